@@ -7,32 +7,48 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP_LOCKED := python -m pip install --quiet --no-deps --require-hashes --only-binary :all:
 
-.PHONY: help demo test test-all test-nightly test-lowest test-openssl test-pythons coverage check bench bench-compare peers gpu gpu-kit \
-	emulator aarch64 integrations nvrtc mutants fuzz soak docs lock dist clean
+# fastrack's machine code in this checkout, which everything that runs fastrack needs. The file is older than one of its
+# sources, or than one that could be: then it is looked at, and made again if a source differs. On other machines there is none.
+PLATFORM := $(shell uname -sm)
+NATIVE := $(if $(filter Linux-x86_64 Linux-aarch64,$(subst $() $(),-,$(PLATFORM))),fastrack/_crypto/_native.abi3.so)
+# It is linked by the C compiler of this machine if there is one, else by ziglang, as wheels are.
+ZIGLANG := .ziglang
+LINKER := $(if $(shell command -v $${CC:-cc}),,$(ZIGLANG)/.installed)
+WITH_ZIGLANG := PYTHONPATH=$(CURDIR)/$(ZIGLANG)
+# Other environments than .venv link to this checkout and its machine code, and get nothing to make that.
+BACKEND = $$(grep -oE '^(hatchling|editables)==[0-9.]*' requirements.txt)
+
+.PHONY: help demo native test test-all test-nightly test-lowest test-openssl test-pythons coverage check bench bench-compare peers gpu \
+	gpu-kit emulator aarch64 aarch64-wheel integrations nvrtc mutants fuzz soak docs lock dist environments clean
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
 
-demo: $(STAMP)  ## seal two data sets, open them, train on one, refuse a forgery, compare speeds
+demo: $(STAMP) $(NATIVE)  ## seal two data sets, open them, train on one, refuse a forgery, compare speeds
 	$(BIN)/fastrack demo
+
+native: $(STAMP) $(NATIVE)  ## make fastrack's machine code in this checkout, if its sources have changed; some ten seconds
+
+$(NATIVE): $(shell find fastrack/_crypto fastrack/_devices/cuda -name '*.py') | $(STAMP) $(LINKER)
+	$(if $(LINKER),$(WITH_ZIGLANG)) $(BIN)/python -m fastrack._crypto.native
 
 # Two processes, as many tests use threads themselves. The tests of a file stay together and share what it compiles; the
 # order is that of tests/conftest.py.
 PARALLEL := --numprocesses 2 --dist loadscope --no-loadscope-reorder
 QUICK := -m "not slow and not nightly"
 
-test: $(STAMP)  ## run the quick tests; under three minutes on two cores
+test: $(STAMP) $(NATIVE)  ## run the quick tests; under three minutes on two cores
 	$(BIN)/python -m pytest $(PARALLEL) $(QUICK)
 
-test-all: $(STAMP)  ## run all tests but those of the emulator, and those for the night
+test-all: $(STAMP) $(NATIVE)  ## run all tests but those of the emulator, and those for the night
 	$(BIN)/python -m pytest $(PARALLEL) -m "not nightly"
 
-test-nightly: $(STAMP) $(EMULATOR)/.installed  ## run the tests that take long, those of the emulator too
+test-nightly: $(STAMP) $(EMULATOR)/.installed $(NATIVE)  ## run the tests that take long, those of the emulator too
 	$(BIN)/python -m pytest $(PARALLEL) -m nightly
 	$(EMULATOR)/bin/python -m pytest tests/emulator -m nightly
 
 # Compiled functions are not counted: coverage sees Python alone.
-coverage: $(STAMP)  ## run all tests, and print the branch coverage of fastrack; some minutes
+coverage: $(STAMP) $(NATIVE)  ## run all tests, and print the branch coverage of fastrack; some minutes
 	rm -f .coverage .coverage.*
 	$(BIN)/coverage run -m pytest $(PARALLEL)
 	$(BIN)/coverage combine --quiet
@@ -44,12 +60,13 @@ LOWEST := .venv-lowest
 test-lowest:  ## run the quick tests on the lowest versions that pyproject.toml allows, with Python 3.11; some minutes
 	$(MAKE) --no-print-directory VENV=$(LOWEST) $(LOWEST)/.installed
 	$(LOWEST)/bin/$(PIP_LOCKED) --requirement tests/lowest.txt
+	$(LOWEST)/bin/python -m fastrack._crypto.native
 	$(LOWEST)/bin/python -m pytest $(PARALLEL) $(QUICK) -W default::DeprecationWarning \
 		--ignore tests/kernels --ignore tests/project/test_layers.py
 
 ENGINE_TESTS := crypto sealed transfer/test_channel.py $(addprefix training/test_,checkpoint.py dataset.py model.py)
 
-test-openssl: $(STAMP)  ## run the tests that need an engine with OpenSSL in place of the compiled one; some minutes
+test-openssl: $(STAMP) $(NATIVE)  ## run the tests that need an engine with OpenSSL in place of the compiled one; some minutes
 	FASTRACK_ENGINE=openssl $(BIN)/python -m pytest $(PARALLEL) $(QUICK) $(addprefix tests/,$(ENGINE_TESTS))
 
 PYTHONS ?= 3.12 3.13 3.14
@@ -65,7 +82,7 @@ check: $(STAMP)  ## lint, formatting, spelling, types, imports between packages,
 	$(BIN)/lint-imports --no-cache
 	$(MAKE) --no-print-directory docs
 
-bench: $(STAMP)  ## measure; the machine should be idle
+bench: $(STAMP) $(NATIVE)  ## measure; the machine should be idle
 	$(BIN)/python -m pytest bench --benchmark-only --benchmark-sort=name
 	$(BIN)/fastrack bench
 	-$(BIN)/python -m bench.targets  # which ends with 1 if a target is missed
@@ -73,13 +90,13 @@ bench: $(STAMP)  ## measure; the machine should be idle
 PEERS := .venv-peers
 PEERS_OPTIONS ?=
 
-peers: $(PEERS)/.installed  ## benchmark against alternatives; the machine should be idle
+peers: $(PEERS)/.installed $(NATIVE)  ## benchmark against alternatives; the machine should be idle
 	$(PEERS)/bin/python -m bench.peers $(PEERS_OPTIONS)
 
-bench-compare: $(STAMP)  ## is the working tree slower than BASE=<revision>? some minutes; the machine should be idle
+bench-compare: $(STAMP) $(NATIVE)  ## is the working tree slower than BASE=<revision>? some minutes; the machine should be idle
 	$(BIN)/python -m bench.compare $(BASE)
 
-# Installs nothing, so that a machine without a network will do; says what it skips, and why.
+# Installs and builds nothing, so that a machine without a network will do; says what it skips, and why.
 GPU_PYTHON ?= $(shell $(BIN)/python -c 'import cupy' 2>/dev/null && echo $(BIN)/python || echo python3)
 GPU_OPTIONS ?=
 STAGES ?=
@@ -92,26 +109,26 @@ gpu:  ## check and measure on a GPU: STAGES="first tests memcheck variants figur
 KIT ?= .gpu-kit
 KIT_PYTHON ?= 3.12
 
-gpu-kit: $(STAMP)  ## gather in KIT=.gpu-kit what `make gpu` needs on a machine without a network; KIT_PYTHON=3.12
-	$(BIN)/python -m bench.gpu.kit $(KIT) --python $(KIT_PYTHON)
+gpu-kit: $(STAMP) $(ZIGLANG)/.installed  ## gather in KIT=.gpu-kit what `make gpu` needs on a machine without a network; KIT_PYTHON=3.12
+	$(WITH_ZIGLANG) $(BIN)/python -m bench.gpu.kit $(KIT) --python $(KIT_PYTHON)
 
 # One environment holds one version of NVRTC; the tests find others in the folders that FASTRACK_NVRTC names.
 NVRTC ?= 13.0.88
 
-nvrtc: $(STAMP)  ## compile the kernels with another NVRTC as well, and look for spills; NVRTC=13.0.88
+nvrtc: $(STAMP) $(NATIVE)  ## compile the kernels with another NVRTC as well, and look for spills; NVRTC=13.0.88
 	test -d .nvrtc/$(NVRTC) || $(BIN)/python -m pip install --quiet --no-deps --target .nvrtc/$(NVRTC) nvidia-cuda-nvrtc==$(NVRTC)
 	FASTRACK_NVRTC=.nvrtc/$(NVRTC) $(BIN)/python -m pytest tests/kernels/test_cu_build.py -s
 
 MUTANTS ?=
 MUTANTS_OPTIONS ?=
 
-mutants: $(STAMP)  ## break the kernels on purpose, and see that the tests notice; some minutes; MUTANTS="parts of names"
+mutants: $(STAMP) $(NATIVE)  ## break the kernels on purpose, and see that the tests notice; some minutes; MUTANTS="parts of names"
 	PYTHONPATH=tests $(BIN)/python -m mutants $(MUTANTS_OPTIONS) $(MUTANTS)
 
 # Tokens and TPMs need Debian's softhsm2, swtpm and libtss2-dev; without them their tests are skipped.
 INTEGRATIONS := .venv-integrations
 
-integrations: $(INTEGRATIONS)/.installed  ## test tokens, TPMs, vaults, S3, the broker and the trainers of other libraries with the real packages
+integrations: $(INTEGRATIONS)/.installed $(NATIVE)  ## test tokens, TPMs, vaults, S3, the broker and the trainers of other libraries with the real packages
 	$(INTEGRATIONS)/bin/python -m pytest tests/providers $(wildcard tests/broker) tests/training/test_trainers.py tests/training/test_ray.py \
 		tests/training/test_transformers.py tests/distributed/test_trainers_checkpoints.py tests/project/test_examples.py \
 		tests/training/test_recipes.py tests/sealed/test_sample_sources.py tests/remote
@@ -120,25 +137,32 @@ integrations: $(INTEGRATIONS)/.installed  ## test tokens, TPMs, vaults, S3, the 
 # that, nor can what imports torchvision.
 $(INTEGRATIONS)/.installed: pyproject.toml requirements.txt
 	test -x $(INTEGRATIONS)/bin/python || $(PYTHON) -m venv $(INTEGRATIONS)
-	$(INTEGRATIONS)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	$(INTEGRATIONS)/bin/python -m pip install --quiet --upgrade "pip>=25.1" $(BACKEND)
 	grep -o '^torch==[0-9.]*' requirements.txt > $(INTEGRATIONS)/constraints.txt
-	$(INTEGRATIONS)/bin/python -m pip install --quiet --constraint $(INTEGRATIONS)/constraints.txt \
+	FASTRACK_WHEEL=pure $(INTEGRATIONS)/bin/python -m pip install --quiet --no-build-isolation --constraint $(INTEGRATIONS)/constraints.txt \
 		--editable '.[torch,demo,remote,pkcs11,tpm,vault,aws,gcp,azure]' --group integrations
 	$(INTEGRATIONS)/bin/python -c 'import torchvision' 2>$(INTEGRATIONS)/torchvision.txt || { \
 		echo "torchvision is of another build than torch, see $(INTEGRATIONS)/torchvision.txt. Its recipes will be skipped"; \
 		$(INTEGRATIONS)/bin/python -m pip uninstall --quiet --yes torchvision; }
 	touch $@
 
-emulator: $(EMULATOR)/.installed  ## test the device's code with the real CuPy on an emulated GPU
+emulator: $(EMULATOR)/.installed $(NATIVE)  ## test the device's code with the real CuPy on an emulated GPU
 	$(EMULATOR)/bin/python -m pytest tests/emulator -m "not nightly"
 
 # Needs Debian's qemu-user, gcc-aarch64-linux-gnu and libc6-dev-arm64-cross.
 AARCH64_TESTS := aarch64 $(patsubst %,crypto/engines/test_engine_%.py,vectors chunks pieces pass interop buffers derivation)
 
-aarch64: $(STAMP)  ## test the engine for AArch64 on an emulated CPU, with QEMU and a cross compiler; some minutes
+aarch64: $(STAMP) $(NATIVE)  ## test the engine for AArch64 on an emulated CPU, with QEMU and a cross compiler; some minutes
 	@for tool in qemu-aarch64 aarch64-linux-gnu-gcc; do command -v $$tool >/dev/null || { \
 		echo "expected $$tool. Install qemu-user, gcc-aarch64-linux-gnu and libc6-dev-arm64-cross"; exit 1; }; done
 	FASTRACK_AARCH64=1 $(BIN)/python -m pytest $(PARALLEL) $(addprefix tests/,$(AARCH64_TESTS)) -k "not thread and not long"
+
+# Needs Debian's qemu-user and mmdebstrap.
+AARCH64_ROOT := .venv-aarch64
+WHEEL ?=
+
+aarch64-wheel: $(STAMP) $(NATIVE) $(if $(WHEEL),,$(ZIGLANG)/.installed)  ## install the wheel for AArch64 in an emulated Debian, and try it there; some minutes; WHEEL=file
+	PYTHONPATH=tests:$(CURDIR)/$(ZIGLANG) $(BIN)/python tests/aarch64/wheel.py $(AARCH64_ROOT) $(WHEEL)
 
 FUZZ_SECONDS ?= 600
 FUZZ_SCHEDULES ?= 10000
@@ -146,16 +170,16 @@ FUZZ_KILLS ?= 500
 SOAK_SECONDS ?= 600
 FUZZ_STAMP := $(VENV)/.fuzz
 
-fuzz: $(FUZZ_STAMP)  ## fuzz the parsers; FUZZ_SECONDS=600 FUZZ_SCHEDULES=10000 FUZZ_KILLS=500
+fuzz: $(FUZZ_STAMP) $(NATIVE)  ## fuzz the parsers; FUZZ_SECONDS=600 FUZZ_SCHEDULES=10000 FUZZ_KILLS=500
 	FASTRACK_SCHEDULES=$(FUZZ_SCHEDULES) $(BIN)/python -m pytest -q --timeout 0 tests/transfer/test_owners.py -k raised_to_its_owner
 	FASTRACK_SCHEDULES=$(FUZZ_SCHEDULES) $(BIN)/python -m pytest -q --timeout 0 tests/sealed/test_rollback_schedules.py
 	FASTRACK_KILLS=$(FUZZ_KILLS) $(BIN)/python -m pytest -q --timeout 0 tests/distributed/test_processes.py -k killed
 	PYTHONPATH=tests $(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS) --folder .fuzz --json .fuzz/fuzz.json
 
-soak: $(STAMP)  ## run transfers on many threads and inject faults; SOAK_SECONDS=600
+soak: $(STAMP) $(NATIVE)  ## run transfers on many threads and inject faults; SOAK_SECONDS=600
 	PYTHONPATH=tests $(BIN)/python -m soak --seconds $(SOAK_SECONDS) --json .fuzz/soak.json
 
-docs: $(STAMP)  ## build the documentation; warnings are errors
+docs: $(STAMP) $(NATIVE)  ## build the documentation; warnings are errors
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
 
 # The versions that fastrack is developed and tested with, which stay as they are where they still fit: remove the files to
@@ -165,60 +189,94 @@ LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generat
 TORCH_CPU := 6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b  # torch-2.13.0+cpu-cp311-manylinux_2_28_x86_64
 
 lock: $(STAMP)  ## write the versions and hashes of all packages, after a change of pyproject.toml; asks the package index
-	$(LOCK) pyproject.toml --extra torch --extra demo --group dev --output-file requirements.txt
+	$(LOCK) pyproject.toml --extra torch --extra demo --group dev --group linker --output-file requirements.txt
 	grep -q $(firstword $(TORCH_CPU)) requirements.txt || sed -i 's/^torch==2.13.0 .*/&\n    --hash=sha256:$(firstword $(TORCH_CPU)) \\/' requirements.txt
-	$(LOCK) pyproject.toml --extra demo --resolution lowest-direct --output-file tests/lowest.txt
+	$(LOCK) pyproject.toml --extra demo --extra jit --resolution lowest-direct --output-file tests/lowest.txt
 	$(LOCK) pyproject.toml --group emulator --output-file tests/emulator/requirements.txt
 	$(LOCK) --group fuzz --output-file tests/fuzz/requirements.txt
 
-# Built in two folders with different names and rights. The wheel is then installed beside nothing but what it needs, which
-# is listed with versions and licences.
-dist: $(STAMP)  ## build the last commit twice, compare, try the wheel, list what it needs, and give the hashes of all
+# Each is built twice, in folders with different names and rights: of the commit, and of the source archive alone. The wheel
+# for this machine is then installed beside nothing but what it needs, which is listed with versions and licences.
+WHEELS := x86_64 aarch64 pure
+
+dist: $(STAMP) $(ZIGLANG)/.installed  ## build the wheels of the last commit twice, compare and try them, list what they need, and give the hashes
 	rm -rf dist .dist
-	set -e; export SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct); for umask in 022 077; do \
-		umask $$umask; mkdir -p .dist/$$umask; git archive HEAD | tar -x -C .dist/$$umask; \
-		$(BIN)/python -m build --no-isolation --outdir .dist/out-$$umask .dist/$$umask >/dev/null; done
-	diff -r .dist/out-022 .dist/out-077
-	mv .dist/out-022 dist
+	mkdir -p .dist/commit .dist/archive
+	git log -1 --format='%H %ct' > .dist/head
+	(umask 022; read commit time < .dist/head; git archive $$commit | tar -x -C .dist/commit)
+	$(MAKE) --no-print-directory .dist/commit.sdist
+	(umask 077; tar -xz -C .dist/archive --strip-components 1 -f .dist/commit.sdist/*.tar.gz)
+	$(MAKE) --no-print-directory --jobs 2 .dist/archive.sdist $(foreach tree,commit archive,$(WHEELS:%=.dist/$(tree).%))
+	for kind in sdist $(WHEELS); do diff -r .dist/commit.$$kind .dist/archive.$$kind || exit; done
+	mkdir dist
+	mv .dist/commit.*/* dist
+	$(BIN)/python .ci/wheels.py dist
 	$(BIN)/uv venv --quiet --python $(BIN)/python .dist/env
-	$(BIN)/uv pip install --quiet --python .dist/env --constraint requirements.txt dist/*.whl
+	$(BIN)/uv pip install --quiet --python .dist/env --constraint requirements.txt dist/*_$(lastword $(PLATFORM)).whl
+	.dist/env/bin/python -I -c 'from fastrack._crypto import native; exit(native.problem())'
 	set -e; version=$$(.dist/env/bin/fastrack --version | cut -d ' ' -f 2); \
 		sed "s/^dynamic = .*/version = \"$$version\"/" pyproject.toml > .dist/pyproject.toml; \
 		$(BIN)/cyclonedx-py environment --pyproject .dist/pyproject.toml --mc-type library --output-reproducible \
-		--output-file dist/fastrack-$$version.cdx.json .dist/env/bin/python
+		--output-file .dist/bill.json .dist/env/bin/python; \
+		$(BIN)/python .ci/bill.py .dist/bill.json dist > dist/fastrack_io-$$version.cdx.json
 	rm -rf .dist
-	cd dist && sha256sum fastrack-* | tee SHA256SUMS
+	cd dist && sha256sum fastrack_io-* | tee SHA256SUMS
+
+# One result of one tree, as .dist/commit.aarch64.
+.dist/%:
+	@umask $(if $(filter commit.%,$*),022,077); read commit time < .dist/head; \
+		SOURCE_DATE_EPOCH=$$time FASTRACK_WHEEL=$(subst .,,$(suffix $*)) $(WITH_ZIGLANG) $(BIN)/python -m build --no-isolation \
+		$(if $(filter %.sdist,$*),--sdist,--wheel) --outdir $@ .dist/$(basename $*) >$@.log 2>&1 || { cat $@.log; exit 1; }
+
+# Those of vLLM and LMCache take gigabytes; `$(BIN)/python -m environments --help` says what there is.
+ENVIRONMENTS ?= numba-0.65.0
+ENVIRONMENTS_OPTIONS ?=
+WHEEL ?= dist
+
+environments: $(STAMP)  ## install the wheel of dist/ beside other packages by pip's resolver, and use it; ENVIRONMENTS="jit python-3.12"
+	test -e $(WHEEL) || $(MAKE) --no-print-directory dist
+	PYTHONPATH=tests $(BIN)/python -m environments $(ENVIRONMENTS_OPTIONS) $(WHEEL) $(ENVIRONMENTS)
 
 clean:  ## remove what was built, .venv included
-	rm -rf .venv .venv-* .dist .fuzz .gpu-kit .nvrtc build dist docs/_build .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache \
-		.coverage* .import_linter_cache
+	rm -rf .venv .venv-* .ziglang .dist .fuzz .gpu-kit .nvrtc build dist docs/_build .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache \
+		.coverage* .import_linter_cache $(NATIVE)
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Whatever is installed has a hash in requirements.txt, torch too: as PyPI has it, or its CPU build where pip is set to find
 # one, which it would pass over if it knew the hash of another. CUDA's libraries have none: torch of PyPI names their versions.
-$(STAMP): pyproject.toml requirements.txt
+# ziglang is left out.
+$(STAMP): pyproject.toml hatch_build.py requirements.txt | $(LINKER)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	mkdir -p $(VENV)/torch
 	sed -n '/^torch==/,/[^\\]$$/p' requirements.txt > $(VENV)/torch/requirements.txt
 	$(BIN)/python -m pip download --quiet --no-deps --dest $(VENV)/torch $$(grep -o '^torch==[0-9.]*' requirements.txt)
 	$(BIN)/$(PIP_LOCKED) --no-index --find-links $(VENV)/torch --requirement $(VENV)/torch/requirements.txt
 	rm -r $(VENV)/torch
-	$(BIN)/$(PIP_LOCKED) --requirement requirements.txt
-	$(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[torch,demo]" --group dev
+	sed '/^ziglang==/,/[^\\]$$/d' requirements.txt > $(VENV)/requirements.txt
+	$(BIN)/$(PIP_LOCKED) --requirement $(VENV)/requirements.txt
+	$(if $(LINKER),$(WITH_ZIGLANG)) $(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[torch,demo,jit]" --group dev
+	touch $@
+
+# Apart, as it is large: .venv of a machine with a C compiler does without.
+$(ZIGLANG)/.installed: requirements.txt
+	rm -rf $(ZIGLANG)
+	mkdir $(ZIGLANG)
+	sed -n '/^ziglang==/,/[^\\]$$/p' requirements.txt > $(ZIGLANG)/requirements.txt
+	$(PIP_LOCKED:python%=$(PYTHON)%) --target $(ZIGLANG) --requirement $(ZIGLANG)/requirements.txt
 	touch $@
 
 # Apart, because packages that nothing else needs come with them, and versions that the others would not choose.
 $(PEERS)/.installed: pyproject.toml bench/peers/constraints.txt
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(PEERS)/bin/python -m pip install --quiet --constraint bench/peers/constraints.txt --editable ".[bench]"
+	$(PEERS)/bin/python -m pip install --quiet --upgrade "pip>=25.1" $(BACKEND)
+	FASTRACK_WHEEL=pure $(PEERS)/bin/python -m pip install --quiet --no-build-isolation --constraint bench/peers/constraints.txt --editable ".[bench]"
 	touch $@
 
 # Apart, because without CuPy the ordinary tests show what users without it see.
 $(EMULATOR)/.installed: pyproject.toml tests/emulator/requirements.txt
 	test -x $(EMULATOR)/bin/python || $(PYTHON) -m venv $(EMULATOR)
 	$(EMULATOR)/bin/$(PIP_LOCKED) --requirement tests/emulator/requirements.txt
-	$(EMULATOR)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	FASTRACK_WHEEL=pure $(EMULATOR)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	touch $@
 
 # Apart, as atheris has wheels for some Pythons only. Where it has none `make fuzz` says so, and what to run instead.

@@ -88,5 +88,7 @@ def test_parse_snp_report(benchmark):
 def test_check_cpu(benchmark, machine):
     collateral = attest.TdxCollateral(**tdx.collateral())
     verified = attest.verify_tdx_quote(tdx.quote(machine), collateral, now=NOW, roots=tdx.intel().roots)
-    policy = attest.Policy.from_toml(f"version = 1\n[cpu.tdx]\nmrtd = ['{'22' * 48}']\nrtmr0 = ['{'60' * 48}']")
+    registers = {"mrtd": "22", "rtmr1": "61", "rtmr2": "62"}
+    lines = [f"{name} = ['{value * 48}']" for name, value in registers.items()]
+    policy = attest.Policy.from_toml("\n".join(["version = 1", "[cpu.tdx]", *lines]))
     benchmark(policy.check_cpu, verified, now=NOW)

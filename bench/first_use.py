@@ -1,7 +1,11 @@
 """Measure a process from its start to its first tensor on device `cpu`, by parts: ``python -m bench.first_use``.
 
-Each process is a new one. With ``--beside CHECKOUT``, processes run the code of
-another checkout in turns with this one. ``--json FILE`` writes everything. The machine should be idle.
+Each process is a new one. With ``--python PATH``, they are those of an environment that has fastrack's wheel, in place
+of this checkout. With ``--beside CHECKOUT``, processes run the code of another checkout in turns with these.
+``--json FILE`` writes everything. The machine should be idle.
+
+CPU time is that of all threads. The threads that NumPy's import starts, those of its OpenBLAS, spin for milliseconds
+before they sleep, whatever imports it: they have a part of their own, by their own clocks, and count in the total.
 """
 
 from __future__ import annotations
@@ -25,7 +29,9 @@ PROCESSES = 15
 PARTS = {
     "interpreter": "start of the interpreter",
     "numpy": "import of NumPy",
+    "spin": "threads that NumPy started, which wait for work",
     "cryptography": "import of cryptography",
+    "safetensors": "import of safetensors",
     "llvmlite": "import of llvmlite",
     "numba": "import of numba",
     "scipy": "import of scipy, by numba",
@@ -33,20 +39,29 @@ PARTS = {
     "tests": "known answers of the engine",
     "rest": "all else, fastrack's own modules included",
     "total": "start to result",
+    "above": "of that, above start and imports of NumPy, cryptography and safetensors",
     "warm": "the next transfer",
 }
+BELOW = ("interpreter", "numpy", "spin", "cryptography", "safetensors")  # parts that a program without fastrack has too
+TARGETS = {"total": 0.25, "above": 0.1}  # seconds of CPU time
 
 # Imports are timed without those that they cause of other parts. "rest" is what no part has. Each time is a pair: of
 # the wall clock, and of the CPU, which other work on the machine changes less.
 CHILD = """
 import time
-began, used = time.time(), time.process_time()
+began, start = time.time(), (time.perf_counter(), time.process_time())
 import builtins, os, sys
 import json
-active, importing = [], builtins.__import__
+active, importing, spinning = [], builtins.__import__, []
 
 def clock():
-    return time.perf_counter(), time.process_time()
+    return time.perf_counter(), time.process_time() - spun()
+
+def spun():
+    return sum(time.clock_gettime(thread) for thread in spinning)
+
+def clocks():  # of all threads, as Linux numbers them
+    return {~int(thread) << 3 | 6 for thread in os.listdir("/proc/self/task")}
 
 def add(first, second, sign=1):
     return first[0] + sign * second[0], first[1] + sign * second[1]
@@ -64,17 +79,24 @@ def timed(part, call, *arguments, **options):
 
 def imported(name, globals=None, locals=None, names=(), level=0):
     part = name.partition(".")[0]
-    if level or part not in ("numpy", "cryptography", "llvmlite", "numba", "scipy") or name in sys.modules:
+    if level or part not in PARTS or name in sys.modules:
         return importing(name, globals, locals, names, level)
-    return timed(part, importing, name, globals, locals, names, level)
+    return timed(part, load if name == "numpy" else importing, name, globals, locals, names, level)
+
+def load(*arguments):
+    before = clocks()
+    try:
+        return importing(*arguments)
+    finally:
+        spinning.extend(clocks() - before)
 
 def wrap(owner, name, part):
     function = getattr(owner, name)
     setattr(owner, name, lambda *arguments, **options: timed(part, function, *arguments, **options))
 
+PARTS = {"numpy", "cryptography", "safetensors", "llvmlite", "numba", "scipy"}
 builtins.__import__ = imported
-spent = {"interpreter": (began - float(os.environ["BENCH_STARTED"]), used)}
-start = clock()
+spent = {"interpreter": (began - float(os.environ["BENCH_STARTED"]), start[1])}
 import fastrack
 try:
     from fastrack._crypto import native
@@ -88,7 +110,9 @@ folder = sys.argv[1]
 file = fastrack.load_file(f"{folder}/sealed.safetensors")
 key = fastrack.Key.load(f"{folder}/owner.key")
 fastrack.to_device(file["tensor"], keys=key, framework="numpy")
-total = add(spent["interpreter"], add(clock(), start, -1))
+end = time.perf_counter(), time.process_time()
+spent["spin"] = 0.0, spun()
+total = add(spent["interpreter"], add(end, start, -1))
 rest = total
 for part in spent.values():
     rest = add(rest, part, -1)
@@ -114,47 +138,68 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", type=int, default=PROCESSES, help=f"processes a checkout; {PROCESSES} if absent")
     parser.add_argument("--size", type=int, default=1 << 20, help="bytes of the tensor; 1 MiB if absent")
+    parser.add_argument("--python", type=Path, metavar="PATH", help="the interpreter of an environment with the wheel")
     parser.add_argument("--beside", type=Path, metavar="CHECKOUT", help="another checkout, in turns with this one")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all times there")
     options = parser.parse_args()
-    checkouts = [ROOT, *([options.beside.resolve()] if options.beside else [])]
-    times = measure(checkouts, options.processes, options.size)
+    # The path of an environment's interpreter is a link, which is not to be followed.
+    first = options.python.absolute() if options.python else ROOT
+    subjects = [first, *([options.beside.resolve()] if options.beside else [])]
+    times = measure(subjects, options.processes, options.size)
     show(times)
     if options.json:
         document = {"machine": read_machine(), "size": options.size, "seconds": times}
         options.json.write_text(json.dumps(document, indent=2) + "\n")
 
 
-def measure(checkouts: list[Path], processes: int, size: int) -> dict[str, dict[str, list[tuple[float, float]]]]:
-    """Return the seconds of each part in each process, by checkout."""
+def measure(subjects: list[Path], processes: int, size: int) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """Return the seconds of each part in each process, by subject: a checkout, or an environment's interpreter."""
     with tempfile.TemporaryDirectory() as folder:
-        run(ROOT, MAKE, folder, str(size))
-        for checkout in checkouts:
-            run(checkout, CHILD, folder)  # keeps bytecode
-        rounds = [[json.loads(run(checkout, CHILD, folder)) for checkout in checkouts] for _ in range(processes)]
+        run(subjects[0], MAKE, folder, str(size))
+        for subject in subjects:
+            run(subject, CHILD, folder)  # keeps bytecode
+        rounds = [[json.loads(run(subject, CHILD, folder)) for subject in subjects] for _ in range(processes)]
     results = {}
-    for index, checkout in enumerate(checkouts):
+    for index, subject in enumerate(subjects):
         runs = [each[index] for each in rounds]
-        results[str(checkout)] = {part: [each.get(part, (0.0, 0.0)) for each in runs] for part in PARTS}
+        parts = {part: [tuple(each.get(part, (0.0, 0.0))) for each in runs] for part in PARTS}
+        for place, total in enumerate(parts["total"]):
+            below = [parts[part][place] for part in BELOW]
+            parts["above"][place] = total[0] - sum(pair[0] for pair in below), total[1] - sum(pair[1] for pair in below)
+        results[str(subject)] = parts
     return results
 
 
-def run(checkout: Path, code: str, folder: str, *arguments: str) -> str:
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    environment |= {"PYTHONPATH": str(checkout), "PYTHONPYCACHEPREFIX": folder}
+def run(subject: Path, code: str, folder: str, *arguments: str) -> str:
+    """Run a program with the fastrack of a subject. That of an environment has the bytecode that pip has made."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    if subject.is_dir():
+        environment |= {"PYTHONPATH": str(subject), "PYTHONPYCACHEPREFIX": folder}
     environment["BENCH_STARTED"] = repr(time.time())
-    command = [sys.executable, "-c", code, folder, *arguments]
-    return subprocess.run(command, env=environment, cwd=checkout, capture_output=True, text=True, check=True).stdout
+    command = [sys.executable if subject.is_dir() else str(subject), "-c", code, folder, *arguments]
+    return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=True).stdout
 
 
 def show(times: dict[str, dict[str, list[tuple[float, float]]]]) -> None:
-    columns = [f"{Path(checkout).name}{kind}" for checkout in times for kind in ("", ", CPU")]
+    columns = [f"{name_of(subject)}{kind}" for subject in times for kind in ("", ", CPU")]
     table = Table("median in ms", *columns)
     for part, text in PARTS.items():
         medians = [median(pair[kind] for pair in parts[part]) for parts in times.values() for kind in (0, 1)]
         if any(medians):
             table.add_row(text, *(f"{1000 * value:.1f}" for value in medians))
-    Console().print(table)
+    console = Console()
+    console.print(table)
+    for subject, parts in times.items():
+        for part, target in TARGETS.items():
+            spent = median(pair[1] for pair in parts[part])
+            told = f"{1000 * spent:.0f} ms of CPU time, target {1000 * target:.0f}"
+            console.print(f"{name_of(subject)}: {PARTS[part]}: {told}: {'met' if spent <= target else 'missed'}")
+
+
+def name_of(subject: str) -> str:
+    """Return a checkout's folder, or that of an environment."""
+    path = Path(subject)
+    return path.name if path.is_dir() else path.parents[1].name
 
 
 if __name__ == "__main__":

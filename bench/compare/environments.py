@@ -23,7 +23,7 @@ from bench.compare import CannotCompareError
 
 ROOT = Path(__file__).resolve().parents[2]
 _KEPT = 12  # environments
-_BUILT = ("fastrack", "kernels", "pyproject.toml", "README.md", "LICENSE")
+_BUILT = ("fastrack", "kernels", "pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "LICENSE-numba")
 _FINISHED = "finished"
 
 

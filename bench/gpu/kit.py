@@ -1,10 +1,12 @@
 """``python -m bench.gpu.kit FOLDER``: gather what ``make gpu`` needs on a machine without a network.
 
-Runs on a machine with one. The folder gets wheels, those files of published vectors that tests/kernels reads, and a
-script that unpacks the wheels and runs stages. CuPy, numba, NumPy and torch are large, and have to be there already.
+Runs on a machine with one. The folder gets wheels, one of this checkout with its machine code among them, those files
+of published vectors that tests/kernels reads, and a script that unpacks the wheels and runs stages. CuPy, NumPy and
+torch are large, and have to be there already.
 """
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
@@ -39,7 +41,7 @@ VECTORS = {
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 MOST = 30_000_000  # bytes
 EXPECTED = """\
-Needed there besides: NumPy, numba, CuPy
+Needed there besides: NumPy, CuPy
 For all parts: torch, safetensors, matplotlib, compute-sanitizer, ncu"""
 RUN = """\
 #!/usr/bin/env bash
@@ -67,7 +69,8 @@ kit, site = map(Path, sys.argv[1:])
 for wheel in (*kit.glob("wheels/*.whl"), *filter(is_absent, kit.glob("optional/*.whl"))):
     ZipFile(wheel).extractall(site)
 END
-export PYTHONPATH=$site:$kit/vectors${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
+# fastrack is that of the wheel, which has the machine code, and not that of the checkout, which comes last.
+export PYTHONPATH=$site:$kit/vectors${PYTHONPATH:+:$PYTHONPATH}:$PWD PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1
 "$python" -m bench.gpu ${1:+--stages "$@"} --out "${OUT:-bench/results}" --seconds "${SECONDS_EACH:-540}"
 """
 
@@ -95,6 +98,7 @@ def gather(folder, python):
     (folder / "run.sh").chmod(0o755)
     download(folder / "wheels", python, PACKAGES)
     download(folder / "optional", python, OPTIONAL)
+    build(folder / "wheels")
 
 
 def copy_vectors(folder):
@@ -116,6 +120,13 @@ def download(folder, python, packages):
     command += ["--implementation", "cp", "--python-version", python, "--dest", str(folder)]
     command += [part for platform in PLATFORMS for part in ("--platform", platform)]
     subprocess.run([*command, *requirements(packages)], check=True)
+
+
+def build(folder):
+    """Build the wheel of this checkout, for every Python, and for other machines if ziglang is here to link it."""
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    environment = {**os.environ, "FASTRACK_WHEEL": "x86_64"}
+    subprocess.run([*command, "--wheel-dir", str(folder), str(ROOT)], check=True, env=environment)
 
 
 def requirements(packages):

@@ -1,4 +1,4 @@
-"""Find the packages and tools that are there. Imports nothing that may be missing."""
+"""Find the packages and tools that are there, and fastrack's machine code. Imports nothing that may be missing."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+
+from fastrack._crypto import native
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,6 @@ class Need:
 NEEDS = (
     Need("numpy", ("numpy",), 2),
     Need("cryptography", ("cryptography",), 50),
-    Need("numba", ("numba",)),
     Need("cupy", ("cupy-cuda13x", "cupy-cuda12x", "cupy"), 14),
     Need("torch", ("torch",), 2, "results in torch, and the matrix product beside transfers"),
     Need("pytest", ("pytest",), 8, "the test suite on the device"),
@@ -53,6 +54,8 @@ def missing():
     """Say in sentences which requirements are missing, and the purpose of each optional package."""
     problems = [(need.purpose, problem) for need in NEEDS if (problem := need.problem())]
     vital = [problem for purpose, problem in problems if purpose is None]
+    if native.problem() is not None:
+        vital.append(f"fastrack's machine code: {native.problem()}")
     return vital, [f"{problem}: without {purpose}" for purpose, problem in problems if purpose]
 
 

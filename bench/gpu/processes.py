@@ -18,7 +18,8 @@ def run(command, seconds):
 
     It gets a process group of its own, but stays in the session: what ends the session ends it too.
     """
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    # Last, as the kit has a fastrack of its own.
+    path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)])
     process = subprocess.Popen(
         command,
         cwd=ROOT,

@@ -1,5 +1,6 @@
 """Charts of measurements, with matplotlib, which the extra `demo` installs."""
 
+import io
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -7,6 +8,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastrack._util.atomic import new_file
 from fastrack._util.units import format_size
 from fastrack.errors import FastrackError
 
@@ -20,7 +22,7 @@ _COLOURS = ("#8c2d19", "#d9773b", "#c9b458", "#2f6f8f", "#b5b5b5")  # from the b
 def require(package: str) -> None:
     """Raise an error if a package of the extra `demo` is not installed."""
     if package not in sys.modules and find_spec(package) is None:
-        raise FastrackError(f"{package} is not installed: pip install 'fastrack[demo]'")
+        raise FastrackError(f"{package} is not installed: pip install 'fastrack-io[demo]'")
 
 
 def check_picture(path: Path) -> None:
@@ -70,7 +72,7 @@ def draw_ablation(rows: "Sequence[Measured]", device: str, path: Path, losses: S
     _fit(panels[0], [row.gbps for row in rows])
     figure.suptitle(f"Steps to fastrack on {device} (median; label: speed relative to bounce)", fontsize=11)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(steps), fontsize=9)
-    figure.savefig(path, dpi=150)
+    _save(figure, path)
 
 
 def draw_collectives(rows: "Sequence[Collective]", path: Path) -> None:
@@ -103,7 +105,14 @@ def draw_collectives(rows: "Sequence[Collective]", path: Path) -> None:
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(ways), fontsize=9)
     _draw_steps(panels[-1], rows)
     figure.suptitle("Collectives and iterations of training (median)", fontsize=11)
-    figure.savefig(path, dpi=150)
+    _save(figure, path)
+
+
+def _save(figure: Any, path: Path) -> None:
+    with new_file(path) as file:
+        content = io.BytesIO()
+        figure.savefig(content, dpi=150, format=path.suffix[1:].lower())
+        file.write(content.getbuffer())
 
 
 def _draw_steps(axes: Any, rows: "Sequence[Collective]") -> None:

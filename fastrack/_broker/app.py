@@ -6,8 +6,10 @@ import json
 import logging
 import math
 import os
+import sqlite3
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import anyio
@@ -18,9 +20,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from fastrack._broker.ledger import BusyError, ChallengeError
-from fastrack._broker.limits import RateLimit
+from fastrack._broker.limits import Quota, RateLimit
 from fastrack._broker.service import Broker
-from fastrack.attest._offer import OFFER_LIMIT
+from fastrack.attest._offer import BEGINNING_SIZE, OFFER_LIMIT, read_challenge_id
 from fastrack.errors import AttestationError, FormatError
 
 T = TypeVar("T")
@@ -29,6 +31,8 @@ LOGGER = "fastrack.broker"
 
 _JSON = "application/json"
 _BODY_SECONDS = 30.0
+_SHARE = 32 << 20  # bytes of bodies that an address may have in memory at a time
+_TOTAL = 128 << 20  # bytes of all bodies in memory
 _SHOWN = 200  # characters of a value that an answer repeats
 
 log = logging.getLogger(LOGGER)
@@ -69,6 +73,7 @@ class _Handlers:
         self._broker = broker
         self._limit = limit
         self._body_seconds = body_seconds
+        self._in_flight = Quota(_SHARE, _TOTAL)
         self._threads: anyio.CapacityLimiter | None = None
 
     def wrap(
@@ -101,7 +106,8 @@ class _Handlers:
 
     async def make_challenge(self, request: Request, fields: dict[str, Any]) -> bytes:
         """Answer with a challenge."""
-        await self._read(request, 1024)
+        async with self._body(request, 1024, fields["address"]):
+            pass
         challenge = await self._work(self._broker.make_challenge)
         fields["challenge"] = challenge.id
         return challenge.to_bytes()
@@ -110,9 +116,13 @@ class _Handlers:
         """Answer an offer with grants."""
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _JSON:
             raise _RefusedError(415, f"expected a body of the type {_JSON}")
-        body = await self._read(request, OFFER_LIMIT)
-        challenge_id, grants = await self._work(self._broker.answer, body, fields["address"])
-        fields["challenge"] = challenge_id
+        address = fields["address"]
+
+        async def check(beginning: bytearray) -> None:
+            await self._work(self._broker.require_challenge, read_challenge_id(beginning), address)
+
+        async with self._body(request, OFFER_LIMIT, address, check) as body:
+            fields["challenge"], grants = await self._work(lambda: self._broker.answer(bytes(body), address))
         return grants
 
     def _admit(self, address: str) -> None:
@@ -122,21 +132,34 @@ class _Handlers:
             refusal.headers["Retry-After"] = str(math.ceil(wait))
             raise refusal
 
-    async def _read(self, request: Request, limit: int) -> bytes:
-        """Read a body of up to `limit` bytes, of which no more are kept."""
+    @asynccontextmanager
+    async def _body(
+        self, request: Request, limit: int, address: str, check: Callable[[bytearray], Awaitable[None]] | None = None
+    ) -> AsyncIterator[bytearray]:
+        """Yield a body of up to `limit` bytes, which count as in memory meanwhile. `check` may refuse its beginning."""
         announced = request.headers.get("content-length", "0")
         if not announced.isdecimal() or int(announced[:20]) > limit:
             raise _RefusedError(413, f"expected a body of at most {limit} bytes")
         body = bytearray()
+        taken = 0
         try:
-            with anyio.fail_after(self._body_seconds):
-                async for part in request.stream():
-                    body += part
-                    if len(body) > limit:
-                        raise _RefusedError(413, f"expected a body of at most {limit} bytes")
-        except TimeoutError:
-            raise _RefusedError(408, f"expected a body within {self._body_seconds:.0f} seconds") from None
-        return bytes(body)
+            try:
+                with anyio.fail_after(self._body_seconds):
+                    async for part in request.stream():
+                        if not self._in_flight.take(address, len(part)):
+                            raise _RefusedError(503, "too many offers at a time; try again later")
+                        taken += len(part)
+                        if taken > limit:
+                            raise _RefusedError(413, f"expected a body of at most {limit} bytes")
+                        body += part
+                        if check is not None and taken >= BEGINNING_SIZE:
+                            await check(body)
+                            check = None
+            except TimeoutError:
+                raise _RefusedError(408, f"expected a body within {self._body_seconds:.0f} seconds") from None
+            yield body
+        finally:
+            self._in_flight.give_back(address, taken)
 
     async def _work(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function in a thread, so that the loop goes on. There are as many at a time as cores."""
@@ -150,8 +173,9 @@ def _refuse(error: Exception) -> _RefusedError:
     """Return the answer to an error. What a policy allows is told to the owner's log, and not to the client."""
     if isinstance(error, _RefusedError):
         return error
-    if isinstance(error, BusyError):
-        return _RefusedError(503, str(error))
+    if isinstance(error, (BusyError, sqlite3.OperationalError)):  # the second: a full disk, or a lock that is kept
+        told = "the broker cannot write to its database; ask for a new challenge later"
+        return _RefusedError(503, str(error) if isinstance(error, BusyError) else told)
     if isinstance(error, AttestationError):
         members = {name: _text(getattr(error, name)) for name in ("evidence", "field", "found")}
         if isinstance(error, ChallengeError):

@@ -114,6 +114,7 @@ class Ledger:
             application = self._database.execute("PRAGMA application_id").fetchone()[0]
             version = self._database.execute("PRAGMA user_version").fetchone()[0]
             if (application, version) == (_APPLICATION, _VERSION):
+                _require_tables(self._database)
                 return
             if application or version or self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 raise sqlite3.DatabaseError("one of another program or version")
@@ -145,7 +146,10 @@ class Ledger:
         """
         with self._transaction():
             self._database.execute("DELETE FROM challenges WHERE expires < ?", (_text(now - _KEPT),))
-            count = self._database.execute("SELECT count(*) FROM challenges").fetchone()[0]
+            count = self._database.execute("SELECT count(*) FROM challenges WHERE used IS NULL").fetchone()[0]
+            if count >= _OPEN_LIMIT:  # then those that ended are forgotten earlier
+                ended = "DELETE FROM challenges WHERE used IS NULL AND expires <= ?"
+                count -= self._database.execute(ended, (_text(now),)).rowcount
             if count >= _OPEN_LIMIT:
                 raise BusyError(
                     f"making a challenge failed: expected fewer than {_OPEN_LIMIT} open ones, got {count}. Try later.",
@@ -158,6 +162,12 @@ class Ledger:
                 "INSERT INTO challenges (id, document, expires) VALUES (?, ?, ?)",
                 (challenge.id, challenge.to_bytes(), _text(challenge.expires)),
             )
+
+    def is_open(self, challenge_id: str, *, now: datetime) -> bool:
+        """Return whether a challenge is known, was not used, and has not expired."""
+        query = "SELECT 1 FROM challenges WHERE id = ? AND used IS NULL AND expires > ?"
+        with self._lock:
+            return self._database.execute(query, (challenge_id, _text(now))).fetchone() is not None
 
     def use_challenge(self, challenge_id: str, *, now: datetime, details: Mapping[str, Any]) -> Challenge:
         """Use a challenge up, and return it. The use is on the disk before anything is done with the offer.
@@ -273,6 +283,7 @@ def read_log(path: str | os.PathLike[str], *, head: bytes | None = None) -> list
             database.execute("BEGIN")  # so that all rows are of one time
             if database.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
                 raise sqlite3.DatabaseError("one of another program")  # noqa: TRY301 - told below
+            _require_tables(database)
             rows = database.execute("SELECT number, time, event, details, hash FROM log ORDER BY number").fetchall()
             grants = database.execute("SELECT entry, challenge, recipient, keys, issued FROM grants").fetchall()
     except sqlite3.DatabaseError as error:
@@ -282,6 +293,15 @@ def read_log(path: str | os.PathLike[str], *, head: bytes | None = None) -> list
     if head is not None and head not in {entry.hash for entry in entries}:
         raise _broken("an entry with the noted hash", f"none among {len(entries)}")
     return entries
+
+
+def _require_tables(database: sqlite3.Connection) -> None:
+    """Require the tables of the schema: a view of the same name may compute its rows, and never end."""
+    query = "SELECT name, sql FROM sqlite_master WHERE name IN ('challenges', 'grants', 'log')"
+    with closing(sqlite3.connect(":memory:")) as wanted:
+        wanted.executescript(_SCHEMA)
+        if database.execute(query).fetchall() != wanted.execute(query).fetchall():
+            raise sqlite3.DatabaseError("one with other tables")
 
 
 def _not_a_ledger(path: str | os.PathLike[str], error: sqlite3.Error) -> FormatError:

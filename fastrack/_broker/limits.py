@@ -1,10 +1,10 @@
-"""Limit the rate of requests by client address."""
+"""Limit the rate of requests, and what is in use at a time, by client address."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from ipaddress import IPv6Address, ip_address
 
@@ -42,6 +42,38 @@ class RateLimit:
             while len(self._buckets) > _MOST_ADDRESSES:
                 self._buckets.popitem(last=False)
         return 0.0 if admitted else (1 - tokens) / self._rate
+
+
+class Quota:
+    """An amount that may be in use at a time, of which each address has a share. Not for several threads.
+
+    Parameters
+    ----------
+    share : int
+        The amount that an address may use. The networks of IPv6 count by their first 64 bits.
+    total : int
+        The amount that all may use together.
+    """
+
+    def __init__(self, share: int, total: int) -> None:
+        self._share = share
+        self._total = total
+        self._used: Counter[str] = Counter()
+
+    def take(self, address: str, amount: int = 1) -> bool:
+        """Count an amount as used, and return True; or return False if that would be too much."""
+        key = _network(address)
+        if self._used[key] + amount > self._share or self._used.total() + amount > self._total:
+            return False
+        self._used[key] += amount
+        return True
+
+    def give_back(self, address: str, amount: int = 1) -> None:
+        """Count an amount as used no more."""
+        key = _network(address)
+        self._used[key] -= amount
+        if not self._used[key]:
+            del self._used[key]
 
 
 def _network(address: str) -> str:

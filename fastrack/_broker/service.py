@@ -32,7 +32,7 @@ class Settings:
     files : tuple of str or None
         The ids of the sealed files that keys may open; None for all.
     collateral : TdxCollateral or None
-        Collateral for quotes that come without it.
+        Collateral for quotes, in place of the machines'.
     roots : TrustedRoots
         The roots that are trusted.
     clock : callable
@@ -83,6 +83,18 @@ class Broker:
         challenge = Challenge.generate(now=now, lifetime=self._settings.challenge_lifetime)
         self._ledger.add_challenge(challenge, now=now)
         return challenge
+
+    def require_challenge(self, challenge_id: str, address: str) -> None:
+        """Require an open challenge, before more of an offer is read than its beginning. The challenge is not used up.
+
+        Raises
+        ------
+        ChallengeError
+            If it cannot be used.
+        """
+        now = self._settings.clock()
+        if not self._ledger.is_open(challenge_id, now=now):
+            self._ledger.use_challenge(challenge_id, now=now, details={"address": address})  # logs it, and raises
 
     def answer(self, body: bytes, address: str) -> tuple[str, bytes]:
         """Answer an offer: return the challenge's id, and the grants.

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+from pathlib import Path
 
 
 def main() -> None:
@@ -10,6 +11,8 @@ def main() -> None:
 
     An exception that no command expects is a line too. In Python's development mode, ``-X dev``, it is a traceback.
     """
+    if not _has_streams():  # before the work, whose result could not be told
+        sys.exit(1)
     try:
         from fastrack._cli.app import main as run
 
@@ -23,6 +26,20 @@ def main() -> None:
         sys.stderr.write(f"error: {_describe(error)}\n")
         _abandon_output()
         sys.exit(1)
+
+
+def _has_streams() -> bool:
+    """Return True if standard output is open, and open what else is closed.
+
+    The number of a closed stream would be given to the next file, into which messages would be written then.
+    """
+    closed = [name for name in ("stdin", "stdout", "stderr") if getattr(sys, name) is None]
+    for name in closed:
+        setattr(sys, name, Path(os.devnull).open("r" if name == "stdin" else "w"))  # noqa: SIM115 - until the end
+    if "stdout" in closed:
+        advice = "expected one to write to, got a closed one. Send it to a file, such as /dev/null"
+        sys.stderr.write(f"error: standard output: {advice}\n")
+    return "stdout" not in closed
 
 
 def _describe(error: Exception) -> str:

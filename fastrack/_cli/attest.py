@@ -15,7 +15,7 @@ from fastrack._cli.files import check_directory, open_ring
 from fastrack._cli.grant import load_signer
 from fastrack._cli.guard import handle_errors
 from fastrack._cli.options import Json, KeyFile
-from fastrack.errors import AttestationError, FormatError, GrantError
+from fastrack.errors import AttestationError, FormatError
 
 if TYPE_CHECKING:
     from fastrack.attest import Challenge, TdxCollateral, VerifiedOffer
@@ -27,9 +27,7 @@ ForChallenge = Annotated[
     Path, typer.Option("--challenge", metavar="CHALLENGE", help="The challenge that the offer has to answer.")
 ]
 UnderPolicy = Annotated[Path, typer.Option("--policy", metavar="POLICY", help="The policy, in TOML.")]
-Collateral = Annotated[
-    Path | None, typer.Option(metavar="JSON", help="Collateral of TDX, for a quote that comes without it.")
-]
+Collateral = Annotated[Path | None, typer.Option(metavar="JSON", help="Collateral of TDX, in place of the machine's.")]
 Period = Annotated[str, typer.Option(metavar="PERIOD", help="The time until it ends, such as 90s, 5m or 12h.")]
 
 app = typer.Typer(no_args_is_help=True, help="Give keys to a machine that proves what it is, by files and pipes.")
@@ -95,11 +93,6 @@ def collect(
         return
     ring = pending.unlock(read_document(grants, GRANTS_LIMIT, wait=seconds), owner=owners, now=read_clock())
     keys = list(ring)
-    if any(key.files is not None for key in keys):
-        raise GrantError(
-            "storing a key failed: expected one for all files, got one that is restricted to some, which a key file "
-            "cannot say. Use fastrack.attest in the program that opens them."
-        )
     if len(keys) > 1 and not out.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, f"expected a folder for {len(keys)} keys; make it first", str(out))
     for key in keys:
@@ -172,7 +165,17 @@ def grant(
 
 
 def _use_up(path: Path) -> None:
-    """Rename the file of a challenge, which succeeds once."""
+    """Rename the file of a challenge, which succeeds once: a link to it is followed, and a second name refused."""
+    path = path.resolve()
+    if path.stat().st_nlink != 1:
+        raise AttestationError(
+            f"using the challenge {path} failed: expected a file with one name, got one with others, by which it could "
+            "be used again. Make a new challenge.",
+            evidence="challenge",
+            field="use",
+            wanted="a file with one name",
+            found="a file with others",
+        )
     used = path.with_name(f"{path.name}.used")
     try:
         os.link(path, used)  # which fails if it exists, unlike a rename

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from fastrack._bench.plots import check_picture, draw_ablation
 from fastrack._cli.console import STDOUT, new_table, print_json, stdout
-from fastrack._cli.files import check_directory
+from fastrack._cli.files import check_target
 from fastrack._cli.machine import read_cpu, read_memory, read_software
 from fastrack._cli.nvml import read_graphics
 from fastrack._cli.options import Bits
@@ -77,7 +77,7 @@ def bench(
         check_picture(picture)
     for path in (picture, timeline, as_json):
         if path is not None and path != STDOUT:
-            check_directory(path)  # before the measurement takes minutes
+            check_target(path, force=True)  # before the measurement takes minutes
     if collectives:
         from fastrack._cli.collectives import bench_collectives
 

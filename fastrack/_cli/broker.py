@@ -56,7 +56,7 @@ def serve(
     except ImportError as error:
         raise FastrackError(
             f"starting the broker failed: expected starlette and uvicorn, got {error}. "
-            "Run: pip install 'fastrack[broker]'"
+            "Run: pip install 'fastrack-io[broker]'"
         ) from None
     from fastrack._broker.ledger import Ledger
     from fastrack._broker.limits import RateLimit

@@ -54,7 +54,7 @@ def bench_collectives(
 ) -> None:
     """Measure, and write and print the results."""
     if find_spec("torch") is None:
-        raise FastrackError("torch is not installed: pip install 'fastrack[torch]'")
+        raise FastrackError("torch is not installed: pip install 'fastrack-io[torch]'")
     from fastrack._bench import models
     from fastrack._bench.collectives import measure_collectives
 

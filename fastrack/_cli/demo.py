@@ -15,7 +15,7 @@ from rich.console import Console
 from fastrack._bench.plots import check_picture, draw_ablation, require
 from fastrack._cli.bench import measure, show_ablation
 from fastrack._cli.console import clean, stdout
-from fastrack._cli.files import check_directory
+from fastrack._cli.files import check_directory, check_target
 from fastrack._cli.inspect import read_contents, show_contents
 from fastrack._cli.verify import show_report, verify_contents
 from fastrack._util.units import format_size
@@ -43,7 +43,7 @@ def demo(
     """Seal real data, open it, train on it, refuse a forgery, and measure speeds. Only a chart is left."""
     require("sklearn")
     check_picture(picture)
-    check_directory(picture)
+    check_target(picture, force=True)
     if directory is not None:
         check_directory(directory / "any")
     console = stdout()
@@ -138,7 +138,7 @@ def _require_same(name: str, arrived: Any, original: Any) -> None:
 
 def _train_twice(path: Path, key: "Key", tensors: dict[str, Any], console: Console) -> list[float]:
     if not find_spec("torch"):
-        console.print("left out, as torch is not installed: pip install 'fastrack[torch]'")
+        console.print("left out, as torch is not installed: pip install 'fastrack-io[torch]'")
         return []
     import torch
     from torch.utils.data import DataLoader

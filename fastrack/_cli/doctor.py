@@ -45,25 +45,13 @@ class KeyFile:
 
 
 @dataclass(frozen=True, slots=True)
-class MachineCode:
-    """The machine code of the engines: its file, and what made it; or the reason that there is none, and what to do.
-
-    `path` is None as well if it was compiled in this process.
-    """
-
-    path: str | None = None
-    made_by: str = ""
-    problem: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Facts:
     """Observations on the machine. None of them is attested: its operator can fake all of them."""
 
     software: dict[str, str | None]
     cpu: Cpu
     memory: Memory
-    code: MachineCode
+    code: dict[str, str | None]
     engine: EngineCheck
     tee: CpuTee
     graphics: Graphics
@@ -97,16 +85,14 @@ def gather() -> Facts:
     )
 
 
-def read_machine_code() -> MachineCode:
-    """Return the state of the machine code."""
+def read_machine_code() -> dict[str, str | None]:
+    """Return the file of the engines' machine code and what made it, or why there is none, and what to do."""
     from fastrack._crypto import native
 
     module = native.load()
-    if module is None:
-        return MachineCode(problem=native.problem())
-    made = native.describe(module)
-    made_by = f"numba {made['numba']}, LLVM {made['llvm']}"
-    return MachineCode(getattr(module, "__file__", None), made_by)
+    made = {} if module is None else native.describe(module)
+    made_by = f"numba {made['numba']}, LLVM {made['llvm']}" if made else None
+    return {"path": getattr(module, "__file__", None), "made_by": made_by, "problem": native.problem()}
 
 
 def read_key_file() -> KeyFile:
@@ -256,10 +242,11 @@ def _engine_lines(engine: EngineCheck) -> list[tuple[str, str]]:
     return lines if engine.fault is None else [*lines, ("passed over", engine.fault)]
 
 
-def _code_lines(code: MachineCode) -> list[tuple[str, str]]:
-    if code.problem is not None:
-        return [("state", f"none: {code.problem}")]
-    return [("file", code.path or "none: compiled in this process, as FASTRACK_ENGINE asks"), ("made by", code.made_by)]
+def _code_lines(code: dict[str, str | None]) -> list[tuple[str, str]]:
+    if code["problem"] is not None:
+        return [("state", f"none: {code['problem']}")]
+    file = code["path"] or "none: compiled in this process, as FASTRACK_ENGINE asks"
+    return [("file", file), ("made by", code["made_by"] or "unknown")]
 
 
 def _gpu_lines(graphics: Graphics, cuda: CudaCheck | None) -> list[tuple[str, str]]:

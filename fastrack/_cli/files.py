@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import typer
 
 from fastrack._cli.console import clean
+from fastrack._util.atomic import require_replaceable
 from fastrack._util.locations import Location, Url, locate, require_local
 from fastrack.errors import AuthenticationError, FormatError, UnknownKeyError
 
@@ -38,6 +39,7 @@ def check_target(path: Path, *, force: bool) -> None:
         raise OSError(errno.EINVAL, "not a regular file, so it is not replaced; choose another name", str(path))
     if os.path.lexists(path) and not force:
         raise FileExistsError(errno.EEXIST, "exists already; --force replaces it", str(path))
+    require_replaceable(path)
 
 
 def check_source(path: Path) -> int:

@@ -14,7 +14,7 @@ import typer
 from fastrack._cli.console import clean, format_rate, new_table, pluralize, print_json, progress_bar, speed, stdout
 from fastrack._cli.files import check_directory, load_engine, open_ring
 from fastrack._cli.grant import Grantees
-from fastrack._cli.guard import describe, message_of, show_errors
+from fastrack._cli.guard import describe, message_of, refuse_values, show_errors
 from fastrack._util.units import format_size
 
 if TYPE_CHECKING:
@@ -38,7 +38,15 @@ def refuse_options(given: Mapping[str, object]) -> None:
 
 
 def seal_one_folder(
-    source: Path, target: Path, *, key: str | None, to: list[Path] | None, sign: Path | None, quiet: bool, as_json: bool
+    source: Path,
+    target: Path,
+    *,
+    key: str | None,
+    plain: list[str] | None,
+    to: list[Path] | None,
+    sign: Path | None,
+    quiet: bool,
+    as_json: bool,
 ) -> None:
     """Seal a folder into a new one."""
     from fastrack._crypto.keys import Key
@@ -52,11 +60,11 @@ def seal_one_folder(
     total = sum(path.stat().st_size for path in walk(source).values())
     load_engine("seal")
     start = time.perf_counter()
-    with progress_bar("sealing", total) as progress:
-        seal_folder(source, target, owner, progress=progress)
+    with progress_bar("sealing", total) as progress, refuse_values("--plain"):
+        seal_folder(source, target, owner, plain=plain or (), progress=progress)
     seconds = time.perf_counter() - start
     folder = load_folder(target, owner)
-    sealed, plain, left_out = folder.sealed_names, folder.plain_names, _left_out(source, folder)
+    sealed, readable, left_out = folder.sealed_names, folder.plain_names, _left_out(source, folder)
     if grantees:
         try:
             grantees.grant_files(owner, folder.file_ids)
@@ -71,26 +79,27 @@ def seal_one_folder(
             grants=str(grantees.path) if grantees else None,
             files=sealed,
             bytes=folder.nbytes,
-            readable={"files": plain},
+            not_protected=readable,
+            readable={"files": readable},
             left_out=left_out,
             seconds=seconds,
             gbps=speed(folder.nbytes, seconds),
         )
         return
-    if quiet:
-        return
     console = stdout()
-    line = f"{clean(str(target))}: sealed {pluralize(len(sealed), 'file')} and copied {pluralize(len(plain), 'file')}"
-    console.print(f"{line}, {format_size(folder.nbytes)}; {format_rate(folder.nbytes, seconds)}")
-    console.print(f"key: {folder.key_id}")
-    if grantees:
-        granted = f"granted to {pluralize(len(grantees.recipients), 'recipient')}; the key was not kept"
-        console.print(f"{clean(str(grantees.path))}: {granted}")
-    if plain:
-        console.print(f"anyone can read {clean(', '.join(plain)):.1000}")
-    console.print("anyone can read the names, dtypes and shapes of all tensors, and the names of all files")
+    if not quiet:
+        size, count = format_size(folder.nbytes), pluralize(len(readable), "file")
+        line = f"{clean(str(target))}: sealed {pluralize(len(sealed), 'file')} and copied {count}"
+        console.print(f"{line}, {size}; {format_rate(folder.nbytes, seconds)}")
+        console.print(f"key: {folder.key_id}")
+        if grantees:
+            granted = f"granted to {pluralize(len(grantees.recipients), 'recipient')}; the key was not kept"
+            console.print(f"{clean(str(grantees.path))}: {granted}")
+        console.print("anyone can read the names, dtypes and shapes of all tensors, and the names of all files")
+    if readable:  # said in full, however quiet: all else is sealed
+        console.print(f"not protected, anyone can read {', '.join(map(clean, readable))}")
     if left_out:
-        console.print(f"left out: {clean(', '.join(left_out)):.1000}")
+        console.print(f"left out: {', '.join(map(clean, left_out))}")
 
 
 def unseal_one_folder(

@@ -6,6 +6,7 @@ import re
 import warnings
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Self
 
@@ -15,7 +16,8 @@ from fastrack._cli.console import clean, pluralize, print_json, stdout
 from fastrack._cli.files import check_directory, check_target, open_ring
 from fastrack._cli.guard import refuse_values
 from fastrack._cli.options import Json
-from fastrack.errors import FormatError
+from fastrack._util.atomic import new_file
+from fastrack.errors import FormatError, RollbackError
 
 if TYPE_CHECKING:
     from fastrack._crypto.keys import Key
@@ -51,7 +53,7 @@ def grant(
         str | None, typer.Option(metavar="WHEN", help="The end of the grant: a date as 2027-01-31, or 12h, 30d, 8w.")
     ] = None,
     least_version: Annotated[
-        int, typer.Option(min=0, help="The least version of the data set that may be opened.")
+        int, typer.Option(min=0, help="The least version of a published set that may be opened, with an anchor.")
     ] = 0,
     key: Annotated[
         str | None, typer.Option("--key", metavar="KEY", help="The granted key, to add recipients to a .grants file.")
@@ -168,6 +170,8 @@ def _change(
 
     signer = load_signer(sign)
     grants = Grants.load(source, owner=signer.verifier)
+    replaced = Replaced.load(Path(f"{sign}.replaced"))
+    digest = replaced.require_newest(grants, source)
     if drop:
         with refuse_values("--drop"):
             grants = grants.remove(drop, signer=signer)
@@ -184,7 +188,39 @@ def _change(
             grants = grants.add(recipients, signer=signer, key=granted, identity=secret, passphrase=text)
     target = source if out is None else out
     grants.save(target)
+    if drop or target.resolve() == source.resolve():
+        replaced.add(digest)
     _report(grants, target, as_json)
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """The hashes of grants that others took the place of, beside the owner's signing key: storage cannot say so."""
+
+    path: Path
+    digests: tuple[str, ...]
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read the file. There are none if it does not exist."""
+        return cls(path, tuple(path.read_text().split()) if os.path.lexists(path) else ())
+
+    def require_newest(self, grants: "Grants", source: Path) -> str:
+        """Refuse grants that were replaced, which would look newer once signed again; return the hash of others."""
+        from fastrack._crypto.signing import read_unverified_payload
+
+        digest = sha256(read_unverified_payload(grants.envelope)).hexdigest()  # an envelope has several forms
+        if digest in self.digests:
+            raise RollbackError(
+                f"changing {clean(str(source))} failed: expected the newest grants of key {grants.key_id}, got number "
+                f"{grants.serial}, which others replaced. Get the newest, or grant the key anew"
+            )
+        return digest
+
+    def add(self, digest: str) -> None:
+        """Write the file with one more."""
+        with new_file(self.path, mode=0o600) as file:
+            file.write("".join(f"{each}\n" for each in (*self.digests, digest)).encode())
 
 
 def _show(source: Path, owner: Path | None, as_json: bool) -> None:

@@ -4,7 +4,8 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NoReturn, ParamSpec
+from pathlib import Path
+from typing import Any, NoReturn, ParamSpec, get_args
 
 import typer
 
@@ -23,7 +24,7 @@ def handle_errors(command: Callable[Parameters, None]) -> Callable[Parameters, N
     With ``--json`` (the parameter `as_json`) the error is printed on stdout as a document; but not if the parameter is
     the path of another file, as stdout is for people then.
     """
-    _let_it_open_files(command)
+    _take_paths(command)
 
     @functools.wraps(command)
     def run(*args: Parameters.args, **options: Parameters.kwargs) -> None:
@@ -59,11 +60,21 @@ def refuse_values(option: str) -> Iterator[None]:
         raise typer.BadParameter(str(error), param_hint=option) from None
 
 
-def _let_it_open_files(command: Callable[..., None]) -> None:
-    """Have a command tell that a file cannot be read, as the error that it is. Typer takes it for bad usage."""
+def path(text: str) -> Path:
+    """Return the path that an argument is. An empty one, as of an unset variable, would be the current folder."""
+    if not text:
+        raise typer.BadParameter("expected a path, got an empty text; . is the current folder")
+    return Path(text)
+
+
+def _take_paths(command: Callable[..., None]) -> None:
+    """Have a command refuse empty paths, and tell that a file cannot be read itself: Typer takes that for bad usage."""
     for annotation in command.__annotations__.values():
         for parameter in getattr(annotation, "__metadata__", ()):
             parameter.readable = False
+            kinds = get_args(annotation)[:1] + get_args(get_args(annotation)[0])
+            if Path in kinds:
+                parameter.parser = path
 
 
 def _status_of(error: Exception) -> int | None:

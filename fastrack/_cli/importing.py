@@ -36,7 +36,7 @@ def import_(
 ) -> None:
     """Seal images, text, records or tables into a folder of shards, sample by sample.
 
-    What was written when a run is interrupted, or killed, is kept for --resume.
+    What was written when a run is interrupted, or killed, is kept for --resume, which compares it with SOURCE first.
     """
     from fastrack._sealed.sample_sources import import_samples
 

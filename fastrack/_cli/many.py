@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import typer
 
@@ -21,6 +21,9 @@ from fastrack._cli.streams import is_stream
 from fastrack._util.locations import Url
 from fastrack._util.units import format_size
 from fastrack.errors import FastrackError
+
+if TYPE_CHECKING:
+    from fastrack._sealed.anchor import Anchor
 
 SUFFIX = ".safetensors"
 FOLDER = "expected a file, got a folder; --recursive takes the files in it"
@@ -86,14 +89,13 @@ def split_target(paths: Sequence[Path], out: Path | None) -> tuple[list[Path], P
     return list(paths[:-1]), paths[-1]
 
 
-def make_folder(target: Path) -> None:
-    """Make the folder of the targets, if it is not there."""
+def check_folder(target: Path) -> None:
+    """Refuse what cannot be the folder of the targets. It is made for the first of them, so that none is left empty."""
     if isinstance(as_location(target), Url):
         return
     check_directory(target)
     if target.exists() and not target.is_dir():
         raise typer.BadParameter("expected a folder for several files, got a file", param_hint="TARGET")
-    target.mkdir(exist_ok=True)
 
 
 def refuse_options(given: Mapping[str, object]) -> None:
@@ -104,12 +106,23 @@ def refuse_options(given: Mapping[str, object]) -> None:
         raise typer.BadParameter(reason, param_hint=", ".join(wrong))
 
 
-def select(paths: Sequence[Path], *, recursive: bool, suffix: str = "", target: Path | None = None) -> Selection:
+def select(
+    paths: Sequence[Path],
+    *,
+    recursive: bool,
+    suffix: str = "",
+    target: Path | None = None,
+    anchor: "Anchor | None" = None,
+    inside: bool = False,
+) -> Selection:
     """Return the files that paths, globs and, with `recursive`, folders name, each once; in folders those of `suffix`.
 
-    What does not exist is returned too, for its error to be reported with those of other files. A sealed folder is one
-    source, as its files belong together. Files in the folder `target` are left out, unless they are named.
+    What does not exist is returned too, for its error to be reported with those of other files, and with an anchor what
+    its set has in a folder. A sealed folder is one source, as its files belong together. Files in the folder `target`
+    are left out, unless they are named. With `inside`, links that lead out of a folder are refused.
     """
+    from fastrack._sealed.folder_writer import require_inside
+
     if any(map(is_stream, paths)):
         raise typer.BadParameter("expected - alone, got it with other files", param_hint="SOURCE")
     found: dict[Path, Source] = {}
@@ -119,10 +132,15 @@ def select(paths: Sequence[Path], *, recursive: bool, suffix: str = "", target: 
             found.setdefault(path, Source(path, Path(path.name), is_sealed_folder(path)))
             continue
         for name, is_folder in _walk(path, target):
+            if inside:
+                require_inside(path / name, path)
             if is_folder or name.name.endswith(suffix):
                 found.setdefault(path / name, Source(path / name, name, is_folder))
             else:
                 left_out += 1
+        for listed in map(Path, () if anchor is None else anchor.names_in(path)):
+            if listed.name.endswith(suffix) and not (path / listed).exists():
+                found.setdefault(path / listed, Source(path / listed, listed))
     return Selection(tuple(found.values()), left_out)
 
 

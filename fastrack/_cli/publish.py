@@ -38,7 +38,7 @@ def publish(
     as_json: Json = False,
 ) -> None:
     """Sign a manifest of files: the next version, if there is one already."""
-    from fastrack._sealed.publish import manifest_path
+    from fastrack._sealed.anchor import manifest_path
     from fastrack._sealed.publish import publish as publish_files
 
     signer = load_signer(sign)

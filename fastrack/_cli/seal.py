@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Self
+from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import typer
 from rich.console import Console
@@ -19,6 +19,7 @@ from fastrack._cli.grant import Grantees, Sign, To
 from fastrack._cli.inspect import Contents, Entry, read_contents
 from fastrack._cli.options import Force, JsonLines, KeyFile, Out, Quiet, Recursive
 from fastrack._cli.streams import is_stream, refuse_with_output, require_one_stream, standard_output
+from fastrack._util.atomic import made_parents
 from fastrack._util.locations import Url
 from fastrack._util.units import format_size
 from fastrack.errors import FormatError
@@ -41,7 +42,10 @@ def seal(
     out: Out = None,
     plain: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Store this tensor, or those of a glob, unencrypted; may be repeated."),
+        typer.Option(
+            metavar="NAME",
+            help="Store this tensor, or file of a folder, or those of a glob, unencrypted; may be repeated.",
+        ),
     ] = None,
     name: Annotated[
         str | None,
@@ -52,6 +56,10 @@ def seal(
     drop_metadata: Annotated[
         bool, typer.Option("--drop-metadata", help="Leave out the metadata of SOURCE, which is stored unencrypted.")
     ] = False,
+    form: Annotated[
+        Literal["npy", "safetensors"] | None,
+        typer.Option("--format", help="Seal the tensors of standard input in this format. If absent, its bytes."),
+    ] = None,
     to: To = None,
     sign: Sign = None,
     recursive: Recursive = False,
@@ -69,8 +77,10 @@ def seal(
     require_one_stream(*sources, key)
     if to and key is not None:
         raise typer.BadParameter("expected --key or --to, got both; `fastrack grant` grants a key", param_hint="--to")
-    options = _Options(plain or [], name, drop_metadata, force)
+    options = _Options(plain or [], name, drop_metadata, force, form)
     source = sources[0]
+    if form is not None and not is_stream(source):
+        raise typer.BadParameter("expected - as SOURCE; of a file its suffix tells", param_hint="--format")
     is_folder = source.is_dir() and not recursive
     is_one = many.is_one(sources, recursive=recursive)
     if not is_one or (target.is_dir() and not is_folder):
@@ -78,8 +88,8 @@ def seal(
         _seal_each(sources, target, key, options, recursive=recursive, quiet=quiet, as_json=as_json)
         return
     if is_folder:
-        refuse_options({"--plain": plain, "--name": name, "--drop-metadata": drop_metadata, "--force": force})
-        seal_one_folder(source, target, key=key, to=to, sign=sign, quiet=quiet, as_json=as_json)
+        refuse_options({"--name": name, "--drop-metadata": drop_metadata, "--force": force})
+        seal_one_folder(source, target, key=key, plain=plain, to=to, sign=sign, quiet=quiet, as_json=as_json)
         return
     if is_stream(target):
         refuse_with_output({"--to": to, "--json": as_json})
@@ -94,7 +104,9 @@ def seal(
         grantees.grant(owner, str(report.contents.file_id), target)
     if as_json:
         print_json(**report.as_dict())
-    elif not quiet:
+    elif quiet:
+        _show_left(report)
+    else:
         show_report(report, stdout())
         if grantees:
             granted = f"granted to {pluralize(len(grantees.recipients), 'recipient')}; the key was not kept"
@@ -109,6 +121,7 @@ class _Options:
     name: str | None
     drop_metadata: bool
     force: bool
+    form: Literal["npy", "safetensors"] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +193,13 @@ def show_report(report: Report, console: Console) -> None:
             console.print(f"anyone can read the {subject} {clean(', '.join(map(repr, texts))):.300}")
 
 
+def _show_left(report: Report) -> None:
+    """Print the tensors that anyone can read, which no option keeps quiet about."""
+    if report.left:
+        names = ", ".join(clean(repr(entry.name)) for entry in report.left)
+        stdout().print(f"{clean(report.target)}: not protected, anyone can read {names}")
+
+
 def _seal_each(
     paths: Sequence[Path],
     target: Path,
@@ -191,9 +211,9 @@ def _seal_each(
     as_json: bool,
 ) -> None:
     owner = open_ring(key, to="seal").first
-    selection = many.select(paths, recursive=recursive, target=target)
+    selection = many.select(paths, recursive=recursive, target=target, inside=True)
     many.require_distinct(selection)
-    many.make_folder(target)
+    many.check_folder(target)
     load_engine("seal")
 
     def work(source: many.Source, progress: Callable[[int], None]) -> Report:
@@ -202,14 +222,15 @@ def _seal_each(
         path = target / source.name
         if path.suffix.lower() != many.SUFFIX:
             path = path.with_name(path.name + many.SUFFIX)
-        if not isinstance(as_location(path), Url):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        check_target(path, force=options.force)
-        seconds = _seal(source.path, path, owner, options, progress)
+        with nullcontext() if isinstance(as_location(path), Url) else made_parents(path):
+            check_target(path, force=options.force)
+            seconds = _seal(source.path, path, owner, options, progress)
         return Report.of(source.path, path, owner.id, seconds)
 
     tally = many.run_each("sealing", selection.sources, work, member="source", as_json=as_json)
     line = f"{clean(str(target))}: sealed {pluralize(tally.files - tally.failed, 'file')} under key {owner.id}"
+    for report in () if as_json else tally.reports:
+        _show_left(report)
     left = sum(len(report.left) for report in tally.reports)
     if left:
         line += f", and left {pluralize(left, 'tensor')} in plain"
@@ -244,6 +265,7 @@ def _seal(
                 metadata={} if options.drop_metadata else None,
                 overwrite=options.force,
                 progress=advance,
+                form=options.form,
             )
     except TypeError as error:  # an error of the data, such as an array of text
         raise FormatError(f"{source}: {error}") from None

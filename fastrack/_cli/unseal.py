@@ -4,7 +4,7 @@ import errno
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated, Any
 
@@ -24,12 +24,14 @@ from fastrack._cli.files import (
 from fastrack._cli.folder import is_sealed_folder, refuse_options, unseal_one_folder
 from fastrack._cli.options import AnchorFile, Expect, FileId, Force, JsonLines, KeyFiles, Out, Quiet, Recursive
 from fastrack._cli.streams import is_stream, open_sealed, refuse_with_output, require_one_stream, standard_output
+from fastrack._util.atomic import made_parents
 from fastrack._util.locations import require_local
 from fastrack._util.units import format_size
 from fastrack.errors import FormatError
 
 if TYPE_CHECKING:
     from fastrack._crypto.keyring import KeyRing
+    from fastrack._sealed.anchor import Anchor
     from fastrack._sealed.reader import SealedFile
 
 
@@ -116,7 +118,7 @@ class _Options:
     allow_plain: bool
     expect: Sequence[str] | None
     file_id: str | None
-    anchor: Path | None
+    anchor: "Anchor | Path | None"
     force: bool
 
 
@@ -160,10 +162,14 @@ def _unseal_each(
     quiet: bool,
     as_json: bool,
 ) -> None:
+    from fastrack._sealed.reader import resolve_anchor
+
     require_local(target)
-    selection = many.select(paths, recursive=recursive, suffix=many.SUFFIX, target=target)
+    anchor = resolve_anchor(options.anchor)
+    options = replace(options, anchor=anchor)
+    selection = many.select(paths, recursive=recursive, suffix=many.SUFFIX, target=target, anchor=anchor)
     many.require_distinct(selection)
-    many.make_folder(target)
+    many.check_folder(target)
     load_engine("open")
 
     def work(source: many.Source, progress: Callable[[int], None]) -> Report:
@@ -207,11 +213,13 @@ def _unseal(
             target = _plain_path(target, file)
             if target.exists() and target.samefile(source):
                 raise FormatError(f"{source}: expected another folder than its own, where plaintext would replace it")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            check_target(target, force=options.force)
         start = time.perf_counter()
-        with progress_bar("unsealing", total) if progress is None else nullcontext(progress) as advance:
+        with (
+            progress_bar("unsealing", total) if progress is None else nullcontext(progress) as advance,
+            made_parents(target) if progress is not None and isinstance(target, Path) else nullcontext(),
+        ):
             if isinstance(target, Path):
+                check_target(target, force=options.force)
                 unseal_file(file, target, ring, names=names, plain=plain, overwrite=options.force, progress=advance)
             else:
                 unseal_to_stream(file, target, ring, names=names, plain=plain, progress=advance)

@@ -89,7 +89,7 @@ def _verify_each(
     quiet: bool,
     as_json: bool,
 ) -> None:
-    selection = many.select(paths, recursive=recursive, suffix=many.SUFFIX)
+    selection = many.select(paths, recursive=recursive, suffix=many.SUFFIX, anchor=anchor)
     load_engine("verify")
 
     def work(source: many.Source, progress: Callable[[int], None]) -> Report | FolderReport:

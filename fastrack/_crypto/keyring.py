@@ -10,14 +10,18 @@ import os
 import re
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from contextvars import ContextVar, Token
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeAlias, Union, runtime_checkable
 
 from fastrack._crypto.keys import Key, key_file_id
-from fastrack._util.fork import register_fork_reset
+from fastrack._util.fork import after_fork, register_fork_reset
 from fastrack._util.key_text import looks_secret
 from fastrack._util.public import public
 from fastrack.errors import UnknownKeyError
@@ -149,8 +153,9 @@ class KeyRing:
             return keys
         if keys is not None:
             return cls(keys)
-        if _default is not None:
-            return _default
+        default = cls.default()
+        if default is not None:
+            return default
         source = os.environ.get(KEY_FILE_VARIABLE)
         if not source:
             raise UnknownKeyError(
@@ -162,6 +167,12 @@ class KeyRing:
         except Exception as error:
             error.add_note(f"it came from {KEY_FILE_VARIABLE}")
             raise
+
+    @staticmethod
+    def default() -> KeyRing | None:
+        """Return the ring of `use_keys`. Not public."""
+        default = _of_block.get() or _settled_default()
+        return None if default is None else default.ring
 
     @property
     def first(self) -> Key:
@@ -290,13 +301,25 @@ def sealing_key(key: KeyLike | None = None) -> Key:
     return KeyRing.resolve(key).first
 
 
+@dataclass(slots=True, eq=False)
+class _Default:
+    """The default that one call of `use_keys` set. While `owner` lives, a block of its thread may be about to begin."""
+
+    ring: KeyRing | None
+    owner: Callable[[], use_keys | None]
+    thread: int
+    is_settled: bool = False  # a block began, or the object was kept without one
+
+
 @public
 class use_keys:  # noqa: N801 - called like a function, as torch.no_grad is
     """Set the keys that count where neither ``keys=`` nor ``key=`` is given. In a ``with`` statement, until its end.
 
-    The default is that of the whole process, all its threads and loaders included; forked workers inherit it, spawned
-    ones do not. It precedes the environment variable ``FASTRACK_KEY_FILE``. With it, calls without arguments find their
-    keys, such as ``batch.to(device)`` in the trainers of Lightning, Transformers and Accelerate.
+    Called alone it sets the default of the whole process, all its threads and loaders included; forked workers inherit
+    it, spawned ones do not. In a ``with`` statement the keys are those of the block: of its thread or task, of the
+    loaders of `wrap` that begin there and of workers that are forked there, and of no other thread. A block precedes
+    the default of the process, and that the environment variable ``FASTRACK_KEY_FILE``. Calls without arguments find
+    their keys so, such as ``batch.to(device)`` in the trainers of Lightning, Transformers and Accelerate.
 
     Parameters
     ----------
@@ -326,20 +349,58 @@ class use_keys:  # noqa: N801 - called like a function, as torch.no_grad is
     def __init__(self, keys: KeySource | None, *, ttl: float = CACHE_SECONDS) -> None:
         global _default
         ring = keys if keys is None or isinstance(keys, KeyRing) else KeyRing(keys, ttl=ttl)
-        self._before, _default = _default, ring
+        self._own = _Default(ring, weakref.ref(self), threading.get_ident())
+        self._tokens: list[Token[_Default | None]] = []
+        with _lock:
+            self._before, _default = _default, self._own
+            _callers.add(self)
 
     def __enter__(self) -> Self:
+        global _default  # noqa: PLW0603
+        with _lock:  # what the call set is taken back, also from under what other threads set since
+            if _default is self._own:
+                _default = self._before
+            for other in _callers:
+                if other._before is self._own:  # noqa: SLF001 - of the same class
+                    other._before = self._before  # noqa: SLF001
+            _callers.discard(self)
+            self._before = None
+        self._tokens.append(_of_block.set(self._own))
         return self
 
     def __exit__(self, *_: object) -> None:
-        global _default  # noqa: PLW0603
-        _default = self._before
+        with suppress(ValueError):  # the block ends in another context, as of a generator, which never had the keys
+            _of_block.reset(self._tokens.pop())
 
     def __repr__(self) -> str:
-        return f"<use_keys {_default!r}>"
+        return f"<use_keys {self._own.ring!r}>"
 
 
-_default: KeyRing | None = None
+def _settled_default() -> _Default | None:
+    """Return the default of the process, but not what a ``with`` of another thread sets before its block begins."""
+    deadline = time.monotonic() + _BEGINNING
+    while (default := _default) is not None and not default.is_settled and default.owner() is not None:
+        if default.thread == threading.get_ident():
+            break
+        if time.monotonic() > deadline:  # the object is kept, as by a notebook, and no block follows
+            default.is_settled = True
+        time.sleep(0.001)
+    return default
+
+
+_BEGINNING = 0.5  # seconds; a block begins microseconds after its keys were given
+_of_block: ContextVar[_Default | None] = ContextVar("fastrack keys", default=None)
+_default: _Default | None = None
+_callers: weakref.WeakSet[use_keys] = weakref.WeakSet()  # whose blocks have not begun
+_lock = threading.Lock()
+
+
+def _renew_lock() -> None:
+    global _lock  # noqa: PLW0603 - a lost thread may hold it
+    _lock = threading.Lock()
+
+
+after_fork(_renew_lock)
 
 
 class KeyFolder:
@@ -366,6 +427,7 @@ class KeyFolder:
         return sorted(path for path in self._path.iterdir() if not path.name.startswith(".") and path.is_file())
 
 
+_DIGITS = 32  # of a descriptor: more make a path, rather than a number that takes long to read
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+")
 _WRAPPED = "fastrack.providers._wrapped"
 _SCHEMES = dict.fromkeys(  # of this package: the module and the function that makes the provider
@@ -422,7 +484,7 @@ def _opener(source: str | os.PathLike[str]) -> Callable[[], Key | object] | None
     scheme, colon, rest = source.partition(":")
     if not colon or _SCHEME.fullmatch(scheme) is None:
         return None
-    if scheme == "fd" and rest.isdecimal():
+    if scheme == "fd" and rest.isdecimal() and len(rest) <= _DIGITS:
         return lambda: Key.read(int(rest))
     make = _find_scheme(scheme)
     return None if make is None else lambda: make(source)

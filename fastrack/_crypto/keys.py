@@ -9,6 +9,7 @@ is that of the key, and the file grants its group and others no rights but those
 
 from __future__ import annotations
 
+import errno
 import hmac
 import io
 import os
@@ -29,7 +30,7 @@ from fastrack._util.public import public
 from fastrack._util.regular_file import open_pipe_or_regular, open_regular
 from fastrack._util.rights import require_own
 from fastrack._util.shown import shown
-from fastrack.errors import ClosedError, FormatError, KeyPermissionError
+from fastrack.errors import ClosedError, FormatError, GrantError, KeyPermissionError
 
 KEY_MODE_VARIABLE = "FASTRACK_KEY_MODE"
 """The environment variable with the mode that key files may have, for platforms that set it: 0440 or 0444."""
@@ -96,7 +97,7 @@ class Key:
     True
     """
 
-    __slots__ = ("_files", "_id", "_kept", "_secret", "_wiped")
+    __slots__ = ("_files", "_id", "_kept", "_least_version", "_lineage", "_secret", "_wiped")
 
     def __init__(self, secret: Bytes) -> None:
         if isinstance(secret, (str, os.PathLike)):
@@ -104,6 +105,8 @@ class Key:
         view = memoryview(secret).cast("B")
         self._wiped = False
         self._files: frozenset[str] | None = None
+        self._lineage: str | None = None
+        self._least_version = 0
         self._id = ""
         self._kept: KeptKeys | None = None
         self._secret = SecretBytes(len(view))
@@ -188,6 +191,8 @@ class Key:
             If it cannot be read.
         """
         name = f"file descriptor {descriptor}" if descriptor else "standard input"
+        if descriptor >= 1 << 31:  # which no system has, and Python refuses with an OverflowError
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF), str(descriptor))
         with io.FileIO(descriptor, closefd=False) as file, _wiped_content(file, _FILE_LIMIT) as content:
             return cls._parse(content, len(content), name)
 
@@ -239,11 +244,14 @@ class Key:
         ------
         FileExistsError
             If `path` exists. It is left as it was.
+        GrantError
+            If the key is restricted to some files, which a key file cannot say.
         ClosedError
             If the key has been wiped.
         OSError
             If it cannot be written.
         """
+        self.require_unrestricted()
         text = self._format()
         try:
             with new_file(Path(path), mode=0o600, overwrite=False) as file:
@@ -277,10 +285,38 @@ class Key:
         """The ids of the sealed files that the key may open, as a grant says; None if it is not restricted."""
         return self._files
 
-    def restrict(self, files: Iterable[str]) -> None:
-        """Restrict the key to sealed files with these ids. Not public: a grant does it. It cannot be undone."""
-        files = frozenset(files)
-        self._files = files if self._files is None else self._files & files
+    @property
+    def lineage(self) -> str | None:
+        """The lineage of the set whose files the key may open, as a grant says; None if it is not restricted."""
+        return self._lineage
+
+    @property
+    def least_version(self) -> int:
+        """The least version of a set whose files the key may open, as a grant says; 0 if it is not restricted."""
+        return self._least_version
+
+    @property
+    def is_restricted(self) -> bool:
+        """True if a grant says which files the key may open."""
+        return self._files is not None or self._lineage is not None or self._least_version > 0
+
+    def restrict(self, files: Iterable[str] | None = None, lineage: str | None = None, least_version: int = 0) -> None:
+        """Restrict the key to files with these ids or of a set. Not public: a grant does it. It cannot be undone."""
+        if lineage is not None:
+            files = files if self._lineage in {None, lineage} else ()
+            self._lineage = lineage
+        if files is not None:
+            files = frozenset(files)
+            self._files = files if self._files is None else self._files & files
+        self._least_version = max(least_version, self._least_version)
+
+    def require_unrestricted(self) -> None:
+        """Raise GrantError if the key is restricted: where it goes, that would be lost. Not public."""
+        if self.is_restricted:
+            raise GrantError(
+                f"storing key {self.id} failed: expected one for all files, got one that is restricted to some, which "
+                "a key file cannot say. Keep the grant itself, or use the key in the program that was given it"
+            )
 
     @property
     def is_wiped(self) -> bool:

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from fastrack._crypto import native
 from fastrack._crypto.forms import narrow_form
-from fastrack._crypto.keyring import KeyProvider, KeyRing
-from fastrack._crypto.keys import Key
 from fastrack._devices.base import Device
 from fastrack._util.shown import HIDDEN, shown
 from fastrack.errors import DeviceError
@@ -30,6 +28,9 @@ def canonical(device: object = None) -> str:
         return "cpu"
     if cuda:
         return f"cuda:{int(cuda[1] or 0)}"
+    from fastrack._crypto.keyring import KeyProvider, KeyRing  # which builds of the machine code have no need of
+    from fastrack._crypto.keys import Key
+
     is_file = isinstance(device, str) and len(name) < 4096 and Path(name).is_file()
     advice = ". Change the dtype of the result" if name.startswith("torch.") else ""
     if is_file or isinstance(device, (Key, KeyRing, KeyProvider, os.PathLike)) or shown(name) == HIDDEN:

@@ -47,7 +47,9 @@ def find_store(url: Url, **options: Any) -> tuple[Any, str]:
         from fsspec.core import url_to_fs
         from fsspec.registry import known_implementations
     except ImportError:
-        raise ImportError(f"{url}: expected fsspec to be installed, got none: pip install 'fastrack[remote]'") from None
+        raise ImportError(
+            f"{url}: expected fsspec to be installed, got none: pip install 'fastrack-io[remote]'"
+        ) from None
     failure: Exception
     try:
         return cast(tuple[Any, str], url_to_fs(url.full, **options))

@@ -8,14 +8,15 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
 from fastrack._crypto.signing import Verifier
 from fastrack._crypto.tlog import TransparencyLog
+from fastrack._sealed.contexts import Edition
 from fastrack._sealed.entries import PlainEntry, SealedEntry
 from fastrack._sealed.manifest import HISTORY_LIMIT, Manifest, load_manifest
 from fastrack._util.atomic import new_file
@@ -215,7 +216,28 @@ class Anchor:
                 "it with Anchor.read",
                 path=path,
             )
-        return entry
+        return replace(entry, edition=self.edition)
+
+    @property
+    def edition(self) -> Edition | None:
+        """Lineage and version of the manifest that this object stays at; None before one was read. Not public."""
+        return None if self._manifest is None else (self._manifest.lineage, self._manifest.version)
+
+    def names_in(self, folder: Path) -> list[str]:
+        """Return the paths, relative to a folder, of the files of the set that lie in it or below it."""
+        manifest_path = self._find_manifest(folder)
+        manifest = self._load(manifest_path)
+        prefix = name_in_set(folder, manifest_path) + "/"
+        if self._manifest_path is None:
+            _refuse_moved(folder, manifest_path, lambda name: any(one.startswith(f"{name}/") for one in manifest.files))
+        if prefix == "./":
+            return list(manifest.files)
+        return [name.removeprefix(prefix) for name in manifest.files if name.startswith(prefix)]
+
+    def require_file(self, path: Path) -> None:
+        """Raise `RollbackError` unless a file that the manifest lists is there."""
+        if not path.exists():
+            raise self._load(self._find_manifest(path)).missing(path)
 
     def accept(self, manifest: Manifest, path: Path) -> None:
         """Take this manifest for the present one, unless it is older than the anchor or forked from it."""
@@ -233,7 +255,7 @@ class Anchor:
                 stored = self._reread()
                 if stored.version <= state.version:
                     stored.require_before(manifest, self.path, self.path)
-                    with new_file(self.path) as file:
+                    with new_file(self.path, succeeds=lambda old: _State.parse(old, self.path) == stored) as file:
                         file.write(state.encode())
         self._state = state
 
@@ -249,8 +271,14 @@ class Anchor:
         return stored
 
     def _find(self, path: Path) -> SealedEntry | PlainEntry:
-        manifest_path = find_manifest(path) if self._manifest_path is None else self._manifest_path
-        return self._load(manifest_path).entry(name_in_set(path, manifest_path), path)
+        manifest_path = self._find_manifest(path)
+        manifest = self._load(manifest_path)
+        if self._manifest_path is None:
+            _refuse_moved(path, manifest_path, manifest.files.__contains__)
+        return manifest.entry(name_in_set(path, manifest_path), path)
+
+    def _find_manifest(self, path: Path) -> Path:
+        return find_manifest(path) if self._manifest_path is None else self._manifest_path
 
     def _load(self, path: Path) -> Manifest:
         if self._manifest is None:
@@ -275,19 +303,41 @@ _MISSING = "no such manifest; `fastrack publish` writes one, and Anchor(manifest
 
 
 def find_manifest(path: Path) -> Path:
-    """Return the manifest of a file: that beside it, or that of its folder or of the nearest one above."""
-    beside = path.with_name(path.name + SUFFIX)
-    if beside.exists():
-        return beside
+    """Return the manifest of a file or a folder: its own, or that of the nearest folder above that has one."""
+    own = manifest_path(path)
+    if own.exists():
+        return own
     for folder in Path(os.path.abspath(path)).parents:  # noqa: PTH100 - `resolve` would follow links
         if (folder / FOLDER_MANIFEST).exists():
             return folder / FOLDER_MANIFEST
-    raise FileNotFoundError(errno.ENOENT, _MISSING, str(beside))
+    raise FileNotFoundError(errno.ENOENT, _MISSING, str(own))
+
+
+def manifest_path(path: Path) -> Path:
+    """Return the manifest of a folder or a file that has one of its own."""
+    return path / FOLDER_MANIFEST if path.is_dir() else path.with_name(path.name + SUFFIX)
 
 
 def name_in_set(path: Path, manifest: Path) -> str:
     """Return the name that a file has in the set of this manifest."""
     return Path(os.path.relpath(path, manifest.parent)).as_posix()
+
+
+def _refuse_moved(path: Path, manifest: Path, is_listed: Callable[[str], bool]) -> None:
+    """Refuse a path whose end is a longer name of the set than the place of the manifest gives it.
+
+    Where manifests are found by their place, storage that copies one into a folder of its set would rename the files.
+    """
+    parts = Path(os.path.abspath(path)).parts[1:]  # noqa: PTH100 - `resolve` would follow links
+    place = Path(name_in_set(path, manifest)).parts
+    for count in range(len(place) + 1, len(parts) + 1):
+        name = "/".join(parts[-count:])
+        if is_listed(name):
+            raise RollbackError(
+                f"{path}: expected the manifest in the folder that has {name!r:.200}, which it lists, got {manifest}; "
+                "it was moved. Put it back, or name it by Anchor(manifest=)",
+                path=path,
+            )
 
 
 @dataclass(frozen=True, slots=True)

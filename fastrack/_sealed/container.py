@@ -51,7 +51,7 @@ def parse_header(head: bytes, size: int | None, path: Location) -> tuple[dict[st
         text = _decode(head, size)
         metadata, tensors = _parse_compact(text, len(head)) or _parse(text, len(head))
     except (ValueError, RecursionError) as error:
-        raise _damaged(path, error) from None
+        raise _damaged(path, _kind_of(head) or error) from None
     stop = next(reversed(tensors.values())).stop if tensors else len(head)
     if size is not None and stop != size:
         raise FormatError(
@@ -109,6 +109,25 @@ def _layout(dtype: str, text: str) -> Layout | None:
     except (ValueError, FormatError):
         pass
     return None
+
+
+def _kind_of(head: bytes) -> str | None:
+    """Return the kind of another file by its first bytes, and what to do with it; None if it may be of safetensors."""
+    if len(head) >= HEADER_PREFIX and int.from_bytes(head[:HEADER_PREFIX], "little") <= HEADER_LIMIT:
+        return None
+    return next((kind for beginning, kind in _KINDS if beginning.match(head)), None)
+
+
+_LOAD = "load it with torch.load(weights_only=True), and seal that with save_file or save_checkpoint"
+_KINDS = (
+    (
+        re.compile(rb"PK\x03\x04"),
+        f"it is a zip archive, as of torch.save and numpy.savez. `fastrack seal` seals one of NumPy; of torch, {_LOAD}",
+    ),
+    (re.compile(rb"\x80[\x02-\x05]"), f"it is a pickle, which can run code. If it is of torch, {_LOAD}"),
+    (re.compile(rb"\x93NUMPY"), "it is an array of NumPy. `fastrack seal` seals it"),
+    (re.compile(rb"[\t\n\r -~]{4,8}"), "it is text. `fastrack import` seals records of text as samples"),
+)
 
 
 def _decode(head: bytes, size: int | None) -> str:

@@ -22,6 +22,9 @@ _quote = json.encoder.encode_basestring  # without escapes for characters beyond
 Kind = Literal["tensor", "checkpoint", "folder"]
 """The use that a message is sealed for. It is authenticated, as the first part of the context."""
 
+Edition = tuple[str, int]
+"""Lineage and version of a set of files, of which an anchor has found a file."""
+
 
 class MessageContext(NamedTuple):
     """The values that a message is bound to. Its key is derived from them, so others fail before a chunk is opened."""

@@ -8,12 +8,12 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from fastrack._crypto.cobblestone import HEADER_SIZE
-from fastrack._sealed.contexts import Kind
+from fastrack._sealed.contexts import Edition, Kind
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.locations import Location, Url
 from fastrack._util.pickles import unpickle
@@ -44,7 +44,7 @@ class SealedEntry:
 
     sealed : from names to [dtype, shape, header of the message]; plain : with the SHA-256 of the bytes in its place
     origins : file ids of messages that were sealed for another file; digests : SHA-256 of messages, if they were hashed
-    manifest : version and name of the manifest, for errors
+    manifest : version and name of the manifest, for errors; edition : lineage and version, if an anchor accepted them
     """
 
     file: str
@@ -56,6 +56,7 @@ class SealedEntry:
     origins: Mapping[str, str]
     digests: Mapping[str, str]
     manifest: str = field(compare=False, default="the manifest")
+    edition: Edition | None = field(compare=False, default=None)
 
     @classmethod
     def of(cls, file: SealedFile, *, digests: bool = False) -> Self:
@@ -164,12 +165,12 @@ class SealedEntry:
         )
 
     def __reduce__(self) -> tuple[object, ...]:
-        return unpickle, ("SealedEntry", encode(self.members()), self.manifest)
+        return unpickle, ("SealedEntry", encode(self.members()), self.manifest, self.edition)
 
 
-def restore_entry(members: bytes, manifest: str) -> SealedEntry:
+def restore_entry(members: bytes, manifest: str, edition: Edition | None = None) -> SealedEntry:
     """Return the entry that a pickle describes."""
-    return SealedEntry.parse(json.loads(members), manifest)
+    return replace(SealedEntry.parse(json.loads(members), manifest), edition=edition)
 
 
 @dataclass(frozen=True, slots=True)

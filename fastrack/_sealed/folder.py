@@ -7,11 +7,12 @@ import errno
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastrack._crypto.keyring import KeyRing, KeySource
+from fastrack._sealed.contexts import Edition
 from fastrack._sealed.entries import Entry, PlainEntry, SealedEntry, encode, require
 from fastrack._sealed.manifest import parse_entry
 from fastrack._sealed.publish import walk
@@ -94,7 +95,7 @@ def load_folder(
         contents = {name: unseal(tensor, ring, framework="numpy").tobytes() for name, tensor in file.items()}
         assert file.key_id is not None
         assert file.file_id is not None
-        return SealedFolder(path, file.key_id, file.file_id, contents)
+        return SealedFolder(path, file.key_id, file.file_id, contents, file.edition)
 
 
 def open_folder(
@@ -144,7 +145,7 @@ class SealedFolder:
     >>> with open("model/vocab.txt", "w") as file:
     ...     _ = file.write("a b c")
     >>> key = fastrack.Key.generate()
-    >>> fastrack.seal_folder("model", "sealed", key)
+    >>> fastrack.seal_folder("model", "sealed", key, plain=["vocab.txt"])
     >>> folder = fastrack.load_folder("sealed", key)
     >>> folder.read("vocab.txt")
     b'a b c'
@@ -153,8 +154,16 @@ class SealedFolder:
     (2, 3)
     """
 
-    def __init__(self, path: Location, key_id: str, file_id: str, contents: Mapping[str, bytes]) -> None:
+    def __init__(
+        self,
+        path: Location,
+        key_id: str,
+        file_id: str,
+        contents: Mapping[str, bytes],
+        edition: Edition | None = None,
+    ) -> None:
         self.path, self.key_id, self.file_id = path, key_id, file_id
+        self._edition = edition  # of the index, and so of all files
         self._headers = {name.removeprefix(HEADER): content for name, content in contents.items() if name != FILES}
         self.files: Mapping[str, Entry] = parse_index(contents[FILES], path)
 
@@ -179,7 +188,7 @@ class SealedFolder:
         if isinstance(entry, PlainEntry):
             raise KeyError(f"{name!r} is stored unencrypted; folder.read({name!r}) returns it")
         with self._present(name) as path:
-            return SealedFile(path, entry=entry)
+            return SealedFile(path, entry=replace(entry, edition=self._edition))
 
     def read(self, name: str) -> bytes:
         """Return the content of a file that is not sealed, such as a configuration, once it was authenticated.

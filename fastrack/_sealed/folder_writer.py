@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
 import json
 import os
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,7 +21,7 @@ from fastrack._sealed.importers import PlainTensor, whole_file
 from fastrack._sealed.manifest import is_name
 from fastrack._sealed.publish import walk
 from fastrack._sealed.reader import SealedFile
-from fastrack._sealed.writer import Progress, seal_file, write_plaintext, write_sealed
+from fastrack._sealed.writer import Progress, plain_names, seal_file, write_plaintext, write_sealed
 from fastrack._util.atomic import new_file, new_folder
 from fastrack._util.locations import Location, locate_local
 from fastrack._util.public import public
@@ -33,7 +35,15 @@ _PREFIX = 8  # bytes at the start of a safetensors file: the size of the header,
 _HEADER_LIMIT = 100_000_000  # bytes; safetensors refuses to read more
 _BLOCK = 1 << 20
 _PRIVATE = 0o700  # the mode of a folder of plaintext
-# Names of configuration, code, documentation and tokenizers. All others may hold weights or data, and are sealed.
+# The folder of a model has a configuration beside weights of the names that libraries give them; that of a pipeline an
+# index, and weights in the folders below it.
+_CONFIGURATIONS = ("config.json", "adapter_config.json")
+_PIPELINE = "model_index.json"
+_STEMS = r"(model|adapter_model|diffusion_pytorch_model|pytorch_model|open_clip_model)"
+_WEIGHTS = re.compile(rf"{_STEMS}([.-].*)?\.(safetensors|bin)", re.DOTALL)
+# The index of shards says no more than they do by themselves, and stays plain beside them in any folder.
+_SHARDS = re.compile(rf"{_STEMS}\.(safetensors|bin)\.index(\.[^.]+)?\.json")
+# Names of configuration, code, documentation and tokenizers, which stay plain in the folder of a model alone.
 _PLAIN = re.compile(
     r".*\.(json|txt|md|py|jinja|ya?ml|tiktoken|spm|bpe)|(.*tokenizer.*|spiece|sentencepiece.*)\.model|"
     r"licen[cs]e|notice|readme",
@@ -47,35 +57,43 @@ def seal_folder(
     target: str | os.PathLike[str],
     key: KeyLike | None = None,
     *,
+    plain: Iterable[str] = (),
     progress: Progress | None = None,
 ) -> None:
     """Seal a folder, such as that of a model, into a new folder with files of the same names.
 
-    Files of tensors (``.safetensors``) are sealed tensor by tensor, and all others whole, but for configuration, code,
-    documentation and tokenizers, which are copied as they are: ``.json``, ``.txt``, ``.md``, ``.py``, ``.jinja``,
-    ``.yaml``, and names of tokenizers. An index, ``fastrack.folder``, lists them all and is sealed under the same key.
-    So a file of another seal in place of one of these is refused, as is a plain one that was altered.
+    Files of tensors (``.safetensors``) are sealed tensor by tensor, and all others whole, whatever their suffix. Two
+    kinds stay plain, for anyone to read: what `plain` names; and configuration, code, documentation and tokenizers of a
+    model (``.json``, ``.txt``, ``.md``, ``.py``, ``.jinja``, ``.yaml``, and names of tokenizers). These are in or below
+    a folder that has a ``config.json`` or ``adapter_config.json`` beside weights, such as ``model.safetensors`` or
+    ``pytorch_model.bin``, or a ``model_index.json`` above them. The index of shards stays plain beside them anywhere.
+
+    An index, ``fastrack.folder``, lists all files and is sealed under the same key. So a file of another seal in place
+    of one of these is refused, as is a plain one that was altered.
 
     Parameters
     ----------
     source : path
         The folder. Files and folders in it whose names begin with a dot are left out, as are manifests, proofs and
-        grants.
+        grants. A link to what lies outside it is refused.
     target : path
         The folder to make. It has that name when it is complete and on disk, and replaces nothing.
     key : KeyLike, optional
         The owner's key, as `seal` takes it.
+    plain : iterable of str
+        Files to copy as they are: their paths in the folder, or globs of them, whose ``*`` stands for slashes too.
     progress : callable, optional
         Called with the number of bytes done since the previous call.
 
     Raises
     ------
     FormatError
-        If the folder holds nothing that would be sealed, or is sealed already; or a file cannot be sealed.
+        If the folder holds nothing that would be sealed, or a link that leads outside, or is sealed already; or a file
+        cannot be sealed.
     OSError
         If a file cannot be read or written, or `target` exists. No part of `target` is left behind then.
     ValueError
-        If `source` or `target` is a URL.
+        If `source` or `target` is a URL, or `plain` names no file of the folder.
 
     Examples
     --------
@@ -99,7 +117,10 @@ def seal_folder(
     found = {name: path for name, path in sorted(walk(source).items()) if _require_name(name, path)}
     if INDEX in found:
         raise FormatError(f"{source} is sealed already; `fastrack unseal` opens it")
-    if all(map(stays_plain, found)):
+    for path in found.values():
+        require_inside(path, source)
+    kept = _plain_files(found, source, plain_names(plain))
+    if kept == found.keys():
         names = ", ".join(map(repr, found)) or "none"
         raise FormatError(f"{source}: expected a file to seal, got {names:.300}, which stay plain. Name another folder")
     with new_folder(target) as folder:
@@ -108,7 +129,7 @@ def seal_folder(
         for name, path in found.items():
             place = folder / name
             place.parent.mkdir(parents=True, exist_ok=True)
-            if stays_plain(name):
+            if name in kept:
                 entries[name] = _copy(path, place, progress)
                 continue
             header = _seal(path, place, owner, progress)
@@ -122,9 +143,53 @@ def seal_folder(
         write_sealed(tensors, folder / INDEX, owner, frozenset(), {}, None, kind="folder")
 
 
-def stays_plain(name: str) -> bool:
-    """Return True for files that `seal_folder` copies as they are."""
-    return _PLAIN.fullmatch(name.rpartition("/")[2]) is not None
+def require_inside(path: Path, folder: Path) -> None:
+    """Refuse a link that leads out of a folder: what it leads to was never meant to be sealed with the folder."""
+    if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(folder.resolve()):
+        raise FormatError(
+            f"{str(path)!r:.300}: expected a file of the folder, got a link that leads outside. Put a copy in its "
+            "place, as `cp -rL` does with all links of a folder"
+        )
+
+
+def _plain_files(found: Mapping[str, Path], source: Path, patterns: Iterable[str]) -> set[str]:
+    """Return the names of the files that are copied as they are."""
+    kept: set[str] = set()
+    for pattern in sorted(patterns):
+        matches = {pattern} & found.keys() or set(fnmatch.filter(found, pattern))
+        if not matches:
+            raise ValueError(f"plain=: expected a file of {source} or a glob of some, got {pattern!r:.200}. Correct it")
+        kept |= matches
+    weights, models = _models_in(found)
+    root = source.resolve()
+    for name, path in found.items():
+        # A link is what it leads to as well: it would make readable what is sealed by its own name.
+        names = {name, Path(os.path.realpath(path)).relative_to(root).as_posix()}
+        if all(_is_plain(each, weights, models) for each in names):
+            kept.add(name)
+    return kept
+
+
+def _is_plain(name: str, weights: set[str], models: set[str]) -> bool:
+    folder, _, last = name.rpartition("/")
+    if _SHARDS.fullmatch(last) and folder in weights:
+        return True
+    return _PLAIN.fullmatch(last) is not None and _is_below(name, models)
+
+
+def _models_in(names: Iterable[str]) -> tuple[set[str], set[str]]:
+    """Return the folders of weights, and those of models."""
+    split = [name.rpartition("/") for name in names]
+    weights = {folder for folder, _, last in split if _WEIGHTS.fullmatch(last)}
+    models = weights & {folder for folder, _, last in split if last in _CONFIGURATIONS}
+    pipelines = {folder for folder, _, last in split if last == _PIPELINE}
+    pipelines = {folder for folder in pipelines if any(_is_below(f"{each}/", {folder}) for each in weights)}
+    return weights, models | pipelines
+
+
+def _is_below(name: str, folders: Iterable[str]) -> bool:
+    """Return True if a file is in one of these folders or below it; the outermost one has no name."""
+    return any(not folder or name.startswith(f"{folder}/") for folder in folders)
 
 
 def _require_name(name: str, path: Path) -> bool:
@@ -197,8 +262,9 @@ def unseal_folder(
     source : path, URL or SealedFolder
         The sealed folder, by its path, its URL, or opened by `load_folder`.
     target : path
-        The folder to make, which only you may open (mode 0700). It has that name when it is complete and on disk, and
-        replaces nothing. A process that is killed leaves what it had written in ``.fastrack-….part``, in plain.
+        The folder to make, which only you may open (mode 0700); those above it are made too. It has that name when it
+        is complete and on disk, and replaces nothing. A process that is killed leaves what it had written in
+        ``.fastrack-….part``, in plain.
     keys : KeySource, optional
         As for `unseal`.
     anchor : Anchor or path, optional
@@ -231,6 +297,7 @@ def unseal_folder(
     """
     ring, place = KeyRing.resolve(keys), locate_local(target)
     opened = open_folder(source, ring, anchor)
+    place.parent.mkdir(parents=True, exist_ok=True)  # as of a run that is resumed on another machine
     with new_folder(place, mode=_PRIVATE) as folder:
         for name, entry in opened.files.items():
             path = folder / name

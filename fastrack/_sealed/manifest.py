@@ -144,11 +144,7 @@ class Manifest:
         found = walk(folder)
         for name in self.files:
             if name not in found:
-                raise RollbackError(
-                    f"{folder / name}: expected this file by version {self.version} of lineage {self.lineage}, got "
-                    "none. Get the files of that version",
-                    path=folder / name,
-                )
+                raise self.missing(folder / name)
         for name, path in found.items():
             self.check(name, path)
 
@@ -177,6 +173,14 @@ class Manifest:
         with SealedFile(path, entry=entry) as file:
             for plain in file.plain:
                 file.stored(plain)  # which compares its bytes
+
+    def missing(self, path: Path) -> RollbackError:
+        """Return the error for a file of the set that is not there."""
+        return RollbackError(
+            f"{path}: expected this file by version {self.version} of lineage {self.lineage}, got none. Get the files "
+            "of that version",
+            path=path,
+        )
 
     def entry(self, name: str, path: Path) -> Entry:
         """Return the description of a file, whose path is for errors."""

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fastrack._crypto.signing import Signer
-from fastrack._sealed.anchor import FOLDER_MANIFEST, PROOF_SUFFIX, SUFFIX, Anchor, name_in_set
+from fastrack._sealed.anchor import PROOF_SUFFIX, SUFFIX, Anchor, manifest_path, name_in_set
 from fastrack._sealed.entries import Entry, PlainEntry, SealedEntry
 from fastrack._sealed.manifest import HISTORY_LIMIT, Manifest, is_name, load_manifest, sign_manifest
 from fastrack._sealed.reader import SealedFile
 from fastrack._util.atomic import new_file
 from fastrack._util.key_text import refuse_key_text
+from fastrack._util.locations import locate_local
 from fastrack._util.public import public
 from fastrack._util.shown import shown
 from fastrack.errors import FormatError, RollbackError
@@ -81,10 +82,10 @@ def publish(
     >>> manifest.version
     2
     """
-    given = [Path(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
+    given = [locate_local(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
     if not given or (manifest is None and len(given) != 1):
         raise ValueError(f"publishing failed: expected one path, or manifest=, got {len(given)} paths")
-    target = manifest_path(given[0]) if manifest is None else Path(manifest)
+    target = manifest_path(given[0]) if manifest is None else locate_local(manifest)
     anchored = None if anchor is None else Anchor.resolve(anchor)
     previous = _previous(target, signer, anchored)
     files = {name: describe(path, digests=digests) for name, path in sorted(_members(given, target).items())}
@@ -131,11 +132,6 @@ def walk(folder: Path) -> dict[str, Path]:
 
 def _raise(error: OSError) -> None:
     raise error
-
-
-def manifest_path(path: Path) -> Path:
-    """Return the manifest of a folder or a file that has one of its own."""
-    return path / FOLDER_MANIFEST if path.is_dir() else path.with_name(path.name + SUFFIX)
 
 
 def _members(given: Iterable[Path], manifest: Path) -> dict[str, Path]:

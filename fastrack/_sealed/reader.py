@@ -20,7 +20,7 @@ import numpy as np
 from fastrack._crypto import cobblestone
 from fastrack._crypto.keyring import KeyRing, KeySource
 from fastrack._sealed.container import Layout, StoredTensor, is_shape, parse_header, parse_layouts, unique
-from fastrack._sealed.contexts import Binding, Kind, MessageContext
+from fastrack._sealed.contexts import Binding, Edition, Kind, MessageContext
 from fastrack._sealed.messages import OpenMessage, bad_chunk
 from fastrack._sealed.storage import Extent, Storage, StoredBytes, open_storage, read_head
 from fastrack._sealed.tensor import SealedTensor
@@ -100,14 +100,21 @@ def load_file(
     >>> x
     array([0, 1, 2])
     """
+    anchor = resolve_anchor(anchor)
     if anchor is None:
         return SealedFile(path, file_id, mapped)
-    from fastrack._sealed.anchor import Anchor
-
-    anchor = Anchor.resolve(anchor)
     file = SealedFile(path, file_id, mapped, anchor.sealed_entry(path))
     anchor.advance()
     return file
+
+
+def resolve_anchor(anchor: Anchor | str | os.PathLike[str] | None) -> Anchor | None:
+    """Return one object for an ``anchor=`` argument, for files that have to be of one version."""
+    if anchor is None:
+        return None
+    from fastrack._sealed.anchor import Anchor
+
+    return Anchor.resolve(anchor)
 
 
 def opened_file(source: SealedFile | str | os.PathLike[str]) -> AbstractContextManager[SealedFile]:
@@ -154,6 +161,7 @@ class SealedFile(Mapping[str, SealedTensor]):
     """
 
     _entry: SealedEntry | None
+    edition: Edition | None = None  # of the set that an anchor has found the file in. Not public
 
     def __init__(
         self,
@@ -172,6 +180,7 @@ class SealedFile(Mapping[str, SealedTensor]):
             error.path = self.path
             raise
         self._entry = entry  # after its check, which looks at what is in the file
+        self.edition = None if entry is None else entry.edition
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
@@ -257,7 +266,7 @@ class SealedFile(Mapping[str, SealedTensor]):
         header = None if self._entry is None else self._entry.header(name)
         stored = self._stored[name]
         extent = Extent(self._open_storage(), stored.start, stored.stop)
-        return SealedTensor(context, extent, self.key_id, binding, self.path, header)
+        return SealedTensor(context, extent, self.key_id, binding, self.path, header, self.edition)
 
     @property
     def size(self) -> int:

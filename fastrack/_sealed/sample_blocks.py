@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +16,6 @@ from fastrack._tensors.arrays import Bytes
 from fastrack._util.shown import shown
 from fastrack.errors import FormatError
 
-T = TypeVar("T")
 RECORDS = ".records"
 """Ending of the name of the tensor that holds the records of a column. It is authenticated, as all names are."""
 OFFSETS = ".offsets"
@@ -151,19 +149,3 @@ def columns_of(contexts: Sequence[MessageContext], path: Path) -> tuple[int, dic
     if len(set(counts.values())) != 1 or min(counts.values()) < 0:
         raise FormatError(f"{path}: expected columns of as many samples each, got {counts!s:.300}")
     return next(iter(counts.values())), columns
-
-
-def skip_samples(samples: Iterable[T], count: int) -> Iterator[T]:
-    """Return an iterator after the first samples. Raise ValueError if there are fewer of them."""
-    iterator = iter(samples)
-    skipped = sum(1 for _ in islice(iterator, count))
-    require_skipped(skipped, count)
-    return iterator
-
-
-def require_skipped(skipped: int, count: int) -> None:
-    """Refuse a source that has fewer samples than are stored."""
-    if skipped < count:
-        raise ValueError(
-            f"resume=: expected the source of the {count} samples that the folder has, got one of {skipped} samples"
-        )

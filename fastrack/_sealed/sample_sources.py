@@ -16,7 +16,6 @@ from typing import IO, Any
 from fastrack._crypto.keyring import KeyLike
 from fastrack._sealed import tables
 from fastrack._sealed.json_lines import JsonColumns
-from fastrack._sealed.sample_blocks import skip_samples
 from fastrack._sealed.sample_writer import SealedWriter
 from fastrack._util.locations import locate_local
 from fastrack._util.public import public
@@ -70,10 +69,11 @@ def import_samples(
     shard_size : int
         As for `SealedWriter`.
     resume : bool
-        Continue in a folder that has shards: skip as many samples of the source as these hold. The source has to be as
-        it was when the earlier run read it.
+        Continue in a folder that has shards: read the source from its start again, compare its first samples with those
+        of the shards, and store the rest. So a source that is another one, or was altered where it is stored, is
+        refused, and one that has grown at its end is continued.
     progress : callable, optional
-        Called with the number of samples read since the previous call.
+        Called with the number of samples read since the previous call, those that are stored already included.
 
     Returns
     -------
@@ -86,7 +86,7 @@ def import_samples(
         If the folder has shards, and `resume` is False.
     FormatError
         If a file is malformed, of no such kind, or has values that cannot be stored, such as nulls; or if there is no
-        sample.
+        sample; or if files that are resumed do not begin with the samples that the folder has.
     ImportError
         If PyArrow is needed and not installed.
     TypeError, ValueError, OSError, AuthenticationError
@@ -105,12 +105,12 @@ def import_samples(
     (b'Oslo', 709037)
     """
     with SealedWriter(folder, key, shard_size=shard_size) as writer:
-        skip = writer.stored
-        if skip and not resume:
-            advice = f"has {skip} samples already. Choose another folder, or resume that run (resume=, --resume)"
-            raise FileExistsError(errno.EEXIST, advice, os.fspath(folder))
-        files, count = _files_of(source), skip
-        batches = _open_object(source, skip) if files is None else _open_files(files, skip, locate_local(folder))
+        if writer.stored and not resume:
+            advice = "Choose another folder, or resume that run with its source (resume=, --resume)"
+            raise FileExistsError(errno.EEXIST, f"has {writer.stored} samples already. {advice}", os.fspath(folder))
+        expected = writer.expect_stored() if writer.stored else None
+        files, count = _files_of(source), 0
+        batches = _open_object(source) if files is None else _open_files(files, locate_local(folder))
         while True:
             try:
                 batch = next(batches, None)
@@ -125,6 +125,8 @@ def import_samples(
             count += read
             if progress is not None:
                 progress(read)
+        if expected is not None:
+            expected.require_all_taken()
         if not count:
             at = "import_samples" if files is None else files.paths[0]
             raise FormatError(f"{at}: expected a sample or more, got none. Name another source")
@@ -152,29 +154,30 @@ def _files_of(source: Any) -> _Files | None:
     return None
 
 
-def _open_object(source: Any, skip: int) -> Iterator[Batch]:
+def _open_object(source: Any) -> Iterator[Batch]:
     batches = tables.open_table(source)
     if batches is not None:
         is_dataset = type(source).__module__.partition(".")[0] == "datasets"
-        return tables.read_batches(batches, skip, follow_paths=is_dataset)
+        return tables.read_batches(batches, follow_paths=is_dataset)
     if isinstance(source, Mapping) or not isinstance(source, Iterable):
         raise TypeError(
             f"import_samples: expected paths, a table or an iterable of samples, got {type(source).__name__}. Give "
             "such an object, or write samples with a SealedWriter"
         )
-    return ({name: [value] for name, value in sample.items()} for sample in skip_samples(source, skip))
+    return ({name: [value] for name, value in sample.items()} for sample in source)
 
 
-def _open_files(files: _Files, skip: int, target: Path) -> Iterator[Batch]:
+def _open_files(files: _Files, target: Path) -> Iterator[Batch]:
     place = files.current
     if len(files.paths) == 1 and place.is_dir():
-        found = sorted(path for path in place.iterdir() if not (path.is_dir() and path.samefile(target)))
+        here = target.resolve()
+        found = sorted(path for path in place.iterdir() if not (path.is_dir() and path.resolve() == here))
         entries = [path for path in found if not path.name.startswith(".")]
         folders = [path for path in entries if path.is_dir()]
         has_images = any(path.suffix.lower() in _IMAGES for path in entries)
         if has_images or (entries and folders == entries):
             classes = [path for path in found if path.is_dir()]  # of any name, as in ImageFolder
-            return _read_images(files, skip, [] if has_images else classes)
+            return _read_images(files, [] if has_images else classes)
         files.paths = [path for path in entries if path not in folders]
         if folders and files.paths:
             raise FormatError(
@@ -191,41 +194,54 @@ def _open_files(files: _Files, skip: int, target: Path) -> Iterator[Batch]:
             f"{place}: expected images, or files that all end with one of {', '.join(_READERS)}, got {got:.200}. "
             "Name files of one of these kinds, or import a table, such as that of pandas.read_csv"
         )
-    return read(files, skip)
+    return read(files)
 
 
-def _read_images(files: _Files, skip: int, classes: list[Path]) -> Iterator[Batch]:
+def _read_images(files: _Files, classes: list[Path]) -> Iterator[Batch]:
     """Read the samples of torchvision's ImageFolder, in its order, or without labels if there are no classes."""
     folder = files.current
     found: list[tuple[int, Path]] = []
     for label, path in enumerate(classes or [folder]):
         count = len(found)
-        for root, _, names in sorted(os.walk(path, followlinks=True)):
+        for root, names in sorted(_walk_links(path)):
             found += [(label, Path(root, name)) for name in sorted(names) if Path(name).suffix.lower() in _IMAGES]
         if len(found) == count:
             raise FormatError(f"{path}: expected images of this class, got none. Remove the folder")
-    for label, path in skip_samples(found, skip):
+    for label, path in found:
         files.current = path
         with io.BufferedReader(open_regular(path)) as file:
             batch = {"image": [file.read()], "path": [str(path.relative_to(folder))]}
         yield {**batch, "label": [label]} if classes else batch
 
 
-def _read_text(files: _Files, skip: int) -> Iterator[Batch]:
-    for batch in _read_lines(files, skip):
+def _walk_links(folder: Path, above: tuple[tuple[int, int], ...] = ()) -> Iterator[tuple[str, list[str]]]:
+    """Return folders and the names in them, and follow links as ImageFolder does; refuse one that leads to itself."""
+    status = folder.stat()
+    above += ((status.st_dev, status.st_ino),)
+    if above[-1] in above[:-1]:
+        raise FormatError(f"{folder}: expected a folder of images, got a link to one that it is in. Remove the link")
+    entries = list(folder.iterdir())
+    yield str(folder), [entry.name for entry in entries if not entry.is_dir()]
+    for entry in entries:
+        if entry.is_dir():
+            yield from _walk_links(entry, above)
+
+
+def _read_text(files: _Files) -> Iterator[Batch]:
+    for batch in _read_lines(files):
         yield {"text": [line for line, _, _ in batch]}
 
 
-def _read_json(files: _Files, skip: int) -> Iterator[Batch]:
+def _read_json(files: _Files) -> Iterator[Batch]:
     columns = JsonColumns()
-    for batch in _read_lines(files, skip, bytes.strip):
+    for batch in _read_lines(files, bytes.strip):
         yield columns.parse(batch)
 
 
-def _read_lines(files: _Files, skip: int, keep: Callable[[bytes], object] = lambda _: True) -> Iterator[list[Line]]:
+def _read_lines(files: _Files, keep: Callable[[bytes], object] = lambda _: True) -> Iterator[list[Line]]:
     """Return lines to keep, of one file at a time: a limited number of them, and of bytes."""
     numbered = ((line, path, number) for path in files for number, line in enumerate(_lines_of(path), 1) if keep(line))
-    for path, lines in groupby(skip_samples(numbered, skip), itemgetter(1)):
+    for path, lines in groupby(numbered, itemgetter(1)):
         while batch := _take_lines(lines):
             files.current = path
             yield batch
@@ -249,9 +265,9 @@ def _take_lines(lines: Iterator[Line]) -> list[Line]:
     return taken
 
 
-def _read_archives(files: _Files, skip: int) -> Iterator[Batch]:
+def _read_archives(files: _Files) -> Iterator[Batch]:
     samples = (sample for path in files for sample in _samples_of(path))
-    return ({name: [value] for name, value in sample.items()} for sample in skip_samples(samples, skip))
+    return ({name: [value] for name, value in sample.items()} for sample in samples)
 
 
 def _samples_of(path: Path) -> Iterator[dict[str, Any]]:
@@ -305,11 +321,11 @@ def _members_of(file: IO[bytes], path: Path) -> Iterator[tuple[str, bytes]]:
                 raise FormatError(
                     f"{path}: expected the end of the archive at byte {archive.offset}; it was cut short. Get it again"
                 )
-    except (tarfile.TarError, EOFError, ArithmeticError, UnicodeError) as error:
+    except (tarfile.TarError, EOFError, ArithmeticError, UnicodeError, RecursionError) as error:
         raise FormatError(f"{path} is no tar archive that can be read: {error!s:.200}") from None
 
 
-_READERS: dict[str, Callable[[_Files, int], Iterator[Batch]]] = {
+_READERS: dict[str, Callable[[_Files], Iterator[Batch]]] = {
     ".txt": _read_text,
     ".jsonl": _read_json,
     ".tar": _read_archives,

@@ -18,8 +18,10 @@ from fastrack._crypto.keyring import KeyLike, KeyRing, sealing_key
 from fastrack._sealed.importers import PlainTensor
 from fastrack._sealed.reader import SealedFile
 from fastrack._sealed.sample_blocks import OFFSETS, RECORDS, Block, Column, columns_of, require_names
+from fastrack._sealed.stored_samples import StoredSamples
 from fastrack._sealed.writer import write_sealed
 from fastrack._tensors import arrays, dtypes
+from fastrack._util.atomic import made_parents
 from fastrack._util.locations import locate_local
 from fastrack._util.public import public
 from fastrack._util.shown import shown
@@ -42,7 +44,7 @@ class SealedWriter:
     Parameters
     ----------
     folder : path
-        Folder for the shards, which is made if there is none. `SealedDataset` opens it.
+        Folder for the shards, which is made with the first of them if there is none. `SealedDataset` opens it.
     key : KeyLike, optional
         The owner's key, as `seal` takes it.
     records : iterable of str
@@ -105,16 +107,21 @@ class SealedWriter:
         self._folder = locate_local(folder)
         if self._folder.exists() and not self._folder.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, "expected a folder to write to, got a file", str(self._folder))
-        self._folder.mkdir(parents=True, exist_ok=True)
         self._lock = threading.Lock()
         self._is_closed = False
         self.stored = 0
+        self._expected: StoredSamples | None = None
         self._columns: dict[str, Column] = {}
-        paths = shards_in(self._folder)
+        paths = shards_in(self._folder) if self._folder.exists() else []
         for path in paths:
             self._read_shard(path, KeyRing(self._key))
         self._shards = len(paths)
         self._start_shard()
+
+    def expect_stored(self) -> StoredSamples:
+        """Take the first samples for those that are stored: each is compared with what is stored, and not written."""
+        self._expected = StoredSamples(self._folder, shards_in(self._folder), self.stored, KeyRing(self._key))
+        return self._expected
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Append a sample.
@@ -197,7 +204,7 @@ class SealedWriter:
             self._require_columns({name: block.column for name, block in blocks.items()})
             assert count is not None
             ends = np.cumsum(np.broadcast_to(sum(block.sizes() for block in blocks.values()), count))
-            start = 0
+            start = 0 if self._expected is None else self._expected.take(blocks, count)
             while start < count:
                 room = self._shard_size - self._size + (ends[start - 1] if start else 0)
                 stop = max(int(np.searchsorted(ends, room, "right")), start if self._count else start + 1)
@@ -266,7 +273,8 @@ class SealedWriter:
             else:
                 tensors[name] = PlainTensor(column.dtype, (self._count, *column.shape), load)
         path = self._folder / f"shard-{self._shards:06}.safetensors"
-        write_sealed(tensors, path, self._key, frozenset(), {}, None, overwrite=False)
+        with made_parents(path):
+            write_sealed(tensors, path, self._key, frozenset(), {}, None, overwrite=False)
         self._shards += 1
         self.stored += self._count
         self._start_shard()

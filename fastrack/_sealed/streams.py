@@ -1,7 +1,8 @@
 """Sealing from and to streams, such as standard input and output, without plaintext on disk.
 
-The tensors of .npy and .safetensors streams are sealed while they are read, since their headers say how large they are.
-Any other stream is read into memory first: a sealed file begins with its sizes.
+A stream is sealed as the bytes that it has, and read into memory first: a sealed file begins with its sizes. The
+tensors of a stream that was said to be .npy or .safetensors are sealed while they are read, as its header has their
+sizes.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 import numpy as np
 
@@ -26,8 +27,8 @@ from fastrack._util.locations import Location
 from fastrack.errors import FormatError
 
 _NAME = "stdin"  # of a tensor that has none, and of the stream in errors
-_MAGIC = np.lib.format.MAGIC_PREFIX
 _PIECE = 1 << 20  # bytes
+StreamForm = Literal["npy", "safetensors"]
 
 
 def seal_stream(
@@ -40,9 +41,13 @@ def seal_stream(
     metadata: Mapping[str, str] | None = None,
     overwrite: bool = True,
     progress: Progress | None = None,
+    form: StreamForm | None = None,
 ) -> None:
-    """Seal a file or a stream into another, as `seal_file` does. After an error a stream is cut short."""
-    with open_plain(source) if isinstance(source, Path) else _open_stream(_Stream(source)) as (tensors, stored):
+    """Seal a file or a stream into another, as `seal_file` does. After an error a stream is cut short.
+
+    A stream has the tensors of its `form`; without one it is bytes, whatever they look like.
+    """
+    with open_plain(source) if isinstance(source, Path) else _open_stream(_Stream(source), form) as (tensors, stored):
         seal_opened(
             tensors,
             stored,
@@ -107,11 +112,12 @@ class _Stream:
 
 
 @contextlib.contextmanager
-def _open_stream(stream: _Stream) -> Iterator[tuple[Mapping[str, PlainTensor], dict[str, str]]]:
-    start = stream.peek(HEADER_PREFIX + 1)
-    if start.startswith(_MAGIC):
+def _open_stream(
+    stream: _Stream, form: StreamForm | None
+) -> Iterator[tuple[Mapping[str, PlainTensor], dict[str, str]]]:
+    if form == "npy":
         yield {_NAME: _read_array(stream)}, {}
-    elif start[HEADER_PREFIX:] == b"{" and int.from_bytes(start[:HEADER_PREFIX], "little") <= HEADER_LIMIT:
+    elif form == "safetensors":
         yield _read_tensors(stream)
     else:
         yield {_NAME: PlainTensor.of(np.frombuffer(stream.read_all(), np.uint8))}, {}
@@ -134,7 +140,9 @@ def _read_array(stream: _Stream) -> PlainTensor:
 def _read_tensors(stream: _Stream) -> tuple[dict[str, PlainTensor], dict[str, str]]:
     path = Path(f"{_NAME}.safetensors")
     prefix = stream.read(HEADER_PREFIX)
-    metadata, stored = parse_header(prefix + stream.read(int.from_bytes(prefix, "little")), None, path)
+    metadata, stored = parse_header(
+        prefix + stream.read(min(int.from_bytes(prefix, "little"), HEADER_LIMIT)), None, path
+    )
     refuse_sealed(metadata, path)
     tensors: dict[str, PlainTensor] = {}
     for number, (name, (dtype, shape, start, stop)) in enumerate(stored.items(), 1):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fastrack._sealed.sample_blocks import Block, Column, require_skipped
+from fastrack._sealed.sample_blocks import Block, Column
 from fastrack._tensors import dtypes
 from fastrack._util.regular_file import open_regular
 from fastrack.errors import FormatError
@@ -18,9 +18,9 @@ _ROWS = 4096  # of a batch
 _BYTES = {"string", "large_string", "string_view", "binary", "large_binary", "binary_view"}
 
 
-def read_files(paths: Iterable[Path], skip: int) -> Iterator[Mapping[str, Block]]:
-    """Return the batches of Parquet, Arrow and Feather files, after the rows to skip."""
-    return read_batches((batch for path in paths for batch in _batches_of(path)), skip)
+def read_files(paths: Iterable[Path]) -> Iterator[Mapping[str, Block]]:
+    """Return the batches of Parquet, Arrow and Feather files."""
+    return read_batches(batch for path in paths for batch in _batches_of(path))
 
 
 def open_table(source: Any) -> Iterator[Any] | None:
@@ -42,21 +42,16 @@ def open_table(source: Any) -> Iterator[Any] | None:
     return batches
 
 
-def read_batches(batches: Iterable[Any], skip: int, *, follow_paths: bool = False) -> Iterator[Mapping[str, Block]]:
-    """Return record batches as columns, after the rows to skip.
+def read_batches(batches: Iterable[Any], *, follow_paths: bool = False) -> Iterator[Mapping[str, Block]]:
+    """Return record batches as columns.
 
     Without `follow_paths`, a file is refused that stands in a table by its path alone: the table's author would choose
     which files of this machine are read.
     """
-    skipped = 0
     for batch in batches:
-        start = min(skip - skipped, batch.num_rows)
-        skipped += start
-        if start < batch.num_rows:
-            part = batch.slice(start)
-            columns = {name: part.column(index) for index, name in enumerate(part.schema.names)}
+        if batch.num_rows:
+            columns = {name: batch.column(index) for index, name in enumerate(batch.schema.names)}
             yield {name: _block_of(name, column, follow_paths) for name, column in columns.items()}
-    require_skipped(skipped, skip)
 
 
 def _pyarrow() -> Any:

@@ -15,7 +15,7 @@ from fastrack._crypto.cobblestone import HEADER_SIZE, MessageKey
 from fastrack._crypto.engine import get_engine
 from fastrack._crypto.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._crypto.keys import Key
-from fastrack._sealed.contexts import Binding, MessageContext, new_file_id
+from fastrack._sealed.contexts import Binding, Edition, MessageContext, new_file_id
 from fastrack._sealed.fetching import fetch, fetch_headers, fetch_range
 from fastrack._sealed.handle import NOT_OPEN, Handle
 from fastrack._sealed.indexing import LazyRanges, RowPlan, plan_rows
@@ -241,6 +241,7 @@ class SealedTensor(Handle):
         "_storage",
         "binding",
         "context",
+        "edition",
         "key_id",
         "nbytes",
         "path",
@@ -254,8 +255,10 @@ class SealedTensor(Handle):
         binding: Binding | None = None,
         path: Location | None = None,
         header: bytes | None = None,
+        edition: Edition | None = None,
     ) -> None:
         self.context = context
+        self.edition = edition
         self._encoded_context: tuple[MessageContext, bytes] | None = None
         self._pinned_header = header
         self.path = path
@@ -357,19 +360,28 @@ class SealedTensor(Handle):
 
     def check_origin(self, key: Key) -> None:
         """Authenticate the binding, if there is one, and refuse a file that the key was not granted for."""
-        if key.files is not None:
+        if key.is_restricted:
             self.check_grant(key)
         if self.binding is not None:
             self.binding.check(self.context, key)
 
     def check_grant(self, key: Key) -> None:
-        """Refuse a file that the key was not granted for."""
+        """Refuse a file or a version of a set that the key was not granted for."""
         if key.files is not None:
             file = self.context.file if self.binding is None else self.binding.file
             if file not in key.files:
                 raise GrantError(
                     f"tensor {self.context.name!r:.200} is in file {file}, but key {key.id} was granted for other "
                     "files only; ask the owner for a grant that includes it"
+                )
+        if key.lineage is not None or key.least_version:
+            lineage, version = self.edition or (None, 0)
+            if lineage is None or lineage != (key.lineage or lineage) or version < key.least_version:
+                got = "no anchor" if lineage is None else f"version {version} of lineage {lineage}"
+                raise GrantError(
+                    f"tensor {self.context.name!r:.200}: expected version {key.least_version} or later of "
+                    f"{'a set' if key.lineage is None else f'lineage {key.lineage}'}, for which key {key.id} was "
+                    f"granted, by an anchor, got {got}; open its file with anchor=, or ask the owner for another grant"
                 )
 
     def add_path(self, error: FastrackError) -> None:
@@ -433,12 +445,15 @@ class SealedTensor(Handle):
 
     def __reduce__(self) -> tuple[object, ...]:
         message = bytes(self.message)
-        return unpickle, ("SealedTensor", self.context, message, self.key_id, self.binding)
+        anchored = () if self.edition is None else (self.edition,)
+        return unpickle, ("SealedTensor", self.context, message, self.key_id, self.binding, *anchored)
 
 
-def restore_tensor(context: MessageContext, message: bytes, key_id: str, binding: Binding | None) -> SealedTensor:
+def restore_tensor(
+    context: MessageContext, message: bytes, key_id: str, binding: Binding | None, edition: Edition | None = None
+) -> SealedTensor:
     """Return the tensor that a pickle describes."""
-    return SealedTensor(context, np.frombuffer(message, np.uint8), key_id, binding)
+    return SealedTensor(context, np.frombuffer(message, np.uint8), key_id, binding, edition=edition)
 
 
 class TensorSlice(NamedTuple):

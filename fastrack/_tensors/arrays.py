@@ -112,6 +112,7 @@ def reader(array: Any) -> Callable[[int, int], Bytes]:
     if framework_of(array) == "torch" and not (array.is_contiguous() or array.is_conj() or array.is_neg()):
         import torch
 
+        _require_torch(array, "cpu", writable=False)
         words = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[array.element_size()]
         array = array.detach().view(words).numpy()  # with the same strides
     if isinstance(array, np.ndarray) and not array.flags.c_contiguous:
@@ -144,7 +145,9 @@ def empty(size: int, dtype: str, shape: Sequence[int], framework: Framework) -> 
         extent = dtypes.torch_shape(dtype, shape)
         # Without the tuple it takes a third less time, but there must be a dimension.
         tensor = torch.empty(*extent or ((),), dtype=dtypes.to_torch(dtype), device="cpu")
-        return tensor, tensor.data_ptr(), tensor
+        address = _torch_address(tensor)
+        if address or not size:
+            return tensor, address or 0, tensor
     if framework == "numpy" and size < _SMALL:
         array = np.empty(tuple(shape), dtypes.to_numpy(dtype))
         return array, _address(array), array
@@ -158,11 +161,36 @@ def from_bytes(memory: Bytes, dtype: str, shape: Sequence[int], framework: Frame
         import torch
 
         if dtype in _SHARED:  # NumPy's views take a tenth of the time of torch's
-            return torch.from_numpy(memory.view(dtypes.to_numpy(dtype)).reshape(shape))
-        return torch.from_numpy(memory).view(dtypes.to_torch(dtype)).reshape(dtypes.torch_shape(dtype, shape))
+            tensor = torch.from_numpy(memory.view(dtypes.to_numpy(dtype)).reshape(shape))
+        else:
+            tensor = torch.from_numpy(memory).view(dtypes.to_torch(dtype)).reshape(dtypes.torch_shape(dtype, shape))
+        if memory.size and _torch_address(tensor) == 0:
+            raise _without_memory(tensor)
+        return tensor
     if framework == "numpy":
         return memory.view(dtypes.to_numpy(dtype)).reshape(tuple(shape))
     raise TypeError(f"framework= must be 'numpy' or 'torch' for arrays in host memory, got {shown(framework, 40)}")
+
+
+def _torch_address(tensor: Any) -> int | None:
+    """Return the address of a torch tensor, 0 if it has no memory, or None if a transform of torch hides it."""
+    if type(tensor).__name__ == "FakeTensor":  # which warns of the question
+        return 0
+    try:
+        return int(tensor.data_ptr())
+    except RuntimeError:
+        return None
+
+
+def _without_memory(tensor: Any) -> TypeError:
+    import torch
+
+    kind, place = "tensor of a transform of torch.func", "that transform"
+    if type(tensor).__name__ == "FakeTensor":
+        kind, place = "FakeTensor", "FakeTensorMode"
+    elif torch._is_functional_tensor(tensor):  # noqa: SLF001 - the only test there is
+        kind, place = "functional tensor", "torch.func.functionalize and torch.export"
+    return TypeError(f"expected a tensor with memory, got a {kind}, which has none. Call fastrack outside of {place}")
 
 
 def flat_torch(tensor: Any, device: str, *, writable: bool = False) -> Any:
@@ -182,6 +210,8 @@ def _require_torch(tensor: Any, device: str, *, writable: bool) -> None:
     if (device != "cpu" if tensor.is_cpu else device != str(tensor.device)) or tensor.layout != torch.strided:
         expected = "in host memory" if device == "cpu" else f"on {device}"
         raise TypeError(f"expected a dense tensor {expected}, got one on {tensor.device} ({tensor.layout})")
+    if device == "cpu" and tensor.numel() and not _torch_address(tensor):
+        raise _without_memory(tensor)
     if not writable:
         return
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():

@@ -110,8 +110,9 @@ def load_checkpoint(
     Returns
     -------
     pytree
-        The saved state, with the same types, dtypes and shapes, except that an OrderedDict becomes a dict, and
-        parameters become tensors. Numbers are equal to the last bit. Arrays that shared their memory are one array.
+        The saved state, with the same types, dtypes and shapes, except that an OrderedDict becomes a dict, unless it
+        is the state dict of a module with its ``_metadata``, and parameters become tensors. Numbers are equal to the
+        last bit. Arrays that shared their memory are one array.
 
     Raises
     ------

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,7 +15,7 @@ from fastrack._crypto.keyring import KeyRing
 from fastrack._sealed.indexing import Indices
 from fastrack._sealed.reader import SealedFile
 from fastrack._sealed.sample_blocks import LENGTHS, OFFSETS, RECORDS
-from fastrack._sealed.sample_writer import shards_in
+from fastrack._sealed.sample_writer import SHARD, shards_in
 from fastrack._training.handles import DatasetRef
 from fastrack._training.joined import JoinedRef, PlainColumns
 from fastrack._training.layout import record_layout, row_layout, window_layout
@@ -22,13 +24,20 @@ from fastrack._util.locations import locate
 from fastrack._util.names import list_names
 from fastrack._util.shown import shown
 
+if TYPE_CHECKING:
+    from fastrack._sealed.anchor import Anchor
 
-def list_shards(paths: PathLike | Sequence[PathLike]) -> PathLike | Sequence[PathLike]:
-    """Return the sealed files of a folder, and other paths as they are."""
+
+def list_shards(paths: PathLike | Sequence[PathLike], anchor: Anchor | None) -> PathLike | Sequence[PathLike]:
+    """Return the sealed files of a folder, and other paths as they are. With an anchor none may be missing."""
     if not isinstance(paths, (str, os.PathLike)):
         return paths
     folder = locate(paths)
     if isinstance(folder, Path) and folder.is_dir():
+        if anchor is not None:
+            names = sorted(name for name in anchor.names_in(folder) if re.fullmatch(r"[^/]+\.safetensors", name))
+            for name in list(filter(SHARD.fullmatch, names)) or names:
+                anchor.require_file(folder / name)
         found = shards_in(folder) or sorted(folder.glob("*.safetensors"))
         if not found:
             raise FileNotFoundError(errno.ENOENT, "expected .safetensors files in this folder, got none", str(folder))

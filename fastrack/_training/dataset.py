@@ -10,6 +10,7 @@ import numpy as np
 
 from fastrack._crypto.keyring import KeyRing, KeySource
 from fastrack._sealed.indexing import Indices, as_indices
+from fastrack._sealed.reader import resolve_anchor
 from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._tensors import arrays
 from fastrack._training.collate import collate
@@ -67,7 +68,8 @@ class SealedDataset(_Base):
         The ``SealedFile.file_id`` that each file must have, in the order of `paths`. They are authenticated with the
         shapes. Without them, an older or another file of the same owner with the same columns is accepted.
     anchor : Anchor or path, optional
-        All files have to be as their owner's newest manifest lists them, of one version, as for `load_file`.
+        All files have to be as their owner's newest manifest lists them, of one version, as for `load_file`. A folder
+        has to have all that it lists there.
     plain_columns : sequence of str
         Names of tensors that the files store unencrypted and unauthenticated, to be columns as well. A sample has
         copies of their rows. With `anchor` they are authenticated.
@@ -132,7 +134,8 @@ class SealedDataset(_Base):
         plain_columns: Sequence[str] = (),
         transform: Transform | None = None,
     ) -> None:
-        paths = list_shards(paths)
+        anchor = resolve_anchor(anchor)
+        paths = list_shards(paths, anchor)
         tensors = find_tensors(paths, columns)
         shards = Shards(paths, [name for names in tensors.values() for name in names] or columns, file_ids, anchor)
         self._set(shards, tensors, keys, plain_columns, transform)
@@ -204,7 +207,8 @@ class SealedDataset(_Base):
         """
         if data == "lengths":
             raise ValueError("data=: expected another name than 'lengths', which the length of a sample has. Rename it")
-        paths = list_shards(paths)
+        anchor = resolve_anchor(anchor)
+        paths = list_shards(paths, anchor)
         tensors = {data: (data, offsets), **find_tensors(paths, tuple_of_names(columns, "columns="))}
         shards = Shards(paths, [name for names in tensors.values() for name in names], file_ids, anchor)
         dataset = cls.__new__(cls)

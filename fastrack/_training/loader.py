@@ -7,8 +7,9 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, NoReturn, Self
 
 from fastrack._crypto.keyring import KeyRing, KeySource
 from fastrack._crypto.keys import Key
@@ -112,8 +113,8 @@ def wrap(
         raise ValueError(f"prefetch=: expected 0 or more, got {prefetch}")
     _require_distributed(loader)
     kind = _StatefulLoader if hasattr(loader, "state_dict") else WrappedLoader
-    ring = KeyRing(_get_default_key) if keys is None else KeyRing.resolve(keys)
-    return kind(loader, canonical(device), ring, prefetch, transform)
+    ring = KeyRing(_get_environment_key) if keys is None else KeyRing.resolve(keys)
+    return kind(loader, canonical(device), ring, keys is None, prefetch, transform)
 
 
 def _require_distributed(loader: Any) -> None:
@@ -150,6 +151,7 @@ class WrappedLoader:
         "__weakref__",
         "_device",
         "_inner",
+        "_is_default",
         "_iterator",
         "_keys",
         "_lock",
@@ -159,11 +161,18 @@ class WrappedLoader:
     )
 
     def __init__(
-        self, inner: Any, device: str, keys: KeyRing, prefetch: int, transform: Callable[[Any], Any] | None
+        self,
+        inner: Any,
+        device: str,
+        keys: KeyRing,
+        is_default: bool,
+        prefetch: int,
+        transform: Callable[[Any], Any] | None,
     ) -> None:
         self._inner = inner
         self._device = device
         self._keys = keys
+        self._is_default = is_default
         self._prefetch = prefetch
         self._transform = transform
         self._progress: Fetched | None = None  # holds the state after the batch returned last
@@ -175,9 +184,11 @@ class WrappedLoader:
         """Make a new lock."""
         self._lock = threading.Lock()
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> _Iterator:
         _require_distributed(self._inner)  # the process group may have been initialised since
-        source = Source(self._inner, self._lock, self._device, self._keys, ahead=self._prefetch > 0)
+        # A ring remembers keys, and those of `use_keys` may be of the block in which this iteration begins.
+        keys = KeyRing(partial(_get_default_key, self._keys)) if self._is_default else self._keys
+        source = Source(self._inner, self._lock, self._device, keys, ahead=self._prefetch > 0)
         # Batches are prefetched on a stream of their own, so that neither stream waits for the other's work.
         side = side_stream(self._device) if self._prefetch else None
         iteration = PrefetchThread(source, self._prefetch, side) if self._prefetch else source
@@ -269,7 +280,7 @@ class _Iterator:
         self._transform = transform
         self.progress = iteration.begin()
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
@@ -301,5 +312,10 @@ class _Iterator:
         )
 
 
-def _get_default_key(key_id: str) -> Key:
+def _get_default_key(others: KeyRing, key_id: str) -> Key:
+    default = KeyRing.default()
+    return (others if default is None else default)[key_id]
+
+
+def _get_environment_key(key_id: str) -> Key:
     return KeyRing.resolve()[key_id]

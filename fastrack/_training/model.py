@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fastrack._crypto.keyring import KeyLike, KeyRing, KeySource
 from fastrack._devices import canonical
 from fastrack._sealed.folder import SealedFolder, merge_tensors, open_folder
-from fastrack._sealed.reader import SealedFile, load_file
+from fastrack._sealed.reader import SealedFile, load_file, resolve_anchor
 from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._sealed.writer import save_file
 from fastrack._tensors import dtypes
@@ -286,10 +286,7 @@ def _open(
         return open_folder(source, keys, anchor).weights(), []
     if isinstance(source, (str, os.PathLike)):
         source = [source]
-    if anchor is not None:
-        from fastrack._sealed.anchor import Anchor
-
-        anchor = Anchor.resolve(anchor)
+    anchor = resolve_anchor(anchor)
     with ExitStack() as stack:
         files = [stack.enter_context(load_file(path, anchor=anchor)) for path in source]
         for file in files:

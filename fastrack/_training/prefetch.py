@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
@@ -145,6 +146,7 @@ class PrefetchThread(threading.Thread):
         super().__init__(name="fastrack-loader", daemon=True)
         self._source = source
         self._side = side
+        self._context = copy_context()  # of the caller, whose block of `use_keys` may have the keys
         self._permits: SimpleQueue[bool] = SimpleQueue()  # a semaphore: True for each batch to fetch, False to stop
         self._ready: SimpleQueue[Fetched] = SimpleQueue()
         for _ in range(prefetch):
@@ -189,6 +191,9 @@ class PrefetchThread(threading.Thread):
         self._finish_with()
 
     def run(self) -> None:
+        self._context.run(self._fetch_all)
+
+    def _fetch_all(self) -> None:
         ready = self._ready
         try:
             with nullcontext() if self._side is None else self._side.current():

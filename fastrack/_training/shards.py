@@ -38,7 +38,7 @@ class Shards:
         paths: PathLike | Sequence[PathLike],
         names: Sequence[str] | None,
         file_ids: Sequence[str] | None = None,
-        anchor: Anchor | PathLike | None = None,
+        anchor: Anchor | None = None,
     ) -> None:
         given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
         if not given:
@@ -47,9 +47,6 @@ class Shards:
         self._entries: list[SealedEntry] | None = None
         expected = _expected_ids(file_ids, len(given))
         if anchor is not None:
-            from fastrack._sealed.anchor import Anchor
-
-            anchor = Anchor.resolve(anchor)
             self._entries = [anchor.sealed_entry(path) for path in self.paths]
         self._tensors: list[list[SealedTensor] | None] = []
         self.contexts: list[list[MessageContext]] = []

@@ -71,7 +71,11 @@ class _Encoder:
             items = [self.encode_value(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]
             return [kind.__name__, items]
         if kind in {dict, OrderedDict}:
-            return ["dict", [self._encode_entry(key, item, path, depth) for key, item in value.items()]]
+            entries = [self._encode_entry(key, item, path, depth) for key, item in value.items()]
+            metadata = getattr(value, "_metadata", None)  # of the state dict of a module, for its `load_state_dict`
+            if metadata is None:
+                return ["dict", entries]
+            return ["state_dict", entries, self.encode_value(metadata, f"{path}._metadata", depth + 1)]
         return self._encode_array(value, path)
 
     def _encode_entry(self, key: Any, value: Any, path: str, depth: int) -> list[Any]:
@@ -146,6 +150,10 @@ def _decode(item: Any, fetch: Fetch, depth: int) -> Any:
             return parts if kind == "list" else tuple(parts)
         case ["dict", list(entries)]:
             return _decode_dict(entries, fetch, depth)
+        case ["state_dict", list(entries), metadata]:
+            decoded = OrderedDict(_decode_dict(entries, fetch, depth))
+            decoded._metadata = _decode(metadata, fetch, depth + 1)  # type: ignore[attr-defined]  # noqa: SLF001
+            return decoded
         case ["torch" | "numpy" | "scalar" as kind, int(number)] if type(number) is int and number >= 0:
             return _decode_array(kind, number, fetch)
         case ["int" | "float" | "bytes" as kind, str(text)]:

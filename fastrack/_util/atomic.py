@@ -7,27 +7,57 @@ import ctypes
 import errno
 import io
 import os
+import re
 import secrets
 import shutil
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from fastrack._util.key_text import refuse_key_text
 from fastrack._util.locations import require_local
+from fastrack._util.regular_file import open_regular
 
 _DESCRIPTORS = "/proc/self/fd"
-_UNNAMED: int = getattr(os, "O_TMPFILE", 0) if Path(_DESCRIPTORS).is_dir() else 0
+_HAS_DESCRIPTORS = Path(_DESCRIPTORS).is_dir()
+_HELD = re.compile(rf"{_DESCRIPTORS}/\d+(/.*)?", re.DOTALL)  # a folder that is held: resolved by the kernel alone
+_UNNAMED: int = getattr(os, "O_TMPFILE", 0) if _HAS_DESCRIPTORS else 0
 _MAX_LINKS = 40
 _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
 _WRITE = 2  # SYNC_FILE_RANGE_WRITE
 _LARGE = 1 << 20
 
+# What cannot be made again once it is lost, by the beginning of its file. Each of these says what it is in its first
+# member or line; in a signed envelope that stands behind the payload.
+_IRREPLACEABLE = {
+    "a key": re.compile(rb"# fastrack key\b|fastrack-key-1:"),
+    "the secret key of a key pair": re.compile(rb"# fastrack secret key\b|fastrack-secret-1:"),
+    "a public key": re.compile(rb"fastrack-public-1:"),
+    "an anchor": re.compile(rb'\{\s*"anchor"\s*:'),
+    "a wrapped key": re.compile(
+        rb'\{(?=.*?"ciphertext"\s*:)(?=.*?"key"\s*:)(?=.*?"parameters"\s*:)(?=.*?"provider"\s*:)', re.DOTALL
+    ),
+    "grants": re.compile(
+        rb'\{(?=.*?"payload"\s*:)(?=.*?application/vnd\.fastrack\.grants)|\{\s*"challenge"\s*:[^,]*,\s*"grants"\s*:',
+        re.DOTALL,
+    ),
+}
+_BEGINNING = 64  # bytes that tell that a file is none of these
+_DOCUMENT = 16 << 20  # bytes of the largest of them
+_MARGIN = re.compile(rb"(\xef\xbb\xbf)?\s*")  # what an editor may have put before
+
 
 @contextlib.contextmanager
-def new_file(path: Path, size: int = 0, *, mode: int = 0o666, overwrite: bool = True) -> Iterator[BinaryIO]:
+def new_file(
+    path: Path,
+    size: int = 0,
+    *,
+    mode: int = 0o666,
+    overwrite: bool = True,
+    succeeds: Callable[[bytes], bool] | None = None,
+) -> Iterator[BinaryIO]:
     """Open a file for writing that gets the name `path` when the block ends well, and vanishes if it does not.
 
     Until then it has no name (``O_TMPFILE``), where the file system supports that: no other user can open it, and
@@ -39,19 +69,13 @@ def new_file(path: Path, size: int = 0, *, mode: int = 0o666, overwrite: bool = 
     A symbolic link at `path` that this user or root owns is followed; that of another user is refused, as are
     directories and special files. A new file has `mode`, before the umask, and one that replaces a file of this user
     has the mode of that. Without `overwrite` an existing file is kept, even one that appears meanwhile, and
-    `FileExistsError` is raised.
+    `FileExistsError` is raised. A key, an anchor or grants are always kept, unless `succeeds` says of their content
+    that the new file is the next version of it.
     """
-    require_local(path)
     refuse_key_text(path, may_be_id=True)
-    if path.is_dir():
-        message = "expected the path of a file, got a directory; name a file in it"
-        raise IsADirectoryError(errno.EISDIR, message, str(path))
-    path = path.parent.resolve() / path.name
-    if overwrite:
-        path = _follow(path)
-    elif os.path.lexists(path):
-        raise _exists(path)
+    path = _resolve(path, overwrite=overwrite)
     kept = _mode_to_keep(path)
+    require_replaceable(path, succeeds)
     try:
         with _errors_of(path):
             descriptor, temporary = _create(path.parent, mode if kept is None else mode & 0o600)
@@ -65,6 +89,8 @@ def new_file(path: Path, size: int = 0, *, mode: int = 0o666, overwrite: bool = 
                 if temporary is None:
                     temporary = _give_name(descriptor, path, overwrite=overwrite)
             if temporary is not None:
+                if overwrite:  # a key may have been written there meanwhile
+                    require_replaceable(path, succeeds)
                 _rename(temporary, path, overwrite=overwrite)
         finally:
             if temporary is not None:
@@ -78,38 +104,134 @@ def new_file(path: Path, size: int = 0, *, mode: int = 0o666, overwrite: bool = 
     sync_directory(path.parent)
 
 
+def _resolve(path: Path, *, overwrite: bool) -> Path:
+    """Return the path of a new file without links, or refuse it."""
+    require_local(path)
+    if path.is_dir():
+        message = "expected the path of a file, got a directory; name a file in it"
+        raise IsADirectoryError(errno.EISDIR, message, str(path))
+    path = path if _HELD.fullmatch(str(path.parent)) else path.parent.resolve() / path.name
+    if overwrite:
+        return _follow(path)
+    if os.path.lexists(path):
+        raise _exists(path)
+    return path
+
+
+def require_replaceable(path: Path, succeeds: Callable[[bytes], bool] | None = None) -> None:
+    """Refuse to replace a key, an anchor or grants, whatever else may be replaced; as `new_file` does."""
+    try:
+        with open_regular(path) as file:
+            beginning = file.read(_BEGINNING)
+            if not beginning[_MARGIN.match(beginning).end() :].startswith((b"{", b"#", b"fastrack-")):  # type: ignore[union-attr]
+                return
+            content = beginning + file.read(_DOCUMENT)
+    except FileNotFoundError:
+        return
+    start = _MARGIN.match(content).end()  # type: ignore[union-attr]
+    kind = next((kind for kind, pattern in _IRREPLACEABLE.items() if pattern.match(content, start)), None)
+    if kind is not None and (succeeds is None or not succeeds(content)):
+        advice = f"holds {kind}, which nothing replaces, and was left as it was. Choose another name, or move it away"
+        raise FileExistsError(errno.EEXIST, advice, str(path))
+
+
 @contextlib.contextmanager
 def new_folder(path: Path, *, mode: int = 0o777) -> Iterator[Path]:
     """Yield an empty folder that gets the name `path` when the block ends well, and vanishes if it does not.
 
     Until then it has a temporary name, which it keeps if the process is killed, and only this user can open it. Nothing
     is ever replaced. The files in it are on disk by then if `new_file` wrote them. It has `mode`, before the umask.
+
+    The path that is yielded leads to the folder even if another user, who may write in the folder around it, renames it
+    and puts another one or a link in its place. Then nothing gets the name `path`.
     """
     require_local(path)
     refuse_key_text(path, may_be_id=True)
     path = path.parent.resolve() / path.name
     if os.path.lexists(path):
         raise _exists(path)
-    temporary = _temporary_name(path.parent)
-    with _errors_of(path):
-        temporary.mkdir(mode=mode)
-    try:
-        final_mode = stat.S_IMODE(temporary.stat().st_mode)
-        temporary.chmod(0o700)
-        yield temporary
-        for folder, _, _ in os.walk(temporary, topdown=False):
-            sync_directory(Path(folder))
-        temporary.chmod(final_mode)
+    name = _temporary_name(path.parent).name
+    with contextlib.ExitStack() as stack:
+        with _errors_of(path):
+            parent = _open_folder(path.parent, None, stack)
+            os.mkdir(name, mode, dir_fd=parent)
+        descriptor = None
         try:
-            temporary.rename(path)
-        except OSError as error:
-            if error.errno in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
-                raise _exists(path) from None
+            with _errors_of(path):
+                descriptor = _open_folder(name, parent, stack)
+            status = os.fstat(descriptor)
+            if status.st_uid != os.geteuid() or os.listdir(descriptor):  # noqa: PTH208 - of the folder that is held
+                raise _was_exchanged(path)  # noqa: TRY301 - nothing is left of it below
+            os.fchmod(descriptor, 0o700)
+            held = Path(_DESCRIPTORS, str(descriptor)) if _HAS_DESCRIPTORS else path.parent / name
+            with _name_in_errors(held, path):
+                yield held
+                for folder, _, _ in os.walk(held, topdown=False):
+                    sync_directory(Path(folder))
+            os.fchmod(descriptor, stat.S_IMODE(status.st_mode))
+            _rename_folder(name, parent, os.fstat(descriptor), path)
+        except BaseException:
+            if descriptor is not None:  # of the folder that is held, by whatever name
+                shutil.rmtree(".", ignore_errors=True, dir_fd=descriptor)
+            with contextlib.suppress(OSError):
+                os.rmdir(name, dir_fd=parent)
             raise
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
+        sync_directory(path.parent)
+
+
+def _open_folder(path: Path | str, parent: int | None, stack: contextlib.ExitStack) -> int:
+    """Open a folder, and no link to one, until the stack ends."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    stack.callback(os.close, descriptor)
+    return descriptor
+
+
+def _rename_folder(name: str, parent: int, held: os.stat_result, path: Path) -> None:
+    """Give a folder its name if it is the one that is held. A rename replaces an empty folder: that is refused, too."""
+    try:
+        found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        raise _was_exchanged(path) from None
+    if (found.st_dev, found.st_ino) != (held.st_dev, held.st_ino):
+        raise _was_exchanged(path)
+    if os.path.lexists(path):
+        raise _exists(path)
+    try:
+        os.rename(name, path.name, src_dir_fd=parent, dst_dir_fd=parent)
+    except OSError as error:
+        if error.errno in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:
+            raise _exists(path) from None
         raise
-    sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def made_parents(path: Path) -> Iterator[None]:
+    """Make the folders above a path that are missing; if the block fails, remove those again that are empty."""
+    missing = [parent for parent in (path.parent, *path.parent.parents) if not parent.exists()]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        for parent in missing:
+            with contextlib.suppress(OSError):
+                parent.rmdir()
+        raise
+
+
+@contextlib.contextmanager
+def _name_in_errors(held: Path, path: Path) -> Iterator[None]:
+    """Have errors of the system name a file by the folder that it was to be in."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error.filename, str) and Path(error.filename).is_relative_to(held):
+            error.filename = str(path / Path(error.filename).relative_to(held))
+        raise
+
+
+def _was_exchanged(path: Path) -> PermissionError:
+    advice = "expected the new folder, got another in its place, so nothing was left there. Choose a folder of your own"
+    return PermissionError(errno.EACCES, advice, str(path))
 
 
 @contextlib.contextmanager

@@ -17,5 +17,5 @@ def require(package: str, use: str, extra: str) -> None:
         if error.name != package:
             raise
         raise ModuleNotFoundError(
-            f"{use} takes {package}, which is not installed: pip install 'fastrack[{extra}]'", name=package
+            f"{use} takes {package}, which is not installed: pip install 'fastrack-io[{extra}]'", name=package
         ) from None

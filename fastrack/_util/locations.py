@@ -78,6 +78,8 @@ NO_PATH = "expected a path on this machine, got a URL. Copy it here first"  # th
 def locate(path: str | os.PathLike[str]) -> Location:
     """Return a path as a `Path`, or as a `Url` if it is one of a server. A ``file://`` URL is a path."""
     text = os.fspath(path)
+    if not text:
+        raise ValueError("expected a path, got an empty text. Name a file or a folder; . is the current one")
     match = _URL.match(text)
     if match is None:
         refuse_key_text(text, may_be_id=True)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import ssl
+import time
 from collections.abc import Iterable
-from contextlib import closing
+from concurrent.futures import Future
+from contextlib import closing, suppress
 from datetime import datetime
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from ipaddress import ip_address
+from threading import Thread
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -52,7 +56,8 @@ def fetch_keys(
     ca : path-like, optional
         A file of certificates, in PEM, that the broker's must lead to. By default those of the system.
     timeout : float
-        The time in seconds for which each answer of the network is waited for.
+        The time in seconds from the call to the answer with the keys, however slowly that comes. `collect` is part of
+        it, but is not interrupted.
     now : datetime.datetime, optional
         The time to compare the end of the grants with. By default that of the clock.
 
@@ -70,7 +75,7 @@ def fetch_keys(
     SignatureError, GrantError, FormatError
         If an answer is not what it should be.
     OSError
-        If the broker cannot be reached, or breaks off.
+        If the broker cannot be reached, or breaks off. A TimeoutError if it takes too long.
     ValueError
         If `url` is not an address that is allowed.
 
@@ -89,9 +94,10 @@ def fetch_keys(
     if address.scheme == "https":
         context = ssl.create_default_context(cafile=None if ca is None else os.fspath(ca))
         context.minimum_version = ssl.TLSVersion.TLSv1_3
-    challenge = Challenge.from_bytes(_post(address, context, timeout, "/v1/challenges", b"", CHALLENGE_LIMIT))
+    end = time.monotonic() + timeout
+    challenge = Challenge.from_bytes(_post(address, context, end, "/v1/challenges", b"", CHALLENGE_LIMIT))
     pending = make_offer(challenge, collect)
-    grants = _post(address, context, timeout, "/v1/offers", pending.to_bytes(), GRANTS_LIMIT)
+    grants = _post(address, context, end, "/v1/offers", pending.to_bytes(), GRANTS_LIMIT)
     return pending.unlock(grants, owner=owners, now=now)
 
 
@@ -115,26 +121,44 @@ def _is_loopback(host: str) -> bool:
 
 
 def _post(
-    address: SplitResult, context: ssl.SSLContext | None, timeout: float, path: str, body: bytes, limit: int
+    address: SplitResult, context: ssl.SSLContext | None, end: float, path: str, body: bytes, limit: int
 ) -> bytes:
-    """Send a document, and return the one that comes back."""
+    """Send a document, and return the one that comes back, before `end` on the monotonic clock.
+
+    The network is asked in a thread: the time limit of a socket holds for each read alone, and names are looked up
+    without one.
+    """
     connection: HTTPConnection
-    host = address.hostname or ""
+    host, seconds = address.hostname or "", max(end - time.monotonic(), 0.001)
     if context is not None:
-        connection = HTTPSConnection(host, address.port, timeout=timeout, context=context)
+        connection = HTTPSConnection(host, address.port, timeout=seconds, context=context)
     else:
-        connection = HTTPConnection(host, address.port, timeout=timeout)
+        connection = HTTPConnection(host, address.port, timeout=seconds)
+    answer: Future[tuple[int, bytes]] = Future()
+    Thread(target=_ask, args=(answer, connection, path, body, max(limit, _ERROR_LIMIT) + 1), daemon=True).start()
+    message = f"asking the broker at {address.netloc} failed: expected an answer"
+    try:
+        status, content = answer.result(seconds)
+    except HTTPException as error:
+        raise ConnectionError(f"{message} in HTTP, got {error!r:.80}. Check the address, and try again.") from error
+    except TimeoutError:
+        if connection.sock is not None:
+            with suppress(OSError):
+                connection.sock.shutdown(socket.SHUT_RDWR)  # which ends the thread
+        raise TimeoutError(f"{message} in time, got none. Try again, or give it more with timeout=") from None
+    if status == 200 and len(content) <= limit:
+        return content
+    raise _describe_refusal(path, status, content)
+
+
+def _ask(answer: Future[tuple[int, bytes]], connection: HTTPConnection, path: str, body: bytes, limit: int) -> None:
     with closing(connection):
         try:
             connection.request("POST", path, body, {"Content-Type": "application/json"})
             with connection.getresponse() as response:  # which keeps the socket open until it is closed too
-                content = response.read(max(limit, _ERROR_LIMIT) + 1)
-        except HTTPException as error:
-            message = f"asking the broker at {address.netloc} failed: expected an answer in HTTP, got {error!r:.80}"
-            raise ConnectionError(f"{message}. Check the address, and try again.") from error
-    if response.status == 200 and len(content) <= limit:
-        return content
-    raise _describe_refusal(path, response.status, content)
+                answer.set_result((response.status, response.read(limit)))
+        except BaseException as error:  # noqa: BLE001 - the caller raises it
+            answer.set_exception(error)
 
 
 def _describe_refusal(path: str, status: int, content: bytes) -> AttestationError:

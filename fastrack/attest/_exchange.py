@@ -270,6 +270,7 @@ class VerifiedOffer:
         if isinstance(self.cpu, VerifiedTdxQuote):
             tcb, report = self.cpu.tcb, self.cpu.report
             cpu = {"type": "tdx", "mrtd": report.mrtd.hex(), "tcb_status": str(tcb.status)}
+            cpu |= {f"rtmr{number}": register.hex() for number, register in enumerate(report.rtmrs)}
             cpu["advisories"] = list(tcb.advisory_ids)
         else:
             snp = self.cpu.report
@@ -315,7 +316,8 @@ def verify_offer(
     now : datetime.datetime
         The time, with a time zone.
     collateral : TdxCollateral, optional
-        Collateral for a quote that comes without it.
+        The owner's collateral, which is used in place of the machine's: a machine that is refused by a new document
+        could send an older one. By default the machine's.
     roots : TrustedRoots
         The roots that are trusted; the vendors' by default.
 
@@ -387,9 +389,12 @@ def _verify_cpu(
     cpu, wanted = evidence.cpu, binding.report_data(evidence.devices)
     if isinstance(cpu, TdxEvidence):
         _require_report_data("TDX quote", parse_tdx_quote(cpu.quote).report.report_data, wanted)
-        collateral = cpu.collateral or collateral
+        collateral = collateral or cpu.collateral
         if collateral is None:
-            advice = "Pass collateral=, or have the machine send it."
+            advice = (
+                "Fetch it, and pass it on the command line as --collateral or in a program as collateral=; or have the "
+                "machine send it, whose `fastrack attest collect` has --collateral too."
+            )
             raise refused(_EVIDENCE, "TDX collateral", wanted="that of the platform", found="none", advice=advice)
         quote = verify_tdx_quote(cpu.quote, collateral, now=now, roots=roots.intel)
         _require_report_data("TDX quote", quote.report_data, wanted)

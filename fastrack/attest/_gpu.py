@@ -20,6 +20,8 @@ from fastrack.attest._x509 import load_chain
 
 _LATEST_VERSION = 1  # of the opaque data
 _VBIOS_SIZE = 8
+_ID_SIZE = 8  # of a device's id for PCIe (PDI), which its chip id ends in
+_GPU_IDS = 64  # bytes of ids in a switch's list, before the numbers of ports
 _ENABLED, _DISABLED = b"\xaa", b"\x55"
 _SWITCH_BOARD = "5612_0002_890"  # project, SKU and chip SKU of all LS10 boards, which their reports do not have
 _AGAIN = "Ask the device for a report with the nonce of this challenge."
@@ -76,7 +78,12 @@ class VerifiedGpuReport:
     vbios_version : str
         The version of the VBIOS, or of the BIOS of a switch.
     mode : GpuMode or None
-        The confidential mode (feature flag); None for switches, and for firmware that does not report it.
+        The confidential mode, by the feature flag or the status of protected PCIe; None for switches, and for firmware
+        that reports neither.
+    linked_to : frozenset of str
+        The chip ids of the devices at the other ends of its NVLinks: of switches for a GPU, of GPUs for a switch.
+    is_locked : bool or None
+        True if a switch is locked, so that its links do not change; None for GPUs.
     is_pcie_protected : bool or None
         True if the GPU reports protected PCIe; None if it does not say.
     is_nvdec_enabled : bool or None
@@ -114,6 +121,8 @@ class VerifiedGpuReport:
     driver_version: str | None
     vbios_version: str
     mode: GpuMode | None
+    linked_to: frozenset[str]
+    is_locked: bool | None
     is_pcie_protected: bool | None
     is_nvdec_enabled: bool | None
     fwid: bytes
@@ -219,10 +228,14 @@ def verify_gpu_report(
     if reported is not None and reported != identity.fwid:
         advice = "The report is not of the firmware that the certificate was issued for; ask for both again."
         raise refused(evidence, "firmware id", wanted=identity.fwid, found=reported, advice=advice)
+    fields = _Fields(parsed, is_switch=identity.architecture is GpuArchitecture.NVSWITCH)
+    own = parsed.field(OpaqueField.DEVICE_ID)
+    wanted = identity.chip_id[-2 * _ID_SIZE :].lower()
+    if identity.architecture is GpuArchitecture.NVSWITCH and (own is None or own.hex() != wanted):
+        raise refused(evidence, "device id", wanted=wanted, found=own or "none", advice=_AGAIN)
     checked_at, valid_until = check_revocation(
         verified.certificates[1:], ocsp, now=now, evidence=f"OCSP response for the {evidence}"
     )
-    fields = _Fields(parsed, is_switch=identity.architecture is GpuArchitecture.NVSWITCH)
     return VerifiedGpuReport(
         evidence=evidence,
         architecture=identity.architecture,
@@ -236,6 +249,8 @@ def verify_gpu_report(
         driver_version=fields.board(OpaqueField.DRIVER_VERSION),
         vbios_version=fields.vbios_version(),
         mode=fields.mode(),
+        linked_to=fields.linked_to(),
+        is_locked=fields.is_locked(),
         is_pcie_protected=fields.switched_on(OpaqueField.PROTECTED_PCIE),
         is_nvdec_enabled=fields.switched_on(OpaqueField.NVDEC_STATUS),
         fwid=identity.fwid,
@@ -289,15 +304,35 @@ class _Fields:
         return ".".join(f"{part:02X}" for part in (*value[3::-1], value[4]))
 
     def mode(self) -> GpuMode | None:
-        """Decode the feature flag, which opaque data have from version 1 on."""
-        if self._is_switch or self._version == 0:
+        """Decode the feature flag, which opaque data have from version 1 on, and the status of protected PCIe."""
+        if self._is_switch:
             return None
+        is_protected = bool(self.switched_on(OpaqueField.PROTECTED_PCIE))
+        if self._version == 0:  # as of driver 570, where the status alone tells
+            return GpuMode.PROTECTED_PCIE if is_protected else None
         value = self._require(OpaqueField.FEATURE_FLAG)
         modes = list(GpuMode)
         flag = int.from_bytes(value, "little")
-        if flag >= len(modes):
-            raise malformed(EVIDENCE, "feature flag", None, wanted="0, 1 or 2", found=flag)
+        if flag >= len(modes) or (modes[flag] is GpuMode.PROTECTED_PCIE) is not is_protected:
+            wanted = "2 with protected PCIe on, else 0 or 1"
+            raise malformed(EVIDENCE, "feature flag", None, wanted=wanted, found=flag)
         return modes[flag]
+
+    def linked_to(self) -> frozenset[str]:
+        """Decode the ids of the devices at the other ends of the NVLinks; zeros are links that are off."""
+        number, kind, step = (
+            (OpaqueField.LINKED_GPUS, "41", 1) if self._is_switch else (OpaqueField.DEVICE_ID, "50", -1)
+        )
+        value = self._fields.get(number, b"")
+        ids = value[:_GPU_IDS] if self._is_switch else value
+        if len(ids) % _ID_SIZE:
+            raise malformed(EVIDENCE, _NAMES[number], None, wanted=f"ids of {_ID_SIZE} bytes", found=value)
+        found = (ids[start : start + _ID_SIZE][::step] for start in range(0, len(ids), _ID_SIZE))
+        return frozenset(f"{kind}{one.hex().upper()}" for one in found if any(one))
+
+    def is_locked(self) -> bool | None:
+        """Decode the lock of a switch, which is 1 in two bytes."""
+        return self._fields.get(OpaqueField.LOCK) == b"\1\0" if self._is_switch else None
 
     def switched_on(self, number: OpaqueField) -> bool | None:
         """Decode a status, which is 0xAA for on and 0x55 for off."""
@@ -317,6 +352,8 @@ _NAMES = {
     OpaqueField.PROJECT: "project",
     OpaqueField.PROJECT_SKU: "project SKU",
     OpaqueField.PROTECTED_PCIE: "status of protected PCIe",
+    OpaqueField.DEVICE_ID: "linked switches",
+    OpaqueField.LINKED_GPUS: "linked GPUs",
     OpaqueField.CHIP: "chip",
     OpaqueField.FEATURE_FLAG: "feature flag",
 }

@@ -37,7 +37,9 @@ class OpaqueField(IntEnum):
     PROJECT_SKU = 18
     FWID = 20
     PROTECTED_PCIE = 21
-    DEVICE_ID = 22
+    DEVICE_ID = 22  # of a switch; of a GPU those of the switch at each NVLink, with their bytes reversed
+    LOCK = 25
+    LINKED_GPUS = 26
     VERSION = 34
     CHIP = 35
     FEATURE_FLAG = 36
@@ -51,7 +53,7 @@ class GpuReport:
     Attributes
     ----------
     data : bytes
-        The whole report.
+        The whole report, without what follows it.
     signed : bytes
         The part that the signature is over: all but the last 96 bytes.
     signature : bytes
@@ -93,7 +95,8 @@ def parse_gpu_report(data: bytes) -> GpuReport:
     Parameters
     ----------
     data : bytes
-        The request and the response, as ``nvmlDeviceGetConfComputeGpuAttestationReport`` gives them.
+        The request and the response, as ``nvmlDeviceGetConfComputeGpuAttestationReport`` gives them. Zero bytes may
+        follow; nothing else.
 
     Returns
     -------
@@ -131,7 +134,8 @@ def parse_gpu_report(data: bytes) -> GpuReport:
     opaque = _read_opaque(cursor, cursor.u16("size of the opaque data"))
     signed = data[: cursor.offset]
     signature = cursor.take(SIGNATURE_SIZE, "signature")
-    cursor.done()
+    data = data[: cursor.offset]
+    cursor.zeros(cursor.remaining, "padding")  # of the driver's buffer, which is longer than reports
     return GpuReport(data, signed, signature, nonce, measurements, opaque)
 
 

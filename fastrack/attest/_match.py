@@ -107,7 +107,8 @@ def match_measurements(report: VerifiedGpuReport, rims: Iterable[VerifiedRim]) -
             "measurements",
             wanted=f"reference values at all of {len(compared)} indexes",
             found=f"{len(different)} others, at {names}{', ...' if len(different) > _SHOWN else ''}",
-            advice="Do not trust this device: it runs another driver or firmware, or one in a mode for debugging.",
+            advice="Fetch the newest revision of the manifests, by VerifiedGpuReport.rim_ids. If it differs too, do "
+            "not trust this device: it runs another driver or firmware, or one in a mode for debugging.",
         )
     return MatchedGpuReport(report, found, tuple(compared), tuple(sorted(skipped)))
 

@@ -27,6 +27,7 @@ label. The collateral of the CPU is not bound: it may come from the owner, and i
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
@@ -34,6 +35,7 @@ from hashlib import sha256, sha384, sha512
 from typing import Any, Self, TypeAlias
 
 from fastrack._util.public import attest_public
+from fastrack.attest._errors import malformed
 from fastrack.attest._tdx_collateral import TdxCollateral
 from fastrack.attest._wire import Reader, decode, encode, write_bytes, write_time
 from fastrack.attest._x509 import require_time_zone
@@ -42,11 +44,13 @@ from fastrack.grants import Recipient
 CHALLENGE_KIND, OFFER_KIND = "fastrack/challenge", "fastrack/offer"
 ALGORITHM = "MLKEM768_X25519"
 OFFER_LIMIT = 8 << 20  # bytes of a document
+BEGINNING_SIZE = len('{"challenge":"') + 32  # bytes of an offer, up to the end of its challenge's id
 CHALLENGE_LIMIT = 1024
 DEVICES_LIMIT = 32  # GPUs and switches of a machine
 DEFAULT_LIFETIME = timedelta(minutes=5)
 LONGEST_LIFETIME = timedelta(days=7)
 
+_BEGINNING = re.compile(rb'\{"challenge":"([0-9a-f]{32})')
 _VERSION = 1
 _NONCE_SIZE = 32
 _ID_SIZE = 16
@@ -391,6 +395,20 @@ class Offer:
         public = reader.binary("public", limit=_PUBLIC_SIZE, size=_PUBLIC_SIZE)
         evidence = MachineEvidence(_read_cpu(reader), devices)
         return cls(reader.id("challenge"), Recipient(ALGORITHM, public), evidence)
+
+
+def read_challenge_id(beginning: bytes | bytearray) -> str:
+    """Read the id of the challenge from the first `BEGINNING_SIZE` bytes of an offer, before the rest is there.
+
+    Raises
+    ------
+    FormatError
+        If they are not the beginning of an offer in its one form.
+    """
+    match = _BEGINNING.match(beginning)
+    if match is None:
+        raise malformed("fastrack offer", "beginning", None, wanted="the id of a challenge", found="other text")
+    return match[1].decode()
 
 
 def _write_cpu(cpu: CpuEvidence) -> dict[str, Any]:

@@ -50,15 +50,17 @@ class Policy:
     ... version = 1
     ... [cpu.tdx]
     ... mrtd = ["00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff"]
+    ... rtmr1 = ["ffeeddccbbaa99887766554433221100ffeeddccbbaa99887766554433221100ffeeddccbbaa99887766554433221100"]
+    ... rtmr2 = "any"
     ... tcb_status = ["UpToDate", "SWHardeningNeeded"]
     ... max_collateral_age_days = 30
     ... ''')
     >>> policy.tdx.max_collateral_age.days, policy.tdx.allow_debug, policy.snp
     (30, False, None)
-    >>> attest.Policy.from_toml("version = 1\n[cpu.tdx]\nmrtd = 'any'\nrtmr9 = []")
+    >>> attest.Policy.from_toml("version = 1\n[gpu]\ncont = 8")
     Traceback (most recent call last):
         ...
-    fastrack.FormatError: reading the policy failed: expected one of the keys ... as cpu.tdx.rtmr9, got ...
+    fastrack.FormatError: reading the policy failed: expected one of the keys ... as gpu.cont, got ...
     """
 
     tdx: TdxPolicy | None = None
@@ -77,7 +79,8 @@ class Policy:
         Raises
         ------
         FormatError
-            If a key is unknown, missing, or has another type than it should; the message has its name.
+            If a key is unknown, missing, or has another type than it should; the message has its name, and the lines
+            to add for those that say which software is given the key.
         KeyPermissionError
             If another user owns the file, may write to it, or may replace it.
         OSError

@@ -22,9 +22,9 @@ _FETCH_AGAIN = "Fetch current revocation lists and responses, and verify the evi
 class Revocation(StrEnum):
     """The amount that a policy asks about revocation. Nothing is fetched: a verifier was passed a list, or was not.
 
-    ``REQUIRED``: checked against one that was issued at most `max_revocation_age` before. ``CACHED``: checked against
-    one that is in force, however old. ``NONE``: not asked; what was verified has no date of a check, which stays on
-    record.
+    ``REQUIRED``: checked against one that was issued at most `max_revocation_age` before, where there is such an age.
+    ``CACHED``: checked against one that is in force, however old. ``NONE``: not asked; what was verified has no date of
+    a check, which stays on record.
 
     Examples
     --------
@@ -47,7 +47,7 @@ def require(evidence: str, name: str, found: object, allowed: Collection[object]
         If it is not.
     """
     if found not in allowed:
-        shown = [value.hex() if isinstance(value, bytes) else str(value) for value in allowed]
+        shown = [value.hex() if isinstance(value, bytes) else str(value or "none") for value in allowed]
         wanted = f"one of {', '.join(sorted(shown))} ({key})"
         raise refused(evidence, name, wanted=wanted, found="none" if found is None else found, advice=NOT_MEANT)
 
@@ -102,7 +102,7 @@ def require_current(evidence: str, verified_at: datetime, valid_until: datetime,
 
 
 def require_revocation(
-    evidence: str, wanted: Revocation, checked_at: datetime | None, longest: timedelta, now: datetime, key: str
+    evidence: str, wanted: Revocation, checked_at: datetime | None, longest: timedelta | None, now: datetime, key: str
 ) -> None:
     """Require that revocation was checked as a policy asks. `checked_at` is the date of the list or response.
 
@@ -115,7 +115,7 @@ def require_revocation(
         return
     if checked_at is None:
         raise refused(evidence, "revocation", wanted=f"a check ({key})", found="none", advice=_FETCH_AGAIN)
-    if wanted is Revocation.REQUIRED and now - checked_at > longest:
+    if wanted is Revocation.REQUIRED and longest is not None and now - checked_at > longest:
         limit = f"a list of at most {longest} ago ({key})"
         raise refused(evidence, "revocation", wanted=limit, found=f"one of {now - checked_at} ago", advice=_FETCH_AGAIN)
 
@@ -139,10 +139,10 @@ def read_days(table: Table, key: str) -> timedelta | None:
     return timedelta(days=days)
 
 
-def read_revocation_age(table: Table) -> timedelta:
-    """Read the key "max_revocation_age_days"; a day if it is absent."""
-    age = read_days(table, "max_revocation_age_days")
-    return timedelta(days=1) if age is None else age
+def read_days_or(table: Table, key: str, default: timedelta) -> timedelta:
+    """Read a number of days; `default` if it is absent."""
+    found = read_days(table, key)
+    return default if found is None else found
 
 
 def read_enum(table: Table, key: str, kind: type[T]) -> frozenset[T]:

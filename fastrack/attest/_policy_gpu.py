@@ -15,9 +15,9 @@ from fastrack.attest._match import MatchedGpuReport
 from fastrack.attest._policy_common import (
     NOT_MEANT,
     Revocation,
+    read_days_or,
     read_enum,
     read_revocation,
-    read_revocation_age,
     require,
     require_current,
     require_revocation,
@@ -27,6 +27,8 @@ from fastrack.attest._toml import Table
 _DRIVER = re.compile(r"\d{1,9}(?:\.\d{1,9})*")
 _VBIOS = re.compile(r"[0-9a-fA-F]{1,8}(?:\.[0-9a-fA-F]{1,8})*")
 _CHIP_ID = re.compile(r"[0-9A-F]{1,64}")
+_MODES = (GpuMode.SINGLE, GpuMode.MULTI, None)  # in these, no device beside the GPU sees plain data
+_ALL_OF_ONE = "Collect the evidence of all GPUs and switches of one machine; do not give the key to this one."
 
 
 @attest_public
@@ -37,7 +39,9 @@ class GpuPolicy:
     Attributes
     ----------
     count : int or None
-        The number of GPUs, without switches; None for one or more.
+        The number of GPUs, without switches; None for one or more, and for 8 in protected PCIe mode.
+    switch_count : int
+        The number of switches in protected PCIe mode.
     architectures : frozenset of GpuArchitecture
         The generations that are accepted: "hopper", "blackwell", "nvswitch"; all if empty.
     chips : frozenset of str
@@ -49,8 +53,9 @@ class GpuPolicy:
     min_vbios : mapping of str to str
         The lowest version of the VBIOS for each generation.
     modes : frozenset of GpuMode
-        The confidential modes that are accepted: "SPT", "MPT", "PPCIE"; a GPU must report one of them. All, and GPUs
-        that report none, if empty.
+        The confidential modes that are accepted: "SPT", "MPT", "PPCIE"; a GPU must report one of them. If empty, "SPT",
+        "MPT" and GPUs that report none. In protected PCIe mode ("PPCIE"), all GPUs must be in it, and GPUs and switches
+        must name each other, and no others, as those that they are linked to.
     require_manifests : bool
         Whether the measurements must have been compared with NVIDIA's reference manifests. Without that, a GPU in
         dev-tools mode, which others can read, is not told from one in confidential mode.
@@ -68,6 +73,7 @@ class GpuPolicy:
     """
 
     count: int | None = None
+    switch_count: int = 4
     architectures: frozenset[GpuArchitecture] = frozenset()
     chips: frozenset[str] = frozenset()
     chip_ids: frozenset[str] = frozenset()
@@ -82,7 +88,8 @@ class GpuPolicy:
 def read_gpu(table: Table) -> GpuPolicy:
     """Read the section ``[gpu]``."""
     policy = GpuPolicy(
-        count=_read_count(table),
+        count=_read_count(table, "count"),
+        switch_count=_read_count(table, "switch_count") or 4,
         architectures=read_enum(table, "architectures", GpuArchitecture),
         chips=frozenset(table.texts("chips")),
         chip_ids=_read_chip_ids(table),
@@ -91,7 +98,7 @@ def read_gpu(table: Table) -> GpuPolicy:
         modes=read_enum(table, "modes", GpuMode),
         require_manifests=table.boolean("require_manifests", default=True),
         revocation=read_revocation(table),
-        max_revocation_age=read_revocation_age(table),
+        max_revocation_age=read_days_or(table, "max_revocation_age_days", timedelta(days=1)),
     )
     table.done()
     return policy
@@ -116,6 +123,8 @@ def check_gpus(policy: GpuPolicy, devices: Sequence[VerifiedGpuReport | MatchedG
     for device, report in zip(devices, reports, strict=True):
         _check_device(policy, report, now)
         _check_manifests(policy, device, report.evidence, now)
+    if any(report.mode is GpuMode.PROTECTED_PCIE for report in reports):
+        _require_topology(policy, reports)
 
 
 def _report_of(device: object) -> VerifiedGpuReport:
@@ -136,6 +145,32 @@ def _require_distinct(reports: Iterable[VerifiedGpuReport]) -> None:
         seen[report.chip_id] = report.evidence
 
 
+def _require_topology(policy: GpuPolicy, reports: Sequence[VerifiedGpuReport]) -> None:
+    """Require that GPUs in protected PCIe mode, and the switches that they trust with plain data, are one machine."""
+    ids: dict[bool, set[str]] = {False: set(), True: set()}
+    for report in reports:
+        ids[report.is_switch].add(report.chip_id)
+        if not report.is_switch and report.mode is not GpuMode.PROTECTED_PCIE:
+            wanted, mode = "PPCIE, as other GPUs have", report.mode or "none"
+            raise refused(report.evidence, "confidential mode", wanted=wanted, found=mode, advice=NOT_MEANT)
+    counts = (
+        ("GPUs", ids[False], policy.count or 8, "count"),
+        ("switches", ids[True], policy.switch_count, "switch_count"),
+    )
+    for what, devices, count, key in counts:
+        if len(devices) != count:
+            wanted = f"{count} in protected PCIe mode (gpu.{key})"
+            raise refused("GPU evidence", f"number of {what}", wanted=wanted, found=len(devices), advice=NOT_MEANT)
+    for report in reports:
+        others = ids[not report.is_switch]
+        # The switches' lists are compared with the GPUs' own certificates too: GPUs that stand elsewhere can name them.
+        if report.linked_to != others:
+            wanted, found = (", ".join(sorted(some)) or "none" for some in (others, report.linked_to))
+            raise refused(report.evidence, "links", wanted=wanted, found=found, advice=_ALL_OF_ONE)
+        if report.is_switch and not report.is_locked:
+            raise refused(report.evidence, "lock", wanted="a locked switch", found="an open one", advice=NOT_MEANT)
+
+
 def _check_device(policy: GpuPolicy, report: VerifiedGpuReport, now: datetime) -> None:
     name, is_switch = report.evidence, report.is_switch
     require_current(name, report.verified_at, report.valid_until, now)
@@ -145,8 +180,8 @@ def _check_device(policy: GpuPolicy, report: VerifiedGpuReport, now: datetime) -
         require(name, "chip", report.chip, policy.chips, "gpu.chips")
     if policy.chip_ids:
         require(name, "chip id", report.chip_id.upper(), policy.chip_ids, "gpu.chip_ids")
-    if policy.modes and not is_switch:
-        require(name, "confidential mode", report.mode, policy.modes, "gpu.modes")
+    if not is_switch:
+        require(name, "confidential mode", report.mode, policy.modes or _MODES, "gpu.modes")
     if policy.min_driver and not is_switch:
         _require_version(name, "driver version", report.driver_version, policy.min_driver, _DRIVER, "gpu.min_driver")
     if lowest := policy.min_vbios.get(report.architecture):
@@ -183,10 +218,10 @@ def _numbers(version: str, form: re.Pattern[str]) -> tuple[int, ...]:
 # Reading.
 
 
-def _read_count(table: Table) -> int | None:
-    count = table.integer("count")
+def _read_count(table: Table, key: str) -> int | None:
+    count = table.integer(key)
     if count == 0:
-        raise table.refusal("count", "1 or more", count)
+        raise table.refusal(key, "1 or more", count)
     return count
 
 

@@ -47,6 +47,9 @@ class TcbStatus(StrEnum):
     REVOKED = "Revoked"
 
 
+_PART_STATUS = (TcbStatus.UP_TO_DATE, TcbStatus.OUT_OF_DATE, TcbStatus.REVOKED)  # of the module and the enclave
+
+
 @attest_public
 @dataclass(frozen=True, slots=True)
 class TcbLevel:
@@ -283,7 +286,11 @@ def _masked(identity: Node, name: str, found: bytes) -> tuple[bytes, bytes]:
 def _find_svn_level(identity: Node, svn: int, what: str, found: str) -> TcbLevel:
     for level in identity.items("tcbLevels"):
         if svn >= level.member("tcb").integer("isvsvn"):
-            return _read_level(level)
+            found_level = _read_level(level)
+            if found_level.status not in _PART_STATUS:  # Intel gives parts no other: how to count one is not defined
+                wanted, found = ", ".join(_PART_STATUS), found_level.status
+                raise refused("TDX quote", f"status of the {what}", wanted=wanted, found=found, advice=_UNKNOWN)
+            return found_level
     raise refused("TDX quote", what, wanted="a known level", found=found, advice=_UNKNOWN)
 
 

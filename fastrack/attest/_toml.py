@@ -77,8 +77,12 @@ class Table:
 
     def digests_or(self, key: str, size: int, word: str) -> frozenset[bytes]:
         """Read such a list, or a word that stands for an empty one."""
+        return frozenset() if self.is_word(key, word) else self.digests(key, size)
+
+    def is_word(self, key: str, word: str) -> bool:
+        """Return whether a key, of whatever type, is a certain word."""
         self._known.add(key)
-        return frozenset() if self._members.get(key) == word else self.digests(key, size)
+        return self._members.get(key) == word
 
     def has(self, key: str) -> bool:
         """Return whether a key is there."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import re
@@ -20,6 +21,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from fastrack._sealed.reader import SealedFile
 from fastrack._tensors import dtypes
 from fastrack.errors import FormatError
 
@@ -48,10 +50,15 @@ def shard_file(folder: Path, file_id: str) -> Path:
     return folder / f"shards-{file_id}.safetensors"
 
 
-def shard_files(folder: Path) -> Iterator[Path]:
-    """Return the files of all processes, also of checkpoints that were replaced or not finished."""
-    yield from folder.glob("shards-*.safetensors")
-    yield from folder.glob(".fastrack-*.part")  # of killed processes, where the file system has no unnamed files
+def own_files(folder: Path, key_id: str) -> Iterator[Path]:
+    """Return the files of processes under this key, also of checkpoints that were replaced or not finished.
+
+    What else has such a name, in a folder that is used for more than a checkpoint, is not looked for.
+    """
+    for path in folder.glob("shards-*.safetensors"):
+        with contextlib.suppress(OSError, FormatError), SealedFile(path) as file:
+            if (file.kind, file.key_id, shard_file(folder, str(file.file_id))) == ("checkpoint", key_id, path):
+                yield path
 
 
 def describe(metadata: Metadata, shards: Mapping[MetadataIndex, Shard], key_id: str) -> dict[str, Any]:

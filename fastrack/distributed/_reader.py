@@ -19,8 +19,9 @@ from fastrack._crypto.keyring import KeyRing, KeySource
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices import canonical
 from fastrack._sealed.boxes import select_box
+from fastrack._sealed.contexts import Edition
 from fastrack._sealed.headers import open_headers
-from fastrack._sealed.reader import SealedFile, load_file
+from fastrack._sealed.reader import SealedFile, load_file, resolve_anchor
 from fastrack._sealed.tensor import SealedTensor, unseal
 from fastrack._tensors.arrays import Framework
 from fastrack._training.checkpoint import find_message, load_checkpoint
@@ -88,6 +89,7 @@ class SealedReader(StorageReader):
         self._path = locate_local(path)
         self._ring = KeyRing.resolve(keys)
         self._anchor = anchor
+        self._edition: Edition | None = None  # of the description, which names the ids of all files
         self._key_id = ""
         self._shards: Mapping[MetadataIndex, Shard] = {}
         self._files: dict[str, SealedFile] = {}
@@ -112,7 +114,9 @@ class SealedReader(StorageReader):
     def read_metadata(self) -> Metadata:
         """Open the description of the checkpoint."""
         path = self._path / NAME
-        document = load_checkpoint(path, keys=self._ring, anchor=self._anchor)
+        anchor = resolve_anchor(self._anchor)
+        document = load_checkpoint(path, keys=self._ring, anchor=anchor)
+        self._edition = None if anchor is None else anchor.edition
         metadata, self._key_id = parse(document, path)
         metadata.storage_meta = StorageMeta(checkpoint_id=self._path)
         return metadata
@@ -203,6 +207,7 @@ class SealedReader(StorageReader):
                     f"under {file.key_id}; it is another file. Get the one that was saved",
                     path=file.path,
                 )
+            file.edition = self._edition
             self._files[file_id] = file
         return file
 

@@ -28,7 +28,7 @@ from fastrack._training.checkpoint import save_checkpoint
 from fastrack._training.state import encode_state
 from fastrack._transfer.api import seal_message
 from fastrack._util.locations import locate_local
-from fastrack.distributed._description import NAME, Shard, describe, shard_file, shard_files
+from fastrack.distributed._description import NAME, Shard, describe, own_files, shard_file
 
 VALUES = "values"
 """The message of all values of a process that are no tensors: the skeleton of a dict. Its arrays have numbers."""
@@ -69,8 +69,15 @@ class SealedWriter(StorageWriter):
     def __init__(self, path: str | os.PathLike[str], key: KeyLike | None = None) -> None:
         super().__init__()
         self._path = locate_local(path)
-        sealing_key(key)  # raises what is wrong with it
+        found = sealing_key(key)  # raises what is wrong with it
         self._key = key  # which a path or a provider can be in another process, and a Key cannot
+        self._default = found if key is None else None  # torch saves on threads of its own, out of a block of use_keys
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_default": None}
+
+    def _sealing_key(self) -> Key:
+        return self._default or sealing_key(self._key)
 
     @property
     def checkpoint_id(self) -> str | os.PathLike[str]:
@@ -95,11 +102,11 @@ class SealedWriter(StorageWriter):
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Make the folder, and tell the coordinator the key of this process."""
         self._path.mkdir(parents=True, exist_ok=True)
-        return replace(plan, storage_data=sealing_key(self._key).id)
+        return replace(plan, storage_data=self._sealing_key().id)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         """Refuse processes that have different keys. Each chooses the name of its file itself."""
-        expected = sealing_key(self._key).id
+        expected = self._sealing_key().id
         for rank, plan in enumerate(plans):
             if plan.storage_data not in {None, expected}:  # the planner knows what it was before, if it is None
                 raise ValueError(
@@ -111,16 +118,16 @@ class SealedWriter(StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Seal what this process has to save into a new file."""
         done: Future[list[WriteResult]] = Future()
-        done.set_result(_write_shards(plan, planner, self._path, sealing_key(self._key)) if plan.items else [])
+        done.set_result(_write_shards(plan, planner, self._path, self._sealing_key()) if plan.items else [])
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Commit the checkpoint, and remove the files of the one that it replaces."""
-        key = sealing_key(self._key)
+        key = self._sealing_key()
         shards = {result.index: result.storage_data for of_process in results for result in of_process}
         save_checkpoint(self._path / NAME, describe(metadata, shards, key.id), key=key)
         kept = {shard_file(self._path, shard.file_id) for shard in shards.values()}
-        for path in shard_files(self._path):
+        for path in own_files(self._path, key.id):
             if path not in kept:
                 with suppress(OSError):  # the checkpoint is complete without that
                     path.unlink()

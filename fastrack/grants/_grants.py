@@ -91,9 +91,9 @@ class Grants:
     files : tuple of str or None
         The ids of the sealed files that it may open; None for all.
     lineage : str or None
-        The lineage of the data set, as its manifest says.
+        The lineage of the set whose files it may open, as its manifest says; None for all.
     least_version : int
-        The least version of the data set that may be opened.
+        The least version of a set whose files it may open. Both take an anchor to open with.
     expires : datetime.datetime or None
         The end of the grant, in UTC.
     issued : datetime.datetime
@@ -154,9 +154,9 @@ class Grants:
         files : iterable of str, optional
             The ids of the sealed files that the key may open, as `SealedFile.file_id` has them. By default all.
         lineage : str, optional
-            The lineage of the data set.
+            The lineage of the set whose files the key may open, with an anchor. By default all.
         least_version : int
-            The least version of the data set.
+            The least version of a set whose files the key may open, with an anchor. By default all, without one too.
         expires : datetime.datetime, optional
             The end of the grant, with a time zone. By default never.
 
@@ -209,7 +209,7 @@ class Grants:
         ValueError
             If neither `key` nor `identity` is given, or the key is another, or no recipient remains.
         GrantError
-            If `identity` is not a recipient.
+            If `identity` is not a recipient, or the key is restricted to other files than the grants.
         """
         if key is None and identity is not None:
             key = self.unlock(identity).first
@@ -218,6 +218,16 @@ class Grants:
             raise ValueError(
                 f"adding recipients failed: expected key {self.key_id}, got {got}; pass key= or identity= (--key, "
                 "--identity)"
+            )
+        if key.files is not None and (self.files is None or not key.files.issuperset(self.files)):
+            raise GrantError(
+                f"granting key {key.id} failed: expected files= among those that the key is restricted to, got "
+                f"{'all' if self.files is None else 'others'}. Name them, or use the owner's key"
+            )
+        if key.lineage not in {None, self.lineage} or key.least_version > self.least_version:
+            raise GrantError(
+                f"granting key {key.id} failed: expected the lineage= that the key is restricted to, and a "
+                "least_version= not below its own, got others. Name them, or use the owner's key"
             )
         entries = {grant.id: grant for grant in self.recipients}
         for recipient in recipients:
@@ -314,20 +324,30 @@ class Grants:
         return cls(**_parse(payload, source), envelope=content)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file, atomically. It replaces an existing one.
+        """Write the file, atomically. It replaces earlier grants of the same key, and no other key, grants or anchor.
 
         Raises
         ------
         OSError
             If it cannot be written.
         """
-        with new_file(Path(path)) as file:
+        with new_file(Path(path), succeeds=self._is_of_key) as file:
             file.write(self.envelope)
+
+    def _is_of_key(self, content: bytes) -> bool:
+        """Return True for other grants of this key."""
+        try:
+            payload = read_unverified_payload(content)
+            return bool(_parse(payload, "the grants")["key_id"] == self.key_id)
+        except FormatError:
+            return False
 
     def unlock(
         self, identity: Identity | None = None, *, passphrase: str | None = None, now: datetime | None = None
     ) -> KeyRing:
-        """Return a ring with the granted key, restricted to the files that the grant names.
+        """Return a ring with the granted key, restricted to the files and the set that the grant names.
+
+        A key for a lineage, or for a least version, opens only what is opened with an anchor of such a set.
 
         Parameters
         ----------
@@ -366,8 +386,7 @@ class Grants:
         key = Key.from_bytes(secret)
         if key.id != self.key_id:
             raise GrantError(f"opening a grant failed: expected key {self.key_id}, got key {key.id}")
-        if self.files is not None:
-            key.restrict(self.files)
+        key.restrict(self.files, self.lineage, self.least_version)
         return KeyRing(key)
 
     def _constraints(self) -> dict[str, Any]:

@@ -25,8 +25,9 @@ class VaultTransit(KeyWrapper):
     """The transit engine of a HashiCorp Vault or OpenBao server, by the client hvac.
 
     The address and the token come from the environment: ``VAULT_ADDR``, ``VAULT_TOKEN`` or ``~/.vault-token``, and
-    ``VAULT_CACERT`` and ``VAULT_NAMESPACE`` if need be. Plain HTTP is refused, except on this machine. The token needs
-    the right to update ``MOUNT/encrypt/NAME`` and ``MOUNT/decrypt/NAME``.
+    ``VAULT_CACERT`` and ``VAULT_NAMESPACE`` if need be. Plain HTTP is refused, except on this machine, and goes through
+    no proxy, whatever the environment says. The token needs the right to update ``MOUNT/encrypt/NAME`` and
+    ``MOUNT/decrypt/NAME``.
 
     Parameters
     ----------
@@ -136,8 +137,15 @@ class VaultTransit(KeyWrapper):
                     f"clear. Correct {ADDRESS_VARIABLE}"
                 )
             hvac = import_client("hvac", "vault")
+            session = None
+            if urlsplit(address).scheme == "http":
+                session = import_client("requests", "vault").Session()
+                session.trust_env = False  # a proxy would read the token and the key; one for HTTPS cannot
             client = hvac.Client(
-                url=address, namespace=os.environ.get("VAULT_NAMESPACE") or None, allow_redirects=False
+                url=address,
+                namespace=os.environ.get("VAULT_NAMESPACE") or None,
+                allow_redirects=False,
+                session=session,
             )
             if not client.token:
                 raise ProviderError(

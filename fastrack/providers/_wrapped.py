@@ -234,9 +234,12 @@ class KeyWrapper(ABC):
         ------
         ProviderError
             If the token, TPM or vault is absent, not configured, or does not encrypt.
+        GrantError
+            If the key is restricted to some files, which a wrapped key cannot say.
         ClosedError
             If the key has been wiped.
         """
+        key.require_unrestricted()
         algorithm, ciphertext, parameters = self._encrypt(key.material(), key.id)
         return WrappedKey(self.provider, algorithm, key.id, key.bits, ciphertext, parameters)
 
@@ -364,7 +367,7 @@ def import_client(module: str, extra: str) -> Any:
         return import_module(module)
     except ImportError as error:
         raise ProviderError(
-            f"importing {module} failed: {type(error).__name__}. Install it with pip install 'fastrack[{extra}]'"
+            f"importing {module} failed: {type(error).__name__}. Install it with pip install 'fastrack-io[{extra}]'"
         ) from error
 
 

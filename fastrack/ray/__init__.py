@@ -5,7 +5,7 @@ row has the id of its data set, and its number. Shuffling, splitting and limitin
 `SealedCollateFn` opens the rows of a batch where they are used, out of the sealed files and with the keys of that
 process. Neither keys nor plaintext nor ciphertext are in Ray's object store or in its spill folder.
 
-It takes ``ray[data]``, as the extra ``fastrack[ray]`` has it.
+It takes ``ray[data]``, as the extra ``fastrack-io[ray]`` has it.
 
 Examples
 --------

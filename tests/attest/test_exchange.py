@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import json
 import pickle
+import re
 from base64 import b64decode, b64encode
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 
 import pytest
 from helpers.forking import in_forked_child
@@ -21,7 +22,7 @@ import fastrack
 from fastrack import AttestationError, FormatError, attest
 from fastrack.grants import Grants, Identity, Recipient, Signer
 
-MINUTE = timedelta(minutes=1)
+MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
 
 
 @cache
@@ -99,7 +100,71 @@ def test_collateral_may_come_from_the_owner():
     with pytest.raises(AttestationError, match="TDX collateral") as caught:
         verify(offer, challenge)
     assert caught.value.found == "none"
+    assert re.search(r"command line as --collateral.* collateral=.*machine", str(caught.value))
     assert verify(offer, challenge, collateral=collateral).verified_at == NOW
+
+
+def with_collateral(**options):
+    return attest.TdxCollateral(**tdx.collateral(**options))
+
+
+def test_the_owners_collateral_comes_before_the_machines():
+    challenge, offer = made()
+    assert verify(offer, challenge)
+    newer = tdx.tcb_info(tcbEvaluationDataNumber=18)
+    own = with_collateral(info=newer, identity=tdx.qe_identity(tcbEvaluationDataNumber=18))
+    assert verify(offer, challenge, collateral=own).cpu.tcb.evaluation_number == 18
+    revoking = with_collateral(pck_crl=tdx.intel().platform_ca.crl([machine().platform.pck]))
+    assert "revo" in refuse(offer, challenge, collateral=revoking).evidence
+    outdated = tdx.tcb_info(tcbEvaluationDataNumber=18, levels=[tdx.tcb_level(status="OutOfDate")])
+    assert refuse(offer, challenge, collateral=with_collateral(info=outdated)).field == "TCB status"
+    other = with_collateral(info=tdx.tcb_info(fmspc="00" * 6))
+    assert refuse(offer, challenge, collateral=other).field == "fmspc"
+
+
+def test_collateral_of_the_machine_has_an_age_and_a_number():
+    for info, field in (
+        (tdx.tcb_info(start=NOW - 31 * DAY), "age of the collateral"),
+        (tdx.tcb_info(tcbEvaluationDataNumber=16), "evaluation number"),
+    ):
+        of = copy.copy(machine())
+        of.collateral = with_collateral(info=info)
+        challenge = attest.Challenge.generate(now=NOW)
+        assert refuse(attest.make_offer(challenge, of).offer, challenge).field == field
+
+
+def test_what_was_verified_shows_the_registers_that_a_policy_lists():
+    cpu = verify(*reversed(made())).describe()["cpu"]
+    assert [cpu[f"rtmr{number}"] for number in range(4)] == [f"6{number}" * 48 for number in range(4)]
+
+
+def test_a_machine_in_protected_pcie_mode_gets_the_keys_with_its_switches_alone():
+    of = Machine("tdx", 0)
+    made_devices = nvidia.protected()
+    text = "[gpu]\nmodes = ['PPCIE']\nrequire_manifests = false\nrevocation = 'none'\n"
+
+    def collect(devices, binding):
+        reports = [
+            nvidia.report(device, nonce=binding.device_nonce(index), fields=fields)
+            for index, (device, fields) in enumerate(devices)
+        ]
+        evidence = tuple(
+            attest.DeviceEvidence(*pair) for pair in zip(reports, (one.pem for one, _ in devices), strict=True)
+        )
+        return attest.MachineEvidence(of.prove(binding.report_data(evidence)), evidence)
+
+    def exchange(devices, **options):
+        challenge = attest.Challenge.generate(now=NOW)
+        offer = attest.make_offer(challenge, partial(collect, devices)).to_bytes()
+        return verify(offer, challenge, gpus=0, **options)
+
+    assert len(exchange(made_devices, text=text).devices) == 12
+    foreign = nvidia.switch(), nvidia.switch_fields()
+    for devices in (made_devices[:8], made_devices[4:], [*made_devices[:11], foreign]):
+        with pytest.raises(AttestationError):
+            exchange(devices, text=text)
+    with pytest.raises(AttestationError, match=r"gpu\.modes"):
+        exchange(made_devices, text=text.replace("modes = ['PPCIE']", ""))
 
 
 def test_manifests_that_devices_have_in_common_are_sent_once():
@@ -267,7 +332,7 @@ def test_a_device_that_answers_twice_is_refused():
 
 def test_a_machine_that_the_policy_does_not_mean_is_refused():
     challenge, offer = made()
-    for text in ("version = 1\n[gpu]\nrevocation = 'none'", "version = 1\n[cpu.tdx]\nmrtd = 'any'"):
+    for text in ("version = 1\n[gpu]\nrevocation = 'none'", policy(0)):
         with pytest.raises(AttestationError):
             attest.verify_offer(offer, challenge, attest.Policy.from_toml(text), now=NOW, roots=roots())
     assert refuse(offer, challenge, gpus=8).field == "number of GPUs"

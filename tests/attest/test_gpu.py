@@ -70,11 +70,52 @@ def test_a_good_report_of_a_switch_is_verified():
 
 
 @pytest.mark.parametrize(
-    ("feature", "mode"), [(b"\0\0", GpuMode.SINGLE), (b"\1\0", GpuMode.MULTI), (b"\2\0", GpuMode.PROTECTED_PCIE)]
+    ("fields", "mode"),
+    [
+        ({"feature": b"\0\0"}, GpuMode.SINGLE),
+        ({"feature": b"\1\0"}, GpuMode.MULTI),
+        ({"feature": b"\1\0", "pcie": None}, GpuMode.MULTI),
+        ({"feature": b"\2\0", "pcie": b"\xaa"}, GpuMode.PROTECTED_PCIE),
+        ({"feature": None, "version": None, "pcie": b"\xaa"}, GpuMode.PROTECTED_PCIE),  # as of driver 570
+        ({"feature": None, "version": b"\0\0", "pcie": b"\xaa"}, GpuMode.PROTECTED_PCIE),
+        ({"feature": None, "version": None}, None),
+        ({"feature": None, "version": None, "pcie": None}, None),
+    ],
 )
-def test_the_mode_is_reported_and_not_judged(feature, mode):
-    fields = foundry.gpu_fields(feature=feature)
+def test_the_mode_is_reported_and_not_judged(fields, mode):
+    fields = foundry.gpu_fields(**fields)
     assert verify(report=foundry.report(foundry.hopper(), fields=fields)).mode is mode
+
+
+def test_links_are_read_in_the_order_of_bytes_of_each_kind():
+    links = bytes.fromhex("0800edd91ab33e20") * 2 + bytes(16 * 8)
+    fields = foundry.gpu_fields(switches=links)
+    found = verify(report=foundry.report(foundry.hopper(), fields=fields))
+    assert (found.linked_to, found.is_locked) == ({"50203EB31AD9ED0008"}, None)
+    fields = foundry.switch_fields(gpus=[bytes.fromhex("e23d711e1c4fbfac")])
+    found = verify(foundry.switch(), foundry.report(foundry.switch(), fields=fields))
+    assert (found.linked_to, found.is_locked) == ({"41E23D711E1C4FBFAC"}, True)
+    for lock in (b"\0\0", b"\0\1", b"\1", None):
+        fields = foundry.switch_fields(lock=lock)
+        assert verify(foundry.switch(), foundry.report(foundry.switch(), fields=fields)).is_locked is False
+    assert verify().linked_to == frozenset()
+
+
+@pytest.mark.parametrize("pdi", [None, b"", bytes(8), bytes.fromhex("203eb31ad9ed0009")])
+def test_a_switch_that_names_another_device_than_its_certificate_is_refused(pdi):
+    report = foundry.report(foundry.switch(), fields=foundry.switch_fields(pdi=pdi))
+    with pytest.raises(AttestationError) as caught:
+        verify(foundry.switch(), report)
+    assert caught.value.field == "device id"
+
+
+def test_zeros_may_follow_a_report():
+    report = foundry.report(foundry.hopper())
+    for zeros in (1, 4096):
+        assert verify(report=report + bytes(zeros)) == verify(report=report)
+        assert attest.parse_gpu_report(report + bytes(zeros)).data == report
+        with pytest.raises(FormatError, match=f"padding at offset {len(report) + zeros}"):
+            verify(report=report + bytes(zeros) + b"\1")
 
 
 def test_a_firmware_id_need_not_be_reported():
@@ -171,7 +212,7 @@ def malformed_reports():
         "size of the value": of(record=block(1, bytes(32)), count=1),
         "end": of(record=block(1, bytes(48)) + b"\0", count=1),
         "end ": of(record=block(1, bytes(48)) * 2, count=1),
-        "end  ": of() + b"\0",
+        "padding": of() + b"\0\1",
         "field 6": of(data=opaque[:9]),
         "size of a field": of(data=opaque + b"\1\2\3"),
         "number of a field": of(data=opaque + opaque[:12]),
@@ -191,6 +232,11 @@ def malformed_reports():
         "status of protected PCIe": of(fields=fields(pcie=b"\x55\x55")),
         "feature flag": of(fields=fields(feature=b"\3\0")),
         "feature flag ": of(fields=fields(feature=None)),
+        "feature flag  ": of(fields=fields(feature=b"\2\0")),
+        "feature flag   ": of(fields=fields(feature=b"\2\0", pcie=None)),
+        "feature flag    ": of(fields=fields(pcie=b"\xaa")),
+        "feature flag     ": of(fields=fields(feature=b"\1\0", pcie=b"\xaa")),
+        "linked switches": of(fields=fields(switches=bytes(143))),
     }
 
 

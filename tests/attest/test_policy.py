@@ -17,16 +17,26 @@ GOOD, BAD = "22" * 48, "23" * 48
 
 
 def tdx(text=""):
-    return Policy.from_toml(f"version = 1\n[cpu.tdx]\nmrtd = ['{GOOD}']\n{text}")
+    """Make a policy with the lines that every one must have, and others, which replace them."""
+    lines = {"mrtd": f"['{GOOD}']", "rtmr1": "'any'", "rtmr2": "'any'"}
+    return Policy.from_toml(f"version = 1\n[cpu.tdx]\n{with_lines(lines, text)}")
 
 
 def snp(text=""):
-    return Policy.from_toml(f"version = 1\n[cpu.snp]\nmeasurement = ['{GOOD}']\nrevocation = 'none'\n{text}")
+    lines = {"measurement": f"['{GOOD}']", "min_tcb": "'any'", "revocation": "'none'"}
+    return Policy.from_toml(f"version = 1\n[cpu.snp]\n{with_lines(lines, text)}")
+
+
+def with_lines(lines, text):
+    kept = [f"{key} = {value}\n" for key, value in lines.items() if f"{key} = " not in text]
+    return "".join(kept) + text
 
 
 def quote(*, info=None, **body):
     return attest.verify_tdx_quote(
-        intel.quote(PLATFORM, body=intel.td_report(**body), version=5, body_type=2),
+        intel.quote(
+            PLATFORM, body=intel.td_report(**{"body_type": 2, **body}), version=5, body_type=body.get("body_type", 2)
+        ),
         attest.TdxCollateral(**intel.collateral(info=info)),
         now=NOW,
         roots=intel.intel().roots,
@@ -42,6 +52,7 @@ def report(*, machine=None, crl=None, **fields):
 
 PLATFORM, CHIP = intel.platform(), amd.chip()
 PPID, CHIP_ID = intel.PPID.hex(), amd.CHIP_ID.hex()
+ANY_TDX, ANY_SNP = dict.fromkeys(("mrtd", "rtmr1", "rtmr2")), {"measurement": None}
 OUTDATED = {"levels": [intel.tcb_level(status="OutOfDate", advisories=["INTEL-SA-1"])]}
 REGISTERS = {
     "mrseam": "11" * 48,
@@ -66,6 +77,9 @@ REGISTERS = {
         "tcb_status = ['OutOfDate', 'UpToDate']",
         *(f"{name} = ['{BAD}', '{value}']" for name, value in REGISTERS.items()),
         "rtmr3 = 'any'",
+        "mrservicetd = 'any'",
+        "td_attributes = ['0000004000000000', '0000001000000000']",
+        "xfam = ['e71a060000000000']",
     ],
 )
 def test_a_quote_that_fits_the_policy_is_accepted(text):
@@ -80,7 +94,9 @@ def test_a_quote_that_fits_the_policy_is_accepted(text):
         ("min_evaluation_number = 18", "evaluation number"),
         ("tcb_status = ['OutOfDate']", "TCB status"),
         *((f"{name} = ['{BAD}']", name.upper()) for name in REGISTERS),
-        (f"mrservicetd = ['{'00' * 48}']", "MRSERVICETD"),
+        (f"mrservicetd = ['{BAD}']", "MRSERVICETD"),
+        ("td_attributes = ['0000004000000000']", "TDATTRIBUTES"),
+        ("xfam = ['e702060000000000']", "XFAM"),
     ],
 )
 def test_a_quote_that_does_not_fit_is_refused(text, field):
@@ -93,12 +109,60 @@ def test_a_quote_that_does_not_fit_is_refused(text, field):
 def test_another_initial_memory_is_refused():
     with pytest.raises(AttestationError, match="MRTD"):
         tdx().check_cpu(quote(mrtd=bytes(48)), now=NOW)
-    Policy.from_toml("version = 1\n[cpu.tdx]\nmrtd = 'any'").check_cpu(quote(mrtd=bytes(48)), now=NOW)
+    tdx("mrtd = 'any'").check_cpu(quote(mrtd=bytes(48)), now=NOW)
+
+
+@pytest.mark.parametrize("register", ["rtmr1", "rtmr2"])
+def test_another_kernel_or_command_line_is_refused_with_the_same_firmware(register):
+    rtmrs = [bytes(48) if f"rtmr{number}" == register else bytes([0x60 + number]) * 48 for number in range(4)]
+    with pytest.raises(AttestationError, match=f"cpu.tdx.{register}"):
+        tdx(f"{register} = ['{REGISTERS[register]}']").check_cpu(quote(rtmrs=rtmrs), now=NOW)
+    tdx(f"{register} = 'any'").check_cpu(quote(rtmrs=rtmrs), now=NOW)
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"attributes": 0}, "TDATTRIBUTES"),  # without SEPT_VE_DISABLE
+        ({"attributes": 1 << 28 | 1 << 30}, "TDATTRIBUTES"),
+        ({"attributes": 1 << 28 | 1 << 63}, "TDATTRIBUTES"),
+        ({"xfam": 0x61AE5}, "XFAM"),
+        ({"xfam": 0x61AE7 | 1 << 20}, "XFAM"),
+        ({"mrservicetd": b"\x70" * 48}, "MRSERVICETD"),
+    ],
+)
+def test_an_unusual_td_is_refused_unless_its_value_is_listed(fields, name):
+    verified = quote(body_type=3, **fields)
+    with pytest.raises(AttestationError) as raised:
+        tdx().check_cpu(verified, now=NOW)
+    assert raised.value.field == name
+    key = {"TDATTRIBUTES": "td_attributes"}.get(name, name.lower())
+    value = getattr(verified.report, key)
+    listed = value.hex() if isinstance(value, bytes) else value.to_bytes(8, "little").hex()
+    tdx(f"{key} = ['{listed}']").check_cpu(verified, now=NOW)
+
+
+def test_listed_attributes_do_not_allow_a_debugger():
+    verified = quote(attributes=1 << 28 | 1)
+    with pytest.raises(AttestationError, match="debug bit"):
+        tdx("td_attributes = ['0100001000000000']").check_cpu(verified, now=NOW)
+
+
+def test_collateral_has_an_age_and_a_number_by_default():
+    old = quote(info=intel.tcb_info(start=NOW - 31 * DAY))
+    with pytest.raises(AttestationError, match="max_collateral_age_days"):
+        tdx().check_cpu(old, now=NOW)
+    tdx("max_collateral_age_days = 31").check_cpu(old, now=NOW)
+    low = quote(info=intel.tcb_info(tcbEvaluationDataNumber=16))
+    with pytest.raises(AttestationError, match="min_evaluation_number"):
+        tdx().check_cpu(low, now=NOW)
+    for number in (16, 0):
+        tdx(f"min_evaluation_number = {number}").check_cpu(low, now=NOW)
 
 
 @pytest.mark.parametrize(("bits", "name"), [(1, "debug"), (1 << 29, "migration")])
 def test_debug_and_migration_are_refused_unless_allowed(bits, name):
-    verified = quote(attributes=bits)
+    verified = quote(attributes=1 << 28 | bits)
     with pytest.raises(AttestationError, match=f"{name} bit"):
         tdx().check_cpu(verified, now=NOW)
     tdx(f"allow_{name} = true").check_cpu(verified, now=NOW)
@@ -141,8 +205,8 @@ def test_a_report_that_fits_the_policy_is_accepted(text):
     [
         ("products = ['Turin']", "product"),
         (f"chip_ids = ['{'00' * 64}']", "CHIP_ID"),
-        ("min_tcb = { microcode = 116 }", "microcode patch level"),
-        ("min_tcb = { tee = 1 }", "tee patch level"),
+        ("min_tcb = { microcode = 116 }", "reported microcode patch level"),
+        ("min_tcb = { tee = 1 }", "reported tee patch level"),
         ("allow_smt = false", "SMT bit"),
         (f"host_data = ['{'00' * 32}']", "HOST_DATA"),
         (f"id_key_digest = ['{'00' * 48}']", "ID_KEY_DIGEST"),
@@ -171,6 +235,16 @@ def test_a_report_that_is_unsafe_is_refused_by_default(fields, said):
         snp().check_cpu(report(**fields), now=NOW)
 
 
+@pytest.mark.parametrize("kind", ["committed", "launch"])
+def test_a_platform_that_can_go_back_or_started_the_guest_on_less_is_refused(kind):
+    verified = report(**{f"{kind}_tcb": {"microcode": 114}})
+    snp("min_tcb = { microcode = 114 }").check_cpu(verified, now=NOW)
+    with pytest.raises(AttestationError, match="microcode") as raised:
+        snp("min_tcb = { microcode = 115 }").check_cpu(verified, now=NOW)
+    assert raised.value.field == f"{kind} microcode patch level"
+    snp("min_tcb = 'any'").check_cpu(verified, now=NOW)
+
+
 def test_unsafe_reports_may_be_allowed():
     text = "allow_debug = true\nallow_migration = true\nmax_vmpl = 1"
     snp(text).check_cpu(report(policy=0x20000 | 3 << 18, vmpl=1), now=NOW)
@@ -192,11 +266,16 @@ def test_the_fmc_of_turin_has_a_floor():
 
 @pytest.mark.parametrize(
     ("revocation", "accepted"),
-    [("none", {None, 1, 9}), ("cached", {1, 9}), ("required", {1})],
+    [
+        ("'none'", {None, 1, 9}),
+        ("'cached'", {1, 9}),
+        ("'required'", {1, 9}),  # a list is good for as long as AMD says
+        ("'required'\nmax_revocation_age_days = 1", {1}),
+    ],
 )
 def test_revocation_is_asked_for_as_the_policy_says(revocation, accepted):
-    policy = Policy.from_toml(f"version = 1\n[cpu.snp]\nmeasurement = 'any'\nrevocation = '{revocation}'")
-    assert policy.snp.revocation is Revocation(revocation)
+    policy = snp(f"measurement = 'any'\nrevocation = {revocation}")
+    assert policy.snp.revocation is Revocation(revocation.split("'")[1])
     for days in (None, 1, 9):
         crl = days and amd.amd("Milan").ark.crl(start=NOW - days * DAY)
         verified = report(crl=crl)
@@ -209,8 +288,7 @@ def test_revocation_is_asked_for_as_the_policy_says(revocation, accepted):
 
 
 def test_a_list_may_have_to_be_of_this_moment():
-    text = "version = 1\n[cpu.snp]\nmeasurement = 'any'\nrevocation = 'required'\nmax_revocation_age_days = 0"
-    policy = Policy.from_toml(text)
+    policy = snp("revocation = 'required'\nmax_revocation_age_days = 0")
     assert policy.snp.max_revocation_age == timedelta(0)
     policy.check_cpu(report(crl=amd.amd("Milan").ark.crl(start=NOW)), now=NOW)
     with pytest.raises(AttestationError, match="revocation"):
@@ -218,8 +296,9 @@ def test_a_list_may_have_to_be_of_this_moment():
 
 
 def test_revocation_is_asked_for_by_default():
-    assert SnpPolicy({}).revocation is Revocation.CACHED
-    assert Policy.from_toml("version = 1\n[cpu.snp]\nmeasurement = 'any'").snp == SnpPolicy({})
+    assert SnpPolicy(ANY_SNP, {}).revocation is Revocation.CACHED
+    text = "version = 1\n[cpu.snp]\nmeasurement = 'any'\nmin_tcb = 'any'"
+    assert Policy.from_toml(text).snp == SnpPolicy(ANY_SNP, {})
 
 
 # Both.
@@ -244,7 +323,7 @@ def test_what_was_only_parsed_is_not_judged():
 @pytest.mark.parametrize("make", [quote, report])
 def test_what_was_verified_is_judged_while_it_is_valid(make):
     verified = make()
-    policy = Policy(tdx=TdxPolicy({}), snp=SnpPolicy({}, revocation=Revocation.NONE))
+    policy = Policy(tdx=TdxPolicy(ANY_TDX), snp=SnpPolicy(ANY_SNP, {}, revocation=Revocation.NONE))
     policy.check_cpu(verified, now=verified.valid_until)
     for now in (NOW - DAY, verified.valid_until + DAY):
         with pytest.raises(AttestationError, match="validity"):
@@ -258,11 +337,43 @@ def test_what_was_verified_is_judged_while_it_is_valid(make):
 
 def test_a_policy_is_read_from_a_file(tmp_path):
     path = tmp_path / "policy.toml"
-    path.write_text(f"version = 1\n[cpu.tdx]\nmrtd = ['{GOOD}']\n")
+    path.write_text(f"version = 1\n[cpu.tdx]\nmrtd = ['{GOOD}']\nrtmr1 = 'any'\nrtmr2 = 'any'\n")
     policy = Policy.from_toml(path)
     assert policy == tdx()
     assert pickle.loads(pickle.dumps(policy)) == policy
-    assert policy.tdx == TdxPolicy({"mrtd": frozenset({bytes.fromhex(GOOD)})})
+    assert policy.tdx == TdxPolicy({**ANY_TDX, "mrtd": frozenset({bytes.fromhex(GOOD)})})
+
+
+# What a policy that says too little has to add, by the sections of such policies.
+TOO_LAX = {
+    "no line of TDX": ("[cpu.tdx]", {"mrtd", "rtmr1", "rtmr2"}),
+    "TDX by its firmware alone": (f"[cpu.tdx]\nmrtd = ['{GOOD}']", {"rtmr1", "rtmr2"}),
+    "TDX without its command line": (f"[cpu.tdx]\nmrtd = 'any'\nrtmr1 = ['{'61' * 48}']", {"rtmr2"}),
+    "no line of SNP": ("[cpu.snp]", {"measurement", "min_tcb"}),
+    "SNP on any platform": (f"[cpu.snp]\nmeasurement = ['{GOOD}']", {"min_tcb"}),
+    "SNP with any software": ("[cpu.snp]\nmin_tcb = { snp = 8 }", {"measurement"}),
+}
+
+
+@pytest.mark.parametrize("name", TOO_LAX)
+def test_a_policy_that_is_too_lax_is_refused_with_the_lines_to_add(name):
+    section, absent = TOO_LAX[name]
+    with pytest.raises(FormatError) as raised:
+        Policy.from_toml(f"version = 1\n{section}\n")
+    lines = re.findall("`(.+?)`", str(raised.value))
+    assert section.splitlines()[0] in str(raised.value)
+    assert {line.split(" = ")[0] for line in lines} == absent
+    added = "\n".join(lines)
+    policy = Policy.from_toml(f"version = 1\n{section}\n{added}\n")
+    policy.check_cpu(quote() if policy.tdx else report(crl=amd.amd("Milan").ark.crl()), now=NOW)
+
+
+def test_a_policy_of_a_program_names_the_same():
+    for measurements in ({}, {"mrtd": None}, {"mrtd": None, "rtmr1": None}):
+        with pytest.raises(ValueError, match="rtmr2"):
+            TdxPolicy(measurements)
+    with pytest.raises(ValueError, match="measurement"):
+        SnpPolicy({}, {})
 
 
 @pytest.mark.parametrize("content", [b"\xff", b"#" * (1 << 20 | 1)])
@@ -285,28 +396,34 @@ def test_a_file_that_is_no_text_or_too_long_is_refused(tmp_path, content):
         ("version = 1\ngpus = 3", "gpus"),
         ("version = 1\ncpu = 3", "a table as cpu, got 3"),
         ("version = 1\n[cpu.sgx]", "cpu.sgx"),
-        ("version = 1\n[cpu.tdx]", "mrtd, got none"),
-        ("version = 1\n[cpu.snp]", "measurement, got none"),
-        ("version = 1\n[cpu.tdx]\nmrtd = []", "not empty"),
-        ("version = 1\n[cpu.tdx]\nmrtd = 'all'", "mrtd"),
-        ("version = 1\n[cpu.tdx]\nmrtd = ['22']", "48 bytes"),
-        ("version = 1\n[cpu.tdx]\nmrtd = [22]", "48 bytes"),
-        (f"version = 1\n[cpu.tdx]\nmrtd = ['{'zz' * 48}']", "48 bytes"),
-        ("version = 1\n[cpu.tdx]\nmrtd = 'any'\nmrdt = []", "cpu.tdx.mrdt"),
-        ("version = 1\n[cpu.tdx]\nmrtd = 'any'\ntcb_status = ['Fine']", "UpToDate, SWHardeningNeeded"),
-        ("version = 1\n[cpu.tdx]\nmrtd = 'any'\ntcb_status = 'UpToDate'", "a list"),
-        ("version = 1\n[cpu.tdx]\nmrtd = 'any'\nallow_debug = 1", "true or false"),
-        ("version = 1\n[cpu.tdx]\nmrtd = 'any'\nallow_debug = 'false'", "true or false"),
-        ("version = 1\n[cpu.tdx]\nmrtd = 'any'\nmin_evaluation_number = -1", "an integer from 0"),
-        ("version = 1\n[cpu.tdx]\nmrtd = 'any'\nmax_collateral_age_days = 99999", "36500"),
-        ("version = 1\n[cpu.tdx]\nmrtd = 'any'\nmax_collateral_age_days = 1.5", "an integer"),
-        ("version = 1\n[cpu.snp]\nmeasurement = 'any'\nrevocation = 'maybe'", "required, cached, none"),
-        ("version = 1\n[cpu.snp]\nmeasurement = 'any'\nmin_tcb = { ucode = 1 }", "cpu.snp.min_tcb.ucode"),
-        ("version = 1\n[cpu.snp]\nmeasurement = 'any'\nproducts = ['Rome']", "Milan, Genoa, Turin"),
-        ("version = 1\n[cpu.snp]\nmeasurement = 'any'\nchip_id = []", "cpu.snp.chip_id"),
+        ("[cpu.tdx]\nmrtd = []", "not empty"),
+        ("[cpu.tdx]\nmrtd = 'all'", "mrtd"),
+        ("[cpu.tdx]\nmrtd = ['22']", "48 bytes"),
+        ("[cpu.tdx]\nmrtd = [22]", "48 bytes"),
+        (f"[cpu.tdx]\nmrtd = ['{'zz' * 48}']", "48 bytes"),
+        ("[cpu.tdx]\nmrtd = 'any'\nmrdt = []", "cpu.tdx.mrdt"),
+        ("[cpu.tdx]\nmrtd = 'any'\ntcb_status = ['Fine']", "UpToDate, SWHardeningNeeded"),
+        ("[cpu.tdx]\nmrtd = 'any'\ntcb_status = 'UpToDate'", "a list"),
+        ("[cpu.tdx]\nmrtd = 'any'\nallow_debug = 1", "true or false"),
+        ("[cpu.tdx]\nmrtd = 'any'\nallow_debug = 'false'", "true or false"),
+        ("[cpu.tdx]\nmrtd = 'any'\nmin_evaluation_number = -1", "an integer from 0"),
+        ("[cpu.tdx]\nmrtd = 'any'\nmax_collateral_age_days = 99999", "36500"),
+        ("[cpu.tdx]\nmrtd = 'any'\nmax_collateral_age_days = 1.5", "an integer"),
+        ("[cpu.snp]\nmeasurement = 'any'\nrevocation = 'maybe'", "required, cached, none"),
+        ("[cpu.snp]\nmeasurement = 'any'\nmin_tcb = { ucode = 1 }", "cpu.snp.min_tcb.ucode"),
+        ("[cpu.snp]\nmeasurement = 'any'\nproducts = ['Rome']", "Milan, Genoa, Turin"),
+        ("[cpu.snp]\nmeasurement = 'any'\nchip_id = []", "cpu.snp.chip_id"),
+        ("[cpu.snp]\nmeasurement = 'any'\nmin_tcb = {}", "cpu.snp.min_tcb, got none of them"),
+        ("[cpu.snp]\nmeasurement = 'any'\nmin_tcb = 'all'", "a table as cpu.snp.min_tcb"),
+        ("[cpu.tdx]\nmrtd = 'any'\ntd_attributes = ['00']", "8 bytes"),
+        ("[cpu.tdx]\nmrtd = 'any'\nxfam = [231]", "8 bytes"),
     ],
 )
 def test_a_mistake_in_a_policy_is_named(text, said):
+    section, *lines = text.split("\n")
+    if section in {"[cpu.tdx]", "[cpu.snp]"}:
+        needed = ("rtmr1", "rtmr2") if section == "[cpu.tdx]" else ("min_tcb",)
+        text = "\n".join(["version = 1", section, with_lines(dict.fromkeys(needed, "'any'"), "\n".join(lines))])
     with pytest.raises(FormatError, match=re.escape(said)):
         Policy.from_toml(text)
 

@@ -1,15 +1,19 @@
+import json
 import re
+from base64 import b64decode
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from functools import cache
 
 import pytest
 from helpers.foundry import nvidia as foundry
 from helpers.foundry.authority import NOW
 
 from fastrack import AttestationError, FormatError, attest
-from fastrack.attest import GpuPolicy, Policy, Revocation
+from fastrack.attest import GpuMode, GpuPolicy, Policy, Revocation
 
 DAY = timedelta(days=1)
+REAL = datetime(2026, 6, 1, tzinfo=UTC)  # of evidence of real machines
 
 
 def verified(device, **options):
@@ -84,6 +88,7 @@ def test_a_gpu_that_fits_is_accepted(text):
         ("min_driver = '1000'", "driver version"),
         ("min_vbios = { hopper = '96.00.A0.00.00' }", "VBIOS version"),
         ("modes = ['MPT', 'PPCIE']", "confidential mode"),
+        ("modes = ['PPCIE']", "confidential mode"),
         ("revocation = 'required'", "revocation"),
         ("revocation = 'required'\nmax_revocation_age_days = 0", "revocation"),
     ],
@@ -146,6 +151,143 @@ def test_another_number_of_gpus_is_refused(count):
         check("count = 8", *several(count))
 
 
+# Protected PCIe: eight GPUs whose NVLinks carry plain data through four switches.
+
+
+PPCIE = "modes = ['PPCIE']\nrequire_manifests = false"
+
+
+@cache
+def protected(gpus=8, switches=4):
+    made = foundry.protected(gpus, switches)
+    return [verified(device, fields=fields) for device, fields in made]
+
+
+def refused_in(text, devices):
+    with pytest.raises(AttestationError) as raised:
+        check(text, *devices)
+    return raised.value
+
+
+def test_protected_pcie_is_accepted_if_the_policy_asks_for_it():
+    devices = protected()
+    assert {device.mode for device in devices if not device.is_switch} == {GpuMode.PROTECTED_PCIE}
+    for text in (PPCIE, "modes = ['SPT', 'PPCIE']\nrequire_manifests = false\ncount = 8\nswitch_count = 4"):
+        check(text, *devices)
+        check(text, *reversed(devices))
+    for text in ("", "modes = ['SPT', 'MPT']\n"):
+        assert refused_in(f"{text}require_manifests = false", devices).field == "confidential mode"
+
+
+def test_switches_have_manifests_too():
+    assert refused_in("modes = ['PPCIE']", protected()).field == "measurements"
+    gpus, switches = protected()[:8], protected()[8:]
+    found = [replace(MATCHED, report=report) for report in gpus] + [
+        replace(SWITCH, report=report) for report in switches
+    ]
+    check("modes = ['PPCIE']", *found)
+    assert "switch" not in refused_in("modes = ['PPCIE']", [*found[:11], switches[3]]).field
+    unchecked = replace(found[11], report=replace(switches[3], revocation_checked_at=None))
+    assert refused_in("modes = ['PPCIE']", [*found[:11], unchecked]).field == "revocation"
+
+
+def test_fewer_or_more_devices_than_the_machine_has_are_refused():
+    devices = protected()
+    for dropped in range(12):
+        error = refused_in(PPCIE, devices[:dropped] + devices[dropped + 1 :])
+        assert error.field == ("number of GPUs" if dropped < 8 else "number of switches")
+    assert refused_in(PPCIE, devices[:8]).field == "number of switches"
+    assert refused_in(PPCIE, devices[8:]).field == "number of GPUs"
+    for text in ("\ncount = 4", "\nswitch_count = 3"):
+        assert refused_in(PPCIE + text, devices).field.startswith("number of")
+    check(f"{PPCIE}\ncount = 4\nswitch_count = 2", *protected(4, 2))
+
+
+def test_a_device_that_is_dropped_where_fewer_are_allowed_is_missed_by_the_others():
+    devices = protected()
+    assert refused_in(f"{PPCIE}\ncount = 7", devices[1:]).field == "links"
+    assert refused_in(f"{PPCIE}\nswitch_count = 3", devices[:11]).field == "links"
+
+
+def test_a_switch_or_gpu_counts_once():
+    devices = protected()
+    for place in (1, 9):
+        doubled = [*devices[:place], replace(devices[place - 1], evidence="GPU 12 report"), *devices[place + 1 :]]
+        assert refused_in(PPCIE, doubled).field == "chip id"
+
+
+def test_foreign_devices_are_refused():
+    devices = protected()
+    for place in range(12):
+        foreign = replace(devices[place], chip_id=devices[place].chip_id[:-4] + "F00D")
+        assert refused_in(PPCIE, [*devices[:place], foreign, *devices[place + 1 :]]).field == "links"
+        lonely = replace(devices[place], linked_to=frozenset())
+        assert refused_in(PPCIE, [*devices[:place], lonely, *devices[place + 1 :]]).field == "links"
+
+
+def test_gpus_that_switches_do_not_name_are_refused():
+    """The GPUs of another machine name these switches, whose lists have the machine's own."""
+    devices = protected()
+    strangers = [replace(one, chip_id=f"41{number:016X}") for number, one in enumerate(devices[:8], 1)]
+    error = refused_in(PPCIE, strangers + devices[8:])
+    assert (error.evidence, error.field) == (devices[8].evidence, "links")
+
+
+def test_a_gpu_in_another_mode_is_refused_beside_protected_ones():
+    devices = protected()
+    for mode in (None, GpuMode.SINGLE, GpuMode.MULTI):
+        mixed = [replace(devices[0], mode=mode), *devices[1:]]
+        for text in ("modes = ['SPT', 'MPT', 'PPCIE']\nrequire_manifests = false", PPCIE):
+            assert refused_in(text, mixed).field == "confidential mode"
+
+
+def test_a_switch_that_is_not_locked_is_refused():
+    devices = protected()
+    assert refused_in(PPCIE, [*devices[:11], replace(devices[11], is_locked=False)]).field == "lock"
+
+
+@pytest.mark.parametrize("names", [("ppcie_8_gpus", "ppcie_4_switches"), ("ppcie_b_8_gpus", "ppcie_b_4_switches")])
+def test_real_machines_in_protected_pcie_mode_name_each_other(evidence, names):
+    gpus, switches = (real(evidence, name) for name in names)
+    text = f"{PPCIE}\nrevocation = 'none'"
+    check(text, *gpus, *switches, now=REAL)
+    assert (
+        refused_at_real("require_manifests = false\nrevocation = 'none'", gpus + switches).field == "confidential mode"
+    )
+    for dropped in range(12):
+        devices = gpus + switches
+        del devices[dropped]
+        assert refused_at_real(text, devices)
+    assert refused_at_real(text, gpus + [switches[0]] * 4).field == "chip id"
+    foreign = real(evidence, "ppcie_b_4_switches" if names[1] == "ppcie_4_switches" else "ppcie_4_switches")
+    assert refused_at_real(text, gpus + foreign).field == "links"
+
+
+def test_real_gpus_with_encrypted_nvlinks_need_no_switch(evidence):
+    devices = real(evidence, "mpt_8_gb100")
+    assert {device.mode for device in devices} == {GpuMode.MULTI}
+    check("require_manifests = false\nrevocation = 'none'\ncount = 8", *devices, now=REAL)
+
+
+def refused_at_real(text, devices):
+    with pytest.raises(AttestationError) as raised:
+        check(text, *devices, now=REAL)
+    return raised.value
+
+
+def real(evidence, name):
+    """Verify the reports in a file of recorded evidence."""
+    path = evidence / "wire" / "nvidia" / f"{name}.json"
+    if not path.is_file():
+        pytest.skip(f"no {path.name} among the real evidence")
+    found = []
+    for number, item in enumerate(json.loads(path.read_text())):
+        report, chain = b64decode(item["evidence"]), b64decode(item["certificate"])
+        nonce, title = bytes.fromhex(item["nonce"]), f"{name} {number} report"
+        found.append(attest.verify_gpu_report(report, chain, nonce=nonce, now=REAL, evidence=title))
+    return found
+
+
 def test_gpus_are_accepted_by_a_section_alone():
     nothing = Policy.from_toml("version = 1")
     nothing.check_gpus([], now=NOW)
@@ -176,6 +318,7 @@ def test_the_defaults_are_strict():
     ("text", "said"),
     [
         ("count = 0", "1 or more as gpu.count"),
+        ("switch_count = 0", "1 or more as gpu.switch_count"),
         ("architectures = ['ampere']", "hopper, blackwell, nvswitch"),
         ("modes = ['devtools']", "SPT, MPT, PPCIE"),
         ("chips = []", "not empty"),

@@ -303,6 +303,27 @@ def test_a_real_report_is_verified(real):
     assert verified.report.version == 2
     assert verified.report.reported_tcb == SnpTcb(bootloader=3, tee=0, snp=8, microcode=115)
     assert not verified.report.is_debug
+    text = f"version = 1\n[cpu.snp]\nmeasurement = ['{verified.report.measurement.hex()}']\nrevocation = 'none'\n"
+    text += "min_tcb = { bootloader = 3, snp = 8, microcode = %d }"
+    attest.Policy.from_toml(text % 115).check_cpu(verified, now=now)
+    with pytest.raises(AttestationError, match="microcode"):
+        attest.Policy.from_toml(text % 116).check_cpu(verified, now=now)
+
+
+def test_a_real_revocation_list_is_good_until_its_end(evidence):
+    folder = evidence / "wire" / "amd" / "genoa"
+    if not folder.is_dir():
+        pytest.skip("no evidence of Genoa")
+    report, leaf, issuers, crl = (
+        (folder / name).read_bytes() for name in ("hcl_report_azure.bin", "vcek_azure.der", "ask_ark.pem", "crl.der")
+    )
+    report = report[32 : 32 + 1184]
+    text = "version = 1\n[cpu.snp]\nmeasurement = 'any'\nmin_tcb = 'any'\nrevocation = 'required'\n"
+    for now in (datetime(2025, 7, 1, tzinfo=UTC), datetime(2025, 11, 1, tzinfo=UTC)):
+        verified = attest.verify_snp_report(report, leaf, issuers, now=now, crl=crl)
+        attest.Policy.from_toml(text).check_cpu(verified, now=now)
+    with pytest.raises(AttestationError, match="revocation list"):
+        attest.verify_snp_report(report, leaf, issuers, now=datetime(2026, 1, 1, tzinfo=UTC), crl=crl)
 
 
 @pytest.mark.parametrize(("leaf", "product"), [("vcek_invalid.der", "milan"), ("vcek.der", "genoa")])

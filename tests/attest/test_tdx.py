@@ -541,6 +541,18 @@ def test_any_value_in_tcb_info_is_read_or_refused(name, value):
         verify(given=collateral(info=info))
 
 
+@pytest.mark.parametrize("status", [one for one in TcbStatus if one.value not in {"UpToDate", "OutOfDate", "Revoked"}])
+def test_a_state_of_the_module_or_the_enclave_that_intel_does_not_use_is_refused(status):
+    level = [foundry.svn_level(3, status)]
+    for parts, name in (
+        (collateral(info=foundry.tcb_info(modules=[foundry.module(levels=level)])), "TDX module"),
+        (collateral(identity=foundry.qe_identity(levels=level)), "quoting enclave"),
+    ):
+        with pytest.raises(AttestationError) as caught:
+            verify(given=parts)
+        assert (caught.value.field, caught.value.found) == (f"status of the {name}", status)
+
+
 # Real ones.
 
 
@@ -561,6 +573,12 @@ def test_a_real_quote_with_its_collateral_is_verified(real):
     assert verified.report.tee_tcb_svn[1] == 1
     assert not verified.report.is_debug
     assert verified.valid_until == datetime(2025, 7, 19, 10, 0, 35, tzinfo=UTC)
+    text = "".join(f"rtmr{number} = ['{verified.report.rtmrs[number].hex()}']\n" for number in (1, 2))
+    text = f"version = 1\n[cpu.tdx]\nmrtd = ['{verified.report.mrtd.hex()}']\n{text}"
+    attest.Policy.from_toml(text).check_cpu(verified, now=verified.verified_at)
+    other = replace(verified.report, td_attributes=0x40000000)  # those of quote_spr_e4.dat, without SEPT_VE_DISABLE
+    with pytest.raises(AttestationError, match="TDATTRIBUTES"):
+        attest.Policy.from_toml(text).check_cpu(replace(verified, report=other), now=verified.verified_at)
 
 
 @pytest.mark.parametrize("day", [datetime(2025, 9, 1, tzinfo=UTC), datetime(2025, 6, 1, tzinfo=UTC)])
@@ -582,6 +600,7 @@ def test_real_quotes_without_collateral_hold_up_to_the_root(evidence, name, day,
     quote = attest.parse_tdx_quote(data)
     verify_signatures(quote, now=day, roots=attest.INTEL_ROOTS)
     assert quote.version == version
+    assert (quote.report.td_attributes == 0x40000000) == (name == "quote_spr_e4.dat")
     assert (quote.report.tee_tcb_svn2 is not None) == (version == 5)
     with pytest.raises(AttestationError, match="signature"):
         verify_signatures(attest.parse_tdx_quote(data[:200] + b"\xff" + data[201:]), now=day, roots=attest.INTEL_ROOTS)

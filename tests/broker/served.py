@@ -27,11 +27,12 @@ def main(path):
         clock=lambda: datetime.now(UTC) + offset,
     )
     keys = fastrack.KeyRing(folder / "data.key")
-    broker = Broker(settings, keys, Signer.load(folder / "owner.signer"), Ledger(folder / "broker.db"))
+    broker = Broker(settings, keys, Signer.load(folder / "owner.signer"), Ledger(given["database"]))
     limit = RateLimit(given["per_minute"], given["burst"])
     app = make_app(broker, limit=limit, body_seconds=given["body_seconds"])
     certificate, private_key = folder / "tls.pem", folder / "tls.key"
-    serve(app, host="127.0.0.1", port=given["port"], certificate=certificate, private_key=private_key)
+    options = {"certificate": certificate, "private_key": private_key, "head_seconds": given["head_seconds"]}
+    serve(app, host="127.0.0.1", port=given["port"], **options)
 
 
 if __name__ == "__main__":

@@ -84,6 +84,20 @@ def test_open_challenges_have_a_bound(ledger, monkeypatch):
         add(ledger)
 
 
+def test_challenges_that_were_used_or_have_ended_are_not_open(ledger, monkeypatch):
+    monkeypatch.setattr(module, "_OPEN_LIMIT", 3)
+    used, *_ = [add(ledger) for _ in range(3)]
+    use(ledger, used)
+    add(ledger)
+    with pytest.raises(BusyError, match="fewer than 3"):
+        add(ledger)
+    end = NOW + timedelta(minutes=5)
+    for _ in range(3):
+        ledger.add_challenge(Challenge.generate(now=end), now=end)
+    with pytest.raises(ChallengeError, match="used at"):  # which is remembered
+        use(ledger, used)
+
+
 def test_threads_and_connections_use_a_challenge_once(ledger, path):
     challenges = [add(ledger) for _ in range(20)]
     ledgers = [ledger, Ledger(path), Ledger(path)]
@@ -214,6 +228,15 @@ def test_a_log_that_was_cut_is_found_by_a_noted_hash(filled):
     assert len(read_log(filled)) == 6
     with pytest.raises(fastrack.AuthenticationError, match="noted hash"):
         read_log(filled, head=head)
+
+
+def test_a_view_that_never_ends_is_refused_as_a_log(filled):
+    rows = "SELECT n AS number, 't' AS time, 'e' AS event, '{}' AS details, x'00' AS hash FROM c"
+    view = f"WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) {rows}"
+    alter(filled, "DROP TABLE log", f"CREATE VIEW log AS {view}")
+    for read in (read_log, Ledger):
+        with pytest.raises(fastrack.FormatError, match="other tables"):
+            read(filled)
 
 
 def test_other_files_are_refused(tmp_path):

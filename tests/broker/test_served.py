@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import socket
 import ssl
 import threading
 import time
@@ -102,14 +103,38 @@ def test_a_wrong_client_is_refused(start):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"])
+def test_a_broker_that_drips_its_answer_is_waited_for_no_longer_than_told(answer):
+    ended = threading.Event()
+
+    def drip():
+        with suppress(OSError), listener.accept()[0] as connection:
+            connection.sendall(answer)
+            while not ended.wait(0.1):
+                connection.sendall(b"x" if answer else b"")
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=drip)
+        thread.start()
+        begin = time.monotonic()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(TimeoutError, match="timeout="):
+            attest.fetch_keys(url, owner=Signer.generate().verifier, timeout=1)
+        assert 0.9 < time.monotonic() - begin < 3
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.slow
 def test_requests_have_bounds(start):
     server = start(body_seconds=1)
     assert server.post("/v1/challenges", b"x" * 2000)[0] == 413
     assert server.post("/v1/offers", b"{}")[0] == 400
     assert server.post("/v1/offers", b"{}", headers={"Content-Type": "text/plain"})[0] == 415
     assert server.post("/v1/other")[0] == 404
+    beginning = f'{{"challenge":"{ask(server).id}"'.encode()
     with suppress(OSError):  # as the broker hangs up while the client goes on
-        server.post("/v1/offers", iter([b"x" * (1 << 20)] * 64))
+        server.post("/v1/offers", iter([beginning, *[b"x" * (1 << 20)] * 64]))
     assert server.lines()[-1]["status"] == 413
     with server.open() as connection:
         connection.sendall(b"POST /v1/offers HTTP/1.1\r\nHost: x\r\nContent-Length: 900000000\r\n")

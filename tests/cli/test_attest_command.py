@@ -95,6 +95,23 @@ def test_an_exchange_by_files(cli, folder):
     assert not (folder / "again").exists()
 
 
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_challenge_with_two_names_is_used_once(cli, folder, link):
+    cli("attest challenge challenge")
+    link("challenge", "other")
+    cli("attest collect challenge offer")
+    used = GRANT.replace("--challenge challenge", "--challenge other")
+    if link is os.symlink:
+        cli(f"attest grant offer {used} --out first")
+        assert not (folder / "challenge").exists()
+    else:
+        assert "expected a file with one name" in cli.error(f"attest grant offer {used} --out first")
+        (folder / "other").unlink()
+        cli(f"attest grant offer {GRANT} --out first")
+    for line in (GRANT, used):
+        assert "No such file" in cli.error(f"attest grant offer {line} --out second")
+
+
 def test_an_exchange_by_pipes(cli, folder):
     cli("attest challenge challenge")
     os.mkfifo("offer")
@@ -212,4 +229,4 @@ def test_a_broker_is_served_and_its_log_is_shown(cli):
 def test_a_broker_without_its_extra_says_so(cli, monkeypatch):
     for name in ("starlette", "uvicorn", "fastrack._broker.app", "fastrack._broker.server"):
         monkeypatch.setitem(sys.modules, name, None)
-    assert "pip install 'fastrack[broker]'" in cli.error(f"broker serve {SERVE} --insecure-loopback")
+    assert "pip install 'fastrack-io[broker]'" in cli.error(f"broker serve {SERVE} --insecure-loopback")

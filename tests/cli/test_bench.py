@@ -155,7 +155,7 @@ def test_a_chart_without_matplotlib_says_what_to_install(cli, monkeypatch):
     monkeypatch.setattr("fastrack._bench.plots.find_spec", lambda _: None)
     monkeypatch.delitem(sys.modules, "matplotlib", raising=False)
     assert cli.error(f"{QUICK} --picture chart.png") == (
-        "error: matplotlib is not installed: pip install 'fastrack[demo]'\n"
+        "error: matplotlib is not installed: pip install 'fastrack-io[demo]'\n"
     )
 
 

@@ -71,7 +71,7 @@ def test_training_that_differs_in_one_pixel_is_noticed(folder):
 def test_training_is_left_out_without_torch(folder, capsys, monkeypatch):
     monkeypatch.setattr(demo_module, "find_spec", lambda _: None)
     assert train_twice(folder) == []
-    assert capsys.readouterr().out == "left out, as torch is not installed: pip install 'fastrack[torch]'\n"
+    assert capsys.readouterr().out == "left out, as torch is not installed: pip install 'fastrack-io[torch]'\n"
 
 
 def test_the_library_is_python_source():
@@ -99,7 +99,7 @@ def test_a_demo_that_fails_leaves_nothing(cli, work, monkeypatch):
 def test_a_demo_without_its_packages_says_what_to_install(cli, monkeypatch, package):
     monkeypatch.delitem(sys.modules, package, raising=False)
     monkeypatch.setattr("fastrack._bench.plots.find_spec", lambda name: None if name == package else True)
-    assert cli.error(QUICK) == f"error: {package} is not installed: pip install 'fastrack[demo]'\n"
+    assert cli.error(QUICK) == f"error: {package} is not installed: pip install 'fastrack-io[demo]'\n"
 
 
 def test_the_demo_needs_directories_that_are_there(cli):

@@ -132,7 +132,7 @@ def test_a_gpu_that_cannot_be_used_is_told_with_what_to_install(cli, monkeypatch
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
     said = cli("doctor").stdout
     assert "self-test     not usable: " in said
-    assert "fastrack[cu13]" in said
+    assert "fastrack-io[cu13]" in said
 
 
 def test_the_test_of_a_gpu_knows_a_device_that_works(monkeypatch):

@@ -14,7 +14,9 @@ from fastrack import Key, load_folder
 def model(folder):
     (folder / "model" / ".cache").mkdir(parents=True)
     for number in (1, 2):
-        save_plain({f"w{number}": np.full((40, 9), number, np.float32)}, folder / "model" / f"m{number}.safetensors")
+        save_plain(
+            {f"w{number}": np.full((40, 9), number, np.float32)}, folder / "model" / f"model-{number}.safetensors"
+        )
     (folder / "model" / "config.json").write_text(json.dumps({"layers": 2}))
     (folder / "model" / "optimizer.pt").write_bytes(b"moments")
     (folder / "model" / ".cache" / "lock").write_bytes(b"")
@@ -34,7 +36,7 @@ def contents(folder):
 def test_a_folder_is_sealed_verified_and_unsealed(cli, key, model):
     said = cli(f"seal model sealed {key}").stdout
     assert "sealed 3 files and copied 1 file" in said
-    assert "anyone can read config.json" in said
+    assert "not protected, anyone can read config.json\n" in said
     assert "left out: .cache/lock" in said
     assert "4 files, each as" in cli(f"verify sealed {key}").stdout
     cli(f"unseal sealed back {key}")
@@ -43,7 +45,8 @@ def test_a_folder_is_sealed_verified_and_unsealed(cli, key, model):
 
 def test_the_documents_say_what_was_done(cli, key, model):
     document = cli.json(f"seal model sealed {key}")
-    assert document["files"] == ["m1.safetensors", "m2.safetensors", "optimizer.pt"]
+    assert document["files"] == ["model-1.safetensors", "model-2.safetensors", "optimizer.pt"]
+    assert document["not_protected"] == ["config.json"]
     assert document["readable"] == {"files": ["config.json"]}
     assert document["left_out"] == [".cache/lock"]
     size = sum(map(len, contents(model).values())) - 2 * 80  # without the headers of two safetensors files
@@ -52,17 +55,17 @@ def test_the_documents_say_what_was_done(cli, key, model):
     assert [each["ok"] for each in document["files"]] == [True] * 4
     assert document["bytes"] <= size + 2 * 80
     document = cli.json(f"unseal sealed back {key}")
-    assert document["files"] == ["config.json", "m1.safetensors", "m2.safetensors", "optimizer.pt"]
+    assert document["files"] == ["config.json", "model-1.safetensors", "model-2.safetensors", "optimizer.pt"]
 
 
 def test_verify_names_each_bad_file(cli, key, sealed):
-    shutil.copy(sealed / "m1.safetensors", sealed / "m2.safetensors")
+    shutil.copy(sealed / "model-1.safetensors", sealed / "model-2.safetensors")
     (sealed / "config.json").write_text("{}")
     (sealed / "more.py").write_text("")
     document = cli.json(f"verify sealed {key}", status=1)
     assert [each["name"] for each in document["files"] if not each["ok"]] == [
         "config.json",
-        "m2.safetensors",
+        "model-2.safetensors",
         "more.py",
     ]
     assert document["error"]["type"] == "AuthenticationError"
@@ -88,7 +91,7 @@ def test_nothing_is_replaced(cli, key, sealed):
 @pytest.mark.parametrize(
     "line",
     [
-        "seal model out --plain x",
+        "seal model out --plain x",  # no file of this name
         "seal model out --name x",
         "seal model out --drop-metadata",
         "seal model out --force",

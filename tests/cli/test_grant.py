@@ -272,3 +272,25 @@ def test_a_file_is_not_sealed_anew_with_an_absent_tensor_in_plain(cli):
     said = " ".join(cli.error(line, status=2).split())
     assert "'date'" in said
     assert "'data'" in said
+
+
+def test_older_grants_are_not_signed_anew(cli, folder):
+    cli("keygen data.key")
+    path = folder / "data.key.grants"
+    cli("grant data.key --to alice.pub --to bob.pub --sign owner.signer")
+    versions = [path.read_bytes()]
+    for line in ("--to carol.pub --key data.key", "--drop bob"):
+        cli(f"grant data.key.grants {line} --sign owner.signer")
+        versions.append(path.read_bytes())
+    assert stat.S_IMODE((folder / "owner.signer.replaced").stat().st_mode) == 0o600
+    for number, older in enumerate(versions[:2], 1):
+        for content in (older, older.replace(b" ", b"") + b"\n"):
+            path.write_bytes(content)
+            message = cli.error("grant data.key.grants --to carol.pub --key data.key --sign owner.signer")
+            assert f"got number {number}, which others replaced" in message
+            assert path.read_bytes() == content
+    path.write_bytes(versions[2])
+    for name in ("one", "two"):  # copies for others replace nothing
+        cli(f"grant data.key.grants --to bob.pub --key data.key --sign owner.signer --out {name}.grants")
+    cli("grant data.key.grants --drop Carol --sign owner.signer --out three.grants")
+    assert "which others replaced" in cli.error("grant data.key.grants --drop Carol --sign owner.signer")

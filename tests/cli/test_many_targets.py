@@ -170,8 +170,8 @@ def owner(key):  # noqa: ARG001 - makes the key
     return Key.load("owner.key")
 
 
-def sealed_by_stream(content):
-    result = run("seal", "-", "-", "-k", "owner.key", content=content)
+def sealed_by_stream(content, *options):
+    result = run("seal", "-", "-", "-k", "owner.key", *options, content=content)
     assert (result.exit_code, result.stderr) == (0, "")
     return result.stdout_bytes
 
@@ -187,10 +187,28 @@ def test_any_bytes_go_through_a_pipe_and_back(owner, size):
     assert run("unseal", "-", "-", "-k", "owner.key", content=sealed).stdout_bytes == content
 
 
+def test_bytes_that_look_like_a_format_are_bytes(owner):
+    buffer = io.BytesIO()
+    np.save(buffer, np.asfortranarray(np.arange(6).reshape(2, 3)))
+    for content in (buffer.getvalue(), buffer.getvalue()[:-1], safetensors.numpy.save(MIXED), b"\x93NUMPY"):
+        sealed = sealed_by_stream(content)
+        Path("x.safetensors").write_bytes(sealed)
+        with load_file("x.safetensors") as file:
+            assert unseal(file["stdin"], owner, framework="numpy").tobytes() == content
+        assert run("unseal", "-", "-", "-k", "owner.key", content=sealed).stdout_bytes == content
+
+
+@pytest.mark.usefixtures("owner")
+def test_the_format_of_a_file_is_told_by_its_suffix():
+    np.save("x.npy", np.arange(3))
+    result = run("seal", "x.npy", "new.safetensors", "-k", "owner.key", "--format", "npy")
+    assert (result.exit_code, "--format" in result.stderr) == (2, True)
+
+
 @pytest.mark.usefixtures("owner")
 def test_a_safetensors_stream_keeps_its_tensors_and_metadata():
     content = safetensors.numpy.save(MIXED, metadata={"licence": "CC0"})
-    sealed = sealed_by_stream(content)
+    sealed = sealed_by_stream(content, "--format", "safetensors")
     assert json.loads(run("inspect", "-", "--json", content=sealed).stdout)["metadata"] == {"licence": "CC0"}
     back = run("unseal", "-", "-", "-k", "owner.key", content=sealed).stdout_bytes
     found = safetensors.numpy.load(back)
@@ -205,7 +223,7 @@ def test_a_safetensors_stream_keeps_its_tensors_and_metadata():
 def test_an_array_keeps_its_shape(owner, array):
     buffer = io.BytesIO()
     np.save(buffer, array)
-    Path("x.safetensors").write_bytes(sealed_by_stream(buffer.getvalue()))
+    Path("x.safetensors").write_bytes(sealed_by_stream(buffer.getvalue(), "--format", "npy"))
     with load_file("x.safetensors") as file:
         found = unseal(file["stdin"], owner, framework="numpy")
     assert (found.shape, found.dtype) == (array.shape, array.dtype)
@@ -223,7 +241,8 @@ def test_a_stream_that_is_shorter_or_longer_than_it_says_is_refused(kind, change
     else:
         np.save(buffer, np.asfortranarray(array) if kind == "fortran" else array)
     content = buffer.getvalue() + b"x" if change > 0 else buffer.getvalue()[:-1]
-    result = run("seal", "-", "new.safetensors", "-k", "owner.key", content=content)
+    form = "safetensors" if kind == "safetensors" else "npy"
+    result = run("seal", "-", "new.safetensors", "-k", "owner.key", "--format", form, content=content)
     assert result.exit_code == 1
     assert "as its header says" in result.stderr
     assert not Path("new.safetensors").exists()
@@ -231,9 +250,15 @@ def test_a_stream_that_is_shorter_or_longer_than_it_says_is_refused(kind, change
 
 @pytest.mark.usefixtures("owner")
 def test_what_is_sealed_already_or_no_file_is_refused():
-    sealed = sealed_by_stream(safetensors.numpy.save(MIXED))
-    for content, told in ((sealed, "sealed already"), ((2).to_bytes(8, "little") + b"{]", "safetensors file")):
-        result = run("seal", "-", "new.safetensors", "-k", "owner.key", content=content)
+    sealed = sealed_by_stream(safetensors.numpy.save(MIXED), "--format", "safetensors")
+    wrong = [
+        ((2).to_bytes(8, "little") + b"{]", "safetensors file"),
+        (b"", "safetensors"),
+        (b"\xff" * 9, "safetensors"),
+    ]
+    for content, told in ((sealed, "sealed already"), *wrong):
+        options = ("-k", "owner.key", "--format", "safetensors")
+        result = run("seal", "-", "new.safetensors", *options, content=content)
         assert (result.exit_code, told in result.stderr) == (1, True), result.stderr
 
 

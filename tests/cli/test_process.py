@@ -74,6 +74,38 @@ def test_standard_output_that_is_full_is_one_line():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("closed", ["1>&-", "0<&- 1>&-", "1>&- 2>&-"])
+def test_a_command_whose_output_is_closed_does_nothing(folder, closed):
+    Key.generate().save("owner.key")
+    Path("x.bin").write_bytes(b"secret")
+    run("seal", "x.bin", "x.safetensors", "-k", "owner.key")
+    before = sorted(folder.iterdir())
+    for line in ("unseal x.safetensors x -k owner.key", "verify x.safetensors -k owner.key -q", "keygen new.key"):
+        command = f"exec {sys.executable} -m fastrack {line} {closed}"
+        done = subprocess.run(["sh", "-c", command], stderr=subprocess.PIPE, check=False)
+        assert done.returncode == 1
+        told = b"" if "2>" in closed else b"error: standard output: "
+        assert done.stderr.startswith(told)
+        assert done.stderr.count(b"\n") == bool(told)
+        assert sorted(folder.iterdir()) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("closed", ["0<&-", "2>&-", "0<&- 2>&-"])
+@pytest.mark.usefixtures("folder")
+def test_what_is_closed_besides_does_no_harm(closed):
+    Key.generate().save("owner.key")
+    Path("x.bin").write_bytes(b"secret")
+    for line in ("seal x.bin x.safetensors -k owner.key", "unseal x.safetensors back -k owner.key"):
+        command = f"exec {sys.executable} -m fastrack {line} {closed}"
+        assert subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, check=True).stdout.startswith(
+            line.split()[2].encode()
+        )
+    assert Path("back").read_bytes() == b"secret"
+    assert run("verify", "nope", "-k", "owner.key").returncode == 1
+
+
+@pytest.mark.slow
 def test_a_file_goes_there_and_back(folder):
     (folder / "notes.txt").write_bytes(b"not for everyone" * 5000)
     environment = {**os.environ, "FASTRACK_KEY_FILE": "owner.key"}

@@ -63,6 +63,12 @@ def test_what_is_older_is_refused(cli, key, anchor, folder):
     assert not (folder / "out.npz").exists()
 
 
+def test_a_missing_file_of_a_folder_that_is_walked_is_named(cli, key, anchor, folder):
+    (folder / "set" / "data.safetensors").unlink()
+    for line in (f"verify -r set {anchor} {key}", f"unseal -r set out {anchor} {key}"):
+        assert "set/data.safetensors" in cli(line, status=1).stderr
+
+
 def test_an_altered_file_is_named(cli, key, anchor, folder):
     (folder / "set" / "config.json").write_text("[]")
     assert "set/config.json" in cli.error(f"verify set {anchor}")

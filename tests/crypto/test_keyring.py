@@ -1,5 +1,6 @@
 """Keys from providers, folders, descriptors and defaults, wherever a key is wanted."""
 
+import asyncio
 import gc
 import importlib.metadata
 import os
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -367,6 +369,102 @@ def test_the_default_holds_in_other_threads(key, file):
     assert np.array_equal(result[0], np.arange(10))
 
 
+def in_thread(function):
+    result = []
+    thread = threading.Thread(target=lambda: result.append(function()))
+    thread.start()
+    thread.join()
+    return result[0]
+
+
+def default():
+    try:
+        return KeyRing.resolve().first
+    except UnknownKeyError:
+        return None
+
+
+def test_a_block_is_of_its_thread(key):
+    other = Key.generate()
+    with use_keys(key):
+        assert (default(), in_thread(default)) == (key, None)
+        use_keys(other)  # of the process
+        assert (default(), in_thread(default)) == (key, other)
+        with use_keys(None):
+            assert default() is None
+    assert (default(), in_thread(default)) == (other, other)
+
+
+def test_blocks_of_many_threads_do_not_mix_and_leave_nothing(key):
+    owners, use_keys_at = [Key.generate() for _ in range(3)], threading.Barrier(4)
+    wrong = []
+
+    def work(owner):
+        use_keys_at.wait()
+        for _ in range(1500):
+            with nullcontext() if owner is key else use_keys(owner):
+                if default() is not owner:
+                    wrong.append(owner.id)
+
+    use_keys(key)  # which the last thread uses without a block of its own
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work, args=(owner,)) for owner in (*owners, key)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not wrong
+    assert default() is key
+
+
+def test_keys_of_a_block_that_has_not_begun_are_of_no_other_thread(key):
+    other = Key.generate()
+    use_keys(key)
+    first = use_keys(other)  # as of a thread that is interrupted before its block begins
+    found = []
+    thread = threading.Thread(target=lambda: found.append(default()))
+    thread.start()
+    with use_keys(Key.generate()), first:
+        thread.join()
+        assert default() is other
+    assert found == [key]
+    assert default() is key
+
+
+def test_a_default_whose_object_is_kept_is_that_of_the_process(key):
+    kept = use_keys(key)  # as a notebook keeps what a cell returned
+    assert default() is key
+    assert in_thread(default) is key
+    del kept
+    assert in_thread(default) is key
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_wrapped_loader_has_the_keys_of_the_block_it_begins_in(key, file, prefetch):
+    loader = fastrack.wrap([file["x"]] * 3, prefetch=prefetch)
+    with use_keys(key):
+        assert [len(batch) for batch in loader] == [10] * 3
+    with pytest.raises(UnknownKeyError):
+        list(loader)
+
+
+def test_a_task_has_the_keys_of_its_block():
+    async def work(owner):
+        with use_keys(owner):
+            await asyncio.sleep(0.001)
+            return default() is owner
+
+    async def run():
+        return await asyncio.gather(*(work(Key.generate()) for _ in range(8)))
+
+    assert all(asyncio.run(run()))
+    assert default() is None
+
+
 # Files and folders
 
 
@@ -458,6 +556,12 @@ def test_a_key_comes_from_a_descriptor(key, path):
         os.fstat(reader)  # it stays open
     finally:
         os.close(reader)
+
+
+@pytest.mark.parametrize("number", ["2147483647", "2147483648", "9" * 20, "9" * 4301])
+def test_a_descriptor_out_of_range_is_an_error_of_the_system(number):
+    with pytest.raises(OSError, match=r"Bad file descriptor|No such file|File name too long"):
+        KeyRing(f"fd:{number}")
 
 
 @pytest.mark.parametrize("content", [b"", b"fastrack-key\n", b"x" * 10_000])

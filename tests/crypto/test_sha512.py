@@ -9,7 +9,7 @@ from importlib import resources
 
 import numpy as np
 import pytest
-from llvmlite import binding, ir
+from helpers.llvm import binding, ir
 
 from fastrack._crypto.forms import FORMS, supported_forms
 from fastrack._crypto.native.sha512_ir import compress_function, initial_state

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from helpers.boxes import MAX, all_boxes, native_threads, unserved
 from helpers.forking import in_forked_child
-from helpers.native_code import build
+from helpers.native_code import build, needs_compiler
 from helpers.processes import run_python
 
 from fastrack._crypto import native, workers
@@ -34,6 +34,7 @@ needs_affinity = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def kernels():
     """Kernels that count what they do: `count_chunks`, at the end of a nap for each grain, and `know_roles`."""
+    needs_compiler()
     from fastrack._crypto.native.compiler import compiled
     from fastrack._crypto.native.intrinsics import fetch_add, fetch_min, load, sleep
 

@@ -257,12 +257,30 @@ def test_the_files_are_sealed_files_that_can_be_verified(folder):
 
 def test_a_new_checkpoint_replaces_the_old_one_and_its_files(folder):
     old = shards(folder)
+    save(state(3), folder.with_name("unfinished"))
+    unfinished = shards(folder.with_name("unfinished"))
+    unfinished.rename(folder / unfinished.name)
     (folder / "shards-notes.txt").touch()
-    (folder / ".fastrack-0123456789abcdef.part").touch()  # of a process that was killed
     save(state(2), folder)
     assert shards(folder) != old
     assert bits(load(state(1), folder)) == bits(state(2))
     assert {path.name for path in folder.iterdir()} == {DESCRIPTION, shards(folder).name, "shards-notes.txt"}
+
+
+def test_the_files_of_others_are_left(folder):
+    content = shards(folder).read_bytes()
+    foreign = ["shards-00001.safetensors", "shards-train.safetensors", ".fastrack-0123.part", "shards-x.safetensors"]
+    for name, text in zip(foreign, [b"data", b"", b"being written", content], strict=True):
+        (folder / name).write_bytes(text)
+    fastrack.save_file({"x": np.ones(2)}, folder / f"shards-{32 * '0'}.safetensors", KEY)
+    save(state(2), folder.with_name("other"), key=fastrack.Key.generate())
+    of_other_key = shards(folder.with_name("other"))
+    of_other_key.rename(folder / of_other_key.name)
+    before = {path.name for path in folder.iterdir()}
+    save(state(2), folder)
+    after = {path.name for path in folder.iterdir()}
+    assert len(before - after) == len(after - before) == 1
+    assert {*foreign, f"shards-{32 * '0'}.safetensors", of_other_key.name} <= after
 
 
 class Stopped(BaseException):
@@ -450,13 +468,18 @@ def test_a_tensor_of_another_shape_is_refused(folder):
 
 
 def test_an_anchor_refuses_an_older_checkpoint(folder, tmp_path):
-    from fastrack.grants import Signer
+    from fastrack.grants import Grants, Identity, Signer
 
     owner = Signer.generate()
     fastrack.publish(folder, signer=owner)
     anchor = tmp_path / "anchor"
     fastrack.Anchor.create(anchor, owner=owner.verifier)
     assert bits(load(state(1), folder, anchor=anchor)) == bits(state())
+    alice = Identity.generate()
+    for version, opens in ((1, True), (2, False)):
+        grants = Grants.issue(KEY, [alice.recipient], signer=owner, least_version=version)
+        with contextlib.nullcontext() if opens else pytest.raises(CheckpointException, match="granted"):
+            assert bits(load(state(1), folder, keys=grants.unlock(alice), anchor=anchor)) == bits(state())
     shutil.copytree(folder, tmp_path / "old")
     save(state(2), folder)
     fastrack.publish(folder, signer=owner)

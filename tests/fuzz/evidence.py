@@ -149,9 +149,10 @@ class Policies:
 
     def seeds(self):
         return [
-            b"version = 1\n[cpu.tdx]\nmrtd = 'any'\ntcb_status = ['UpToDate']\nmax_collateral_age_days = 3\n",
+            b"version = 1\n[cpu.tdx]\nmrtd = 'any'\nrtmr1 = 'any'\nrtmr2 = 'any'\nmax_collateral_age_days = 3\n",
+            b"version = 1\n[cpu.tdx]\nmrtd = 'any'\nrtmr1 = 'any'\nrtmr2 = 'any'\nxfam = ['e702060000000000']\n",
             b"version = 1\n[cpu.snp]\nmeasurement = 'any'\nmin_tcb = { snp = 3 }\nrevocation = 'required'\n",
-            b"version = 1\n[gpu]\ncount = 8\nmin_driver = '550'\nrequire_manifests = true\nmodes = ['SPT']\n",
+            b"version = 1\n[gpu]\ncount = 8\nrequire_manifests = true\nmodes = ['PPCIE']\nswitch_count = 4\n",
         ]
 
     def run(self, data):

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.hashes import SHA512
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 import fastrack
-from fastrack import attest
+from fastrack import FormatError, attest
 from fastrack.grants import Verifier
 
 HERE = Path(__file__).parent
@@ -75,6 +75,25 @@ def load_keys(golden):
 
 def owner_key(golden):
     return fastrack.Key.load(golden("keys/owner256"))
+
+
+def load_policy(golden, name="attestation/policy.toml"):
+    """Read a policy. One of 0.1 says too little: it is refused with the lines to add, and read with them.
+
+    Returns
+    -------
+    Policy, set of str
+        The policy, and the keys of the lines that were added to its file.
+    """
+    path, added = golden(name), set()
+    for _ in range(3):
+        try:
+            return attest.Policy.from_toml(path), added
+        except FormatError as error:
+            section, lines = re.search(r"\[cpu\.\w+\]", str(error))[0], re.findall("`(.+?)`", str(error))
+            added |= {f"{section} {line.split(' = ')[0]}" for line in lines}
+            path.write_text(path.read_text().replace(f"{section}\n", "\n".join([section, *lines, ""])))
+    raise AssertionError(f"{name} is refused with the lines that were asked for")
 
 
 def load_verifiers(golden):

@@ -19,6 +19,7 @@ from golden_files import (
     VERSIONS,
     alter,
     load_keys,
+    load_policy,
     load_roots,
     load_verifiers,
     opens,
@@ -80,7 +81,7 @@ def open_manifest(path, golden):
 
 def open_offer(path, golden):
     challenge = attest.Challenge.from_bytes(golden("attestation/challenge-tdx.json").read_bytes())
-    policy = attest.Policy.from_toml(golden("attestation/policy.toml"))
+    policy, _ = load_policy(golden)
     attest.verify_offer(path.read_bytes(), challenge, policy, now=NOW, roots=load_roots(golden))
 
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from helpers.grants_reader import read_grants, unwrap
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from fastrack._crypto.signing import sign_envelope
 from fastrack.errors import ClosedError, FormatError, GrantError, SignatureError, UnknownKeyError
 from fastrack.grants import Grants, Identity, Recipient, Signer
 from fastrack.grants._grants import PAYLOAD_TYPE
+from fastrack.providers import VaultTransit
 
 NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
 OWNER = Signer.generate(name="owner")
@@ -114,6 +116,33 @@ def test_a_grant_holds_for_its_files_only(sealed, tmp_path):
         fastrack.unseal(file["x"], KEY)  # the owner's own key is not restricted
 
 
+def test_a_restricted_key_does_not_lose_its_restriction(sealed, tmp_path):
+    ring = Grants.issue(KEY, [ALICE.recipient], signer=OWNER, files=["ab" * 16]).unlock(ALICE)
+    with pytest.raises(GrantError, match="restricted to some"):
+        ring.first.save(tmp_path / "alice.key")
+    assert not (tmp_path / "alice.key").exists()
+    for files in (None, [sealed.file_id], ["ab" * 16, sealed.file_id]):
+        with pytest.raises(GrantError, match="expected files= among those"):
+            Grants.issue(ring.first, [BOB.recipient], signer=OWNER, files=files)
+    passed = Grants.issue(ring.first, [BOB.recipient], signer=OWNER, files=["ab" * 16]).unlock(BOB)
+    assert passed.first.files == {"ab" * 16}
+    with pytest.raises(GrantError, match="restricted to some"):
+        VaultTransit("owner").wrap(ring.first)
+
+
+def test_a_key_of_a_set_does_not_lose_its_restriction(tmp_path):
+    lineage = "cd" * 16
+    options = {"lineage": lineage, "least_version": 7}
+    ring = Grants.issue(KEY, [ALICE.recipient], signer=OWNER, **options).unlock(ALICE)
+    with pytest.raises(GrantError, match="restricted to some"):
+        ring.first.save(tmp_path / "alice.key")
+    for other in ({}, {"lineage": lineage}, {"lineage": "ef" * 16, "least_version": 7}, options | {"least_version": 6}):
+        with pytest.raises(GrantError, match="expected the lineage="):
+            Grants.issue(ring.first, [BOB.recipient], signer=OWNER, **other)
+    passed = Grants.issue(ring.first, [BOB.recipient], signer=OWNER, **options | {"least_version": 8}).unlock(BOB)
+    assert (passed.first.lineage, passed.first.least_version) == (lineage, 8)
+
+
 def test_a_tensor_that_was_copied_counts_for_the_file_it_is_in(sealed, tmp_path):
     fastrack.save_file({"x": sealed["x"], "y": np.arange(3)}, tmp_path / "copy.safetensors", KEY)
     with fastrack.load_file(tmp_path / "copy.safetensors") as copied:
@@ -145,6 +174,60 @@ def test_the_other_claims_are_kept(tmp_path):
     again = Grants.load(tmp_path / "a.grants", owner=[Signer.generate().verifier, OWNER.verifier])
     assert again == grants
     assert (again.lineage, again.least_version, again.key_id, again.bits) == ("ab" * 16, 7, KEY.id, 256)
+
+
+def test_a_grant_for_a_set_opens_its_files_by_an_anchor_alone(tmp_path):
+    path, anchor = tmp_path / "set" / "a.safetensors", tmp_path / "reader.anchor"
+    path.parent.mkdir()
+    fastrack.save_file({"x": np.arange(6).reshape(3, 2)}, path, KEY)
+    first = fastrack.publish(path.parent, signer=OWNER)
+    fastrack.publish(path.parent, signer=OWNER)
+    fastrack.Anchor.create(anchor, owner=OWNER.verifier)
+    for limits, opens in (
+        ({"lineage": first.lineage}, True),
+        ({"least_version": 2}, True),
+        ({"lineage": first.lineage, "least_version": 2}, True),
+        ({"lineage": "ff" * 16}, False),
+        ({"least_version": 3}, False),
+        ({"lineage": first.lineage, "least_version": 3}, False),
+        ({"lineage": first.lineage, "files": ["00" * 16]}, False),
+    ):
+        ring = Grants.issue(KEY, [ALICE.recipient], signer=OWNER, **limits).unlock(ALICE)
+        for anchored in (False, True):
+            with fastrack.load_file(path, anchor=anchor if anchored else None) as file:
+                for handle in (file["x"], file["x"][1:], file["x"][:, 1], pickle.loads(pickle.dumps(file["x"]))):
+                    if opens and anchored:
+                        assert fastrack.unseal(handle, ring).size
+                        assert fastrack.to_device(handle, keys=ring, framework="numpy").size
+                    else:
+                        with pytest.raises(GrantError):
+                            fastrack.unseal(handle, ring)
+                        with pytest.raises(GrantError):
+                            fastrack.to_device(handle, keys=ring, framework="numpy")
+            data = fastrack.SealedDataset(path.parent, anchor=anchor if anchored else None)
+            for each in (data, pickle.loads(pickle.dumps(data))):
+                if opens and anchored:
+                    assert fastrack.unseal(each[:2]["x"], ring).size
+                else:
+                    with pytest.raises(GrantError):
+                        fastrack.unseal(each[:2]["x"], ring)
+        with pytest.raises(GrantError):
+            fastrack.rekey_file(path, tmp_path / "other.safetensors", keys=ring, key=Key.generate())
+
+
+def test_a_grant_for_a_set_opens_a_sealed_folder_of_it(tmp_path):
+    (tmp_path / "model").mkdir()
+    safetensors.numpy.save_file({"x": np.arange(3)}, tmp_path / "model" / "model.safetensors")
+    fastrack.seal_folder(tmp_path / "model", tmp_path / "sealed", KEY)
+    lineage = fastrack.publish(tmp_path / "sealed", signer=OWNER).lineage
+    fastrack.Anchor.create(tmp_path / "reader.anchor", owner=OWNER.verifier)
+    ring = Grants.issue(KEY, [ALICE.recipient], signer=OWNER, lineage=lineage, least_version=1).unlock(ALICE)
+    weights = fastrack.load_folder(tmp_path / "sealed", ring, anchor=tmp_path / "reader.anchor").weights()
+    assert fastrack.unseal(weights["x"], ring, framework="numpy").tolist() == [0, 1, 2]
+    with pytest.raises(GrantError, match="got no anchor"):
+        fastrack.load_folder(tmp_path / "sealed", ring)
+    with pytest.raises(GrantError, match="got no anchor"):
+        fastrack.unseal(fastrack.load_folder(tmp_path / "sealed", KEY).weights()["x"], ring)
 
 
 # Forgeries

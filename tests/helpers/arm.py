@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from llvmlite import binding, ir
 
+from helpers.llvm import binding, ir  # first, as it skips tests where there is no llvmlite
+
+# isort: split
 from fastrack._crypto.base import KeySchedule, check_buffers, check_plan, check_rows, chunks_between
 from fastrack._crypto.cobblestone import (
     CHUNK_SIZE,

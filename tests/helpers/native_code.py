@@ -1,10 +1,21 @@
 """Machine code that the module of the package has not: compiled here, in this process."""
 
+import pytest
+
 from fastrack._crypto.native import functions_of
+
+WITHOUT_COMPILER = "nothing can be compiled here: there are no llvmlite and numba"
+
+
+def needs_compiler():
+    """Skip a test, or the module of tests that is imported now, where nothing can be compiled."""
+    for name in ("llvmlite", "numba"):
+        pytest.importorskip(name, reason=WITHOUT_COMPILER)
 
 
 def build(functions, forms=()):
     """Compile functions that `compiler.compiled` made, which call those of some forms, and return their module."""
+    needs_compiler()
     from fastrack._crypto.native.here import load_here
     from fastrack._crypto.native.target import host_target
     from fastrack._crypto.native.units import make_object_of
@@ -14,6 +25,7 @@ def build(functions, forms=()):
 
 def build_form(name, form):
     """Compile all functions of a form, and return them as `native.functions` does."""
+    needs_compiler()
     from fastrack._crypto.native.units import form_functions
 
     return functions_of(build(form_functions(name, form), [form]), name)
@@ -21,6 +33,7 @@ def build_form(name, form):
 
 def forget():
     """Forget what the generators have emitted so far, for one that is altered now or was till now."""
+    needs_compiler()
     from fastrack._crypto.native.compiler import cipher
 
     cipher.cache_clear()

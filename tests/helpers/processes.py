@@ -7,12 +7,12 @@ import sys
 from contextlib import contextmanager
 
 
-def run_python(code, *arguments, cwd=None, status=0, **variables):
+def run_python(code, *arguments, cwd=None, status=0, limit=60, **variables):
     """Run a program that ends so and complains of nothing, with these environment variables: what it prints."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables}
     warnings = ["-W", "error", "-W", "ignore::DeprecationWarning:typer"]  # an old typer imports what click deprecates
     command = [sys.executable, *warnings, "-c", code, *map(str, arguments)]
-    done = subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=limit, check=False)
     assert (done.returncode, done.stderr) == (status, "")
     return done.stdout
 

@@ -49,6 +49,12 @@ def wiped():
     return key
 
 
+def restricted():
+    key = Key.from_bytes(SECRET)
+    key.restrict(["ab" * 16])
+    return key
+
+
 def closed():
     with Channel(keys=KEY) as channel:
         return channel
@@ -188,6 +194,7 @@ CASES = {
     "Key.load: a pipe": lambda: Key.load("pipe"),
     "Key.load: another file": lambda: Key.load(written("junk.key", b"junk")),
     "Key.save: a file that exists": lambda: KEY.save("owner.key"),
+    "Key.save: a key that a grant restricts": lambda: restricted().save("restricted.key"),
     "Key: a pickle": lambda: pickle.dumps(KEY),
     "Key: wiped": lambda: seal(TABLE, wiped()),
     "KeyRing: an empty path": lambda: KeyRing(""),

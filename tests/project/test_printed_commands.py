@@ -55,7 +55,7 @@ def fault_of(line):
         return next((word for word in words if word.startswith("-") and len(word) > 1 and word not in options), None)
     if program == "pip":
         extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-        named = [extra for word in words for extra in re.findall(r"(?:\.|fastrack)\[(.*)\]", word)]
+        named = [extra for word in words for extra in re.findall(r"(?:\.|fastrack-io)\[(.*)\]", word)]
         return next((extra for each in named for extra in each.split(",") if extra not in extras), None)
     if program == "make":
         targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)

@@ -20,6 +20,7 @@ from torch.utils.data import Dataset, DistributedSampler, StackDataset, Subset
 
 kept: Dataset[dict[str, object]] = data
 every = [DistributedSampler(data), Subset(data, [1]), StackDataset(x=data)]
+iter(fastrack.wrap([1])).close()
 """
 
 

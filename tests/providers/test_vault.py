@@ -112,6 +112,16 @@ def test_a_server_that_is_not_there_is_named(key, monkeypatch):
         VaultTransit("owner").wrap(key)
 
 
+def test_plain_http_goes_through_no_proxy(vault, serve, key, monkeypatch):
+    proxy = serve(lambda *_: (200, {"data": {"ciphertext": "vault:v1:AAAA"}}, {}))
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, proxy.address)
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    assert VaultTransit("owner").wrap(key).unwrap() == key
+    assert (len(vault.asked), proxy.asked) == (2, [])
+
+
 @pytest.mark.parametrize("address", ["http://vault.example", "http://10.0.0.1", "ftp://127.0.0.1", "http://[", "x"])
 def test_a_key_is_sent_to_no_address_without_encryption(key, monkeypatch, address):
     monkeypatch.setenv("VAULT_ADDR", address)

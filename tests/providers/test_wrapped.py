@@ -198,7 +198,7 @@ def test_a_source_needs_the_path_of_a_file():
 def test_a_package_that_is_missing_is_named(key, monkeypatch, uri, module, extra):
     for name in (module, "azure.keyvault.keys.crypto"):
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ProviderError, match=rf"pip install 'fastrack\[{extra}\]'"):
+    with pytest.raises(ProviderError, match=rf"pip install 'fastrack-io\[{extra}\]'"):
         open_wrapper(uri).wrap(key)
 
 

@@ -540,3 +540,51 @@ def test_shown_as_text(anchor):
     publish(1)
     opened(anchor)
     assert repr(Anchor(anchor)).startswith("<Anchor 'reader.anchor': version 1 of lineage ")
+
+
+# A manifest that storage moves to another folder of its set
+
+
+@pytest.fixture
+def run():
+    """Return a folder as of a trainer: the same names in it and in a folder below it."""
+    for folder, value in (("run", 1), ("run/step", 2)):
+        Path(folder).mkdir()
+        fastrack.save_file({"x": np.full((4, 1), value)}, f"{folder}/{NAME}", KEY)
+        Path(folder, "config.json").write_text(str(value))
+    fastrack.save_file({"x": np.full((4, 1), 3)}, "run/step/last.safetensors", KEY)
+    fastrack.publish("run", signer=OWNER)
+    return Path("run")
+
+
+@pytest.mark.parametrize("place", ["fastrack.manifest", MANIFEST])
+def test_a_manifest_that_is_moved_into_a_folder_of_its_set_renames_no_file(run, anchor, place):
+    def content(path, **options):
+        with fastrack.load_file(path, anchor=Anchor(anchor, **options)) as file:
+            return int(fastrack.unseal(file["x"], KEY, framework="numpy")[0, 0])
+
+    assert (content(run / NAME), content(run / "step" / NAME)) == (1, 2)
+    (run / "step" / place).write_bytes((run / "fastrack.manifest").read_bytes())
+    for name in (NAME, "config.json"):
+        (run / "step" / name).write_bytes((run / name).read_bytes())
+    with pytest.raises(RollbackError, match=f"'step/{NAME}'.*it was moved"):
+        content(run / "step" / NAME)
+    with pytest.raises(RollbackError):
+        content(run / "step" / NAME, manifest=run / "fastrack.manifest")
+    if place == "fastrack.manifest":
+        with pytest.raises(RollbackError, match="it was moved"):
+            Anchor(anchor).read(run / "step" / "config.json")
+        with pytest.raises(RollbackError, match="it was moved"):
+            fastrack.SealedDataset(run / "step", anchor=anchor)
+    assert content(run / NAME) == 1
+
+
+def test_a_manifest_that_is_moved_does_not_make_one_folder_another(run, anchor):
+    fastrack.save_file({"x": np.full((4, 1), 4)}, "run/root.safetensors", KEY)
+    fastrack.publish("run", signer=OWNER)
+    (run / "step" / "fastrack.manifest").write_bytes((run / "fastrack.manifest").read_bytes())
+    (run / "root.safetensors").rename(run / "step" / "root.safetensors")  # a name that is in the other folder alone
+    for name in (NAME, "last.safetensors"):
+        (run / "step" / name).unlink()
+    with pytest.raises(RollbackError, match=r"'step'.*it was moved"):
+        fastrack.SealedDataset(run / "step", anchor=anchor)

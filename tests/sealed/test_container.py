@@ -8,7 +8,7 @@ import pytest
 import safetensors
 from helpers import by_hand
 
-from fastrack import load_file
+from fastrack import Key, load_checkpoint, load_file
 from fastrack._sealed.container import _parse, _parse_compact, parse_layouts, unique
 from fastrack._sealed.reader import _read_layout
 from fastrack.errors import FormatError
@@ -208,3 +208,24 @@ def test_a_header_longer_than_the_first_read_is_read_whole(tmp_path):
     path.write_bytes(by_hand.container(header, bytes(2000)))
     with load_file(path) as file:
         assert file.names == tuple(header)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"PK\x03\x04\x14\x00\x00\x00\x08", "zip archive.*torch.load"),
+        (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j", "pickle.*torch.load"),
+        (b"\x80\x04\x95\x06\x00\x00\x00\x00", "pickle"),
+        (b"\x93NUMPY\x01\x00v\x00{'descr'", "array of NumPy.*fastrack seal"),
+        (b"name,age\nOslo,3\n", "text.*fastrack import"),
+        (b"a,b\n1", "text"),
+        (b"\x80\x04\x00\x00\x00\x00\x00\x00{", "header of 1152 bytes"),
+        (b"\xff" * 20, "header of"),
+    ],
+)
+def test_another_kind_of_file_is_named(content, said, tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(content)
+    for read in (load_file, lambda path: load_checkpoint(path, Key.generate())):
+        with pytest.raises(FormatError, match=said):
+            read(path)

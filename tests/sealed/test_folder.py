@@ -402,7 +402,7 @@ def test_nothing_is_replaced(plain, sealed, tmp_path):
 
 @pytest.mark.parametrize(
     "files",
-    [{}, {"config.json": b"{}"}, {INDEX: b""}, {"a.safetensors": b"x"}, {"a\\b.bin": b""}, {b"\xff.bin": b""}],
+    [{}, {INDEX: b""}, {"a.safetensors": b"x"}, {"a\\b.bin": b""}, {b"\xff.bin": b""}],
     ids=str,
 )
 def test_what_cannot_be_sealed_leaves_nothing(tmp_path, files):
@@ -414,16 +414,85 @@ def test_what_cannot_be_sealed_leaves_nothing(tmp_path, files):
     assert [path.name for path in tmp_path.iterdir()] == ["plain"]
 
 
-def test_files_that_are_linked_are_followed_and_folders_are_not(tmp_path):
+def test_links_inside_a_folder_are_followed_and_others_refused_before_anything_is_written(tmp_path):
     one_shard(tmp_path / "blobs", a={"x": np.ones(2)})
-    (tmp_path / "plain").mkdir()
-    (tmp_path / "plain" / "model.safetensors").symlink_to("../blobs/a.safetensors")
+    one_shard(tmp_path / "plain", a={"x": np.ones(3)})
+    (tmp_path / "plain" / "more").mkdir()
+    (tmp_path / "plain" / "more" / "b.safetensors").symlink_to("../a.safetensors")
     seal_folder(tmp_path / "plain", tmp_path / "sealed", KEY)
     unseal_folder(tmp_path / "sealed", tmp_path / "back", KEY)
-    assert contents(tmp_path / "back")["model.safetensors"] == contents(tmp_path / "blobs")["a.safetensors"]
-    (tmp_path / "plain" / "more").symlink_to("../blobs")
-    with pytest.raises(FormatError, match="more"):
-        seal_folder(tmp_path / "plain", tmp_path / "again", KEY)
+    content = contents(tmp_path / "plain")["a.safetensors"]
+    assert contents(tmp_path / "back") == {"a.safetensors": content, "more/b.safetensors": content}
+    for number, target in enumerate(["../blobs/a.safetensors", "../blobs", tmp_path / "blobs" / "a.safetensors"]):
+        link = tmp_path / "plain" / f"link{number}.txt"
+        link.symlink_to(target)
+        with pytest.raises(FormatError, match=f"link{number}"):
+            seal_folder(tmp_path / "plain", tmp_path / "again", KEY, plain=["*.txt"])
+        link.unlink()
+    assert not (tmp_path / "again").exists()
+
+
+@pytest.mark.parametrize("model", [("config.json", "model.safetensors"), ("adapter_config.json", "adapter_model.bin")])
+def test_only_the_folder_of_a_model_keeps_files_readable(tmp_path, model):
+    def readable(*names):
+        (tmp_path / "plain").mkdir()
+        for name in names:
+            path = tmp_path / "plain" / name
+            path.parent.mkdir(exist_ok=True)
+            content = {"x": np.ones(1)}
+            safetensors.numpy.save_file(content, path) if path.suffix == ".safetensors" else path.write_bytes(b"secret")
+        seal_folder(tmp_path / "plain", tmp_path / "sealed", KEY)
+        names = load_folder(tmp_path / "sealed", KEY).plain_names
+        shutil.rmtree(tmp_path / "plain")
+        shutil.rmtree(tmp_path / "sealed")
+        return names
+
+    configuration, weights = model
+    patients = ["patients.json", "notes.txt", "a.md", "b.yaml", "C.TXT", "README"]
+    assert readable(*patients) == []
+    assert readable(configuration, *patients) == []
+    assert readable(configuration, "scans.safetensors", "x.bin", *patients) == []
+    assert readable(weights, *patients) == []
+    assert readable("model-1.safetensors", "model.safetensors.index.json", *patients) == [
+        "model.safetensors.index.json"
+    ]
+    assert readable("a.safetensors", "model.safetensors.index.json", "a.index.json") == []
+    assert readable(configuration, weights, "notes.txt") == [configuration, "notes.txt"]
+    inner = [f"sub/{configuration}", f"sub/{weights}", "sub/vocab.txt"]
+    assert readable(*inner, *patients) == [inner[0], inner[2]]
+    assert readable(*inner, configuration, *patients) == [inner[0], inner[2]]
+    assert readable(*inner, "model_index.json") == ["model_index.json", inner[0], inner[2]]
+
+
+def test_a_link_makes_nothing_readable_that_is_sealed(plain, tmp_path):
+    (plain / "vocab.txt").symlink_to("training_args.bin")
+    (plain / "more.json").symlink_to("config.json")
+    seal_folder(plain, tmp_path / "sealed", KEY)
+    assert "vocab.txt" in load_folder(tmp_path / "sealed", KEY).sealed_names
+    assert "more.json" in load_folder(tmp_path / "sealed", KEY).plain_names
+
+
+def test_what_stays_plain_is_named(tmp_path):
+    (tmp_path / "plain" / "sub").mkdir(parents=True)
+    for name in ("a.txt", "b.txt", "sub/a.txt", "c.csv", "*.txt"):
+        (tmp_path / "plain" / name).write_bytes(b"x")
+    cases = {
+        ("a.txt",): ["a.txt"],
+        ("s*/*",): ["sub/a.txt"],
+        ("*.csv", "b.txt"): ["b.txt", "c.csv"],
+        ("*.txt",): ["*.txt"],
+    }
+    for number, (patterns, expected) in enumerate(cases.items()):
+        seal_folder(tmp_path / "plain", tmp_path / str(number), KEY, plain=patterns)
+        assert load_folder(tmp_path / str(number), KEY).plain_names == expected
+        unseal_folder(tmp_path / str(number), tmp_path / f"back-{number}", KEY)
+        assert contents(tmp_path / f"back-{number}") == contents(tmp_path / "plain")
+    for wrong in (["nope*"], ["a.txt", "A.TXT"]):
+        with pytest.raises(ValueError, match="plain="):
+            seal_folder(tmp_path / "plain", tmp_path / "wrong", KEY, plain=wrong)
+    with pytest.raises(TypeError, match="plain="):
+        seal_folder(tmp_path / "plain", tmp_path / "wrong", KEY, plain="a.txt")
+    assert not (tmp_path / "wrong").exists()
 
 
 def test_a_source_that_changes_meanwhile_is_refused(plain, tmp_path, monkeypatch):
@@ -470,3 +539,12 @@ def test_a_killed_process_leaves_no_half_of_a_folder(plain, tmp_path):
         for path in made.iterdir():
             if not path.name.startswith(".fastrack-"):
                 load_folder(path, KEY).verify(KEY)
+
+
+def test_a_folder_is_unsealed_below_folders_that_are_made(tmp_path):
+    key = Key.generate()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "optimizer.pt").write_text("1")
+    fastrack.seal_folder(tmp_path / "run", tmp_path / "sealed", key)
+    fastrack.unseal_folder(tmp_path / "sealed", tmp_path / "new" / "run" / "checkpoint-100", key)
+    assert (tmp_path / "new" / "run" / "checkpoint-100" / "optimizer.pt").read_text() == "1"

@@ -442,7 +442,7 @@ def test_a_folder_is_continued_on_request_alone(tmp_path, key, monkeypatch):
         import_samples(tmp_path / "a.txt", tmp_path / "out", key)
     counts = []
     assert import_samples(tmp_path / "a.txt", tmp_path / "out", key, resume=True, progress=counts.append) == 5000
-    assert 0 < sum(counts) < 3000
+    assert sum(counts) == 5000  # those that are stored are read again, and compared
     assert column(tmp_path / "out", key, "text") == [b"line %d" % index for index in range(5000)]
     assert import_samples(tmp_path / "a.txt", tmp_path / "out", key, resume=True) == 5000
     (tmp_path / "a.txt").write_text("line 0\n")
@@ -472,7 +472,9 @@ def test_any_source_is_continued(tmp_path, key, kind):
         (tmp_path / f"{skip}").mkdir()
         for path in sorted((tmp_path / "all").iterdir())[:skip]:
             os.link(path, tmp_path / f"{skip}" / path.name)
+        others = {path.name for path in (tmp_path / f"{skip}").iterdir()}
         assert import_samples(source, tmp_path / f"{skip}", key, resume=True) == 5
+        assert {path.name for path in (tmp_path / f"{skip}").iterdir()} > others
         assert list(map(str, samples_of(tmp_path / f"{skip}", key))) == list(
             map(str, samples_of(tmp_path / "all", key))
         )
@@ -483,3 +485,96 @@ def test_without_pyarrow_the_error_says_what_to_install(tmp_path, key, monkeypat
     (tmp_path / "a.parquet").write_bytes(b"")
     with pytest.raises(ImportError, match="pip install pyarrow"):
         import_samples(tmp_path / "a.parquet", tmp_path / "out", key)
+
+
+def text_file(path, *lines):
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["a", "b", "c", "d!"],  # altered at the end
+        ["a", "B", "c", "d", "e"],  # altered, of the same size
+        ["ab", "", "c", "d", "e"],  # the same bytes in other samples
+        ["new", "a", "b", "c", "d"],
+        ["b", "c", "d", "e"],
+        ["a", "b", "c"],
+        [],
+    ],
+)
+def test_another_source_is_refused_before_anything_is_stored(tmp_path, key, lines):
+    for shard_size in (1, 10_000):
+        folder = tmp_path / str(shard_size)
+        import_samples(text_file(tmp_path / "a.txt", *"abcd"), folder, key, shard_size=shard_size)
+        before = {path.name: path.read_bytes() for path in folder.iterdir()}
+        with pytest.raises(ValueError, match=r"resume=.*4 samples"):
+            import_samples(text_file(tmp_path / "b.txt", *lines), folder, key, resume=True)
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_a_source_that_has_grown_at_its_end_is_continued(tmp_path, key):
+    january, february = text_file(tmp_path / "1.txt", *"abc"), text_file(tmp_path / "2.txt", *"defgh")
+    import_samples(january, tmp_path / "out", key)
+    with pytest.raises(ValueError, match="resume="):
+        import_samples(february, tmp_path / "out", key, resume=True)
+    for _ in range(2):
+        assert import_samples([january, february], tmp_path / "out", key, resume=True) == 8
+        assert column(tmp_path / "out", key, "text") == [letter.encode() for letter in "abcdefgh"]
+
+
+def test_values_of_every_kind_are_compared(tmp_path, key):
+    def rows(**changed):
+        row = {"text": "é", "number": 3, "ratio": float("nan"), "row": np.zeros((2, 3)), "none": np.zeros((0, 2))}
+        return [row, {**row, **changed}, row]
+
+    import_samples(rows(), tmp_path / "out", key, shard_size=30)
+    assert import_samples(rows(), tmp_path / "out", key, resume=True) == 3
+    for changed in ({"text": "e"}, {"number": 4}, {"ratio": 0.0}, {"row": np.ones((2, 3))}):
+        with pytest.raises(ValueError, match="resume="):
+            import_samples(rows(**changed), tmp_path / "out", key, resume=True)
+
+
+def test_images_that_were_added_in_front_are_refused(tmp_path, key):
+    write_images(tmp_path / "in")
+    import_samples(tmp_path / "in", tmp_path / "out", key)
+    first = min((tmp_path / "in").iterdir())
+    (first / "000.png").write_bytes(b"new")
+    with pytest.raises(ValueError, match="resume="):
+        import_samples(tmp_path / "in", tmp_path / "out", key, resume=True)
+
+
+def test_a_failed_import_leaves_no_folder(tmp_path, key):
+    (tmp_path / "bad.jsonl").write_text("{")
+    for source in (tmp_path / "bad.jsonl", tmp_path / "none.txt", [], text_file(tmp_path / "empty.txt")):
+        with pytest.raises((FormatError, OSError)):
+            import_samples(source, tmp_path / "new" / "out", key)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("kind", ["L", "x"])
+def test_headers_that_nest_are_refused(tmp_path, key, kind):
+    def header(name, size, kind):
+        info = tarfile.TarInfo(name)
+        info.size, info.type = size, kind.encode()
+        return info.tobuf(tarfile.GNU_FORMAT)
+
+    inner = b"name" if kind == "L" else b"11 a=bcdef\n"
+    one = header("long", len(inner), kind) + inner.ljust(512, b"\0")
+    (tmp_path / "a.tar").write_bytes(one * 5000 + header("a.txt", 0, "0") + bytes(1024))
+    with pytest.raises(FormatError, match=r"a\.tar"):
+        import_samples(tmp_path / "a.tar", tmp_path / "out", key)
+
+
+def test_a_folder_of_images_that_links_to_itself_is_refused(tmp_path, key):
+    write_images(tmp_path / "in")
+    label = min((tmp_path / "in").iterdir())
+    for name in ("x", "y"):
+        (label / name).symlink_to("..")
+    with pytest.raises(FormatError, match="Remove the link"):
+        import_samples(tmp_path / "in", tmp_path / "out", key)
+    for name in ("x", "y"):
+        (label / name).unlink()
+        (label / name).symlink_to(sorted((tmp_path / "in").iterdir())[1])  # twice, and not in itself
+    assert import_samples(tmp_path / "in", tmp_path / "out", key) > 5

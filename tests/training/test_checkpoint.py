@@ -282,6 +282,7 @@ NO_CHECKPOINTS += [b'{"checkpoint":%b,"state":1}' % version for version in (b"2"
 NO_CHECKPOINTS += [b'{"checkpoint":1,"state":%b}' % state for state in (b"9" * 5000, b"[" * 100_000 + b"]" * 100_000)]
 NO_STATES = [{}, [], 1, ["list"], ["list", [], []], ["list", {}], ["list", "ab"], ["eval", "exit()"], [["list"], []]]
 NO_STATES += [["dict", items] for items in ({}, [["a"]], ["ab"], [["a", 1], ["a", 2]], [[None, 1]])]
+NO_STATES += [["state_dict", []], ["state_dict", [["a"]], None], ["state_dict", [], ["dict"]], ["state_dict", {}, 1]]
 NO_STATES += [["dict", [[["tuple", []], 1]]], ["float", "00"], ["float", 1], ["bytes", "0"], ["bytes", None]]
 NO_STATES += [["int", digits] for digits in (5, "", "-", "1_0", " 1", "0x1")]
 NO_STATES += [["torch", -1], ["torch", True], ["torch", "0"], ["scalar", 0], ["list", [["torch", 0], ["numpy", 0]]]]
@@ -607,3 +608,24 @@ def test_a_checkpoint_of_many_small_arrays_is_loaded_in_little_time(path):
     back = load_checkpoint(path, keys=KEY)
     assert time.perf_counter() - start < 5
     assert exact(back) == exact(state)
+
+
+def test_the_state_dict_of_a_module_keeps_its_metadata(key, tmp_path):
+    class Old(torch.nn.Module):
+        _version = 7
+
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(2))
+
+        def _load_from_state_dict(self, state_dict, prefix, local_metadata, *arguments):
+            self.found = local_metadata.get("version")
+            super()._load_from_state_dict(state_dict, prefix, local_metadata, *arguments)
+
+    module = torch.nn.Sequential(Old(), torch.nn.BatchNorm1d(3))
+    save_checkpoint(tmp_path / "run.safetensors", {"model": module.state_dict(), "step": 1}, key=key)
+    found = load_checkpoint(tmp_path / "run.safetensors", keys=key)["model"]
+    assert found._metadata == module.state_dict()._metadata
+    assert list(found) == list(module.state_dict())
+    module.load_state_dict(found)
+    assert module[0].found == 7

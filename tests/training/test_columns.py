@@ -3,7 +3,9 @@
 import os
 import pickle
 import re
+import shutil
 import time
+from functools import partial
 from unittest import mock
 
 import numpy as np
@@ -18,6 +20,7 @@ from fastrack import (
     AuthenticationError,
     FormatError,
     Key,
+    RollbackError,
     SealedDataset,
     SealedWriter,
     UnknownKeyError,
@@ -242,6 +245,45 @@ def test_plain_columns_are_authenticated_by_a_manifest(tmp_path, key):
         SealedDataset(path, plain_columns=["p"], anchor=tmp_path / "reader.anchor")
     with pytest.raises(AuthenticationError, match="'p'"):
         pickle.loads(stored)[:]
+
+
+def test_an_anchored_folder_has_every_shard_that_its_manifest_lists(folder, key, tmp_path):
+    folder = shutil.copytree(folder, tmp_path / "copy")
+    signer, options = Signer.generate(), {"keys": key, "anchor": tmp_path / "reader.anchor"}
+    Anchor.create(options["anchor"], owner=signer.verifier)
+    (folder / "notes.txt").write_text("no shard")
+    fastrack.publish(folder, signer=signer)
+    count = len(SealedDataset(folder, **options))
+    *_, last = sorted(folder.glob("shard-*"))
+    for path in (last, folder / "shard-000000.safetensors"):
+        content = path.read_bytes()
+        path.unlink()
+        for missing in (SealedDataset, partial(SealedDataset.records, data="text.records", offsets="text.offsets")):
+            with pytest.raises(RollbackError, match=path.name) as caught:
+                missing(folder, **options)
+            assert caught.value.path == path
+        path.write_bytes(content)
+    (folder / "notes.txt").unlink()  # no shard
+    assert len(SealedDataset(folder, **options)) == count
+    fastrack.save_file({"other": np.arange(3)}, folder / "other.safetensors", key)
+    assert len(SealedDataset(folder, **options)) == count  # beside shards it is none
+
+
+def test_an_anchored_folder_of_other_names_has_all_that_its_manifest_lists_there(key, tmp_path):
+    signer, anchor = Signer.generate(), tmp_path / "reader.anchor"
+    Anchor.create(anchor, owner=signer.verifier)
+    for name in ("set/a", "set/b", "set/sub/a"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        fastrack.save_file({"x": np.arange(3)}, tmp_path / f"{name}.safetensors", key)
+    fastrack.publish(tmp_path / "set", signer=signer)
+    (tmp_path / "set" / "a.safetensors").unlink()
+    assert len(SealedDataset(tmp_path / "set" / "sub", anchor=anchor)) == 3
+    with pytest.raises(RollbackError, match=r"a\.safetensors"):
+        SealedDataset(tmp_path / "set", anchor=anchor)
+    assert len(SealedDataset(tmp_path / "set")) == 3
+    (tmp_path / "set" / "sub" / "a.safetensors").unlink()
+    with pytest.raises(RollbackError, match=r"sub/a\.safetensors"):
+        SealedDataset(tmp_path / "set" / "sub", anchor=anchor)
 
 
 def test_records_without_offsets_are_refused(folder, key, tmp_path):

@@ -181,7 +181,7 @@ def test_a_failure_leaves_no_copy(folder, tmp_path):
 
 def test_code_of_other_repositories_is_refused(tmp_path):
     (tmp_path / "plain").mkdir()
-    (tmp_path / "plain" / "a.bin").write_bytes(b"x")
+    (tmp_path / "plain" / "pytorch_model.bin").write_bytes(b"x")
     maps = [{"AutoModel": "other/repo--modeling.Net"}, {"AutoTokenizer": [None, "o/r--t.T"]}]
     for number, auto_map in enumerate(maps):
         (tmp_path / "plain" / "config.json").write_text(json.dumps({"auto_map": auto_map}))

@@ -11,8 +11,11 @@ from unittest.mock import Mock
 import pytest
 from helpers.forking import in_forked_child
 
+from fastrack import Anchor, Key
 from fastrack._util import atomic
-from fastrack._util.atomic import new_file, new_folder
+from fastrack._util.atomic import made_parents, new_file, new_folder
+from fastrack.grants import Grants, Identity, Signer
+from fastrack.providers import WrappedKey
 
 MIB = 1 << 20
 
@@ -112,6 +115,17 @@ def foreign(monkeypatch):
     return give
 
 
+def record_modes(modes):
+    """An `os.open` that notes the modes of what may be new."""
+    opened = os.open
+
+    def record(path, flags, *mode, **more):
+        modes.extend([mode] if flags & os.O_WRONLY else [])
+        return opened(path, flags, *mode, **more)
+
+    return record
+
+
 def mode_of(path):
     return stat.S_IMODE(path.lstat().st_mode)
 
@@ -179,8 +193,7 @@ def test_a_file_that_appears_meanwhile_is_replaced_if_it_may_be(tmp_path):
 @pytest.mark.parametrize(("mode", "expected"), [(0o666, 0o644), (0o600, 0o600)])
 def test_a_new_file_has_its_mode_from_the_first_moment(tmp_path, monkeypatch, mode, expected):
     modes = []
-    opened = os.open
-    monkeypatch.setattr(os, "open", lambda *given, **more: modes.append(given[2:]) or opened(*given, **more))
+    monkeypatch.setattr(os, "open", record_modes(modes))
     umask = os.umask(0o022)
     try:
         with new_file(tmp_path / "file", mode=mode) as file:
@@ -197,8 +210,7 @@ def test_a_file_that_is_replaced_leaves_its_mode_which_comes_last(tmp_path, monk
     (tmp_path / "file").touch()
     (tmp_path / "file").chmod(mode)
     modes = []
-    opened = os.open
-    monkeypatch.setattr(os, "open", lambda *given, **more: modes.append(given[2:]) or opened(*given, **more))
+    monkeypatch.setattr(os, "open", record_modes(modes))
     monkeypatch.setattr(os, "chmod", lambda *_, **__: pytest.fail("changed a mode by name"))
     with new_file(tmp_path / "file") as file:
         file.write(b"new")
@@ -250,3 +262,144 @@ def test_an_error_names_the_target_and_not_a_temporary_name(tmp_path, make):
     with pytest.raises(FileNotFoundError) as caught, make(tmp_path / "absent" / "x"):
         pytest.fail("reached")
     assert caught.value.filename == str(tmp_path / "absent" / "x")
+
+
+# What cannot be made again
+
+
+@pytest.fixture
+def irreplaceable(tmp_path):
+    """A file of each kind that nothing of the package may replace, by name."""
+    signer, key, folder = Signer.generate(), Key.generate(), tmp_path / "kept"
+    folder.mkdir()
+    key.save(folder / "key")
+    signer.save(folder / "signer")
+    signer.verifier.save(folder / "signer.pub")
+    Identity.generate().save(folder / "identity")
+    Anchor.create(folder / "anchor", owner=signer.verifier)
+    Grants.issue(key, [Identity.generate().recipient], signer=signer).save(folder / "grants")
+    WrappedKey("aws-kms", "SYMMETRIC_DEFAULT", key.id, key.bits, b"ciphertext", {"key": "owner"}).save(
+        folder / "wrapped"
+    )
+    (folder / "attested").write_text('{"challenge":"00","grants":["AA=="]}\n')
+    (folder / "edited").write_bytes(b"\xef\xbb\xbf\r\n" + (folder / "key").read_bytes().replace(b"\n", b"\r\n"))
+    (folder / "bare").write_bytes((folder / "key").read_bytes().partition(b"\n")[2])
+    return folder
+
+
+@pytest.mark.usefixtures("system")
+def test_no_key_anchor_or_grants_is_ever_replaced(irreplaceable):
+    for path in irreplaceable.iterdir():
+        before = path.read_bytes()
+        with pytest.raises(FileExistsError, match="left as it was"), new_file(path) as file:
+            file.write(b"new")
+        link = irreplaceable / "link"
+        link.symlink_to(path.name)
+        with pytest.raises(FileExistsError, match="left as it was"), new_file(link) as file:
+            file.write(b"new")
+        link.unlink()
+        assert path.read_bytes() == before, path.name
+
+
+@pytest.mark.usefixtures("system")
+def test_a_key_that_appears_meanwhile_is_not_replaced(tmp_path, irreplaceable):
+    def write_late():
+        with new_file(tmp_path / "file") as file:
+            file.write(b"new")
+            (irreplaceable / "key").rename(tmp_path / "file")
+
+    with pytest.raises(FileExistsError, match="holds a key"):
+        write_late()
+    assert (tmp_path / "file").read_bytes().startswith(b"# fastrack key")
+    assert not list(tmp_path.glob(".fastrack-*"))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b'{"key":1,"provider":2}',
+        b"# a comment",
+        b"fastrack",
+        b'{"payload":"","payloadType":"other"}',
+        b"\n" * 99,
+    ],
+)
+def test_other_files_are_replaced(tmp_path, content):
+    (tmp_path / "file").write_bytes(content)
+    write(tmp_path / "file")
+
+
+def test_grants_follow_those_of_the_same_key_alone(tmp_path):
+    signer, recipients = Signer.generate(), [Identity.generate().recipient]
+    key = Key.generate()
+    first = Grants.issue(key, recipients, signer=signer)
+    first.save(tmp_path / "a.grants")
+    again = first.add([Identity.generate().recipient], signer=signer, key=key)
+    again.save(tmp_path / "a.grants")
+    with pytest.raises(FileExistsError, match="holds grants"):
+        Grants.issue(Key.generate(), recipients, signer=signer).save(tmp_path / "a.grants")
+    assert Grants.load(tmp_path / "a.grants", owner=signer.verifier).serial == again.serial
+
+
+# Folders
+
+
+def test_a_folder_is_written_by_what_it_is_and_not_by_its_name(tmp_path):
+    (tmp_path / "victim").mkdir(mode=0o700)
+
+    def write_files():
+        with new_folder(tmp_path / "out") as folder:
+            (part,) = tmp_path.glob(".fastrack-*")
+            part.rename(tmp_path / "moved")
+            part.symlink_to("victim")
+            (folder / "more").mkdir()
+            for path in (folder / "file", folder / "more" / "file"):
+                with new_file(path) as file:
+                    file.write(b"plaintext")
+            assert len(list((tmp_path / "moved").rglob("file"))) == 2
+
+    with pytest.raises(PermissionError, match="another in its place"):
+        write_files()
+    assert list((tmp_path / "victim").iterdir()) == []
+    assert mode_of(tmp_path / "victim") == 0o700
+    assert list((tmp_path / "moved").iterdir()) == []
+    assert not os.path.lexists(tmp_path / "out")
+
+
+@pytest.mark.parametrize("other", ["folder", "link"])
+def test_a_folder_that_was_exchanged_at_once_is_refused(tmp_path, monkeypatch, foreign, other):
+    (tmp_path / "victim").mkdir(mode=0o700)
+    made = os.mkdir
+    (tmp_path / "planted").mkdir()
+
+    def exchange(path, *given, **more):
+        made(path, *given, **more)
+        part = tmp_path / path
+        part.rename(tmp_path / "moved")
+        part.symlink_to("victim") if other == "link" else foreign((tmp_path / "planted").rename(part))
+
+    monkeypatch.setattr(os, "mkdir", exchange)
+    with pytest.raises(OSError, match="out"), new_folder(tmp_path / "out"):
+        pytest.fail("reached")
+    monkeypatch.undo()
+    assert list((tmp_path / "victim").iterdir()) == []
+
+
+def test_errors_in_a_folder_name_the_folder_that_is_to_be(tmp_path):
+    with pytest.raises(FileNotFoundError) as caught, new_folder(tmp_path / "out") as folder:
+        (folder / "a" / "b").read_bytes()
+    assert caught.value.filename == str(tmp_path / "out" / "a" / "b")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folders_that_were_made_for_a_file_that_failed_are_removed(tmp_path):
+    (tmp_path / "there").mkdir()
+    for path in (tmp_path / "a" / "b" / "file", tmp_path / "there" / "c" / "file"):
+        with pytest.raises(ValueError, match="failed"), made_parents(path):
+            raise ValueError("failed")
+    assert list(tmp_path.rglob("*")) == [tmp_path / "there"]
+    with made_parents(tmp_path / "a" / "file"):
+        pass
+    assert (tmp_path / "a").is_dir()

@@ -9,7 +9,7 @@ from fastrack._util.extras import require
 def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch):
     require("json", "this", "torch")
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ModuleNotFoundError, match=r"^fastrack.ray takes ray, .* pip install 'fastrack\[ray\]'$"):
+    with pytest.raises(ModuleNotFoundError, match=r"^fastrack.ray takes ray, .* pip install 'fastrack-io\[ray\]'$"):
         require("ray", "fastrack.ray", "ray")
 
 
@@ -33,4 +33,4 @@ def test_public_parts_that_take_a_package_say_so_without_it(line, package, extra
         f"import sys; sys.modules[{package!r}] = None\n"
         f"try:\n    {line}\nexcept ModuleNotFoundError as error:\n    print(error)"
     )
-    assert f"pip install 'fastrack[{extra}]'" in said
+    assert f"pip install 'fastrack-io[{extra}]'" in said

@@ -39,9 +39,8 @@ def functions(form: str = "") -> Any:
 def functions_of(module: ModuleType, form: str) -> SimpleNamespace:
     """Return the functions of a form, without it in their names."""
     end = suffix_of(form)
-    return SimpleNamespace(
-        **{name.removesuffix(end): code for name, code in vars(module).items() if name.endswith(end)}
-    )
+    named = vars(module).items()
+    return SimpleNamespace(**{name.removesuffix(end): code for name, code in named if name.endswith(end)})
 
 
 def suffix_of(form: str) -> str:
@@ -59,19 +58,16 @@ def problem() -> str | None:
     return _find()[1]
 
 
-def is_jit() -> bool:
-    """Return whether this process compiles its machine code."""
-    return os.environ.get(ENGINE_VARIABLE) == JIT
-
-
 @cache
 def _find() -> tuple[ModuleType | None, str | None]:
-    if is_jit():
+    if os.environ.get(ENGINE_VARIABLE) == JIT:
         return _compile()
     try:
         module = import_module(_MODULE)
     except ImportError as error:
-        return None, f"{_reason(error)}. {_ADVICE}"
+        is_absent = isinstance(error, ModuleNotFoundError) and error.name == _MODULE
+        reason = "this installation has none" if is_absent else f"it cannot be loaded: {error}"
+        return None, f"{reason}. {_ADVICE}"
     if not is_of_these_sources(module):
         return None, "it was made of other sources than those here. Run `make native` in the checkout"
     return module, None
@@ -79,16 +75,10 @@ def _find() -> tuple[ModuleType | None, str | None]:
 
 def _compile() -> tuple[ModuleType | None, str | None]:
     try:
-        return import_module("fastrack._crypto.native.here").module, None
+        return import_module("fastrack._crypto.native.here").compile_here(), None
     except (ImportError, RuntimeError) as error:  # of numba, of llvmlite, and of what they cannot do
         advice = "" if isinstance(error, RuntimeError) else ". Run `pip install 'fastrack-io[jit]'`"
         return None, f"{ENGINE_VARIABLE}={JIT} failed: {error}{advice}"
-
-
-def _reason(error: ImportError) -> str:
-    """Tell a module that is not there from one that this system cannot load."""
-    absent = isinstance(error, ModuleNotFoundError) and error.name == _MODULE
-    return "this installation has none" if absent else f"it cannot be loaded: {error}"
 
 
 _ADVICE = (

@@ -6,8 +6,7 @@ import argparse
 import os
 import platform
 import time
-from importlib.machinery import ExtensionFileLoader
-from importlib.util import module_from_spec, spec_from_loader
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 from fastrack._crypto import native
@@ -17,12 +16,8 @@ PATH = Path(__file__).parents[1] / "_native.abi3.so"
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m fastrack._crypto.native", description=__doc__)
-    parser.add_argument(
-        "--architecture", default=platform.machine(), help="x86_64 or aarch64; this machine's if absent"
-    )
-    parser.add_argument(
-        "--output", type=Path, default=PATH, metavar="FILE", help="the module; in the package if absent"
-    )
+    parser.add_argument("--architecture", default=platform.machine(), help="x86_64 or aarch64; by default this one")
+    parser.add_argument("--output", type=Path, default=PATH, metavar="FILE", help="by default in the package")
     options = parser.parse_args()
     if options.architecture == platform.machine() and _is_current(options.output):
         options.output.touch()
@@ -47,8 +42,7 @@ def _is_current(path: Path) -> bool:
     """Return whether a module is there, is of these sources, and can be loaded."""
     if not path.exists():
         return False
-    loader = ExtensionFileLoader("_native", str(path))
-    spec = spec_from_loader("_native", loader)
+    spec = spec_from_file_location("_native", path)
     assert spec is not None
     try:
         return native.is_of_these_sources(module_from_spec(spec))

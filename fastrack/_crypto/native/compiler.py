@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -34,9 +34,6 @@ _FLAGS = {
     architecture: f'\n!llvm.module.flags = !{{!999999}}\n!999999 = !{{i32 8, !"{flag}", i32 1}}\n'
     for architecture, flag in {"x86_64": "cf-protection-branch", "aarch64": "branch-target-enforcement"}.items()
 }
-
-# Functions that numba compiles, by the names to export.
-Functions = Mapping[str, Any]
 
 
 def compiled(function: Any) -> Any:
@@ -78,7 +75,7 @@ def declare_cipher(module: ir.Module, form: Form | None, build: Callable[[ir.Mod
 
 
 def compile_functions(
-    functions: Functions, forms: Sequence[Form], target: Target, *, helpers: Functions, name: str, doc: str = ""
+    functions: dict[str, Any], forms: Sequence[Form], target: Target, *, helpers: dict[str, Any], name: str, doc: str
 ) -> bytes:
     """Return the object code of an extension module of functions that `compiled` or `compiled_with_lock` made.
 

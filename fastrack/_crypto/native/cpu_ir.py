@@ -1,4 +1,4 @@
-"""Ask the CPU what instructions it has, as LLVM functions."""
+"""Ask the CPU what instructions it has."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from typing import Any
 
 from llvmlite import ir
 
-from fastrack._crypto.native.compiler import call_cipher, compiled_with_lock
+from fastrack._crypto.native.compiler import compiled_with_lock
 from fastrack._crypto.native.instructions import declare
 from fastrack._crypto.native.intrinsics import emitted, word_pointer
 from fastrack._crypto.native.jit import Array
-from fastrack._crypto.native.llvm import I32, I64, define
+from fastrack._crypto.native.llvm import I32, I64
 
 _AT_HWCAP = 16  # of getauxval: the instructions that the kernel lets programs use
 
@@ -40,36 +40,23 @@ def hwcap() -> int:
 
 @emitted
 def _cpuid(builder: ir.IRBuilder, leaf: ir.Value, part: ir.Value, target: ir.Value) -> None:
-    call_cipher(builder, None, lambda module: define(module, "fastrack_cpuid", 3, _emit_cpuid), leaf, part, target)
+    kind = ir.FunctionType(ir.LiteralStructType([I32] * 4), [I32, I32])
+    asm = ir.InlineAsm(kind, "cpuid", "={ax},={bx},={cx},={dx},{ax},{cx}", side_effect=True)
+    found = builder.call(asm, [builder.trunc(leaf, I32), builder.trunc(part, I32)])
+    for index in range(4):
+        word = builder.zext(builder.extract_value(found, index), I64)
+        builder.store(word, word_pointer(builder, target, I64(index)))
 
 
 @emitted
 def _xcr0(builder: ir.IRBuilder) -> ir.Value:
-    return call_cipher(builder, None, lambda module: define(module, "fastrack_xcr0", 0, _emit_xcr0))
+    kind = ir.FunctionType(ir.LiteralStructType([I32, I32]), [I32])
+    found = builder.call(ir.InlineAsm(kind, "xgetbv", "={ax},={dx},{cx}", side_effect=True), [I32(0)])
+    low, high = (builder.zext(builder.extract_value(found, index), I64) for index in range(2))
+    return builder.or_(low, builder.shl(high, I64(32)))
 
 
 @emitted
 def _hwcap(builder: ir.IRBuilder) -> ir.Value:
     signature = ir.FunctionType(I64, [I64])
     return builder.call(declare(builder.module, "getauxval", signature), [I64(_AT_HWCAP)])
-
-
-def _emit_cpuid(function: ir.Function) -> None:
-    leaf, part, target = function.args
-    builder = ir.IRBuilder(function.append_basic_block())
-    registers = ir.LiteralStructType([I32] * 4)
-    kind = ir.FunctionType(registers, [I32, I32])
-    asm = ir.InlineAsm(kind, "cpuid", "={ax},={bx},={cx},={dx},{ax},{cx}", side_effect=True)
-    found = builder.call(asm, [builder.trunc(leaf, I32), builder.trunc(part, I32)])
-    for index in range(4):
-        word = builder.zext(builder.extract_value(found, index), I64)
-        builder.store(word, word_pointer(builder, target, I64(index)))
-    builder.ret(I64(0))
-
-
-def _emit_xcr0(function: ir.Function) -> None:
-    builder = ir.IRBuilder(function.append_basic_block())
-    kind = ir.FunctionType(ir.LiteralStructType([I32, I32]), [I32])
-    found = builder.call(ir.InlineAsm(kind, "xgetbv", "={ax},={dx},{cx}", side_effect=True), [I32(0)])
-    low, high = (builder.zext(builder.extract_value(found, index), I64) for index in range(2))
-    builder.ret(builder.or_(low, builder.shl(high, I64(32))))

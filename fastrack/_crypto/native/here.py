@@ -1,4 +1,4 @@
-"""Compile the machine code in this process, once."""
+"""Compile machine code in this process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llvmlite import binding
 
 from fastrack._crypto.native.extension import METHODS
 from fastrack._crypto.native.target import host_target, target_machine
-from fastrack._crypto.native.units import make_object
+from fastrack._crypto.native.units import describe_sources, make_object
 
 
 def load_here(code: bytes) -> ModuleType:
@@ -26,9 +26,8 @@ def load_here(code: bytes) -> ModuleType:
     return made
 
 
-def __getattr__(name: str) -> ModuleType:
-    if name != "module":
-        raise AttributeError(name)
+def compile_here() -> ModuleType:
+    """Return all machine code, compiled anew."""
     module = load_here(make_object(host_target(), name=""))
-    globals()[name] = module
+    module.__doc__ = describe_sources()
     return module

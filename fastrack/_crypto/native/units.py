@@ -24,7 +24,6 @@ from fastrack._crypto.native.jobs import build_jobs
 from fastrack._crypto.native.target import Target
 
 _SOURCES = ("fastrack._crypto.", "fastrack._devices.cuda.")
-_OTHERS = ("kept_keys", "keyring", "keys", "secret_bytes")  # imported by `_devices`; no code is made of them
 _CUDA = "fastrack._devices.cuda"  # a package above this one, of which the module has the loops
 
 
@@ -52,7 +51,7 @@ def make_object(target: Target, *, name: str) -> bytes:
     forms = {form: FORMS[form] for form in target.forms}
     for form_name, form in forms.items():
         functions |= form_functions(form_name, form)
-    return make_object_of(functions, list(forms.values()), target, name=name, doc=_describe())
+    return make_object_of(functions, list(forms.values()), target, name=name, doc=describe_sources())
 
 
 def make_object_of(
@@ -63,13 +62,12 @@ def make_object_of(
     return compile_functions(functions, forms, target, helpers=helpers, name=name, doc=doc)
 
 
-def _describe() -> str:
+def describe_sources() -> str:
     """Return what the module tells of itself. Its sources are what was imported to make it."""
     package = Path(__file__).parents[2]
     modules = [module for name, module in sys.modules.items() if name.startswith(_SOURCES)]
     files = [Path(file).relative_to(package).as_posix() for module in modules if (file := module.__file__)]
-    left_out = {f"_crypto/{name}.py" for name in (*_OTHERS, "native/__main__")}
-    sources = sorted(set(files) - left_out)
+    sources = sorted(set(files) - {"_crypto/native/__main__.py"})
     llvm = ".".join(map(str, binding.llvm_version_info))
     made = {"numba": numba.__version__, "llvmlite": llvmlite.__version__, "llvm": llvm}
     return json.dumps({"sources": sources, "digest": digest_of(sources), **made})

@@ -36,7 +36,7 @@ _NO_MEMORY, _OLD_DRIVER, _NO_DEVICE = 2, 35, 100  # cudaError
 _MAX_SHARED = 100  # percent of a multiprocessor's memory as shared memory; with less, one block fits instead of two
 
 _INSTEAD = "or use device='cpu'"
-_INSTALL = f"pip install 'fastrack[cu13]', or 'fastrack[cu12]' where the driver is for CUDA 12, {_INSTEAD}"
+_INSTALL = f"pip install 'fastrack-io[cu13]', or 'fastrack-io[cu12]' where the driver is for CUDA 12, {_INSTEAD}"
 
 
 class CupyDriver:

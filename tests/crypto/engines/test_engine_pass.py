@@ -6,7 +6,7 @@ import pytest
 from helpers import engines, reference
 from helpers.buffers import Fenced
 from helpers.gcm_vectors import load_all
-from helpers.native_code import build, forget
+from helpers.native_code import build, forget, needs_compiler
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, noise
 from helpers.runs import Runs
 from hypothesis import given, settings
@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 
 from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.forms import FORMS
-from fastrack._crypto.native import gcm_pass
-from fastrack._crypto.native.llvm import Emitter
 
 NONCE = bytes.fromhex("f0e1d2c3b4a5968778695a4b")
 SIZES = [0, 1, 15, 16, 17, 127, 128, 129, 255, 256, 511, 512, 513, 1000, CHUNK_SIZE - 17, CHUNK_SIZE - 1, CHUNK_SIZE]
@@ -83,6 +81,7 @@ def test_the_openssl_engine_refuses_what_was_altered_after_it_was_sealed(monkeyp
 def compile_pass(name):
     """Compile the code of an engine for a buffer of the caller: a function of plaintext to the last chunk, sealed."""
     form = engines.EMULATED.get(name) or FORMS[name]
+    needs_compiler()
     from fastrack._crypto.native import compiler, jit
 
     variant = "/".join(map(str, form))
@@ -147,6 +146,8 @@ def _altered():
 @needs_vectors
 @pytest.mark.usefixtures("_altered")
 def test_a_chunk_with_another_tag_than_it_was_sealed_with_is_refused(monkeypatch):
+    from fastrack._crypto.native import gcm_pass
+
     tag, tags = gcm_pass._Pass.tag, []
 
     def tag_wrongly(work, size):
@@ -166,6 +167,8 @@ def test_a_chunk_with_another_tag_than_it_was_sealed_with_is_refused(monkeypatch
 @needs_vectors
 @pytest.mark.usefixtures("_altered")
 def test_a_chunk_that_is_read_back_otherwise_is_refused(monkeypatch):
+    from fastrack._crypto.native.llvm import Emitter
+
     load = Emitter.load
 
     def misread(self, address, offset=0, align=1, *, once=False):

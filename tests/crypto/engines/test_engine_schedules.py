@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from helpers import engines, reference
+from helpers.native_code import needs_compiler
 from helpers.runs import Runs, plan
 
 from fastrack._crypto import openssl, vector
@@ -134,6 +135,7 @@ def test_a_vector_schedule_lies_on_a_cache_line_and_within_its_memory(vector_sch
     memory = vector_schedule._memory
     assert vector_schedule.address % 64 == 0
     assert memory.ctypes.data <= vector_schedule.address
+    needs_compiler()
     from fastrack._crypto.native import gcm_ir
 
     assert gcm_ir._NONCE + 16 <= vector.SCHEDULE_SIZE

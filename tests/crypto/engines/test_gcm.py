@@ -5,8 +5,7 @@ from collections import Counter
 from functools import cache
 
 import pytest
-from llvmlite import binding, ir
-from llvmlite.ir.instructions import LoadInstr
+from helpers.llvm import binding, ir
 
 from fastrack._crypto.forms import FORMS, Form
 from fastrack._crypto.native import gcm_pass, gcm_ranges
@@ -152,23 +151,23 @@ def test_the_machine_code_reads_every_vector_of_a_group_once(name, variant):
 
 
 def print_loads_in_another_way(monkeypatch):
-    describe = LoadInstr.descr
+    describe = ir.LoadInstr.descr
 
     def descr(load, buffer):
         start = len(buffer)
         describe(load, buffer)
         buffer[start] = buffer[start].replace("load ", "load\t")
 
-    monkeypatch.setattr(LoadInstr, "descr", descr)
+    monkeypatch.setattr(ir.LoadInstr, "descr", descr)
 
 
 def print_instructions_without_asking_them(monkeypatch):
     def to_string(load):
         buffer = []
-        LoadInstr.descr(load, buffer)
+        ir.LoadInstr.descr(load, buffer)
         return f"{load.get_reference()} = {''.join(buffer)}"
 
-    monkeypatch.setattr(LoadInstr, "_to_string", to_string)
+    monkeypatch.setattr(ir.LoadInstr, "_to_string", to_string)
 
 
 @pytest.mark.parametrize("change", [print_loads_in_another_way, print_instructions_without_asking_them])

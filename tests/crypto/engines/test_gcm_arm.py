@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 from helpers import arm
-from llvmlite import binding, ir
+from helpers.llvm import binding, ir
 
 from fastrack._crypto.forms import FORMS
 from fastrack._crypto.native.gcm_ir import Variant, chunk_function

@@ -7,6 +7,7 @@ from types import ModuleType
 
 import numpy as np
 import pytest
+from helpers.native_code import build, needs_compiler
 from helpers.processes import run_python
 
 from fastrack import DeviceError
@@ -148,9 +149,13 @@ def test_what_is_refused_is_not_used_and_the_reason_is_given(another_module):
 
 @pytest.mark.slow
 def test_a_process_may_compile_for_itself():
-    engine, *loaded = run_python(FIRST_TRANSFER, FASTRACK_ENGINE="jit").split()
+    needs_compiler()
+    examine = "from fastrack._cli.doctor import read_machine_code as read\nprint(read()['path'], read()['made_by'])"
+    said = run_python(f"{FIRST_TRANSFER}\n{examine}", limit=240, FASTRACK_ENGINE="jit").splitlines()
+    engine, *loaded = said[0].split()
     assert engine == (*supported_forms(), "openssl")[0]
     assert loaded == ["llvmlite", "numba"]
+    assert re.fullmatch(r"None numba [\d.]+, LLVM [\d.]+", said[1])
 
 
 @pytest.mark.parametrize(
@@ -167,6 +172,7 @@ def test_a_process_may_compile_for_itself():
     ],
 )
 def test_what_cannot_compile_is_told_before_it_does(code, told):
+    needs_compiler()
     said = run_python(
         f"""
 import sys
@@ -186,8 +192,7 @@ except fastrack.DeviceError as error:
 
 @pytest.mark.slow
 def test_code_that_could_raise_is_not_made():
-    from helpers.native_code import build
-
+    needs_compiler()
     from fastrack._crypto.native.compiler import compiled
 
     def divide(a: "int", b: "int") -> "int":
@@ -199,8 +204,7 @@ def test_code_that_could_raise_is_not_made():
 
 @pytest.mark.slow
 def test_arguments_that_are_neither_integers_nor_addresses_are_refused():
-    from helpers.native_code import build
-
+    needs_compiler()
     from fastrack._crypto.native.compiler import compiled
 
     def half(a: "float") -> "int":

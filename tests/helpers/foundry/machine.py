@@ -13,7 +13,8 @@ SMALL_MEASUREMENTS = nvidia.MEASUREMENTS[:2]
 
 def policy(gpus):
     """Return a policy in TOML for the machines of this module."""
-    text = f"version = 1\n[cpu.tdx]\nmrtd = ['{'22' * 48}']\n[cpu.snp]\nmeasurement = ['{'22' * 48}']\n"
+    text = f"version = 1\n[cpu.tdx]\nmrtd = ['{'22' * 48}']\nrtmr1 = ['{'61' * 48}']\nrtmr2 = ['{'62' * 48}']\n"
+    text += f"[cpu.snp]\nmeasurement = ['{'22' * 48}']\nmin_tcb = {{ snp = 8, microcode = 115 }}\n"
     text += "revocation = 'cached'\n"
     return text + (f"[gpu]\ncount = {gpus}\nmin_driver = '550'\n" if gpus else "")
 

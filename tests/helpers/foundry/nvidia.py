@@ -27,6 +27,7 @@ COMPOSITE, TCB_INFO = "2.23.133.5.4.1", "2.23.133.5.4.1.1"
 MEASUREMENTS = tuple(bytes([number]) * 48 for number in range(64))
 VBIOS = bytes.fromhex("0074009620000000")  # 96.00.74.00.20
 DRIVER, VBIOS_TEXT, SWITCH_BIOS = "580.159.03", "96.00.74.00.20", "96.10.55.00.01"
+SWITCH_PDI = bytes.fromhex("203eb31ad9ed0008")
 SWID = "http://standards.iso.org/iso/19770/-2/2015/schema.xsd"
 DSIG = "http://www.w3.org/2000/09/xmldsig#"
 C14N = "http://www.w3.org/2006/12/xml-c14n11"
@@ -124,10 +125,12 @@ def hopper():
     return device()
 
 
-def sibling(of, number):
-    """Make another device of the same authorities."""
+def sibling(of, number, kind=0x41):
+    """Make another device of the same authorities, by its number or the 8 bytes of its id."""
     part = common_name(of.leaf).split(" ")[0]
-    rom = Authority(device_name(f"{part} A01 GSP BROM", f"41E23D711E1C{number:06X}"), of.chain[2], key=new_key())
+    pdi = number if isinstance(number, bytes) else bytes.fromhex(f"e23d711e1c{number:06x}")
+    serial = f"{kind:02X}{pdi.hex().upper()}"
+    rom = Authority(device_name(f"{part} A01 GSP BROM", serial), of.chain[2], key=new_key())
     leaf = Authority(
         device_name(f"{part} A01 GSP FMC LF", "592CA9"),
         rom,
@@ -172,13 +175,31 @@ def gpu_fields(**changes):
         "feature": (36, b"\0\0"),
     }
     for name, value in changes.items():
-        number = {"chip": 35}.get(name) or fields[name][0]
+        number = {"chip": 35, "switches": 22}.get(name) or fields[name][0]
         fields[name] = (number, value)
     return [(number, value) for number, value in fields.values() if value is not None]
 
 
-def switch_fields(bios=b"96.10.55.00.01"):
-    return [(6, bios), (22, bytes.fromhex("203eb31ad9ed0008")), (12, bytes(104)), (23, b"\xec\0"), (24, b"\2\0")]
+def switch_fields(bios=b"96.10.55.00.01", pdi=SWITCH_PDI, gpus=(), lock=b"\1\0"):
+    """Make the opaque data of a switch. `gpus` are the ids of the GPUs that it is linked to."""
+    linked = b"".join(gpus).ljust(64, b"\0") + b"\xff" * 64
+    fields = [(6, bios), (22, pdi), (12, bytes(104)), (23, b"\xec\0"), (24, b"\2\0"), (25, lock), (26, linked)]
+    return [(number, value) for number, value in fields if value is not None]
+
+
+def protected(gpu_count=8, switch_count=4):
+    """Make the GPUs and switches of a machine in protected PCIe mode: pairs of devices and the fields that they have.
+
+    As in real machines, the reports of GPUs have the ids of switches with their bytes reversed.
+    """
+    gpu_ids = [bytes.fromhex(f"e23d711e1c{number:06x}") for number in range(gpu_count)]
+    switch_ids = [bytes.fromhex(f"203eb31ad9ed{number:04x}") for number in range(switch_count)]
+    links = b"".join(one[::-1] for one in switch_ids for _ in range(2)).ljust(144, b"\0")
+    of = {"GH100": hopper(), "LS_10": switch()}
+    machine = [
+        (sibling(of["GH100"], one, 0x41), gpu_fields(pcie=b"\xaa", feature=b"\2\0", switches=links)) for one in gpu_ids
+    ]
+    return machine + [(sibling(of["LS_10"], one, 0x50), switch_fields(pdi=one, gpus=gpu_ids)) for one in switch_ids]
 
 
 def opaque(fields):

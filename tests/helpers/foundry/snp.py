@@ -135,6 +135,8 @@ def report(
     cpu=None,
     tcb=None,
     current_tcb=None,
+    committed_tcb=None,
+    launch_tcb=None,
     chip_id=None,
     key=None,
     tail=bytes(368),
@@ -167,9 +169,9 @@ def report(
             levels,
             (bytes([family, model, 1]) if version > 2 else bytes(3)) + bytes(21),
             (machine.chip_id if chip_id is None else chip_id).ljust(64, b"\0"),
-            levels,
+            pack(machine.product, {**(tcb or {}), **(committed_tcb or {})}),
             bytes([4, 52, 1, 0, 3, 51, 1, 0]),
-            levels,
+            pack(machine.product, {**(tcb or {}), **(launch_tcb or {})}),
             (number(5, 8) + number(7, 8) if version > 4 else bytes(16)) + bytes(152),
         ]
     )

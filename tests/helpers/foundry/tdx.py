@@ -147,7 +147,7 @@ def td_report(*, body_type=2, tee_tcb_svn=TEE_TCB_SVN, signer=MODULE_SIGNER, att
         signer,
         fields.get("seam_attributes", bytes(8)),
         attributes.to_bytes(8, "little"),
-        (0x61AE7).to_bytes(8, "little"),
+        fields.get("xfam", 0x61AE7).to_bytes(8, "little"),
         fields.get("mrtd", b"\x22" * 48),
         fields.get("mrconfigid", b"\x33" * 48),
         b"\x44" * 48,

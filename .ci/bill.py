@@ -1,0 +1,83 @@
+"""Add the machine code of the wheels of a folder to a bill of materials: ``python .ci/bill.py BILL FOLDER``.
+
+The code is the output of compilers. No code of a C library or of zig is linked. LLVM's licence asks for no notice in
+what LLVM compiles. Some functions of numba are inlined in the code, and numba's licence asks for its notice:
+LICENSE-numba.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+MODULE = "fastrack/_crypto/_native.abi3.so"
+PROJECT = Path(__file__).parents[1] / "pyproject.toml"
+
+
+def main(bill: Path, folder: Path) -> None:
+    """Print the bill of materials with one more component for each architecture."""
+    document = json.loads(bill.read_text())
+    root = document["metadata"]["component"]["bom-ref"]
+    added = [component(path) for path in sorted(folder.glob("*-abi3-*.whl"))]
+    document["components"] += added
+    document["dependencies"] += [{"ref": each["bom-ref"]} for each in added]
+    (needs,) = (each for each in document["dependencies"] if each["ref"] == root)
+    needs["dependsOn"] = sorted([*needs.get("dependsOn", []), *(each["bom-ref"] for each in added)])
+    print(json.dumps(document, indent=2, sort_keys=True))
+
+
+def component(path: Path) -> dict[str, Any]:
+    """Return the description of a wheel's machine code."""
+    with zipfile.ZipFile(path) as wheel:
+        code = wheel.read(MODULE)
+    made = made_with(code)
+    return {
+        "type": "file",
+        "bom-ref": f"{MODULE} of {path.name}",
+        "name": MODULE,
+        "description": f"the machine code of {path.name}, which needs glibc only",
+        "hashes": [{"alg": "SHA-256", "content": hashlib.sha256(code).hexdigest()}],
+        "licenses": [{"expression": "Apache-2.0 AND BSD-2-Clause"}],
+        "components": [
+            {
+                "type": "library",
+                "bom-ref": f"numba of {path.name}",
+                "name": "numba",
+                "version": made["numba"],
+                "purl": f"pkg:pypi/numba@{made['numba']}",
+                "description": "some functions of it, inlined",
+                "licenses": [{"license": {"id": "BSD-2-Clause", "acknowledgement": "declared"}}],
+            }
+        ],
+        "properties": [
+            {"name": f"fastrack:build:{name}", "value": version}
+            for name, version in sorted({**made, "ziglang": version_of("ziglang")}.items())
+        ],
+    }
+
+
+def made_with(code: bytes) -> dict[str, str]:
+    """Return the versions that made a module, which its docstring has."""
+    found = re.search(rb'\{"sources": [^\0]*\}', code)
+    assert found, "expected the docstring of the module, found none"
+    described = json.loads(found[0])
+    return {name: described[name] for name in ("numba", "llvmlite", "llvm")}
+
+
+def version_of(package: str) -> str:
+    """Return the exact version of a package that the build takes."""
+    for requirement in tomllib.loads(PROJECT.read_text())["build-system"]["requires"]:
+        name, _, version = requirement.partition(";")[0].partition("==")
+        if name == package:
+            return version.strip()
+    raise LookupError(f"expected {package} in build-system.requires, found none")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
