@@ -53,6 +53,7 @@ _UNITS = {"K": 10, "M": 20, "G": 30, "T": 40}
 _PUNCH_HOLE = 1 | 2  # FALLOC_FL_KEEP_SIZE and FALLOC_FL_PUNCH_HOLE
 _SCAN_AFTER = 64  # the bytes kept are counted again when this part of the bound was added
 _PIECE = 1 << 16  # bytes of an index that are read at a time
+_PAUSES = (0, 0.01, 0.1, 0.5)  # seconds: another thread may be about to let go of what its call has used
 _KEEP_FREE = 10  # a call that has to evict evicts this part of the bound as well
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -173,8 +174,11 @@ class Cache:
                 self._count()
             assert self._kept is not None
             if self._kept + self._added + missing > bound:
-                if needed <= bound:
+                for pause in _PAUSES if needed <= bound else ():
+                    time.sleep(pause)
                     self._evict(bound, max(needed, bound // _KEEP_FREE))
+                    if self._kept + missing <= bound:
+                        break
                 if self._kept + missing > bound or needed > bound:
                     raise OSError(
                         errno.ENOSPC,

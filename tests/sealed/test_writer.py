@@ -673,7 +673,9 @@ def test_a_directory_is_no_target_and_a_missing_one_is_missing(tmp_path, monkeyp
     (tmp_path / "folder").mkdir()
     with pytest.raises(FileNotFoundError):
         save_file(TENSORS, tmp_path / "missing" / "out", KEY)
-    for path in (tmp_path / "folder", "", ".", "/"):
+    with pytest.raises(ValueError, match="got an empty text"):
+        save_file(TENSORS, "", KEY)
+    for path in (tmp_path / "folder", ".", "/"):
         with pytest.raises(IsADirectoryError):
             save_file(TENSORS, path, KEY)
     assert not leftovers(tmp_path / "folder")
