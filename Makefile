@@ -159,7 +159,6 @@ aarch64: $(STAMP) $(NATIVE)  ## test the engine for AArch64 on an emulated CPU, 
 
 # Needs Debian's qemu-user and mmdebstrap.
 AARCH64_ROOT := .venv-aarch64
-WHEEL ?=
 
 aarch64-wheel: $(STAMP) $(NATIVE) $(if $(WHEEL),,$(ZIGLANG)/.installed)  ## install the wheel for AArch64 in an emulated Debian, and try it there; some minutes; WHEEL=file
 	PYTHONPATH=tests:$(CURDIR)/$(ZIGLANG) $(BIN)/python tests/aarch64/wheel.py $(AARCH64_ROOT) $(WHEEL)
@@ -231,11 +230,10 @@ dist: $(STAMP) $(ZIGLANG)/.installed  ## build the wheels of the last commit twi
 # Those of vLLM and LMCache take gigabytes; `$(BIN)/python -m environments --help` says what there is.
 ENVIRONMENTS ?= numba-0.65.0
 ENVIRONMENTS_OPTIONS ?=
-WHEEL ?= dist
 
 environments: $(STAMP)  ## install the wheel of dist/ beside other packages by pip's resolver, and use it; ENVIRONMENTS="jit python-3.12"
-	test -e $(WHEEL) || $(MAKE) --no-print-directory dist
-	PYTHONPATH=tests $(BIN)/python -m environments $(ENVIRONMENTS_OPTIONS) $(WHEEL) $(ENVIRONMENTS)
+	test -e $(or $(WHEEL),dist) || $(MAKE) --no-print-directory dist
+	PYTHONPATH=tests $(BIN)/python -m environments $(ENVIRONMENTS_OPTIONS) $(or $(WHEEL),dist) $(ENVIRONMENTS)
 
 clean:  ## remove what was built, .venv included
 	rm -rf .venv .venv-* .ziglang .dist .fuzz .gpu-kit .nvrtc build dist docs/_build .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache \
