@@ -237,8 +237,9 @@ def test_addresses_have_a_share_of_a_quota():
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system takes root")
 def test_a_full_disk_grants_nothing_and_loses_nothing(start, tmp_path):
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", tmp_path], check=False).returncode:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "none", tmp_path], check=False).returncode:
         pytest.skip("mounting a file system is not allowed here")
+    server = None
     try:
         server = start(database=tmp_path / "broker.db")
         exchange(server)
@@ -259,7 +260,8 @@ def test_a_full_disk_grants_nothing_and_loses_nothing(start, tmp_path):
         entries = read_log(tmp_path / "broker.db")
         assert sum(entry.event == "granted" for entry in entries) == len(offers) + 2
     finally:
-        server.kill()
+        if server is not None:
+            server.kill()
         subprocess.run(["umount", tmp_path], check=True)
 
 
