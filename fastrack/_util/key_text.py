@@ -32,7 +32,8 @@ def has_key(text: str, *, may_be_id: bool = False) -> bool:
 
 def looks_secret(path: str | os.PathLike[str], *, may_be_id: bool = False) -> bool:
     """Return whether a path has a key in it and names no file."""
-    return has_key(text := os.fsdecode(path), may_be_id=may_be_id) and not os.path.lexists(text)
+    text = os.fsdecode(path)
+    return not os.path.lexists(text) and has_key(text, may_be_id=may_be_id)  # which takes longer
 
 
 def refuse_key_text(path: str | os.PathLike[str], *, may_be_id: bool = False) -> None:
