@@ -311,6 +311,10 @@ def test_relative_links_lead_somewhere(path):
     assert not [link for link in links if "://" not in link and not (path.parent / link).exists()]
 
 
+def test_notes_are_in_a_form_that_hosts_of_repositories_show_too():
+    assert [path.name for path in DOCS.rglob("*.md") if ":::" in path.read_text(encoding="utf-8")] == []
+
+
 def test_every_page_is_in_the_contents():
     trees = re.findall(r"```\{toctree\}(.*?)```", read("docs/index.md"), re.DOTALL)
     listed = re.findall(r"^[\w/-]+$", "\n".join(trees), re.MULTILINE)
