@@ -5,14 +5,21 @@ with each file that cannot be made again, and with a folder, in the place of TAR
 """
 
 import shutil
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
+from helpers.foundry.authority import NOW
+from helpers.foundry.machine import Machine, policy, roots
+from typer.main import get_command
 
-from fastrack import SealedDataset
+from fastrack import SealedDataset, attest
+from fastrack._broker.ledger import Ledger
 from fastrack.providers import WrappedKey
 
 KEY = "-k owner.key"
+BROKER = "--policy policy.toml --signer owner.signer --insecure-loopback"
+OFFERED = "--challenge challenge --policy policy.toml"
 SECRET = b"a secret line"
 COMMANDS = {
     "keygen": "keygen TARGET",
@@ -40,9 +47,26 @@ COMMANDS = {
     "grant": "grant owner.key --to reader.pub --sign owner.signer -o TARGET",
     "grant, changed": "grant owner.grants --to second.pub --sign owner.signer --key owner.key -o TARGET",
     "bench": "bench --size 0.01 --repeat 1 --json TARGET",
+    "bench, a timeline": "bench --size 0.01 --repeat 1 --timeline TARGET",
+    "attest challenge": "attest challenge TARGET",
+    "attest collect": "attest collect challenge TARGET",
+    "attest grant": f"attest grant offer {OFFERED} --sign owner.signer {KEY} --out TARGET",
+    "broker serve": f"broker serve {BROKER} {KEY} --database TARGET",
 }
-AGAIN = {"import, resumed", "publish", "grant, changed", "bench", "seal file by file", "seal a glob"}
+AGAIN = {"import, resumed", "publish", "grant, changed", "seal file by file", "seal a glob"}
+AGAIN |= {"bench", "bench, a timeline", "broker serve"}
 """Commands that may be run again without --force, or with a folder in the place of the target."""
+READING = {
+    "key": "key owner.key",
+    "inspect": "inspect sealed.safetensors folder",
+    "verify": f"verify sealed.safetensors folder {KEY}",  # an anchor is moved on by it, and has tests of its own
+    "doctor": "doctor",
+    "warmup": "warmup",  # writes in the cache of CuPy alone
+    "attest show": "attest show offer",
+    "attest verify": f"attest verify offer {OFFERED}",
+    "broker log": "broker log --database broker.db",
+}
+SLOW = {"demo"}  # runs in its own tests
 FAILING = {
     "nothing matches": f"seal 'nope*' TARGET {KEY}",
     "nothing to seal": f"seal empty TARGET {KEY}",
@@ -57,7 +81,7 @@ FAILING = {
 
 
 @pytest.fixture
-def place(cli, folder):
+def place(cli, folder, monkeypatch):
     """A folder with all that the commands need."""
     for made in ("owner.key", "other.key", "reader --identity", "second --identity", "owner.signer --signer"):
         cli(f"keygen {made}")
@@ -77,6 +101,16 @@ def place(cli, folder):
     for name in ("owner.key", "reader", "owner.signer", "owner.signer.pub"):
         shutil.copy(name, folder / "lost" / name)
     WrappedKey("aws-kms", "SYMMETRIC_DEFAULT", 32 * "0", 256, b"x", {"key": "owner"}).save(folder / "lost" / "wrapped")
+    machine = Machine("tdx", 1)
+    monkeypatch.setattr(attest, "collect_evidence", lambda binding, **_: machine.collect(binding))
+    monkeypatch.setattr("fastrack.attest._exchange.VENDOR_ROOTS", roots())
+    monkeypatch.setattr("fastrack._cli.attest.read_clock", lambda: NOW)
+    if find_spec("uvicorn"):
+        monkeypatch.setattr("fastrack._broker.server.serve", lambda *_, **__: None)
+    (folder / "policy.toml").write_text(policy(1))
+    cli("attest challenge challenge")
+    cli("attest collect challenge offer")
+    Ledger("broker.db").close()
     return folder
 
 
@@ -85,7 +119,31 @@ def contents(folder):
 
 
 def is_target(name):
-    return name.startswith("TARGET")
+    return name.startswith("TARGET") or name in {"challenge", "challenge.used"}  # which is used up
+
+
+def others(files):
+    return {path: content for path, content in files.items() if not is_target(path)}
+
+
+def require_packages(name):
+    if name.startswith("broker"):
+        pytest.importorskip("uvicorn")
+
+
+def test_every_command_is_in_a_table():
+    from fastrack._cli.app import app
+
+    def leaves(command, *names):
+        return {
+            leaf for name, each in getattr(command, "commands", {}).items() for leaf in leaves(each, *names, name)
+        } or {" ".join(names)}
+
+    commands = leaves(get_command(app))
+    words = [line.split() for line in COMMANDS.values()]
+    written = {" ".join(line[:2]) if line[0] in {"attest", "broker"} else line[0] for line in words}
+    assert written | READING.keys() | SLOW == commands
+    assert not written & READING.keys()
 
 
 def attempt(cli, line):
@@ -102,6 +160,7 @@ def attempt(cli, line):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_second_run_loses_and_doubles_nothing(cli, place, name):
+    require_packages(name)
     before = contents(place)
     assert attempt(cli, COMMANDS[name])
     first = contents(place)
@@ -110,7 +169,7 @@ def test_a_second_run_loses_and_doubles_nothing(cli, place, name):
     assert is_done == (name in AGAIN or ("--force" in COMMANDS[name] and "--to" not in COMMANDS[name]))
     assert second.keys() == first.keys()
     assert is_done or second == first
-    assert {path: content for path, content in second.items() if not is_target(path)} == before
+    assert others(second) == others(before)
     if not COMMANDS[name].startswith("unseal"):
         assert not [path for path, content in second.items() if is_target(path) and SECRET in content]
     if name.startswith("import"):
@@ -129,9 +188,26 @@ def test_nothing_that_cannot_be_made_again_is_replaced(cli, place, name):
             assert (place / target).read_bytes() == content, (target, path)
             assert target != "TARGET" or not is_done, path
             after = contents(place)
-            assert {path: content for path, content in after.items() if not is_target(path)} == before
+            assert others(after) == others(before)
             for left in place.glob("TARGET*"):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+@pytest.mark.parametrize("line", ["bench --size 0.01 --picture kept.png", "demo --picture kept.png"])
+def test_no_chart_replaces_a_key(cli, place, line):
+    shutil.copy(place / "owner.key", place / "kept.png")
+    before = contents(place)
+    assert "holds a key" in cli.error(line)
+    assert contents(place) == before
+
+
+@pytest.mark.parametrize("name", READING)
+def test_a_command_that_reads_writes_nothing(cli, place, name):
+    require_packages(name)
+    before = contents(place)
+    assert attempt(cli, READING[name])
+    after = contents(place)
+    assert {path: after[path] for path in after if not path.startswith("broker.db-")} == before  # SQLite's own
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -177,5 +253,5 @@ def test_an_empty_argument_is_not_the_current_folder(place, name):
     for index, part in enumerate(line):
         if part == "TARGET" or (index == 1 and not part.startswith("-")):
             result = CliRunner().invoke(app, [*line[:index], "", *line[index + 1 :]])
-            assert result.exit_code in ({1, 2} if line[0] == "grant" else {2}), result.output
+            assert result.exit_code in ({1, 2} if line[0] in {"grant", "attest"} else {2}), result.output
             assert contents(place) == before

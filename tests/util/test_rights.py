@@ -67,16 +67,16 @@ def tls_key(path):
 def cache(path):
     from fastrack._remote.cache import Cache
 
-    folder = path
-    kept = Cache(folder)
+    Cache(path)
+    return lambda: Cache(path)
+
+
+def cache_in_use(path):
+    from fastrack._remote.cache import Cache
+
     version = SimpleNamespace(validator="v", size=10)
-    url = Url("http://127.0.0.1/a")
-
-    def use():
-        kept.open(url, version)
-        Cache(folder)
-
-    return use
+    kept = Cache(path)
+    return lambda: kept.open(Url("http://127.0.0.1/a"), version)
 
 
 def staging(path):
@@ -108,6 +108,7 @@ DECIDING = {
     "broker's database": ledger,
     "broker's TLS key": tls_key,
     "cache of remote files": cache,
+    "cache of remote files, in use": cache_in_use,
     "folder of plain checkpoints": staging,
 }
 
