@@ -52,6 +52,13 @@ def ledger(path):
     return lambda: Ledger(path)
 
 
+def replaced(path):
+    from fastrack._cli.grant import Replaced
+
+    Replaced(path, ()).add("0" * 64)
+    return lambda: Replaced.load(path)
+
+
 def tls_key(path):
     server = pytest.importorskip("fastrack._broker.server", exc_type=ImportError)
     path.write_text("no PEM")
@@ -105,6 +112,7 @@ DECIDING = {
     "anchor": saved(lambda path: Anchor.create(path, owner=Signer.generate().verifier), Anchor),
     "wrapped key": wrapped,
     "policy": policy,
+    "list of replaced grants": replaced,
     "broker's database": ledger,
     "broker's TLS key": tls_key,
     "cache of remote files": cache,
