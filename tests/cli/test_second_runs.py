@@ -9,6 +9,7 @@ from importlib.util import find_spec
 
 import numpy as np
 import pytest
+from cli.conftest import Script
 from helpers.foundry.authority import NOW
 from helpers.foundry.machine import Machine, policy, roots
 from typer.main import get_command
@@ -80,37 +81,55 @@ FAILING = {
 }
 
 
-@pytest.fixture
-def place(cli, folder, monkeypatch):
-    """A folder with all that the commands need."""
-    for made in ("owner.key", "other.key", "reader --identity", "second --identity", "owner.signer --signer"):
-        cli(f"keygen {made}")
-    for name in ("study", "empty", "lost"):
-        (folder / name).mkdir()
-    for name in ("notes.txt", "study/a.json", "study/b.txt"):
-        (folder / name).write_bytes(SECRET)
-    (folder / "lines.txt").write_bytes(b"".join(b"%s %d\n" % (SECRET, index) for index in range(50)))
-    (folder / "bad.jsonl").write_bytes(b"{")
-    np.save("array.npy", np.frombuffer(SECRET, np.uint8))
-    cli(f"seal notes.txt sealed.safetensors {KEY}")
-    cli(f"seal study folder {KEY}")
-    cli(f"seal -r study files {KEY}")
-    cli("grant owner.key --to reader.pub --sign owner.signer -o owner.grants")
-    cli("grant other.key --to reader.pub --sign owner.signer -o lost/grants")
-    cli("anchor lost/anchor --owner owner.signer.pub")
-    for name in ("owner.key", "reader", "owner.signer", "owner.signer.pub"):
-        shutil.copy(name, folder / "lost" / name)
-    WrappedKey("aws-kms", "SYMMETRIC_DEFAULT", 32 * "0", 256, b"x", {"key": "owner"}).save(folder / "lost" / "wrapped")
-    machine = Machine("tdx", 1)
-    monkeypatch.setattr(attest, "collect_evidence", lambda binding, **_: machine.collect(binding))
-    monkeypatch.setattr("fastrack.attest._exchange.VENDOR_ROOTS", roots())
-    monkeypatch.setattr("fastrack._cli.attest.read_clock", lambda: NOW)
+def machine(patch):
+    """Have commands collect and verify the evidence of a made-up machine, and serve nothing."""
+    made = Machine("tdx", 1)
+    patch.setattr(attest, "collect_evidence", lambda binding, **_: made.collect(binding))
+    patch.setattr("fastrack.attest._exchange.VENDOR_ROOTS", roots())
+    patch.setattr("fastrack._cli.attest.read_clock", lambda: NOW)
     if find_spec("uvicorn"):
-        monkeypatch.setattr("fastrack._broker.server.serve", lambda *_, **__: None)
-    (folder / "policy.toml").write_text(policy(1))
-    cli("attest challenge challenge")
-    cli("attest collect challenge offer")
-    Ledger("broker.db").close()
+        patch.setattr("fastrack._broker.server.serve", lambda *_, **__: None)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    """A folder with all that the commands need."""
+    folder = tmp_path_factory.mktemp("prepared")
+    cli = Script(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        machine(patch)
+        for made in ("owner.key", "other.key", "reader --identity", "second --identity", "owner.signer --signer"):
+            cli(f"keygen {made}")
+        for name in ("study", "empty", "lost"):
+            (folder / name).mkdir()
+        for name in ("notes.txt", "study/a.json", "study/b.txt"):
+            (folder / name).write_bytes(SECRET)
+        (folder / "lines.txt").write_bytes(b"".join(b"%s %d\n" % (SECRET, index) for index in range(50)))
+        (folder / "bad.jsonl").write_bytes(b"{")
+        np.save("array.npy", np.frombuffer(SECRET, np.uint8))
+        cli(f"seal notes.txt sealed.safetensors {KEY}")
+        cli(f"seal study folder {KEY}")
+        cli(f"seal -r study files {KEY}")
+        cli("grant owner.key --to reader.pub --sign owner.signer -o owner.grants")
+        cli("grant other.key --to reader.pub --sign owner.signer -o lost/grants")
+        cli("anchor lost/anchor --owner owner.signer.pub")
+        for name in ("owner.key", "reader", "owner.signer", "owner.signer.pub"):
+            shutil.copy(name, folder / "lost" / name)
+        wrapped = WrappedKey("aws-kms", "SYMMETRIC_DEFAULT", 32 * "0", 256, b"x", {"key": "owner"})
+        wrapped.save(folder / "lost" / "wrapped")
+        (folder / "policy.toml").write_text(policy(1))
+        cli("attest challenge challenge")
+        cli("attest collect challenge offer")
+        Ledger("broker.db").close()
+    return folder
+
+
+@pytest.fixture
+def place(folder, prepared, monkeypatch):
+    """A copy of that folder, in which the commands run."""
+    shutil.copytree(prepared, folder, dirs_exist_ok=True)
+    machine(monkeypatch)
     return folder
 
 
@@ -124,6 +143,14 @@ def is_target(name):
 
 def others(files):
     return {path: content for path, content in files.items() if not is_target(path)}
+
+
+def targets(folder):
+    return {path: content for path, content in contents(folder).items() if path.startswith("TARGET")}
+
+
+def may_run_again(name):
+    return name in AGAIN or ("--force" in COMMANDS[name] and "--to" not in COMMANDS[name])
 
 
 def require_packages(name):
@@ -166,7 +193,7 @@ def test_a_second_run_loses_and_doubles_nothing(cli, place, name):
     first = contents(place)
     is_done = attempt(cli, COMMANDS[name])
     second = contents(place)
-    assert is_done == (name in AGAIN or ("--force" in COMMANDS[name] and "--to" not in COMMANDS[name]))
+    assert is_done == may_run_again(name)
     assert second.keys() == first.keys()
     assert is_done or second == first
     assert others(second) == others(before)
@@ -174,6 +201,34 @@ def test_a_second_run_loses_and_doubles_nothing(cli, place, name):
         assert not [path for path, content in second.items() if is_target(path) and SECRET in content]
     if name.startswith("import"):
         assert len(SealedDataset("TARGET", keys="owner.key")) == 50
+
+
+READERS_OF_FILES = ("seal", "import", "unseal", "rekey", "publish")
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name.startswith(READERS_OF_FILES)])
+def test_a_second_run_with_other_input_replaces_all_of_the_result_or_nothing(cli, place, name):
+    assert attempt(cli, COMMANDS[name])
+    first = targets(place)
+    for path in ("notes.txt", "lines.txt", "study/a.json", "study/b.txt"):
+        (place / path).write_bytes(b"another\n")
+    np.save("array.npy", np.frombuffer(b"another\n", np.uint8))
+    shutil.rmtree("folder")
+    for line in ("notes.txt sealed.safetensors --force", "study folder", "-r study files --force"):
+        cli(f"seal {line} {KEY}")
+    is_done = attempt(cli, COMMANDS[name])
+    assert is_done == (may_run_again(name) and name != "import, resumed")
+    if not is_done:
+        assert targets(place) == first
+    elif not name.startswith("publish"):
+        result = place / "TARGET"
+        if not name.startswith("unseal"):
+            key = "other.key" if name.startswith("rekey") else "owner.key"
+            cli(f"unseal {'-r ' if result.is_dir() else ''}TARGET back -k {key}")
+            result = place / "back"
+        opened = contents(result) if result.is_dir() else {result: result.read_bytes()}
+        assert opened
+        assert not [path for path, content in opened.items() if SECRET in content or b"another" not in content]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
