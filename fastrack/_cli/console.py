@@ -52,7 +52,7 @@ def taken_back(plaintext: Iterable[Path]) -> Iterator[None]:
     except BrokenPipeError:  # the reader has had enough, and the work is done
         raise
     except OSError as error:
-        for path in plaintext:
+        for path in (each.resolve() for each in plaintext):  # a link leads to the file that was written
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         raise OSError(error.errno, f"{error.strerror}; the plaintext was removed again", "standard output") from None
 
