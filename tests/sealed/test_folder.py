@@ -554,3 +554,23 @@ def test_a_folder_is_unsealed_below_folders_that_are_made(tmp_path):
     fastrack.seal_folder(tmp_path / "run", tmp_path / "sealed", key)
     fastrack.unseal_folder(tmp_path / "sealed", tmp_path / "new" / "run" / "checkpoint-100", key)
     assert (tmp_path / "new" / "run" / "checkpoint-100" / "optimizer.pt").read_text() == "1"
+
+
+def test_an_empty_path_is_not_the_current_folder(plain, monkeypatch):
+    monkeypatch.chdir(plain)
+    before = sorted(plain.rglob("*"))
+    signer = Signer.generate()
+    for call in (
+        lambda: fastrack.seal_folder("", plain.with_name("out"), KEY),
+        lambda: fastrack.seal_folder(plain, "", KEY),
+        lambda: fastrack.publish("", signer=signer),
+        lambda: fastrack.load_folder("", KEY),
+        lambda: fastrack.load_file(""),
+        lambda: fastrack.SealedDataset("", keys=KEY),
+        lambda: fastrack.import_samples("", plain.with_name("out"), KEY),
+        lambda: fastrack.unseal_folder(plain, "", KEY),
+    ):
+        with pytest.raises(ValueError, match="got an empty text"):
+            call()
+    assert sorted(plain.rglob("*")) == before
+    assert not plain.with_name("out").exists()

@@ -368,6 +368,13 @@ def test_a_folder_is_written_by_what_it_is_and_not_by_its_name(tmp_path):
     assert not os.path.lexists(tmp_path / "out")
 
 
+def test_a_folder_is_for_its_owner_alone_until_it_is_complete(tmp_path):
+    with new_folder(tmp_path / "out", mode=0o755):
+        (part,) = tmp_path.glob(".fastrack-*")
+        assert mode_of(part) == 0o700
+    assert mode_of(tmp_path / "out") == 0o755
+
+
 @pytest.mark.parametrize("other", ["folder", "link"])
 def test_a_folder_that_was_exchanged_at_once_is_refused(tmp_path, monkeypatch, foreign, other):
     (tmp_path / "victim").mkdir(mode=0o700)
