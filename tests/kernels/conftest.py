@@ -50,7 +50,7 @@ def pytest_generate_tests(metafunc):
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
 def pytest_collection_modifyitems(items):
-    """Leave segments and gathers under short keys to the night: whole chunks under them show what differs, the rounds."""
+    """Leave segments and gathers under short keys to the night: whole chunks show what differs, the rounds."""
     for item in items:
         if item.module.__name__ in FEW_KEYS and "aes-128" in item.name:
             item.add_marker(pytest.mark.nightly)
