@@ -7,6 +7,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP_LOCKED := python -m pip install --quiet --no-deps --require-hashes --only-binary :all:
 
+# Tests start hundreds of processes, each of which would compile the package for itself.
+unexport PYTHONDONTWRITEBYTECODE
+
 # fastrack's machine code in this checkout, which everything that runs fastrack needs. The file is older than one of its
 # sources, or than one that could be: then it is looked at, and made again if a source differs. On other machines there is none.
 PLATFORM := $(shell uname -sm)
