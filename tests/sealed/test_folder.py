@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
+from helpers.tampering import rewrite_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -189,6 +190,11 @@ def refused(folder, name, error=RollbackError):
         assert raised.value.path == folder / name
     assert not back.exists()
     assert not list(folder.parent.glob(".fastrack*"))
+
+
+def test_a_format_without_its_mark_is_another_file(sealed):
+    rewrite_file(sealed / SHARDS[0], lambda metadata, _: metadata.update(format="pt"))
+    refused(sealed, SHARDS[0])
 
 
 def test_a_shard_of_another_seal_is_refused(plain, sealed, tmp_path):
