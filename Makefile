@@ -150,7 +150,7 @@ $(INTEGRATIONS)/.installed: pyproject.toml requirements.txt
 	touch $@
 
 emulator: $(EMULATOR)/.installed $(NATIVE)  ## test the device's code with the real CuPy on an emulated GPU
-	$(EMULATOR)/bin/python -m pytest tests/emulator -m "not nightly"
+	$(EMULATOR)/bin/python -m pytest --numprocesses 2 --dist worksteal tests/emulator -m "not nightly"
 
 # Needs Debian's qemu-user, gcc-aarch64-linux-gnu and libc6-dev-arm64-cross.
 AARCH64_TESTS := aarch64 $(patsubst %,crypto/engines/test_engine_%.py,vectors chunks pieces pass interop buffers derivation)
