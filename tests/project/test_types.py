@@ -61,7 +61,7 @@ def sealed(tensor: fastrack.SealedTensor, data: fastrack.SealedDataset) -> None:
 """
 
 
-@pytest.fixture(scope="module", params=CHECKERS)
+@pytest.fixture(scope="module", params=["pyright", pytest.param("mypy", marks=pytest.mark.nightly)])
 def errors(request, tmp_path_factory):
     """Errors by file, of one run, as most of its time goes into torch's types."""
     blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)

@@ -804,7 +804,7 @@ print(json.dumps({"peak": peak[0] * 1024, "errors": errors}))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_three_gibibytes_are_sealed_verified_and_unsealed_in_half_of_one(tmp_path):
     if shutil.disk_usage(tmp_path).free < 12 << 30:
         pytest.skip("this takes 12 GiB of disk")
