@@ -83,7 +83,7 @@ class SecureGroup:
     def __init__(
         self, key: KeyLike | None = None, group: dist.ProcessGroup | None = None, *, timeout: float = 300.0
     ) -> None:
-        self._setup(PointToPoint(group, timeout), key, timeout)
+        self._setup(PointToPoint.among(group, timeout), key, timeout)
 
     @classmethod
     def over(cls, transport: Transport, key: KeyLike | None = None, *, timeout: float = 300.0) -> Self:
