@@ -260,7 +260,7 @@ def _reduction(op: Any) -> Reduction:
     for known, name in _REDUCTIONS:
         if op == known:
             return name
-    raise ValueError(f"a sealed collective: expected ReduceOp.SUM, AVG, MAX or MIN, got {op}. Choose one of these")
+    raise ValueError(f"a sealed collective: expected ReduceOp.SUM, AVG, MAX or MIN, got {op.op}. Choose one of these")
 
 
 # Torch calls these below what it compiles, too, and would compile them.
