@@ -179,7 +179,7 @@ def use(folder):
 
 def refused(folder, name, error=RollbackError):
     """Check that loading, verifying and unsealing refuse the folder, and name the file."""
-    back = folder.parent / "back"
+    back = folder.parent / "made" / "back"
     calls = [lambda: load_folder(folder, KEY).verify(KEY), lambda: unseal_folder(folder, back, KEY)]
     if name not in {"training_args.bin", "onnx/graph.onnx"}:
         calls.append(lambda: use(folder))
@@ -187,7 +187,7 @@ def refused(folder, name, error=RollbackError):
         with pytest.raises(error, match=name) as raised:
             call()
         assert raised.value.path == folder / name
-    assert not back.exists()
+    assert not back.parent.exists()
     assert not list(folder.parent.glob(".fastrack*"))
 
 
