@@ -121,8 +121,8 @@ def seal_folder(
         require_inside(path, source)
     kept = _plain_files(found, source, plain_names(plain))
     if kept == found.keys():
-        names = ", ".join(map(repr, found)) or "none"
-        raise FormatError(f"{source}: expected a file to seal, got {names:.300}, which stay plain. Name another folder")
+        names = f"{', '.join(map(repr, found)):.300}, which stay plain" if found else "none"
+        raise FormatError(f"{source}: expected a file to seal, got {names}. Name another folder")
     with new_folder(target) as folder:
         entries: dict[str, Entry] = {}
         tensors: dict[str, PlainTensor] = {}

@@ -191,6 +191,15 @@ def refused(folder, name, error=RollbackError):
     assert not list(folder.parent.glob(".fastrack*"))
 
 
+def test_a_folder_with_nothing_to_seal_is_refused(tmp_path):
+    (tmp_path / "plain").mkdir()
+    for names, told in (([], "got none. "), (["a", "b"], "got 'a', 'b', which stay plain. ")):
+        for name in names:
+            (tmp_path / "plain" / name).touch()
+        with pytest.raises(FormatError, match=told):
+            seal_folder(tmp_path / "plain", tmp_path / "sealed", KEY, plain=names)
+
+
 def test_a_shard_of_another_seal_is_refused(plain, sealed, tmp_path):
     make_model(tmp_path / "other", seed=1)
     for source in (plain, tmp_path / "other"):  # sealed anew, and of another training
