@@ -128,26 +128,43 @@ MUTANTS_OPTIONS ?=
 mutants: $(STAMP) $(NATIVE)  ## break the kernels on purpose, and see that the tests notice; some minutes; MUTANTS="parts of names"
 	PYTHONPATH=tests $(BIN)/python -m mutants $(MUTANTS_OPTIONS) $(MUTANTS)
 
-# Tokens and TPMs need Debian's softhsm2, swtpm and libtss2-dev; without them their tests are skipped.
-INTEGRATIONS := .venv-integrations
+# Each of them in an environment of its own: what one lacks, or cannot install, is nothing to the others.
+INTEGRATIONS := trainers servers clouds tokens
+ONLY ?= $(INTEGRATIONS)
 
-integrations: $(INTEGRATIONS)/.installed $(NATIVE)  ## test tokens, TPMs, vaults, S3, the broker and the trainers of other libraries with the real packages
-	$(INTEGRATIONS)/bin/python -m pytest tests/providers $(wildcard tests/broker) tests/training/test_trainers.py tests/training/test_ray.py \
-		tests/training/test_transformers.py tests/distributed/test_trainers_checkpoints.py tests/project/test_examples.py \
-		tests/training/test_recipes.py tests/sealed/test_sample_sources.py tests/remote
+trainers_EXTRAS := torch,demo
+trainers_TESTS := $(addprefix tests/,$(addprefix training/test_,trainers.py ray.py transformers.py recipes.py) \
+	distributed/test_trainers_checkpoints.py project/test_examples.py sealed/test_sample_sources.py)
+servers_EXTRAS := torch,broker,remote,vault
+servers_TESTS := tests/broker tests/remote tests/providers/test_vault.py
+clouds_EXTRAS := aws,gcp,azure
+clouds_TESTS := $(addprefix tests/providers/test_,aws.py gcp.py azure.py wrapped.py)
+# The package of Python for TPMs is built here, with the library's headers.
+tokens_EXTRAS = pkcs11$(if $(filter libtss2-dev,$(tokens_LACK)),,,tpm)
+tokens_TESTS := tests/providers/test_pkcs11.py tests/providers/test_tpm.py
+tokens_LACK = $(shell command -v softhsm2-util >/dev/null || echo softhsm2; command -v swtpm >/dev/null || echo swtpm; \
+	pkg-config --exists tss2-esys 2>/dev/null || echo libtss2-dev with pkg-config)
+
+integrations:  ## test with the real packages: trainers, servers, clouds, tokens; ONLY="trainers clouds" or integrations-trainers
+	@failed=; for name in $(ONLY); do $(MAKE) --no-print-directory integrations-$$name || failed="$$failed $$name"; done; \
+		test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
+
+$(INTEGRATIONS:%=integrations-%): integrations-%: .venv-%/.installed $(NATIVE)
+	.venv-$*/bin/python -m pytest $($*_TESTS)
 
 # With the torch of the other tests, which may be its CPU build here as well. PyPI's torchvision cannot be imported beside
-# that, nor can what imports torchvision.
-$(INTEGRATIONS)/.installed: pyproject.toml requirements.txt
-	test -x $(INTEGRATIONS)/bin/python || $(PYTHON) -m venv $(INTEGRATIONS)
-	$(INTEGRATIONS)/bin/python -m pip install --quiet --upgrade "pip>=25.1" $(BACKEND)
-	grep -o '^torch==[0-9.]*' requirements.txt > $(INTEGRATIONS)/constraints.txt
-	FASTRACK_WHEEL=pure $(INTEGRATIONS)/bin/python -m pip install --quiet --no-build-isolation --constraint $(INTEGRATIONS)/constraints.txt \
-		--editable '.[torch,demo,remote,pkcs11,tpm,vault,aws,gcp,azure]' --group integrations
-	$(INTEGRATIONS)/bin/python -c 'import torchvision' 2>$(INTEGRATIONS)/torchvision.txt || { \
-		echo "torchvision is of another build than torch, see $(INTEGRATIONS)/torchvision.txt. Its recipes will be skipped"; \
-		$(INTEGRATIONS)/bin/python -m pip uninstall --quiet --yes torchvision; }
-	touch $@
+# that, nor can what imports torchvision. What lacks a library of the system is looked at again next time.
+$(INTEGRATIONS:%=.venv-%/.installed): .venv-%/.installed: pyproject.toml requirements.txt
+	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/python -m pip install --quiet --upgrade "pip>=25.1" $(BACKEND)
+	grep -o '^torch==[0-9.]*' requirements.txt > .venv-$*/constraints.txt
+	FASTRACK_WHEEL=pure .venv-$*/bin/python -m pip install --quiet --no-build-isolation --constraint .venv-$*/constraints.txt \
+		--editable '.[$($*_EXTRAS)]' --group $*
+	test $* != trainers || .venv-$*/bin/python -c 'import torchvision' 2>.venv-$*/torchvision.txt || { \
+		echo "torchvision is of another build than torch, see .venv-$*/torchvision.txt. Its recipes will be skipped"; \
+		.venv-$*/bin/python -m pip uninstall --quiet --yes torchvision; }
+	@lack="$($*_LACK)"; if test -z "$$lack"; then touch $@; else \
+		echo "$*: tests are skipped that take Debian's packages $$lack"; fi
 
 emulator: $(EMULATOR)/.installed $(NATIVE)  ## test the device's code with the real CuPy on an emulated GPU
 	$(EMULATOR)/bin/python -m pytest --numprocesses 2 --dist worksteal tests/emulator -m "not nightly"

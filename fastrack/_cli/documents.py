@@ -11,7 +11,7 @@ import typer
 
 from fastrack._cli.files import check_directory
 from fastrack._util.atomic import new_file
-from fastrack._util.locations import NO_PATH, Url, locate
+from fastrack._util.locations import locate_local
 from fastrack.errors import FormatError
 
 _PERIOD = re.compile(r"(?P<count>\d{1,6})(?P<unit>[smhd])")
@@ -34,13 +34,14 @@ def read_document(path: str, limit: int, *, wait: float = 0.0) -> bytes:
     """
     if path == "-":
         data = sys.stdin.buffer.readline(limit + 1)
-    elif isinstance(locate(path), Url):
-        raise ValueError(f"{locate(path)}: {NO_PATH}")
     else:
+        place = locate_local(path)
         end = time.monotonic() + wait
-        while not Path(path).exists() and time.monotonic() < end:
+        while not place.exists() and time.monotonic() < end:
             time.sleep(_POLL)
-        with Path(path).open("rb") as file:
+        if place.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "expected a file, got a folder", path)
+        with place.open("rb") as file:
             data = file.read(limit + 1)
     if not data or len(data) > limit:
         found = f"more than {limit} bytes" if data else "the end of the input"

@@ -37,9 +37,10 @@ def check_target(path: Path, *, force: bool) -> None:
     check_directory(path)
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "not a regular file, so it is not replaced; choose another name", str(path))
-    if os.path.lexists(path) and not force:
-        raise FileExistsError(errno.EEXIST, "exists already; --force replaces it", str(path))
-    require_replaceable(path)
+    if os.path.lexists(path):
+        if not force:
+            raise FileExistsError(errno.EEXIST, "exists already; --force replaces it", str(path))
+        require_replaceable(path)
 
 
 def check_source(path: Path) -> int:

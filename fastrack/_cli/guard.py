@@ -72,9 +72,13 @@ def _take_paths(command: Callable[..., None]) -> None:
     for annotation in command.__annotations__.values():
         for parameter in getattr(annotation, "__metadata__", ()):
             parameter.readable = False
-            kinds = get_args(annotation)[:1] + get_args(get_args(annotation)[0])
-            if Path in kinds:
+            if Path in _types_in(annotation):
                 parameter.parser = path
+
+
+def _types_in(annotation: object) -> set[object]:
+    """Return the types in an annotation, such as that of several paths or none."""
+    return {annotation}.union(*map(_types_in, get_args(annotation)))
 
 
 def _status_of(error: Exception) -> int | None:

@@ -308,7 +308,7 @@ class _Default:
     ring: KeyRing | None
     owner: Callable[[], use_keys | None]
     thread: int
-    is_settled: bool = False  # a block began, or the object was kept without one
+    is_settled: bool = False  # the object was kept, and no block began
 
 
 @public

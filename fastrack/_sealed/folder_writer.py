@@ -22,7 +22,7 @@ from fastrack._sealed.manifest import is_name
 from fastrack._sealed.publish import walk
 from fastrack._sealed.reader import SealedFile
 from fastrack._sealed.writer import Progress, plain_names, seal_file, write_plaintext, write_sealed
-from fastrack._util.atomic import new_file, new_folder
+from fastrack._util.atomic import made_parents, new_file, new_folder
 from fastrack._util.locations import Location, locate_local
 from fastrack._util.public import public
 from fastrack._util.regular_file import open_regular
@@ -121,8 +121,8 @@ def seal_folder(
         require_inside(path, source)
     kept = _plain_files(found, source, plain_names(plain))
     if kept == found.keys():
-        names = ", ".join(map(repr, found)) or "none"
-        raise FormatError(f"{source}: expected a file to seal, got {names:.300}, which stay plain. Name another folder")
+        names = f"{', '.join(map(repr, found)):.300}, which stay plain" if found else "none"
+        raise FormatError(f"{source}: expected a file to seal, got {names}. Name another folder")
     with new_folder(target) as folder:
         entries: dict[str, Entry] = {}
         tensors: dict[str, PlainTensor] = {}
@@ -297,8 +297,8 @@ def unseal_folder(
     """
     ring, place = KeyRing.resolve(keys), locate_local(target)
     opened = open_folder(source, ring, anchor)
-    place.parent.mkdir(parents=True, exist_ok=True)  # as of a run that is resumed on another machine
-    with new_folder(place, mode=_PRIVATE) as folder:
+    # The folders above may be missing, as of a run that is resumed on another machine.
+    with made_parents(place), new_folder(place, mode=_PRIVATE) as folder:
         for name, entry in opened.files.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)

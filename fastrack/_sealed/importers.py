@@ -159,7 +159,10 @@ def _from_whole(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -
 
 def read_array_header(file: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...], Literal["C", "F"]]:
     """Read the header of an .npy file, up to its first element. NumPy raises many types for malformed ones."""
-    version = np.lib.format.read_magic(file)
+    try:
+        version = np.lib.format.read_magic(file)
+    except ValueError:  # which repeats the bytes that are there
+        raise ValueError("expected the magic number of the format, got none") from None
     if version == (1, 0):
         shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
     elif version == (2, 0):

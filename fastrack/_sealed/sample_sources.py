@@ -220,11 +220,12 @@ def _walk_links(folder: Path, above: tuple[tuple[int, int], ...] = ()) -> Iterat
     above += ((status.st_dev, status.st_ino),)
     if above[-1] in above[:-1]:
         raise FormatError(f"{folder}: expected a folder of images, got a link to one that it is in. Remove the link")
-    entries = list(folder.iterdir())
+    with os.scandir(folder) as found:  # which knows what is a folder: there may be millions of images
+        entries = list(found)
     yield str(folder), [entry.name for entry in entries if not entry.is_dir()]
     for entry in entries:
         if entry.is_dir():
-            yield from _walk_links(entry, above)
+            yield from _walk_links(Path(entry), above)
 
 
 def _read_text(files: _Files) -> Iterator[Batch]:

@@ -158,10 +158,11 @@ def new_folder(path: Path, *, mode: int = 0o777) -> Iterator[Path]:
         descriptor = None
         try:
             with _errors_of(path):
-                descriptor = _open_folder(name, parent, stack)
-            status = os.fstat(descriptor)
-            if status.st_uid != os.geteuid() or os.listdir(descriptor):  # noqa: PTH208 - of the folder that is held
-                raise _was_exchanged(path)  # noqa: TRY301 - nothing is left of it below
+                opened = _open_folder(name, parent, stack)
+            status = os.fstat(opened)
+            if status.st_uid != os.geteuid() or os.listdir(opened):  # noqa: PTH208 - of the folder that is held
+                raise _was_exchanged(path)  # noqa: TRY301 - what is in it is not removed below
+            descriptor = opened
             os.fchmod(descriptor, 0o700)
             held = Path(_DESCRIPTORS, str(descriptor)) if _HAS_DESCRIPTORS else path.parent / name
             with _name_in_errors(held, path):

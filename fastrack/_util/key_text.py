@@ -17,7 +17,11 @@ _LOOKS_SECRET = re.compile(
     rf"|(?:^|(?<=[\"'=:,\s]))(?=\S*[0-9])(?=\S*[A-Z])(?=\S*[a-z])(?:{_BASE64}{{22}}|{_BASE64}{{43}})(?=$|[\"',}}\s])"
 )
 _ID = re.compile(r"[0-9a-f]{32}")
-_NOT_A_PATH = (
+# Most paths, which a search for keys would take longer to find innocent: a key in one is hexadecimal, or all of it.
+_ORDINARY = re.compile(r"[\w./-]+")
+_HEX_DIGITS = re.compile(r"[0-9A-Fa-f-]{32}")
+_ALL_BASE64 = {22, 43}  # characters of 16 or 32 bytes without padding
+NOT_A_PATH = (
     "reading a key failed: expected the path of a key file, got what looks like a key itself, which is not repeated "
     "here. Put the key into a file with Key.save or `fastrack keygen`, and pass the path of that file"
 )
@@ -25,6 +29,8 @@ _NOT_A_PATH = (
 
 def has_key(text: str, *, may_be_id: bool = False) -> bool:
     """Return whether a text has in it what looks like a key. With `may_be_id` 32 lower-case digits do not."""
+    if _ORDINARY.fullmatch(text) and len(text) not in _ALL_BASE64 and not _HEX_DIGITS.search(text):
+        return False
     if may_be_id and _ID.fullmatch(text):
         return False
     return _LOOKS_SECRET.search(text.strip(" \t\r\n'\"")) is not None
@@ -33,7 +39,7 @@ def has_key(text: str, *, may_be_id: bool = False) -> bool:
 def looks_secret(path: str | os.PathLike[str], *, may_be_id: bool = False) -> bool:
     """Return whether a path has a key in it and names no file."""
     text = os.fsdecode(path)
-    return not os.path.lexists(text) and has_key(text, may_be_id=may_be_id)  # which takes longer
+    return has_key(text, may_be_id=may_be_id) and not os.path.lexists(text)
 
 
 def refuse_key_text(path: str | os.PathLike[str], *, may_be_id: bool = False) -> None:
@@ -47,4 +53,4 @@ def refuse_key_text(path: str | os.PathLike[str], *, may_be_id: bool = False) ->
         If it does.
     """
     if looks_secret(path, may_be_id=may_be_id):
-        raise FormatError(_NOT_A_PATH)
+        raise FormatError(NOT_A_PATH)

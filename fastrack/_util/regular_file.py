@@ -8,8 +8,9 @@ import os
 import stat
 from collections.abc import Callable
 
-from fastrack._util.key_text import refuse_key_text
+from fastrack._util.key_text import NOT_A_PATH, looks_secret
 from fastrack._util.locations import require_local
+from fastrack.errors import FormatError
 
 
 def open_regular(path: str | os.PathLike[str]) -> io.FileIO:
@@ -25,16 +26,25 @@ def open_pipe_or_regular(path: str | os.PathLike[str]) -> io.FileIO:
 
 
 def _open(path: str | os.PathLike[str], is_expected: Callable[[int], bool]) -> io.FileIO:
-    require_local(path)
-    refuse_key_text(path)
+    name = os.fspath(path)
+    require_local(name)
     try:
-        file = io.FileIO(path, opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))
+        file = io.FileIO(name, opener=_open_without_waiting)
     except IsADirectoryError:
-        raise IsADirectoryError(errno.EISDIR, "expected a file, got a folder", os.fspath(path)) from None
-    if not is_expected(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise OSError(errno.EINVAL, "not a regular file; put what it gives into one first", os.fspath(path))
-    return file
+        raise IsADirectoryError(errno.EISDIR, "expected a file, got a folder", name) from None
+    except (OSError, ValueError):
+        if not looks_secret(name):
+            raise
+    else:
+        if not is_expected(os.fstat(file.fileno()).st_mode):
+            file.close()
+            raise OSError(errno.EINVAL, "not a regular file; put what it gives into one first", name)
+        return file
+    raise FormatError(NOT_A_PATH)  # after the block: the failure, which tells the path, is not its context
+
+
+def _open_without_waiting(name: str, flags: int) -> int:
+    return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def require_end(file: io.FileIO, size: int, path: str | os.PathLike[str]) -> None:

@@ -91,6 +91,7 @@ class Server:
             "burst": 10**6,
             "body_seconds": 30,
             "head_seconds": 10,
+            "request_seconds": 120,
             **limits,
             "port": find_port(),
             "database": str(database or folder / "broker.db"),

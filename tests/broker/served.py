@@ -9,10 +9,10 @@ from pathlib import Path
 
 import fastrack
 from fastrack import attest
+from fastrack._broker import server
 from fastrack._broker.app import make_app
 from fastrack._broker.ledger import Ledger
 from fastrack._broker.limits import RateLimit
-from fastrack._broker.server import serve
 from fastrack._broker.service import Broker, Settings
 from fastrack.grants import Signer
 
@@ -32,7 +32,8 @@ def main(path):
     app = make_app(broker, limit=limit, body_seconds=given["body_seconds"])
     certificate, private_key = folder / "tls.pem", folder / "tls.key"
     options = {"certificate": certificate, "private_key": private_key, "head_seconds": given["head_seconds"]}
-    serve(app, host="127.0.0.1", port=given["port"], **options)
+    server._REQUEST_SECONDS = given["request_seconds"]
+    server.serve(app, host="127.0.0.1", port=given["port"], **options)
 
 
 if __name__ == "__main__":

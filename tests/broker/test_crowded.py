@@ -140,6 +140,20 @@ def test_a_handshake_and_a_head_have_a_deadline(start):
 
 
 @pytest.mark.slow
+def test_an_answer_has_a_deadline_however_much_comes_meanwhile(start):
+    server = start(request_seconds=1)
+    with server.open() as connection:
+        connection.sendall(b"POST /v1/challenges HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n")
+        begin = time.monotonic()
+        with pytest.raises(OSError, match=r"EOF|reset|Broken pipe"):  # noqa: PT012 - either fails
+            while time.monotonic() < begin + 5:
+                connection.sendall(b"x")
+                time.sleep(0.1)
+            assert connection.recv(1)
+    exchange(server)
+
+
+@pytest.mark.slow
 def test_a_process_without_descriptors_waits_and_says_so_in_few_lines(start):
     server = start()
     open_now = count_descriptors(server)

@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import fastrack
+from fastrack import KeyPermissionError
 from fastrack._broker import ledger as module
 from fastrack._broker.ledger import BusyError, ChallengeError, Ledger, read_log
 from fastrack._broker.limits import RateLimit
@@ -256,6 +257,14 @@ def test_other_files_are_refused(tmp_path):
 
 
 # The limit of requests.
+
+
+@pytest.mark.skipif(os.name != "posix", reason="takes rights of folders")
+def test_a_database_is_refused_where_others_may_put_a_journal_beside_it(tmp_path):
+    tmp_path.chmod(0o1777)
+    with pytest.raises(KeyPermissionError):
+        Ledger(tmp_path / "broker.db")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_addresses_have_a_rate_each():

@@ -6,6 +6,8 @@ import json
 import random
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -61,6 +63,25 @@ def ask(server):
 
 def reason(answer):
     return json.loads(answer[1])["error"]
+
+
+# What libraries have to say.
+OTHERS = """
+import logging, warnings
+from fastrack._broker.server import _log_as_json
+
+_log_as_json()
+warnings.warn("of a library")
+logging.getLogger("a.library").warning("of another")
+logging.getLogger("a.library").info("unimportant")
+"""
+
+
+def test_warnings_and_what_libraries_log_are_json_too():
+    pytest.importorskip("uvicorn")
+    done = subprocess.run([sys.executable, "-c", OTHERS], capture_output=True, text=True, check=True)
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert ["of a library" in lines[0]["event"], lines[1]["event"], len(lines)] == [True, "of another", 2]
 
 
 @pytest.mark.parametrize(("cpu", "gpus"), [("tdx", 0), ("tdx", 1), ("snp", 1), ("tdx", 8)])

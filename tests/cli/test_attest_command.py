@@ -156,6 +156,8 @@ def test_wrong_offers_are_refused(cli, folder):
     assert "expected one document, got the end" in cli.error("attest show empty")
     (folder / "text").write_text("text")
     assert "expected a challenge, an offer or grants" in cli.error("attest show text")
+    (folder / "folder").mkdir()
+    assert "expected a file, got a folder" in cli.error("attest show folder")
     for wrong in ("5", "0s", "8d", "x"):
         assert "expected a period" in cli.error(f"attest challenge --lifetime {wrong}", status=2)
     assert "expected --owner and --out" in cli.error("attest collect other --grants grants", status=2)

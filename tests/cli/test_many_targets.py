@@ -249,6 +249,13 @@ def test_a_stream_that_is_shorter_or_longer_than_it_says_is_refused(kind, change
 
 
 @pytest.mark.usefixtures("owner")
+@pytest.mark.parametrize("form", ["npy", "safetensors"])
+def test_a_stream_of_another_format_is_refused_without_what_is_in_it(form):
+    result = run("seal", "-", "new.safetensors", "-k", "owner.key", "--format", form, content=b"secret! " * 100)
+    assert (result.exit_code, f"stdin.{form}" in result.stderr, "secre" in result.stderr) == (1, True, False)
+
+
+@pytest.mark.usefixtures("owner")
 def test_what_is_sealed_already_or_no_file_is_refused():
     sealed = sealed_by_stream(safetensors.numpy.save(MIXED), "--format", "safetensors")
     wrong = [

@@ -19,6 +19,13 @@ each_writer = pytest.mark.parametrize(
 
 
 @pytest.mark.usefixtures("sealed")
+def test_a_target_may_be_called_like_an_id_and_not_like_a_key(cli, key, folder):
+    cli(f"seal plain.npz {'0a' * 16} {key}")
+    assert (folder / ("0a" * 16)).is_file()
+    assert "looks like a key" in cli.error(f"seal plain.npz {'0a' * 32} {key}")
+
+
+@pytest.mark.usefixtures("sealed")
 @pytest.mark.parametrize("line", ["seal plain.npz", "unseal sealed.safetensors"])
 def test_a_target_is_replaced_by_force_alone(cli, key, folder, line):
     (folder / "there.npz").write_text("mine")
@@ -317,6 +324,18 @@ def test_another_file_in_place_of_a_key_is_told_as_such_whatever_its_mode(cli, f
 @pytest.mark.parametrize("line", NEEDS_KEY)
 def test_an_empty_path_of_a_key_is_refused(cli, line):
     assert "--key" in cli.error(f"{line} --key ''", status=2)
+
+
+@pytest.mark.usefixtures("sealed")
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("seal plain.npz ''", "seal plain.npz new --to ''", "seal plain.npz new --to a --sign ''"),
+        *("inspect ''", "unseal sealed.safetensors new --anchor ''"),
+    ],
+)
+def test_an_empty_path_is_refused(cli, line):
+    assert "empty text" in cli.error(line, status=2)
 
 
 def test_a_note_on_an_error_is_shown(cli, sealed, monkeypatch):

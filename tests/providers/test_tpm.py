@@ -67,7 +67,7 @@ class Machine:
 @pytest.fixture(scope="module")
 def machines():
     """Yield a function that starts TPMs. Their sockets need short paths."""
-    pytest.importorskip("tpm2_pytss")
+    pytest.importorskip("tpm2_pytss", reason="needs tpm2-pytss, which is built with libtss2-dev")
     if shutil.which("swtpm") is None:
         pytest.skip("needs swtpm: apt-get install swtpm")
     with tempfile.TemporaryDirectory(prefix="tpm") as folder:
@@ -236,7 +236,7 @@ def test_an_altered_file_is_refused(machine, key):
 
 
 def test_a_tpm_that_is_not_there_is_named(key, monkeypatch, capfd):
-    pytest.importorskip("tpm2_pytss")
+    pytest.importorskip("tpm2_pytss", reason="needs tpm2-pytss, which is built with libtss2-dev")
     monkeypatch.setenv("TPM2TOOLS_TCTI", "swtpm:path=/nowhere")
     with pytest.raises(ProviderError, match=r"no TPM could be reached. Set TPM2TOOLS_TCTI"):
         Tpm().wrap(key)

@@ -180,7 +180,7 @@ def use(folder):
 
 def refused(folder, name, error=RollbackError):
     """Check that loading, verifying and unsealing refuse the folder, and name the file."""
-    back = folder.parent / "back"
+    back = folder.parent / "made" / "back"
     calls = [lambda: load_folder(folder, KEY).verify(KEY), lambda: unseal_folder(folder, back, KEY)]
     if name not in {"training_args.bin", "onnx/graph.onnx"}:
         calls.append(lambda: use(folder))
@@ -188,13 +188,22 @@ def refused(folder, name, error=RollbackError):
         with pytest.raises(error, match=name) as raised:
             call()
         assert raised.value.path == folder / name
-    assert not back.exists()
+    assert not back.parent.exists()
     assert not list(folder.parent.glob(".fastrack*"))
 
 
 def test_a_format_without_its_mark_is_another_file(sealed):
     rewrite_file(sealed / SHARDS[0], lambda metadata, _: metadata.update(format="pt"))
     refused(sealed, SHARDS[0])
+
+
+def test_a_folder_with_nothing_to_seal_is_refused(tmp_path):
+    (tmp_path / "plain").mkdir()
+    for names, told in (([], "got none. "), (["a", "b"], "got 'a', 'b', which stay plain. ")):
+        for name in names:
+            (tmp_path / "plain" / name).touch()
+        with pytest.raises(FormatError, match=told):
+            seal_folder(tmp_path / "plain", tmp_path / "sealed", KEY, plain=names)
 
 
 def test_a_shard_of_another_seal_is_refused(plain, sealed, tmp_path):

@@ -394,6 +394,24 @@ def test_a_folder_that_was_exchanged_at_once_is_refused(tmp_path, monkeypatch, f
     assert list((tmp_path / "victim").iterdir()) == []
 
 
+def test_a_folder_of_this_user_that_was_put_in_its_place_keeps_what_it_has(tmp_path, monkeypatch):
+    (tmp_path / "victim").mkdir(mode=0o700)
+    (tmp_path / "victim" / "work").write_bytes(b"of a year")
+    made = os.mkdir
+
+    def exchange(path, *given, **more):
+        made(path, *given, **more)
+        (tmp_path / path).rmdir()
+        (tmp_path / "victim").rename(tmp_path / path)
+
+    monkeypatch.setattr(os, "mkdir", exchange)
+    with pytest.raises(PermissionError, match="another in its place"), new_folder(tmp_path / "out"):
+        pytest.fail("reached")
+    monkeypatch.undo()
+    (left,) = tmp_path.iterdir()
+    assert (left / "work").read_bytes() == b"of a year"
+
+
 def test_errors_in_a_folder_name_the_folder_that_is_to_be(tmp_path):
     with pytest.raises(FileNotFoundError) as caught, new_folder(tmp_path / "out") as folder:
         (folder / "a" / "b").read_bytes()

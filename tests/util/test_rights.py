@@ -4,15 +4,19 @@ import contextlib
 import os
 import shutil
 import ssl
+import struct
+import subprocess
 import sys
 import tempfile
 from importlib.util import find_spec
+from itertools import starmap
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from fastrack import Anchor, Key, KeyPermissionError
+from fastrack._util import rights
 from fastrack._util.locations import Url
 from fastrack._util.rights import require_own
 from fastrack.grants import Identity, Signer, Verifier
@@ -162,6 +166,19 @@ def behind_a_link_of_another(path):
     os.lchown(real, OTHER, OTHER)
 
 
+def a_link_of_another(path):
+    path.symlink_to(path.rename(path.with_name("moved")))
+    os.lchown(path, OTHER, OTHER)
+
+
+def behind_a_link_through_a_folder_that_others_write(path):
+    real = path.parents[1]
+    shared = real.with_name("shared")
+    shared.mkdir()
+    shared.chmod(0o777)
+    real.symlink_to(real.rename(shared / "moved"))
+
+
 SPOILED = [
     owned_by_another,
     written_by_others,
@@ -172,6 +189,8 @@ SPOILED = [
     below_a_folder_of_another,
     below_a_folder_that_others_write,
     behind_a_link_of_another,
+    behind_a_link_through_a_folder_that_others_write,
+    a_link_of_another,
 ]
 
 
@@ -209,6 +228,75 @@ def test_an_ordinary_user_is_told_from_others_too():
             require_own(above / "another" / "it")
     finally:
         os.seteuid(0)
+        shutil.rmtree(above)
+
+
+def test_the_sticky_bit_is_for_what_is_in_a_folder_and_not_for_the_folder(tmp_path):
+    tmp_path.chmod(0o1777)
+    (tmp_path / "it").touch()
+    require_own(tmp_path / "it")
+    with pytest.raises(KeyPermissionError):
+        require_own(tmp_path)
+
+
+# Of `linux/posix_acl_xattr.h`: a tag, rights and an id.
+ENTRY = struct.Struct("<HHI")
+
+
+@pytest.mark.skipif(not hasattr(os, "setxattr"), reason="this system has other access control lists")
+def test_an_access_control_list_may_name_others(tmp_path):
+    path = tmp_path / "it"
+    path.touch()
+    path.chmod(0o620)
+    require_own(path)  # of a group without other members
+    everyone = 0xFFFFFFFF  # an entry without an id
+    entries = [(1, 6, everyone), (2, 6, OTHER), (4, 0, everyone), (0x10, 6, everyone), (0x20, 0, everyone)]
+    try:
+        os.setxattr(path, "system.posix_acl_access", struct.pack("<I", 2) + b"".join(starmap(ENTRY.pack, entries)))
+    except OSError as error:
+        pytest.skip(f"no access control lists here: {error.strerror}")
+    assert path.stat().st_mode & 0o777 == 0o660
+    with pytest.raises(KeyPermissionError):
+        require_own(path)
+
+
+# As an ordinary user does, who is root there: the machine's root has no number then.
+IN_A_NAMESPACE = """
+import codecs, ctypes, os, sys
+from pathlib import Path
+from fastrack._util.rights import require_own
+
+codecs.lookup("ascii")  # which imports a module, and Python may be in a folder of root's
+os.setgid(int(sys.argv[1]))
+os.setuid(int(sys.argv[1]))
+ctypes.CDLL(None).prctl(4, 1)  # PR_SET_DUMPABLE: the files in /proc are the user's again
+if ctypes.CDLL(None).unshare(0x10000000):  # CLONE_NEWUSER
+    sys.exit(77)
+Path("/proc/self/uid_map").write_text(f"0 {sys.argv[1]} 1")
+assert os.stat("/").st_uid == 65534
+require_own(sys.argv[2])
+"""
+
+
+@needs_root
+@pytest.mark.skipif(sys.platform != "linux", reason="takes user namespaces")
+def test_root_without_a_number_is_trusted_in_a_user_namespace_alone():
+    above = Path(tempfile.mkdtemp(dir="/tmp"))
+    try:
+        above.chmod(0o755)
+        (above / "it").touch()
+        os.chown(above / "it", OTHER, OTHER)
+        environment = {**os.environ, "PYTHONPATH": str(Path(rights.__file__).parents[2])}
+        command = [sys.executable, "-c", IN_A_NAMESPACE, str(OTHER), str(above / "it")]
+        done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=False)
+        if done.returncode == 77:
+            pytest.skip("no user namespace may be made here")
+        assert done.returncode == 0, done.stderr
+        os.chown(above / "it", 0, 0)
+        os.chown(above, 65534, 65534)
+        with pytest.raises(KeyPermissionError):
+            require_own(above / "it")
+    finally:
         shutil.rmtree(above)
 
 

@@ -53,7 +53,7 @@ ALL = ("vaes-512", "vaes-256", "aesni")
 
 
 class StandIn:
-    """The native module of a CPU with these flags, whose kernel saves these states, or lets nobody ask for them."""
+    """The native module of a CPU with these flags. Its kernel saves these states; None if no program may ask it."""
 
     def __init__(self, flags, saved=AVX512_STATE, *, highest=0x20, highest_extended=EXTENDED + 8):
         self._words = {(0, EAX): highest, (EXTENDED, EAX): highest_extended}
@@ -120,7 +120,7 @@ def test_no_form_is_chosen_by_flags_that_are_not_its_own(use):
     assert supported_forms() == ()
 
 
-def test_registers_that_nobody_may_ask_for_are_not_used(use):
+def test_registers_that_no_program_may_ask_for_are_not_used(use):
     use(StandIn(ICE_LAKE, None))  # without OSXSAVE, as under the kernel's option "noxsave"
     assert supported_forms() == ("aesni",)
 

@@ -51,7 +51,7 @@ def exchange(tmp_path_factory):
         pytest.param("Haswell,-pclmulqdq", ["openssl"], id="AES and no PCLMULQDQ", marks=pytest.mark.nightly),
         pytest.param("Westmere", ["aesni", "openssl"], id="AES and no AVX"),
         pytest.param("SandyBridge", ["aesni", "openssl"], id="AES and AVX", marks=pytest.mark.nightly),
-        pytest.param("Haswell,-xsave", ["aesni", "openssl"], id="AVX2 without XSAVE"),
+        pytest.param("Haswell,-xsave", ["aesni", "openssl"], id="wide registers that are not saved"),
         pytest.param("Haswell", ["aesni", "openssl"], id="AVX2 and AES of one block", marks=pytest.mark.nightly),
         pytest.param("EPYC", ["aesni", "openssl"], id="AMD", marks=pytest.mark.nightly),
     ],

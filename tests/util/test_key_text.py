@@ -1,0 +1,47 @@
+"""Keys that stand where a path belongs."""
+
+import base64
+from pathlib import Path
+
+import pytest
+
+from fastrack import FormatError
+from fastrack._util.key_text import has_key
+from fastrack._util.regular_file import open_regular
+
+SHORT, LONG = bytes(range(101, 117)), bytes(range(101, 133))
+
+
+@pytest.mark.parametrize("secret", [SHORT, LONG], ids=["128", "256"])
+def test_a_key_is_found_in_each_form(secret):
+    padded = base64.urlsafe_b64encode(secret).decode()
+    bare = padded.rstrip("=")
+    forms = [secret.hex(), secret.hex().upper(), secret.hex("-"), secret.hex(":", 2), secret.hex(" "), padded, bare]
+    for form in forms:
+        for text in (form, f"0x{form}", f"/{form}", f"key={form}", f"'{form}'") if form == forms[0] else (form,):
+            assert has_key(text), text
+    assert has_key(f"a key={bare}")
+    assert has_key("fastrack-key-1:none")
+
+
+def test_no_key_is_found_in_paths():
+    digest = LONG.hex()
+    for path in (f"blobs/{digest}", f"{digest}.safetensors", f"model-{digest}", "a/b/c", "größe", "", "a" * 43):
+        assert not has_key(path), path
+    assert has_key(SHORT.hex())
+    assert not has_key(SHORT.hex(), may_be_id=True)
+
+
+@pytest.mark.parametrize("path", [LONG.hex(), f"{LONG.hex()}\udcff\ud800", Path(f"/{LONG.hex()}")])
+def test_no_error_beside_that_of_a_key_tells_it(path):
+    with pytest.raises(FormatError, match="looks like a key") as refused:
+        open_regular(path)
+    assert refused.value.__context__ is None
+    assert refused.value.__cause__ is None
+
+
+def test_a_file_may_be_called_like_a_key(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path(LONG.hex()).write_bytes(b"content")
+    with open_regular(LONG.hex()) as file:
+        assert file.read() == b"content"
