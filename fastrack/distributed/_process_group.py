@@ -6,6 +6,7 @@ import gc
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -92,6 +93,7 @@ def _end_plain_groups() -> dict[str, Any]:
     groups = list(dist.distributed_c10d._world.pg_map)  # noqa: SLF001
     plain = [weakref.ref(group) for group in groups if not isinstance(group, SealedProcessGroup)]
     del groups
+    _forget(dist.group.WORLD)
     dist.destroy_process_group()
     gc.collect()
     if any(group() is not None for group in plain):
@@ -100,6 +102,17 @@ def _end_plain_groups() -> dict[str, Any]:
             "variable that does. Call init_process_group before a model is wrapped and a mesh is made"
         )
     return options
+
+
+def _forget(default: Any) -> None:
+    """Put None, the default group of the time of the call, in the place of a group in the defaults of functions.
+
+    Modules such as `torch.distributed.nn.functional` take the default group of the time of their import.
+    """
+    for function in gc.get_objects():
+        if type(function) is FunctionType and any(each is default for each in function.__defaults__ or ()):
+            defaults: tuple[Any, ...] = function.__defaults__ or ()
+            function.__defaults__ = tuple(None if each is default else each for each in defaults)
 
 
 def _make_group(given: Any, key: Key | None) -> SealedProcessGroup:

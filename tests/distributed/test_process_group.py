@@ -62,8 +62,13 @@ def test_what_cannot_be_sealed_is_refused(alone):
 
 def test_a_group_that_is_there_is_replaced():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+    def defined_meanwhile(tensor, group=dist.group.WORLD):  # as torch.distributed.nn.functional is where it is imported
+        dist.all_reduce(tensor, group=group)
+
     init_process_group(KEY)
     try:
+        assert defined_meanwhile.__defaults__ == (None,)
         assert isinstance(dist.group.WORLD, SealedProcessGroup)
         assert dist.get_backend() == "fastrack"
     finally:
