@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -83,7 +84,13 @@ class SecureGroup:
     def __init__(
         self, key: KeyLike | None = None, group: dist.ProcessGroup | None = None, *, timeout: float = 300.0
     ) -> None:
-        self._setup(PointToPoint.among(group, timeout), key, timeout)
+        try:
+            secret = sealing_key(key)
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # of gloo, if another rank has failed and gone
+                PointToPoint.among(group, timeout).close()  # so that the others need not wait
+            raise
+        self._setup(PointToPoint.among(group, timeout), secret, timeout)
 
     @classmethod
     def over(cls, transport: Transport, key: KeyLike | None = None, *, timeout: float = 300.0) -> Self:

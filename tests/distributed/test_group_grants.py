@@ -13,6 +13,7 @@ from helpers.ranks import run_ranks
 import fastrack
 from fastrack import AuthenticationError, Key
 from fastrack.distributed import SecureGroup
+from fastrack.distributed._transport import PointToPoint
 from fastrack.errors import GrantError, SignatureError
 from fastrack.grants import Grants, Identity, Signer
 
@@ -54,6 +55,18 @@ def test_a_default_for_the_process_is_the_key_of_its_group():
         group = SecureGroup.over(Network(1).transports()[0])
     assert add(group) == [1, 1, 1]
     group.close()
+
+
+def test_a_rank_without_a_key_raises_that_also_where_another_has_gone(monkeypatch, tmp_path):
+    def among(_, seconds):
+        tried.append(seconds)
+        raise RuntimeError("Connection closed by peer")
+
+    tried = []
+    monkeypatch.setattr(PointToPoint, "among", among)
+    with pytest.raises(FileNotFoundError):
+        SecureGroup(tmp_path / "absent.key", timeout=5)
+    assert tried == [5]  # which ends the wait of the others
 
 
 def start_rank(folder):
