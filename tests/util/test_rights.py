@@ -71,16 +71,12 @@ def tls_key(path):
 def cache(path):
     from fastrack._remote.cache import Cache
 
-    folder = path
-    kept = Cache(folder)
-    version = SimpleNamespace(validator="v", size=10)
-    url = Url("http://127.0.0.1/a")
+    return lambda: Cache(path)
 
-    def use():
-        kept.open(url, version)
-        Cache(folder)
 
-    return use
+def open_cache(path):
+    kept = cache(path)()
+    return lambda: kept.open(Url("http://127.0.0.1/a"), SimpleNamespace(validator="v", size=10))
 
 
 def staging(path):
@@ -112,6 +108,7 @@ DECIDING = {
     "broker's database": ledger,
     "broker's TLS key": tls_key,
     "cache of remote files": cache,
+    "cache that is open": open_cache,
     "folder of plain checkpoints": staging,
 }
 
