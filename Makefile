@@ -7,6 +7,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP_LOCKED := python -m pip install --quiet --no-deps --require-hashes --only-binary :all:
 
+# Tests start hundreds of processes, each of which would compile the package for itself.
+unexport PYTHONDONTWRITEBYTECODE
+
 # fastrack's machine code in this checkout, which everything that runs fastrack needs. The file is older than one of its
 # sources, or than one that could be: then it is looked at, and made again if a source differs. On other machines there is none.
 PLATFORM := $(shell uname -sm)
@@ -164,7 +167,7 @@ $(INTEGRATIONS:%=.venv-%/.installed): .venv-%/.installed: pyproject.toml require
 		echo "$*: tests are skipped that take Debian's packages $$lack"; fi
 
 emulator: $(EMULATOR)/.installed $(NATIVE)  ## test the device's code with the real CuPy on an emulated GPU
-	$(EMULATOR)/bin/python -m pytest tests/emulator -m "not nightly"
+	$(EMULATOR)/bin/python -m pytest --numprocesses 2 --dist worksteal tests/emulator -m "not nightly"
 
 # Needs Debian's qemu-user, gcc-aarch64-linux-gnu and libc6-dev-arm64-cross.
 AARCH64_TESTS := aarch64 $(patsubst %,crypto/engines/test_engine_%.py,vectors chunks pieces pass interop buffers derivation)

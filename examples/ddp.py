@@ -3,8 +3,7 @@
     python examples/ddp.py
     torchrun --nproc-per-node 2 examples/ddp.py
 
-FASTRACK_KEY_FILE names the key file; if it is not set, the example makes a key. Runs on CPUs, with gloo. On GPUs,
-use the backend "nccl".
+FASTRACK_KEY_FILE names the key file; if it is not set, the example makes a key. Runs on CPUs.
 """
 
 import argparse
@@ -23,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 import fastrack
-from fastrack.distributed import SecureGroup, sealed_allreduce
+from fastrack.distributed import init_process_group
 
 
 def main() -> int:
@@ -34,15 +33,15 @@ def main() -> int:
     if "RANK" not in os.environ:
         return start(options.processes)
 
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo")  # for the path below alone
     with tempfile.TemporaryDirectory() as folder:
         place: list[str | None] = [prepare(Path(folder)) if dist.get_rank() == 0 else None]
-        dist.broadcast_object_list(place)  # paths only: each process reads the key from its file
+        dist.broadcast_object_list(place)  # each process reads the key from its file
+        init_process_group(key_file(str(place[0])))  # destroys the plain one: what is sent from here on is sealed
         model = train(str(place[0]), options.epochs)
         same = is_same_everywhere(model)
     if dist.get_rank() == 0:
         print("the weights are the same on all processes" if same else "the weights differ")
-    dist.barrier()  # gloo's threads drop the tensors of the last collective meanwhile, while there is an interpreter
     dist.destroy_process_group()
     return 0 if same else 1
 
@@ -74,10 +73,8 @@ def train(folder: str, epochs: int) -> nn.Module:
     loader = DataLoader(data, batch_size=50, sampler=sampler, collate_fn=fastrack.collate)
     batches = fastrack.wrap(loader, keys=key_file(folder))
 
-    torch.manual_seed(0)  # all processes start from the same weights, so that DDP need not send them, in plain
-    model = DistributedDataParallel(nn.Linear(64, 10), init_sync=False)
-    group = SecureGroup(key_file(folder))
-    model.register_comm_hook(group, sealed_allreduce)
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     for epoch in range(epochs):
         batches.set_epoch(epoch)  # reaches the sampler, which shuffles anew
@@ -88,10 +85,9 @@ def train(folder: str, epochs: int) -> nn.Module:
             loss.backward()
             optimizer.step()
             total += loss.detach()
-        group.all_reduce(total)
+        dist.all_reduce(total)
         if dist.get_rank() == 0:
             print(f"epoch {epoch}: loss {total.item() / len(batches) / dist.get_world_size():.4f}", flush=True)
-    group.close()
     return model.module
 
 

@@ -1,13 +1,13 @@
 """Train a sharded model on two processes, kill one of them, and go on from the last sealed checkpoint.
 
-Weights and gradients go from process to process sealed.
+Weights, gradients and the plans of checkpoints go from process to process sealed.
 
     python examples/fsdp_checkpoint.py
     export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
     torchrun --nproc-per-node 2 --max-restarts 1 examples/fsdp_checkpoint.py --folder run --crash-at 7
 
-FASTRACK_KEY_FILE names the key file; if it is not set, the example makes a key. Runs on CPUs, with gloo. On GPUs, use
-the backend "cpu:gloo,cuda:nccl" and a mesh of "cuda".
+FASTRACK_KEY_FILE names the key file; if it is not set, the example makes a key. Runs on CPUs. On GPUs, use a mesh of
+"cuda".
 """
 
 import argparse
@@ -27,7 +27,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import fastrack
-from fastrack.distributed import SealedReader, SealedWriter, SecureGroup, seal_fsdp
+from fastrack.distributed import SealedReader, SealedWriter, init_process_group
 
 
 def main() -> int:
@@ -40,7 +40,7 @@ def main() -> int:
     if "RANK" not in os.environ:
         return start(options.processes)
 
-    dist.init_process_group("gloo")
+    init_process_group()  # of another session after each start
     model = train(options.folder, options.steps, options.crash_at)
     weights = torch.cat([tensor.full_tensor().flatten() for tensor in model.state_dict().values()])
     if dist.get_rank() == 0:
@@ -72,8 +72,6 @@ def train(folder: Path, steps: int, crash_at: int) -> nn.Module:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in (model[0], model):
         fully_shard(layer, mesh=mesh)
-    group = SecureGroup()  # of another session after each start
-    seal_fsdp(model, group)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     first = load(folder, model, optimizer) if (folder / "checkpoint.safetensors").exists() else 0
     for step in range(first, steps):
@@ -85,7 +83,6 @@ def train(folder: Path, steps: int, crash_at: int) -> nn.Module:
         optimizer.step()
         if step % 2:
             save(folder, model, optimizer, step + 1)
-    group.close()
     return model
 
 

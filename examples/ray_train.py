@@ -3,8 +3,7 @@
     python examples/ray_train.py --epochs 3 --compare
 
 What Ray keeps in its object store, and spills to disk, holds neither samples nor keys. Each worker opens its batches
-out of the sealed file, with a key file of its own, and the gradients that workers send each other are sealed. On GPUs
-they are not, since a SecureGroup works in host memory.
+out of the sealed file, with a key file of its own, and all that the models of workers send each other is sealed.
 """
 
 import argparse
@@ -18,12 +17,13 @@ import ray
 import ray.data
 import ray.train.torch
 import torch
+import torch.distributed as dist
 from ray.train import RunConfig, ScalingConfig
 from torch import nn
 
 import fastrack
 import fastrack.ray
-from fastrack.distributed import SecureGroup, sealed_allreduce
+from fastrack.distributed import init_process_group
 
 WORKERS = 2
 
@@ -74,10 +74,10 @@ def seal(folder: Path) -> Path:
 
 def train(config: dict[str, Any]) -> None:
     """Train in one worker, on its share of the samples."""
-    group = None if config["gpu"] else SecureGroup(config["key_file"])
-    models = [prepare(group)]
+    init_process_group(config["key_file"])  # in the place of Ray's
+    models = [prepare({})]
     if config["compare"]:
-        models.append(prepare(None))
+        models.append(prepare({"process_group": dist.new_group(backend="gloo")}))
     optimizers = [torch.optim.Adam(model.parameters(), 0.01) for model in models]
     rows = ray.train.get_dataset_shard("train")
     collate = fastrack.ray.SealedCollateFn(config["data"], keys=config["key_file"])
@@ -93,19 +93,15 @@ def train(config: dict[str, Any]) -> None:
             total += loss.item() * len(batch["labels"])
             seen += batch["numbers"].tolist()
         losses.append(total / len(seen))
-    if group is not None:
-        group.close()
     weights = [next(model.parameters()).detach().cpu() for model in models]
     rank = ray.train.get_context().get_world_rank()
     torch.save({"losses": losses, "seen": seen, "weights": weights}, Path(config["results"], f"worker-{rank}.pt"))
 
 
-def prepare(group: SecureGroup | None) -> nn.Module:
-    """Return a model whose gradients a group averages, or torch, in plain."""
-    torch.manual_seed(0)  # the same weights on all workers, so that DDP need not send them, in plain
-    model = ray.train.torch.prepare_model(nn.Linear(64, 10), parallel_strategy_kwargs={"init_sync": False})
-    if group is not None:
-        model.register_comm_hook(group, sealed_allreduce)
+def prepare(options: dict[str, Any]) -> nn.Module:
+    """Return a model whose gradients are averaged over the default process group, or over one that is named."""
+    torch.manual_seed(0)
+    model: nn.Module = ray.train.torch.prepare_model(nn.Linear(64, 10), parallel_strategy_kwargs=options)
     return model
 
 

@@ -31,7 +31,7 @@ from fastrack.errors import (
 )
 
 if TYPE_CHECKING:
-    from fastrack._crypto.keyring import KeyProvider, KeyRing, use_keys
+    from fastrack._crypto.keyring import KeyLike, KeyProvider, KeyRing, use_keys
     from fastrack._crypto.keys import Key
     from fastrack._crypto.tlog import TransparencyLog
     from fastrack._sealed.anchor import Anchor
@@ -67,6 +67,7 @@ __all__ = [
     "FormatError",
     "GrantError",
     "Key",
+    "KeyLike",
     "KeyPermissionError",
     "KeyProvider",
     "KeyRing",
@@ -114,7 +115,7 @@ __all__ = [
 ]
 
 _NAMES = {
-    "_crypto.keyring": ("KeyProvider", "KeyRing", "use_keys"),
+    "_crypto.keyring": ("KeyLike", "KeyProvider", "KeyRing", "use_keys"),
     "_crypto.keys": ("Key",),
     "_crypto.tlog": ("TransparencyLog",),
     "_sealed.anchor": ("Anchor",),

@@ -1,5 +1,7 @@
+import gc
 import importlib.util
 import re
+import signal
 import sys
 from collections import Counter
 from pathlib import Path
@@ -14,6 +16,20 @@ if importlib.util.find_spec("hypothesis"):  # which a machine that is lent with 
     # A machine that others use too takes longer than 200 ms for an example now and then.
     settings.register_profile("fastrack", deadline=None)
     settings.load_profile("fastrack")
+
+# What a shell starts in the background ignores interrupts, and so would the processes that tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Modules and the list of tests are millions of objects that live as long as the process. Once they are left out of
+# garbage collections, which many tests ask for, tests take two thirds of the time.
+gc.disable()
+
+
+def pytest_collection_finish():
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
 
 # Makes `helpers` importable from every test folder.
 sys.path.insert(0, str(Path(__file__).parent))
@@ -31,7 +47,7 @@ def pytest_addoption(parser, pluginmanager):
 def pytest_collection_modifyitems(items):
     for item in items:  # forms that no CPU chooses, with wide code on narrow instructions
         if re.search(r"\d-on-\d", item.name):
-            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.nightly)
     # Modules with the most slow tests first, so that processes that run side by side end at about the same time.
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])

@@ -145,7 +145,7 @@ def _run(rank: int, task: Task, pipe: Connection) -> None:
 def open_ways(secret: bytes) -> Iterator[dict[str, AllReduce]]:
     """Yield functions by name that begin to replace a tensor by the sum of those of all ranks."""
     key = Key.from_bytes(secret)
-    ring = NaiveRing(PointToPoint(None, _TIMEOUT), secret)
+    ring = NaiveRing(PointToPoint.among(None, _TIMEOUT), secret)
     with SecureGroup(key) as sealed, SecureGroup(key) as plain, contextlib.closing(ring):
         link: Any = plain._link  # noqa: SLF001 - the same algorithm and transport, without the cipher
         link.engine = CopyEngine()

@@ -3,9 +3,10 @@
 import contextlib
 import json
 import os
+import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,20 @@ def print_json(**document: Any) -> None:
     """Print the one document of a command with ``--json``, in ASCII."""
     sys.stdout.write(json.dumps(document, indent=2) + "\n")
     sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def taken_back(plaintext: Iterable[Path]) -> Iterator[None]:
+    """Remove plaintext again if standard output does not take what is said of it: then the command has failed."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has had enough, and the work is done
+        raise
+    except OSError as error:
+        for path in (each.resolve() for each in plaintext):  # a link leads to the file that was written
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        raise OSError(error.errno, f"{error.strerror}; the plaintext was removed again", "standard output") from None
 
 
 def clean(text: str) -> str:

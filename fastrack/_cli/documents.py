@@ -50,8 +50,11 @@ def read_document(path: str, limit: int, *, wait: float = 0.0) -> bytes:
 
 
 def check_document(path: str) -> None:
-    """Refuse to replace a file, which might be a key, before anything is done."""
-    if path != "-" and Path(path).is_file():
+    """Refuse to replace a file, which might be a key, and a path that cannot be written, before anything is done."""
+    if path == "-":
+        return
+    check_directory(Path(path))
+    if Path(path).exists() and not Path(path).is_fifo():
         raise FileExistsError(errno.EEXIST, "exists and is left as it was. Choose another name, or move it away", path)
 
 
@@ -68,7 +71,6 @@ def write_document(path: str, data: bytes) -> None:
         sys.stdout.buffer.flush()
         return
     target = Path(path)
-    check_directory(target)
     if target.is_fifo():
         target.write_bytes(data)
         return

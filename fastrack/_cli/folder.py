@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from fastrack._cli.console import clean, format_rate, new_table, pluralize, print_json, progress_bar, speed, stdout
+from fastrack._cli.console import (
+    clean,
+    format_rate,
+    new_table,
+    pluralize,
+    print_json,
+    progress_bar,
+    speed,
+    stdout,
+    taken_back,
+)
 from fastrack._cli.files import check_directory, load_engine, open_ring
 from fastrack._cli.grant import Grantees
 from fastrack._cli.guard import describe, message_of, refuse_values, show_errors
@@ -117,22 +127,21 @@ def unseal_one_folder(
     with progress_bar("unsealing", folder.nbytes) as progress:
         unseal_folder(folder, target, ring, progress=progress)
     seconds = time.perf_counter() - start
-    if as_json:
-        print_json(
-            source=str(source),
-            target=str(target),
-            key_id=folder.key_id,
-            file_id=folder.file_id,
-            files=list(folder.files),
-            bytes=folder.nbytes,
-            seconds=seconds,
-            gbps=speed(folder.nbytes, seconds),
-        )
-        return
-    if quiet:
-        return
     line = f"{clean(str(target))}: {pluralize(len(folder.files), 'file')} in plain, {format_size(folder.nbytes)}"
-    stdout().print(f"{line}; {format_rate(folder.nbytes, seconds)}")
+    with taken_back([target]):
+        if as_json:
+            print_json(
+                source=str(source),
+                target=str(target),
+                key_id=folder.key_id,
+                file_id=folder.file_id,
+                files=list(folder.files),
+                bytes=folder.nbytes,
+                seconds=seconds,
+                gbps=speed(folder.nbytes, seconds),
+            )
+        elif not quiet:
+            stdout().print(f"{line}; {format_rate(folder.nbytes, seconds)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from fastrack._cli.files import check_directory, check_target, open_ring
 from fastrack._cli.guard import refuse_values
 from fastrack._cli.options import Json
 from fastrack._util.atomic import new_file
+from fastrack._util.rights import open_own
 from fastrack.errors import FormatError, RollbackError
 
 if TYPE_CHECKING:
@@ -203,7 +204,10 @@ class Replaced:
     @classmethod
     def load(cls, path: Path) -> Self:
         """Read the file. There are none if it does not exist."""
-        return cls(path, tuple(path.read_text().split()) if os.path.lexists(path) else ())
+        if not os.path.lexists(path):
+            return cls(path, ())
+        with open_own(path) as file:
+            return cls(path, tuple(file.read().decode().split()))
 
     def require_newest(self, grants: "Grants", source: Path) -> str:
         """Refuse grants that were replaced, which would look newer once signed again; return the hash of others."""

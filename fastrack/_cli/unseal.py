@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Annotated, Any
 import typer
 
 from fastrack._cli import many
-from fastrack._cli.console import clean, format_rate, pluralize, print_json, progress_bar, speed, stdout
+from fastrack._cli.console import clean, format_rate, pluralize, print_json, progress_bar, speed, stdout, taken_back
 from fastrack._cli.files import (
     as_location,
     check_expected,
@@ -99,14 +99,8 @@ def unseal(
         return
     check_target(target, force=force)
     report = _unseal(source, target, open_ring(key), options)
-    if as_json:
-        print_json(**report.as_dict())
-    elif not quiet:
-        console = stdout()
-        if report.copied:
-            console.print(f"not protected, copied as stored: {', '.join(map(clean, report.copied))}")
-        line = f"{clean(report.target)}: {pluralize(len(report.names), 'tensor')} in plain"
-        console.print(f"{line}, {format_size(report.nbytes)}; {format_rate(report.nbytes, report.seconds)}")
+    with taken_back([target]):
+        _show(report, quiet=quiet, as_json=as_json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +146,17 @@ class Report:
         }
 
 
+def _show(report: Report, *, quiet: bool, as_json: bool) -> None:
+    if as_json:
+        print_json(**report.as_dict())
+    elif not quiet:
+        console = stdout()
+        if report.copied:
+            console.print(f"not protected, copied as stored: {', '.join(map(clean, report.copied))}")
+        line = f"{clean(report.target)}: {pluralize(len(report.names), 'tensor')} in plain"
+        console.print(f"{line}, {format_size(report.nbytes)}; {format_rate(report.nbytes, report.seconds)}")
+
+
 def _unseal_each(
     paths: Sequence[Path],
     target: Path,
@@ -175,20 +180,18 @@ def _unseal_each(
     def work(source: many.Source, progress: Callable[[int], None]) -> Report:
         if source.is_sealed_folder:
             raise FormatError(f"{source.path}: expected a file, got a sealed folder. Unseal it by itself")
-        return _unseal(source.path, target / source.name, ring, options, progress)
+        report = _unseal(source.path, target / source.name, ring, options, progress)
+        written.append(Path(report.target))
+        return report
 
-    tally = many.run_each(
-        "unsealing",
-        selection.sources,
-        work,
-        member="source",
-        as_json=as_json,
-    )
-    line = f"{clean(str(target))}: {pluralize(tally.files - tally.failed, 'file')} in plain"
-    copied = sum(len(report.copied) for report in tally.reports)
-    if copied:
-        line += f"; not protected, copied as stored: {pluralize(copied, 'tensor')}"
-    many.finish(tally, line, as_json=as_json, quiet=quiet, selection=selection)
+    written: list[Path] = []
+    with made_parents(target / "file"), taken_back(written):
+        tally = many.run_each("unsealing", selection.sources, work, member="source", as_json=as_json)
+        line = f"{clean(str(target))}: {pluralize(tally.files - tally.failed, 'file')} in plain"
+        copied = sum(len(report.copied) for report in tally.reports)
+        if copied:
+            line += f"; not protected, copied as stored: {pluralize(copied, 'tensor')}"
+        many.finish(tally, line, as_json=as_json, quiet=quiet, selection=selection)
 
 
 def _unseal(

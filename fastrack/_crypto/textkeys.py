@@ -227,7 +227,7 @@ def _load_secret(path: str | os.PathLike[str], option: str) -> tuple[str, str, b
     with read_private(path, _SECRET_LIMIT) as content:
         match = _SECRET.fullmatch(content)
         if match is None or match["header"] != match["algorithm"]:
-            if looks_damaged(content, b"fastrack secret key,", b"fastrack-secret-1:"):
+            if looks_damaged(content, b"# fastrack secret", b"fastrack-secret-1:"):
                 raise FormatError(f"{path} is a damaged secret key file: {DAMAGED}")
             raise FormatError(f"{path} is not a fastrack secret key file; `fastrack keygen {option}` makes one")
         return match["algorithm"].decode(), match["id"].decode(), binascii.unhexlify(match["secret"])

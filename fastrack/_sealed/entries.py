@@ -68,7 +68,7 @@ class SealedEntry:
             file.file_id,
             file.key_id,
             file.kind,
-            _digest_of_metadata(file.metadata),
+            _digest_of_metadata(file.stored_metadata),
             {name: [one.dtype, list(one.shape), _encode_header(one.header)] for name, one in tensors.items()},
             {name: _describe_plain(*file.stored(name)) for name in file.plain},
             {name: one.context.file for name, one in tensors.items() if one.context.file != file.file_id},
@@ -121,7 +121,7 @@ class SealedEntry:
             found_dtype, found_shape, *_ = file.describe(name)
             if (found_dtype, list(found_shape)) != (dtype, shape):
                 raise self._other(file, f"{dtype} {shape}", f"{found_dtype} {list(found_shape)}", name)
-        if _digest_of_metadata(file.metadata) != self.metadata:
+        if _digest_of_metadata(file.stored_metadata) != self.metadata:
             raise self._other(file, f"metadata with the SHA-256 {self.metadata}", "others")
 
     def _check_sealed(self, file: SealedFile, name: str, dtype: str, shape: list[int], header: str) -> None:

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from fastrack._sealed.entries import SealedEntry
 
 FORMAT_VERSION = "1"
+FORMAT_MARK = (
+    "sealed by fastrack: "  # before the `format` of the owner, so that a loader of plain weights that asks stops
+)
 _HEX_ID = re.compile(r"[0-9a-f]{32}")
 _MEMBERS = {"dtype", "shape"}
 _HEX_HEADER = re.compile(r"[0-9a-f]{112}")
@@ -162,6 +165,7 @@ class SealedFile(Mapping[str, SealedTensor]):
 
     _entry: SealedEntry | None
     edition: Edition | None = None  # of the set that an anchor has found the file in. Not public
+    stored_metadata: dict[str, str]  # with `FORMAT_MARK`. Not public
 
     def __init__(
         self,
@@ -198,7 +202,10 @@ class SealedFile(Mapping[str, SealedTensor]):
         self._storage: Storage | None = storage
         metadata, self._stored = parse_header(head, storage.size, self.path)
         fields = {key: value for key, value in metadata.items() if key.startswith("fastrack.")}
-        self.metadata = {key: value for key, value in metadata.items() if key not in fields}
+        self.stored_metadata = {key: value for key, value in metadata.items() if key not in fields}
+        self.metadata = dict(self.stored_metadata)
+        if fields and "format" in metadata:
+            self.metadata["format"] = metadata["format"].removeprefix(FORMAT_MARK)
         self.file_id: str | None = None
         self.key_id: str | None = None
         self.kind: Kind = "tensor"

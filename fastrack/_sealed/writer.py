@@ -22,7 +22,7 @@ from fastrack._sealed.contexts import Binding, Kind, MessageContext, new_file_id
 from fastrack._sealed.headers import authenticate_headers
 from fastrack._sealed.importers import PlainTensor, open_plain, require_safe_member
 from fastrack._sealed.messages import OpenMessage
-from fastrack._sealed.reader import FORMAT_VERSION, SealedFile, opened_file
+from fastrack._sealed.reader import FORMAT_MARK, FORMAT_VERSION, SealedFile, opened_file
 from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
@@ -466,6 +466,8 @@ def write_sealed(
     largest = max((tensors[name].nbytes for name in contexts if name not in elsewhere), default=0)
     # One buffer for all messages: fresh memory costs more than AES.
     memory = arrays.empty_bytes(cobblestone.ciphertext_size(min(SLAB, largest)))
+    if "format" in metadata:
+        fields["format"] = FORMAT_MARK + metadata["format"]
     header = _header(entries, {**metadata, **fields})
     size = len(header) + sum(dtypes.nbytes(*entry) for entry in entries.values())
     with _open_target(target, size, overwrite=overwrite) as out:

@@ -209,7 +209,8 @@ def _require_torch(tensor: Any, device: str, *, writable: bool) -> None:
 
     if (device != "cpu" if tensor.is_cpu else device != str(tensor.device)) or tensor.layout != torch.strided:
         expected = "in host memory" if device == "cpu" else f"on {device}"
-        raise TypeError(f"expected a dense tensor {expected}, got one on {tensor.device} ({tensor.layout})")
+        advice = "It has no values: load or make them" if tensor.is_meta else "Move it there"
+        raise TypeError(f"expected a dense tensor {expected}, got one on {tensor.device} ({tensor.layout}). {advice}")
     if device == "cpu" and tensor.numel() and not _torch_address(tensor):
         raise _without_memory(tensor)
     if not writable:

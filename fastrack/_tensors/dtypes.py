@@ -104,7 +104,8 @@ def from_torch(dtype: Any) -> str:
     name = _FROM_TORCH.get(str(dtype).removeprefix("torch."))
     if name is None:
         advice = ", or seal its two parts, torch.view_as_real(tensor)" if dtype.is_complex else ""
-        raise TypeError(f"a sealed tensor cannot hold {dtype}; convert it first, with tensor.to{advice}")
+        convert = "dequantize" if str(dtype).startswith("torch.q") else "to"
+        raise TypeError(f"a sealed tensor cannot hold {dtype}; convert it first, with tensor.{convert}{advice}")
     return name
 
 

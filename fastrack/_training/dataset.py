@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
 
@@ -23,26 +23,31 @@ from fastrack._util.pickles import unpickle
 from fastrack._util.public import public
 
 if TYPE_CHECKING:
-    from torch.utils.data import Dataset
+    from torch.utils.data import Dataset as _Base
+    from typing_extensions import TypeVar
 
     from fastrack._sealed.anchor import Anchor
 
-    _Base = Dataset[dict[str, Any]]
-elif arrays.installed("torch"):
-    from torch.utils.data import Dataset as _Base
-    from torch.utils.data._utils.collate import default_collate_fn_map
-
-    def _collate_handles(handles: list[Any], **_: object) -> Any:
-        return collate(handles)
-
-    # A DataLoader without collate_fn= then makes the same batches, though one handle after the other.
-    default_collate_fn_map.update(dict.fromkeys((SealedRows, SealedTensor, Lengths), _collate_handles))
+    Sample_co = TypeVar("Sample_co", default=dict[str, Any], covariant=True)
+    Record = TypeVar("Record", default=dict[str, Any])
 else:
-    _Base = object
+    from typing import Generic, TypeVar
+
+    Sample_co = TypeVar("Sample_co", covariant=True)
+    _Base = Generic
+    if arrays.installed("torch"):
+        from torch.utils.data import Dataset as _Base
+        from torch.utils.data._utils.collate import default_collate_fn_map
+
+        def _collate_handles(handles: list[Any], **_: object) -> Any:
+            return collate(handles)
+
+        # A DataLoader without collate_fn= then makes the same batches, though one handle after the other.
+        default_collate_fn_map.update(dict.fromkeys((SealedRows, SealedTensor, Lengths), _collate_handles))
 
 
 @public
-class SealedDataset(_Base):
+class SealedDataset(_Base[Sample_co]):
     """Data set of samples in sealed files, for `torch.utils.data.DataLoader`. It opens nothing of them.
 
     ``data[i]`` is a dict with a handle (`SealedRows`) for each column. `fastrack.collate` makes one handle for each
@@ -132,7 +137,7 @@ class SealedDataset(_Base):
         file_ids: Sequence[str] | None = None,
         anchor: Anchor | PathLike | None = None,
         plain_columns: Sequence[str] = (),
-        transform: Transform | None = None,
+        transform: Callable[[dict[str, Any]], Sample_co] | None = None,
     ) -> None:
         anchor = resolve_anchor(anchor)
         paths = list_shards(paths, anchor)
@@ -168,8 +173,8 @@ class SealedDataset(_Base):
         anchor: Anchor | PathLike | None = None,
         columns: Sequence[str] = (),
         plain_columns: Sequence[str] = (),
-        transform: Transform | None = None,
-    ) -> SealedDataset:
+        transform: Callable[[dict[str, Any]], Record] | None = None,
+    ) -> SealedDataset[Record]:
         """Make a data set of samples of any length: sample `i` of a file is ``data[offsets[i]:offsets[i + 1]]``.
 
         A sample also has its length, under "lengths". Several samples are one tensor (n, longest), padded with zeros,
@@ -211,11 +216,11 @@ class SealedDataset(_Base):
         paths = list_shards(paths, anchor)
         tensors = {data: (data, offsets), **find_tensors(paths, tuple_of_names(columns, "columns="))}
         shards = Shards(paths, [name for names in tensors.values() for name in names], file_ids, anchor)
-        dataset = cls.__new__(cls)
-        dataset._set(shards, tensors, keys, plain_columns, transform, "lengths")  # noqa: SLF001
+        dataset: SealedDataset[Any] = cls.__new__(cls)
+        dataset._set(shards, tensors, keys, plain_columns, transform, "lengths")
         return dataset
 
-    def windows(self, column: str | Sequence[str], size: int, step: int | None = None) -> SealedDataset:
+    def windows(self, column: str | Sequence[str], size: int, step: int | None = None) -> SealedDataset[Sample_co]:
         """Return a data set of the same files, whose samples are windows on long columns.
 
         Sample `i` of a file is ``tensor[i * step : i * step + size]``. No window crosses the end of a file; the rows
@@ -248,6 +253,10 @@ class SealedDataset(_Base):
     def __len__(self) -> int:
         return self._ref.count
 
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Sample_co: ...
+    @overload
+    def __getitem__(self, index: Any) -> Any: ...
     def __getitem__(self, index: Any) -> Any:
         count = self._ref.count
         if isinstance(index, slice):
@@ -276,7 +285,7 @@ class SealedDataset(_Base):
             return self._opening.open(self._ref, rows)
         return Samples(self._ref, rows)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Sample_co]:
         return (self[row] for row in range(len(self)))
 
     def __repr__(self) -> str:
@@ -286,8 +295,8 @@ class SealedDataset(_Base):
         return unpickle, ("SealedDataset", self._ref, self._shards, self._opening)
 
 
-def restore_dataset(ref: DatasetRef | JoinedRef, shards: Shards, opening: Opening | None) -> SealedDataset:
+def restore_dataset(ref: DatasetRef | JoinedRef, shards: Shards, opening: Opening | None) -> SealedDataset[Any]:
     """Return the data set that a pickle describes."""
-    data = SealedDataset.__new__(SealedDataset)
+    data: SealedDataset[Any] = SealedDataset.__new__(SealedDataset)
     data._ref, data._shards, data._opening = ref, shards, opening  # noqa: SLF001
     return data

@@ -51,7 +51,7 @@ def _open_samples(source: DatasetRef | JoinedRef, rows: Indices, keys: KeyRing) 
             starts[name] = [0, *np.cumsum(layout.lengths(rows)).tolist()]
         else:
             handles |= part.sample(rows)
-    values = to_device(handles, "cpu", keys=keys)
+    values: dict[str, Any] = to_device(handles, "cpu", keys=keys)
     if isinstance(source, JoinedRef):
         values = {name: values[name] for name in source.names if name in values}
         if source.plain is not None:

@@ -28,10 +28,13 @@ _PLAIN = {type(None), bool, int, float, str, bytes}
 Fetch = Callable[[int, Framework], Any]
 
 
-def encode_state(state: Any) -> tuple[bytes, list[Any]]:
-    """Return the skeleton of a pytree, and the arrays that it refers to by number, each memory once."""
+def encode_state(state: Any, path: str = "state") -> tuple[bytes, list[Any]]:
+    """Return the skeleton of a pytree, and the arrays that it refers to by number, each memory once.
+
+    Errors name an entry by its path, which begins as given.
+    """
     encoder = _Encoder()
-    document = {"checkpoint": _VERSION, "state": encoder.encode_value(state, "state", 0)}
+    document = {"checkpoint": _VERSION, "state": encoder.encode_value(state, path, 0)}
     return json.dumps(document, sort_keys=True, separators=(",", ":")).encode(), encoder.arrays
 
 

@@ -7,13 +7,13 @@ import sys
 import threading
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from fastrack._crypto.keyring import KeyLike, KeySource
 from fastrack._crypto.keys import Key
 from fastrack._devices import canonical
 from fastrack._sealed.contexts import MessageContext
-from fastrack._sealed.tensor import SealedTensor
+from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Bytes, Framework
 from fastrack._tensors.sharded import is_sharded, named_part
@@ -22,7 +22,58 @@ from fastrack._util.fork import register_fork_reset
 from fastrack._util.public import public
 from fastrack._util.shown import shown
 
+if TYPE_CHECKING:
+    from typing import TypeVar
 
+    import numpy as np
+    import numpy.typing as npt
+    import torch
+
+    # Where torch is not installed, torch.Tensor is Any for a type checker, as the result may be NumPy's then.
+    Tensors = SealedTensor | SealedRows | torch.Tensor
+    Out = TypeVar("Out")
+
+
+@overload
+def to_device(
+    obj: Tensors,
+    device: object = None,
+    *,
+    keys: KeySource | None = None,
+    framework: Literal["torch"] | None = None,
+    out: None = None,
+    non_blocking: bool = False,
+) -> torch.Tensor: ...
+@overload
+def to_device(
+    obj: Tensors | npt.NDArray[np.generic],
+    device: object = None,
+    *,
+    keys: KeySource | None = None,
+    framework: Literal["numpy"],
+    out: None = None,
+    non_blocking: bool = False,
+) -> npt.NDArray[Any]: ...
+@overload
+def to_device(
+    obj: object,
+    device: object = None,
+    *,
+    keys: KeySource | None = None,
+    framework: Framework | None = None,
+    out: None = None,
+    non_blocking: bool = False,
+) -> Any: ...
+@overload
+def to_device(
+    obj: object,
+    device: object = None,
+    *,
+    keys: KeySource | None = None,
+    framework: None = None,
+    out: Out,
+    non_blocking: bool = False,
+) -> Out: ...
 @public
 def to_device(
     obj: Any,

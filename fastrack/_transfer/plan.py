@@ -200,7 +200,11 @@ class Plan:
         targets = list(map(self.targets.__getitem__, self._of))
         for part, number in zip(self.parts, self._of, strict=True):
             if part is None:
-                source = HostMemory.of(arrays.bytes_of(self.tensors[number]))
+                try:
+                    source = HostMemory.of(arrays.bytes_of(self.tensors[number]))
+                except TypeError as error:
+                    self._add_path(error, self._indices[number])
+                    raise
                 sealed.append(None)
                 plain.append(source)
                 nbytes.append(source.size)

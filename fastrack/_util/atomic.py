@@ -205,6 +205,14 @@ def _rename_folder(name: str, parent: int, held: os.stat_result, path: Path) -> 
         raise
 
 
+def remove_folder(path: Path) -> None:
+    """Remove a folder, which loses its name first, so that it is never there in part."""
+    temporary = _temporary_name(path.parent)
+    path.rename(temporary)
+    sync_directory(path.parent)
+    shutil.rmtree(temporary)
+
+
 @contextlib.contextmanager
 def made_parents(path: Path) -> Iterator[None]:
     """Make the folders above a path that are missing; if the block fails, remove those again that are empty."""

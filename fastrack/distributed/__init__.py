@@ -1,4 +1,6 @@
-"""Sealed training on several machines: collectives for DDP and FSDP2, and checkpoints.
+"""Sealed training on several machines: collectives of DDP and FSDP2, and checkpoints.
+
+`init_process_group` takes the place of torch's: whatever is sent through the group is sealed.
 
 `SealedWriter` and `SealedReader` are the StorageWriter and StorageReader of `torch.distributed.checkpoint`: each
 process seals its shards into a file of its own, and a sealed description of all of them, written last, is the commit.
@@ -28,7 +30,7 @@ require("torch", "fastrack.distributed", "torch")
 
 # ruff: noqa: E402 - after the error that says what to install
 from fastrack.distributed._group import SecureGroup
-from fastrack.distributed._hooks import seal_fsdp, sealed_allreduce
+from fastrack.distributed._process_group import init_process_group
 from fastrack.distributed._reader import SealedReader
 from fastrack.distributed._trainers import checkpoint_callback, checkpoint_io
 from fastrack.distributed._writer import SealedWriter
@@ -39,8 +41,7 @@ __all__ = [
     "SecureGroup",
     "checkpoint_callback",
     "checkpoint_io",
-    "seal_fsdp",
-    "sealed_allreduce",
+    "init_process_group",
 ]
 
 for _name in __all__:

@@ -18,14 +18,15 @@ from fastrack.distributed._operation import Operation, Reduction, split
 from fastrack.distributed._places import Place
 from fastrack.distributed._session import EVERYONE
 from fastrack.distributed._transport import PointToPoint, Transport
-from fastrack.errors import ClosedError, DeviceError
+from fastrack.errors import AuthenticationError, ClosedError, DeviceError
 
 
 class SecureGroup:
     """Ranks of `torch.distributed` that send each other sealed messages alone.
 
     All ranks make the group together, and call its collectives in the same order. Each message has a key of its own,
-    which is bound to the operation, its number, the sender, the receiver, the dtype and the size. If one message is
+    which is bound to the operation, its reduction, its number, the sender, the receiver, the dtype and the size. If one
+    message is
     altered, repeated, misrouted or lost, **every** rank raises, and the group refuses all further operations: start the
     ranks again from the last checkpoint.
 
@@ -82,11 +83,11 @@ class SecureGroup:
     def __init__(
         self, key: KeyLike | None = None, group: dist.ProcessGroup | None = None, *, timeout: float = 300.0
     ) -> None:
-        self._setup(PointToPoint(group, timeout), key, timeout)
+        self._setup(PointToPoint.among(group, timeout), key, timeout)
 
     @classmethod
     def over(cls, transport: Transport, key: KeyLike | None = None, *, timeout: float = 300.0) -> Self:
-        """Make a group whose messages another transport carries. Not public: for tests and measurements."""
+        """Make a group whose messages another transport carries. Not public."""
         group = cls.__new__(cls)
         group._setup(transport, key, timeout)  # noqa: SLF001 - its own
         return group
@@ -97,6 +98,7 @@ class SecureGroup:
         self.ranks = transport.ranks
         self._process = os.getpid()
         self._error: BaseException | None = None
+        self._failed: list[Told] = []
         try:
             self._link = Link(transport, sealing_key(key), timeout)
         except BaseException:
@@ -108,15 +110,15 @@ class SecureGroup:
     # Collectives
 
     def all_reduce(self, tensor: torch.Tensor, op: Reduction = "sum", *, async_op: bool = False) -> Any:
-        """Replace a tensor by the sum or the mean of those of all ranks, added in the order of ranks.
+        """Replace a tensor by the sum, mean, maximum or minimum of those of all ranks, added in the order of ranks.
 
         Parameters
         ----------
         tensor : torch.Tensor
             Tensor in host memory or on a GPU, of the same shape and dtype on all ranks. It is changed in place; after
             an error it holds zeros.
-        op : {"sum", "mean"}
-            Reduction.
+        op : {"sum", "mean", "max", "min"}
+            Reduction, the same on all ranks.
         async_op : bool
             Return at once, with a `torch.futures.Future` of the tensor. It must not be used until then.
 
@@ -140,7 +142,7 @@ class SecureGroup:
         flat = tensor.view(-1)
         shards = [flat[part] for part in split(flat.numel(), self.size)]
         own = shards[self.rank]
-        with Operation(self._link, place, "all_reduce") as messages:
+        with Operation(self._link, place, "all_reduce", op) as messages:
             parts = [messages.receive(rank, self.rank, own) for rank in self._link.others]
             sums = [messages.receive(rank, EVERYONE, shards[rank]) for rank in self._link.others]
             messages.send([messages.make(rank, shards[rank], [rank]) for rank in self._link.others])
@@ -153,7 +155,7 @@ class SecureGroup:
     def reduce_scatter(
         self, output: torch.Tensor, tensor: torch.Tensor, op: Reduction = "sum", *, async_op: bool = False
     ) -> Any:
-        """Fill `output` with this rank's shard of the sum or the mean of the tensors of all ranks.
+        """Fill `output` with this rank's shard of the sum, mean, maximum or minimum of the tensors of all ranks.
 
         Parameters
         ----------
@@ -184,7 +186,7 @@ class SecureGroup:
 
     def _reduce_scatter(self, place: Place, output: torch.Tensor, tensor: torch.Tensor, op: Reduction) -> None:
         shards = list(tensor.view(self.size, -1).unbind())
-        with Operation(self._link, place, "reduce_scatter") as messages:
+        with Operation(self._link, place, "reduce_scatter", op) as messages:
             parts = [messages.receive(rank, self.rank, output) for rank in self._link.others]
             messages.send([messages.make(rank, shards[rank], [rank]) for rank in self._link.others])
             for slab in range(len(Slabs(output.nbytes))):
@@ -256,7 +258,7 @@ class SecureGroup:
         return self._run(lambda place: self._broadcast(place, tensor, source), tensor, async_op)
 
     def _broadcast(self, place: Place, tensor: torch.Tensor, source: int) -> None:
-        with Operation(self._link, place, "broadcast") as messages:
+        with Operation(self._link, place, "broadcast", f"of {source}") as messages:
             if source == self.rank:
                 messages.send([messages.make(EVERYONE, tensor, self._link.others)])
             else:
@@ -288,7 +290,7 @@ class SecureGroup:
         self._require_rank(target, other=True)
 
         def work(place: Place) -> None:
-            with Operation(self._link, place, "send", [target], source=self.rank, target=target) as messages:
+            with Operation(self._link, place, "send", ranks=[target], source=self.rank, target=target) as messages:
                 messages.send([messages.make(target, tensor, [target])])
 
         return self._run(work, None, async_op, tensor)
@@ -320,7 +322,7 @@ class SecureGroup:
         self._require_rank(source, other=True)
 
         def work(place: Place) -> None:
-            with Operation(self._link, place, "send", [source], source=source, target=self.rank) as messages:
+            with Operation(self._link, place, "send", ranks=[source], source=source, target=self.rank) as messages:
                 messages.open([messages.receive(source, self.rank, tensor)], [tensor])
 
         return self._run(work, tensor, async_op)
@@ -331,10 +333,19 @@ class SecureGroup:
         """Wait for the operations that have begun, wipe the secrets and close the connections.
 
         Call it on all ranks: one that is closed while others use it ends their operations with an error.
+
+        Raises
+        ------
+        AuthenticationError, ClosedError
+            The error of an operation that was begun with `async_op`, if neither its future nor another operation has
+            raised it. At the end of a `with` statement that another error ends, it becomes a note of that one.
         """
         if self._process == os.getpid():
             self._thread.shutdown(wait=True)
             self._end(ClosedError("expected an open group, got a closed one; make another on all ranks"))
+            failed, self._failed = self._failed, []
+            if failed and not any(future.is_told for future in failed):
+                failed[0].wait()
 
     def _end(self, error: BaseException) -> None:
         self._error = self._error or error
@@ -348,12 +359,16 @@ class SecureGroup:
         sent: torch.Tensor | None = None,
     ) -> Any:
         """Run an operation on the thread of the group. If it fails, clear what it fills, and end the group."""
-        self._require_open()
+        try:
+            self._require_open()
+        except ClosedError:
+            self._failed.clear()  # this error names the one that ended the group
+            raise
         result = sent if filled is None else filled
         assert result is not None
         place = self._link.place(result.device)
         ordered = place.order(lambda: work(place), result)
-        future = place.future()
+        future = Told(devices=place.devices)
 
         def run() -> None:
             try:
@@ -366,6 +381,8 @@ class SecureGroup:
                     if filled is not None:
                         place.clear(filled)
                 finally:
+                    if async_op:
+                        self._failed.append(future)
                     future.set_exception(error)
             else:
                 future.set_result(result)
@@ -406,8 +423,13 @@ class SecureGroup:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        try:
+            self.close()
+        except (AuthenticationError, ClosedError, DeviceError) as failure:
+            if error is None:
+                raise
+            error.add_note(f"The group had failed before: {failure}")
 
     def __del__(self) -> None:
         if hasattr(self, "_thread") and self._process == os.getpid():
@@ -420,6 +442,30 @@ class SecureGroup:
     def __repr__(self) -> str:
         state = "" if self._error is None else ", ended"
         return f"<SecureGroup: rank {self.rank} of {self.size}{state}>"
+
+
+class Told(torch.futures.Future[Any]):
+    """A future of an operation that knows whether it was asked."""
+
+    def __init__(self, *, devices: list[Any] | None) -> None:
+        super().__init__(devices=devices)
+        self.is_told = False
+
+    def wait(self) -> Any:
+        self.is_told = True
+        return super().wait()
+
+    def value(self) -> Any:
+        self.is_told = True
+        return super().value()
+
+    def then(self, callback: Callable[[torch.futures.Future[Any]], Any]) -> torch.futures.Future[Any]:
+        self.is_told = True
+        return super().then(callback)
+
+    def add_done_callback(self, callback: Callable[[torch.futures.Future[Any]], None]) -> None:
+        self.is_told = True
+        super().add_done_callback(callback)
 
 
 def check(tensor: torch.Tensor) -> None:
@@ -436,7 +482,9 @@ def check(tensor: torch.Tensor) -> None:
 
 def require_reduction(op: str, tensor: torch.Tensor) -> None:
     """Raise ValueError for an unknown reduction, and for means of integers."""
-    if op not in ("sum", "mean"):
-        raise ValueError(f"op=: expected 'sum' or 'mean', got {shown(op, 40)}")
+    if op not in ("sum", "mean", "max", "min"):
+        raise ValueError(f"op=: expected 'sum', 'mean', 'max' or 'min', got {shown(op, 40)}")
+    if op in ("max", "min") and tensor.is_complex():
+        raise ValueError(f"op={op!r}: expected a real tensor, got {tensor.dtype}. Use op='sum'")
     if op == "mean" and not (tensor.is_floating_point() or tensor.is_complex()):
         raise ValueError(f"op='mean': expected a floating-point tensor, got {tensor.dtype}. Use op='sum'")

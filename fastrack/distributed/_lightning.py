@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
 from typing import Any
 
+from lightning.fabric.strategies import Strategy as FabricStrategy
 from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch.plugins.io import CheckpointIO
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy, Strategy
 
 from fastrack._crypto.keyring import KeyRing
 from fastrack._crypto.keys import Key
 from fastrack._training.checkpoint import load_checkpoint, save_checkpoint
+from fastrack._training.state import encode_state
 from fastrack._util.locations import locate
+
+# Strategies that save by themselves, unless an attribute has the value with which they hand a whole checkpoint on.
+_WHOLE = {FSDPStrategy: ("_state_dict_type", "full"), ModelParallelStrategy: ("_save_distributed_checkpoint", False)}
 
 
 class SealedCheckpointIO(CheckpointIO):  # type: ignore[misc]  # not installed where types are checked
@@ -42,3 +49,64 @@ class SealedCheckpointIO(CheckpointIO):  # type: ignore[misc]  # not installed w
         files = get_filesystem(path)
         if files.exists(path):
             files.rm(path, recursive=True)
+
+
+def _is_ours(plugin: Any) -> bool:
+    """Return whether a plugin seals, or has one that seals do its work, as Lightning's asynchronous one may."""
+    while plugin is not None and not isinstance(plugin, SealedCheckpointIO):
+        plugin = getattr(plugin, "checkpoint_io", None)
+    return plugin is not None
+
+
+def _require_use(strategy: Any) -> None:
+    """Refuse a strategy that would write plain checkpoints past its plugin."""
+    saving = next(kind for kind in type(strategy).__mro__ if "save_checkpoint" in vars(kind))
+    name, whole = _WHOLE.get(saving, ("", None))
+    if saving not in {Strategy, FabricStrategy} and (not name or getattr(strategy, name, None) != whole):
+        raise ValueError(
+            f"checkpoint_io: expected a strategy that saves with its plugin, got {type(strategy).__name__}, which "
+            "would write plain checkpoints by itself. Save with torch.distributed.checkpoint and a SealedWriter, or, "
+            "without Lightning's resuming, whole ones by ModelParallelStrategy(save_distributed_checkpoint=False) "
+            "or FSDPStrategy(state_dict_type='full')"
+        )
+
+
+def _require_storable(module: Any) -> None:
+    """Refuse hyperparameters that no sealed checkpoint holds, before the first step rather than after an epoch."""
+    for owner in (module, module.trainer.datamodule):
+        hparams = getattr(owner, "hparams", None) or {}
+        try:
+            encode_state(dict(hparams) if isinstance(hparams, dict) else hparams, "hparams")
+        except (TypeError, ValueError) as error:
+            raise type(error)(
+                f"checkpoint_io: {error}, or leave it out by save_hyperparameters(ignore=) in {type(owner).__name__}"
+            ) from None
+
+
+def _watch(strategies: Any) -> None:
+    """Have a base class of strategies look at a plugin of ours: Lightning tells no plugin which strategy has it."""
+    plugin = strategies.checkpoint_io
+
+    def set_plugin(strategy: Any, value: Any) -> None:
+        if _is_ours(value):
+            _require_use(strategy)
+        plugin.fset(strategy, value)
+
+    strategies.checkpoint_io = plugin.setter(set_plugin)
+
+
+def _watch_start() -> None:
+    connect = Strategy.connect
+
+    @functools.wraps(connect)
+    def check_and_connect(strategy: Any, module: Any) -> None:
+        if _is_ours(strategy.checkpoint_io) and module.trainer.state.fn == "fit":
+            _require_storable(module)
+        connect(strategy, module)
+
+    Strategy.connect = check_and_connect
+
+
+_watch(Strategy)
+_watch(FabricStrategy)
+_watch_start()

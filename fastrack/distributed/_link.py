@@ -32,7 +32,7 @@ class Link:
         self.rank = transport.rank
         self.others = [rank for rank in range(transport.size) if rank != self.rank]
         self._timeout = timeout
-        self._numbers: defaultdict[tuple[str, int, int], int] = defaultdict(int)
+        self._numbers: defaultdict[tuple[int, int], int] = defaultdict(int)
         self._buffers: dict[str, torch.Tensor] = {}  # of messages
         self._plain: dict[str, torch.Tensor] = {}
         self._gpus: dict[torch.device, CudaPlace] = {}
@@ -52,10 +52,10 @@ class Link:
         """Return the time on the monotonic clock at which an operation that begins now has failed."""
         return time.monotonic() + self._timeout
 
-    def next_number(self, operation: str, source: int, target: int) -> int:
-        """Return the number of an operation, counted from 1 for each kind and pair of ranks."""
-        self._numbers[operation, source, target] += 1
-        return self._numbers[operation, source, target]
+    def next_number(self, source: int, target: int) -> int:
+        """Return the number of an operation, counted from 1: all of those of a pair of ranks, or of all ranks."""
+        self._numbers[source, target] += 1
+        return self._numbers[source, target]
 
     def buffer(self, name: str, size: int) -> torch.Tensor:
         """Return uint8 (size,) in host memory, for a message, that each operation uses again."""

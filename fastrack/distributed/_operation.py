@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 
@@ -15,7 +15,9 @@ from fastrack.distributed._places import Place
 from fastrack.distributed._session import Route
 from fastrack.errors import AuthenticationError
 
-Reduction = Literal["sum", "mean"]
+Reduction = Literal["sum", "mean", "max", "min"]
+
+_ADDERS: dict[str, Any] = {"max": torch.maximum, "min": torch.minimum}  # others add
 
 _ALIGNMENT = 64  # elements: shards of a tensor begin at whole cache lines
 
@@ -23,8 +25,8 @@ _ALIGNMENT = 64  # elements: shards of a tensor begin at whole cache lines
 class Operation:
     """The messages of one operation. When its block ends well, all ranks in it have confirmed that theirs did.
 
-    All its tensors are at one place. `ranks` take part besides this one. `source` and `target` are those of an
-    operation of two.
+    All its tensors are at one place. `detail` is what else all ranks must agree in, such as the reduction: it is bound
+    as the operation is. `ranks` take part besides this one. `source` and `target` are those of an operation of two.
     """
 
     def __init__(
@@ -32,17 +34,19 @@ class Operation:
         link: Link,
         place: Place,
         operation: str,
+        detail: str = "",
+        *,
         ranks: Sequence[int] | None = None,
         source: int = -1,
         target: int = -1,
     ) -> None:
         self._link = link
         self._place = place
-        self._operation = operation
+        self._operation = f"{operation} {detail}" if detail else operation
         self._ranks = link.others if ranks is None else ranks
-        self._number = link.next_number(operation, source, target)
+        self._number = link.next_number(source, target)
         pair = "" if source < 0 else f" from rank {source} to {target}"
-        self._name = f"{operation} {self._number}{pair}"  # what the ranks confirm: no two operations have one name
+        self._name = f"{self._operation} {self._number}{pair}"  # confirmed; no two operations have one
         self._deadline = link.deadline()
         self._all: list[Incoming | Outgoing] = []
         self._span = span(operation)
@@ -97,10 +101,11 @@ class Operation:
             terms.append(buffer.view(own.dtype))
         terms.insert(link.rank, own[elements])
         running = terms[0]
+        adder = _ADDERS.get(op, torch.add)
         with span("add"):
             for rank, term in enumerate(terms[1:], 1):
                 # Until `own` was added its memory, which may be the target, stays as it is.
-                running = torch.add(running, term, out=target if rank >= link.rank else terms[0])
+                running = adder(running, term, out=target if rank >= link.rank else terms[0])
             if len(terms) == 1:
                 target.copy_(running)
             if op == "mean":

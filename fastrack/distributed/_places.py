@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
-from torch.futures import Future
 
 from fastrack._crypto.base import Bytes, Engine, HostMemory, address
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, MessageKey
@@ -20,6 +19,8 @@ from fastrack.errors import DeviceError
 
 class Place(Protocol):
     """A place of tensors. The sealed chunks of their messages are in host memory."""
+
+    devices: list[Any] | None  # the GPU, which futures of its tensors have to know
 
     def bytes_of(self, tensor: torch.Tensor) -> Any:
         """Return the bytes of a contiguous tensor, to be sliced."""
@@ -48,15 +49,14 @@ class Place(Protocol):
     def clear(self, tensor: torch.Tensor) -> None:
         """Overwrite a tensor with zeros, unless the device has failed."""
 
-    def future(self) -> Future[Any]:
-        """Return a future for tensors of this place."""
-
     def close(self) -> None:
         """Wipe all buffers, and release the device."""
 
 
 class HostPlace:
     """`Place` in host memory, on an engine of the host. `buffers` are kept from one operation to the next."""
+
+    devices: list[Any] | None = None
 
     def __init__(self, engine: Engine, buffers: dict[str, torch.Tensor]) -> None:
         self.engine = engine
@@ -87,9 +87,6 @@ class HostPlace:
     def clear(self, tensor: torch.Tensor) -> None:
         tensor.detach().zero_()
 
-    def future(self) -> Future[Any]:
-        return Future()
-
     def close(self) -> None:
         for buffer in self._buffers.values():
             buffer.zero_()
@@ -108,6 +105,7 @@ class CudaPlace:
 
     def __init__(self, device: torch.device, chunks: int) -> None:
         self._name = str(device)
+        self.devices: list[Any] | None = [self._name]
         self._device = open_device(self._name)
         try:
             self._staging = self._device.staging_buffer(chunks * SEALED_CHUNK_SIZE)
@@ -181,9 +179,6 @@ class CudaPlace:
         with suppress(RuntimeError), torch.cuda.stream(self._stream):
             tensor.detach().zero_()
             self._stream.synchronize()
-
-    def future(self) -> Future[Any]:
-        return Future(devices=[self._name])
 
     def close(self) -> None:
         with ExitStack() as closing:  # all of them, even if one fails

@@ -20,12 +20,12 @@ RANDOM_SIZE = 32  # bytes that each rank adds
 MAC_SIZE = 32
 EVERYONE = -1  # the destination of a message for all ranks
 
-_CONTEXT = b"fastrack/group@1\0"
+_CONTEXT = b"fastrack/group@2\0"
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The identity of a message of a group: operation, number, sender, receiver, dtype and size."""
+    """The identity of a message of a group: operation with its reduction, number, sender, receiver, dtype and size."""
 
     operation: str
     number: int

@@ -22,8 +22,14 @@ def checkpoint_io(key: KeyLike | None = None, keys: KeySource | None = None) -> 
     Returns
     -------
     lightning.pytorch.plugins.io.CheckpointIO
-        For ``Trainer(plugins=[...])``. It stores what `fastrack.save_checkpoint` takes. The strategies that shard a
-        model write folders of their own, in plain.
+        For ``Trainer(plugins=[...])``. It stores what `fastrack.save_checkpoint` takes.
+
+    Raises
+    ------
+    TypeError
+        By ``fit``, before the first step, if a hyperparameter is nothing that `fastrack.save_checkpoint` takes.
+    ValueError
+        By the Trainer, if its strategy writes plain checkpoints past any plugin, as those that shard a model do.
 
     Examples
     --------
@@ -48,8 +54,10 @@ def checkpoint_callback(folder: str | os.PathLike[str], key: KeyLike | None = No
     Parameters
     ----------
     folder : path
-        Folder for the sealed checkpoints, each a folder as `fastrack.seal_folder` makes it. None is ever removed or
-        replaced: if there are later ones than the step at which a run begins, the run is refused.
+        Folder for the sealed checkpoints, each a folder as `fastrack.seal_folder` makes it. None is ever replaced: if
+        there are later ones than the step at which a run begins, the run is refused. With ``save_total_limit`` the
+        oldest are removed that are not in ``output_dir`` any more, except the best one: those of this run and of the
+        runs that it resumed, and no others.
     key : KeyLike, optional
         The owner's key, as `fastrack.seal` takes it.
 

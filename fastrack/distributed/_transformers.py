@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import secrets
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,16 @@ import torch.distributed as dist
 from transformers import TrainerCallback
 
 from fastrack._crypto.keys import Key
+from fastrack._sealed.folder import load_folder
 from fastrack._sealed.folder_writer import seal_folder
+from fastrack._sealed.tensor import unseal
+from fastrack._util.atomic import remove_folder
 from fastrack._util.rights import require_own
+from fastrack.errors import FastrackError
 
 _IN_MEMORY = {"tmpfs", "ramfs"}
 _MOUNTS = Path("/proc/self/mountinfo")
+_RUN = "fastrack.run"  # file of a checkpoint that names its run, and the run that this one resumed
 
 
 class SealedFolderCallback(TrainerCallback):  # type: ignore[misc]  # not installed where types are checked
@@ -24,6 +31,7 @@ class SealedFolderCallback(TrainerCallback):  # type: ignore[misc]  # not instal
     def __init__(self, folder: Path, key: Key) -> None:
         self._folder = folder
         self._key = key
+        self._run = b""
 
     def on_train_begin(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
         """Refuse to train if a checkpoint would be written to a disk, or could not be sealed as a whole."""
@@ -50,6 +58,8 @@ class SealedFolderCallback(TrainerCallback):  # type: ignore[misc]  # not instal
                 f"{max(later)}. Resume from that one, or name another folder",
                 str(self._folder),
             )
+        resumed = staging / f"checkpoint-{state.global_step}" / _RUN
+        self._run = resumed.read_bytes() if resumed.is_file() else secrets.token_hex(16).encode()
 
     def on_save(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
         """Seal the checkpoint that all processes have just written, on one of them."""
@@ -58,7 +68,34 @@ class SealedFolderCallback(TrainerCallback):  # type: ignore[misc]  # not instal
         if state.is_world_process_zero:
             self._folder.mkdir(parents=True, exist_ok=True)
             name = f"checkpoint-{state.global_step}"
+            Path(args.output_dir, name, _RUN).write_bytes(self._run)
             seal_folder(Path(args.output_dir, name), self._folder / name, self._key)
+            self._rotate(args, state)
+
+    def _rotate(self, args: Any, state: Any) -> None:
+        """Remove the oldest checkpoints of this run over ``save_total_limit``, as the Trainer has done in memory.
+
+        The Trainer forgets the best checkpoint if a run is resumed without it, but not its step.
+        """
+        limit = args.save_total_limit or 0
+        best = {Path(state.best_model_checkpoint or "").name, f"checkpoint-{state.best_global_step}"}
+        ours = sorted(filter(self._is_of_run, self._folder.glob("checkpoint-*")), key=_step) if limit > 0 else []
+        gone = [path for path in ours if path.name not in best and not Path(args.output_dir, path.name).exists()]
+        for path in gone[: max(0, len(ours) - limit)]:
+            try:
+                remove_folder(path)
+            except OSError as error:  # which is no reason to end a run
+                warnings.warn(f"removing {path} failed: {error}. Remove it", RuntimeWarning, stacklevel=2)
+
+    def _is_of_run(self, path: Path) -> bool:
+        """Return whether this run, or one that it resumed, has sealed a folder: its authenticated content says so."""
+        if path.is_symlink() or _step(path) < 0:
+            return False
+        try:
+            with load_folder(path, self._key).open(_RUN) as file:
+                return bool(unseal(file[_RUN], self._key, framework="numpy").tobytes() == self._run)
+        except (FastrackError, OSError, KeyError):
+            return False
 
 
 def _step(path: Path) -> int:

@@ -6,7 +6,7 @@ import os
 import re
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 import torch.distributed as dist
@@ -39,21 +39,31 @@ class Transport(Protocol):
 
 
 class PointToPoint:
-    """`Transport` over gloo, on connections of its own between the ranks of a process group."""
+    """`Transport` over gloo, on connections of its own between ranks, which find each other by a store.
 
-    def __init__(self, group: dist.ProcessGroup | None, seconds: float) -> None:
-        self.ranks = dist.get_process_group_ranks(group)
-        self.rank = dist.get_rank(group)
-        self.size = len(self.ranks)
-        if self.rank < 0:
-            raise ValueError(f"a group of the ranks {self.ranks}: expected one of them, got rank {dist.get_rank()}")
+    `rank` is the place of this process in `ranks`.
+    """
+
+    def __init__(self, store: Any, rank: int, ranks: list[int], seconds: float) -> None:
+        self.rank = rank
+        self.size = len(ranks)
+        self.ranks = ranks
+        self._gloo: Any = dist.ProcessGroupGloo(store, rank, self.size, timedelta(seconds=seconds))
+        register_fork_reset(self)
+
+    @classmethod
+    def among(cls, group: dist.ProcessGroup | None, seconds: float) -> Self:
+        """Connect the ranks of a process group."""
+        ranks, rank = dist.get_process_group_ranks(group), dist.get_rank(group)
+        if rank < 0:
+            raise ValueError(f"a group of the ranks {ranks}: expected one of them, got rank {dist.get_rank()}")
         # Not `dist.new_group`, which uses the name of a closed group again: ranks then find the addresses of that one.
         name = torch.frombuffer(bytearray(os.urandom(16)), dtype=torch.uint8).to(_device_of(group))
-        dist.broadcast(name, self.ranks[0], group)
+        dist.broadcast(name, ranks[0], group)
         default = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - no other way to it
-        store = dist.distributed_c10d.PrefixStore(f"fastrack/{bytes(name.tolist()).hex()}", default)
-        self._gloo: Any = dist.ProcessGroupGloo(store, self.rank, self.size, timedelta(seconds=seconds))
-        register_fork_reset(self)
+        return cls(
+            dist.distributed_c10d.PrefixStore(f"fastrack/{bytes(name.tolist()).hex()}", default), rank, ranks, seconds
+        )
 
     def reset_after_fork(self) -> None:
         """Give up the connections, which are the parent's. They are never deleted: that waits for its threads."""

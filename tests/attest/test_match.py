@@ -149,3 +149,31 @@ def test_a_real_gpu_does_not_match_the_manifest_of_another_driver(evidence):
     driver = attest.verify_rim((folder / "rim_driver_gh100_550.144.03.xml").read_bytes(), now=WHEN)
     with pytest.raises(AttestationError, match=r"got GPU GH100 550\.144\.03"):
         attest.match_measurements(of, [driver])
+
+
+def test_a_real_gpu_holds_with_its_manifests_and_what_was_answered_about_revocation(evidence):
+    folder = evidence / "wire" / "nvidia" / "h100_complete"
+    if not folder.is_dir():
+        pytest.skip("no evidence of a whole GPU")
+    data, chain = ((folder / name).read_bytes() for name in ("report.bin", "chain.pem"))
+    manifests = [path.read_bytes() for path in sorted(folder.glob("*.xml"))]
+    answers = {path.stem: path.read_bytes() for path in (folder / "ocsp").glob("*.der")}
+    of_device = [answers.pop(name) for name in sorted(answers) if name.startswith(("41431d", "4c255e", "6afe71"))]
+    asked = {"device": datetime(2025, 8, 21, 12, tzinfo=UTC), "manifests": datetime(2025, 10, 24, 18, tzinfo=UTC)}
+
+    def judge(now, text, *, device=None, manifest=None):
+        of = attest.verify_gpu_report(data, chain, nonce=data[4:36], now=now, ocsp=device)
+        matched = attest.match_measurements(of, [attest.verify_rim(one, now=now, ocsp=manifest) for one in manifests])
+        attest.Policy.from_toml(f"version = 1\n[gpu]\n{text}").check_gpus([matched], now=now)
+        return matched
+
+    found = judge(asked["manifests"], "revocation = 'none'")
+    assert (found.report.driver_version, len(found.matched)) == ("550.90.07", 32)
+    with pytest.raises(AttestationError, match="revocation"):
+        judge(asked["manifests"], "")
+    # The answers about the device and about its manifests are of different days.
+    attest.verify_gpu_report(data, chain, nonce=data[4:36], now=asked["device"], ocsp=of_device)
+    for one in manifests:
+        attest.verify_rim(one, now=asked["manifests"], ocsp=list(answers.values()))
+    with pytest.raises(AttestationError, match="validity of the OCSP response"):
+        judge(asked["manifests"], "", device=of_device, manifest=list(answers.values()))

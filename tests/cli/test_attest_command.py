@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -63,6 +64,13 @@ def test_no_document_replaces_a_file(cli, folder):
         f"grant offer {GRANT} --out data.key",
     ):
         assert "exists and is left as it was" in cli.error(f"attest {line}")
+    cli("attest collect challenge offer")
+    (folder / "there").mkdir()
+    for out in ("there", "nowhere/grants"):
+        cli.error(f"attest grant offer {GRANT} --out {out}")
+        assert (folder / "challenge").exists()  # and was not used up for what cannot be written
+    shutil.rmtree("there")
+    (folder / "offer").unlink()
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 

@@ -1,10 +1,11 @@
 import contextlib
 import io
+from types import SimpleNamespace
 
 import pytest
 
 from fastrack._cli import console
-from fastrack._cli.console import clean, format_rate, pluralize, progress_bar
+from fastrack._cli.console import clean, format_rate, pluralize, progress_bar, taken_back
 from fastrack._util.units import format_size
 
 
@@ -58,3 +59,25 @@ def test_no_bar_is_drawn_into_a_file(monkeypatch, capsys):
     with progress_bar("sealing", 30) as progress:
         progress(30)
     assert capsys.readouterr().err == ""
+
+
+def test_plaintext_whose_report_cannot_be_told_is_removed_and_no_other(tmp_path, monkeypatch):
+    for name in ("one", "two", "other"):
+        (tmp_path / name).touch()
+    (tmp_path / "link").symlink_to("one")
+    (tmp_path / "folder").mkdir()
+    written = [tmp_path / "link", tmp_path / "two", tmp_path / "folder"]
+
+    def told(error):
+        def flush():
+            raise error
+
+        monkeypatch.setattr("sys.stdout", SimpleNamespace(flush=flush))
+        with pytest.raises(OSError, match=error.strerror) as caught, taken_back(written):
+            pass
+        return caught.value
+
+    assert isinstance(told(BrokenPipeError(32, "Broken pipe")), BrokenPipeError)
+    assert all(path.exists() for path in written)
+    assert "removed again" in told(OSError(28, "No space left on device")).strerror
+    assert [path.name for path in tmp_path.iterdir() if path.exists()] == ["other"]

@@ -86,6 +86,20 @@ def test_a_full_disk_is_told_and_nothing_is_left(cli, key, folder):
         with room_for(100_000):
             assert "free some" in cli.error(f"unseal big.sealed {target} {key}")
         assert cli.names() == ["big.bin", "big.sealed", "owner.key"]
+    (folder / "lines.txt").write_bytes(b"a secret line\n" * 20_000)
+    (folder / "study").mkdir()
+    (folder / "study" / "big.bin").write_bytes(bytes(200_000))
+    cli(f"seal study sealed {key}")
+    cli(f"seal -r study files {key}")
+    before = cli.names()
+    for line in ("unseal sealed back", "import lines.txt samples"):
+        with room_for(100_000):
+            assert "free some" in cli.error(f"{line} {key}")
+            assert "free some" in cli.json(f"{line} {key}", status=1)["error"]["message"]
+        assert cli.names() == before
+    with room_for(100_000):
+        assert "free some" in cli(f"unseal -r files back {key}", status=1).stderr
+    assert cli.names() == before
 
 
 @each_writer

@@ -3,6 +3,7 @@
 import fnmatch
 import json
 import os
+import re
 import shutil
 import tempfile
 from pathlib import Path
@@ -27,6 +28,10 @@ NAMES = st.builds(
 )
 PATHS = st.builds("{}{}".format, st.sampled_from(["", "one/", "one/two/", "config/"]), NAMES)
 TREES = st.dictionaries(PATHS, st.sampled_from([0, 1, 15, 16_383, 40_000]), min_size=1, max_size=6)
+MODELS = st.sampled_from(["", "one/", "one/two/"]).map(
+    lambda folder: {f"{folder}config.json": 15, f"{folder}pytorch_model.bin": 40_000}
+)
+READABLE = re.compile(r"(.*\.(json|txt|md|yaml|py)|.*tokenizer.*\.model|readme|license)", re.IGNORECASE | re.DOTALL)
 PATTERNS = st.lists(st.sampled_from(["*.txt", "*.json", "one/*", "README", "config.json", "*a*"]), max_size=2)
 
 
@@ -42,8 +47,8 @@ def needle(path):
 
 
 def make(folder, tree, links):
-    """Write files with a needle each, and links to some of them; return the content of each by its path."""
-    found = {}
+    """Write files with a needle each, and links to some; return contents by path, and the files of links."""
+    found, linked = {}, {}
     for path, padding in tree.items():
         place = folder / path
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -55,8 +60,19 @@ def make(folder, tree, links):
         place.parent.mkdir(parents=True, exist_ok=True)
         if not os.path.lexists(place):
             place.symlink_to(os.path.relpath(folder / target, place.parent))
-            found[name] = found[target]
-    return found
+            found[name], linked[name] = found[target], target
+    return found, linked
+
+
+def readable_in(before, linked):
+    """Return the files of a model that stay plain: by their own names, and by that of the file that a link leads to."""
+    folders = {path.rpartition("/")[0] for path in before if path.rpartition("/")[2] == "pytorch_model.bin"}
+    models = [f"{folder}/".lstrip("/") for folder in folders if f"{folder}/config.json".lstrip("/") in before]
+
+    def is_plain(path):
+        return any(map(path.startswith, models)) and READABLE.fullmatch(path.rpartition("/")[2]) is not None
+
+    return {path for path in before if is_plain(path) and is_plain(linked.get(path, path))}
 
 
 def contents(folder):
@@ -73,15 +89,18 @@ def _short_folders(tmp_path, monkeypatch):
     KEY.save("owner.key")
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
-@given(TREES, st.lists(PATHS, max_size=2), PATTERNS, st.booleans())
-def test_all_that_was_not_named_is_sealed_and_the_rest_is_told(tree, links, patterns, as_json):
+@given(TREES, st.just({}) | MODELS, st.lists(PATHS, max_size=2), PATTERNS, st.booleans())
+def test_all_that_was_not_named_is_sealed_and_the_rest_is_told(tree, model, links, patterns, as_json):
+    tree |= model
     if has_file_as_folder([*tree, *links]):
         return
     with tempfile.TemporaryDirectory(dir=".") as name:
         root = Path(name)
-        before = make(root / "plain", tree, links)
-        named = sorted({path for each in patterns for path in ({each} & before.keys() or fnmatch.filter(before, each))})
+        before, linked = make(root / "plain", tree, links)
+        named = {path for each in patterns for path in ({each} & before.keys() or fnmatch.filter(before, each))}
+        named = sorted(named | readable_in(before, linked))
         given = [option for each in patterns for option in ("--plain", each)]
         result = run("seal", root / "plain", root / "out", *given, "--json" if as_json else "-q")
         is_known = all({each} & before.keys() or fnmatch.filter(before, each) for each in patterns)
@@ -106,6 +125,7 @@ def test_all_that_was_not_named_is_sealed_and_the_rest_is_told(tree, links, patt
         assert contents(root / "back") == before
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(TREES)
 def test_file_by_file_all_is_sealed(tree):
@@ -113,7 +133,7 @@ def test_file_by_file_all_is_sealed(tree):
         root = Path(name)
         if has_file_as_folder(tree) or any(path.endswith(".npy") for path in tree):  # that would be parsed
             return
-        before = make(root / "plain", tree, [])
+        before, _ = make(root / "plain", tree, [])
         assert run("seal", "-r", root / "plain", root / "out", "-q").exit_code == 0
         after = contents(root / "out")
         assert not [path for path in before for content in after.values() if needle(path) in content]

@@ -5,14 +5,22 @@ with each file that cannot be made again, and with a folder, in the place of TAR
 """
 
 import shutil
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
+from cli.conftest import Script
+from helpers.foundry.authority import NOW
+from helpers.foundry.machine import Machine, policy, roots
+from typer.main import get_command
 
-from fastrack import SealedDataset
+from fastrack import SealedDataset, attest
+from fastrack._broker.ledger import Ledger
 from fastrack.providers import WrappedKey
 
 KEY = "-k owner.key"
+BROKER = "--policy policy.toml --signer owner.signer --insecure-loopback"
+OFFERED = "--challenge challenge --policy policy.toml"
 SECRET = b"a secret line"
 COMMANDS = {
     "keygen": "keygen TARGET",
@@ -40,9 +48,26 @@ COMMANDS = {
     "grant": "grant owner.key --to reader.pub --sign owner.signer -o TARGET",
     "grant, changed": "grant owner.grants --to second.pub --sign owner.signer --key owner.key -o TARGET",
     "bench": "bench --size 0.01 --repeat 1 --json TARGET",
+    "bench, a timeline": "bench --size 0.01 --repeat 1 --timeline TARGET",
+    "attest challenge": "attest challenge TARGET",
+    "attest collect": "attest collect challenge TARGET",
+    "attest grant": f"attest grant offer {OFFERED} --sign owner.signer {KEY} --out TARGET",
+    "broker serve": f"broker serve {BROKER} {KEY} --database TARGET",
 }
-AGAIN = {"import, resumed", "publish", "grant, changed", "bench", "seal file by file", "seal a glob"}
+AGAIN = {"import, resumed", "publish", "grant, changed", "seal file by file", "seal a glob"}
+AGAIN |= {"bench", "bench, a timeline", "broker serve"}
 """Commands that may be run again without --force, or with a folder in the place of the target."""
+READING = {
+    "key": "key owner.key",
+    "inspect": "inspect sealed.safetensors folder",
+    "verify": f"verify sealed.safetensors folder {KEY}",  # an anchor is moved on by it, and has tests of its own
+    "doctor": "doctor",
+    "warmup": "warmup",  # writes in the cache of CuPy alone
+    "attest show": "attest show offer",
+    "attest verify": f"attest verify offer {OFFERED}",
+    "broker log": "broker log --database broker.db",
+}
+SLOW = {"demo"}  # runs in its own tests
 FAILING = {
     "nothing matches": f"seal 'nope*' TARGET {KEY}",
     "nothing to seal": f"seal empty TARGET {KEY}",
@@ -56,27 +81,55 @@ FAILING = {
 }
 
 
-@pytest.fixture
-def place(cli, folder):
+def machine(patch):
+    """Have commands collect and verify the evidence of a made-up machine, and serve nothing."""
+    made = Machine("tdx", 1)
+    patch.setattr(attest, "collect_evidence", lambda binding, **_: made.collect(binding))
+    patch.setattr("fastrack.attest._exchange.VENDOR_ROOTS", roots())
+    patch.setattr("fastrack._cli.attest.read_clock", lambda: NOW)
+    if find_spec("uvicorn"):
+        patch.setattr("fastrack._broker.server.serve", lambda *_, **__: None)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
     """A folder with all that the commands need."""
-    for made in ("owner.key", "other.key", "reader --identity", "second --identity", "owner.signer --signer"):
-        cli(f"keygen {made}")
-    for name in ("study", "empty", "lost"):
-        (folder / name).mkdir()
-    for name in ("notes.txt", "study/a.json", "study/b.txt"):
-        (folder / name).write_bytes(SECRET)
-    (folder / "lines.txt").write_bytes(b"".join(b"%s %d\n" % (SECRET, index) for index in range(50)))
-    (folder / "bad.jsonl").write_bytes(b"{")
-    np.save("array.npy", np.frombuffer(SECRET, np.uint8))
-    cli(f"seal notes.txt sealed.safetensors {KEY}")
-    cli(f"seal study folder {KEY}")
-    cli(f"seal -r study files {KEY}")
-    cli("grant owner.key --to reader.pub --sign owner.signer -o owner.grants")
-    cli("grant other.key --to reader.pub --sign owner.signer -o lost/grants")
-    cli("anchor lost/anchor --owner owner.signer.pub")
-    for name in ("owner.key", "reader", "owner.signer", "owner.signer.pub"):
-        shutil.copy(name, folder / "lost" / name)
-    WrappedKey("aws-kms", "SYMMETRIC_DEFAULT", 32 * "0", 256, b"x", {"key": "owner"}).save(folder / "lost" / "wrapped")
+    folder = tmp_path_factory.mktemp("prepared")
+    cli = Script(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        machine(patch)
+        for made in ("owner.key", "other.key", "reader --identity", "second --identity", "owner.signer --signer"):
+            cli(f"keygen {made}")
+        for name in ("study", "empty", "lost"):
+            (folder / name).mkdir()
+        for name in ("notes.txt", "study/a.json", "study/b.txt"):
+            (folder / name).write_bytes(SECRET)
+        (folder / "lines.txt").write_bytes(b"".join(b"%s %d\n" % (SECRET, index) for index in range(50)))
+        (folder / "bad.jsonl").write_bytes(b"{")
+        np.save("array.npy", np.frombuffer(SECRET, np.uint8))
+        cli(f"seal notes.txt sealed.safetensors {KEY}")
+        cli(f"seal study folder {KEY}")
+        cli(f"seal -r study files {KEY}")
+        cli("grant owner.key --to reader.pub --sign owner.signer -o owner.grants")
+        cli("grant other.key --to reader.pub --sign owner.signer -o lost/grants")
+        cli("anchor lost/anchor --owner owner.signer.pub")
+        for name in ("owner.key", "reader", "owner.signer", "owner.signer.pub"):
+            shutil.copy(name, folder / "lost" / name)
+        wrapped = WrappedKey("aws-kms", "SYMMETRIC_DEFAULT", 32 * "0", 256, b"x", {"key": "owner"})
+        wrapped.save(folder / "lost" / "wrapped")
+        (folder / "policy.toml").write_text(policy(1))
+        cli("attest challenge challenge")
+        cli("attest collect challenge offer")
+        Ledger("broker.db").close()
+    return folder
+
+
+@pytest.fixture
+def place(folder, prepared, monkeypatch):
+    """A copy of that folder, in which the commands run."""
+    shutil.copytree(prepared, folder, dirs_exist_ok=True)
+    machine(monkeypatch)
     return folder
 
 
@@ -85,7 +138,39 @@ def contents(folder):
 
 
 def is_target(name):
-    return name.startswith("TARGET")
+    return name.startswith("TARGET") or name in {"challenge", "challenge.used"}  # which is used up
+
+
+def others(files):
+    return {path: content for path, content in files.items() if not is_target(path)}
+
+
+def targets(folder):
+    return {path: content for path, content in contents(folder).items() if path.startswith("TARGET")}
+
+
+def may_run_again(name):
+    return name in AGAIN or ("--force" in COMMANDS[name] and "--to" not in COMMANDS[name])
+
+
+def require_packages(name):
+    if name.startswith("broker"):
+        pytest.importorskip("uvicorn")
+
+
+def test_every_command_is_in_a_table():
+    from fastrack._cli.app import app
+
+    def leaves(command, *names):
+        return {
+            leaf for name, each in getattr(command, "commands", {}).items() for leaf in leaves(each, *names, name)
+        } or {" ".join(names)}
+
+    commands = leaves(get_command(app))
+    words = [line.split() for line in COMMANDS.values()]
+    written = {" ".join(line[:2]) if line[0] in {"attest", "broker"} else line[0] for line in words}
+    assert written | READING.keys() | SLOW == commands
+    assert not written & READING.keys()
 
 
 def attempt(cli, line):
@@ -102,19 +187,48 @@ def attempt(cli, line):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_second_run_loses_and_doubles_nothing(cli, place, name):
+    require_packages(name)
     before = contents(place)
     assert attempt(cli, COMMANDS[name])
     first = contents(place)
     is_done = attempt(cli, COMMANDS[name])
     second = contents(place)
-    assert is_done == (name in AGAIN or ("--force" in COMMANDS[name] and "--to" not in COMMANDS[name]))
+    assert is_done == may_run_again(name)
     assert second.keys() == first.keys()
     assert is_done or second == first
-    assert {path: content for path, content in second.items() if not is_target(path)} == before
+    assert others(second) == others(before)
     if not COMMANDS[name].startswith("unseal"):
         assert not [path for path, content in second.items() if is_target(path) and SECRET in content]
     if name.startswith("import"):
         assert len(SealedDataset("TARGET", keys="owner.key")) == 50
+
+
+READERS_OF_FILES = ("seal", "import", "unseal", "rekey", "publish")
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name.startswith(READERS_OF_FILES)])
+def test_a_second_run_with_other_input_replaces_all_of_the_result_or_nothing(cli, place, name):
+    assert attempt(cli, COMMANDS[name])
+    first = targets(place)
+    for path in ("notes.txt", "lines.txt", "study/a.json", "study/b.txt"):
+        (place / path).write_bytes(b"another\n")
+    np.save("array.npy", np.frombuffer(b"another\n", np.uint8))
+    shutil.rmtree("folder")
+    for line in ("notes.txt sealed.safetensors --force", "study folder", "-r study files --force"):
+        cli(f"seal {line} {KEY}")
+    is_done = attempt(cli, COMMANDS[name])
+    assert is_done == (may_run_again(name) and name != "import, resumed")
+    if not is_done:
+        assert targets(place) == first
+    elif not name.startswith("publish"):
+        result = place / "TARGET"
+        if not name.startswith("unseal"):
+            key = "other.key" if name.startswith("rekey") else "owner.key"
+            cli(f"unseal {'-r ' if result.is_dir() else ''}TARGET back -k {key}")
+            result = place / "back"
+        opened = contents(result) if result.is_dir() else {result: result.read_bytes()}
+        assert opened
+        assert not [path for path, content in opened.items() if SECRET in content or b"another" not in content]
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -129,9 +243,26 @@ def test_nothing_that_cannot_be_made_again_is_replaced(cli, place, name):
             assert (place / target).read_bytes() == content, (target, path)
             assert target != "TARGET" or not is_done, path
             after = contents(place)
-            assert {path: content for path, content in after.items() if not is_target(path)} == before
+            assert others(after) == others(before)
             for left in place.glob("TARGET*"):
                 shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+@pytest.mark.parametrize("line", ["bench --size 0.01 --picture kept.png", "demo --picture kept.png"])
+def test_no_chart_replaces_a_key(cli, place, line):
+    shutil.copy(place / "owner.key", place / "kept.png")
+    before = contents(place)
+    assert "holds a key" in cli.error(line)
+    assert contents(place) == before
+
+
+@pytest.mark.parametrize("name", READING)
+def test_a_command_that_reads_writes_nothing(cli, place, name):
+    require_packages(name)
+    before = contents(place)
+    assert attempt(cli, READING[name])
+    after = contents(place)
+    assert {path: after[path] for path in after if not path.startswith("broker.db-")} == before  # SQLite's own
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -177,5 +308,5 @@ def test_an_empty_argument_is_not_the_current_folder(place, name):
     for index, part in enumerate(line):
         if part == "TARGET" or (index == 1 and not part.startswith("-")):
             result = CliRunner().invoke(app, [*line[:index], "", *line[index + 1 :]])
-            assert result.exit_code in ({1, 2} if line[0] == "grant" else {2}), result.output
+            assert result.exit_code in ({1, 2} if line[0] in {"grant", "attest"} else {2}), result.output
             assert contents(place) == before

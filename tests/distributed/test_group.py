@@ -9,7 +9,7 @@ import torch
 from helpers.forking import in_forked_child
 from helpers.network import Network, on_ranks
 
-from fastrack import ClosedError, DeviceError, Key, trace
+from fastrack import AuthenticationError, ClosedError, DeviceError, Key, trace
 from fastrack._crypto.cobblestone import CHUNK_SIZE
 from fastrack.distributed import SecureGroup
 from fastrack.distributed._messages import SLAB_CHUNKS
@@ -197,6 +197,98 @@ def test_a_group_is_in_no_pickle_and_its_repr_has_no_secret():
     assert run(2, action) == ["<SecureGroup: rank 0 of 2>", "<SecureGroup: rank 1 of 2>"]
 
 
+# Failures of operations that nobody waits for.
+
+
+def altered(_, source, target, data):
+    """Alter all messages but random bytes and MACs."""
+    return [(source, target, data if len(data) == 32 else bytes(len(data)))]
+
+
+def fail(action):
+    """Run `action(group, future)` on two ranks whose first operation fails."""
+
+    def run(group):
+        future = group.all_reduce(torch.ones(5000), async_op=True)
+        group._thread.submit(int).result()  # it has ended
+        return action(group, future)
+
+    return on_ranks(Network(2, altered), KEY, run, timeout=5)
+
+
+def test_close_raises_what_nobody_waited_for():
+    assert all(isinstance(result, AuthenticationError) for result in fail(lambda *_: None))
+
+
+def test_what_a_future_has_told_close_does_not():
+    def action(group, future):
+        for ask in (future.wait, future.value):
+            with pytest.raises(AuthenticationError):
+                ask()
+        future.then(lambda done: done)
+        future.add_done_callback(lambda done: done)
+        group.close()
+        return True
+
+    assert fail(action) == [True, True]
+
+
+def test_what_the_next_operation_has_told_close_does_not():
+    def action(group, _):
+        with pytest.raises(ClosedError, match="altered"):
+            group.all_reduce(torch.ones(3))
+        group.close()
+        return True
+
+    assert fail(action) == [True, True]
+
+
+def test_a_block_that_ends_with_another_error_keeps_both():
+    def action(group, _):
+        with pytest.raises(ZeroDivisionError) as raised, group:
+            raise ZeroDivisionError
+        return raised.value.__notes__[0]
+
+    assert all("altered" in note for note in fail(action))
+
+
+# What ranks must agree in.
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (lambda group: group.all_reduce(torch.ones(3)), lambda group: group.all_reduce(torch.ones(3), "mean")),
+        (
+            lambda group: group.reduce_scatter(torch.ones(3), torch.ones(6), "max"),
+            lambda group: group.reduce_scatter(torch.ones(3), torch.ones(6), "min"),
+        ),
+        (lambda group: group.broadcast(torch.ones(3), 0), lambda group: group.broadcast(torch.ones(3), 1)),
+    ],
+    ids=["all_reduce", "reduce_scatter", "broadcast"],
+)
+def test_ranks_that_mean_different_operations_are_refused(first, second):
+    results = on_ranks(Network(2), KEY, lambda group: (second if group.rank else first)(group), timeout=1)
+    assert all(isinstance(result, AuthenticationError) for result in results)
+
+
+def test_operations_of_different_kinds_have_one_sequence():
+    """A message of an operation does not open in another place of the sequence, whatever came between."""
+
+    def action(group):
+        group.all_reduce(torch.ones(3))
+        group.broadcast(torch.ones(3), 0)
+        return group._link.next_number(-1, -1), group._link.next_number(0, 1)
+
+    assert run(2, action) == [(3, 1), (3, 1)]
+
+
+@pytest.mark.parametrize(("op", "expected"), [("max", [2, 0]), ("min", [0, -2])])
+def test_the_greatest_and_the_least_are_found(op, expected):
+    for result in run(3, lambda group: group.all_reduce(torch.tensor([1.0, -1.0]) * group.rank, op)):
+        assert result.tolist() == expected
+
+
 # Misuse.
 
 
@@ -219,7 +311,9 @@ def test_what_cannot_be_sent_is_refused_at_once():
         with pytest.raises(DeviceError, match="meta"):
             group.all_reduce(torch.ones(4, device="meta"))
         with pytest.raises(ValueError, match="op="):
-            group.all_reduce(torch.ones(4), "max")
+            group.all_reduce(torch.ones(4), "product")
+        with pytest.raises(ValueError, match="op='max'"):
+            group.all_reduce(torch.ones(4, dtype=torch.complex64), "max")
         with pytest.raises(ValueError, match="mean"):
             group.all_reduce(torch.ones(4, dtype=torch.int32), "mean")
         with pytest.raises(ValueError, match="elements"):

@@ -1,7 +1,6 @@
 """Sealed collectives of tensors on fake GPUs: results, order on streams, faults, and what is left in memory."""
 
 import gc
-import types
 from contextlib import contextmanager
 from typing import ClassVar
 
@@ -18,7 +17,8 @@ from helpers.network import Network, Tampering, on_ranks
 import fastrack._devices
 from fastrack import AuthenticationError, ClosedError, DeviceError, Key
 from fastrack._crypto.cobblestone import CHUNK_SIZE
-from fastrack.distributed import SecureGroup, _hooks, _messages, _places, sealed_allreduce
+from fastrack.distributed import SecureGroup, _messages, _places
+from fastrack.distributed._process_group import SealedProcessGroup
 
 KEY = Key.from_bytes(bytes(range(32)))
 SLAB = 2 * CHUNK_SIZE // 4  # float32 elements of two chunks
@@ -158,30 +158,20 @@ def test_operations_come_after_the_work_of_the_caller_s_stream(gpus, seed):
     assert sorted(given.fake.futures) == [["cuda:0"]] * 4 + [["cuda:1"]] * 4
 
 
-def test_the_hook_of_ddp_averages_a_bucket(gpus):
+def test_torch_reduces_gathers_and_scatters_through_a_process_group(gpus):
     def action(group, new):
-        tensor = new(content(group.rank))
-        bucket = types.SimpleNamespace(buffer=lambda: tensor)
-        return memory(sealed_allreduce(group, bucket).wait())
-
-    expected = in_rank_order([content(rank) / 2 for rank in range(2)])
-    assert all(torch.equal(result, expected) for result in gpus(2).results(action))
-
-
-def test_the_collectives_of_fsdp_gather_and_scatter(gpus, monkeypatch):
-    monkeypatch.setattr(dist, "get_process_group_ranks", lambda _: [0, 1])
-
-    def action(group, new):
-        gather, scatter = _hooks._SealedAllGather(group), _hooks._SealedReduceScatter(group)
-        device = new(torch.zeros(1)).device
-        whole = gather.allocate([2000], dtype=torch.float32, device=device)
-        shard = scatter.allocate([1000], dtype=torch.float32, device=device)
-        gather(whole, new(content(group.rank, 1000)), None)
-        scatter(shard, new(content(group.rank, 2000)), None, dist.ReduceOp.AVG)
-        return memory(whole), memory(shard)
+        torch_group = SealedProcessGroup(group, KEY, 20)
+        bucket, whole, shard = new(content(group.rank)), new(torch.zeros(2000)), new(torch.zeros(1000))
+        torch_group.allreduce([bucket], dist.AllreduceOptions()).wait()
+        torch_group.all_gather_single(whole, new(content(group.rank, 1000)), None).wait()
+        mean = dist.ReduceScatterOptions()
+        mean.reduceOp = dist.ReduceOp.AVG
+        torch_group.reduce_scatter_single(shard, new(content(group.rank, 2000)), mean).wait()
+        return memory(bucket), memory(whole), memory(shard)
 
     expected = in_rank_order([content(rank, 2000) for rank in range(2)], "mean").view(2, -1)
-    for rank, (whole, shard) in enumerate(gpus(2).results(action)):
+    for rank, (bucket, whole, shard) in enumerate(gpus(2).results(action)):
+        assert torch.equal(bucket, in_rank_order([content(rank) for rank in range(2)]))
         assert torch.equal(whole, torch.cat([content(0, 1000), content(1, 1000)]))
         assert torch.equal(shard, expected[rank])
 

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from fastrack import AuthenticationError, ClosedError, Key
-from fastrack.distributed import SecureGroup, _messages, seal_fsdp, sealed_allreduce
+from fastrack.distributed import _messages, _process_group, init_process_group
 from fastrack.distributed._transport import PointToPoint
 
 KEY = Key.from_bytes(bytes(range(32)))
@@ -24,32 +24,39 @@ IN_TIME = 60  # seconds, on a busy machine
 def start(rank, size, folder):
     torch.set_num_threads(1)
     _messages.SLAB_CHUNKS = 2
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
+    store = dist.FileStore(f"{folder}/store", size)
     for kind in KINDS:
-        check_every_rank_raises(rank, size, kind, train_ddp)
+        check_every_rank_raises(rank, size, kind, ddp, store)
         if size > 2 or kind == "flip":  # the rest is for the night
-            check_every_rank_raises(rank, size, kind, train_fsdp)
+            check_every_rank_raises(rank, size, kind, fsdp, store)
     if size > 2:  # An all-gather sends all others the same, so that an exchange between them does no harm.
-        check_every_rank_raises(rank, size, "misroute", train_ddp)
-    dist.barrier()
+        check_every_rank_raises(rank, size, "misroute", ddp, store)
+
+
+def check_every_rank_raises(rank, size, kind, wrap, store):
+    """Have the second slab of the last rank's first message of gradients or weights tampered with."""
+
+    _process_group.PointToPoint = lambda *arguments: TamperedTransport(PointToPoint(*arguments), kind)
+    init_process_group(KEY, timeout=TIMEOUT, store=store, rank=rank, world_size=size)
+    module = wrap()
+    if rank == size - 1:
+        dist.group.WORLD._group._link.transport.aim(size - 1)
+    began = time.monotonic()
+    with pytest.raises((RuntimeError, AuthenticationError)) as raised:
+        module(torch.randn(4, 64)).sum().backward()
+    assert "AuthenticationError" in repr(raised.value), (kind, wrap)  # DDP's RuntimeError names it
+    assert time.monotonic() - began < IN_TIME
+    with pytest.raises(ClosedError):
+        dist.all_reduce(torch.ones(3))
+    meet(store, size, f"{kind} {wrap.__name__} ended")
     dist.destroy_process_group()
 
 
-def check_every_rank_raises(rank, size, kind, train):
-    """Have the second slab of the last rank's first message of gradients or weights tampered with."""
-    transport = PointToPoint(None, TIMEOUT)
-    if rank == size - 1:
-        transport = TamperedTransport(transport, kind, 3 * (size - 1))
-    group = SecureGroup.over(transport, KEY, timeout=TIMEOUT)
-    began = time.monotonic()
-    with pytest.raises((RuntimeError, AuthenticationError)) as raised:
-        train(group)
-    assert "AuthenticationError" in repr(raised.value), (kind, train)  # DDP's RuntimeError names it
-    assert time.monotonic() - began < IN_TIME
-    with pytest.raises(ClosedError):
-        group.all_reduce(torch.ones(3))
-    dist.barrier()
-    group.close()
+def meet(store, size, name):
+    """Wait for all ranks, whose group has ended."""
+    if store.add(name, 1) == size:
+        store.set(f"{name} by all", "")
+    store.wait([f"{name} by all"])
 
 
 def model():
@@ -57,17 +64,12 @@ def model():
     return nn.Sequential(nn.Linear(64, 3000), nn.Tanh(), nn.Linear(3000, 100))
 
 
-def train_ddp(group):
-    module = DistributedDataParallel(model(), bucket_cap_mb=0.2)
-    module.register_comm_hook(group, sealed_allreduce)
-    module(torch.randn(4, 64)).sum().backward()
+def ddp():
+    return DistributedDataParallel(model(), bucket_cap_mb=0.2)
 
 
-def train_fsdp(group):
-    mesh = dist.device_mesh.init_device_mesh("cpu", (group.size,))
-    module = fully_shard(model(), mesh=mesh)
-    seal_fsdp(module, group)
-    module(torch.randn(4, 64)).sum().backward()
+def fsdp():
+    return fully_shard(model())
 
 
 @pytest.mark.parametrize(

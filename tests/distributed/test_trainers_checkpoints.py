@@ -4,6 +4,8 @@ import os
 import shutil
 import tempfile
 import time
+from argparse import Namespace
+from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -76,6 +78,94 @@ def test_lightning_resumes_from_a_sealed_checkpoint(tmp_path):
 
 
 @pytest.fixture
+def fit(tmp_path):
+    """Function that trains a module for an epoch, with sealed checkpoints, and returns how many steps it took."""
+    lightning = pytest.importorskip("lightning")
+    steps = []
+
+    class Counted(lightning.LightningModule):
+        def __init__(self, **options):
+            super().__init__()
+            self.save_hyperparameters()
+            self.layer = torch.nn.Linear(8, 4)
+
+        def training_step(self, batch):
+            steps.append(batch)
+            return self.layer(batch).square().mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.01)
+
+    def fit(hparams=(), plugin=None, datamodule=None, **options):
+        steps.clear()
+        saving = lightning.pytorch.callbacks.ModelCheckpoint(tmp_path / "run", filename="last")
+        trainer = lightning.Trainer(
+            accelerator="cpu", max_epochs=1, logger=False, enable_progress_bar=False, callbacks=[saving],
+            plugins=[plugin or checkpoint_io(KEY)], **options,
+        )  # fmt: skip
+        loader = None if datamodule else torch.utils.data.DataLoader(torch.randn(8, 8), batch_size=4)
+        trainer.fit(Counted(**dict(hparams)), loader, datamodule=datamodule)
+
+    fit.steps = steps
+    return fit
+
+
+class Colour(Enum):
+    RED = 1
+
+
+def test_hyperparameters_that_no_sealed_checkpoint_holds_are_refused_before_the_first_step(fit, tmp_path):
+    import lightning
+
+    refused = [Path("4711"), torch.float32, Path, Colour.RED, {4711}, range(4711), Namespace(secret=4711)]
+    for value in [*refused, [1, {"deep": (Path("4711"),)}]]:
+        with pytest.raises(TypeError, match=r"hparams\['place'\].*ignore=.* in Counted") as info:
+            fit({"width": 3, "place": value})
+        assert "4711" not in str(info.value), value
+        assert fit.steps == []
+
+    class Data(lightning.LightningDataModule):
+        def __init__(self, folder):
+            super().__init__()
+            self.save_hyperparameters()
+
+    with pytest.raises(TypeError, match=r"hparams\['folder'\].* in Data"):
+        fit(datamodule=Data(Path("4711")))
+    assert not (tmp_path / "run").exists()
+    fit({"width": 3, "names": ["a", (1.5, None)], "mean": torch.ones(2)})
+    assert fastrack.load_checkpoint(tmp_path / "run/last.ckpt", KEY)["hyper_parameters"]["names"] == ["a", (1.5, None)]
+
+
+def test_strategies_of_lightning_that_write_past_their_plugin_are_refused(fit, tmp_path):
+    from lightning import fabric
+    from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
+    from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
+
+    class Own(SingleDeviceStrategy):
+        def save_checkpoint(self, checkpoint, filepath, storage_options=None):
+            torch.save(checkpoint, filepath)
+
+    class OwnOfFabric(fabric.strategies.SingleDeviceStrategy):
+        def save_checkpoint(self, path, state, **options):
+            torch.save(state, path)
+
+    for strategy in (ModelParallelStrategy(), FSDPStrategy(state_dict_type="sharded"), Own("cpu"), OwnOfFabric()):
+        for plugin in (checkpoint_io(KEY), AsyncCheckpointIO(checkpoint_io(KEY))):
+            with pytest.raises(ValueError, match=f"got {type(strategy).__name__}.*SealedWriter"):
+                strategy.checkpoint_io = plugin
+        plain = TorchCheckpointIO()
+        strategy.checkpoint_io = plain  # which is no plugin of ours
+        assert strategy.checkpoint_io is plain
+    with pytest.raises(ValueError, match="ModelParallelStrategy"):
+        fit(strategy=ModelParallelStrategy())
+    assert (fit.steps, list(tmp_path.iterdir())) == ([], [])
+    whole = [ModelParallelStrategy(save_distributed_checkpoint=False), FSDPStrategy(state_dict_type="full")]
+    for strategy in [*whole, SingleDeviceStrategy(), fabric.strategies.SingleDeviceStrategy()]:
+        strategy.checkpoint_io = checkpoint_io(KEY)
+        assert isinstance(strategy.checkpoint_io, fabric.plugins.CheckpointIO)
+
+
+@pytest.fixture
 def memory():
     if not Path("/dev/shm").is_dir():
         pytest.skip("takes a file system in memory")
@@ -94,14 +184,14 @@ class Model(torch.nn.Module):
         return {"loss": (self.layer(x) - labels).square().mean()}
 
 
-def make_trainer(output, steps, sealed, key=KEY):
+def make_trainer(output, steps, sealed, key=KEY, **options):
     import transformers
 
     draw = torch.Generator().manual_seed(0)
     data = [{"x": torch.randn(8, generator=draw), "labels": torch.ones(4)} for _ in range(32)]
     arguments = transformers.TrainingArguments(
         str(output), max_steps=steps, save_steps=4, per_device_train_batch_size=4, use_cpu=True, report_to=[],
-        disable_tqdm=True, logging_strategy="no", dataloader_pin_memory=False,
+        disable_tqdm=True, logging_strategy="no", dataloader_pin_memory=False, **options,
     )  # fmt: skip
     return transformers.Trainer(Model(), arguments, train_dataset=data, callbacks=[checkpoint_callback(sealed, key)])
 
@@ -139,6 +229,96 @@ def test_a_run_that_would_meet_later_checkpoints_of_another_is_refused(tmp_path,
     (sealed / "checkpoint-notes").mkdir()
     make_trainer(memory / "run", 12, sealed).train(resume_from_checkpoint=str(memory / "run" / "checkpoint-8"))
     assert (sealed / "checkpoint-12").is_dir()
+
+
+def steps_in(folder):
+    return sorted(int(path.name.removeprefix("checkpoint-")) for path in folder.glob("checkpoint-*"))
+
+
+def test_sealed_checkpoints_are_removed_as_the_trainer_removes_its_own(tmp_path, memory):
+    """Those of this run and of the one that it resumes; a folder of another stays, whatever its name."""
+    pytest.importorskip("transformers")
+    sealed, first, second = tmp_path / "sealed", memory / "first", memory / "second"
+    make_trainer(first, 12, sealed, save_total_limit=2).train()
+    assert steps_in(first) == steps_in(sealed) == [8, 12]
+    (tmp_path / "kept").mkdir()
+    (sealed / "checkpoint-5").symlink_to(tmp_path / "kept")
+    (memory / "foreign").mkdir()
+    (memory / "foreign" / "weights.bin").write_bytes(b"1")
+    fastrack.seal_folder(memory / "foreign", sealed / "checkpoint-6", KEY)
+    (sealed / "checkpoint-7").mkdir()
+    fastrack.unseal_folder(sealed / "checkpoint-12", second / "checkpoint-12", KEY)  # as on another machine
+    again = make_trainer(second, 24, sealed, save_total_limit=2)
+    again.train(resume_from_checkpoint=str(second / "checkpoint-12"))
+    assert steps_in(second) == [20, 24]
+    assert steps_in(sealed) == [5, 6, 7, 20, 24]
+    assert (tmp_path / "kept").is_dir()
+    fastrack.load_folder(sealed / "checkpoint-24", KEY).verify(KEY)
+
+
+def begin(callback, staging, step):
+    arguments = SimpleNamespace(output_dir=staging, process_index=0, local_process_index=0)
+    callback.on_train_begin(arguments, SimpleNamespace(global_step=step))
+
+
+def save(callback, staging, step, held, best=None, limit=2):
+    """Save a step as the Trainer does, which has in memory only the steps held, and this one."""
+    for path in staging.glob("checkpoint-*"):
+        if int(path.name.removeprefix("checkpoint-")) not in held:
+            shutil.rmtree(path)
+    folder = staging / f"checkpoint-{step}"
+    folder.mkdir()
+    (folder / "weights.bin").write_bytes(b"%d" % step)
+    path = staging / f"checkpoint-{best}"
+    state = SimpleNamespace(
+        global_step=step, is_world_process_zero=True, best_global_step=best,
+        best_model_checkpoint=str(path) if path.is_dir() else None,
+    )  # fmt: skip
+    callback.on_save(SimpleNamespace(output_dir=staging, save_total_limit=limit), state)
+
+
+def test_the_best_checkpoint_stays_also_where_a_run_is_resumed_without_it(tmp_path, memory):
+    pytest.importorskip("transformers")
+    sealed, first, second = tmp_path / "sealed", memory / "first", memory / "second"
+    callback = checkpoint_callback(sealed, KEY)
+    begin(callback, first, 0)
+    for step, held in ((1, []), (2, [1]), (3, [1]), (4, [1])):
+        save(callback, first, step, held, best=1)
+    assert steps_in(sealed) == [1, 4]
+    fastrack.unseal_folder(sealed / "checkpoint-4", second / "checkpoint-4", KEY)
+    callback = checkpoint_callback(sealed, KEY)
+    begin(callback, second, 4)
+    for step in (5, 6):
+        save(callback, second, step, [step - 1], best=1)
+    assert steps_in(sealed) == [1, 5, 6]
+    for step in (7, 8):
+        save(callback, second, step, [], best=7, limit=None)
+    assert steps_in(sealed) == [1, 5, 6, 7, 8]
+    begin(callback, memory / "third", 8)  # another run, which does not resume this one
+    save(callback, memory / "third", 9, [], limit=1)
+    assert steps_in(sealed) == [1, 5, 6, 7, 8, 9]
+
+
+def test_a_checkpoint_whose_removal_fails_is_not_there_in_part(tmp_path, memory, monkeypatch):
+    pytest.importorskip("transformers")
+    sealed, staging = tmp_path / "sealed", memory / "run"
+    callback = checkpoint_callback(sealed, KEY)
+    begin(callback, staging, 0)
+    save(callback, staging, 1, [])
+    save(callback, staging, 2, [1])
+    remove, removed = shutil.rmtree, []
+
+    def fail(path, **options):
+        if Path(path).is_relative_to(sealed):
+            removed.append(path)
+            (path / "weights.bin").unlink()
+            raise OSError(39, "Directory not empty", str(path))
+        remove(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", fail)
+    with pytest.warns(RuntimeWarning, match="checkpoint-1"):
+        save(callback, staging, 3, [2])
+    assert (len(removed), steps_in(sealed)) == (1, [2, 3])
 
 
 def test_a_checkpoint_that_cannot_be_sealed_as_a_whole_is_refused(tmp_path, memory, monkeypatch):

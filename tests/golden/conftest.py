@@ -15,7 +15,7 @@ from golden_files import (
 )
 
 
-@pytest.fixture(params=[*VERSIONS, pytest.param("written now", marks=pytest.mark.slow)])
+@pytest.fixture(params=[*VERSIONS, pytest.param("written now", marks=pytest.mark.nightly)])
 def golden(request, tmp_path, newly_written):
     """Return the files of a version. That all of them are taken that the test names is checked when it ends."""
     source = HERE / request.param if request.param in VERSIONS else newly_written()

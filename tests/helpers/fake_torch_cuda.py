@@ -13,11 +13,12 @@ from torch.overrides import TorchFunctionMode
 
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._devices.cuda.driver import View
-from fastrack.distributed import _places
+from fastrack.distributed import _group, _places
 from fastrack.errors import DeviceError
 from helpers.fake_cuda import FakeDriver
 
 _POISON = 0xA5
+_FUTURE = _group.Told
 _DEVICE = torch.Tensor.device.__get__
 _COMPUTED = {"add", "div_", "copy_", "zero_"}
 _OF_METADATA = {
@@ -71,7 +72,7 @@ class FakeTorchCuda:
         for name in ("current_stream", "stream"):
             monkeypatch.setattr(torch.cuda, name, getattr(self, name))
         monkeypatch.setattr(torch.cuda, "Stream", lambda device: FakeStream(self.driver(device), None))
-        monkeypatch.setattr(_places, "Future", self._future)
+        monkeypatch.setattr(_group, "Told", self._future)
 
     def driver(self, device):
         return self.drivers[torch.device(device).index]
@@ -113,9 +114,10 @@ class FakeTorchCuda:
     def _open_device(self, name):
         return self.opened[self.driver(name).index]
 
-    def _future(self, *, devices=None):
-        self.futures.append(devices)
-        return torch.futures.Future()
+    def _future(self, *, devices):
+        if devices is not None:
+            self.futures.append(devices)
+        return _FUTURE(devices=None)
 
 
 class FakeStream:

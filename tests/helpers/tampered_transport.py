@@ -5,14 +5,18 @@ Messages keep their sizes: gloo ends a process that gets a longer one than it aw
 
 
 class TamperedTransport:
-    """A transport that does `kind` to the message number `victim` that this rank sends."""
+    """A transport that does `kind` to a message that this rank sends, at which the test aims."""
 
-    def __init__(self, inner, kind, victim):
+    def __init__(self, inner, kind):
         self._inner = inner
         self._act = getattr(self, f"_{kind}")
-        self._victim = victim
+        self._victim = None
         self._count = 0
         self._held = None
+
+    def aim(self, ahead):
+        """Choose the message after the next `ahead` ones."""
+        self._victim = self._count + ahead
 
     def __getattr__(self, name):
         return getattr(self._inner, name)

@@ -32,7 +32,7 @@ def run(preload, library, *arguments):
     return subprocess.run(command, cwd=TESTS, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_kernels_stay_within_their_memory_and_within_the_language(build, preload):
     done = run(preload, build(SOURCE, "sanitized"))
     assert (done.returncode, done.stdout) == (0, "all is right\n"), done.stderr[-8000:]

@@ -229,7 +229,7 @@ def test_the_example_of_a_log_entry_is_what_the_code_makes(tmp_path):
 
 
 def test_the_api_page_has_the_public_names_and_no_others():
-    named = find(r"^\.\. auto\w+:: fastrack\.(\w+)(?:\(\))?$", "docs/api.md")
+    named = find(r"^\.\. (?:auto\w+|py:data):: fastrack\.(\w+)(?:\(\))?$", "docs/api.md")
     assert sorted(named) == fastrack.__all__
     of_grants = find(r"^\.\. auto\w+:: fastrack\.grants\.(\w+)(?:\(\))?$", "docs/api.md")
     assert sorted(of_grants) == fastrack.grants.__all__
@@ -309,6 +309,10 @@ def test_the_figures_in_the_readme_are_those_of_the_documentation():
 def test_relative_links_lead_somewhere(path):
     links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
     assert not [link for link in links if "://" not in link and not (path.parent / link).exists()]
+
+
+def test_notes_are_in_a_form_that_hosts_of_repositories_show_too():
+    assert [path.name for path in DOCS.rglob("*.md") if ":::" in path.read_text(encoding="utf-8")] == []
 
 
 def test_every_page_is_in_the_contents():

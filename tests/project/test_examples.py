@@ -76,16 +76,19 @@ def test_two_processes_end_with_the_same_weights(tmp_path):
     assert said.endswith("the weights are the same on all processes\n")
 
 
+@pytest.mark.nightly
 def test_two_processes_are_started_by_torchrun_too(tmp_path):
     assert run("ddp.py --epochs 1", tmp_path, start=TWO).endswith("the weights are the same on all processes\n")
 
 
+@pytest.mark.nightly
 def test_processes_whose_weights_differ_are_noticed(tmp_path):
     (tmp_path / "differ.py").write_text(DIFFER)
     said = run(tmp_path / "differ.py", tmp_path, start=TWO, status=1, PYTHONPATH=str(EXAMPLES))
     assert said.endswith("the weights differ\n")
 
 
+@pytest.mark.nightly
 def test_a_sharded_run_of_which_a_process_was_killed_is_resumed(tmp_path):
     said = run("fsdp_checkpoint.py --steps 6 --crash-at 5", tmp_path)
     assert "resumed at step 4\n" in said
@@ -93,7 +96,9 @@ def test_a_sharded_run_of_which_a_process_was_killed_is_resumed(tmp_path):
 
 
 @has_accelerate
-@pytest.mark.parametrize("start", [ALONE, TWO], ids=["one process", "two processes"])
+@pytest.mark.parametrize(
+    "start", [pytest.param(ALONE, id="one process"), pytest.param(TWO, id="two processes", marks=pytest.mark.nightly)]
+)
 def test_a_loop_with_accelerate_learns(tmp_path, start):
     said = run("accelerate_loop.py --epochs 3", tmp_path, start=start)
     seen = losses(said)

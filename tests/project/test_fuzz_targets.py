@@ -31,11 +31,11 @@ INPUTS = {"dataset": 100, "file": 150, "metadata": 150, "recombined": 400, "engi
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 
 
-SLOW = {"engine", "message"}
+LONG = {"engine", "message"}
 
 
 def marked(kind):
-    return pytest.param(kind, id=kind.name, marks=pytest.mark.slow) if kind.name in SLOW else kind
+    return pytest.param(kind, id=kind.name, marks=pytest.mark.nightly) if kind.name in LONG else kind
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
+from helpers.tampering import rewrite_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -189,6 +190,11 @@ def refused(folder, name, error=RollbackError):
         assert raised.value.path == folder / name
     assert not back.parent.exists()
     assert not list(folder.parent.glob(".fastrack*"))
+
+
+def test_a_format_without_its_mark_is_another_file(sealed):
+    rewrite_file(sealed / SHARDS[0], lambda metadata, _: metadata.update(format="pt"))
+    refused(sealed, SHARDS[0])
 
 
 def test_a_folder_with_nothing_to_seal_is_refused(tmp_path):
@@ -557,3 +563,23 @@ def test_a_folder_is_unsealed_below_folders_that_are_made(tmp_path):
     fastrack.seal_folder(tmp_path / "run", tmp_path / "sealed", key)
     fastrack.unseal_folder(tmp_path / "sealed", tmp_path / "new" / "run" / "checkpoint-100", key)
     assert (tmp_path / "new" / "run" / "checkpoint-100" / "optimizer.pt").read_text() == "1"
+
+
+def test_an_empty_path_is_not_the_current_folder(plain, monkeypatch):
+    monkeypatch.chdir(plain)
+    before = sorted(plain.rglob("*"))
+    signer = Signer.generate()
+    for call in (
+        lambda: fastrack.seal_folder("", plain.with_name("out"), KEY),
+        lambda: fastrack.seal_folder(plain, "", KEY),
+        lambda: fastrack.publish("", signer=signer),
+        lambda: fastrack.load_folder("", KEY),
+        lambda: fastrack.load_file(""),
+        lambda: fastrack.SealedDataset("", keys=KEY),
+        lambda: fastrack.import_samples("", plain.with_name("out"), KEY),
+        lambda: fastrack.unseal_folder(plain, "", KEY),
+    ):
+        with pytest.raises(ValueError, match="got an empty text"):
+            call()
+    assert sorted(plain.rglob("*")) == before
+    assert not plain.with_name("out").exists()

@@ -26,12 +26,12 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 from helpers import by_hand
-from helpers.tampering import tamper_file, tampered
+from helpers.tampering import rewrite_file, tamper_file, tampered
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fastrack
-from fastrack import Key, load_file, save_file, seal_file, unseal, unseal_file
+from fastrack import Key, load_file, rekey_file, save_file, seal_file, unseal, unseal_file
 from fastrack._crypto.cobblestone import CHUNK_SIZE, chunk_offset
 from fastrack._sealed import importers, writer
 from fastrack._sealed.reader import check_file
@@ -267,6 +267,41 @@ def test_a_safetensors_file_is_sealed_with_its_metadata(tmp_path, target):
         assert file.metadata == {"format": "pt"}
         assert (set(file), set(file.plain)) == ({"w"}, {"b"})
     assert same(opened(target), opened(source))
+
+
+@pytest.mark.parametrize("form", ["pt", "", "sealed by fastrack: pt", None])
+def test_the_format_of_a_sealed_file_is_marked_and_the_owners_is_read_and_restored(tmp_path, target, form):
+    metadata = {"note": "1"} if form is None else {"format": form, "note": "1"}
+    save_file({"x": TENSORS["images"]}, target, KEY, metadata=metadata)
+    expected = metadata if form is None else {**metadata, "format": f"sealed by fastrack: {form}"}
+    rekey_file(target, tmp_path / "other.safetensors", KEY, key=Key.generate())
+    for path in (target, tmp_path / "other.safetensors"):
+        with safetensors.safe_open(path, "numpy") as file:
+            assert {name: value for name, value in file.metadata().items() if "fastrack." not in name} == expected
+        with load_file(path) as file:
+            assert file.metadata == metadata
+    unseal_file(target, target, KEY)
+    with load_file(target) as file:  # which is plain now, so its format is what it says
+        assert file.metadata == metadata
+
+
+def test_a_file_that_was_sealed_without_a_mark_keeps_its_format(target):
+    save_file({"x": TENSORS["images"]}, target, KEY, metadata={"format": "pt"})
+    rewrite_file(target, lambda metadata, _: metadata.update(format="pt"))
+    with load_file(target) as file:
+        assert file.metadata == {"format": "pt"}
+        assert np.array_equal(unseal(file["x"], KEY, framework="numpy"), TENSORS["images"])
+
+
+@pytest.mark.slow
+def test_accelerate_refuses_sealed_weights_in_place_of_plain_ones(tmp_path, target):
+    accelerate = pytest.importorskip("accelerate")
+    model, source = torch.nn.Linear(3, 2), tmp_path / "plain.safetensors"
+    safetensors.torch.save_file(model.state_dict(), source, {"format": "pt"})
+    accelerate.load_checkpoint_in_model(model, str(source))
+    seal_file(source, target, KEY)
+    with pytest.raises(OSError, match="metadata"):
+        accelerate.load_checkpoint_in_model(model, str(target))
 
 
 def test_types_that_numpy_lacks_pass_through_files(tmp_path, target):
@@ -769,7 +804,7 @@ print(json.dumps({"peak": peak[0] * 1024, "errors": errors}))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_three_gibibytes_are_sealed_verified_and_unsealed_in_half_of_one(tmp_path):
     if shutil.disk_usage(tmp_path).free < 12 << 30:
         pytest.skip("this takes 12 GiB of disk")

@@ -309,9 +309,10 @@ class TestNests:
             (lambda: torch.eye(3).to_sparse(), "sparse_coo.*to_dense"),
             (lambda: torch.eye(3).to_sparse_csr(), "sparse_csr"),
             (lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "to_padded_tensor"),
-            (lambda: torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.qint8), "qint8"),
+            (lambda: torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.qint8), "qint8.*dequantize"),
+            (lambda: torch.ones(2, device="meta"), "meta.*no values"),
         ],
-        ids=["complex", "NumPy complex", "byte order", "mask", "coo", "csr", "nested", "quantised"],
+        ids=["complex", "NumPy complex", "byte order", "mask", "coo", "csr", "nested", "quantised", "meta"],
     )
     @pytest.mark.filterwarnings("ignore::UserWarning")  # torch's: sparse, nested and quantised tensors may change
     def test_an_error_says_where_in_the_nest_its_leaf_stands(self, channel, leaf, match):

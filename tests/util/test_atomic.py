@@ -13,7 +13,7 @@ from helpers.forking import in_forked_child
 
 from fastrack import Anchor, Key
 from fastrack._util import atomic
-from fastrack._util.atomic import made_parents, new_file, new_folder
+from fastrack._util.atomic import made_parents, new_file, new_folder, remove_folder
 from fastrack.grants import Grants, Identity, Signer
 from fastrack.providers import WrappedKey
 
@@ -368,6 +368,13 @@ def test_a_folder_is_written_by_what_it_is_and_not_by_its_name(tmp_path):
     assert not os.path.lexists(tmp_path / "out")
 
 
+def test_a_folder_is_for_its_owner_alone_until_it_is_complete(tmp_path):
+    with new_folder(tmp_path / "out", mode=0o755):
+        (part,) = tmp_path.glob(".fastrack-*")
+        assert mode_of(part) == 0o700
+    assert mode_of(tmp_path / "out") == 0o755
+
+
 @pytest.mark.parametrize("other", ["folder", "link"])
 def test_a_folder_that_was_exchanged_at_once_is_refused(tmp_path, monkeypatch, foreign, other):
     (tmp_path / "victim").mkdir(mode=0o700)
@@ -410,6 +417,19 @@ def test_errors_in_a_folder_name_the_folder_that_is_to_be(tmp_path):
         (folder / "a" / "b").read_bytes()
     assert caught.value.filename == str(tmp_path / "out" / "a" / "b")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_loses_its_name_before_anything_in_it_is_removed(tmp_path, monkeypatch):
+    for name in ("whole", "failing"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_bytes(b"content")
+    remove_folder(tmp_path / "whole")
+    monkeypatch.setattr(atomic.shutil, "rmtree", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        remove_folder(tmp_path / "failing")
+    [left] = tmp_path.iterdir()
+    assert left.name.startswith(".fastrack-")
+    assert (left / "file").read_bytes() == b"content"
 
 
 def test_folders_that_were_made_for_a_file_that_failed_are_removed(tmp_path):

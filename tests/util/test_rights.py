@@ -56,6 +56,13 @@ def ledger(path):
     return lambda: Ledger(path)
 
 
+def replaced(path):
+    from fastrack._cli.grant import Replaced
+
+    Replaced(path, ()).add("0" * 64)
+    return lambda: Replaced.load(path)
+
+
 def tls_key(path):
     server = pytest.importorskip("fastrack._broker.server", exc_type=ImportError)
     path.write_text("no PEM")
@@ -71,12 +78,16 @@ def tls_key(path):
 def cache(path):
     from fastrack._remote.cache import Cache
 
+    Cache(path)
     return lambda: Cache(path)
 
 
-def open_cache(path):
-    kept = cache(path)()
-    return lambda: kept.open(Url("http://127.0.0.1/a"), SimpleNamespace(validator="v", size=10))
+def cache_in_use(path):
+    from fastrack._remote.cache import Cache
+
+    version = SimpleNamespace(validator="v", size=10)
+    kept = Cache(path)
+    return lambda: kept.open(Url("http://127.0.0.1/a"), version)
 
 
 def staging(path):
@@ -105,10 +116,11 @@ DECIDING = {
     "anchor": saved(lambda path: Anchor.create(path, owner=Signer.generate().verifier), Anchor),
     "wrapped key": wrapped,
     "policy": policy,
+    "list of replaced grants": replaced,
     "broker's database": ledger,
     "broker's TLS key": tls_key,
     "cache of remote files": cache,
-    "cache that is open": open_cache,
+    "cache of remote files, in use": cache_in_use,
     "folder of plain checkpoints": staging,
 }
 

@@ -9,7 +9,7 @@ from struct import unpack_from
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 MAKE = """
 import os

@@ -291,7 +291,7 @@ def test_opening_branches_on_results_of_authentication_alone(found, name):
     assert 0 < len(found[name]) <= VERDICTS[name]
 
 
-@pytest.mark.parametrize("form", ["aesni", WIDE])
+@pytest.mark.parametrize("form", [pytest.param("aesni", marks=pytest.mark.nightly), WIDE])
 def test_nothing_is_found_where_these_results_are_public(memcheck, builds, form):
     assert memcheck.run(builds / "shown.so", cases_of(form, is_narrow=form == "aesni")) == {}
 

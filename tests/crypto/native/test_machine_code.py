@@ -147,7 +147,7 @@ def test_what_is_refused_is_not_used_and_the_reason_is_given(another_module):
 # What is compiled in a process
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_process_may_compile_for_itself():
     needs_compiler()
     examine = "from fastrack._cli.doctor import read_machine_code as read\nprint(read()['path'], read()['made_by'])"

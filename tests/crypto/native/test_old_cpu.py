@@ -46,14 +46,14 @@ def exchange(tmp_path_factory):
 @pytest.mark.parametrize(
     ("cpu", "engines"),
     [
-        pytest.param("Nehalem", ["openssl"], id="SSE4.2 and no AES"),
+        pytest.param("Nehalem", ["openssl"], id="SSE4.2 and no AES", marks=pytest.mark.nightly),
         pytest.param("Haswell,-aes", ["openssl"], id="AVX2 and no AES"),
-        pytest.param("Haswell,-pclmulqdq", ["openssl"], id="AES and no multiplication of polynomials"),
+        pytest.param("Haswell,-pclmulqdq", ["openssl"], id="AES and no PCLMULQDQ", marks=pytest.mark.nightly),
         pytest.param("Westmere", ["aesni", "openssl"], id="AES and no AVX"),
-        pytest.param("SandyBridge", ["aesni", "openssl"], id="AES and AVX"),
+        pytest.param("SandyBridge", ["aesni", "openssl"], id="AES and AVX", marks=pytest.mark.nightly),
         pytest.param("Haswell,-xsave", ["aesni", "openssl"], id="wide registers that are not saved"),
-        pytest.param("Haswell", ["aesni", "openssl"], id="AVX2 and AES of one block"),
-        pytest.param("EPYC", ["aesni", "openssl"], id="AMD"),
+        pytest.param("Haswell", ["aesni", "openssl"], id="AVX2 and AES of one block", marks=pytest.mark.nightly),
+        pytest.param("EPYC", ["aesni", "openssl"], id="AMD", marks=pytest.mark.nightly),
     ],
 )
 def test_an_older_cpu_seals_and_opens_what_this_one_opens_and_seals(exchange, cpu, engines):

@@ -1,0 +1,271 @@
+"""`init_process_group`: the default process group of `torch.distributed`, sealed whatever torch sends through it."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fastrack._crypto.keyring import KeyLike, sealing_key
+from fastrack._crypto.keys import Key
+from fastrack.distributed._group import SecureGroup
+from fastrack.distributed._operation import Reduction
+from fastrack.distributed._transport import PointToPoint
+
+BACKEND = "fastrack"
+
+_REDUCTIONS: list[tuple[Any, Reduction]] = [
+    (dist.ReduceOp.SUM, "sum"),
+    (dist.ReduceOp.AVG, "mean"),
+    (dist.ReduceOp.MAX, "max"),
+    (dist.ReduceOp.MIN, "min"),
+]
+
+
+def init_process_group(key: KeyLike | None = None, *, timeout: float = 300.0, **options: Any) -> None:
+    """Make the default process group of `torch.distributed`, all of whose operations are sealed or refused.
+
+    Call it in the place of torch's function of that name, before a model is wrapped. `DistributedDataParallel`, FSDP2
+    and whatever else asks torch for collectives then send sealed messages alone: gradients, weights, buffers, norms,
+    objects. So do the groups and meshes made from then on, each in a session of its own, unless another backend is
+    named for one. What a `SecureGroup` cannot do is refused before anything is sent: `torch.distributed.send`, `recv`
+    and `all_to_all`, products, sparse tensors.
+
+    Parameters
+    ----------
+    key : Key, KeyRing, KeyProvider or path
+        Secret that only the ranks have, as for `SecureGroup`.
+    timeout : float
+        Seconds that a rank waits for a message of another.
+    **options
+        As for `torch.distributed.init_process_group`: `init_method`, `store`, `rank`, `world_size`. If there is a
+        default process group already, as in a worker of Ray Train, it is destroyed with all others, and the new one
+        has its store, rank and size.
+
+    Raises
+    ------
+    AuthenticationError
+        If another rank has another key, or the first messages were altered.
+    UnknownKeyError
+        If there is no key.
+    RuntimeError
+        If a process group was there, and a model was wrapped or a mesh made with it: these would send in plain.
+
+    Notes
+    -----
+    An operation that fails raises where torch waits for it, `backward` as a `RuntimeError` that names the
+    `AuthenticationError`. `torch.distributed.destroy_process_group` closes the groups, and raises the error of an
+    operation whose end the program did not wait for. `gather` and `scatter` bring all tensors to all ranks.
+
+    Examples
+    --------
+    >>> import torch, torch.distributed as dist
+    >>> import fastrack
+    >>> from fastrack.distributed import init_process_group
+    >>> init_process_group(fastrack.Key.generate(), store=dist.HashStore(), rank=0, world_size=1)
+    >>> model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+    >>> model(torch.ones(1, 2)).sum().backward()
+    >>> model.module.weight.grad
+    tensor([[1., 1.]])
+    >>> dist.destroy_process_group()
+    """
+    secret = sealing_key(key)
+    if dist.is_initialized():
+        options = {**_end_plain_groups(), **options}
+    dist.Backend.register_backend(BACKEND, _make_group, extended_api=True, devices=["cpu", "cuda"])
+    dist.init_process_group(BACKEND, timeout=timedelta(seconds=timeout), pg_options=secret, **options)
+
+
+def _end_plain_groups() -> dict[str, Any]:
+    """Destroy all process groups, and return where the next default one finds its ranks.
+
+    Raise RuntimeError if something has one of them still, as a model that was wrapped before: it would send through it,
+    destroyed as it is.
+    """
+    store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - no other way to it
+    options = {"store": store, "rank": dist.get_rank(), "world_size": dist.get_world_size()}
+    groups = list(dist.distributed_c10d._world.pg_map)  # noqa: SLF001
+    plain = [weakref.ref(group) for group in groups if not isinstance(group, SealedProcessGroup)]
+    del groups
+    dist.destroy_process_group()
+    gc.collect()
+    if any(group() is not None for group in plain):
+        raise RuntimeError(
+            "making a sealed process group: expected that nothing has the one that was there, got a model, a mesh or a "
+            "variable that does. Call init_process_group before a model is wrapped and a mesh is made"
+        )
+    return options
+
+
+def _make_group(given: Any, key: Key | None) -> SealedProcessGroup:
+    """Make a group for torch. Only the default one is given a key, which those after it take from it."""
+    seconds = given.timeout.total_seconds()
+    world = dist.group.WORLD
+    if key is None and isinstance(world, SealedProcessGroup):
+        key, seconds = world.key, min(seconds, world.seconds)
+    key = sealing_key(key)
+    ranks = given.global_ranks_in_group or list(range(given.group_size))
+    # A store may outlive its groups. Each rank counts those that it made, so that none finds addresses of an old one.
+    made = given.store.add(f"made {given.group_rank}", 1)
+    transport = PointToPoint(
+        dist.distributed_c10d.PrefixStore(f"{BACKEND}/{made}", given.store), given.group_rank, ranks, seconds
+    )
+    return SealedProcessGroup(SecureGroup.over(transport, key, timeout=seconds), key, seconds)
+
+
+_Base: Any = dist.ProcessGroup  # whose types in Python have overloads that torch does not call
+
+
+class SealedProcessGroup(_Base):  # type: ignore[misc]
+    """A process group whose operations are those of a `SecureGroup`. It has no backend that could send in plain.
+
+    Torch calls its methods by their names, from Python and from C++: an operation that is not here fails there.
+    """
+
+    def __init__(self, group: SecureGroup, key: Key, seconds: float) -> None:
+        super().__init__(group.rank, group.size)
+        self.key = key
+        self.seconds = seconds
+        self._group = group
+        self._names = {"name": "", "description": ""}
+
+    def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any) -> _Work:
+        return _Work([self._group.broadcast(each.detach(), opts.rootRank, async_op=True) for each in tensors], tensors)
+
+    def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> _Work:
+        op = _reduction(opts.reduceOp)
+        return _Work([self._group.all_reduce(each.detach(), op, async_op=True) for each in tensors], tensors)
+
+    def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> _Work:
+        return self.all_gather_single_coalesced([output], [tensor], opts)
+
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], opts: Any
+    ) -> _Work:
+        pairs = zip(outputs, tensors, strict=True)
+        return _Work([self._group.all_gather(out.detach(), own.detach(), async_op=True) for out, own in pairs], outputs)
+
+    def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> _Work:
+        return self.reduce_scatter_single_coalesced([output], [tensor], opts)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], opts: Any
+    ) -> _Work:
+        op = _reduction(opts.reduceOp)
+        pairs = zip(outputs, tensors, strict=True)
+        futures = [self._group.reduce_scatter(out.detach(), all_.detach(), op, async_op=True) for out, all_ in pairs]
+        return _Work(futures, outputs)
+
+    def reduce_scatter(
+        self, outputs: Sequence[torch.Tensor], tensors: Sequence[Sequence[torch.Tensor]], opts: Any
+    ) -> _Work:
+        return self.reduce_scatter_single_coalesced(outputs, [_joined(parts) for parts in tensors], opts)
+
+    def allgather(self, outputs: Sequence[Sequence[torch.Tensor]], tensors: Sequence[torch.Tensor], opts: Any) -> _Work:
+        wholes = [own.new_empty(self._group.size * own.numel()) for own in tensors]
+        work = self.all_gather_single_coalesced(wholes, tensors, opts)
+        work.fill += zip(wholes, outputs, strict=False)  # `gather` has outputs at its root alone
+        return work
+
+    gather = allgather
+
+    def scatter(self, outputs: Sequence[torch.Tensor], tensors: Sequence[Sequence[torch.Tensor]], opts: Any) -> _Work:
+        (output,) = outputs
+        whole = _joined(tensors[0]) if tensors else output.new_empty(self._group.size * output.numel())
+        work = self.broadcast([whole], opts)
+        work.fill.append((whole.view(self._group.size, -1)[self._group.rank], [output]))
+        return work
+
+    def barrier(self, opts: Any = None) -> _Work:
+        return _Work([self._group.all_reduce(torch.zeros(1), async_op=True)], [])
+
+    def refuse(self, *_: Any, **__: Any) -> _Work:
+        """Raise NotImplementedError."""
+        raise NotImplementedError(
+            f"a process group of the backend {BACKEND!r}: expected a collective that is sealed, got an all-to-all, a "
+            "send or a receive. Use the methods of a SecureGroup"
+        )
+
+    send = recv = recv_anysource = alltoall = alltoall_base = all_to_all_single = allgather_coalesced = refuse
+    monitored_barrier = refuse
+
+    # The names of Python's torch before 2.13, and of operations that differ from others in nothing here.
+    reduce = allreduce_coalesced = allreduce
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def shutdown(self) -> None:
+        self._group.close()
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name, as those below
+        return BACKEND
+
+    def getGroupName(self) -> str:  # noqa: N802
+        return self._names["name"]
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        self._names["name"] = name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        return self._names["description"]
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+        self._names["description"] = description
+
+
+class _Work(dist.Work):
+    """Operations of a group that torch waits for. `fill` has results, and the tensors to which these are copied."""
+
+    def __init__(self, futures: Sequence[torch.futures.Future[Any]], result: Any) -> None:
+        super().__init__()
+        self._futures = futures
+        self._result = list(result)
+        self.fill: list[tuple[torch.Tensor, Sequence[torch.Tensor]]] = []
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        for future in self._futures:
+            future.wait()
+        while self.fill:
+            _split(*self.fill.pop())
+        return True
+
+    def is_completed(self) -> bool:
+        return all(future.done() for future in self._futures)
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        def result(_: Any) -> Any:
+            self.wait()  # raises: torch takes the exception of another future for its result
+            return self._result
+
+        return torch.futures.collect_all(list(self._futures)).then(result)
+
+
+def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+
+def _split(whole: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
+    for target, part in zip(targets, whole.view(len(targets), -1), strict=True):
+        target.detach().copy_(part.view_as(target))
+
+
+def _reduction(op: Any) -> Reduction:
+    for known, name in _REDUCTIONS:
+        if op == known:
+            return name
+    raise ValueError(f"a sealed collective: expected ReduceOp.SUM, AVG, MAX or MIN, got {op.op}. Choose one of these")
+
+
+# Torch calls these below what it compiles, too, and would compile them.
+_untraced: Any = torch._disable_dynamo  # type: ignore[attr-defined] # noqa: SLF001 - `torch.compiler.disable` is slow to import
+for _class in (SealedProcessGroup, _Work):
+    for _name, _method in list(vars(_class).items()):
+        if callable(_method) and not _name.startswith("__"):
+            setattr(_class, _name, _untraced(_method))
