@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
 
 from fastrack._crypto import native
 from fastrack._crypto.forms import narrow_form
@@ -14,7 +13,7 @@ from fastrack.errors import DeviceError
 
 DEFAULT = "cpu"
 
-_CUDA = re.compile(r"cuda(?::(\d+))?")
+_CUDA = re.compile(r"cuda(?::(\d{1,9}))?")
 
 
 def canonical(device: object = None) -> str:
@@ -31,7 +30,7 @@ def canonical(device: object = None) -> str:
     from fastrack._crypto.keyring import KeyProvider, KeyRing  # which builds of the machine code have no need of
     from fastrack._crypto.keys import Key
 
-    is_file = isinstance(device, str) and len(name) < 4096 and Path(name).is_file()
+    is_file = isinstance(device, str) and os.path.isfile(name)  # noqa: PTH113 - pathlib raises for a long text
     advice = ". Change the dtype of the result" if name.startswith("torch.") else ""
     if is_file or isinstance(device, (Key, KeyRing, KeyProvider, os.PathLike)) or shown(name) == HIDDEN:
         advice = ". Pass keys by name: keys="

@@ -135,13 +135,17 @@ def test_a_broker_that_drips_its_answer_is_waited_for_no_longer_than_told(answer
                 connection.sendall(b"x" if answer else b"")
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=drip)
+        thread = threading.Thread(target=drip, daemon=True)
         thread.start()
+        threads = threading.active_count()
         begin = time.monotonic()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(TimeoutError, match="timeout="):
             attest.fetch_keys(url, owner=Signer.generate().verifier, timeout=1)
         assert 0.9 < time.monotonic() - begin < 3
+        while threading.active_count() > threads:  # and no thread waits on
+            assert time.monotonic() - begin < 5
+            time.sleep(0.01)
         ended.set()
         thread.join()
 

@@ -1,6 +1,9 @@
 """Keys that count where none is given: those of a block, those of the process, and the environment variable."""
 
 import asyncio
+import contextvars
+import os
+import signal
 import sys
 import threading
 from contextlib import nullcontext
@@ -10,6 +13,7 @@ import pytest
 
 import fastrack
 from fastrack import Key, KeyRing, UnknownKeyError, use_keys
+from fastrack._crypto import keyring
 from fastrack._crypto.keyring import KEY_FILE_VARIABLE
 
 
@@ -131,6 +135,35 @@ def test_keys_of_a_block_that_has_not_begun_are_of_no_other_thread(key):
         assert default() is other
     assert found == [key]
     assert default() is key
+
+
+def test_what_two_blocks_were_given_is_no_default_once_both_have_begun(key):
+    first, second = use_keys(key), use_keys(Key.generate())
+    with first:
+        assert default() is key
+        with second:
+            assert in_thread(default) is None
+    assert default() is None
+
+
+def test_a_block_may_end_in_another_context(key):
+    block = use_keys(key)
+    contextvars.copy_context().run(block.__enter__)  # as of a generator that is closed elsewhere
+    assert default() is None
+    block.__exit__()
+    assert default() is None
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_child_forked_while_a_thread_sets_a_default_is_not_blocked(key):
+    with keyring._lock:
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            with use_keys(key):
+                os._exit(0 if default() is key else 1)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_a_default_whose_object_is_kept_is_that_of_the_process(key):

@@ -38,6 +38,14 @@ def test_other_names_are_refused(given):
         canonical(given)
 
 
+@pytest.mark.parametrize("size", [300, 5000])
+@pytest.mark.parametrize("start", ["", "cuda:9"])
+def test_texts_that_are_too_long_for_a_path_are_refused_too(start, size):
+    with pytest.raises(DeviceError, match="no such device") as caught:
+        canonical(start + "9" * size)
+    assert len(str(caught.value)) < 200
+
+
 def test_keys_in_the_place_of_a_device_are_refused_without_repeating_a_secret(tmp_path):
     key = Key.generate()
     key.save(tmp_path / "owner.key")
@@ -55,6 +63,12 @@ def test_a_dtype_in_the_place_of_a_device_is_refused_with_the_other_way():
 
 def test_a_device_that_cannot_be_used_says_what_to_do():
     with pytest.raises(DeviceError, match="use device='cpu'"):
+        open_device("cuda:0")
+
+
+def test_a_gpu_takes_a_cpu_with_instructions_for_aes(monkeypatch):
+    monkeypatch.setattr("fastrack._devices.narrow_form", lambda: None)
+    with pytest.raises(DeviceError, match="instructions for AES"):
         open_device("cuda:0")
 
 

@@ -205,14 +205,31 @@ def test_a_grant_for_a_set_opens_its_files_by_an_anchor_alone(tmp_path):
                         with pytest.raises(GrantError):
                             fastrack.to_device(handle, keys=ring, framework="numpy")
             data = fastrack.SealedDataset(path.parent, anchor=anchor if anchored else None)
-            for each in (data, pickle.loads(pickle.dumps(data))):
+            for is_pickled in (False, True):
+                if is_pickled:
+                    pickled = pickle.dumps(data)
+                    del data  # which has open files that its pickles would find again
+                    data = pickle.loads(pickled)
                 if opens and anchored:
-                    assert fastrack.unseal(each[:2]["x"], ring).size
+                    assert fastrack.unseal(data[:2]["x"], ring).size
                 else:
                     with pytest.raises(GrantError):
-                        fastrack.unseal(each[:2]["x"], ring)
+                        fastrack.unseal(data[:2]["x"], ring)
         with pytest.raises(GrantError):
             fastrack.rekey_file(path, tmp_path / "other.safetensors", keys=ring, key=Key.generate())
+
+
+def test_limits_of_several_grants_add_up():
+    key, other = Key(b"k" * 32), Key(b"k" * 32)
+    key.restrict(lineage="aa" * 16, least_version=7)
+    key.restrict(least_version=3)
+    assert (key.lineage, key.least_version, key.files) == ("aa" * 16, 7, None)
+    key.restrict(lineage="bb" * 16)
+    assert key.files == frozenset()  # no file is of two lineages
+    for files in (["00" * 16, "11" * 16], ["11" * 16, "22" * 16]):
+        other.restrict(files)
+    assert other.files == {"11" * 16}
+    assert not Key(b"k" * 32).is_restricted
 
 
 def test_a_grant_for_a_set_opens_a_sealed_folder_of_it(tmp_path):
