@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
+from helpers.cases import each
 from typer.testing import CliRunner
 
 from fastrack import Key, load_file, save_file, unseal
@@ -231,8 +232,8 @@ def test_an_array_keeps_its_shape(owner, array):
 
 
 @pytest.mark.usefixtures("owner")
-@pytest.mark.parametrize("kind", ["safetensors", "npy", "fortran"])
-@pytest.mark.parametrize("change", [-1, 1])
+@each("kind", ["safetensors", "npy", "fortran"])
+@each("change", [-1, 1])
 def test_a_stream_that_is_shorter_or_longer_than_it_says_is_refused(kind, change):
     buffer = io.BytesIO()
     array = np.arange(12.0).reshape(3, 4)

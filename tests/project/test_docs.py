@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.cases import each
 
 import fastrack
 import fastrack.grants
@@ -305,7 +306,7 @@ def test_the_figures_in_the_readme_are_those_of_the_documentation():
 # Links.
 
 
-@pytest.mark.parametrize("path", [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))], ids=lambda path: path.name)
+@each("path", [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))], ids=lambda path: path.name)
 def test_relative_links_lead_somewhere(path):
     links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
     assert not [link for link in links if "://" not in link and not (path.parent / link).exists()]

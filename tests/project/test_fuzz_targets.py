@@ -10,6 +10,7 @@ import pytest
 from fuzz import mutators, targets
 from fuzz.evidence import pack, unpack
 from fuzz.targets import Violation, guarded
+from helpers.cases import each
 from helpers.processes import run_python
 
 import fastrack
@@ -182,7 +183,7 @@ def run_many(target):
         target.run(bytes([number]))
 
 
-@pytest.mark.parametrize(
+@each(
     ("method", "told"),
     [
         ("derive_keys", "misjudged a commitment|derived something else"),
@@ -210,8 +211,8 @@ def test_the_engine_target_tells_of_plans_that_are_misjudged(monkeypatch, answer
         run_many(target)
 
 
-@pytest.mark.parametrize(("at_end", "place"), [(True, 100), (False, -1)])
-@pytest.mark.parametrize("change", ["", " = 1"])
+@each(("at_end", "place"), [(True, 100), (False, -1)])
+@each("change", ["", " = 1"])
 def test_a_byte_too_many_ends_the_process(at_end, place, change):
     code = f"""
 import ctypes

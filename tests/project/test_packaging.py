@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from helpers.cases import each
 from packaging.requirements import Requirement
 
 import fastrack
@@ -197,7 +198,7 @@ def test_nothing_says_to_install_the_package_of_the_old_name():
     assert found == {}
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "is_old"),
     [
         ("RUN pip install fastrack && fastrack warmup", True),
@@ -240,7 +241,7 @@ def test_machine_code_is_made_with_the_locked_versions():
     assert str(linker.specifier) == str(makers()["ziglang"].specifier)
 
 
-@pytest.mark.parametrize(
+@each(
     ("system", "machine", "is_made"),
     [
         ("linux", "x86_64", True),

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
+from helpers.cases import each
 from helpers.wrapped_reader import read_wrapped, unwrap
 from typer.testing import CliRunner
 
@@ -266,7 +267,7 @@ def test_a_forked_process_opens_the_token_anew(make, key):
 # URIs.
 
 
-@pytest.mark.parametrize(
+@each(
     "uri",
     [
         "", "pkcs11:", "token=a;object=b", "pkcs11:token=a", "pkcs11:object=b", "pkcs11:token=a;object=",
@@ -288,9 +289,7 @@ def test_a_pin_in_a_uri_is_refused_and_not_repeated(uri):
     assert "1234" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "uri", ["pkcs11:token=a;object=b?module-path=/tmp/evil.so", "pkcs11:token=a;object=b?", "pkcs11:object=b", "x"]
-)
+@each("uri", ["pkcs11:token=a;object=b?module-path=/tmp/evil.so", "pkcs11:token=a;object=b?", "pkcs11:object=b", "x"])
 def test_a_file_names_no_library(uri):
     with pytest.raises(FormatError, match="is wrong"):
         WrappedKey("pkcs11", "AES-KW", "0" * 32, 256, b"x", {"uri": uri}).unwrap()

@@ -11,6 +11,7 @@ import sys
 
 import numpy as np
 import pytest
+from helpers.cases import each
 from helpers.processes import run_python
 from helpers.toy_wrapper import Toy
 from typer.testing import CliRunner
@@ -169,7 +170,7 @@ def test_a_wrapped_key_holds_no_secret_and_may_be_pickled(wrapped, key):
     assert bytes(key.material()) not in pickle.dumps(wrapped)
 
 
-@pytest.mark.parametrize("uri", ["", "owner.key", "s3:bucket", "pkcs11", "token=a;pin-value=1234"])
+@each("uri", ["", "owner.key", "s3:bucket", "pkcs11", "token=a;pin-value=1234"])
 def test_a_uri_that_is_none_is_not_repeated(uri):
     with pytest.raises(ValueError, match=r"begins with one of pkcs11, tpm, .* got another text") as caught:
         open_wrapper(uri)
@@ -186,7 +187,7 @@ def test_a_source_needs_the_path_of_a_file():
     assert "1234" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@each(
     ("uri", "module", "extra"),
     [
         ("pkcs11:token=a;object=b", "pkcs11", "pkcs11"),
@@ -210,7 +211,7 @@ def test_no_client_is_loaded_before_it_is_used():
     assert loaded == "set()\n"
 
 
-@pytest.mark.parametrize("module", ["", "._wrapped", "._pkcs11", "._tpm", "._vault", "._aws", "._gcp", "._azure"])
+@each("module", ["", "._wrapped", "._pkcs11", "._tpm", "._vault", "._aws", "._gcp", "._azure"])
 def test_the_examples_run(module, monkeypatch):
     monkeypatch.undo()
     name = f"fastrack.providers{module}"

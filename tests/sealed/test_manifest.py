@@ -6,6 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
+from helpers.cases import each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -162,7 +163,7 @@ def test_another_message_under_the_same_context_is_refused_and_named(folder, man
     assert caught.value.path == folder / NAME
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "told"),
     [
         ({"plain": []}, "'open': expected it to be stored in plain by .*, got a sealed one"),
