@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from helpers.cases import each
-from typer.testing import CliRunner
+from helpers.commands import invoke
 
 from fastrack import Key, load_file, save_file, unseal
-from fastrack._cli.app import app
 from fastrack._crypto.cobblestone import CHUNK_SIZE
 
 MIXED = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.arange(4), "a": np.ones(5, np.uint8)}
@@ -37,7 +36,7 @@ def names(folder):
 
 
 def run(*line, content=b""):
-    result = CliRunner().invoke(app, line, input=content)
+    result = invoke(line, content)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result

@@ -15,11 +15,10 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from helpers.cases import each
+from helpers.commands import invoke
 from helpers.wrapped_reader import read_wrapped, unwrap
-from typer.testing import CliRunner
 
 import fastrack
-from fastrack._cli.app import app
 from fastrack.errors import FormatError, KeyPermissionError, ProviderError
 from fastrack.providers import Pkcs11, WrappedKey
 
@@ -142,10 +141,10 @@ def test_the_command_makes_a_file_and_seals_with_it(token, tmp_path, monkeypatch
         ["seal", "x.npy", "x.safetensors", "--key", key],
         ["verify", "x.safetensors", "--key", key],
     ):
-        result = CliRunner().invoke(app, line)
+        result = invoke(line)
         assert result.exit_code == 0, result.output
         assert PIN not in result.output
-    result = CliRunner().invoke(app, ["verify", "x.safetensors", "--key", "owner.key.wrapped"])
+    result = invoke(["verify", "x.safetensors", "--key", "owner.key.wrapped"])
     assert result.exit_code == 1
     assert "FASTRACK_PKCS11_PIN" in result.stderr
 

@@ -16,10 +16,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.cases import each
-from typer.testing import CliRunner
+from helpers.commands import invoke
 
 import fastrack
-from fastrack._cli.app import app
 from fastrack.errors import FormatError, ProviderError
 from fastrack.providers import Tpm, WrappedKey, open_wrapper
 
@@ -123,7 +122,7 @@ def test_the_command_makes_a_file_and_seals_with_it(tmp_path, monkeypatch):
         ["seal", "x.npy", "x.safetensors", "--key", "owner.key.wrapped"],
         ["verify", "x.safetensors", "--key", "owner.key.wrapped"],
     ):
-        result = CliRunner().invoke(app, line)
+        result = invoke(line)
         assert result.exit_code == 0, result.output
 
 

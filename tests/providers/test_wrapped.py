@@ -12,13 +12,12 @@ import sys
 import numpy as np
 import pytest
 from helpers.cases import each
+from helpers.commands import invoke
 from helpers.processes import run_python
 from helpers.toy_wrapper import Toy
-from typer.testing import CliRunner
 
 import fastrack
 from fastrack import providers
-from fastrack._cli.app import app
 from fastrack.errors import FormatError, KeyPermissionError, ProviderError, UnknownKeyError
 from fastrack.providers import WrappedKey, _wrapped, open_wrapper
 
@@ -100,7 +99,7 @@ def test_a_folder_may_hold_wrapped_files(key, tmp_path):
         ring["0" * 32]
 
 
-@pytest.mark.parametrize(
+@each(
     "members",
     [
         {"version": 2}, {"version": True}, {"version": 1.0}, {"bits": 192}, {"bits": 256.0}, {"bits": True},
@@ -228,7 +227,7 @@ def test_the_examples_run(module, monkeypatch):
 
 
 def run(line, status=0):
-    result = CliRunner().invoke(app, line)
+    result = invoke(line)
     assert result.exit_code == status, result.output
     return result
 

@@ -5,11 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.cases import each
-from typer.testing import CliRunner
+from helpers.commands import invoke
 
 import fastrack
 from fastrack import distributed, grants, providers
-from fastrack._cli.app import app
 from fastrack._crypto.keyring import KeyRing
 
 URL = "s3://user:hunter1@bucket/folder/name.safetensors?signature=hunter2"
@@ -89,7 +88,7 @@ COMMANDS = [
 
 @each("arguments", COMMANDS, ids=" ".join)
 def test_a_command_makes_no_folder_of_a_url(arguments):
-    result = CliRunner().invoke(app, [argument.replace("{url}", URL) for argument in arguments])
+    result = invoke([argument.replace("{url}", URL) for argument in arguments])
     assert result.exit_code in {1, 2}
     assert isinstance(result.exception, SystemExit), result.exception
     assert "URL" in result.output, result.output

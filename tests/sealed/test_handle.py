@@ -55,7 +55,7 @@ def test_rows_of_rows_are_those_of_the_array(key, shape):
             assert np.array_equal(fastrack.unseal(handle, key, framework="numpy"), rows), chain
 
 
-@pytest.mark.parametrize("name", ["mean", "numpy", "cpu", "cuda", "T", "device", "unseal", "decrypt", "tobytes"])
+@each("name", ["mean", "numpy", "cpu", "cuda", "T", "device", "unseal", "decrypt", "tobytes"])
 def test_other_attributes_of_arrays_say_how_to_open_them(sealed, name):
     for handle in (sealed, sealed[0]):
         assert not hasattr(handle, name)
@@ -82,7 +82,7 @@ def test_they_are_copied_and_pickled_as_before(sealed, key):
             assert fastrack.unseal(other, key, framework="numpy").shape == handle.shape
 
 
-@pytest.mark.parametrize(
+@each(
     "convert",
     [
         np.array,

@@ -261,7 +261,7 @@ def test_every_truncation_is_refused(manifest):
             parse(manifest.envelope[:size])
 
 
-@pytest.mark.parametrize(
+@each(
     "change",
     [
         lambda envelope: envelope + b"\n",
@@ -307,7 +307,7 @@ def tensors(members, name="sealed"):
     return members["files"][NAME][name]
 
 
-@pytest.mark.parametrize(
+@each(
     "change",
     [
         lambda m: m.update(format=2),
@@ -376,7 +376,7 @@ def test_values_out_of_range_are_refused(manifest, change):
         parse(changed(manifest, change))
 
 
-@pytest.mark.parametrize(
+@each(
     "change",
     [
         lambda text: text.replace(b'{"digests"', b'{"a":1,"digests"'),
