@@ -84,10 +84,15 @@ def run_page(name, folder, *, with_torch, languages=("python", "console")):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("with_torch", {importlib.util.find_spec("torch") is not None, False})
 @pytest.mark.parametrize("name", PAGES)
-def test_the_examples_run(name, with_torch, tmp_path):
-    run_page(name, tmp_path, with_torch=with_torch)
+def test_the_examples_run(name, tmp_path):
+    run_page(name, tmp_path, with_torch=importlib.util.find_spec("torch") is not None)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", [PAGES[0], *(page.values[0] for page in PAGES[1:])])
+def test_the_examples_run_without_torch(name, tmp_path):
+    run_page(name, tmp_path, with_torch=False)
 
 
 @pytest.mark.slow

@@ -356,7 +356,7 @@ def test_the_generator_leaves_nothing_else_in_the_tree(hook, monkeypatch):
     assert (more["cwd"], more["env"]["PYTHONDONTWRITEBYTECODE"]) == ("there", "1")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # `make dist` makes and tries such wheels, too
 def test_a_wheel_with_machine_code_is_a_pure_wheel_and_the_module(tree, tmp_path, monkeypatch):
     if sys.platform != "linux" or os.uname().machine not in {"x86_64", "aarch64"}:
         pytest.skip("there is no machine code for this machine")

@@ -193,6 +193,7 @@ def calls():
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fastrack._remote.objects._FIRST_DELAY", 1e-3)  # seconds before a server is asked again
     return tmp_path
 
 
