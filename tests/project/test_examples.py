@@ -125,7 +125,7 @@ IMPORTS = ["images.py", "text.py", "parquet.py"]
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.nightly] * (name != "text.py")) for name in IMPORTS]
+    "name", [pytest.param(name, marks=[pytest.mark.nightly] * (name != "parquet.py")) for name in IMPORTS]
 )
 def test_training_on_imported_samples_is_that_on_the_plain_ones_bit_for_bit(tmp_path, name):
     for package in ("sklearn", "PIL") if name != "parquet.py" else ("sklearn", "pyarrow"):

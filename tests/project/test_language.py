@@ -17,6 +17,7 @@ PUBLIC = [
 ]
 
 
+@pytest.mark.slow
 def test_no_docstring_begins_with_a_relative_clause_and_none_is_about_persons():
     assert language.offences() == []
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.loading import wait_until
+from helpers.loading import look_often, wait_until
 from torch.utils.data import DataLoader, RandomSampler
 
 import fastrack
@@ -26,7 +26,8 @@ COUNTS = [90, 38]
 
 
 @pytest.fixture(autouse=True)
-def _leave_no_worker():
+def _leave_no_worker(monkeypatch):
+    look_often(monkeypatch)
     yield
     wait_until(lambda: not multiprocessing.active_children())
 

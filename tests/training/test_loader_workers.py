@@ -8,9 +8,8 @@ import warnings
 import pytest
 import torch
 from helpers import loading
-from helpers.loading import Numbers, Stream, threads_left, wait_until
+from helpers.loading import Numbers, Stream, look_often, threads_left, wait_until
 from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 import fastrack
 from fastrack import Key, wrap
@@ -18,9 +17,7 @@ from fastrack import Key, wrap
 
 @pytest.fixture(autouse=True)
 def _leave_nothing(monkeypatch):
-    """Look for workers that died, and wait for those that end, in steps of 0.3 seconds in place of five."""
-    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.3)
-    monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.3,))
+    look_often(monkeypatch)
     yield
     assert not threads_left()
     wait_until(lambda: not multiprocessing.active_children())

@@ -82,6 +82,7 @@ print(NumberedSamples(data).dataset_id, NumberedSamples(data.windows("x", 3)).da
 """
 
 
+@pytest.mark.slow
 def test_the_id_is_that_of_the_files_in_every_process(data, paths, key, tmp_path):
     windows = data.windows("x", 3)
     ids = [NumberedSamples(each).dataset_id for each in (data, windows)]
