@@ -6,7 +6,6 @@ import pickletools
 
 import numpy as np
 import pytest
-from helpers.cases import each
 
 import fastrack
 from fastrack import FormatError, Key, SealedDataset, collate, load_file, save_file, seal, unseal
@@ -84,8 +83,3 @@ def test_no_private_module_is_named(path, records):
 def test_an_object_of_another_version_is_refused():
     with pytest.raises(FormatError, match="'Later'"):
         fastrack._unpickle("Later", 1)
-
-
-@each("name", sorted(set(fastrack.__all__) - {"KeyLike", "__version__"}))
-def test_what_is_public_is_of_the_public_module(name):
-    assert getattr(fastrack, name).__module__ == "fastrack"

@@ -1,3 +1,4 @@
+import fnmatch
 import importlib.util
 import json
 import re
@@ -10,6 +11,8 @@ import pytest
 from helpers.cases import each
 
 import fastrack
+import fastrack.attest
+import fastrack.distributed
 import fastrack.grants
 import fastrack.transformers
 from fastrack._crypto import cobblestone, derivation
@@ -235,14 +238,14 @@ def test_the_example_of_a_log_entry_is_what_the_code_makes(tmp_path):
 
 
 def test_the_api_page_has_the_public_names_and_no_others():
-    named = find(r"^\.\. (?:auto\w+|py:data):: fastrack\.(\w+)(?:\(\))?$", "docs/api.md")
-    assert sorted(named) == fastrack.__all__
-    of_grants = find(r"^\.\. auto\w+:: fastrack\.grants\.(\w+)(?:\(\))?$", "docs/api.md")
-    assert sorted(of_grants) == fastrack.grants.__all__
+    for package in (fastrack, fastrack.attest, fastrack.distributed, fastrack.grants, fastrack.transformers):
+        named = find(rf"^\.\. (?:auto\w+|py:data):: {package.__name__}\.(\w+)(?:\(\))?$", "docs/api.md")
+        described = set(package.__all__)
+        if package is fastrack.attest:  # an error of fastrack's, and bytes
+            described -= {"AttestationError", *fnmatch.filter(package.__all__, "*_ROOTS")}
+        assert sorted(named) == sorted(described), package
     of_ray = find(r"^\.\. auto\w+:: fastrack\.ray\.(\w+)$", "docs/api.md")
     assert f"__all__ = {json.dumps(sorted(of_ray))}" in read("fastrack/ray/__init__.py")  # whose import takes Ray
-    of_transformers = find(r"^\.\. auto\w+:: fastrack\.transformers\.(\w+)$", "docs/api.md")
-    assert of_transformers == fastrack.transformers.__all__
 
 
 def test_the_api_page_names_what_a_channel_counts():

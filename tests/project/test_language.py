@@ -1,20 +1,8 @@
-"""The English of docstrings and comments, and the examples of what is public."""
-
-import doctest
-import inspect
+"""The English of docstrings and comments."""
 
 import language
-import numpy as np
 import pytest
 from helpers.cases import each
-
-import fastrack
-
-PUBLIC = [
-    name
-    for name in fastrack.__all__
-    if callable(value := getattr(fastrack, name)) and not (inspect.isclass(value) and issubclass(value, Exception))
-]
 
 
 @pytest.mark.slow
@@ -42,17 +30,3 @@ def test_an_offence_is_found(tmp_path, monkeypatch, text, found):
     monkeypatch.setattr(language, "ROOT", tmp_path)
     monkeypatch.setattr(language, "sources", lambda *_: [tmp_path / "x.py"])
     assert language.offences() == found
-
-
-@each("name", PUBLIC)
-def test_public_names_have_examples_that_run(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    names = {"fastrack": fastrack, "np": np}
-    # Without a module, as methods are defined in another than the public one.
-    found = doctest.DocTestFinder().find(getattr(fastrack, name), name, module=False, globs=names)
-    assert sum(len(test.examples) for test in found), f"{name} has no example"
-    said = []
-    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
-    for test in found:
-        runner.run(test, out=said.append)
-    assert not runner.failures, "".join(said)

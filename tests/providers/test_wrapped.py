@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import doctest
 import json
 import pickle
 import stat
@@ -17,7 +16,6 @@ from helpers.processes import run_python
 from helpers.toy_wrapper import Toy
 
 import fastrack
-from fastrack import providers
 from fastrack.errors import FormatError, KeyPermissionError, ProviderError, UnknownKeyError
 from fastrack.providers import WrappedKey, _wrapped, open_wrapper
 
@@ -208,19 +206,6 @@ def test_no_client_is_loaded_before_it_is_used():
         "print({'pkcs11', 'tpm2_pytss', 'hvac', 'boto3', 'grpc', 'azure', 'requests'} & set(sys.modules))"
     )
     assert loaded == "set()\n"
-
-
-@each("module", ["", "._wrapped", "._pkcs11", "._tpm", "._vault", "._aws", "._gcp", "._azure"])
-def test_the_examples_run(module, monkeypatch):
-    monkeypatch.undo()
-    name = f"fastrack.providers{module}"
-    found = doctest.DocTestFinder().find(sys.modules[name], name, module=False)
-    said = []
-    runner = doctest.DocTestRunner()
-    for test in found:
-        runner.run(test, out=said.append)
-    assert not runner.failures, "".join(said)
-    assert all(getattr(providers, name).__doc__ for name in providers.__all__)
 
 
 # The command.
