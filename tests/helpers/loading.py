@@ -56,7 +56,7 @@ class Numbers(Dataset):
 
 
 class Stream(IterableDataset):
-    """The numbers below a count, dealt to the workers."""
+    """The numbers below a count, shared among the workers."""
 
     def __init__(self, count):
         self.count = count

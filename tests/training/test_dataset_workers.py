@@ -1,4 +1,4 @@
-"""Data sets in worker processes, forked and spawned: they deal in numbers, and what they send becomes handles here."""
+"""Data sets in worker processes, forked and spawned: they send numbers, which become handles here."""
 
 import gc
 import io

@@ -349,7 +349,7 @@ class TestOnADeviceThatFails:
         assert list(iterator) == []
 
     @pytest.mark.slow
-    def test_a_break_while_a_batch_is_on_its_way_leaves_no_slot(self, channel, prefetch):
+    def test_a_break_while_a_batch_is_on_its_way_leaves_no_buffer(self, channel, prefetch):
         gate = Gate()
         iterator = iter(wrap([np.ones(100_000)] * 9, "cuda", prefetch=prefetch))
         next(iterator)

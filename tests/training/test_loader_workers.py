@@ -63,7 +63,7 @@ def test_workers_go_with_close():
     assert not multiprocessing.active_children()
 
 
-def test_a_stream_is_dealt_to_them():
+def test_a_stream_is_shared_among_them():
     wrapped = wrap(DataLoader(Stream(10), batch_size=2, num_workers=2))
     assert sorted(rows(wrapped)) == list(range(10))
 

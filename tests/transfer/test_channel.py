@@ -549,12 +549,12 @@ class TestChannel:
         channel = new_channel(keys=key)
         channel.to_device(data(100))
         secret = channel._session._secret
-        slots = [slot for pool in channel._pools for slot in pool._returned]
-        assert all(slot.memory.any() for slot in slots)
-        assert bool(slots) == (channel.device == "staged")
+        buffers = [buffer for pool in channel._pools for buffer in pool._returned]
+        assert all(buffer.memory.any() for buffer in buffers)
+        assert bool(buffers) == (channel.device == "staged")
         channel.close()
         assert not any(secret)
-        assert not any(slot.memory.any() for slot in slots)
+        assert not any(buffer.memory.any() for buffer in buffers)
         assert channel._keys is None
 
     def test_cannot_be_pickled(self, channel):
