@@ -185,10 +185,10 @@ def wrong_reports():
     }
 
 
-@each("name", wrong_reports())
-def test_a_report_is_refused_if(name):
+@each("report", wrong_reports)
+def test_a_report_is_refused_if(report):
     with pytest.raises(AttestationError):
-        verify(report=wrong_reports()[name])
+        verify(report=report)
 
 
 def malformed_reports():
@@ -241,10 +241,10 @@ def malformed_reports():
     }
 
 
-@each("field", malformed_reports())
-def test_a_malformed_report_is_told_with_its(field):
+@each(("field", "report"), malformed_reports)
+def test_a_malformed_report_is_told_with_its(field, report):
     with pytest.raises(FormatError, match=f"as its {field.strip()}"):
-        verify(report=malformed_reports()[field])
+        verify(report=report)
 
 
 def with_rsa_provisioner():
@@ -286,9 +286,8 @@ def wrong_devices():
     }
 
 
-@each("name", wrong_devices())
-def test_a_chain_is_refused_if(name):
-    device = wrong_devices()[name]
+@each("device", wrong_devices)
+def test_a_chain_is_refused_if(device):
     with pytest.raises(AttestationError):
         verify(device)
 
@@ -325,10 +324,10 @@ def malformed_extensions():
     }
 
 
-@each("name", malformed_extensions())
-def test_an_extension_is_malformed(name):
+@each("extension", malformed_extensions)
+def test_an_extension_is_malformed(extension):
     with pytest.raises((FormatError, AttestationError)):
-        verify(foundry.device(extension=malformed_extensions()[name]))
+        verify(foundry.device(extension=extension))
 
 
 @each("serial", [None, "41e23d711e1c4fbfac", "41E2", "GH" * 9])

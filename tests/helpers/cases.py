@@ -12,19 +12,28 @@ def each(names, cases, ids=reprlib.repr):
 
     An error names its case in a note. ``tmp_path`` is another empty folder in each case, and what a case sets with
     ``monkeypatch`` is undone after it. All other fixtures are made once, so a test that needs a fresh one for each case
-    is parametrized. ``pytest.param`` may give a case its name, but no mark.
+    is parametrized. ``pytest.param`` may give a case its name, but no mark. A function as ``cases`` makes a dictionary
+    when the test runs: each value, or each pair of a name and a value, is a case.
     """
-    if isinstance(names, str):
-        cases, names = [case if isinstance(case, Case) else [case] for case in cases], [names]
-    cases = [case if isinstance(case, Case) else pytest.param(*case) for case in cases]
-    assert all(len(case.values) == len(names) and not case.marks for case in cases)
-    if not callable(ids):
-        cases = [case._replace(id=name) for case, name in zip(cases, ids, strict=True)]
+    one, names = isinstance(names, str), [names] if isinstance(names, str) else names
+    cases = cases if callable(cases) else list(cases)
+    ids = ids if callable(ids) else list(ids)
+
+    def named():
+        """Return all cases with their names."""
+        if callable(cases):
+            made = [pytest.param(*pair[-len(names) :], id=pair[0]) for pair in cases().items()]
+        else:
+            made = [case if isinstance(case, Case) else pytest.param(*[case] if one else case) for case in cases]
+        assert all(len(case.values) == len(names) and not case.marks for case in made)
+        if callable(ids):
+            return [(case, case.id or ", ".join(str(ids(value)) for value in case.values)) for case in made]
+        return zip(made, ids, strict=True)
 
     def decorate(function):
         @functools.wraps(function)
         def test(*args, **fixtures):
-            for number, case in enumerate(cases):
+            for number, (case, name) in enumerate(named()):
                 own = dict(fixtures)
                 if "tmp_path" in own:
                     own["tmp_path"] /= str(number)
@@ -35,7 +44,7 @@ def each(names, cases, ids=reprlib.repr):
                             own["monkeypatch"] = monkeypatch
                         function(*args, **own, **dict(zip(names, case.values, strict=True)))
                 except BaseException as error:
-                    error.add_note(f"case {number}: {case.id or ', '.join(str(ids(value)) for value in case.values)}")
+                    error.add_note(f"case {number}: {name}")
                     raise
 
         # pytest would look for the names of the cases among its fixtures.

@@ -30,8 +30,17 @@ def test_the_first_case_that_fails_is_named_and_no_other_follows(ids, told):
     assert caught.value.__notes__ == [told]
     assert done == ["two", "one", "none"]
 
+    @each("number", lambda: {"one": 1, "none": 0})
+    def divide_by(number):
+        return 1 / number
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        divide_by()
+    assert caught.value.__notes__ == ["case 1: none"]
+
 
 def test_cases_that_do_not_fit_or_bear_marks_are_refused():
     for cases in [[(1, 2, 3)], [pytest.param(1, 2, marks=pytest.mark.slow)]]:
+        test = each(("a", "b"), cases)(lambda a, b: None)
         with pytest.raises(AssertionError):
-            each(("a", "b"), cases)
+            test()
