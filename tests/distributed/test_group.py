@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers.cases import each
 from helpers.forking import in_forked_child
-from helpers.network import Network, on_ranks
+from helpers.network import Network, in_rank_order, on_ranks, tensor_of
 
 from fastrack import AuthenticationError, ClosedError, DeviceError, Key, trace
 from fastrack._crypto.cobblestone import CHUNK_SIZE
@@ -17,19 +17,6 @@ from fastrack.distributed._messages import SLAB_CHUNKS
 
 KEY = Key.from_bytes(bytes(range(32)))
 SLAB = SLAB_CHUNKS * CHUNK_SIZE // 4  # float32 elements of a slab
-
-
-def tensor_of(rank, count, dtype=torch.float32):
-    generator = torch.Generator().manual_seed(rank)
-    values = torch.randn(count, generator=generator) * 100
-    return values.to(dtype)
-
-
-def in_rank_order(tensors, op="sum"):
-    total = tensors[0].clone()
-    for tensor in tensors[1:]:
-        total += tensor
-    return total / len(tensors) if op == "mean" else total
 
 
 def run(size, action, key=KEY):
