@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fastrack import attest
-from fastrack.attest import _x509
+from fastrack.attest._formats import x509 as _x509
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 

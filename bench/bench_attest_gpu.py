@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 from fastrack import attest
-from fastrack.attest import _links, _ocsp, _rim, _x509
+from fastrack.attest._formats import links as _links
+from fastrack.attest._formats import ocsp as _ocsp
+from fastrack.attest._formats import x509 as _x509
+from fastrack.attest._gpus import rim as _rim
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 

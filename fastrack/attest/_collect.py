@@ -25,8 +25,11 @@ from cryptography.x509 import ocsp
 
 from fastrack._util.public import attest_public
 from fastrack._util.regular_file import open_regular
-from fastrack.attest._gpu import _Fields as ReportFields
-from fastrack.attest._gpu_report import OpaqueField, parse_gpu_report
+from fastrack.attest._cpu.tdx_collateral import TdxCollateral
+from fastrack.attest._formats.x509 import common_name, load_chain
+from fastrack.attest._gpus.evidence import _Fields as ReportFields
+from fastrack.attest._gpus.report import OpaqueField, parse_gpu_report
+from fastrack.attest._gpus.rim import _open_signed as open_manifest
 from fastrack.attest._offer import (
     CpuEvidence,
     DeviceEvidence,
@@ -36,9 +39,6 @@ from fastrack.attest._offer import (
     SnpEvidence,
     TdxEvidence,
 )
-from fastrack.attest._rim import _open_signed as open_manifest
-from fastrack.attest._tdx_collateral import TdxCollateral
-from fastrack.attest._x509 import common_name, load_chain
 from fastrack.errors import DeviceError, FormatError
 
 TSM_ROOT = "/sys/kernel/config/tsm/report"

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from fastrack._util.public import attest_public
 from fastrack.attest._errors import refused
-from fastrack.attest._toml import Table
+from fastrack.attest._formats.toml import Table
 
 T = TypeVar("T", bound=StrEnum)
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from fastrack import AttestationError, FormatError, attest
 from fastrack.attest import GpuArchitecture, GpuMode
-from fastrack.attest._links import verify_ecdsa_chain
-from fastrack.attest._x509 import load_chain, verify_chain
+from fastrack.attest._formats.links import verify_ecdsa_chain
+from fastrack.attest._formats.x509 import load_chain, verify_chain
 
 
 def verify(device=None, report=None, *, nonce=NONCE, now=NOW, **options):

@@ -3,9 +3,10 @@ from helpers.foundry import nvidia as foundry
 from helpers.foundry.authority import NOW
 
 from fastrack import AttestationError, attest
-from fastrack.attest import _ocsp, _rim
 from fastrack.attest._errors import refused
-from fastrack.attest._kept import Kept
+from fastrack.attest._formats import ocsp as _ocsp
+from fastrack.attest._formats.cache import Kept
+from fastrack.attest._gpus import rim as _rim
 
 
 def counted():

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastrack import AttestationError, FormatError
-from fastrack.attest import _x509
+from fastrack.attest._formats import x509 as _x509
 
 DAY = timedelta(days=1)
 FAR = timedelta(days=4000)

@@ -13,9 +13,9 @@ import pytest
 
 import fastrack
 from fastrack import Key, KeyPermissionError, KeyRing, UnknownKeyError, use_keys
-from fastrack._crypto import keyring
-from fastrack._crypto.keyring import KEY_FILE_VARIABLE
-from fastrack._crypto.keys import KEY_MODE_VARIABLE
+from fastrack._keys import keyring
+from fastrack._keys.keyring import KEY_FILE_VARIABLE
+from fastrack._keys.keys import KEY_MODE_VARIABLE
 from fastrack.errors import FormatError
 
 MODES = {"0440": 0o440, "0640": 0o640, "0444": 0o444, "0644": 0o644}

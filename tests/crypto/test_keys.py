@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 import fastrack
 from fastrack import Key, KeyRing
-from fastrack._crypto import keys as keys_module
-from fastrack._crypto.keyring import sealing_key
 from fastrack._crypto.secret_bytes import SecretBytes
+from fastrack._keys import keys as keys_module
+from fastrack._keys.keyring import sealing_key
 from fastrack._util import atomic
 from fastrack.errors import ClosedError, FormatError, KeyPermissionError
 

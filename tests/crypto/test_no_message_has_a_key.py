@@ -12,7 +12,7 @@ from helpers.forking import in_forked_child
 
 import fastrack
 from fastrack import FastrackError, Key, KeyPermissionError
-from fastrack._crypto.keys import KEY_MODE_VARIABLE
+from fastrack._keys.keys import KEY_MODE_VARIABLE
 from fastrack.grants import Grants, Identity, Recipient, Signer, Verifier
 from fastrack.providers import WrappedKey
 

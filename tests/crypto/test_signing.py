@@ -9,7 +9,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastrack._crypto.signing import Signer, Verifier, open_envelope, read_unverified_payload, sign_envelope
+from fastrack._keys.signing import Signer, Verifier, open_envelope, read_unverified_payload, sign_envelope
 from fastrack.errors import FormatError, KeyPermissionError, SignatureError
 
 TYPE = "application/vnd.fastrack.test+json"

@@ -14,9 +14,9 @@ from helpers.tlog_writer import NoteSigner, proof
 
 import fastrack
 from fastrack import Anchor, AuthenticationError, FormatError, Key, Manifest, SignatureError, TransparencyLog
-from fastrack._crypto.signing import Signer, sign_envelope
-from fastrack._sealed.entries import PlainEntry, SealedEntry, encode
-from fastrack._sealed.manifest import PAYLOAD_TYPE
+from fastrack._keys.signing import Signer, sign_envelope
+from fastrack._sets.entries import PlainEntry, SealedEntry, encode
+from fastrack._sets.manifest import PAYLOAD_TYPE
 from fuzz import mutators
 
 KEY = Key.from_bytes(bytes(range(32)))

@@ -32,10 +32,10 @@ from fastrack import (
     SealedTensor,
     UnknownKeyError,
 )
-from fastrack._cli.inspect import read_contents, show_contents
+from fastrack._cli.commands.inspect import read_contents, show_contents
 from fastrack._crypto import cobblestone
 from fastrack._crypto.base import GatherPlan
-from fastrack._crypto.keys import key_file_id
+from fastrack._keys.keys import key_file_id
 from fastrack._sealed.messages import OpenMessage
 from fastrack._tensors import arrays, dtypes
 from fastrack._training import state as skeleton

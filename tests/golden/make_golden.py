@@ -377,8 +377,8 @@ max_revocation_age_days = 2
 
 def broker():
     """Keep the memory of a broker that granted keys, refused an offer, and has an open challenge."""
-    from fastrack._broker.ledger import Ledger
-    from fastrack._broker.service import Broker, Settings
+    from fastrack.attest._broker.ledger import Ledger
+    from fastrack.attest._broker.service import Broker, Settings
 
     signer = Signer.load("../pairs/owner.signer")
     settings = Settings(attest.Policy.from_toml(policy(1)), roots=roots(), clock=lambda: NOW)

@@ -18,13 +18,14 @@ from typer.testing import CliRunner
 import fastrack
 from fastrack import providers
 from fastrack._cli.app import app
+from fastrack._keys import wrapped as wrapped_keys
 from fastrack.errors import FormatError, KeyPermissionError, ProviderError, UnknownKeyError
-from fastrack.providers import WrappedKey, _wrapped, open_wrapper
+from fastrack.providers import WrappedKey, open_wrapper
 
 
 @pytest.fixture(autouse=True)
 def _toy(monkeypatch):
-    monkeypatch.setitem(_wrapped._WRAPPERS, "aws-kms", "helpers.toy_wrapper:Toy")
+    monkeypatch.setattr("fastrack.providers._aws.AwsKms", Toy)
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def path(wrapped, tmp_path):
 def changed(wrapped, **members):
     document = json.loads(wrapped.to_bytes())
     document |= members
-    return _wrapped._encode({name: value for name, value in document.items() if value is not ...})
+    return wrapped_keys._encode({name: value for name, value in document.items() if value is not ...})
 
 
 def test_a_file_has_the_form_that_is_documented(wrapped, key, path):
@@ -210,7 +211,7 @@ def test_no_client_is_loaded_before_it_is_used():
     assert loaded == "set()\n"
 
 
-@pytest.mark.parametrize("module", ["", "._wrapped", "._pkcs11", "._tpm", "._vault", "._aws", "._gcp", "._azure"])
+@pytest.mark.parametrize("module", ["", "._pkcs11", "._tpm", "._vault", "._aws", "._gcp", "._azure"])
 def test_the_examples_run(module, monkeypatch):
     monkeypatch.undo()
     name = f"fastrack.providers{module}"
