@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from helpers.cases import each
 from helpers.tlog_writer import NoteSigner, proof
 
 import fastrack
@@ -97,7 +98,7 @@ def test_a_log_has_to_hold_the_manifest(cli, published, anchor, folder):
         assert list(file) == ["x"]
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "told"),
     [
         ("publish set", "expected the owner's signing key"),
@@ -116,7 +117,7 @@ def test_bad_usage_is_told(cli, line, told):
     assert told in " ".join(cli.error(line, status=2).replace("│", " ").split())
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "told"),
     [
         ("anchor no.anchor", "no such anchor"),
