@@ -91,6 +91,7 @@ def test_a_call_that_fails_is_told_and_leaves_nothing_behind(action, mode):
     pytest.fail("there is no end to the calls")
 
 
+@pytest.mark.slow
 @each("mode", MODES)
 @each("action", ACTIONS)
 def test_a_device_that_no_longer_works_is_given_up(action, mode):

@@ -47,6 +47,7 @@ def test_a_last_chunk_of_any_length_opens_and_seals(host, state, key, nonce, len
     assert_last_chunk(host, state, key, nonce, length)
 
 
+@pytest.mark.slow
 @each("first", FIRSTS)
 @each("blocks", [1, 2, 3, 9])
 def test_a_run_of_chunks_opens_and_seals_under_any_number(host, state, key, nonce, first, blocks):
@@ -97,6 +98,7 @@ def test_what_shared_memory_held_before_changes_nothing(host, state, key, nonce,
 # Wrong
 
 
+@pytest.mark.slow
 @each("length", [0, 1, 3, 16, 100, 8192, 16383])
 def test_every_byte_of_a_tag_counts_and_of_one_every_bit(host, state, key, nonce, length):
     sealed = reference.seal(key, nonce, noise(length).tobytes(), 5)
@@ -160,6 +162,7 @@ def test_a_chunk_that_was_cut_short_is_refused(host, state, key, nonce, message,
     assert result[0] == 11
 
 
+@pytest.mark.slow
 @each("blocks", [1, 2, 3, 5, 8])
 @each("bad", [{0, 1, 2, 3, 4}, {4, 1}, {3, 2}, {4}, {0, 4}])
 def test_the_lowest_bad_number_is_reported_whatever_the_order(host, state, key, nonce, message, blocks, bad):

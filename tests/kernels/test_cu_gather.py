@@ -56,6 +56,7 @@ def test_pieces_of_bad_chunks_are_zeros_and_all_others_right(host, state, sealed
 
 
 # SIZE is 83154 = 2 * 3 * 13859 bytes.
+@pytest.mark.slow
 @each("row_bytes", [1, 2, 3, 6, 13859, 27718, 41577])
 def test_rows_are_those_that_numpy_chooses(host, state, sealed, row_bytes):
     rows = np.frombuffer(PLAIN, np.uint8).reshape(-1, row_bytes)
@@ -151,6 +152,7 @@ def test_what_shared_memory_held_before_changes_nothing(host, state, sealed):
     assert results == {(None, slices(PLAIN, ranges))}
 
 
+@pytest.mark.slow
 @each(
     ("part", "value"),
     [(part, value) for part in ("chunks", "starts", "table") for value in (-1, 2**62, 2**63 - 1, SIZE, 100_000)]

@@ -80,6 +80,7 @@ def test_a_message_may_go_on_in_a_later_launch(host, states, bits, sealed):
     assert host.open_nest(states, bits, segments, blocks=2) == (None, [PLAIN[3], PLAIN[4][: 2 * CHUNK_SIZE]])
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     bad=st.dictionaries(st.integers(0, len(SIZES) - 1), st.integers(0, 2**20), min_size=1, max_size=4),
@@ -215,6 +216,7 @@ def test_a_plan_that_was_altered_clears_the_results_of_all_its_messages(host, st
 VALUES = [-1, 2**62, 2**63 - 1, 2**32, 2**38, SIZES[4], 100_000]
 
 
+@pytest.mark.slow
 @each("part", ["chunks", "starts", "table"])
 @each("value", VALUES)
 def test_a_plan_of_several_messages_stays_within_each_of_them(host, states, bits, sealed, part, value):

@@ -20,6 +20,7 @@ BLOCKS = 3
 LONG = 1 << 20  # bytes of a message that takes the host over a second
 
 
+@pytest.mark.slow
 @each("chunk", [0, 2**33 + 5])
 @each("cases", load_all().values())
 def test_a_published_gcm_case_is_a_chunk(host, cases, chunk):
