@@ -4,6 +4,7 @@ import base64
 from random import Random
 
 import pytest
+from helpers.cases import each
 from helpers.tlog_writer import NoteSigner, checkpoint, path, proof, tree_hash
 from hypothesis import given
 from hypothesis import strategies as st
@@ -87,7 +88,7 @@ def test_a_proof_holds():
     assert verify(proof(6, ENTRIES, ALL, extra=b"anything", extension="an extension\n")).index == 6
 
 
-@pytest.mark.parametrize("kind", [1, 4, 6])
+@each("kind", [1, 4, 6])
 def test_a_log_signs_by_any_of_the_kinds(kind):
     log = NoteSigner("example.com/log", kind)
     assert verify(proof(6, ENTRIES, [log]), log=TransparencyLog(log.verifier)).witnesses == ()
@@ -120,7 +121,7 @@ def test_another_log_another_entry_and_another_tree_are_refused():
         verify(GOOD.replace(b"index 6", b"index 11"))
 
 
-@pytest.mark.parametrize("kind", [1, 4, 6])
+@each("kind", [1, 4, 6])
 def test_every_flipped_bit_of_a_signature_is_refused(kind):
     log = NoteSigner("example.com/log", kind)
     trusted = TransparencyLog(log.verifier)
@@ -157,7 +158,7 @@ def test_settings_that_cannot_be_met_are_refused():
             TransparencyLog(LOG.verifier, [witness], quorum=quorum)
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "",
@@ -183,7 +184,7 @@ def test_a_malformed_verifier_key_is_refused(text):
 # The text
 
 
-@pytest.mark.parametrize(
+@each(
     "change",
     [
         lambda data: b"",

@@ -14,8 +14,9 @@ def each(names, cases, ids=reprlib.repr):
     ``monkeypatch`` is undone after it. All other fixtures are made once, so a test that needs a fresh one for each case
     is parametrized. ``pytest.param`` may give a case its name, but no mark.
     """
-    if isinstance(names, str):
-        cases, names = [case if isinstance(case, Case) else [case] for case in cases], [names]
+    names = names.split(",") if isinstance(names, str) else names
+    if len(names) == 1:
+        cases = [case if isinstance(case, Case) else [case] for case in cases]
     cases = [case if isinstance(case, Case) else pytest.param(*case) for case in cases]
     assert all(len(case.values) == len(names) and not case.marks for case in cases)
     if not callable(ids):
