@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fastrack._files.reader import SealedFile
 
 SUFFIX = ".manifest"
-PROOF_SUFFIX = ".tlog-proof"
+PROOF_SUFFIX = ".tlog-proof"  # of proofs of transparency logs, which earlier versions read beside a manifest
 _LEFT_OUT = re.compile(rf"\..*|.*({re.escape(SUFFIX)}|{re.escape(PROOF_SUFFIX)}|\.grants)", re.DOTALL)
 NUMBER_LIMIT = 2**53
 ID = re.compile(r"[0-9a-f]{32}")
