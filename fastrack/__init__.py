@@ -32,7 +32,6 @@ from fastrack.errors import (
 )
 
 if TYPE_CHECKING:
-    from fastrack._crypto.tlog import TransparencyLog
     from fastrack._files.byte_reader import open_bytes
     from fastrack._files.reader import SealedFile, verify_file
     from fastrack._files.rekey import rekey_file
@@ -84,7 +83,6 @@ __all__ = [
     "SealedTensor",
     "SealedWriter",
     "SignatureError",
-    "TransparencyLog",
     "UnknownKeyError",
     "__version__",
     "collate",
@@ -120,7 +118,6 @@ __all__ = [
 _NAMES = {
     "_keys.keyring": ("KeyLike", "KeyProvider", "KeyRing", "use_keys"),
     "_keys.keys": ("Key",),
-    "_crypto.tlog": ("TransparencyLog",),
     "_sets.anchor": ("Anchor",),
     "_files.byte_reader": ("open_bytes",),
     "_sets.folder": ("SealedFolder", "load_folder"),

@@ -12,23 +12,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from fastrack._crypto.tlog import TransparencyLog
 from fastrack._keys.signing import Verifier
 from fastrack._sealed.contexts import Edition
-from fastrack._sets.entries import PROOF_SUFFIX, SUFFIX, PlainEntry, SealedEntry
+from fastrack._sets.entries import SUFFIX, PlainEntry, SealedEntry
 from fastrack._sets.manifest import HISTORY_LIMIT, Manifest, load_manifest
 from fastrack._util.atomic import new_file
 from fastrack._util.documents import DIGEST, ID, decode, encode, is_number, matches, parsing, require
 from fastrack._util.locations import locate_local
 from fastrack._util.public import public
-from fastrack._util.regular_file import open_regular
 from fastrack._util.rights import open_own
 from fastrack._util.shown import shown
 from fastrack.errors import RollbackError
 
 FOLDER_MANIFEST = f"fastrack{SUFFIX}"
 _LIMIT = 8192  # bytes of an anchor
-_PROOF_LIMIT = 1 << 17  # bytes of a proof
 _MEMBERS = {"anchor", "digest", "lineage", "owner", "version"}
 
 
@@ -50,8 +47,6 @@ class Anchor:
     manifest : path, optional
         The manifest. By default that beside the file, ``NAME.manifest``, else the ``fastrack.manifest`` in its folder
         or in the nearest one above. A file is known by its path relative to the folder of the manifest.
-    log : TransparencyLog, optional
-        A log that has to hold the manifest. The proof of it lies beside the manifest, ``NAME.manifest.tlog-proof``.
 
     Raises
     ------
@@ -88,17 +83,10 @@ class Anchor:
     1
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        manifest: str | os.PathLike[str] | None = None,
-        log: TransparencyLog | None = None,
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, manifest: str | os.PathLike[str] | None = None) -> None:
         self.path = Path(path)
         self._state = _read(self.path)
         self._manifest_path = None if manifest is None else Path(manifest)
-        self._log = log
         self._manifest: Manifest | None = None
 
     @property
@@ -192,9 +180,9 @@ class Anchor:
         AuthenticationError
             If what is stored in plain was altered.
         SignatureError
-            If the owner has not signed the manifest, or the log does not hold it.
+            If the owner has not signed the manifest.
         FormatError, OSError
-            If a file is no manifest, proof or sealed file, or cannot be read.
+            If a file is no manifest or sealed file, or cannot be read.
         """
         folder = locate_local(folder)
         manifest = self._load(folder / FOLDER_MANIFEST if self._manifest_path is None else self._manifest_path)
@@ -282,11 +270,6 @@ class Anchor:
                 manifest = load_manifest(path, owner=self.owner)
             except FileNotFoundError:
                 raise FileNotFoundError(errno.ENOENT, _MISSING, str(path)) from None
-            if self._log is not None:
-                proof_path = path.with_name(path.name + PROOF_SUFFIX)
-                with open_regular(proof_path) as file:
-                    proof = file.read(_PROOF_LIMIT + 1)
-                self._log.verify(proof, manifest.log_entry, source=str(proof_path))
             self.accept(manifest, path)
         assert self._manifest is not None
         return self._manifest

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from fastrack._files.reader import SealedFile
 
 SUFFIX = ".manifest"
-PROOF_SUFFIX = ".tlog-proof"
+PROOF_SUFFIX = ".tlog-proof"  # of proofs of transparency logs, which earlier versions read beside a manifest
 _LEFT_OUT = re.compile(rf"\..*|.*({re.escape(SUFFIX)}|{re.escape(PROOF_SUFFIX)}|\.grants)", re.DOTALL)
 _HEADER_LENGTH = 4 * -(-HEADER_SIZE // 3)  # of its base64, the last character of which has two bits that are zero
 _HEADERS = re.compile(rf"(?:[A-Za-z0-9+/]{{{_HEADER_LENGTH - 2}}}[AEIMQUYcgkosw048]=)*")

@@ -116,7 +116,7 @@ class Manifest:
 
     @property
     def log_entry(self) -> bytes:
-        """The text to append to a transparency log: `TransparencyLog` verifies proofs that it was."""
+        """The text by which an owner may enter the manifest in a transparency log. fastrack itself asks no log."""
         return f"fastrack/manifest@1\n{self.lineage}\n{self.version}\n{self.digest}\n".encode()
 
     def verify(self, folder: str | os.PathLike[str]) -> None:

@@ -43,7 +43,7 @@ from fuzz import mutators
 from fuzz.documents import Exchanges, GrantsFiles, KeyPairs, WrappedKeys
 from fuzz.engines import Engines
 from fuzz.evidence import GpuReports, OcspResponses, Policies, Rims, SnpReports, TdxQuotes
-from fuzz.manifests import Anchors, Manifests, Proofs
+from fuzz.manifests import Anchors, Manifests
 from fuzz.recombined import Recombined
 
 KEYS = [Key.from_bytes(bytes(range(32))), Key.from_bytes(bytes(range(16)))]
@@ -599,7 +599,6 @@ TARGETS = (
     Recombined,
     Manifests,
     Anchors,
-    Proofs,
     TdxQuotes,
     SnpReports,
     GpuReports,

@@ -45,12 +45,6 @@ def verify(
     expect: Expect = None,
     file_id: FileId = None,
     anchor: AnchorFile = None,
-    log: Annotated[
-        str | None, typer.Option(metavar="KEY", help="The verifier key of a transparency log that holds the manifest.")
-    ] = None,
-    witness: Annotated[
-        list[str] | None, typer.Option(metavar="KEY", help="The verifier key of a witness of the log; may be repeated.")
-    ] = None,
     recursive: Recursive = False,
     quiet: Quiet = False,
     as_json: JsonLines = False,
@@ -59,7 +53,7 @@ def verify(
 
     Writes nothing but the anchor.
     """
-    anchored = _open_anchor(anchor, log, witness)
+    anchored = _open_anchor(anchor)
     require_one_stream(*paths, *(key or ()))
     if not many.is_one(paths, recursive=recursive):
         many.refuse_options({"--file-id": file_id})
@@ -123,17 +117,12 @@ def _verify_each(
     many.finish(tally, line, as_json=as_json, quiet=quiet, selection=selection)
 
 
-def _open_anchor(path: Path | None, log: str | None, witnesses: Sequence[str] | None) -> "Anchor | None":
-    if path is None and (log is not None or witnesses):
-        raise typer.BadParameter("expected an anchor beside a log, got none", param_hint="--anchor")
-    if log is None and witnesses:
-        raise typer.BadParameter("expected the log of a witness, got none", param_hint="--log")
+def _open_anchor(path: Path | None) -> "Anchor | None":
     if path is None:
         return None
-    from fastrack._crypto.tlog import TransparencyLog
     from fastrack._sets.anchor import Anchor
 
-    return Anchor(path, log=None if log is None else TransparencyLog(log, witnesses or ()))
+    return Anchor(path)
 
 
 def _verify_folder(path: Path, anchor: "Anchor | None", *, key: object, as_json: bool) -> None:
