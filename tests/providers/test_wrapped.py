@@ -18,7 +18,7 @@ from helpers.toy_wrapper import Toy
 
 import fastrack
 from fastrack import providers
-from fastrack._keys import wrapped as wrapped_keys
+from fastrack._util import documents
 from fastrack.errors import FormatError, KeyPermissionError, ProviderError, UnknownKeyError
 from fastrack.providers import WrappedKey, open_wrapper
 
@@ -43,7 +43,7 @@ def path(wrapped, tmp_path):
 def changed(wrapped, **members):
     document = json.loads(wrapped.to_bytes())
     document |= members
-    return wrapped_keys._encode({name: value for name, value in document.items() if value is not ...})
+    return documents.encode({name: value for name, value in document.items() if value is not ...}, end=b"\n")
 
 
 def test_a_file_has_the_form_that_is_documented(wrapped, key, path):
