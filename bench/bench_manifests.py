@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from fastrack import Anchor, Manifest, load_file, publish, save_file
-from fastrack._sealed.entries import SealedEntry
-from fastrack._sealed.manifest import sign_manifest
-from fastrack._sealed.reader import SealedFile
+from fastrack._files.reader import SealedFile
+from fastrack._sets.entries import SealedEntry
+from fastrack._sets.manifest import sign_manifest
 from fastrack.grants import Signer
 
 COUNT = 1000

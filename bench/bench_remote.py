@@ -107,7 +107,7 @@ def compare_clients(folder, options):
 
 
 def make_clients(endpoint, starts):
-    from fastrack._remote.objects import open_object
+    from fastrack._remote.remote_file import open_object
     from fastrack._util.locations import Url
 
     pool = ThreadPoolExecutor(32)

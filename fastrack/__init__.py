@@ -13,6 +13,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from fastrack._util import registry as _registry
 from fastrack._util.pickles import unpickle as _unpickle  # noqa: F401 - pickles of handles name it
 from fastrack._version import __version__
 from fastrack.errors import (
@@ -31,21 +32,22 @@ from fastrack.errors import (
 )
 
 if TYPE_CHECKING:
-    from fastrack._crypto.keyring import KeyLike, KeyProvider, KeyRing, use_keys
-    from fastrack._crypto.keys import Key
-    from fastrack._crypto.tlog import TransparencyLog
-    from fastrack._sealed.anchor import Anchor
-    from fastrack._sealed.byte_reader import open_bytes
-    from fastrack._sealed.folder import SealedFolder, load_folder
-    from fastrack._sealed.folder_writer import seal_folder, unseal_folder
-    from fastrack._sealed.manifest import Manifest, load_manifest
-    from fastrack._sealed.publish import publish
-    from fastrack._sealed.reader import SealedFile, load_file, verify_file
-    from fastrack._sealed.rekey import rekey_file
-    from fastrack._sealed.sample_sources import import_samples
-    from fastrack._sealed.sample_writer import SealedWriter
-    from fastrack._sealed.tensor import SealedRows, SealedTensor, seal, unseal
-    from fastrack._sealed.writer import save_file, seal_file, unseal_file
+    from fastrack._files.byte_reader import open_bytes
+    from fastrack._files.reader import SealedFile, verify_file
+    from fastrack._files.rekey import rekey_file
+    from fastrack._files.writer import save_file, seal_file, unseal_file
+    from fastrack._keys.keyring import KeyLike, KeyProvider, KeyRing, use_keys
+    from fastrack._keys.keys import Key
+    from fastrack._samples.dataset_writer import SealedWriter
+    from fastrack._samples.sources import import_samples
+    from fastrack._sealed.seal import seal, unseal
+    from fastrack._sealed.tensor import SealedRows, SealedTensor
+    from fastrack._sets.anchor import Anchor
+    from fastrack._sets.folder import SealedFolder, load_folder
+    from fastrack._sets.folder_writer import seal_folder, unseal_folder
+    from fastrack._sets.load_file import load_file
+    from fastrack._sets.manifest import Manifest, load_manifest
+    from fastrack._sets.publish import publish
     from fastrack._training.checkpoint import load_checkpoint, save_checkpoint
     from fastrack._training.collate import collate
     from fastrack._training.dataset import SealedDataset
@@ -81,7 +83,6 @@ __all__ = [
     "SealedTensor",
     "SealedWriter",
     "SignatureError",
-    "TransparencyLog",
     "UnknownKeyError",
     "__version__",
     "collate",
@@ -115,21 +116,22 @@ __all__ = [
 ]
 
 _NAMES = {
-    "_crypto.keyring": ("KeyLike", "KeyProvider", "KeyRing", "use_keys"),
-    "_crypto.keys": ("Key",),
-    "_crypto.tlog": ("TransparencyLog",),
-    "_sealed.anchor": ("Anchor",),
-    "_sealed.byte_reader": ("open_bytes",),
-    "_sealed.folder": ("SealedFolder", "load_folder"),
-    "_sealed.folder_writer": ("seal_folder", "unseal_folder"),
-    "_sealed.manifest": ("Manifest", "load_manifest"),
-    "_sealed.publish": ("publish",),
-    "_sealed.reader": ("SealedFile", "load_file", "verify_file"),
-    "_sealed.rekey": ("rekey_file",),
-    "_sealed.sample_sources": ("import_samples",),
-    "_sealed.sample_writer": ("SealedWriter",),
-    "_sealed.tensor": ("SealedRows", "SealedTensor", "seal", "unseal"),
-    "_sealed.writer": ("save_file", "seal_file", "unseal_file"),
+    "_keys.keyring": ("KeyLike", "KeyProvider", "KeyRing", "use_keys"),
+    "_keys.keys": ("Key",),
+    "_sets.anchor": ("Anchor",),
+    "_files.byte_reader": ("open_bytes",),
+    "_sets.folder": ("SealedFolder", "load_folder"),
+    "_sets.folder_writer": ("seal_folder", "unseal_folder"),
+    "_sets.manifest": ("Manifest", "load_manifest"),
+    "_sets.publish": ("publish",),
+    "_files.reader": ("SealedFile", "verify_file"),
+    "_sets.load_file": ("load_file",),
+    "_files.rekey": ("rekey_file",),
+    "_samples.sources": ("import_samples",),
+    "_samples.dataset_writer": ("SealedWriter",),
+    "_sealed.seal": ("seal", "unseal"),
+    "_sealed.tensor": ("SealedRows", "SealedTensor"),
+    "_files.writer": ("save_file", "seal_file", "unseal_file"),
     "_training.checkpoint": ("load_checkpoint", "save_checkpoint"),
     "_training.collate": ("collate",),
     "_training.dataset": ("SealedDataset",),
@@ -141,6 +143,45 @@ _NAMES = {
     "_util.trace": ("trace",),
 }
 _HOMES = {name: f"fastrack.{module}" for module, names in _NAMES.items() for name in names}
+
+_registry.COMPILERS |= {
+    "commands": "_devices.cuda.jit_commands:build_commands",
+    "key state": "_devices.cuda.key_state_ir:build_key_state",
+    "module": "_crypto.native.here:compile_here",
+}
+_registry.METHODS["to"] = "_transfer.api:to_device"
+_registry.PICKLED |= {
+    "Binding": "_sealed.contexts:Binding",
+    "DatasetRef": "_training.handles:restore_ref",
+    "DatasetRows": "_training.handles:restore_rows",
+    "EvenColumn": "_training.layout:EvenColumn",
+    "EvenLayout": "_training.layout:EvenLayout",
+    "JoinedRef": "_training.joined:restore_joined",
+    "Lengths": "_training.handles:restore_lengths",
+    "MessageContext": "_sealed.contexts:MessageContext",
+    "Opening": "_training.opening:Opening",
+    "PlainColumns": "_training.joined:PlainColumns",
+    "RecordLayout": "_training.layout:RecordLayout",
+    "RowPlan": "_sealed.indexing:RowPlan",
+    "Samples": "_training.handles:restore_samples",
+    "SealedDataset": "_training.dataset:restore_dataset",
+    "SealedEntry": "_sets.entries:restore_entry",
+    "SealedFile": "_files.reader:SealedFile",
+    "SealedTensor": "_sealed.tensor:restore_tensor",
+    "Shards": "_training.shards:unpack_shards",
+    "StackedRows": "_training.collate:stack",
+    "TensorBox": "_sealed.tensor:TensorBox",
+    "TensorRows": "_sealed.tensor:TensorRows",
+}
+_registry.KEY_SOURCES |= {
+    ".grants": "_keys.grants:open_with_environment",
+    "pkcs11": "providers._pkcs11:Pkcs11",
+    "tpm": "providers._tpm:Tpm",
+    "vault-transit": "providers._vault:VaultTransit",
+    "aws-kms": "providers._aws:AwsKms",
+    "gcp-kms": "providers._gcp:GcpKms",
+    "azure-keyvault": "providers._azure:AzureKeyVault",
+}
 
 
 if not TYPE_CHECKING:  # with it, type checkers would accept misspelt names

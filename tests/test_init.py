@@ -14,7 +14,7 @@ import fastrack
 from fastrack import attest, distributed, providers
 
 PACKAGES = [fastrack, attest, distributed, providers]
-PROVIDERS = ["wrapped", "pkcs11", "tpm", "vault", "aws", "gcp", "azure"]
+PROVIDERS = ["pkcs11", "tpm", "vault", "aws", "gcp", "azure"]
 NAMES = [(package, name) for package in PACKAGES for name in package.__all__]
 HOMES = [(package, name, home) for package in (fastrack, attest) for name, home in sorted(package._HOMES.items())]
 

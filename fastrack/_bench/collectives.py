@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from fastrack._bench.measure import Times
 from fastrack._bench.models import Spec
 from fastrack._bench.ring import CopyEngine, NaiveRing
-from fastrack._crypto.keys import Key
+from fastrack._keys.keys import Key
 from fastrack._util.trace import Timeline, recording
 from fastrack.distributed import SecureGroup
 from fastrack.distributed._transport import PointToPoint

@@ -12,8 +12,8 @@ import numpy as np
 
 from fastrack._bench.measure import BOUNCE, COPY, timed_rounds
 from fastrack._bench.steps import DIRECTIONS, Direction, open_steps
-from fastrack._crypto.keys import Key
-from fastrack._sealed.tensor import seal
+from fastrack._keys.keys import Key
+from fastrack._sealed.seal import seal
 from fastrack._transfer.channel import Channel
 from fastrack._util.trace import trace
 

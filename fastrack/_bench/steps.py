@@ -23,14 +23,15 @@ from fastrack._bench.paths import BouncePath, OneBlockPath, OneSlab, copy, touch
 from fastrack._crypto import cobblestone
 from fastrack._crypto.base import Bytes
 from fastrack._crypto.cobblestone import HEADER_SIZE
-from fastrack._crypto.keyring import KeyRing
-from fastrack._crypto.keys import Key
 from fastrack._devices.cpu import CpuDevice
 from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._devices.cuda.driver import Driver
+from fastrack._keys.keyring import KeyRing
+from fastrack._keys.keys import Key
 from fastrack._sealed.contexts import MessageContext, new_file_id
-from fastrack._sealed.tensor import SealedTensor, seal, unseal
+from fastrack._sealed.seal import seal, unseal
+from fastrack._sealed.tensor import SealedTensor
 from fastrack._tensors import arrays
 from fastrack._transfer.channel import Channel
 from fastrack.errors import AuthenticationError

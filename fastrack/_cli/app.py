@@ -7,23 +7,23 @@ from typing import Annotated
 
 import typer
 
-from fastrack._cli.attest import app as attest_app
-from fastrack._cli.bench import bench
-from fastrack._cli.broker import app as broker_app
-from fastrack._cli.demo import demo
-from fastrack._cli.doctor import doctor
-from fastrack._cli.grant import grant
-from fastrack._cli.guard import handle_errors
-from fastrack._cli.importing import import_
-from fastrack._cli.inspect import inspect
-from fastrack._cli.key import key
-from fastrack._cli.keygen import keygen
-from fastrack._cli.publish import anchor, publish
-from fastrack._cli.rekey import rekey
-from fastrack._cli.seal import seal
-from fastrack._cli.unseal import unseal
-from fastrack._cli.verify import verify
-from fastrack._cli.warmup import warmup
+from fastrack._cli.commands.attest import app as attest_app
+from fastrack._cli.commands.bench import bench
+from fastrack._cli.commands.broker import app as broker_app
+from fastrack._cli.commands.demo import demo
+from fastrack._cli.commands.doctor import doctor
+from fastrack._cli.commands.grant import grant
+from fastrack._cli.commands.importing import import_
+from fastrack._cli.commands.inspect import inspect
+from fastrack._cli.commands.key import key
+from fastrack._cli.commands.keygen import keygen
+from fastrack._cli.commands.publish import anchor, publish
+from fastrack._cli.commands.rekey import rekey
+from fastrack._cli.commands.seal import seal
+from fastrack._cli.commands.unseal import unseal
+from fastrack._cli.commands.verify import verify
+from fastrack._cli.commands.warmup import warmup
+from fastrack._cli.errors import handle_errors
 from fastrack._version import __version__
 
 app = typer.Typer(

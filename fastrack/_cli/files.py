@@ -17,8 +17,8 @@ from fastrack._util.locations import Location, Url, locate, require_local
 from fastrack.errors import AuthenticationError, FormatError, UnknownKeyError
 
 if TYPE_CHECKING:
-    from fastrack._crypto.keyring import KeyRing
-    from fastrack._sealed.reader import SealedFile
+    from fastrack._files.reader import SealedFile
+    from fastrack._keys.keyring import KeyRing
 
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?=[^/])")
@@ -64,7 +64,7 @@ def open_ring(sources: str | Sequence[str] | None, *, to: Literal["open", "seal"
 
     What is said where there are none depends on what they are for: a new key opens nothing.
     """
-    from fastrack._crypto.keyring import KEY_FILE_VARIABLE, KeyRing
+    from fastrack._keys.keyring import KEY_FILE_VARIABLE, KeyRing
     from fastrack._util.key_text import looks_secret
 
     given = [sources] if isinstance(sources, str) else list(sources or ())

@@ -1,1 +1,1 @@
-"""Seal and open bytes: the message format, keys, and the engines of the host."""
+"""Seal and open bytes: the message format, and the engines of the host."""

@@ -21,6 +21,7 @@ from fastrack._crypto.cobblestone import (
     MessageKey,
 )
 from fastrack._crypto.engine import get_engine
+from fastrack._crypto.message_keys import MessageKeys
 from fastrack.errors import AuthenticationError, FormatError
 
 _BATCH: Final = 1024  # messages of a call: native code holds the interpreter's lock for half a millisecond
@@ -60,6 +61,13 @@ def derive_rows(
             "deriving a key failed: expected random bytes, got zeros only, as a wiped key leaves; load it again"
         )
     return bad
+
+
+def derive_keys(
+    keys: MessageKeys, secret: Bytes, headers: Sequence[Bytes], contexts: Sequence[Bytes], rows: Sequence[int]
+) -> int | None:
+    """Derive keys into rows of `keys`, as `derive_rows` does."""
+    return derive_rows(secret, headers, contexts, rows, keys.reserve(rows, 8 * len(secret)))
 
 
 def new_header(salt: Bytes) -> bytes:

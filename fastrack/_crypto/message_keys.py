@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from typing import Final, NoReturn, Self
 
 import numpy as np
+import numpy.typing as npt
 
-from fastrack._crypto import cobblestone, derivation
-from fastrack._crypto.base import Bytes
 from fastrack._crypto.cobblestone import DERIVED_SIZE, NONCE_SIZE, MessageKey
 from fastrack._crypto.secret_bytes import SecretBytes
 from fastrack.errors import ClosedError
@@ -52,22 +51,16 @@ class MessageKeys:
         return self._flat.buffer_info()[0]
 
     @property
-    def memory(self) -> Bytes:
+    def memory(self) -> npt.NDArray[np.uint8]:
         """The rows, as uint8 (n, 80)."""
         self._require_usable()
         return np.frombuffer(self._flat, np.uint8).reshape(-1, _ROW_SIZE)
 
-    def derive(
-        self,
-        secret: cobblestone.Bytes,
-        headers: Sequence[cobblestone.Bytes],
-        contexts: Sequence[cobblestone.Bytes],
-        rows: Sequence[int],
-    ) -> int | None:
-        """Derive keys into rows, as `derivation.derive_rows` does."""
+    def reserve(self, rows: Sequence[int], bits: int) -> memoryview:
+        """Return the memory of all rows, into some of which AES keys of so many bits are to be derived."""
         for row in rows:
-            self.bits[row] = 8 * len(secret)
-        return derivation.derive_rows(secret, headers, contexts, rows, self._view)
+            self.bits[row] = bits
+        return self._view
 
     def put(self, row: int, material: bytearray) -> None:
         """Copy an AES key and its base nonce into a row."""

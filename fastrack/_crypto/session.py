@@ -58,7 +58,7 @@ class Session:
                 self._next_count() + random[start : start + _RANDOM_SIZE]
                 for start in range(0, len(random), _RANDOM_SIZE)
             )
-            keys.derive(secret, list(map(derivation.new_header, salts)), [_CONTEXT] * len(rows), rows)
+            derivation.derive_keys(keys, secret, list(map(derivation.new_header, salts)), [_CONTEXT] * len(rows), rows)
 
     def _require_secret(self) -> bytearray:
         if self._owner != os.getpid():  # a fork that Python did not detect

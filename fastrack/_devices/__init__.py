@@ -27,8 +27,8 @@ def canonical(device: object = None) -> str:
         return "cpu"
     if cuda:
         return f"cuda:{int(cuda[1] or 0)}"
-    from fastrack._crypto.keyring import KeyProvider, KeyRing  # which builds of the machine code have no need of
-    from fastrack._crypto.keys import Key
+    from fastrack._keys.keyring import KeyProvider, KeyRing  # which builds of the machine code have no need of
+    from fastrack._keys.keys import Key
 
     is_file = isinstance(device, str) and os.path.isfile(name)  # noqa: PTH113 - pathlib raises for a long text
     advice = ". Change the dtype of the result" if name.startswith("torch.") else ""

@@ -75,17 +75,6 @@ class TransientError(OSError):
         self.delay = delay
 
 
-def open_object(url: Url) -> RemoteObject:
-    """Open an object by its URL: its version and its first bytes are read."""
-    if url.scheme in {"http", "https"}:
-        from fastrack._remote.http import HttpObject
-
-        return HttpObject(url)
-    from fastrack._remote.filesystem import open_with_fsspec
-
-    return open_with_fsspec(url)
-
-
 def read_range(remote: RemoteObject, start: int, stop: int, sink: Sink) -> None:
     """Read a range as `RemoteObject.read` does, and try again from where it was cut when that may help."""
 

@@ -17,7 +17,7 @@ from fastrack._crypto.base import HostMemory, address
 from fastrack._remote.blocks import BLOCK, blocks_of, count, steps
 from fastrack._remote.cache import REGION, Cache, Entry, open_cache
 from fastrack._remote.locks import Lease
-from fastrack._remote.objects import RemoteObject, open_object, read_range
+from fastrack._remote.objects import RemoteObject, read_range
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.fork import register_fork_reset
 from fastrack._util.locations import Url
@@ -256,6 +256,17 @@ class RemoteFile:
             for each in tasks:
                 del self._starts[each.run.start], self._ends[each.run.stop]
         return tasks
+
+
+def open_object(url: Url) -> RemoteObject:
+    """Open an object by its URL: its version and its first bytes are read."""
+    if url.scheme in {"http", "https"}:
+        from fastrack._remote.http import HttpObject
+
+        return HttpObject(url)
+    from fastrack._remote.filesystem import open_with_fsspec
+
+    return open_with_fsspec(url)
 
 
 def open_remote(url: Url) -> tuple[RemoteFile, Callable[[int, int], bytes]]:

@@ -1,1 +1,1 @@
-"""Seal and open tensors on the host, and the files that hold them."""
+"""Sealed tensors in memory, and handles on parts of them."""

@@ -1,20 +1,23 @@
-"""Read the headers of safetensors files: where which tensor lies, and the metadata. All of it is untrusted."""
+"""Read and write headers of safetensors files: where which tensor lies, and the metadata. What is read is untrusted."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
 from fastrack._sealed.storage import HEADER_LIMIT, HEADER_PREFIX
 from fastrack._tensors import dtypes
+from fastrack._util.documents import unique
 from fastrack._util.locations import Location
 from fastrack.errors import FormatError
 
 _MEMBERS = {"dtype", "shape", "data_offsets"}
+_ALIGNMENT = 8  # bytes, of the first tensor in the file
 _MAX_DIMENSIONS = 64
 _MAX_ELEMENTS = 2**56  # without empty dimensions: more than a message holds, and within the limits of frameworks
 
@@ -65,14 +68,6 @@ def parse_header(head: bytes, size: int | None, path: Location) -> tuple[dict[st
 def _is_representable(shape: tuple[int, ...]) -> bool:
     """Return True if a framework could have an array of this shape. With a zero in it, its size is no bound."""
     return math.prod(max(extent, 1) for extent in shape) <= _MAX_ELEMENTS
-
-
-def unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse a JSON object that has a member twice, since parsers differ in which one they take."""
-    found = dict(members)
-    if len(found) != len(members):
-        raise ValueError("expected each member once")
-    return found
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=unique)
@@ -219,3 +214,26 @@ def _read_tensor(name: str, entry: Any, body: int) -> StoredTensor:
 
 def _damaged(path: Location, reason: object) -> FormatError:
     return FormatError(f"{path}: expected a safetensors file, got another or a damaged one: {reason!s:.300}")
+
+
+def encode_header(entries: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
+    """Return a safetensors header: the size of the JSON (8 bytes, little-endian), and the JSON padded with spaces."""
+    described: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    start = 0
+    for name, (dtype, shape) in entries.items():
+        if name == "__metadata__":
+            raise FormatError("name of a tensor: '__metadata__' is reserved by safetensors. Rename the tensor")
+        stop = start + dtypes.nbytes(dtype, shape)
+        described[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, stop]}
+        start = stop
+    try:
+        text = json.dumps(described, separators=(",", ":"), ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        wrong = error.object[error.start : error.end]
+        raise FormatError(f"names and metadata: expected Unicode text, got {wrong!r:.80} in it") from None
+    text += b" " * (-len(text) % _ALIGNMENT)
+    if len(text) > HEADER_LIMIT:
+        raise FormatError(
+            f"safetensors header: expected at most {HEADER_LIMIT} bytes, got {len(text)}. Put fewer tensors into it"
+        )
+    return len(text).to_bytes(8, "little") + text

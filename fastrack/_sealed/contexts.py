@@ -12,7 +12,7 @@ import numpy as np
 
 from fastrack._crypto import cobblestone, derivation
 from fastrack._crypto.cobblestone import SALT_SIZE, MessageKey
-from fastrack._crypto.keys import Key
+from fastrack._keys.keys import Key
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.pickles import unpickle
 from fastrack._util.shown import shown

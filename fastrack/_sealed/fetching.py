@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 import numpy as np
 
@@ -15,13 +15,20 @@ from fastrack._sealed.storage import Storage
 
 if TYPE_CHECKING:
     from fastrack._remote.remote_file import RemoteFile
-    from fastrack._sealed.tensor import SealedTensor
 
 _FEW = 64  # rows, for which a loop is faster than arrays
 
-Wanted = tuple[
-    "SealedTensor", indexing.LazyRanges | None
-]  # a message, and the bytes of its plaintext; None for all of it
+
+class Message(Protocol):
+    """A sealed message in a storage, as `SealedTensor` is one."""
+
+    @property
+    def origin(self) -> tuple[Storage, int]: ...
+    @property
+    def message_size(self) -> int: ...
+
+
+Wanted = tuple[Message, indexing.LazyRanges | None]  # a message, and the bytes of its plaintext; None for all of it
 Part = tuple[int, int, indexing.LazyRanges | None]  # the place of a message in its file, its size, and these bytes
 
 
@@ -90,7 +97,7 @@ def prefetch(wanted: Iterable[Wanted]) -> int | None:
     return sum(file.prefetch_blocks(_blocks_of(parts)) for file, parts in found.items() if not file.is_complete)
 
 
-def fetch_headers(tensors: Iterable[SealedTensor | None]) -> Fetched | None:
+def fetch_headers(tensors: Iterable[Message | None]) -> Fetched | None:
     """Download the headers of messages, all at once. Return None if all of them are on this machine."""
     if not has_remote():
         return None

@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, overload
 
-from fastrack._crypto.keyring import KeySource
+from fastrack._keys.keyring import KeySource
 from fastrack._tensors.arrays import Framework
+from fastrack._util.registry import METHODS, find
 
 NOT_OPEN = "which is sealed. Open it with to_device or unseal"
 
@@ -47,9 +48,7 @@ class Handle:
         non_blocking: bool = False,
     ) -> Any:
         """Open it on a device, as `fastrack.to_device` does."""
-        from fastrack._transfer.api import to_device
-
-        return to_device(self, device, keys=keys, framework=framework, out=out, non_blocking=non_blocking)
+        return find(METHODS["to"])(self, device, keys=keys, framework=framework, out=out, non_blocking=non_blocking)
 
     def __array__(self, *_: object, **__: object) -> NoReturn:
         """Refuse the conversion to an array of objects, which NumPy would attempt."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
+from fastrack._crypto.derivation import derive_keys
 from fastrack._crypto.kept_keys import KeptKeys
-from fastrack._crypto.keyring import KeyRing
-from fastrack._crypto.keys import Key
 from fastrack._crypto.message_keys import MessageKeys
+from fastrack._keys.keyring import KeyRing
+from fastrack._keys.keys import Key
 from fastrack._sealed.contexts import Binding, MessageContext
 from fastrack._sealed.fetching import fetch_headers
 from fastrack._sealed.tensor import SealedTensor
@@ -53,7 +54,7 @@ def open_headers(
             tensor.add_path(error)
             raise
     for key, rows, headers, contexts in waiting.values():
-        bad = keys.derive(key.material(), headers, contexts, rows)
+        bad = derive_keys(keys, key.material(), headers, contexts, rows)
         if bad is not None:
             tensor = tensors[rows[bad]]
             assert tensor is not None

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from fastrack._crypto import cobblestone
 from fastrack._crypto.cobblestone import HEADER_SIZE
 from fastrack._crypto.engine import get_engine
-from fastrack._crypto.keyring import KeyRing
+from fastrack._keys.keyring import KeyRing
 from fastrack._sealed.fetching import Fetched, fetch, fetch_range, prefetch_range
 from fastrack._sealed.indexing import Ranges
+from fastrack._sealed.tensor import SealedTensor
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.locations import Location
 from fastrack.errors import AuthenticationError
-
-if TYPE_CHECKING:
-    from fastrack._sealed.tensor import SealedTensor
 
 
 class OpenMessage:

@@ -1,10 +1,12 @@
-"""Sealed tensors in memory: `seal`, `unseal`, `SealedTensor` and handles on rows, `SealedRows`."""
+"""Sealed tensors in memory, `SealedTensor`, and handles on their rows and on boxes such as shards, `SealedRows`."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,178 +14,22 @@ import numpy as np
 from fastrack._crypto import cobblestone
 from fastrack._crypto.base import HostMemory
 from fastrack._crypto.cobblestone import HEADER_SIZE, MessageKey
-from fastrack._crypto.engine import get_engine
-from fastrack._crypto.keyring import KeyLike, KeyRing, KeySource, sealing_key
-from fastrack._crypto.keys import Key
-from fastrack._sealed.contexts import Binding, Edition, MessageContext, new_file_id
-from fastrack._sealed.fetching import fetch, fetch_headers, fetch_range
+from fastrack._keys.keyring import KeyRing
+from fastrack._keys.keys import Key
+from fastrack._sealed.container import encode_header
+from fastrack._sealed.contexts import Binding, Edition, MessageContext
+from fastrack._sealed.fetching import fetch_range
 from fastrack._sealed.handle import NOT_OPEN, Handle
-from fastrack._sealed.indexing import LazyRanges, RowPlan, plan_rows
-from fastrack._sealed.messages import OpenMessage
-from fastrack._sealed.storage import Extent, Storage, StoredBytes
-from fastrack._tensors import arrays, dtypes
-from fastrack._tensors.arrays import Bytes, Framework
-from fastrack._tensors.sharded import is_sharded, named_part
+from fastrack._sealed.indexing import EvenRanges, LazyRanges, RowPlan, plan_rows
+from fastrack._sealed.metadata import describe, encode_fields, read_contents
+from fastrack._sealed.storage import Extent, Storage, StoredBytes, read_head
+from fastrack._tensors import dtypes
+from fastrack._tensors.arrays import Bytes
 from fastrack._util.locations import Location
 from fastrack._util.pickles import unpickle
 from fastrack._util.public import public
+from fastrack._util.shown import shown
 from fastrack.errors import AuthenticationError, FastrackError, FormatError, GrantError, UnknownKeyError
-
-
-@public
-def seal(tensor: Any, key: KeyLike | None = None, name: str = "tensor") -> SealedTensor:
-    """Encrypt a tensor under a key, and bind it to its name, dtype and shape.
-
-    Of a DTensor, as in a module that ``fully_shard`` has sharded, each process seals the part that it has, and nothing
-    is sent. The name has the place of the part in the whole: ``w[256:512, 0:64]``.
-
-    Parameters
-    ----------
-    tensor : numpy.ndarray or torch.Tensor
-        Tensor of any shape in host memory, of any dtype that safetensors has.
-    key : KeyLike, optional
-        The owner's key, or its key file, or a provider of one; by default that of `use_keys` or of
-        ``FASTRACK_KEY_FILE``, as `KeyRing` says. 256 bits mean Cobblestone-256, 128 bits Cobblestone-128.
-    name : str
-        Name of the tensor. It is authenticated.
-
-    Returns
-    -------
-    SealedTensor
-        The message: 56 bytes more than the tensor, and 16 for each 16 KiB of it. It holds no secret.
-        `SealedTensor.to_bytes` and `save_file` write it.
-
-    Raises
-    ------
-    TypeError
-        If `tensor` is not a tensor in host memory, its dtype has no safetensors name, or `name` is not text.
-    ValueError
-        If `tensor` is a DTensor with partial sums, or of which a process has no single range along each dimension.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import fastrack
-    >>> key = fastrack.Key.generate()
-    >>> sealed = fastrack.seal(np.arange(6, dtype=np.float32).reshape(2, 3), key, name="weights")
-    >>> sealed.name, sealed.dtype, sealed.shape, sealed.nbytes
-    ('weights', 'F32', (2, 3), 24)
-    >>> fastrack.unseal(sealed, key, framework="numpy")
-    array([[0., 1., 2.],
-           [3., 4., 5.]], dtype=float32)
-    """
-    key = sealing_key(key)
-    if is_sharded(tensor):
-        tensor, name = named_part(tensor, name)
-    dtype, shape = arrays.describe(tensor)
-    plain = arrays.bytes_of(tensor)
-    context = MessageContext(name, dtype, shape, new_file_id())
-    message = arrays.empty_bytes(cobblestone.message_size(plain.size))
-    engine = get_engine()
-    message_key, message[:HEADER_SIZE] = context.new_key(key)
-    schedule = engine.expand_key(message_key)
-    try:
-        engine.seal_run(schedule, plain, message[HEADER_SIZE:], 0)
-    finally:
-        schedule.wipe()
-        message_key.wipe()
-    message.flags.writeable = False
-    return SealedTensor(context, message, key.id)
-
-
-@public
-def unseal(
-    sealed: SealedTensor | SealedRows, keys: KeySource | None = None, *, framework: Framework | None = None
-) -> Any:
-    """Authenticate and decrypt a sealed tensor, or rows of one, into host memory.
-
-    The plaintext is on the host then, on purpose. `to_device` decrypts on a device.
-
-    Parameters
-    ----------
-    sealed : SealedTensor or SealedRows
-        Tensor or rows to decrypt.
-    keys : KeySource, optional
-        Keys that may open it: a key, a key file, a `KeyProvider`, a function that finds a key by its id, and all
-        that `KeyRing` takes. By default those of `use_keys`, else those that ``FASTRACK_KEY_FILE`` names.
-    framework : {"torch", "numpy"}, optional
-        Framework of the result. By default torch if it is installed, else numpy.
-
-    Returns
-    -------
-    torch.Tensor or numpy.ndarray
-        Array of the sealed shape and dtype.
-
-    Raises
-    ------
-    AuthenticationError
-        If the key is another one, or anything was altered. No plaintext is returned then.
-    UnknownKeyError
-        If the key that sealed it is not among `keys`.
-    TypeError
-        If `sealed` is neither of these types, or `framework` lacks its dtype.
-    ModuleNotFoundError
-        If `framework` is torch, which is not installed.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import fastrack
-    >>> key = fastrack.Key.generate()
-    >>> sealed = fastrack.seal(np.arange(4), key)
-    >>> fastrack.unseal(sealed, keys=key, framework="numpy")
-    array([0, 1, 2, 3])
-    >>> fastrack.unseal(sealed[1:3], keys=key, framework="numpy")
-    array([1, 2])
-    >>> fastrack.unseal(sealed, keys=fastrack.Key.generate())
-    Traceback (most recent call last):
-        ...
-    fastrack.UnknownKeyError: ...
-    """
-    if not isinstance(sealed, (SealedTensor, SealedRows)):
-        raise TypeError(
-            f"unseal: expected SealedTensor or SealedRows, got {type(sealed).__name__}. {_advise_unseal(sealed)}"
-        )
-    arrays.require_installed(framework)
-    framework = framework or arrays.default_framework()
-    ring = KeyRing.resolve(keys)
-    if isinstance(sealed, SealedRows):
-        return _unseal_rows(sealed, ring, framework)
-    with OpenMessage(sealed, ring) as opened:
-        memory = arrays.empty_bytes(sealed.nbytes)
-        result = arrays.from_bytes(memory, sealed.dtype, sealed.shape, framework)
-        opened.read(memory)
-    return result
-
-
-def _advise_unseal(given: object) -> str:
-    if isinstance(given, (str, os.PathLike)):
-        return "Open the tensors of a file with load_tensors"
-    if isinstance(given, (bytes, bytearray, memoryview)):
-        return "Read a tensor that was stored as bytes with SealedTensor.from_bytes"
-    return "Open pytrees with to_device" if isinstance(given, (Mapping, list, tuple)) else "Seal it first"
-
-
-def _unseal_rows(rows: SealedRows, keys: KeyRing, framework: Framework) -> Any:
-    """Decrypt rows. All headers are authenticated before anything of the size that they claim is done."""
-    rows.check_contexts(keys)
-    with ExitStack() as stack:
-        parts = rows.slices()
-        fetched = fetch_headers(tensor for tensor, _ in parts)
-        opened = [(stack.enter_context(OpenMessage(tensor, keys)), ranges) for tensor, ranges in parts]
-        fetched = None if fetched is None else fetch(parts)
-        memory = arrays.empty_bytes(rows.nbytes)
-        result = arrays.from_bytes(memory, rows.dtype, rows.shape, framework)
-        try:
-            if rows.needs_padding:
-                memory.fill(0)
-            for message, ranges in opened:
-                message.gather(ranges(), memory)
-        except BaseException:
-            memory.fill(0)
-            raise
-        del fetched  # which was needed until now
-    return result
 
 
 @public
@@ -403,9 +249,13 @@ class SealedTensor(Handle):
         ValueError
             If the tensor is part of a checkpoint.
         """
-        from fastrack._sealed.writer import encode_one_tensor
-
-        return encode_one_tensor(self)
+        context = self.context
+        if context.kind != "tensor":
+            raise ValueError(
+                f"{context.name!r:.200} is part of a {context.kind}, and of no other file. Unseal it first"
+            )
+        fields = encode_fields(context.file, self.key_id, {context.name: describe(context)})
+        return encode_header({context.name: ("U8", (self.message_size,))}, fields) + bytes(self.message)
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> SealedTensor:
@@ -421,14 +271,22 @@ class SealedTensor(Handle):
         FormatError
             If `data` is not such a file.
         """
-        from fastrack._sealed.reader import read_one_tensor
-
-        return read_one_tensor(bytes(data))
+        storage = StoredBytes(np.frombuffer(bytes(data), np.uint8))
+        contents = read_contents(read_head(storage.read, storage.size), storage.size, Path("<bytes>"))
+        plain = len(contents.stored) - len(contents.layouts)
+        if len(contents.layouts) != 1 or plain or contents.kind != "tensor":
+            raise FormatError(
+                f"expected a sealed file of one tensor, got a {contents.kind} file of {len(contents.layouts)} sealed "
+                f"and {plain} plain. Write it to disk, and open it with load_file or load_checkpoint"
+            )
+        [(name, stored)] = contents.stored.items()
+        assert contents.key_id is not None
+        context, binding = contents.context(name)
+        extent = Extent(storage, stored.start, stored.stop)
+        return cls(context, extent, contents.key_id, binding, Path("<bytes>"))
 
     def __getitem__(self, rows: Any) -> SealedRows:
         if isinstance(rows, tuple) or rows is Ellipsis:
-            from fastrack._sealed.boxes import select_slices
-
             return select_slices(self, rows if isinstance(rows, tuple) else (rows,))
         return TensorRows(self, plan_rows(rows, self.shape, self.nbytes))
 
@@ -564,3 +422,119 @@ class TensorRows(SealedRows):
 
     def __reduce__(self) -> tuple[object, ...]:
         return unpickle, ("TensorRows", self._tensor, self._plan)
+
+
+def select_box(tensor: SealedTensor, offsets: Sequence[int], sizes: Sequence[int]) -> SealedTensor | SealedRows:
+    """Return the part of a tensor from `offsets` on that has the shape `sizes`: a handle, or the tensor if it is all.
+
+    Raise IndexError if the box is not inside the tensor, and TypeError if elements of less than a byte are cut.
+    """
+    offsets, sizes = tuple(offsets), tuple(sizes)
+    shape = tensor.shape
+    if not len(offsets) == len(sizes) == len(shape) or not all(
+        0 <= offset <= offset + size <= extent for offset, size, extent in zip(offsets, sizes, shape, strict=True)
+    ):
+        raise IndexError(
+            f"part of tensor {tensor.name!r:.200}: expected one inside {list(shape)}, got {list(sizes)} at "
+            f"{list(offsets)}. Shard it by its own shape"
+        )
+    if sizes == shape:
+        return tensor
+    _require_whole_bytes(tensor)
+    return TensorBox(tensor, offsets, sizes)
+
+
+def select_slices(tensor: SealedTensor, index: tuple[Any, ...]) -> SealedRows:
+    """Return the part of a tensor that an index of integers and slices of step 1 selects, as NumPy does.
+
+    Raise IndexError if it does not fit the tensor, and TypeError for what else NumPy takes as an index.
+    """
+    count = sum(each is Ellipsis for each in index)
+    missing = len(tensor.shape) - len(index) + count
+    if count > 1 or missing < 0:
+        raise IndexError(
+            f"index of tensor {tensor.name!r:.200}: expected at most {len(tensor.shape)} dimensions, and ... once, got "
+            f"{shown(index, 100)}"
+        )
+    place = next((number for number, each in enumerate(index) if each is Ellipsis), len(index))
+    whole = (slice(None),) * missing
+    ranges, kept = [], []
+    for each, extent in zip(index[:place] + whole + index[place + 1 :], tensor.shape, strict=True):
+        if isinstance(each, slice):
+            start, stop, step = each.indices(extent)
+            if step != 1:
+                raise TypeError(f"index of tensor {tensor.name!r:.200}: expected slices of step 1, got {shown(each)}")
+            ranges.append((start, max(stop - start, 0)))
+            kept.append(ranges[-1][1])
+            continue
+        if isinstance(each, bool) or not hasattr(each, "__index__") or getattr(each, "shape", ()) != ():
+            raise TypeError(f"index of tensor {tensor.name!r:.200}: expected integers and slices, got {shown(each)}")
+        row = operator.index(each)
+        if not -extent <= row < extent:
+            raise IndexError(f"index {row} of tensor {tensor.name!r:.200} is out of range: {extent} are there")
+        ranges.append((row % extent, 1))
+    offsets, sizes = tuple(offset for offset, _ in ranges), tuple(size for _, size in ranges)
+    _require_whole_bytes(tensor)
+    return TensorBox(tensor, offsets, sizes, tuple(kept))
+
+
+def _require_whole_bytes(tensor: SealedTensor) -> None:
+    if dtypes.BITS[tensor.dtype] % 8:
+        raise TypeError(
+            f"part of tensor {tensor.name!r:.200}: expected elements of whole bytes, got {tensor.dtype}. Open it whole"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Box:
+    """Offsets and sizes of a box in a tensor of some shape, of elements of `itemsize` bytes."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    shape: tuple[int, ...]
+    itemsize: int
+
+    def ranges(self) -> EvenRanges:
+        """Return the byte ranges of the box, each as long as its bytes follow one another in the tensor."""
+        if 0 in self.sizes:
+            return EvenRanges(np.empty(0, np.int64), 0, 0)
+        inner = len(self.shape)  # dimensions from this on are one range
+        while inner and self.sizes[inner - 1] == self.shape[inner - 1]:
+            inner -= 1
+        inner = max(inner - 1, 0)
+        starts = np.zeros(1, np.int64)
+        for dimension, (offset, size) in enumerate(zip(self.offsets, self.sizes, strict=True)):
+            stride = math.prod(self.shape[dimension + 1 :]) * self.itemsize
+            indices = np.arange(offset, offset + size) if dimension < inner else np.array([offset])
+            starts = (starts[:, None] + indices * stride).reshape(-1)
+        return EvenRanges(starts, 1, math.prod(self.sizes[inner:]) * self.itemsize)
+
+
+class TensorBox(SealedRows):
+    """Handle on a box of one sealed tensor. Its shape is `sizes`, or another of as many elements."""
+
+    __slots__ = ("_box", "_shape", "_tensor")
+
+    def __init__(
+        self,
+        tensor: SealedTensor,
+        offsets: tuple[int, ...],
+        sizes: tuple[int, ...],
+        shape: tuple[int, ...] | None = None,
+    ) -> None:
+        self.name = tensor.name
+        self.dtype = tensor.dtype
+        self.key_id = tensor.key_id
+        self._tensor = tensor
+        self._box = _Box(offsets, sizes, tensor.shape, dtypes.BITS[tensor.dtype] // 8)
+        self._shape = sizes if shape is None else shape
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._shape
+
+    def slices(self) -> Sequence[TensorSlice]:
+        return (TensorSlice(self._tensor, self._box.ranges),)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return unpickle, ("TensorBox", self._tensor, self._box.offsets, self._box.sizes, self._shape)

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fastrack._crypto.keyring import KeyLike, KeyRing, KeySource
 from fastrack._devices import canonical
-from fastrack._sealed.reader import SealedFile, load_file
-from fastrack._sealed.tensor import SealedTensor, unseal
-from fastrack._sealed.writer import write_checkpoint
+from fastrack._files.reader import SealedFile
+from fastrack._files.writer import write_checkpoint
+from fastrack._keys.keyring import KeyLike, KeyRing, KeySource
+from fastrack._sealed.seal import unseal
+from fastrack._sealed.tensor import SealedTensor
+from fastrack._sets.load_file import load_file
 from fastrack._tensors.arrays import Framework
 from fastrack._tensors.sharded import is_sharded
 from fastrack._training.sharded import save_gathered
@@ -22,7 +24,7 @@ from fastrack._util.public import public
 from fastrack.errors import AuthenticationError, FormatError
 
 if TYPE_CHECKING:
-    from fastrack._sealed.anchor import Anchor
+    from fastrack._sets.anchor import Anchor
 
 _SKELETON = "skeleton"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fastrack._crypto.keyring import KeyRing
+from fastrack._keys.keyring import KeyRing
 from fastrack._sealed.indexing import ByteRanges, LazyRanges
 from fastrack._sealed.tensor import SealedRows, SealedTensor, TensorRows, TensorSlice
 from fastrack._tensors import arrays

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fastrack._crypto.keyring import KeyRing
+from fastrack._files.reader import SealedFile
+from fastrack._keys.keyring import KeyRing
+from fastrack._samples.blocks import LENGTHS, OFFSETS, RECORDS
+from fastrack._samples.dataset_writer import SHARD, shards_in
 from fastrack._sealed.indexing import Indices
-from fastrack._sealed.reader import SealedFile
-from fastrack._sealed.sample_blocks import LENGTHS, OFFSETS, RECORDS
-from fastrack._sealed.sample_writer import SHARD, shards_in
 from fastrack._training.handles import DatasetRef
 from fastrack._training.joined import JoinedRef, PlainColumns
 from fastrack._training.layout import record_layout, row_layout, window_layout
@@ -25,7 +25,7 @@ from fastrack._util.names import list_names
 from fastrack._util.shown import shown
 
 if TYPE_CHECKING:
-    from fastrack._sealed.anchor import Anchor
+    from fastrack._sets.anchor import Anchor
 
 
 def list_shards(paths: PathLike | Sequence[PathLike], anchor: Anchor | None) -> PathLike | Sequence[PathLike]:

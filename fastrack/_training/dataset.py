@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 import numpy as np
 
-from fastrack._crypto.keyring import KeyRing, KeySource
+from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._sealed.indexing import Indices, as_indices
-from fastrack._sealed.reader import resolve_anchor
 from fastrack._sealed.tensor import SealedRows, SealedTensor
+from fastrack._sets.load_file import resolve_anchor
 from fastrack._tensors import arrays
 from fastrack._training.collate import collate
 from fastrack._training.columns import find_tensors, join_columns, join_windows, list_shards, tuple_of_names
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset as _Base
     from typing_extensions import TypeVar
 
-    from fastrack._sealed.anchor import Anchor
+    from fastrack._sets.anchor import Anchor
 
     Sample_co = TypeVar("Sample_co", default=dict[str, Any], covariant=True)
     Record = TypeVar("Record", default=dict[str, Any])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fastrack._crypto.keyring import KeyRing
+from fastrack._keys.keyring import KeyRing
 from fastrack._sealed.indexing import Indices
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes

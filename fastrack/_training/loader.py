@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NoReturn, Self
 
-from fastrack._crypto.keyring import KeyRing, KeySource
-from fastrack._crypto.keys import Key
 from fastrack._devices import canonical
 from fastrack._devices.side_stream import SideStream, side_stream
+from fastrack._keys.keyring import KeyRing, KeySource
+from fastrack._keys.keys import Key
 from fastrack._training.prefetch import Fetched, PrefetchThread, Source
 from fastrack._util.fork import register_fork_reset
 from fastrack._util.public import public

@@ -9,12 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fastrack._crypto.keyring import KeyLike, KeyRing, KeySource
 from fastrack._devices import canonical
-from fastrack._sealed.folder import SealedFolder, merge_tensors, open_folder
-from fastrack._sealed.reader import SealedFile, load_file, resolve_anchor
+from fastrack._files.reader import SealedFile
+from fastrack._files.writer import save_file
+from fastrack._keys.keyring import KeyLike, KeyRing, KeySource
 from fastrack._sealed.tensor import SealedRows, SealedTensor
-from fastrack._sealed.writer import save_file
+from fastrack._sets.folder import SealedFolder, merge_tensors, open_folder
+from fastrack._sets.load_file import load_file, resolve_anchor
 from fastrack._tensors import dtypes
 from fastrack._tensors.arrays import storage_key
 from fastrack._tensors.sharded import is_sharded, local_part, sharding_problem
@@ -30,7 +31,7 @@ from fastrack.errors import AuthenticationError, FormatError
 if TYPE_CHECKING:
     import torch
 
-    from fastrack._sealed.anchor import Anchor
+    from fastrack._sets.anchor import Anchor
 
 _Owners = Sequence[tuple[Any, str]]  # the modules and attributes that hold a tensor
 

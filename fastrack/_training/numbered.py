@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from fastrack._crypto.keyring import KeyRing
+from fastrack._keys.keyring import KeyRing
 from fastrack._sealed.indexing import Indices
 from fastrack._training.dataset import SealedDataset
 from fastrack._training.handles import DatasetRef

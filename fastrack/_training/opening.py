@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fastrack._crypto.keyring import KeyRing, KeySource
+from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._sealed.indexing import Indices
 from fastrack._sealed.tensor import SealedRows, TensorSlice
 from fastrack._training.handles import DatasetRef

@@ -16,8 +16,8 @@ from queue import SimpleQueue
 from typing import Any
 from weakref import WeakSet
 
-from fastrack._crypto.keyring import KeyRing
 from fastrack._devices.side_stream import SideStream
+from fastrack._keys.keyring import KeyRing
 from fastrack._sealed.fetching import prefetch
 from fastrack._sealed.headers import authenticate_remote
 from fastrack._sealed.tensor import SealedTensor

@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from fastrack._crypto.keyring import KeyLike, sealing_key
-from fastrack._sealed.boxes import select_box
+from fastrack._files.importers import PlainTensor
+from fastrack._files.writer import write_sealed
+from fastrack._keys.keyring import KeyLike, sealing_key
 from fastrack._sealed.contexts import Kind
-from fastrack._sealed.importers import PlainTensor
-from fastrack._sealed.writer import write_sealed
+from fastrack._sealed.tensor import select_box
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
 from fastrack._tensors.sharded import is_sharded, local_box

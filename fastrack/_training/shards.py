@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fastrack._files.reader import SealedFile
 from fastrack._sealed.contexts import MessageContext
-from fastrack._sealed.reader import SealedFile
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._util.locations import Location, Url, locate
 from fastrack._util.names import list_names
@@ -20,8 +20,8 @@ from fastrack._util.shown import shown
 from fastrack.errors import FormatError
 
 if TYPE_CHECKING:
-    from fastrack._sealed.anchor import Anchor
-    from fastrack._sealed.entries import SealedEntry
+    from fastrack._sets.anchor import Anchor
+    from fastrack._sets.entries import SealedEntry
 
 _PARALLEL = 32  # files on servers that are opened at once
 

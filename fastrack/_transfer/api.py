@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from fastrack._crypto.keyring import KeyLike, KeySource
-from fastrack._crypto.keys import Key
 from fastrack._devices import canonical
+from fastrack._keys.keyring import KeyLike, KeySource
+from fastrack._keys.keys import Key
 from fastrack._sealed.contexts import MessageContext
 from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._tensors import arrays

@@ -11,12 +11,12 @@ from fastrack._crypto import cobblestone
 from fastrack._crypto.base import HostMemory
 from fastrack._crypto.cobblestone import HEADER_SIZE
 from fastrack._crypto.engine import get_engine
-from fastrack._crypto.keyring import KeyLike, KeyRing, KeySource, sealing_key
-from fastrack._crypto.keys import Key
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.session import Session
 from fastrack._devices import canonical, open_device
 from fastrack._devices.base import BadChunk, Device, Messages, Operation
+from fastrack._keys.keyring import KeyLike, KeyRing, KeySource, sealing_key
+from fastrack._keys.keys import Key
 from fastrack._sealed.contexts import MessageContext, new_file_id
 from fastrack._sealed.messages import bad_chunk
 from fastrack._sealed.tensor import SealedTensor

@@ -8,13 +8,13 @@ from itertools import pairwise
 from typing import Any, Final, NoReturn
 
 from fastrack._crypto.base import GatherPlan, HostMemory
-from fastrack._crypto.keyring import KeyRing
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.session import Session
 from fastrack._devices.base import MAX_MESSAGES, Device, Messages
-from fastrack._sealed.fetching import Fetched, Wanted, fetch, fetch_headers
+from fastrack._keys.keyring import KeyRing
+from fastrack._sealed.fetching import Fetched, fetch, fetch_headers
 from fastrack._sealed.headers import open_headers
-from fastrack._sealed.indexing import EvenRanges
+from fastrack._sealed.indexing import EvenRanges, LazyRanges
 from fastrack._sealed.tensor import SealedRows, SealedTensor, TensorSlice
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Framework
@@ -300,7 +300,7 @@ class Plan:
             error.args = (f"leaf {path}: {error}",)
 
 
-def wanted_of(tree: Any) -> Iterator[Wanted]:
+def wanted_of(tree: Any) -> Iterator[tuple[SealedTensor, LazyRanges | None]]:
     """Yield the messages of a pytree, and what computes the bytes wanted of each; None for all."""
     for leaf in Tree(tree).leaves:
         if isinstance(leaf, SealedTensor):

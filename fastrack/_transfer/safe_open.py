@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, Final, Self
 
-from fastrack._crypto.keyring import KeyRing, KeySource
 from fastrack._devices import canonical
-from fastrack._sealed.reader import SealedFile, load_file
+from fastrack._files.reader import SealedFile
+from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._sealed.tensor import SealedTensor
+from fastrack._sets.load_file import load_file
 from fastrack._tensors.arrays import Framework
 from fastrack._transfer.api import to_device
 from fastrack._util.public import public
@@ -16,7 +17,7 @@ from fastrack._util.shown import shown
 from fastrack.errors import FormatError
 
 if TYPE_CHECKING:
-    from fastrack._sealed.anchor import Anchor
+    from fastrack._sets.anchor import Anchor
 
 _FRAMEWORKS: Final[dict[str, Framework]] = {
     "pt": "torch",

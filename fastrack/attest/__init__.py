@@ -18,6 +18,12 @@ from fastrack.errors import AttestationError
 if TYPE_CHECKING:
     from fastrack.attest._client import fetch_keys
     from fastrack.attest._collect import collect_evidence
+    from fastrack.attest._cpu.snp import VerifiedSnpReport, verify_snp_report
+    from fastrack.attest._cpu.snp_report import SnpProduct, SnpReport, SnpTcb, parse_snp_report
+    from fastrack.attest._cpu.tdx import TdxTcb, VerifiedTdxQuote, verify_tdx_quote
+    from fastrack.attest._cpu.tdx_collateral import TcbLevel, TcbStatus, TdxCollateral
+    from fastrack.attest._cpu.tdx_pck import PckIdentity
+    from fastrack.attest._cpu.tdx_quote import TdReport, TdxQuote, parse_tdx_quote
     from fastrack.attest._exchange import (
         PendingOffer,
         TrustedRoots,
@@ -26,11 +32,13 @@ if TYPE_CHECKING:
         make_offer,
         verify_offer,
     )
-    from fastrack.attest._gpu import GpuMode, VerifiedGpuReport, verify_gpu_report
-    from fastrack.attest._gpu_identity import GpuArchitecture
-    from fastrack.attest._gpu_report import GpuReport, parse_gpu_report
-    from fastrack.attest._match import MatchedGpuReport, match_measurements
-    from fastrack.attest._ocsp import VerifiedOcspResponse, verify_ocsp_response
+    from fastrack.attest._formats.ocsp import VerifiedOcspResponse, verify_ocsp_response
+    from fastrack.attest._formats.roots import AMD_ROOTS, INTEL_ROOTS, NVIDIA_RIM_ROOTS, NVIDIA_ROOTS
+    from fastrack.attest._gpus.evidence import GpuMode, VerifiedGpuReport, verify_gpu_report
+    from fastrack.attest._gpus.identity import GpuArchitecture
+    from fastrack.attest._gpus.report import GpuReport, parse_gpu_report
+    from fastrack.attest._gpus.rim import Rim, RimMeasurement, VerifiedRim, parse_rim, verify_rim
+    from fastrack.attest._gpus.rim_match import MatchedGpuReport, match_measurements
     from fastrack.attest._offer import (
         Challenge,
         DeviceEvidence,
@@ -41,18 +49,10 @@ if TYPE_CHECKING:
         SnpEvidence,
         TdxEvidence,
     )
-    from fastrack.attest._pck import PckIdentity
     from fastrack.attest._policy import Policy
     from fastrack.attest._policy_common import Revocation
     from fastrack.attest._policy_cpu import SnpPolicy, TdxPolicy
     from fastrack.attest._policy_gpu import GpuPolicy
-    from fastrack.attest._rim import Rim, RimMeasurement, VerifiedRim, parse_rim, verify_rim
-    from fastrack.attest._roots import AMD_ROOTS, INTEL_ROOTS, NVIDIA_RIM_ROOTS, NVIDIA_ROOTS
-    from fastrack.attest._snp import VerifiedSnpReport, verify_snp_report
-    from fastrack.attest._snp_report import SnpProduct, SnpReport, SnpTcb, parse_snp_report
-    from fastrack.attest._tdx import TdxTcb, VerifiedTdxQuote, verify_tdx_quote
-    from fastrack.attest._tdx_collateral import TcbLevel, TcbStatus, TdxCollateral
-    from fastrack.attest._tdx_quote import TdReport, TdxQuote, parse_tdx_quote
 
 __all__ = [
     "AMD_ROOTS",
@@ -115,62 +115,62 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AMD_ROOTS": "fastrack.attest._roots",
+    "AMD_ROOTS": "fastrack.attest._formats.roots",
     "Challenge": "fastrack.attest._offer",
     "DeviceEvidence": "fastrack.attest._offer",
-    "GpuArchitecture": "fastrack.attest._gpu_identity",
-    "GpuMode": "fastrack.attest._gpu",
+    "GpuArchitecture": "fastrack.attest._gpus.identity",
+    "GpuMode": "fastrack.attest._gpus.evidence",
     "GpuPolicy": "fastrack.attest._policy_gpu",
-    "GpuReport": "fastrack.attest._gpu_report",
-    "INTEL_ROOTS": "fastrack.attest._roots",
+    "GpuReport": "fastrack.attest._gpus.report",
+    "INTEL_ROOTS": "fastrack.attest._formats.roots",
     "MachineEvidence": "fastrack.attest._offer",
     "ManifestEvidence": "fastrack.attest._offer",
-    "MatchedGpuReport": "fastrack.attest._match",
-    "NVIDIA_RIM_ROOTS": "fastrack.attest._roots",
-    "NVIDIA_ROOTS": "fastrack.attest._roots",
+    "MatchedGpuReport": "fastrack.attest._gpus.rim_match",
+    "NVIDIA_RIM_ROOTS": "fastrack.attest._formats.roots",
+    "NVIDIA_ROOTS": "fastrack.attest._formats.roots",
     "Offer": "fastrack.attest._offer",
     "OfferBinding": "fastrack.attest._offer",
-    "PckIdentity": "fastrack.attest._pck",
+    "PckIdentity": "fastrack.attest._cpu.tdx_pck",
     "PendingOffer": "fastrack.attest._exchange",
     "Policy": "fastrack.attest._policy",
     "Revocation": "fastrack.attest._policy_common",
-    "Rim": "fastrack.attest._rim",
-    "RimMeasurement": "fastrack.attest._rim",
+    "Rim": "fastrack.attest._gpus.rim",
+    "RimMeasurement": "fastrack.attest._gpus.rim",
     "SnpEvidence": "fastrack.attest._offer",
     "SnpPolicy": "fastrack.attest._policy_cpu",
-    "SnpProduct": "fastrack.attest._snp_report",
-    "SnpReport": "fastrack.attest._snp_report",
-    "SnpTcb": "fastrack.attest._snp_report",
-    "TcbLevel": "fastrack.attest._tdx_collateral",
-    "TcbStatus": "fastrack.attest._tdx_collateral",
-    "TdReport": "fastrack.attest._tdx_quote",
-    "TdxCollateral": "fastrack.attest._tdx_collateral",
+    "SnpProduct": "fastrack.attest._cpu.snp_report",
+    "SnpReport": "fastrack.attest._cpu.snp_report",
+    "SnpTcb": "fastrack.attest._cpu.snp_report",
+    "TcbLevel": "fastrack.attest._cpu.tdx_collateral",
+    "TcbStatus": "fastrack.attest._cpu.tdx_collateral",
+    "TdReport": "fastrack.attest._cpu.tdx_quote",
+    "TdxCollateral": "fastrack.attest._cpu.tdx_collateral",
     "TdxEvidence": "fastrack.attest._offer",
     "TdxPolicy": "fastrack.attest._policy_cpu",
-    "TdxQuote": "fastrack.attest._tdx_quote",
-    "TdxTcb": "fastrack.attest._tdx",
+    "TdxQuote": "fastrack.attest._cpu.tdx_quote",
+    "TdxTcb": "fastrack.attest._cpu.tdx",
     "TrustedRoots": "fastrack.attest._exchange",
-    "VerifiedGpuReport": "fastrack.attest._gpu",
-    "VerifiedOcspResponse": "fastrack.attest._ocsp",
+    "VerifiedGpuReport": "fastrack.attest._gpus.evidence",
+    "VerifiedOcspResponse": "fastrack.attest._formats.ocsp",
     "VerifiedOffer": "fastrack.attest._exchange",
-    "VerifiedRim": "fastrack.attest._rim",
-    "VerifiedSnpReport": "fastrack.attest._snp",
-    "VerifiedTdxQuote": "fastrack.attest._tdx",
+    "VerifiedRim": "fastrack.attest._gpus.rim",
+    "VerifiedSnpReport": "fastrack.attest._cpu.snp",
+    "VerifiedTdxQuote": "fastrack.attest._cpu.tdx",
     "collect_evidence": "fastrack.attest._collect",
     "fetch_keys": "fastrack.attest._client",
     "issue_grants": "fastrack.attest._exchange",
     "make_offer": "fastrack.attest._exchange",
-    "match_measurements": "fastrack.attest._match",
-    "parse_gpu_report": "fastrack.attest._gpu_report",
-    "parse_rim": "fastrack.attest._rim",
-    "parse_snp_report": "fastrack.attest._snp_report",
-    "parse_tdx_quote": "fastrack.attest._tdx_quote",
-    "verify_gpu_report": "fastrack.attest._gpu",
-    "verify_ocsp_response": "fastrack.attest._ocsp",
+    "match_measurements": "fastrack.attest._gpus.rim_match",
+    "parse_gpu_report": "fastrack.attest._gpus.report",
+    "parse_rim": "fastrack.attest._gpus.rim",
+    "parse_snp_report": "fastrack.attest._cpu.snp_report",
+    "parse_tdx_quote": "fastrack.attest._cpu.tdx_quote",
+    "verify_gpu_report": "fastrack.attest._gpus.evidence",
+    "verify_ocsp_response": "fastrack.attest._formats.ocsp",
     "verify_offer": "fastrack.attest._exchange",
-    "verify_rim": "fastrack.attest._rim",
-    "verify_snp_report": "fastrack.attest._snp",
-    "verify_tdx_quote": "fastrack.attest._tdx",
+    "verify_rim": "fastrack.attest._gpus.rim",
+    "verify_snp_report": "fastrack.attest._cpu.snp",
+    "verify_tdx_quote": "fastrack.attest._cpu.tdx",
 }
 
 

@@ -17,7 +17,7 @@ from threading import Thread
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from fastrack._crypto.keyring import KeyRing
+from fastrack._keys.keyring import KeyRing
 from fastrack._util.public import attest_public
 from fastrack._util.shown import shown
 from fastrack.attest._collect import collect_evidence

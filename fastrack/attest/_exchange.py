@@ -17,13 +17,22 @@ from datetime import UTC, datetime, timedelta
 from hmac import compare_digest
 from typing import NoReturn, TypeAlias
 
-from fastrack._crypto.keyring import KeyRing
-from fastrack._crypto.keys import Key
+from fastrack._keys.keyring import KeyRing
+from fastrack._keys.keys import Key
 from fastrack._util.fork import register_fork_reset
 from fastrack._util.public import attest_public
+from fastrack.attest._cpu.snp import VerifiedSnpReport, verify_snp_report
+from fastrack.attest._cpu.snp_report import parse_snp_report
+from fastrack.attest._cpu.tdx import VerifiedTdxQuote, verify_tdx_quote
+from fastrack.attest._cpu.tdx_collateral import TdxCollateral
+from fastrack.attest._cpu.tdx_quote import parse_tdx_quote
 from fastrack.attest._errors import refused
-from fastrack.attest._gpu import VerifiedGpuReport, verify_gpu_report
-from fastrack.attest._match import MatchedGpuReport, match_measurements
+from fastrack.attest._formats.roots import AMD_ROOTS, INTEL_ROOTS, NVIDIA_RIM_ROOTS, NVIDIA_ROOTS, Roots
+from fastrack.attest._formats.times import require_in_force, require_time_zone
+from fastrack.attest._formats.wire import decode, encode, write_bytes
+from fastrack.attest._gpus.evidence import VerifiedGpuReport, verify_gpu_report
+from fastrack.attest._gpus.rim import VerifiedRim, verify_rim
+from fastrack.attest._gpus.rim_match import MatchedGpuReport, match_measurements
 from fastrack.attest._offer import (
     ALGORITHM,
     Challenge,
@@ -36,15 +45,6 @@ from fastrack.attest._offer import (
     open_offer,
 )
 from fastrack.attest._policy import Policy
-from fastrack.attest._rim import VerifiedRim, verify_rim
-from fastrack.attest._roots import AMD_ROOTS, INTEL_ROOTS, NVIDIA_RIM_ROOTS, NVIDIA_ROOTS, Roots
-from fastrack.attest._snp import VerifiedSnpReport, verify_snp_report
-from fastrack.attest._snp_report import parse_snp_report
-from fastrack.attest._tdx import VerifiedTdxQuote, verify_tdx_quote
-from fastrack.attest._tdx_collateral import TdxCollateral
-from fastrack.attest._tdx_quote import parse_tdx_quote
-from fastrack.attest._wire import decode, encode, write_bytes
-from fastrack.attest._x509 import require_time_zone
 from fastrack.errors import ClosedError
 from fastrack.grants import Grants, Identity, Recipient, Signer, Verifier
 
@@ -492,9 +492,7 @@ def issue_grants(
     require_time_zone(now)
     if lifetime < timedelta(seconds=1):
         raise ValueError(f"expected lifetime= of a second or more, got {lifetime}")
-    if not verified.verified_at <= now <= verified.valid_until:
-        wanted = f"{verified.verified_at.isoformat()} to {verified.valid_until.isoformat()}"
-        raise refused(_EVIDENCE, "validity", wanted=wanted, found=now.isoformat(), advice=_AGAIN)
+    require_in_force(_EVIDENCE, "validity", verified.verified_at, verified.valid_until, now, _AGAIN)
     granted = _list_keys(keys)
     if not granted or len(granted) > _KEYS_LIMIT:
         raise ValueError(f"issuing grants failed: expected 1 to {_KEYS_LIMIT} keys, got {len(granted)}")

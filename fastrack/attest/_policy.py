@@ -11,16 +11,16 @@ from typing import Self, TypeVar
 
 from fastrack._util.public import attest_public
 from fastrack._util.rights import open_own
+from fastrack.attest._cpu.snp import VerifiedSnpReport
+from fastrack.attest._cpu.tdx import VerifiedTdxQuote
 from fastrack.attest._errors import refused
-from fastrack.attest._gpu import VerifiedGpuReport
-from fastrack.attest._match import MatchedGpuReport
+from fastrack.attest._formats.times import require_time_zone
+from fastrack.attest._formats.toml import Table
+from fastrack.attest._gpus.evidence import VerifiedGpuReport
+from fastrack.attest._gpus.rim_match import MatchedGpuReport
 from fastrack.attest._policy_common import NOT_MEANT
 from fastrack.attest._policy_cpu import SnpPolicy, TdxPolicy, check_snp, check_tdx, read_snp, read_tdx
 from fastrack.attest._policy_gpu import GpuPolicy, check_gpus, read_gpu
-from fastrack.attest._snp import VerifiedSnpReport
-from fastrack.attest._tdx import VerifiedTdxQuote
-from fastrack.attest._toml import Table
-from fastrack.attest._x509 import require_time_zone
 from fastrack.errors import FormatError
 
 T = TypeVar("T")

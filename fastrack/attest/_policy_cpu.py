@@ -8,7 +8,13 @@ from datetime import datetime, timedelta
 from itertools import product
 
 from fastrack._util.public import attest_public
+from fastrack.attest._cpu.snp import VerifiedSnpReport
+from fastrack.attest._cpu.snp_report import SnpProduct
+from fastrack.attest._cpu.tdx import VerifiedTdxQuote
+from fastrack.attest._cpu.tdx_collateral import TcbStatus
+from fastrack.attest._cpu.tdx_quote import TdReport
 from fastrack.attest._errors import refused
+from fastrack.attest._formats.toml import Table
 from fastrack.attest._policy_common import (
     NOT_MEANT,
     Revocation,
@@ -23,12 +29,6 @@ from fastrack.attest._policy_common import (
     require_current,
     require_revocation,
 )
-from fastrack.attest._snp import VerifiedSnpReport
-from fastrack.attest._snp_report import SnpProduct
-from fastrack.attest._tdx import VerifiedTdxQuote
-from fastrack.attest._tdx_collateral import TcbStatus
-from fastrack.attest._tdx_quote import TdReport
-from fastrack.attest._toml import Table
 from fastrack.errors import FormatError
 
 _ANY = "any"

@@ -9,9 +9,10 @@ from datetime import datetime, timedelta
 
 from fastrack._util.public import attest_public
 from fastrack.attest._errors import refused
-from fastrack.attest._gpu import GpuMode, VerifiedGpuReport
-from fastrack.attest._gpu_identity import GpuArchitecture
-from fastrack.attest._match import MatchedGpuReport
+from fastrack.attest._formats.toml import Table
+from fastrack.attest._gpus.evidence import GpuMode, VerifiedGpuReport
+from fastrack.attest._gpus.identity import GpuArchitecture
+from fastrack.attest._gpus.rim_match import MatchedGpuReport
 from fastrack.attest._policy_common import (
     NOT_MEANT,
     Revocation,
@@ -22,7 +23,6 @@ from fastrack.attest._policy_common import (
     require_current,
     require_revocation,
 )
-from fastrack.attest._toml import Table
 
 _DRIVER = re.compile(r"\d{1,9}(?:\.\d{1,9})*")
 _VBIOS = re.compile(r"[0-9a-fA-F]{1,8}(?:\.[0-9a-fA-F]{1,8})*")

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from fastrack._sealed.reader import SealedFile
+from fastrack._files.reader import SealedFile
 from fastrack._tensors import dtypes
 from fastrack.errors import FormatError
 

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, Self
 import torch
 import torch.distributed as dist
 
-from fastrack._crypto.keyring import KeyLike, sealing_key
+from fastrack._keys.keyring import KeyLike, sealing_key
 from fastrack._util.shown import shown
 from fastrack.distributed._link import Link
 from fastrack.distributed._messages import Slabs

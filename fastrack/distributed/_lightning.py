@@ -12,8 +12,8 @@ from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch.plugins.io import CheckpointIO
 from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy, Strategy
 
-from fastrack._crypto.keyring import KeyRing
-from fastrack._crypto.keys import Key
+from fastrack._keys.keyring import KeyRing
+from fastrack._keys.keys import Key
 from fastrack._training.checkpoint import load_checkpoint, save_checkpoint
 from fastrack._training.state import encode_state
 from fastrack._util.locations import locate

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from fastrack._crypto.engine import get_engine
-from fastrack._crypto.keys import Key
+from fastrack._keys.keys import Key
 from fastrack.distributed._messages import SLAB_CHUNKS
 from fastrack.distributed._places import CudaPlace, HostPlace, Place, reuse
 from fastrack.distributed._session import RANDOM_SIZE, GroupSession

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from fastrack._crypto.keyring import KeyLike, sealing_key
-from fastrack._crypto.keys import Key
+from fastrack._keys.keyring import KeyLike, sealing_key
+from fastrack._keys.keys import Key
 from fastrack.distributed._group import SecureGroup
 from fastrack.distributed._operation import Reduction
 from fastrack.distributed._transport import PointToPoint

@@ -15,14 +15,15 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPla
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from fastrack._crypto.keyring import KeyRing, KeySource
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices import canonical
-from fastrack._sealed.boxes import select_box
+from fastrack._files.reader import SealedFile
+from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._sealed.contexts import Edition
 from fastrack._sealed.headers import open_headers
-from fastrack._sealed.reader import SealedFile, load_file, resolve_anchor
-from fastrack._sealed.tensor import SealedTensor, unseal
+from fastrack._sealed.seal import unseal
+from fastrack._sealed.tensor import SealedTensor, select_box
+from fastrack._sets.load_file import load_file, resolve_anchor
 from fastrack._tensors.arrays import Framework
 from fastrack._training.checkpoint import find_message, load_checkpoint
 from fastrack._training.model import Step, fill, fits_in_place
@@ -34,7 +35,7 @@ from fastrack.distributed._writer import VALUES
 from fastrack.errors import AuthenticationError, FormatError
 
 if TYPE_CHECKING:
-    from fastrack._sealed.anchor import Anchor
+    from fastrack._sets.anchor import Anchor
 
 
 class SealedReader(StorageReader):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from fastrack._crypto.keyring import KeyLike, KeyRing, KeySource, sealing_key
+from fastrack._keys.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._util.locations import locate_local
 
 

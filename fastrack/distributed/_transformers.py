@@ -12,10 +12,10 @@ from typing import Any
 import torch.distributed as dist
 from transformers import TrainerCallback
 
-from fastrack._crypto.keys import Key
-from fastrack._sealed.folder import load_folder
-from fastrack._sealed.folder_writer import seal_folder
-from fastrack._sealed.tensor import unseal
+from fastrack._keys.keys import Key
+from fastrack._sealed.seal import unseal
+from fastrack._sets.folder import load_folder
+from fastrack._sets.folder_writer import seal_folder
 from fastrack._util.atomic import remove_folder
 from fastrack._util.rights import require_own
 from fastrack.errors import FastrackError

@@ -17,11 +17,11 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteIte
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from fastrack._crypto.keyring import KeyLike, sealing_key
-from fastrack._crypto.keys import Key
+from fastrack._files.importers import PlainTensor
+from fastrack._files.writer import write_sealed
+from fastrack._keys.keyring import KeyLike, sealing_key
+from fastrack._keys.keys import Key
 from fastrack._sealed.contexts import MessageContext, new_file_id
-from fastrack._sealed.importers import PlainTensor
-from fastrack._sealed.writer import write_sealed
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
 from fastrack._training.checkpoint import save_checkpoint

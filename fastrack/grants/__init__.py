@@ -19,9 +19,9 @@ array([0, 1, 2])
 
 from __future__ import annotations
 
-from fastrack._crypto.recipients import Identity, Recipient
-from fastrack._crypto.signing import Signer, Verifier
-from fastrack.grants._grants import Grant, Grants
+from fastrack._keys.grants import Grant, Grants
+from fastrack._keys.recipients import Identity, Recipient
+from fastrack._keys.signing import Signer, Verifier
 
 __all__ = ["Grant", "Grants", "Identity", "Recipient", "Signer", "Verifier"]
 

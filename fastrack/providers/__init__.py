@@ -15,13 +15,13 @@ Examples
 
 from __future__ import annotations
 
+from fastrack._keys.wrapped import KeyWrapper, WrappedKey, open_wrapper
 from fastrack.providers._aws import AwsKms
 from fastrack.providers._azure import AzureKeyVault
 from fastrack.providers._gcp import GcpKms
 from fastrack.providers._pkcs11 import Pkcs11
 from fastrack.providers._tpm import Tpm
 from fastrack.providers._vault import VaultTransit
-from fastrack.providers._wrapped import KeyWrapper, WrappedKey, open_wrapper
 
 __all__ = [
     "AwsKms",

@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from fastrack._keys.wrapped import WrappedKey, import_client, require_algorithm
 from fastrack._util.shown import shown
 from fastrack.errors import ProviderError
 from fastrack.providers._cloud import CloudKey
-from fastrack.providers._wrapped import WrappedKey, import_client, require_algorithm
 
 _ALGORITHM = "SYMMETRIC_DEFAULT"
 _CONTEXT = "fastrack-key"

@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from fastrack._keys.wrapped import WrappedKey, import_client, require_algorithm
 from fastrack._util.shown import shown
 from fastrack.errors import ProviderError
 from fastrack.providers._cloud import CloudKey
-from fastrack.providers._wrapped import WrappedKey, import_client, require_algorithm
 
 _ALGORITHM = "RSA-OAEP-SHA256"
 _KEY = re.compile(r"https://(?P<host>[a-z0-9.-]{1,255})(?::[0-9]{1,5})?/keys/[A-Za-z0-9-]{1,127}(?:/[0-9a-f]{32})?")

@@ -6,9 +6,9 @@ import re
 from abc import abstractmethod
 from typing import Any, ClassVar, Self
 
+from fastrack._keys.wrapped import KeyWrapper, WrappedKey, require_parameters
 from fastrack._util.shown import shown
 from fastrack.errors import FormatError
-from fastrack.providers._wrapped import KeyWrapper, WrappedKey, require_parameters
 
 
 class CloudKey(KeyWrapper):

@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from fastrack._keys.wrapped import WrappedKey, import_client, require_algorithm
 from fastrack.errors import ProviderError
 from fastrack.providers._cloud import CloudKey
-from fastrack.providers._wrapped import WrappedKey, import_client, require_algorithm
 
 _ALGORITHM = "GOOGLE_SYMMETRIC_ENCRYPTION"
 _PART = r"[A-Za-z0-9_-][A-Za-z0-9_.:-]{0,127}"

@@ -15,10 +15,10 @@ from cryptography.hazmat.primitives.asymmetric.padding import MGF1, OAEP
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicNumbers
 from cryptography.hazmat.primitives.hashes import SHA1, SHA256
 
-from fastrack._crypto.keys import read_private
+from fastrack._keys.keys import read_private
+from fastrack._keys.wrapped import KeyWrapper, WrappedKey, import_client, require_algorithm, require_parameters
 from fastrack._util.fork import register_fork_reset
 from fastrack.errors import FormatError, ProviderError
-from fastrack.providers._wrapped import KeyWrapper, WrappedKey, import_client, require_algorithm, require_parameters
 
 MODULE_VARIABLE = "FASTRACK_PKCS11_MODULE"
 PIN_VARIABLE = "FASTRACK_PKCS11_PIN"

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterator
 from typing import Any, ClassVar, Self
 
+from fastrack._keys.wrapped import KeyWrapper, WrappedKey, import_client, require_algorithm, require_parameters
 from fastrack._util.shown import shown
 from fastrack.errors import FormatError, ProviderError
-from fastrack.providers._wrapped import KeyWrapper, WrappedKey, import_client, require_algorithm, require_parameters
 
 TCTI_VARIABLE = "TPM2TOOLS_TCTI"
 

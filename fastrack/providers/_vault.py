@@ -11,9 +11,9 @@ from ipaddress import ip_address
 from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
 
+from fastrack._keys.wrapped import KeyWrapper, WrappedKey, import_client, require_algorithm, require_parameters
 from fastrack._util.shown import shown
 from fastrack.errors import FormatError, ProviderError
-from fastrack.providers._wrapped import KeyWrapper, WrappedKey, import_client, require_algorithm, require_parameters
 
 ADDRESS_VARIABLE = "VAULT_ADDR"
 _ALGORITHM = "transit"

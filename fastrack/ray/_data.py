@@ -9,9 +9,9 @@ from ray.data import Datasource, ReadTask
 from ray.data.block import BlockMetadata
 from ray.data.collate_fn import NumpyBatchCollateFn
 
-from fastrack._crypto.keyring import KeyRing, KeySource
-from fastrack._crypto.keys import Key
 from fastrack._devices import canonical
+from fastrack._keys.keyring import KeyRing, KeySource
+from fastrack._keys.keys import Key
 from fastrack._training.dataset import SealedDataset
 from fastrack._training.numbered import ROW_BYTES, NumberedSamples, divide, make_table
 from fastrack._transfer.api import to_device

@@ -10,7 +10,7 @@ import weakref
 from pathlib import Path
 from typing import Self
 
-from fastrack._sealed.folder import SealedFolder
+from fastrack._sets.folder import SealedFolder
 
 CODE = ".py"
 

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from fastrack._crypto.keyring import KeyRing, KeySource
-from fastrack._sealed.folder import SealedFolder, open_folder
+from fastrack._keys.keyring import KeyRing, KeySource
+from fastrack._sets.folder import SealedFolder, open_folder
 from fastrack.errors import FormatError
 from fastrack.transformers._copies import private_copy, refuse_foreign_code
 from fastrack.transformers._weights import lazy_weights
 
 if TYPE_CHECKING:
-    from fastrack._sealed.anchor import Anchor
+    from fastrack._sets.anchor import Anchor
 
 Loaded = TypeVar("Loaded")
 _REFUSED = ("state_dict", "gguf_file", "offload_folder", "adapter_kwargs", "from_tf", "from_flax")

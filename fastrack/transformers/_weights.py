@@ -6,8 +6,8 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fastrack._crypto.keyring import KeyRing
 from fastrack._devices import canonical
+from fastrack._keys.keyring import KeyRing
 from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes

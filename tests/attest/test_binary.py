@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastrack import FormatError
-from fastrack.attest import _der as der
-from fastrack.attest._binary import Cursor
+from fastrack.attest._formats import der
+from fastrack.attest._formats.binary import Cursor
 
 
 def test_fields_are_read_in_order():

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 from cryptography import x509
+from helpers import pyca_chain
 from helpers.cases import each
 from helpers.foundry import nvidia as foundry
 from helpers.foundry.authority import LONG, NOW, Authority, flips, is_refused, rsa_key
@@ -15,8 +16,7 @@ from hypothesis import strategies as st
 
 from fastrack import AttestationError, FormatError, attest
 from fastrack.attest import GpuArchitecture, GpuMode
-from fastrack.attest._links import verify_ecdsa_chain
-from fastrack.attest._x509 import load_chain, verify_chain
+from fastrack.attest._formats.x509 import load_chain, verify_chain
 
 
 def verify(device=None, report=None, *, nonce=NONCE, now=NOW, **options):
@@ -415,8 +415,8 @@ def test_chains_are_judged_as_the_verifier_of_cryptography_does(data):
     now = data.draw(st.sampled_from([NOW, NOW + 2 * LONG]))
     certificates = [one.certificate for one in chain]
     options = {"roots": foundry.hopper().roots, "now": now, "evidence": "chain"}
-    ours = is_refused(lambda: verify_ecdsa_chain(certificates, **options))
-    assert ours == is_refused(lambda: verify_chain(certificates, **options))
+    ours = is_refused(lambda: verify_chain(certificates, **options))
+    assert ours == is_refused(lambda: pyca_chain.verify_chain(certificates, **options))
 
 
 # Evidence of real devices.
@@ -474,6 +474,6 @@ def test_the_chain_of_another_real_device_is_refused(evidence):
 @pytest.mark.parametrize("name", ["hopper", "blackwell", "switch"])
 def test_the_verifier_of_cryptography_accepts_the_chains_of_real_devices_too(evidence, name):
     certificates = load_chain((evidence / "nvidia" / f"{name}_chain.txt").read_bytes(), evidence="chain")
-    for check in (verify_chain, verify_ecdsa_chain):
+    for check in (verify_chain, pyca_chain.verify_chain):
         chain = check(certificates, roots=attest.NVIDIA_ROOTS, now=WHEN, evidence="chain")
         assert isinstance(chain.leaf, x509.Certificate)

@@ -3,9 +3,10 @@ from helpers.foundry import nvidia as foundry
 from helpers.foundry.authority import NOW
 
 from fastrack import AttestationError, attest
-from fastrack.attest import _ocsp, _rim
 from fastrack.attest._errors import refused
-from fastrack.attest._kept import Kept
+from fastrack.attest._formats import ocsp as _ocsp
+from fastrack.attest._formats.cache import Kept
+from fastrack.attest._gpus import rim as _rim
 
 
 def counted():
@@ -46,7 +47,7 @@ def test_no_more_are_kept_than_said():
 
 def test_what_gpus_have_in_common_is_verified_once(monkeypatch):
     """The manifest, and the responses about its signer's certificates."""
-    _rim._open_signed.cache_clear()
+    _rim.open_signed.cache_clear()
     _ocsp._verify_responder.cache_clear()
     digests, signatures = [], []
     whole, one = _rim.canonicalize, _ocsp._verify_signature

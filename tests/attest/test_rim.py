@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastrack import AttestationError, FormatError, attest
-from fastrack.attest import _rim
+from fastrack.attest._gpus import rim as _rim
 
 WHEN = datetime(2026, 6, 1, tzinfo=UTC)
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fastrack import AttestationError, FormatError, attest
 from fastrack.attest import SnpProduct, SnpTcb
-from fastrack.attest._x509 import load_chain
+from fastrack.attest._formats.x509 import load_chain
 
 DAY = timedelta(days=1)
 PRODUCTS = sorted(foundry.PRODUCTS)

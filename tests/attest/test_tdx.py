@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from fastrack import AttestationError, FormatError, attest
 from fastrack.attest import TcbStatus, TdxCollateral
-from fastrack.attest._pck import read_pck_identity
-from fastrack.attest._tdx import verify_signatures
+from fastrack.attest._cpu.tdx import verify_signatures
+from fastrack.attest._cpu.tdx_pck import read_pck_identity
 
 DAY = timedelta(days=1)
 

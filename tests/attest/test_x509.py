@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fastrack import AttestationError, FormatError
-from fastrack.attest import _x509
+from fastrack.attest._formats import x509 as _x509
 
 DAY = timedelta(days=1)
 FAR = timedelta(days=4000)
@@ -29,10 +29,10 @@ def make(kind, *, root=None, middle=None, leaf=None):
 
 
 def verify(kind, authorities, *, now=NOW, roots=None):
-    run = _x509.verify_chain if kind == "ecdsa" else _x509.verify_pss_chain
+    algorithms = _x509.ECDSA if kind == "ecdsa" else _x509.PSS_SHA384
     chain = [_x509.load_certificate(one.der, evidence="test chain") for one in authorities]
     roots = {authorities[-1].fingerprint} if roots is None else roots
-    return run(chain, roots=roots, now=now, evidence="test chain")
+    return _x509.verify_chain(chain, roots=roots, now=now, evidence="test chain", algorithms=algorithms)
 
 
 @pytest.fixture(params=["ecdsa", "pss"])
@@ -152,8 +152,8 @@ def test_every_byte_of_a_chain_counts(kind):
 
 def verify_ders(kind, ders, roots):
     chain = [_x509.load_certificate(der, evidence="chain") for der in ders]
-    run = _x509.verify_chain if kind == "ecdsa" else _x509.verify_pss_chain
-    run(chain, roots=roots, now=NOW, evidence="chain")
+    algorithms = _x509.ECDSA if kind == "ecdsa" else _x509.PSS_SHA384
+    _x509.verify_chain(chain, roots=roots, now=NOW, evidence="chain", algorithms=algorithms)
 
 
 def test_a_signature_with_unused_bits_is_refused():

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastrack import FormatError
-from fastrack.attest._xml import canonicalize, parse
+from fastrack.attest._formats.xml import canonicalize, parse
 
 
 def canonical(text):

@@ -202,7 +202,7 @@ def test_options_that_do_not_go_together_are_refused(run, line, hint):
 
 
 def test_without_torch_the_command_says_what_to_install(run, monkeypatch):
-    monkeypatch.setattr("fastrack._cli.collectives.find_spec", lambda _: None)
+    monkeypatch.setattr("fastrack._cli.commands.collectives.find_spec", lambda _: None)
     done = run("bench --collectives")
     assert (done.exit_code, done.stderr) == (1, "error: torch is not installed: pip install 'fastrack-io[torch]'\n")
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import fastrack
 from fastrack import attest
-from fastrack._broker import server
-from fastrack._broker.app import make_app
-from fastrack._broker.ledger import Ledger
-from fastrack._broker.limits import RateLimit
-from fastrack._broker.service import Broker, Settings
+from fastrack.attest._broker import server
+from fastrack.attest._broker.app import make_app
+from fastrack.attest._broker.ledger import Ledger
+from fastrack.attest._broker.limits import RateLimit
+from fastrack.attest._broker.service import Broker, Settings
 from fastrack.grants import Signer
 
 

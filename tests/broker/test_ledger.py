@@ -17,10 +17,10 @@ import pytest
 
 import fastrack
 from fastrack import KeyPermissionError
-from fastrack._broker import ledger as module
-from fastrack._broker.ledger import BusyError, ChallengeError, Ledger, read_log
-from fastrack._broker.limits import RateLimit
 from fastrack.attest import Challenge
+from fastrack.attest._broker import ledger as module
+from fastrack.attest._broker.ledger import BusyError, ChallengeError, Ledger, read_log
+from fastrack.attest._broker.limits import RateLimit
 
 NOW = datetime(2026, 6, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -133,7 +133,7 @@ def test_a_full_disk_uses_no_challenge(ledger, path):
 
 KILLED = """
 import sys
-from fastrack._broker.ledger import Ledger
+from fastrack.attest._broker.ledger import Ledger
 from datetime import UTC, datetime
 ledger = Ledger(sys.argv[1])
 for id in sys.argv[2:]:
@@ -290,7 +290,7 @@ def test_a_network_of_ipv6_is_one_address():
 
 
 def test_addresses_are_forgotten(monkeypatch):
-    from fastrack._broker import limits
+    from fastrack.attest._broker import limits
 
     monkeypatch.setattr(limits, "_MOST_ADDRESSES", 10)
     limit = RateLimit(60, 1, clock=lambda: 0.0)

@@ -24,7 +24,7 @@ from helpers.foundry.machine import Machine, change, policy, roots, spots
 
 import fastrack
 from fastrack import attest
-from fastrack._broker.ledger import Ledger, read_log
+from fastrack.attest._broker.ledger import Ledger, read_log
 from fastrack.grants import Identity, Signer
 
 THREADS = 16
@@ -68,7 +68,7 @@ def reason(answer):
 # What libraries have to say.
 OTHERS = """
 import logging, warnings
-from fastrack._broker.server import _log_as_json
+from fastrack.attest._broker.server import _log_as_json
 
 _log_as_json()
 warnings.warn("of a library")

@@ -47,7 +47,7 @@ class Script:
 @pytest.fixture(autouse=True)
 def _short_timings(monkeypatch):
     """Have `doctor` time the engine once in place of 0.2 seconds long."""
-    monkeypatch.setattr("fastrack._cli.selftest._TIMING", 1e-3)
+    monkeypatch.setattr("fastrack._cli.commands.selftest._TIMING", 1e-3)
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from helpers.foundry.authority import NOW
 from helpers.foundry.machine import Machine, policy, roots
 
 from fastrack import FastrackError, Key, attest
-from fastrack._cli import attest as module
+from fastrack._cli.commands import attest as module
 
 
 @pytest.fixture(autouse=True)
@@ -237,6 +237,6 @@ def test_a_broker_is_served_and_its_log_is_shown(cli):
 
 
 def test_a_broker_without_its_extra_says_so(cli, monkeypatch):
-    for name in ("starlette", "uvicorn", "fastrack._broker.app", "fastrack._broker.server"):
+    for name in ("starlette", "uvicorn", "fastrack.attest._broker.app", "fastrack.attest._broker.server"):
         monkeypatch.setitem(sys.modules, name, None)
     assert "pip install 'fastrack-io[broker]'" in cli.error(f"broker serve {SERVE} --insecure-loopback")

@@ -10,7 +10,7 @@ from fastrack._bench import runner as ablation
 from fastrack._bench import steps
 from fastrack._bench.plots import draw_ablation
 from fastrack._bench.steps import DIRECTIONS, STEPS
-from fastrack._cli.bench import show_ablation
+from fastrack._cli.commands.bench import show_ablation
 from fastrack._cli.console import stdout
 from fastrack._crypto import engine as aead
 from fastrack._crypto.workers import default_threads

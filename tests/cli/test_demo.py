@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fastrack import Key, save_file
-from fastrack._cli import demo as demo_module
+from fastrack._cli.commands import demo as demo_module
 from fastrack._cli.console import stdout
 from fastrack.errors import FastrackError
 

@@ -7,12 +7,12 @@ from helpers.engines import Wrong
 from test_nvml import FakeNvml
 
 from fastrack import Key
-from fastrack._cli import doctor as doctor_module
-from fastrack._cli.doctor import KeyFile, gather, read_key_file, state
+from fastrack._cli.commands import doctor as doctor_module
+from fastrack._cli.commands.doctor import KeyFile, gather, read_key_file, state
+from fastrack._cli.commands.selftest import CudaCheck, check_cuda, check_engine
 from fastrack._cli.machine import CpuTee
 from fastrack._cli.nvml import Confidential, Gpu, Graphics
 from fastrack._cli.proofs import read_proofs
-from fastrack._cli.selftest import CudaCheck, check_cuda, check_engine
 from fastrack._crypto import engine as aead
 from fastrack._crypto.engine import ENGINE_VARIABLE, SelectedEngine
 

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file as load_plain
 from safetensors.numpy import save_file as save_plain
 
 from fastrack import Key, load_file
-from fastrack._crypto.keys import KEY_MODE_VARIABLE
+from fastrack._keys.keys import KEY_MODE_VARIABLE
 
 NOTES = b"not for everyone\r\n\x00\xff" * 3000
 

@@ -16,7 +16,7 @@ from helpers.foundry.machine import Machine, policy, roots
 from typer.main import get_command
 
 from fastrack import SealedDataset, attest
-from fastrack._broker.ledger import Ledger
+from fastrack.attest._broker.ledger import Ledger
 from fastrack.providers import WrappedKey
 
 KEY = "-k owner.key"
@@ -87,9 +87,9 @@ def machine(patch):
     made = Machine("tdx", 1)
     patch.setattr(attest, "collect_evidence", lambda binding, **_: made.collect(binding))
     patch.setattr("fastrack.attest._exchange.VENDOR_ROOTS", roots())
-    patch.setattr("fastrack._cli.attest.read_clock", lambda: NOW)
+    patch.setattr("fastrack._cli.commands.attest.read_clock", lambda: NOW)
     if find_spec("uvicorn"):
-        patch.setattr("fastrack._broker.server.serve", lambda *_, **__: None)
+        patch.setattr("fastrack.attest._broker.server.serve", lambda *_, **__: None)
 
 
 @pytest.fixture(scope="module")

@@ -2,9 +2,9 @@
 
 import pytest
 
-from fastrack._cli import warmup as warmup_module
-from fastrack._cli.doctor import read_machine_code
-from fastrack._cli.selftest import CudaCheck
+from fastrack._cli.commands import warmup as warmup_module
+from fastrack._cli.commands.doctor import read_machine_code
+from fastrack._cli.commands.selftest import CudaCheck
 from fastrack._crypto import native
 
 
@@ -35,7 +35,7 @@ def test_doctor_tells_the_file_of_the_machine_code_and_what_made_it(cli):
 
 def test_doctor_tells_why_there_is_none(cli, monkeypatch):
     monkeypatch.setattr(
-        "fastrack._cli.doctor.read_machine_code",
+        "fastrack._cli.commands.doctor.read_machine_code",
         lambda: {"path": None, "made_by": None, "problem": "it is not there. Get it"},
     )
     assert "state         none: it is not there. Get it" in cli("doctor").stdout

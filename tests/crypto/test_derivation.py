@@ -3,12 +3,13 @@
 import random
 
 import pytest
+from helpers.cases import each
 from helpers.engines import Wrong
 from helpers.runs import flip
 
 from fastrack._crypto import derivation
 from fastrack._crypto.cobblestone import COMMITMENT_SIZE, DERIVED_SIZE, NONCE_SIZE
-from fastrack._crypto.derivation import derive, derive_rows, new_header
+from fastrack._crypto.derivation import derive, derive_keys, derive_rows, new_header
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack.errors import FormatError
 
@@ -29,21 +30,21 @@ def test_batches_give_every_key(messages):
     headers, contexts, keys = messages
     rows = list(reversed(range(len(keys))))
     target = MessageKeys(len(keys))
-    assert target.derive(SECRET, headers, contexts, rows) is None
+    assert derive_keys(target, SECRET, headers, contexts, rows) is None
     for row, key in zip(rows, keys, strict=True):
         assert target.material(row) == key.material
     assert target.bits == [256] * len(keys)
 
 
-@pytest.mark.parametrize("bad", [0, 3, 4, 7, 8, 10])
+@each("bad", [0, 3, 4, 7, 8, 10])
 def test_the_first_wrong_commitment_of_all_batches_is_found(messages, bad):
-    headers, contexts, _ = messages
+    headers, contexts = messages[0].copy(), messages[1]
     for number in {bad, 10}:
         headers[number] = flip(headers[number], 8 * 56 - 1)
-    assert MessageKeys(11).derive(SECRET, headers, contexts, range(11)) == bad
+    assert derive_keys(MessageKeys(11), SECRET, headers, contexts, range(11)) == bad
 
 
-@pytest.mark.parametrize("size", [0, 24, 55, 57])
+@each("size", [0, 24, 55, 57])
 def test_a_header_of_another_length_is_refused_before_a_key_is_derived(size):
     target = memoryview(bytearray(2 * DERIVED_SIZE))
     with pytest.raises(FormatError, match=f"got {size}"):

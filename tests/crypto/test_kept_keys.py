@@ -82,7 +82,7 @@ def test_wiped_message_keys_take_no_others(row):
     with pytest.raises(TypeError, match="read-only"):
         row.put(0, bytearray(range(1, 45)))
     with pytest.raises((BufferError, TypeError, ValueError)):
-        row.derive(bytearray(32), [bytes(56)], [b"context"], [0])
+        derivation.derive_keys(row, bytearray(32), [bytes(56)], [b"context"], [0])
     row.wipe()
     assert not any(row._flat)
 

@@ -13,8 +13,8 @@ import pytest
 
 import fastrack
 from fastrack import Key, KeyRing, UnknownKeyError, use_keys
-from fastrack._crypto import keyring
-from fastrack._crypto.keyring import KEY_FILE_VARIABLE
+from fastrack._keys import keyring
+from fastrack._keys.keyring import KEY_FILE_VARIABLE
 
 
 @pytest.fixture

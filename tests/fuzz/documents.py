@@ -17,15 +17,15 @@ from helpers.foundry import nvidia, snp, tdx
 from helpers.foundry.authority import NOW
 
 from fastrack import AttestationError, FormatError, GrantError, Key, ProviderError, SignatureError, attest
-from fastrack._crypto.recipients import PassphraseParameters
-from fastrack._crypto.signing import sign_envelope
-from fastrack._crypto.textkeys import public_id
+from fastrack._keys.grants import PAYLOAD_TYPE
+from fastrack._keys.key_files import public_id
+from fastrack._keys.recipients import PassphraseParameters
+from fastrack._keys.signing import sign_envelope
+from fastrack._keys.wrapped import _wrapper_class, open_source
 from fastrack._util.locations import NO_PATH
 from fastrack.errors import UnknownKeyError
 from fastrack.grants import Grants, Identity, Recipient, Signer, Verifier
-from fastrack.grants._grants import PAYLOAD_TYPE
 from fastrack.providers import WrappedKey, open_wrapper
-from fastrack.providers._wrapped import _wrapper_class, open_source
 from fuzz import mutators
 from fuzz.evidence import mutate_parts, pack, same_every_time, unpack
 
@@ -146,7 +146,7 @@ class GrantsFiles:
 
     def __init__(self):
         derived = PassphraseParameters(bytes(range(16))), bytes(48)  # not by Argon2id, which takes long
-        with mock.patch("fastrack.grants._grants.encrypt_to_passphrase", return_value=derived):
+        with mock.patch("fastrack._keys.grants.encrypt_to_passphrase", return_value=derived):
             recipients = [pairs()[name][1] for name in ("MLKEM768_X25519", "P-384")]
             made = Grants.issue(
                 KEY, recipients, signer=signer(), passphrase="correct horse battery", files=["ab" * 16], expires=END

@@ -32,10 +32,10 @@ from fastrack import (
     SealedTensor,
     UnknownKeyError,
 )
-from fastrack._cli.inspect import read_contents, show_contents
+from fastrack._cli.commands.inspect import read_contents, show_contents
 from fastrack._crypto import cobblestone
 from fastrack._crypto.base import GatherPlan
-from fastrack._crypto.keys import key_file_id
+from fastrack._keys.keys import key_file_id
 from fastrack._sealed.messages import OpenMessage
 from fastrack._tensors import arrays, dtypes
 from fastrack._training import state as skeleton
@@ -43,7 +43,7 @@ from fuzz import mutators
 from fuzz.documents import Exchanges, GrantsFiles, KeyPairs, WrappedKeys
 from fuzz.engines import Engines
 from fuzz.evidence import GpuReports, OcspResponses, Policies, Rims, SnpReports, TdxQuotes
-from fuzz.manifests import Anchors, Manifests, Proofs
+from fuzz.manifests import Anchors, Manifests
 from fuzz.recombined import Recombined
 
 KEYS = [Key.from_bytes(bytes(range(32))), Key.from_bytes(bytes(range(16)))]
@@ -599,7 +599,6 @@ TARGETS = (
     Recombined,
     Manifests,
     Anchors,
-    Proofs,
     TdxQuotes,
     SnpReports,
     GpuReports,

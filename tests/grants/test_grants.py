@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 import fastrack
 from fastrack import Key, KeyRing
-from fastrack._crypto.signing import sign_envelope
+from fastrack._keys.grants import PAYLOAD_TYPE
+from fastrack._keys.signing import sign_envelope
 from fastrack.errors import ClosedError, FormatError, GrantError, SignatureError, UnknownKeyError
 from fastrack.grants import Grants, Identity, Recipient, Signer
-from fastrack.grants._grants import PAYLOAD_TYPE
 from fastrack.providers import VaultTransit
 
 NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)

@@ -15,7 +15,7 @@ def each(names, cases, ids=reprlib.repr):
     is parametrized. ``pytest.param`` may give a case its name, but no mark. A function as ``cases`` makes a dictionary
     when the test runs: each value, or each pair of a name and a value, is a case.
     """
-    one, names = isinstance(names, str), [names] if isinstance(names, str) else names
+    names = names.split(",") if isinstance(names, str) else names
     cases = cases if callable(cases) else list(cases)
     ids = ids if callable(ids) else list(ids)
 
@@ -24,7 +24,9 @@ def each(names, cases, ids=reprlib.repr):
         if callable(cases):
             made = [pytest.param(*pair[-len(names) :], id=pair[0]) for pair in cases().items()]
         else:
-            made = [case if isinstance(case, Case) else pytest.param(*[case] if one else case) for case in cases]
+            made = [
+                case if isinstance(case, Case) else pytest.param(*[case] if len(names) == 1 else case) for case in cases
+            ]
         assert all(len(case.values) == len(names) and not case.marks for case in made)
         if callable(ids):
             return [(case, case.id or ", ".join(str(ids(value)) for value in case.values)) for case in made]

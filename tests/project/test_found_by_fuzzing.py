@@ -16,8 +16,8 @@ from helpers.forking import in_forked_child
 
 import fastrack
 from fastrack import FormatError, Key
-from fastrack._crypto.recipients import PassphraseParameters
-from fastrack.providers._wrapped import open_source
+from fastrack._keys.recipients import PassphraseParameters
+from fastrack._keys.wrapped import open_source
 
 KEY = Key.from_bytes(bytes(range(32)))
 

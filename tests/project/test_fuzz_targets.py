@@ -18,12 +18,14 @@ from fastrack import FormatError, SealedTensor, attest
 from fastrack._crypto import derivation
 from fastrack._crypto import gather as plans
 from fastrack._crypto.openssl import OpenSSLEngine
-from fastrack._crypto.signing import Verifier
-from fastrack._sealed import reader as files
-from fastrack._sealed.entries import SealedEntry
-from fastrack.attest import _exchange, _snp, _tdx
+from fastrack._keys.grants import PAYLOAD_TYPE
+from fastrack._keys.signing import Verifier
+from fastrack._sealed import metadata as files
+from fastrack._sets.entries import SealedEntry
+from fastrack.attest import _exchange
+from fastrack.attest._cpu import snp as _snp
+from fastrack.attest._cpu import tdx as _tdx
 from fastrack.grants import Identity
-from fastrack.grants._grants import PAYLOAD_TYPE
 
 pytest.importorskip("torch")
 

@@ -1,9 +1,11 @@
 """The packages import only what stands below them, and the contract that says so would notice otherwise."""
 
+import ast
 import os
 import shutil
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,10 @@ TURNED = [
     ("_util/fork.py", "from fastrack._tensors import dtypes"),
     ("_crypto/session.py", "from fastrack._transfer.api import to_device"),
     ("_devices/base.py", "from fastrack._sealed.tensor import SealedTensor"),
-    ("_sealed/reader.py", "from fastrack._devices import canonical"),
+    ("_sealed/messages.py", "from fastrack._devices import canonical"),
     ("_training/loader.py", "def later():\n    from fastrack._cli import main"),
-    ("attest/_exchange.py", "from fastrack._broker.ledger import Ledger"),
-    ("attest/_x509.py", "from fastrack._sealed.tensor import SealedTensor"),
+    ("attest/_exchange.py", "from fastrack._sets.manifest import Manifest"),
+    ("attest/_formats/x509.py", "from fastrack._sealed.tensor import SealedTensor"),
     ("errors.py", "from fastrack._util import fork"),
 ]
 
@@ -58,7 +60,7 @@ def test_the_package_has_four_files_and_its_packages():
     files = {path.name for path in tracked if path.is_file()}
     assert files == {"__init__.py", "__main__.py", "_version.py", "errors.py", "py.typed"}
     packages = {path.name for path in tracked if path.is_dir()}
-    assert sum(name.startswith("_") for name in packages) <= 11
+    assert sum(name.startswith("_") for name in packages) <= 14
     assert {name for name in packages if not name.startswith("_")} <= {
         "attest",
         "distributed",
@@ -67,3 +69,59 @@ def test_the_package_has_four_files_and_its_packages():
         "ray",
         "transformers",
     }
+
+
+def needs_of(folder):
+    """Return the modules that each module names: imported late, for types alone, and by texts too."""
+    paths = {path.relative_to(folder).with_suffix("").parts: path for path in (folder / "fastrack").rglob("*.py")}
+    files = {".".join(parts).removesuffix(".__init__"): path for parts, path in paths.items()}
+
+    def home(name):
+        while name not in files:
+            name = name.rpartition(".")[0]
+        return name
+
+    needs = {}
+    for name, path in files.items():
+        found = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {each.name for each in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                found |= {f"{node.module}.{each.name}" for each in node.names}
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.add(node.value.partition(":")[0] if "._" in node.value else "")
+        needs[name] = {home(each) for each in found if each.startswith("fastrack.") or each == "fastrack"} - {name}
+    return needs
+
+
+def circle_of(folder):
+    try:
+        TopologicalSorter(needs_of(folder)).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return None
+
+
+def test_no_circle_of_files_exists(folder):
+    assert circle_of(folder) is None
+
+
+def test_late_imports_those_for_types_and_texts_count_in_circles(folder):
+    for name, line in [
+        ("_sealed/contexts.py", "def later():\n    from fastrack._sealed.tensor import SealedTensor"),
+        ("_sealed/contexts.py", "if TYPE_CHECKING:\n    from fastrack._sealed import tensor"),
+        ("_sealed/contexts.py", "import_module('fastrack._sealed.tensor')"),
+        ("_keys/keys.py", "OPENER = 'fastrack._keys.keyring:KeyRing'"),
+        ("_util/fork.py", "import fastrack"),
+    ]:
+        path = folder / "fastrack" / name
+        text = path.read_text()
+        path.write_text(f"{text}\n{line}\n")
+        assert circle_of(folder) is not None, line
+        path.write_text(text)
+
+
+def test_no_folder_has_more_files_than_a_listing_shows():
+    folders = {path.parent for path in (ROOT / "fastrack").rglob("*.py")}
+    assert [folder.name for folder in folders if len(list(folder.glob("*.py"))) > 21] == []

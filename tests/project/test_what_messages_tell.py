@@ -17,10 +17,10 @@ from helpers.foundry.machine import Machine, policy, roots
 
 import fastrack
 from fastrack import Anchor, Channel, Key, KeyRing, SealedDataset, SealedWriter, attest
-from fastrack._crypto.signing import sign_envelope
+from fastrack._keys.grants import PAYLOAD_TYPE
+from fastrack._keys.signing import sign_envelope
 from fastrack._util.shown import shown
 from fastrack.grants import Grants, Identity, Recipient, Signer, Verifier
-from fastrack.grants._grants import PAYLOAD_TYPE
 from fastrack.providers import AwsKms, AzureKeyVault, GcpKms, Pkcs11, Tpm, VaultTransit, WrappedKey, open_wrapper
 
 torch = pytest.importorskip("torch")
@@ -290,9 +290,11 @@ def test_no_command_repeats_a_secret(name, monkeypatch):
     machine = Machine("tdx", 0)
     monkeypatch.setattr(attest, "collect_evidence", lambda binding, **_: machine.collect(binding))
     monkeypatch.setattr("fastrack.attest._exchange.VENDOR_ROOTS", roots())
-    monkeypatch.setattr("fastrack._cli.attest.read_clock", lambda: NOW)
+    monkeypatch.setattr("fastrack._cli.commands.attest.read_clock", lambda: NOW)
     if name.startswith("broker"):
-        monkeypatch.setattr(pytest.importorskip("fastrack._broker.server").uvicorn.Server, "run", lambda *_, **__: None)
+        monkeypatch.setattr(
+            pytest.importorskip("fastrack.attest._broker.server").uvicorn.Server, "run", lambda *_, **__: None
+        )
     for made in ("attest challenge challenge", "attest collect challenge offer"):
         assert invoke(made.split()).exit_code == 0
     for kind in ("hex", "key=hex", "/hex", "URL", "URL with a slash"):

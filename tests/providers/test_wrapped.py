@@ -16,13 +16,14 @@ from helpers.processes import run_python
 from helpers.toy_wrapper import Toy
 
 import fastrack
+from fastrack._util import documents
 from fastrack.errors import FormatError, KeyPermissionError, ProviderError, UnknownKeyError
-from fastrack.providers import WrappedKey, _wrapped, open_wrapper
+from fastrack.providers import WrappedKey, open_wrapper
 
 
 @pytest.fixture(autouse=True)
 def _toy(monkeypatch):
-    monkeypatch.setitem(_wrapped._WRAPPERS, "aws-kms", "helpers.toy_wrapper:Toy")
+    monkeypatch.setattr("fastrack.providers._aws.AwsKms", Toy)
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def path(wrapped, tmp_path):
 def changed(wrapped, **members):
     document = json.loads(wrapped.to_bytes())
     document |= members
-    return _wrapped._encode({name: value for name, value in document.items() if value is not ...})
+    return documents.encode({name: value for name, value in document.items() if value is not ...}, end=b"\n")
 
 
 def test_a_file_has_the_form_that_is_documented(wrapped, key, path):

@@ -9,7 +9,7 @@ from helpers.commands import invoke
 
 import fastrack
 from fastrack import distributed, grants, providers
-from fastrack._crypto.keyring import KeyRing
+from fastrack._keys.keyring import KeyRing
 
 URL = "s3://user:hunter1@bucket/folder/name.safetensors?signature=hunter2"
 CHOICES = {"s3": URL, "https": URL.replace("s3:", "https:"), "a path of it": Path(URL)}

@@ -11,7 +11,7 @@ import pytest
 
 import fastrack
 from fastrack import Anchor, AuthenticationError, FormatError, Key, KeyPermissionError, RollbackError, SignatureError
-from fastrack._sealed import anchor as anchors
+from fastrack._sets import anchor as anchors
 from fastrack.grants import Signer
 
 KEY = Key.from_bytes(bytes(range(32)))
@@ -101,8 +101,8 @@ def test_a_fork_is_refused_at_once_and_after_many_versions(anchor):
 
 
 def test_an_anchor_that_is_far_behind_needs_a_version_between(anchor, monkeypatch):
-    monkeypatch.setattr("fastrack._sealed.publish.HISTORY_LIMIT", 3)
-    monkeypatch.setattr("fastrack._sealed.manifest.HISTORY_LIMIT", 3)
+    monkeypatch.setattr("fastrack._sets.publish.HISTORY_LIMIT", 3)
+    monkeypatch.setattr("fastrack._sets.manifest.HISTORY_LIMIT", 3)
     monkeypatch.setattr(anchors, "HISTORY_LIMIT", 3)
     publish(1)
     assert opened(anchor) == 1
@@ -297,7 +297,7 @@ def test_a_file_that_is_altered_in_place_after_it_was_opened_does_not_open(ancho
     with fastrack.load_file(NAME) as file:
         file_id = file.file_id
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fastrack._sealed.writer.new_file_id", lambda: file_id)
+        patch.setattr("fastrack._files.writer.new_file_id", lambda: file_id)
         publish(2)  # under the same contexts
     with fastrack.load_file(NAME, anchor=anchor) as file:
         tensor, rows = file["x"], file["x"][:3]

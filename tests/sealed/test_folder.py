@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 
 import fastrack
 from fastrack import Key, load_file, load_folder, save_file, seal_folder, unseal, unseal_folder
-from fastrack._sealed import folder_writer
-from fastrack._sealed.entries import encode
-from fastrack._sealed.folder import INDEX, parse_index
+from fastrack._sets import folder_writer
+from fastrack._sets.entries import encode
+from fastrack._sets.folder import INDEX, parse_index
 from fastrack.errors import AuthenticationError, FormatError, RollbackError, UnknownKeyError
 from fastrack.grants import Signer
 

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 import fastrack
 from fastrack import AuthenticationError, FormatError, Key, RollbackError, SignatureError
-from fastrack._crypto.signing import sign_envelope
-from fastrack._sealed import manifest as manifests
-from fastrack._sealed.entries import SealedEntry
-from fastrack._sealed.importers import PlainTensor
-from fastrack._sealed.manifest import PAYLOAD_TYPE, Manifest, load_manifest, sign_manifest
-from fastrack._sealed.writer import write_sealed
+from fastrack._files.importers import PlainTensor
+from fastrack._files.writer import write_sealed
+from fastrack._keys.signing import sign_envelope
+from fastrack._sets import manifest as manifests
+from fastrack._sets.entries import SealedEntry
+from fastrack._sets.manifest import PAYLOAD_TYPE, Manifest, load_manifest, sign_manifest
 from fastrack.grants import Signer
 
 KEY = Key.from_bytes(bytes(range(32)))
@@ -151,7 +151,7 @@ def resealed(folder):
     with fastrack.load_file(folder / NAME) as file:
         file_id = file.file_id
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fastrack._sealed.writer.new_file_id", lambda: file_id)
+        patch.setattr("fastrack._files.writer.new_file_id", lambda: file_id)
         save(folder, 2, metadata={"note": "a"})
 
 
@@ -179,7 +179,7 @@ def test_another_message_under_the_same_context_is_refused_and_named(folder, man
     ],
 )
 def test_each_change_of_a_file_is_told(tmp_path, monkeypatch, options, told):
-    monkeypatch.setattr("fastrack._sealed.writer.new_file_id", lambda: "0" * 32)
+    monkeypatch.setattr("fastrack._files.writer.new_file_id", lambda: "0" * 32)
     monkeypatch.setattr("fastrack._sealed.contexts.os.urandom", bytes)  # the salts stay the same
 
     def write(options):

@@ -6,8 +6,8 @@ import pytest
 from helpers import rollbacks
 from helpers.cases import each
 
-from fastrack._sealed.anchor import Anchor, _State
-from fastrack._sealed.entries import PlainEntry, SealedEntry
+from fastrack._sets.anchor import Anchor, _State
+from fastrack._sets.entries import PlainEntry, SealedEntry
 
 SCHEDULES = int(os.environ.get("FASTRACK_SCHEDULES", "200"))
 

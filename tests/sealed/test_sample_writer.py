@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 import fastrack
 from fastrack import AuthenticationError, ClosedError, FormatError, Key, SealedWriter, load_file, unseal
-from fastrack._sealed import sample_writer
-from fastrack._sealed.sample_writer import shards_in
+from fastrack._samples import dataset_writer as sample_writer
+from fastrack._samples.dataset_writer import shards_in
 
 RECORDS = ("image", "name", "tokens")
 

@@ -34,8 +34,9 @@ from hypothesis import strategies as st
 import fastrack
 from fastrack import Key, load_file, rekey_file, save_file, seal_file, unseal, unseal_file
 from fastrack._crypto.cobblestone import CHUNK_SIZE, chunk_offset
-from fastrack._sealed import importers, writer
-from fastrack._sealed.reader import check_file
+from fastrack._files import importers, writer
+from fastrack._files.reader import check_file
+from fastrack._sealed import container
 from fastrack._tensors import arrays
 from fastrack._util import atomic
 from fastrack.errors import AuthenticationError, ClosedError, FastrackError, FormatError, UnknownKeyError
@@ -206,7 +207,7 @@ def test_any_names_and_metadata_come_out(tmp_path, names, metadata, plain):
 
 
 def test_a_header_that_nobody_could_read_is_not_written(target, monkeypatch):
-    monkeypatch.setattr(writer, "_HEADER_LIMIT", 1000)
+    monkeypatch.setattr(container, "HEADER_LIMIT", 1000)
     with pytest.raises(FormatError, match="header"):
         save_file({str(i): TENSORS["scale"] for i in range(20)}, target, KEY)
     assert not leftovers(target)
@@ -794,7 +795,7 @@ watcher.start()
 try:
     key = fastrack.Key.generate()
     fastrack.seal_file(source, sealed, key)
-    errors = [str(check.error) for check in fastrack._sealed.reader.check_file(sealed, key) if check.error]
+    errors = [str(check.error) for check in fastrack._files.reader.check_file(sealed, key) if check.error]
     fastrack.unseal_file(sealed, back, key)
 finally:
     done.set()

@@ -11,7 +11,7 @@ import torch
 
 import fastrack.transformers
 from fastrack import Key, load_folder, seal_folder
-from fastrack._crypto.keyring import KeyRing
+from fastrack._keys.keyring import KeyRing
 from fastrack.errors import AuthenticationError, FormatError, RollbackError, UnknownKeyError
 from fastrack.transformers import from_pretrained
 from fastrack.transformers._weights import lazy_weights

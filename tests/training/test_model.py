@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from fastrack import Key, load_file, load_model, save_checkpoint, save_file, save_model
 from fastrack._crypto.cobblestone import chunk_offset
 from fastrack._devices.cpu import CpuOperation
-from fastrack._sealed import writer
+from fastrack._files import writer
 from fastrack._tensors import arrays
 from fastrack._util import atomic
 from fastrack.errors import AuthenticationError, DeviceError, FormatError, UnknownKeyError

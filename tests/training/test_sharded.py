@@ -28,7 +28,7 @@ from fastrack import (
     to_host,
     unseal,
 )
-from fastrack._sealed.boxes import select_box
+from fastrack._sealed.tensor import select_box
 
 KEY = Key.from_bytes(bytes(range(32)))
 

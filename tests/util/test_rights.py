@@ -51,21 +51,21 @@ def policy(path):
 
 
 def ledger(path):
-    from fastrack._broker.ledger import Ledger
+    from fastrack.attest._broker.ledger import Ledger
 
     Ledger(path)
     return lambda: Ledger(path)
 
 
 def replaced(path):
-    from fastrack._cli.grant import Replaced
+    from fastrack._cli.commands.grant import Replaced
 
     Replaced(path, ()).add("0" * 64)
     return lambda: Replaced.load(path)
 
 
 def tls_key(path):
-    server = pytest.importorskip("fastrack._broker.server", exc_type=ImportError)
+    server = pytest.importorskip("fastrack.attest._broker.server", exc_type=ImportError)
     path.write_text("no PEM")
     path.chmod(0o600)
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+from fastrack._util.registry import COMPILERS, find
 from fastrack.errors import DeviceError
 
 ENGINE_VARIABLE = "FASTRACK_ENGINE"
@@ -75,7 +76,7 @@ def _find() -> tuple[ModuleType | None, str | None]:
 
 def _compile() -> tuple[ModuleType | None, str | None]:
     try:
-        return import_module("fastrack._crypto.native.here").compile_here(), None
+        return find(COMPILERS["module"])(), None
     except (ImportError, RuntimeError) as error:  # of numba, of llvmlite, and of what they cannot do
         advice = "" if isinstance(error, RuntimeError) else ". Run `pip install 'fastrack-io[jit]'`"
         return None, f"{ENGINE_VARIABLE}={JIT} failed: {error}{advice}"

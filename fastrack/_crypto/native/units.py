@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +21,16 @@ from fastrack._crypto.native.jit_host import build_copy, build_plans
 from fastrack._crypto.native.jit_workers import serve, share
 from fastrack._crypto.native.jobs import build_jobs
 from fastrack._crypto.native.target import Target
+from fastrack._util.registry import COMPILERS, find
 
 _SOURCES = ("fastrack._crypto.", "fastrack._devices.cuda.")
-_CUDA = "fastrack._devices.cuda"  # a package above this one, of which the module has the loops
 
 
 def form_functions(name: str, form: Form) -> dict[str, Any]:
     """Return the functions of a form, by their names in the module."""
     functions = {**build_runs(*form), **build_jobs(*form)}
     if form.width == 16:
-        functions |= import_module(f"{_CUDA}.key_state_ir").build_key_state(form)
+        functions |= find(COMPILERS["key state"])(form)
     return {function + suffix_of(name): code for function, code in functions.items()}
 
 
@@ -41,7 +40,7 @@ def common_functions(architecture: str) -> dict[str, Any]:
         **build_cpu(architecture),
         **build_plans(),
         **build_copy(),
-        **import_module(f"{_CUDA}.jit_commands").build_commands(),
+        **find(COMPILERS["commands"])(),
     }
 
 

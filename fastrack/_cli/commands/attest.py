@@ -1,0 +1,268 @@
+"""``fastrack attest``: give keys to a machine that proves what it is, by files and pipes."""
+
+import errno
+import os
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fastrack._cli.commands.grant import load_signer
+from fastrack._cli.console import clean, pluralize, print_json, stdout
+from fastrack._cli.documents import check_document, parse_period, read_document, write_document
+from fastrack._cli.errors import handle_errors
+from fastrack._cli.files import check_directory, open_ring
+from fastrack._cli.options import Json, KeyFile
+from fastrack.errors import AttestationError, FormatError
+
+if TYPE_CHECKING:
+    from fastrack.attest import Challenge, TdxCollateral, VerifiedOffer
+
+Document = "A file or a pipe; - for standard input or output, where each document is one line."
+Challenged = Annotated[str, typer.Argument(metavar="CHALLENGE", help="The owner's challenge.")]
+Offered = Annotated[str, typer.Argument(metavar="OFFER", help=f"The machine's offer. {Document}")]
+ForChallenge = Annotated[
+    Path, typer.Option("--challenge", metavar="CHALLENGE", help="The challenge that the offer has to answer.")
+]
+UnderPolicy = Annotated[Path, typer.Option("--policy", metavar="POLICY", help="The policy, in TOML.")]
+Collateral = Annotated[Path | None, typer.Option(metavar="JSON", help="Collateral of TDX, in place of the machine's.")]
+Period = Annotated[str, typer.Option(metavar="PERIOD", help="The time until it ends, such as 90s, 5m or 12h.")]
+
+app = typer.Typer(no_args_is_help=True, help="Give keys to a machine that proves what it is, by files and pipes.")
+
+
+def read_clock() -> datetime:
+    """Return the time."""
+    return datetime.now(UTC)
+
+
+def challenge(
+    target: Annotated[str, typer.Argument(metavar="CHALLENGE", help=f"The file to write. {Document}")] = "-",
+    *,
+    lifetime: Period = "5m",
+) -> None:
+    """Make a challenge, to be sent to a machine."""
+    from fastrack.attest import Challenge
+
+    check_document(target)
+    write_document(
+        target, Challenge.generate(now=read_clock(), lifetime=parse_period(lifetime, "--lifetime")).to_bytes()
+    )
+
+
+def collect(
+    source: Challenged,
+    target: Annotated[str, typer.Argument(metavar="OFFER", help=f"The offer to write. {Document}")] = "-",
+    *,
+    grants: Annotated[
+        str | None, typer.Option(metavar="GRANTS", help="The owner's answer, which is waited for. If absent, no key.")
+    ] = None,
+    owner: Annotated[
+        list[Path] | None, typer.Option(metavar="PUBLIC", help="The public file of an owner; may be repeated.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="KEY", help="The key file to write, or a folder for them.")
+    ] = None,
+    collateral: Annotated[Path | None, typer.Option(metavar="FOLDER", help="Collateral to send with it.")] = None,
+    gpus: Annotated[
+        bool | None, typer.Option("--gpus/--no-gpus", help="Require GPUs, or do not ask them. If absent, as found.")
+    ] = None,
+    wait: Period = "10m",
+) -> None:
+    """Make an offer with evidence of this machine, wait for the owner's answer, and store the key.
+
+    The secret key that opens the answer stays in this process, so the answer must come while it runs.
+    """
+    from fastrack import attest
+    from fastrack.attest._exchange import GRANTS_LIMIT
+    from fastrack.grants import Verifier
+
+    if grants is not None and (not owner or out is None):
+        raise typer.BadParameter("expected --owner and --out with it, got less", param_hint="--grants")
+    check_document(target)
+    owners = [Verifier.load(path) for path in owner or ()]
+    if out is not None:
+        _check_key_target(out)
+    seconds = parse_period(wait, "--wait").total_seconds()
+    gather = partial(attest.collect_evidence, collateral=collateral, gpus=gpus)
+    pending = attest.make_offer(_read_challenge(source), gather)
+    write_document(target, pending.to_bytes())
+    if grants is None or out is None:
+        return
+    ring = pending.unlock(read_document(grants, GRANTS_LIMIT, wait=seconds), owner=owners, now=read_clock())
+    keys = list(ring)
+    if len(keys) > 1 and not out.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, f"expected a folder for {len(keys)} keys; make it first", str(out))
+    for key in keys:
+        key.save(out / f"{key.id}.key" if out.is_dir() else out)
+
+
+def verify(
+    source: Offered,
+    *,
+    challenge: ForChallenge,
+    policy: UnderPolicy,
+    collateral: Collateral = None,
+    as_json: Json = False,
+) -> None:
+    """Verify an offer under a policy, and show what it proves. No challenge is used up."""
+    verified = _verify(source, _read_challenge(str(challenge)), policy, collateral)
+    if as_json:
+        print_json(**verified.describe())
+        return
+    _show("offer", verified.describe(), "verified, and accepted by the policy")
+
+
+def show(source: Annotated[str, typer.Argument(metavar="FILE", help=Document)], *, as_json: Json = False) -> None:
+    """Show a challenge, an offer or grants, of which nothing is verified."""
+    from fastrack.attest._offer import OFFER_LIMIT
+
+    kind, members = _describe(read_document(source, OFFER_LIMIT))
+    if as_json:
+        print_json(kind=kind, verified=False, **members)
+        return
+    _show(kind, members, "NOT VERIFIED")
+
+
+def grant(
+    source: Offered,
+    *,
+    challenge: ForChallenge,
+    policy: UnderPolicy,
+    sign: Annotated[
+        Path | None, typer.Option("--sign", metavar="SIGNER", help="The owner's signing key, of `keygen --signer`.")
+    ] = None,
+    key: KeyFile = None,
+    out: Annotated[str, typer.Option("--out", "-o", metavar="GRANTS", help=f"The answer to write. {Document}")] = "-",
+    file_id: Annotated[
+        list[str] | None,
+        typer.Option("--file-id", metavar="ID", help="Grant this sealed file only; may be repeated."),
+    ] = None,
+    collateral: Collateral = None,
+    lifetime: Period = "5m",
+) -> None:
+    """Verify an offer, use up its challenge, and encrypt keys to the machine.
+
+    The file CHALLENGE is renamed to CHALLENGE.used before anything is granted.
+    """
+    from fastrack.attest import issue_grants
+
+    check_document(out)  # before the challenge is used up
+    signer, ring = load_signer(sign), open_ring(key)
+    verified = _verify(source, _read_challenge(str(challenge)), policy, collateral)
+    grants = issue_grants(
+        verified,
+        ring,
+        signer=signer,
+        now=read_clock(),
+        lifetime=parse_period(lifetime, "--lifetime"),
+        files=file_id,
+    )
+    _use_up(challenge)
+    write_document(out, grants)
+
+
+def _use_up(path: Path) -> None:
+    """Rename the file of a challenge, which succeeds once: a link to it is followed, and a second name refused."""
+    path = path.resolve()
+    if path.stat().st_nlink != 1:
+        raise AttestationError(
+            f"using the challenge {path} failed: expected a file with one name, got one with others, by which it could "
+            "be used again. Make a new challenge.",
+            evidence="challenge",
+            field="use",
+            wanted="a file with one name",
+            found="a file with others",
+        )
+    used = path.with_name(f"{path.name}.used")
+    try:
+        os.link(path, used)  # which fails if it exists, unlike a rename
+    except FileExistsError:
+        raise AttestationError(
+            f"using the challenge {path} failed: expected one that was not used, got {used}. Make a new challenge.",
+            evidence="challenge",
+            field="use",
+            wanted="none before",
+            found=str(used),
+        ) from None
+    path.unlink()
+
+
+def _check_key_target(out: Path) -> None:
+    if not out.is_dir():
+        check_directory(out)
+        if os.path.lexists(out):
+            raise FileExistsError(errno.EEXIST, "it exists and is left as it was; choose another name", str(out))
+
+
+def _read_challenge(path: str) -> "Challenge":
+    from fastrack.attest import Challenge
+    from fastrack.attest._offer import CHALLENGE_LIMIT
+
+    return Challenge.from_bytes(read_document(path, CHALLENGE_LIMIT))
+
+
+def load_collateral(path: Path | None) -> "TdxCollateral | None":
+    """Return the collateral in a file, if one is named."""
+    from fastrack.attest import TdxCollateral
+
+    return None if path is None else TdxCollateral.from_json(read_document(str(path), 1 << 22))
+
+
+def _verify(source: str, challenge: "Challenge", policy: Path, collateral: Path | None) -> "VerifiedOffer":
+    from fastrack.attest import Policy, verify_offer
+    from fastrack.attest._exchange import VENDOR_ROOTS
+    from fastrack.attest._offer import OFFER_LIMIT
+
+    return verify_offer(
+        read_document(source, OFFER_LIMIT),
+        challenge,
+        Policy.from_toml(policy),
+        now=read_clock(),
+        collateral=load_collateral(collateral),
+        roots=VENDOR_ROOTS,
+    )
+
+
+def _describe(data: bytes) -> tuple[str, dict[str, object]]:
+    """Return the kind of a document, and what it claims."""
+    from fastrack.attest import Challenge, Offer, TdxEvidence
+    from fastrack.attest._exchange import GRANTS_KIND, read_envelopes
+    from fastrack.attest._offer import CHALLENGE_KIND, OFFER_KIND
+
+    if _is(data, CHALLENGE_KIND):
+        found = Challenge.from_bytes(data)
+        return "challenge", {"challenge": found.id, "expires": found.expires.isoformat()}
+    if _is(data, OFFER_KIND):
+        offer = Offer.from_bytes(data)
+        cpu = "tdx" if isinstance(offer.evidence.cpu, TdxEvidence) else "snp"
+        members = {"challenge": offer.challenge_id, "recipient": offer.recipient.id, "cpu": {"type": cpu}}
+        return "offer", {**members, "devices": len(offer.evidence.devices)}
+    if _is(data, GRANTS_KIND):
+        challenge_id, envelopes = read_envelopes(data)
+        return "grants", {"challenge": challenge_id, "grants": len(envelopes)}
+    raise FormatError("reading the document failed: expected a challenge, an offer or grants, got another. Check it.")
+
+
+def _is(data: bytes, kind: str) -> bool:
+    return f'"kind":"{kind}"'.encode() in data
+
+
+def _show(kind: str, members: dict[str, object], state: str) -> None:
+    console = stdout()
+    console.print(f"{kind}: {state}")
+    for name, value in members.items():
+        if name == "devices" and isinstance(value, list):
+            console.print(f"devices: {pluralize(len(value), 'device')}")
+            for device in value:
+                console.print(f"  {clean(' '.join(str(part) for part in device.values()))}")
+        elif isinstance(value, dict):
+            console.print(f"{name}: {clean(', '.join(f'{key} {part}' for key, part in value.items()))}")
+        else:
+            console.print(f"{name}: {clean(str(value))}")
+
+
+for _command in (challenge, collect, verify, show, grant):
+    app.command()(handle_errors(_command))

@@ -1,0 +1,167 @@
+"""``fastrack bench``: measure the steps from the bounce path to fastrack, one beside the other."""
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from fastrack._bench.plots import check_picture, draw_ablation
+from fastrack._cli.console import STDOUT, new_table
+from fastrack._cli.files import check_target
+from fastrack._cli.options import Bits
+from fastrack._cli.reports import environment, reporter, show_paths, wide_console, write_document
+from fastrack._util.units import format_size
+
+if TYPE_CHECKING:
+    from fastrack._bench.runner import Measured
+    from fastrack._bench.steps import Direction
+
+SIZES = (0.0625, 1.0, 16.0, 256.0, 1024.0)
+_LARGEST = 2047  # MiB: a chain is one call of OpenSSL, which takes less than 2 GiB
+
+
+def bench(
+    *,
+    size: Annotated[
+        list[float] | None,
+        typer.Option(
+            metavar="MIB",
+            min=1 / 1024,
+            max=_LARGEST,
+            show_default="0.0625, 1, 16, 256, 1024; with --collectives 1, 5, 25, 100",
+            help="Size of a tensor in MiB; may be repeated.",
+        ),
+    ] = None,
+    bits: Annotated[Bits, typer.Option(help="Size of the AES keys.")] = "256",
+    repeat: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Rounds of tensors above 16 MiB; smaller ones take more.")
+    ] = 9,
+    collectives: Annotated[
+        bool, typer.Option("--collectives", help="Measure sealed collectives and training in their place.")
+    ] = False,
+    ranks: Annotated[
+        list[int] | None,
+        typer.Option(
+            metavar="N",
+            min=2,
+            max=16,
+            show_default="2, 3, 4",
+            help="With --collectives, the number of ranks; may be repeated.",
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(metavar="NAME", help="The device: cpu, or cuda:N.")] = "cpu",
+    picture: Annotated[Path | None, typer.Option(metavar="PATH", help="Save a bar chart here, such as a .png.")] = None,
+    timeline: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Save a trace of one transfer of each kind here, for Perfetto.")
+    ] = None,
+    as_json: Annotated[
+        Path | None, typer.Option("--json", metavar="PATH", help="Write all results here as JSON; - is stdout.")
+    ] = None,
+) -> None:
+    """Measure the steps from the bounce path to fastrack, in both directions. The machine should be idle."""
+    from fastrack._devices import canonical
+
+    device = canonical(device)
+    _check_options(collectives, ranks, device, timeline)
+    if picture is not None:
+        check_picture(picture)
+    for path in (picture, timeline, as_json):
+        if path is not None and path != STDOUT:
+            check_target(path, force=True)  # before the measurement takes minutes
+    if collectives:
+        from fastrack._cli.commands.collectives import bench_collectives
+
+        bench_collectives(ranks, size, bits=int(bits), repeat=repeat, picture=picture, as_json=as_json)
+        return
+    rows = measure(size or SIZES, device=device, bits=int(bits), repeat=repeat)
+    if as_json is not None:
+        from fastrack._bench.steps import notes
+
+        settings = {"device": device, "bits": int(bits), "repeat": repeat, "sizes_mib": list(size or SIZES)}
+        write_document(
+            {**environment(device, settings, notes(device)), "ablation": [row.as_dict() for row in rows]}, as_json
+        )
+    if picture is not None:
+        draw_ablation(rows, device, picture)
+    if timeline is not None:
+        from fastrack._bench.runner import trace_transfers
+
+        trace_transfers(max(row.size for row in rows), timeline, device=device, bits=int(bits))
+    if as_json == STDOUT:
+        return
+    console = wide_console()
+    show_ablation(rows, device, console)
+    show_paths(console, Picture=picture, Timeline=timeline, JSON=as_json)
+
+
+def _check_options(collectives: bool, ranks: Sequence[int] | None, device: str, timeline: Path | None) -> None:
+    if ranks and not collectives:
+        raise typer.BadParameter("it goes with --collectives; add that", param_hint="--ranks")
+    if collectives and (device != "cpu" or timeline is not None):
+        hint = "--timeline" if device == "cpu" else "--device"
+        raise typer.BadParameter("it does not go with --collectives; leave one of them out", param_hint=hint)
+
+
+def measure(
+    sizes: Sequence[float],
+    *,
+    device: str,
+    bits: int,
+    repeat: int,
+    directions: "Sequence[Direction]" = ("to_device", "to_host"),
+) -> "list[Measured]":
+    """Measure every step at these sizes (MiB), and show what is under way on a terminal's stderr."""
+    from fastrack._bench.runner import ablate
+
+    with reporter() as report:
+        return ablate(sizes, directions=directions, device=device, bits=bits, repeat=repeat, progress=report)
+
+
+def show_ablation(rows: "Sequence[Measured]", device: str, console: Console) -> None:
+    """Print one table for each direction, with a line for each step and size, and notes below."""
+    from fastrack._bench.steps import notes
+
+    speeds = ("runs", "GB/s", "p50\nms", "p99\nms", "max\nms", "CPU\ns/GiB", "traffic")
+    right = (*speeds, "x\nbounce", "x\nprevious", "of\ncopy", "cost")
+    for direction, of_direction in groupby(rows, key=lambda row: row.direction):
+        console.print(f"{direction}, {device}\n", style="bold")
+        table = new_table("size", "step", *right, right=("size", *right))
+        for size, group in groupby(of_direction, key=lambda row: row.size):
+            for index, row in enumerate(group):
+                table.add_row(
+                    format_size(size) if index == 0 else "",
+                    row.step,
+                    str(row.runs),
+                    f"{row.gbps:.2f}",
+                    _ms(row.seconds),
+                    "-" if row.p99 is None else _ms(row.p99),
+                    _ms(row.max),
+                    f"{row.cpu_per_gib:.3f}",
+                    str(row.estimated_traffic),
+                    f"{row.over_bounce:.2f}",
+                    "" if row.over_previous is None else f"{row.over_previous:.2f}",
+                    f"{100 * row.of_copy:.0f} %",
+                    f"{row.cost:.2f}",
+                )
+            table.add_section()
+        console.print(table, soft_wrap=False)
+        for name, passes in {row.step: row.passes for row in rows if row.direction == direction}.items():
+            console.print(f"  {name}: {', '.join(passes)}")
+        console.print()
+    for line in (_LEGEND, *notes(device)):
+        console.print(line)
+
+
+_LEGEND = """\
+GB/s: 1e9 bytes of plaintext a second, at the median, which is p50. p99: "-" for fewer than 100 runs. CPU: seconds of
+all threads of the host. Traffic: bytes of memory read and written for each byte of plaintext, ESTIMATED as two for
+each pass listed, not measured. x bounce, x previous: speed relative to that step. Of copy: speed relative to the plain
+copy. Cost: time relative to the plain copy.
+"""
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.3f}" if seconds < 0.1 else f"{1000 * seconds:.1f}"

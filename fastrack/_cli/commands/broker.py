@@ -1,0 +1,139 @@
+"""``fastrack broker``: serve the owner's side of the exchange, and verify its log."""
+
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fastrack._cli.commands.attest import Collateral, Period, UnderPolicy, load_collateral
+from fastrack._cli.commands.grant import load_signer
+from fastrack._cli.console import clean, new_table, pluralize, print_json, stdout
+from fastrack._cli.documents import parse_period
+from fastrack._cli.errors import handle_errors
+from fastrack._cli.files import open_ring
+from fastrack._cli.options import Json, KeyFiles
+from fastrack.errors import FastrackError
+
+Database = Annotated[Path, typer.Option("--database", metavar="DATABASE", help="The broker's database, in SQLite.")]
+Signer = Annotated[
+    Path, typer.Option("--signer", metavar="SIGNER", help="The owner's signing key, of `keygen --signer`.")
+]
+
+app = typer.Typer(no_args_is_help=True, help="Grant keys to machines that prove what they are, over HTTPS.")
+
+
+def serve(
+    *,
+    policy: UnderPolicy,
+    signer: Signer,
+    key: KeyFiles = None,
+    database: Database,
+    certificate: Annotated[
+        Path | None, typer.Option(metavar="PEM", help="The certificate of the server, with its chain.")
+    ] = None,
+    private_key: Annotated[Path | None, typer.Option(metavar="PEM", help="Its private key.")] = None,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for any.")] = 8443,
+    insecure_loopback: Annotated[
+        bool, typer.Option("--insecure-loopback", help="Serve without TLS, on a loopback address alone.")
+    ] = False,
+    collateral: Collateral = None,
+    file_id: Annotated[
+        list[str] | None,
+        typer.Option("--file-id", metavar="ID", help="Grant this sealed file only; may be repeated."),
+    ] = None,
+    challenge_lifetime: Period = "5m",
+    grant_lifetime: Period = "5m",
+    rate: Annotated[float, typer.Option(min=0.1, help="Requests a minute that an address may send.")] = 60.0,
+    burst: Annotated[int, typer.Option(min=1, help="Requests that an address may send at once.")] = 30,
+) -> None:
+    """Serve challenges and offers until the process is asked to end. The log is on stderr, as lines of JSON."""
+    _check_tls(certificate, private_key, host, insecure_loopback)
+    try:
+        from fastrack.attest._broker.app import make_app
+        from fastrack.attest._broker.server import serve as serve_app
+    except ImportError as error:
+        raise FastrackError(
+            f"starting the broker failed: expected starlette and uvicorn, got {error}. "
+            "Run: pip install 'fastrack-io[broker]'"
+        ) from None
+    from fastrack.attest import Policy
+    from fastrack.attest._broker.ledger import Ledger
+    from fastrack.attest._broker.limits import RateLimit
+    from fastrack.attest._broker.service import Broker, Settings
+
+    settings = Settings(
+        Policy.from_toml(policy),
+        challenge_lifetime=parse_period(challenge_lifetime, "--challenge-lifetime"),
+        grant_lifetime=parse_period(grant_lifetime, "--grant-lifetime"),
+        files=tuple(file_id) if file_id else None,
+        collateral=load_collateral(collateral),
+    )
+    ring, owner = open_ring(key), load_signer(signer)
+    broker = Broker(settings, ring, owner, Ledger(database))
+    serve_app(
+        make_app(broker, limit=RateLimit(rate, burst)),
+        host=host,
+        port=port,
+        certificate=certificate,
+        private_key=private_key,
+    )
+
+
+def _check_tls(certificate: Path | None, private_key: Path | None, host: str, insecure: bool) -> None:
+    try:
+        is_loopback = ip_address(host).is_loopback
+    except ValueError:
+        raise typer.BadParameter(f"expected an IP address, got {host!r:.80}", param_hint="--host") from None
+    if insecure:
+        if certificate or private_key or not is_loopback:
+            wanted = "expected a loopback address and no certificate with it"
+            raise typer.BadParameter(f"{wanted}, got others", param_hint="--insecure-loopback")
+    elif certificate is None or private_key is None:
+        raise typer.BadParameter(
+            "expected --certificate and --private-key, got less; machines send their evidence over TLS alone",
+            param_hint="--certificate",
+        )
+
+
+def log(
+    *,
+    database: Database,
+    head: Annotated[
+        str | None, typer.Option(metavar="HASH", help="Fail unless the log has the entry with this hash.")
+    ] = None,
+    last: Annotated[int, typer.Option(min=0, help="The number of entries to show; 0 for all.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """Verify the log of a broker, and show its last entries."""
+    from fastrack.attest._broker.ledger import read_log
+
+    try:
+        wanted = None if head is None else bytes.fromhex(head)
+    except ValueError:
+        raise typer.BadParameter(f"expected a hash in hexadecimal, got {head!r:.80}", param_hint="--head") from None
+    entries = read_log(database, head=wanted)
+    found = entries[-1].hash.hex() if entries else None
+    shown = entries[-last:]
+    if as_json:
+        rows = [
+            {"number": e.number, "time": e.time, "event": e.event, "details": e.details, "hash": e.hash.hex()}
+            for e in shown
+        ]
+        print_json(path=str(database), ok=True, entries=rows, count=len(entries), head=found)
+        return
+    console = stdout()
+    table = new_table("entry", "time", "event", "challenge", "details", right=("entry",))
+    for entry in shown:
+        details = {name: value for name, value in entry.details.items() if name != "challenge" and value is not None}
+        text = ", ".join(f"{name} {value}" for name, value in details.items())
+        cells = (str(entry.number), entry.time, entry.event, str(entry.details.get("challenge", "")), text)
+        table.add_row(*(clean(cell) for cell in cells))
+    console.print(table)
+    console.print(f"{pluralize(len(entries), 'entry').replace('entrys', 'entries')}, all as they were written")
+    console.print(f"head: {found or 'none'}")
+
+
+for _command in (serve, log):
+    app.command()(handle_errors(_command))

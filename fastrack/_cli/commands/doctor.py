@@ -1,0 +1,283 @@
+"""``fastrack doctor``: examine the machine, and state what is protected on it."""
+
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fastrack._cli.commands.selftest import CudaCheck, EngineCheck, check_cuda, check_engine
+from fastrack._cli.console import clean, print_json, stdout
+from fastrack._cli.errors import message_of
+from fastrack._cli.machine import Cpu, CpuTee, Memory, read_cpu, read_memory, read_software, read_tee
+from fastrack._cli.nvml import Graphics, read_graphics
+from fastrack._cli.options import Json
+from fastrack._cli.proofs import Proof, read_proofs
+from fastrack._util.units import format_size
+from fastrack.errors import FastrackError
+
+
+def doctor(*, as_json: Json = False) -> None:
+    """Examine this machine, and state what is protected on it and what is not."""
+    facts = gather()
+    statements = state(facts)
+    if as_json:
+        print_json(**asdict(facts), statements=[asdict(statement) for statement in statements])
+    else:
+        show_facts(facts, statements, stdout())
+    if facts.engine.problem is not None:
+        raise typer.Exit(1)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyFile:
+    """The key file that the environment names, if any: the id of its key, or the reason that it cannot be used.
+
+    `path` is also None if the variable holds what looks like a key.
+    """
+
+    path: str | None = None
+    key_id: str | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Observations on the machine. None of them is attested: its operator can fake all of them."""
+
+    software: dict[str, str | None]
+    cpu: Cpu
+    memory: Memory
+    code: dict[str, str | None]
+    engine: EngineCheck
+    tee: CpuTee
+    graphics: Graphics
+    cuda: CudaCheck | None  # None if no GPU was seen
+    proofs: tuple[Proof, ...]
+    key_file: KeyFile
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A statement on something that is protected on this machine, or is not."""
+
+    protected: bool
+    text: str
+
+
+def gather() -> Facts:
+    """Return all observations."""
+    graphics, tee = read_graphics(), read_tee()
+    return Facts(
+        software=read_software(),
+        cpu=read_cpu(),
+        memory=read_memory(),
+        code=read_machine_code(),
+        engine=check_engine(),
+        tee=tee,
+        graphics=graphics,
+        cuda=check_cuda() if graphics.gpus else None,
+        proofs=read_proofs(tee, graphics),
+        key_file=read_key_file(),
+    )
+
+
+def read_machine_code() -> dict[str, str | None]:
+    """Return the file of the engines' machine code and what made it, or why there is none, and what to do."""
+    from fastrack._crypto import native
+
+    module = native.load()
+    made = {} if module is None else native.describe(module)
+    made_by = f"numba {made['numba']}, LLVM {made['llvm']}" if made else None
+    return {"path": getattr(module, "__file__", None), "made_by": made_by, "problem": native.problem()}
+
+
+def read_key_file() -> KeyFile:
+    """Return the key file that the environment names, after a test that it loads. The key is wiped at once.
+
+    Of a folder the key that seals is loaded. Providers are not asked, nor is that of a wrapped key file, and no
+    descriptor is read.
+    """
+    from fastrack._keys.keyring import KEY_FILE_VARIABLE, KeyFolder, is_path, is_wrapped
+    from fastrack._keys.keys import Key
+    from fastrack._util.key_text import looks_secret
+
+    path = os.environ.get(KEY_FILE_VARIABLE)
+    if not path:
+        return KeyFile()
+    try:
+        if not is_path(path):
+            return KeyFile(path)
+        file = Path(path).expanduser()
+        if is_wrapped(file):
+            from fastrack.providers import WrappedKey
+
+            return KeyFile(path, WrappedKey.load(file).key_id)
+        key = KeyFolder(file).get_sealing_key() if file.is_dir() else Key.load(file)
+    except (FastrackError, OSError) as error:
+        return KeyFile(None if looks_secret(path) else path, problem=message_of(error))
+    key.wipe()
+    return KeyFile(path, key.id)
+
+
+def state(facts: Facts) -> list[Statement]:
+    """Return the statements that follow from the facts, those on protection first."""
+    both = ((True, _PROTECTED), (False, (*_about_host(facts.tee), *_about_gpus(facts), *_ALWAYS)))
+    return [Statement(protected, text) for protected, texts in both for text in texts]
+
+
+_PROTECTED = (
+    "A sealed tensor is encrypted and authenticated, stored and in transfer: it is readable with its key only.",
+    "No byte is released before its chunk was authenticated.",
+)
+_ALWAYS = (
+    "Names, dtypes, shapes and sizes are visible in the file; the parts that are read, and when, to the host.",
+    "An older version of a whole file is accepted as genuine: compare the file id that `fastrack verify` prints.",
+)
+
+
+def _about_host(tee: CpuTee) -> list[str]:
+    operator = "No sign of a CPU TEE: the operator of this machine can read that memory."
+    if tee.kind is not None:
+        operator = (
+            f"Signs of {tee.kind} ({', '.join(tee.seen)}) may mean that its operator cannot read that memory. This was "
+            "seen, not attested: check an attestation report before a key comes here."
+        )
+    memory = "Device cpu: an opened tensor lies in the memory of this machine, and so does the key while it is in use."
+    return [memory, operator]
+
+
+def _about_gpus(facts: Facts) -> list[str]:
+    if facts.cuda is None:
+        return ["No GPU was seen: everything is opened on the host."]
+    if facts.cuda.usable:
+        text = "an opened tensor lies in the memory of the GPU, and the owner's key in that of this machine."
+    else:
+        text = f"{facts.cuda.problem}. Everything is opened on the host, whatever the GPU protects."
+    return [_about_mode(facts.graphics), f"Device cuda: {text}"]
+
+
+def _about_mode(graphics: Graphics) -> str:
+    mode = graphics.confidential
+    if mode.enabled is None:
+        return "The driver did not report confidential mode: assume that the host can read GPU memory."
+    if mode.devtools:
+        return "Dev-tools mode is on: debugging tools can read GPU memory, so nothing on the GPU is protected."
+    if not mode.enabled and mode.multi_gpu == "protected PCIe":
+        return (
+            "The driver reports protected PCIe, for the link to the GPUs. This was not attested: check an "
+            "attestation report before you rely on it."
+        )
+    if not mode.enabled:
+        return "Confidential mode is off: GPU memory is not protected from its host."
+    if mode.environment != "production":
+        return f"Confidential mode is on in a {mode.environment} environment, which protects nothing."
+    return (
+        "The driver reports confidential mode. This was not attested: check an attestation report before a key "
+        "comes here."
+    )
+
+
+def show_facts(facts: Facts, statements: list[Statement], console: Console) -> None:
+    """Print the facts and the statements."""
+    for title, lines in _sections(facts).items():
+        console.print(title, style="bold")
+        for label, value in lines:
+            console.print(f"  {label:<13} {clean(value)}")
+        console.print()
+    for title, protected in (("What is protected here", True), ("What is not", False)):
+        console.print(title, style="bold")
+        table = Table.grid(padding=(0, 1), pad_edge=True)
+        for statement in statements:
+            if statement.protected is protected:
+                table.add_row("-", clean(statement.text))
+        console.print(table, soft_wrap=False)
+        console.print()
+
+
+def _sections(facts: Facts) -> dict[str, list[tuple[str, str]]]:
+    cpu, memory = facts.cpu, facts.memory
+    present = [name for name, is_present in cpu.features.items() if is_present]
+    lacking = [name for name, is_present in cpu.features.items() if not is_present]
+    return {
+        "Software": [(name, version or "not installed") for name, version in facts.software.items()],
+        "Machine": [
+            ("CPU", f"{cpu.model} ({cpu.architecture}), {cpu.threads} usable"),
+            ("features", f"{' '.join(present) or 'unknown'}{f'; without {chr(32).join(lacking)}' if lacking else ''}"),
+            (
+                "memory",
+                f"{_maybe_size(memory.available)} free of {_maybe_size(memory.total)}, pages of {memory.page} bytes",
+            ),
+            ("huge pages", memory.huge_pages or "unknown"),
+            (
+                "CPU TEE",
+                f"signs of {facts.tee.kind}: {', '.join(facts.tee.seen)}" if facts.tee.kind else "no sign of one",
+            ),
+        ],
+        "Engine": _engine_lines(facts.engine),
+        "Machine code": _code_lines(facts.code),
+        "GPU": _gpu_lines(facts.graphics, facts.cuda),
+        "Attestation": [(proof.part, str(proof)) for proof in facts.proofs],
+        "Key file": _key_lines(facts.key_file),
+    }
+
+
+def _engine_lines(engine: EngineCheck) -> list[tuple[str, str]]:
+    available = f"(available: {', '.join(engine.available)})"
+    if engine.engine is None:
+        return [("AES-GCM", f"none {available}"), ("self-test", f"FAILED: {engine.problem}")]
+    if engine.problem is None:
+        verdict = f"ok against OpenSSL; one thread seals {engine.seal_gbps:.2f} and opens {engine.open_gbps:.2f} GB/s"
+    else:
+        verdict = f"FAILED: {engine.problem}; do not use it, and report this"
+    chosen = "the environment, with FASTRACK_ENGINE" if engine.forced else "fastrack; FASTRACK_ENGINE is not set"
+    lines = [
+        ("AES-GCM", f"{engine.engine}, {engine.threads} threads {available}"),
+        ("chosen by", chosen),
+        ("self-test", verdict),
+    ]
+    return lines if engine.fault is None else [*lines, ("passed over", engine.fault)]
+
+
+def _code_lines(code: dict[str, str | None]) -> list[tuple[str, str]]:
+    if code["problem"] is not None:
+        return [("state", f"none: {code['problem']}")]
+    file = code["path"] or "none: compiled in this process, as FASTRACK_ENGINE asks"
+    return [("file", file), ("made by", code["made_by"] or "unknown")]
+
+
+def _gpu_lines(graphics: Graphics, cuda: CudaCheck | None) -> list[tuple[str, str]]:
+    if graphics.absent is not None:
+        return [("driver", graphics.absent)]
+    gpus = [f"{gpu.name or 'unknown'}, {_maybe_size(gpu.memory)}" for gpu in graphics.gpus]
+    lines = [("driver", graphics.driver or "unknown version"), *((f"GPU {n}", gpu) for n, gpu in enumerate(gpus))]
+    if cuda is not None:
+        lines.append(("self-test", "ok against the host" if cuda.usable else f"not usable: {cuda.problem}"))
+    mode = graphics.confidential
+    lines.append(("confidential", _word(mode.enabled, "on", "off")))
+    if mode.environment is not None:
+        lines += [("environment", mode.environment), ("dev tools", _word(mode.devtools, "on", "off"))]
+    if mode.enabled:
+        lines.append(("ready", _word(mode.ready, "yes", "no")))
+    if mode.multi_gpu is not None:
+        lines.append(("multi-GPU", mode.multi_gpu))
+    return lines + [("no answer", problem) for problem in graphics.problems]
+
+
+def _key_lines(key_file: KeyFile) -> list[tuple[str, str]]:
+    if key_file.path is None and key_file.problem is None:
+        return [("variable", "FASTRACK_KEY_FILE is not set; commands take --key")]
+    if key_file.key_id is None and key_file.problem is None:
+        return [("source", f"{key_file.path}, which was not asked")]
+    return [("path", key_file.path or "not shown"), ("key", key_file.key_id or f"cannot be used: {key_file.problem}")]
+
+
+def _maybe_size(count: int | None) -> str:
+    return "unknown" if count is None else format_size(count)
+
+
+def _word(answer: Any, yes: str, no: str) -> str:
+    return "unknown" if answer is None else yes if answer else no

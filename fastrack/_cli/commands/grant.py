@@ -1,0 +1,346 @@
+"""``fastrack grant``: wrap a key for recipients, and change who may open."""
+
+import errno
+import os
+import re
+import warnings
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Self
+
+import typer
+
+from fastrack._cli.console import clean, pluralize, print_json, stdout
+from fastrack._cli.errors import refuse_values
+from fastrack._cli.files import check_directory, check_target, open_ring
+from fastrack._cli.options import Json
+from fastrack._util.atomic import new_file
+from fastrack._util.rights import open_own
+from fastrack.errors import FormatError, RollbackError
+
+if TYPE_CHECKING:
+    from fastrack._keys.keys import Key
+    from fastrack.grants import Grants, Recipient, Signer
+
+To = Annotated[
+    list[Path] | None, typer.Option("--to", metavar="PUBLIC", help="The public file of a recipient; may be repeated.")
+]
+Sign = Annotated[
+    Path | None, typer.Option("--sign", metavar="SIGNER", help="The owner's signing key, of `keygen --signer`.")
+]
+_PERIOD = re.compile(r"(?P<count>\d{1,5})(?P<unit>[hdw])")
+_UNITS = {"h": "hours", "d": "days", "w": "weeks"}
+
+
+def grant(
+    source: Annotated[
+        str, typer.Argument(metavar="KEY", help="The key to grant; or a .grants file, to change or to show it.")
+    ],
+    *,
+    to: To = None,
+    drop: Annotated[
+        list[str] | None,
+        typer.Option("--drop", metavar="WHO", help="Remove this recipient: a name, an id, or passphrase."),
+    ] = None,
+    sign: Sign = None,
+    passphrase: Annotated[bool, typer.Option("--passphrase", help="Ask for a passphrase that opens as well.")] = False,
+    file: Annotated[
+        list[Path] | None,
+        typer.Option("--file", metavar="SEALED", help="Grant this sealed file only; may be repeated."),
+    ] = None,
+    expires: Annotated[
+        str | None, typer.Option(metavar="WHEN", help="The end of the grant: a date as 2027-01-31, or 12h, 30d, 8w.")
+    ] = None,
+    least_version: Annotated[
+        int, typer.Option(min=0, help="The least version of a published set that may be opened, with an anchor.")
+    ] = 0,
+    key: Annotated[
+        str | None, typer.Option("--key", metavar="KEY", help="The granted key, to add recipients to a .grants file.")
+    ] = None,
+    identity: Annotated[
+        Path | None, typer.Option(metavar="SECRET", help="A recipient's secret file, in place of --key.")
+    ] = None,
+    owner: Annotated[
+        Path | None, typer.Option(metavar="PUBLIC", help="The owner's public file, to show a .grants file verified.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="GRANTS", help="The file to write. If absent, KEY.grants.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Wrap a key for recipients, in a signed file beside the data, which stays as it is."""
+    if not source.endswith(".grants"):
+        _issue(source, to, sign, passphrase, file, expires, least_version, out, as_json)
+    elif to or drop or passphrase:
+        _change(Path(source), to, drop, sign, passphrase, key, identity, out, as_json)
+    else:
+        _show(Path(source), owner, as_json)
+
+
+@dataclass(frozen=True, slots=True)
+class Grantees:
+    """The recipients of a new key, under which a file is sealed, and the path of its grants."""
+
+    recipients: list["Recipient"]
+    signer: "Signer"
+    path: Path
+
+    @classmethod
+    def load(cls, to: list[Path], sign: Path | None, target: Path, *, force: bool) -> Self:
+        """Load the keys before anything is sealed, and check that the grants of `target` can be written."""
+        path = target.with_name(f"{target.name}.grants")
+        check_target(path, force=force)
+        return cls(load_recipients(to), load_signer(sign), path)
+
+    def grant(self, key: "Key", file_id: str, target: Path) -> None:
+        """Grant the key for the sealed file, and wipe it. A file that cannot be granted is removed."""
+        try:
+            self.grant_files(key, [file_id])
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise
+
+    def grant_files(self, key: "Key", file_ids: list[str]) -> None:
+        """Grant the key for these files, and wipe it."""
+        from fastrack.grants import Grants
+
+        try:
+            Grants.issue(key, self.recipients, signer=self.signer, files=file_ids).save(self.path)
+        finally:
+            key.wipe()
+
+
+def load_recipients(paths: list[Path] | None) -> list["Recipient"]:
+    """Return the public keys in these files."""
+    from fastrack.grants import Recipient
+
+    return [Recipient.load(path) for path in paths or ()]
+
+
+def _issue(
+    source: str,
+    to: list[Path] | None,
+    sign: Path | None,
+    passphrase: bool,
+    files: list[Path] | None,
+    expires: str | None,
+    least_version: int,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    from fastrack.grants import Grants
+
+    if not to and not passphrase:
+        raise typer.BadParameter(
+            "expected a recipient, got none; name a public file, or use --passphrase", param_hint="--to"
+        )
+    target = Path(f"{source}.grants") if out is None else out
+    check_directory(target)
+    if target.exists():
+        raise FileExistsError(
+            errno.EEXIST, "it exists and is left as it was; name it in place of KEY to change it", str(target)
+        )
+    granted = open_ring(source).first
+    grants = Grants.issue(
+        granted,
+        load_recipients(to),
+        signer=load_signer(sign),
+        files=[_file_id(path) for path in files] if files else None,
+        passphrase=_ask_passphrase() if passphrase else None,
+        expires=None if expires is None else _parse_end(expires),
+        least_version=least_version,
+    )
+    grants.save(target)
+    _report(grants, target, as_json)
+
+
+def _change(
+    source: Path,
+    to: list[Path] | None,
+    drop: list[str] | None,
+    sign: Path | None,
+    passphrase: bool,
+    key: str | None,
+    identity: Path | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    from fastrack.grants import Grants, Identity
+
+    signer = load_signer(sign)
+    grants = Grants.load(source, owner=signer.verifier)
+    replaced = Replaced.load(Path(f"{sign}.replaced"))
+    digest = replaced.require_newest(grants, source)
+    if drop:
+        with refuse_values("--drop"):
+            grants = grants.remove(drop, signer=signer)
+    if to or passphrase:
+        if key is None and identity is None:
+            raise typer.BadParameter(
+                "expected the granted key, to wrap it, got none; or pass --identity", param_hint="--key"
+            )
+        recipients = load_recipients(to)
+        granted = None if key is None else open_ring(key).first
+        secret = None if identity is None else Identity.load(identity)
+        text = _ask_passphrase() if passphrase else None
+        with refuse_values("--key"):
+            grants = grants.add(recipients, signer=signer, key=granted, identity=secret, passphrase=text)
+    target = source if out is None else out
+    grants.save(target)
+    if drop or target.resolve() == source.resolve():
+        replaced.add(digest)
+    _report(grants, target, as_json)
+
+
+@dataclass(frozen=True, slots=True)
+class Replaced:
+    """The hashes of grants that others took the place of, beside the owner's signing key: storage cannot say so."""
+
+    path: Path
+    digests: tuple[str, ...]
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read the file. There are none if it does not exist."""
+        if not os.path.lexists(path):
+            return cls(path, ())
+        with open_own(path) as file:
+            return cls(path, tuple(file.read().decode().split()))
+
+    def require_newest(self, grants: "Grants", source: Path) -> str:
+        """Refuse grants that were replaced, which would look newer once signed again; return the hash of others."""
+        from fastrack._keys.signing import read_unverified_payload
+
+        digest = sha256(read_unverified_payload(grants.envelope)).hexdigest()  # an envelope has several forms
+        if digest in self.digests:
+            raise RollbackError(
+                f"changing {clean(str(source))} failed: expected the newest grants of key {grants.key_id}, got number "
+                f"{grants.serial}, which others replaced. Get the newest, or grant the key anew"
+            )
+        return digest
+
+    def add(self, digest: str) -> None:
+        """Write the file with one more."""
+        with new_file(self.path, mode=0o600) as file:
+            file.write("".join(f"{each}\n" for each in (*self.digests, digest)).encode())
+
+
+def _show(source: Path, owner: Path | None, as_json: bool) -> None:
+    from fastrack._keys.grants import read_unverified
+    from fastrack.grants import Grants, Verifier
+
+    if owner is not None:
+        _report(Grants.load(source, owner=Verifier.load(owner)), source, as_json)
+        return
+    _report(read_unverified(source), source, as_json, verified=False)
+
+
+def _report(grants: "Grants", path: Path, as_json: bool, *, verified: bool = True) -> None:
+    entries = [{"name": entry.name, "id": entry.id, "algorithm": entry.algorithm} for entry in grants.recipients]
+    end = None if grants.expires is None else grants.expires.isoformat()
+    if as_json:
+        print_json(
+            path=str(path),
+            verified=verified,
+            key_id=grants.key_id,
+            bits=grants.bits,
+            recipients=entries,
+            files=None if grants.files is None else list(grants.files),
+            lineage=grants.lineage,
+            least_version=grants.least_version,
+            expires=end,
+            issued=grants.issued.isoformat(),
+            serial=grants.serial,
+        )
+        return
+    console = stdout()
+    state = "" if verified else ", NOT VERIFIED: name the owner's public file with --owner"
+    console.print(f"{clean(str(path))}: {pluralize(len(entries), 'recipient')}{state}")
+    console.print(f"key: {grants.key_id}")
+    for entry in entries:
+        who = (
+            "a passphrase" if entry["algorithm"] == "Argon2id" else f"{clean(entry['name'] or 'unnamed')} {entry['id']}"
+        )
+        console.print(f"  {who}  {clean(entry['algorithm'])}")
+    files = "all files under this key" if grants.files is None else ", ".join(grants.files)
+    console.print(f"files: {files}")
+    is_over = grants.expires is not None and grants.expires <= datetime.now(UTC)
+    console.print(f"expires: {end or 'never'}{', which is over: nothing is opened by it' if is_over else ''}")
+
+
+def _file_id(path: Path) -> str:
+    from fastrack._sets.load_file import load_file
+
+    with load_file(path) as sealed:
+        if sealed.file_id is None:
+            raise FormatError(f"{path}: expected sealed tensors, got none; `fastrack seal` seals a file")
+        return sealed.file_id
+
+
+def load_signer(path: Path | None) -> "Signer":
+    """Return the signing key of an option ``--sign``."""
+    from fastrack.grants import Signer
+
+    if path is None:
+        raise typer.BadParameter(
+            "expected the owner's signing key, got none; `fastrack keygen owner.signer --signer` makes one",
+            param_hint="--sign",
+        )
+    return Signer.load(path)
+
+
+def _ask_passphrase() -> str:
+    """Return a passphrase from the terminal, asked for twice, or the first line of FASTRACK_PASSPHRASE_FILE."""
+    path = os.environ.get("FASTRACK_PASSPHRASE_FILE")
+    if path:
+        from fastrack._keys.keys import read_private
+
+        if not os.path.lexists(path):
+            raise FormatError(
+                "reading the passphrase failed: expected FASTRACK_PASSPHRASE_FILE to name a file, got a text that "
+                "names none, which is not repeated here. Write the passphrase into a file of mode 0600"
+            )
+        with read_private(path, 1024) as content:
+            passphrase = content.decode().splitlines()[0] if content else ""
+    else:
+        passphrase = _read_twice()
+    if len(passphrase) < 12:
+        raise typer.BadParameter(
+            f"expected a passphrase of 12 characters or more, got {len(passphrase)}", param_hint="--passphrase"
+        )
+    return passphrase
+
+
+def _read_twice() -> str:
+    """Return a passphrase that was typed twice on the terminal of the process, whatever standard input is."""
+    from getpass import GetPassWarning, getpass
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", GetPassWarning)  # where there is none, it would be read with an echo
+            passphrase = getpass("Passphrase: ")
+            repeated = getpass("The same again: ")
+    except (GetPassWarning, EOFError):
+        raise typer.BadParameter(
+            "expected a terminal to ask for the passphrase on, got none. Write it into a file of mode 0600, and name "
+            "that in FASTRACK_PASSPHRASE_FILE",
+            param_hint="--passphrase",
+        ) from None
+    if passphrase != repeated:
+        raise typer.BadParameter("expected the same passphrase twice, got two", param_hint="--passphrase")
+    return passphrase
+
+
+def _parse_end(text: str) -> datetime:
+    match = _PERIOD.fullmatch(text)
+    if match is not None:
+        return datetime.now(UTC) + timedelta(**{_UNITS[match["unit"]]: int(match["count"])})
+    try:
+        end = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(
+            f"expected a date as 2027-01-31 or a period as 12h, 30d or 8w, got {text!r:.40}", param_hint="--expires"
+        ) from None
+    return end if end.tzinfo is not None else end.replace(tzinfo=UTC)

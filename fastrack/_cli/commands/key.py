@@ -1,0 +1,143 @@
+"""``fastrack key``: show the ids of keys."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fastrack._cli.console import clean, new_table, print_json, stdout
+from fastrack._cli.errors import describe, name_source, show_errors
+from fastrack._cli.files import open_ring
+from fastrack._cli.options import Json
+from fastrack.errors import FastrackError, FormatError
+
+_BEGINNING = 15  # bytes that tell the kinds of files apart, and hold nothing of a key
+
+
+def key(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KEY...",
+            help="Key files, folders of them, files of key pairs, .grants and .wrapped files, or what --key takes.",
+        ),
+    ],
+    *,
+    as_json: Json = False,
+) -> None:
+    """Show the id, the kind and the size of keys, and nothing secret."""
+    found: list[dict[str, Any]] = []
+    failed: list[tuple[str, Exception]] = []
+    for given in sources:
+        try:
+            expanded = _expand(given)
+        except OSError as error:
+            failed.append((given, error))
+            continue
+        for source in expanded:
+            try:
+                found += _describe(source)
+            except (FastrackError, OSError, ImportError) as error:
+                failed.append((source, error))
+    if as_json:
+        print_json(keys=found, **_document(failed))
+    else:
+        _show(found)
+        show_errors([name_source(error, source) for source, error in failed])
+    if failed:
+        raise typer.Exit(1)
+
+
+def _show(found: list[dict[str, Any]]) -> None:
+    if found:
+        table = new_table("id", "kind", "bits", "source", right=("bits",))
+        table.columns[0].no_wrap = True  # to be copied, however narrow the terminal is
+        for entry in found:
+            table.add_row(entry["id"], entry["kind"], str(entry["bits"] or ""), clean(entry["source"]))
+        stdout().print(table, soft_wrap=False)
+
+
+def _document(failed: list[tuple[str, Exception]]) -> dict[str, Any]:
+    if not failed:
+        return {}
+    errors = [{"source": source, "error": describe(error)} for source, error in failed]
+    return {"failed": errors, "error": errors[0]["error"]}
+
+
+def _expand(source: str) -> list[str]:
+    """Return the keys in a folder; or else the source, which may be a folder without any."""
+    path = Path(source)
+    return [str(file) for file in sorted(path.iterdir()) if _is_key(file)] or [source] if path.is_dir() else [source]
+
+
+def _describe(source: str) -> Iterator[dict[str, Any]]:
+    path = Path(source)
+    kind = _kind_of(path)
+    if path.is_dir():
+        raise FormatError("expected keys in this folder, got none. Name another one, or a key file")
+    if kind == "public":
+        yield _describe_public(path)
+    elif kind == "secret":
+        yield _describe_secret(path)
+    elif path.suffix == ".grants" and path.is_file():
+        from fastrack._keys.grants import read_unverified
+
+        grants = read_unverified(path)
+        yield {"source": source, "id": grants.key_id, "kind": "granted key, not verified", "bits": grants.bits}
+    elif path.suffix == ".wrapped" and path.is_file():
+        from fastrack.providers import WrappedKey
+
+        wrapped = WrappedKey.load(path)
+        yield {
+            "source": source,
+            "id": wrapped.key_id,
+            "kind": f"key wrapped by {wrapped.provider}",
+            "bits": wrapped.bits,
+        }
+    else:
+        yield from ({"source": source, "id": one.id, "kind": "key", "bits": one.bits} for one in open_ring([source]))
+
+
+def _is_key(path: Path) -> bool:
+    from fastrack._keys.keys import key_file_id
+
+    is_named = path.suffix in {".grants", ".wrapped"} and path.is_file()
+    return is_named or _kind_of(path) is not None or key_file_id(path) is not None
+
+
+def _kind_of(path: Path) -> str | None:
+    from fastrack._util.regular_file import open_regular
+
+    if not path.is_file():
+        return None
+    with open_regular(path) as file:
+        beginning = file.read(_BEGINNING)
+    return {b"fastrack-public": "public", b"# fastrack secr": "secret"}.get(beginning)
+
+
+def _describe_public(path: Path) -> dict[str, Any]:
+    from fastrack.errors import FormatError
+    from fastrack.grants import Recipient, Verifier
+
+    try:
+        public: Recipient | Verifier = Recipient.load(path)
+        kind = "public key of a recipient"
+    except FormatError:
+        public = Verifier.load(path)
+        kind = "public key of an owner"
+    return {"source": str(path), "id": public.id, "kind": f"{kind}, {public.algorithm}", "bits": None}
+
+
+def _describe_secret(path: Path) -> dict[str, Any]:
+    from fastrack.errors import FormatError
+    from fastrack.grants import Identity, Recipient, Signer, Verifier
+
+    public: Recipient | Verifier
+    try:
+        public = Identity.load(path).recipient
+        kind = "secret key of a recipient"
+    except FormatError:
+        public = Signer.load(path).verifier
+        kind = "signing key"
+    return {"source": str(path), "id": public.id, "kind": f"{kind}, {public.algorithm}", "bits": None}

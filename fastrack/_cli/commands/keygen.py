@@ -1,0 +1,123 @@
+"""``fastrack keygen``: make a key file."""
+
+import errno
+import os
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fastrack._cli.console import clean, print_json, stdout
+from fastrack._cli.files import check_directory
+from fastrack._cli.options import Algorithm, Bits, Json
+
+if TYPE_CHECKING:
+    from fastrack.providers import KeyWrapper
+
+
+def keygen(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="The key file to make. It must not exist.")],
+    *,
+    bits: Annotated[Bits, typer.Option(help="Size of the AES key.")] = "256",
+    identity: Annotated[
+        bool, typer.Option("--identity", help="Make a key pair to be granted keys: PATH, and PATH.pub to give away.")
+    ] = False,
+    signer: Annotated[
+        bool, typer.Option("--signer", help="Make a key pair to sign grants: PATH, and PATH.pub to give away.")
+    ] = False,
+    algorithm: Annotated[
+        Algorithm | None,
+        typer.Option(
+            help="The kind of a key pair. If absent, MLKEM768_X25519 for --identity and Ed25519 for --signer."
+        ),
+    ] = None,
+    wrap: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URI",
+            help="Encrypt the key by the key of a token, TPM or vault: pkcs11:..., tpm:[PCRS], vault-transit:NAME, "
+            "aws-kms:KEY, gcp-kms:KEY or azure-keyvault:URL. PATH ends in .wrapped, and is no secret.",
+        ),
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="The name in PATH.pub. If absent, the name of PATH.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a key, in a file that only you may read; or a key pair."""
+    from fastrack._keys.keys import Key
+
+    check_directory(path)
+    if identity or signer:
+        if wrap is not None:
+            raise typer.BadParameter("expected --wrap for a key alone, got a key pair too; a pair cannot be wrapped")
+        _make_pair(path, algorithm, name or path.stem, identity=identity, signer=signer, as_json=as_json)
+        return
+    wrapper = None if wrap is None else _open_wrapper(path, wrap)
+    if wrapper is None and path.suffix == ".wrapped":
+        raise typer.BadParameter("expected --wrap URI for a path that ends in .wrapped, got none")
+    key = Key.generate(int(bits))
+    size, key_id = key.bits, key.id
+    try:
+        if wrapper is None:
+            key.save(path)
+        else:
+            wrapped = wrapper.wrap(key)
+            wrapper.unwrap(wrapped).wipe()  # what does not open is not saved
+            wrapped.save(path)
+    finally:
+        key.wipe()
+    if as_json:
+        print_json(path=str(path), key_id=key_id, bits=size)
+        return
+    quoted = clean(shlex.quote(str(path)))
+    console = stdout()
+    if wrapper is None:
+        console.print(f"{clean(str(path))}: a new {size}-bit key that only you may read")
+        console.print(f"id: {key_id}")
+        console.print("Keep a copy in a safe place: without it, what it seals cannot be opened.")
+    else:
+        console.print(f"{clean(str(path))}: a new {size}-bit key, wrapped by {clean(wrapper.provider)}")
+        console.print(f"id: {key_id}")
+        console.print("Keep a copy, and what unwraps it: without either, what it seals cannot be opened.")
+    console.print(f"Next: fastrack seal data.safetensors sealed.safetensors --key {quoted}")
+
+
+def _open_wrapper(path: Path, uri: str) -> "KeyWrapper":
+    from fastrack.providers import open_wrapper
+
+    if path.suffix != ".wrapped":
+        raise typer.BadParameter("expected a path that ends in .wrapped, the suffix of such files, got another")
+    if os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, "exists and was left as it was. Choose another name", str(path))
+    try:
+        return open_wrapper(uri)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--wrap") from None
+
+
+def _make_pair(
+    path: Path, algorithm: Algorithm | None, name: str, *, identity: bool, signer: bool, as_json: bool
+) -> None:
+    from fastrack.grants import Identity, Signer
+
+    if identity and signer:
+        raise typer.BadParameter("expected one of --identity and --signer, got both; make two key pairs")
+    kind = Identity if identity else Signer
+    public_path = path.with_name(f"{path.name}.pub")
+    if os.path.lexists(public_path):
+        raise FileExistsError(errno.EEXIST, "it exists and is left as it was; choose another name", str(public_path))
+    try:
+        pair = kind.generate(name=name) if algorithm is None else kind.generate(algorithm, name=name)
+        public = pair.recipient if isinstance(pair, Identity) else pair.verifier
+        line = str(public)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    pair.save(path)
+    public.save(public_path)
+    if as_json:
+        print_json(path=str(path), public=str(public_path), id=public.id, algorithm=public.algorithm)
+        return
+    console = stdout()
+    console.print(f"{clean(str(path))}: a new secret key of {public.algorithm} that only you may read")
+    console.print(f"{clean(str(public_path))}: its public key, of {len(line)} characters, to give away")
+    console.print(f"id: {public.id}")

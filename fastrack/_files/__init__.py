@@ -1,0 +1,1 @@
+"""Sealed files and folders: reading, writing and checking them."""

@@ -1,0 +1,125 @@
+"""`open_bytes`: a file object that reads a sealed vector of bytes."""
+
+from __future__ import annotations
+
+import io
+import os
+import threading
+from typing import Any
+
+import numpy as np
+
+from fastrack._keys.keyring import KeyRing, KeySource
+from fastrack._sealed.indexing import EvenRanges
+from fastrack._sealed.messages import OpenMessage
+from fastrack._sealed.tensor import SealedTensor
+from fastrack._util.public import public
+
+_BUFFER = 128 << 10  # bytes of plaintext; eight chunks
+
+
+@public
+def open_bytes(sealed: SealedTensor, keys: KeySource | None = None) -> io.BufferedReader:
+    """Open a sealed vector of bytes as a binary file for reading.
+
+    `seal_file` makes such a vector of any file that has no tensors. What takes a file object then reads from the sealed
+    file as it would from the original one: ``pyarrow.parquet.ParquetFile``, ``PIL.Image.open``, `tarfile`, `zipfile`.
+    A read decrypts the chunks that it needs, and each is authenticated before any byte of it is returned.
+
+    Parameters
+    ----------
+    sealed : SealedTensor
+        U8 tensor of one dimension.
+    keys : KeySource, optional
+        As for `unseal`.
+
+    Returns
+    -------
+    io.BufferedReader
+        The file. Threads may share it, as with any file of Python. It holds a key until it is closed.
+
+    Raises
+    ------
+    TypeError
+        If `sealed` is not such a tensor.
+    AuthenticationError, UnknownKeyError
+        As for `unseal`. Methods that read raise AuthenticationError for an altered chunk, and return nothing of it.
+
+    Examples
+    --------
+    >>> import pathlib
+    >>> import fastrack
+    >>> key = fastrack.Key.generate()
+    >>> _ = pathlib.Path("notes.txt").write_bytes(b"first, second")
+    >>> fastrack.seal_file("notes.txt", "notes.safetensors", key)
+    >>> sealed = fastrack.load_file("notes.safetensors")["notes.txt"]
+    >>> with fastrack.open_bytes(sealed, key) as file:
+    ...     _ = file.seek(7)
+    ...     print(file.read())
+    b'second'
+    """
+    if not isinstance(sealed, SealedTensor):
+        raise TypeError(
+            f"open_bytes: expected a SealedTensor, got {type(sealed).__name__}. Take one out of load_file(path)"
+        )
+    if sealed.dtype != "U8" or len(sealed.shape) != 1:
+        raise TypeError(
+            f"open_bytes: {sealed.name!r:.200}: expected U8 in one dimension, got {sealed.dtype} {list(sealed.shape)}. "
+            "Open it with unseal"
+        )
+    return io.BufferedReader(_SealedBytes(sealed, KeyRing.resolve(keys)), _BUFFER)
+
+
+class _SealedBytes(io.RawIOBase):
+    """Unbuffered file over the plaintext of a message."""
+
+    def __init__(self, sealed: SealedTensor, keys: KeyRing) -> None:
+        self.name = sealed.name
+        self._size = sealed.nbytes
+        self._position = 0
+        self._lock = threading.Lock()  # no read uses a key that `close` wipes meanwhile
+        self._message = OpenMessage(sealed, keys)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        self._require_open()
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._require_open()
+        if whence not in {os.SEEK_SET, os.SEEK_CUR, os.SEEK_END}:
+            raise ValueError(f"whence: expected 0, 1 or 2, got {whence}")
+        with self._lock:
+            position = offset + (0, self._position, self._size)[whence]
+            if position < 0:
+                raise ValueError(f"seek: expected a position of 0 or more, got {position}")
+            self._position = position
+        return position
+
+    def readinto(self, buffer: Any) -> int:
+        with self._lock:
+            self._require_open()
+            target = np.frombuffer(memoryview(buffer).cast("B"), np.uint8)
+            start = self._position
+            memory = target[: max(0, self._size - start)]
+            if memory.size:
+                self._message.gather(EvenRanges(np.array([start]), 1, memory.size), memory)
+                self._position = start + memory.size
+            return memory.size
+
+    def close(self) -> None:
+        """Wipe the key."""
+        with self._lock:
+            message = self.__dict__.pop("_message", None)  # `__init__` may have raised before it was set
+            if message is not None:
+                message.__exit__()
+            super().close()
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise ValueError("reading from a closed file. Open it again with open_bytes")

@@ -1,0 +1,189 @@
+"""Plain tensors to be sealed, from memory and from safetensors, NumPy and other files."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import io
+import os
+import re
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import numpy as np
+
+from fastrack._files.reader import SealedFile
+from fastrack._tensors import arrays, dtypes
+from fastrack._tensors.arrays import Bytes
+from fastrack._util.locations import locate_local
+from fastrack._util.regular_file import open_regular, require_end
+from fastrack.errors import FormatError
+
+_ESCAPES_FOLDER = re.compile(r"^([/\\]|[a-z]:)|(^|[/\\])\.\.([/\\]|$)", re.IGNORECASE)  # on Windows, too
+
+
+@dataclass(frozen=True, slots=True)
+class PlainTensor:
+    """Dtype and shape of a plain tensor, and access to its bytes.
+
+    `load` may be slow and take memory. It returns a function of a start and a stop, multiples of 16 KiB, that returns
+    the bytes between them. All bytes are read, in order.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    load: Callable[[], Callable[[int, int], Bytes]]
+
+    @classmethod
+    def of(cls, array: Any) -> PlainTensor:
+        """Describe a tensor in memory, or mapped into it."""
+        dtype, shape = arrays.describe(array)
+        return cls(dtype, shape, lambda: arrays.reader(array))
+
+    @classmethod
+    def stored(cls, file: SealedFile, name: str) -> PlainTensor:
+        """Describe a tensor as it is stored in a file."""
+        dtype, shape, _, _ = file.describe(name)
+        return cls(dtype, shape, lambda: arrays.reader(file.stored(name)[2]))
+
+    @property
+    def nbytes(self) -> int:
+        return dtypes.nbytes(self.dtype, self.shape)
+
+
+@contextlib.contextmanager
+def open_plain(path: str | os.PathLike[str]) -> Iterator[tuple[Mapping[str, PlainTensor], dict[str, str]]]:
+    """Open the plain tensors of a file and its metadata. They are mapped if the format allows it."""
+    path = locate_local(path)
+    suffix = path.suffix.lower()
+    if suffix == ".safetensors":
+        with SealedFile(path) as file:
+            if file:
+                raise _sealed_already(path)
+            yield {name: PlainTensor.stored(file, name) for name in file.names}, file.metadata
+    elif suffix == ".npy":
+        with open_regular(path) as file, refuse_malformed(path):
+            dtype, shape, order = read_array_header(file)
+            array = np.memmap(file, dtype, "r", file.tell(), shape, order)
+        yield {path.stem: PlainTensor.of(array)}, {}
+    elif suffix == ".npz":
+        with io.BufferedReader(open_regular(path)) as raw:
+            with refuse_malformed(path):
+                if raw.read(len(np.lib.format.MAGIC_PREFIX)) == np.lib.format.MAGIC_PREFIX:
+                    raise FormatError(f"expected an .npz archive, got a single array; rename it to {path.stem}.npy")
+                archive = zipfile.ZipFile(raw)
+            yield _read_members(archive, path), {}
+    else:
+        yield {path.name: whole_file(path)}, {}
+
+
+def whole_file(path: Path) -> PlainTensor:
+    """Return the content of any file as one vector of bytes, which is mapped."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        require_end(file, size, path)
+        memory = np.memmap(file, np.uint8, "r", shape=(size,)) if size else np.empty(0, np.uint8)
+    return PlainTensor.of(memory)
+
+
+def refuse_sealed(metadata: Mapping[str, str], path: Path) -> None:
+    """Refuse a file with this metadata if it is a sealed one."""
+    if "fastrack.version" in metadata:
+        raise _sealed_already(path)
+
+
+def _sealed_already(path: Path) -> FormatError:
+    return FormatError(f"{path} is sealed already; `fastrack unseal` opens it")
+
+
+def require_safe_member(name: str, path: Path) -> None:
+    """Refuse a member of an archive whose name leads out of the folder that it is unpacked into."""
+    if "\0" in name or _ESCAPES_FOLDER.search(name):
+        raise FormatError(
+            f"{path}: name of a member: expected one inside the folder that the archive is unpacked into, got "
+            f"{name!r:.80}. Use a .safetensors file, or rename the tensor"
+        )
+
+
+def _read_members(archive: zipfile.ZipFile, path: Path) -> dict[str, PlainTensor]:
+    """Read the header of each array of an archive."""
+    tensors: dict[str, PlainTensor] = {}
+    for member in archive.infolist():
+        name = member.filename.removesuffix(".npy")
+        require_safe_member(name, path)
+        if name in tensors or name == member.filename:
+            problem = "is there twice" if name in tensors else "is not an .npy file"
+            raise FormatError(f"{path} is not an .npz file that can be sealed: {member.filename!r:.80} {problem}")
+        with refuse_malformed(path), archive.open(member) as file:
+            array, shape, order = read_array_header(file)
+            start = file.tell()
+        try:
+            dtype = dtypes.from_numpy(array)
+        except TypeError as error:
+            raise TypeError(f"{name!r:.80} cannot be sealed: {error}") from error
+        with refuse_malformed(path):
+            if start + dtypes.nbytes(dtype, shape) != member.file_size:
+                raise ValueError(f"{member.filename!r:.80} is not as long as its header says")
+        is_dense = order == "C" or sum(extent != 1 for extent in shape) < 2
+        load = _from_stream if is_dense else _from_whole
+        tensors[name] = PlainTensor(dtype, shape, functools.partial(load, archive, member, path))
+    return tensors
+
+
+def _from_stream(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> Callable[[int, int], Bytes]:
+    """Unpack an array while it is read, from start to end."""
+    with refuse_malformed(path):
+        file = archive.open(member)
+        read_array_header(file)
+
+    def read(start: int, stop: int) -> Bytes:
+        with refuse_malformed(path):
+            data = file.read(stop - start)
+            at_end = file.tell() == member.file_size
+            if len(data) != stop - start or (at_end and file.read(1)):  # at the end its checksum is compared
+                raise ValueError(f"{member.filename!r:.80} is not as long as the archive says")
+        return np.frombuffer(data, np.uint8)
+
+    return read
+
+
+def _from_whole(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> Callable[[int, int], Bytes]:
+    """Unpack an array in Fortran order as a whole, since it is sealed in C order."""
+    with refuse_malformed(path), archive.open(member) as file:
+        return arrays.reader(np.lib.format.read_array(file, allow_pickle=False))
+
+
+def read_array_header(file: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...], Literal["C", "F"]]:
+    """Read the header of an .npy file, up to its first element. NumPy raises many types for malformed ones."""
+    try:
+        version = np.lib.format.read_magic(file)
+    except ValueError:  # which repeats the bytes that are there
+        raise ValueError("expected the magic number of the format, got none") from None
+    if version == (1, 0):
+        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    elif version == (2, 0):
+        shape, is_fortran, dtype = np.lib.format.read_array_header_2_0(file)
+    else:
+        raise ValueError(f"version {version} of the .npy format, which only records need, cannot be sealed")
+    if dtype.hasobject:
+        raise ValueError("expected numbers, got Python objects")
+    return dtype, shape, "F" if is_fortran else "C"
+
+
+@contextlib.contextmanager
+def refuse_malformed(path: Path) -> Iterator[None]:
+    """Turn the errors of NumPy, zipfile and its decompressors for a malformed file into `FormatError`.
+
+    They have no class in common: a header may give a SyntaxError or a MemoryError, and each decompressor has its own.
+    """
+    try:
+        yield
+    except Exception as error:
+        # bz2 sets no errno, and a negative offset gives EINVAL. Any other errno is a failure of the disk.
+        if isinstance(error, OSError) and error.errno not in {None, errno.EINVAL}:
+            raise
+        raise FormatError(f"{path} is not an {path.suffix} file that can be sealed: {error!s:.300}") from None

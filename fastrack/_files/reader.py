@@ -1,0 +1,327 @@
+"""Sealed safetensors files: reading them lazily, and checking them.
+
+A sealed file is an ordinary safetensors file. A sealed tensor is a `U8` vector in it that holds a Cobblestone message;
+the file's metadata says what it decrypts to.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from fastrack._crypto import cobblestone
+from fastrack._keys.keyring import KeyRing, KeySource
+from fastrack._sealed.container import StoredTensor
+from fastrack._sealed.contexts import Edition
+from fastrack._sealed.messages import OpenMessage, bad_chunk
+from fastrack._sealed.metadata import read_contents
+from fastrack._sealed.storage import Extent, Storage, open_storage
+from fastrack._sealed.tensor import SealedTensor
+from fastrack._tensors import arrays
+from fastrack._tensors.arrays import Bytes
+from fastrack._util.locations import Location, locate
+from fastrack._util.names import list_names
+from fastrack._util.pickles import unpickle
+from fastrack._util.public import public
+from fastrack._util.shown import shown
+from fastrack.errors import AuthenticationError, ClosedError, FormatError, UnknownKeyError
+
+_VERIFY_RUN = 32 << 20  # bytes of plaintext between two calls of `progress`
+
+
+def opened_file(source: SealedFile | str | os.PathLike[str]) -> AbstractContextManager[SealedFile]:
+    """Open a file for the ``with`` block if it is given by its path. An open file is left open."""
+    return nullcontext(source) if isinstance(source, SealedFile) else SealedFile(source)
+
+
+class Pins(Protocol):
+    """The part of a manifest that describes a file: `SealedEntry` of `fastrack._sets.entries`."""
+
+    @property
+    def plain(self) -> Mapping[str, Any]: ...
+    @property
+    def edition(self) -> Edition | None: ...
+    def check(self, file: SealedFile) -> None: ...
+    def header(self, name: str) -> bytes: ...
+    def check_plain(self, name: str, content: Bytes, path: Location) -> None: ...
+
+
+@public
+class SealedFile(Mapping[str, SealedTensor]):
+    """Lazy mapping of names to the sealed tensors of a file. `load_file` makes it.
+
+    Unencrypted tensors are in `plain` alone, so that none can take the place of a sealed one. A tensor that was taken
+    out stays usable after `close`, as does the memory map under it.
+
+    Attributes
+    ----------
+    path : pathlib.Path or URL
+        Path of the file, or its URL.
+    names : tuple of str
+        Names of all tensors, sealed and plain, in the order of the file.
+    plain : mapping of str to numpy.ndarray
+        Unencrypted and unauthenticated tensors, as read-only arrays on the map.
+    metadata : dict of str to str
+        Metadata of the file without fastrack's own. Neither encrypted nor authenticated.
+    file_id : str or None
+        Id that the sealed tensors are bound to: 32 hexadecimal digits; None if nothing is sealed.
+    key_id : str or None
+        Id of the key that sealed them; None if nothing is sealed.
+    kind : {"tensor", "checkpoint", "folder"}
+        Use that the tensors were sealed for. They do not open as another kind.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fastrack
+    >>> key = fastrack.Key.generate()
+    >>> fastrack.save_file({"x": np.arange(3), "labels": np.ones(2)}, "data.safetensors", key, plain=["labels"])
+    >>> file = fastrack.load_file("data.safetensors")
+    >>> file
+    <SealedFile 'data.safetensors': 1 sealed, 1 plain>
+    >>> list(file), list(file.plain), file.key_id == key.id
+    (['x'], ['labels'], True)
+    >>> file.close()
+    """
+
+    _entry: Pins | None
+    edition: Edition | None = None  # of the set that an anchor has found the file in. Not public
+    stored_metadata: dict[str, str]  # with `FORMAT_MARK`. Not public
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        file_id: str | None = None,
+        mapped: bool = True,
+        entry: Pins | None = None,
+    ) -> None:
+        self.path: Location = path if isinstance(path, Path) else locate(path)
+        self._is_mapped = mapped
+        try:
+            self._read(*open_storage(self.path, mapped=mapped), file_id)
+            if entry is not None:
+                entry.check(self)
+        except FormatError as error:
+            error.path = self.path
+            raise
+        self._entry = entry  # after its check, which looks at what is in the file
+        self.edition = None if entry is None else entry.edition
+
+    def _read(self, storage: Storage, head: bytes, file_id: str | None) -> None:
+        self._expected_id = file_id
+        self._entry = None
+        self._storage: Storage | None = storage
+        contents = self._contents = read_contents(head, storage.size, self.path)
+        self._stored, self._layouts = contents.stored, contents.layouts
+        self.stored_metadata, self.metadata = contents.stored_metadata, contents.metadata
+        self.file_id, self.key_id, self.kind = contents.file_id, contents.key_id, contents.kind
+        if file_id is not None and file_id != self.file_id:
+            raise AuthenticationError(
+                f"{self.path}: expected file id {shown(file_id, 50, may_be_id=True)}, got {self.file_id}; it is an "
+                "older or another file. Get the one with the expected id",
+                path=self.path,
+            )
+        self.names = tuple(self._stored)
+        self.plain: Mapping[str, Any] = _PlainTensors(self, [name for name in self.names if name not in self._layouts])
+
+    def __getitem__(self, name: str) -> SealedTensor:
+        if name not in self._layouts:
+            if name in self._stored:
+                raise KeyError(f"{shown(name)} is stored unencrypted; file.plain[{shown(name)}] returns it")
+            raise KeyError(f"{self.path} has no sealed tensor {shown(name, 200)}; {list_names(name, self._layouts)}")
+        assert self.key_id is not None
+        context, binding = self._contents.context(name)
+        header = None if self._entry is None else self._entry.header(name)
+        stored = self._stored[name]
+        extent = Extent(self._open_storage(), stored.start, stored.stop)
+        return SealedTensor(context, extent, self.key_id, binding, self.path, header, self.edition)
+
+    @property
+    def size(self) -> int:
+        """Size of the file in bytes."""
+        return self._open_storage().size
+
+    def describe(self, name: str) -> StoredTensor:
+        """Return what the header says of a tensor as it is stored. A sealed tensor is stored as a `U8` vector."""
+        return self._stored[name]
+
+    def stored(self, name: str) -> tuple[str, tuple[int, ...], Bytes]:
+        """Return the stored dtype, shape and bytes of a tensor. A sealed tensor is stored as a `U8` vector.
+
+        If a manifest lists a plain tensor, its bytes are an authenticated copy, which no process can write to.
+        """
+        dtype, shape, start, stop = self._stored[name]
+        storage = self._open_storage()
+        fetched = storage.fetch([(start, stop)])
+        memory = storage.view(start, stop)
+        del fetched  # which was needed until the view was there
+        if self._entry is not None and name in self._entry.plain:
+            memory = memory.copy()
+            memory.flags.writeable = False
+            self._entry.check_plain(name, memory, self.path)
+        return dtype, shape, memory
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._layouts
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self.names if name in self._layouts)
+
+    def __len__(self) -> int:
+        return len(self._layouts)
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def close(self) -> None:
+        """Stop returning tensors. The memory map is released with the last tensor that was taken out."""
+        self._storage = None
+
+    def _open_storage(self) -> Storage:
+        if self._storage is None:
+            raise ClosedError(f"{self.path} was closed; load_file opens it again")
+        return self._storage
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        pinned = () if self._entry is None else (self._entry,)
+        return unpickle, ("SealedFile", os.fspath(self.path), self._expected_id, self._is_mapped, *pinned)
+
+    def __repr__(self) -> str:
+        return f"<SealedFile {str(self.path)!r}: {len(self)} sealed, {len(self.plain)} plain>"
+
+
+class _PlainTensors(Mapping[str, Any]):
+    """Lazy mapping of names to the unencrypted tensors of a file."""
+
+    def __init__(self, file: SealedFile, names: Sequence[str]) -> None:
+        self._file = file
+        self._names = dict.fromkeys(names)
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._names:
+            path = self._file.path
+            raise KeyError(f"{path} has no unencrypted tensor {shown(name, 200)}; {list_names(name, self._names)}")
+        dtype, shape, memory = self._file.stored(name)
+        return arrays.from_bytes(memory, dtype, shape, "numpy")
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return f"<plain tensors: {', '.join(self._names) or 'none'}>"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorCheck:
+    """Result of `check_file` for one sealed tensor. `error` is None if every chunk is authentic."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    error: AuthenticationError | UnknownKeyError | None
+
+
+@public
+def verify_file(
+    source: SealedFile | str | os.PathLike[str],
+    keys: KeySource | None = None,
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> None:
+    """Authenticate every chunk of every sealed tensor of a file. No plaintext is returned, and nothing is written.
+
+    Parameters
+    ----------
+    source : path or SealedFile
+        The sealed file, by its path or opened by `load_file`.
+    keys : KeySource, optional
+        As for `unseal`.
+    progress : callable, optional
+        Called with the number of plaintext bytes checked since the previous call.
+
+    Raises
+    ------
+    AuthenticationError
+        If a tensor was altered. All tensors are checked first; the error names the first altered one and its first
+        altered chunk, and its notes name the others.
+    UnknownKeyError
+        If the key is not among `keys`.
+    FormatError
+        If it is not a sealed file, or nothing in it is sealed.
+    OSError
+        If it cannot be read.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fastrack
+    >>> key = fastrack.Key.generate()
+    >>> fastrack.save_file({"x": np.arange(3)}, "data.safetensors", key)
+    >>> fastrack.verify_file("data.safetensors", key)
+    >>> with open("data.safetensors", "r+b") as file:
+    ...     _ = file.seek(-8, 2)
+    ...     _ = file.write(b"altered!")
+    >>> fastrack.verify_file("data.safetensors", key)
+    Traceback (most recent call last):
+        ...
+    fastrack.AuthenticationError: data.safetensors: tensor 'x', chunk 0: ...
+    """
+    errors = [check.error for check in check_file(source, keys, progress=progress) if check.error is not None]
+    for error in errors[:1]:
+        for other in errors[1:]:
+            error.add_note(str(other))
+        raise error
+
+
+def check_file(
+    source: SealedFile | str | os.PathLike[str],
+    keys: KeySource | None = None,
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> list[TensorCheck]:
+    """Authenticate a file as `verify_file` does, and return one `TensorCheck` per sealed tensor, in file order."""
+    ring = KeyRing.resolve(keys)
+    with opened_file(source) as file:
+        if not file:
+            raise FormatError(f"{file.path}: expected a sealed tensor, got none; there is nothing to verify")
+        return [
+            TensorCheck(name, sealed.dtype, sealed.shape, sealed.nbytes, _verify(sealed, ring, progress))
+            for name, sealed in file.items()
+        ]
+
+
+def _verify(
+    sealed: SealedTensor, keys: KeyRing, progress: Callable[[int], None] | None
+) -> AuthenticationError | UnknownKeyError | None:
+    try:
+        opened = OpenMessage(sealed, keys)
+    except (AuthenticationError, UnknownKeyError) as error:
+        return error
+    with opened:
+        for first, size in cobblestone.iter_segments(sealed.nbytes, _VERIFY_RUN):
+            bad = opened.verify_run(first, size)
+            if bad is not None:
+                return bad_chunk(sealed.name, bad, path=sealed.path)
+            if progress is not None:
+                progress(size)
+    return None

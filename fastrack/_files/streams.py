@@ -1,0 +1,168 @@
+"""Sealing from and to streams, such as standard input and output, without plaintext on disk.
+
+A stream is sealed as the bytes that it has, and read into memory first: a sealed file begins with its sizes. The
+tensors of a stream that was said to be .npy or .safetensors are sealed while they are read, as its header has their
+sizes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Literal
+
+import numpy as np
+
+from fastrack._files.importers import PlainTensor, open_plain, read_array_header, refuse_malformed, refuse_sealed
+from fastrack._files.reader import SealedFile
+from fastrack._files.writer import Progress, Unsealer, choose, plain_names, seal_opened
+from fastrack._keys.keyring import KeyRing, KeySource
+from fastrack._keys.keys import Key
+from fastrack._sealed.container import parse_header
+from fastrack._sealed.storage import HEADER_LIMIT, HEADER_PREFIX
+from fastrack._tensors import dtypes
+from fastrack._tensors.arrays import Bytes
+from fastrack._util.locations import Location
+from fastrack.errors import FormatError
+
+_NAME = "stdin"  # of a tensor that has none, and of the stream in errors
+_PIECE = 1 << 20  # bytes
+StreamForm = Literal["npy", "safetensors"]
+
+
+def seal_stream(
+    source: Path | IO[bytes],
+    target: Location | IO[bytes],
+    key: Key,
+    *,
+    plain: Iterable[str] = (),
+    name: str | None = None,
+    metadata: Mapping[str, str] | None = None,
+    overwrite: bool = True,
+    progress: Progress | None = None,
+    form: StreamForm | None = None,
+) -> None:
+    """Seal a file or a stream into another, as `seal_file` does. After an error a stream is cut short.
+
+    A stream has the tensors of its `form`; without one it is bytes, whatever they look like.
+    """
+    with open_plain(source) if isinstance(source, Path) else _open_stream(_Stream(source), form) as (tensors, stored):
+        seal_opened(
+            tensors,
+            stored,
+            target,
+            key,
+            label=str(source) if isinstance(source, Path) else _NAME,
+            plain=plain,
+            name=name,
+            metadata=metadata,
+            overwrite=overwrite,
+            progress=progress,
+            in_order=not isinstance(source, Path),
+        )
+
+
+def unseal_to_stream(
+    file: SealedFile,
+    target: IO[bytes],
+    keys: KeySource,
+    *,
+    names: Iterable[str] | None = None,
+    plain: Iterable[str] = (),
+    progress: Progress | None = None,
+) -> None:
+    """Decrypt a sealed file into a stream: one vector of bytes as it is, and other tensors as a safetensors file.
+
+    Each slab is authenticated before it is written, but those before an altered one are out by then.
+    """
+    Unsealer(file, KeyRing.resolve(keys), choose(file, names, plain_names(plain)), True, progress).write_out(target)
+
+
+class _Stream:
+    """A stream of bytes that is read once, from its start to its end."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._ahead = b""
+
+    def peek(self, size: int) -> bytes:
+        """Return the next bytes without taking them; fewer at the end."""
+        self._ahead += self._take(size - len(self._ahead))
+        return self._ahead
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes; fewer at the end."""
+        start, self._ahead = self._ahead[:size], self._ahead[size:]
+        return start + self._take(size - len(start))
+
+    def read_all(self) -> bytearray:
+        """Return all that is left."""
+        content = bytearray()
+        while piece := self.read(_PIECE):
+            content += piece
+        return content
+
+    def _take(self, size: int) -> bytes:
+        pieces = []
+        while size > 0 and (piece := self._file.read(size)):
+            pieces.append(piece)
+            size -= len(piece)
+        return b"".join(pieces)
+
+
+@contextlib.contextmanager
+def _open_stream(
+    stream: _Stream, form: StreamForm | None
+) -> Iterator[tuple[Mapping[str, PlainTensor], dict[str, str]]]:
+    if form == "npy":
+        yield {_NAME: _read_array(stream)}, {}
+    elif form == "safetensors":
+        yield _read_tensors(stream)
+    else:
+        yield {_NAME: PlainTensor.of(np.frombuffer(stream.read_all(), np.uint8))}, {}
+
+
+def _read_array(stream: _Stream) -> PlainTensor:
+    path = Path(f"{_NAME}.npy")
+    with refuse_malformed(path):
+        array, shape, order = read_array_header(stream)  # type: ignore[arg-type] # which reads alone
+    dtype = dtypes.from_numpy(array)
+    nbytes = dtypes.nbytes(dtype, shape)
+    if order == "C" or sum(extent != 1 for extent in shape) < 2:
+        return PlainTensor(dtype, shape, lambda: _reader(stream, nbytes, path, is_last=True))
+    content = stream.read(nbytes + 1)  # sealed in C order
+    if len(content) != nbytes:
+        raise _wrong_length(path)
+    return PlainTensor.of(np.frombuffer(content, array).reshape(shape, order="F"))
+
+
+def _read_tensors(stream: _Stream) -> tuple[dict[str, PlainTensor], dict[str, str]]:
+    path = Path(f"{_NAME}.safetensors")
+    prefix = stream.read(HEADER_PREFIX)
+    metadata, stored = parse_header(
+        prefix + stream.read(min(int.from_bytes(prefix, "little"), HEADER_LIMIT)), None, path
+    )
+    refuse_sealed(metadata, path)
+    tensors: dict[str, PlainTensor] = {}
+    for number, (name, (dtype, shape, start, stop)) in enumerate(stored.items(), 1):
+
+        def load(size: int = stop - start, is_last: bool = number == len(stored)) -> Callable[[int, int], Bytes]:
+            return _reader(stream, size, path, is_last=is_last)
+
+        tensors[name] = PlainTensor(dtype, shape, load)
+    return tensors, metadata
+
+
+def _reader(stream: _Stream, nbytes: int, path: Path, *, is_last: bool) -> Callable[[int, int], Bytes]:
+    def read(start: int, stop: int) -> Bytes:
+        data = stream.read(stop - start)
+        if len(data) != stop - start or (is_last and stop == nbytes and stream.peek(1)):
+            raise _wrong_length(path)
+        return np.frombuffer(data, np.uint8)
+
+    return read
+
+
+def _wrong_length(path: Path) -> FormatError:
+    return FormatError(f"{path}: expected as many bytes as its header says, got fewer or more. Send it again")

@@ -1,0 +1,1 @@
+"""Keys of owners, where they are found, and for whom they are wrapped."""

@@ -1,0 +1,519 @@
+"""Grants files: signed documents with a key that is encrypted to each recipient. ``docs/format.md`` has the format."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+
+from fastrack._keys.keyring import KeyRing
+from fastrack._keys.keys import Key
+from fastrack._keys.recipients import (
+    Identity,
+    PassphraseParameters,
+    Recipient,
+    decrypt_with_passphrase,
+    encrypt_to_passphrase,
+)
+from fastrack._keys.signing import Signer, Verifier, open_envelope, read_unverified_payload, sign_envelope
+from fastrack._util.atomic import new_file
+from fastrack._util.documents import (
+    ID,
+    decode,
+    decode_bytes,
+    decode_time,
+    encode,
+    encode_bytes,
+    encode_time,
+    is_number,
+    matches,
+    parsing,
+    require,
+)
+from fastrack._util.regular_file import open_regular
+from fastrack.errors import FormatError, GrantError, UnknownKeyError
+
+PAYLOAD_TYPE = "application/vnd.fastrack.grants.v1+json"
+IDENTITY_VARIABLE = "FASTRACK_IDENTITY"
+OWNER_VARIABLE = "FASTRACK_OWNER"
+_PASSPHRASE = "Argon2id"  # noqa: S105 - the name of an algorithm
+
+_LIMIT = 16 * 1024 * 1024  # bytes of a grants file
+_RECIPIENTS_LIMIT = 4096
+_LABEL = b"fastrack/grant@1\0"
+_MEMBERS = {
+    "bits", "expires", "files", "issued", "key", "least_version", "lineage", "recipients", "serial", "version",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """One entry of a grants file: the key, encrypted to one recipient.
+
+    Parameters
+    ----------
+    algorithm : str
+        The algorithm of the recipient's key, or "Argon2id" for a passphrase.
+    id : str
+        The id of the recipient; 32 zeros for a passphrase.
+    name : str
+        The name of the recipient, as the owner wrote it.
+    ciphertext : bytes
+        The encrypted key.
+    parameters : PassphraseParameters or None
+        The parameters of Argon2id.
+
+    Examples
+    --------
+    >>> import fastrack
+    >>> from fastrack.grants import Grants, Identity, Signer
+    >>> alice = Identity.generate(name="alice")
+    >>> grants = Grants.issue(fastrack.Key.generate(), [alice.recipient], signer=Signer.generate())
+    >>> [(grant.name, grant.algorithm, len(grant.ciphertext)) for grant in grants.recipients]
+    [('alice', 'MLKEM768_X25519', 1168)]
+    """
+
+    algorithm: str
+    id: str
+    name: str
+    ciphertext: bytes
+    parameters: PassphraseParameters | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Grants:
+    """The verified content of a grants file. `issue` makes one, `load` reads and verifies one.
+
+    Parameters
+    ----------
+    key_id : str
+        The id of the granted key.
+    bits : int
+        Its size: 128 or 256.
+    recipients : tuple of Grant
+        Its recipients.
+    files : tuple of str or None
+        The ids of the sealed files that it may open; None for all.
+    lineage : str or None
+        The lineage of the set whose files it may open, as its manifest says; None for all.
+    least_version : int
+        The least version of a set whose files it may open. Both take an anchor to open with.
+    expires : datetime.datetime or None
+        The end of the grant, in UTC.
+    issued : datetime.datetime
+        The time when this file was signed, in UTC.
+    serial : int
+        The number of this file among those with the same key; later ones have higher numbers.
+    envelope : bytes
+        The signed document.
+
+    Examples
+    --------
+    >>> import fastrack
+    >>> from fastrack.grants import Grants, Identity, Signer
+    >>> owner, alice, bob = Signer.generate(), Identity.generate(), Identity.generate()
+    >>> key = fastrack.Key.generate()
+    >>> grants = Grants.issue(key, [alice.recipient], signer=owner)
+    >>> grants = grants.add([bob.recipient], key=key, signer=owner).remove([alice.recipient], signer=owner)
+    >>> grants.unlock(bob).first == key
+    True
+    """
+
+    key_id: str
+    bits: int
+    recipients: tuple[Grant, ...]
+    files: tuple[str, ...] | None
+    lineage: str | None
+    least_version: int
+    expires: datetime | None
+    issued: datetime
+    serial: int
+    envelope: bytes = b""
+
+    @classmethod
+    def issue(
+        cls,
+        key: Key,
+        recipients: Iterable[Recipient],
+        *,
+        signer: Signer,
+        passphrase: str | None = None,
+        files: Iterable[str] | None = None,
+        lineage: str | None = None,
+        least_version: int = 0,
+        expires: datetime | None = None,
+    ) -> Self:
+        """Wrap a key for recipients, and sign the result.
+
+        Parameters
+        ----------
+        key : Key
+            The key. It can be forgotten afterwards: a sealer that keeps no copy and is no recipient cannot open.
+        recipients : iterable of Recipient
+            The public keys to encrypt it to.
+        signer : Signer
+            The owner's signing key.
+        passphrase : str, optional
+            A passphrase that opens it too. Choose a long one: guesses cost 64 MiB of memory and some 0.1 s each.
+        files : iterable of str, optional
+            The ids of the sealed files that the key may open, as `SealedFile.file_id` has them. By default all.
+        lineage : str, optional
+            The lineage of the set whose files the key may open, with an anchor. By default all.
+        least_version : int
+            The least version of a set whose files the key may open, with an anchor. By default all, without one too.
+        expires : datetime.datetime, optional
+            The end of the grant, with a time zone. By default never.
+
+        Raises
+        ------
+        ValueError
+            If there is no recipient, or an argument is out of range.
+        """
+        if expires is not None and expires.tzinfo is None:
+            raise ValueError(f"issuing grants failed: expected expires= with a time zone, got {expires}")
+        grants = cls(
+            key_id=key.id,
+            bits=key.bits,
+            recipients=(),
+            files=None if files is None else tuple(sorted(set(files))),
+            lineage=lineage,
+            least_version=least_version,
+            expires=None if expires is None else expires.astimezone(UTC).replace(microsecond=0),
+            issued=_now(),
+            serial=0,
+        )
+        return grants.add(recipients, key=key, signer=signer, passphrase=passphrase)
+
+    def add(
+        self,
+        recipients: Iterable[Recipient],
+        *,
+        signer: Signer,
+        key: Key | None = None,
+        identity: Identity | None = None,
+        passphrase: str | None = None,
+    ) -> Self:
+        """Return grants with more recipients, signed anew. An entry for the same recipient is replaced.
+
+        Parameters
+        ----------
+        recipients : iterable of Recipient
+            The public keys to add.
+        signer : Signer
+            The owner's signing key.
+        key : Key, optional
+            The granted key.
+        identity : Identity, optional
+            A recipient of these grants, in place of the key.
+        passphrase : str, optional
+            A passphrase to add. It replaces an earlier one.
+
+        Raises
+        ------
+        ValueError
+            If neither `key` nor `identity` is given, or the key is another, or no recipient remains.
+        GrantError
+            If `identity` is not a recipient, or the key is restricted to other files than the grants.
+        """
+        if key is None and identity is not None:
+            key = self.unlock(identity).first
+        if key is None or key.id != self.key_id:
+            got = "no key" if key is None else f"key {key.id}"
+            raise ValueError(
+                f"adding recipients failed: expected key {self.key_id}, got {got}; pass key= or identity= (--key, "
+                "--identity)"
+            )
+        if key.files is not None and (self.files is None or not key.files.issuperset(self.files)):
+            raise GrantError(
+                f"granting key {key.id} failed: expected files= among those that the key is restricted to, got "
+                f"{'all' if self.files is None else 'others'}. Name them, or use the owner's key"
+            )
+        if key.lineage not in {None, self.lineage} or key.least_version > self.least_version:
+            raise GrantError(
+                f"granting key {key.id} failed: expected the lineage= that the key is restricted to, and a "
+                "least_version= not below its own, got others. Name them, or use the owner's key"
+            )
+        entries = {grant.id: grant for grant in self.recipients}
+        for recipient in recipients:
+            ciphertext = recipient.encrypt(key.material(), self._info())
+            entries[recipient.id] = Grant(recipient.algorithm, recipient.id, recipient.name, ciphertext)
+        if passphrase is not None:
+            parameters, ciphertext = encrypt_to_passphrase(key.material(), passphrase, self._info())
+            entries[_NO_ID] = Grant(_PASSPHRASE, _NO_ID, "", ciphertext, parameters)
+        return self._sign(tuple(entries.values()), signer)
+
+    def remove(self, recipients: Iterable[Recipient | str], *, signer: Signer) -> Self:
+        """Return grants without these recipients, signed anew.
+
+        They may have kept the key, and older grants files: to lock them out of new data, seal it under another key.
+
+        Parameters
+        ----------
+        recipients : iterable of Recipient or str
+            Recipients, or their ids or names; "passphrase" for the passphrase.
+        signer : Signer
+            The owner's signing key.
+
+        Raises
+        ------
+        GrantError
+            If one is not a recipient.
+        ValueError
+            If none remains.
+        """
+        remaining = list(self.recipients)
+        for recipient in recipients:
+            wanted = recipient.id if isinstance(recipient, Recipient) else recipient
+            wanted = _NO_ID if wanted == "passphrase" else wanted
+            kept = [grant for grant in remaining if wanted not in {grant.id, grant.name}]
+            if len(kept) == len(remaining):
+                known = ", ".join(
+                    "passphrase" if each.id == _NO_ID else each.name or each.id for each in self.recipients
+                )
+                raise GrantError(
+                    "removing a recipient failed: expected the name or the id of one, got "
+                    f"{getattr(recipient, 'id', recipient)!r:.80}; the grants are for {known:.300}"
+                )
+            remaining = kept
+        return self._sign(tuple(remaining), signer)
+
+    def _sign(self, recipients: tuple[Grant, ...], signer: Signer) -> Self:
+        if not recipients:
+            raise ValueError("signing grants failed: expected at least one recipient or a passphrase, got none")
+        signed = replace(self, recipients=recipients, issued=_now(), serial=self.serial + 1)
+        payload = encode({**signed._constraints(), **signed._circumstances()})  # noqa: SLF001 - of the same class
+        if len(payload) > _LIMIT // 2:
+            raise ValueError(f"signing grants failed: expected at most {_LIMIT // 2} bytes, got {len(payload)}")
+        _parse(payload, "grants to sign")
+        return replace(signed, envelope=sign_envelope(payload, PAYLOAD_TYPE, [signer]))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, owner: Verifier | Iterable[Verifier]) -> Self:
+        """Read a grants file, and verify that its owner signed it.
+
+        Parameters
+        ----------
+        path : path-like
+            The file.
+        owner : Verifier or iterable of Verifier
+            The public keys of the owners that are trusted.
+
+        Raises
+        ------
+        SignatureError
+            If it was altered, or signed by another key. Nothing of it was used.
+        FormatError
+            If it is not a grants file.
+        OSError
+            If it cannot be read.
+        """
+        with open_regular(path) as file:
+            content = file.read(_LIMIT + 1)
+        return cls.from_bytes(content, owner=owner, source=str(path))
+
+    @classmethod
+    def from_bytes(cls, content: bytes, *, owner: Verifier | Iterable[Verifier], source: str = "the grants") -> Self:
+        """Read the content of a grants file, as `load` does.
+
+        Raises
+        ------
+        SignatureError
+            If it was altered, or signed by another key.
+        FormatError
+            If it is not a grants file.
+        """
+        if len(content) > _LIMIT:
+            raise FormatError(f"{source}: expected a grants file of at most {_LIMIT} bytes, got a larger one")
+        payload, _ = open_envelope(content, PAYLOAD_TYPE, owner, source=source)
+        return cls(**_parse(payload, source), envelope=content)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the file, atomically. It replaces earlier grants of the same key, and no other key, grants or anchor.
+
+        Raises
+        ------
+        OSError
+            If it cannot be written.
+        """
+        with new_file(Path(path), succeeds=self._is_of_key) as file:
+            file.write(self.envelope)
+
+    def _is_of_key(self, content: bytes) -> bool:
+        """Return True for other grants of this key."""
+        try:
+            payload = read_unverified_payload(content)
+            return bool(_parse(payload, "the grants")["key_id"] == self.key_id)
+        except FormatError:
+            return False
+
+    def unlock(
+        self, identity: Identity | None = None, *, passphrase: str | None = None, now: datetime | None = None
+    ) -> KeyRing:
+        """Return a ring with the granted key, restricted to the files and the set that the grant names.
+
+        A key for a lineage, or for a least version, opens only what is opened with an anchor of such a set.
+
+        Parameters
+        ----------
+        identity : Identity, optional
+            The secret key of a recipient.
+        passphrase : str, optional
+            The passphrase, in place of an identity.
+        now : datetime.datetime, optional
+            The time to compare the end of the grant with. By default that of the clock.
+
+        Raises
+        ------
+        GrantError
+            If the grant has expired, has no entry for this identity, or does not open.
+        TypeError
+            If neither an identity nor a passphrase is given.
+        """
+        if identity is None and passphrase is None:
+            raise TypeError("unlocking grants failed: expected an identity or passphrase=, got neither")
+        now = _now() if now is None else now
+        if self.expires is not None and now >= self.expires:
+            raise GrantError(
+                f"the grant of key {self.key_id} expired at {encode_time(self.expires)}; ask the owner for a new one"
+            )
+        wanted = _NO_ID if identity is None else identity.recipient.id
+        entry = next((grant for grant in self.recipients if grant.id == wanted), None)
+        if entry is None:
+            recipient = "a passphrase" if identity is None else repr(identity.recipient)
+            raise GrantError(f"key {self.key_id} was not granted to {recipient}; ask the owner to add it")
+        if identity is not None:
+            secret = identity.decrypt(entry.ciphertext, self._info())
+        else:
+            assert passphrase is not None
+            assert entry.parameters is not None
+            secret = decrypt_with_passphrase(entry.ciphertext, passphrase, entry.parameters, self._info())
+        key = Key.from_bytes(secret)
+        if key.id != self.key_id:
+            raise GrantError(f"opening a grant failed: expected key {self.key_id}, got key {key.id}")
+        key.restrict(self.files, self.lineage, self.least_version)
+        return KeyRing(key)
+
+    def _constraints(self) -> dict[str, Any]:
+        """Return the members that the wrapped keys are bound to."""
+        return {
+            "bits": self.bits,
+            "expires": None if self.expires is None else encode_time(self.expires),
+            "files": None if self.files is None else list(self.files),
+            "key": self.key_id,
+            "least_version": self.least_version,
+            "lineage": self.lineage,
+            "version": 1,
+        }
+
+    def _circumstances(self) -> dict[str, Any]:
+        return {
+            "issued": encode_time(self.issued),
+            "recipients": [_encode_grant(grant) for grant in self.recipients],
+            "serial": self.serial,
+        }
+
+    def _info(self) -> bytes:
+        return _LABEL + encode(self._constraints())
+
+
+_NO_ID = "0" * 32
+
+
+def open_with_environment(path: str | os.PathLike[str]) -> KeyRing:
+    """Unlock a grants file by the identity and the owner's public key that the environment names.
+
+    Raises
+    ------
+    UnknownKeyError
+        If a variable is not set.
+    GrantError, SignatureError, FormatError, KeyPermissionError, OSError
+        As `Grants.load`, `Grants.unlock`, `Identity.load` and `Verifier.load` do.
+    """
+    paths = {variable: os.environ.get(variable) for variable in (IDENTITY_VARIABLE, OWNER_VARIABLE)}
+    missing = [variable for variable, value in paths.items() if not value]
+    if missing:
+        raise UnknownKeyError(
+            f"{path} holds grants: set {' and '.join(missing)}. {IDENTITY_VARIABLE} names the secret file of a "
+            f"recipient, and {OWNER_VARIABLE} the public file of the owner"
+        )
+    grants = Grants.load(path, owner=Verifier.load(paths[OWNER_VARIABLE] or ""))
+    return grants.unlock(Identity.load(paths[IDENTITY_VARIABLE] or ""))
+
+
+def read_unverified(path: str | os.PathLike[str]) -> Grants:
+    """Return the content of a grants file without a look at its signature, to be shown and not to be used.
+
+    Raises
+    ------
+    FormatError
+        If it is not a grants file.
+    OSError
+        If it cannot be read.
+    """
+    with open_regular(path) as file:
+        content = file.read(_LIMIT + 1)
+    return Grants(**_parse(read_unverified_payload(content, source=str(path)), str(path)))
+
+
+def _now() -> datetime:
+    return datetime.now(UTC).replace(microsecond=0)
+
+
+def _encode_grant(grant: Grant) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "algorithm": grant.algorithm,
+        "ciphertext": encode_bytes(grant.ciphertext),
+        "id": grant.id,
+        "name": grant.name,
+    }
+    if grant.parameters is not None:
+        entry["iterations"] = grant.parameters.iterations
+        entry["lanes"] = grant.parameters.lanes
+        entry["memory"] = grant.parameters.memory
+        entry["salt"] = encode_bytes(grant.parameters.salt)
+    return entry
+
+
+def _parse(payload: bytes, source: str) -> dict[str, Any]:
+    """Return the fields of `Grants` in a payload, which must be in canonical form."""
+    with parsing(f"{source} is not a grants file", "get it again from its owner"):
+        document = decode(payload, _MEMBERS, {"version": 1})
+        entries, files, expires = document["recipients"], document["files"], document["expires"]
+        require(isinstance(entries, list) and 1 <= len(entries) <= _RECIPIENTS_LIMIT, "recipients")
+        recipients = tuple(_parse_grant(entry) for entry in entries)
+        require(len({grant.id for grant in recipients}) == len(recipients), "recipients")
+        require(files is None or (isinstance(files, list) and all(matches(ID, file) for file in files)), "files")
+        require(matches(ID, document["key"]), "key")
+        require(type(document["bits"]) is int and document["bits"] in {128, 256}, "bits")
+        require(document["lineage"] is None or matches(ID, document["lineage"]), "lineage")
+        for name in ("least_version", "serial"):
+            require(is_number(document[name]), name)
+        return {
+            "key_id": document["key"],
+            "bits": document["bits"],
+            "recipients": recipients,
+            "files": None if files is None else tuple(files),
+            "lineage": document["lineage"],
+            "least_version": document["least_version"],
+            "expires": None if expires is None else decode_time(expires),
+            "issued": decode_time(document["issued"]),
+            "serial": document["serial"],
+        }
+
+
+def _parse_grant(entry: Mapping[str, Any]) -> Grant:
+    expected = {"algorithm", "ciphertext", "id", "name"}
+    parameters = None
+    if entry["algorithm"] == _PASSPHRASE:
+        expected |= {"iterations", "lanes", "memory", "salt"}
+        parameters = PassphraseParameters(
+            decode_bytes(entry["salt"]), entry["iterations"], entry["lanes"], entry["memory"]
+        )
+        parameters.check()
+    require(entry.keys() == expected, "recipients")
+    require(matches(ID, entry["id"]) and (entry["id"] == _NO_ID) == (parameters is not None), "id of a recipient")
+    require(isinstance(entry["algorithm"], str) and isinstance(entry["name"], str), "recipients")
+    return Grant(entry["algorithm"], entry["id"], entry["name"], decode_bytes(entry["ciphertext"]), parameters)

@@ -1,0 +1,233 @@
+"""Key pairs, and their files: text that names an algorithm and holds a key, and is read in one form only.
+
+A secret file has two lines, like a key file, and the same permissions; a public file has one::
+
+    # fastrack secret key, Ed25519, id 3f0c...       (32 hexadecimal digits)
+    fastrack-secret-1:Ed25519:9d41...                (the secret, in hexadecimal)
+
+    fastrack-public-1:Ed25519:wRk0...= alice         (the public key in base64; a name may follow)
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, NoReturn, Self
+
+from fastrack._keys.keys import DAMAGED, looks_damaged, read_private
+from fastrack._util.atomic import new_file
+from fastrack._util.regular_file import open_regular
+from fastrack._util.shown import shown
+from fastrack.errors import FormatError
+
+_PUBLIC_LIMIT = 8192
+_NAME = r"[!-~](?:[ -~]{0,62}[!-~])?"  # printable ASCII, up to 64 characters
+_PUBLIC = re.compile(
+    rf"fastrack-public-1:(?P<algorithm>[A-Za-z0-9_-]+):(?P<key>[A-Za-z0-9+/]+=*)(?: (?P<name>{_NAME}))?\n?"
+)
+_SECRET = re.compile(
+    rb"# fastrack secret key, (?P<header>[A-Za-z0-9_-]+), id (?P<id>[0-9a-f]{32})\n"
+    rb"fastrack-secret-1:(?P<algorithm>[A-Za-z0-9_-]+):(?P<secret>(?:[0-9a-f]{2})+)\n?"
+)
+_SECRET_LIMIT = 512
+
+
+class PublicKey:
+    """A public key with an id and a name. Subclasses have the algorithms, and what is done with the key.
+
+    Parameters
+    ----------
+    algorithm : str
+        One of `_readers`.
+    public : bytes
+        The public key.
+    name : str
+        A name for people, which is not authenticated.
+
+    Raises
+    ------
+    FormatError
+        If `public` is not a public key of that algorithm.
+    """
+
+    __slots__ = ("_key", "algorithm", "id", "name", "public")
+
+    _readers: ClassVar[Mapping[str, Callable[[bytes], Any]]]
+    """For each algorithm the function that reads a public key."""
+
+    _option: ClassVar[str]
+    """The option of ``fastrack keygen`` that makes such a key."""
+
+    _open = staticmethod(open_regular)
+    """The function that opens a public file."""
+
+    def __init__(self, algorithm: str, public: bytes, name: str = "") -> None:
+        if algorithm not in self._readers:
+            raise FormatError(f"expected a public key of {' or '.join(self._readers)}, got {shown(algorithm, 40)}")
+        try:
+            self._key = self._readers[algorithm](public)
+        except ValueError as error:
+            raise FormatError(f"expected a public key of {algorithm}, got {len(public)} bytes: {error}") from error
+        self.algorithm = algorithm
+        self.public = public
+        self.name = name
+        self.id = public_id(algorithm, public)
+
+    @classmethod
+    def parse(cls, text: str, *, source: str = "the text") -> Self:
+        """Read the line of a public file.
+
+        Raises
+        ------
+        FormatError
+            If it is not a public key of this kind.
+        """
+        algorithm, public, name = _parse_public(text, source)
+        if algorithm not in cls._readers:
+            raise FormatError(
+                f"{source}: expected a public key of {' or '.join(cls._readers)}, got one of {algorithm:.40}; name the "
+                f"file of another, which `fastrack keygen {cls._option}` makes"
+            )
+        return cls(algorithm, public, name)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a public file that `save` or ``fastrack keygen`` wrote.
+
+        Raises
+        ------
+        FormatError
+            If it is not a public key of this kind, or if `path` looks like a key itself.
+        OSError
+            If it cannot be read.
+        """
+        with cls._open(Path(path)) as file:
+            content = file.read(_PUBLIC_LIMIT + 1)
+        return cls.parse(content.decode("ascii", "replace"), source=str(path))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a new public file. No file is ever replaced."""
+        with new_file(Path(path), overwrite=False) as file:
+            file.write(f"{self}\n".encode())
+
+    def __str__(self) -> str:
+        return _format_public(self.algorithm, self.public, self.name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, type(self)) and (self.algorithm, self.public) == (other.algorithm, other.public)
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.algorithm} id={self.id}{f' {self.name!r}' if self.name else ''}>"
+
+
+class SecretKey(ABC):
+    """A secret key with its public key. It can be neither pickled nor copied. Subclasses say what is done with it."""
+
+    __slots__ = ()
+
+    _readers: ClassVar[Mapping[str, Callable[[bytes], Any]]]
+    """For each algorithm the function that reads a secret key."""
+
+    _option: ClassVar[str]
+    """The option of ``fastrack keygen`` that makes such a key."""
+
+    @abstractmethod
+    def __init__(self, algorithm: str, key: Any, name: str = "") -> None: ...
+
+    @property
+    @abstractmethod
+    def _public(self) -> PublicKey: ...
+
+    @abstractmethod
+    def _secret_bytes(self) -> bytes: ...
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Load a secret file that `save` or ``fastrack keygen`` wrote.
+
+        Raises
+        ------
+        FormatError
+            If it is not such a file, or damaged, or if `path` looks like a key itself.
+        KeyPermissionError
+            If others may use it.
+        OSError
+            If it cannot be read.
+        """
+        algorithm, key_id, secret = _load_secret(path, cls._option)
+        if algorithm not in cls._readers:
+            raise FormatError(
+                f"{path}: expected a secret key of {' or '.join(cls._readers)}, got one of {algorithm:.40}; name the "
+                f"file of another, which `fastrack keygen {cls._option}` makes"
+            )
+        try:
+            key = cls(algorithm, cls._readers[algorithm](secret))
+        except ValueError as error:
+            raise FormatError(f"{path} is damaged: expected a secret of {algorithm}; restore it from a copy") from error
+        if key._public.id != key_id:
+            raise FormatError(f"{path} was damaged: its key does not have its id; restore it from a copy")
+        return key
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a new secret file that only its owner may read (mode 0600). No file is ever replaced."""
+        algorithm = self._public.algorithm
+        head = f"# fastrack secret key, {algorithm}, id {self._public.id}\nfastrack-secret-1:{algorithm}:"
+        with new_file(Path(path), mode=0o600, overwrite=False) as file:
+            file.write(head.encode() + binascii.hexlify(self._secret_bytes()) + b"\n")
+
+    def __reduce__(self) -> NoReturn:
+        name = type(self).__name__
+        raise TypeError(f"{name} stays in its process and cannot be pickled or copied; save it, and load it there")
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._public.algorithm} id={self._public.id}>"
+
+
+def public_id(algorithm: str, public: bytes) -> str:
+    """Return the id of a public key: 32 hexadecimal digits of SHA-256 over a label, the algorithm and the key."""
+    return hashlib.sha256(b"fastrack/public-key-id@1\0" + algorithm.encode() + b"\0" + public).hexdigest()[:32]
+
+
+def _format_public(algorithm: str, public: bytes, name: str) -> str:
+    if name and re.fullmatch(_NAME, name) is None:
+        raise ValueError(
+            f"naming a public key failed: expected up to 64 characters of printable ASCII, got {shown(name)}"
+        )
+    return f"fastrack-public-1:{algorithm}:{base64.b64encode(public).decode()}{' ' if name else ''}{name}"
+
+
+def _parse_public(text: str, source: str) -> tuple[str, bytes, str]:
+    """Return the algorithm, the public key and the name in the line of a public file."""
+    match = _PUBLIC.fullmatch(text)
+    if match is None:
+        hint = "; it holds a secret key, of which the public file is wanted" if "fastrack-secret-1" in text else ""
+        raise FormatError(
+            f"{source} is not a fastrack public key: expected one line fastrack-public-1:ALGORITHM:KEY{hint}"
+        )
+    try:
+        public = base64.b64decode(match["key"], validate=True)
+    except binascii.Error as error:
+        raise FormatError(f"{source} is not a fastrack public key: expected base64; {error}") from error
+    if base64.b64encode(public).decode() != match["key"]:  # its last character has bits that are not decoded
+        raise FormatError(f"{source} is not a fastrack public key: expected base64 in canonical form; get it again")
+    return match["algorithm"], public, match["name"] or ""
+
+
+def _load_secret(path: str | os.PathLike[str], option: str) -> tuple[str, str, bytes]:
+    """Return the algorithm, the id and the secret in a secret file."""
+    with read_private(path, _SECRET_LIMIT) as content:
+        match = _SECRET.fullmatch(content)
+        if match is None or match["header"] != match["algorithm"]:
+            if looks_damaged(content, b"# fastrack secret", b"fastrack-secret-1:"):
+                raise FormatError(f"{path} is a damaged secret key file: {DAMAGED}")
+            raise FormatError(f"{path} is not a fastrack secret key file; `fastrack keygen {option}` makes one")
+        return match["algorithm"].decode(), match["id"].decode(), binascii.unhexlify(match["secret"])

@@ -1,0 +1,540 @@
+"""Find keys by their ids: in memory, in key files and folders, and at key providers.
+
+``keys=`` takes a source of keys, wherever a function opens, and ``key=`` one key, wherever a function seals. Without
+them the default of `use_keys` counts, and then the source that the environment variable ``FASTRACK_KEY_FILE`` names.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from contextvars import ContextVar, Token
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self, TypeAlias, Union, runtime_checkable
+
+from fastrack._keys.keys import Key, key_file_id
+from fastrack._keys.wrapped import WrappedKey, is_scheme, open_source, wrapped_key_id
+from fastrack._util.fork import after_fork, register_fork_reset
+from fastrack._util.key_text import looks_secret
+from fastrack._util.public import public
+from fastrack._util.registry import KEY_SOURCES, find
+from fastrack.errors import UnknownKeyError
+
+KEY_FILE_VARIABLE = "FASTRACK_KEY_FILE"
+"""The environment variable that names the source of keys where no ``keys=`` is given and `use_keys` set none."""
+
+ENTRY_POINTS = "fastrack.key_providers"
+"""The group of entry points that make key providers of texts like ``scheme:rest``, by their schemes."""
+
+CACHE_SIZE = 64
+"""The number of keys of providers that a ring remembers."""
+
+CACHE_SECONDS = 300.0
+"""The time for which a ring remembers the key of a provider."""
+
+
+@public
+@runtime_checkable
+class KeyProvider(Protocol):
+    """An object that finds keys by their ids, such as a client of a vault.
+
+    A provider may also have a method ``get_sealing_key()``, which takes nothing and returns the `Key` that seals.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fastrack
+    >>> class Vault:
+    ...     def __init__(self, keys):
+    ...         self._keys = {key.id: key for key in keys}
+    ...
+    ...     def get_key(self, key_id):
+    ...         return self._keys[key_id]
+    >>> key = fastrack.Key.generate()
+    >>> sealed = fastrack.seal(np.ones(2), key)
+    >>> fastrack.unseal(sealed, keys=Vault([key]), framework="numpy")
+    array([1., 1.])
+    """
+
+    def get_key(self, key_id: str) -> Key:
+        """Return the key with this id.
+
+        Raises
+        ------
+        LookupError
+            If the provider has no such key; the next source is asked.
+        """
+        ...
+
+
+KeySource: TypeAlias = Union[
+    Key, KeyProvider, Callable[[str], Key | None], Mapping[str, Key], str, os.PathLike[str], "Iterable[KeySource]"
+]
+"""The type of ``keys=``.
+
+A key; a provider, a function or a mapping that has keys by their ids; the path of a key file or of a folder of key
+files; ``-`` for standard input; ``fd:N`` for a file descriptor; ``scheme:rest`` for a provider by its scheme; or an
+iterable of these.
+"""
+KeyLike: TypeAlias = Key | KeyProvider | str | os.PathLike[str]
+"""The type of ``key=``: a key, or a source of keys that knows which key seals."""
+
+
+@public
+class KeyRing:
+    """An ordered collection of sources of keys, by the ids that sealed tensors name. The first key seals.
+
+    Keys that are given, or in given files, are held as long as the ring. Keys of providers and folders are remembered:
+    up to 64, for `ttl` seconds, and dropped at the first look-up after that. The secret of a dropped key is overwritten
+    as soon as it is not in use any more. Several threads may use a ring; a provider is asked by one at a time.
+
+    Parameters
+    ----------
+    keys : KeySource
+        A key; a `KeyProvider`, or a function or mapping that gives a key for an id, or None; the path of a key file, or
+        of a folder of them; ``"-"``, ``"fd:3"`` or ``"scheme:rest"``; a ring; or any iterable of these. Duplicates are
+        dropped.
+    ttl : float
+        The time in seconds for which the key of a provider is remembered.
+
+    Raises
+    ------
+    FormatError, KeyPermissionError, OSError
+        If a key file cannot be used, as `Key.load` says.
+    TypeError
+        If `keys` contains anything else.
+
+    Examples
+    --------
+    >>> import fastrack
+    >>> first, second = fastrack.Key.generate(), fastrack.Key.generate(bits=128)
+    >>> ring = fastrack.KeyRing([first, second])
+    >>> ring[second.id] == second
+    True
+    >>> ring.first == first
+    True
+    >>> len(ring)
+    2
+    >>> fastrack.KeyRing({first.id: first}.get)[first.id] == first
+    True
+    """
+
+    __slots__ = ("_keys", "_providers")
+
+    def __init__(self, keys: KeySource = (), *, ttl: float = CACHE_SECONDS) -> None:
+        self._keys: dict[str, Key] = {}
+        self._providers: _Providers | None = None  # as the ring may be shown in a traceback of what follows
+        providers = []
+        for source in _flatten(keys):
+            if not isinstance(source, Key):
+                providers.append(source)
+            elif source.id not in self._keys or self._keys[source.id].is_wiped:
+                self._keys[source.id] = source
+        self._providers = _Providers(providers, ttl) if providers else None
+
+    @classmethod
+    def resolve(cls, keys: KeySource | None = None) -> KeyRing:
+        """Return the ring of a ``keys=`` argument, else that of `use_keys`, else that of ``FASTRACK_KEY_FILE``.
+
+        Raises
+        ------
+        UnknownKeyError
+            If none is given.
+        FormatError, KeyPermissionError, OSError, TypeError
+            As `KeyRing` does.
+        """
+        if isinstance(keys, KeyRing):
+            return keys
+        if keys is not None:
+            return cls(keys)
+        default = cls.default()
+        if default is not None:
+            return default
+        source = os.environ.get(KEY_FILE_VARIABLE)
+        if not source:
+            raise UnknownKeyError(
+                "no key was given: pass keys= (a Key, the path of a key file, a key provider), call fastrack.use_keys, "
+                f"or set {KEY_FILE_VARIABLE}"
+            )
+        try:
+            return cls(source)
+        except Exception as error:
+            error.add_note(f"it came from {KEY_FILE_VARIABLE}")
+            raise
+
+    @staticmethod
+    def default() -> KeyRing | None:
+        """Return the ring of `use_keys`. Not public."""
+        default = _of_block.get() or _settled_default()
+        return None if default is None else default.ring
+
+    @property
+    def first(self) -> Key:
+        """The key that seals: the first that the ring holds, else that of the first provider that has one.
+
+        Raises
+        ------
+        UnknownKeyError
+            If there is none.
+        """
+        for key in self:
+            return key
+        if self._providers is not None:
+            return self._providers.get_sealing_key()
+        raise UnknownKeyError("expected a key to seal with, got an empty key ring")
+
+    def get_key(self, key_id: str) -> Key:
+        """Return the key with this id, as ``ring[key_id]`` does: a ring is a `KeyProvider`."""
+        return self[key_id]
+
+    def get_sealing_key(self) -> Key:
+        """Return the key that seals: `first`."""
+        return self.first
+
+    def __getitem__(self, key_id: str) -> Key:
+        try:
+            return self._keys[key_id]
+        except KeyError:
+            pass
+        given = ", ".join(self._keys)
+        if self._providers is None:
+            raise UnknownKeyError(
+                f"key {key_id} is needed but was not given (given: {given or 'none'}); add it to keys="
+            )
+        return self._providers.get(key_id, given)
+
+    def __contains__(self, key: object) -> bool:
+        """Return whether the ring holds this key, or a key with this id. Providers are not asked."""
+        if isinstance(key, Key):
+            return self._keys.get(key.id) == key
+        return key in self._keys
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._keys.values())
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __repr__(self) -> str:
+        parts = [*self._keys, *([] if self._providers is None else self._providers.names)]
+        return f"<KeyRing {', '.join(parts) or 'empty'}>"
+
+
+class _Providers:
+    """The providers of a ring, and the keys that they gave lately."""
+
+    def __init__(self, providers: list[Any], ttl: float) -> None:
+        self.names = [_name(provider) for provider in providers]
+        self._providers = providers
+        self._ttl = ttl
+        self._cache: OrderedDict[str, tuple[Key, float]] = OrderedDict()  # the oldest first
+        self.reset_after_fork()
+        register_fork_reset(self)
+
+    def reset_after_fork(self) -> None:
+        self._lock = threading.RLock()  # a provider may itself open what is sealed under other keys
+
+    def get(self, key_id: str, given: str) -> Key:
+        with self._lock:
+            now = time.monotonic()
+            while self._cache and next(iter(self._cache.values()))[1] <= now:
+                self._cache.popitem(last=False)
+            key = self._cache[key_id][0] if key_id in self._cache else None
+            if key is not None and not key.is_wiped:
+                return key
+            key = self._ask(key_id, given)
+            self._cache.pop(key_id, None)
+            self._cache[key_id] = key, time.monotonic() + self._ttl
+            while len(self._cache) > CACHE_SIZE:
+                self._cache.popitem(last=False)
+            return key
+
+    def _ask(self, key_id: str, given: str) -> Key:
+        reason: LookupError | None = None
+        for provider, name in zip(self._providers, self.names, strict=True):
+            try:
+                key = _ask(provider)(key_id)
+            except LookupError as error:
+                reason = error
+                continue
+            except Exception as error:
+                error.add_note(f"the key provider {name} was asked for key {key_id}")
+                raise
+            if key is not None:
+                return _checked(key, key_id, name)
+        if isinstance(reason, UnknownKeyError) and not given and len(self.names) == 1:
+            raise reason
+        asked = ", ".join([*filter(None, [given]), *self.names])
+        raise UnknownKeyError(f"key {key_id} is needed but was not found (asked: {asked}); add it to keys=") from reason
+
+    def get_sealing_key(self) -> Key:
+        for provider, name in zip(self._providers, self.names, strict=True):
+            get_sealing_key = getattr(provider, "get_sealing_key", None)
+            if get_sealing_key is not None:
+                return _checked(get_sealing_key(), None, name)
+        raise UnknownKeyError(
+            "expected a key to seal with, got key providers without get_sealing_key() "
+            f"({', '.join(self.names)}); pass key="
+        )
+
+
+def sealing_key(key: KeyLike | None = None) -> Key:
+    """Return the key of a ``key=`` argument: the key itself, or that which its source seals with.
+
+    Raises
+    ------
+    TypeError
+        If it is no key and no source of keys.
+    UnknownKeyError
+        If the source knows no key that seals, or none is given.
+    FormatError, KeyPermissionError, OSError
+        As `KeyRing` does.
+    """
+    if isinstance(key, Key):
+        return key
+    return KeyRing.resolve(key).first
+
+
+@dataclass(slots=True, eq=False)
+class _Default:
+    """The default that one call of `use_keys` set. While `owner` lives, a block of its thread may be about to begin."""
+
+    ring: KeyRing | None
+    owner: Callable[[], use_keys | None]
+    thread: int
+    is_settled: bool = False  # the object was kept, and no block began
+
+
+@public
+class use_keys:  # noqa: N801 - called like a function, as torch.no_grad is
+    """Set the keys that count where neither ``keys=`` nor ``key=`` is given. In a ``with`` statement, until its end.
+
+    Called alone it sets the default of the whole process, all its threads and loaders included; forked workers inherit
+    it, spawned ones do not. In a ``with`` statement the keys are those of the block: of its thread or task, of the
+    loaders of `wrap` that begin there and of workers that are forked there, and of no other thread. A block precedes
+    the default of the process, and that the environment variable ``FASTRACK_KEY_FILE``. Calls without arguments find
+    their keys so, such as ``batch.to(device)`` in the trainers of Lightning, Transformers and Accelerate.
+
+    Parameters
+    ----------
+    keys : KeySource or None
+        As `KeyRing` takes it. None removes the default.
+    ttl : float
+        The time in seconds for which the key of a provider is remembered.
+
+    Raises
+    ------
+    FormatError, KeyPermissionError, OSError, TypeError
+        As `KeyRing` does. The default stays as it was.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fastrack
+    >>> key = fastrack.Key.generate()
+    >>> def ask_vault(key_id):
+    ...     return key if key_id == key.id else None
+    >>> sealed = fastrack.seal(np.ones(2), key)
+    >>> with fastrack.use_keys(ask_vault):
+    ...     fastrack.unseal(sealed, framework="numpy")
+    array([1., 1.])
+    """
+
+    def __init__(self, keys: KeySource | None, *, ttl: float = CACHE_SECONDS) -> None:
+        global _default
+        ring = keys if keys is None or isinstance(keys, KeyRing) else KeyRing(keys, ttl=ttl)
+        self._own = _Default(ring, weakref.ref(self), threading.get_ident())
+        self._tokens: list[Token[_Default | None]] = []
+        with _lock:
+            self._before, _default = _default, self._own
+            _callers.add(self)
+
+    def __enter__(self) -> Self:
+        global _default  # noqa: PLW0603
+        with _lock:  # what the call set is taken back, also from under what other threads set since
+            if _default is self._own:
+                _default = self._before
+            for other in _callers:
+                if other._before is self._own:  # noqa: SLF001 - of the same class
+                    other._before = self._before  # noqa: SLF001
+            _callers.discard(self)
+            self._before = None
+        self._tokens.append(_of_block.set(self._own))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(ValueError):  # the block ends in another context, as of a generator, which never had the keys
+            _of_block.reset(self._tokens.pop())
+
+    def __repr__(self) -> str:
+        return f"<use_keys {self._own.ring!r}>"
+
+
+def _settled_default() -> _Default | None:
+    """Return the default of the process, but not what a ``with`` of another thread sets before its block begins."""
+    deadline = time.monotonic() + _BEGINNING
+    while (default := _default) is not None and not default.is_settled and default.owner() is not None:
+        if default.thread == threading.get_ident():
+            break
+        if time.monotonic() > deadline:  # the object is kept, as by a notebook, and no block follows
+            default.is_settled = True
+        time.sleep(0.001)
+    return default
+
+
+_BEGINNING = 0.5  # seconds; a block begins microseconds after its keys were given
+_of_block: ContextVar[_Default | None] = ContextVar("fastrack keys", default=None)
+_default: _Default | None = None
+_callers: weakref.WeakSet[use_keys] = weakref.WeakSet()  # whose blocks have not begun
+_lock = threading.Lock()
+
+
+def _renew_lock() -> None:
+    global _lock  # noqa: PLW0603 - a lost thread may hold it
+    _lock = threading.Lock()
+
+
+after_fork(_renew_lock)
+
+
+class KeyFolder:
+    """A folder of key files, such as a mounted secret, whose files may change while it is in use."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def get_key(self, key_id: str) -> Key:
+        for path in self._key_files():
+            if _file_id(path) == key_id:
+                return _load(path)
+        raise UnknownKeyError(f"{self._path}: expected a key file with key {key_id}, found none; put its file there")
+
+    def get_sealing_key(self) -> Key:
+        files = [path for path in self._key_files() if _file_id(path) is not None]
+        if len(files) != 1:
+            raise UnknownKeyError(
+                f"{self._path}: expected one key file to seal with, got {len(files)}; name the file itself"
+            )
+        return _load(files[0])
+
+    def _key_files(self) -> list[Path]:
+        return sorted(path for path in self._path.iterdir() if not path.name.startswith(".") and path.is_file())
+
+
+_DIGITS = 32  # of a descriptor: more make a path, rather than a number that takes long to read
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]+")
+
+
+def is_path(source: str | os.PathLike[str]) -> bool:
+    """Return whether a source in text form is a path, rather than a descriptor or a provider."""
+    return _opener(source) is None
+
+
+def _open_source(source: str | os.PathLike[str]) -> Key | object:
+    """Return the key in a key file, or the provider that a folder or a scheme names."""
+    if not os.fspath(source):
+        raise TypeError(
+            "key= and keys= take the path of a key file, got an empty string; omit it to use that in "
+            f"{KEY_FILE_VARIABLE}"
+        )
+    open_it = _opener(source)
+    if open_it is not None:
+        return open_it()
+    path = Path(source).expanduser()
+    if path.suffix in KEY_SOURCES:
+        return find(KEY_SOURCES[path.suffix])(path)  # type: ignore[no-any-return]
+    if path.is_dir():
+        return KeyFolder(path)
+    return WrappedKey.load(path) if is_wrapped(path) else Key.load(path)
+
+
+def is_wrapped(path: Path) -> bool:
+    """Return whether a path is that of a wrapped key file, by its suffix."""
+    return path.suffix == ".wrapped"
+
+
+def _file_id(path: Path) -> str | None:
+    """Return the id of the key in a key file or a wrapped key file, or None if the file is neither."""
+    return wrapped_key_id(path) if is_wrapped(path) else key_file_id(path)
+
+
+def _load(path: Path) -> Key:
+    return WrappedKey.load(path).unwrap() if is_wrapped(path) else Key.load(path)
+
+
+def _opener(source: str | os.PathLike[str]) -> Callable[[], Key | object] | None:
+    """Return the function that opens a descriptor or a provider, or None for a path. A file that exists is a path."""
+    if not isinstance(source, str) or os.path.lexists(source) or looks_secret(source):
+        return None
+    if source == "-":
+        return lambda: Key.read(0)
+    scheme, colon, rest = source.partition(":")
+    if not colon or _SCHEME.fullmatch(scheme) is None:
+        return None
+    if scheme == "fd" and rest.isdecimal() and len(rest) <= _DIGITS:
+        return lambda: Key.read(int(rest))
+    make = _find_scheme(scheme)
+    return None if make is None else lambda: make(source)
+
+
+def _find_scheme(scheme: str) -> Callable[[str], object] | None:
+    if is_scheme(scheme):
+        return open_source
+    from importlib.metadata import entry_points  # deferred: it imports email, which takes some milliseconds
+
+    for entry in entry_points(group=ENTRY_POINTS, name=scheme):
+        loaded: Callable[[str], object] = entry.load()
+        return loaded
+    return None
+
+
+def _flatten(keys: object) -> Iterator[Key | Any]:
+    """Yield the keys and the providers of a source, in their order."""
+    if isinstance(keys, Key):
+        yield keys
+    elif isinstance(keys, KeyRing):
+        yield from keys
+        if keys._providers is not None or type(keys) is not KeyRing:  # noqa: SLF001 - of this module
+            yield keys
+    elif isinstance(keys, (str, os.PathLike)):
+        yield _open_source(keys)
+    elif isinstance(keys, (bytes, bytearray, memoryview)):
+        raise TypeError("key= and keys= take no bytes: Key.from_bytes() makes a key of them")
+    elif isinstance(keys, (KeyProvider, Mapping)) or callable(keys):
+        yield keys
+    elif isinstance(keys, Iterable):
+        for key in keys:
+            yield from _flatten(key)
+    else:
+        raise TypeError(
+            "key= and keys= take a Key, the path of a key file, a key provider, or an iterable of these, got "
+            f"{type(keys).__name__}"
+        )
+
+
+def _ask(provider: Any) -> Callable[[str], object]:
+    """Return the function that finds a key of a provider by its id."""
+    if isinstance(provider, KeyProvider):
+        return provider.get_key
+    return provider.get if isinstance(provider, Mapping) else provider
+
+
+def _name(provider: object) -> str:
+    """Return what messages call a provider; its repr might hold a secret."""
+    name = getattr(provider, "__qualname__", None)
+    return name if isinstance(name, str) else type(provider).__qualname__
+
+
+def _checked(key: object, key_id: str | None, name: str) -> Key:
+    if not isinstance(key, Key):
+        raise TypeError(f"the key provider {name} failed: expected a fastrack.Key, got {type(key).__name__}")
+    if key_id is not None and key.id != key_id:
+        raise UnknownKeyError(f"the key provider {name} failed: expected key {key_id}, got key {key.id}")
+    return key

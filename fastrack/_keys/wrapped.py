@@ -1,0 +1,397 @@
+"""Wrapped key files, and the base of what wraps and unwraps their keys. ``docs/format.md`` has the format."""
+
+from __future__ import annotations
+
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from fastrack._keys.keys import Key
+from fastrack._util.atomic import new_file
+from fastrack._util.documents import ID, decode, decode_bytes, encode, encode_bytes, matches, parsing, require
+from fastrack._util.registry import KEY_SOURCES, find
+from fastrack._util.regular_file import open_regular
+from fastrack._util.rights import open_own
+from fastrack.errors import FormatError, ProviderError, UnknownKeyError
+
+_LIMIT = 65536  # bytes of a file
+_CIPHERTEXT_LIMIT = 8192
+_PARAMETERS_LIMIT = 16
+_MEMBERS = {"algorithm", "bits", "ciphertext", "key", "parameters", "provider", "version"}
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_VALUE = re.compile(r"[ -~]{1,2048}")
+
+
+@dataclass(frozen=True, slots=True)
+class WrappedKey:
+    """A key that is encrypted by a token, a TPM or a vault: the content of a wrapped key file.
+
+    It is no secret. It is a key provider that has one key, and asks for it to be decrypted each time that it is asked;
+    a `fastrack.KeyRing` remembers the key for some minutes.
+
+    Parameters
+    ----------
+    provider : str
+        The kind of what decrypts: "pkcs11", "tpm", "vault-transit", "aws-kms", "gcp-kms" or "azure-keyvault".
+    algorithm : str
+        The algorithm by which the key is encrypted.
+    key_id : str
+        The id of the key.
+    bits : int
+        The size of the key: 128 or 256.
+    ciphertext : bytes
+        The encrypted key.
+    parameters : mapping
+        Names of the key that decrypts, without secrets, addresses and libraries: the environment has those.
+    wrapper : KeyWrapper, optional
+        The object that decrypts. By default one as `provider` and `parameters` say. Not in the file.
+
+    Raises
+    ------
+    FormatError
+        If a value is out of range.
+
+    Examples
+    --------
+    >>> from fastrack.providers import WrappedKey
+    >>> wrapped = WrappedKey("aws-kms", "SYMMETRIC_DEFAULT", 32 * "0", 256, b"...", {"key": "alias/owner"})
+    >>> WrappedKey.from_bytes(wrapped.to_bytes()) == wrapped
+    True
+    """
+
+    provider: str
+    algorithm: str
+    key_id: str
+    bits: int
+    ciphertext: bytes
+    parameters: Mapping[str, str] = field(default_factory=dict, hash=False)
+    wrapper: KeyWrapper | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        try:
+            require(is_scheme(self.provider), "provider")
+            require(matches(_NAME, self.algorithm), "algorithm")
+            require(matches(ID, self.key_id), "key")
+            require(type(self.bits) is int and self.bits in {128, 256}, "bits")
+            require(0 < len(self.ciphertext) <= _CIPHERTEXT_LIMIT, "ciphertext")
+            require(len(self.parameters) <= _PARAMETERS_LIMIT, "parameters")
+            holds = (matches(_NAME, name) and matches(_VALUE, value) for name, value in self.parameters.items())
+            require(all(holds), "parameters")
+        except (TypeError, ValueError, AttributeError) as error:
+            raise FormatError(f"making a wrapped key failed: {error}") from None
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, wrapper: KeyWrapper | None = None) -> Self:
+        """Read a wrapped key file. Nothing is decrypted yet.
+
+        Parameters
+        ----------
+        path : path-like
+            The file.
+        wrapper : KeyWrapper, optional
+            The object that decrypts. By default one as the file and the environment say.
+
+        Raises
+        ------
+        FormatError
+            If it is not a wrapped key file.
+        KeyPermissionError
+            If another user owns it, may write to it or replace it, and could so choose the key that seals.
+        ValueError
+            If the path is a URL.
+        OSError
+            If it cannot be read.
+        """
+        with open_own(path) as file:
+            content = file.read(_LIMIT + 1)
+        return cls.from_bytes(content, source=str(path), wrapper=wrapper)
+
+    @classmethod
+    def from_bytes(cls, content: bytes, *, source: str = "the text", wrapper: KeyWrapper | None = None) -> Self:
+        """Make a wrapped key of the content of a file, which must be in canonical form.
+
+        Raises
+        ------
+        FormatError
+            If it is not the content of a wrapped key file.
+        """
+        with parsing(f"{source} is not a wrapped key file", "`fastrack keygen NEW.key.wrapped --wrap URI` makes one"):
+            document = decode(content, _MEMBERS, {"version": 1}, limit=_LIMIT, end=b"\n")
+            return cls(
+                provider=document["provider"],
+                algorithm=document["algorithm"],
+                key_id=document["key"],
+                bits=document["bits"],
+                ciphertext=decode_bytes(document["ciphertext"]),
+                parameters=document["parameters"],
+                wrapper=wrapper,
+            )
+
+    def to_bytes(self) -> bytes:
+        """Return the content of the file."""
+        return encode(
+            {
+                "algorithm": self.algorithm,
+                "bits": self.bits,
+                "ciphertext": encode_bytes(self.ciphertext),
+                "key": self.key_id,
+                "parameters": dict(self.parameters),
+                "provider": self.provider,
+                "version": 1,
+            },
+            end=b"\n",
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a new file, atomically. No file is ever replaced.
+
+        Raises
+        ------
+        OSError
+            If it exists or cannot be written.
+        """
+        with new_file(Path(path), mode=0o644, overwrite=False) as file:
+            file.write(self.to_bytes())
+
+    def unwrap(self, wrapper: KeyWrapper | None = None) -> Key:
+        """Return the key, decrypted by what holds the wrapping key.
+
+        Parameters
+        ----------
+        wrapper : KeyWrapper, optional
+            The object that decrypts. By default that of `load`, or one as the file and the environment say.
+
+        Raises
+        ------
+        ProviderError
+            If the token, TPM or vault is absent, not configured, or does not decrypt.
+        FormatError
+            If the parameters of the file are wrong.
+        """
+        return (wrapper or self.wrapper or _wrapper_class(self.provider).from_wrapped(self)).unwrap(self)
+
+    def get_key(self, key_id: str) -> Key:
+        """Return the key if it has this id.
+
+        Raises
+        ------
+        UnknownKeyError
+            If it has another.
+        ProviderError, FormatError
+            As `unwrap` does.
+        """
+        if key_id != self.key_id:
+            raise UnknownKeyError(
+                f"key {key_id} is needed but was not given (given: {self.key_id}, wrapped); add it to keys="
+            )
+        return self.unwrap()
+
+    def get_sealing_key(self) -> Key:
+        """Return the key, as `unwrap` does."""
+        return self.unwrap()
+
+
+class KeyWrapper(ABC):
+    """The base of `Pkcs11`, `Tpm`, `VaultTransit`, `AwsKms`, `GcpKms` and `AzureKeyVault`."""
+
+    provider: ClassVar[str]
+    """The name of the provider in wrapped key files, which is also the scheme of its URIs."""
+
+    def wrap(self, key: Key) -> WrappedKey:
+        """Return a key, encrypted by the key that the token, TPM or vault holds.
+
+        Parameters
+        ----------
+        key : Key
+            The key to encrypt.
+
+        Raises
+        ------
+        ProviderError
+            If the token, TPM or vault is absent, not configured, or does not encrypt.
+        GrantError
+            If the key is restricted to some files, which a wrapped key cannot say.
+        ClosedError
+            If the key has been wiped.
+        """
+        key.require_unrestricted()
+        algorithm, ciphertext, parameters = self._encrypt(key.material(), key.id)
+        return WrappedKey(self.provider, algorithm, key.id, key.bits, ciphertext, parameters)
+
+    def unwrap(self, wrapped: WrappedKey) -> Key:
+        """Return the key in a wrapped key, decrypted.
+
+        Parameters
+        ----------
+        wrapped : WrappedKey
+            The key that `wrap` encrypted.
+
+        Raises
+        ------
+        ProviderError
+            If it was wrapped by another provider, or does not decrypt, or the key has another id than the file says.
+        """
+        if wrapped.provider != self.provider:
+            raise ProviderError(
+                f"unwrapping key {wrapped.key_id} failed: expected a file of {self.provider}, got one of "
+                f"{wrapped.provider}. Pass the provider that wrapped it"
+            )
+        secret = self._decrypt(wrapped)
+        try:
+            key = Key(secret)
+        except FormatError as error:
+            raise ProviderError(f"unwrapping key {wrapped.key_id} failed: {error}") from None
+        finally:
+            if isinstance(secret, bytearray):
+                secret[:] = bytes(len(secret))
+        if key.id != wrapped.key_id or key.bits != wrapped.bits:
+            key.wipe()
+            raise ProviderError(
+                f"unwrapping a key failed: expected key {wrapped.key_id} of {wrapped.bits} bits, got key {key.id}. "
+                "The file was altered; restore it from a copy"
+            )
+        return key
+
+    @classmethod
+    @abstractmethod
+    def from_uri(cls, uri: str) -> Self:
+        """Make a wrapper as a URI says."""
+
+    @classmethod
+    @abstractmethod
+    def from_wrapped(cls, wrapped: WrappedKey) -> Self:
+        """Make a wrapper as the parameters of a file and the environment say. The parameters are not trusted."""
+
+    @abstractmethod
+    def _encrypt(self, secret: memoryview, key_id: str) -> tuple[str, bytes, dict[str, str]]:
+        """Return the algorithm, the ciphertext and the parameters for the file."""
+
+    @abstractmethod
+    def _decrypt(self, wrapped: WrappedKey) -> bytes | bytearray:
+        """Return the secret. A bytearray is wiped by the caller."""
+
+
+def open_wrapper(uri: str) -> KeyWrapper:
+    """Return the wrapper that a URI names, such as ``aws-kms:alias/owner``.
+
+    Parameters
+    ----------
+    uri : str
+        The URI. Its scheme is the name of the provider.
+
+    Raises
+    ------
+    ValueError
+        If it is no such URI. The message does not repeat it, as it might hold a PIN by mistake.
+
+    Examples
+    --------
+    >>> from fastrack.providers import open_wrapper
+    >>> open_wrapper("tpm:sha256:0,7")
+    <Tpm sha256:0,7>
+    """
+    scheme, colon, _ = uri.partition(":")
+    if not colon or not is_scheme(scheme):
+        schemes = ", ".join(filter(is_scheme, KEY_SOURCES))
+        raise ValueError(f"expected a URI that begins with one of {schemes} and a colon, got another text")
+    return _wrapper_class(scheme).from_uri(uri)
+
+
+def is_scheme(name: str) -> bool:
+    """Return whether a name is the scheme of a wrapper, which is also the name of its provider in wrapped key files."""
+    return name in KEY_SOURCES and not name.startswith(".")
+
+
+def open_source(text: str) -> WrappedKey:
+    """Return the wrapped key of a source of keys ``URI#PATH``: a file, and what unwraps it.
+
+    Raises
+    ------
+    UnknownKeyError
+        If it has no path.
+    FormatError
+        If the URI is wrong, or the file is no wrapped key file.
+    KeyPermissionError, ValueError, OSError
+        As `WrappedKey.load` does.
+    """
+    uri, _, path = text.partition("#")
+    try:
+        wrapper = open_wrapper(uri)
+    except ValueError as error:
+        raise FormatError(f"opening a source of keys failed: {error}") from None
+    if not path:
+        raise UnknownKeyError(
+            f"{uri.partition(':')[0]}: expected a URI, # and the path of a wrapped key file, got no path. The URI "
+            "names the key that unwraps; `fastrack keygen NEW.key.wrapped --wrap URI` makes a file"
+        )
+    return WrappedKey.load(Path(path).expanduser(), wrapper=wrapper)
+
+
+def wrapped_key_id(path: Path) -> str | None:
+    """Return the id of the key in a wrapped key file, or None if it is not one that can be read."""
+    try:
+        with open_regular(path) as file:
+            return WrappedKey.from_bytes(file.read(_LIMIT + 1)).key_id
+    except (FormatError, OSError):
+        return None
+
+
+def import_client(module: str, extra: str) -> Any:
+    """Import the package of a vendor.
+
+    Raises
+    ------
+    ProviderError
+        If it is not installed.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ProviderError(
+            f"importing {module} failed: {type(error).__name__}. Install it with pip install 'fastrack-io[{extra}]'"
+        ) from error
+
+
+def require_parameters(
+    wrapped: WrappedKey, required: frozenset[str], optional: frozenset[str] = frozenset()
+) -> Mapping[str, str]:
+    """Return the parameters of a file, if they have these names.
+
+    Raises
+    ------
+    FormatError
+        If they do not.
+    """
+    given = set(wrapped.parameters)
+    if not required <= given <= required | optional:
+        raise FormatError(
+            f"the wrapped file of key {wrapped.key_id} is wrong: expected the parameters "
+            f"{', '.join(sorted(required | optional)) or 'none'} of {wrapped.provider}, got others; restore it"
+        )
+    return wrapped.parameters
+
+
+def require_algorithm(wrapped: WrappedKey, *expected: str) -> str:
+    """Return the algorithm of a file, if it is one of these.
+
+    Raises
+    ------
+    FormatError
+        If it is not.
+    """
+    if wrapped.algorithm not in expected:
+        raise FormatError(
+            f"the wrapped file of key {wrapped.key_id} is wrong: expected the algorithm {' or '.join(expected)} of "
+            f"{wrapped.provider}, got {wrapped.algorithm}; restore it, or use a later version of fastrack"
+        )
+    return wrapped.algorithm
+
+
+def _wrapper_class(provider: str) -> type[KeyWrapper]:
+    found: type[KeyWrapper] = find(KEY_SOURCES[provider])
+    return found

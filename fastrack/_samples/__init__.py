@@ -1,0 +1,1 @@
+"""Samples: data sets as shards, and what they are imported from."""

@@ -1,0 +1,313 @@
+"""`SealedWriter`: samples, appended to the shards of a sealed data set."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import threading
+from array import array
+from collections.abc import Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn, Self
+
+import numpy as np
+
+from fastrack._files.importers import PlainTensor
+from fastrack._files.reader import SealedFile
+from fastrack._files.writer import write_sealed
+from fastrack._keys.keyring import KeyLike, KeyRing, sealing_key
+from fastrack._samples.blocks import OFFSETS, RECORDS, Block, Column, columns_of, require_names
+from fastrack._samples.stored import StoredSamples
+from fastrack._tensors import arrays, dtypes
+from fastrack._util.atomic import made_parents
+from fastrack._util.locations import locate_local
+from fastrack._util.public import public
+from fastrack._util.shown import shown
+from fastrack.errors import ClosedError, FormatError
+
+SHARD = re.compile(r"shard-(\d{6,})\.safetensors")
+
+
+@public
+class SealedWriter:
+    """Write samples to a sealed data set: a folder of shards, each a sealed file.
+
+    The class of this name in `fastrack.distributed` writes checkpoints of ``torch.distributed.checkpoint``.
+
+    Samples are collected in memory, at most one shard of them. A full shard is sealed into a new file, which gets its
+    name when it is complete and on disk; plaintext is never written. A folder that has shards is continued after them.
+    So a run that was ended at any time, by SIGKILL or a loss of power too, is resumed by a new writer: `stored` is the
+    number of samples that need not be written again.
+
+    Parameters
+    ----------
+    folder : path
+        Folder for the shards, which is made with the first of them if there is none. `SealedDataset` opens it.
+    key : KeyLike, optional
+        The owner's key, as `seal` takes it.
+    records : iterable of str
+        Columns of arrays of one dimension that differ in length, such as tokens. Columns of bytes and text always do.
+    shard_size : int
+        Bytes of plaintext in a shard, at most, unless a single sample has more.
+
+    Raises
+    ------
+    AuthenticationError
+        If the header of a shard in the folder was altered.
+    FormatError
+        If a shard of the folder is missing, is no sealed file, or has other columns than the first one.
+    OSError
+        If the folder cannot be read or made.
+    ValueError
+        If the shards of the folder are under another key, or `shard_size` is not positive.
+
+    Attributes
+    ----------
+    stored : int
+        Number of samples in complete shards on disk, those of earlier runs included.
+
+    Notes
+    -----
+    In a ``with`` statement, samples that are still in memory are written at its end, but dropped after an exception.
+
+    Column names are not encrypted. A column ``x`` of bytes, text or other records is stored as two tensors,
+    ``x.records`` and ``x.offsets``: record `i` is ``records[offsets[i]:offsets[i + 1]]``.
+
+    Examples
+    --------
+    >>> import fastrack
+    >>> key = fastrack.Key.generate()
+    >>> with fastrack.SealedWriter("cities", key) as writer:
+    ...     writer.write({"name": "Geneva", "label": 3})
+    ...     writer.write_batch({"name": ["Oslo", "Lima"], "label": [1, 4]})
+    >>> writer.stored
+    3
+    >>> data = fastrack.SealedDataset("cities", keys=key)
+    >>> fastrack.unseal(data[2]["name"], key, framework="numpy").tobytes()
+    b'Lima'
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        key: KeyLike | None = None,
+        *,
+        records: Iterable[str] = (),
+        shard_size: int = 256 << 20,
+    ) -> None:
+        if isinstance(records, str):
+            raise TypeError(f"records=: expected an iterable of names, got one text. Give [{shown(records, 200)}]")
+        if shard_size < 1:
+            raise ValueError(f"shard_size=: expected 1 byte or more, got {shard_size}")
+        self._key = sealing_key(key)
+        self._records = frozenset(records)
+        self._shard_size = shard_size
+        self._folder = locate_local(folder)
+        if self._folder.exists() and not self._folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "expected a folder to write to, got a file", str(self._folder))
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self.stored = 0
+        self._expected: StoredSamples | None = None
+        self._columns: dict[str, Column] = {}
+        paths = shards_in(self._folder) if self._folder.exists() else []
+        for path in paths:
+            self._read_shard(path, KeyRing(self._key))
+        self._shards = len(paths)
+        self._start_shard()
+
+    def expect_stored(self) -> StoredSamples:
+        """Take the first samples for those that are stored: each is compared with what is stored, and not written."""
+        self._expected = StoredSamples(self._folder, shards_in(self._folder), self.stored, KeyRing(self._key))
+        return self._expected
+
+    def write(self, sample: Mapping[str, Any]) -> None:
+        """Append a sample.
+
+        Parameters
+        ----------
+        sample : mapping of str to bytes, str, bool, int, float, numpy.ndarray or torch.Tensor
+            Value of each column. Bytes and text, which is stored as UTF-8, may differ in length from sample to sample.
+            Arrays have one dtype and shape in all samples, or one dimension in columns named in `records`. Integers
+            are stored as I64, and Python's floats as F64.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If a value has no such type, or the sample differs from those before in columns, dtypes or shapes. Nothing
+            of it is kept then.
+        OSError
+            If a shard cannot be written. `write` and `close` try it again.
+        """
+        self._append({name: self._block(name, [value]) for name, value in sample.items()})
+
+    def write_batch(self, batch: Mapping[str, Any]) -> None:
+        """Append several samples.
+
+        Parameters
+        ----------
+        batch : mapping of str to sequence
+            Values of each column: an array whose first dimension counts the samples, or a sequence of values that
+            `write` takes.
+
+        Raises
+        ------
+        TypeError, ValueError, OSError
+            As for `write`; ValueError also if columns differ in their number of samples.
+        """
+        self._append({name: self._block(name, values) for name, values in batch.items()})
+
+    def close(self) -> None:
+        """Write the samples that are still in memory, and end. Further calls do nothing."""
+        with self._lock:
+            if not self._is_closed:
+                self._write_shard()
+                self._is_closed = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            with self._lock:
+                self._is_closed = True
+                self._start_shard()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a SealedWriter cannot be pickled, as its key stays in its process. Make one for each folder")
+
+    def __repr__(self) -> str:
+        return f"<SealedWriter to {str(self._folder)!r}: {self.stored} samples stored>"
+
+    def _block(self, name: str, values: Any) -> Block:
+        if isinstance(values, Block):
+            return values
+        try:
+            return Block.of(values, are_records=name in self._records, empty=self._columns.get(name))
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"sample {self.stored + self._count}: {name!r:.80}: {error}") from None
+
+    def _append(self, blocks: dict[str, Block]) -> None:
+        with self._lock:
+            if self._is_closed:
+                raise ClosedError("this SealedWriter was closed. Make another one, which continues its folder")
+            counts = {name: block.count for name, block in blocks.items()}
+            if len(set(counts.values())) > 1:
+                raise ValueError(f"batch: expected as many values in each column, got {counts!s:.300}")
+            count = next(iter(counts.values()), None)
+            if count == 0:
+                return
+            self._require_columns({name: block.column for name, block in blocks.items()})
+            assert count is not None
+            ends = np.cumsum(np.broadcast_to(sum(block.sizes() for block in blocks.values()), count))
+            start = 0 if self._expected is None else self._expected.take(blocks, count)
+            while start < count:
+                room = self._shard_size - self._size + (ends[start - 1] if start else 0)
+                stop = max(int(np.searchsorted(ends, room, "right")), start if self._count else start + 1)
+                if stop > start:
+                    self._extend(blocks, start, stop)
+                    self._size += int(ends[stop - 1] - (ends[start - 1] if start else 0))
+                if stop < count:
+                    self._write_shard()
+                start = stop
+
+    def _require_columns(self, columns: dict[str, Column]) -> None:
+        """Refuse samples that differ from those before. The first ones set the columns."""
+        label = f"sample {self.stored + self._count}"
+        if not self._columns:
+            require_names(columns)
+            missing = sorted(self._records - columns.keys())
+            if missing or not columns:
+                raise ValueError(f"{label}: expected a column for each name in records=, got none for {missing!s:.200}")
+            self._columns = columns
+            self._start_shard()
+        if columns.keys() != self._columns.keys():
+            raise ValueError(
+                f"{label}: expected the columns {list(self._columns)!s:.300}, got {list(columns)!s:.300}. Give all "
+                "samples the same"
+            )
+        for name, column in columns.items():
+            if column != self._columns[name]:
+                raise ValueError(
+                    f"{label}: {name!r:.80}: expected {self._columns[name]}, as in the samples before, got {column}. "
+                    "Name a column of arrays that differ in length in records="
+                )
+
+    def _extend(self, blocks: dict[str, Block], start: int, stop: int) -> None:
+        sizes = {name: len(data) for name, data in self._data.items()}
+        try:
+            for name, block in blocks.items():
+                self._data[name] += block.between(start, stop).data
+                if block.ends is not None:
+                    offsets, width = self._offsets[name], dtypes.nbytes(block.column.dtype, (1,))
+                    ends = (block.ends[start + 1 : stop + 1] - block.ends[start]) // width + offsets[-1]
+                    offsets.frombytes(ends.tobytes())
+        except BaseException:  # interrupted, or out of memory: no column may be longer than the others
+            for name, size in sizes.items():
+                del self._data[name][size:]
+            for offsets in self._offsets.values():
+                del offsets[self._count + 1 :]
+            raise
+        self._count += stop - start
+
+    def _start_shard(self) -> None:
+        self._count = self._size = 0  # samples and bytes in memory
+        self._data = {name: bytearray() for name in self._columns}
+        self._offsets = {name: array("q", [0]) for name, column in self._columns.items() if column.shape is None}
+
+    def _write_shard(self) -> None:
+        if not self._count:
+            return
+        tensors = {}
+        for name, column in self._columns.items():
+            memory = np.frombuffer(self._data[name], np.uint8)
+            load = partial(arrays.reader, memory)
+            if column.shape is None:
+                elements = memory.size // dtypes.nbytes(column.dtype, (1,))
+                tensors[name + RECORDS] = PlainTensor(column.dtype, (elements,), load)
+                tensors[name + OFFSETS] = PlainTensor.of(np.frombuffer(self._offsets[name], np.int64))
+            else:
+                tensors[name] = PlainTensor(column.dtype, (self._count, *column.shape), load)
+        path = self._folder / f"shard-{self._shards:06}.safetensors"
+        with made_parents(path):
+            write_sealed(tensors, path, self._key, frozenset(), {}, None, overwrite=False)
+        self._shards += 1
+        self.stored += self._count
+        self._start_shard()
+
+    def _read_shard(self, path: Path, keys: KeyRing) -> None:
+        """Authenticate the headers of a shard, and count its samples."""
+        with SealedFile(path) as file:
+            if file.kind != "tensor" or not file:
+                raise FormatError(
+                    f"{path}: expected a shard of samples, got a {file.kind} file of {len(file)} tensors. "
+                    "Choose another folder, or move the file away"
+                )
+            if file.key_id != self._key.id:
+                raise ValueError(
+                    f"{path}: expected shards under the key {self._key.id}, got one under {file.key_id}. Give that "
+                    "key, or choose another folder"
+                )
+            for name in file:
+                file[name].open_header(keys).wipe()
+            count, columns = columns_of([file[name].context for name in file], path)
+        if columns != (self._columns or columns):
+            raise FormatError(
+                f"{path}: expected columns as in the first shard of the folder, got others. Choose another folder for "
+                "these samples"
+            )
+        self._columns = columns
+        self.stored += count
+
+
+def shards_in(folder: Path) -> list[Path]:
+    """Return the shards that a `SealedWriter` wrote into a folder, in order. Raise FormatError if one is missing."""
+    paths = sorted(path for path in folder.iterdir() if SHARD.fullmatch(path.name))
+    for index, path in enumerate(paths):
+        if path.name != f"shard-{index:06}.safetensors":
+            raise FormatError(f"{folder}: expected shard-{index:06}.safetensors, got none. Get it from the owner")
+    return paths

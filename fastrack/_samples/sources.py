@@ -1,0 +1,336 @@
+"""`import_samples`: samples of image folders, text, JSON lines, tar archives and tables, sealed into shards."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+import tarfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, islice
+from operator import itemgetter
+from pathlib import Path
+from typing import IO, Any
+
+from fastrack._keys.keyring import KeyLike
+from fastrack._samples import tables
+from fastrack._samples.dataset_writer import SealedWriter
+from fastrack._samples.json_lines import JsonColumns
+from fastrack._util.locations import locate_local
+from fastrack._util.public import public
+from fastrack._util.regular_file import open_regular
+from fastrack.errors import FormatError
+
+Batch = Mapping[str, Any]
+Line = tuple[bytes, Path, int]
+"""A line of a file, and its number there."""
+
+_MEMBER = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
+_IMAGES = {".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp"}  # as torchvision's ImageFolder
+_LINES = 1024  # lines of a batch, at most
+_BATCH_SIZE = 8 << 20  # bytes of a batch, but for its last line
+
+
+@public
+def import_samples(
+    source: Any,
+    folder: str | os.PathLike[str],
+    key: KeyLike | None = None,
+    *,
+    shard_size: int = 256 << 20,
+    resume: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> int:
+    """Seal samples that you have into a folder of shards, which `SealedDataset` opens.
+
+    The samples pass through memory, at most a shard of them, and no plaintext is written.
+
+    Parameters
+    ----------
+    source : path, sequence of paths, or object
+        - A folder of images, or of folders of images by class: the columns "image" (the bytes of the file), "label"
+          (the number of the class, in alphabetical order) and "path", in the order of torchvision's ``ImageFolder``.
+        - ``.txt``: "text", a record for each line, without its end.
+        - ``.jsonl``: a column for each member of the first object. Text, numbers and lists of numbers are stored as
+          such, and what else there is as JSON.
+        - ``.tar``, as of WebDataset: a column for each ending of the files with one name, and "__key__". "cls" is a
+          number, all others are bytes.
+        - ``.parquet``, ``.arrow`` and ``.feather``, with PyArrow: a column for each of theirs. Numbers stay as they
+          are, dates become the integers that Arrow stores, text, bytes and lists of numbers are records.
+        - A folder of files of one of these kinds, in the order of their names, without folders among them, or several
+          such files.
+        - A ``pyarrow.Table`` or ``RecordBatchReader``, a ``pandas.DataFrame`` or a ``datasets.Dataset``, as a Parquet
+          file, or an iterable of samples, as `SealedWriter.write` takes them.
+    folder : path
+        As for `SealedWriter`.
+    key : KeyLike, optional
+        The owner's key, as `seal` takes it.
+    shard_size : int
+        As for `SealedWriter`.
+    resume : bool
+        Continue in a folder that has shards: read the source from its start again, compare its first samples with those
+        of the shards, and store the rest. So a source that is another one, or was altered where it is stored, is
+        refused, and one that has grown at its end is continued.
+    progress : callable, optional
+        Called with the number of samples read since the previous call, those that are stored already included.
+
+    Returns
+    -------
+    int
+        Number of samples in the folder.
+
+    Raises
+    ------
+    FileExistsError
+        If the folder has shards, and `resume` is False.
+    FormatError
+        If a file is malformed, of no such kind, or has values that cannot be stored, such as nulls; or if there is no
+        sample; or if files that are resumed do not begin with the samples that the folder has.
+    ImportError
+        If PyArrow is needed and not installed.
+    TypeError, ValueError, OSError, AuthenticationError
+        As from `SealedWriter`.
+
+    Examples
+    --------
+    >>> import pathlib
+    >>> import fastrack
+    >>> key = fastrack.Key.generate()
+    >>> _ = pathlib.Path("cities.jsonl").write_text('{"name": "Oslo", "size": 709037}')
+    >>> fastrack.import_samples("cities.jsonl", "cities", key)
+    1
+    >>> data = fastrack.SealedDataset("cities", keys=key, transform=lambda city: (city["name"], int(city["size"])))
+    >>> data[0]
+    (b'Oslo', 709037)
+    """
+    with SealedWriter(folder, key, shard_size=shard_size) as writer:
+        if writer.stored and not resume:
+            advice = "Choose another folder, or resume that run with its source (resume=, --resume)"
+            raise FileExistsError(errno.EEXIST, f"has {writer.stored} samples already. {advice}", os.fspath(folder))
+        expected = writer.expect_stored() if writer.stored else None
+        files, count = _files_of(source), 0
+        batches = _open_object(source) if files is None else _open_files(files, locate_local(folder))
+        while True:
+            try:
+                batch = next(batches, None)
+                if batch is None:
+                    break
+                writer.write_batch(batch)
+            except (TypeError, ValueError) as error:
+                if files is None or str(files.current) in str(error):
+                    raise
+                raise FormatError(f"{files.current}: {error}") from None
+            read = len(next(iter(batch.values())))
+            count += read
+            if progress is not None:
+                progress(read)
+        if expected is not None:
+            expected.require_all_taken()
+        if not count:
+            at = "import_samples" if files is None else files.paths[0]
+            raise FormatError(f"{at}: expected a sample or more, got none. Name another source")
+    return count
+
+
+class _Files:
+    """Files of a source, in order. `current` is the one that the last samples are from, for errors."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self.paths, self.current = paths, paths[0]
+
+    def __iter__(self) -> Iterator[Path]:
+        for path in self.paths:
+            self.current = path
+            yield path
+
+
+def _files_of(source: Any) -> _Files | None:
+    """Return the paths that a source is, or None for an object."""
+    if isinstance(source, (str, os.PathLike)):
+        return _Files([locate_local(source)])
+    if isinstance(source, Sequence) and source and all(isinstance(each, (str, os.PathLike)) for each in source):
+        return _Files([locate_local(each) for each in source])
+    return None
+
+
+def _open_object(source: Any) -> Iterator[Batch]:
+    batches = tables.open_table(source)
+    if batches is not None:
+        is_dataset = type(source).__module__.partition(".")[0] == "datasets"
+        return tables.read_batches(batches, follow_paths=is_dataset)
+    if isinstance(source, Mapping) or not isinstance(source, Iterable):
+        raise TypeError(
+            f"import_samples: expected paths, a table or an iterable of samples, got {type(source).__name__}. Give "
+            "such an object, or write samples with a SealedWriter"
+        )
+    return ({name: [value] for name, value in sample.items()} for sample in source)
+
+
+def _open_files(files: _Files, target: Path) -> Iterator[Batch]:
+    place = files.current
+    if len(files.paths) == 1 and place.is_dir():
+        here = target.resolve()
+        found = sorted(path for path in place.iterdir() if not (path.is_dir() and path.resolve() == here))
+        entries = [path for path in found if not path.name.startswith(".")]
+        folders = [path for path in entries if path.is_dir()]
+        has_images = any(path.suffix.lower() in _IMAGES for path in entries)
+        if has_images or (entries and folders == entries):
+            classes = [path for path in found if path.is_dir()]  # of any name, as in ImageFolder
+            return _read_images(files, [] if has_images else classes)
+        files.paths = [path for path in entries if path not in folders]
+        if folders and files.paths:
+            raise FormatError(
+                f"{place}: expected files alone, or folders of images alone, got the folder {folders[0].name!r:.80} "
+                f"beside {files.paths[0].name!r:.80}. Move one away, or name the files"
+            )
+    for path in files.paths:
+        path.stat()  # which raises the error of one that is missing
+    kinds = {path.suffix.lower(): path.name for path in reversed(files.paths)}
+    read = _READERS.get(next(iter(kinds))) if len(kinds) == 1 else None
+    if read is None:
+        got = ", ".join(f"{name!r:.80}" for name in sorted(kinds.values())) or "none"
+        raise FormatError(
+            f"{place}: expected images, or files that all end with one of {', '.join(_READERS)}, got {got:.200}. "
+            "Name files of one of these kinds, or import a table, such as that of pandas.read_csv"
+        )
+    return read(files)
+
+
+def _read_images(files: _Files, classes: list[Path]) -> Iterator[Batch]:
+    """Read the samples of torchvision's ImageFolder, in its order, or without labels if there are no classes."""
+    folder = files.current
+    found: list[tuple[int, Path]] = []
+    for label, path in enumerate(classes or [folder]):
+        count = len(found)
+        for root, names in sorted(_walk_links(path)):
+            found += [(label, Path(root, name)) for name in sorted(names) if Path(name).suffix.lower() in _IMAGES]
+        if len(found) == count:
+            raise FormatError(f"{path}: expected images of this class, got none. Remove the folder")
+    for label, path in found:
+        files.current = path
+        with io.BufferedReader(open_regular(path)) as file:
+            batch = {"image": [file.read()], "path": [str(path.relative_to(folder))]}
+        yield {**batch, "label": [label]} if classes else batch
+
+
+def _walk_links(folder: Path, above: tuple[tuple[int, int], ...] = ()) -> Iterator[tuple[str, list[str]]]:
+    """Return folders and the names in them, and follow links as ImageFolder does; refuse one that leads to itself."""
+    status = folder.stat()
+    above += ((status.st_dev, status.st_ino),)
+    if above[-1] in above[:-1]:
+        raise FormatError(f"{folder}: expected a folder of images, got a link to one that it is in. Remove the link")
+    with os.scandir(folder) as found:  # which knows what is a folder: there may be millions of images
+        entries = list(found)
+    yield str(folder), [entry.name for entry in entries if not entry.is_dir()]
+    for entry in entries:
+        if entry.is_dir():
+            yield from _walk_links(Path(entry), above)
+
+
+def _read_text(files: _Files) -> Iterator[Batch]:
+    for batch in _read_lines(files):
+        yield {"text": [line for line, _, _ in batch]}
+
+
+def _read_json(files: _Files) -> Iterator[Batch]:
+    columns = JsonColumns()
+    for batch in _read_lines(files, bytes.strip):
+        yield columns.parse(batch)
+
+
+def _read_lines(files: _Files, keep: Callable[[bytes], object] = lambda _: True) -> Iterator[list[Line]]:
+    """Return lines to keep, of one file at a time: a limited number of them, and of bytes."""
+    numbered = ((line, path, number) for path in files for number, line in enumerate(_lines_of(path), 1) if keep(line))
+    for path, lines in groupby(numbered, itemgetter(1)):
+        while batch := _take_lines(lines):
+            files.current = path
+            yield batch
+
+
+def _lines_of(path: Path) -> Iterator[bytes]:
+    """Return the lines of a file without their ends."""
+    with io.BufferedReader(open_regular(path)) as file:
+        for line in file:
+            yield line.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def _take_lines(lines: Iterator[Line]) -> list[Line]:
+    taken: list[Line] = []
+    size = 0
+    for line in islice(lines, _LINES):
+        taken.append(line)
+        size += len(line[0])
+        if size >= _BATCH_SIZE:
+            break
+    return taken
+
+
+def _read_archives(files: _Files) -> Iterator[Batch]:
+    samples = (sample for path in files for sample in _samples_of(path))
+    return ({name: [value] for name, value in sample.items()} for sample in samples)
+
+
+def _samples_of(path: Path) -> Iterator[dict[str, Any]]:
+    """Return the samples of a tar archive as WebDataset writes it: files that follow each other and have one key."""
+    sample: dict[str, Any] = {}
+    with io.BufferedReader(open_regular(path)) as file:
+        for name, content in _members_of(file, path):
+            match = _MEMBER.fullmatch(name)
+            if match is None:
+                raise FormatError(f"{path}: {name!r:.80}: expected a name of a key, a dot and an ending. Remove it")
+            key, ending = match[1], match[2].lower()
+            if sample and sample["__key__"] != key:
+                yield sample
+                sample = {}
+            if ending in sample:
+                raise FormatError(
+                    f"{path}: {name!r:.80}: expected each file of a sample once, got it twice. Remove one"
+                )
+            sample["__key__"] = key
+            try:
+                sample[ending] = int(content) if ending == "cls" else content
+            except ValueError:
+                raise FormatError(
+                    f"{path}: {name!r:.80}: expected the number of a class, got {len(content)} other bytes"
+                ) from None
+    if sample:
+        yield sample
+
+
+def _members_of(file: IO[bytes], path: Path) -> Iterator[tuple[str, bytes]]:
+    """Return the names and contents of the regular files of a tar archive that is not compressed."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    try:
+        with tarfile.open(fileobj=file, mode="r:") as archive:
+            while (member := archive.next()) is not None:
+                archive.members = []  # type: ignore[attr-defined]  # it would grow with the archive
+                if member.isdir():
+                    continue
+                if not member.isreg() or member.issparse() or member.offset_data + member.size > size:
+                    raise FormatError(
+                        f"{path}: {member.name!r:.80}: expected a regular file, whole and not sparse. Pack "
+                        "the archive again, of such files"
+                    )
+                opened = archive.extractfile(member)
+                assert opened is not None
+                yield member.name, opened.read()
+            # tarfile takes an invalid header for the end.
+            file.seek(archive.offset)
+            if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+                raise FormatError(
+                    f"{path}: expected the end of the archive at byte {archive.offset}; it was cut short. Get it again"
+                )
+    except (tarfile.TarError, EOFError, ArithmeticError, UnicodeError, RecursionError) as error:
+        raise FormatError(f"{path} is no tar archive that can be read: {error!s:.200}") from None
+
+
+_READERS: dict[str, Callable[[_Files], Iterator[Batch]]] = {
+    ".txt": _read_text,
+    ".jsonl": _read_json,
+    ".tar": _read_archives,
+    ".parquet": tables.read_files,
+    ".arrow": tables.read_files,
+    ".feather": tables.read_files,
+}

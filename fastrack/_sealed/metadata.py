@@ -1,0 +1,165 @@
+"""The metadata of sealed files, in their safetensors headers: what messages decrypt to, and what they are bound to.
+
+What is read is untrusted.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from fastrack._crypto import cobblestone
+from fastrack._sealed.container import Layout, StoredTensor, is_shape, parse_header, parse_layouts
+from fastrack._sealed.contexts import Binding, Kind, MessageContext
+from fastrack._tensors import dtypes
+from fastrack._util.documents import unique
+from fastrack._util.locations import Location
+from fastrack._util.shown import shown
+from fastrack.errors import FormatError
+
+FORMAT_VERSION = "1"
+FORMAT_MARK = (
+    "sealed by fastrack: "  # before the `format` of the owner, so that a loader of plain weights that asks stops
+)
+_HEX_ID = re.compile(r"[0-9a-f]{32}")
+_HEX_HEADER = re.compile(r"[0-9a-f]{112}")
+_MEMBERS = {"dtype", "shape"}
+
+
+@dataclass(slots=True)
+class Contents:
+    """The header of a file: the tensors as they are stored, the owner's metadata, and that of fastrack.
+
+    Ids are None if nothing is sealed. `layouts` and `bindings` are of sealed tensors, by their names.
+    """
+
+    stored: dict[str, StoredTensor]
+    stored_metadata: dict[str, str]  # with `FORMAT_MARK`
+    file_id: str | None = None
+    key_id: str | None = None
+    kind: Kind = "tensor"
+    layouts: dict[str, Layout] = field(default_factory=dict)
+    bindings: dict[str, tuple[str, Binding]] = field(default_factory=dict)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The owner's metadata."""
+        metadata = dict(self.stored_metadata)
+        if self.file_id is not None and "format" in metadata:
+            metadata["format"] = metadata["format"].removeprefix(FORMAT_MARK)
+        return metadata
+
+    def context(self, name: str) -> tuple[MessageContext, Binding | None]:
+        """Return the context of a sealed tensor, and its binding if it was sealed for another file."""
+        layout = self.layouts[name]
+        assert self.file_id is not None
+        file_id, binding = self.bindings.get(name) or (self.file_id, None)
+        return MessageContext(name, layout.dtype, layout.shape, file_id, self.kind), binding
+
+
+def read_contents(head: bytes, size: int | None, path: Location) -> Contents:
+    """Read the header of a file of `size` bytes, None if that is not known. Raise FormatError if it is damaged."""
+    metadata, stored = parse_header(head, size, path)
+    fields = {key: value for key, value in metadata.items() if key.startswith("fastrack.")}
+    contents = Contents(stored, {key: value for key, value in metadata.items() if key not in fields})
+    if fields:
+        _read_fields(contents, fields, path)
+    return contents
+
+
+def _read_fields(contents: Contents, fields: dict[str, str], path: Location) -> None:
+    version = fields.get("fastrack.version")
+    if version != FORMAT_VERSION:
+        raise FormatError(f"{path}: expected fastrack format {FORMAT_VERSION!r}, got {version!r:.20}. Update fastrack")
+    contents.file_id = _hex_id(fields.get("fastrack.file"), "fastrack.file", path)
+    contents.key_id = _hex_id(fields.get("fastrack.key"), "fastrack.key", path)
+    kind = fields.get("fastrack.kind")
+    if kind not in {None, "checkpoint", "folder"}:
+        raise FormatError(
+            f"{path}: expected no fastrack.kind, or checkpoint or folder, got {kind!r:.20}. Update fastrack"
+        )
+    contents.kind = cast(Kind, kind or "tensor")
+    listed = fields.get("fastrack.tensors")
+    contents.layouts = parse_layouts(listed or "") or _read_layouts(listed, contents, path)
+    for name, layout in contents.layouts.items():
+        stored = contents.stored.get(name)
+        if stored is None:
+            raise FormatError(f"{path} lists a sealed tensor {shown(name)} that it lacks; the file was altered")
+        expected = cobblestone.message_size(layout.nbytes)
+        if stored.dtype != "U8" or stored.shape != (expected,):
+            raise FormatError(
+                f"{path}: {shown(name, 200)} of {layout.dtype} {list(layout.shape)}: expected a U8 vector of "
+                f"{expected} bytes, got {stored.dtype} {list(stored.shape)}; the metadata or the file was altered"
+            )
+
+
+def _read_layouts(text: str | None, contents: Contents, path: Location) -> dict[str, Layout]:
+    """Read any JSON that lists tensors, as `parse_layouts` does that of fastrack, and the bindings in it."""
+    layouts: dict[str, Layout] = {}
+    assert contents.file_id is not None
+    for name, entry in _read_json(text, path).items():
+        if isinstance(entry, dict) and "binding" in entry:
+            contents.bindings[name] = _take_binding(name, entry, contents.file_id, path)
+        layouts[name] = _read_layout(name, entry, path)
+    return layouts
+
+
+def _hex_id(value: str | None, name: str, path: Location) -> str:
+    if value is None or not _HEX_ID.fullmatch(value):
+        raise FormatError(
+            f"{path}: {name}: expected 32 hexadecimal digits, got {value!r:.50}; the metadata was altered"
+        )
+    return value
+
+
+def _read_json(text: str | None, path: Location) -> dict[str, Any]:
+    try:
+        value = json.loads(text or "", object_pairs_hook=unique)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise FormatError(
+            f"{path}: fastrack.tensors: expected a JSON object that has each member once, got {text!r:.50}; the "
+            "metadata was altered"
+        )
+    return value
+
+
+def _take_binding(name: str, entry: dict[str, Any], file: str, path: Location) -> tuple[str, Binding]:
+    """Remove its own file id and its binding from the entry of a tensor that was sealed earlier, and return them."""
+    own_id, header = entry.pop("file", None), entry.pop("binding")
+    if not isinstance(own_id, str) or not isinstance(header, str) or not _HEX_HEADER.fullmatch(header):
+        raise FormatError(
+            f"{path}: binding of {shown(name)}: expected {2 * cobblestone.HEADER_SIZE} hexadecimal digits beside a "
+            f"file id, got {header!r:.80}; the metadata was altered"
+        )
+    return _hex_id(own_id, f"file of {shown(name)}", path), Binding(file, bytes.fromhex(header))
+
+
+def _read_layout(name: str, entry: Any, path: Location) -> Layout:
+    if type(entry) is dict and entry.keys() == _MEMBERS:
+        dtype, shape = entry["dtype"], entry["shape"]
+        if type(dtype) is str and is_shape(shape):
+            return Layout(dtype, tuple(shape), dtypes.nbytes(dtype, shape))
+    raise FormatError(
+        f"{path}: entry of {shown(name)}: expected a dtype and a shape, got {entry!r:.80}; the metadata was altered"
+    )
+
+
+def describe(context: MessageContext) -> dict[str, Any]:
+    """Return what the metadata says of a tensor."""
+    return {"dtype": context.dtype, "shape": list(context.shape)}
+
+
+def encode_fields(file_id: str, key_id: str, sealed: Mapping[str, Any], kind: Kind = "tensor") -> dict[str, str]:
+    """Return the metadata of a file with these sealed tensors, as `describe` describes them."""
+    fields = {
+        "fastrack.version": FORMAT_VERSION,
+        "fastrack.file": file_id,
+        "fastrack.key": key_id,
+        "fastrack.tensors": json.dumps(sealed, separators=(",", ":"), ensure_ascii=False),
+    }
+    return fields if kind == "tensor" else {**fields, "fastrack.kind": kind}

@@ -1,0 +1,177 @@
+"""Seal tensors on the host, and open them there: `seal` and `unseal`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from fastrack._crypto import cobblestone
+from fastrack._crypto.cobblestone import HEADER_SIZE
+from fastrack._crypto.engine import get_engine
+from fastrack._keys.keyring import KeyLike, KeyRing, KeySource, sealing_key
+from fastrack._sealed.contexts import MessageContext, new_file_id
+from fastrack._sealed.fetching import fetch, fetch_headers
+from fastrack._sealed.messages import OpenMessage
+from fastrack._sealed.tensor import SealedRows, SealedTensor
+from fastrack._tensors import arrays
+from fastrack._tensors.arrays import Framework
+from fastrack._tensors.sharded import is_sharded, named_part
+from fastrack._util.public import public
+
+
+@public
+def seal(tensor: Any, key: KeyLike | None = None, name: str = "tensor") -> SealedTensor:
+    """Encrypt a tensor under a key, and bind it to its name, dtype and shape.
+
+    Of a DTensor, as in a module that ``fully_shard`` has sharded, each process seals the part that it has, and nothing
+    is sent. The name has the place of the part in the whole: ``w[256:512, 0:64]``.
+
+    Parameters
+    ----------
+    tensor : numpy.ndarray or torch.Tensor
+        Tensor of any shape in host memory, of any dtype that safetensors has.
+    key : KeyLike, optional
+        The owner's key, or its key file, or a provider of one; by default that of `use_keys` or of
+        ``FASTRACK_KEY_FILE``, as `KeyRing` says. 256 bits mean Cobblestone-256, 128 bits Cobblestone-128.
+    name : str
+        Name of the tensor. It is authenticated.
+
+    Returns
+    -------
+    SealedTensor
+        The message: 56 bytes more than the tensor, and 16 for each 16 KiB of it. It holds no secret.
+        `SealedTensor.to_bytes` and `save_file` write it.
+
+    Raises
+    ------
+    TypeError
+        If `tensor` is not a tensor in host memory, its dtype has no safetensors name, or `name` is not text.
+    ValueError
+        If `tensor` is a DTensor with partial sums, or of which a process has no single range along each dimension.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fastrack
+    >>> key = fastrack.Key.generate()
+    >>> sealed = fastrack.seal(np.arange(6, dtype=np.float32).reshape(2, 3), key, name="weights")
+    >>> sealed.name, sealed.dtype, sealed.shape, sealed.nbytes
+    ('weights', 'F32', (2, 3), 24)
+    >>> fastrack.unseal(sealed, key, framework="numpy")
+    array([[0., 1., 2.],
+           [3., 4., 5.]], dtype=float32)
+    """
+    key = sealing_key(key)
+    if is_sharded(tensor):
+        tensor, name = named_part(tensor, name)
+    dtype, shape = arrays.describe(tensor)
+    plain = arrays.bytes_of(tensor)
+    context = MessageContext(name, dtype, shape, new_file_id())
+    message = arrays.empty_bytes(cobblestone.message_size(plain.size))
+    engine = get_engine()
+    message_key, message[:HEADER_SIZE] = context.new_key(key)
+    schedule = engine.expand_key(message_key)
+    try:
+        engine.seal_run(schedule, plain, message[HEADER_SIZE:], 0)
+    finally:
+        schedule.wipe()
+        message_key.wipe()
+    message.flags.writeable = False
+    return SealedTensor(context, message, key.id)
+
+
+@public
+def unseal(
+    sealed: SealedTensor | SealedRows, keys: KeySource | None = None, *, framework: Framework | None = None
+) -> Any:
+    """Authenticate and decrypt a sealed tensor, or rows of one, into host memory.
+
+    The plaintext is on the host then, on purpose. `to_device` decrypts on a device.
+
+    Parameters
+    ----------
+    sealed : SealedTensor or SealedRows
+        Tensor or rows to decrypt.
+    keys : KeySource, optional
+        Keys that may open it: a key, a key file, a `KeyProvider`, a function that finds a key by its id, and all
+        that `KeyRing` takes. By default those of `use_keys`, else those that ``FASTRACK_KEY_FILE`` names.
+    framework : {"torch", "numpy"}, optional
+        Framework of the result. By default torch if it is installed, else numpy.
+
+    Returns
+    -------
+    torch.Tensor or numpy.ndarray
+        Array of the sealed shape and dtype.
+
+    Raises
+    ------
+    AuthenticationError
+        If the key is another one, or anything was altered. No plaintext is returned then.
+    UnknownKeyError
+        If the key that sealed it is not among `keys`.
+    TypeError
+        If `sealed` is neither of these types, or `framework` lacks its dtype.
+    ModuleNotFoundError
+        If `framework` is torch, which is not installed.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fastrack
+    >>> key = fastrack.Key.generate()
+    >>> sealed = fastrack.seal(np.arange(4), key)
+    >>> fastrack.unseal(sealed, keys=key, framework="numpy")
+    array([0, 1, 2, 3])
+    >>> fastrack.unseal(sealed[1:3], keys=key, framework="numpy")
+    array([1, 2])
+    >>> fastrack.unseal(sealed, keys=fastrack.Key.generate())
+    Traceback (most recent call last):
+        ...
+    fastrack.UnknownKeyError: ...
+    """
+    if not isinstance(sealed, (SealedTensor, SealedRows)):
+        raise TypeError(
+            f"unseal: expected SealedTensor or SealedRows, got {type(sealed).__name__}. {_advise_unseal(sealed)}"
+        )
+    arrays.require_installed(framework)
+    framework = framework or arrays.default_framework()
+    ring = KeyRing.resolve(keys)
+    if isinstance(sealed, SealedRows):
+        return _unseal_rows(sealed, ring, framework)
+    with OpenMessage(sealed, ring) as opened:
+        memory = arrays.empty_bytes(sealed.nbytes)
+        result = arrays.from_bytes(memory, sealed.dtype, sealed.shape, framework)
+        opened.read(memory)
+    return result
+
+
+def _advise_unseal(given: object) -> str:
+    if isinstance(given, (str, os.PathLike)):
+        return "Open the tensors of a file with load_tensors"
+    if isinstance(given, (bytes, bytearray, memoryview)):
+        return "Read a tensor that was stored as bytes with SealedTensor.from_bytes"
+    return "Open pytrees with to_device" if isinstance(given, (Mapping, list, tuple)) else "Seal it first"
+
+
+def _unseal_rows(rows: SealedRows, keys: KeyRing, framework: Framework) -> Any:
+    """Decrypt rows. All headers are authenticated before anything of the size that they claim is done."""
+    rows.check_contexts(keys)
+    with ExitStack() as stack:
+        parts = rows.slices()
+        fetched = fetch_headers(tensor for tensor, _ in parts)
+        opened = [(stack.enter_context(OpenMessage(tensor, keys)), ranges) for tensor, ranges in parts]
+        fetched = None if fetched is None else fetch(parts)
+        memory = arrays.empty_bytes(rows.nbytes)
+        result = arrays.from_bytes(memory, rows.dtype, rows.shape, framework)
+        try:
+            if rows.needs_padding:
+                memory.fill(0)
+            for message, ranges in opened:
+                message.gather(ranges(), memory)
+        except BaseException:
+            memory.fill(0)
+            raise
+        del fetched  # which was needed until now
+    return result

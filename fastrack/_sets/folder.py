@@ -1,0 +1,392 @@
+"""Sealed folders: files that belong together, such as those of a model, under one key and one index."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fastrack._files.reader import SealedFile, verify_file
+from fastrack._files.writer import Progress
+from fastrack._keys.keyring import KeyRing, KeySource
+from fastrack._sealed.contexts import Edition
+from fastrack._sealed.seal import unseal
+from fastrack._sealed.tensor import SealedTensor
+from fastrack._sets.entries import Entry, PlainEntry, SealedEntry, walk
+from fastrack._sets.load_file import load_file
+from fastrack._sets.manifest import parse_entry
+from fastrack._tensors import dtypes
+from fastrack._util.documents import decode, parsing
+from fastrack._util.locations import Location, join, locate
+from fastrack._util.public import public
+from fastrack.errors import AuthenticationError, FormatError, RollbackError
+
+if TYPE_CHECKING:
+    from fastrack._sets.anchor import Anchor
+
+INDEX = "fastrack.folder"
+FILES, HEADER = "files", "header/"  # the tensor of the index that lists the files, and the prefix of those with headers
+FORMAT = 1
+SAFETENSORS = ".safetensors"
+_STEMS = ("model", "adapter_model", "diffusion_pytorch_model")  # of the names that libraries give to files of weights
+
+
+@public
+def load_folder(
+    path: str | os.PathLike[str],
+    keys: KeySource | None = None,
+    *,
+    anchor: Anchor | str | os.PathLike[str] | None = None,
+) -> SealedFolder:
+    """Open a sealed folder: authenticate its index, which says what its files have to be.
+
+    Parameters
+    ----------
+    path : path or URL
+        A folder that `seal_folder` made.
+    keys : KeySource, optional
+        As for `unseal`. The index is sealed.
+    anchor : Anchor or path, optional
+        The index has to be as its owner's newest manifest lists it, as for `load_file`. The whole folder is of that
+        version then. Without an anchor an older copy of the whole folder is authentic.
+
+    Returns
+    -------
+    SealedFolder
+        The files of the folder. Each is compared with the index when it is opened.
+
+    Raises
+    ------
+    AuthenticationError
+        If the index was altered, or sealed by another key.
+    UnknownKeyError
+        If its key is not among `keys`.
+    FormatError, RollbackError, SignatureError, OSError
+        As from `load_file`, of the index.
+
+    Examples
+    --------
+    >>> import os
+    >>> import numpy as np
+    >>> import fastrack
+    >>> from safetensors.numpy import save_file
+    >>> os.mkdir("model")
+    >>> save_file({"weight": np.ones((2, 3))}, "model/model.safetensors")
+    >>> key = fastrack.Key.generate()
+    >>> fastrack.seal_folder("model", "sealed", key)
+    >>> folder = fastrack.load_folder("sealed", key)
+    >>> list(folder.files)
+    ['model.safetensors']
+    >>> folder.weights()
+    {'weight': <SealedTensor 'weight' F64 [2, 3] key ...>}
+    """
+    path = locate(path)
+    index = join(path, INDEX)
+    if isinstance(path, Path) and path.is_dir() and not os.path.lexists(index):
+        advice = "no such file, so this is no sealed folder; `fastrack seal` makes one. Name files of others one by one"
+        raise FileNotFoundError(errno.ENOENT, advice, str(index))
+    ring = KeyRing.resolve(keys)
+    with load_file(index, anchor=anchor) as file:
+        if file.kind != "folder" or FILES not in file:
+            raise FormatError(f"{index}: expected the index of a sealed folder, got a {file.kind} file. Get it again")
+        contents = {name: unseal(tensor, ring, framework="numpy").tobytes() for name, tensor in file.items()}
+        assert file.key_id is not None
+        assert file.file_id is not None
+        return SealedFolder(path, file.key_id, file.file_id, contents, file.edition)
+
+
+def open_folder(
+    source: SealedFolder | str | os.PathLike[str], keys: KeyRing, anchor: Anchor | str | os.PathLike[str] | None
+) -> SealedFolder:
+    """Open a sealed folder by its path, or return one that is open, which takes no anchor any more."""
+    if not isinstance(source, SealedFolder):
+        return load_folder(source, keys, anchor=anchor)
+    if anchor is not None:
+        raise ValueError("anchor=: expected none beside an open folder, got one. Give it to load_folder")
+    return source
+
+
+@dataclass(frozen=True, slots=True)
+class FileCheck:
+    """Result of `SealedFolder.check` for one file. `error` is None if it is authentic."""
+
+    name: str
+    sealed: bool
+    nbytes: int
+    error: Exception | None
+
+
+@public
+class SealedFolder:
+    """Files of a sealed folder, as its index lists them. `load_folder` makes it.
+
+    Attributes
+    ----------
+    path : pathlib.Path or URL
+        Path of the folder, or its URL.
+    key_id : str
+        Id of the key that sealed it.
+    file_id : str
+        Id of its index.
+    files : mapping of str to entries
+        What the index says of each file, by the names of the files.
+
+    Examples
+    --------
+    >>> import os
+    >>> import numpy as np
+    >>> import fastrack
+    >>> from safetensors.numpy import save_file
+    >>> os.mkdir("model")
+    >>> save_file({"weight": np.ones((2, 3))}, "model/model.safetensors")
+    >>> with open("model/vocab.txt", "w") as file:
+    ...     _ = file.write("a b c")
+    >>> key = fastrack.Key.generate()
+    >>> fastrack.seal_folder("model", "sealed", key, plain=["vocab.txt"])
+    >>> folder = fastrack.load_folder("sealed", key)
+    >>> folder.read("vocab.txt")
+    b'a b c'
+    >>> with folder.open("model.safetensors") as file:
+    ...     print(file["weight"].shape)
+    (2, 3)
+    """
+
+    def __init__(
+        self,
+        path: Location,
+        key_id: str,
+        file_id: str,
+        contents: Mapping[str, bytes],
+        edition: Edition | None = None,
+    ) -> None:
+        self.path, self.key_id, self.file_id = path, key_id, file_id
+        self._edition = edition  # of the index, and so of all files
+        self._headers = {name.removeprefix(HEADER): content for name, content in contents.items() if name != FILES}
+        self.files: Mapping[str, Entry] = parse_index(contents[FILES], path)
+
+    def open(self, name: str) -> SealedFile:
+        """Open a sealed file, after its header was compared with the index.
+
+        Parameters
+        ----------
+        name : str
+            Its name in the index: its path in the folder, with ``/`` between folders.
+
+        Raises
+        ------
+        KeyError
+            If the index lists no such file, or one that is not sealed.
+        RollbackError
+            If it is another file, is missing, or is of another seal.
+        AuthenticationError, FormatError, OSError
+            As from `load_file`.
+        """
+        entry = self.files[name]
+        if isinstance(entry, PlainEntry):
+            raise KeyError(f"{name!r} is stored unencrypted; folder.read({name!r}) returns it")
+        with self._present(name) as path:
+            return SealedFile(path, entry=replace(entry, edition=self._edition))
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a file that is not sealed, such as a configuration, once it was authenticated.
+
+        Parameters
+        ----------
+        name : str
+            Its name in the index.
+
+        Raises
+        ------
+        KeyError
+            If the index lists no such file, or one that is sealed.
+        AuthenticationError
+            If it has other content. `RollbackError` if it is missing.
+        OSError
+            If it cannot be read.
+        """
+        entry = self.files[name]
+        if isinstance(entry, SealedEntry):
+            raise KeyError(f"{name!r} is sealed; folder.open({name!r}) opens it")
+        with self._present(name) as path:
+            return entry.read(path)
+
+    def weights(self, subfolder: str = "", variant: str | None = None) -> dict[str, SealedTensor]:
+        """Return the weights of a model: all tensors of ``model.safetensors``, or of the shards that its index names.
+
+        The names of adapters and diffusion models are known too. Without such a file it is all ``.safetensors`` files.
+
+        Parameters
+        ----------
+        subfolder : str
+            The folder in the sealed folder that holds the model.
+        variant : str, optional
+            The variant in the names of the files, such as ``fp16``.
+
+        Raises
+        ------
+        FormatError
+            If there are none, or two files have a tensor of one name.
+        RollbackError, AuthenticationError, OSError
+            As from `open` and `read`.
+        """
+        names = self._weight_files(f"{subfolder}/" if subfolder else "", f".{variant}" if variant else "")
+        with contextlib.ExitStack() as stack:
+            return merge_tensors([stack.enter_context(self.open(name)) for name in names])
+
+    def verify(self, keys: KeySource | None = None, *, progress: Progress | None = None) -> None:
+        """Authenticate every file, and every chunk of those that are sealed. Nothing is written.
+
+        Parameters
+        ----------
+        keys : KeySource, optional
+            As for `unseal`.
+        progress : callable, optional
+            Called with the number of bytes checked since the previous call.
+
+        Raises
+        ------
+        RollbackError
+            If a file is missing, is not in the index, or is of another seal.
+        AuthenticationError
+            If a file was altered. All are checked first; notes of the error name the others.
+        UnknownKeyError
+            If the key is not among `keys`.
+        FormatError, OSError
+            As from `load_file`.
+        """
+        errors = [check.error for check in self.check(keys, progress=progress) if check.error is not None]
+        for error in errors[:1]:
+            for other in errors[1:]:
+                error.add_note(str(other))
+            raise error
+
+    def check(self, keys: KeySource | None = None, *, progress: Progress | None = None) -> list[FileCheck]:
+        """Check all files as `verify` does, and return one `FileCheck` for each, foreign ones too."""
+        ring = KeyRing.resolve(keys)
+        checks = []
+        for name, entry in self.files.items():
+            error: Exception | None = None
+            try:
+                if isinstance(entry, PlainEntry):
+                    self.read(name)
+                    if progress is not None:
+                        progress(entry.size)
+                else:
+                    with self.open(name) as file:
+                        if file:
+                            verify_file(file, ring, progress=progress)
+            except (AuthenticationError, FormatError, OSError) as raised:
+                error = raised
+            checks.append(FileCheck(name, isinstance(entry, SealedEntry), _size(entry), error))
+        for name, path in walk(self.path).items() if isinstance(self.path, Path) else ():
+            if name not in self.files and name != INDEX:
+                foreign = RollbackError(
+                    f"{path}: expected a file that {self.place(INDEX)} lists, got another. Remove it", path=path
+                )
+                checks.append(FileCheck(name, False, path.stat().st_size, foreign))
+        return checks
+
+    def place(self, name: str) -> Location:
+        """Return the path or the URL of a file."""
+        return join(self.path, name)
+
+    @property
+    def sealed_names(self) -> list[str]:
+        """Names of the files that are sealed."""
+        return [name for name, entry in self.files.items() if isinstance(entry, SealedEntry)]
+
+    @property
+    def plain_names(self) -> list[str]:
+        """Names of the files that are stored as they were."""
+        return [name for name, entry in self.files.items() if isinstance(entry, PlainEntry)]
+
+    @property
+    def file_ids(self) -> list[str]:
+        """Ids of the index and of all sealed files, for grants."""
+        return [self.file_id, *(entry.file for entry in self.files.values() if isinstance(entry, SealedEntry))]
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all files in bytes, without what sealing adds."""
+        return sum(map(_size, self.files.values()))
+
+    def header(self, name: str) -> bytes | None:
+        """Return the header that a safetensors file had before it was sealed; None for a file that was sealed whole."""
+        return self._headers.get(name)
+
+    def _weight_files(self, prefix: str, variant: str) -> list[str]:
+        for stem in _STEMS:
+            whole = f"{prefix}{stem}{variant}{SAFETENSORS}"
+            if whole in self.files:
+                return [whole]
+            index = f"{prefix}{stem}{SAFETENSORS}.index{variant}.json"
+            if index in self.files:
+                return self._shards(prefix, index)
+        found = [name for name in self.files if name.startswith(prefix) and "/" not in name.removeprefix(prefix)]
+        found = [name for name in found if name.lower().endswith(SAFETENSORS)]
+        if not found or variant:
+            raise FormatError(
+                f"{self.place(prefix)}: expected a model{variant}{SAFETENSORS} or its index, got neither. Name the "
+                "folder of a model"
+            )
+        return found
+
+    def _shards(self, prefix: str, index: str) -> list[str]:
+        try:
+            shards = sorted({prefix + shard for shard in json.loads(self.read(index))["weight_map"].values()})
+            if not all(isinstance(self.files[shard], SealedEntry) for shard in shards):
+                raise KeyError("a shard that is not sealed")  # noqa: TRY301 - told below
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise FormatError(
+                f"{self.place(index)}: expected a weight_map with names of sealed files in {INDEX}, got another: "
+                f"{error!s:.200}. Get the folder again from its owner"
+            ) from None
+        return shards
+
+    @contextlib.contextmanager
+    def _present(self, name: str) -> Iterator[Location]:
+        """Yield the path of a file; that it is missing is an error about the folder."""
+        path = self.place(name)
+        try:
+            yield path
+        except FileNotFoundError:
+            raise RollbackError(
+                f"{path}: expected this file by {self.place(INDEX)}, got none. Get the folder again from its owner",
+                path=path,
+            ) from None
+
+    def __repr__(self) -> str:
+        return f"<SealedFolder {str(self.path)!r}: {len(self.sealed_names)} sealed, {len(self.plain_names)} plain>"
+
+
+def _size(entry: Entry) -> int:
+    if isinstance(entry, PlainEntry):
+        return entry.size
+    return sum(dtypes.nbytes(dtype, tuple(shape)) for dtype, shape, _ in entry.sealed.values())
+
+
+def parse_index(content: bytes, path: Location) -> dict[str, Entry]:
+    """Return the entries in an index. A holder of the key made it; the program may still have been at fault."""
+    index = join(path, INDEX)
+    with parsing(f"{index} is not the index of a sealed folder", "get it again from its owner"):
+        document = decode(content, {"files", "format"}, {"format": FORMAT})
+        return {name: parse_entry(name, members, str(index)) for name, members in document["files"].items()}
+
+
+def merge_tensors(files: Iterable[SealedFile]) -> dict[str, SealedTensor]:
+    """Return the sealed tensors of all files, each of which has to have other names."""
+    tensors: dict[str, SealedTensor] = {}
+    for file in files:
+        for name, tensor in file.items():
+            if name in tensors:
+                raise FormatError(
+                    f"{file.path}: expected other tensors than in {tensors[name].path}, got {name!r:.200} again. Open "
+                    "the files one by one"
+                )
+            tensors[name] = tensor
+    return tensors

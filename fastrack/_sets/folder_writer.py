@@ -1,0 +1,328 @@
+"""Write sealed folders, and plain ones again: `seal_folder` and `unseal_folder`."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fastrack._files.importers import PlainTensor, whole_file
+from fastrack._files.reader import SealedFile
+from fastrack._files.writer import Progress, plain_names, seal_file, write_plaintext, write_sealed
+from fastrack._keys.keyring import KeyLike, KeyRing, KeySource, sealing_key
+from fastrack._keys.keys import Key
+from fastrack._sets.entries import Entry, PlainEntry, SealedEntry, walk
+from fastrack._sets.folder import FILES, FORMAT, HEADER, INDEX, SAFETENSORS, SealedFolder, open_folder
+from fastrack._sets.manifest import is_name
+from fastrack._util.atomic import made_parents, new_file, new_folder
+from fastrack._util.documents import encode
+from fastrack._util.locations import Location, locate_local
+from fastrack._util.public import public
+from fastrack._util.regular_file import open_regular
+from fastrack.errors import FormatError
+
+if TYPE_CHECKING:
+    from fastrack._sets.anchor import Anchor
+
+_PREFIX = 8  # bytes at the start of a safetensors file: the size of the header, little-endian
+_HEADER_LIMIT = 100_000_000  # bytes; safetensors refuses to read more
+_BLOCK = 1 << 20
+_PRIVATE = 0o700  # the mode of a folder of plaintext
+# The folder of a model has a configuration beside weights of the names that libraries give them; that of a pipeline an
+# index, and weights in the folders below it.
+_CONFIGURATIONS = ("config.json", "adapter_config.json")
+_PIPELINE = "model_index.json"
+_STEMS = r"(model|adapter_model|diffusion_pytorch_model|pytorch_model|open_clip_model)"
+_WEIGHTS = re.compile(rf"{_STEMS}([.-].*)?\.(safetensors|bin)", re.DOTALL)
+# The index of shards says no more than they do by themselves, and stays plain beside them in any folder.
+_SHARDS = re.compile(rf"{_STEMS}\.(safetensors|bin)\.index(\.[^.]+)?\.json")
+# Names of configuration, code, documentation and tokenizers, which stay plain in the folder of a model alone.
+_PLAIN = re.compile(
+    r".*\.(json|txt|md|py|jinja|ya?ml|tiktoken|spm|bpe)|(.*tokenizer.*|spiece|sentencepiece.*)\.model|"
+    r"licen[cs]e|notice|readme",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+@public
+def seal_folder(
+    source: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    key: KeyLike | None = None,
+    *,
+    plain: Iterable[str] = (),
+    progress: Progress | None = None,
+) -> None:
+    """Seal a folder, such as that of a model, into a new folder with files of the same names.
+
+    Files of tensors (``.safetensors``) are sealed tensor by tensor, and all others whole, whatever their suffix. Two
+    kinds stay plain, for anyone to read: what `plain` names; and configuration, code, documentation and tokenizers of a
+    model (``.json``, ``.txt``, ``.md``, ``.py``, ``.jinja``, ``.yaml``, and names of tokenizers). These are in or below
+    a folder that has a ``config.json`` or ``adapter_config.json`` beside weights, such as ``model.safetensors`` or
+    ``pytorch_model.bin``, or a ``model_index.json`` above them. The index of shards stays plain beside them anywhere.
+
+    An index, ``fastrack.folder``, lists all files and is sealed under the same key. So a file of another seal in place
+    of one of these is refused, as is a plain one that was altered.
+
+    Parameters
+    ----------
+    source : path
+        The folder. Files and folders in it whose names begin with a dot are left out, as are manifests, proofs and
+        grants. A link to what lies outside it is refused.
+    target : path
+        The folder to make. It has that name when it is complete and on disk, and replaces nothing.
+    key : KeyLike, optional
+        The owner's key, as `seal` takes it.
+    plain : iterable of str
+        Files to copy as they are: their paths in the folder, or globs of them, whose ``*`` stands for slashes too.
+    progress : callable, optional
+        Called with the number of bytes done since the previous call.
+
+    Raises
+    ------
+    FormatError
+        If the folder holds nothing that would be sealed, or a link that leads outside, or is sealed already; or a file
+        cannot be sealed.
+    OSError
+        If a file cannot be read or written, or `target` exists. No part of `target` is left behind then.
+    ValueError
+        If `source` or `target` is a URL, or `plain` names no file of the folder.
+
+    Examples
+    --------
+    >>> import json, os
+    >>> import numpy as np
+    >>> import fastrack
+    >>> from safetensors.numpy import save_file
+    >>> os.mkdir("model")
+    >>> save_file({"weight": np.ones((2, 3))}, "model/model.safetensors")
+    >>> with open("model/config.json", "w") as file:
+    ...     json.dump({"layers": 1}, file)
+    >>> key = fastrack.Key.generate()
+    >>> fastrack.seal_folder("model", "sealed", key)
+    >>> sorted(os.listdir("sealed"))
+    ['config.json', 'fastrack.folder', 'model.safetensors']
+    >>> fastrack.unseal_folder("sealed", "back", key)
+    >>> sorted(os.listdir("back"))
+    ['config.json', 'model.safetensors']
+    """
+    source, target, owner = locate_local(source), locate_local(target), sealing_key(key)
+    found = {name: path for name, path in sorted(walk(source).items()) if _require_name(name, path)}
+    if INDEX in found:
+        raise FormatError(f"{source} is sealed already; `fastrack unseal` opens it")
+    for path in found.values():
+        require_inside(path, source)
+    kept = _plain_files(found, source, plain_names(plain))
+    if kept == found.keys():
+        names = f"{', '.join(map(repr, found)):.300}, which stay plain" if found else "none"
+        raise FormatError(f"{source}: expected a file to seal, got {names}. Name another folder")
+    with new_folder(target) as folder:
+        entries: dict[str, Entry] = {}
+        tensors: dict[str, PlainTensor] = {}
+        for name, path in found.items():
+            place = folder / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if name in kept:
+                entries[name] = _copy(path, place, progress)
+                continue
+            header = _seal(path, place, owner, progress)
+            with SealedFile(place) as file:
+                entries[name] = entry = SealedEntry.of(file)
+            if header is not None:
+                _require_layout(header, entry, path)
+                tensors[HEADER + name] = _bytes(header)
+        document = {"files": {name: entry.members() for name, entry in entries.items()}, "format": FORMAT}
+        tensors[FILES] = _bytes(encode(document))
+        write_sealed(tensors, folder / INDEX, owner, frozenset(), {}, None, kind="folder")
+
+
+def require_inside(path: Path, folder: Path) -> None:
+    """Refuse a link that leads out of a folder: what it leads to was never meant to be sealed with the folder."""
+    if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(folder.resolve()):
+        raise FormatError(
+            f"{str(path)!r:.300}: expected a file of the folder, got a link that leads outside. Put a copy in its "
+            "place, as `cp -rL` does with all links of a folder"
+        )
+
+
+def _plain_files(found: Mapping[str, Path], source: Path, patterns: Iterable[str]) -> set[str]:
+    """Return the names of the files that are copied as they are."""
+    kept: set[str] = set()
+    for pattern in sorted(patterns):
+        matches = {pattern} & found.keys() or set(fnmatch.filter(found, pattern))
+        if not matches:
+            raise ValueError(f"plain=: expected a file of {source} or a glob of some, got {pattern!r:.200}. Correct it")
+        kept |= matches
+    weights, models = _models_in(found)
+    root = source.resolve()
+    for name, path in found.items():
+        # A link is what it leads to as well: it would make readable what is sealed by its own name.
+        names = {name, Path(os.path.realpath(path)).relative_to(root).as_posix()}
+        if all(_is_plain(each, weights, models) for each in names):
+            kept.add(name)
+    return kept
+
+
+def _is_plain(name: str, weights: set[str], models: set[str]) -> bool:
+    folder, _, last = name.rpartition("/")
+    if _SHARDS.fullmatch(last) and folder in weights:
+        return True
+    return _PLAIN.fullmatch(last) is not None and _is_below(name, models)
+
+
+def _models_in(names: Iterable[str]) -> tuple[set[str], set[str]]:
+    """Return the folders of weights, and those of models."""
+    split = [name.rpartition("/") for name in names]
+    weights = {folder for folder, _, last in split if _WEIGHTS.fullmatch(last)}
+    models = weights & {folder for folder, _, last in split if last in _CONFIGURATIONS}
+    pipelines = {folder for folder, _, last in split if last == _PIPELINE}
+    pipelines = {folder for folder in pipelines if any(_is_below(f"{each}/", {folder}) for each in weights)}
+    return weights, models | pipelines
+
+
+def _is_below(name: str, folders: Iterable[str]) -> bool:
+    """Return True if a file is in one of these folders or below it; the outermost one has no name."""
+    return any(not folder or name.startswith(f"{folder}/") for folder in folders)
+
+
+def _require_name(name: str, path: Path) -> bool:
+    try:
+        if is_name(name):
+            return True
+    except UnicodeEncodeError:
+        pass
+    raise FormatError(
+        f"{str(path)!r:.300}: expected a name of Unicode text without control characters and backslashes. Rename it"
+    )
+
+
+def _seal(path: Path, place: Path, key: Key, progress: Progress | None) -> bytes | None:
+    """Seal one file; return the header of a safetensors file, which restores its layout."""
+    if path.suffix.lower() != SAFETENSORS:
+        write_sealed({path.name: whole_file(path)}, place, key, frozenset(), {}, progress)
+        return None
+    with open_regular(path) as file:
+        prefix = file.read(_PREFIX)
+        size = int.from_bytes(prefix, "little")
+        header = prefix + file.read(size) if size <= _HEADER_LIMIT else prefix
+    seal_file(path, place, key, progress=progress)
+    return header
+
+
+def _copy(path: Path, place: Path, progress: Progress | None) -> PlainEntry:
+    digest, size = hashlib.sha256(), 0
+    with open_regular(path) as file, new_file(place) as out:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+            size += len(block)
+            out.write(block)
+            if progress is not None:
+                progress(len(block))
+    return PlainEntry(size, digest.hexdigest())
+
+
+def _bytes(content: bytes) -> PlainTensor:
+    return PlainTensor.of(np.frombuffer(content, np.uint8))
+
+
+def _require_layout(header: bytes, entry: SealedEntry, path: Location) -> list[str]:
+    """Return the names in a safetensors header, in the order of the bytes, if it describes the tensors of the entry."""
+    try:
+        described = json.loads(header[_PREFIX:])
+        described.pop("__metadata__", None)
+        names = sorted(described, key=lambda name: described[name]["data_offsets"])
+        found = {name: [described[name]["dtype"], described[name]["shape"]] for name in names}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        found, names = {}, []
+    if entry.plain or found != {name: tensor[:2] for name, tensor in entry.sealed.items()}:
+        raise FormatError(f"{path} changed while it was read, or its header does not fit it. Seal it again")
+    return names
+
+
+@public
+def unseal_folder(
+    source: SealedFolder | str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    keys: KeySource | None = None,
+    *,
+    anchor: Anchor | str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Decrypt a sealed folder into a new folder, whose files are byte for byte as they were before.
+
+    Parameters
+    ----------
+    source : path, URL or SealedFolder
+        The sealed folder, by its path, its URL, or opened by `load_folder`.
+    target : path
+        The folder to make, which only you may open (mode 0700); those above it are made too. It has that name when it
+        is complete and on disk, and replaces nothing. A process that is killed leaves what it had written in
+        ``.fastrack-….part``, in plain.
+    keys : KeySource, optional
+        As for `unseal`.
+    anchor : Anchor or path, optional
+        As for `load_folder`, which takes it for a folder that is open.
+    progress : callable, optional
+        Called with the number of bytes written since the previous call.
+
+    Raises
+    ------
+    AuthenticationError
+        If a file was altered. `RollbackError` if one is missing, or of another seal.
+    UnknownKeyError, FormatError, SignatureError
+        As from `load_folder`.
+    OSError
+        If a file cannot be read or written, or `target` exists. No part of `target` is left behind then.
+    ValueError
+        If `target` is a URL, or an anchor is given for a folder that is open.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> import fastrack
+    >>> Path("run").mkdir()
+    >>> _ = Path("run/optimizer.bin").write_bytes(b"moments")
+    >>> key = fastrack.Key.generate()
+    >>> fastrack.seal_folder("run", "sealed", key)
+    >>> fastrack.unseal_folder("sealed", "back", key)
+    >>> Path("back/optimizer.bin").read_bytes()
+    b'moments'
+    """
+    ring, place = KeyRing.resolve(keys), locate_local(target)
+    opened = open_folder(source, ring, anchor)
+    # The folders above may be missing, as of a run that is resumed on another machine.
+    with made_parents(place), new_folder(place, mode=_PRIVATE) as folder:
+        for name, entry in opened.files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(entry, PlainEntry):
+                content = opened.read(name)
+                with new_file(path) as out:
+                    out.write(content)
+                if progress is not None:
+                    progress(len(content))
+            else:
+                _unseal(opened, name, entry, path, ring, progress)
+
+
+def _unseal(
+    folder: SealedFolder, name: str, entry: SealedEntry, place: Path, keys: KeyRing, progress: Progress | None
+) -> None:
+    header = folder.header(name)
+    with folder.open(name) as file, new_file(place, mode=_PRIVATE & 0o666) as out:
+        if header is None:
+            names = list(file)
+            if entry.plain or [tensor.dtype for tensor in file.values()] != ["U8"]:
+                raise FormatError(f"{file.path}: expected one vector of bytes by {INDEX}, got others. Get it again")
+        else:
+            names = _require_layout(header, entry, file.path)
+            out.write(header)
+        for each in names:
+            write_plaintext(file[each], keys, out, progress)

@@ -1,0 +1,361 @@
+"""The memory of a broker in SQLite: challenges that are used once, grants, and a log in which each entry has a hash.
+
+The hash of an entry is SHA-256 over ``fastrack/audit@1``, a zero byte, the hash of the entry before (32 zero bytes for
+the first), and the entry as canonical JSON. An entry that is altered, removed or put in is found, unless all later ones
+are replaced too; so note the last hash elsewhere from time to time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from fastrack._util.documents import encode, encode_time
+from fastrack._util.locations import locate_local
+from fastrack._util.regular_file import open_regular
+from fastrack._util.rights import require_own
+from fastrack.attest import Challenge
+from fastrack.errors import AttestationError, AuthenticationError, FormatError
+
+_APPLICATION = 0x46545242  # "FTRB", by which a file is known to be a broker's
+_VERSION = 1
+_LABEL = b"fastrack/audit@1\0"
+_FIRST = bytes(32)
+_WAIT = 30.0  # seconds for a lock that another process holds
+_KEPT = timedelta(hours=1)  # after its end a challenge is told from one that never was
+_OPEN_LIMIT = 100_000  # challenges
+
+_SCHEMA = """
+CREATE TABLE challenges (id TEXT PRIMARY KEY, document BLOB NOT NULL, expires TEXT NOT NULL, used TEXT);
+CREATE INDEX challenges_by_end ON challenges (expires);
+CREATE TABLE grants (
+    challenge TEXT PRIMARY KEY, recipient TEXT NOT NULL, keys TEXT NOT NULL, issued TEXT NOT NULL,
+    entry INTEGER NOT NULL
+);
+CREATE TABLE log (
+    number INTEGER PRIMARY KEY, time TEXT NOT NULL, event TEXT NOT NULL, details TEXT NOT NULL, hash BLOB NOT NULL
+);
+CREATE TRIGGER log_is_not_changed BEFORE UPDATE ON log BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END;
+CREATE TRIGGER log_is_not_cut BEFORE DELETE ON log BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END;
+CREATE TRIGGER grants_are_not_changed BEFORE UPDATE ON grants BEGIN SELECT RAISE(ABORT, 'grants are final'); END;
+CREATE TRIGGER grants_are_not_removed BEFORE DELETE ON grants BEGIN SELECT RAISE(ABORT, 'grants are final'); END;
+CREATE TRIGGER challenges_are_used_once BEFORE UPDATE ON challenges WHEN OLD.used IS NOT NULL
+    BEGIN SELECT RAISE(ABORT, 'the challenge was used'); END;
+"""
+
+
+class ChallengeError(AttestationError):
+    """An offer for a challenge that cannot be used: unknown, used before, or expired."""
+
+
+class BusyError(AttestationError):
+    """More open challenges than a broker keeps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An entry of the log. `hash` covers it and all entries before."""
+
+    number: int
+    time: str
+    event: str
+    details: Mapping[str, Any]
+    hash: bytes
+
+
+class Ledger:
+    """The database of a broker. Several threads and processes may use one file at a time.
+
+    Every change is a transaction that is on the disk when the method returns.
+
+    Parameters
+    ----------
+    path : path-like
+        The file. It is made with mode 0600 if it does not exist.
+
+    Raises
+    ------
+    FormatError
+        If it is another file.
+    KeyPermissionError
+        If another user owns it or its folder, or may write to one.
+    OSError
+        If it cannot be opened.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = locate_local(path)
+        require_own(self.path.resolve().parent)  # SQLite replays a journal that it finds beside a database
+        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        require_own(self.path)
+        self._lock = threading.Lock()
+        self._database = sqlite3.connect(self.path, timeout=_WAIT, isolation_level=None, check_same_thread=False)
+        try:
+            self._prepare()
+        except sqlite3.DatabaseError as error:
+            self._database.close()
+            raise FormatError(
+                f"opening {path} failed: expected a broker's database, got {error}. Name another."
+            ) from None
+
+    def _prepare(self) -> None:
+        self._database.execute("PRAGMA journal_mode = WAL").fetchone()
+        self._database.execute("PRAGMA synchronous = FULL")
+        with self._transaction():
+            application = self._database.execute("PRAGMA application_id").fetchone()[0]
+            version = self._database.execute("PRAGMA user_version").fetchone()[0]
+            if (application, version) == (_APPLICATION, _VERSION):
+                _require_tables(self._database)
+                return
+            if application or version or self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                raise sqlite3.DatabaseError("one of another program or version")
+            for statement in _split(_SCHEMA):
+                self._database.execute(statement)
+            self._database.execute(f"PRAGMA application_id = {_APPLICATION}")
+            self._database.execute(f"PRAGMA user_version = {_VERSION}")
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Run statements in one transaction, which holds the right to write from its start."""
+        with self._lock:
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._database.execute("COMMIT")
+            except BaseException:
+                if self._database.in_transaction:  # some errors, as of a full disk, have ended it already
+                    self._database.execute("ROLLBACK")
+                raise
+
+    def add_challenge(self, challenge: Challenge, *, now: datetime) -> None:
+        """Remember a challenge that was made, and forget those whose end is long past.
+
+        Raises
+        ------
+        BusyError
+            If too many are open.
+        """
+        with self._transaction():
+            self._database.execute("DELETE FROM challenges WHERE expires < ?", (encode_time(now - _KEPT),))
+            count = self._database.execute("SELECT count(*) FROM challenges WHERE used IS NULL").fetchone()[0]
+            if count >= _OPEN_LIMIT:  # then those that ended are forgotten earlier
+                ended = "DELETE FROM challenges WHERE used IS NULL AND expires <= ?"
+                count -= self._database.execute(ended, (encode_time(now),)).rowcount
+            if count >= _OPEN_LIMIT:
+                raise BusyError(
+                    f"making a challenge failed: expected fewer than {_OPEN_LIMIT} open ones, got {count}. Try later.",
+                    evidence="challenge",
+                    field="number",
+                    wanted=_OPEN_LIMIT,
+                    found=count,
+                )
+            self._database.execute(
+                "INSERT INTO challenges (id, document, expires) VALUES (?, ?, ?)",
+                (challenge.id, challenge.to_bytes(), encode_time(challenge.expires)),
+            )
+
+    def is_open(self, challenge_id: str, *, now: datetime) -> bool:
+        """Return whether a challenge is known, was not used, and has not expired."""
+        query = "SELECT 1 FROM challenges WHERE id = ? AND used IS NULL AND expires > ?"
+        with self._lock:
+            return self._database.execute(query, (challenge_id, encode_time(now))).fetchone() is not None
+
+    def use_challenge(self, challenge_id: str, *, now: datetime, details: Mapping[str, Any]) -> Challenge:
+        """Use a challenge up, and return it. The use is on the disk before anything is done with the offer.
+
+        Raises
+        ------
+        ChallengeError
+            If it is unknown, was used before, or has expired. An attempt on a known one is logged.
+        """
+        reason = None
+        with self._transaction():
+            row = self._database.execute(
+                "SELECT document, used FROM challenges WHERE id = ?", (challenge_id,)
+            ).fetchone()
+            challenge = None if row is None else Challenge.from_bytes(row[0])
+            if challenge is None:
+                reason = "an unknown one"
+            elif row[1] is not None:
+                reason = f"one that was used at {row[1]}"
+            elif now >= challenge.expires:
+                reason = f"one that expired at {encode_time(challenge.expires)}"
+            else:
+                self._database.execute("UPDATE challenges SET used = ? WHERE id = ?", (encode_time(now), challenge_id))
+            if challenge is not None:
+                members = {"challenge": challenge_id, **details, **({"reason": reason} if reason else {})}
+                self._append("refused" if reason else "offered", members, now)
+        if challenge is None or reason is not None:
+            raise ChallengeError(
+                f"using challenge {challenge_id} failed: expected an open one, got {reason}. Ask for a new challenge.",
+                evidence="offer",
+                field="challenge",
+                wanted="an open one",
+                found=reason,
+            )
+        return challenge
+
+    def add_grant(
+        self, challenge_id: str, recipient: str, keys: list[str], *, now: datetime, details: Mapping[str, Any]
+    ) -> None:
+        """Remember that keys were granted. There is one grant for a challenge at most, and only for one that was used.
+
+        Raises
+        ------
+        ChallengeError
+            If there is one already, or the challenge was not used.
+        """
+        with self._transaction():
+            row = self._database.execute("SELECT used FROM challenges WHERE id = ?", (challenge_id,)).fetchone()
+            known = self._database.execute("SELECT 1 FROM grants WHERE challenge = ?", (challenge_id,)).fetchone()
+            if row is None or row[0] is None or known is not None:
+                found = "a grant already" if known else "one that was not used"
+                raise ChallengeError(
+                    f"granting keys failed: expected a used challenge without a grant, got {found}. Start again.",
+                    evidence="offer",
+                    field="challenge",
+                    wanted="a used one without a grant",
+                    found=found,
+                )
+            members = {"challenge": challenge_id, "keys": keys, "recipient": recipient, **details}
+            number = self._append("granted", members, now)
+            self._database.execute(
+                "INSERT INTO grants (challenge, recipient, keys, issued, entry) VALUES (?, ?, ?, ?, ?)",
+                (challenge_id, recipient, ",".join(keys), encode_time(now), number),
+            )
+
+    def append(self, event: str, details: Mapping[str, Any], *, now: datetime) -> None:
+        """Append an entry to the log."""
+        with self._transaction():
+            self._append(event, details, now)
+
+    def _append(self, event: str, details: Mapping[str, Any], now: datetime) -> int:
+        row = self._database.execute("SELECT number, hash FROM log ORDER BY number DESC LIMIT 1").fetchone()
+        number, before = (0, _FIRST) if row is None else row
+        text = encode(details).decode()
+        entry = (number + 1, encode_time(now), event, text)
+        self._database.execute(
+            "INSERT INTO log (number, time, event, details, hash) VALUES (?, ?, ?, ?, ?)",
+            (*entry, _hash_entry(before, *entry)),
+        )
+        return int(number) + 1
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._database.close()
+
+
+def read_log(path: str | os.PathLike[str], *, head: bytes | None = None) -> list[Entry]:
+    """Read the log of a broker's database, which is not changed, and verify it.
+
+    Every entry has the hash that follows from it and the one before; each grant has its entry, and each entry of a
+    grant has its grant.
+
+    Parameters
+    ----------
+    path : path-like
+        The file of the database. A broker may be using it.
+    head : bytes, optional
+        The hash of an entry that was noted before: the log must have it still.
+
+    Raises
+    ------
+    AuthenticationError
+        If an entry was altered, removed or put in, or does not fit the grants.
+    FormatError
+        If it is another file.
+    OSError
+        If it cannot be read.
+    """
+    open_regular(path).close()  # so that an error is told as one of a file
+    try:
+        with closing(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True, timeout=_WAIT)) as database:
+            database.execute("BEGIN")  # so that all rows are of one time
+            if database.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
+                raise sqlite3.DatabaseError("one of another program")  # noqa: TRY301 - told below
+            _require_tables(database)
+            rows = database.execute("SELECT number, time, event, details, hash FROM log ORDER BY number").fetchall()
+            grants = database.execute("SELECT entry, challenge, recipient, keys, issued FROM grants").fetchall()
+    except sqlite3.DatabaseError as error:
+        raise _not_a_ledger(path, error) from None
+    entries = _verify_entries(rows)
+    _verify_grants(entries, grants)
+    if head is not None and head not in {entry.hash for entry in entries}:
+        raise _broken("an entry with the noted hash", f"none among {len(entries)}")
+    return entries
+
+
+def _require_tables(database: sqlite3.Connection) -> None:
+    """Require the tables of the schema: a view of the same name may compute its rows, and never end."""
+    query = "SELECT name, sql FROM sqlite_master WHERE name IN ('challenges', 'grants', 'log')"
+    with closing(sqlite3.connect(":memory:")) as wanted:
+        wanted.executescript(_SCHEMA)
+        if database.execute(query).fetchall() != wanted.execute(query).fetchall():
+            raise sqlite3.DatabaseError("one with other tables")
+
+
+def _not_a_ledger(path: str | os.PathLike[str], error: sqlite3.Error) -> FormatError:
+    return FormatError(f"opening {path} failed: expected a broker's database, got {error}. Name another file.")
+
+
+def _verify_entries(rows: list[tuple[Any, ...]]) -> list[Entry]:
+    entries, before = [], _FIRST
+    for wanted, (number, time, event, details, found) in enumerate(rows, 1):
+        if number != wanted:
+            raise _broken(f"entry {wanted}", f"entry {number}")
+        try:
+            before = _hash_entry(before, number, time, event, details)
+            members = json.loads(details)
+        except (TypeError, ValueError, AttributeError):
+            raise _broken(f"text in entry {number}", "other values") from None
+        if before != found:
+            raise _broken(f"hash {before.hex()} at entry {number}", found.hex() if isinstance(found, bytes) else "none")
+        entries.append(Entry(number, time, event, members, found))
+    return entries
+
+
+def _verify_grants(entries: list[Entry], grants: list[tuple[Any, ...]]) -> None:
+    logged = {
+        (
+            entry.number,
+            entry.details.get("challenge"),
+            entry.details.get("recipient"),
+            ",".join(entry.details.get("keys", ())),
+            entry.time,
+        )
+        for entry in entries
+        if entry.event == "granted"
+    }
+    if logged != set(grants):
+        raise _broken(f"{len(logged)} grants, each as its entry has it", f"{len(logged ^ set(grants))} differences")
+
+
+def _broken(wanted: str, found: str) -> AuthenticationError:
+    return AuthenticationError(
+        f"verifying the audit log failed: expected {wanted}, got {found}. It was altered; restore it from a copy."
+    )
+
+
+def _hash_entry(before: bytes, number: int, time: str, event: str, details: str) -> bytes:
+    entry = {"details": details, "event": event, "number": number, "time": time}
+    return sha256(_LABEL + before + encode(entry)).digest()
+
+
+def _split(script: str) -> Iterator[str]:
+    """Yield the statements of a script, of which triggers hold others."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""

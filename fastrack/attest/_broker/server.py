@@ -1,0 +1,213 @@
+"""Serve a broker's application by uvicorn, over TLS, with logs of one JSON object a line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import resource
+import socket
+import ssl
+import sys
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import partial
+from ipaddress import ip_address
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from fastrack._keys.keys import read_private
+from fastrack.attest._broker.app import LOGGER
+from fastrack.attest._broker.limits import Quota
+
+_CONNECTIONS = 512
+_SHARE = 8  # an address has this part of them
+_DESCRIPTORS = 64  # which are left for the database, the listener and the libraries
+_BACKLOG = 4096  # connections that wait to be accepted, most of which may be turned away
+_HEAD_SECONDS = 10.0
+_REQUEST_SECONDS = 120.0  # from a request's head to its answer: the body, the threads' queue, and the work
+_PAUSE = 0.5  # seconds without accepting, when the system has no descriptor or memory for a connection
+_REPORT = 10.0  # seconds from one line of the log about connections to the next
+
+log = logging.getLogger(LOGGER)
+
+
+class JsonFormatter(logging.Formatter):
+    """Format a record as one line of JSON: time, level, message, and the members of ``extra={"fields": ...}``."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line: dict[str, Any] = {"time": time, "level": record.levelname.lower(), "event": record.getMessage()}
+        line |= getattr(record, "fields", {})
+        if record.exc_info and record.exc_info[0] is not None:
+            line["exception"] = record.exc_info[0].__name__
+        return json.dumps(line)
+
+
+def serve(
+    app: Any,
+    *,
+    host: str,
+    port: int,
+    certificate: str | os.PathLike[str] | None,
+    private_key: str | os.PathLike[str] | None,
+    head_seconds: float = _HEAD_SECONDS,
+) -> None:
+    """Serve until the process is asked to end. Without a certificate only on a loopback address.
+
+    A TLS handshake, and then each head of a request, must come within `head_seconds`.
+
+    Raises
+    ------
+    KeyPermissionError
+        If others may use the key of the certificate, or own it.
+    OSError
+        If the address, the certificate or its key cannot be used.
+    ValueError
+        If there is no certificate, and `host` is no loopback address.
+    """
+    if certificate is None and not ip_address(host).is_loopback:
+        raise ValueError(f"serving failed: expected a certificate, or a loopback address, got none and {host}")
+    if private_key is not None:
+        with read_private(private_key, 0):  # refused here if others may use it; uvicorn opens it again
+            pass
+    _log_as_json()
+    config = uvicorn.Config(
+        app,
+        loop="asyncio",
+        http="h11",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=10,
+        ssl_certfile=None if certificate is None else os.fspath(certificate),
+        ssl_keyfile=None if private_key is None else os.fspath(private_key),
+    )
+    config.load()
+    if config.ssl is not None:
+        config.ssl.minimum_version = ssl.TLSVersion.TLSv1_3
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, port), family=family, backlog=_BACKLOG) as listener:
+        fields = {"host": host, "port": listener.getsockname()[1], "tls": config.ssl is not None}
+        log.info("listening", extra={"fields": fields})
+        _Server(config, head_seconds).run(sockets=[listener])
+
+
+def _log_as_json() -> None:
+    """Write the records of every logger, and warnings, as lines of JSON on standard error."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter())
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    logging.captureWarnings(True)
+    log.setLevel(logging.INFO)
+
+
+class _Server(uvicorn.Server):
+    """A server that counts a connection from when it is accepted: asyncio's shows it after its handshake only."""
+
+    def __init__(self, config: uvicorn.Config, head_seconds: float) -> None:
+        super().__init__(config)
+        self._head_seconds = head_seconds
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        bound = _CONNECTIONS if descriptors == resource.RLIM_INFINITY else max(descriptors - _DESCRIPTORS, _SHARE)
+        total = min(_CONNECTIONS, bound)
+        self._quota = Quota(total // _SHARE, total)
+        self._begun: set[asyncio.Task[None]] = set()
+        self._counts: Counter[str] = Counter()  # of events since they were reported
+        self._report_at: dict[str, float] = {}
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=[])
+        self._accepting = asyncio.create_task(self._accept(*sockets or ()))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._accepting.cancel()
+        await asyncio.wait([self._accepting])
+        await super().shutdown(sockets)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        listener.setblocking(False)
+        try:
+            while True:
+                try:
+                    connection, address = await loop.sock_accept(listener)
+                except OSError as error:
+                    self._report("accepting failed", error=os.strerror(error.errno or 0))
+                    await asyncio.sleep(_PAUSE)
+                    continue
+                if self._quota.take(address[0]):
+                    task = loop.create_task(self._begin(connection, address[0]))
+                    self._begun.add(task)  # the loop has weak references alone
+                    task.add_done_callback(self._begun.discard)
+                else:
+                    connection.close()
+                    self._report("connection refused", address=address[0])
+                await asyncio.sleep(0)  # accepting does not wait while others connect, and the loop has other work
+        finally:
+            self.should_exit = True
+
+    async def _begin(self, connection: socket.socket, address: str) -> None:
+        release = partial(self._quota.give_back, address)
+        given = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
+        with_tls = {"ssl_handshake_timeout": self._head_seconds, "ssl_shutdown_timeout": self._head_seconds}
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: _Protocol(self._head_seconds, release, **given),
+                connection,
+                ssl=self.config.ssl,
+                **(with_tls if self.config.ssl else {}),
+            )
+        except OSError:  # the handshake failed, so there is no protocol that could
+            release()
+
+    def _report(self, event: str, **fields: str) -> None:
+        """Log an event with its count: at once, and then from time to time."""
+        self._counts[event] += 1
+        now = asyncio.get_running_loop().time()
+        if now >= self._report_at.get(event, 0.0):
+            self._report_at[event] = now + _REPORT
+            log.warning(event, extra={"fields": {**fields, "count": self._counts.pop(event)}})
+
+
+class _Protocol(H11Protocol):
+    """A connection that ends when a head, or the answer to a request, takes too long, however much comes meanwhile."""
+
+    def __init__(self, head_seconds: float, release: Callable[[], None], **given: Any) -> None:
+        super().__init__(**given)
+        self._head_seconds = head_seconds
+        self._release = release
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._set_deadline(self._head_seconds)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._set_deadline(None)
+        self._release()
+        super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        before = self.cycle
+        super().handle_events()
+        if self.cycle is not before:  # a head is complete
+            self._set_deadline(_REQUEST_SECONDS)
+
+    def on_response_complete(self) -> None:
+        self._set_deadline(self._head_seconds)
+        super().on_response_complete()
+
+    def _set_deadline(self, seconds: float | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)

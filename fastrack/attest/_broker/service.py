@@ -1,0 +1,146 @@
+"""The decisions of a broker, without HTTP: make challenges, and answer offers with grants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from fastrack._keys.keyring import KeyRing
+from fastrack.attest import Challenge, Offer, Policy, TdxCollateral, TrustedRoots, issue_grants, verify_offer
+from fastrack.attest._broker.ledger import Ledger
+from fastrack.errors import AttestationError, FormatError
+from fastrack.grants import Signer
+
+
+def read_clock() -> datetime:
+    """Return the time."""
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The parts of a broker's configuration that do not hold secrets.
+
+    Attributes
+    ----------
+    policy : Policy
+        The proofs that are asked for.
+    challenge_lifetime, grant_lifetime : datetime.timedelta
+        The times within which an offer and the opening of its grants must follow.
+    files : tuple of str or None
+        The ids of the sealed files that keys may open; None for all.
+    collateral : TdxCollateral or None
+        Collateral for quotes, in place of the machines'.
+    roots : TrustedRoots
+        The roots that are trusted.
+    clock : callable
+        Returns the time.
+    """
+
+    policy: Policy
+    challenge_lifetime: timedelta = timedelta(minutes=5)
+    grant_lifetime: timedelta = timedelta(minutes=5)
+    files: tuple[str, ...] | None = None
+    collateral: TdxCollateral | None = None
+    roots: TrustedRoots = TrustedRoots()  # noqa: RUF009 - it is frozen
+    clock: Callable[[], datetime] = read_clock
+
+
+class Broker:
+    """An owner's keys, signer, policy and ledger. Its methods may be called by several threads.
+
+    Parameters
+    ----------
+    settings : Settings
+        The policy, and times.
+    keys : KeyRing
+        The keys that are granted: those that it holds, or else the one that it seals with.
+    signer : Signer
+        The owner's signing key.
+    ledger : Ledger
+        The memory of the broker.
+    """
+
+    def __init__(self, settings: Settings, keys: KeyRing, signer: Signer, ledger: Ledger) -> None:
+        self._settings = settings
+        self._keys = list(keys) or [keys.first]
+        self._signer = signer
+        self._ledger = ledger
+        members = {"keys": [key.id for key in self._keys], "signer": signer.verifier.id}
+        ledger.append("started", members, now=settings.clock())
+
+    def make_challenge(self) -> Challenge:
+        """Make and remember a challenge.
+
+        Raises
+        ------
+        BusyError
+            If too many are open.
+        """
+        now = self._settings.clock()
+        challenge = Challenge.generate(now=now, lifetime=self._settings.challenge_lifetime)
+        self._ledger.add_challenge(challenge, now=now)
+        return challenge
+
+    def require_challenge(self, challenge_id: str, address: str) -> None:
+        """Require an open challenge, before more of an offer is read than its beginning. The challenge is not used up.
+
+        Raises
+        ------
+        ChallengeError
+            If it cannot be used.
+        """
+        now = self._settings.clock()
+        if not self._ledger.is_open(challenge_id, now=now):
+            self._ledger.use_challenge(challenge_id, now=now, details={"address": address})  # logs it, and raises
+
+    def answer(self, body: bytes, address: str) -> tuple[str, bytes]:
+        """Answer an offer: return the challenge's id, and the grants.
+
+        The challenge is used up before anything in the offer is verified, and the grant is logged before it is
+        returned. So a challenge gives one answer at most, whatever happens in between.
+
+        Raises
+        ------
+        AttestationError
+            If the challenge cannot be used, or the offer is refused; the log has the reason.
+        FormatError
+            If the body is no offer. Then no challenge is used.
+        """
+        offer = Offer.from_bytes(body)
+        settings = self._settings
+        now = settings.clock()
+        challenge = self._ledger.use_challenge(offer.challenge_id, now=now, details={"address": address})
+        try:
+            verified = verify_offer(
+                offer, challenge, settings.policy, now=now, collateral=settings.collateral, roots=settings.roots
+            )
+            grants = issue_grants(
+                verified,
+                self._keys,
+                signer=self._signer,
+                now=now,
+                lifetime=settings.grant_lifetime,
+                files=settings.files,
+            )
+        except Exception as error:
+            self._ledger.append("refused", {"challenge": challenge.id, "address": address, **reason_of(error)}, now=now)
+            raise
+        claims = {name: value for name, value in verified.describe().items() if name in {"cpu", "devices"}}
+        keys = [key.id for key in self._keys]
+        details = {"address": address, **claims}
+        self._ledger.add_grant(challenge.id, verified.recipient.id, keys, now=now, details=details)
+        return challenge.id, grants
+
+
+def reason_of(error: BaseException) -> dict[str, Any]:
+    """Return the reason for which an offer was refused, for the owner's log."""
+    if isinstance(error, AttestationError):
+        names: Iterable[str] = ("evidence", "field", "found", "wanted")
+        values = {name: getattr(error, name) for name in names}
+        return {name: None if value is None else str(value)[:400] for name, value in values.items()}
+    if isinstance(error, FormatError):
+        return {"reason": str(error)[:400]}
+    return {"reason": f"{type(error).__name__} in the broker"}

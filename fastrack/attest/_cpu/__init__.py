@@ -1,0 +1,1 @@
+"""Evidence of CPUs: AMD SEV-SNP and Intel TDX."""

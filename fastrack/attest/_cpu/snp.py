@@ -1,0 +1,249 @@
+"""Verify attestation reports of AMD SEV-SNP with the certificates of AMD's key distribution service.
+
+Certificates: AMD 57230, "Versioned Chip Endorsement Key (VCEK) Certificate and KDS Interface Specification", section 3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from cryptography import x509
+
+from fastrack._util.public import attest_public
+from fastrack.attest._cpu.snp_report import EVIDENCE, SIGNED_SIZE, SnpProduct, SnpReport, SnpTcb, parse_snp_report
+from fastrack.attest._errors import malformed, refused
+from fastrack.attest._formats import der
+from fastrack.attest._formats.binary import Cursor
+from fastrack.attest._formats.roots import AMD_ROOTS, Roots
+from fastrack.attest._formats.signatures import verify_ecdsa
+from fastrack.attest._formats.x509 import (
+    PSS_SHA384,
+    VerifiedChain,
+    VerifiedCrl,
+    extension_value,
+    load_certificate,
+    load_chain,
+    load_crl,
+    require_unrevoked,
+    subject_name,
+    verify_chain,
+    verify_crl,
+)
+
+_OID = "1.3.6.1.4.1.3704.1"
+_BOOTLOADER, _TEE, _SNP, _MICROCODE, _FMC = (f"{_OID}.3.{number}" for number in (1, 2, 3, 8, 9))
+_CHIP_ID, _PROVIDER = f"{_OID}.4", f"{_OID}.5"
+_CHIP_ID_SIZES = {SnpProduct.MILAN: 64, SnpProduct.GENOA: 64, SnpProduct.TURIN: 8}
+_OTHER = "Fetch the certificate for the chip id and the reported TCB of this report."
+
+
+@attest_public
+@dataclass(frozen=True, slots=True)
+class VerifiedSnpReport:
+    """A report that a SEV-SNP platform signed, whose certificates lead to a pinned root of AMD.
+
+    The report is proved, and not judged: an outdated platform and a guest that is open to its debugger have valid
+    reports too. A `Policy` judges them.
+
+    Attributes
+    ----------
+    report : SnpReport
+        Measurements, policy and patch levels.
+    product : SnpProduct
+        The product that the certificates are of.
+    provider : str or None
+        The cloud provider that a VLEK belongs to; None for a VCEK.
+    verified_at : datetime.datetime
+        The time at which everything was valid.
+    revocation_checked_at : datetime.datetime or None
+        The time at which the revocation list was issued that does not have the authority; None if none was passed.
+    valid_until : datetime.datetime
+        The first time at which a certificate, or the revocation list, is no longer valid.
+
+    Examples
+    --------
+    >>> from dataclasses import fields
+    >>> from fastrack import attest
+    >>> [field.name for field in fields(attest.VerifiedSnpReport)]
+    ['report', 'product', 'provider', 'verified_at', 'revocation_checked_at', 'valid_until']
+    """
+
+    report: SnpReport
+    product: SnpProduct
+    provider: str | None
+    verified_at: datetime
+    revocation_checked_at: datetime | None
+    valid_until: datetime
+
+    @property
+    def report_data(self) -> bytes:
+        """64 bytes that the guest chose."""
+        return self.report.report_data
+
+
+@attest_public
+def verify_snp_report(
+    report: SnpReport | bytes,
+    leaf: bytes,
+    issuers: bytes,
+    *,
+    now: datetime,
+    roots: Roots = AMD_ROOTS,
+    crl: bytes | None = None,
+) -> VerifiedSnpReport:
+    """Verify a report of AMD SEV-SNP with its certificates, offline.
+
+    The key of `leaf` signed the report; the certificate is of the chip (or provider) and the patch levels that the
+    report has, and leads to the root of the product.
+
+    Parameters
+    ----------
+    report : SnpReport or bytes
+        The report. A parsed one is parsed again.
+    leaf : bytes
+        The certificate of the VCEK or VLEK, in DER or PEM.
+    issuers : bytes
+        The certificates of its issuer (ASK or ASVK) and of the root (ARK), in PEM, as AMD's ``cert_chain`` has them.
+    now : datetime.datetime
+        The time, with a time zone.
+    roots : collection of str
+        SHA-256 fingerprints of the roots that are trusted; AMD's by default.
+    crl : bytes, optional
+        The root's revocation list, in DER. The result has its date; without one, revocation is not checked.
+
+    Returns
+    -------
+    VerifiedSnpReport
+        The report, and what its certificates are of.
+
+    Raises
+    ------
+    AttestationError
+        If anything does not hold.
+    FormatError
+        If a structure is malformed.
+    ValueError
+        If `now` has no time zone.
+
+    Examples
+    --------
+    >>> from datetime import UTC, datetime
+    >>> import fastrack
+    >>> from fastrack import attest
+    >>> try:
+    ...     attest.verify_snp_report(b"none", b"", b"", now=datetime(2026, 6, 1, tzinfo=UTC))
+    ... except fastrack.FormatError as error:
+    ...     print(error)
+    reading the SNP report failed: expected 2 to 5 as its VERSION at offset 0, got 1701736302. It is damaged, ...
+    """
+    parsed = parse_snp_report(report.data if isinstance(report, SnpReport) else report)
+    certificates = (_load_leaf(leaf), *load_chain(issuers, evidence="AMD chain"))
+    chain = verify_chain(certificates, roots=roots, now=now, evidence="AMD chain", algorithms=PSS_SHA384)
+    product = _require_names(chain, parsed)
+    verify_ecdsa(
+        chain.leaf.public_key(),
+        parsed.signature,
+        parsed.data[:SIGNED_SIZE],
+        curve="P-384",
+        evidence=EVIDENCE,
+        field="signature",
+        byteorder="little",
+    )
+    _require_tcb(chain.leaf, parsed, product)
+    provider = None
+    if parsed.signing_key == "VCEK":
+        _require_chip(chain.leaf, parsed, product)
+    else:
+        provider = _read_provider(chain.leaf)
+    revocations = None if crl is None else _check_revocation(chain, crl, now)
+    return VerifiedSnpReport(
+        report=parsed,
+        product=product,
+        provider=provider,
+        verified_at=now,
+        revocation_checked_at=revocations.issued_at if revocations else None,
+        valid_until=min(chain.valid_until, revocations.valid_until) if revocations else chain.valid_until,
+    )
+
+
+def _load_leaf(leaf: bytes) -> x509.Certificate:
+    if not leaf.startswith(b"-----"):
+        return load_certificate(leaf, evidence="VCEK certificate")
+    certificates = load_chain(leaf, evidence="VCEK certificate")
+    if len(certificates) != 1:
+        raise malformed("VCEK certificate", "text", None, wanted="one certificate", found=len(certificates))
+    return certificates[0]
+
+
+def _require_names(chain: VerifiedChain, report: SnpReport) -> SnpProduct:
+    """Require the names that AMD gives its certificates, all of one product, which is that of the report."""
+    names = [subject_name(certificate) for certificate in chain.certificates]
+    product = report.product or next((one for one in SnpProduct if names[-1] == f"ARK-{one}"), SnpProduct.MILAN)
+    issuer = f"SEV-{product}" if report.signing_key == "VCEK" else f"SEV-VLEK-{product}"
+    wanted = [f"SEV-{report.signing_key}", issuer, f"ARK-{product}"]
+    if names != wanted:
+        raise refused("AMD chain", "subjects", wanted=", ".join(wanted), found=", ".join(names), advice=_OTHER)
+    return product
+
+
+def _require_tcb(leaf: x509.Certificate, report: SnpReport, product: SnpProduct) -> None:
+    found = SnpTcb(
+        bootloader=_read_spl(leaf, _BOOTLOADER, "blSPL"),
+        tee=_read_spl(leaf, _TEE, "teeSPL"),
+        snp=_read_spl(leaf, _SNP, "snpSPL"),
+        microcode=_read_spl(leaf, _MICROCODE, "ucodeSPL"),
+        fmc=_read_spl(leaf, _FMC, "fmcSPL") if product is SnpProduct.TURIN else None,
+    )
+    if found != report.reported_tcb:
+        raise refused("SNP report", "REPORTED_TCB", wanted=found, found=report.reported_tcb, advice=_OTHER)
+
+
+def _require_chip(leaf: x509.Certificate, report: SnpReport, product: SnpProduct) -> None:
+    size = _CHIP_ID_SIZES[product]
+    value = _read_extension(leaf, _CHIP_ID, "hwID")
+    # Certificates have the bytes as they are, where AMD's document wants an OCTET STRING, which is understood too.
+    if len(value) != size:
+        value = _read_content(value, der.OCTET_STRING, "hwID")
+    if len(value) != size:
+        raise malformed("VCEK certificate", "hwID", None, wanted=f"{size} bytes", found=f"{len(value)} bytes")
+    wanted = value.ljust(len(report.chip_id), b"\0")
+    if report.chip_id != wanted:
+        raise refused("SNP report", "CHIP_ID", wanted=wanted, found=report.chip_id, advice=_OTHER)
+
+
+def _read_provider(leaf: x509.Certificate) -> str:
+    content = _read_content(_read_extension(leaf, _PROVIDER, "cspID"), der.IA5_STRING, "cspID")
+    try:
+        return content.decode("ascii")
+    except ValueError:
+        raise malformed("VLEK certificate", "cspID", None, wanted="text in ASCII", found=content) from None
+
+
+def _read_spl(leaf: x509.Certificate, oid: str, field: str) -> int:
+    cursor = Cursor(_read_extension(leaf, oid, field), "VCEK certificate")
+    found = der.read_integer(cursor, field)
+    cursor.done()
+    return found
+
+
+def _read_content(value: bytes, tag: int, field: str) -> bytes:
+    cursor = Cursor(value, "VCEK certificate")
+    content = der.read_bytes(cursor, tag, field)
+    cursor.done()
+    return content
+
+
+def _read_extension(leaf: x509.Certificate, oid: str, field: str) -> bytes:
+    value = extension_value(leaf, oid)
+    if value is None:
+        raise malformed("VCEK certificate", field, None, wanted=f"the extension {oid}", found="none")
+    return value
+
+
+def _check_revocation(chain: VerifiedChain, crl: bytes, now: datetime) -> VerifiedCrl:
+    """Require that the root has not revoked the authority, and return its list."""
+    loaded = load_crl(crl, evidence="AMD revocation list")
+    verified = verify_crl(loaded, chain.root, now=now, evidence="AMD revocation list")
+    require_unrevoked(chain.issuer, verified, evidence="AMD revocation list")
+    return verified

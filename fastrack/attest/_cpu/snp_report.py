@@ -1,0 +1,308 @@
+"""Parse attestation reports of AMD SEV-SNP, versions 2 to 5.
+
+Layout: AMD 56860, "SEV Secure Nested Paging Firmware ABI Specification": tables 3 and 4 (TCB_VERSION), 9 (POLICY),
+23 (ATTESTATION_REPORT), 24 (PLATFORM_INFO) and 141 (signature). All integers are little-endian.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from fastrack._util.public import attest_public
+from fastrack.attest._errors import malformed
+from fastrack.attest._formats.binary import Cursor
+
+SIGNED_SIZE = 0x2A0  # bytes that the signature covers
+_VERSIONS = range(2, 6)
+_ECDSA_P384 = 1
+_KEYS = {0: "VCEK", 1: "VLEK"}
+
+EVIDENCE = "SNP report"
+
+
+@attest_public
+class SnpProduct(StrEnum):
+    """A line of AMD's processors, as AMD names its root keys.
+
+    Examples
+    --------
+    >>> from fastrack import attest
+    >>> attest.SnpProduct("Milan") is attest.SnpProduct.MILAN
+    True
+    """
+
+    MILAN = "Milan"
+    GENOA = "Genoa"
+    TURIN = "Turin"
+
+
+@attest_public
+@dataclass(frozen=True, slots=True)
+class SnpTcb:
+    """The security patch levels (SPL) of the parts of a platform.
+
+    Attributes
+    ----------
+    fmc : int or None
+        Of the FMC, which Turin has and Milan and Genoa have not.
+    bootloader, tee, snp, microcode : int
+        Of the other parts.
+
+    Examples
+    --------
+    >>> from fastrack import attest
+    >>> attest.SnpTcb.unpack(bytes([3, 0, 0, 0, 0, 0, 8, 115]), attest.SnpProduct.MILAN)
+    SnpTcb(bootloader=3, tee=0, snp=8, microcode=115, fmc=None)
+    """
+
+    bootloader: int
+    tee: int
+    snp: int
+    microcode: int
+    fmc: int | None = None
+
+    @classmethod
+    def unpack(cls, raw: bytes, product: SnpProduct) -> SnpTcb:
+        """Unpack a TCB_VERSION of 8 bytes, which Turin lays out in another way than its predecessors."""
+        if product is SnpProduct.TURIN:
+            return cls(fmc=raw[0], bootloader=raw[1], tee=raw[2], snp=raw[3], microcode=raw[7])
+        return cls(bootloader=raw[0], tee=raw[1], snp=raw[6], microcode=raw[7])
+
+
+@attest_public
+@dataclass(frozen=True, slots=True)
+class SnpReport:
+    """A report that was parsed, and of which nothing was verified: anyone can write one. See `verify_snp_report`.
+
+    Attributes
+    ----------
+    version : int
+        2 to 5.
+    product : SnpProduct or None
+        The product by family and model of the CPU, which reports have from version 3 on; None before.
+    guest_svn : int
+        The security version that the owner of the guest gave it.
+    policy : int
+        The policy of the guest, 64 bits. See `is_debug`, `is_migratable` and `allows_smt`.
+    family_id, image_id : bytes
+        Identifiers that the owner of the guest chose, 16 bytes each.
+    vmpl : int
+        The privilege level of the software that asked for the report; 0 is the highest.
+    platform_info : int
+        The state of the platform, 64 bits. See `has_smt` and `is_alias_checked`.
+    signing_key : str
+        "VCEK", of the chip, or "VLEK", of a cloud provider.
+    report_data : bytes
+        64 bytes that the guest chose.
+    measurement : bytes
+        Measurement of the initial memory of the guest, 48 bytes.
+    host_data : bytes
+        32 bytes that the host chose.
+    id_key_digest, author_key_digest : bytes
+        Digests of the keys that signed the guest's identity, 48 bytes each.
+    report_id, report_id_ma : bytes
+        Identifiers of the guest and of its migration agent, 32 bytes each.
+    chip_id : bytes
+        The identifier of the chip, 64 bytes; of Turin the first 8 count. Zeros if the host hides it.
+    current_tcb, reported_tcb, committed_tcb, launch_tcb : SnpTcb
+        Patch levels: present, those of the signing key, those that the platform does not go back from, and at launch.
+    current_version, committed_version : tuple of int
+        The firmware's major and minor number and build.
+    launch_mitigations, current_mitigations : int or None
+        Mitigation vectors at launch and now, from version 5 on.
+    data : bytes
+        The whole report.
+
+    Examples
+    --------
+    >>> from dataclasses import fields
+    >>> from fastrack import attest
+    >>> [field.name for field in fields(attest.SnpReport)][:4]
+    ['version', 'product', 'guest_svn', 'policy']
+    """
+
+    version: int
+    product: SnpProduct | None
+    guest_svn: int
+    policy: int
+    family_id: bytes
+    image_id: bytes
+    vmpl: int
+    platform_info: int
+    signing_key: str
+    report_data: bytes
+    measurement: bytes
+    host_data: bytes
+    id_key_digest: bytes
+    author_key_digest: bytes
+    report_id: bytes
+    report_id_ma: bytes
+    chip_id: bytes
+    current_tcb: SnpTcb
+    reported_tcb: SnpTcb
+    committed_tcb: SnpTcb
+    launch_tcb: SnpTcb
+    current_version: tuple[int, int, int]
+    committed_version: tuple[int, int, int]
+    launch_mitigations: int | None
+    current_mitigations: int | None
+    data: bytes = field(repr=False)
+    signature: bytes = field(repr=False)
+
+    @property
+    def is_debug(self) -> bool:
+        """Bit 19 of the policy is set: the host may read this guest's memory."""
+        return bool(self.policy >> 19 & 1)
+
+    @property
+    def is_migratable(self) -> bool:
+        """Bit 18 of the policy is set: a migration agent may move this guest to another machine."""
+        return bool(self.policy >> 18 & 1)
+
+    @property
+    def allows_smt(self) -> bool:
+        """Bit 16 of the policy is set: the guest runs where threads share cores."""
+        return bool(self.policy >> 16 & 1)
+
+    @property
+    def has_smt(self) -> bool:
+        """Bit 0 of the platform's state is set: threads share cores on this machine."""
+        return bool(self.platform_info & 1)
+
+    @property
+    def is_alias_checked(self) -> bool:
+        """Bit 5 of the platform's state is set: no address of its memory was found to be an alias of another."""
+        return bool(self.platform_info >> 5 & 1)
+
+
+@attest_public
+def parse_snp_report(data: bytes) -> SnpReport:
+    """Parse a report of AMD SEV-SNP, of version 2 to 5. Nothing is verified.
+
+    Parameters
+    ----------
+    data : bytes
+        The report of 1184 bytes, as ``/sys/kernel/config/tsm/report/*/outblob`` has it.
+
+    Returns
+    -------
+    SnpReport
+        The report, and its parts.
+
+    Raises
+    ------
+    FormatError
+        If it is none; the message has the field and its offset.
+
+    Examples
+    --------
+    >>> from fastrack import attest
+    >>> attest.parse_snp_report(bytes([9, 0, 0, 0]))
+    Traceback (most recent call last):
+        ...
+    fastrack.FormatError: reading the SNP report failed: expected 2 to 5 as its VERSION at offset 0, got 9...
+    """
+    cursor = Cursor(data, EVIDENCE)
+    version = cursor.u32("VERSION")
+    if version not in _VERSIONS:
+        raise malformed(EVIDENCE, "VERSION", 0, wanted="2 to 5", found=version)
+    guest_svn = cursor.u32("GUEST_SVN")
+    policy = cursor.u64("POLICY")
+    family_id, image_id = cursor.take(16, "FAMILY_ID"), cursor.take(16, "IMAGE_ID")
+    vmpl = cursor.u32("VMPL")
+    cursor.expect(_ECDSA_P384.to_bytes(4, "little"), "SIGNATURE_ALGO")
+    current_tcb = cursor.take(8, "CURRENT_TCB")
+    platform_info = cursor.u64("PLATFORM_INFO")
+    signing_key = _read_signing_key(cursor)
+    cursor.take(4, "reserved")
+    report_data = cursor.take(64, "REPORT_DATA")
+    measurement = cursor.take(48, "MEASUREMENT")
+    host_data = cursor.take(32, "HOST_DATA")
+    id_key_digest, author_key_digest = cursor.take(48, "ID_KEY_DIGEST"), cursor.take(48, "AUTHOR_KEY_DIGEST")
+    report_id, report_id_ma = cursor.take(32, "REPORT_ID"), cursor.take(32, "REPORT_ID_MA")
+    reported_tcb = cursor.take(8, "REPORTED_TCB")
+    product = _read_product(cursor) if version > 2 else None
+    cursor.take(0x1A0 - cursor.offset, "reserved")
+    chip_id = cursor.take(64, "CHIP_ID")
+    committed_tcb = cursor.take(8, "COMMITTED_TCB")
+    current_version, committed_version = _read_version(cursor, "CURRENT"), _read_version(cursor, "COMMITTED")
+    launch_tcb = cursor.take(8, "LAUNCH_TCB")
+    launch_mitigations = cursor.u64("LAUNCH_MIT_VECTOR") if version > 4 else None
+    current_mitigations = cursor.u64("CURRENT_MIT_VECTOR") if version > 4 else None
+    cursor.take(SIGNED_SIZE - cursor.offset, "reserved")
+    signature = _read_signature(cursor)
+    cursor.done()
+    # Version 2 is older than Turin.
+    tcb = [
+        SnpTcb.unpack(raw, product or SnpProduct.MILAN)
+        for raw in (current_tcb, reported_tcb, committed_tcb, launch_tcb)
+    ]
+    return SnpReport(
+        version=version,
+        product=product,
+        guest_svn=guest_svn,
+        policy=policy,
+        family_id=family_id,
+        image_id=image_id,
+        vmpl=vmpl,
+        platform_info=platform_info,
+        signing_key=signing_key,
+        report_data=report_data,
+        measurement=measurement,
+        host_data=host_data,
+        id_key_digest=id_key_digest,
+        author_key_digest=author_key_digest,
+        report_id=report_id,
+        report_id_ma=report_id_ma,
+        chip_id=chip_id,
+        current_tcb=tcb[0],
+        reported_tcb=tcb[1],
+        committed_tcb=tcb[2],
+        launch_tcb=tcb[3],
+        current_version=current_version,
+        committed_version=committed_version,
+        launch_mitigations=launch_mitigations,
+        current_mitigations=current_mitigations,
+        data=data,
+        signature=signature,
+    )
+
+
+def _read_signing_key(cursor: Cursor) -> str:
+    """Read the word of flags in which bits 2 to 4 tell the signing key."""
+    offset = cursor.offset
+    key = cursor.u32("flags") >> 2 & 7
+    if key not in _KEYS:
+        raise malformed(EVIDENCE, "SIGNING_KEY", offset, wanted="0 (VCEK) or 1 (VLEK)", found=key)
+    return _KEYS[key]
+
+
+def _read_product(cursor: Cursor) -> SnpProduct:
+    offset = cursor.offset
+    family, model = cursor.u8("CPUID_FAM_ID"), cursor.u8("CPUID_MOD_ID")
+    cursor.u8("CPUID_STEP")
+    if family == 0x19 and model < 0x10:
+        return SnpProduct.MILAN
+    if family == 0x19 and model >> 4 in {0x1, 0xA}:
+        return SnpProduct.GENOA
+    if family == 0x1A and model < 0x12:
+        return SnpProduct.TURIN
+    found = f"family {family:#x}, model {model:#x}"
+    raise malformed(EVIDENCE, "CPUID_FAM_ID", offset, wanted="a CPU of Milan, Genoa or Turin", found=found)
+
+
+def _read_version(cursor: Cursor, name: str) -> tuple[int, int, int]:
+    build, minor, major = (cursor.u8(f"{name}_{part}") for part in ("BUILD", "MINOR", "MAJOR"))
+    cursor.take(1, "reserved")
+    return major, minor, build
+
+
+def _read_signature(cursor: Cursor) -> bytes:
+    """Read r and s, which have 72 bytes each, of which a number of P-384 needs 48."""
+    r = cursor.take(48, "SIGNATURE.R")
+    cursor.zeros(24, "SIGNATURE.R")
+    s = cursor.take(48, "SIGNATURE.S")
+    cursor.zeros(24, "SIGNATURE.S")
+    cursor.zeros(368, "reserved part of SIGNATURE")
+    return r + s

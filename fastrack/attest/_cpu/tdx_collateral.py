@@ -1,0 +1,313 @@
+"""Read and verify the collateral of TDX quotes: TCB info, QE identity and revocation lists.
+
+Structure and rules: Intel, "Intel SGX and Intel TDX Registration and Provisioning Certification Service", API version 4
+(TCB info version 3, enclave identity version 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+from enum import StrEnum
+from typing import Self
+
+from fastrack._util.public import attest_public
+from fastrack.attest._cpu.tdx_pck import PckIdentity
+from fastrack.attest._cpu.tdx_quote import QeReport, TdReport
+from fastrack.attest._errors import malformed, refused
+from fastrack.attest._formats.json import Node
+from fastrack.attest._formats.roots import Roots
+from fastrack.attest._formats.signatures import verify_ecdsa
+from fastrack.attest._formats.times import require_in_force
+from fastrack.attest._formats.x509 import VerifiedChain, load_chain, subject_name, verify_chain
+
+_SIGNER = "Intel SGX TCB Signing"
+_NEWER = "Fetch current collateral, and check the time that was passed as now=."
+_OTHER = "Fetch the collateral for the FMSPC and PCEID of this machine's PCK certificate."
+_UNKNOWN = "Fetch current collateral; if the platform is still unknown to it, do not trust the machine."
+
+
+@attest_public
+class TcbStatus(StrEnum):
+    """The state of a trusted computing base (TCB), in Intel's words.
+
+    Examples
+    --------
+    >>> from fastrack import attest
+    >>> attest.TcbStatus("UpToDate") is attest.TcbStatus.UP_TO_DATE
+    True
+    """
+
+    UP_TO_DATE = "UpToDate"
+    SW_HARDENING_NEEDED = "SWHardeningNeeded"
+    CONFIGURATION_NEEDED = "ConfigurationNeeded"
+    CONFIGURATION_AND_SW_HARDENING_NEEDED = "ConfigurationAndSWHardeningNeeded"
+    OUT_OF_DATE = "OutOfDate"
+    OUT_OF_DATE_CONFIGURATION_NEEDED = "OutOfDateConfigurationNeeded"
+    REVOKED = "Revoked"
+
+
+_PART_STATUS = (TcbStatus.UP_TO_DATE, TcbStatus.OUT_OF_DATE, TcbStatus.REVOKED)  # of the module and the enclave
+
+
+@attest_public
+@dataclass(frozen=True, slots=True)
+class TcbLevel:
+    """The level of the collateral that a part of the TCB reaches.
+
+    Attributes
+    ----------
+    status : TcbStatus
+        Intel's judgement of it.
+    date : datetime.datetime
+        The date up to which all known weaknesses are mended in it.
+    advisory_ids : tuple of str
+        The security advisories that apply to it.
+
+    Examples
+    --------
+    >>> from datetime import UTC, datetime
+    >>> from fastrack import attest
+    >>> level = attest.TcbLevel(attest.TcbStatus.OUT_OF_DATE, datetime(2024, 3, 13, tzinfo=UTC), ("INTEL-SA-00837",))
+    >>> level.status.value
+    'OutOfDate'
+    """
+
+    status: TcbStatus
+    date: datetime
+    advisory_ids: tuple[str, ...] = ()
+
+
+@attest_public
+@dataclass(frozen=True, slots=True)
+class TdxCollateral:
+    """The signed documents that a TDX quote is verified against, as they were fetched. Nothing is verified yet.
+
+    Attributes
+    ----------
+    tcb_info, qe_identity : bytes
+        The signed member of Intel's answer, byte for byte.
+    tcb_info_signature, qe_identity_signature : bytes
+        Their signatures, 64 bytes each.
+    tcb_info_issuer_chain, qe_identity_issuer_chain : bytes
+        The certificates of the signers, in PEM.
+    root_ca_crl, pck_crl : bytes
+        Revocation lists of the root and of the authority that issued the PCK certificate, in DER.
+    pck_crl_issuer_chain : bytes
+        The certificates of that authority, in PEM.
+    """
+
+    tcb_info: bytes = field(repr=False)
+    tcb_info_signature: bytes = field(repr=False)
+    tcb_info_issuer_chain: bytes = field(repr=False)
+    qe_identity: bytes = field(repr=False)
+    qe_identity_signature: bytes = field(repr=False)
+    qe_identity_issuer_chain: bytes = field(repr=False)
+    root_ca_crl: bytes = field(repr=False)
+    pck_crl: bytes = field(repr=False)
+    pck_crl_issuer_chain: bytes = field(repr=False)
+
+    @classmethod
+    def from_json(cls, text: bytes | str) -> Self:
+        """Read the usual form in one file: an object with a string for each part.
+
+        Signatures and revocation lists are in hexadecimal; TCB info and QE identity are strings that hold the signed
+        text.
+
+        Raises
+        ------
+        FormatError
+            If a member is missing, unknown or malformed.
+
+        Examples
+        --------
+        >>> from fastrack import attest
+        >>> attest.TdxCollateral.from_json("{}")
+        Traceback (most recent call last):
+            ...
+        fastrack.FormatError: reading the TDX collateral failed: expected a member 'tcb_info' as its content, got ...
+        """
+        document = "TDX collateral"
+        node = Node.parse(text.encode(errors="surrogatepass") if isinstance(text, str) else text, document)
+        names = [part.name for part in fields(cls)]
+        parts = {name: _read_part(node, name) for name in names}
+        if unknown := node.names - set(names):
+            raise malformed(document, "content", None, wanted="known members", found=", ".join(sorted(unknown)))
+        return cls(**parts)
+
+
+def _read_part(node: Node, name: str) -> bytes:
+    if name.endswith("_signature"):
+        return node.hexadecimal(name, 64)
+    if name.endswith("_crl"):
+        return node.hexadecimal(name, None)
+    return node.text(name).encode(errors="surrogatepass")
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A signed JSON document, verified."""
+
+    content: Node
+    chain: VerifiedChain
+    issued_at: datetime
+    next_update: datetime
+    evaluation_number: int
+
+
+def verify_signer(chain: bytes, *, roots: Roots, now: datetime, evidence: str) -> VerifiedChain:
+    """Verify the certificates of the key that signs TCB infos and QE identities.
+
+    Raises
+    ------
+    AttestationError
+        If they do not lead to a root, or are another key's.
+    FormatError
+        If one is malformed.
+    """
+    certificates = load_chain(chain, evidence=f"{evidence} issuer chain")
+    names = [subject_name(certificate) for certificate in certificates]
+    if len(names) != 2 or names[0] != _SIGNER:
+        advice = "Fetch the collateral again."
+        wanted, found = f"{_SIGNER!r} directly below the root", ", ".join(names)
+        raise refused(evidence, "signer", wanted=wanted, found=found, advice=advice)
+    return verify_chain(certificates, roots=roots, now=now, evidence=f"{evidence} issuer chain")
+
+
+def verify_document(text: bytes, signature: bytes, signer: VerifiedChain, *, now: datetime, evidence: str) -> Document:
+    """Verify the signature and the dates of a TCB info or QE identity.
+
+    Raises
+    ------
+    AttestationError
+        If one of them is wrong.
+    FormatError
+        If the document is malformed.
+    """
+    key = signer.leaf.public_key()
+    verify_ecdsa(key, signature, text, curve="P-256", evidence=evidence, field="signature")
+    content = Node.parse(text, evidence)
+    issued_at, next_update = content.time("issueDate"), content.time("nextUpdate")
+    require_in_force(evidence, "validity", issued_at, next_update, now, _NEWER)
+    return Document(content, signer, issued_at, next_update, content.integer("tcbEvaluationDataNumber"))
+
+
+def find_platform_level(tcb_info: Node, pck: PckIdentity, report: TdReport) -> TcbLevel:
+    """Find the TCB level of a platform: the first of which every security version is reached.
+
+    Raises
+    ------
+    AttestationError
+        If the document is for another platform, or none of its levels is reached.
+    """
+    tcb_info.expect("id", "TDX")
+    tcb_info.expect("version", 3)
+    tcb_info.expect("tcbType", 0)
+    for name, found in (("fmspc", pck.fmspc), ("pceId", pck.pce_id)):
+        wanted = tcb_info.hexadecimal(name, len(found))
+        if wanted != found:
+            raise refused("TCB info", name, wanted=found, found=wanted, advice=_OTHER)
+    # The first two belong to the TDX module, which has levels of its own once its version is above 0.
+    first = 2 if report.tee_tcb_svn[1] else 0
+    for level in tcb_info.items("tcbLevels"):
+        tcb = level.member("tcb")
+        if (
+            _reaches(pck.components, _read_components(tcb, "sgxtcbcomponents"))
+            and pck.pce_svn >= tcb.integer("pcesvn")
+            and _reaches(report.tee_tcb_svn[first:], _read_components(tcb, "tdxtcbcomponents")[first:])
+        ):
+            return _read_level(level)
+    raise refused("TDX quote", "TCB", wanted="a known level", found=report.tee_tcb_svn + pck.cpu_svn, advice=_UNKNOWN)
+
+
+def find_module_level(tcb_info: Node, report: TdReport) -> TcbLevel | None:
+    """Find the TCB level of the TDX module, and verify its signer and attributes. Modules of version 0 have no level.
+
+    Raises
+    ------
+    AttestationError
+        If the module is unknown, or its signer or an attribute is wrong.
+    """
+    svn, version = report.tee_tcb_svn[:2]
+    if not version:
+        _check_module(tcb_info.member("tdxModule"), report)
+        return None
+    name = f"TDX_{version:02X}"
+    for identity in tcb_info.items("tdxModuleIdentities"):
+        if identity.text("id").upper() == name:
+            _check_module(identity, report)
+            return _find_svn_level(identity, svn, "TDX module", f"version {version}, SVN {svn}")
+    raise refused("TDX quote", "TDX module", wanted="a module of the TCB info", found=name, advice=_UNKNOWN)
+
+
+def find_qe_level(identity: Node, report: QeReport) -> TcbLevel:
+    """Verify that a QE report is by Intel's quoting enclave for TDX, and find its TCB level.
+
+    Raises
+    ------
+    AttestationError
+        If it is another enclave, or of an unknown security version.
+    """
+    identity.expect("id", "TD_QE")
+    identity.expect("version", 2)
+    checks: Collection[tuple[str, object, object]] = (
+        ("MRSIGNER", identity.hexadecimal("mrsigner", 32), report.mrsigner),
+        ("ISVPRODID", identity.integer("isvprodid"), report.isv_prod_id),
+        # In the order of the bytes in memory, as attributes are. Intel's document says nothing about it; all are 0.
+        ("MISCSELECT", *_masked(identity, "miscselect", report.miscselect)),
+        ("ATTRIBUTES", *_masked(identity, "attributes", report.attributes)),
+    )
+    for name, wanted, found in checks:
+        if wanted != found:
+            advice = "The quote was made by another enclave than Intel's; do not trust it."
+            raise refused("QE report", name, wanted=wanted, found=found, advice=advice)
+    return _find_svn_level(identity, report.isv_svn, "quoting enclave", f"SVN {report.isv_svn}")
+
+
+def _check_module(identity: Node, report: TdReport) -> None:
+    checks = (
+        ("MRSIGNERSEAM", identity.hexadecimal("mrsigner", 48), report.mrsignerseam),
+        ("SEAMATTRIBUTES", *_masked(identity, "attributes", report.seam_attributes)),
+    )
+    for name, wanted, found in checks:
+        if wanted != found:
+            advice = "The TDX module is not the one that Intel signed; do not trust the machine."
+            raise refused("TDX quote", name, wanted=wanted, found=found, advice=advice)
+
+
+def _masked(identity: Node, name: str, found: bytes) -> tuple[bytes, bytes]:
+    """Return the wanted value, and the bits of `found` that it speaks about."""
+    mask = identity.hexadecimal(f"{name}Mask", len(found))
+    return identity.hexadecimal(name, len(found)), bytes(a & b for a, b in zip(found, mask, strict=True))
+
+
+def _find_svn_level(identity: Node, svn: int, what: str, found: str) -> TcbLevel:
+    for level in identity.items("tcbLevels"):
+        if svn >= level.member("tcb").integer("isvsvn"):
+            found_level = _read_level(level)
+            if found_level.status not in _PART_STATUS:  # Intel gives parts no other: how to count one is not defined
+                wanted, found = ", ".join(_PART_STATUS), found_level.status
+                raise refused("TDX quote", f"status of the {what}", wanted=wanted, found=found, advice=_UNKNOWN)
+            return found_level
+    raise refused("TDX quote", what, wanted="a known level", found=found, advice=_UNKNOWN)
+
+
+def _read_level(level: Node) -> TcbLevel:
+    text = level.text("tcbStatus")
+    try:
+        status = TcbStatus(text)
+    except ValueError:
+        raise malformed("TCB level", "tcbStatus", None, wanted=", ".join(TcbStatus), found=text) from None
+    return TcbLevel(status, level.time("tcbDate"), level.texts("advisoryIDs"))
+
+
+def _read_components(tcb: Node, name: str) -> tuple[int, ...]:
+    found = tcb.integers(name, "svn")
+    if len(found) != 16:
+        raise malformed("TCB info", name, None, wanted="16 components", found=len(found))
+    return found
+
+
+def _reaches(found: Collection[int], wanted: Collection[int]) -> bool:
+    return all(one >= other for one, other in zip(found, wanted, strict=True))

@@ -1,0 +1,258 @@
+"""Parse quotes of Intel TDX, versions 4 and 5.
+
+Layouts: Intel, "Intel TDX DCAP Quote Generation Library", appendix A.3 (version 4) and A.4 (version 5). All integers
+are little-endian.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from fastrack._util.public import attest_public
+from fastrack.attest._errors import malformed
+from fastrack.attest._formats.binary import Cursor
+
+_TDX = 0x81  # the TEE type
+_ECDSA_P256 = 2  # the type of the attestation key
+_INTEL_VENDOR: Final = bytes.fromhex("939a7233f79c4ca9940a0db3957f0607")
+_TD_1_0, _TD_1_5 = 2, 3  # types of bodies of version 5
+_BODY_SIZES = {_TD_1_0: 584, _TD_1_5: 648}
+_PCK_CHAIN, _QE_REPORT = 5, 6  # types of certification data
+
+EVIDENCE = "TDX quote"
+
+
+@attest_public
+@dataclass(frozen=True, slots=True)
+class TdReport:
+    """Measurements and attributes of a trust domain (TD). Its names are those of Intel, in lower case.
+
+    Attributes
+    ----------
+    tee_tcb_svn : bytes
+        Security versions of the TDX module and of SEAM, 16 bytes. Byte 1 is the version of the module.
+    mrseam, mrsignerseam : bytes
+        Measurement of the TDX module and of its signer, 48 bytes each.
+    seam_attributes : bytes
+        Attributes of the TDX module, 8 bytes.
+    td_attributes : int
+        Attributes of the TD, 64 bits. See `is_debug`.
+    xfam : int
+        Extended features that the TD may use, 64 bits.
+    mrtd : bytes
+        Measurement of the initial memory of the TD, 48 bytes.
+    mrconfigid, mrowner, mrownerconfig : bytes
+        Identifiers that the host sets, 48 bytes each.
+    rtmrs : tuple of bytes
+        The four registers that are extended at run time, 48 bytes each.
+    report_data : bytes
+        64 bytes that the TD chose.
+    tee_tcb_svn2, mrservicetd : bytes or None
+        Present security versions, and the measurement of service TDs, of TDX 1.5 and later.
+
+    Examples
+    --------
+    >>> from fastrack import attest
+    >>> registers = [bytes(16), bytes(48), bytes(48), bytes(8), 1, 0, *[bytes(48)] * 4, (bytes(48),) * 4, bytes(64)]
+    >>> report = attest.TdReport(*registers)
+    >>> report.is_debug, report.is_migratable
+    (True, False)
+    """
+
+    tee_tcb_svn: bytes
+    mrseam: bytes
+    mrsignerseam: bytes
+    seam_attributes: bytes
+    td_attributes: int
+    xfam: int
+    mrtd: bytes
+    mrconfigid: bytes
+    mrowner: bytes
+    mrownerconfig: bytes
+    rtmrs: tuple[bytes, bytes, bytes, bytes]
+    report_data: bytes
+    tee_tcb_svn2: bytes | None = None
+    mrservicetd: bytes | None = None
+
+    @property
+    def is_debug(self) -> bool:
+        """A bit of the group TUD (0 to 7) is set, of which bit 0 is DEBUG: the host can read this TD's memory."""
+        return bool(self.td_attributes & 0xFF)
+
+    @property
+    def is_migratable(self) -> bool:
+        """The bit MIGRATABLE (29) is set: this TD can move to another machine."""
+        return bool(self.td_attributes >> 29 & 1)
+
+
+@dataclass(frozen=True, slots=True)
+class QeReport:
+    """The report of the quoting enclave (QE), an SGX report of 384 bytes, on the attestation key."""
+
+    data: bytes = field(repr=False)
+    miscselect: bytes
+    attributes: bytes
+    mrsigner: bytes
+    isv_prod_id: int
+    isv_svn: int
+    report_data: bytes
+
+
+@attest_public
+@dataclass(frozen=True, slots=True)
+class TdxQuote:
+    """A quote that was parsed, and of which nothing was verified: anyone can write one. See `verify_tdx_quote`.
+
+    Attributes
+    ----------
+    version : int
+        4 or 5.
+    report : TdReport
+        What the quote claims.
+    data : bytes
+        The whole quote, without what follows it.
+
+    Examples
+    --------
+    >>> from dataclasses import fields
+    >>> from fastrack import attest
+    >>> [field.name for field in fields(attest.TdxQuote)][:3]
+    ['version', 'report', 'data']
+    """
+
+    version: int
+    report: TdReport
+    data: bytes = field(repr=False)
+    user_data: bytes = field(repr=False)
+    signed: bytes = field(repr=False)
+    signature: bytes = field(repr=False)
+    attestation_key: bytes = field(repr=False)
+    qe_report: QeReport = field(repr=False)
+    qe_signature: bytes = field(repr=False)
+    qe_auth_data: bytes = field(repr=False)
+    pck_chain: bytes = field(repr=False)
+
+
+@attest_public
+def parse_tdx_quote(data: bytes) -> TdxQuote:
+    """Parse a quote of Intel TDX, of version 4 or 5. Nothing is verified.
+
+    Parameters
+    ----------
+    data : bytes
+        The quote, as ``/sys/kernel/config/tsm/report/*/outblob`` has it. Zero bytes may follow; nothing else.
+
+    Returns
+    -------
+    TdxQuote
+        The quote, and its parts.
+
+    Raises
+    ------
+    FormatError
+        If it is none; the message has the field and its offset.
+
+    Examples
+    --------
+    >>> from fastrack import attest
+    >>> attest.parse_tdx_quote(bytes([4, 0, 2, 0, 0x81]))
+    Traceback (most recent call last):
+        ...
+    fastrack.FormatError: reading the TDX quote failed: expected 4 bytes as its TEE type at offset 4, got 1 ...
+    """
+    cursor = Cursor(data, EVIDENCE)
+    version = cursor.u16("version")
+    if version not in {4, 5}:
+        raise malformed(EVIDENCE, "version", 0, wanted="4 or 5", found=version)
+    cursor.expect(_ECDSA_P256.to_bytes(2, "little"), "type of the attestation key")
+    cursor.expect(_TDX.to_bytes(4, "little"), "TEE type")
+    cursor.take(4, "reserved")  # security versions, in some editions of the layout; the quote signs them
+    cursor.expect(_INTEL_VENDOR, "QE vendor")
+    user_data = cursor.take(20, "user data")
+    body_type = _read_body_type(cursor) if version == 5 else _TD_1_0
+    report = _read_report(cursor.part(_BODY_SIZES[body_type], f"{EVIDENCE}, TD report"), body_type)
+    signed = data[: cursor.offset]
+    signatures = cursor.part(cursor.u32("size of the signature data"), f"{EVIDENCE}, signature data")
+    end = cursor.offset
+    cursor.zeros(cursor.remaining, "padding")
+    signature = signatures.take(64, "signature")
+    attestation_key = signatures.take(64, "attestation key")
+    certification = _read_certification(signatures, _QE_REPORT)
+    signatures.done()
+    qe_report = _read_qe_report(certification.take(384, "QE report"))
+    qe_signature = certification.take(64, "signature of the QE report")
+    qe_auth_data = certification.take(certification.u16("size of the QE authentication data"), "QE authentication data")
+    chain = _read_certification(certification, _PCK_CHAIN)
+    certification.done()
+    return TdxQuote(
+        version=version,
+        report=report,
+        data=data[:end],
+        user_data=user_data,
+        signed=signed,
+        signature=signature,
+        attestation_key=attestation_key,
+        qe_report=qe_report,
+        qe_signature=qe_signature,
+        qe_auth_data=qe_auth_data,
+        pck_chain=chain.rest("PCK chain"),
+    )
+
+
+def _read_body_type(cursor: Cursor) -> int:
+    offset = cursor.offset
+    body_type = cursor.u16("type of the body")
+    if body_type not in _BODY_SIZES:
+        raise malformed(EVIDENCE, "type of the body", offset, wanted="2 or 3, of a TD", found=body_type)
+    cursor.expect(_BODY_SIZES[body_type].to_bytes(4, "little"), "size of the body")
+    return body_type
+
+
+def _read_report(cursor: Cursor, body_type: int) -> TdReport:
+    report = TdReport(
+        tee_tcb_svn=cursor.take(16, "TEE_TCB_SVN"),
+        mrseam=cursor.take(48, "MRSEAM"),
+        mrsignerseam=cursor.take(48, "MRSIGNERSEAM"),
+        seam_attributes=cursor.take(8, "SEAMATTRIBUTES"),
+        td_attributes=cursor.u64("TDATTRIBUTES"),
+        xfam=cursor.u64("XFAM"),
+        mrtd=cursor.take(48, "MRTD"),
+        mrconfigid=cursor.take(48, "MRCONFIGID"),
+        mrowner=cursor.take(48, "MROWNER"),
+        mrownerconfig=cursor.take(48, "MROWNERCONFIG"),
+        rtmrs=(
+            cursor.take(48, "RTMR0"),
+            cursor.take(48, "RTMR1"),
+            cursor.take(48, "RTMR2"),
+            cursor.take(48, "RTMR3"),
+        ),
+        report_data=cursor.take(64, "REPORTDATA"),
+        tee_tcb_svn2=cursor.take(16, "TEE_TCB_SVN2") if body_type == _TD_1_5 else None,
+        mrservicetd=cursor.take(48, "MRSERVICETD") if body_type == _TD_1_5 else None,
+    )
+    cursor.done()
+    return report
+
+
+def _read_certification(cursor: Cursor, wanted: int) -> Cursor:
+    cursor.expect(wanted.to_bytes(2, "little"), "type of the certification data")
+    return cursor.part(cursor.u32("size of the certification data"), f"{EVIDENCE}, certification data {wanted}")
+
+
+def _read_qe_report(data: bytes) -> QeReport:
+    cursor = Cursor(data, f"{EVIDENCE}, QE report")
+    cursor.take(16, "CPUSVN")
+    miscselect = cursor.take(4, "MISCSELECT")
+    cursor.take(28, "reserved")
+    attributes = cursor.take(16, "ATTRIBUTES")
+    cursor.take(32, "MRENCLAVE")
+    cursor.take(32, "reserved")
+    mrsigner = cursor.take(32, "MRSIGNER")
+    cursor.take(96, "reserved")
+    isv_prod_id = cursor.u16("ISVPRODID")
+    isv_svn = cursor.u16("ISVSVN")
+    cursor.take(60, "reserved")
+    report_data = cursor.take(64, "REPORTDATA")
+    cursor.done()
+    return QeReport(data, miscselect, attributes, mrsigner, isv_prod_id, isv_svn, report_data)

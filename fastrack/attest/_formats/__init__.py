@@ -1,0 +1,1 @@
+"""Formats that evidence comes in, and certificates, as bounded readers."""

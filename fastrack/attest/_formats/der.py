@@ -1,0 +1,110 @@
+"""Read DER (ITU-T X.690), as far as extensions of certificates need it.
+
+Only what DER allows is read: tags of one byte, lengths that are definite and as short as possible, and integers and
+object identifiers in their only form.
+"""
+
+from __future__ import annotations
+
+from fastrack.attest._errors import malformed
+from fastrack.attest._formats.binary import Cursor
+
+BOOLEAN = 0x01
+INTEGER = 0x02
+OCTET_STRING = 0x04
+OBJECT_IDENTIFIER = 0x06
+ENUMERATED = 0x0A
+UTF8_STRING = 0x0C
+IA5_STRING = 0x16
+SEQUENCE = 0x30
+SET = 0x31
+
+_LONGEST = 4  # bytes of a length
+
+
+def read_element(cursor: Cursor, field: str) -> tuple[int, Cursor]:
+    """Read the next element, of any type, and return its tag and a cursor over its content.
+
+    Raises
+    ------
+    FormatError
+        If it is not DER, or longer than what is left.
+    """
+    offset = cursor.offset
+    tag, length = cursor.take(2, field)
+    if tag & 0x1F == 0x1F:
+        raise malformed(cursor.structure, field, offset, wanted="a tag of one byte", found=f"{tag:#04x}")
+    if length >= 0x80:
+        length = _read_long_length(cursor, length & 0x7F, field)
+    return tag, cursor.part(length, cursor.structure)
+
+
+def _read_long_length(cursor: Cursor, count: int, field: str) -> int:
+    offset = cursor.offset
+    if not 1 <= count <= _LONGEST:
+        raise malformed(cursor.structure, field, offset, wanted="a length of up to 4 bytes", found=f"{count} bytes")
+    length = int.from_bytes(cursor.take(count, field), "big")
+    if length < 0x80 or length < 1 << 8 * (count - 1):
+        raise malformed(cursor.structure, field, offset, wanted="the shortest form of a length", found=length)
+    return length
+
+
+def read(cursor: Cursor, tag: int, field: str) -> Cursor:
+    """Read the next element, which must have this tag, and return a cursor over its content.
+
+    Raises
+    ------
+    FormatError
+        If it has another tag.
+    """
+    offset = cursor.offset
+    found, content = read_element(cursor, field)
+    if found != tag:
+        raise malformed(cursor.structure, field, offset, wanted=f"the DER tag {tag:#04x}", found=f"{found:#04x}")
+    return content
+
+
+def read_bytes(cursor: Cursor, tag: int, field: str) -> bytes:
+    """Read the content of the next element, which must have this tag, such as OCTET_STRING."""
+    return read(cursor, tag, field).rest(field)
+
+
+def read_integer(cursor: Cursor, field: str, *, tag: int = INTEGER) -> int:
+    """Read an INTEGER (or, by `tag`, an ENUMERATED) that is not negative.
+
+    Raises
+    ------
+    FormatError
+        If it is negative, or longer than need be.
+    """
+    offset = cursor.offset
+    content = read_bytes(cursor, tag, field)
+    if not content or content[0] & 0x80 or (len(content) > 1 and content[0] == 0 and not content[1] & 0x80):
+        raise malformed(cursor.structure, field, offset, wanted="an integer from 0 in its shortest form", found=content)
+    return int.from_bytes(content, "big")
+
+
+def read_oid(cursor: Cursor, field: str) -> str:
+    """Read an OBJECT IDENTIFIER, and return it in dotted form.
+
+    Raises
+    ------
+    FormatError
+        If it is cut short, or an arc is longer than need be.
+    """
+    offset = cursor.offset
+    content = read_bytes(cursor, OBJECT_IDENTIFIER, field)
+    arcs, value, is_inside = [], 0, False
+    for byte in content:
+        if not is_inside and byte == 0x80:
+            break
+        value = value << 7 | byte & 0x7F
+        is_inside = bool(byte & 0x80)
+        if not is_inside:
+            arcs.append(value)
+            value = 0
+    else:
+        if arcs and not is_inside:
+            first = min(arcs[0] // 40, 2)
+            return ".".join(map(str, [first, arcs[0] - 40 * first, *arcs[1:]]))
+    raise malformed(cursor.structure, field, offset, wanted="an object identifier", found=content)

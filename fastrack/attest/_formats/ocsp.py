@@ -1,0 +1,400 @@
+"""Verify stored responses of the Online Certificate Status Protocol (RFC 6960), without asking a responder."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import pairwise
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from cryptography.x509 import ocsp
+from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, SignatureAlgorithmOID
+
+from fastrack._util.public import attest_public
+from fastrack.attest._errors import malformed, refused
+from fastrack.attest._formats import der
+from fastrack.attest._formats.binary import Cursor
+from fastrack.attest._formats.cache import Kept
+from fastrack.attest._formats.times import require_in_force, require_time_zone
+from fastrack.attest._formats.x509 import (
+    ECDSA,
+    KNOWN_CRITICAL,
+    common_name,
+    find_issuing_problem,
+    load_certificate,
+    quoted_name,
+    read_extension,
+    reading,
+)
+
+EVIDENCE = "OCSP response"
+
+_CERTIFICATES_TAG = 0xA0
+_RSA = {getattr(SignatureAlgorithmOID, f"RSA_WITH_SHA{size}") for size in (256, 384, 512)}
+_RESPONDER_CRITICAL = KNOWN_CRITICAL | {ExtensionOID.EXTENDED_KEY_USAGE}
+_FETCH = "Fetch a current response of the responder that the certificate names, and check the time passed as now=."
+
+
+@attest_public
+@dataclass(frozen=True, slots=True)
+class VerifiedOcspResponse:
+    """A response of a certificate's issuer, or of a responder that the issuer has appointed, that it was not revoked.
+
+    Attributes
+    ----------
+    serial_number : int
+        The serial number of the certificate that is good.
+    this_update : datetime.datetime
+        The time at which its status was known to be correct.
+    next_update : datetime.datetime
+        The time at which a newer response is available at the latest.
+    verified_at : datetime.datetime
+        The time at which the response was in force.
+    valid_until : datetime.datetime
+        The first time at which the response, or the responder's certificate, is no longer valid.
+
+    Examples
+    --------
+    >>> from datetime import UTC, datetime, timedelta
+    >>> from fastrack import attest
+    >>> start, now = datetime(2026, 5, 31, tzinfo=UTC), datetime(2026, 6, 1, tzinfo=UTC)
+    >>> end = now + timedelta(days=6)
+    >>> attest.VerifiedOcspResponse(7, start, end, verified_at=now, valid_until=end).age.days
+    1
+    """
+
+    serial_number: int
+    this_update: datetime
+    next_update: datetime
+    verified_at: datetime
+    valid_until: datetime
+
+    @property
+    def age(self) -> timedelta:
+        """The time since the status was known to be correct, when it was verified."""
+        return self.verified_at - self.this_update
+
+
+@attest_public
+def verify_ocsp_response(
+    response: bytes,
+    certificate: x509.Certificate,
+    issuer: x509.Certificate,
+    *,
+    now: datetime,
+    nonce: bytes | None = None,
+    evidence: str = EVIDENCE,
+) -> VerifiedOcspResponse:
+    """Verify a stored OCSP response that a certificate was not revoked.
+
+    Parameters
+    ----------
+    response : bytes
+        The response in DER.
+    certificate, issuer : cryptography.x509.Certificate
+        The certificate, and that of its issuer, which was verified before.
+    now : datetime.datetime
+        The time, with a time zone.
+    nonce : bytes, optional
+        The nonce that the response must have. A response that was stored for others has none, and needs none.
+    evidence : str
+        A name for the response, for errors.
+
+    Returns
+    -------
+    VerifiedOcspResponse
+        The times of the response.
+
+    Raises
+    ------
+    AttestationError
+        If the certificate was revoked or is unknown, or the response is of another certificate or responder, not in
+        force, or altered.
+    FormatError
+        If it is malformed.
+    ValueError
+        If `now` has no time zone.
+
+    Notes
+    -----
+    A delegated responder's own certificate is not checked for revocation, as RFC 6960, section 4.2.2.2.1, leaves to
+    clients unless it has the extension id-pkix-ocsp-nocheck.
+
+    Examples
+    --------
+    >>> from datetime import UTC, datetime
+    >>> import fastrack
+    >>> from fastrack import attest
+    >>> try:
+    ...     attest.verify_ocsp_response(b"no response", None, None, now=datetime(2026, 6, 1, tzinfo=UTC))
+    ... except fastrack.FormatError as error:
+    ...     print(error)
+    reading the OCSP response failed: expected an X.509 structure as its encoding, got error parsing asn1 value: ...
+    """
+    require_time_zone(now)
+    loaded = _load(bytes(response), evidence=evidence)
+    responder = _verify_responder(loaded, issuer, evidence=evidence)
+    if responder != issuer:
+        _require_valid(responder, now, evidence)
+    if nonce is not None:
+        _require_nonce(loaded.response, nonce, evidence)
+    single = _find_single(loaded.response, certificate, issuer, evidence)
+    start, end = single.this_update_utc, single.next_update_utc
+    end = require_in_force(evidence, "validity", start, end, now, _FETCH)
+    if single.certificate_status is not ocsp.OCSPCertStatus.GOOD:
+        found = single.certificate_status.name.lower()
+        if single.revocation_time_utc is not None:
+            found += f" since {single.revocation_time_utc.isoformat()}"
+        if single.revocation_reason is not None:
+            found += f" ({single.revocation_reason.value})"
+        raise refused(
+            evidence,
+            f"status of {quoted_name(certificate)}",
+            wanted="good",
+            found=found,
+            advice="Do not trust this device, or these reference values.",
+        )
+    valid_until = min(end, responder.not_valid_after_utc)
+    return VerifiedOcspResponse(certificate.serial_number, start, end, now, valid_until)
+
+
+def check_revocation(
+    chain: Sequence[x509.Certificate], responses: Collection[bytes] | None, *, now: datetime, evidence: str
+) -> tuple[datetime | None, datetime | None]:
+    """Require a good response for every certificate of a verified chain but the last.
+
+    Returns
+    -------
+    tuple of datetime.datetime or None
+        The time of the oldest response, and the first time at which one is no longer valid; None if `responses` is.
+
+    Raises
+    ------
+    AttestationError
+        If a response is absent or does not hold.
+    FormatError
+        If a response is malformed.
+    """
+    if responses is None:
+        return None, None
+    loaded = [(data, _load(bytes(data), evidence=evidence).response) for data in responses]
+    verified = []
+    for certificate, issuer in pairwise(chain):
+        found = [
+            data for data, response in loaded if any(_is_about(s, certificate, issuer) for s in response.responses)
+        ]
+        if not found:
+            raise refused(
+                evidence,
+                f"status of {quoted_name(certificate)}",
+                wanted="a response for it",
+                found=f"none among {len(loaded)}",
+                advice="Fetch responses for all certificates, or pass ocsp=None so that revocation is not checked.",
+            )
+        verified += [verify_ocsp_response(data, certificate, issuer, now=now, evidence=evidence) for data in found]
+    return min(one.this_update for one in verified), min(one.valid_until for one in verified)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Loaded:
+    """A response of which all parts were read, with the certificates in it. `_load` keeps it, so it is its own key."""
+
+    response: ocsp.OCSPResponse
+    certificates: tuple[x509.Certificate, ...]
+
+
+def _read(data: bytes, evidence: str) -> _Loaded:
+    """Load a response, and read all parts of it that are read later."""
+    critical, encoded = [], []
+    with reading(evidence):
+        response = ocsp.load_der_ocsp_response(data)
+        status = response.response_status
+        if status is ocsp.OCSPResponseStatus.SUCCESSFUL:
+            count = len(list(response.responses))
+            if count != 1:  # of several, pyca does not show the extensions
+                raise malformed(evidence, "number of statuses", None, wanted=1, found=count)
+            extensions = [*response.extensions, *response.single_extensions]
+            critical = [extension.oid.dotted_string for extension in extensions if extension.critical]
+            _ = response.signature_hash_algorithm, response.responder_name, response.responder_key_hash
+            for one in response.responses:
+                _ = one.certificate_status, one.this_update_utc, one.next_update_utc, one.hash_algorithm
+                _ = one.revocation_time_utc, one.revocation_reason
+            encoded = [certificate.public_bytes(Encoding.DER) for certificate in response.certificates]
+    if status is not ocsp.OCSPResponseStatus.SUCCESSFUL:
+        raise refused(evidence, "status", wanted="a successful response", found=status.name, advice=_FETCH)
+    if critical:
+        raise refused(evidence, "extensions", wanted="none that is critical", found=critical[0], advice=_FETCH)
+    _require_strict(data, response, evidence)
+    name = f"certificate in the {evidence}"
+    return _Loaded(response, tuple(load_certificate(one, evidence=name) for one in encoded))
+
+
+_load = Kept(_read, 128)
+
+
+def _require_strict(data: bytes, response: ocsp.OCSPResponse, evidence: str) -> None:
+    """Require a signature without unused bits, and no structure after it but certificates."""
+    whole = Cursor(data, evidence, byteorder="big")
+    outer = der.read(whole, der.SEQUENCE, "response")
+    whole.done()
+    der.read_bytes(outer, der.ENUMERATED, "status")
+    _, wrapper = der.read_element(outer, "response bytes")
+    outer.done()
+    pair = der.read(wrapper, der.SEQUENCE, "response bytes")
+    wrapper.done()
+    der.read_oid(pair, "response type")
+    basic_text = der.read(pair, der.OCTET_STRING, "basic response")
+    pair.done()
+    basic = der.read(basic_text, der.SEQUENCE, "basic response")
+    basic_text.done()
+    der.read(basic, der.SEQUENCE, "response data")
+    der.read(basic, der.SEQUENCE, "signature algorithm")
+    offset = basic.offset
+    _, signature = der.read_element(basic, "signature")
+    if signature.rest("signature") != b"\0" + response.signature:
+        raise malformed(evidence, "signature", offset, wanted="a string of whole bytes", found="unused bits")
+    if basic.remaining:
+        der.read(basic, _CERTIFICATES_TAG, "certificates")
+    basic.done()
+
+
+def _verify(loaded: _Loaded, issuer: x509.Certificate, evidence: str) -> x509.Certificate:
+    """Verify the signature of a response, and return the certificate of its responder, whatever the time is."""
+    responder = _find_responder(loaded, issuer, evidence)
+    _verify_signature(loaded.response, responder, evidence)
+    return responder
+
+
+_verify_responder = Kept(_verify, 256)
+
+
+def _find_responder(loaded: _Loaded, issuer: x509.Certificate, evidence: str) -> x509.Certificate:
+    """Find the certificate of the responder: the issuer, or one that the issuer has appointed (RFC 6960, 4.2.2.2)."""
+    response = loaded.response
+    if _is_responder(response, issuer):
+        return issuer
+    found = [certificate for certificate in loaded.certificates if _is_responder(response, certificate)]
+    if len(found) != 1:
+        name = response.responder_name
+        raise refused(
+            evidence,
+            "responder",
+            wanted=f"{quoted_name(issuer)}, or a responder with its certificate in the response",
+            found=repr(common_name(name)) if name is not None else (response.responder_key_hash or b""),
+            advice=_FETCH,
+        )
+    _require_appointed(found[0], issuer, evidence)
+    return found[0]
+
+
+def _is_responder(response: ocsp.OCSPResponse, certificate: x509.Certificate) -> bool:
+    if response.responder_name is not None:
+        return response.responder_name == certificate.subject
+    return response.responder_key_hash == _hash(hashes.SHA1(), _key_bits(certificate))  # noqa: S303 - RFC 6960, 4.2.1
+
+
+def _require_valid(responder: x509.Certificate, now: datetime, evidence: str) -> None:
+    start, end = responder.not_valid_before_utc, responder.not_valid_after_utc
+    if not start <= now <= end:
+        wanted = f"{quoted_name(responder)} with a validity of {start.isoformat()} to {end.isoformat()}"
+        raise refused(evidence, "responder", wanted=wanted, found=now.isoformat(), advice=_FETCH)
+
+
+def _require_appointed(responder: x509.Certificate, issuer: x509.Certificate, evidence: str) -> None:
+    """Require that the issuer issued a certificate for OCSP responses."""
+    problem: str | None
+    usages = read_extension(responder, x509.ExtendedKeyUsage)
+    usage = read_extension(responder, x509.KeyUsage)
+    basic = read_extension(responder, x509.BasicConstraints)
+    if usages is None or ExtendedKeyUsageOID.OCSP_SIGNING not in usages:
+        problem = "no extended key usage id-kp-OCSPSigning"
+    elif usage is not None and not usage.digital_signature:
+        problem = "no key usage digitalSignature"
+    elif basic is not None and basic.ca:
+        problem = "an authority"
+    elif any(one.critical and one.oid not in _RESPONDER_CRITICAL for one in responder.extensions):
+        problem = "an unknown critical extension"
+    else:
+        problem = find_issuing_problem(responder, issuer)
+    if problem is not None:
+        wanted = f"a responder that {quoted_name(issuer)} has appointed"
+        raise refused(evidence, "responder", wanted=wanted, found=f"{quoted_name(responder)}: {problem}", advice=_FETCH)
+
+
+def _verify_signature(response: ocsp.OCSPResponse, responder: x509.Certificate, evidence: str) -> None:
+    algorithm = response.signature_hash_algorithm
+    if not isinstance(algorithm, ECDSA.hashes):
+        found = "none" if algorithm is None else algorithm.name
+        raise refused(evidence, "signature algorithm", wanted="SHA-256, -384 or -512", found=found, advice=_FETCH)
+    key, signature, data = responder.public_key(), response.signature, response.tbs_response_bytes
+    oid = response.signature_algorithm_oid
+    try:
+        if isinstance(key, ec.EllipticCurvePublicKey) and oid in ECDSA.oids:
+            key.verify(signature, data, ec.ECDSA(algorithm))
+            return
+        if isinstance(key, rsa.RSAPublicKey) and oid in _RSA:
+            key.verify(signature, data, padding.PKCS1v15(), algorithm)
+            return
+    except InvalidSignature:
+        pass
+    raise refused(
+        evidence,
+        "signature",
+        wanted=f"one by {quoted_name(responder)}",
+        found="one that does not hold",
+        advice="The response was altered, or is of another responder; fetch it again.",
+    )
+
+
+def _require_nonce(response: ocsp.OCSPResponse, nonce: bytes, evidence: str) -> None:
+    try:
+        found = response.extensions.get_extension_for_class(x509.OCSPNonce).value.nonce
+    except x509.ExtensionNotFound:
+        found = None
+    if found is None or not hmac.compare_digest(found, nonce):
+        raise refused(evidence, "nonce", wanted=nonce, found=found if found is not None else "none", advice=_FETCH)
+
+
+def _find_single(
+    response: ocsp.OCSPResponse, certificate: x509.Certificate, issuer: x509.Certificate, evidence: str
+) -> ocsp.OCSPSingleResponse:
+    (single,) = response.responses
+    if not _is_about(single, certificate, issuer):
+        raise refused(
+            evidence,
+            "certificate",
+            wanted=f"the status of {quoted_name(certificate)}, serial number {certificate.serial_number:x}",
+            found=f"that of serial number {single.serial_number:x}",
+            advice="Fetch the response for this certificate.",
+        )
+    return single
+
+
+def _is_about(single: ocsp.OCSPSingleResponse, certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+    if single.serial_number != certificate.serial_number:
+        return False
+    algorithm = single.hash_algorithm
+    name_hash = _hash(algorithm, certificate.issuer.public_bytes())
+    return (single.issuer_name_hash, single.issuer_key_hash) == (name_hash, _hash(algorithm, _key_bits(issuer)))
+
+
+def _hash(algorithm: hashes.HashAlgorithm, data: bytes) -> bytes:
+    digest = hashes.Hash(algorithm)
+    digest.update(data)
+    return digest.finalize()
+
+
+def _key_bits(certificate: x509.Certificate) -> bytes:
+    """Return the bits of a public key, without its algorithm (RFC 6960, section 4.1.1)."""
+    key = certificate.public_key()
+    if isinstance(key, ec.EllipticCurvePublicKey):
+        return key.public_bytes(Encoding.X962, PublicFormat.UncompressedPoint)
+    if isinstance(key, rsa.RSAPublicKey):
+        return key.public_bytes(Encoding.DER, PublicFormat.PKCS1)
+    return b""

@@ -1,0 +1,158 @@
+"""Write and read the documents of the exchange: canonical JSON, of which each content has one form only.
+
+A document is an object in ASCII, without spaces, with its members in order, and a newline after it. Bytes are base64
+with padding (RFC 4648, section 4). The members "kind" and "version" say what it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64decode, b64encode
+from binascii import Error
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any, Self
+
+from fastrack.attest._errors import malformed
+from fastrack.attest._formats.json import Node
+from fastrack.errors import FormatError
+
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
+_ID = re.compile(r"[0-9a-f]{32}")
+
+
+def encode(kind: str, version: int, members: Mapping[str, Any]) -> bytes:
+    """Return the document of a kind with these members, in its one form."""
+    document = {**members, "kind": kind, "version": version}
+    return _dump(document)
+
+
+def decode(data: bytes, kind: str, version: int, members: Iterable[str], *, limit: int) -> Reader:
+    """Parse a document, which has these members besides "kind" and "version".
+
+    Raises
+    ------
+    FormatError
+        If it is larger than `limit`, not in canonical form, of another kind or version, or has other members.
+    """
+    name = kind.replace("/", " ")
+    if len(data) > limit:
+        raise malformed(name, "size", None, wanted=f"at most {limit} bytes", found=len(data))
+    reader = Reader(Node.parse(data, name))
+    if _dump(reader.node.value) != data:
+        raise malformed(name, "form", None, wanted="canonical JSON and a newline", found="another way to write it")
+    reader.node.expect("kind", kind)
+    reader.node.expect("version", version)
+    reader.require_members({*members, "kind", "version"})
+    return reader
+
+
+def _dump(document: object) -> bytes:
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode() + b"\n"
+
+
+def write_bytes(data: bytes | None) -> str | None:
+    """Return bytes as base64; None as it is."""
+    return None if data is None else b64encode(data).decode()
+
+
+def write_time(time: datetime) -> str:
+    """Return a time with a time zone, in whole seconds of UTC."""
+    return time.astimezone(UTC).strftime(_TIME)
+
+
+class Reader:
+    """An object in a document, read member by member. Every method raises `FormatError` with the path of a member."""
+
+    __slots__ = ("node",)
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+
+    def require_members(self, names: set[str]) -> None:
+        """Require these members and no others."""
+        found = self.node.names
+        if found != names:
+            raise self.node.refusal(f"the members {', '.join(sorted(names))}", ", ".join(sorted(found)) or "none")
+
+    def child(self, name: str, members: Iterable[str]) -> Self:
+        """Read an object with these members."""
+        reader = type(self)(self.node.member(name))
+        reader.require_members(set(members))
+        return reader
+
+    def child_or_none(self, name: str, members: Iterable[str]) -> Self | None:
+        """Read an object with these members, or null."""
+        return None if self.node.member(name).value is None else self.child(name, members)
+
+    def children(self, name: str, members: Iterable[str], *, limit: int) -> Iterator[Self]:
+        """Read a list of up to `limit` objects with these members."""
+        wanted = set(members)
+        for node in self._items(name, limit):
+            reader = type(self)(node)
+            reader.require_members(wanted)
+            yield reader
+
+    def text(self, name: str) -> str:
+        """Read a string."""
+        return self.node.text(name)
+
+    def id(self, name: str) -> str:
+        """Read an id: 32 hexadecimal digits."""
+        text = self.node.text(name)
+        if _ID.fullmatch(text) is None:
+            raise self.node.member(name).refusal("an id of 32 hexadecimal digits", f"{text:.80}")
+        return text
+
+    def time(self, name: str) -> datetime:
+        """Read a time in UTC."""
+        return self.node.time(name)
+
+    def binary(self, name: str, *, limit: int, size: int | None = None) -> bytes:
+        """Read bytes in base64: `size` of them, or from 1 to `limit`."""
+        return _read_bytes(self.node.member(name), limit, size)
+
+    def binary_or_none(self, name: str, *, limit: int) -> bytes | None:
+        """Read bytes in base64, or null."""
+        return None if self.node.member(name).value is None else self.binary(name, limit=limit)
+
+    def binaries(self, name: str, *, count: int, limit: int) -> tuple[bytes, ...]:
+        """Read a list of up to `count` strings of base64, each of up to `limit` bytes."""
+        return tuple(_read_bytes(node, limit, None) for node in self._items(name, count))
+
+    def binaries_or_none(self, name: str, *, count: int, limit: int) -> tuple[bytes, ...] | None:
+        """Read such a list, or null."""
+        return None if self.node.member(name).value is None else self.binaries(name, count=count, limit=limit)
+
+    def indexes(self, name: str, *, count: int, below: int) -> tuple[int, ...]:
+        """Read a list of up to `count` different integers from 0 that are below a bound."""
+        found = [node.value for node in self._items(name, count)]
+        numbers = tuple(value for value in found if type(value) is int and 0 <= value < below)
+        if len(numbers) != len(found) or len(set(numbers)) != len(numbers):
+            raise self.node.member(name).refusal(f"different integers below {below}", found)
+        return numbers
+
+    def refusal(self, name: str, wanted: object, found: object) -> FormatError:
+        """Make the error for a member."""
+        return self.node.member(name).refusal(wanted, found)
+
+    def _items(self, name: str, limit: int) -> list[Node]:
+        nodes = list(self.node.items(name))
+        if len(nodes) > limit:
+            raise self.node.member(name).refusal(f"at most {limit} items", len(nodes))
+        return nodes
+
+
+def _read_bytes(node: Node, limit: int, size: int | None) -> bytes:
+    wanted = f"{size} bytes in base64" if size is not None else f"1 to {limit} bytes in base64"
+    text = node.value
+    if not isinstance(text, str):
+        raise node.refusal(wanted, type(text).__name__)
+    try:
+        data = b64decode(text, validate=True)
+    except (Error, ValueError):
+        raise node.refusal(wanted, f"{text:.40}") from None
+    if b64encode(data).decode() != text or not 1 <= len(data) <= limit or size not in {None, len(data)}:
+        raise node.refusal(wanted, f"{len(data)} bytes, or base64 with other bits after its end")
+    return data

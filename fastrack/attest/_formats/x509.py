@@ -1,0 +1,378 @@
+"""Load certificates and revocation lists, and verify chains of them up to a pinned root (RFC 5280).
+
+Chains are verified link by link, and links are kept: eight GPUs of a machine have all but one in common. pyca's own
+verifier keeps none, knows no RSASSA-PSS, which AMD signs with, and refuses dates before 2050 as GeneralizedTime, which
+the authorities of NVIDIA's reference manifests write, against section 4.1.2.5.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from base64 import b64decode
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+from itertools import pairwise
+from typing import TypeVar
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.hashes import SHA256, SHA384, SHA512, HashAlgorithm
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509.oid import ExtensionOID, SignatureAlgorithmOID
+
+from fastrack._util.fork import after_fork
+from fastrack.attest._errors import malformed, refused
+from fastrack.attest._formats.roots import Roots
+from fastrack.attest._formats.times import require_in_force, require_time_zone
+from fastrack.errors import AttestationError
+
+E = TypeVar("E", x509.BasicConstraints, x509.KeyUsage, x509.ExtendedKeyUsage)
+
+_LONGEST_CHAIN = 10
+_CACHED_SIZE = 4096  # bytes of a certificate
+_BEGIN, _END = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
+UNREADABLE = (  # what pyca raises at structures that it cannot read, and at keys that it does not know
+    ValueError,
+    TypeError,
+    OverflowError,
+    UnsupportedAlgorithm,
+    x509.DuplicateExtension,
+    x509.InvalidVersion,
+    x509.UnsupportedGeneralNameType,
+)
+KNOWN_CRITICAL = frozenset({ExtensionOID.BASIC_CONSTRAINTS, ExtensionOID.KEY_USAGE})
+_AGAIN = "Ask for the evidence again, with the certificates that belong to it."
+_warnings_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithms:
+    """The algorithms with which the certificates of a vendor may be signed."""
+
+    name: str
+    oids: frozenset[x509.ObjectIdentifier]
+    hashes: tuple[type[HashAlgorithm], ...]
+
+
+ECDSA = Algorithms(
+    "ECDSA",
+    frozenset(getattr(SignatureAlgorithmOID, f"ECDSA_WITH_SHA{size}") for size in (256, 384, 512)),
+    (SHA256, SHA384, SHA512),
+)
+PSS_SHA384 = Algorithms("RSASSA-PSS with SHA-384", frozenset({SignatureAlgorithmOID.RSASSA_PSS}), (SHA384,))
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedChain:
+    """Certificates, the leaf first, each of which the next one issued, up to a pinned root. All were valid then."""
+
+    certificates: tuple[x509.Certificate, ...]
+    verified_at: datetime
+
+    @property
+    def leaf(self) -> x509.Certificate:
+        """The certificate of the key that signed the evidence."""
+        return self.certificates[0]
+
+    @property
+    def issuer(self) -> x509.Certificate:
+        """The certificate of the authority that issued the leaf."""
+        return self.certificates[1]
+
+    @property
+    def root(self) -> x509.Certificate:
+        """The pinned certificate."""
+        return self.certificates[-1]
+
+    @property
+    def valid_until(self) -> datetime:
+        """The first time at which one of the certificates ends."""
+        return min(certificate.not_valid_after_utc for certificate in self.certificates)
+
+
+def verify_chain(
+    certificates: Sequence[x509.Certificate],
+    *,
+    roots: Roots,
+    now: datetime,
+    evidence: str,
+    algorithms: Algorithms = ECDSA,
+) -> VerifiedChain:
+    """Verify a chain of certificates: the leaf first, the root last, none besides. There are two at least.
+
+    `evidence` is the name of the chain for errors, such as "PCK chain". The root is pinned by a hash of all its bytes,
+    so that its own signature would prove nothing.
+    """
+    require_time_zone(now)
+    if not 2 <= len(set(certificates)) == len(certificates) <= _LONGEST_CHAIN:
+        raise _broken(evidence, len(certificates), wanted=f"2 to {_LONGEST_CHAIN} different certificates")
+    root = fingerprint(certificates[-1])
+    if root not in roots:
+        wanted = f"one of the pinned fingerprints {', '.join(sorted(roots)) or '(none)'}"
+        advice = "Pass roots= if this root is to be trusted; else the evidence proves nothing."
+        raise refused(evidence, "root", wanted=wanted, found=root, advice=advice)
+    for number, certificate in enumerate(certificates):
+        start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+        advice = "Check the time that was passed as now=, or ask for evidence under a current certificate."
+        require_in_force(evidence, f"validity of {quoted_name(certificate)}", start, end, now, advice)
+        if number:
+            _require_authority(certificate, number - 1, evidence)
+    _require_signer(certificates[0], evidence)
+    for certificate, issuer in pairwise(certificates):
+        if problem := _find_problem(certificate, issuer, algorithms):
+            wanted = f"{quoted_name(certificate)} issued by {quoted_name(issuer)}"
+            raise _broken(evidence, problem, wanted=wanted)
+    return VerifiedChain(tuple(certificates), now)
+
+
+@lru_cache(maxsize=256)
+def _find_problem(certificate: x509.Certificate, issuer: x509.Certificate, algorithms: Algorithms) -> str | None:
+    """Return why an issuer did not issue a certificate; None if it did. That depends on nothing else, and is kept."""
+    is_known = certificate.signature_algorithm_oid in algorithms.oids
+    if not is_known or not isinstance(certificate.signature_hash_algorithm, algorithms.hashes):
+        return f"a signature by another algorithm than {algorithms.name}"
+    for extension in certificate.extensions:
+        if extension.critical and extension.oid not in KNOWN_CRITICAL:
+            return f"the critical extension {extension.oid.dotted_string}"
+    return find_issuing_problem(certificate, issuer)
+
+
+def find_issuing_problem(certificate: x509.Certificate, issuer: x509.Certificate) -> str | None:
+    """Return why an issuer's name or key is not the one of a certificate's signature; None if it is."""
+    try:
+        certificate.verify_directly_issued_by(issuer)
+    except (InvalidSignature, *UNREADABLE) as error:
+        return str(error) or "a signature that does not hold"
+    return None
+
+
+def _require_authority(certificate: x509.Certificate, below: int, evidence: str) -> None:
+    """Require a certificate that may issue others, with `below` authorities between it and the leaf."""
+    basic = read_extension(certificate, x509.BasicConstraints)
+    if basic is None or not basic.ca:
+        raise _broken(
+            evidence, f"{quoted_name(certificate)}, which is no authority", wanted="authorities above the leaf"
+        )
+    if basic.path_length is not None and basic.path_length < below:
+        raise _broken(
+            evidence, below, wanted=f"at most {basic.path_length} authorities below {quoted_name(certificate)}"
+        )
+    usage = read_extension(certificate, x509.KeyUsage)
+    if usage is not None and not usage.key_cert_sign:
+        raise _broken(evidence, f"{quoted_name(certificate)}, which may sign none", wanted="the key usage keyCertSign")
+
+
+def _require_signer(certificate: x509.Certificate, evidence: str) -> None:
+    basic = read_extension(certificate, x509.BasicConstraints)
+    if basic is not None and basic.ca:
+        raise _broken(evidence, f"the authority {quoted_name(certificate)}", wanted="a leaf that is no authority")
+    usage = read_extension(certificate, x509.KeyUsage)
+    if usage is not None and not usage.digital_signature:
+        raise _broken(evidence, f"{quoted_name(certificate)} without it", wanted="the key usage digitalSignature")
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedCrl:
+    """A revocation list that the authority `issuer` signed, and that is in force until another must be fetched."""
+
+    crl: x509.CertificateRevocationList
+    issuer: x509.Name
+    issued_at: datetime
+    valid_until: datetime
+
+
+def verify_crl(
+    crl: x509.CertificateRevocationList, issuer: x509.Certificate, *, now: datetime, evidence: str
+) -> VerifiedCrl:
+    """Verify that an authority, whose certificate was verified, issued a complete list, which is in force at `now`."""
+    require_time_zone(now)
+    if crl.issuer != _subject(issuer):
+        wanted, found = issuer.subject.rfc4514_string(), crl.issuer.rfc4514_string()
+        advice = "Fetch the list that belongs to this authority."
+        raise refused(evidence, "issuer", wanted=wanted, found=found, advice=advice)
+    usage = read_extension(issuer, x509.KeyUsage)
+    if usage is not None and not usage.crl_sign:
+        raise _broken(evidence, f"{quoted_name(issuer)} without it", wanted="an issuer with the key usage cRLSign")
+    if not _is_signed(crl, issuer):
+        wanted, found = f"one by {quoted_name(issuer)}", "one that does not hold"
+        advice = "The list was altered; fetch it again."
+        raise refused(evidence, "signature", wanted=wanted, found=found, advice=advice)
+    unknown = [extension.oid.dotted_string for extension in crl.extensions if extension.critical]
+    if unknown:
+        raise _broken(evidence, f"the critical extension {unknown[0]}", wanted="a complete list, without any")
+    start, end = crl.last_update_utc, crl.next_update_utc
+    advice = "Fetch a current list, and check the time that was passed as now=."
+    end = require_in_force(evidence, "validity", start, end, now, advice)
+    return VerifiedCrl(crl, _subject(issuer), start, end)
+
+
+def _is_signed(crl: x509.CertificateRevocationList, issuer: x509.Certificate) -> bool:
+    try:
+        return crl.is_signature_valid(issuer.public_key())  # type: ignore[arg-type]
+    except (InvalidSignature, *UNREADABLE):
+        return False
+
+
+def require_unrevoked(certificate: x509.Certificate, verified: VerifiedCrl, *, evidence: str) -> None:
+    """Require that a verified list is that of a certificate's issuer, and does not have it."""
+    field, issuer = f"revocation of {quoted_name(certificate)}", _issuer(certificate)
+    if issuer != verified.issuer:
+        wanted, found = (f"the list of {name.rfc4514_string()}" for name in (issuer, verified.issuer))
+        advice = "Fetch the list of the authority that issued the certificate."
+        raise refused(evidence, field, wanted=wanted, found=found, advice=advice)
+    entry = verified.crl.get_revoked_certificate_by_serial_number(certificate.serial_number)
+    if entry is not None:
+        found = f"serial number {certificate.serial_number:x}, revoked {entry.revocation_date_utc.isoformat()}"
+        wanted, advice = "a certificate that was not revoked", "Do not trust this machine."
+        raise refused(evidence, field, wanted=wanted, found=found, advice=advice)
+
+
+def load_certificate(data: bytes, *, evidence: str) -> x509.Certificate:
+    """Load a certificate in DER, and read all parts of it that are read later."""
+    if len(data) <= _CACHED_SIZE:
+        return _load_cached(data, evidence)
+    return _load(data, evidence)
+
+
+def _load(data: bytes, evidence: str) -> x509.Certificate:
+    with reading(evidence):
+        certificate = x509.load_der_x509_certificate(data)
+        _ = certificate.extensions, certificate.subject, certificate.issuer, certificate.public_key()
+        _ = certificate.signature_hash_algorithm, certificate.signature_algorithm_parameters
+        _require_whole_bytes(data, certificate.signature)
+    return certificate
+
+
+_load_cached = lru_cache(maxsize=64)(_load)
+"""Certificates that `_load` returned: the authorities that all evidence of a kind has in common are loaded once."""
+
+
+def load_chain(data: bytes, *, evidence: str) -> tuple[x509.Certificate, ...]:
+    r"""Load certificates in PEM (RFC 7468), as they are written in its only strict form.
+
+    Lines have 64 characters and may end in CR LF. After the end of the text there may be ends of lines and zero bytes,
+    as Intel has them. Since nothing else is accepted, a changed byte never goes unnoticed. There are one to ten.
+    """
+    text = data.rstrip(b"\0\r\n").replace(b"\r\n", b"\n")
+    if not 1 <= text.count(_BEGIN) <= _LONGEST_CHAIN:
+        raise malformed(
+            evidence, "number of certificates", None, wanted=f"1 to {_LONGEST_CHAIN}", found=text.count(_BEGIN)
+        )
+    encoded = [part.partition(_END)[0] for part in text.split(_BEGIN)[1:]]
+    certificates = tuple(load_certificate(_decode(part, evidence), evidence=evidence) for part in encoded)
+    written = b"".join(map(_write_pem, certificates))
+    if text != written.removesuffix(b"\n"):
+        raise malformed(
+            evidence, "text", None, wanted="PEM in its strict form", found="another text that decodes alike"
+        )
+    return certificates
+
+
+def _decode(text: bytes, evidence: str) -> bytes:
+    try:
+        return b64decode(text)
+    except ValueError as error:
+        raise malformed(evidence, "text", None, wanted="base64", found=str(error)) from None
+
+
+@lru_cache(maxsize=64)
+def _write_pem(certificate: x509.Certificate) -> bytes:
+    return certificate.public_bytes(Encoding.PEM)
+
+
+def load_crl(data: bytes, *, evidence: str) -> x509.CertificateRevocationList:
+    """Load a certificate revocation list in DER, and read all parts of it that are read later."""
+    with reading(evidence):
+        crl = x509.load_der_x509_crl(data)
+        _ = crl.extensions, crl.issuer, crl.last_update_utc, crl.next_update_utc
+        _require_whole_bytes(data, crl.signature)
+    return crl
+
+
+def fingerprint(certificate: x509.Certificate) -> str:
+    """Return the SHA-256 fingerprint of a certificate, as 64 lower-case hexadecimal digits."""
+    return certificate.fingerprint(SHA256()).hex()
+
+
+def common_name(name: x509.Name) -> str:
+    """Return the common name of a subject or issuer, or all of it if it does not have exactly one."""
+    found = name.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
+    return str(found[0].value) if len(found) == 1 else name.rfc4514_string()
+
+
+@lru_cache(maxsize=64)
+def subject_name(certificate: x509.Certificate) -> str:
+    """Return the common name of the subject of a certificate."""
+    return common_name(certificate.subject)
+
+
+def extension_value(certificate: x509.Certificate, oid: str) -> bytes | None:
+    """Return the DER value of an extension that pyca does not know; None if the certificate lacks it."""
+    try:
+        value = certificate.extensions.get_extension_for_oid(x509.ObjectIdentifier(oid)).value
+    except x509.ExtensionNotFound:
+        return None
+    return value.public_bytes()
+
+
+def read_extension(certificate: x509.Certificate, kind: type[E]) -> E | None:
+    """Return an extension that pyca knows; None if the certificate lacks it."""
+    try:
+        return certificate.extensions.get_extension_for_class(kind).value
+    except x509.ExtensionNotFound:
+        return None
+
+
+def _require_whole_bytes(data: bytes, signature: bytes) -> None:
+    """Require a signature without unused bits, of which pyca accepts any number that leaves its bytes as they are."""
+    if not data.endswith(b"\0" + signature):
+        raise ValueError("the signature has unused bits")
+
+
+@contextmanager
+def reading(evidence: str) -> Iterator[None]:
+    """Turn pyca's errors about malformed structures into ours.
+
+    Its warning about the serial number 0, which every VCEK of AMD has, is dropped. A name of which it warns is refused,
+    so that it warns of none later.
+    """
+    try:
+        with _warnings_lock, warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
+        if any(str(warning.message).startswith("Attribute's length") for warning in caught):
+            raise ValueError("a part of a name is too short or too long")
+    except UNREADABLE as error:
+        raise malformed(evidence, "encoding", None, wanted="an X.509 structure", found=str(error)) from None
+
+
+@lru_cache(maxsize=64)
+def _subject(certificate: x509.Certificate) -> x509.Name:
+    return certificate.subject
+
+
+@lru_cache(maxsize=64)
+def _issuer(certificate: x509.Certificate) -> x509.Name:
+    return certificate.issuer
+
+
+def _reset_after_fork() -> None:
+    """Replace the lock in a forked child, as the thread that holds it may not have come along."""
+    global _warnings_lock  # noqa: PLW0603
+    _warnings_lock = threading.Lock()
+
+
+after_fork(_reset_after_fork)
+
+
+def quoted_name(certificate: x509.Certificate) -> str:
+    """Return the common name of the subject of a certificate, in quotes."""
+    return repr(subject_name(certificate))
+
+
+def _broken(evidence: str, found: object, *, wanted: object) -> AttestationError:
+    return refused(evidence, "certificates", wanted=wanted, found=found, advice=_AGAIN)

@@ -1,0 +1,1 @@
+"""Evidence of NVIDIA's GPUs, and the measurements that they should have."""

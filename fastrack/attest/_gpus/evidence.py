@@ -1,0 +1,358 @@
+"""Verify attestation reports of NVIDIA's GPUs and NVSwitches with the certificates that the devices hand out."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from fastrack._util.public import attest_public
+from fastrack.attest._errors import malformed, refused
+from fastrack.attest._formats.ocsp import check_revocation
+from fastrack.attest._formats.roots import NVIDIA_ROOTS, Roots
+from fastrack.attest._formats.signatures import verify_ecdsa
+from fastrack.attest._formats.x509 import load_chain, verify_chain
+from fastrack.attest._gpus.identity import GpuArchitecture, read_identity
+from fastrack.attest._gpus.report import EVIDENCE, NONCE_SIZE, GpuReport, OpaqueField, parse_gpu_report
+
+_LATEST_VERSION = 1  # of the opaque data
+_VBIOS_SIZE = 8
+_ID_SIZE = 8  # of a device's id for PCIe (PDI), which its chip id ends in
+_GPU_IDS = 64  # bytes of ids in a switch's list, before the numbers of ports
+_ENABLED, _DISABLED = b"\xaa", b"\x55"
+_SWITCH_BOARD = "5612_0002_890"  # project, SKU and chip SKU of all LS10 boards, which their reports do not have
+_AGAIN = "Ask the device for a report with the nonce of this challenge."
+
+
+@attest_public
+class GpuMode(StrEnum):
+    """The confidential mode that a GPU reports about itself.
+
+    ``SINGLE`` (SPT): one GPU in one virtual machine. ``MULTI`` (MPT): several GPUs, with encrypted NVLink.
+    ``PROTECTED_PCIE`` (PPCIE): several GPUs of the Hopper generation, whose NVLinks and switches are trusted and plain.
+
+    Examples
+    --------
+    >>> from fastrack import attest
+    >>> attest.GpuMode("SPT") is attest.GpuMode.SINGLE
+    True
+    """
+
+    SINGLE = "SPT"
+    MULTI = "MPT"
+    PROTECTED_PCIE = "PPCIE"
+
+
+@attest_public
+@dataclass(frozen=True, slots=True)
+class VerifiedGpuReport:
+    """A report that a device of NVIDIA signed for a given nonce, whose certificates lead to a pinned root.
+
+    The report is proved, and not judged: an outdated or altered driver has valid reports too. The measurements say
+    something once `match_measurements` has compared them with NVIDIA's reference manifests. The report alone does not
+    tell confidential mode from dev-tools mode: NVIDIA derives "debugging disabled" from measurements that match their
+    manifests, and the driver (NVML) states it inside of a virtual machine whose own evidence covers the driver.
+
+    Attributes
+    ----------
+    evidence : str
+        The name of this report for errors, such as "GPU 3 report".
+    architecture : GpuArchitecture
+        The generation, by the names in the certificates.
+    model : str
+        The name of the device in its certificate, such as "GH100 A01 GSP BROM"; NVIDIA's claim ``hwmodel``.
+    chip : str
+        The chip, such as "GH100", by the report or else the certificate; reference manifests name it as their product.
+    chip_id : str
+        The serial number in the name of the device's own certificate, in hexadecimal. It never changes.
+    ueid : int
+        The serial number of the certificate of the key that signed, which changes with firmware; NVIDIA's claim
+        ``ueid``.
+    project, project_sku, chip_sku : str or None
+        The board; None for switches.
+    driver_version : str or None
+        The version of the driver; None for switches.
+    vbios_version : str
+        The version of the VBIOS, or of the BIOS of a switch.
+    mode : GpuMode or None
+        The confidential mode, by the feature flag or the status of protected PCIe; None for switches, and for firmware
+        that reports neither.
+    linked_to : frozenset of str
+        The chip ids of the devices at the other ends of its NVLinks: of switches for a GPU, of GPUs for a switch.
+    is_locked : bool or None
+        True if a switch is locked, so that its links do not change; None for GPUs.
+    is_pcie_protected : bool or None
+        True if the GPU reports protected PCIe; None if it does not say.
+    is_nvdec_enabled : bool or None
+        False if the first video decoder is off, so that its measurement has no reference value; None for switches.
+    fwid : bytes
+        The digest of the firmware that the signing key was made for, by the certificate; 48 bytes.
+    nonce : bytes
+        The nonce that the report was asked with.
+    measurements : tuple of bytes
+        SHA-384 digests by index, from 0, as reference manifests count.
+    verified_at : datetime.datetime
+        The time at which everything was valid.
+    revocation_checked_at : datetime.datetime or None
+        The time of the oldest OCSP response that was used; None if none was passed.
+    valid_until : datetime.datetime
+        The first time at which a certificate or OCSP response is no longer valid.
+
+    Examples
+    --------
+    >>> from dataclasses import fields
+    >>> from fastrack import attest
+    >>> [field.name for field in fields(attest.VerifiedGpuReport)][:6]
+    ['evidence', 'architecture', 'model', 'chip', 'chip_id', 'ueid']
+    """
+
+    evidence: str
+    architecture: GpuArchitecture
+    model: str
+    chip: str
+    chip_id: str
+    ueid: int
+    project: str | None
+    project_sku: str | None
+    chip_sku: str | None
+    driver_version: str | None
+    vbios_version: str
+    mode: GpuMode | None
+    linked_to: frozenset[str]
+    is_locked: bool | None
+    is_pcie_protected: bool | None
+    is_nvdec_enabled: bool | None
+    fwid: bytes
+    nonce: bytes
+    measurements: tuple[bytes, ...]
+    verified_at: datetime
+    revocation_checked_at: datetime | None
+    valid_until: datetime
+
+    @property
+    def is_switch(self) -> bool:
+        """True for an NVSwitch."""
+        return self.architecture is GpuArchitecture.NVSWITCH
+
+    @property
+    def rim_ids(self) -> tuple[str, ...]:
+        """The ids of its reference manifests in NVIDIA's service: of driver and VBIOS, or of a switch's BIOS."""
+        firmware = self.vbios_version.replace(".", "").upper()
+        if self.is_switch:
+            return (f"NV_SWITCH_BIOS_{_SWITCH_BOARD}_{firmware}",)
+        kind = "DRIVER" if self.architecture is GpuArchitecture.HOPPER else "CC_DRIVER"
+        board = f"{self.project}_{self.project_sku}_{self.chip_sku}"
+        return f"NV_GPU_{kind}_{self.chip}_{self.driver_version}", f"NV_GPU_VBIOS_{board}_{firmware}"
+
+
+@attest_public
+def verify_gpu_report(
+    report: GpuReport | bytes,
+    chain: bytes,
+    *,
+    nonce: bytes,
+    now: datetime,
+    roots: Roots = NVIDIA_ROOTS,
+    ocsp: Collection[bytes] | None = None,
+    evidence: str = EVIDENCE,
+) -> VerifiedGpuReport:
+    """Verify a report of a GPU or NVSwitch, offline.
+
+    The key of the first certificate signed the report; the five certificates lead from it, by the device and its
+    provisioning authority, to the root, and are of one chip; the nonce is the expected one; the firmware that the
+    report names is that in the certificate.
+
+    Parameters
+    ----------
+    report : GpuReport or bytes
+        The report. A parsed one is parsed again.
+    chain : bytes
+        The five certificates in PEM, as ``nvmlDeviceGetConfComputeGpuCertificate`` gives them.
+    nonce : bytes
+        The nonce that the report must have been asked with, 32 bytes.
+    now : datetime.datetime
+        The time, with a time zone.
+    roots : collection of str
+        SHA-256 fingerprints of the roots that are trusted; NVIDIA's by default.
+    ocsp : collection of bytes, optional
+        OCSP responses in DER for the certificates between leaf and root, all of which are then required to be good.
+        Without it, revocation is not checked, and `VerifiedGpuReport.revocation_checked_at` is None.
+    evidence : str
+        A name for the report, for errors, such as "GPU 3 report".
+
+    Returns
+    -------
+    VerifiedGpuReport
+        The claims of the report.
+
+    Raises
+    ------
+    AttestationError
+        If anything does not hold.
+    FormatError
+        If a structure is malformed.
+    ValueError
+        If `now` has no time zone, or `nonce` another size.
+
+    Examples
+    --------
+    >>> from datetime import UTC, datetime
+    >>> import fastrack
+    >>> from fastrack import attest
+    >>> try:
+    ...     attest.verify_gpu_report(b"no report", b"", nonce=bytes(32), now=datetime(2026, 6, 1, tzinfo=UTC))
+    ... except fastrack.FormatError as error:
+    ...     print(error)
+    reading the GPU report failed: expected 11 as its SPDM version of the request at offset 0, got 6e. It is ...
+    """
+    if len(nonce) != NONCE_SIZE:
+        raise ValueError(f"expected nonce= with {NONCE_SIZE} bytes, got {len(nonce)}")
+    parsed = parse_gpu_report(report.data if isinstance(report, GpuReport) else report)
+    name = f"certificate chain of the {evidence}"
+    verified = verify_chain(load_chain(chain, evidence=name), roots=roots, now=now, evidence=name)
+    identity = read_identity(verified, evidence=name)
+    verify_ecdsa(
+        verified.leaf.public_key(),
+        parsed.signature,
+        parsed.signed,
+        curve="P-384",
+        evidence=evidence,
+        field="signature",
+    )
+    if not hmac.compare_digest(parsed.nonce, nonce):
+        raise refused(evidence, "nonce", wanted=bytes(nonce), found=parsed.nonce, advice=_AGAIN)
+    reported = parsed.field(OpaqueField.FWID)
+    if reported is not None and reported != identity.fwid:
+        advice = "The report is not of the firmware that the certificate was issued for; ask for both again."
+        raise refused(evidence, "firmware id", wanted=identity.fwid, found=reported, advice=advice)
+    fields = ReportFields(parsed, is_switch=identity.architecture is GpuArchitecture.NVSWITCH)
+    own = parsed.field(OpaqueField.DEVICE_ID)
+    wanted = identity.chip_id[-2 * _ID_SIZE :].lower()
+    if identity.architecture is GpuArchitecture.NVSWITCH and (own is None or own.hex() != wanted):
+        raise refused(evidence, "device id", wanted=wanted, found=own or "none", advice=_AGAIN)
+    checked_at, valid_until = check_revocation(
+        verified.certificates[1:], ocsp, now=now, evidence=f"OCSP response for the {evidence}"
+    )
+    return VerifiedGpuReport(
+        evidence=evidence,
+        architecture=identity.architecture,
+        model=identity.model,
+        chip=fields.text_or_none(OpaqueField.CHIP) or identity.chip,
+        chip_id=identity.chip_id,
+        ueid=identity.ueid,
+        project=fields.board(OpaqueField.PROJECT),
+        project_sku=fields.board(OpaqueField.PROJECT_SKU),
+        chip_sku=fields.board(OpaqueField.CHIP_SKU),
+        driver_version=fields.board(OpaqueField.DRIVER_VERSION),
+        vbios_version=fields.vbios_version(),
+        mode=fields.mode(),
+        linked_to=fields.linked_to(),
+        is_locked=fields.is_locked(),
+        is_pcie_protected=fields.switched_on(OpaqueField.PROTECTED_PCIE),
+        is_nvdec_enabled=fields.switched_on(OpaqueField.NVDEC_STATUS),
+        fwid=identity.fwid,
+        nonce=parsed.nonce,
+        measurements=parsed.measurements,
+        verified_at=now,
+        revocation_checked_at=checked_at,
+        valid_until=min(verified.valid_until, valid_until or verified.valid_until),
+    )
+
+
+class ReportFields:
+    """The opaque data of a report, decoded."""
+
+    def __init__(self, report: GpuReport, *, is_switch: bool) -> None:
+        self._fields = dict(report.opaque)
+        self._is_switch = is_switch
+        self._version = int.from_bytes(self._fields.get(OpaqueField.VERSION, b""), "little")
+        if self._version > _LATEST_VERSION:
+            raise malformed(EVIDENCE, "version of the opaque data", None, wanted="0 or 1", found=self._version)
+
+    def _require(self, number: OpaqueField) -> bytes:
+        if number not in self._fields:
+            wanted = f"field {int(number)} of the opaque data"
+            raise malformed(EVIDENCE, _NAMES[number], None, wanted=wanted, found="none")
+        return self._fields[number]
+
+    def text(self, number: OpaqueField) -> str:
+        """Decode printable ASCII that may end in zero bytes."""
+        value = self._require(number).rstrip(b"\0")
+        if not value or not value.isascii() or not value.decode().isprintable():
+            raise malformed(EVIDENCE, _NAMES[number], None, wanted="printable ASCII", found=self._fields[number])
+        return value.decode()
+
+    def text_or_none(self, number: OpaqueField) -> str | None:
+        """Decode a field as `text` does, if it is there."""
+        return self.text(number) if number in self._fields else None
+
+    def board(self, number: OpaqueField) -> str | None:
+        """Decode a field as `text` does, which GPUs must have and switches need not have."""
+        return self.text_or_none(number) if self._is_switch else self.text(number)
+
+    def vbios_version(self) -> str:
+        """Decode the version of the firmware: text for switches, five numbers in eight bytes for GPUs."""
+        number = OpaqueField.VBIOS_VERSION
+        if self._is_switch:
+            return self.text(number)
+        value = self._require(number)
+        if len(value) != _VBIOS_SIZE or any(value[5:]):
+            raise malformed(EVIDENCE, _NAMES[number], None, wanted="5 bytes and 3 of zero", found=value)
+        return ".".join(f"{part:02X}" for part in (*value[3::-1], value[4]))
+
+    def mode(self) -> GpuMode | None:
+        """Decode the feature flag, which opaque data have from version 1 on, and the status of protected PCIe."""
+        if self._is_switch:
+            return None
+        is_protected = bool(self.switched_on(OpaqueField.PROTECTED_PCIE))
+        if self._version == 0:  # as of driver 570, where the status alone tells
+            return GpuMode.PROTECTED_PCIE if is_protected else None
+        value = self._require(OpaqueField.FEATURE_FLAG)
+        modes = list(GpuMode)
+        flag = int.from_bytes(value, "little")
+        if flag >= len(modes) or (modes[flag] is GpuMode.PROTECTED_PCIE) is not is_protected:
+            wanted = "2 with protected PCIe on, else 0 or 1"
+            raise malformed(EVIDENCE, "feature flag", None, wanted=wanted, found=flag)
+        return modes[flag]
+
+    def linked_to(self) -> frozenset[str]:
+        """Decode the ids of the devices at the other ends of the NVLinks; zeros are links that are off."""
+        number, kind, step = (
+            (OpaqueField.LINKED_GPUS, "41", 1) if self._is_switch else (OpaqueField.DEVICE_ID, "50", -1)
+        )
+        value = self._fields.get(number, b"")
+        ids = value[:_GPU_IDS] if self._is_switch else value
+        if len(ids) % _ID_SIZE:
+            raise malformed(EVIDENCE, _NAMES[number], None, wanted=f"ids of {_ID_SIZE} bytes", found=value)
+        found = (ids[start : start + _ID_SIZE][::step] for start in range(0, len(ids), _ID_SIZE))
+        return frozenset(f"{kind}{one.hex().upper()}" for one in found if any(one))
+
+    def is_locked(self) -> bool | None:
+        """Decode the lock of a switch, which is 1 in two bytes."""
+        return self._fields.get(OpaqueField.LOCK) == b"\1\0" if self._is_switch else None
+
+    def switched_on(self, number: OpaqueField) -> bool | None:
+        """Decode a status, which is 0xAA for on and 0x55 for off."""
+        value = self._fields.get(number)
+        if value is None:
+            return None
+        if value not in {_ENABLED, _DISABLED}:
+            raise malformed(EVIDENCE, _NAMES[number], None, wanted="aa or 55", found=value)
+        return value == _ENABLED
+
+
+_NAMES = {
+    OpaqueField.DRIVER_VERSION: "driver version",
+    OpaqueField.VBIOS_VERSION: "VBIOS version",
+    OpaqueField.NVDEC_STATUS: "status of the video decoder",
+    OpaqueField.CHIP_SKU: "chip SKU",
+    OpaqueField.PROJECT: "project",
+    OpaqueField.PROJECT_SKU: "project SKU",
+    OpaqueField.PROTECTED_PCIE: "status of protected PCIe",
+    OpaqueField.DEVICE_ID: "linked switches",
+    OpaqueField.LINKED_GPUS: "linked GPUs",
+    OpaqueField.CHIP: "chip",
+    OpaqueField.FEATURE_FLAG: "feature flag",
+}

@@ -1,0 +1,387 @@
+"""Verify NVIDIA's reference integrity manifests (RIM), which hold the measurements that a driver or VBIOS has.
+
+A manifest is a SWID tag (ISO/IEC 19770-2:2015; TCG, "Reference Integrity Manifest Information Model") with an enveloped
+XML Signature (https://www.w3.org/TR/xmldsig-core1/) by ECDSA on P-384 with SHA-384.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+from base64 import b64decode, b64encode
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import sha384
+
+from cryptography import x509
+
+from fastrack._util.public import attest_public
+from fastrack.attest._errors import refused
+from fastrack.attest._formats.cache import Kept
+from fastrack.attest._formats.ocsp import check_revocation
+from fastrack.attest._formats.roots import NVIDIA_RIM_ROOTS, Roots
+from fastrack.attest._formats.signatures import verify_ecdsa
+from fastrack.attest._formats.times import require_time_zone
+from fastrack.attest._formats.x509 import load_certificate, subject_name, verify_chain
+from fastrack.attest._formats.xml import Element, canonicalize, parse
+from fastrack.attest._gpus.report import DIGEST_SIZE
+
+EVIDENCE = "RIM"
+
+_SWID = "http://standards.iso.org/iso/19770/-2/2015/schema.xsd"
+_DSIG = "http://www.w3.org/2000/09/xmldsig#"
+_HASHES = "http://www.w3.org/2001/04/xmlenc#sha384"  # as NVIDIA's files have it; it names an algorithm elsewhere
+_C14N = "http://www.w3.org/2006/12/xml-c14n11"
+_ENVELOPED = "http://www.w3.org/2000/09/xmldsig#enveloped-signature"
+_ECDSA = "http://www.w3.org/2001/04/xmldsig-more#ecdsa-sha384"
+_SHA384 = "http://www.w3.org/2001/04/xmldsig-more#sha384"
+_LONGEST_CHAIN = 10
+_MOST_INDEXES = 256
+_NUMBER = re.compile(r"0|[1-9]\d{0,2}")
+_DIGEST = re.compile(rf"[0-9a-fA-F]{{{2 * DIGEST_SIZE}}}")
+_FETCH = "Fetch the manifest again, by its id."
+
+
+@attest_public
+@dataclass(frozen=True, slots=True)
+class RimMeasurement:
+    r"""The values that a measurement may have.
+
+    Attributes
+    ----------
+    index : int
+        The index of the measurement, from 0.
+    name : str
+        A name for it.
+    is_active : bool
+        False if the manifest says nothing about this index.
+    values : tuple of bytes
+        SHA-384 digests, one of which an active measurement must have.
+
+    Examples
+    --------
+    >>> from fastrack import attest
+    >>> measurement = attest.RimMeasurement(7, "Measurement_7", True, (bytes(48), b"\1" * 48))
+    >>> b"\1" * 48 in measurement.values
+    True
+    """
+
+    index: int
+    name: str
+    is_active: bool
+    values: tuple[bytes, ...]
+
+
+@attest_public
+@dataclass(frozen=True, slots=True)
+class Rim:
+    """A reference integrity manifest as it was parsed. All values are untrusted.
+
+    Attributes
+    ----------
+    data : bytes
+        The whole file.
+    tag_id : str
+        The identifier of this version of the tag.
+    product : str
+        The chip, such as "GH100".
+    edition : str
+        "GPU" or "SWITCH".
+    version : str
+        The version of the driver, VBIOS or switch BIOS. A manifest does not say which of them it is about, nor a board.
+    measurements : tuple of RimMeasurement
+        All measurements, by their indexes.
+
+    Examples
+    --------
+    >>> import fastrack
+    >>> from fastrack import attest
+    >>> try:
+    ...     attest.parse_rim(b"<!DOCTYPE tag><tag/>")
+    ... except fastrack.FormatError as error:
+    ...     print(error)
+    reading the RIM failed: expected elements and text alone as its text in line 1, got a document type. It is ...
+    """
+
+    data: bytes
+    tag_id: str
+    product: str
+    edition: str
+    version: str
+    measurements: tuple[RimMeasurement, ...]
+
+    @property
+    def active(self) -> tuple[RimMeasurement, ...]:
+        """The measurements that it has values for."""
+        return tuple(measurement for measurement in self.measurements if measurement.is_active)
+
+
+@attest_public
+@dataclass(frozen=True, slots=True)
+class VerifiedRim:
+    """A manifest whose signer's certificates lead to a pinned root.
+
+    Attributes
+    ----------
+    rim : Rim
+        The manifest. All of it was signed.
+    signer : str
+        The name in the signer's certificate.
+    verified_at : datetime.datetime
+        The time at which everything was valid.
+    revocation_checked_at : datetime.datetime or None
+        The time of the oldest OCSP response that was used; None if none was passed.
+    valid_until : datetime.datetime
+        The first time at which a certificate or OCSP response is no longer valid.
+
+    Examples
+    --------
+    >>> from dataclasses import fields
+    >>> from fastrack import attest
+    >>> [field.name for field in fields(attest.VerifiedRim)]
+    ['rim', 'signer', 'verified_at', 'revocation_checked_at', 'valid_until']
+    """
+
+    rim: Rim
+    signer: str
+    verified_at: datetime
+    revocation_checked_at: datetime | None
+    valid_until: datetime
+
+
+@attest_public
+def parse_rim(data: bytes) -> Rim:
+    """Parse a manifest, without a look at its signature.
+
+    Parameters
+    ----------
+    data : bytes
+        The file: XML in UTF-8.
+
+    Returns
+    -------
+    Rim
+        Its content, all of it untrusted.
+
+    Raises
+    ------
+    FormatError
+        If it is malformed, or more than such a manifest consists of.
+
+    Examples
+    --------
+    >>> from fastrack import attest
+    >>> attest.parse_rim(b"<tag/>")
+    Traceback (most recent call last):
+        ...
+    fastrack.FormatError: reading the RIM failed: expected SoftwareIdentity as its name of <tag> in line 1, got tag. ...
+    """
+    data = bytes(data)
+    return _read_rim(data, parse(data, EVIDENCE))
+
+
+@attest_public
+def verify_rim(
+    rim: Rim | bytes,
+    *,
+    now: datetime,
+    roots: Roots = NVIDIA_RIM_ROOTS,
+    ocsp: Collection[bytes] | None = None,
+    evidence: str = EVIDENCE,
+) -> VerifiedRim:
+    """Verify a manifest, offline.
+
+    The signature is over the whole document but itself, and by the key of the first certificate in it; the certificates
+    lead to the root and are valid at `now`.
+
+    Parameters
+    ----------
+    rim : Rim or bytes
+        The manifest. A parsed one is parsed again.
+    now : datetime.datetime
+        The time, with a time zone.
+    roots : collection of str
+        SHA-256 fingerprints of the roots that are trusted; NVIDIA's root of manifests by default.
+    ocsp : collection of bytes, optional
+        OCSP responses in DER for all certificates but the root, which are then required to be good. Without it,
+        revocation is not checked, and `VerifiedRim.revocation_checked_at` is None.
+    evidence : str
+        A name for the manifest, for errors, such as "driver RIM".
+
+    Returns
+    -------
+    VerifiedRim
+        The manifest and its times.
+
+    Raises
+    ------
+    AttestationError
+        If anything does not hold.
+    FormatError
+        If it is malformed.
+    ValueError
+        If `now` has no time zone.
+
+    Examples
+    --------
+    >>> from datetime import UTC, datetime
+    >>> import fastrack
+    >>> from fastrack import attest
+    >>> try:
+    ...     attest.verify_rim(b"no manifest", now=datetime(2026, 6, 1, tzinfo=UTC))
+    ... except fastrack.FormatError as error:
+    ...     print(error)
+    reading the RIM failed: expected well-formed XML as its text, got syntax error: line 1, column 0. It is damaged, ...
+    """
+    require_time_zone(now)
+    parsed, certificates = open_signed(bytes(rim.data if isinstance(rim, Rim) else rim), evidence=evidence)
+    name = f"certificate chain of the {evidence}"
+    chain = verify_chain(certificates, roots=roots, now=now, evidence=name)
+    checked_at, valid_until = check_revocation(
+        chain.certificates, ocsp, now=now, evidence=f"OCSP response for the {evidence}"
+    )
+    return VerifiedRim(
+        rim=parsed,
+        signer=subject_name(chain.leaf),
+        verified_at=now,
+        revocation_checked_at=checked_at,
+        valid_until=min(chain.valid_until, valid_until or chain.valid_until),
+    )
+
+
+def _verify_signature(data: bytes, evidence: str) -> tuple[Rim, tuple[x509.Certificate, ...]]:
+    """Parse a manifest, and verify its signature by the key of its first certificate, of which nothing is known yet."""
+    root = parse(data, EVIDENCE)
+    rim = _read_rim(data, root)
+    signature = root.elements[-1]
+    signed_info, value, key_info = signature.only(
+        *((_DSIG, name) for name in ("SignedInfo", "SignatureValue", "KeyInfo"))
+    )
+    signature.expect_attributes()
+    certificates = _read_certificates(key_info, evidence)
+    digest = _read_signed_info(signed_info)
+    verify_ecdsa(
+        certificates[0].public_key(),
+        _read_base64(value),
+        canonicalize(signed_info),
+        curve="P-384",
+        evidence=evidence,
+        field="signature",
+    )
+    found = sha384(canonicalize(root, without=signature)).digest()
+    if not hmac.compare_digest(found, digest):
+        raise refused(evidence, "digest", wanted=digest, found=found, advice=f"It was altered. {_FETCH}")
+    return rim, certificates
+
+
+open_signed = Kept(_verify_signature, 32)
+
+
+def _read_rim(data: bytes, root: Element) -> Rim:
+    """Read a tag, whose last element must be its only signature, so that what is read is what was signed."""
+    if root.name != (_SWID, "SoftwareIdentity"):
+        raise root.refusal("name", "SoftwareIdentity", root.name[1])
+    _, meta, payload, signature = root.only(*((_SWID, n) for n in ("Entity", "Meta", "Payload")), (_DSIG, "Signature"))
+    for kind in ("corpus", "patch", "supplemental"):
+        if root.attributes.get(("", kind), "false") != "false":
+            raise root.refusal(f"attribute {kind}", "false", root.attribute(kind))
+    inner = set(map(id, signature.walk()))
+    if any(element.name[0] == _DSIG for element in root.walk() if id(element) not in inner):
+        raise root.refusal("content", "one signature", "elements of another")
+    if meta.attribute("PayloadType") != "direct":
+        raise meta.refusal("attribute PayloadType", "direct", meta.attribute("PayloadType"))
+    payload.require_no_text()
+    return Rim(
+        data=data,
+        tag_id=root.attribute("tagId"),
+        product=meta.attribute("product"),
+        edition=meta.attribute("edition"),
+        version=meta.attribute("colloquialVersion"),
+        measurements=_read_measurements(payload),
+    )
+
+
+def _read_measurements(payload: Element) -> tuple[RimMeasurement, ...]:
+    measurements: dict[int, RimMeasurement] = {}
+    for element in payload.elements:
+        if element.name != (_SWID, "Resource") or element.attribute("type") != "Measurement":
+            raise element.refusal("type", "a measurement", "a reference value of another kind")
+        element.only()
+        measurement = _read_measurement(element)
+        if measurement.index in measurements:
+            raise element.refusal("attribute index", "each once", f"{measurement.index} twice")
+        measurements[measurement.index] = measurement
+    return tuple(measurements[index] for index in sorted(measurements))
+
+
+def _read_measurement(element: Element) -> RimMeasurement:
+    active = element.attribute("active")
+    if active not in {"True", "False"}:
+        raise element.refusal("attribute active", "True or False", active)
+    if element.attribute("size") != str(DIGEST_SIZE):
+        raise element.refusal("attribute size", DIGEST_SIZE, element.attribute("size"))
+    count = _read_number(element, "alternatives")
+    values = [element.attribute(f"Hash{number}", _HASHES) for number in range(count)]
+    if not count or sum(namespace == _HASHES for namespace, _ in element.attributes) != count:
+        raise element.refusal("attribute alternatives", "the number of values, from 1", count)
+    for value in values:
+        if not _DIGEST.fullmatch(value):
+            raise element.refusal("value", "a digest of SHA-384 in hexadecimal", value)
+    digests = tuple(bytes.fromhex(value) for value in values)
+    return RimMeasurement(_read_number(element, "index"), element.attribute("name"), active == "True", digests)
+
+
+def _read_number(element: Element, name: str) -> int:
+    text = element.attribute(name)
+    if not _NUMBER.fullmatch(text) or int(text) >= _MOST_INDEXES:
+        raise element.refusal(f"attribute {name}", f"a number below {_MOST_INDEXES}", text)
+    return int(text)
+
+
+def _read_certificates(key_info: Element, evidence: str) -> tuple[x509.Certificate, ...]:
+    """Read the certificates of the signer: the leaf first, the root last."""
+    key_info.expect_attributes()
+    (data,) = key_info.only((_DSIG, "X509Data"))
+    data.expect_attributes()
+    elements = data.only(*[(_DSIG, "X509Certificate")] * min(len(data.elements) or 1, _LONGEST_CHAIN))
+    for element in elements:
+        element.expect_attributes()
+    name = f"certificate chain of the {evidence}"
+    return tuple(load_certificate(_read_base64(element), evidence=name) for element in elements)
+
+
+def _read_signed_info(signed_info: Element) -> bytes:
+    """Require the only profile that is supported, with one reference to the whole document, and return the digest."""
+    signed_info.expect_attributes()
+    names = ("CanonicalizationMethod", "SignatureMethod", "Reference")
+    canonicalization, method, reference = signed_info.only(*((_DSIG, name) for name in names))
+    canonicalization.expect_attributes(Algorithm=_C14N)
+    method.expect_attributes(Algorithm=_ECDSA)
+    reference.expect_attributes(URI="")
+    transforms, digest_method, digest = reference.only(
+        *((_DSIG, name) for name in ("Transforms", "DigestMethod", "DigestValue"))
+    )
+    transforms.expect_attributes()
+    enveloped, form = transforms.only((_DSIG, "Transform"), (_DSIG, "Transform"))
+    enveloped.expect_attributes(Algorithm=_ENVELOPED)
+    form.expect_attributes(Algorithm=_C14N)
+    digest_method.expect_attributes(Algorithm=_SHA384)
+    for element in (canonicalization, method, enveloped, form, digest_method):
+        element.only()
+    value = _read_base64(digest)
+    if len(value) != DIGEST_SIZE:
+        raise digest.refusal("content", f"{DIGEST_SIZE} bytes", len(value))
+    return value
+
+
+def _read_base64(element: Element) -> bytes:
+    """Read bytes in base64, in its only form but for ends of lines."""
+    text = element.text().replace("\n", "")
+    try:
+        value = b64decode(text, validate=True)
+    except ValueError as error:
+        raise element.refusal("content", "base64", str(error)) from None
+    if b64encode(value).decode() != text:
+        raise element.refusal("content", "base64", "unused bits that are set")
+    return value
