@@ -16,6 +16,7 @@ def each(names, cases, ids=reprlib.repr):
     when the test runs: each value, or each pair of a name and a value, is a case.
     """
     names = names.split(",") if isinstance(names, str) else names
+    is_one = len(names) == 1
     cases = cases if callable(cases) else list(cases)
     ids = ids if callable(ids) else list(ids)
 
