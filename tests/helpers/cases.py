@@ -25,9 +25,7 @@ def each(names, cases, ids=reprlib.repr):
         if callable(cases):
             made = [pytest.param(*pair[-len(names) :], id=pair[0]) for pair in cases().items()]
         else:
-            made = [
-                case if isinstance(case, Case) else pytest.param(*[case] if len(names) == 1 else case) for case in cases
-            ]
+            made = [case if isinstance(case, Case) else pytest.param(*([case] if is_one else case)) for case in cases]
         assert all(len(case.values) == len(names) and not case.marks for case in made)
         if callable(ids):
             return [(case, case.id or ", ".join(str(ids(value)) for value in case.values)) for case in made]
