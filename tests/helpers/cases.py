@@ -15,6 +15,8 @@ def each(names, cases):
     """
     names = names.split(",") if isinstance(names, str) else names
     cases = [case if len(names) > 1 else (case,) for case in cases]
+    if not cases:  # a test of nothing would pass
+        raise ValueError(f"expected cases of {', '.join(names)}, got none")
 
     def decorate(test):
         @functools.wraps(test)
