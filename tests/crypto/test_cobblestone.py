@@ -53,18 +53,6 @@ def opened_with(message_key, message):
 # Published vectors
 
 
-@pytest.mark.usefixtures("derive_as_published")
-@each("vector", VECTORS)
-def test_a_published_header_opens_or_is_refused(vector):
-    if vector.has_good_header:
-        message_key = open_header(vector.message[:HEADER_SIZE], vector.key, vector.context)
-        assert bytes(message_key.key) == vector.aead_key
-        assert bytes(message_key.nonce) == vector.base_nonce
-    else:
-        with pytest.raises((AuthenticationError, FormatError)):
-            open_header(vector.message[:HEADER_SIZE], vector.key, vector.context)
-
-
 # Cases of a size that no message has. One that was cut within its second chunk is not among them: its last chunk is as
 # short as a last chunk may be, so only its tag can tell.
 IMPOSSIBLE = {
