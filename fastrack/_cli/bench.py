@@ -1,24 +1,18 @@
 """``fastrack bench``: measure the steps from the bounce path to fastrack, one beside the other."""
 
-import json
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
 from fastrack._bench.plots import check_picture, draw_ablation
-from fastrack._cli.console import STDOUT, new_table, print_json, stdout
+from fastrack._cli.console import STDOUT, new_table
 from fastrack._cli.files import check_target
-from fastrack._cli.machine import read_cpu, read_memory, read_software
-from fastrack._cli.nvml import read_graphics
+from fastrack._cli.measurements import environment, reporter, show_paths, wide_console, write_document
 from fastrack._cli.options import Bits
-from fastrack._util.atomic import new_file
 from fastrack._util.units import format_size
 
 if TYPE_CHECKING:
@@ -27,7 +21,6 @@ if TYPE_CHECKING:
 
 SIZES = (0.0625, 1.0, 16.0, 256.0, 1024.0)
 _LARGEST = 2047  # MiB: a chain is one call of OpenSSL, which takes less than 2 GiB
-_WIDTH = 130  # columns of the table of steps, whose words would be broken in fewer
 
 
 def bench(
@@ -127,21 +120,6 @@ def measure(
         return ablate(sizes, directions=directions, device=device, bits=bits, repeat=repeat, progress=report)
 
 
-@contextmanager
-def reporter() -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows on a terminal's stderr what is being measured."""
-    status = Console(stderr=True, highlight=False, markup=False).status("measuring")
-    with status if sys.stderr.isatty() else nullcontext():
-        yield lambda subject: status.update(f"measuring {subject}")
-
-
-def wide_console() -> Console:
-    """Return a console on standard output that breaks no words of a table."""
-    console = stdout()
-    console.width = max(console.width, _WIDTH)
-    return console
-
-
 def show_ablation(rows: "Sequence[Measured]", device: str, console: Console) -> None:
     """Print one table for each direction, with a line for each step and size, and notes below."""
     from fastrack._bench.steps import notes
@@ -187,35 +165,3 @@ copy. Cost: time relative to the plain copy.
 
 def _ms(seconds: float) -> str:
     return f"{1000 * seconds:.3f}" if seconds < 0.1 else f"{1000 * seconds:.1f}"
-
-
-def environment(device: str, settings: dict[str, Any], notes: Sequence[str]) -> dict[str, Any]:
-    """Return what a document says of the machine, the software and the settings."""
-    from fastrack._crypto.engine import get_engine
-
-    machine = {"cpu": asdict(read_cpu()), "memory": asdict(read_memory())}
-    if device != "cpu":
-        machine["graphics"] = asdict(read_graphics())
-    engine = get_engine()
-    return {
-        "machine": machine,
-        "software": read_software(),
-        "settings": {**settings, "engine": engine.name, "threads": engine.threads},
-        "notes": list(notes),
-    }
-
-
-def write_document(document: dict[str, Any], path: Path) -> None:
-    """Write a document as JSON to a file, or to standard output."""
-    if path == STDOUT:
-        print_json(**document)
-    else:
-        with new_file(path) as file:
-            file.write((json.dumps(document, indent=2) + "\n").encode())
-
-
-def show_paths(console: Console, **paths: Path | None) -> None:
-    """Print the files that were written, by label."""
-    for label, path in paths.items():
-        if path is not None:
-            console.print(f"\n{label}: {path}")

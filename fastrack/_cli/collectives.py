@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from fastrack._bench.plots import draw_collectives
-from fastrack._cli.bench import environment, reporter, show_paths, wide_console, write_document
 from fastrack._cli.console import STDOUT, new_table
+from fastrack._cli.measurements import environment, reporter, show_paths, wide_console, write_document
 from fastrack._util.units import format_size
 from fastrack.errors import FastrackError
 
