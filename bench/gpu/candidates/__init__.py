@@ -2,7 +2,8 @@
 
 A candidate is a folder whose `candidate.py` has `EDITS` of the sources in `kernels/`: pairs of a text that a source has
 once and what stands there instead, by the name of the source. Names and arguments of the kernels stay. Sources that the
-tree lacks lie in that folder. Where kernels read more than a state, the module has `extend_state(state: bytes) -> bytes`.
+tree lacks lie in that folder. Where kernels read more than a state, `candidate.py` has
+`extend_state(state: bytes) -> bytes`.
 """
 
 from __future__ import annotations
