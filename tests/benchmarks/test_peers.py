@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from bench.peers import child, command, report, rounds
 from bench.peers.catalog import PEERS
 from bench.peers.children import Child, DeadError
-from bench.peers.peer import TITLES, Features
 from bench.peers.rounds import Result
 
 HERE = ["fastrack", "fastrack-unsynced", "fastrack-out", "cobblestone", "fernet", "numpy"]
@@ -105,15 +103,6 @@ def test_a_peer_gives_back_what_it_was_given(arrays, tmp_path):
         assert all(np.asarray(found[name]).shape == array.shape for name, array in arrays.items()), slug
 
 
-def test_every_peer_tells_of_itself_without_its_package():
-    for peer in PEERS.values():
-        assert {peer.is_read, peer.is_fresh, peer.is_synced} <= {True, False}
-        assert all(isinstance(getattr(peer, what), str) for what in ("name", "package", "settings"))
-        assert all(getattr(peer.features, field.name) for field in fields(Features))
-    assert len({peer.name for peer in PEERS.values()}) == len(PEERS)
-    assert [field.name for field in fields(Features)] == list(TITLES)
-
-
 def test_what_is_told_of_a_changed_file_was_tried(tmp_path):
     pytest.importorskip("torch")
     slugs = ["cobblestone", "fastrack", "fernet", "safetensors"]
@@ -123,13 +112,6 @@ def test_what_is_told_of_a_changed_file_was_tried(tmp_path):
         assert worker.do_flip()["outcome"] == ("other data came out" if slug == "safetensors" else "refused")
         assert worker.do_cut()["outcome"] == "refused"
     assert sorted(each.name for each in tmp_path.iterdir()) == slugs
-
-
-def test_a_difference_of_a_bit_or_a_name_is_seen(arrays):
-    other = {name: array.copy() for name, array in arrays.items()}
-    other["layer.7"].view(np.uint8)[-1, -1] ^= 1
-    assert not child.same(other, arrays)
-    assert not child.same(dict(list(arrays.items())[1:]), arrays)
 
 
 @pytest.mark.slow
@@ -149,23 +131,11 @@ def said_nothing(_):
     pass
 
 
-def test_a_peer_without_figures_says_why():
-    told = dict(row[:2] for row in reported().figures())
-    assert told["age (pyrage)"] == "not measured: start: ModuleNotFoundError: No module named 'pyrage'"
-
-
 @pytest.fixture
 def worker(tmp_path):
     child = Child("numpy", 1, tmp_path, 0)
     yield child
     child.end()
-
-
-def test_a_child_that_fails_says_why_and_goes_on(worker):
-    with pytest.raises(DeadError, match="seal: AttributeError"):
-        worker.ask("seal")  # it was not started
-    assert worker.ask("start")["version"] == np.__version__
-    assert worker.ask_watched("seal").keys() == {"seconds", "synced", "peak", "bytes", "owned"}
 
 
 def test_a_child_that_dies_is_reported(worker):
@@ -187,13 +157,6 @@ def test_peers_take_turns(measured):
     TURNS.clear()
     measured(slugs, 5)
     assert [slug for slug, what in TURNS if what == "seal"][8:] == seals
-
-
-def test_what_is_opened_last_is_compared_before_it_is_dropped(measured):
-    measured(["tink"], 2)
-    asked = [what for _, what in TURNS]
-    assert asked[-6:] == ["open", "verify", "forget", "flip", "cut", "end"]
-    assert asked.count("verify") == 2
 
 
 def test_the_others_go_on_after_one_has_died(measured):
@@ -224,13 +187,6 @@ def test_figures_are_medians_beside_fastracks():
 
 FRESH = [("fastrack", 100, 0), ("fastrack", 150, 50), ("fastrack", 90, 0)]
 KEPT = [("fastrack-out", 3, 3), ("fastrack-out", 100, 100), ("safetensors-mapped", 0, 0)]
-
-
-def test_memory_for_the_tensors_counts_where_it_is_kept():
-    for slug, owned, beyond in (*FRESH, *KEPT):
-        result = Result.of(slug)
-        result.open_owned = owned
-        assert report._beyond(result, 100) == beyond, slug
 
 
 @pytest.mark.slow
