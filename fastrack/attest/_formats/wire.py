@@ -18,6 +18,9 @@ from fastrack.attest._errors import malformed
 from fastrack.attest._formats.json import Node
 from fastrack.errors import FormatError
 
+PART_LIMIT = 1 << 20  # bytes of a manifest or of a part of the collateral
+REPORT_LIMIT = 16 << 10
+CHAIN_LIMIT = 64 << 10
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 _ID = re.compile(r"[0-9a-f]{32}")
 
