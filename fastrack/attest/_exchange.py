@@ -191,7 +191,7 @@ def read_envelopes(grants: bytes) -> tuple[str, tuple[bytes, ...]]:
     document = decode(grants, GRANTS_KIND, _VERSION, ("challenge", "grants"), limit=GRANTS_LIMIT)
     envelopes = document.binaries("grants", count=_KEYS_LIMIT, limit=_ENVELOPE_LIMIT)
     if not envelopes:
-        raise document.refusal("grants", "one or more", "none")
+        raise document.member("grants").refusal("one or more", "none")
     return document.id("challenge"), envelopes
 
 

@@ -337,7 +337,7 @@ class Offer:
         # Each manifest belongs to a device, and they are in the order of their first use.
         used = list(dict.fromkeys(manifest for device in devices for manifest in device.manifests))
         if used != manifests:
-            raise reader.refusal("manifests", "different ones, each of a device, in their order", "others")
+            raise reader.member("manifests").refusal("different ones, each of a device, in their order", "others")
         public = reader.binary("public", limit=_PUBLIC_SIZE, size=_PUBLIC_SIZE)
         evidence = MachineEvidence(_read_cpu(reader), devices)
         return cls(reader.id("challenge"), Recipient(ALGORITHM, public), evidence)
@@ -363,10 +363,10 @@ def _write_cpu(cpu: CpuEvidence) -> dict[str, Any]:
 
 
 def _read_cpu(reader: Reader) -> CpuEvidence:
-    cpu = Reader(reader.node.member("cpu"))
+    cpu = reader.member("cpu")
     kind = CPU_KINDS.get(name := cpu.text("type"))
     if kind is None:
-        raise cpu.refusal("type", " or ".join(CPU_KINDS), f"{name:.40}")
+        raise cpu.member("type").refusal(" or ".join(CPU_KINDS), f"{name:.40}")
     cpu.require_members({*kind.members, "type"})
     evidence: CpuEvidence = kind.read(cpu)
     return evidence
