@@ -109,12 +109,9 @@ def collect_evidence(
 def read_tsm_report(
     report_data: bytes, *, root: str | os.PathLike[str] = TSM_ROOT, name: str = _ENTRY
 ) -> tuple[bytes, str]:
-    """Ask the kernel for evidence of the CPU about 64 bytes, and return it with its kind: "tdx" or "snp".
+    """Ask the kernel for evidence of the CPU about 64 bytes, and return it with the name of its kind.
 
-    Raises
-    ------
-    DeviceError
-        If the kernel cannot give it, or another process used the same entry meanwhile.
+    Raise `DeviceError` if the kernel cannot give it, or another process used the same entry meanwhile.
     """
     with _open_entry(Path(root), name) as entry:
         provider = (entry / "provider").read_text()
@@ -132,13 +129,7 @@ def read_tsm_report(
 
 
 def read_tsm_provider(root: str | os.PathLike[str] = TSM_ROOT, name: str = "doctor") -> str:
-    """Ask the kernel for the kind of evidence that the CPU gives, "tdx" or "snp", and for no evidence.
-
-    Raises
-    ------
-    DeviceError
-        If the kernel gives none, or one of another kind.
-    """
+    """Ask the kernel for the name of the kind of evidence that the CPU gives, and for no evidence."""
     with _open_entry(Path(root), name) as entry:
         return _kind_of((entry / "provider").read_text())
 

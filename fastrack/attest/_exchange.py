@@ -181,13 +181,7 @@ class PendingOffer:
 
 
 def read_envelopes(grants: bytes) -> tuple[str, tuple[bytes, ...]]:
-    """Return the id of the challenge, and the signed grants, in a document of grants. Nothing is verified.
-
-    Raises
-    ------
-    FormatError
-        If it is another document, or has no grant.
-    """
+    """Return the id of the challenge, and one or more signed grants, in a document of grants. Nothing is verified."""
     document = decode(grants, GRANTS_KIND, _VERSION, ("challenge", "grants"), limit=GRANTS_LIMIT)
     envelopes = document.binaries("grants", count=_KEYS_LIMIT, limit=_ENVELOPE_LIMIT)
     if not envelopes:

@@ -344,13 +344,7 @@ class Offer:
 
 
 def read_challenge_id(beginning: bytes | bytearray) -> str:
-    """Read the id of the challenge from the first `BEGINNING_SIZE` bytes of an offer, before the rest is there.
-
-    Raises
-    ------
-    FormatError
-        If they are not the beginning of an offer in its one form.
-    """
+    """Read the id of the challenge from the first `BEGINNING_SIZE` bytes of an offer, before the rest is there."""
     match = _BEGINNING.match(beginning)
     if match is None:
         raise malformed("fastrack offer", "beginning", None, wanted="the id of a challenge", found="other text")
@@ -400,15 +394,7 @@ def _read_ocsp(reader: Reader) -> tuple[bytes, ...] | None:
 
 
 def open_offer(offer: Offer | bytes) -> Offer:
-    """Return an offer as it was parsed.
-
-    Raises
-    ------
-    FormatError
-        If it is not an offer.
-    TypeError
-        If it is of another type.
-    """
+    """Return an offer as it was parsed. Raise `TypeError` if it is neither an offer nor bytes."""
     if isinstance(offer, Offer):
         return offer
     if isinstance(offer, (bytes, bytearray, memoryview)):

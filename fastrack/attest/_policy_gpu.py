@@ -105,15 +105,7 @@ def read_gpu(table: Table) -> GpuPolicy:
 
 
 def check_gpus(policy: GpuPolicy, devices: Sequence[VerifiedGpuReport | MatchedGpuReport], now: datetime) -> None:
-    """Require that verified devices are ones that a policy accepts, and that no device is there twice.
-
-    Raises
-    ------
-    AttestationError
-        If one is not, or they are too few or too many.
-    TypeError
-        If one is of another type, such as a report that was only parsed.
-    """
+    """Require that verified devices are ones that a policy accepts, and that no device is there twice."""
     reports = [_report_of(device) for device in devices]
     gpus = sum(not report.is_switch for report in reports)
     if gpus != (policy.count or max(gpus, 1)):

@@ -209,15 +209,7 @@ def verify_tdx_quote(
 
 
 def verify_signatures(quote: TdxQuote, *, now: datetime, roots: Roots) -> VerifiedChain:
-    """Verify all signatures from the root down to the report, without collateral, and return the PCK chain.
-
-    Raises
-    ------
-    AttestationError
-        If one does not hold.
-    FormatError
-        If a certificate or key is malformed.
-    """
+    """Verify all signatures from the root down to the report, without collateral, and return the PCK chain."""
     chain = verify_chain(load_chain(quote.pck_chain, evidence="PCK chain"), roots=roots, now=now, evidence="PCK chain")
     names = [subject_name(certificate) for certificate in chain.certificates]
     if len(names) != 3 or names[0] != _PCK or names[1] not in _PCK_ISSUERS:

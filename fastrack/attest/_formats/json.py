@@ -32,13 +32,7 @@ class Node:
 
     @classmethod
     def parse(cls, text: bytes, document: str) -> Self:
-        """Parse a document in UTF-8, in which no object has a member twice.
-
-        Raises
-        ------
-        FormatError
-            If it is no JSON, or nested too deep.
-        """
+        """Parse a document in UTF-8, in which no object has a member twice."""
         try:
             value = json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:

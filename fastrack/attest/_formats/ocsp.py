@@ -169,17 +169,7 @@ def check_revocation(
 ) -> tuple[datetime | None, datetime | None]:
     """Require a good response for every certificate of a verified chain but the last.
 
-    Returns
-    -------
-    tuple of datetime.datetime or None
-        The time of the oldest response, and the first time at which one is no longer valid; None if `responses` is.
-
-    Raises
-    ------
-    AttestationError
-        If a response is absent or does not hold.
-    FormatError
-        If a response is malformed.
+    Return the time of the oldest response, and the first time at which one is no longer valid; None if `responses` is.
     """
     if responses is None:
         return None, None

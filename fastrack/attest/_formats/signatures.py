@@ -17,13 +17,7 @@ _CURVES: dict[str, tuple[type[ec.EllipticCurve], int, type[SHA256 | SHA384]]] = 
 
 
 def load_point(curve: str, point: bytes, *, evidence: str, field: str) -> ec.EllipticCurvePublicKey:
-    """Load a public key of "P-256" or "P-384" that is given as its two coordinates, big-endian.
-
-    Raises
-    ------
-    FormatError
-        If it is not a point of the curve.
-    """
+    """Load a public key of "P-256" or "P-384" that is given as its two coordinates, big-endian."""
     try:
         return ec.EllipticCurvePublicKey.from_encoded_point(_CURVES[curve][0](), b"\x04" + point)
     except (ValueError, UnsupportedAlgorithm):
@@ -35,25 +29,8 @@ def verify_ecdsa(
 ) -> None:
     """Verify an ECDSA signature r || s over `data`, with SHA-256 for "P-256" and SHA-384 for "P-384".
 
-    Parameters
-    ----------
-    key : public key
-        Of that curve; any other is refused.
-    signature : bytes
-        r and s, of the size of the curve's coordinates each.
-    data : bytes
-        The signed bytes.
-    curve : {"P-256", "P-384"}
-        The curve that the structure prescribes.
-    evidence, field : str
-        The structure and the name of the signature, for the error.
-    byteorder : {"big", "little"}
-        The byte order of r and s.
-
-    Raises
-    ------
-    AttestationError
-        If the signature does not hold.
+    The key must be one of the curve that the structure prescribes. r and s have the size of its coordinates each, in
+    `byteorder`. `evidence` and `field` name the structure and the signature in the error.
     """
     kind, size, algorithm = _CURVES[curve]
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, kind):

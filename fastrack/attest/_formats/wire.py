@@ -31,12 +31,9 @@ def encode(kind: str, version: int, members: Mapping[str, Any]) -> bytes:
 
 
 def decode(data: bytes, kind: str, version: int, members: Iterable[str], *, limit: int) -> Reader:
-    """Parse a document, which has these members besides "kind" and "version".
+    """Parse a document, which has these members besides "kind" and "version", and no others.
 
-    Raises
-    ------
-    FormatError
-        If it is larger than `limit`, not in canonical form, of another kind or version, or has other members.
+    It must have `limit` bytes at most, and be in canonical form.
     """
     name = kind.replace("/", " ")
     if len(data) > limit:
