@@ -19,7 +19,7 @@ from fastrack.attest._formats.toml import Table
 from fastrack.attest._gpus.evidence import VerifiedGpuReport
 from fastrack.attest._gpus.rim_match import MatchedGpuReport
 from fastrack.attest._kinds import CPU_KINDS, VerifiedCpu, kind_of_verified
-from fastrack.attest._policy_common import NOT_MEANT
+from fastrack.attest._policy_common import NOT_MEANT, Judge
 from fastrack.attest._policy_gpu import GpuPolicy, check_gpus, read_gpu
 from fastrack.errors import FormatError
 
@@ -127,7 +127,8 @@ class Policy:
         require_time_zone(now)
         kind = kind_of_verified(verified)
         section = getattr(self, kind.name, self.others.get(kind.name))
-        kind.check(_require_section(section, kind.title, f"cpu.{kind.name}"), verified, now)
+        judge = Judge(kind.title, f"cpu.{kind.name}", now)
+        kind.check(_require_section(section, judge.evidence, judge.section), verified, judge)
 
     def check_gpus(self, devices: Iterable[VerifiedGpuReport | MatchedGpuReport], *, now: datetime) -> None:
         """Require that verified GPUs and NVSwitches are ones that this policy accepts, and that none is there twice.

@@ -12,7 +12,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from fastrack.attest._cpu.kind import CpuKind, read_collateral
 from fastrack.attest._errors import malformed, refused
 from fastrack.attest._formats.wire import CHAIN_LIMIT, REPORT_LIMIT, write_bytes
-from fastrack.attest._policy_common import require
 
 MAKER = Ed25519PrivateKey.from_private_bytes(bytes(32))
 PUBLIC = MAKER.public_key().public_bytes_raw()
@@ -72,6 +71,6 @@ TOY = CpuKind(
     report_data=lambda evidence: parse(evidence)[0],
     verify=verify,
     read_policy=lambda table: frozenset(table.texts("models")),
-    check=lambda models, verified, _now: require("toy report", "model", verified.model, models, "cpu.toy.models"),
+    check=lambda models, verified, judge: judge.require("model", verified.model, models, "models"),
     describe=lambda verified: {"model": verified.model},
 )

@@ -58,7 +58,7 @@ class Broker:
         return challenge
 
     def require_challenge(self, challenge_id: str, address: str) -> None:
-        """Require an open challenge, before more than the beginning of an offer is read. The challenge is not used up."""
+        """Require an open challenge, before more than the beginning of an offer is read. It is not used up."""
         now = self._settings.clock()
         if not self._ledger.is_open(challenge_id, now=now):
             self._ledger.use_challenge(challenge_id, now=now, details={"address": address})  # logs it, and raises

@@ -13,6 +13,7 @@ from fastrack.attest._cpu.tdx_collateral import TdxCollateral
 from fastrack.attest._formats.roots import Roots
 from fastrack.attest._formats.toml import Table
 from fastrack.attest._formats.wire import Reader
+from fastrack.attest._policy_common import Judge
 from fastrack.errors import DeviceError, FormatError
 
 LARGEST = 1 << 20  # bytes of a report, or of a file of collateral
@@ -68,7 +69,7 @@ class CpuKind(Generic[E, V, P]):
     """Verify the evidence; the owner's collateral is used in place of the machine's."""
     read_policy: Callable[[Table], P]
     """Read the section of a policy."""
-    check: Callable[[P, V, datetime], None]
+    check: Callable[[P, V, Judge], None]
     """Raise `AttestationError` unless a section accepts what was verified."""
     describe: Callable[[V], dict[str, object]]
     """Return the main claims as text and numbers, none of which is a secret."""

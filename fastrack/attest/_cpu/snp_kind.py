@@ -10,38 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from fastrack._util.public import attest_public
+from fastrack.attest import _policy_common as rules
 from fastrack.attest._cpu.kind import CpuKind, cpu_error, read_collateral
 from fastrack.attest._cpu.snp import VerifiedSnpReport, verify_snp_report
 from fastrack.attest._cpu.snp_report import EVIDENCE, SnpProduct, parse_snp_report
 from fastrack.attest._cpu.tdx_collateral import TdxCollateral
-from fastrack.attest._errors import refused
 from fastrack.attest._formats.roots import AMD_ROOTS, Roots
 from fastrack.attest._formats.toml import Table
 from fastrack.attest._formats.wire import CHAIN_LIMIT, PART_LIMIT, REPORT_LIMIT, Reader, write_bytes
-from fastrack.attest._policy_common import (
-    ANY,
-    NOT_MEANT,
-    Revocation,
-    read_days,
-    read_enum,
-    read_measurements,
-    read_revocation,
-    require,
-    require_at_least,
-    require_clear,
-    require_current,
-    require_lines,
-    require_named,
-    require_revocation,
-)
+from fastrack.attest._policy_common import Revocation
 
 _VALUES = dict.fromkeys(("measurement", "id_key_digest", "author_key_digest"), 48)
 _VALUES |= {"host_data": 32, "family_id": 16, "image_id": 16}
 _LEVELS = ("bootloader", "tee", "snp", "microcode", "fmc")
 # What a policy must say, each as the line that leaves it open, which is also the line that a message proposes.
 _LINES = {
-    "measurement": f'measurement = "{ANY}"  # or a list: firmware, with digests of kernel, command line and initrd',
-    "min_tcb": f'min_tcb = "{ANY}"  # or floors, such as {{ bootloader = 7, snp = 14, microcode = 72 }}',
+    "measurement": 'measurement = "any"  # or a list: firmware, with digests of kernel, command line and initrd',
+    "min_tcb": 'min_tcb = "any"  # or floors, such as { bootloader = 7, snp = 14, microcode = 72 }',
 }
 
 
@@ -125,7 +110,7 @@ class SnpPolicy:
     require_alias_check: bool = False
 
     def __post_init__(self) -> None:
-        require_named(self.measurements, {"measurement"})
+        rules.require_named(self.measurements, {"measurement"})
 
 
 def _write(evidence: SnpEvidence) -> dict[str, Any]:
@@ -165,15 +150,15 @@ def _describe(verified: VerifiedSnpReport) -> dict[str, object]:
 
 def _read_policy(table: Table) -> SnpPolicy:
     """Read the section ``[cpu.snp]``."""
-    require_lines(table, _LINES)
+    rules.require_lines(table, _LINES)
     return SnpPolicy(
-        measurements=read_measurements(table, _VALUES),
+        measurements=rules.read_measurements(table, _VALUES),
         min_tcb=_read_levels(table),
-        products=read_enum(table, "products", SnpProduct),
+        products=rules.read_enum(table, "products", SnpProduct),
         chip_ids=table.digests("chip_ids", 64),
         max_vmpl=table.integer("max_vmpl") or 0,
-        revocation=read_revocation(table),
-        max_revocation_age=read_days(table, "max_revocation_age_days"),
+        revocation=rules.read_revocation(table),
+        max_revocation_age=rules.read_days(table, "max_revocation_age_days"),
         allow_debug=table.boolean("allow_debug", default=False),
         allow_migration=table.boolean("allow_migration", default=False),
         allow_smt=table.boolean("allow_smt", default=True),
@@ -182,43 +167,43 @@ def _read_policy(table: Table) -> SnpPolicy:
 
 
 def _read_levels(table: Table) -> dict[str, int]:
-    if table.is_word("min_tcb", ANY):
+    if table.is_word("min_tcb", rules.ANY):
         return {}
     levels = table.table("min_tcb")
     found = {name: level for name in _LEVELS if levels and (level := levels.integer(name)) is not None}
     if levels:
         levels.done()
     if not found:
-        raise table.refusal("min_tcb", f'floors of {", ".join(_LEVELS)}, or "{ANY}"', "none of them")
+        raise table.refusal("min_tcb", f'floors of {", ".join(_LEVELS)}, or "{rules.ANY}"', "none of them")
     return found
 
 
-def _check(policy: SnpPolicy, verified: VerifiedSnpReport, now: datetime) -> None:
+def _check(policy: SnpPolicy, verified: VerifiedSnpReport, judge: rules.Judge) -> None:
     """Require that a verified report is one that a policy accepts."""
     report = verified.report
-    require_current(EVIDENCE, verified.verified_at, verified.valid_until, now)
-    require_clear(EVIDENCE, "debug bit", report.is_debug, policy.allow_debug, "cpu.snp.allow_debug")
-    require_clear(EVIDENCE, "migration bit", report.is_migratable, policy.allow_migration, "cpu.snp.allow_migration")
-    require_clear(EVIDENCE, "SMT bit", report.allows_smt, policy.allow_smt, "cpu.snp.allow_smt")
+    judge.require_current(verified.verified_at, verified.valid_until)
+    judge.require_clear("debug bit", report.is_debug, policy.allow_debug, "allow_debug")
+    judge.require_clear("migration bit", report.is_migratable, policy.allow_migration, "allow_migration")
+    judge.require_clear("SMT bit", report.allows_smt, policy.allow_smt, "allow_smt")
     for name, allowed in policy.measurements.items():
         if allowed is not None:
-            require(EVIDENCE, name.upper(), getattr(report, name), allowed, f"cpu.snp.{name}")
+            judge.require(name.upper(), getattr(report, name), allowed, name)
     if policy.products:
-        require(EVIDENCE, "product", verified.product, policy.products, "cpu.snp.products")
+        judge.require("product", verified.product, policy.products, "products")
     if policy.chip_ids:
-        require(EVIDENCE, "CHIP_ID", report.chip_id, policy.chip_ids, "cpu.snp.chip_ids")
-    require(EVIDENCE, "VMPL", report.vmpl, range(policy.max_vmpl + 1), "cpu.snp.max_vmpl")
+        judge.require("CHIP_ID", report.chip_id, policy.chip_ids, "chip_ids")
+    judge.require("VMPL", report.vmpl, range(policy.max_vmpl + 1), "max_vmpl")
     # The host may report less than it runs, go back to what is committed, and have started the guest on less.
     levels = {"reported": report.reported_tcb, "committed": report.committed_tcb, "launch": report.launch_tcb}
     for (kind, tcb), (name, lowest) in product(levels.items(), policy.min_tcb.items()):
         level = getattr(tcb, name)
         if level is not None:  # only Turin has an FMC
-            require_at_least(EVIDENCE, f"{kind} {name} patch level", level, lowest, f"cpu.snp.min_tcb.{name}")
+            judge.require_at_least(f"{kind} {name} patch level", level, lowest, f"min_tcb.{name}")
     if policy.require_alias_check and not report.is_alias_checked:
-        wanted = "a platform that checked its memory for aliases (cpu.snp.require_alias_check)"
-        raise refused(EVIDENCE, "PLATFORM_INFO", wanted=wanted, found=f"{report.platform_info:#x}", advice=NOT_MEANT)
+        wanted, found = "a platform that checked its memory for aliases", f"{report.platform_info:#x}"
+        raise judge.refusal("PLATFORM_INFO", wanted, found, "require_alias_check")
     checked_at, longest = verified.revocation_checked_at, policy.max_revocation_age
-    require_revocation(EVIDENCE, policy.revocation, checked_at, longest, now, "cpu.snp.revocation")
+    judge.require_revocation(policy.revocation, checked_at, longest)
 
 
 SNP = CpuKind(

@@ -18,7 +18,7 @@ from fastrack.attest._cpu.tdx_quote import QeReport, TdReport
 from fastrack.attest._errors import malformed, refused
 from fastrack.attest._formats.json import Node
 from fastrack.attest._formats.roots import Roots
-from fastrack.attest._formats.signatures import verify_ecdsa
+from fastrack.attest._formats.signatures import P256
 from fastrack.attest._formats.times import require_in_force
 from fastrack.attest._formats.x509 import VerifiedChain, load_chain, subject_name, verify_chain
 
@@ -169,8 +169,7 @@ def verify_signer(chain: bytes, *, roots: Roots, now: datetime, evidence: str) -
 
 def verify_document(text: bytes, signature: bytes, signer: VerifiedChain, *, now: datetime, evidence: str) -> Document:
     """Verify the signature and the dates of a TCB info or QE identity."""
-    key = signer.leaf.public_key()
-    verify_ecdsa(key, signature, text, curve="P-256", evidence=evidence, field="signature")
+    P256.verify(signer.leaf.public_key(), signature, text, evidence)
     content = Node.parse(text, evidence)
     issued_at, next_update = content.time("issueDate"), content.time("nextUpdate")
     require_in_force(evidence, "validity", issued_at, next_update, now, _NEWER)

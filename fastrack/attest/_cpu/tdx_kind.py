@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fastrack._util.public import attest_public
+from fastrack.attest import _policy_common as rules
 from fastrack.attest._cpu.kind import CpuKind, read_collateral
 from fastrack.attest._cpu.tdx import VerifiedTdxQuote, verify_tdx_quote
 from fastrack.attest._cpu.tdx_collateral import TcbStatus, TdxCollateral
@@ -17,20 +18,6 @@ from fastrack.attest._errors import refused
 from fastrack.attest._formats.roots import INTEL_ROOTS, Roots
 from fastrack.attest._formats.toml import Table
 from fastrack.attest._formats.wire import PART_LIMIT, Reader, write_bytes
-from fastrack.attest._policy_common import (
-    ANY,
-    NOT_MEANT,
-    read_days_or,
-    read_enum,
-    read_measurements,
-    require,
-    require_age,
-    require_at_least,
-    require_clear,
-    require_current,
-    require_lines,
-    require_named,
-)
 
 _PARTS = tuple(part.name for part in fields(TdxCollateral))
 _QUOTE_LIMIT = 64 << 10
@@ -38,9 +25,9 @@ _REGISTERS = dict.fromkeys(("mrtd", "mrseam", "mrconfigid", "mrowner", "mrownerc
 _REGISTERS |= dict.fromkeys((f"rtmr{number}" for number in range(4)), 48)
 # What a policy must say, each as the line that leaves it open, which is also the line that a message proposes.
 _LINES = {
-    "mrtd": f'mrtd = "{ANY}"  # or a list: firmware',
-    "rtmr1": f'rtmr1 = "{ANY}"  # or a list: boot loader and kernel',
-    "rtmr2": f'rtmr2 = "{ANY}"  # or a list: kernel command line and initrd',
+    "mrtd": 'mrtd = "any"  # or a list: firmware',
+    "rtmr1": 'rtmr1 = "any"  # or a list: boot loader and kernel',
+    "rtmr2": 'rtmr2 = "any"  # or a list: kernel command line and initrd',
 }
 _COLLATERAL_AGE = timedelta(days=30)  # the time for which Intel issues a TCB info
 _EVALUATION_NUMBER = 17  # what Intel answered with in May 2025, and has followed by higher ones since
@@ -119,7 +106,7 @@ class TdxPolicy:
     allow_migration: bool = False
 
     def __post_init__(self) -> None:
-        require_named(self.measurements, _LINES)
+        rules.require_named(self.measurements, _LINES)
 
 
 def _write(evidence: TdxEvidence) -> dict[str, Any]:
@@ -161,15 +148,15 @@ def _describe(verified: VerifiedTdxQuote) -> dict[str, object]:
 
 def _read_policy(table: Table) -> TdxPolicy:
     """Read the section ``[cpu.tdx]``."""
-    require_lines(table, _LINES)
+    rules.require_lines(table, _LINES)
     number = table.integer("min_evaluation_number")
     return TdxPolicy(
-        measurements=read_measurements(table, _REGISTERS),
-        tcb_status=read_enum(table, "tcb_status", TcbStatus) or frozenset({TcbStatus.UP_TO_DATE}),
+        measurements=rules.read_measurements(table, _REGISTERS),
+        tcb_status=rules.read_enum(table, "tcb_status", TcbStatus) or frozenset({TcbStatus.UP_TO_DATE}),
         refused_advisories=frozenset(table.texts("refused_advisories")),
         min_evaluation_number=_EVALUATION_NUMBER if number is None else number,
         platforms=table.digests("platforms", 16),
-        max_collateral_age=read_days_or(table, "max_collateral_age_days", _COLLATERAL_AGE),
+        max_collateral_age=rules.read_days_or(table, "max_collateral_age_days", _COLLATERAL_AGE),
         td_attributes=table.digests("td_attributes", 8),
         xfam=table.digests("xfam", 8),
         allow_debug=table.boolean("allow_debug", default=False),
@@ -177,45 +164,45 @@ def _read_policy(table: Table) -> TdxPolicy:
     )
 
 
-def _check(policy: TdxPolicy, verified: VerifiedTdxQuote, now: datetime) -> None:
+def _check(policy: TdxPolicy, verified: VerifiedTdxQuote, judge: rules.Judge) -> None:
     """Require that a verified quote is one that a policy accepts."""
     report, tcb = verified.report, verified.tcb
-    require_current(EVIDENCE, verified.verified_at, verified.valid_until, now)
-    require_clear(EVIDENCE, "debug bit", report.is_debug, policy.allow_debug, "cpu.tdx.allow_debug")
-    require_clear(EVIDENCE, "migration bit", report.is_migratable, policy.allow_migration, "cpu.tdx.allow_migration")
+    judge.require_current(verified.verified_at, verified.valid_until)
+    judge.require_clear("debug bit", report.is_debug, policy.allow_debug, "allow_debug")
+    judge.require_clear("migration bit", report.is_migratable, policy.allow_migration, "allow_migration")
     found = {name: getattr(report, name) for name in _REGISTERS if not name.startswith("rtmr")}
     found |= {f"rtmr{number}": register for number, register in enumerate(report.rtmrs)}
     found["mrservicetd"] = report.mrservicetd or bytes(48)  # older modules have no service TDs
     for name, allowed in ({"mrservicetd": frozenset({bytes(48)})} | dict(policy.measurements)).items():
         if allowed is not None:
-            require(EVIDENCE, name.upper(), found[name], allowed, f"cpu.tdx.{name}")
-    _check_attributes(policy, report)
-    require(EVIDENCE, "TCB status", tcb.status, policy.tcb_status, "cpu.tdx.tcb_status")
+            judge.require(name.upper(), found[name], allowed, name)
+    _check_attributes(policy, report, judge)
+    judge.require("TCB status", tcb.status, policy.tcb_status, "tcb_status")
     if refused_ids := policy.refused_advisories.intersection(tcb.advisory_ids):
         wanted = "none of cpu.tdx.refused_advisories"
-        raise refused(EVIDENCE, "advisories", wanted=wanted, found=", ".join(sorted(refused_ids)), advice=NOT_MEANT)
-    lowest, key = policy.min_evaluation_number, "cpu.tdx.min_evaluation_number"
-    require_at_least(EVIDENCE, "evaluation number", tcb.evaluation_number, lowest, key)
+        raise judge.refusal("advisories", wanted, ", ".join(sorted(refused_ids)), None)
+    lowest = policy.min_evaluation_number
+    judge.require_at_least("evaluation number", tcb.evaluation_number, lowest, "min_evaluation_number")
     if policy.platforms:
-        require(EVIDENCE, "PPID", verified.platform.ppid, policy.platforms, "cpu.tdx.platforms")
-    longest, key = policy.max_collateral_age, "cpu.tdx.max_collateral_age_days"
-    require_age(EVIDENCE, "age of the collateral", verified.collateral_issued_at, longest, now, key)
+        judge.require("PPID", verified.platform.ppid, policy.platforms, "platforms")
+    longest, key = policy.max_collateral_age, "max_collateral_age_days"
+    judge.require_age("age of the collateral", verified.collateral_issued_at, longest, key)
 
 
-def _check_attributes(policy: TdxPolicy, report: TdReport) -> None:
+def _check_attributes(policy: TdxPolicy, report: TdReport, judge: rules.Judge) -> None:
     """Require TDATTRIBUTES and XFAM that a policy lists, or else those of an ordinary TD."""
     attributes, xfam = (value.to_bytes(8, "little") for value in (report.td_attributes, report.xfam))
     if policy.td_attributes:
-        require(EVIDENCE, "TDATTRIBUTES", attributes, policy.td_attributes, "cpu.tdx.td_attributes")
+        judge.require("TDATTRIBUTES", attributes, policy.td_attributes, "td_attributes")
     elif report.td_attributes & ~(_DEBUG_BITS | _MIGRATABLE) != _SEPT_VE_DISABLE:  # those two were checked before
         # Without SEPT_VE_DISABLE the host can take a page away and have the kernel accept an empty one in its place.
-        wanted = "SEPT_VE_DISABLE (bit 28) and no unusual bit (cpu.tdx.td_attributes)"
-        raise refused(EVIDENCE, "TDATTRIBUTES", wanted=wanted, found=attributes, advice=NOT_MEANT)
+        wanted = "SEPT_VE_DISABLE (bit 28) and no unusual bit"
+        raise judge.refusal("TDATTRIBUTES", wanted, attributes, "td_attributes")
     if policy.xfam:
-        require(EVIDENCE, "XFAM", xfam, policy.xfam, "cpu.tdx.xfam")
+        judge.require("XFAM", xfam, policy.xfam, "xfam")
     elif report.xfam & _XFAM_ONES != _XFAM_ONES or report.xfam & ~_XFAM_KNOWN:
-        wanted = f"the bits {_XFAM_ONES:#x} and none outside of {_XFAM_KNOWN:#x} (cpu.tdx.xfam)"
-        raise refused(EVIDENCE, "XFAM", wanted=wanted, found=xfam, advice=NOT_MEANT)
+        wanted = f"the bits {_XFAM_ONES:#x} and none outside of {_XFAM_KNOWN:#x}"
+        raise judge.refusal("XFAM", wanted, xfam, "xfam")
 
 
 TDX = CpuKind(
