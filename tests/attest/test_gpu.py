@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 import pytest
 from cryptography import x509
 from helpers import pyca_chain
+from helpers.cases import each
 from helpers.foundry import nvidia as foundry
 from helpers.foundry.authority import LONG, NOW, Authority, flips, is_refused, rsa_key
 from helpers.foundry.nvidia import NONCE
@@ -69,7 +70,7 @@ def test_a_good_report_of_a_switch_is_verified():
     assert verified.rim_ids == ("NV_SWITCH_BIOS_5612_0002_890_9610550001",)
 
 
-@pytest.mark.parametrize(
+@each(
     ("fields", "mode"),
     [
         ({"feature": b"\0\0"}, GpuMode.SINGLE),
@@ -101,7 +102,7 @@ def test_links_are_read_in_the_order_of_bytes_of_each_kind():
     assert verify().linked_to == frozenset()
 
 
-@pytest.mark.parametrize("pdi", [None, b"", bytes(8), bytes.fromhex("203eb31ad9ed0009")])
+@each("pdi", [None, b"", bytes(8), bytes.fromhex("203eb31ad9ed0009")])
 def test_a_switch_that_names_another_device_than_its_certificate_is_refused(pdi):
     report = foundry.report(foundry.switch(), fields=foundry.switch_fields(pdi=pdi))
     with pytest.raises(AttestationError) as caught:
@@ -184,10 +185,10 @@ def wrong_reports():
     }
 
 
-@pytest.mark.parametrize("name", wrong_reports())
-def test_a_report_is_refused_if(name):
+@each("report", wrong_reports)
+def test_a_report_is_refused_if(report):
     with pytest.raises(AttestationError):
-        verify(report=wrong_reports()[name])
+        verify(report=report)
 
 
 def malformed_reports():
@@ -240,10 +241,10 @@ def malformed_reports():
     }
 
 
-@pytest.mark.parametrize("field", malformed_reports())
-def test_a_malformed_report_is_told_with_its(field):
+@each(("field", "report"), malformed_reports)
+def test_a_malformed_report_is_told_with_its(field, report):
     with pytest.raises(FormatError, match=f"as its {field.strip()}"):
-        verify(report=malformed_reports()[field])
+        verify(report=report)
 
 
 def with_rsa_provisioner():
@@ -285,9 +286,8 @@ def wrong_devices():
     }
 
 
-@pytest.mark.parametrize("name", wrong_devices())
-def test_a_chain_is_refused_if(name):
-    device = wrong_devices()[name]
+@each("device", wrong_devices)
+def test_a_chain_is_refused_if(device):
     with pytest.raises(AttestationError):
         verify(device)
 
@@ -324,13 +324,13 @@ def malformed_extensions():
     }
 
 
-@pytest.mark.parametrize("name", malformed_extensions())
-def test_an_extension_is_malformed(name):
+@each("extension", malformed_extensions)
+def test_an_extension_is_malformed(extension):
     with pytest.raises((FormatError, AttestationError)):
-        verify(foundry.device(extension=malformed_extensions()[name]))
+        verify(foundry.device(extension=extension))
 
 
-@pytest.mark.parametrize("serial", [None, "41e23d711e1c4fbfac", "41E2", "GH" * 9])
+@each("serial", [None, "41e23d711e1c4fbfac", "41E2", "GH" * 9])
 def test_a_device_must_have_a_serial_number(serial):
     with pytest.raises(FormatError, match="chip id"):
         verify(foundry.device(serial=serial))

@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, padding
+from helpers.cases import each
 from helpers.forking import in_forked_child
 from helpers.foundry.authority import NOW, Authority, bundle, flips, is_refused, key_usage, named, rsa_key
 from hypothesis import given
@@ -182,7 +183,7 @@ def test_every_byte_of_pem_counts():
             assert _x509.load_chain(data, evidence="chain") != same, index
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         b"",
