@@ -1,4 +1,4 @@
-"""What the measuring commands share: their progress, their document, and the files that they have written."""
+"""Progress, documents and lists of written files, for the commands that measure."""
 
 import json
 import sys
