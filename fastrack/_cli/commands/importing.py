@@ -44,7 +44,7 @@ def import_(
         raise typer.BadParameter("expected a source and a folder to write, got one path", param_hint="SOURCE... FOLDER")
     *sources, folder = paths
     owner = open_ring(key, to="seal").first
-    load_engine("seal")
+    load_engine("sealing")
     start = time.perf_counter()
     try:
         with _counter() as progress:
