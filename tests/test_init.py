@@ -3,6 +3,7 @@ import sys
 from importlib import import_module
 
 import pytest
+from helpers.cases import each
 
 import fastrack
 
@@ -25,13 +26,13 @@ def test_the_version_is_a_public_name():
     assert fastrack.__version__ == fastrack._version.__version__
 
 
-@pytest.mark.parametrize("name", fastrack.__all__)
+@each("name", fastrack.__all__)
 def test_every_public_name_is_there(name):
     assert getattr(fastrack, name) is not None
     assert name in dir(fastrack)
 
 
-@pytest.mark.parametrize(("name", "home"), sorted(fastrack._HOMES.items()))
+@each(("name", "home"), sorted(fastrack._HOMES.items()))
 def test_every_lazy_name_is_public_and_comes_from_its_module(name, home):
     assert name in fastrack.__all__
     assert getattr(fastrack, name) is getattr(import_module(home), name)

@@ -6,6 +6,7 @@ import pickletools
 
 import numpy as np
 import pytest
+from helpers.cases import each
 
 import fastrack
 from fastrack import FormatError, Key, SealedDataset, collate, load_file, save_file, seal, unseal
@@ -85,6 +86,6 @@ def test_an_object_of_another_version_is_refused():
         fastrack._unpickle("Later", 1)
 
 
-@pytest.mark.parametrize("name", sorted(set(fastrack.__all__) - {"KeyLike", "__version__"}))
+@each("name", sorted(set(fastrack.__all__) - {"KeyLike", "__version__"}))
 def test_what_is_public_is_of_the_public_module(name):
     assert getattr(fastrack, name).__module__ == "fastrack"

@@ -26,10 +26,10 @@ from cryptography.x509 import ocsp
 from fastrack._util.public import attest_public
 from fastrack._util.regular_file import open_regular
 from fastrack.attest._cpu.tdx_collateral import TdxCollateral
-from fastrack.attest._formats.x509 import common_name, load_chain
-from fastrack.attest._gpus.evidence import _Fields as ReportFields
+from fastrack.attest._formats.x509 import load_chain, subject_name
+from fastrack.attest._gpus.evidence import ReportFields
 from fastrack.attest._gpus.report import OpaqueField, parse_gpu_report
-from fastrack.attest._gpus.rim import _open_signed as open_manifest
+from fastrack.attest._gpus.rim import open_signed
 from fastrack.attest._offer import (
     CpuEvidence,
     DeviceEvidence,
@@ -269,14 +269,14 @@ class _Store:
         self._responses = [(_serial_numbers(path, data), data) for path, data in files]
         self._manifests = []
         for path, data in [] if folder is None else _list(folder / "rim"):
-            rim, certificates = open_manifest(data, evidence=f"manifest {path.name}")
+            rim, certificates = open_signed(data, evidence=f"manifest {path.name}")
             self._manifests.append((rim, ManifestEvidence(data, self._find_responses(certificates))))
 
     def add_collateral(self, device: DeviceEvidence) -> DeviceEvidence:
         """Add the manifests for chip, driver and VBIOS of a device, and the responses for its certificates."""
         certificates = load_chain(device.chain, evidence="certificate chain of a GPU")
         fields = ReportFields(parse_gpu_report(device.report), is_switch=False)
-        name = common_name(certificates[1 % len(certificates)].subject)
+        name = subject_name(certificates[1 % len(certificates)])
         chip = fields.text_or_none(OpaqueField.CHIP) or name.split(" ")[0].replace("_", "")
         versions = [fields.text(OpaqueField.DRIVER_VERSION).upper(), fields.vbios_version().upper()]
         found = [

@@ -28,8 +28,8 @@ from fastrack.attest._cpu.tdx_collateral import TdxCollateral
 from fastrack.attest._cpu.tdx_quote import parse_tdx_quote
 from fastrack.attest._errors import refused
 from fastrack.attest._formats.roots import AMD_ROOTS, INTEL_ROOTS, NVIDIA_RIM_ROOTS, NVIDIA_ROOTS, Roots
+from fastrack.attest._formats.times import require_in_force, require_time_zone
 from fastrack.attest._formats.wire import decode, encode, write_bytes
-from fastrack.attest._formats.x509 import require_time_zone
 from fastrack.attest._gpus.evidence import VerifiedGpuReport, verify_gpu_report
 from fastrack.attest._gpus.rim import VerifiedRim, verify_rim
 from fastrack.attest._gpus.rim_match import MatchedGpuReport, match_measurements
@@ -492,9 +492,7 @@ def issue_grants(
     require_time_zone(now)
     if lifetime < timedelta(seconds=1):
         raise ValueError(f"expected lifetime= of a second or more, got {lifetime}")
-    if not verified.verified_at <= now <= verified.valid_until:
-        wanted = f"{verified.verified_at.isoformat()} to {verified.valid_until.isoformat()}"
-        raise refused(_EVIDENCE, "validity", wanted=wanted, found=now.isoformat(), advice=_AGAIN)
+    require_in_force(_EVIDENCE, "validity", verified.verified_at, verified.valid_until, now, _AGAIN)
     granted = _list_keys(keys)
     if not granted or len(granted) > _KEYS_LIMIT:
         raise ValueError(f"issuing grants failed: expected 1 to {_KEYS_LIMIT} keys, got {len(granted)}")

@@ -37,8 +37,8 @@ from typing import Any, Self, TypeAlias
 from fastrack._util.public import attest_public
 from fastrack.attest._cpu.tdx_collateral import TdxCollateral
 from fastrack.attest._errors import malformed
+from fastrack.attest._formats.times import require_time_zone
 from fastrack.attest._formats.wire import Reader, decode, encode, write_bytes, write_time
-from fastrack.attest._formats.x509 import require_time_zone
 from fastrack.grants import Recipient
 
 CHALLENGE_KIND, OFFER_KIND = "fastrack/challenge", "fastrack/offer"

@@ -14,8 +14,8 @@ from fastrack._util.rights import open_own
 from fastrack.attest._cpu.snp import VerifiedSnpReport
 from fastrack.attest._cpu.tdx import VerifiedTdxQuote
 from fastrack.attest._errors import refused
+from fastrack.attest._formats.times import require_time_zone
 from fastrack.attest._formats.toml import Table
-from fastrack.attest._formats.x509 import require_time_zone
 from fastrack.attest._gpus.evidence import VerifiedGpuReport
 from fastrack.attest._gpus.rim_match import MatchedGpuReport
 from fastrack.attest._policy_common import NOT_MEANT

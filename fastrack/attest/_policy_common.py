@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from fastrack._util.public import attest_public
 from fastrack.attest._errors import refused
+from fastrack.attest._formats.times import require_in_force
 from fastrack.attest._formats.toml import Table
 
 T = TypeVar("T", bound=StrEnum)
@@ -96,9 +97,7 @@ def require_current(evidence: str, verified_at: datetime, valid_until: datetime,
     AttestationError
         If it was verified later than `now`, or is valid no more.
     """
-    if not verified_at <= now <= valid_until:
-        wanted = f"{verified_at.isoformat()} to {valid_until.isoformat()}"
-        raise refused(evidence, "validity", wanted=wanted, found=now.isoformat(), advice=_VERIFY_AGAIN)
+    require_in_force(evidence, "validity", verified_at, valid_until, now, _VERIFY_AGAIN)
 
 
 def require_revocation(

@@ -4,6 +4,7 @@ import sys
 from importlib import import_module
 
 import pytest
+from helpers.cases import each
 
 import fastrack
 from fastrack import attest
@@ -14,13 +15,13 @@ def test_public_names_are_named_once():
     assert len(attest.__all__) == len(set(attest.__all__))
 
 
-@pytest.mark.parametrize("name", attest.__all__)
+@each("name", attest.__all__)
 def test_every_public_name_is_there(name):
     assert getattr(attest, name) is not None
     assert name in dir(attest)
 
 
-@pytest.mark.parametrize(("name", "home"), sorted(attest._HOMES.items()))
+@each(("name", "home"), sorted(attest._HOMES.items()))
 def test_every_lazy_name_is_public_and_comes_from_its_module(name, home):
     assert name in attest.__all__
     assert getattr(attest, name) is getattr(import_module(home), name)

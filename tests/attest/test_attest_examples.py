@@ -5,7 +5,7 @@ import inspect
 import re
 from pathlib import Path
 
-import pytest
+from helpers.cases import each
 
 from fastrack import attest
 
@@ -16,7 +16,7 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_public_names_have_examples_that_run(name):
     found = doctest.DocTestFinder().find(getattr(attest, name), name, module=False, globs={})
     assert sum(len(test.examples) for test in found), f"{name} has no example"
@@ -33,6 +33,6 @@ def test_the_api_page_has_the_public_names_and_no_others():
     assert sorted(named) == sorted(NAMES)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@each("name", NAMES)
 def test_public_names_know_where_they_are_public(name):
     assert getattr(attest, name).__module__ == "fastrack.attest"

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from helpers.cases import each
 
 
 @pytest.fixture(autouse=True)
@@ -77,7 +78,7 @@ def test_an_altered_file_is_named(cli, key, anchor, folder):
         assert cli.json(line, status=1)["error"]["tensor"] == "y"
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "told"),
     [
         ("publish set", "expected the owner's signing key"),
@@ -94,7 +95,7 @@ def test_bad_usage_is_told(cli, line, told):
     assert told in " ".join(cli.error(line, status=2).replace("│", " ").split())
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "told"),
     [
         ("anchor no.anchor", "no such anchor"),

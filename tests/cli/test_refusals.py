@@ -6,6 +6,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from helpers.cases import each
 from helpers.runs import flip as flip_bits
 
 from fastrack import Key, SealedFile, load_file
@@ -122,7 +123,7 @@ def test_an_interruption_leaves_nothing(cli, key, monkeypatch, command, line):
 # Sources
 
 
-@pytest.mark.parametrize("line", ["seal {} new", "unseal {} new", "inspect {}", "verify {}"])
+@each("line", ["seal {} new", "unseal {} new", "inspect {}", "verify {}"])
 def test_a_missing_file_is_told(cli, key, line):
     line = line.format("missing.bin") + ("" if "inspect" in line else f" {key}")
     assert cli.error(line) == "error: missing.bin: No such file or directory\n"
@@ -327,7 +328,7 @@ def test_an_empty_path_of_a_key_is_refused(cli, line):
 
 
 @pytest.mark.usefixtures("sealed")
-@pytest.mark.parametrize(
+@each(
     "line",
     [
         *("seal plain.npz ''", "seal plain.npz new --to ''", "seal plain.npz new --to a --sign ''"),
@@ -348,7 +349,7 @@ def test_a_note_on_an_error_is_shown(cli, sealed, monkeypatch):
 # Usage
 
 
-@pytest.mark.parametrize(
+@each(
     "line",
     [
         *("seal", "seal one", "unseal one", "inspect", "verify"),

@@ -12,6 +12,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from helpers.cases import each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -51,18 +52,18 @@ def test_a_generated_key_has_256_or_128_bits():
     assert len({Key.generate() for _ in range(50)}) == 50
 
 
-@pytest.mark.parametrize("bits", [0, 16, 32, 192, 512, "256", None])
+@each("bits", [0, 16, 32, 192, 512, "256", None])
 def test_a_key_of_another_size_is_not_generated(bits):
     with pytest.raises(ValueError, match="bits"):
         Key.generate(bits)
 
 
-@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+@each("kind", [bytes, bytearray, memoryview])
 def test_a_key_is_made_of_anything_like_bytes(kind):
     assert bytes(Key.from_bytes(kind(SECRET)).material()) == SECRET
 
 
-@pytest.mark.parametrize("size", [0, 1, 15, 17, 24, 31, 33, 64])
+@each("size", [0, 1, 15, 17, 24, 31, 33, 64])
 def test_a_key_of_another_length_is_refused_and_shows_itself_all_the_same(size):
     with pytest.raises(FormatError, match=f"got {size}") as caught:
         Key.from_bytes(bytes(size))
@@ -70,7 +71,7 @@ def test_a_key_of_another_length_is_refused_and_shows_itself_all_the_same(size):
     assert "<Key " in told
 
 
-@pytest.mark.parametrize("wrong", ["a" * 32, 32, None, [1] * 32])
+@each("wrong", ["a" * 32, 32, None, [1] * 32])
 def test_a_key_is_not_made_of_anything_else(wrong):
     with pytest.raises(TypeError):
         Key.from_bytes(wrong)
@@ -125,7 +126,7 @@ def test_a_repr_shows_the_id_and_the_size_and_no_secret(key):
 PICKLERS = [partial(pickle.dumps, protocol=protocol) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)]
 
 
-@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, *PICKLERS])
+@each("duplicate", [copy.copy, copy.deepcopy, *PICKLERS])
 def test_a_key_cannot_be_pickled_or_copied(key, duplicate):
     with pytest.raises(TypeError, match=r"key\.save") as caught:
         duplicate(key)
@@ -175,7 +176,7 @@ def test_a_key_that_goes_away_wipes_itself(key):
     assert wiped == [bytes(32)]
 
 
-@pytest.mark.parametrize("place", ["builtins.key", "key", "sys.key"])
+@each("place", ["builtins.key", "key", "sys.key"])
 def test_a_key_that_lives_to_the_end_of_the_interpreter_goes_quietly(place):
     script = f"import builtins, sys, fastrack\n{place} = fastrack.Key.generate()"
     done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=True)
@@ -211,8 +212,9 @@ def test_a_key_file_is_two_lines_that_anyone_can_read(key, path):
     assert path.read_text() == f"# fastrack key, 256 bits, id {key.id}\nfastrack-key-1:{SECRET.hex()}\n"
 
 
-@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+@each("umask", [0o000, 0o022, 0o077])
 def test_only_its_owner_may_read_a_key_file(key, path, umask):
+    path.unlink(missing_ok=True)
     before = os.umask(umask)
     try:
         key.save(path)
@@ -221,8 +223,9 @@ def test_only_its_owner_may_read_a_key_file(key, path, umask):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o660, 0o620, 0o602, 0o601, 0o777])
+@each("mode", [0o640, 0o604, 0o644, 0o660, 0o620, 0o602, 0o601, 0o777])
 def test_a_key_file_that_others_may_use_is_refused(key, path, mode):
+    path.unlink(missing_ok=True)
     key.save(path)
     path.chmod(mode)
     with pytest.raises(KeyPermissionError, match="chmod 600") as caught:
@@ -312,7 +315,7 @@ def test_every_truncation_of_a_key_file_but_of_its_last_newline_is_refused(key, 
     assert Key.load(write_private(path, good.removesuffix(b"\n"))) == key
 
 
-@pytest.mark.parametrize(
+@each(
     "change",
     [
         lambda text: text + b"\n",
@@ -331,6 +334,7 @@ def test_every_truncation_of_a_key_file_but_of_its_last_newline_is_refused(key, 
     ],
 )
 def test_a_file_that_only_resembles_a_key_file_is_refused(key, path, change):
+    path.unlink(missing_ok=True)
     key.save(path)
     with pytest.raises(FormatError) as caught:
         Key.load(write_private(path, change(path.read_bytes())))
@@ -401,13 +405,13 @@ def test_a_ring_knows_what_it_holds_once(key):
     assert 7 not in ring
 
 
-@pytest.mark.parametrize("wrong", [7, 1.5, object(), None, [7], [None]])
+@each("wrong", [7, 1.5, object(), None, [7], [None]])
 def test_a_ring_takes_nothing_else(wrong):
     with pytest.raises(TypeError, match="keys= take"):
         KeyRing(wrong)
 
 
-@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+@each("kind", [bytes, bytearray, memoryview])
 def test_bytes_are_not_taken_for_keys_by_mistake(kind):
     with pytest.raises(TypeError, match="from_bytes") as caught:
         KeyRing(kind(SECRET))
@@ -455,8 +459,8 @@ SPELLINGS = {
 }
 
 
-@pytest.mark.parametrize("spell", SPELLINGS.values(), ids=SPELLINGS)
-@pytest.mark.parametrize(
+@each("spell", SPELLINGS.values())
+@each(
     "route",
     [
         Key.load,
@@ -466,7 +470,6 @@ SPELLINGS = {
         fastrack.use_keys,
         lambda _: KeyRing.resolve(),
     ],
-    ids=["load", "sealing", "ring", "list", "default", "variable"],
 )
 def test_a_key_in_place_of_its_path_is_refused_and_not_repeated(monkeypatch, spell, route):
     text = spell(SECRET)
@@ -477,7 +480,7 @@ def test_a_key_in_place_of_its_path_is_refused_and_not_repeated(monkeypatch, spe
     assert not any(part in told for part in (text.strip(), SECRET.hex(), SECRET[:16].hex()))
 
 
-@pytest.mark.parametrize("name", ["owner.key", "0123456789abcdef" * 2 + ".key", "keys/" + "ab" * 16])
+@each("name", ["owner.key", "0123456789abcdef" * 2 + ".key", "keys/" + "ab" * 16])
 def test_a_path_that_is_not_there_is_told(tmp_path, name):
     with pytest.raises(FileNotFoundError, match=name):
         Key.load(tmp_path / name)
@@ -543,7 +546,7 @@ def _through_a_data_set(file, ring):
     assert len(fastrack.SealedDataset.records(file.path, keys=ring)) == 2
 
 
-@pytest.mark.parametrize(
+@each(
     "use",
     [
         lambda file, ring: fastrack.unseal(file["x"], ring),
@@ -555,7 +558,6 @@ def _through_a_data_set(file, ring):
         _through_a_channel,
         _through_a_data_set,
     ],
-    ids=["unseal", "to_device", "wrap", "wrap without a thread", "verify", "unseal_file", "channel", "data set"],
 )
 def test_a_ring_of_another_kind_is_asked_wherever_keys_are(key, tmp_path, use):
     tensors = {"x": np.arange(10), "data": np.arange(5), "offsets": np.array([0, 2, 5])}
@@ -574,14 +576,13 @@ def test_keys_that_can_be_iterated_once_serve_all_columns_and_files(key, tmp_pat
     assert len(fastrack.SealedDataset.records(paths, keys=(one for one in [key]))) == 4
 
 
-@pytest.mark.parametrize(
+@each(
     ("content", "told"),
     [
         (bytes(32), "Key.from_bytes"),
         (b"fastrack-public-1:Ed25519:AAAA", "it holds a public key"),
         (b"# fastrack secret key, Ed25519, id", "it holds the secret key of a key pair"),
     ],
-    ids=["raw", "public", "secret"],
 )
 def test_a_file_that_holds_another_kind_of_key_is_refused_as_that(path, content, told):
     path.write_bytes(content)

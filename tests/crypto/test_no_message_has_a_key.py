@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.cases import each
 from helpers.forking import in_forked_child
 
 import fastrack
@@ -94,7 +95,7 @@ ROUTES = {
 }
 
 
-@pytest.mark.parametrize("route", ROUTES)
+@each("route", ROUTES)
 def test_a_key_in_place_of_a_path_is_refused_and_not_repeated(path, route):
     for name, spell in SPELLINGS.items():
         text = spell(SECRET)
@@ -127,7 +128,7 @@ def test_a_path_without_a_digit_or_a_capital_is_told():
             Key.load(name)
 
 
-@pytest.mark.parametrize(
+@each(
     "alter",
     [
         lambda text: text.replace(b"\n", b"\r\n"),
@@ -144,6 +145,7 @@ def test_a_path_without_a_digit_or_a_capital_is_told():
 )
 def test_a_damaged_key_file_is_refused_and_not_shown(path, alter):
     owner = path.parent / "owner.key"
+    owner.unlink(missing_ok=True)
     Key.from_bytes(SECRET).save(owner)
     owner.write_bytes(alter(owner.read_bytes()))
     with pytest.raises(FastrackError) as caught:

@@ -4,6 +4,7 @@ import functools
 
 import numpy as np
 import pytest
+from helpers.cases import each
 from helpers.cuda_rig import within
 from helpers.fake_cuda import MODES, FakeArray, FakeDriver
 from helpers.tampering import tampered
@@ -53,13 +54,12 @@ def test_a_sealed_tensor_arrives(opened):
     assert {name for name, *_ in opened.driver.launches} == {"open_256"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("plain", "rows"),
     [
         (PLAIN, [299, 0, 17, 16, 15, 200, 201, 17]),
         (np.arange(30000, dtype=np.int16).reshape(-1, 2), np.random.default_rng(1).permutation(15000)[:6000]),
     ],
-    ids=["few", "of many pieces"],
 )
 def test_rows_of_a_sealed_tensor_arrive(opened, plain, rows):
     x = opened.channel.to_device(fastrack.seal(plain, KEY, name="x")[rows], framework="cupy")
@@ -69,7 +69,7 @@ def test_rows_of_a_sealed_tensor_arrive(opened, plain, rows):
 EDGES = [np.arange(nbytes, dtype=np.uint8) for nbytes in (0, 1, CHUNK_SIZE, 2 * CHUNK_SIZE)]
 
 
-@pytest.mark.parametrize("plain", [PLAIN, *EDGES], ids=len)
+@each("plain", [PLAIN, *EDGES])
 def test_a_plain_tensor_arrives_and_comes_back_sealed(opened, plain):
     x = opened.channel.to_device(plain)
     assert isinstance(x, FakeArray)
@@ -88,7 +88,7 @@ def test_a_spoilt_chunk_is_told_and_the_result_is_cleared(opened):
     opened.assert_holds(opened.channel.to_device(sealed, out=x), PLAIN)
 
 
-@pytest.mark.parametrize("waits", [True, False])
+@each("waits", [True, False])
 def test_a_plan_that_was_altered_is_told_and_the_result_holds_zeros(opened, waits):
     sealed = fastrack.seal(PLAIN, KEY, name="x")
     rows = [299, 0, 17]
@@ -114,7 +114,7 @@ def test_transfers_that_are_not_waited_for_arrive(opened):
     opened.channel.synchronize()
 
 
-@pytest.mark.parametrize("seed", range(25))
+@each("seed", range(25))
 def test_a_channel_keeps_its_order(seed):
     opened = Opened("lazy", seed)
     x = opened.channel.to_device(PLAIN, non_blocking=seed % 2 == 0)
@@ -125,7 +125,7 @@ def test_a_channel_keeps_its_order(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
+@each("mode", MODES)
 def test_calls_that_fail_leave_a_channel_that_works(mode):
     for number in range(1, 1000, 7):
         opened = Opened(mode, number)

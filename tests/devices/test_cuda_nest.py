@@ -4,6 +4,7 @@ import gc
 
 import numpy as np
 import pytest
+from helpers.cases import each
 from helpers.cuda_rig import Message, within
 from helpers.fake_cuda import MODES, FakeDriver
 from helpers.fake_kernels import SCALARS, table_rows
@@ -118,7 +119,7 @@ def test_a_single_tensor_needs_no_launch_for_its_key(opened):
     assert np.array_equal(opened.driver.read(found), *arrays([70]))
 
 
-@pytest.mark.parametrize("seed", range(15))
+@each("seed", range(15))
 def test_a_nest_keeps_its_order(seed):
     opened = Opened("lazy", seed)
     plain = arrays(seed=seed)
@@ -165,8 +166,8 @@ def test_more_messages_than_slots_share_them_in_turn(monkeypatch):
         opened.close()
 
 
-@pytest.mark.parametrize("together", [True, False])
-@pytest.mark.parametrize("use", ["seal", "open"])
+@each("together", [True, False])
+@each("use", ["seal", "open"])
 def test_a_message_whose_slot_has_the_key_of_another_is_refused(use, together, monkeypatch):
     """To seal it there would use the other key twice for one chunk number, and so one nonce for two chunks."""
     monkeypatch.setattr(buffers, "_MAX_SLOTS", 32)
@@ -189,8 +190,8 @@ def test_a_message_whose_slot_has_the_key_of_another_is_refused(use, together, m
 # What was altered.
 
 
-@pytest.mark.parametrize("waits", [True, False])
-@pytest.mark.parametrize(("number", "chunk"), [(0, 0), (4, 2), (5, 3), (7, 0)])
+@each("waits", [True, False])
+@each(("number", "chunk"), [(0, 0), (4, 2), (5, 3), (7, 0)])
 def test_the_tensor_and_the_chunk_that_were_altered_are_named_and_all_arrays_are_cleared_or_right(
     opened, number, chunk, waits
 ):
@@ -226,7 +227,7 @@ def test_of_several_bad_chunks_the_first_of_the_first_tensor_is_named(opened):
     assert (failure.value.tensor, failure.value.chunk) == ("x5", 2)
 
 
-@pytest.mark.parametrize("byte", [0, 31, 32, 43, 44, 46, KEY_SIZE, KEY_SIZE + 3, 7 * KEY_SIZE + 40])
+@each("byte", [0, 31, 32, 43, 44, 46, KEY_SIZE, KEY_SIZE + 3, 7 * KEY_SIZE + 40])
 def test_a_key_that_was_altered_on_the_bus_opens_nothing_of_its_message(byte):
     opened = Opened()
     plain = arrays()
@@ -294,7 +295,7 @@ def run(message, size, offset=0, first=0):
     )
 
 
-@pytest.mark.parametrize(
+@each(
     "segments",
     [
         [run(0, 100), run(1, 200, 112)],  # over the end of the one before
@@ -349,7 +350,7 @@ def test_a_verdict_that_makes_no_sense_names_a_message_that_there_is(monkeypatch
 # Keys.
 
 
-@pytest.mark.parametrize("mode", MODES)
+@each("mode", MODES)
 def test_all_keys_are_wiped_at_the_end_and_after_a_failure(mode):
     sizes = [100, CHUNK_SIZE + 5, 30]
     secrets = [Message(size, seed=number).secret for number, size in enumerate(sizes)]
@@ -394,8 +395,8 @@ def test_states_are_used_again_and_their_slots_are_zeros_between():
     device.close()
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("sizes", [[10], [10, 20, 30]])
+@each("mode", MODES)
+@each("sizes", [[10], [10, 20, 30]])
 def test_states_are_used_again_after_failures_with_nothing_left_in_them(mode, sizes):
     """A transfer while another thread captures a CUDA graph fails, and so may each that is tried after it."""
     driver = FakeDriver(mode)

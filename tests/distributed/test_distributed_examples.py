@@ -5,12 +5,13 @@ import re
 from pathlib import Path
 
 import pytest
+from helpers.cases import each
 
 from fastrack import distributed
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch, about a single process
-@pytest.mark.parametrize("name", distributed.__all__)
+@each("name", distributed.__all__)
 def test_public_names_have_examples_that_run(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     found = doctest.DocTestFinder().find(getattr(distributed, name), name, module=False, globs={})
@@ -34,6 +35,6 @@ def test_the_api_page_has_the_public_names_and_no_others():
     assert sorted(named) == sorted(distributed.__all__)
 
 
-@pytest.mark.parametrize("name", distributed.__all__)
+@each("name", distributed.__all__)
 def test_public_names_know_where_they_are_public(name):
     assert getattr(distributed, name).__module__ == "fastrack.distributed"

@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 import torch
+from helpers.cases import each
 from helpers.forking import in_forked_child
 from helpers.network import Network, on_ranks
 
@@ -40,15 +41,15 @@ def run(size, action, key=KEY):
 
 
 class TestResults:
-    @pytest.mark.parametrize("size", [1, 2, 3, 4])
-    @pytest.mark.parametrize("count", [0, 1, 63, 64 * 4, 4096, 4097, 100_003, 3 * SLAB + 5])
+    @each("size", [1, 2, 3, 4])
+    @each("count", [0, 1, 63, 64 * 4, 4096, 4097, 100_003, 3 * SLAB + 5])
     def test_all_reduce_adds_in_the_order_of_ranks(self, size, count):
         expected = in_rank_order([tensor_of(rank, count) for rank in range(size)])
         for result in run(size, lambda group: group.all_reduce(tensor_of(group.rank, count))):
             assert torch.equal(result, expected)
 
-    @pytest.mark.parametrize("op", ["sum", "mean"])
-    @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.complex64])
+    @each("op", ["sum", "mean"])
+    @each("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.complex64])
     def test_every_dtype_is_added_as_torch_does(self, dtype, op):
         expected = in_rank_order([tensor_of(rank, 5000, dtype) for rank in range(3)], op)
         for result in run(3, lambda group: group.all_reduce(tensor_of(group.rank, 5000, dtype), op)):
@@ -59,7 +60,7 @@ class TestResults:
         for result in run(3, lambda group: group.all_reduce(torch.arange(1000))):
             assert torch.equal(result, expected)
 
-    @pytest.mark.parametrize("count", [0, 1, 4096, SLAB + 7])
+    @each("count", [0, 1, 4096, SLAB + 7])
     def test_reduce_scatter_gives_each_rank_its_shard(self, count):
         whole = [tensor_of(rank, 3 * count) for rank in range(3)]
         expected = in_rank_order(whole, "mean").view(3, -1)
@@ -73,8 +74,8 @@ class TestResults:
         for rank, result in enumerate(run(3, action)):
             assert torch.equal(result, expected[rank])
 
-    @pytest.mark.parametrize("in_place", [True, False])
-    @pytest.mark.parametrize("count", [0, 1, 4096, SLAB + 7])
+    @each("in_place", [True, False])
+    @each("count", [0, 1, 4096, SLAB + 7])
     def test_all_gather_collects_the_shards(self, count, in_place):
         expected = torch.cat([tensor_of(rank, count) for rank in range(3)])
 

@@ -3,9 +3,11 @@
 import itertools
 import random
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from helpers.cases import each
 from helpers.network import Network, Tampering, on_ranks
 
 from fastrack import AuthenticationError, ClosedError, Key
@@ -83,18 +85,21 @@ def check_every_rank(operation, kind, victim, expected, *, silent):
     assert tampering.harmless or any(failed), case
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_whatever_happens_to_a_message_no_rank_has_a_wrong_result(operation, kind):
-    chance = random.Random(operation + kind)
-    expected, count = expected_of(operation, chance.choice([2, 3, 4]))
-    check_every_rank(operation, kind, chance.randrange(count), expected, silent=chance.random() < 0.5)
+@each("operation", OPERATIONS)
+def test_whatever_happens_to_a_message_no_rank_has_a_wrong_result(operation):
+    def check(kind):
+        chance = random.Random(operation + kind)
+        expected, count = expected_of(operation, chance.choice([2, 3, 4]))
+        check_every_rank(operation, kind, chance.randrange(count), expected, silent=chance.random() < 0.5)
+
+    with ThreadPoolExecutor(len(KINDS)) as pool:  # as the ranks wait most of the time
+        list(pool.map(check, KINDS))
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize("operation", OPERATIONS)
+@each("size", [2, 3, 4])
+@each("operation", OPERATIONS)
 def test_whatever_happens_to_any_message_no_rank_has_a_wrong_result(operation, size):
     expected, count = expected_of(operation, size)
     victims = range(count) if size == 3 else random.Random(size).sample(range(count), min(count, 12))
@@ -102,7 +107,7 @@ def test_whatever_happens_to_any_message_no_rank_has_a_wrong_result(operation, s
         check_every_rank(operation, kind, victim, expected, silent=victim % 2 == 0)
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
+@each("operation", OPERATIONS)
 def test_slow_messages_do_no_harm(operation):
     def slow(number, *message):
         time.sleep(0.01 * (number % 5 == 0))

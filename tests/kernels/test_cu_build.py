@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import pytest
 from helpers import kernel_sass
+from helpers.cases import each
 from helpers.kernel_host import SOURCE, constants
 from helpers.kernel_nvrtc import OPTIONS, Nvrtc, find_libraries
 
@@ -123,7 +124,7 @@ def print_table(compiler, found):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", [*ARCHITECTURES, *OTHERS])
+@each("architecture", [*ARCHITECTURES, *OTHERS])
 def test_every_kernel_is_there_and_two_blocks_share_a_multiprocessor(reports, architecture):
     assert set(reports[architecture]) == NAMES
     for name, usage in reports[architecture].items():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.cases import each
 
 import fastrack
 import fastrack.grants
@@ -83,10 +84,15 @@ def run_page(name, folder, *, with_torch, languages=("python", "console")):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("with_torch", {importlib.util.find_spec("torch") is not None, False})
 @pytest.mark.parametrize("name", PAGES)
-def test_the_examples_run(name, with_torch, tmp_path):
-    run_page(name, tmp_path, with_torch=with_torch)
+def test_the_examples_run(name, tmp_path):
+    run_page(name, tmp_path, with_torch=importlib.util.find_spec("torch") is not None)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", [PAGES[0], *(page.values[0] for page in PAGES[1:])])
+def test_the_examples_run_without_torch(name, tmp_path):
+    run_page(name, tmp_path, with_torch=False)
 
 
 @pytest.mark.slow
@@ -305,7 +311,7 @@ def test_the_figures_in_the_readme_are_those_of_the_documentation():
 # Links.
 
 
-@pytest.mark.parametrize("path", [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))], ids=lambda path: path.name)
+@each("path", [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))], ids=lambda path: path.name)
 def test_relative_links_lead_somewhere(path):
     links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
     assert not [link for link in links if "://" not in link and not (path.parent / link).exists()]

@@ -6,6 +6,7 @@ import inspect
 import language
 import numpy as np
 import pytest
+from helpers.cases import each
 
 import fastrack
 
@@ -16,6 +17,7 @@ PUBLIC = [
 ]
 
 
+@pytest.mark.slow
 def test_no_docstring_begins_with_a_relative_clause_and_none_is_about_persons():
     assert language.offences() == []
 
@@ -25,7 +27,7 @@ def test_docstrings_of_functions_begin_with_a_verb():
     assert language.without_verb() == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "found"),
     [
         ('def f():\n    """What it is."""\n', ["x.py:2: What it is."]),
@@ -42,7 +44,7 @@ def test_an_offence_is_found(tmp_path, monkeypatch, text, found):
     assert language.offences() == found
 
 
-@pytest.mark.parametrize("name", PUBLIC)
+@each("name", PUBLIC)
 def test_public_names_have_examples_that_run(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {"fastrack": fastrack, "np": np}

@@ -2,16 +2,16 @@
 
 import doctest
 
-import pytest
+from helpers.cases import each
 
 import fastrack
 
 
-@pytest.mark.parametrize("name", ["Channel", "load_tensors", "safe_open", "synchronize", "to_device", "to_host"])
+@each("name", ["Channel", "load_tensors", "safe_open", "synchronize", "to_device", "to_host"])
 def test_the_examples_run(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     examples = doctest.DocTestFinder(recurse=False).find(getattr(fastrack, name), name, module=False, globs={})
     assert examples
-    for each in examples:
-        assert each.examples
-        assert doctest.DocTestRunner().run(each).failed == 0
+    for example in examples:
+        assert example.examples
+        assert doctest.DocTestRunner().run(example).failed == 0

@@ -19,6 +19,7 @@ from fastrack.attest._errors import malformed, refused
 from fastrack.attest._formats.json import Node
 from fastrack.attest._formats.roots import Roots
 from fastrack.attest._formats.signatures import verify_ecdsa
+from fastrack.attest._formats.times import require_in_force
 from fastrack.attest._formats.x509 import VerifiedChain, load_chain, subject_name, verify_chain
 
 _SIGNER = "Intel SGX TCB Signing"
@@ -188,9 +189,7 @@ def verify_document(text: bytes, signature: bytes, signer: VerifiedChain, *, now
     verify_ecdsa(key, signature, text, curve="P-256", evidence=evidence, field="signature")
     content = Node.parse(text, evidence)
     issued_at, next_update = content.time("issueDate"), content.time("nextUpdate")
-    if not issued_at <= now <= next_update:
-        wanted = f"{issued_at.isoformat()} to {next_update.isoformat()}"
-        raise refused(evidence, "validity", wanted=wanted, found=now.isoformat(), advice=_NEWER)
+    require_in_force(evidence, "validity", issued_at, next_update, now, _NEWER)
     return Document(content, signer, issued_at, next_update, content.integer("tcbEvaluationDataNumber"))
 
 

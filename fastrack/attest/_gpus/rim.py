@@ -19,11 +19,11 @@ from cryptography import x509
 from fastrack._util.public import attest_public
 from fastrack.attest._errors import refused
 from fastrack.attest._formats.cache import Kept
-from fastrack.attest._formats.links import verify_ecdsa_chain
 from fastrack.attest._formats.ocsp import check_revocation
 from fastrack.attest._formats.roots import NVIDIA_RIM_ROOTS, Roots
 from fastrack.attest._formats.signatures import verify_ecdsa
-from fastrack.attest._formats.x509 import common_name, load_certificate, require_time_zone
+from fastrack.attest._formats.times import require_time_zone
+from fastrack.attest._formats.x509 import load_certificate, subject_name, verify_chain
 from fastrack.attest._formats.xml import Element, canonicalize, parse
 from fastrack.attest._gpus.report import DIGEST_SIZE
 
@@ -235,15 +235,15 @@ def verify_rim(
     reading the RIM failed: expected well-formed XML as its text, got syntax error: line 1, column 0. It is damaged, ...
     """
     require_time_zone(now)
-    parsed, certificates = _open_signed(bytes(rim.data if isinstance(rim, Rim) else rim), evidence=evidence)
+    parsed, certificates = open_signed(bytes(rim.data if isinstance(rim, Rim) else rim), evidence=evidence)
     name = f"certificate chain of the {evidence}"
-    chain = verify_ecdsa_chain(certificates, roots=roots, now=now, evidence=name)
+    chain = verify_chain(certificates, roots=roots, now=now, evidence=name)
     checked_at, valid_until = check_revocation(
         chain.certificates, ocsp, now=now, evidence=f"OCSP response for the {evidence}"
     )
     return VerifiedRim(
         rim=parsed,
-        signer=common_name(chain.leaf.subject),
+        signer=subject_name(chain.leaf),
         verified_at=now,
         revocation_checked_at=checked_at,
         valid_until=min(chain.valid_until, valid_until or chain.valid_until),
@@ -275,7 +275,7 @@ def _verify_signature(data: bytes, evidence: str) -> tuple[Rim, tuple[x509.Certi
     return rim, certificates
 
 
-_open_signed = Kept(_verify_signature, 32)
+open_signed = Kept(_verify_signature, 32)
 
 
 def _read_rim(data: bytes, root: Element) -> Rim:

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from helpers.cases import each
 
 from fastrack._crypto import forms, native
 from fastrack._crypto.forms import FORMS, narrow_form, supported_forms
@@ -107,7 +108,7 @@ def test_a_cpu_gets_the_forms_that_it_can_run(use, flags, saved, expected):
     assert narrow_form() == ("aesni" if expected else None)
 
 
-@pytest.mark.parametrize("name", FLAGS)
+@each("name", FLAGS)
 def test_no_form_is_chosen_without_one_of_its_flags(use, name):
     use(StandIn({flag: place for flag, place in ICE_LAKE.items() if flag != name}))
     assert supported_forms() == (() if name in NARROW else ALL[1:] if name in LEVEL_4 else ALL[2:])
@@ -125,13 +126,13 @@ def test_registers_that_no_program_may_ask_for_are_not_used(use):
     assert supported_forms() == ("aesni",)
 
 
-@pytest.mark.parametrize("saved", [0, X87, X87 | XMM, X87 | YMM, AVX512_STATE & ~YMM, AVX512_STATE & ~XMM])
+@each("saved", [0, X87, X87 | XMM, X87 | YMM, AVX512_STATE & ~YMM, AVX512_STATE & ~XMM])
 def test_wide_registers_that_the_kernel_does_not_save_are_not_used(use, saved):
     use(StandIn(ICE_LAKE, saved))
     assert supported_forms() == ("aesni",)
 
 
-@pytest.mark.parametrize("absent", [MASKS, ZMM_UPPER, ZMM_16_TO_31, MASKS | ZMM_UPPER | ZMM_16_TO_31])
+@each("absent", [MASKS, ZMM_UPPER, ZMM_16_TO_31, MASKS | ZMM_UPPER | ZMM_16_TO_31])
 def test_the_widest_registers_are_used_only_if_the_kernel_saves_all_of_their_state(use, absent):
     use(StandIn(ICE_LAKE, (AVX512_STATE | AMX) & ~absent))  # as under "clearcpuid=avx512f"
     assert supported_forms() == ("vaes-256", "aesni")
