@@ -1,11 +1,14 @@
+import ast
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 from helpers.cases import each
 
 import fastrack
+import fastrack.attest
 
 
 def run(code):
@@ -50,3 +53,14 @@ def test_a_name_is_loaded_once():
 def test_a_name_that_is_not_there_is_an_attribute_error():
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = fastrack.nonsense
+
+
+@pytest.mark.parametrize("package", [fastrack, fastrack.attest])
+def test_type_checkers_are_told_the_same_names_from_the_same_modules(package):
+    stub = ast.parse(Path(package.__file__).with_suffix(".pyi").read_text())
+    told = {each.asname: each.name for node in stub.body for each in node.names}
+    homes = {each.name: node.module for node in stub.body for each in node.names}
+    assert sorted(told) == sorted(told.values()) == package.__all__
+    assert {name: home for name, home in homes.items() if name != "AttestationError"} == {
+        name: home for name, home in package._HOMES.items() if name != "AttestationError"
+    }

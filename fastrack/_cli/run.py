@@ -47,7 +47,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
-    """What the paths of a command line name. `left_out` counts files of another suffix in folders."""
+    """The jobs of a command line. `left_out` counts files of another suffix in folders."""
 
     jobs: tuple[Job, ...]
     many: bool = False
@@ -58,9 +58,9 @@ class Jobs:
 class Report:
     """The result of a job.
 
-    document : for programs; lines : for people; brief : what they are told with --quiet, and of one of many jobs
-    nbytes : of plaintext; plain : names of what is not protected
-    plaintext : what was written, which goes again if nobody can be told of it; errors : of what is not authentic
+    document : for programs; lines : the same as text; brief : the lines of these with --quiet, and of one of many jobs
+    nbytes : of plaintext; plain : names of tensors that are not protected; errors : of content that is not authentic
+    plaintext : paths that were written, and are removed if standard output does not take the report
     """
 
     document: Mapping[str, Any]
