@@ -36,6 +36,14 @@ def print_lines(lines: Iterable[str | Table], console: Console | None = None) ->
         console.print(line, soft_wrap=isinstance(line, str))
 
 
+def tell(lines: Iterable[str | Table], *, as_json: bool, **document: Any) -> None:
+    """Print what a command has done: for people, or with ``--json`` the one document."""
+    if as_json:
+        print_json(**document)
+    else:
+        print_lines(lines)
+
+
 def new_table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     """Return an empty table with these columns, those of `right` aligned to the right."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
