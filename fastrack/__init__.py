@@ -149,7 +149,6 @@ _HOMES = {name: f"fastrack.{module}" for module, names in _NAMES.items() for nam
 
 _registry.COMPILERS |= {
     "commands": "_devices.cuda.jit_commands:build_commands",
-    "key state": "_devices.cuda.key_state_ir:build_key_state",
     "module": "_crypto.native.here:compile_here",
 }
 _registry.METHODS["to"] = "_transfer.api:to_device"

@@ -25,8 +25,6 @@ from fastrack._crypto.cobblestone import (
 from fastrack._crypto.forms import FORMS
 from fastrack._crypto.native import gcm_ir, gcm_pass, gcm_ranges, hkdf_ir
 from fastrack._crypto.vector import derivation_table
-from fastrack._devices.cuda.key_state import STATE_SIZE
-from fastrack._devices.cuda.key_state_ir import state_function
 from fastrack.errors import ClosedError
 
 TRIPLE = "aarch64-unknown-linux-gnu"
@@ -35,7 +33,7 @@ COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 MISSING = [name for name in (COMPILER, EMULATOR) if shutil.which(name) is None]
 # With NEON, with SVE, and without AES but in the functions of the form, which is what the machine code is made for.
 CPUS = ["neoverse-n1", "neoverse-v1", "generic"]
-WORKS = {name: number for number, name in enumerate(["open", "verify", "seal", "pass", "ranges", "state", "derive"])}
+WORKS = {name: number for number, name in enumerate(["open", "verify", "seal", "pass", "ranges", "derive"])}
 RUNS = dict.fromkeys(["open", "verify", "seal"], gcm_ir.run_function)
 RUNS |= {"pass": gcm_pass.pass_function, "ranges": gcm_ranges.ranges_function}
 _NEEDLES, ROWS = 64, 256
@@ -70,7 +68,6 @@ def make_module():
         variant = gcm_ir.Variant(bits, FORMS["armv8"])
         functions.append(gcm_ir.chunk_function(module, variant, "expand_key"))
         functions += [build(module, variant, name) for name, build in RUNS.items()]
-        functions.append(state_function(module, FORMS["armv8"], bits))
     for function in functions:
         function.linkage = "external"
     return module
@@ -241,8 +238,3 @@ def derive(harness, secret, text, table, count, **options):
     rows = table.tobytes()
     rows += bytes(-len(rows) % 24)
     return harness.call("derive", bytes(secret), text, count * DERIVED_SIZE, (0, count, 0), rows=rows, **options)
-
-
-def expand_state(harness, material):
-    """Expand a key and a nonce to what the CUDA kernels read."""
-    return harness.call("state", material, target=STATE_SIZE).target

@@ -29,8 +29,6 @@ _SOURCES = ("fastrack._crypto.", "fastrack._devices.cuda.")
 def form_functions(name: str, form: Form) -> dict[str, Any]:
     """Return the functions of a form, by their names in the module."""
     functions = {**build_runs(*form), **build_jobs(*form)}
-    if form.width == 16:
-        functions |= find(COMPILERS["key state"])(form)
     return {function + suffix_of(name): code for function, code in functions.items()}
 
 

@@ -39,8 +39,6 @@ def make_code(tmp_path_factory):
 
 def form_of(function):
     """Return the form that a function is of by its name, or "" if it is for every CPU."""
-    if re.match(r"fastrack_key_state_(128|256)$", function):  # which only the narrow form has
-        return "narrow"
     found = re.search(r"_(x86|arm)_(\d+)_\d+", function)
     return "" if found is None else {"64": "vaes-512", "32": "vaes-256", "16": "narrow"}[found[2]]
 

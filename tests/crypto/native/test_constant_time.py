@@ -41,7 +41,6 @@ from fastrack._crypto.cobblestone import (
 from fastrack._crypto.job_table import SEALS, WHOLE
 from fastrack._crypto.vector import SCHEDULE_SIZE, derivation_table
 from fastrack._crypto.workers import NONE_BAD
-from fastrack._devices.cuda.key_state import LAST_POWER, NONCE_OFFSET, STATE_SIZE
 
 pytestmark = [
     pytest.mark.slow,
@@ -178,25 +177,12 @@ def derivation_cases(form, size):
             yield Case("derive_keys", ["secret"], memory, calls, found, {"rows": expected}, hidden)
 
 
-def state_cases(function, size):
-    """Return a case of the state of a key for a GPU."""
-    key = bytes(range(size))
-    round_keys = b"".join(reference.round_keys(key))
-    expected = {"state": round_keys.ljust(NONCE_OFFSET, b"\0") + NONCE}
-    hidden = {"state": len(round_keys) + len(NONCE) + (1 + LAST_POWER) * 16}
-    memory = {"material": key + NONCE, "state": bytes(STATE_SIZE)}
-    calls = [(function, [["material"], size + len(NONCE), ["state"]])]
-    yield Case("write_state", ["material"], memory, calls, 0, expected, hidden)
-
-
-def cases_of(form, *, is_narrow=True):
+def cases_of(form):
     """Return the cases of a form, those of `VERDICTS` last: what is found in two functions counts for the first."""
     cases = []
     end = native.suffix_of(form)[1:]
     for size in 16, 32:
         cases += [*message_cases(end, size), *derivation_cases(end, size)]
-        if is_narrow:
-            cases += [*state_cases(f"write_state_{end}", size)]
     order = list(VERDICTS)
     return sorted(cases, key=lambda case: order.index(case.name) if case.name in order else -1)
 
@@ -293,7 +279,7 @@ def test_opening_branches_on_results_of_authentication_alone(found, name):
 
 @pytest.mark.parametrize("form", [pytest.param("aesni", marks=pytest.mark.nightly), WIDE])
 def test_nothing_is_found_where_these_results_are_public(memcheck, builds, form):
-    assert memcheck.run(builds / "shown.so", cases_of(form, is_narrow=form == "aesni")) == {}
+    assert memcheck.run(builds / "shown.so", cases_of(form)) == {}
 
 
 def test_a_branch_on_a_tag_is_more_than_may_be_found(memcheck, builds):

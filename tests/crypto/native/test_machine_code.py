@@ -12,7 +12,7 @@ from helpers.processes import run_python
 
 from fastrack import DeviceError
 from fastrack._crypto import native
-from fastrack._crypto.forms import FORMS, supported_forms
+from fastrack._crypto.forms import supported_forms
 from fastrack._crypto.workers import NONE_BAD
 
 pytestmark = pytest.mark.skipif(native.load() is None, reason="there is no machine code")
@@ -86,7 +86,7 @@ def test_every_form_has_every_function():
     names = {name: set(vars(native.functions(name))) for name in supported_forms()}
     runs = {"open_run", "seal_run", "verify_run", "open_gather", "open_jobs", "expand_key", "derive_keys"}
     for name, functions in names.items():
-        assert functions == (runs | {"write_state"} if FORMS[name].width == 16 else runs)
+        assert functions == runs, name
 
 
 # What a process loads
