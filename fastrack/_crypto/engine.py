@@ -9,13 +9,13 @@ from functools import cache, lru_cache
 
 from fastrack._crypto import native
 from fastrack._crypto.base import Engine
-from fastrack._crypto.forms import FORMS, supported_forms
+from fastrack._crypto.isa import INSTRUCTION_SETS, supported_instruction_sets
 from fastrack._crypto.native import ENGINE_VARIABLE, JIT
 from fastrack._crypto.workers import default_threads
 from fastrack._util.shown import shown
 from fastrack.errors import DeviceError
 
-ENGINES = (*FORMS, "openssl")
+ENGINES = (*INSTRUCTION_SETS, "openssl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class SelectedEngine:
 
 def available_engines() -> tuple[str, ...]:
     """Return the names of the engines that this machine can run, fastest first."""
-    return *supported_forms(), "openssl"
+    return *supported_instruction_sets(), "openssl"
 
 
 def get_engine(name: str | None = None, *, threads: int | None = None) -> Engine:

@@ -1,4 +1,4 @@
-"""Engine for CPUs that no form of the compiled code supports: OpenSSL through pyca/cryptography, one chunk a call.
+"""Engine for CPUs that run no instruction set of the machine code: OpenSSL, one chunk a call of pyca/cryptography.
 
 This is the only Python loop over chunks. pyca has no call for several messages, and resets no nonce of a GCM context; a
 new context for each chunk takes twice as long as `AESGCM`. More threads would make it slower: each call of 16 KiB takes
@@ -143,14 +143,14 @@ class OpenSSLEngine:
         if plain is not None:
             if not plain.size == target.size == jobs.nbytes[number]:
                 raise ValueError(f"expected {jobs.nbytes[number]} bytes to seal, and a result of that size, got others")
-            return _pass(schedule, plain.array, target)
+            return _reencrypt(schedule, plain.array, target)
         assert source is not None
         if plan is not None:
             return self.open_gather(schedule, source.array, target, plan)
         return self.open_run(schedule, source.array, target, 0)
 
 
-def _pass(schedule: OpenSSLSchedule, source: Bytes, target: Bytes) -> int | None:
+def _reencrypt(schedule: OpenSSLSchedule, source: Bytes, target: Bytes) -> int | None:
     """Seal each chunk of plaintext in memory of this call, and open it from there into the target."""
     before, after = source.data, target.data
     private, sealed = _new(SEALED_CHUNK_SIZE), _new(SEALED_CHUNK_SIZE)

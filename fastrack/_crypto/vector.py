@@ -22,7 +22,7 @@ from fastrack._crypto.base import (
     chunks_between,
 )
 from fastrack._crypto.cobblestone import PREFIXES, SEALED_CHUNK_SIZE, TAG_SIZE, MessageKey
-from fastrack._crypto.forms import SCHEDULE_SIZE
+from fastrack._crypto.isa import SCHEDULE_SIZE
 from fastrack._crypto.job_table import JobTable
 from fastrack._crypto.known_answers import find_job_fault
 from fastrack.errors import ClosedError, DeviceError
@@ -32,7 +32,7 @@ _PADDING = [b"\0\x80".ljust(2 + -(size + 2) % 8, b"\0") for size in range(8)]  #
 
 
 class VectorEngine:
-    """An `Engine` on the functions of one form, with at most `threads` threads a run."""
+    """An `Engine` on the functions of one instruction set, with at most `threads` threads a run."""
 
     def __init__(self, name: str, functions: Any, threads: int) -> None:
         self.name = name

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { OPEN, VERIFY, SEAL, PASS, RANGES, DERIVE };
+enum { OPEN, VERIFY, SEAL, REENCRYPT, RANGES, DERIVE };
 enum { PAGE = 65536, STACK = 1 << 17, SCHEDULE = 2048, BUFFER = 16448, NEEDLES = 64, ROWS = 256 };
 
 struct request {
@@ -34,14 +34,14 @@ DECLARE_BOTH(expand_key)
 DECLARE_BOTH(open_run)
 DECLARE_BOTH(verify_run)
 DECLARE_BOTH(seal_run)
-DECLARE_BOTH(pass_run)
+DECLARE_BOTH(reencrypt_run)
 DECLARE_BOTH(ranges)
 extern int64_t fastrack_wipe_stack(void);
 extern int64_t fastrack_derive_arm_16_16_2(void);
 
 #define BOTH(name) {fastrack_##name##_128_arm_16_16, fastrack_##name##_256_arm_16_16}
 static const function EXPAND_KEY[2] = BOTH(expand_key);
-static const function RUNS[5][2] = {BOTH(open_run), BOTH(verify_run), BOTH(seal_run), BOTH(pass_run), BOTH(ranges)};
+static const function RUNS[5][2] = {BOTH(open_run), BOTH(verify_run), BOTH(seal_run), BOTH(reencrypt_run), BOTH(ranges)};
 
 /* int64_t call(function, const uint64_t arguments[10], uint8_t registers[32][16], uint8_t *end_of_stack) */
 extern int64_t call(function, const uint64_t *, uint8_t (*)[16], uint8_t *);

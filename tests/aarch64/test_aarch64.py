@@ -70,7 +70,7 @@ def test_random_runs_are_what_plain_aes_gcm_makes_of_them(harness):
         runs = Runs(engine, key, nonce)
         assert (case, runs.seal(plain, first)) == (case, sealed)
         assert (case, *runs.open(sealed, first)) == (case, None, plain)
-        assert engine.pass_run(runs.schedule, np.frombuffer(plain, np.uint8), passed, first) is None
+        assert engine.reencrypt_run(runs.schedule, np.frombuffer(plain, np.uint8), passed, first) is None
         assert (case, passed.tobytes()) == (case, plain)
 
         altered = bytearray(sealed)
@@ -102,7 +102,7 @@ def call_with_a_wrong_tag(harness, work, bits, size, *, wipes=True):
     sealed = bytearray(reference.seal(key, NONCE, plain, ends=False))
     sealed[-1] ^= 1
     needles = [*round_keys(key), hash_key(key), hash_key(key)[::-1], plain[:16], plain[size // 16 * 16 - 16 :][:16]]
-    source = plain if work in {"seal", "pass"} else bytes(sealed)
+    source = plain if work in {"seal", "reencrypt"} else bytes(sealed)
     target = {"verify": 0, "seal": len(sealed)}.get(work, size)
     rows = np.array([(0, 0, size)]).tobytes()
     return harness.call(work, key + NONCE, source, target, (0, 1, size), wipes=wipes, needles=needles, rows=rows)

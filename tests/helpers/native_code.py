@@ -26,9 +26,9 @@ def build(functions, forms=()):
 def build_form(name, form):
     """Compile all functions of a form, and return them as `native.functions` does."""
     needs_compiler()
-    from fastrack._crypto.native.units import form_functions
+    from fastrack._crypto.native.units import functions_of_isa
 
-    return functions_of(build(form_functions(name, form), [form]), name)
+    return functions_of(build(functions_of_isa(name, form), [form]), name)
 
 
 def forget():

@@ -15,7 +15,7 @@ from typing import Any
 from llvmlite import binding, ir
 from numba import cfunc, njit, types
 
-from fastrack._crypto.forms import Form
+from fastrack._crypto.isa import InstructionSet
 from fastrack._crypto.native.extension import INIT, METHODS, emit_module
 from fastrack._crypto.native.instructions import declare
 from fastrack._crypto.native.target import Target, target_machine
@@ -50,38 +50,46 @@ def compiled_with_lock(function: Any) -> Any:
 
 
 @cache
-def cipher(form: Form | None) -> ir.Module:
-    """Return the module that the functions of a form, or those of every form, are defined in as they are needed."""
-    return ir.Module(f"fastrack_cipher_{form}")
+def cipher(isa: InstructionSet | None) -> ir.Module:
+    """Return the module of the functions of an instruction set, or of every one, which gets them as they are needed."""
+    return ir.Module(f"fastrack_cipher_{isa}")
 
 
 def call_cipher(
-    builder: ir.IRBuilder, form: Form | None, build: Callable[[ir.Module], ir.Function], *arguments: ir.Value
+    builder: ir.IRBuilder, isa: InstructionSet | None, build: Callable[[ir.Module], ir.Function], *arguments: ir.Value
 ) -> ir.Value:
     """Call a function that `build` defines in a module, if needed, and that numba never sees.
 
-    numba compiles what it lowers for the CPU of this process at once, where another form would end the process.
+    numba compiles what it lowers for the CPU of this process at once, where others would end the process.
     """
-    function = declare_cipher(builder.module, form, build)
+    function = declare_cipher(builder.module, isa, build)
     return builder.call(function, arguments)
 
 
-def declare_cipher(module: ir.Module, form: Form | None, build: Callable[[ir.Module], ir.Function]) -> ir.Function:
-    """Return the declaration of a function that `build` defines in the module of a form."""
-    defined = build(cipher(form))
+def declare_cipher(
+    module: ir.Module, isa: InstructionSet | None, build: Callable[[ir.Module], ir.Function]
+) -> ir.Function:
+    """Return the declaration of a function that `build` defines in the module of an instruction set."""
+    defined = build(cipher(isa))
     defined.linkage = "external"
     binding.add_symbol(defined.name, 1)  # numba links what it compiles, and nothing runs that
     return declare(module, defined.name, defined.function_type)
 
 
 def compile_functions(
-    functions: dict[str, Any], forms: Sequence[Form], target: Target, *, helpers: dict[str, Any], name: str, doc: str
+    functions: dict[str, Any],
+    isas: Sequence[InstructionSet],
+    target: Target,
+    *,
+    helpers: dict[str, Any],
+    name: str,
+    doc: str,
 ) -> bytes:
     """Return the object code of an extension module of functions that `compiled` or `compiled_with_lock` made.
 
     `functions` are those that Python calls, by their names. Their arguments are integers of 64 bits, annotated as `int`
     or `bool`, and addresses of arrays, annotated as `Array`. They return an integer, a boolean or None. `helpers` are
-    `share` and `serve` of `jit_workers`, if there are kernels.
+    `share` and `serve` of `kernels_threads`, if there are kernels.
 
     A function whose last argument is annotated as `Counters` is a kernel: `workers.run` calls it on several threads. In
     place of the counters Python gives four integers, for `share`, and it gets the first bad chunk. If its first
@@ -100,8 +108,8 @@ def compile_functions(
         )
         if symbol in functions:
             rows.append((symbol, kinds, is_void, function.targetoptions["nogil"]))
-    for form in (None, *forms):
-        linked.link_in(binding.parse_assembly(str(cipher(form))))
+    for isa in (None, *isas):
+        linked.link_in(binding.parse_assembly(str(cipher(isa))))
     linked.link_in(binding.parse_assembly(str(emit_module(rows, target, name, doc))))
     linked.triple, linked.data_layout = target.triple, str(machine.target_data)
     whole = binding.parse_assembly("")

@@ -22,7 +22,7 @@ from functools import cache, partial
 from llvmlite import ir
 
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
-from fastrack._crypto.forms import Form
+from fastrack._crypto.isa import InstructionSet
 from fastrack._crypto.native.instructions import declare
 from fastrack._crypto.native.llvm import I1, I8, I32, I64, I128, Emitter, compile_for, define, emit_loop
 
@@ -51,10 +51,10 @@ STACK_SIZE = 16 << 10
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A variant of the code: bits of the key, and the form."""
+    """A variant of the code: bits of the key, and the instruction set."""
 
     bits: int
-    form: Form
+    isa: InstructionSet
 
     @property
     def rounds(self) -> int:
@@ -63,12 +63,12 @@ class Variant:
     @property
     def group(self) -> int:
         """Bytes that one iteration of the main loop processes."""
-        return _VECTORS * self.form.width
+        return _VECTORS * self.isa.width
 
     @property
     def suffix(self) -> str:
         """The end of the names of functions."""
-        return "_".join(map(str, (self.bits, *self.form)))
+        return "_".join(map(str, (self.bits, *self.isa)))
 
 
 def chunk_function(module: ir.Module, variant: Variant, name: str) -> ir.Function:
@@ -85,7 +85,7 @@ def define_chunk(module: ir.Module, variant: Variant, name: str, arguments: int,
     """Return the function of a chunk with so many arguments; `build` it if needed."""
 
     def emit(function: ir.Function) -> None:
-        compile_for(function, *variant.form.target)
+        compile_for(function, *variant.isa.target)
         if name == "expand_key":
             isolate_frame(function)
         else:
@@ -116,7 +116,7 @@ def define_run(
     more = len(chunk.args) - 5
 
     def emit(function: ir.Function) -> None:
-        compile_for(function, *variant.form.target)
+        compile_for(function, *variant.isa.target)
         isolate_frame(function)
         schedule, source, target, first, count, size, *others = function.args
         builder = ir.IRBuilder(function.append_basic_block())
@@ -174,8 +174,8 @@ def stack_wiper(module: ir.Module) -> ir.Function:
 def _build_expand_key(function: ir.Function, variant: Variant) -> None:
     schedule, material = function.args
     builder = ir.IRBuilder(function.append_basic_block())
-    emit = Emitter(builder, variant.form.narrow)
-    wide = Emitter(builder, variant.form.narrow._replace(width=64))
+    emit = Emitter(builder, variant.isa.one_block)
+    wide = Emitter(builder, variant.isa.one_block._replace(width=64))
 
     keys = expand_key(emit, material, variant.bits)
     for index, key in enumerate(keys):
@@ -268,8 +268,8 @@ class _Chunk:
         self.variant = variant
         self.schedule = schedule
         self.builder = ir.IRBuilder(function.append_basic_block())
-        self.small = Emitter(self.builder, variant.form.narrow)
-        self.wide = Emitter(self.builder, variant.form)
+        self.small = Emitter(self.builder, variant.isa.one_block)
+        self.wide = Emitter(self.builder, variant.isa)
         self.scratch = self.builder.alloca(I8, 16)
         # The nonce of chunk k is the base nonce XOR k, big-endian; byte-reversed, the counter is the lowest 32 bits.
         number = self.builder.shl(self.builder.zext(chunk, I128), I128(32))
@@ -316,7 +316,7 @@ class _Chunk:
             offset = builder.mul(iteration, I64(variant.group))
             source_address = builder.add(source, offset)
             # A vector is loaded where it is first used: all at once would not fit into the registers.
-            text = cache(lambda lane: wide.load(source_address, variant.form.width * lane, once=True))
+            text = cache(lambda lane: wide.load(source_address, variant.isa.width * lane, once=True))
             hashing = _Hashing(wide, self.schedule, running, text if decrypt else before.__getitem__)
             if target is None:
                 return [next_start, hashing.finish()]
@@ -324,7 +324,7 @@ class _Chunk:
             self._prefetch(source_address, target_address)
             result = self._work_group(start, next_start, text, hashing)
             for lane, value in enumerate(result):
-                wide.store(value, target_address, variant.form.width * lane)
+                wide.store(value, target_address, variant.isa.width * lane)
             return [next_start, hashing.finish(), *([] if decrypt else result)]
 
         _, self.hash, *last = emit_loop(builder, groups, [origin, self.hash, *zeros], body)
@@ -378,7 +378,7 @@ class _Chunk:
         return [wide.aes_last(state, wide.xor(key, text(lane))) for lane, state in enumerate(states)]
 
     def _round_key(self, step: int) -> ir.Value:
-        return self.wide.load(self.schedule, _ROUND_KEYS + 64 * step, align=self.variant.form.width)
+        return self.wide.load(self.schedule, _ROUND_KEYS + 64 * step, align=self.variant.isa.width)
 
     # The rest of a chunk: single blocks, then a part of one.
 

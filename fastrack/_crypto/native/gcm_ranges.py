@@ -35,7 +35,7 @@ def ranges_function(module: ir.Module, variant: Variant, name: str) -> ir.Functi
     decrypt = define_chunk(module, variant, "decrypt", 6, _build_decrypt)
 
     def emit(function: ir.Function) -> None:
-        compile_for(function, *variant.form.target)
+        compile_for(function, *variant.isa.target)
         isolate_frame(function)
         schedule, source, target, chunk, size, ahead, table, count, buffer = function.args
         builder = ir.IRBuilder(function.append_basic_block())
@@ -101,7 +101,7 @@ class _Decrypt(_Chunk):
 
         The groups are read whole, whatever the size of the chunk.
         """
-        builder, wide, width, group = self.builder, self.wide, self.variant.form.width, I64(self.variant.group)
+        builder, wide, width, group = self.builder, self.wide, self.variant.isa.width, I64(self.variant.group)
         part = builder.ptrtoint(builder.alloca(I8, self.variant.group), I64)
         stop = builder.add(start, size)
         first = builder.udiv(start, group)

@@ -11,7 +11,7 @@ from typing import Any
 
 from llvmlite import ir
 
-from fastrack._crypto.forms import Form
+from fastrack._crypto.isa import InstructionSet
 from fastrack._crypto.native.instructions import X86, Arm, Instructions, declare
 
 I1, I8, I32, I64, I128 = (ir.IntType(bits) for bits in (1, 8, 32, 64, 128))
@@ -22,15 +22,15 @@ _POLYNOMIAL = (1, 0xC200000000000000)
 
 
 class Emitter:
-    """An emitter of code on the vectors of a form: 16, 32 or 64 bytes, in lanes of one 16-byte block each."""
+    """An emitter of code on vectors of 16, 32 or 64 bytes, in lanes of one 16-byte block each."""
 
-    def __init__(self, builder: ir.IRBuilder, form: Form) -> None:
+    def __init__(self, builder: ir.IRBuilder, isa: InstructionSet) -> None:
         self.builder = builder
-        self.width = form.width
-        self.native = form.native
-        self.blocks = form.width // 16
-        self.type = ir.VectorType(I64, form.width // 8)
-        self._instructions: Instructions = Arm(builder) if form.architecture == "arm" else X86(builder, form.native)
+        self.width = isa.width
+        self.native = isa.native
+        self.blocks = isa.width // 16
+        self.type = ir.VectorType(I64, isa.width // 8)
+        self._instructions: Instructions = Arm(builder) if isa.architecture == "arm" else X86(builder, isa.native)
 
     # Memory. Addresses are 64-bit integers.
 

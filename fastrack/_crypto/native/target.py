@@ -1,7 +1,7 @@
 """The platforms that machine code is made for.
 
-Code outside the forms is for every CPU of an architecture, and no generator asks the machine that it runs on: the same
-sources give the same code on all of them.
+Code of no instruction set is for every CPU of an architecture, and no generator asks the machine that it runs on: the
+same sources give the same code on all of them.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ from typing import Any
 
 from llvmlite import binding
 
-from fastrack._crypto.forms import FORMS
+from fastrack._crypto.isa import INSTRUCTION_SETS
 
 _FIRST_LLVM = (22,)  # LLVM 20 aborts the process at "zero-call-used-regs"="all"; what of 21 is not known
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A platform: its name by `platform.machine`, LLVM's names of it and of the oldest CPU, and the forms for it."""
+    """A platform: its name by `platform.machine`, LLVM's names of it and its oldest CPU, and its instruction sets."""
 
     architecture: str
     triple: str
     cpu: str
-    forms: tuple[str, ...]
+    isas: tuple[str, ...]
 
 
 TARGETS = {
     "x86_64": Target("x86_64", "x86_64-unknown-linux-gnu", "x86-64", ("vaes-512", "vaes-256", "aesni")),
     "aarch64": Target("aarch64", "aarch64-unknown-linux-gnu", "generic", ("armv8",)),
 }
-assert set(FORMS) == {form for target in TARGETS.values() for form in target.forms}
+assert set(INSTRUCTION_SETS) == {isa for target in TARGETS.values() for isa in target.isas}
 
 
 def host_target() -> Target:
-    """Return the platform of this process, to compile for it here. Raise RuntimeError if there are no forms for it."""
+    """Return the platform of this process, to compile for it here. Raise RuntimeError if it has none."""
     machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
     found = TARGETS.get(machine)
     if found is None or sys.maxsize < 1 << 62:
         raise RuntimeError(f"expected a 64-bit CPU of {' or '.join(TARGETS)}, got {platform.machine()}")
-    return Target(found.architecture, binding.get_process_triple(), found.cpu, found.forms)
+    return Target(found.architecture, binding.get_process_triple(), found.cpu, found.isas)
 
 
 def require_llvm() -> None:

@@ -12,23 +12,23 @@ import llvmlite
 import numba
 from llvmlite import binding
 
-from fastrack._crypto.forms import FORMS, Form
+from fastrack._crypto.isa import INSTRUCTION_SETS, InstructionSet
 from fastrack._crypto.native import digest_of, suffix_of
 from fastrack._crypto.native.compiler import compile_functions
 from fastrack._crypto.native.cpu_ir import build_cpu
-from fastrack._crypto.native.jit import build_runs
-from fastrack._crypto.native.jit_host import build_copy, build_plans
-from fastrack._crypto.native.jit_workers import serve, share
-from fastrack._crypto.native.jobs import build_jobs
+from fastrack._crypto.native.kernels_chunks import build_runs
+from fastrack._crypto.native.kernels_plan import build_copy, build_plans
+from fastrack._crypto.native.kernels_table import build_jobs
+from fastrack._crypto.native.kernels_threads import serve, share
 from fastrack._crypto.native.target import Target
 from fastrack._util.registry import COMPILERS, find
 
 _SOURCES = ("fastrack._crypto.", "fastrack._devices.cuda.")
 
 
-def form_functions(name: str, form: Form) -> dict[str, Any]:
-    """Return the functions of a form, by their names in the module."""
-    functions = {**build_runs(*form), **build_jobs(*form)}
+def functions_of_isa(name: str, isa: InstructionSet) -> dict[str, Any]:
+    """Return the functions of an instruction set, by their names in the module."""
+    functions = {**build_runs(*isa), **build_jobs(*isa)}
     return {function + suffix_of(name): code for function, code in functions.items()}
 
 
@@ -45,18 +45,18 @@ def common_functions(architecture: str) -> dict[str, Any]:
 def make_object(target: Target, *, name: str) -> bytes:
     """Return the object code of the native module for a platform, or without a `name` that for this process."""
     functions = common_functions(target.architecture)
-    forms = {form: FORMS[form] for form in target.forms}
-    for form_name, form in forms.items():
-        functions |= form_functions(form_name, form)
-    return make_object_of(functions, list(forms.values()), target, name=name, doc=describe_sources())
+    isas = {isa: INSTRUCTION_SETS[isa] for isa in target.isas}
+    for name_of_isa, isa in isas.items():
+        functions |= functions_of_isa(name_of_isa, isa)
+    return make_object_of(functions, list(isas.values()), target, name=name, doc=describe_sources())
 
 
 def make_object_of(
-    functions: dict[str, Any], forms: Sequence[Form], target: Target, *, name: str = "", doc: str = ""
+    functions: dict[str, Any], isas: Sequence[InstructionSet], target: Target, *, name: str = "", doc: str = ""
 ) -> bytes:
-    """Return the object code of some functions, which call those of some forms."""
+    """Return the object code of some functions, which call those of some instruction sets."""
     helpers = {"share": share, "serve": serve}
-    return compile_functions(functions, forms, target, helpers=helpers, name=name, doc=doc)
+    return compile_functions(functions, isas, target, helpers=helpers, name=name, doc=doc)
 
 
 def describe_sources() -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE
 from fastrack._crypto.native.compiler import compiled, compiled_with_lock
 from fastrack._crypto.native.intrinsics import at, call, exchange, fetch_add, load, now, put, sched_yield, sleep
-from fastrack._crypto.native.jit import Counters, Role, copy_bytes
+from fastrack._crypto.native.kernels_chunks import Counters, Role, copy_bytes
 from fastrack._crypto.workers import CALLER
 from fastrack._devices.cuda import commands as opcodes
 from fastrack._devices.cuda.captures import THREAD_LOCAL

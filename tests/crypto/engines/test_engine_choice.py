@@ -4,9 +4,8 @@ import pytest
 from helpers.processes import run_python
 
 from fastrack._crypto import engine as registry
-from fastrack._crypto import forms
+from fastrack._crypto import isa
 from fastrack._crypto.engine import ENGINE_VARIABLE, SelectedEngine, available_engines, get_engine
-from fastrack._crypto.forms import narrow_form
 from fastrack._crypto.openssl import OpenSSLEngine
 from fastrack._crypto.vector import VectorEngine
 from fastrack._crypto.workers import default_threads
@@ -40,7 +39,7 @@ def cpu_with(monkeypatch):
     """Pretends that the CPU has these features and no others."""
 
     def pretend(*features):
-        monkeypatch.setattr(forms, "_cpu_features", lambda: frozenset(features))
+        monkeypatch.setattr(isa, "_cpu_features", lambda: frozenset(features))
 
     return pretend
 
@@ -48,7 +47,6 @@ def cpu_with(monkeypatch):
 def test_a_cpu_with_everything_has_every_engine(cpu_with):
     cpu_with(*NARROW, *VAES, *WIDE)
     assert available_engines() == ("vaes-512", "vaes-256", "aesni", "openssl")
-    assert narrow_form() == "aesni"
 
 
 @pytest.mark.parametrize("absent", WIDE)
@@ -67,20 +65,17 @@ def test_a_cpu_without_wide_instructions_for_aes_keeps_to_128_bits(cpu_with, abs
 def test_a_cpu_that_lacks_one_narrow_feature_has_openssl_at_least(cpu_with, absent):
     cpu_with(*(name for name in NARROW if name != absent))
     assert available_engines() == ("openssl",)
-    assert narrow_form() is None
 
 
 def test_an_arm_cpu_with_aes_has_a_form_of_its_own(cpu_with):
     cpu_with("arm", "neon", "aes", "pmull")
     assert available_engines() == ("armv8", "openssl")
-    assert narrow_form() == "armv8"
 
 
 @pytest.mark.parametrize("absent", ["neon", "aes"])
 def test_an_arm_cpu_without_aes_has_openssl_alone(cpu_with, absent):
     cpu_with(*{"arm", "neon", "aes", "pmull"} - {absent})
     assert available_engines() == ("openssl",)
-    assert narrow_form() is None
 
 
 def test_every_engine_has_a_cpu_that_can_run_it():
@@ -126,7 +121,6 @@ def test_a_process_obeys_the_environment():
     code = """
 import numpy as np
 import fastrack
-from fastrack._crypto.forms import narrow_form
 from fastrack._crypto import vector
 
 def refuse(*_):

@@ -7,14 +7,14 @@ import pytest
 from helpers import arm
 from helpers.llvm import binding, ir
 
-from fastrack._crypto.forms import FORMS
+from fastrack._crypto.isa import INSTRUCTION_SETS
 from fastrack._crypto.native.gcm_ir import Variant, chunk_function
 
 pytestmark = pytest.mark.slow  # to compile the functions takes seconds
 VECTORS = 8  # that the main loop holds at a time
 NAMES = ["expand_key", *arm.RUNS]
-LONG = Variant(256, FORMS["armv8"])
-each_variant = pytest.mark.parametrize("variant", [Variant(128, FORMS["armv8"]), LONG], ids=["aes-128", "aes-256"])
+SHORT, LONG = (Variant(bits, INSTRUCTION_SETS["armv8"]) for bits in (128, 256))
+each_variant = pytest.mark.parametrize("variant", [SHORT, LONG], ids=["aes-128", "aes-256"])
 
 
 @cache

@@ -77,7 +77,7 @@ VERDICTS = {
     "open_run": 2 + 1 + 1,  # copies of `_build_open`; a look for a bad chunk; a swap of `fetch_min`
     "verify_run": 1 + 1,  # a look; a swap
     "open_gather": 2 + 2,  # copies of `ranges_function`; a look after each of the two calls
-    "open_jobs": 2 + 4 + 3,  # copies of `_build_pass`; a look after each of the four calls; swaps
+    "open_jobs": 2 + 4 + 3,  # copies of `_build_reencrypt`; a look after each of the four calls; swaps
 }
 
 

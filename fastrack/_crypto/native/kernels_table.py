@@ -11,7 +11,7 @@ from typing import Any
 from llvmlite import ir
 
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
-from fastrack._crypto.forms import SCHEDULE_SIZE
+from fastrack._crypto.isa import SCHEDULE_SIZE
 from fastrack._crypto.job_table import (
     BITS,
     CHUNKS,
@@ -29,7 +29,7 @@ from fastrack._crypto.job_table import (
 from fastrack._crypto.native import llvm
 from fastrack._crypto.native.compiler import compiled
 from fastrack._crypto.native.intrinsics import emitted, fetch_add, fetch_min
-from fastrack._crypto.native.jit import (
+from fastrack._crypto.native.kernels_chunks import (
     _BAD,
     _ROW_SIZE,
     Counters,
@@ -40,13 +40,13 @@ from fastrack._crypto.native.jit import (
 )
 
 
-def build_jobs(*form: object) -> dict[str, Any]:
-    """Return `open_jobs` of a `Form`, whose fields are the arguments: `(table, jobs, count, grain, counters)`.
+def build_jobs(*isa: object) -> dict[str, Any]:
+    """Return `open_jobs` of the `InstructionSet` of these fields: `(table, jobs, count, grain, counters)`.
 
     `table` is the address of so many jobs, and `count` the number of their chunks. Bad chunks are counted through all
     jobs.
     """
-    variant = "/".join(map(str, form))
+    variant = "/".join(map(str, isa))
 
     @compiled
     def open_jobs(table: int, jobs: int, count: int, grain: int, counters: Counters) -> None:
@@ -83,7 +83,7 @@ def build_jobs(*form: object) -> dict[str, Any]:
                 elif chunks == SEALS:
                     src, dst = source + index * CHUNK_SIZE, target + index * CHUNK_SIZE
                     work = schedule, src, dst, index, end - start, size - index * CHUNK_SIZE, buffer
-                    bad = _call(variant, "pass", bits, work)
+                    bad = _call(variant, "reencrypt", bits, work)
                     if bad < end - start:
                         fetch_min(counters + _BAD, start + bad)
                 else:

@@ -25,20 +25,20 @@ from fastrack._crypto.native.gcm_ir import (
 from fastrack._crypto.native.llvm import I64, emit_loop
 
 
-def pass_function(module: ir.Module, variant: Variant, name: str) -> ir.Function:
+def reencrypt_function(module: ir.Module, variant: Variant, name: str) -> ir.Function:
     """Return the function that passes a run of chunks through a buffer; build it if needed.
 
     It takes `(schedule, source, target, first, count, size, buffer)`, where source and target are plaintext, and
     returns the index of the first chunk that failed authentication, or the count. The buffer has room for a sealed
     chunk, begins at a multiple of 64 bytes, and belongs to the calling thread.
     """
-    chunk = define_chunk(module, variant, name, 6, _build_pass)
+    chunk = define_chunk(module, variant, name, 6, _build_reencrypt)
     return define_run(module, variant, name, chunk, CHUNK_SIZE, CHUNK_SIZE)
 
 
-def _build_pass(function: ir.Function, variant: Variant) -> None:
+def _build_reencrypt(function: ir.Function, variant: Variant) -> None:
     schedule, source, target, chunk, size, buffer = function.args
-    work = _Pass(function, variant, schedule, chunk)
+    work = _Reencryption(function, variant, schedule, chunk)
     work.run_through(source, target, size, buffer)
     tag_address = work.builder.add(buffer, size)
     work.small.store(work.tag(size), tag_address)
@@ -49,7 +49,7 @@ def _build_pass(function: ir.Function, variant: Variant) -> None:
     work.builder.ret(good)
 
 
-class _Pass(_Chunk):
+class _Reencryption(_Chunk):
     """An emitter of the code of a chunk that is sealed and opened. `hash` is the one of sealing, until `switch`."""
 
     def __init__(self, function: ir.Function, variant: Variant, schedule: ir.Value, chunk: ir.Value) -> None:
@@ -62,27 +62,27 @@ class _Pass(_Chunk):
     def run_through(self, source: ir.Value, target: ir.Value, size: ir.Value, buffer: ir.Value) -> None:
         builder, group = self.builder, I64(self.variant.group)
         groups = builder.udiv(size, group)
-        self._pass_groups(source, target, groups, buffer)
+        self._reencrypt_groups(source, target, groups, buffer)
 
         done = builder.mul(groups, group)
         blocks = builder.udiv(builder.sub(size, done), I64(16))
         counter = builder.add(builder.udiv(done, I64(16)), I64(2))
         source, target, buffer = (builder.add(address, done) for address in (source, target, buffer))
-        self._pass_blocks(source, target, buffer, blocks, counter)
+        self._reencrypt_blocks(source, target, buffer, blocks, counter)
         more = builder.mul(blocks, I64(16))
         left = builder.sub(size, builder.add(done, more))
         before = builder.block, self.hash, self.other_hash
         with builder.if_then(builder.icmp_unsigned(">", left, I64(0))):
             source, target, buffer = (builder.add(address, more) for address in (source, target, buffer))
-            self._pass_last(source, target, buffer, left, builder.add(counter, blocks))
+            self._reencrypt_last(source, target, buffer, left, builder.add(counter, blocks))
             within = builder.block, self.hash, self.other_hash
         self.hash, self.other_hash = (builder.phi(self.small.type) for _ in range(2))
         for block, sealing, opening in (before, within):
             self.hash.add_incoming(sealing, block)
             self.other_hash.add_incoming(opening, block)
 
-    def _pass_groups(self, source: ir.Value, target: ir.Value, groups: ir.Value, buffer: ir.Value) -> None:
-        builder, wide, variant, width = self.builder, self.wide, self.variant, self.variant.form.width
+    def _reencrypt_groups(self, source: ir.Value, target: ir.Value, groups: ir.Value, buffer: ir.Value) -> None:
+        builder, wide, variant, width = self.builder, self.wide, self.variant, self.variant.isa.width
         origin = self._origin()
         zeros = [wide.words(0, 0)] * _VECTORS
 
@@ -114,7 +114,7 @@ class _Pass(_Chunk):
         parts = (sealing, vectors[:_VECTORS]), (opening, vectors[_VECTORS:])
         return [_Hashing(self.wide, self.schedule, start, text.__getitem__) for start, text in parts]
 
-    def _pass_blocks(
+    def _reencrypt_blocks(
         self, source: ir.Value, target: ir.Value, buffer: ir.Value, blocks: ir.Value, counter: ir.Value
     ) -> None:
         builder, small = self.builder, self.small
@@ -134,7 +134,7 @@ class _Pass(_Chunk):
 
         self.hash, self.other_hash = emit_loop(builder, blocks, [self.hash, self.other_hash], body)
 
-    def _pass_last(
+    def _reencrypt_last(
         self, source: ir.Value, target: ir.Value, buffer: ir.Value, size: ir.Value, number: ir.Value
     ) -> None:
         builder, small = self.builder, self.small

@@ -1,6 +1,6 @@
-"""Write the loops over chunks, around the cipher's functions of a form, for numba to lower.
+"""Write the loops over chunks, around the cipher's functions of an instruction set, for numba to lower.
 
-`build_runs` returns the kernels of one form. A kernel is a single call without the GIL. Several
+`build_runs` returns the kernels of one instruction set. A kernel is a single call without the GIL. Several
 threads may enter it with the same *counters*: each takes grains of chunks from them until none is left, and overwrites
 the stack that it has used before it returns.
 """
@@ -16,8 +16,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
-from fastrack._crypto.forms import Form
-from fastrack._crypto.native import gcm_ir, gcm_pass, gcm_ranges, hkdf_ir, llvm
+from fastrack._crypto.isa import InstructionSet
+from fastrack._crypto.native import gcm_ir, gcm_ranges, gcm_reencrypt, hkdf_ir, llvm
 from fastrack._crypto.native.compiler import call_cipher, compiled, compiled_with_lock, declare_cipher
 from fastrack._crypto.native.intrinsics import emitted, fetch_add, fetch_min
 from fastrack._crypto.workers import BAD
@@ -30,14 +30,14 @@ Role = int  # `CALLER` or `WORKER`
 Counters = int  # the address of the counters that the threads of a call share
 
 
-def build_runs(*form: object) -> dict[str, Any]:
-    """Return `expand_key`, `derive_keys`, the runs and `open_gather` of a `Form`, whose fields are the arguments.
+def build_runs(*isa: object) -> dict[str, Any]:
+    """Return `expand_key`, `derive_keys`, the runs and `open_gather` of the `InstructionSet` of these fields.
 
     Addresses and sizes are integers; `bits` is 128 or 256. `expand_key` takes `(bits, schedule, material)`, and runs
     `(bits, schedule, source, target, first, count, size, grain, counters)`; `verify_run` ignores its target.
     `open_gather` takes `(bits, schedule, source, target, chunks, starts, table, count, size, grain, counters)`.
     """
-    variant = "/".join(map(str, form))
+    variant = "/".join(map(str, isa))
 
     @compiled_with_lock
     def expand_key(bits: int, schedule: int, material: int) -> None:
@@ -145,7 +145,7 @@ def table_of(address: Array, rows: int) -> Any:
 
 _FUNCTIONS = {
     "expand_key": gcm_ir.chunk_function,
-    "pass": gcm_pass.pass_function,
+    "reencrypt": gcm_reencrypt.reencrypt_function,
     "ranges": gcm_ranges.ranges_function,
 }
 
@@ -160,12 +160,12 @@ def _call(typingctx: Any, variant: Any, name: Any, bits: Any, arguments: Any) ->
     build = _FUNCTIONS.get(name.literal_value, gcm_ir.run_function)
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        form = _form(variant)
+        isa = _isa_of(variant)
         short, long = (
             declare_cipher(
                 builder.module,
-                form,
-                partial(build, variant=gcm_ir.Variant(size, form), name=name.literal_value),
+                isa,
+                partial(build, variant=gcm_ir.Variant(size, isa), name=name.literal_value),
             )
             for size in (128, 256)
         )
@@ -177,19 +177,19 @@ def _call(typingctx: Any, variant: Any, name: Any, bits: Any, arguments: Any) ->
 
 @intrinsic(prefer_literal=True)
 def _derive(typingctx: Any, variant: Any, arguments: Any) -> Any:
-    """Call the function of `hkdf_ir` of the form that the literal `variant` names."""
+    """Call the function of `hkdf_ir` of the instruction set that the literal `variant` names."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        form = _form(variant)
+        isa = _isa_of(variant)
         words = cgutils.unpack_tuple(builder, values[1])
-        return call_cipher(builder, form, partial(hkdf_ir.derive_function, form=form), *words)
+        return call_cipher(builder, isa, partial(hkdf_ir.derive_function, isa=isa), *words)
 
     return types.int64(variant, types.UniTuple(types.int64, len(arguments))), codegen
 
 
-def _form(variant: Any) -> Form:
+def _isa_of(variant: Any) -> InstructionSet:
     architecture, width, native = variant.literal_value.split("/")
-    return Form(architecture, int(width), int(native))
+    return InstructionSet(architecture, int(width), int(native))
 
 
 @emitted

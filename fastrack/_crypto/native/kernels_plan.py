@@ -10,7 +10,7 @@ from fastrack._crypto import gather
 from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE
 from fastrack._crypto.native.compiler import compiled
 from fastrack._crypto.native.intrinsics import fetch_add
-from fastrack._crypto.native.jit import (
+from fastrack._crypto.native.kernels_chunks import (
     Array,
     Counters,
     copy_bytes,
