@@ -149,7 +149,7 @@ _HOMES = {name: f"fastrack.{module}" for module, names in _NAMES.items() for nam
 
 _registry.COMPILERS |= {
     "commands": "_devices.cuda.jit_commands:build_commands",
-    "module": "_crypto.native.here:compile_here",
+    "module": "_crypto.native.build:compile_here",
 }
 _registry.METHODS["to"] = "_transfer.api:to_device"
 _registry.PICKLED |= {

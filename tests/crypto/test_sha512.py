@@ -12,8 +12,8 @@ import pytest
 from helpers.llvm import binding, ir
 
 from fastrack._crypto.isa import INSTRUCTION_SETS, supported_instruction_sets
+from fastrack._crypto.native.compiler import host_target, target_machine
 from fastrack._crypto.native.sha512_ir import compress_function, initial_state
-from fastrack._crypto.native.target import host_target, target_machine
 
 BLOCK = 128
 WIDTHS = {name: INSTRUCTION_SETS[name].width for name in supported_instruction_sets()}

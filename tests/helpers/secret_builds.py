@@ -15,13 +15,11 @@ from llvmlite import ir
 
 from fastrack._crypto.isa import INSTRUCTION_SETS, InstructionSet
 from fastrack._crypto.native import compiler, gcm_ir
-from fastrack._crypto.native.compiler import compiled_with_lock
+from fastrack._crypto.native.build import functions_of_isa, link, make_object_of
+from fastrack._crypto.native.compiler import TARGETS, compiled_with_lock
 from fastrack._crypto.native.intrinsics import at, put
 from fastrack._crypto.native.kernels_chunks import Array
-from fastrack._crypto.native.link import link
 from fastrack._crypto.native.llvm import I64
-from fastrack._crypto.native.target import TARGETS
-from fastrack._crypto.native.units import functions_of_isa, make_object_of
 
 WIDE = "vaes-512-on-128"  # the code of the widest form, on instructions that valgrind emulates
 _TARGET = TARGETS["x86_64"]

@@ -63,9 +63,8 @@ def _build_collect(function: ir.Function, variant: Variant) -> None:
     schedule, source, buffer, chunk, size, ahead = function.args
     work = _Collect(function, variant, schedule, chunk)
     work.distance = work.builder.sub(ahead, source)
-    work.run(source, buffer, size, decrypt=True)
-    expected_tag = work.small.load(work.builder.add(source, size), once=True)
-    work.builder.ret(work.same(work.tag(size), expected_tag))
+    work.run(size, source, buffer)
+    work.finish(size, work.builder.add(source, size), None)
 
 
 def _build_decrypt(function: ir.Function, variant: Variant) -> None:

@@ -24,8 +24,7 @@ from fastrack._crypto.cobblestone import (
 )
 from fastrack._crypto.isa import InstructionSet
 from fastrack._crypto.native.gcm_ir import copy, fill_zero, isolate_frame
-from fastrack._crypto.native.instructions import call
-from fastrack._crypto.native.llvm import I8, I64, compile_for, define, emit_loop
+from fastrack._crypto.native.llvm import I8, I64, call, compile_for, define, emit_loop
 from fastrack._crypto.native.sha512_ir import BLOCK_WORDS, STATE_WORDS, broadcast, compress_function, initial_state
 
 _DIGEST_SIZE = 8 * STATE_WORDS

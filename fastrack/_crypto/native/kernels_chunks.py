@@ -19,10 +19,10 @@ from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
 from fastrack._crypto.isa import InstructionSet
 from fastrack._crypto.native import gcm_ir, gcm_ranges, gcm_reencrypt, hkdf_ir, llvm
 from fastrack._crypto.native.compiler import call_cipher, compiled, compiled_with_lock, declare_cipher
-from fastrack._crypto.native.intrinsics import emitted, fetch_add, fetch_min
+from fastrack._crypto.native.intrinsics import at, emitted, fetch_add, fetch_min
 from fastrack._crypto.workers import BAD
 
-_BAD = BAD * 8  # in bytes
+BAD_OFFSET = BAD * 8  # in bytes
 _ROW_SIZE = 24  # bytes of a row of a plan's table
 
 Array = int  # the address of an array
@@ -76,7 +76,7 @@ def _build_run(variant: str, name: str, source_step: int, target_step: int) -> A
             remaining = size - start * CHUNK_SIZE
             bad = _call(variant, name, bits, (schedule, src, dst, first + start, stop - start, remaining))
             if bad < stop - start:
-                fetch_min(counters + _BAD, first + start + bad)
+                fetch_min(counters + BAD_OFFSET, first + start + bad)
             done += stop - start
         if done:
             wipe_stack()
@@ -84,15 +84,34 @@ def _build_run(variant: str, name: str, source_step: int, target_step: int) -> A
     return run
 
 
+def build_ranges(variant: str) -> Any:
+    """Return the function that opens rows `low` to `high` of a table of ranges, all of one chunk."""
+
+    @compiled
+    def open_ranges(
+        bits: int, schedule: int, source: int, target: int, chunk: int, after: int, size: int,
+        table: int, low: int, high: int, buffer: int,
+    ) -> bool:  # fmt: skip
+        src, length = source + chunk * SEALED_CHUNK_SIZE, min(CHUNK_SIZE, size - chunk * CHUNK_SIZE)
+        row = table + low * _ROW_SIZE
+        if high - low == 1 and at(row, 2) == length:
+            return bool(_call(variant, "open", bits, (schedule, src, target + at(row, 1), chunk, 1, length)))
+        ahead = source + after * SEALED_CHUNK_SIZE
+        work = schedule, src, target, chunk, length, ahead, row, high - low, buffer
+        return bool(_call(variant, "ranges", bits, work))
+
+    return open_ranges
+
+
 def _build_gather(variant: str) -> Any:
+    open_ranges = build_ranges(variant)
+
     @compiled
     def open_gather(
         bits: int, schedule: int, source: int, target: int, chunks: Array, starts: Array, table: Array, count: int,
         size: int, grain: int, counters: Counters,
     ) -> None:  # fmt: skip
-        numbers, firsts = words(chunks, count), words(starts, count + 1)
-        rows = table_of(table, firsts[count])
-        buffer = _buffer()
+        buffer = chunk_buffer()
         done = 0
         while True:
             start = fetch_add(counters, 1) * grain
@@ -100,19 +119,10 @@ def _build_gather(variant: str) -> Any:
                 break
             stop = min(start + grain, count)
             for index in range(start, stop):
-                chunk = numbers[index]
-                src = source + chunk * SEALED_CHUNK_SIZE
-                length = min(CHUNK_SIZE, size - chunk * CHUNK_SIZE)
-                low, ranges = firsts[index], firsts[index + 1] - firsts[index]
-                if ranges == 1 and rows[low, 2] == length:
-                    dst = target + rows[low, 1]
-                    good = _call(variant, "open", bits, (schedule, src, dst, chunk, 1, length))
-                else:
-                    ahead = source + numbers[min(index + 1, count - 1)] * SEALED_CHUNK_SIZE
-                    work = schedule, src, target, chunk, length, ahead, table + low * _ROW_SIZE, ranges, buffer
-                    good = _call(variant, "ranges", bits, work)
-                if good == 0:
-                    fetch_min(counters + _BAD, chunk)
+                chunk, after = at(chunks, index), at(chunks, min(index + 1, count - 1))
+                low, high = at(starts, index), at(starts, index + 1)
+                if not open_ranges(bits, schedule, source, target, chunk, after, size, table, low, high, buffer):
+                    fetch_min(counters + BAD_OFFSET, chunk)
             done += stop - start
         if done:
             wipe(buffer, SEALED_CHUNK_SIZE)
@@ -202,16 +212,22 @@ def wipe(builder: ir.IRBuilder, address: ir.Value, size: ir.Value) -> None:
     gcm_ir.fill_zero(builder, address, size)
 
 
-@emitted
-def _buffer(builder: ir.IRBuilder) -> ir.Value:
-    """Return the address of `SEALED_CHUNK_SIZE` bytes on the stack, valid until the kernel returns.
+def memory_on_stack(size: int) -> Any:
+    """Make a function that returns the address of so many bytes on the stack, valid until the kernel returns.
 
     numba would free an array after its last use by name, though its address is still in use.
     """
-    with builder.goto_entry_block():
-        buffer = builder.alloca(llvm.I8, SEALED_CHUNK_SIZE)
-        buffer.align = 64
-    return builder.ptrtoint(buffer, llvm.I64)
+
+    def emit(builder: ir.IRBuilder) -> ir.Value:
+        with builder.goto_entry_block():
+            memory = builder.alloca(llvm.I8, size)
+            memory.align = 64
+        return builder.ptrtoint(memory, llvm.I64)
+
+    return emitted(emit)
+
+
+chunk_buffer = memory_on_stack(SEALED_CHUNK_SIZE)
 
 
 @emitted

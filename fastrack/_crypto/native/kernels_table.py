@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
-
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
 from fastrack._crypto.isa import SCHEDULE_SIZE
 from fastrack._crypto.job_table import (
@@ -26,18 +24,20 @@ from fastrack._crypto.job_table import (
     WHOLE,
     WORDS,
 )
-from fastrack._crypto.native import llvm
 from fastrack._crypto.native.compiler import compiled
-from fastrack._crypto.native.intrinsics import emitted, fetch_add, fetch_min
+from fastrack._crypto.native.intrinsics import at, fetch_add, fetch_min
 from fastrack._crypto.native.kernels_chunks import (
-    _BAD,
-    _ROW_SIZE,
+    BAD_OFFSET,
     Counters,
-    _buffer,
     _call,
+    build_ranges,
+    chunk_buffer,
+    memory_on_stack,
     wipe,
     wipe_stack,
 )
+
+_schedule = memory_on_stack(SCHEDULE_SIZE)
 
 
 def build_jobs(*isa: object) -> dict[str, Any]:
@@ -48,9 +48,11 @@ def build_jobs(*isa: object) -> dict[str, Any]:
     """
     variant = "/".join(map(str, isa))
 
+    open_ranges = build_ranges(variant)
+
     @compiled
     def open_jobs(table: int, jobs: int, count: int, grain: int, counters: Counters) -> None:
-        schedule, buffer = _schedule(), _buffer()
+        schedule, buffer = _schedule(), chunk_buffer()
         current = -1
         done = 0
         while True:
@@ -61,48 +63,36 @@ def build_jobs(*isa: object) -> dict[str, Any]:
             done += stop - start
             job = _find(table, jobs, start)
             while start < stop:
-                following = count if job + 1 == jobs else _load(table, (job + 1) * WORDS + FIRST)
+                following = count if job + 1 == jobs else at(table, (job + 1) * WORDS + FIRST)
                 end = min(stop, following)
                 if start == end:  # a job without chunks
                     job += 1
                     continue
                 row = table + job * WORDS * 8
-                bits, source, target = _load(row, BITS), _load(row, SOURCE), _load(row, TARGET)
-                size, chunks = _load(row, SIZE), _load(row, CHUNKS)
+                bits, source, target = at(row, BITS), at(row, SOURCE), at(row, TARGET)
+                size, chunks = at(row, SIZE), at(row, CHUNKS)
                 if job != current:
-                    _call(variant, "expand_key", bits, (schedule, _load(row, KEY)))
+                    _call(variant, "expand_key", bits, (schedule, at(row, KEY)))
                     current = job
-                first = _load(row, FIRST)
+                first = at(row, FIRST)
                 index = start - first
-                if chunks == WHOLE:
-                    src, dst = source + index * SEALED_CHUNK_SIZE, target + index * CHUNK_SIZE
-                    remaining = size - index * CHUNK_SIZE
-                    bad = _call(variant, "open", bits, (schedule, src, dst, index, end - start, remaining))
+                if chunks in (WHOLE, SEALS):
+                    dst, remaining = target + index * CHUNK_SIZE, size - index * CHUNK_SIZE
+                    if chunks == WHOLE:
+                        src = source + index * SEALED_CHUNK_SIZE
+                        bad = _call(variant, "open", bits, (schedule, src, dst, index, end - start, remaining))
+                    else:
+                        work = schedule, source + index * CHUNK_SIZE, dst, index, end - start, remaining, buffer
+                        bad = _call(variant, "reencrypt", bits, work)
                     if bad < end - start:
-                        fetch_min(counters + _BAD, start + bad)
-                elif chunks == SEALS:
-                    src, dst = source + index * CHUNK_SIZE, target + index * CHUNK_SIZE
-                    work = schedule, src, dst, index, end - start, size - index * CHUNK_SIZE, buffer
-                    bad = _call(variant, "reencrypt", bits, work)
-                    if bad < end - start:
-                        fetch_min(counters + _BAD, start + bad)
+                        fetch_min(counters + BAD_OFFSET, start + bad)
                 else:
-                    starts, rows = _load(row, STARTS), _load(row, RANGES)
+                    starts, rows = at(row, STARTS), at(row, RANGES)
                     for entry in range(index, index + end - start):
-                        chunk, after = _load(chunks, entry), _load(chunks, min(entry + 1, following - first - 1))
-                        low = _load(starts, entry)
-                        ranges = _load(starts, entry + 1) - low
-                        src = source + chunk * SEALED_CHUNK_SIZE
-                        length = min(CHUNK_SIZE, size - chunk * CHUNK_SIZE)
-                        if ranges == 1 and _load(rows, 3 * low + 2) == length:
-                            dst = target + _load(rows, 3 * low + 1)
-                            good = _call(variant, "open", bits, (schedule, src, dst, chunk, 1, length))
-                        else:
-                            ahead, place = source + after * SEALED_CHUNK_SIZE, rows + low * _ROW_SIZE
-                            part = schedule, src, target, chunk, length, ahead, place, ranges, buffer
-                            good = _call(variant, "ranges", bits, part)
-                        if good == 0:
-                            fetch_min(counters + _BAD, start + entry - index)
+                        chunk, after = at(chunks, entry), at(chunks, min(entry + 1, following - first - 1))
+                        low, high = at(starts, entry), at(starts, entry + 1)
+                        if not open_ranges(bits, schedule, source, target, chunk, after, size, rows, low, high, buffer):
+                            fetch_min(counters + BAD_OFFSET, start + entry - index)
                 start = end
                 job += 1
         if done:
@@ -119,24 +109,8 @@ def _find(table: int, jobs: int, chunk: int) -> int:
     low, high = 0, jobs
     while high - low > 1:
         middle = (low + high) // 2
-        if _load(table, middle * WORDS + FIRST) <= chunk:
+        if at(table, middle * WORDS + FIRST) <= chunk:
             low = middle
         else:
             high = middle
     return low
-
-
-@emitted
-def _load(builder: ir.IRBuilder, address: ir.Value, index: ir.Value) -> ir.Value:
-    """Return the word at an index from an address on."""
-    pointer = builder.inttoptr(address, llvm.I64.as_pointer())
-    return builder.load(builder.gep(pointer, [index]))
-
-
-@emitted
-def _schedule(builder: ir.IRBuilder) -> ir.Value:
-    """Return the address of a key schedule on the stack, valid until the kernel returns."""
-    with builder.goto_entry_block():
-        schedule = builder.alloca(llvm.I8, SCHEDULE_SIZE)
-        schedule.align = 64
-    return builder.ptrtoint(schedule, llvm.I64)

@@ -12,8 +12,7 @@ from math import isqrt
 from llvmlite import ir
 
 from fastrack._crypto.isa import InstructionSet
-from fastrack._crypto.native.instructions import declare
-from fastrack._crypto.native.llvm import I32, I64, compile_for, define, emit_loop
+from fastrack._crypto.native.llvm import I32, I64, compile_for, declare, define, emit_loop
 
 BLOCK_WORDS, STATE_WORDS = 16, 8  # of 64 bits
 

@@ -150,8 +150,8 @@ def test_a_chunk_with_another_tag_than_it_was_sealed_with_is_refused(monkeypatch
 
     tag, tags = gcm_reencrypt._Reencryption.tag, []
 
-    def tag_wrongly(work, size):
-        right = tag(work, size)
+    def tag_wrongly(work, size, number=0):
+        right = tag(work, size, number)
         tags.append(right)
         return right if len(tags) % 2 else work.small.xor(right, work.small.words(1 << 63, 0))
 

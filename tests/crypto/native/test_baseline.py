@@ -17,8 +17,8 @@ import sys
 from pathlib import Path
 
 os.environ |= {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_OPT": "0"}
-from fastrack._crypto.native.target import TARGETS
-from fastrack._crypto.native.units import make_object
+from fastrack._crypto.native.compiler import TARGETS
+from fastrack._crypto.native.build import make_object
 
 Path(sys.argv[2]).write_bytes(make_object(TARGETS[sys.argv[1]], name="_native"))
 """
