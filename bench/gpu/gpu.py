@@ -149,7 +149,7 @@ class Gpu:
         return self._cupy.asnumpy(array) if isinstance(array, self._cupy.ndarray) else array.cpu().numpy()
 
     def pointer(self, array):
-        return self.driver.view(array, writable=True).pointer
+        return self.driver.view(array, writable=True).address
 
     def product(self, side):
         require("torch")

@@ -65,25 +65,21 @@ def selected_engine() -> SelectedEngine:
             )
         _require_correct(forced)
         return SelectedEngine(forced, forced=True)
+    fault = _fault(names[0]) if problem is None else None
     if problem is not None:
-        _require_correct("openssl")
-        warnings.warn(
-            f"fastrack runs without its machine code, on OpenSSL, which is slower: {problem}",
-            RuntimeWarning,
-            stacklevel=3,
+        warning = f"fastrack runs without its machine code, on OpenSSL, which is slower: {problem}"
+        reason = f"no machine code: {problem}"
+    elif fault is not None:
+        reason = f"{names[0]} failed its test {fault}"
+        warning = (
+            f"the engine {names[0]!r} failed its test {fault}. 'openssl' takes its place and is slower: see `fastrack "
+            "doctor`, and report this"
         )
-        return SelectedEngine("openssl", fault=f"no machine code: {problem}")
-    fault = _fault(names[0])
-    if fault is None:
+    else:
         return SelectedEngine(names[0])
     _require_correct("openssl")
-    warnings.warn(
-        f"the engine {names[0]!r} failed its test {fault}. 'openssl' takes its place and is slower: see `fastrack "
-        "doctor`, and report this",
-        RuntimeWarning,
-        stacklevel=3,
-    )
-    return SelectedEngine("openssl", fault=f"{names[0]} failed its test {fault}")
+    warnings.warn(warning, RuntimeWarning, stacklevel=3)
+    return SelectedEngine("openssl", fault=reason)
 
 
 @lru_cache(maxsize=32)

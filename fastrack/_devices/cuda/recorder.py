@@ -232,7 +232,7 @@ class MessageRecorder:
         count = check_run(segment, self._messages)
         self._prepare(commands, number, number)
         state = self._state.states + STATE_SIZE * (number & self._state.slots - 1)
-        source = self._messages.memories[number].pointer + start
+        source = self._messages.memories[number].address + start
         arguments = [state, source, buffer.device_ptr + offset, first, count, stop - start]
         self._launch(commands, f"seal_{self._messages.keys.bits[number]}", count, arguments)
 
