@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from fastrack._keys.keyring import KeyRing
-from fastrack._sealed.headers import authenticate_headers
+from fastrack._sealed.fetching import fetch_headers
 from fastrack._sealed.indexing import Indices, highest_unsigned
 from fastrack._sealed.tensor import SealedRows, TensorSlice
 from fastrack._tensors import arrays
@@ -74,7 +74,10 @@ class DatasetRef:
         A file that claims to have none would otherwise never be opened, and its samples be missing unnoticed.
         """
         if column not in self.checked:
-            authenticate_headers(self.layout.shape_tensors(column), keys)
+            tensors = self.layout.shape_tensors(column)
+            fetch_headers(tensors)
+            for tensor in tensors:
+                tensor.open_header(keys).wipe()
             self.checked.add(column)
 
     @property
