@@ -285,7 +285,7 @@ def _end(size: int) -> int:
 
 
 def _make_sparse(path: Path, size: int) -> None:
-    """Make the file of an entry without blocks, unless another process does."""
+    """Try to make the file of an entry without blocks."""
     temporary = path.with_name(f".{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -295,7 +295,7 @@ def _make_sparse(path: Path, size: int) -> None:
         except OSError as error:
             advice = f"a file of {size} bytes, as its server says, does not fit; name another folder with {VARIABLE}"
             raise OSError(error.errno, advice, str(path.parent)) from None
-        with contextlib.suppress(FileExistsError):
+        with contextlib.suppress(FileExistsError, FileNotFoundError):  # others made it, or evicted all that is here
             os.link(temporary, path)
     finally:
         os.close(descriptor)
