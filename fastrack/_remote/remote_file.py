@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from queue import SimpleQueue
@@ -184,45 +184,46 @@ class _Copy:
 
     def begin(self, blocks: Iterable[range], writer: Writer) -> list[Future[None]]:
         """Begin to download those of these blocks that are missing, unless others have. Return the downloads."""
-        return self._submit(self._missing(blocks), writer)[0]
+        return self._submit(blocks, writer)[0]
 
     def fill(self, blocks: Sequence[range], writer: Writer, begun: list[Future[None]]) -> None:
         """Download those of these blocks that are missing, of which `begun` are downloads of the first ones."""
         _finish(begun)
         for step in steps(blocks):
-            while runs := self._missing(step):
-                own, others = self._submit(runs, writer)
+            while self.count_missing(step):
+                own, others = self._submit(step, writer)
                 wait(others)  # those that failed are begun again
                 _finish(own)
 
-    def _missing(self, blocks: Iterable[range]) -> list[range]:
-        """Return runs of those of these blocks that are not there, of a request's size at most, in ascending order."""
-        flags = self.entry.flags
-        runs: list[range] = []
-        for each in blocks:
-            present = bytes(flags[each.start : each.stop])
-            first = present.find(0)
-            while first >= 0:
-                stop = present.find(1, first, first + _REQUEST // BLOCK)
-                if stop < 0:
-                    stop = min(first + _REQUEST // BLOCK, len(present))
-                runs.append(range(each.start + first, each.start + stop))
-                first = present.find(0, stop)
-        return runs
-
-    def _submit(self, missing: Sequence[range], writer: Writer) -> tuple[list[Future[None]], list[Future[None]]]:
-        """Begin to download runs of blocks, unless others have. Return the downloads, and those of others."""
+    def _submit(self, blocks: Iterable[range], writer: Writer) -> tuple[list[Future[None]], set[Future[None]]]:
+        """Begin to download those of these blocks that are missing. Return the downloads, and those of other calls."""
         own: list[Future[None]] = []
         with self._lock:
-            pending = self._pending
-            others = [pending[block] for run in missing for block in run if block in pending]
-            for run in missing if not others else _without(missing, pending):
+            runs, others = self._runs(blocks)
+            for run in runs:
                 task = _Task(run, writer, Future())
                 own.append(task.future)
-                pending.update(dict.fromkeys(run, task.future))
+                self._pending.update(dict.fromkeys(run, task.future))
                 self._starts[run.start] = self._ends[run.stop] = task
                 _threads.submit(partial(self._run, task))
         return own, others
+
+    def _runs(self, blocks: Iterable[range]) -> tuple[list[range], set[Future[None]]]:
+        """Return runs of missing blocks, of a request's size at most, without those that are pending elsewhere."""
+        runs: list[range] = []
+        others: set[Future[None]] = set()
+        for each in blocks:
+            runs.append(each[:0])
+            for block in each:
+                if self.entry.flags[block]:  # before `pending`: blocks that are downloaded are in both
+                    continue
+                if (other := self._pending.get(block)) is not None:
+                    others.add(other)
+                elif runs[-1].stop == block and len(runs[-1]) < _REQUEST // BLOCK:
+                    runs[-1] = range(runs[-1].start, block + 1)
+                else:
+                    runs.append(range(block, block + 1))
+        return [run for run in runs if run], others
 
     def _run(self, task: _Task) -> None:
         """Download a run of blocks, unless it was downloaded with another, and with it those beside it."""
@@ -308,16 +309,3 @@ class _Threads:
 
 
 _threads = _Threads()
-
-
-def _without(runs: Iterable[range], pending: Container[int]) -> list[range]:
-    """Return the runs of those blocks that are not pending."""
-    left: list[range] = []
-    for run in runs:
-        for block in run:
-            if block not in pending:
-                if left and left[-1].stop == block and block > run.start:
-                    left[-1] = range(left[-1].start, block + 1)
-                else:
-                    left.append(range(block, block + 1))
-    return left
