@@ -107,12 +107,12 @@ def _blocks_of(parts: Sequence[_Part]) -> list[range]:
     for start, size, ranges in parts:
         body, stop = start + HEADER_SIZE, start + size
         blocks.append(block_range(start, stop if ranges is None else body))
-        if ranges is not None:
-            bytes_of = ranges().expand()
-            some = bytes_of.sizes > 0
-            first, last = bytes_of.starts[some], (bytes_of.starts + bytes_of.sizes - 1)[some]
+        if ranges is not None and ranges is not _NO_BYTES:
+            wanted = ranges().expand()
+            first, last = wanted.starts, wanted.starts + wanted.sizes - 1
             begins = (body + first // CHUNK_SIZE * SEALED_CHUNK_SIZE) // BLOCK
             ends = np.minimum(body + (last // CHUNK_SIZE + 1) * SEALED_CHUNK_SIZE, stop)
-            spans = np.unique(np.stack((begins, (ends - 1) // BLOCK + 1), axis=1), axis=0)
-            blocks += [range(begin, end) for begin, end in spans.tolist()]
+            some = wanted.sizes > 0
+            spans = set(zip(begins[some].tolist(), ((ends[some] - 1) // BLOCK + 1).tolist(), strict=True))
+            blocks += [range(begin, end) for begin, end in spans]
     return merge(blocks)
