@@ -90,3 +90,22 @@ def test_a_file_that_is_large_by_a_lie_costs_little_to_keep_and_to_evict(cache):
     assert peak < MIB
     assert all(entry.is_evicted for entry in entries)
     assert not list(cache.iterdir())
+
+
+def test_a_forked_child_goes_on_with_a_file_that_its_parent_evicts(served):
+    data = served.write("a", 3 * MIB)
+    file = served.open_remote("a")
+    view = file.view(0, 3 * MIB)
+    ended, end = os.pipe()
+
+    def read_later():
+        os.close(end)
+        os.read(ended, 1)
+        return view.tobytes() == file.read(0, 3 * MIB) == data
+
+    child = in_child(read_later)
+    served.write("room", 4 * MIB)
+    served.open_remote("room").read(0, 4 * MIB)
+    assert not file.copy().entry.is_complete
+    os.close(end)
+    join(child)
