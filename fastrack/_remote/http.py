@@ -297,17 +297,12 @@ class _Pool:
                 connection.close()
 
     def take(self, parts: SplitResult, url: Url) -> _Connection:
-        stale = []
-        try:
-            with self._lock:
-                idle = self._idle.get(_key(parts))
-                while idle:
-                    connection = idle.pop()
-                    if time.monotonic() - connection.used_at < _IDLE:
-                        return connection
-                    stale.append(connection)
-        finally:
-            for connection in stale:
+        with self._lock:
+            idle = self._idle.get(_key(parts))
+            while idle:
+                connection = idle.pop()
+                if time.monotonic() - connection.used_at < _IDLE:
+                    return connection
                 connection.close()
         return _Connection(parts, url)
 
