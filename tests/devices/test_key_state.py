@@ -5,6 +5,7 @@ import hashlib
 import numpy as np
 import pytest
 from helpers.buffers import Fenced
+from helpers.cases import each
 from helpers.reference import X, hash_key, round_keys, times
 
 from fastrack._crypto import native
@@ -49,13 +50,13 @@ def fields(state, start, count):
     return [int.from_bytes(state[place : place + 16], "little") for place in range(start, start + 16 * count, 16)]
 
 
-@pytest.mark.parametrize(("key", "nonce", "digest"), KNOWN)
+@each(("key", "nonce", "digest"), KNOWN)
 def test_a_state_is_the_one_that_the_kernel_made(write, key, nonce, digest):
     assert hashlib.sha256(write(key, nonce)).hexdigest() == digest
 
 
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("size", [16, 32])
+@each("seed", range(20))
+@each("size", [16, 32])
 def test_a_state_has_the_schedule_the_nonce_and_the_powers(write, size, seed):
     random = np.random.default_rng((size, seed))
     key, nonce = random.bytes(size), random.bytes(12)
@@ -87,7 +88,7 @@ def test_a_message_key_is_written(write, size):
     assert state.tobytes() == write(key, NONCE)
 
 
-@pytest.mark.parametrize(
+@each(
     "target",
     [
         np.zeros(STATE_SIZE - 1, np.uint8),
@@ -97,7 +98,6 @@ def test_a_message_key_is_written(write, size):
         np.zeros(STATE_SIZE, np.int8),
         np.frombuffer(bytes(STATE_SIZE), np.uint8),
     ],
-    ids=["short", "long", "strided", "two-dimensional", "signed", "read-only"],
 )
 def test_another_target_is_refused(target):
     before = target.copy()

@@ -1,9 +1,9 @@
 """Message keys expanded by the CUDA kernel `prepare`, many in one launch, against the host's expansion of each."""
 
 import numpy as np
-import pytest
 from helpers import reference
 from helpers.buffers import Fenced
+from helpers.cases import each
 from helpers.kernel_host import SOURCE, State, constants, key_row, read_only
 from helpers.reference import CHUNK_SIZE, noise
 
@@ -25,7 +25,7 @@ def used(state, powers):
     return state[POWERS + 16 : POWERS + 16 * (powers + 1)]
 
 
-@pytest.mark.parametrize("blocks", [1, 2, 9])
+@each("blocks", [1, 2, 9])
 def test_each_key_gets_the_state_that_the_host_makes(host, blocks):
     states = host.prepare_all(KEYS, blocks=blocks).reshape(-1, STATE)
     for (key, nonce), state in zip(KEYS, states, strict=False):
@@ -40,7 +40,7 @@ def test_keys_share_slots_in_turn_and_others_are_left_alone(host):
     assert (states[2] == 0xA5).all()
 
 
-@pytest.mark.parametrize("length", [0, 1, 16, 17, 100, 1000, 8175, 8176, 8177, 8192])
+@each("length", [0, 1, 16, 17, 100, 1000, 8175, 8176, 8177, 8192])
 def test_a_message_needs_as_many_powers_as_its_chunks_have_blocks_and_one(host, key, nonce, length):
     plain = noise(length).tobytes()
     powers = -(-length // 16) + 1
@@ -52,21 +52,21 @@ def test_a_message_needs_as_many_powers_as_its_chunks_have_blocks_and_one(host, 
     assert host.open_nest(states, 8 * len(key), [(0, 0, altered)]) == (0, [bytes(length)])
 
 
-@pytest.mark.parametrize("powers", [514, 0x7FFF, 0xFFFF])
+@each("powers", [514, 0x7FFF, 0xFFFF])
 def test_more_powers_than_there_are_do_not_leave_the_state(host, key, nonce, powers):
     states = host.prepare_all([(key, nonce)], powers=powers)
     assert parts(states, len(key)) == parts(host.prepare(key, nonce).data, len(key))
     assert (states[POWERS + 16 * 514 :] == 0xA5).all()
 
 
-@pytest.mark.parametrize("powers", [0, 1, 5])
+@each("powers", [0, 1, 5])
 def test_with_too_few_powers_nothing_opens(host, key, nonce, powers):
     sealed = reference.seal(key, nonce, noise(CHUNK_SIZE + 5).tobytes())
     states = host.prepare_all([(key, nonce)], powers=powers)
     assert host.open_nest(states, 8 * len(key), [(0, 0, sealed)])[0] == 0
 
 
-@pytest.mark.parametrize("byte", [0, 15, 31, 32, 43, 44, 45])
+@each("byte", [0, 15, 31, 32, 43, 44, 45])
 def test_a_row_whose_key_or_nonce_was_altered_opens_nothing(host, nonce, byte):
     key = bytes(range(32))
     sealed = reference.seal(key, nonce, noise(700).tobytes())
