@@ -113,13 +113,13 @@ KNOWN = [
 ]
 
 
-@pytest.mark.parametrize(("key", "nonce", "digest"), KNOWN)
+@each(("key", "nonce", "digest"), KNOWN)
 def test_the_expected_state_is_the_one_that_a_kernel_made(key, nonce, digest):
     assert hashlib.sha256(kernel_state(key, nonce)).hexdigest() == digest
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("size", [16, 32])
+@each("seed", range(5))
+@each("size", [16, 32])
 def test_the_expected_state_has_the_schedule_the_nonce_and_the_powers(size, seed):
     random = np.random.default_rng((size, seed))
     key, nonce = random.bytes(size), random.bytes(12)

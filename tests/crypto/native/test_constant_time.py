@@ -285,7 +285,7 @@ def test_opening_branches_on_results_of_authentication_alone(found, name):
 def test_nothing_is_found_where_these_results_are_public(memcheck, build):
     shown = build("shown.so")
     for form in ("aesni", WIDE):
-        assert memcheck.run(shown, cases_of(form, is_narrow=form == "aesni")) == {}, form
+        assert memcheck.run(shown, cases_of(form)) == {}, form
 
 
 @pytest.mark.nightly  # a planted branch shows on each change that one is found
