@@ -157,8 +157,5 @@ def test_the_index_of_a_file_that_is_large_by_a_lie_costs_little_to_read(cache):
         tracemalloc.stop()
     assert peak < MIB
     regions = sorted(region for listed in found.values() for region in listed)
-    assert [(region.used, region.number) for region in regions] == [
-        (0, objects.LARGEST // module.REGION - 1),
-        (7, 0),
-    ]
+    assert [(region.used, region.number) for region in regions] == [(0, objects.LARGEST // module.REGION - 1), (7, 0)]
     assert all(region.path == entries[0].path.with_suffix(".index") for region in regions)
