@@ -14,10 +14,7 @@ from fastrack._crypto.known_answers import find_derivation_fault, find_fault
 from fastrack._crypto.vector import derivation_table
 from fastrack._devices.cuda.key_state import STATE_SIZE
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(arm.MISSING), reason=f"needs {' and '.join(arm.MISSING)}"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(arm.MISSING), reason=f"needs {' and '.join(arm.MISSING)}")]
 NONCE = bytes.fromhex("f0e1d2c3b4a5968778695a4b")
 SIZES = [0, 1, 15, 16, 17, 127, 128, 129, 4000, 11384, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 2 * CHUNK_SIZE + 777]
 

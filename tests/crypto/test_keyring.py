@@ -39,6 +39,19 @@ class SealingVault(Vault):
         return next(iter(self.keys.values()))
 
 
+class Ring(KeyRing):
+    """A ring that has no keys, and fetches those that are asked for."""
+
+    __slots__ = ("vault",)
+
+    def __init__(self, key):
+        super().__init__()
+        self.vault = Vault(key)
+
+    def __getitem__(self, key_id):
+        return self.vault.get_key(key_id)
+
+
 @pytest.fixture
 def key():
     return Key.generate()
@@ -73,6 +86,7 @@ SOURCES = {
     "function that raises": lambda key, path: {key.id: key}.__getitem__,
     "mapping": lambda key, path: {key.id: key},
     "ring of a provider": lambda key, path: KeyRing(Vault(key)),
+    "ring of another kind": lambda key, path: Ring(key),
     "folder": lambda key, path: path.parent,
     "text": lambda key, path: str(path),
     "among others": lambda key, path: [Key.generate(), Vault(Key.generate()), {key.id: key}.get],

@@ -2,6 +2,7 @@
 
 import base64
 import os
+import re
 import tempfile
 import traceback
 from pathlib import Path
@@ -12,7 +13,7 @@ from helpers.cases import each
 from helpers.forking import in_forked_child
 
 import fastrack
-from fastrack import FastrackError, Key, KeyPermissionError
+from fastrack import FastrackError, FormatError, Key, KeyPermissionError
 from fastrack._keys.keys import KEY_MODE_VARIABLE
 from fastrack.grants import Grants, Identity, Recipient, Signer, Verifier
 from fastrack.providers import WrappedKey
@@ -26,6 +27,9 @@ SPELLINGS = {
     "secret file": lambda key: f"# fastrack secret key, Ed25519, id 00\nfastrack-secret-1:Ed25519:{key.hex()}\n",
     "hex": lambda key: key.hex(),
     "HEX": lambda key: key.hex().upper(),
+    "0xHEX": lambda key: f" 0x{key.hex().upper()}\n",
+    "pairs": lambda key: key.hex(":"),
+    "short": lambda key: f"{key[:16].hex()}\n",
     "base64": lambda key: base64.b64encode(key).decode(),
     "base64 without padding": lambda key: base64.b64encode(key).decode().rstrip("="),
     "short base64 without padding": lambda key: base64.urlsafe_b64encode(key[:16]).decode().rstrip("="),
@@ -83,6 +87,7 @@ ROUTES = {
     "rekey_file, old": lambda path, keys: fastrack.rekey_file(path, "other.safetensors", keys=keys, key=Key.generate()),
     "rekey_file, new": lambda path, keys: fastrack.rekey_file(path, "other.safetensors", keys=[], key=keys),
     "KeyRing": lambda path, keys: fastrack.KeyRing(keys),
+    "KeyRing.resolve": lambda path, keys: fastrack.KeyRing.resolve([keys]),
     "use_keys": lambda path, keys: fastrack.use_keys(keys),
     "Key.load": lambda path, keys: Key.load(keys),
     "Key.from_bytes": lambda path, keys: Key.from_bytes(keys.encode()),
@@ -132,6 +137,15 @@ def test_a_path_without_a_digit_or_a_capital_is_told():
     "alter",
     [
         lambda text: text.replace(b"\n", b"\r\n"),
+        lambda text: text + text,
+        lambda text: b"\n" + text,
+        lambda text: b"\xef\xbb\xbf" + text,
+        lambda text: text.upper(),
+        lambda text: text + bytes(10_000),
+        lambda text: text.replace(b"256 bits", b"128 bits"),
+        lambda text: text[:-33],
+        lambda text: b"",
+        lambda text: SECRET.hex().encode(),
         lambda text: text + b"\n",
         lambda text: text[:-3],
         lambda text: text.splitlines()[1] + b"\n",
@@ -148,7 +162,7 @@ def test_a_damaged_key_file_is_refused_and_not_shown(path, alter):
     owner.unlink(missing_ok=True)
     Key.from_bytes(SECRET).save(owner)
     owner.write_bytes(alter(owner.read_bytes()))
-    with pytest.raises(FastrackError) as caught:
+    with pytest.raises(FormatError, match=re.escape(str(owner))) as caught:
         fastrack.verify_file(path, keys=owner)
     told = "".join(traceback.format_exception(caught.value))
     assert_not_told(told, SECRET.hex())

@@ -305,7 +305,6 @@ def test_interrupts_at_any_moment_leave_no_thread_in_the_callers_memory(kernels)
     assert all((log.counts == counts).all() for log, counts in watched)
 
 
-@pytest.mark.slow
 @needs_fork
 def test_forks_in_the_middle_of_calls(run):
     """The parent's calls go on, and each child has workers of its own."""
@@ -455,7 +454,6 @@ print(hashlib.sha256(sealed).digest() == whole, set(os.listdir("/proc/self/task"
     assert run_python(code, **single) == "True True\n"
 
 
-@pytest.mark.slow
 def test_many_processes_end_while_their_workers_are_awake():
     """Fork them, and let each end as an interpreter does, and not by `os._exit`."""
     code = (

@@ -5,45 +5,16 @@ import functools
 import numpy as np
 import pytest
 from helpers.cases import each
-from helpers.cuda_rig import within
-from helpers.fake_cuda import MODES, FakeArray, FakeDriver
+from helpers.cuda_rig import Opened, within
+from helpers.fake_cuda import MODES, FakeArray
 from helpers.tampering import tampered
 
 import fastrack
-from fastrack import AuthenticationError, Channel, DeviceError, Key
+from fastrack import AuthenticationError, DeviceError
 from fastrack._crypto.cobblestone import CHUNK_SIZE
-from fastrack._devices.cuda.device import CudaDevice
 
-KEY = Key.from_bytes(bytes(range(32)))
+KEY = Opened.KEY
 PLAIN = np.random.default_rng(0).integers(0, 1 << 30, (300, 257), np.int32)  # 18 chunks and a bit
-
-
-class SmallDevice(CudaDevice):
-    max_slab_size = 4 * CHUNK_SIZE
-    first_slab_size = CHUNK_SIZE
-
-
-class Opened:
-    """A channel to a device made for tests."""
-
-    def __init__(self, mode, seed=0):
-        self.driver = FakeDriver(mode, seed)
-        self.channel = Channel._from_device(SmallDevice(self.driver), keys=KEY)
-
-    def assert_holds(self, x, expected):
-        assert np.array_equal(self.driver.read(x), expected)
-
-    def close(self):
-        within(60, self.channel.close)
-        self.driver.stop()
-        assert self.driver.violations == []
-
-
-@pytest.fixture(params=MODES)
-def opened(request):
-    opened = Opened(request.param)
-    yield opened
-    opened.close()
 
 
 def test_a_sealed_tensor_arrives(opened):

@@ -5,13 +5,13 @@ import gc
 import numpy as np
 import pytest
 from helpers.cases import each
-from helpers.cuda_rig import Message, within
+from helpers.cuda_rig import Message, Opened, within
 from helpers.fake_cuda import MODES, FakeDriver
 from helpers.fake_kernels import SCALARS, table_rows
 from helpers.tampering import tampered
 
 import fastrack
-from fastrack import AuthenticationError, Channel, DeviceError, Key
+from fastrack import AuthenticationError, DeviceError
 from fastrack._crypto.base import HostMemory
 from fastrack._crypto.cobblestone import CHUNK_SIZE, segment_size
 from fastrack._crypto.message_keys import MessageKeys
@@ -23,33 +23,8 @@ from fastrack._devices.cuda.key_state import STATE_SIZE
 from fastrack._devices.cuda.nvrtc import find_kernels
 from fastrack._devices.cuda.table import MAX_SEGMENTS
 
-KEY = Key.from_bytes(bytes(range(32)))
-SHORT = Key.from_bytes(bytes(range(16)))
+KEY, SHORT = Opened.KEY, Opened.SHORT
 SIZES = [100, 0, CHUNK_SIZE, 1, 2 * CHUNK_SIZE + 777, 5 * CHUNK_SIZE, 16, CHUNK_SIZE - 1]
-
-
-class SmallDevice(CudaDevice):
-    max_slab_size = 4 * CHUNK_SIZE
-    first_slab_size = 2 * CHUNK_SIZE
-
-
-class Opened:
-    """A channel to a device made of host memory."""
-
-    def __init__(self, mode="lazy", seed=0, device=SmallDevice):
-        self.driver = FakeDriver(mode, seed)
-        self.channel = Channel._from_device(device(self.driver), keys=[KEY, SHORT])
-
-    def read(self, nest):
-        return [self.driver.read(x) for x in nest]
-
-    def launched(self):
-        return [name for name, *_ in self.driver.launches]
-
-    def close(self):
-        within(60, self.channel.close)
-        self.driver.stop()
-        assert self.driver.violations == []
 
 
 def arrays(sizes=SIZES, seed=0):
@@ -63,13 +38,6 @@ def sealed(plain, key=KEY):
 
 def same(found, expected):
     return all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
-
-
-@pytest.fixture(params=MODES)
-def opened(request):
-    opened = Opened(request.param)
-    yield opened
-    opened.close()
 
 
 # A whole nest.

@@ -34,7 +34,9 @@ def each(names, cases, ids=reprlib.repr):
     def decorate(function):
         @functools.wraps(function)
         def test(*args, **fixtures):
-            for number, (case, name) in enumerate(named()):
+            found = list(named())
+            assert found, f"expected cases of {', '.join(names)}, got none"  # a test of nothing would pass
+            for number, (case, name) in enumerate(found):
                 own = dict(fixtures)
                 if "tmp_path" in own:
                     own["tmp_path"] /= str(number)

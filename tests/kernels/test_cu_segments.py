@@ -216,6 +216,7 @@ def test_a_plan_that_was_altered_clears_the_results_of_all_its_messages(host, st
 VALUES = [-1, 2**62, 2**63 - 1, 2**32, 2**38, SIZES[4], 100_000]
 
 
+@pytest.mark.nightly  # by day the same is shown of plans of one message
 @pytest.mark.slow
 @each("part", ["chunks", "starts", "table"])
 @each("value", VALUES)

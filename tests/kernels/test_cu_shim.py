@@ -156,10 +156,11 @@ def test_a_divergent_barrier_is_an_error(library, kernel):
 
 
 @each("seed", SEEDS)
-def test_a_barrier_makes_every_write_visible(library, seed):
-    result = out(THREADS)
-    run(library, "rotate", result, 2, 40, shared=4 * THREADS, seed=seed)
-    assert result.tolist() == np.roll(np.arange(THREADS), -40).tolist()
+@each(("barrier", "step", "threads"), [(2, 40, THREADS), (1, 5, 32)])  # of the block, and of a warp that reads its own
+def test_a_barrier_makes_every_write_visible(library, barrier, step, threads, seed):
+    result = out(threads)
+    run(library, "rotate", result, barrier, step, shared=4 * threads, threads=threads, seed=seed)
+    assert result.tolist() == np.roll(np.arange(threads), -step).tolist()
 
 
 @each("seed", SEEDS)
@@ -168,12 +169,6 @@ def test_a_missing_barrier_is_found_in_any_order(library, barrier, step, seed):
     race = r"thread \d+ of block 0 (reads what another writes|writes what another reads)"
     with pytest.raises(LaunchError, match=race):
         run(library, "rotate", out(THREADS), barrier, step, shared=4 * THREADS, seed=seed)
-
-
-def test_a_warp_that_waits_for_itself_may_read_its_own(library):
-    result = out(32)
-    run(library, "rotate", result, 1, 5, shared=128, threads=32)
-    assert result.tolist() == np.roll(np.arange(32), -5).tolist()
 
 
 @each("seed", SEEDS)

@@ -39,8 +39,8 @@ def test_the_first_case_that_fails_is_named_and_no_other_follows(ids, told):
     assert caught.value.__notes__ == ["case 1: none"]
 
 
-def test_cases_that_do_not_fit_or_bear_marks_are_refused():
-    for cases in [[(1, 2, 3)], [pytest.param(1, 2, marks=pytest.mark.slow)]]:
+def test_no_cases_and_those_that_do_not_fit_or_bear_marks_are_refused():
+    for cases in [[], [(1, 2, 3)], [pytest.param(1, 2, marks=pytest.mark.slow)]]:
         test = each(("a", "b"), cases)(lambda a, b: None)
         with pytest.raises(AssertionError):
             test()

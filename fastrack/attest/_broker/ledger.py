@@ -73,23 +73,10 @@ class Entry:
 
 
 class Ledger:
-    """The database of a broker. Several threads and processes may use one file at a time.
+    """The database of a broker, made with mode 0600. Several threads and processes may use one file at a time.
 
-    Every change is a transaction that is on the disk when the method returns.
-
-    Parameters
-    ----------
-    path : path-like
-        The file. It is made with mode 0600 if it does not exist.
-
-    Raises
-    ------
-    FormatError
-        If it is another file.
-    KeyPermissionError
-        If another user owns it or its folder, or may write to one.
-    OSError
-        If it cannot be opened.
+    Every change is a transaction that is on the disk when the method returns. Another file is a `FormatError`; one that
+    another user owns or may write to, or whose folder is such, a `KeyPermissionError`.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -137,13 +124,7 @@ class Ledger:
                 raise
 
     def add_challenge(self, challenge: Challenge, *, now: datetime) -> None:
-        """Remember a challenge that was made, and forget those whose end is long past.
-
-        Raises
-        ------
-        BusyError
-            If too many are open.
-        """
+        """Remember a challenge, and forget those whose end is long past. Raise `BusyError` if too many are open."""
         with self._transaction():
             self._database.execute("DELETE FROM challenges WHERE expires < ?", (encode_time(now - _KEPT),))
             count = self._database.execute("SELECT count(*) FROM challenges WHERE used IS NULL").fetchone()[0]
@@ -172,10 +153,7 @@ class Ledger:
     def use_challenge(self, challenge_id: str, *, now: datetime, details: Mapping[str, Any]) -> Challenge:
         """Use a challenge up, and return it. The use is on the disk before anything is done with the offer.
 
-        Raises
-        ------
-        ChallengeError
-            If it is unknown, was used before, or has expired. An attempt on a known one is logged.
+        Raise `ChallengeError` if it is unknown, was used before, or has expired. An attempt on a known one is logged.
         """
         reason = None
         with self._transaction():
@@ -207,13 +185,7 @@ class Ledger:
     def add_grant(
         self, challenge_id: str, recipient: str, keys: list[str], *, now: datetime, details: Mapping[str, Any]
     ) -> None:
-        """Remember that keys were granted. There is one grant for a challenge at most, and only for one that was used.
-
-        Raises
-        ------
-        ChallengeError
-            If there is one already, or the challenge was not used.
-        """
+        """Remember that keys were granted. A challenge has one grant at most, and only after it was used."""
         with self._transaction():
             row = self._database.execute("SELECT used FROM challenges WHERE id = ?", (challenge_id,)).fetchone()
             known = self._database.execute("SELECT 1 FROM grants WHERE challenge = ?", (challenge_id,)).fetchone()
@@ -256,26 +228,11 @@ class Ledger:
 
 
 def read_log(path: str | os.PathLike[str], *, head: bytes | None = None) -> list[Entry]:
-    """Read the log of a broker's database, which is not changed, and verify it.
+    """Read the log of a broker's database, which is not changed, and verify it. A broker may be using it.
 
     Every entry has the hash that follows from it and the one before; each grant has its entry, and each entry of a
-    grant has its grant.
-
-    Parameters
-    ----------
-    path : path-like
-        The file of the database. A broker may be using it.
-    head : bytes, optional
-        The hash of an entry that was noted before: the log must have it still.
-
-    Raises
-    ------
-    AuthenticationError
-        If an entry was altered, removed or put in, or does not fit the grants.
-    FormatError
-        If it is another file.
-    OSError
-        If it cannot be read.
+    grant has its grant. Otherwise, or if no entry has the hash `head`, which was noted before, it is an
+    `AuthenticationError`; another file is a `FormatError`.
     """
     open_regular(path).close()  # so that an error is told as one of a file
     try:

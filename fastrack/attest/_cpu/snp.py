@@ -16,7 +16,7 @@ from fastrack.attest._errors import malformed, refused
 from fastrack.attest._formats import der
 from fastrack.attest._formats.binary import Cursor
 from fastrack.attest._formats.roots import AMD_ROOTS, Roots
-from fastrack.attest._formats.signatures import verify_ecdsa
+from fastrack.attest._formats.signatures import P384
 from fastrack.attest._formats.x509 import (
     PSS_SHA384,
     VerifiedChain,
@@ -141,15 +141,8 @@ def verify_snp_report(
     certificates = (_load_leaf(leaf), *load_chain(issuers, evidence="AMD chain"))
     chain = verify_chain(certificates, roots=roots, now=now, evidence="AMD chain", algorithms=PSS_SHA384)
     product = _require_names(chain, parsed)
-    verify_ecdsa(
-        chain.leaf.public_key(),
-        parsed.signature,
-        parsed.data[:SIGNED_SIZE],
-        curve="P-384",
-        evidence=EVIDENCE,
-        field="signature",
-        byteorder="little",
-    )
+    key, signed = chain.leaf.public_key(), parsed.data[:SIGNED_SIZE]
+    P384.verify(key, parsed.signature, signed, EVIDENCE, byteorder="little")
     _require_tcb(chain.leaf, parsed, product)
     provider = None
     if parsed.signing_key == "VCEK":

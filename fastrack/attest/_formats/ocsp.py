@@ -153,13 +153,8 @@ def verify_ocsp_response(
             found += f" since {single.revocation_time_utc.isoformat()}"
         if single.revocation_reason is not None:
             found += f" ({single.revocation_reason.value})"
-        raise refused(
-            evidence,
-            f"status of {quoted_name(certificate)}",
-            wanted="good",
-            found=found,
-            advice="Do not trust this device, or these reference values.",
-        )
+        advice = "Do not trust this device, or these reference values."
+        raise refused(evidence, f"status of {quoted_name(certificate)}", wanted="good", found=found, advice=advice)
     valid_until = min(end, responder.not_valid_after_utc)
     return VerifiedOcspResponse(certificate.serial_number, start, end, now, valid_until)
 
@@ -169,17 +164,7 @@ def check_revocation(
 ) -> tuple[datetime | None, datetime | None]:
     """Require a good response for every certificate of a verified chain but the last.
 
-    Returns
-    -------
-    tuple of datetime.datetime or None
-        The time of the oldest response, and the first time at which one is no longer valid; None if `responses` is.
-
-    Raises
-    ------
-    AttestationError
-        If a response is absent or does not hold.
-    FormatError
-        If a response is malformed.
+    Return the time of the oldest response, and the first time at which one is no longer valid; None if `responses` is.
     """
     if responses is None:
         return None, None
@@ -190,13 +175,9 @@ def check_revocation(
             data for data, response in loaded if any(_is_about(s, certificate, issuer) for s in response.responses)
         ]
         if not found:
-            raise refused(
-                evidence,
-                f"status of {quoted_name(certificate)}",
-                wanted="a response for it",
-                found=f"none among {len(loaded)}",
-                advice="Fetch responses for all certificates, or pass ocsp=None so that revocation is not checked.",
-            )
+            field, found_none = f"status of {quoted_name(certificate)}", f"none among {len(loaded)}"
+            advice = "Fetch responses for all certificates, or pass ocsp=None so that revocation is not checked."
+            raise refused(evidence, field, wanted="a response for it", found=found_none, advice=advice)
         verified += [verify_ocsp_response(data, certificate, issuer, now=now, evidence=evidence) for data in found]
     return min(one.this_update for one in verified), min(one.valid_until for one in verified)
 
@@ -282,13 +263,9 @@ def _find_responder(loaded: _Loaded, issuer: x509.Certificate, evidence: str) ->
     found = [certificate for certificate in loaded.certificates if _is_responder(response, certificate)]
     if len(found) != 1:
         name = response.responder_name
-        raise refused(
-            evidence,
-            "responder",
-            wanted=f"{quoted_name(issuer)}, or a responder with its certificate in the response",
-            found=repr(common_name(name)) if name is not None else (response.responder_key_hash or b""),
-            advice=_FETCH,
-        )
+        wanted = f"{quoted_name(issuer)}, or a responder with its certificate in the response"
+        responder = repr(common_name(name)) if name is not None else (response.responder_key_hash or b"")
+        raise refused(evidence, "responder", wanted=wanted, found=responder, advice=_FETCH)
     _require_appointed(found[0], issuer, evidence)
     return found[0]
 
@@ -343,13 +320,9 @@ def _verify_signature(response: ocsp.OCSPResponse, responder: x509.Certificate, 
             return
     except InvalidSignature:
         pass
-    raise refused(
-        evidence,
-        "signature",
-        wanted=f"one by {quoted_name(responder)}",
-        found="one that does not hold",
-        advice="The response was altered, or is of another responder; fetch it again.",
-    )
+    wanted = f"one by {quoted_name(responder)}"
+    advice = "The response was altered, or is of another responder; fetch it again."
+    raise refused(evidence, "signature", wanted=wanted, found="one that does not hold", advice=advice)
 
 
 def _require_nonce(response: ocsp.OCSPResponse, nonce: bytes, evidence: str) -> None:
@@ -366,13 +339,9 @@ def _find_single(
 ) -> ocsp.OCSPSingleResponse:
     (single,) = response.responses
     if not _is_about(single, certificate, issuer):
-        raise refused(
-            evidence,
-            "certificate",
-            wanted=f"the status of {quoted_name(certificate)}, serial number {certificate.serial_number:x}",
-            found=f"that of serial number {single.serial_number:x}",
-            advice="Fetch the response for this certificate.",
-        )
+        wanted = f"the status of {quoted_name(certificate)}, serial number {certificate.serial_number:x}"
+        found, advice = f"that of serial number {single.serial_number:x}", "Fetch the response for this certificate."
+        raise refused(evidence, "certificate", wanted=wanted, found=found, advice=advice)
     return single
 
 

@@ -154,13 +154,11 @@ def _require_authority(certificate: x509.Certificate, below: int, evidence: str)
     """Require a certificate that may issue others, with `below` authorities between it and the leaf."""
     basic = read_extension(certificate, x509.BasicConstraints)
     if basic is None or not basic.ca:
-        raise _broken(
-            evidence, f"{quoted_name(certificate)}, which is no authority", wanted="authorities above the leaf"
-        )
+        found = f"{quoted_name(certificate)}, which is no authority"
+        raise _broken(evidence, found, wanted="authorities above the leaf")
     if basic.path_length is not None and basic.path_length < below:
-        raise _broken(
-            evidence, below, wanted=f"at most {basic.path_length} authorities below {quoted_name(certificate)}"
-        )
+        wanted = f"at most {basic.path_length} authorities below {quoted_name(certificate)}"
+        raise _broken(evidence, below, wanted=wanted)
     usage = read_extension(certificate, x509.KeyUsage)
     if usage is not None and not usage.key_cert_sign:
         raise _broken(evidence, f"{quoted_name(certificate)}, which may sign none", wanted="the key usage keyCertSign")
@@ -258,17 +256,15 @@ def load_chain(data: bytes, *, evidence: str) -> tuple[x509.Certificate, ...]:
     as Intel has them. Since nothing else is accepted, a changed byte never goes unnoticed. There are one to ten.
     """
     text = data.rstrip(b"\0\r\n").replace(b"\r\n", b"\n")
-    if not 1 <= text.count(_BEGIN) <= _LONGEST_CHAIN:
-        raise malformed(
-            evidence, "number of certificates", None, wanted=f"1 to {_LONGEST_CHAIN}", found=text.count(_BEGIN)
-        )
+    count = text.count(_BEGIN)
+    if not 1 <= count <= _LONGEST_CHAIN:
+        raise malformed(evidence, "number of certificates", None, wanted=f"1 to {_LONGEST_CHAIN}", found=count)
     encoded = [part.partition(_END)[0] for part in text.split(_BEGIN)[1:]]
     certificates = tuple(load_certificate(_decode(part, evidence), evidence=evidence) for part in encoded)
     written = b"".join(map(_write_pem, certificates))
     if text != written.removesuffix(b"\n"):
-        raise malformed(
-            evidence, "text", None, wanted="PEM in its strict form", found="another text that decodes alike"
-        )
+        found = "another text that decodes alike"
+        raise malformed(evidence, "text", None, wanted="PEM in its strict form", found=found)
     return certificates
 
 

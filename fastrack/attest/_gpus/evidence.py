@@ -12,7 +12,7 @@ from fastrack._util.public import attest_public
 from fastrack.attest._errors import malformed, refused
 from fastrack.attest._formats.ocsp import check_revocation
 from fastrack.attest._formats.roots import NVIDIA_ROOTS, Roots
-from fastrack.attest._formats.signatures import verify_ecdsa
+from fastrack.attest._formats.signatures import P384
 from fastrack.attest._formats.x509 import load_chain, verify_chain
 from fastrack.attest._gpus.identity import GpuArchitecture, read_identity
 from fastrack.attest._gpus.report import EVIDENCE, NONCE_SIZE, GpuReport, OpaqueField, parse_gpu_report
@@ -213,14 +213,7 @@ def verify_gpu_report(
     name = f"certificate chain of the {evidence}"
     verified = verify_chain(load_chain(chain, evidence=name), roots=roots, now=now, evidence=name)
     identity = read_identity(verified, evidence=name)
-    verify_ecdsa(
-        verified.leaf.public_key(),
-        parsed.signature,
-        parsed.signed,
-        curve="P-384",
-        evidence=evidence,
-        field="signature",
-    )
+    P384.verify(verified.leaf.public_key(), parsed.signature, parsed.signed, evidence)
     if not hmac.compare_digest(parsed.nonce, nonce):
         raise refused(evidence, "nonce", wanted=bytes(nonce), found=parsed.nonce, advice=_AGAIN)
     reported = parsed.field(OpaqueField.FWID)

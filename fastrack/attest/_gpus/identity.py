@@ -69,13 +69,6 @@ def read_identity(chain: VerifiedChain, *, evidence: str) -> Identity:
     """Read the identity of a device, and require that all certificates are of one chip.
 
     The names of provisioner and device were chosen by NVIDIA's authorities, that of the leaf by the device's boot ROM.
-
-    Raises
-    ------
-    AttestationError
-        If the number of certificates, a name or the device's key in the extension is another one.
-    FormatError
-        If the extension is absent or malformed.
     """
     if len(chain.certificates) != _CHAIN_LENGTH:
         found = len(chain.certificates)

@@ -23,17 +23,7 @@ NONCE = bytes.fromhex("f0e1d2c3b4a5968778695a4b")
 CHUNKS = 512  # enough for helper threads
 PART = 11384  # bytes of a message of one chunk, with part of a block at its end
 FASTEST, SLOWER = engines.VECTOR_NAMES[:1], engines.VECTOR_NAMES[1:]
-WORKS = [
-    "open",
-    f"open {PART}",
-    "verify",
-    "seal",
-    "gather",
-    "jobs",
-    "jobs gather",
-    "jobs plain",
-    f"jobs plain {PART}",
-]
+WORKS = ["open", f"open {PART}", "verify", "seal", "gather", "jobs", "jobs gather", "jobs plain", f"jobs plain {PART}"]
 STARTS = 0, 16, PART // 16 * 16 - 16, CHUNK_SIZE - 16  # of blocks of plaintext that are looked for
 
 CHILD = """

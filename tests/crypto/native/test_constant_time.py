@@ -302,6 +302,7 @@ def test_nothing_is_found_where_these_results_are_public(memcheck, build):
         assert memcheck.run(shown, cases_of(form, is_narrow=form == "aesni")) == {}, form
 
 
+@pytest.mark.nightly  # a planted branch shows on each change that one is found
 def test_a_branch_on_a_tag_is_more_than_may_be_found(memcheck, build):
     cases = [case for case in cases_of("aesni") if case.name in {"seal_run", "open_run"}]
     found = memcheck.run(build("leaky.so"), cases)

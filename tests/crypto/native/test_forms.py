@@ -89,17 +89,17 @@ def use(monkeypatch):
     return lambda module: monkeypatch.setattr(native, "load", lambda: module)
 
 
-@pytest.mark.parametrize(
+@each(
     ("flags", "saved", "expected"),
     [
-        pytest.param({}, None, (), id="a CPU of 2003"),
-        pytest.param(WESTMERE, None, ("aesni",), id="Westmere"),
-        pytest.param(SANDY_BRIDGE, AVX_STATE, ("aesni",), id="Sandy Bridge"),
-        pytest.param(HASWELL, AVX_STATE, ("aesni",), id="Haswell"),
-        pytest.param(SKYLAKE_X, AVX512_STATE, ("aesni",), id="Skylake-X, which has no wide AES"),
-        pytest.param(ZEN_3, AVX_STATE, ("vaes-256", "aesni"), id="Zen 3, which has no AVX-512"),
-        pytest.param(ZEN_4, AVX512_STATE, ALL, id="Zen 4"),
-        pytest.param(ICE_LAKE, AVX512_STATE | AMX, ALL, id="Ice Lake and later"),
+        ({}, None, ()),  # a CPU of 2003
+        (WESTMERE, None, ("aesni",)),  # Westmere
+        (SANDY_BRIDGE, AVX_STATE, ("aesni",)),  # Sandy Bridge
+        (HASWELL, AVX_STATE, ("aesni",)),  # Haswell
+        (SKYLAKE_X, AVX512_STATE, ("aesni",)),  # Skylake-X, which has no wide AES
+        (ZEN_3, AVX_STATE, ("vaes-256", "aesni")),  # Zen 3, which has no AVX-512
+        (ZEN_4, AVX512_STATE, ALL),  # Zen 4
+        (ICE_LAKE, AVX512_STATE | AMX, ALL),  # Ice Lake and later
     ],
 )
 def test_a_cpu_gets_the_forms_that_it_can_run(use, flags, saved, expected):
@@ -153,18 +153,18 @@ def test_a_leaf_beyond_the_highest_tells_nothing(use):
 FP, ASIMD, EVTSTRM, AES, PMULL, SHA1, SHA2, CRC32, ATOMICS = (1 << bit for bit in range(9))
 
 
-@pytest.mark.parametrize(
+@each(
     ("word", "expected"),
     [
-        pytest.param(FP | ASIMD | EVTSTRM | CRC32, (), id="Cortex-A72 of a Raspberry Pi 4"),
-        pytest.param(FP | ASIMD | EVTSTRM | AES | PMULL | SHA1 | SHA2 | CRC32, ("armv8",), id="Cortex-A76"),
-        pytest.param(ASIMD | AES | PMULL, ("armv8",), id="the least"),
-        pytest.param((1 << 64) - 1, ("armv8",), id="all"),
-        pytest.param(-1, ("armv8",), id="all, as a signed word"),
-        pytest.param(((1 << 64) - 1) & ~ASIMD, (), id="no vectors"),
-        pytest.param(((1 << 64) - 1) & ~AES, (), id="no AES"),
-        pytest.param(((1 << 64) - 1) & ~PMULL, (), id="no multiplication of polynomials"),
-        pytest.param(0, (), id="nothing"),
+        (FP | ASIMD | EVTSTRM | CRC32, ()),  # Cortex-A72 of a Raspberry Pi 4
+        (FP | ASIMD | EVTSTRM | AES | PMULL | SHA1 | SHA2 | CRC32, ("armv8",)),  # Cortex-A76
+        (ASIMD | AES | PMULL, ("armv8",)),  # the least
+        ((1 << 64) - 1, ("armv8",)),  # all
+        (-1, ("armv8",)),  # all, as a signed word
+        (((1 << 64) - 1) & ~ASIMD, ()),  # no vectors
+        (((1 << 64) - 1) & ~AES, ()),  # no AES
+        (((1 << 64) - 1) & ~PMULL, ()),  # no multiplication of polynomials
+        (0, ()),  # nothing
     ],
 )
 def test_an_arm_cpu_gets_the_form_if_the_kernel_tells_of_its_instructions(use, word, expected):
