@@ -134,8 +134,8 @@ class CudaPlace:
         view = self._device.view(plain, writable=direction == "open")
         # Both stand for a whole message, of which only this run is in memory.
         start, before = first * CHUNK_SIZE, first * SEALED_CHUNK_SIZE
-        stop = start + view.nbytes
-        whole = replace(view, pointer=view.pointer - start, nbytes=stop)
+        stop = start + view.size
+        whole = replace(view, address=view.address - start, size=stop)
         chunks = HostMemory(address(sealed) - before, before + sealed.size, sealed)
         copy = key.key(0)
         keys = MessageKeys.of([copy])
