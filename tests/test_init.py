@@ -1,10 +1,12 @@
 """The public names of the package, where they are from, and the examples in their docstrings."""
 
+import ast
 import doctest
 import inspect
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -99,3 +101,14 @@ def test_a_name_is_loaded_once():
 def test_a_name_that_is_not_there_is_an_attribute_error(package):
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = package.nonsense
+
+
+@each("package", [fastrack, attest])
+def test_type_checkers_are_told_the_same_names_from_the_same_modules(package):
+    stub = ast.parse(Path(package.__file__).with_suffix(".pyi").read_text())
+    told = {one.asname: one.name for node in stub.body for one in node.names}
+    homes = {one.name: node.module for node in stub.body for one in node.names}
+    assert sorted(told) == sorted(told.values()) == package.__all__
+    assert {name: home for name, home in homes.items() if name != "AttestationError"} == {
+        name: home for name, home in package._HOMES.items() if name != "AttestationError"
+    }

@@ -46,7 +46,7 @@ def test_a_target_that_appears_meanwhile_is_replaced_by_force_alone(
     def appearing(*_):
         yield lambda _: (folder / line.split()[1]).write_text("mine")
 
-    monkeypatch.setattr(f"fastrack._cli.commands.{command}.progress_bar", appearing)
+    monkeypatch.setattr("fastrack._cli.run.progress_bar", appearing)
     if force:
         cli(f"{command} {line} --force {key}")
     else:
@@ -113,7 +113,7 @@ def test_an_interruption_leaves_nothing(cli, key, monkeypatch, command, line):
 
         yield progress
 
-    monkeypatch.setattr(f"fastrack._cli.commands.{command}.progress_bar", interrupted)
+    monkeypatch.setattr("fastrack._cli.run.progress_bar", interrupted)
     before = cli.names()
     assert cli.error(f"{command} {line} {key}", status=130) == "error: interrupted\n"
     assert cli.json(f"{command} {line} {key}", status=130)["error"]["type"] == "KeyboardInterrupt"

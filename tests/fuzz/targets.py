@@ -32,7 +32,8 @@ from fastrack import (
     SealedTensor,
     UnknownKeyError,
 )
-from fastrack._cli.commands.inspect import read_contents, show_contents
+from fastrack._cli.commands.inspect import describe_contents, read_contents
+from fastrack._cli.console import print_lines
 from fastrack._crypto import cobblestone
 from fastrack._crypto.base import GatherPlan
 from fastrack._keys.keys import key_file_id
@@ -226,7 +227,7 @@ def examine(path):
     if file is None:
         return
     if path.stat().st_size % 4 == 0:
-        show_contents(contents, Console(file=io.StringIO()))
+        print_lines(describe_contents(contents), Console(file=io.StringIO()))
     with file:
         repr(file), len(file.metadata), file.file_id, file.key_id
         opened = [open_one(file[name]) for name in file]
