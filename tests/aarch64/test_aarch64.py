@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from helpers import arm, reference
+from helpers.cases import each
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, hash_key, noise, round_keys
 from helpers.runs import Runs, zeroed
 
@@ -10,10 +11,7 @@ from fastrack._crypto.cobblestone import DERIVED_SIZE
 from fastrack._crypto.known_answers import find_derivation_fault, find_fault
 from fastrack._crypto.vector import derivation_table
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(bool(arm.MISSING), reason=f"needs {' and '.join(arm.MISSING)}"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(arm.MISSING), reason=f"needs {' and '.join(arm.MISSING)}")]
 NONCE = bytes.fromhex("f0e1d2c3b4a5968778695a4b")
 SIZES = [0, 1, 15, 16, 17, 127, 128, 129, 4000, 11384, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 2 * CHUNK_SIZE + 777]
 
@@ -36,8 +34,8 @@ def test_the_known_keys_are_derived(harness):
     assert find_derivation_fault(arm.EmulatedEngine(harness)) is None
 
 
-@pytest.mark.parametrize("count", [1, 2, 5])
-@pytest.mark.parametrize("size", [16, 32])
+@each("count", [1, 2, 5])
+@each("size", [16, 32])
 def test_a_derivation_leaves_no_secret_on_the_stack_or_in_a_register(harness, count, size):
     secret, headers = noise(size, 1).tobytes(), [noise(56, 2 + number).tobytes() for number in range(count)]
     text, table = derivation_table(secret, headers, [bytes(100)] * count, range(count))
@@ -82,7 +80,7 @@ def test_random_runs_are_what_plain_aes_gcm_makes_of_them(harness):
         assert (case, *runs.open(bytes(altered), first)) == (case, *expected)
 
 
-@pytest.mark.parametrize("bits", [128, 256])
+@each("bits", [128, 256])
 def test_no_byte_of_a_tag_may_differ_and_no_end_may_be_missing(harness, bits):
     key = bytes(range(bits // 8))
     runs = Runs(arm.EmulatedEngine(harness), key, NONCE)
@@ -108,9 +106,9 @@ def call_with_a_wrong_tag(harness, work, bits, size, *, wipes=True):
     return harness.call(work, key + NONCE, source, target, (0, 1, size), wipes=wipes, needles=needles, rows=rows)
 
 
-@pytest.mark.parametrize("bits", [128, 256])
-@pytest.mark.parametrize("work", arm.WORKS)
-@pytest.mark.parametrize("size", [11384, CHUNK_SIZE])
+@each("bits", [128, 256])
+@each("work", arm.WORKS)
+@each("size", [11384, CHUNK_SIZE])
 def test_no_secret_is_left_on_the_stack_or_in_a_register(harness, work, bits, size):
     answer = call_with_a_wrong_tag(harness, work, bits, size)
     assert answer.found == 0
@@ -131,7 +129,7 @@ def test_the_search_finds_what_is_not_wiped(harness):
     assert call_with_a_wrong_tag(harness, "open", 256, 11384, wipes=False).found > 0
 
 
-@pytest.mark.parametrize(("work", "target"), [("open", CHUNK_SIZE - 1), ("seal", SEALED_CHUNK_SIZE - 1)])
+@each(("work", "target"), [("open", CHUNK_SIZE - 1), ("seal", SEALED_CHUNK_SIZE - 1)])
 def test_an_access_beyond_a_buffer_would_end_the_program(cpu, work, target):
     harness = arm.Harness(cpu)
     sealed = reference.seal(bytes(16), bytes(12), bytes(CHUNK_SIZE))[:SEALED_CHUNK_SIZE]

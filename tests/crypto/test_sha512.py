@@ -9,6 +9,7 @@ from importlib import resources
 
 import numpy as np
 import pytest
+from helpers.cases import each
 from helpers.llvm import binding, ir
 
 from fastrack._crypto.isa import INSTRUCTION_SETS, supported_instruction_sets
@@ -97,7 +98,7 @@ def entries(path, *names):
     return list(zip(*columns, strict=True))
 
 
-@pytest.mark.parametrize("name", ["SHA512ShortMsg", "SHA512LongMsg"])
+@each("name", ["SHA512ShortMsg", "SHA512LongMsg"])
 def test_published_digests_are_computed(hashing, name):
     found = entries(f"hashes/SHA2/{name}.rsp", "Len", "Msg", "MD")
     assert len(found) >= 128

@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from helpers.cases import each
 from helpers.cuda_rig import MESSAGE, PIECES, Message, Rig, cut, opened, within
 from helpers.fake_cuda import MODES
 from helpers.forking import in_forked_child
@@ -21,7 +22,7 @@ SECONDS = 60
 # Closing.
 
 
-@pytest.mark.parametrize("mode", MODES)
+@each("mode", MODES)
 def test_closing_in_the_middle_wipes_the_key_and_stops_the_work(mode):
     rig = Rig(mode)
     device, array = rig.device, rig.array(MESSAGE.plain.size)
@@ -211,8 +212,8 @@ def test_an_interrupt_after_the_last_list_was_issued_loses_nothing(monkeypatch):
     rig.close()
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("after", [False, True])
+@each("mode", MODES)
+@each("after", [False, True])
 def test_a_list_that_an_interrupt_lost_leaves_no_good_verdict(mode, after, monkeypatch):
     rig = Rig(mode)
     array = rig.array(MESSAGE.plain.size)

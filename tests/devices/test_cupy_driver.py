@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import stub_cuda
+from helpers.cases import each
 from helpers.forking import in_forked_child
 from helpers.stub_cuda import NOT_READY, StubCuda
 
@@ -132,7 +133,7 @@ def test_without_cupy_it_says_what_to_install(monkeypatch):
         fastrack.to_device(np.zeros(3), "cuda")
 
 
-@pytest.mark.parametrize(
+@each(
     ("count", "message"),
     [
         (FakeError(35), "driver.*device='cpu'"),
@@ -451,7 +452,7 @@ def test_an_array_that_is_not_contiguous_is_copied_there_or_refused():
 
 
 @pytest.mark.usefixtures("cupy")
-@pytest.mark.parametrize("array", [np.zeros(3), CupyArray(index=1), torch.zeros(3), 5])
+@each("array", [np.zeros(3), CupyArray(index=1), torch.zeros(3), 5])
 def test_an_array_elsewhere_is_refused(array):
     with pytest.raises(TypeError, match="expected a"):
         CupyDriver(0).view(array, writable=True)

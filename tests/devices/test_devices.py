@@ -5,6 +5,7 @@ import inspect
 import numpy as np
 import pytest
 import torch
+from helpers.cases import each
 
 from fastrack import Channel, DeviceError, Key, KeyRing, to_device
 from fastrack._crypto.base import HostMemory
@@ -17,7 +18,7 @@ from fastrack._devices.cpu import CpuDevice
 from fastrack._tensors import arrays
 
 
-@pytest.mark.parametrize(
+@each(
     ("given", "name"),
     [
         (None, "cpu"),
@@ -32,14 +33,14 @@ def test_names_have_one_form(given, name):
     assert canonical(given) == name
 
 
-@pytest.mark.parametrize("given", ["gpu", "cuda:", "cuda:-1", "CUDA", "mps", 0])
+@each("given", ["gpu", "cuda:", "cuda:-1", "CUDA", "mps", 0])
 def test_other_names_are_refused(given):
     with pytest.raises(DeviceError, match=str(given)):
         canonical(given)
 
 
-@pytest.mark.parametrize("size", [300, 5000])
-@pytest.mark.parametrize("start", ["", "cuda:9"])
+@each("size", [300, 5000])
+@each("start", ["", "cuda:9"])
 def test_texts_that_are_too_long_for_a_path_are_refused_too(start, size):
     with pytest.raises(DeviceError, match="no such device") as caught:
         canonical(start + "9" * size)

@@ -3,9 +3,9 @@
 import hashlib
 
 import numpy as np
-import pytest
 from helpers import reference
 from helpers.buffers import Fenced
+from helpers.cases import each
 from helpers.kernel_host import SOURCE, State, constants, key_row, read_only
 from helpers.reference import CHUNK_SIZE, X, hash_key, kernel_state, noise, round_keys, times
 
@@ -27,7 +27,7 @@ def used(state, powers):
     return state[POWERS + 16 : POWERS + 16 * (powers + 1)]
 
 
-@pytest.mark.parametrize("blocks", [1, 2, 9])
+@each("blocks", [1, 2, 9])
 def test_each_key_gets_the_state_of_the_standards(host, blocks):
     states = host.prepare_all(KEYS, blocks=blocks).reshape(-1, STATE)
     for (key, nonce), state in zip(KEYS, states, strict=False):
@@ -42,7 +42,7 @@ def test_keys_share_slots_in_turn_and_others_are_left_alone(host):
     assert (states[2] == 0xA5).all()
 
 
-@pytest.mark.parametrize("length", [0, 1, 16, 17, 100, 1000, 8175, 8176, 8177, 8192])
+@each("length", [0, 1, 16, 17, 100, 1000, 8175, 8176, 8177, 8192])
 def test_a_message_needs_as_many_powers_as_its_chunks_have_blocks_and_one(host, key, nonce, length):
     plain = noise(length).tobytes()
     powers = -(-length // 16) + 1
@@ -54,21 +54,21 @@ def test_a_message_needs_as_many_powers_as_its_chunks_have_blocks_and_one(host, 
     assert host.open_nest(states, 8 * len(key), [(0, 0, altered)]) == (0, [bytes(length)])
 
 
-@pytest.mark.parametrize("powers", [514, 0x7FFF, 0xFFFF])
+@each("powers", [514, 0x7FFF, 0xFFFF])
 def test_more_powers_than_there_are_do_not_leave_the_state(host, key, nonce, powers):
     states = host.prepare_all([(key, nonce)], powers=powers)
     assert parts(states, len(key)) == parts(host.prepare(key, nonce).data, len(key))
     assert (states[POWERS + 16 * 514 :] == 0xA5).all()
 
 
-@pytest.mark.parametrize("powers", [0, 1, 5])
+@each("powers", [0, 1, 5])
 def test_with_too_few_powers_nothing_opens(host, key, nonce, powers):
     sealed = reference.seal(key, nonce, noise(CHUNK_SIZE + 5).tobytes())
     states = host.prepare_all([(key, nonce)], powers=powers)
     assert host.open_nest(states, 8 * len(key), [(0, 0, sealed)])[0] == 0
 
 
-@pytest.mark.parametrize("byte", [0, 15, 31, 32, 43, 44, 45])
+@each("byte", [0, 15, 31, 32, 43, 44, 45])
 def test_a_row_whose_key_or_nonce_was_altered_opens_nothing(host, nonce, byte):
     key = bytes(range(32))
     sealed = reference.seal(key, nonce, noise(700).tobytes())
@@ -113,13 +113,13 @@ KNOWN = [
 ]
 
 
-@pytest.mark.parametrize(("key", "nonce", "digest"), KNOWN)
+@each(("key", "nonce", "digest"), KNOWN)
 def test_the_expected_state_is_the_one_that_a_kernel_made(key, nonce, digest):
     assert hashlib.sha256(kernel_state(key, nonce)).hexdigest() == digest
 
 
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("size", [16, 32])
+@each("seed", range(5))
+@each("size", [16, 32])
 def test_the_expected_state_has_the_schedule_the_nonce_and_the_powers(size, seed):
     random = np.random.default_rng((size, seed))
     key, nonce = random.bytes(size), random.bytes(12)

@@ -345,7 +345,7 @@ def describe(sample):
     }
 
 
-@pytest.mark.parametrize("method", ["none", "fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["none", "fork", pytest.param("spawn", marks=pytest.mark.nightly)])
 def test_samples_are_opened_and_transformed_in_the_worker(folder, key_file, method):
     data = SealedDataset(folder, keys=key_file, transform=describe)
     workers = {} if method == "none" else {"num_workers": 2, "multiprocessing_context": method}

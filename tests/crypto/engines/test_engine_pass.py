@@ -5,6 +5,7 @@ from functools import cache
 import pytest
 from helpers import engines, reference
 from helpers.buffers import Fenced
+from helpers.cases import each
 from helpers.gcm_vectors import load_all
 from helpers.native_code import build, forget, needs_compiler
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, noise
@@ -44,7 +45,7 @@ def test_plaintext_of_several_chunks_comes_out(engine_under_test, size):
     assert Runs(engine_under_test, bytes(32)).pass_through(plain) == (None, plain)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 16])
+@each("threads", [1, 2, 16])
 def test_more_plaintext_than_a_thread_works_alone_comes_out(make_engine, key, threads):
     plain = noise(700 * CHUNK_SIZE + 333).tobytes()
     assert Runs(make_engine(threads), key, NONCE).pass_through(plain) == (None, plain)
@@ -66,13 +67,15 @@ class TamperingCipher:
         return self.cipher.decrypt_into(nonce, sealed, extra, plain)
 
 
-@pytest.mark.parametrize("place", [0, 5000, CHUNK_SIZE, -1])
+@each("place", [0, 5000, CHUNK_SIZE, -1])
 def test_the_openssl_engine_refuses_what_was_altered_after_it_was_sealed(monkeypatch, place):
     runs = Runs(engines.make("openssl"), bytes(32))
     plain = noise(3 * CHUNK_SIZE).tobytes()
     runs.schedule._cipher = TamperingCipher(runs.schedule._cipher, 1, place)
-    monkeypatch.setattr(runs.engine, "expand_key", lambda _: runs.schedule)
-    assert runs.pass_through(plain) == (1, plain[:CHUNK_SIZE] + bytes(CHUNK_SIZE) + plain[2 * CHUNK_SIZE :])
+    with monkeypatch.context() as patch:
+        patch.setattr(runs.engine, "expand_key", lambda _: runs.schedule)
+        found = runs.pass_through(plain)
+    assert found == (1, plain[:CHUNK_SIZE] + bytes(CHUNK_SIZE) + plain[2 * CHUNK_SIZE :])
 
 
 # The native code, in a buffer that the test can look at

@@ -8,6 +8,7 @@ import time
 
 import pytest
 from helpers import engines, reference
+from helpers.cases import each
 from helpers.native_code import needs_compiler
 from helpers.process_memory import find_in_process, finder
 from helpers.reference import hash_key, round_keys
@@ -20,17 +21,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reas
 NONCE = bytes.fromhex("f0e1d2c3b4a5968778695a4b")
 CHUNKS = 512  # enough for helper threads
 PART = 11384  # bytes of a message of one chunk, with part of a block at its end
-WORKS = [
-    "open",
-    f"open {PART}",
-    "verify",
-    "seal",
-    "gather",
-    "jobs",
-    "jobs gather",
-    "jobs plain",
-    f"jobs plain {PART}",
-]
+FASTEST, SLOWER = engines.VECTOR_NAMES[:1], engines.VECTOR_NAMES[1:]
+WORKS = ["open", f"open {PART}", "verify", "seal", "gather", "jobs", "jobs gather", "jobs plain", f"jobs plain {PART}"]
 STARTS = 0, 16, PART // 16 * 16 - 16, CHUNK_SIZE - 16  # of blocks of plaintext that are looked for
 
 CHILD = """
@@ -163,7 +155,7 @@ def remains(engine, works, message, **variables):
     return found
 
 
-@pytest.mark.parametrize("engine", engines.VECTOR_NAMES)
+@pytest.mark.parametrize("engine", [*FASTEST, *(pytest.param(name, marks=pytest.mark.nightly) for name in SLOWER)])
 def test_a_vector_engine_leaves_no_secret_in_memory(engine, message):
     if engine in engines.EMULATED:
         needs_compiler()
@@ -191,15 +183,15 @@ def test_the_openssl_engine_leaves_nothing_of_a_chunk_that_failed(size, tmp_path
             child.kill()
 
 
-@pytest.mark.parametrize("engine", [*engines.VECTOR_NAMES[:1], "openssl"])
+@pytest.mark.parametrize("engine", [*FASTEST, "openssl"])
 def test_deriving_a_key_leaves_it_nowhere_but_on_the_stack_of_openssl(engine, message):
     folder, secret, plain = message
     derived = derive(secret, bytes(24), b"")  # wiped when it goes away
     # Native code has words in the other byte order.
     key = bytes(derived.key)
     swapped = b"".join(key[start : start + 8][::-1] for start in range(0, len(key), 8))
-    for each in (key, swapped):
-        found = remains("derive", ["derive"], (folder, each, plain), FASTRACK_ENGINE=engine)
+    for words in (key, swapped):
+        found = remains("derive", ["derive"], (folder, words, plain), FASTRACK_ENGINE=engine)
         assert {(name, region) for _, name, region in found if (engine, region) != ("openssl", "stack")} == set()
 
 
@@ -215,7 +207,7 @@ def test_the_search_finds_what_is_there(message):
     assert found == {("key", "stack")}
 
 
-@pytest.mark.parametrize("offset", [0, 1, 4079, 4080])
+@each("offset", [0, 1, 4079, 4080])
 def test_the_search_finds_a_secret_at_any_offset(offset):
     secret = bytes([0, 7, 0, 9]) + os.urandom(10) + b"ab"
     data = bytearray(4096)

@@ -5,6 +5,7 @@ from collections import Counter
 from functools import cache
 
 import pytest
+from helpers.cases import each
 from helpers.llvm import binding, ir
 
 from fastrack._crypto.isa import INSTRUCTION_SETS, InstructionSet
@@ -14,7 +15,7 @@ from fastrack._crypto.native.gcm_ir import Variant, chunk_function, define_chunk
 TRIPLE = "x86_64-unknown-linux-gnu"
 REGISTERS = {16: "xmm", 32: "ymm", 64: "zmm"}
 LEVELS = {16: "x86-64", 32: "x86-64-v3", 64: "x86-64-v4"}
-pytestmark = pytest.mark.slow  # to compile the functions takes seconds
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]  # to compile the functions takes seconds
 VECTORS = 8  # that the main loop holds at a time
 OTHERS = {
     "reencrypt": gcm_reencrypt._build_reencrypt,
@@ -23,11 +24,7 @@ OTHERS = {
 }  # of functions with six arguments
 NATIVE = [form for form in INSTRUCTION_SETS.values() if form.architecture == "x86"]
 each_form, each_native_form = (
-    pytest.mark.parametrize(
-        "variant",
-        [Variant(bits, form) for bits in (128, 256) for form in forms],
-        ids=lambda variant: f"aes-{variant.bits}-{variant.isa.width * 8}-on-{variant.isa.native * 8}",
-    )
+    each("variant", [Variant(bits, form) for bits in (128, 256) for form in forms])
     for forms in ([*NATIVE, InstructionSet("x86", 32, 16), InstructionSet("x86", 64, 32)], NATIVE)
 )
 
@@ -66,7 +63,7 @@ def count(code, mnemonic, register):
 
 
 @each_form
-@pytest.mark.parametrize("name", ["expand_key", "open", "verify", "seal", *OTHERS])
+@each("name", ["expand_key", "open", "verify", "seal", *OTHERS])
 def test_every_function_compiles_for_its_own_cpu_level(name, variant):
     text, code = compiled(name, variant)
     assert f'"target-cpu"="{LEVELS[variant.isa.native]}"' in text
@@ -74,7 +71,7 @@ def test_every_function_compiles_for_its_own_cpu_level(name, variant):
 
 
 @each_native_form
-@pytest.mark.parametrize("name", ["open", "seal"])
+@each("name", ["open", "seal"])
 def test_the_main_loop_enciphers_whole_vectors(name, variant):
     _, code = compiled(name, variant)
     register, prefix = REGISTERS[variant.isa.width], prefix_of(variant)
@@ -84,7 +81,7 @@ def test_the_main_loop_enciphers_whole_vectors(name, variant):
 
 
 @each_native_form
-@pytest.mark.parametrize(("name", "loops"), [("open", 1), ("verify", 1), ("seal", 2)])
+@each(("name", "loops"), [("open", 1), ("verify", 1), ("seal", 2)])
 def test_the_main_loop_hashes_whole_vectors(name, loops, variant):
     # Three products a vector and two for the reduction. Sealing hashes its last group behind the loop.
     _, code = compiled(name, variant)
@@ -108,7 +105,7 @@ def test_no_instruction_is_wider_than_the_form_allows(variant):
 
 
 @each_form
-@pytest.mark.parametrize(
+@each(
     ("name", "reads"),
     [("open", VECTORS + 2), ("collect", VECTORS + 2), ("seal", VECTORS + 1), ("reencrypt", VECTORS + 2)],
 )
@@ -131,7 +128,7 @@ def test_every_vector_of_the_text_is_read_by_a_load_that_may_not_be_repeated(nam
 
 
 @each_native_form
-@pytest.mark.parametrize("name", ["open", "seal"])
+@each("name", ["open", "seal"])
 def test_the_machine_code_reads_every_vector_of_a_group_once(name, variant):
     # The text is what lies at eight places from one register, a vector apart; all else is a table or on the stack.
     _, code = compiled(name, variant)
@@ -172,7 +169,7 @@ def print_instructions_without_asking_them(monkeypatch):
 
 
 @pytest.mark.parametrize("change", [print_loads_in_another_way, print_instructions_without_asking_them])
-@pytest.mark.parametrize("name", ["open", "seal"])
+@each("name", ["open", "seal"])
 def test_code_whose_loads_cannot_be_marked_is_not_made(monkeypatch, name, change):
     change(monkeypatch)
     with pytest.raises(RuntimeError, match="expected llvmlite to print 'load volatile', got "):

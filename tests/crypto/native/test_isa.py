@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from helpers.cases import each
 
 from fastrack._crypto import isa, native
 from fastrack._crypto.isa import INSTRUCTION_SETS, supported_instruction_sets
@@ -88,17 +89,17 @@ def use(monkeypatch):
     return lambda module: monkeypatch.setattr(native, "load", lambda: module)
 
 
-@pytest.mark.parametrize(
+@each(
     ("flags", "saved", "expected"),
     [
-        pytest.param({}, None, (), id="a CPU of 2003"),
-        pytest.param(WESTMERE, None, ("aesni",), id="Westmere"),
-        pytest.param(SANDY_BRIDGE, AVX_STATE, ("aesni",), id="Sandy Bridge"),
-        pytest.param(HASWELL, AVX_STATE, ("aesni",), id="Haswell"),
-        pytest.param(SKYLAKE_X, AVX512_STATE, ("aesni",), id="Skylake-X, which has no wide AES"),
-        pytest.param(ZEN_3, AVX_STATE, ("vaes-256", "aesni"), id="Zen 3, which has no AVX-512"),
-        pytest.param(ZEN_4, AVX512_STATE, ALL, id="Zen 4"),
-        pytest.param(ICE_LAKE, AVX512_STATE | AMX, ALL, id="Ice Lake and later"),
+        ({}, None, ()),  # a CPU of 2003
+        (WESTMERE, None, ("aesni",)),  # Westmere
+        (SANDY_BRIDGE, AVX_STATE, ("aesni",)),  # Sandy Bridge
+        (HASWELL, AVX_STATE, ("aesni",)),  # Haswell
+        (SKYLAKE_X, AVX512_STATE, ("aesni",)),  # Skylake-X, which has no wide AES
+        (ZEN_3, AVX_STATE, ("vaes-256", "aesni")),  # Zen 3, which has no AVX-512
+        (ZEN_4, AVX512_STATE, ALL),  # Zen 4
+        (ICE_LAKE, AVX512_STATE | AMX, ALL),  # Ice Lake and later
     ],
 )
 def test_a_cpu_gets_the_forms_that_it_can_run(use, flags, saved, expected):
@@ -106,7 +107,7 @@ def test_a_cpu_gets_the_forms_that_it_can_run(use, flags, saved, expected):
     assert supported_instruction_sets() == expected
 
 
-@pytest.mark.parametrize("name", FLAGS)
+@each("name", FLAGS)
 def test_no_form_is_chosen_without_one_of_its_flags(use, name):
     use(StandIn({flag: place for flag, place in ICE_LAKE.items() if flag != name}))
     assert supported_instruction_sets() == (() if name in NARROW else ALL[1:] if name in LEVEL_4 else ALL[2:])
@@ -124,13 +125,13 @@ def test_registers_that_no_program_may_ask_for_are_not_used(use):
     assert supported_instruction_sets() == ("aesni",)
 
 
-@pytest.mark.parametrize("saved", [0, X87, X87 | XMM, X87 | YMM, AVX512_STATE & ~YMM, AVX512_STATE & ~XMM])
+@each("saved", [0, X87, X87 | XMM, X87 | YMM, AVX512_STATE & ~YMM, AVX512_STATE & ~XMM])
 def test_wide_registers_that_the_kernel_does_not_save_are_not_used(use, saved):
     use(StandIn(ICE_LAKE, saved))
     assert supported_instruction_sets() == ("aesni",)
 
 
-@pytest.mark.parametrize("absent", [MASKS, ZMM_UPPER, ZMM_16_TO_31, MASKS | ZMM_UPPER | ZMM_16_TO_31])
+@each("absent", [MASKS, ZMM_UPPER, ZMM_16_TO_31, MASKS | ZMM_UPPER | ZMM_16_TO_31])
 def test_the_widest_registers_are_used_only_if_the_kernel_saves_all_of_their_state(use, absent):
     use(StandIn(ICE_LAKE, (AVX512_STATE | AMX) & ~absent))  # as under "clearcpuid=avx512f"
     assert supported_instruction_sets() == ("vaes-256", "aesni")
@@ -151,18 +152,18 @@ def test_a_leaf_beyond_the_highest_tells_nothing(use):
 FP, ASIMD, EVTSTRM, AES, PMULL, SHA1, SHA2, CRC32, ATOMICS = (1 << bit for bit in range(9))
 
 
-@pytest.mark.parametrize(
+@each(
     ("word", "expected"),
     [
-        pytest.param(FP | ASIMD | EVTSTRM | CRC32, (), id="Cortex-A72 of a Raspberry Pi 4"),
-        pytest.param(FP | ASIMD | EVTSTRM | AES | PMULL | SHA1 | SHA2 | CRC32, ("armv8",), id="Cortex-A76"),
-        pytest.param(ASIMD | AES | PMULL, ("armv8",), id="the least"),
-        pytest.param((1 << 64) - 1, ("armv8",), id="all"),
-        pytest.param(-1, ("armv8",), id="all, as a signed word"),
-        pytest.param(((1 << 64) - 1) & ~ASIMD, (), id="no vectors"),
-        pytest.param(((1 << 64) - 1) & ~AES, (), id="no AES"),
-        pytest.param(((1 << 64) - 1) & ~PMULL, (), id="no multiplication of polynomials"),
-        pytest.param(0, (), id="nothing"),
+        (FP | ASIMD | EVTSTRM | CRC32, ()),  # Cortex-A72 of a Raspberry Pi 4
+        (FP | ASIMD | EVTSTRM | AES | PMULL | SHA1 | SHA2 | CRC32, ("armv8",)),  # Cortex-A76
+        (ASIMD | AES | PMULL, ("armv8",)),  # the least
+        ((1 << 64) - 1, ("armv8",)),  # all
+        (-1, ("armv8",)),  # all, as a signed word
+        (((1 << 64) - 1) & ~ASIMD, ()),  # no vectors
+        (((1 << 64) - 1) & ~AES, ()),  # no AES
+        (((1 << 64) - 1) & ~PMULL, ()),  # no multiplication of polynomials
+        (0, ()),  # nothing
     ],
 )
 def test_an_arm_cpu_gets_the_form_if_the_kernel_tells_of_its_instructions(use, word, expected):

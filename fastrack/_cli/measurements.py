@@ -1,4 +1,4 @@
-"""Show progress, wide tables and documents about the machine, for the commands that measure."""
+"""Progress, documents and lists of written files, for the commands that measure."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ from fastrack._cli.machine import read_cpu, read_memory, read_software
 from fastrack._cli.nvml import read_graphics
 from fastrack._util.atomic import new_file
 
-_WIDTH = 130  # columns of the table of steps, whose words would be broken in fewer
+_WIDTH = 130  # columns of a table of steps, whose words would be broken in fewer
 
 
 @contextmanager

@@ -3,27 +3,21 @@
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import typer
 
-from fastrack._cli.files import as_location
+from fastrack._cli.files import as_location, is_stream
 from fastrack.errors import FastrackError, FormatError
 
 if TYPE_CHECKING:
     from fastrack._files.reader import SealedFile
     from fastrack._sets.anchor import Anchor
 
-_STREAM = "-"
 _NAME = "standard input"
-
-
-def is_stream(path: object) -> bool:
-    """Return True if a path stands for standard input or output."""
-    return str(path) == _STREAM
 
 
 def require_one_stream(*paths: object) -> None:
@@ -37,13 +31,6 @@ def standard_output() -> IO[bytes]:
     if sys.stdout.isatty():
         raise typer.BadParameter("expected a pipe or a file as standard output, got a terminal", param_hint="TARGET")
     return sys.stdout.buffer
-
-
-def refuse_with_output(given: Mapping[str, object]) -> None:
-    """Refuse options that do not go with a target on standard output."""
-    wrong = [option for option, value in given.items() if value]
-    if wrong:
-        raise typer.BadParameter("expected none with standard output", param_hint=", ".join(wrong))
 
 
 @contextmanager
