@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Protocol, TypeGuard
 
 import numpy as np
 
-from fastrack._crypto.cobblestone import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE
 from fastrack._sealed import indexing
 from fastrack._sealed.indexing import ByteRanges
 from fastrack._sealed.storage import Storage
+from fastrack.format import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE
 
 if TYPE_CHECKING:
     from fastrack._remote.remote_file import RemoteFile
