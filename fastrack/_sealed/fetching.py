@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fastrack._crypto.cobblestone import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE
 from fastrack._sealed.indexing import EvenRanges, LazyRanges
 from fastrack._sealed.tensor import SealedTensor
+from fastrack.format import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE
 
 if TYPE_CHECKING:
     from fastrack._remote.remote_file import Blocks, RemoteFile

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastrack._crypto import cobblestone
 from fastrack._crypto.base import HostMemory
-from fastrack._crypto.cobblestone import HEADER_SIZE, MessageKey
+from fastrack._crypto.cobblestone import MessageKey
 from fastrack._keys.keyring import KeyRing
 from fastrack._keys.keys import Key
 from fastrack._sealed.container import encode_header
@@ -29,6 +28,7 @@ from fastrack._util.pickles import unpickle
 from fastrack._util.public import public
 from fastrack._util.shown import shown
 from fastrack.errors import AuthenticationError, FastrackError, FormatError, GrantError, UnknownKeyError
+from fastrack.format import HEADER_SIZE, message_size
 
 
 @public
@@ -115,10 +115,10 @@ class SealedTensor(Handle):
         self._storage, start, stop = message
         self._start, self._stop = start, stop
         size = stop - start
-        if size != cobblestone.message_size(nbytes):
+        if size != message_size(nbytes):
             raise FormatError(
                 f"tensor {context.name!r:.200} of {context.dtype} {list(context.shape)}: expected a message of "
-                f"{cobblestone.message_size(self.nbytes)} bytes, got {size}; it was cut short or mislabelled. "
+                f"{message_size(self.nbytes)} bytes, got {size}; it was cut short or mislabelled. "
                 "Get it again from its owner"
             )
 

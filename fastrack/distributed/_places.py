@@ -10,11 +10,12 @@ from typing import Any, Protocol
 import torch
 
 from fastrack._crypto.base import Bytes, Engine, HostMemory, address
-from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, MessageKey
+from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices import open_device
 from fastrack._devices.base import Messages, Segment, Slab
 from fastrack.errors import DeviceError
+from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE
 
 
 class Place(Protocol):
