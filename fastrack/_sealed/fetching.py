@@ -11,7 +11,7 @@ import numpy as np
 
 from fastrack._crypto.cobblestone import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE
 from fastrack._sealed.indexing import EvenRanges, LazyRanges
-from fastrack._sealed.tensor import SealedTensor
+from fastrack._sealed.tensor import SealedTensor, move_tensor
 
 if TYPE_CHECKING:
     from fastrack._remote.remote_file import Blocks, RemoteFile
@@ -38,7 +38,7 @@ def fetch(wanted: Iterable[Wanted]) -> list[SealedTensor | None] | None:
     tensors = [tensor for tensor, _ in wanted]
     for number, tensor in enumerate(tensors):
         if tensor is not None and isinstance(storage := tensor.origin[0], RemoteFile):
-            tensors[number] = tensor.moved(entries[storage])
+            tensors[number] = move_tensor(tensor, entries[storage])
     return tensors
 
 
