@@ -156,7 +156,7 @@ class Plan:
         self.keys = MessageKeys(len(parts))
         try:
             if self.ring is not None:
-                open_headers(parts, self.ring, self.keys, again=self._slices)
+                open_headers(parts, self.ring, self.keys, cacheable=self._slices)
             if plain:
                 session.next_keys(self.keys, plain)
         except BaseException:
