@@ -163,12 +163,6 @@ class SealedTensor(Handle):
         """The storage of the message, and where in it the message begins."""
         return self._storage, self._start
 
-    def moved(self, storage: Storage) -> SealedTensor:
-        """Return this tensor in another storage of the same bytes."""
-        message = Extent(storage, self._start, self._stop)
-        header = self._pinned_header
-        return SealedTensor(self.context, message, self.key_id, self.binding, self.path, header, self.edition)
-
     @property
     def chunks(self) -> Bytes:
         """Message without its header, as uint8 of one dimension."""
@@ -314,6 +308,14 @@ def restore_tensor(
 ) -> SealedTensor:
     """Return the tensor that a pickle describes."""
     return SealedTensor(context, np.frombuffer(message, np.uint8), key_id, binding, edition=edition)
+
+
+def move_tensor(tensor: SealedTensor, storage: Storage) -> SealedTensor:
+    """Return a tensor in another storage of the same bytes."""
+    start = tensor.origin[1]
+    message = Extent(storage, start, start + tensor.message_size)
+    header = tensor._pinned_header  # noqa: SLF001 - of this module
+    return SealedTensor(tensor.context, message, tensor.key_id, tensor.binding, tensor.path, header, tensor.edition)
 
 
 class TensorSlice(NamedTuple):
