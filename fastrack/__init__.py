@@ -50,8 +50,7 @@ __getattr__, __dir__ = _lazy(__name__, _NAMES, globals())
 
 _registry.COMPILERS |= {
     "commands": "_devices.cuda.jit_commands:build_commands",
-    "key state": "_devices.cuda.key_state_ir:build_key_state",
-    "module": "_crypto.native.here:compile_here",
+    "module": "_crypto.native.build:compile_here",
 }
 _registry.METHODS["to"] = "_transfer.api:to_device"
 _registry.PICKLED |= {

@@ -155,10 +155,7 @@ class SealedFile(Mapping[str, SealedTensor]):
         If a manifest lists a plain tensor, its bytes are an authenticated copy, which no process can write to.
         """
         dtype, shape, start, stop = self._stored[name]
-        storage = self._open_storage()
-        fetched = storage.fetch([(start, stop)])
-        memory = storage.view(start, stop)
-        del fetched  # which was needed until the view was there
+        memory = self._open_storage().view(start, stop)
         if self._entry is not None and name in self._entry.plain:
             memory = memory.copy()
             memory.flags.writeable = False

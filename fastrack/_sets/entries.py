@@ -226,7 +226,7 @@ class PlainEntry:
                 content = remote.read(0, self.size)
                 if sha256_of(content) == self.sha256:
                     return content
-                remote.drop([(0, self.size)])
+                remote.discard([(0, self.size)])
         raise self._altered(url)
 
     def _altered(self, path: Location) -> AuthenticationError:

@@ -264,7 +264,7 @@ class Channel:
             try:
                 return self._open(plan, owner)
             except AuthenticationError:
-                if not plan.fetch_again():
+                if not plan.discard():
                     raise
             # The bytes of a file on a server that were kept on this machine may have been wrong.
             return self._open(self._plan(obj, keys, framework, out), owner)

@@ -12,7 +12,7 @@ from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.session import Session
 from fastrack._devices.base import MAX_MESSAGES, Device, Messages
 from fastrack._keys.keyring import KeyRing
-from fastrack._sealed.fetching import Fetched, fetch, fetch_headers
+from fastrack._sealed.fetching import Wanted, discard, fetch
 from fastrack._sealed.headers import open_headers
 from fastrack._sealed.indexing import EvenRanges, LazyRanges
 from fastrack._sealed.tensor import SealedRows, SealedTensor, TensorSlice
@@ -88,7 +88,7 @@ class Plan:
         self.padded: list[int] = []
         self.parts: list[SealedTensor | None] = []
         self._slices: dict[int, TensorSlice] = {}  # of messages of which rows are wanted
-        self._fetched: Fetched | None = None
+        self._fetched: list[SealedTensor | None] | None = None  # parts in storages where their bytes are present
         self._of: list[int] = []  # the tensor of each message
         for index, value in enumerate(tree.leaves):
             if isinstance(value, SealedTensor):
@@ -153,11 +153,10 @@ class Plan:
                 of.append(number)
         if len(parts) > MAX_MESSAGES:
             raise ValueError(f"moving tensors failed: expected {MAX_MESSAGES} at once or fewer; make several calls")
-        self._fetched = fetch_headers(parts)
         self.keys = MessageKeys(len(parts))
         try:
             if self.ring is not None:
-                open_headers(parts, self.ring, self.keys, again=self._slices)
+                open_headers(parts, self.ring, self.keys, cacheable=self._slices)
             if plain:
                 session.next_keys(self.keys, plain)
         except BaseException:
@@ -166,19 +165,15 @@ class Plan:
 
     def fetch(self) -> None:
         """Download what the call needs of files on servers. How much that is, is authentic by now."""
-        if self._fetched is not None:
-            self._fetched = fetch(
-                (part, self._slices[message].ranges if message in self._slices else None)
-                for message, part in enumerate(self.parts)
-                if part is not None
-            )
+        self._fetched = fetch(self._wanted())
 
-    def fetch_again(self) -> bool:
-        """Download again what the call needs of files on servers, after a failure. Return False if it needs nothing."""
-        if self._fetched is None:
-            return False
-        self._fetched.fetch_again()
-        return True
+    def discard(self) -> bool:
+        """Forget what was kept of files on servers, after a failure. Return False if nothing of these was used."""
+        return self._fetched is not None and discard(self._wanted())
+
+    def _wanted(self) -> Iterator[Wanted]:
+        for number, part in enumerate(self.parts):
+            yield part, self._slices[number].ranges if number in self._slices else None
 
     def allocate(self, device: Device) -> None:
         """Allocate the arrays that are not there. The sizes that headers claim are authentic by now."""
@@ -198,7 +193,7 @@ class Plan:
         plain: list[HostMemory | None] = []
         sources: list[HostMemory] = []
         targets = list(map(self.targets.__getitem__, self._of))
-        for part, number in zip(self.parts, self._of, strict=True):
+        for part, number in zip(self._fetched or self.parts, self._of, strict=True):
             if part is None:
                 try:
                     source = HostMemory.of(arrays.bytes_of(self.tensors[number]))

@@ -7,12 +7,9 @@ from helpers.cases import each
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, hash_key, noise, round_keys
 from helpers.runs import Runs, zeroed
 
-from fastrack._crypto import native
 from fastrack._crypto.cobblestone import DERIVED_SIZE
-from fastrack._crypto.forms import narrow_form
 from fastrack._crypto.known_answers import find_derivation_fault, find_fault
 from fastrack._crypto.vector import derivation_table
-from fastrack._devices.cuda.key_state import STATE_SIZE
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(arm.MISSING), reason=f"needs {' and '.join(arm.MISSING)}")]
 NONCE = bytes.fromhex("f0e1d2c3b4a5968778695a4b")
@@ -71,7 +68,7 @@ def test_random_runs_are_what_plain_aes_gcm_makes_of_them(harness):
         runs = Runs(engine, key, nonce)
         assert (case, runs.seal(plain, first)) == (case, sealed)
         assert (case, *runs.open(sealed, first)) == (case, None, plain)
-        assert engine.pass_run(runs.schedule, np.frombuffer(plain, np.uint8), passed, first) is None
+        assert engine.reencrypt_run(runs.schedule, np.frombuffer(plain, np.uint8), passed, first) is None
         assert (case, passed.tobytes()) == (case, plain)
 
         altered = bytearray(sealed)
@@ -98,13 +95,13 @@ def test_no_byte_of_a_tag_may_differ_and_no_end_may_be_missing(harness, bits):
 
 
 def call_with_a_wrong_tag(harness, work, bits, size, *, wipes=True):
-    """Process a chunk whose tag is wrong, or a key: what is found of its secrets afterwards."""
+    """Process a chunk whose tag is wrong, or derive keys: what is found of its secrets afterwards."""
     key, plain = noise(bits // 8, 1).tobytes(), noise(size, 2).tobytes()
     sealed = bytearray(reference.seal(key, NONCE, plain, ends=False))
     sealed[-1] ^= 1
     needles = [*round_keys(key), hash_key(key), hash_key(key)[::-1], plain[:16], plain[size // 16 * 16 - 16 :][:16]]
-    source = plain if work in {"seal", "pass"} else bytes(sealed)
-    target = {"verify": 0, "seal": len(sealed), "state": STATE_SIZE}.get(work, size)
+    source = plain if work in {"seal", "reencrypt"} else bytes(sealed)
+    target = {"verify": 0, "seal": len(sealed)}.get(work, size)
     rows = np.array([(0, 0, size)]).tobytes()
     return harness.call(work, key + NONCE, source, target, (0, 1, size), wipes=wipes, needles=needles, rows=rows)
 
@@ -130,15 +127,6 @@ def check_registers(registers):
 
 def test_the_search_finds_what_is_not_wiped(harness):
     assert call_with_a_wrong_tag(harness, "open", 256, 11384, wipes=False).found > 0
-
-
-@each("size", [28, 44])
-def test_the_state_of_a_key_for_a_gpu_is_that_of_this_cpu(harness, size):
-    for seed in range(20):
-        material = noise(size, seed)
-        state = np.empty(STATE_SIZE, np.uint8)
-        native.functions(narrow_form()).write_state(material, material.size, state)
-        assert arm.expand_state(harness, material.tobytes()) == state.tobytes()
 
 
 @each(("work", "target"), [("open", CHUNK_SIZE - 1), ("seal", SEALED_CHUNK_SIZE - 1)])

@@ -242,12 +242,7 @@ def test_a_list_of_another_authority_says_nothing(kind):
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"start": NOW + DAY},
-        {"start": NOW - 3 * DAY, "end": NOW - DAY},
-        {"critical": True},
-        {"name": named("Another")},
-    ],
+    [{"start": NOW + DAY}, {"start": NOW - 3 * DAY, "end": NOW - DAY}, {"critical": True}, {"name": named("Another")}],
 )
 def test_a_wrong_list_is_refused(kind, options):
     _, middle, _ = make(kind)

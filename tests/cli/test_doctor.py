@@ -77,10 +77,7 @@ def test_a_machine_is_described_to_a_program(cli):
     ("nvml", "told"),
     [
         (FakeNvml(), ["GPU 0         NVIDIA H100, 80 GiB", "confidential  on", "GPU 0         can give an attest"]),
-        (
-            FakeNvml(feature=0),
-            ["confidential  off", "GPU memory is not protected", "no evidence: confidential mode"],
-        ),
+        (FakeNvml(feature=0), ["confidential  off", "GPU memory is not protected", "no evidence: confidential mode"]),
         (FakeNvml(devtools=1), ["dev tools     on", "Dev-tools mode is on"]),
         (FakeNvml(fails={"nvmlInit": 12}), ["driver        no NVIDIA driver"]),
         (FakeNvml(fails={"nvmlDeviceGetName": 15}), ["no answer     name of GPU 0: GPU is lost"]),
@@ -166,20 +163,10 @@ def tree(tmp_path):
         (TDX, "tdx_guest", "tdx", "can give a TDX quote"),
         (SNP, "sev_guest", "snp", "can give a SEV-SNP report"),
         (CpuTee(None, ()), "tdx_guest", "tdx", "can give a TDX quote"),
-        (
-            TDX,
-            None,
-            "tdx",
-            f"no folder /{TSM}. Use Linux 6.7 or later, mount configfs, and load tdx_guest",
-        ),
+        (TDX, None, "tdx", f"no folder /{TSM}. Use Linux 6.7 or later, mount configfs, and load tdx_guest"),
         (SNP, None, "snp", "load sev_guest"),
         (CpuTee(None, ()), None, None, "Run it in a confidential virtual machine"),
-        (
-            CpuTee("Arm CCA", ()),
-            "arm_cca_guest",
-            None,
-            "the providers tdx_guest, sev_guest, got arm_cca",
-        ),
+        (CpuTee("Arm CCA", ()), "arm_cca_guest", None, "the providers tdx_guest, sev_guest, got arm_cca"),
     ],
 )
 def test_the_evidence_of_a_cpu_follows_from_its_kernel(tree, tee, provider, kind, told):

@@ -353,7 +353,7 @@ def test_a_share_of_the_multiprocessors_bounds_the_grid(share, multiprocessors, 
     message = Message(16 * CHUNK_SIZE - 1)
     rig = Rig(chunks=16, share=share, multiprocessors=multiprocessors)
     rig.open(message, rig.array(message.plain.size)).result()
-    assert {blocks for name, blocks, _ in rig.driver.launches} == grids
+    assert {blocks for name, blocks, _ in rig.driver.launches if name != "prepare"} == grids
 
 
 @each("share", [0, -1, 1.01, float("nan")])

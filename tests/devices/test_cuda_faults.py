@@ -16,6 +16,7 @@ from helpers.fake_cuda import MODES
 
 from fastrack import DeviceError
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
+from fastrack._devices.cuda.buffers import KEY_SIZE
 
 ROWS = np.concatenate([MESSAGE.plain[CHUNK_SIZE * chunk :][:50] for chunk in PIECES.chunks])
 SECONDS = 60
@@ -203,7 +204,7 @@ def test_a_message_that_cannot_begin_leaves_the_key_of_the_next_alone(monkeypatc
         patch.setattr(rig.driver, "record", refuse)
         with pytest.raises(DeviceError) as caught:
             rig.begin(MESSAGE, array)
-    rig.device._states._released.rotate(1)  # its state comes next
+    rig.device._states._released_of(1).rotate(1)  # its state comes next
     work = rig.begin(MESSAGE, array)
     del caught
     gc.collect()
@@ -231,7 +232,7 @@ def test_a_verdict_of_another_message_is_not_used():
     """Should the commands that bring a key be lost, the device does not hold the verdict on the message before."""
     rig = Rig()
     assert opened(rig)
-    rig.device._states._released.rotate(1)  # what that one used comes next
+    rig.device._states._released_of(1).rotate(1)  # what that one used comes next
     work = rig.begin(MESSAGE, rig.array(MESSAGE.plain.size))
     work._list.commands.code[:] = array("q")
     work.finish()
@@ -246,7 +247,7 @@ def test_a_verdict_that_never_came_is_not_good_and_a_key_that_never_arrived_is_f
     rig = Rig()
     upload = rig.driver.upload
     rig.driver.upload = lambda pointer, source, size, stream: (
-        upload(pointer, source, size, stream) if size != 8704 else None
+        upload(pointer, source, size, stream) if size != KEY_SIZE else None
     )
     array = rig.array(MESSAGE.plain.size)
     assert rig.open(MESSAGE, array).result() == 0
@@ -298,7 +299,7 @@ def test_threads_that_ask_for_one_result_release_one_state():
     with ThreadPoolExecutor(8) as pool:
         asked = [pool.submit(lambda: (gate.wait(SECONDS), work.result())) for _ in range(8)]
     assert [answer.result()[1] for answer in asked] == [None] * 8
-    returned = rig.device._states._released
+    returned = rig.device._states._released_of(1)
     assert len(returned) == len(set(map(id, returned)))
 
 

@@ -14,7 +14,6 @@ from helpers.forking import in_forked_child
 from fastrack import ClosedError, DeviceError
 from fastrack._crypto.cobblestone import CHUNK_SIZE
 from fastrack._devices.base import BAD_PLAN
-from fastrack._devices.cuda import buffers
 from fastrack._devices.cuda.buffers import MessageState
 
 SECONDS = 60
@@ -278,14 +277,14 @@ def test_an_interrupt_while_the_key_of_plans_is_put_leaves_it_nowhere(monkeypatc
     rig = Rig()
     array = rig.array(200)
     work = rig.begin(MESSAGE, array)
-    secrets = []
-    keep = lambda key, target: secrets.append(bytes(key.key))  # noqa: E731
-    with monkeypatch.context() as patch, interrupted(patch, buffers, "write_state", keep):
+    state = work.operation._state
+    with monkeypatch.context() as patch, interrupted(patch, state, "load_plan_key"):
         work.open(next(cut(PIECES, MESSAGE.plain.size, 2)), MESSAGE.sealed, rig.take())
-    assert rig.driver.holds(secrets[0])
+    secret = state.memory[:32].tobytes()
+    assert rig.driver.holds(secret)
     within(SECONDS, work.finish)
     assert work.result() is None
-    assert not rig.driver.holds(secrets[0])
+    assert not rig.driver.holds(secret)
     rig.close()
 
 

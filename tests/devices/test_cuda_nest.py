@@ -17,9 +17,8 @@ from fastrack._crypto.cobblestone import CHUNK_SIZE, segment_size
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices.base import BAD_PLAN, BadChunk, Messages, Segment, Slab
 from fastrack._devices.cuda import buffers, launches
-from fastrack._devices.cuda.buffers import KEY_SIZE, MessageState
+from fastrack._devices.cuda.buffers import KEY_SIZE, STATE_SIZE, MessageState
 from fastrack._devices.cuda.device import CudaDevice
-from fastrack._devices.cuda.key_state import STATE_SIZE
 from fastrack._devices.cuda.nvrtc import find_kernels
 from fastrack._devices.cuda.table import MAX_SEGMENTS
 
@@ -81,9 +80,9 @@ def test_a_slab_of_up_to_a_hundred_segments_takes_one_launch(opened):
     assert same(opened.read(found), plain)
 
 
-def test_a_single_tensor_needs_no_launch_for_its_key(opened):
+def test_a_single_tensor_takes_one_launch_for_its_key(opened):
     (found,) = opened.channel.to_device(sealed(arrays([70])), framework="cupy")
-    assert opened.launched() == ["open_256"]
+    assert opened.launched() == ["prepare", "open_256"]
     assert np.array_equal(opened.driver.read(found), *arrays([70]))
 
 
@@ -115,7 +114,7 @@ def test_rows_of_several_tensors_share_a_launch(opened):
     found = opened.channel.to_device(nest, framework="cupy")
     assert same(opened.read(found), [each[row] for each, row in zip(plain, rows, strict=True)])
     names = opened.launched()
-    assert names.count("prepare") == 1
+    assert names.count("prepare") == 2  # the keys of the messages, and the key of the plans
     gathers = [arguments for name, _, arguments in opened.driver.launches if name == "gather_256"]
     assert sum(arguments[4] for arguments in gathers) >= 3  # segments
     assert len(gathers) == names.count("open_256")  # one plan each
@@ -382,7 +381,7 @@ def test_states_are_used_again_after_failures_with_nothing_left_in_them(mode, si
         driver.finish()
         state = work._state
         assert not state.memory.any()
-        assert not driver.space.at(state.keys, state._plan_key).any()
+        assert not driver.space.at(state.plan_key, state.memory.size).any()
         assert not driver.space.at(state.states, STATE_SIZE).any()
         with pytest.raises(DeviceError, match="injected"):
             work.result()

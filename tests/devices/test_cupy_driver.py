@@ -422,7 +422,7 @@ def cupy(runtime, monkeypatch):
 @pytest.mark.usefixtures("cupy")
 def test_a_view_of_a_cupy_array_knows_the_callers_stream():
     view = CupyDriver(0).view(CupyArray(), writable=True)
-    assert (view.pointer, len(view), view.stream.ptr) == (4096, 12, 7)
+    assert (view.address, view.size, view.stream.ptr) == (4096, 12, 7)
 
 
 def test_a_stream_that_is_captured_is_refused_before_anything_is_put_on_it(runtime, cupy):
@@ -446,7 +446,7 @@ def test_a_stream_that_is_captured_is_refused_before_anything_is_put_on_it(runti
 @pytest.mark.usefixtures("cupy")
 def test_an_array_that_is_not_contiguous_is_copied_there_or_refused():
     driver = CupyDriver(0)
-    assert driver.view(CupyArray(contiguous=False), writable=False).pointer == 8192
+    assert driver.view(CupyArray(contiguous=False), writable=False).address == 8192
     with pytest.raises(ValueError, match="contiguous"):
         driver.view(CupyArray(contiguous=False), writable=True)
 

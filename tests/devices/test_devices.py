@@ -67,12 +67,6 @@ def test_a_device_that_cannot_be_used_says_what_to_do():
         open_device("cuda:0")
 
 
-def test_a_gpu_takes_a_cpu_with_instructions_for_aes(monkeypatch):
-    monkeypatch.setattr("fastrack._devices.narrow_form", lambda: None)
-    with pytest.raises(DeviceError, match="instructions for AES"):
-        open_device("cuda:0")
-
-
 def test_a_device_has_ten_methods_at_most():
     methods = [name for name, _ in inspect.getmembers(Device, inspect.isfunction) if not name.startswith("_")]
     assert len(methods) <= 10

@@ -16,16 +16,7 @@ from datetime import UTC, datetime, timedelta
 import golden_contents as contents
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519, mldsa
-from golden_files import (
-    NOW,
-    cli,
-    environment,
-    load_keys,
-    load_policy,
-    load_roots,
-    opens,
-    owner_key,
-)
+from golden_files import NOW, cli, environment, load_keys, load_policy, load_roots, opens, owner_key
 from helpers import grants_reader
 
 import fastrack

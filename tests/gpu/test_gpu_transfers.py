@@ -14,7 +14,7 @@ from bench.gpu import known
 from bench.gpu.channels import channel_on
 from fastrack import AuthenticationError, Channel, DeviceError, Key
 from fastrack._crypto.cobblestone import CHUNK_SIZE
-from fastrack._devices.cuda.key_state import STATE_SIZE
+from fastrack._devices.cuda.buffers import STATE_SIZE
 
 SMALL = {"slab": 4 * CHUNK_SIZE, "lead": CHUNK_SIZE}
 SIZES = [0, 1, 15, 16, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 4 * CHUNK_SIZE, 5 * (1 << 20) + 7]
@@ -275,7 +275,7 @@ class TestChannel:
         stream = gpu.stream()
         for state in states:
             keys = state.memory[: state._verdicts]
-            for pointer, size in ((state.keys, keys.size), (state.states, STATE_SIZE * state.slots)):
+            for pointer, size in ((state.plan_key, keys.size), (state.states, STATE_SIZE * state.slots)):
                 secret = gpu.host(size)
                 gpu.download(secret, pointer, stream)
                 gpu.wait(stream)

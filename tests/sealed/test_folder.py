@@ -414,11 +414,7 @@ def test_nothing_is_replaced(plain, sealed, tmp_path):
     assert contents(sealed) == before
 
 
-@each(
-    "files",
-    [{}, {INDEX: b""}, {"a.safetensors": b"x"}, {"a\\b.bin": b""}, {b"\xff.bin": b""}],
-    ids=str,
-)
+@each("files", [{}, {INDEX: b""}, {"a.safetensors": b"x"}, {"a\\b.bin": b""}, {b"\xff.bin": b""}], ids=str)
 def test_what_cannot_be_sealed_leaves_nothing(tmp_path, files):
     (tmp_path / "plain").mkdir()
     for name, content in files.items():

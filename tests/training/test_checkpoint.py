@@ -136,9 +136,7 @@ def test_arrays_that_share_their_memory_are_stored_once_and_are_one_again(path):
 plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(codec="utf-8")) | st.binary()
 keys = st.text(st.characters(codec="utf-8"), max_size=5) | st.integers()
 nests = st.recursive(
-    plain,
-    lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(keys, inner),
-    max_leaves=20,
+    plain, lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(keys, inner), max_leaves=20
 )
 
 

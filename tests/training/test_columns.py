@@ -195,12 +195,7 @@ def test_plain_columns_that_do_not_fit(tmp_path, key):
     fastrack.save_file(
         {"x": np.arange(4), "y": np.arange(4), "p": np.arange(3), "q": np.array(1)}, path, key, plain=["p", "q"]
     )
-    for name, match in (
-        ("p", "as many rows"),
-        ("q", "as many rows"),
-        ("x", "different names"),
-        ("none", "'p', 'q'"),
-    ):
+    for name, match in (("p", "as many rows"), ("q", "as many rows"), ("x", "different names"), ("none", "'p', 'q'")):
         with pytest.raises(ValueError, match=match):
             SealedDataset(path, plain_columns=[name])
     with pytest.raises(TypeError, match="plain_columns="):

@@ -104,10 +104,7 @@ def test_two_nests_are_walked_together():
     assert Tree({"a": [1, 2], "b": 3}).leaves_of({"b": 30, "a": (10, 20)}) == [10, 20, 30]
 
 
-@each(
-    ("nest", "other"),
-    [({"a": 1}, {"b": 1}), ([1, 2], [1]), ([1], {"a": 1}), (Frozen(1, "x"), [1]), ({"a": 1}, [1])],
-)
+@each(("nest", "other"), [({"a": 1}, {"b": 1}), ([1, 2], [1]), ([1], {"a": 1}), (Frozen(1, "x"), [1]), ({"a": 1}, [1])])
 def test_nests_of_different_builds_are_refused(nest, other):
     with pytest.raises(ValueError, match="out="):
         Tree(nest).leaves_of(other)

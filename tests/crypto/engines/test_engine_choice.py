@@ -5,9 +5,8 @@ from helpers.cases import each
 from helpers.processes import run_python
 
 from fastrack._crypto import engine as registry
-from fastrack._crypto import forms
+from fastrack._crypto import isa
 from fastrack._crypto.engine import ENGINE_VARIABLE, SelectedEngine, available_engines, get_engine
-from fastrack._crypto.forms import narrow_form
 from fastrack._crypto.openssl import OpenSSLEngine
 from fastrack._crypto.vector import VectorEngine
 from fastrack._crypto.workers import default_threads
@@ -41,7 +40,7 @@ def cpu_with(monkeypatch):
     """Pretends that the CPU has these features and no others."""
 
     def pretend(*features):
-        monkeypatch.setattr(forms, "_cpu_features", lambda: frozenset(features))
+        monkeypatch.setattr(isa, "_cpu_features", lambda: frozenset(features))
 
     return pretend
 
@@ -49,7 +48,6 @@ def cpu_with(monkeypatch):
 def test_a_cpu_with_everything_has_every_engine(cpu_with):
     cpu_with(*NARROW, *VAES, *WIDE)
     assert available_engines() == ("vaes-512", "vaes-256", "aesni", "openssl")
-    assert narrow_form() == "aesni"
 
 
 def test_a_cpu_that_lacks_one_feature_has_the_engines_that_do_without(cpu_with):
@@ -58,14 +56,12 @@ def test_a_cpu_that_lacks_one_feature_has_the_engines_that_do_without(cpu_with):
         wide = () if absent in VAES else ("vaes-256",) if absent in WIDE else ("vaes-512", "vaes-256")
         vector = () if absent in NARROW else (*wide, "aesni")
         assert (absent, available_engines()) == (absent, (*vector, "openssl"))
-        assert narrow_form() == ("aesni" if vector else None)
 
 
 def test_an_arm_cpu_has_a_form_of_its_own_if_it_has_aes(cpu_with):
     for absent in (None, "neon", "aes"):
         cpu_with(*{"arm", "neon", "aes", "pmull"} - {absent})
         assert (absent, available_engines()) == (absent, ("openssl",) if absent else ("armv8", "openssl"))
-        assert narrow_form() == (None if absent else "armv8")
 
 
 def test_every_engine_has_a_cpu_that_can_run_it():
@@ -111,7 +107,6 @@ def test_a_process_obeys_the_environment():
     code = """
 import numpy as np
 import fastrack
-from fastrack._crypto.forms import narrow_form
 from fastrack._crypto import vector
 
 def refuse(*_):

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastrack._crypto.cobblestone import MessageKey
-from fastrack._crypto.forms import FORMS
+from fastrack._crypto.isa import INSTRUCTION_SETS
 
 NONCE = bytes.fromhex("f0e1d2c3b4a5968778695a4b")
 SIZES = [0, 1, 15, 16, 17, 127, 128, 129, 255, 256, 511, 512, 513, 1000, CHUNK_SIZE - 17, CHUNK_SIZE - 1, CHUNK_SIZE]
@@ -83,9 +83,9 @@ def test_the_openssl_engine_refuses_what_was_altered_after_it_was_sealed(monkeyp
 
 def compile_pass(name):
     """Compile the code of an engine for a buffer of the caller: a function of plaintext to the last chunk, sealed."""
-    form = engines.EMULATED.get(name) or FORMS[name]
+    form = engines.EMULATED.get(name) or INSTRUCTION_SETS[name]
     needs_compiler()
-    from fastrack._crypto.native import compiler, jit
+    from fastrack._crypto.native import compiler, kernels_chunks
 
     variant = "/".join(map(str, form))
 
@@ -94,9 +94,9 @@ def compile_pass(name):
         bits: "int", schedule: "int", source: "int", target: "int", first: "int", count: "int", size: "int",
         buffer: "int",
     ) -> "int":  # fmt: skip
-        return jit._call(variant, "pass", bits, (schedule, source, target, first, count, size, buffer))
+        return kernels_chunks._call(variant, "reencrypt", bits, (schedule, source, target, first, count, size, buffer))
 
-    native = build({"pass_run": native}, [form]).pass_run
+    native = build({"reencrypt_run": native}, [form]).reencrypt_run
 
     def run(key, nonce, plain, first):
         schedule = engines.make(name).expand_key(MessageKey.raw(key, nonce))
@@ -149,16 +149,16 @@ def _altered():
 @needs_vectors
 @pytest.mark.usefixtures("_altered")
 def test_a_chunk_with_another_tag_than_it_was_sealed_with_is_refused(monkeypatch):
-    from fastrack._crypto.native import gcm_pass
+    from fastrack._crypto.native import gcm_reencrypt
 
-    tag, tags = gcm_pass._Pass.tag, []
+    tag, tags = gcm_reencrypt._Reencryption.tag, []
 
-    def tag_wrongly(work, size):
-        right = tag(work, size)
+    def tag_wrongly(work, size, number=0):
+        right = tag(work, size, number)
         tags.append(right)
         return right if len(tags) % 2 else work.small.xor(right, work.small.words(1 << 63, 0))
 
-    monkeypatch.setattr(gcm_pass._Pass, "tag", tag_wrongly)
+    monkeypatch.setattr(gcm_reencrypt._Reencryption, "tag", tag_wrongly)
     run = compile_pass(engines.VECTOR_NAMES[0])
     for size in SIZES:
         bad, plain, _ = run(bytes(32), NONCE, noise(size).tobytes(), 5)

@@ -8,14 +8,14 @@ from helpers import arm
 from helpers.cases import each
 from helpers.llvm import binding, ir
 
-from fastrack._crypto.forms import FORMS
+from fastrack._crypto.isa import INSTRUCTION_SETS
 from fastrack._crypto.native.gcm_ir import Variant, chunk_function
 
 pytestmark = pytest.mark.slow  # to compile the functions takes seconds
 VECTORS = 8  # that the main loop holds at a time
 NAMES = ["expand_key", *arm.RUNS]
-LONG = Variant(256, FORMS["armv8"])
-each_variant = each("variant", [Variant(128, FORMS["armv8"]), LONG])
+LONG = Variant(256, INSTRUCTION_SETS["armv8"])
+each_variant = each("variant", [Variant(128, INSTRUCTION_SETS["armv8"]), LONG])
 
 
 @cache

@@ -42,7 +42,6 @@ from fastrack._crypto.cobblestone import (
 from fastrack._crypto.job_table import SEALS, WHOLE
 from fastrack._crypto.vector import SCHEDULE_SIZE, derivation_table
 from fastrack._crypto.workers import NONE_BAD
-from fastrack._devices.cuda.key_state import LAST_POWER, NONCE_OFFSET, STATE_SIZE
 
 pytestmark = [
     pytest.mark.slow,
@@ -79,7 +78,7 @@ VERDICTS = {
     "open_run": 2 + 1 + 1,  # copies of `_build_open`; a look for a bad chunk; a swap of `fetch_min`
     "verify_run": 1 + 1,  # a look; a swap
     "open_gather": 2 + 2,  # copies of `ranges_function`; a look after each of the two calls
-    "open_jobs": 2 + 4 + 3,  # copies of `_build_pass`; a look after each of the four calls; swaps
+    "open_jobs": 2 + 4 + 3,  # copies of `_build_reencrypt`; a look after each of the four calls; swaps
 }
 
 
@@ -179,25 +178,12 @@ def derivation_cases(form, size):
             yield Case("derive_keys", ["secret"], memory, calls, found, {"rows": expected}, hidden)
 
 
-def state_cases(function, size):
-    """Return a case of the state of a key for a GPU."""
-    key = bytes(range(size))
-    round_keys = b"".join(reference.round_keys(key))
-    expected = {"state": round_keys.ljust(NONCE_OFFSET, b"\0") + NONCE}
-    hidden = {"state": len(round_keys) + len(NONCE) + (1 + LAST_POWER) * 16}
-    memory = {"material": key + NONCE, "state": bytes(STATE_SIZE)}
-    calls = [(function, [["material"], size + len(NONCE), ["state"]])]
-    yield Case("write_state", ["material"], memory, calls, 0, expected, hidden)
-
-
-def cases_of(form, *, is_narrow=True):
+def cases_of(form):
     """Return the cases of a form, those of `VERDICTS` last: what is found in two functions counts for the first."""
     cases = []
     end = native.suffix_of(form)[1:]
     for size in 16, 32:
         cases += [*message_cases(end, size), *derivation_cases(end, size)]
-        if is_narrow:
-            cases += [*state_cases(f"write_state_{end}", size)]
     order = list(VERDICTS)
     return sorted(cases, key=lambda case: order.index(case.name) if case.name in order else -1)
 
@@ -299,7 +285,7 @@ def test_opening_branches_on_results_of_authentication_alone(found, name):
 def test_nothing_is_found_where_these_results_are_public(memcheck, build):
     shown = build("shown.so")
     for form in ("aesni", WIDE):
-        assert memcheck.run(shown, cases_of(form, is_narrow=form == "aesni")) == {}, form
+        assert memcheck.run(shown, cases_of(form)) == {}, form
 
 
 @pytest.mark.nightly  # a planted branch shows on each change that one is found

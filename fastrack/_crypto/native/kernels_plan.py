@@ -10,13 +10,7 @@ from fastrack._crypto import gather
 from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE
 from fastrack._crypto.native.compiler import compiled
 from fastrack._crypto.native.intrinsics import fetch_add
-from fastrack._crypto.native.jit import (
-    Array,
-    Counters,
-    copy_bytes,
-    table_of,
-    words,
-)
+from fastrack._crypto.native.kernels_chunks import Array, Counters, copy_bytes, table_of, words
 
 for _function in (
     gather.memory_size,
@@ -35,21 +29,12 @@ for _function in (
 
 
 def build_plans() -> dict[str, Any]:
-    """Return the loops of `gather`. They take its arrays, followed by their lengths.
+    """Return `copy_chunks`, a kernel that copies, and the loops of `gather`.
 
-    `is_plan_inside` takes addresses in their place.
+    These take its arrays, followed by their lengths; `is_plan_inside` takes addresses in their place.
     """
-    return {
-        "count_pieces": count_pieces,
-        "plan_ranges": plan_ranges,
-        "plan_rows": plan_rows,
-        "is_plan_inside": is_plan_inside,
-    }
-
-
-def build_copy() -> dict[str, Any]:
-    """Return `copy_chunks`, a kernel that copies."""
-    return {"copy_chunks": copy_chunks}
+    functions = copy_chunks, count_pieces, plan_ranges, plan_rows, is_plan_inside
+    return {function.__name__: function for function in functions}
 
 
 @compiled

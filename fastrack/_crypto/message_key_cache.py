@@ -25,7 +25,7 @@ class _Kept(NamedTuple):
     secret: SecretBytes
 
 
-class KeptKeys:
+class MessageKeyCache:
     """The message keys that were derived from one owner's key, each as long as its message and no longer than that key.
 
     The owner of a message is any object that stands for it. When that object is deleted, when the owner's key is wiped
@@ -94,7 +94,7 @@ class KeptKeys:
         raise TypeError("kept message keys cannot be pickled: derive the keys there again")
 
 
-def _forget(owner: ReferenceType[KeptKeys], number: int, _: object) -> None:
+def _forget(owner: ReferenceType[MessageKeyCache], number: int, _: object) -> None:
     kept = owner()
     if kept is not None:
         kept._entries.pop(number, None)  # noqa: SLF001 - its own

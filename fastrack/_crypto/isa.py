@@ -1,4 +1,4 @@
-"""List the forms of the compiled engine, and select those that this machine can run."""
+"""List the instruction sets of the compiled engine, and select those that this machine can run."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple
 from fastrack._crypto import native
 
 
-class Form(NamedTuple):
-    """A form of the compiled code: its architecture, bytes of a vector, and bytes of the widest AES instruction.
+class InstructionSet(NamedTuple):
+    """An architecture, the bytes of a vector, and the bytes of its widest AES instruction: what code is made for.
 
     With `native < width` several instructions process each vector. That is slower, and lets tests run wide code on
     narrow instructions.
@@ -20,8 +20,8 @@ class Form(NamedTuple):
     native: int
 
     @property
-    def narrow(self) -> Form:
-        """The form with vectors of one block."""
+    def one_block(self) -> InstructionSet:
+        """The instruction set with vectors of one block."""
         return self._replace(width=16, native=16)
 
     @property
@@ -33,11 +33,11 @@ class Form(NamedTuple):
 
 SCHEDULE_SIZE = 2048  # bytes of an expanded message key, of the layout in `gcm_ir`
 
-FORMS = {
-    "vaes-512": Form("x86", 64, 64),
-    "vaes-256": Form("x86", 32, 32),
-    "aesni": Form("x86", 16, 16),
-    "armv8": Form("arm", 16, 16),
+INSTRUCTION_SETS = {
+    "vaes-512": InstructionSet("x86", 64, 64),
+    "vaes-256": InstructionSet("x86", 32, 32),
+    "aesni": InstructionSet("x86", 16, 16),
+    "armv8": InstructionSet("arm", 16, 16),
 }
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512cd", "avx512dq")
 _VAES = ("aes", "pclmul", "prfchw", "vaes", "vpclmulqdq")
@@ -52,20 +52,15 @@ _V3 = ("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt", 
 _LEVELS = {"x86-64-v3": _V3, "x86-64-v4": (*_V3, *_AVX512)}
 
 
-def supported_forms() -> tuple[str, ...]:
-    """Return the names of the forms that there is machine code of and that this CPU can run, fastest first."""
+def supported_instruction_sets() -> tuple[str, ...]:
+    """Return the names of the instruction sets that the machine code has and this CPU can run, fastest first."""
     features = _cpu_features()
-    return tuple(name for name, form in FORMS.items() if _needed(form) <= features)
+    return tuple(name for name, isa in INSTRUCTION_SETS.items() if _needed(isa) <= features)
 
 
-def narrow_form() -> str | None:
-    """Return the name of the form with vectors of one block that this machine can run, if there is one."""
-    return next((name for name in supported_forms() if FORMS[name].width == 16), None)
-
-
-def _needed(form: Form) -> set[str]:
-    level, features = _TARGETS[form.architecture, form.native]
-    return {*_LEVELS.get(level, ()), *features, form.architecture}
+def _needed(isa: InstructionSet) -> set[str]:
+    level, features = _TARGETS[isa.architecture, isa.native]
+    return {*_LEVELS.get(level, ()), *features, isa.architecture}
 
 
 def _cpu_features() -> frozenset[str]:

@@ -1,6 +1,6 @@
-"""Write the loops over chunks, around the cipher's functions of a form, for numba to lower.
+"""Write the loops over chunks, around the cipher's functions of an instruction set, for numba to lower.
 
-`build_runs` returns the kernels of one form. A kernel is a single call without the GIL. Several
+`build_runs` returns the kernels of one instruction set. A kernel is a single call without the GIL. Several
 threads may enter it with the same *counters*: each takes grains of chunks from them until none is left, and overwrites
 the stack that it has used before it returns.
 """
@@ -16,13 +16,13 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
-from fastrack._crypto.forms import Form
-from fastrack._crypto.native import gcm_ir, gcm_pass, gcm_ranges, hkdf_ir, llvm
+from fastrack._crypto.isa import InstructionSet
+from fastrack._crypto.native import gcm_ir, gcm_ranges, gcm_reencrypt, hkdf_ir, llvm
 from fastrack._crypto.native.compiler import call_cipher, compiled, compiled_with_lock, declare_cipher
-from fastrack._crypto.native.intrinsics import emitted, fetch_add, fetch_min
+from fastrack._crypto.native.intrinsics import at, emitted, fetch_add, fetch_min
 from fastrack._crypto.workers import BAD
 
-_BAD = BAD * 8  # in bytes
+BAD_OFFSET = BAD * 8  # in bytes
 _ROW_SIZE = 24  # bytes of a row of a plan's table
 
 Array = int  # the address of an array
@@ -30,14 +30,14 @@ Role = int  # `CALLER` or `WORKER`
 Counters = int  # the address of the counters that the threads of a call share
 
 
-def build_runs(*form: object) -> dict[str, Any]:
-    """Return `expand_key`, `derive_keys`, the runs and `open_gather` of a `Form`, whose fields are the arguments.
+def build_runs(*isa: object) -> dict[str, Any]:
+    """Return `expand_key`, `derive_keys`, the runs and `open_gather` of the `InstructionSet` of these fields.
 
     Addresses and sizes are integers; `bits` is 128 or 256. `expand_key` takes `(bits, schedule, material)`, and runs
     `(bits, schedule, source, target, first, count, size, grain, counters)`; `verify_run` ignores its target.
     `open_gather` takes `(bits, schedule, source, target, chunks, starts, table, count, size, grain, counters)`.
     """
-    variant = "/".join(map(str, form))
+    variant = "/".join(map(str, isa))
 
     @compiled_with_lock
     def expand_key(bits: int, schedule: int, material: int) -> None:
@@ -76,7 +76,7 @@ def _build_run(variant: str, name: str, source_step: int, target_step: int) -> A
             remaining = size - start * CHUNK_SIZE
             bad = _call(variant, name, bits, (schedule, src, dst, first + start, stop - start, remaining))
             if bad < stop - start:
-                fetch_min(counters + _BAD, first + start + bad)
+                fetch_min(counters + BAD_OFFSET, first + start + bad)
             done += stop - start
         if done:
             wipe_stack()
@@ -84,15 +84,34 @@ def _build_run(variant: str, name: str, source_step: int, target_step: int) -> A
     return run
 
 
+def build_ranges(variant: str) -> Any:
+    """Return the function that opens rows `low` to `high` of a table of ranges, all of one chunk."""
+
+    @compiled
+    def open_ranges(
+        bits: int, schedule: int, source: int, target: int, chunk: int, after: int, size: int,
+        table: int, low: int, high: int, buffer: int,
+    ) -> bool:  # fmt: skip
+        src, length = source + chunk * SEALED_CHUNK_SIZE, min(CHUNK_SIZE, size - chunk * CHUNK_SIZE)
+        row = table + low * _ROW_SIZE
+        if high - low == 1 and at(row, 2) == length:
+            return bool(_call(variant, "open", bits, (schedule, src, target + at(row, 1), chunk, 1, length)))
+        ahead = source + after * SEALED_CHUNK_SIZE
+        work = schedule, src, target, chunk, length, ahead, row, high - low, buffer
+        return bool(_call(variant, "ranges", bits, work))
+
+    return open_ranges
+
+
 def _build_gather(variant: str) -> Any:
+    open_ranges = build_ranges(variant)
+
     @compiled
     def open_gather(
         bits: int, schedule: int, source: int, target: int, chunks: Array, starts: Array, table: Array, count: int,
         size: int, grain: int, counters: Counters,
     ) -> None:  # fmt: skip
-        numbers, firsts = words(chunks, count), words(starts, count + 1)
-        rows = table_of(table, firsts[count])
-        buffer = _buffer()
+        buffer = chunk_buffer()
         done = 0
         while True:
             start = fetch_add(counters, 1) * grain
@@ -100,19 +119,10 @@ def _build_gather(variant: str) -> Any:
                 break
             stop = min(start + grain, count)
             for index in range(start, stop):
-                chunk = numbers[index]
-                src = source + chunk * SEALED_CHUNK_SIZE
-                length = min(CHUNK_SIZE, size - chunk * CHUNK_SIZE)
-                low, ranges = firsts[index], firsts[index + 1] - firsts[index]
-                if ranges == 1 and rows[low, 2] == length:
-                    dst = target + rows[low, 1]
-                    good = _call(variant, "open", bits, (schedule, src, dst, chunk, 1, length))
-                else:
-                    ahead = source + numbers[min(index + 1, count - 1)] * SEALED_CHUNK_SIZE
-                    work = schedule, src, target, chunk, length, ahead, table + low * _ROW_SIZE, ranges, buffer
-                    good = _call(variant, "ranges", bits, work)
-                if good == 0:
-                    fetch_min(counters + _BAD, chunk)
+                chunk, after = at(chunks, index), at(chunks, min(index + 1, count - 1))
+                low, high = at(starts, index), at(starts, index + 1)
+                if not open_ranges(bits, schedule, source, target, chunk, after, size, table, low, high, buffer):
+                    fetch_min(counters + BAD_OFFSET, chunk)
             done += stop - start
         if done:
             wipe(buffer, SEALED_CHUNK_SIZE)
@@ -145,7 +155,7 @@ def table_of(address: Array, rows: int) -> Any:
 
 _FUNCTIONS = {
     "expand_key": gcm_ir.chunk_function,
-    "pass": gcm_pass.pass_function,
+    "reencrypt": gcm_reencrypt.reencrypt_function,
     "ranges": gcm_ranges.ranges_function,
 }
 
@@ -160,12 +170,12 @@ def _call(typingctx: Any, variant: Any, name: Any, bits: Any, arguments: Any) ->
     build = _FUNCTIONS.get(name.literal_value, gcm_ir.run_function)
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        form = _form(variant)
+        isa = _isa_of(variant)
         short, long = (
             declare_cipher(
                 builder.module,
-                form,
-                partial(build, variant=gcm_ir.Variant(size, form), name=name.literal_value),
+                isa,
+                partial(build, variant=gcm_ir.Variant(size, isa), name=name.literal_value),
             )
             for size in (128, 256)
         )
@@ -177,19 +187,19 @@ def _call(typingctx: Any, variant: Any, name: Any, bits: Any, arguments: Any) ->
 
 @intrinsic(prefer_literal=True)
 def _derive(typingctx: Any, variant: Any, arguments: Any) -> Any:
-    """Call the function of `hkdf_ir` of the form that the literal `variant` names."""
+    """Call the function of `hkdf_ir` of the instruction set that the literal `variant` names."""
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        form = _form(variant)
+        isa = _isa_of(variant)
         words = cgutils.unpack_tuple(builder, values[1])
-        return call_cipher(builder, form, partial(hkdf_ir.derive_function, form=form), *words)
+        return call_cipher(builder, isa, partial(hkdf_ir.derive_function, isa=isa), *words)
 
     return types.int64(variant, types.UniTuple(types.int64, len(arguments))), codegen
 
 
-def _form(variant: Any) -> Form:
+def _isa_of(variant: Any) -> InstructionSet:
     architecture, width, native = variant.literal_value.split("/")
-    return Form(architecture, int(width), int(native))
+    return InstructionSet(architecture, int(width), int(native))
 
 
 @emitted
@@ -202,16 +212,22 @@ def wipe(builder: ir.IRBuilder, address: ir.Value, size: ir.Value) -> None:
     gcm_ir.fill_zero(builder, address, size)
 
 
-@emitted
-def _buffer(builder: ir.IRBuilder) -> ir.Value:
-    """Return the address of `SEALED_CHUNK_SIZE` bytes on the stack, valid until the kernel returns.
+def memory_on_stack(size: int) -> Any:
+    """Make a function that returns the address of so many bytes on the stack, valid until the kernel returns.
 
     numba would free an array after its last use by name, though its address is still in use.
     """
-    with builder.goto_entry_block():
-        buffer = builder.alloca(llvm.I8, SEALED_CHUNK_SIZE)
-        buffer.align = 64
-    return builder.ptrtoint(buffer, llvm.I64)
+
+    def emit(builder: ir.IRBuilder) -> ir.Value:
+        with builder.goto_entry_block():
+            memory = builder.alloca(llvm.I8, size)
+            memory.align = 64
+        return builder.ptrtoint(memory, llvm.I64)
+
+    return emitted(emit)
+
+
+chunk_buffer = memory_on_stack(SEALED_CHUNK_SIZE)
 
 
 @emitted

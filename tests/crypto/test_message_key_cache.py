@@ -12,8 +12,8 @@ from helpers.forking import in_forked_child
 
 import fastrack
 from fastrack import AuthenticationError, Channel, ClosedError, Key, SealedDataset, SealedTensor
-from fastrack._crypto import derivation, kept_keys
-from fastrack._crypto.kept_keys import KeptKeys
+from fastrack._crypto import derivation, message_key_cache
+from fastrack._crypto.message_key_cache import MessageKeyCache
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.secret_bytes import SecretBytes
 
@@ -26,7 +26,7 @@ class Message:
 
 @pytest.fixture
 def kept():
-    return KeptKeys()
+    return MessageKeyCache()
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ class TestKeptKeys:
         assert wiped == [bytes(44)] * 2
 
     def test_are_as_many_as_the_limit_says_and_those_used_last(self, kept, row, monkeypatch):
-        monkeypatch.setattr(kept_keys, "LIMIT", 3)
+        monkeypatch.setattr(message_key_cache, "LIMIT", 3)
         messages = [Message() for _ in range(5)]
         for message in messages[:3]:
             kept.store(message, b"", row, 0)
@@ -182,17 +182,17 @@ class TestRowsOfATensor:
         for row in range(5):
             assert np.array_equal(channel.to_device(sealed[[row, 7]], framework="numpy"), TABLE[[row, 7]])
         assert len(derivations) == 1
-        assert len(own_key.kept) == 1
+        assert len(own_key.message_keys) == 1
 
     def test_keep_nothing_of_a_tensor_that_is_read_whole(self, channel, sealed, own_key):
         channel.to_device(sealed)
-        assert not len(own_key.kept)
+        assert not len(own_key.message_keys)
 
     def test_keep_nothing_of_a_tensor_whose_header_is_false(self, channel, sealed, own_key, message):
         message[30] ^= 1
         with pytest.raises(AuthenticationError):
             channel.to_device(sealed[:3])
-        assert not len(own_key.kept)
+        assert not len(own_key.message_keys)
 
     def test_are_refused_with_each_altered_byte_of_the_header_after_it_was_authenticated(
         self, channel, sealed, message
@@ -244,12 +244,12 @@ class TestRowsOfATensor:
 
     def test_are_refused_by_a_key_that_was_wiped_afterwards(self, channel, sealed, own_key):
         channel.to_device(sealed[:3])
-        secrets = secrets_of(own_key.kept)
+        secrets = secrets_of(own_key.message_keys)
         own_key.wipe()
         assert not any(map(any, secrets))
         with pytest.raises(ClosedError):
             channel.to_device(sealed[:3])
-        assert not len(own_key.kept)
+        assert not len(own_key.message_keys)
 
     def test_are_derived_again_by_another_object_for_the_same_key(self, channel, sealed, own_key, derivations):
         channel.to_device(sealed[:3])
@@ -294,10 +294,10 @@ def test_the_keys_of_a_data_set_go_with_it(tmp_path, own_key, channel, derivatio
     for row in range(4):
         channel.to_device(data[row])
     assert len(derivations) == 4  # the shape of each column is authenticated, once
-    assert len(own_key.kept) == 2
+    assert len(own_key.message_keys) == 2
     del data
     gc.collect()
-    assert not len(own_key.kept)
+    assert not len(own_key.message_keys)
 
 
 def test_a_bound_tensor_is_authenticated_once_for_its_file(tmp_path, own_key, channel, derivations):
