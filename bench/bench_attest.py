@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import import_private
 
 from fastrack import attest
 from fastrack.attest._formats import x509 as _x509
@@ -17,7 +18,14 @@ sys.path.append(str(Path(__file__).parents[1] / "tests"))
 from helpers.foundry import snp, tdx
 from helpers.foundry.authority import NOW
 
-KEPT = (_x509._load_cached, _x509._write_pem, _x509._subject, _x509._issuer, _x509.subject_name)
+KEPT = (
+    import_private("fastrack.attest._formats.x509:_find_problem", "fastrack.attest._formats.links:_find_problem"),
+    _x509._load_cached,
+    _x509._write_pem,
+    _x509._subject,
+    _x509._issuer,
+    _x509.subject_name,
+)
 
 
 def forget():

@@ -8,12 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from conftest import import_private
 
 from fastrack import attest
-from fastrack.attest._formats import links as _links
 from fastrack.attest._formats import ocsp as _ocsp
 from fastrack.attest._formats import x509 as _x509
-from fastrack.attest._gpus import rim as _rim
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
@@ -22,10 +21,10 @@ from helpers.foundry.authority import NOW
 
 GPUS = 8
 KEPT = (
-    _links._find_problem,
+    import_private("fastrack.attest._formats.x509:_find_problem", "fastrack.attest._formats.links:_find_problem"),
     _ocsp._load,
     _ocsp._verify_responder,
-    _rim._open_signed,
+    import_private("fastrack.attest._gpus.rim:open_signed", "fastrack.attest._gpus.rim:_open_signed"),
     _x509._load_cached,
     _x509._write_pem,
 )

@@ -5,21 +5,21 @@ memory that has been used before.
 """
 
 import os
-import random
 import shutil
 import tempfile
 import warnings
 from pathlib import Path
+from random import Random
 from statistics import median
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from conftest import MIB
 
 from fastrack._bench.measure import timed_rounds
 from fastrack.distributed import SealedReader, SealedWriter
 
+MIB = 1 << 20
 TENSORS, SIZE = 32, 512 * MIB
 ROUNDS = 8
 
@@ -31,34 +31,38 @@ def folder():
         yield Path(folder)
 
 
-def state(fill):
-    return {f"w{number}": fill(SIZE // TENSORS // 4) for number in range(TENSORS)}
+def state(fill, size):
+    return {f"w{number}": fill(size // TENSORS // 4) for number in range(TENSORS)}
 
 
-@pytest.mark.benchmark(group=f"a distributed checkpoint of {SIZE // MIB} MiB")
-@pytest.mark.filterwarnings("ignore")
-def test_ratio(benchmark, folder, key):
-    """Compare the sealed way with the plain one by the medians of runs in turns: see extra_info of the JSON report."""
-    saved, loaded = state(torch.randn), state(torch.zeros)
+def measure(folder, key, *, size=SIZE, rounds=ROUNDS):
+    """Return the median seconds of saving and loading, by step and way."""
+    saved, loaded = state(torch.randn, size), state(torch.zeros, size)
     ways = {
         "save, plain": lambda: dcp.save(saved, storage_writer=dcp.FileSystemWriter(folder / "plain"), no_dist=True),
         "save, sealed": lambda: dcp.save(saved, storage_writer=SealedWriter(folder / "sealed", key), no_dist=True),
         "load, plain": lambda: dcp.load(loaded, storage_reader=dcp.FileSystemReader(folder / "plain"), no_dist=True),
         "load, sealed": lambda: dcp.load(loaded, storage_reader=SealedReader(folder / "sealed", key), no_dist=True),
     }
-    seconds = {name: [] for name in ways}
-    order = random.Random(0)
-    warnings.simplefilter("ignore")
-    for _ in range(ROUNDS):
-        for path in folder.iterdir():
-            shutil.rmtree(path)
-        names = list(ways)
-        for name in [*order.sample(names[:2], 2), *order.sample(names[2:], 2)]:
-            seconds[name] += timed_rounds({name: ways[name]}, 1)[name].seconds
+    order, seconds = Random(0), {name: [] for name in ways}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(rounds + 1):  # the first is to warm up
+            for path in folder.iterdir():
+                shutil.rmtree(path)
+            for step in ("save", "load"):
+                runs = {name: way for name, way in ways.items() if name.startswith(step)}
+                for name, times in timed_rounds(runs, 1, order=order).items():
+                    seconds[name] += times.seconds
     assert all(torch.equal(loaded[name], value) for name, value in saved.items())
-    medians = {name: median(runs[1:]) for name, runs in seconds.items()}
-    ratios = {step: medians[f"{step}, plain"] / medians[f"{step}, sealed"] for step in ("save", "load")}
-    benchmark.extra_info["gbps"] = {name: round(SIZE / value / 1e9, 2) for name, value in medians.items()}
+    return {name: median(runs[1:]) for name, runs in seconds.items()}
+
+
+@pytest.mark.benchmark(group=f"a distributed checkpoint of {SIZE // MIB} MiB")
+def test_ratio(benchmark, folder, key):
+    """Compare the sealed way with the plain one by the medians of runs in turns: see extra_info of the JSON report."""
+    found = benchmark.pedantic(measure, (folder, key), rounds=1)
+    ratios = {step: found[f"{step}, plain"] / found[f"{step}, sealed"] for step in ("save", "load")}
+    benchmark.extra_info["gbps"] = {name: round(SIZE / value / 1e9, 2) for name, value in found.items()}
     benchmark.extra_info["times as fast as plain"] = {name: round(value, 2) for name, value in ratios.items()}
     print(benchmark.extra_info)
-    benchmark.pedantic(ways["load, sealed"], rounds=1)

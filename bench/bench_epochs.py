@@ -95,6 +95,15 @@ def epochs(case, scale, batches, folder, key, channel):
     }
 
 
+def measure(case, *, scale=1.0, repeat=5, batches=None):
+    """Return the median seconds of a batch, by the way it takes."""
+    key = Key.generate()
+    with tempfile.TemporaryDirectory() as folder, Channel("cpu", keys=key) as channel:
+        ways = epochs(case, scale, batches, Path(folder), key, channel)
+        rounds = [{name: run() for name, run in ways.items()} for _ in range(repeat + 1)][1:]
+    return {name: median(spent for each in rounds for spent in each[name]) for name in ways}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--scale", type=float, default=1.0)
@@ -102,12 +111,8 @@ def main():
     parser.add_argument("--batches", type=int)
     parser.add_argument("--only", default="", help="cases with this in their name")
     options = parser.parse_args()
-    key = Key.generate()
     for case in (case for case in CASES if options.only in case):
-        with tempfile.TemporaryDirectory() as folder, Channel("cpu", keys=key) as channel:
-            ways = epochs(case, options.scale, options.batches, Path(folder), key, channel)
-            rounds = [{name: run() for name, run in ways.items()} for _ in range(options.repeat + 1)][1:]
-        seconds = {name: median(spent for each in rounds for spent in each[name]) for name in ways}
+        seconds = measure(case, scale=options.scale, repeat=options.repeat, batches=options.batches)
         print(case)
         for name, spent in seconds.items():
             print(f"  {name:20} {spent * 1e6:9.1f} us   sealed takes {seconds['sealed'] / spent:5.2f} x that")

@@ -5,9 +5,8 @@ comparable is the time until the weights are in the module. Fresh memory costs m
 the longer ago something was given back to the system; so the runs take turns, each time in another order.
 """
 
-import random
 from functools import partial
-from statistics import median
+from random import Random
 
 import pytest
 import safetensors.torch
@@ -15,7 +14,7 @@ import torch
 from conftest import MIB
 
 from fastrack import load_model, save_model
-from fastrack._bench.measure import timed_rounds
+from fastrack._bench.measure import medians
 
 TENSORS, SIDE = 32, 4096
 SIZE = TENSORS * SIDE * SIDE * 2
@@ -97,18 +96,13 @@ def test_ratio(benchmark, paths, key, filled):
         "plain, fresh, copied": lambda: plain_fresh_in_memory(paths[0]),
         "plain, mapped": lambda: plain_fresh(paths[0]),
     }
-    seconds = {name: [] for name in ways}
-    order = random.Random(0)
-    for _ in range(ROUNDS):
-        for name, way in order.sample(list(ways.items()), len(ways)):
-            seconds[name] += timed_rounds({name: way}, 1)[name].seconds
-    medians = {name: median(runs[1:]) for name, runs in seconds.items()}
+    found = medians(ways, ROUNDS, order=Random(0))
     ratios = {
-        "sealed to plain": medians["sealed"] / medians["plain"],
-        "fresh, to read": medians["sealed, fresh"] / medians["plain, fresh, read"],
-        "fresh, to copied": medians["sealed, fresh"] / medians["plain, fresh, copied"],
+        "sealed to plain": found["sealed"] / found["plain"],
+        "fresh, to read": found["sealed, fresh"] / found["plain, fresh, read"],
+        "fresh, to copied": found["sealed, fresh"] / found["plain, fresh, copied"],
     }
-    benchmark.extra_info["milliseconds"] = {name: round(1e3 * value, 1) for name, value in medians.items()}
+    benchmark.extra_info["milliseconds"] = {name: round(1e3 * value, 1) for name, value in found.items()}
     benchmark.extra_info["ratios"] = {name: round(value, 2) for name, value in ratios.items()}
     print(benchmark.extra_info)
     benchmark.pedantic(ways["sealed"], rounds=1)

@@ -9,13 +9,12 @@ import argparse
 import logging
 import tempfile
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 import pytest
 
 from fastrack import Key, SealedDataset, save_file
-from fastrack._bench.measure import interleave
+from fastrack._bench.measure import medians
 
 pytest.importorskip("ray", reason="takes fastrack-io[ray]")  # pytest looks for benchmarks in this file too
 
@@ -79,8 +78,7 @@ def main():
         ways, total = write(Path(folder), rows)
         for shuffle in (False, True):
             runs = {name: epoch(*way, total, shuffle=shuffle) for name, way in ways.items()}
-            times = interleave(runs, options.repeat)
-            rates = {name: rows / median(times[name]) for name in runs}
+            rates = {name: rows / seconds for name, seconds in medians(runs, options.repeat).items()}
             print(f"{rows} rows of {SIZE >> 10} KiB, {'shuffled' if shuffle else 'in order'}")
             for name, rate in rates.items():
                 print(f"  {name:15} {rate:8.0f} rows/s   sealed does {rates['sealed'] / rate:5.2f} x that")

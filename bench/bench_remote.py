@@ -30,6 +30,7 @@ import numpy as np
 import torch
 
 import fastrack
+from fastrack._bench.measure import medians
 
 SHARDS, ROWS, ROW, BATCH = 8, 256, 1 << 16, 64
 RANGES, RANGE = 512, 1 << 18
@@ -94,15 +95,8 @@ def compare_clients(folder, options):
         with serve(folder, latency / 1000) as port:
             endpoint = f"http://127.0.0.1:{port}"
             clients = make_clients(endpoint, starts)
-            seconds = {name: [] for name in clients}
-            for _ in range(options.rounds):
-                for name, read in clients.items():
-                    start = time.perf_counter()
-                    read()
-                    seconds[name].append(time.perf_counter() - start)
-        figures = (
-            f"{name} {RANGES * RANGE / 1e6 / statistics.median(times):.0f} MB/s" for name, times in seconds.items()
-        )
+            seconds = medians(clients, options.rounds)
+        figures = (f"{name} {RANGES * RANGE / 1e6 / taken:.0f} MB/s" for name, taken in seconds.items())
         print(f"latency {latency:3} ms: {', '.join(figures)}", flush=True)
 
 

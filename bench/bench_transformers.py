@@ -5,16 +5,15 @@ that reads them (`disable_mmap=True`, which it chooses by itself on some file sy
 turns, each time in another order.
 """
 
-import random
 from functools import partial
-from statistics import median
+from random import Random
 
 import pytest
 import torch
 from conftest import MIB
 
 from fastrack import seal_folder
-from fastrack._bench.measure import timed_rounds
+from fastrack._bench.measure import medians
 
 transformers = pytest.importorskip("transformers", minversion="5")
 
@@ -55,12 +54,7 @@ def test_ratio(benchmark, folders, key):
         "plain, converted": partial(cls.from_pretrained, plain, dtype=torch.float32),
     }
     ways |= {f"{name}, used": partial(used, ways[name]) for name in ("sealed", "plain, mapped")}
-    seconds = {name: [] for name in ways}
-    order = random.Random(0)
-    for _ in range(ROUNDS):
-        for name, way in order.sample(list(ways.items()), len(ways)):
-            seconds[name] += timed_rounds({name: way}, 1)[name].seconds
-    medians = {name: median(runs[1:]) for name, runs in seconds.items()}
+    found = medians(ways, ROUNDS, order=Random(0))
     pairs = {
         "sealed to read": ("sealed", "plain, read"),
         "sealed to mapped": ("sealed", "plain, mapped"),
@@ -69,7 +63,7 @@ def test_ratio(benchmark, folders, key):
     }
     size = sum(path.stat().st_size for path in plain.glob("*.safetensors"))
     benchmark.extra_info["MiB"] = size // MIB
-    benchmark.extra_info["milliseconds"] = {name: round(1e3 * value, 1) for name, value in medians.items()}
-    benchmark.extra_info["ratios"] = {name: round(medians[a] / medians[b], 2) for name, (a, b) in pairs.items()}
+    benchmark.extra_info["milliseconds"] = {name: round(1e3 * value, 1) for name, value in found.items()}
+    benchmark.extra_info["ratios"] = {name: round(found[a] / found[b], 2) for name, (a, b) in pairs.items()}
     print(benchmark.extra_info)
     benchmark.pedantic(ways["sealed"], rounds=1)

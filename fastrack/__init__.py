@@ -3,131 +3,28 @@
 Public is what `__all__` and `fastrack.errors` hold. A public name is imported when it is first used, so that
 ``import fastrack`` costs little and needs no GPU. Packages import only those below them::
 
-    _cli  >  _bench  >  _training  >  _transfer  >  _sealed | _devices  >  _crypto  >  _tensors  >  _util  >  errors
+    _cli  >  _training  >  _transfer  >  _files  >  _sealed | _devices  >  _keys  >  _crypto  >  _util  >  errors
 
-``docs/dev/architecture.md`` describes each.
+``docs/dev/architecture.md`` has them all, and describes each.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING
-
+from fastrack import _version, errors  # noqa: F401 - both are there without a look at `__getattr__`
 from fastrack._util import registry as _registry
 from fastrack._util.pickles import unpickle as _unpickle  # noqa: F401 - pickles of handles name it
-from fastrack._version import __version__
-from fastrack.errors import (
-    AttestationError,
-    AuthenticationError,
-    ClosedError,
-    DeviceError,
-    FastrackError,
-    FormatError,
-    GrantError,
-    KeyPermissionError,
-    ProviderError,
-    RollbackError,
-    SignatureError,
-    UnknownKeyError,
-)
-
-if TYPE_CHECKING:
-    from fastrack._crypto.tlog import TransparencyLog
-    from fastrack._files.byte_reader import open_bytes
-    from fastrack._files.reader import SealedFile, verify_file
-    from fastrack._files.rekey import rekey_file
-    from fastrack._files.writer import save_file, seal_file, unseal_file
-    from fastrack._keys.keyring import KeyLike, KeyProvider, KeyRing, use_keys
-    from fastrack._keys.keys import Key
-    from fastrack._samples.dataset_writer import SealedWriter
-    from fastrack._samples.sources import import_samples
-    from fastrack._sealed.seal import seal, unseal
-    from fastrack._sealed.tensor import SealedRows, SealedTensor
-    from fastrack._sets.anchor import Anchor
-    from fastrack._sets.folder import SealedFolder, load_folder
-    from fastrack._sets.folder_writer import seal_folder, unseal_folder
-    from fastrack._sets.load_file import load_file
-    from fastrack._sets.manifest import Manifest, load_manifest
-    from fastrack._sets.publish import publish
-    from fastrack._training.checkpoint import load_checkpoint, save_checkpoint
-    from fastrack._training.collate import collate
-    from fastrack._training.dataset import SealedDataset
-    from fastrack._training.loader import wrap
-    from fastrack._training.model import load_model, save_model
-    from fastrack._transfer.api import synchronize, to_device, to_host
-    from fastrack._transfer.channel import Channel
-    from fastrack._transfer.safe_open import load_tensors, safe_open
-    from fastrack._util.trace import trace
-
-__all__ = [
-    "Anchor",
-    "AttestationError",
-    "AuthenticationError",
-    "Channel",
-    "ClosedError",
-    "DeviceError",
-    "FastrackError",
-    "FormatError",
-    "GrantError",
-    "Key",
-    "KeyLike",
-    "KeyPermissionError",
-    "KeyProvider",
-    "KeyRing",
-    "Manifest",
-    "ProviderError",
-    "RollbackError",
-    "SealedDataset",
-    "SealedFile",
-    "SealedFolder",
-    "SealedRows",
-    "SealedTensor",
-    "SealedWriter",
-    "SignatureError",
-    "TransparencyLog",
-    "UnknownKeyError",
-    "__version__",
-    "collate",
-    "import_samples",
-    "load_checkpoint",
-    "load_file",
-    "load_folder",
-    "load_manifest",
-    "load_model",
-    "load_tensors",
-    "open_bytes",
-    "publish",
-    "rekey_file",
-    "safe_open",
-    "save_checkpoint",
-    "save_file",
-    "save_model",
-    "seal",
-    "seal_file",
-    "seal_folder",
-    "synchronize",
-    "to_device",
-    "to_host",
-    "trace",
-    "unseal",
-    "unseal_file",
-    "unseal_folder",
-    "use_keys",
-    "verify_file",
-    "wrap",
-]
+from fastrack._util.public import lazy as _lazy
 
 _NAMES = {
     "_keys.keyring": ("KeyLike", "KeyProvider", "KeyRing", "use_keys"),
     "_keys.keys": ("Key",),
-    "_crypto.tlog": ("TransparencyLog",),
     "_sets.anchor": ("Anchor",),
     "_files.byte_reader": ("open_bytes",),
     "_sets.folder": ("SealedFolder", "load_folder"),
     "_sets.folder_writer": ("seal_folder", "unseal_folder"),
     "_sets.manifest": ("Manifest", "load_manifest"),
     "_sets.publish": ("publish",),
-    "_files.reader": ("SealedFile", "verify_file"),
+    "_files.reader": ("SealedFile", "check_file", "verify_file"),
     "_sets.load_file": ("load_file",),
     "_files.rekey": ("rekey_file",),
     "_samples.sources": ("import_samples",),
@@ -144,13 +41,16 @@ _NAMES = {
     "_transfer.channel": ("Channel",),
     "_transfer.safe_open": ("load_tensors", "safe_open"),
     "_util.trace": ("trace",),
+    "_version": ("__version__",),
+    "errors": tuple(errors.__all__),
 }
 _HOMES = {name: f"fastrack.{module}" for module, names in _NAMES.items() for name in names}
+__all__ = sorted(_HOMES)  # noqa: PLE0605 - one table has them
+__getattr__, __dir__ = _lazy(__name__, _NAMES, globals())
 
 _registry.COMPILERS |= {
     "commands": "_devices.cuda.jit_commands:build_commands",
-    "key state": "_devices.cuda.key_state_ir:build_key_state",
-    "module": "_crypto.native.here:compile_here",
+    "module": "_crypto.native.build:compile_here",
 }
 _registry.METHODS["to"] = "_transfer.api:to_device"
 _registry.PICKLED |= {
@@ -185,19 +85,3 @@ _registry.KEY_SOURCES |= {
     "gcp-kms": "providers._gcp:GcpKms",
     "azure-keyvault": "providers._azure:AzureKeyVault",
 }
-
-
-if not TYPE_CHECKING:  # with it, type checkers would accept misspelt names
-
-    def __getattr__(name: str) -> object:
-        home = _HOMES.get(name)
-        if home is None:
-            message = f"module {__name__!r} has no attribute {name!r}"
-            raise AttributeError(message)
-        value: object = getattr(import_module(home), name)
-        globals()[name] = value
-        return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})

@@ -1,6 +1,5 @@
 import gc
 import importlib.util
-import re
 import signal
 import sys
 from collections import Counter
@@ -45,9 +44,6 @@ def pytest_addoption(parser, pluginmanager):
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
 def pytest_collection_modifyitems(items):
-    for item in items:  # forms that no CPU chooses, with wide code on narrow instructions
-        if re.search(r"\d-on-\d", item.name):
-            item.add_marker(pytest.mark.nightly)
     # Modules with the most slow tests first, so that processes that run side by side end at about the same time.
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])

@@ -3,6 +3,7 @@ import pickle
 from pathlib import Path
 
 import pytest
+from helpers.cases import each
 
 import fastrack
 from fastrack import errors
@@ -10,19 +11,19 @@ from fastrack import errors
 EVERY_ERROR = [getattr(errors, name) for name in errors.__all__]
 
 
-@pytest.mark.parametrize("error", EVERY_ERROR)
+@each("error", EVERY_ERROR)
 def test_every_error_is_a_fastrack_error(error):
     assert issubclass(error, errors.FastrackError)
 
 
-@pytest.mark.parametrize("error", EVERY_ERROR)
+@each("error", EVERY_ERROR)
 def test_every_error_is_a_public_name(error):
     assert getattr(fastrack, error.__name__) is error
     assert error.__name__ in fastrack.__all__
 
 
-@pytest.mark.parametrize("error", EVERY_ERROR)
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@each("error", EVERY_ERROR)
+@each("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_every_error_survives_a_pickle(error, protocol):
     back = pickle.loads(pickle.dumps(error("do this instead"), protocol))
     assert type(back) is error
@@ -45,7 +46,7 @@ def test_tensor_and_chunk_are_given_by_name():
         errors.AuthenticationError("chunk 7 failed", "images", 7)
 
 
-@pytest.mark.parametrize("error", EVERY_ERROR)
+@each("error", EVERY_ERROR)
 def test_a_message_is_shown_as_it_was_written(error):
     assert str(error("key 'a' is needed\nadd it")) == "key 'a' is needed\nadd it"
 

@@ -1,44 +1,95 @@
+"""The public names of the package, where they are from, and the examples in their docstrings."""
+
+import ast
+import doctest
+import inspect
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
+import numpy as np
 import pytest
+from helpers.cases import each
 
 import fastrack
+from fastrack import attest, distributed, providers
+
+PACKAGES = [fastrack, attest, distributed, providers]
+PROVIDERS = ["pkcs11", "tpm", "vault", "aws", "gcp", "azure"]
+NAMES = [(package, name) for package in PACKAGES for name in package.__all__]
+HOMES = [(package, name, home) for package in (fastrack, attest) for name, home in sorted(package._HOMES.items())]
 
 
-def run(code):
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+def is_described(package, name):
+    """Return whether a name has a docstring of its own: it is a function or a class, and no error."""
+    value = getattr(package, name)
+    return callable(value) and not (inspect.isclass(value) and issubclass(value, Exception))
+
+
+def loaded_by(code):
+    code = f"{code}; import sys; print(*sys.modules)"
+    return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
 
 
 def test_importing_fastrack_loads_nothing_heavy():
-    loaded = set(run("import fastrack, sys; print(*sys.modules)"))
     heavy = {"numpy", "numba", "torch", "cupy", "cryptography", "safetensors", "rich", "typer", "pynvml"}
-    assert not loaded & heavy
-
-
-def test_listing_the_names_loads_nothing_either():
-    assert run("import fastrack, sys; dir(fastrack); print('numpy' in sys.modules)") == ["False"]
+    assert not loaded_by("import fastrack") & heavy
+    assert "numpy" not in loaded_by("import fastrack; dir(fastrack)")
+    assert not loaded_by("import fastrack.attest") & {"cryptography", "numpy", "socket", "ssl", "urllib.request"}
 
 
 def test_the_version_is_a_public_name():
     assert fastrack.__version__ == fastrack._version.__version__
 
 
-@pytest.mark.parametrize("name", fastrack.__all__)
-def test_every_public_name_is_there(name):
-    assert getattr(fastrack, name) is not None
-    assert name in dir(fastrack)
+@each(("package", "name"), NAMES)
+def test_every_public_name_is_there(package, name):
+    assert getattr(package, name) is not None
+    assert name in dir(package)
+    assert package.__all__.count(name) == 1
 
 
-@pytest.mark.parametrize(("name", "home"), sorted(fastrack._HOMES.items()))
-def test_every_lazy_name_is_public_and_comes_from_its_module(name, home):
-    assert name in fastrack.__all__
-    assert getattr(fastrack, name) is getattr(import_module(home), name)
+@each(("package", "name", "home"), HOMES)
+def test_every_lazy_name_is_public_and_comes_from_its_module(package, name, home):
+    assert name in package.__all__
+    assert getattr(package, name) is getattr(import_module(home), name)
+
+
+@each(("package", "name"), [case for case in NAMES if case[1] not in {"KeyLike", "__version__"}])
+def test_what_is_public_is_of_the_public_module(package, name):
+    if package is not attest or is_described(package, name):  # the roots of attest are bytes
+        assert getattr(package, name).__module__ == package.__name__
+
+
+@pytest.mark.filterwarnings("ignore")  # of torch, about a single process
+@each(("package", "name"), [case for case in NAMES if is_described(*case) and case[0] is not providers])
+def test_public_names_have_examples_that_run(package, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = {"fastrack": fastrack, "np": np} if package is fastrack else {}
+    # Without a module, as methods are defined in another than the public one.
+    assert run_examples(getattr(package, name), name, module=False, globs=given), f"{name} has no example"
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@each("name", ["distributed", "providers", *(f"providers._{name}" for name in PROVIDERS)])
+def test_the_examples_of_a_package_run(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_examples(import_module(f"fastrack.{name}"), name)
+
+
+def run_examples(item, name, **options):
+    """Run the examples in all docstrings of a name, and return their number."""
+    found = doctest.DocTestFinder().find(item, name, **options)
+    runner, said = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS), []
+    for test in found:
+        runner.run(test, out=said.append)
+    assert not runner.failures, "".join(said)
+    return sum(len(test.examples) for test in found)
 
 
 def test_public_names_are_in_order():
-    assert fastrack.__all__ == sorted(set(fastrack.__all__))
+    assert fastrack.__all__ == sorted(fastrack.__all__)
 
 
 def test_a_name_is_loaded_once():
@@ -46,6 +97,18 @@ def test_a_name_is_loaded_once():
     assert "Key" in vars(fastrack)
 
 
-def test_a_name_that_is_not_there_is_an_attribute_error():
+@each("package", [fastrack, attest])
+def test_a_name_that_is_not_there_is_an_attribute_error(package):
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-        _ = fastrack.nonsense
+        _ = package.nonsense
+
+
+@each("package", [fastrack, attest])
+def test_type_checkers_are_told_the_same_names_from_the_same_modules(package):
+    stub = ast.parse(Path(package.__file__).with_suffix(".pyi").read_text())
+    told = {one.asname: one.name for node in stub.body for one in node.names}
+    homes = {one.name: node.module for node in stub.body for one in node.names}
+    assert sorted(told) == sorted(told.values()) == package.__all__
+    assert {name: home for name, home in homes.items() if name != "AttestationError"} == {
+        name: home for name, home in package._HOMES.items() if name != "AttestationError"
+    }

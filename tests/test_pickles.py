@@ -83,8 +83,3 @@ def test_no_private_module_is_named(path, records):
 def test_an_object_of_another_version_is_refused():
     with pytest.raises(FormatError, match="'Later'"):
         fastrack._unpickle("Later", 1)
-
-
-@pytest.mark.parametrize("name", sorted(set(fastrack.__all__) - {"KeyLike", "__version__"}))
-def test_what_is_public_is_of_the_public_module(name):
-    assert getattr(fastrack, name).__module__ == "fastrack"

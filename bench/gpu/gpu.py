@@ -4,6 +4,7 @@ from contextlib import contextmanager, nullcontext
 from unittest.mock import patch
 
 from bench.gpu import needs
+from fastrack._devices.cuda.buffers import STATE_SIZE
 
 _COPY = 3  # cudaMemcpyDeviceToDevice
 _SPIN = 10_000_000  # nanoseconds: to sleep sooner would cost what is measured some microseconds
@@ -41,6 +42,11 @@ class Gpu:
         with patch.object(cupy_driver, "find_kernels", lambda: candidate.kernels) if candidate else nullcontext():
             self.driver = cupy_driver.CupyDriver(self.index)
         cupy.cuda.runtime.setDevice(self.index)
+
+    @property
+    def state_size(self):
+        """Bytes of the state of a key."""
+        return self._candidate.kernels.constants["STATE_BYTES"] if self._candidate else STATE_SIZE
 
     def extend_state(self, state):
         return self._candidate.extend_state(state) if self._candidate else state
@@ -143,7 +149,7 @@ class Gpu:
         return self._cupy.asnumpy(array) if isinstance(array, self._cupy.ndarray) else array.cpu().numpy()
 
     def pointer(self, array):
-        return self.driver.view(array, writable=True).pointer
+        return self.driver.view(array, writable=True).address
 
     def product(self, side):
         require("torch")

@@ -4,7 +4,7 @@ import os
 
 from bench.gpu.gpu import WrongResultError
 from bench.gpu.host_data import noise, require_same, sets_of
-from bench.gpu.launches import GOOD, Launches, expand
+from bench.gpu.launches import GOOD, ByteRuns, Launches
 from bench.gpu.plan import MIB, fraction, size_of
 from bench.gpu.timing import Row, interleave, on_device
 from fastrack._crypto.cobblestone import CHUNK_SIZE, NONCE_SIZE, chunk_count, ciphertext_size
@@ -37,7 +37,7 @@ class _Case:
         self._scratch, self._tile = scratch, tile
         self._count = chunk_count(size)
         gpu = launches.gpu
-        state = gpu.extend_state(expand(os.urandom(bits // 8), os.urandom(NONCE_SIZE)).tobytes())
+        state = ByteRuns(gpu).prepare(os.urandom(bits // 8), os.urandom(NONCE_SIZE)).data
         self._state = gpu.memory(len(state))
         launches.put(self._state.pointer, state)
         self._group = max(1, plan.group // size)

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.gpu.gpu import WrongResultError
-from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, MessageKey
-from fastrack._devices.cuda.key_state import STATE_SIZE, write_state
+from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE
+from fastrack._devices.cuda.buffers import KEY_SIZE, STATE_SIZE
 from fastrack._devices.cuda.table import TableSegment, pack_table
 
 GOOD = 2**64 - 1
 _FENCE = 256
 _GUARD = 0xA5
+_POWERS = 513  # of H, for chunks of any size
 
 
 class Launches:
@@ -83,8 +84,13 @@ class ByteRuns:
         self._launches = Launches(gpu)
 
     def prepare(self, key, nonce):
-        state = self._launches.gpu.extend_state(expand(key, nonce).tobytes())
-        return State(np.frombuffer(state, np.uint8), 8 * len(key))
+        """Have the device expand a message key, and return its state, with what a candidate needs besides."""
+        gpu, bits = self._launches.gpu, 8 * len(key)
+        kind = (bits + (_POWERS << 16)).to_bytes(4, "little")
+        row = self._fenced(KEY_SIZE, (key + nonce).ljust(KEY_SIZE - len(kind), b"\0") + kind)
+        whole = self._fenced(gpu.state_size, bytes(gpu.state_size))
+        gpu.launch("prepare", 1, (row.pointer, whole.pointer, 0, 0, 1), self._launches.stream)
+        return State(np.frombuffer(gpu.extend_state(whole.content()[:STATE_SIZE]), np.uint8), bits)
 
     def open_run(self, state, sealed, first=0, *, blocks=1, offset=0, verdict=GOOD, seed=None):
         """Open a run of chunks: the lowest bad number or None, and the plaintext."""
@@ -146,13 +152,6 @@ class _Fenced:
         if fences != bytes([_GUARD]) * len(fences):
             raise WrongResultError("a kernel wrote outside its buffer")
         return found[self._before : self._before + self._size]
-
-
-def expand(key, nonce):
-    """Return the state of a message key, as the kernels read it."""
-    state = np.empty(STATE_SIZE, np.uint8)
-    write_state(MessageKey.raw(key, nonce), state)
-    return state
 
 
 def _verdict(word):

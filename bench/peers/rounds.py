@@ -8,7 +8,7 @@ from functools import partial
 from statistics import median
 
 from bench.peers.catalog import PEERS
-from bench.peers.crew import Child, DeadError
+from bench.peers.children import Child, DeadError
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class Result:
 
 
 def measure(slugs, size, rounds, folder, *, seed=0, say=print, child=Child):
-    crew = {slug: child(slug, size, folder, seed) for slug in slugs}
+    children = {slug: child(slug, size, folder, seed) for slug in slugs}
     results = {slug: Result.of(slug) for slug in slugs}
     turns, shuffler = list(slugs), random.Random(seed)
 
@@ -57,7 +57,7 @@ def measure(slugs, size, rounds, folder, *, seed=0, say=print, child=Child):
             if result.error:
                 continue
             try:
-                action(crew[slug], result)
+                action(children[slug], result)
             except DeadError as error:
                 result.error = str(error)
                 say(f"  {result.name}: {error}")
@@ -74,7 +74,7 @@ def measure(slugs, size, rounds, folder, *, seed=0, say=print, child=Child):
         say("each with a bit changed, and with a page cut off")
         each(_tamper)
     finally:
-        for each_child in crew.values():
+        for each_child in children.values():
             each_child.end()
     return list(results.values())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from random import Random
 from statistics import median, quantiles
 from typing import Any
 
@@ -43,23 +44,31 @@ class Times:
         return {"median": self.median, "lower": lower, "upper": upper, "runs": len(self.seconds)}
 
 
-def interleave(runs: Mapping[str, Callable[[], Any]], repeat: int) -> dict[str, list[float]]:
-    """Return the seconds of `repeat` interleaved rounds, by name, after one call of each function to warm up."""
+def interleave(runs: Mapping[str, Callable[[], Any]], repeat: int, **options: Any) -> dict[str, list[float]]:
+    """Return the seconds of `timed_rounds`, by name, after one call of each function to warm up."""
     for run in runs.values():
         run()
-    return {name: list(times.seconds) for name, times in timed_rounds(runs, repeat).items()}
+    return {name: list(times.seconds) for name, times in timed_rounds(runs, repeat, **options).items()}
 
 
-def timed_rounds(runs: Mapping[str, Callable[[], Any]], repeat: int, *, settle: int = 0) -> dict[str, Times]:
+def medians(runs: Mapping[str, Callable[[], Any]], repeat: int, **options: Any) -> dict[str, float]:
+    """Return the median seconds of `interleave`, by name."""
+    return {name: median(seconds) for name, seconds in interleave(runs, repeat, **options).items()}
+
+
+def timed_rounds(
+    runs: Mapping[str, Callable[[], Any]], repeat: int, *, settle: int = 0, order: Random | None = None
+) -> dict[str, Times]:
     """Return the times of `repeat` rounds, by name. Each round calls each function once, in turn.
 
     A slow moment of the machine thus falls on all functions. Each is called `settle` times without measurement before
-    each timed call, so that caches hold its own data, and not that of the function before.
+    each timed call, so that caches hold its own data, and not that of the function before. `order` shuffles each round,
+    for functions that leave memory to the next one as fresh or used.
     """
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     cpu = dict.fromkeys(runs, 0.0)
     for _ in range(repeat):
-        for name, run in runs.items():
+        for name, run in order.sample(list(runs.items()), len(runs)) if order else runs.items():
             for _ in range(settle):
                 run()
             before = time.process_time()

@@ -265,7 +265,7 @@ class _CudaEndpoint:
         self.array = driver.empty("U8", plain.shape, "cupy")
         self.device = CudaDevice(driver)
         self.chain = OneBlockPath(driver, plain.size, bits)
-        self._pointer = self.device.view(self.array, writable=True).pointer
+        self._pointer = self.device.view(self.array, writable=True).address
         self._driver = driver
         self._stream = driver.stream(high_priority=True)
         self._locked = driver.host(plain.size)

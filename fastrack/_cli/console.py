@@ -29,6 +29,21 @@ def stdout() -> Console:
     return Console(highlight=False, markup=False, emoji=False, width=width, soft_wrap=True)
 
 
+def print_lines(lines: Iterable[str | Table], console: Console | None = None) -> None:
+    """Print lines and tables, on standard output unless there is another console."""
+    console = console or stdout()
+    for line in lines:
+        console.print(line, soft_wrap=isinstance(line, str))
+
+
+def tell(lines: Iterable[str | Table], *, as_json: bool, **document: Any) -> None:
+    """Print what a command has done: for people, or with ``--json`` the one document."""
+    if as_json:
+        print_json(**document)
+    else:
+        print_lines(lines)
+
+
 def new_table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     """Return an empty table with these columns, those of `right` aligned to the right."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
@@ -52,7 +67,10 @@ def taken_back(plaintext: Iterable[Path]) -> Iterator[None]:
     except BrokenPipeError:  # the reader has had enough, and the work is done
         raise
     except OSError as error:
-        for path in (each.resolve() for each in plaintext):  # a link leads to the file that was written
+        paths = [path.resolve() for path in plaintext]  # a link leads to the file that was written
+        if not paths:
+            raise
+        for path in paths:
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         raise OSError(error.errno, f"{error.strerror}; the plaintext was removed again", "standard output") from None
 

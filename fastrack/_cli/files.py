@@ -24,6 +24,18 @@ if TYPE_CHECKING:
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/(?=[^/])")
 
 
+def is_stream(path: object) -> bool:
+    """Return True if a path stands for standard input or output."""
+    return str(path) == "-"
+
+
+def is_sealed_folder(path: Path) -> bool:
+    """Return True if a path is a folder with an index, which `seal` made."""
+    from fastrack._sets.folder import INDEX
+
+    return (path / INDEX).is_file()
+
+
 def as_location(path: Path) -> Location:
     """Return an argument as a path or, if it was written with ``scheme://``, as a URL: `Path` joins slashes."""
     match = _URL.match(str(path))
@@ -41,6 +53,15 @@ def check_target(path: Path, *, force: bool) -> None:
         if not force:
             raise FileExistsError(errno.EEXIST, "exists already; --force replaces it", str(path))
         require_replaceable(path)
+
+
+def check_new(path: Path) -> None:
+    """Refuse to replace a folder."""
+    check_directory(path)
+    if os.path.lexists(path):
+        raise FileExistsError(
+            errno.EEXIST, "exists, and no folder is replaced. Name one that does not exist", str(path)
+        )
 
 
 def check_source(path: Path) -> int:
@@ -113,8 +134,10 @@ def check_expected(file: "SealedFile", names: Sequence[str] | None) -> None:
             )
 
 
-def load_engine(operation: Literal["seal", "open", "verify"]) -> None:
-    """Load native code with an empty message, so that the time that a command shows leaves it out."""
+def load_engine(verb: str) -> None:
+    """Load the native code of a command with an empty message, so that the time that is shown leaves it out."""
+    if verb == "reading":
+        return
     import numpy as np
 
     from fastrack._crypto import engine as engines
@@ -123,10 +146,10 @@ def load_engine(operation: Literal["seal", "open", "verify"]) -> None:
     engine = engines.get_engine()
     schedule = engine.expand_key(MessageKey.raw(bytes(16), bytes(12)))
     empty, tag = np.empty(0, np.uint8), np.empty(TAG_SIZE, np.uint8)
-    if operation == "seal":
+    if verb == "sealing":
         engine.seal_run(schedule, empty, tag, 0)
-    elif operation == "open":
-        engine.open_run(schedule, tag, empty, 0)
-    else:
+    elif verb == "verifying":
         engine.verify_run(schedule, tag, 0)
+    else:
+        engine.open_run(schedule, tag, empty, 0)
     schedule.wipe()

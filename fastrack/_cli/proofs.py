@@ -9,8 +9,6 @@ from fastrack._cli.nvml import Gpu, Graphics
 from fastrack.errors import DeviceError
 
 _TSM = "sys/kernel/config/tsm/report"
-_MODULES = {"Intel TDX": "tdx_guest", "AMD SEV-SNP": "sev_guest"}
-_EVIDENCE = {"tdx": "a TDX quote", "snp": "a SEV-SNP report", "gpu": "an attestation report"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +21,11 @@ class Proof:
     missing: str | None  # what is missing and what to do, if it is not possible
 
     def __str__(self) -> str:
-        return f"can give {_EVIDENCE[self.kind or 'gpu']}" if self.possible else f"no evidence: {self.missing}"
+        from fastrack.attest._kinds import CPU_KINDS
+
+        kind = CPU_KINDS.get(self.kind or "gpu")
+        document = "an attestation report" if kind is None else f"a {kind.document}"
+        return f"can give {document}" if self.possible else f"no evidence: {self.missing}"
 
 
 def read_proofs(tee: CpuTee, graphics: Graphics, root: Path = ROOT) -> tuple[Proof, ...]:
@@ -34,13 +36,15 @@ def read_proofs(tee: CpuTee, graphics: Graphics, root: Path = ROOT) -> tuple[Pro
 
 def _read_cpu(tee: CpuTee, folder: Path) -> Proof:
     from fastrack.attest._collect import read_tsm_provider
+    from fastrack.attest._kinds import CPU_KINDS
 
-    module = _MODULES.get(tee.kind or "")
-    kind = {"tdx_guest": "tdx", "sev_guest": "snp"}.get(module or "")
+    found = {kind.platform: kind for kind in CPU_KINDS.values()}.get(tee.kind or "")
+    kind = None if found is None else found.name
     if not folder.is_dir():
-        missing = "this is no guest of Intel TDX or AMD SEV-SNP. Run it in a confidential virtual machine"
-        if module is not None:
-            missing = f"there is no folder /{_TSM}. Use Linux 6.7 or later, mount configfs, and load {module}"
+        platforms = " or ".join(kind.platform for kind in CPU_KINDS.values())
+        missing = f"this is no guest of {platforms}. Run it in a confidential virtual machine"
+        if found is not None:
+            missing = f"there is no folder /{_TSM}. Use Linux 6.7 or later, mount configfs, and load {found.provider}"
         return Proof("CPU", kind, False, missing)
     if not os.access(folder, os.W_OK):
         missing = f"/{_TSM} cannot be written by this user. Run `fastrack attest collect` as root"

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Bytes = npt.NDArray[np.uint8]
 Words = npt.NDArray[np.int64]
+Secret = cobblestone.Bytes
+Texts = Sequence[cobblestone.Bytes]
 _UINT8 = np.dtype(np.uint8)
 
 
@@ -168,12 +170,7 @@ class Engine(Protocol):
     threads: int
 
     def derive_keys(
-        self,
-        secret: cobblestone.Bytes,
-        headers: Sequence[cobblestone.Bytes],
-        contexts: Sequence[cobblestone.Bytes],
-        rows: Sequence[int],
-        target: memoryview,
+        self, secret: Secret, headers: Texts, contexts: Texts, rows: Sequence[int], target: memoryview
     ) -> int | None:
         """Derive the keys of messages, as `derivation.derive_rows` specifies. Headers and secret have their lengths.
 

@@ -9,13 +9,13 @@ from functools import cache, lru_cache
 
 from fastrack._crypto import native
 from fastrack._crypto.base import Engine
-from fastrack._crypto.forms import FORMS, supported_forms
+from fastrack._crypto.isa import INSTRUCTION_SETS, supported_instruction_sets
 from fastrack._crypto.native import ENGINE_VARIABLE, JIT
 from fastrack._crypto.workers import default_threads
 from fastrack._util.shown import shown
 from fastrack.errors import DeviceError
 
-ENGINES = (*FORMS, "openssl")
+ENGINES = (*INSTRUCTION_SETS, "openssl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class SelectedEngine:
 
 def available_engines() -> tuple[str, ...]:
     """Return the names of the engines that this machine can run, fastest first."""
-    return *supported_forms(), "openssl"
+    return *supported_instruction_sets(), "openssl"
 
 
 def get_engine(name: str | None = None, *, threads: int | None = None) -> Engine:
@@ -65,25 +65,21 @@ def selected_engine() -> SelectedEngine:
             )
         _require_correct(forced)
         return SelectedEngine(forced, forced=True)
+    fault = _fault(names[0]) if problem is None else None
     if problem is not None:
-        _require_correct("openssl")
-        warnings.warn(
-            f"fastrack runs without its machine code, on OpenSSL, which is slower: {problem}",
-            RuntimeWarning,
-            stacklevel=3,
+        warning = f"fastrack runs without its machine code, on OpenSSL, which is slower: {problem}"
+        reason = f"no machine code: {problem}"
+    elif fault is not None:
+        reason = f"{names[0]} failed its test {fault}"
+        warning = (
+            f"the engine {names[0]!r} failed its test {fault}. 'openssl' takes its place and is slower: see `fastrack "
+            "doctor`, and report this"
         )
-        return SelectedEngine("openssl", fault=f"no machine code: {problem}")
-    fault = _fault(names[0])
-    if fault is None:
+    else:
         return SelectedEngine(names[0])
     _require_correct("openssl")
-    warnings.warn(
-        f"the engine {names[0]!r} failed its test {fault}. 'openssl' takes its place and is slower: see `fastrack "
-        "doctor`, and report this",
-        RuntimeWarning,
-        stacklevel=3,
-    )
-    return SelectedEngine("openssl", fault=f"{names[0]} failed its test {fault}")
+    warnings.warn(warning, RuntimeWarning, stacklevel=3)
+    return SelectedEngine("openssl", fault=reason)
 
 
 @lru_cache(maxsize=32)

@@ -1,6 +1,6 @@
 """Make and check gather plans.
 
-The loops are here, and in the machine code (`native.jit_host`). Where there is none they run as they are.
+The loops are here, and in the machine code (`native.kernels_plan`). Where there is none they run as they are.
 """
 
 from __future__ import annotations

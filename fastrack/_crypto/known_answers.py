@@ -6,6 +6,7 @@ An engine may compute wrong results though its source is right: a compiler or a 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from hashlib import sha256
 
 import numpy as np
@@ -45,20 +46,25 @@ _DERIVED = {
 
 def find_fault(engine: Engine) -> str | None:
     """Test that an engine seals and opens two chunks, and refuses a wrong tag; return its failure, or None."""
-    for size, answer in _ANSWERS.items():
+    return _first_fault("with a key", _ANSWERS, partial(_try, engine))
+
+
+def _first_fault(what: str, answers: dict[int, str], attempt: Callable[[int, str], str | None]) -> str | None:
+    """Return the first failure of a test with keys of several sizes."""
+    for size, answer in answers.items():
         try:
-            fault = _try(engine, bytes(range(size)), answer)
+            fault = attempt(size, answer)
         except Exception as error:  # noqa: BLE001 - an engine that cannot be compiled fails as well
             fault = f"{type(error).__name__}: {error}"
         if fault is not None:
-            return f"with a key of {8 * size} bits: {fault}"
+            return f"{what} of {8 * size} bits: {fault}"
     return None
 
 
-def _try(engine: Engine, key: bytes, answer: str) -> str | None:
+def _try(engine: Engine, size: int, answer: str) -> str | None:
     plain = np.resize(np.arange(251, dtype=np.uint8), _SIZE)
     sealed, opened = np.empty(_SIZE + 2 * TAG_SIZE, np.uint8), np.empty(_SIZE, np.uint8)
-    schedule = engine.expand_key(MessageKey.raw(key, _NONCE))
+    schedule = engine.expand_key(MessageKey.raw(bytes(range(size)), _NONCE))
     try:
         engine.seal_run(schedule, plain, sealed, _FIRST)
         digest = sha256(sealed.data).hexdigest()
@@ -81,18 +87,12 @@ def _try(engine: Engine, key: bytes, answer: str) -> str | None:
 
 def find_derivation_fault(engine: Engine) -> str | None:
     """Test that an engine derives message keys, several at once and one, and refuses a wrong commitment."""
-    for size, answer in _DERIVED.items():
-        try:
-            fault = _try_derivation(engine, bytes(range(1, size + 1)), answer)
-        except Exception as error:  # noqa: BLE001 - as in `find_fault`
-            fault = f"{type(error).__name__}: {error}"
-        if fault is not None:
-            return f"of deriving keys of {8 * size} bits: {fault}"
-    return None
+    return _first_fault("of deriving keys", _DERIVED, partial(_try_derivation, engine))
 
 
-def _try_derivation(engine: Engine, secret: bytes, answer: str) -> str | None:
-    count, size = len(_CONTEXTS), len(secret) + NONCE_SIZE + COMMITMENT_SIZE
+def _try_derivation(engine: Engine, key_size: int, answer: str) -> str | None:
+    secret = bytes(range(1, key_size + 1))
+    count, size = len(_CONTEXTS), key_size + NONCE_SIZE + COMMITMENT_SIZE
     headers = [bytes([number]) * SALT_SIZE + bytes(COMMITMENT_SIZE) for number in range(count)]
     memory = memoryview(bytearray((count + 1) * DERIVED_SIZE))
     engine.derive_keys(secret, headers, _CONTEXTS, range(count), memory)

@@ -1,4 +1,4 @@
-"""Engine for CPUs that no form of the compiled code supports: OpenSSL through pyca/cryptography, one chunk a call.
+"""Engine for CPUs that run no instruction set of the machine code: OpenSSL, one chunk a call of pyca/cryptography.
 
 This is the only Python loop over chunks. pyca has no call for several messages, and resets no nonce of a GCM context; a
 new context for each chunk takes twice as long as `AESGCM`. More threads would make it slower: each call of 16 KiB takes
@@ -16,12 +16,13 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA512
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
-from fastrack._crypto import cobblestone
 from fastrack._crypto.base import (
     Bytes,
     GatherPlan,
     Jobs,
     KeySchedule,
+    Secret,
+    Texts,
     check_buffers,
     check_plan,
     check_rows,
@@ -52,12 +53,7 @@ class OpenSSLEngine:
     threads = 1
 
     def derive_keys(
-        self,
-        secret: cobblestone.Bytes,
-        headers: Sequence[cobblestone.Bytes],
-        contexts: Sequence[cobblestone.Bytes],
-        rows: Sequence[int],
-        target: memoryview,
+        self, secret: Secret, headers: Texts, contexts: Texts, rows: Sequence[int], target: memoryview
     ) -> int | None:
         check_rows(rows, target)
         prefix, end = PREFIXES[len(secret)], len(secret) + NONCE_SIZE
@@ -77,27 +73,11 @@ class OpenSSLEngine:
 
     def open_run(self, schedule: OpenSSLSchedule, source: Bytes, target: Bytes, first: int) -> int | None:
         check_buffers(source, target)
-        count = chunks_between(source.size, target.size, first)
-        sealed_bytes, plain_bytes, private = source.data, target.data, _new(SEALED_CHUNK_SIZE)
-        bad = [
-            first + index
-            for index, plain, sealed in _slices(count, target.size)
-            if not schedule.open(first + index, sealed_bytes[sealed], plain_bytes[plain], private)
-        ]
-        return min(bad, default=None)
+        return _open(schedule, source, target, first, target.size)
 
     def verify_run(self, schedule: OpenSSLSchedule, source: Bytes, first: int) -> int | None:
         check_buffers(source)
-        size = source.size - -(-source.size // SEALED_CHUNK_SIZE) * TAG_SIZE
-        count = chunks_between(source.size, size, first)
-        sealed_bytes, private, scratch = source.data, _new(SEALED_CHUNK_SIZE), _new(CHUNK_SIZE)
-        bad = [
-            first + index
-            for index, plain, sealed in _slices(count, size)
-            if not schedule.open(first + index, sealed_bytes[sealed], scratch[: plain.stop - plain.start], private)
-        ]
-        scratch[:] = bytes(CHUNK_SIZE)
-        return min(bad, default=None)
+        return _open(schedule, source, None, first, source.size - -(-source.size // SEALED_CHUNK_SIZE) * TAG_SIZE)
 
     def seal_run(self, schedule: OpenSSLSchedule, source: Bytes, target: Bytes, first: int) -> None:
         check_buffers(source, target)
@@ -143,14 +123,27 @@ class OpenSSLEngine:
         if plain is not None:
             if not plain.size == target.size == jobs.nbytes[number]:
                 raise ValueError(f"expected {jobs.nbytes[number]} bytes to seal, and a result of that size, got others")
-            return _pass(schedule, plain.array, target)
+            return _reencrypt(schedule, plain.array, target)
         assert source is not None
         if plan is not None:
             return self.open_gather(schedule, source.array, target, plan)
         return self.open_run(schedule, source.array, target, 0)
 
 
-def _pass(schedule: OpenSSLSchedule, source: Bytes, target: Bytes) -> int | None:
+def _open(schedule: OpenSSLSchedule, source: Bytes, target: Bytes | None, first: int, size: int) -> int | None:
+    """Open chunks of so many bytes of plaintext into the target, or without one into memory that is overwritten."""
+    count = chunks_between(source.size, size, first)
+    sealed_bytes, private, scratch = source.data, _new(SEALED_CHUNK_SIZE), _new(CHUNK_SIZE if target is None else 0)
+    bad = []
+    for index, plain, sealed in _slices(count, size):
+        result = scratch[: plain.stop - plain.start] if target is None else target.data[plain]
+        if not schedule.open(first + index, sealed_bytes[sealed], result, private):
+            bad.append(first + index)
+    scratch[:] = bytes(len(scratch))
+    return min(bad, default=None)
+
+
+def _reencrypt(schedule: OpenSSLSchedule, source: Bytes, target: Bytes) -> int | None:
     """Seal each chunk of plaintext in memory of this call, and open it from there into the target."""
     before, after = source.data, target.data
     private, sealed = _new(SEALED_CHUNK_SIZE), _new(SEALED_CHUNK_SIZE)

@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from fastrack._crypto import cobblestone, workers
+from fastrack._crypto import workers
 from fastrack._crypto.base import (
     Bytes,
     GatherPlan,
     Jobs,
     KeySchedule,
+    Secret,
+    Texts,
     address,
     check_buffers,
     check_plan,
@@ -22,7 +24,7 @@ from fastrack._crypto.base import (
     chunks_between,
 )
 from fastrack._crypto.cobblestone import PREFIXES, SEALED_CHUNK_SIZE, TAG_SIZE, MessageKey
-from fastrack._crypto.forms import SCHEDULE_SIZE
+from fastrack._crypto.isa import SCHEDULE_SIZE
 from fastrack._crypto.job_table import JobTable
 from fastrack._crypto.known_answers import find_job_fault
 from fastrack.errors import ClosedError, DeviceError
@@ -32,7 +34,7 @@ _PADDING = [b"\0\x80".ljust(2 + -(size + 2) % 8, b"\0") for size in range(8)]  #
 
 
 class VectorEngine:
-    """An `Engine` on the functions of one form, with at most `threads` threads a run."""
+    """An `Engine` on the functions of one instruction set, with at most `threads` threads a run."""
 
     def __init__(self, name: str, functions: Any, threads: int) -> None:
         self.name = name
@@ -54,12 +56,7 @@ class VectorEngine:
         return open_jobs
 
     def derive_keys(
-        self,
-        secret: cobblestone.Bytes,
-        headers: Sequence[cobblestone.Bytes],
-        contexts: Sequence[cobblestone.Bytes],
-        rows: Sequence[int],
-        target: memoryview,
+        self, secret: Secret, headers: Texts, contexts: Texts, rows: Sequence[int], target: memoryview
     ) -> int | None:
         check_rows(rows, target)
         text, table = derivation_table(secret, headers, contexts, rows)
@@ -131,14 +128,9 @@ class VectorSchedule(KeySchedule):
         self._memory.fill(0)
 
 
-def derivation_table(
-    secret: cobblestone.Bytes,
-    headers: Sequence[cobblestone.Bytes],
-    contexts: Sequence[cobblestone.Bytes],
-    rows: Sequence[int],
-) -> tuple[bytes, array[int]]:
+def derivation_table(secret: Secret, headers: Texts, contexts: Texts, rows: Sequence[int]) -> tuple[bytes, array[int]]:
     """Return what `hkdf_ir` reads of messages: their text, and the table of the sizes of their contexts and of rows."""
-    text: list[cobblestone.Bytes] = [PREFIXES[len(secret)]]
+    text: list[Secret] = [PREFIXES[len(secret)]]
     table = array("q")
     for header, context, row in zip(headers, contexts, rows, strict=True):
         size = len(context)

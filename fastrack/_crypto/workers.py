@@ -1,7 +1,7 @@
 """Worker threads that share the work of one native call with its caller.
 
 The caller works too, and never waits for a worker that has not begun. The workers wait in native code, where they need
-neither the interpreter nor its lock: `jit_workers` has what they do, and how callers and they agree.
+neither the interpreter nor its lock: `kernels_threads` has what they do, and how callers and they agree.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ import os
 import re
 
 from fastrack._crypto import native
-from fastrack._crypto.forms import narrow_form
 from fastrack._devices.base import Device
 from fastrack._util.shown import HIDDEN, shown
 from fastrack.errors import DeviceError
@@ -54,11 +53,6 @@ def open_device(name: str, threads: int | None = None, share: float | None = Non
         raise DeviceError(
             f"opening {name!r} failed: expected fastrack's machine code, which issues its commands, got none: "
             f"{problem}. Until then use device='cpu'"
-        )
-    if narrow_form() is None:
-        raise DeviceError(
-            f"opening {name!r} failed: expected a CPU with instructions for AES, which expand keys for the device, "
-            "got one without. Use device='cpu'"
         )
     from fastrack._devices.cuda.cupy_driver import CupyDriver
     from fastrack._devices.cuda.device import CudaDevice

@@ -155,10 +155,7 @@ class SealedFile(Mapping[str, SealedTensor]):
         If a manifest lists a plain tensor, its bytes are an authenticated copy, which no process can write to.
         """
         dtype, shape, start, stop = self._stored[name]
-        storage = self._open_storage()
-        fetched = storage.fetch([(start, stop)])
-        memory = storage.view(start, stop)
-        del fetched  # which was needed until the view was there
+        memory = self._open_storage().view(start, stop)
         if self._entry is not None and name in self._entry.plain:
             memory = memory.copy()
             memory.flags.writeable = False
@@ -293,13 +290,40 @@ def verify_file(
         raise error
 
 
+@public
 def check_file(
     source: SealedFile | str | os.PathLike[str],
     keys: KeySource | None = None,
     *,
     progress: Callable[[int], None] | None = None,
 ) -> list[TensorCheck]:
-    """Authenticate a file as `verify_file` does, and return one `TensorCheck` per sealed tensor, in file order."""
+    """Authenticate a file as `verify_file` does, and return the result for each sealed tensor, in its order.
+
+    Parameters
+    ----------
+    source, keys, progress
+        As those of `verify_file`.
+
+    Returns
+    -------
+    list
+        Of each tensor its ``name``, ``dtype``, ``shape`` and ``nbytes``, and ``error``: None if every chunk is
+        authentic, or the `AuthenticationError` or `UnknownKeyError` that opening it would raise.
+
+    Raises
+    ------
+    FormatError, OSError
+        As `verify_file` does.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import fastrack
+    >>> key = fastrack.Key.generate()
+    >>> fastrack.save_file({"x": np.arange(3), "y": np.arange(4)}, "data.safetensors", key)
+    >>> [(check.name, check.error) for check in fastrack.check_file("data.safetensors", key)]
+    [('x', None), ('y', None)]
+    """
     ring = KeyRing.resolve(keys)
     with opened_file(source) as file:
         if not file:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
 import os
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -24,6 +20,19 @@ from fastrack._keys.recipients import (
 )
 from fastrack._keys.signing import Signer, Verifier, open_envelope, read_unverified_payload, sign_envelope
 from fastrack._util.atomic import new_file
+from fastrack._util.documents import (
+    ID,
+    decode,
+    decode_bytes,
+    decode_time,
+    encode,
+    encode_bytes,
+    encode_time,
+    is_number,
+    matches,
+    parsing,
+    require,
+)
 from fastrack._util.regular_file import open_regular
 from fastrack.errors import FormatError, GrantError, UnknownKeyError
 
@@ -35,8 +44,6 @@ _PASSPHRASE = "Argon2id"  # noqa: S105 - the name of an algorithm
 _LIMIT = 16 * 1024 * 1024  # bytes of a grants file
 _RECIPIENTS_LIMIT = 4096
 _LABEL = b"fastrack/grant@1\0"
-_ID = re.compile(r"[0-9a-f]{32}")
-_TIME = "%Y-%m-%dT%H:%M:%SZ"
 _MEMBERS = {
     "bits", "expires", "files", "issued", "key", "least_version", "lineage", "recipients", "serial", "version",
 }  # fmt: skip
@@ -277,7 +284,7 @@ class Grants:
         if not recipients:
             raise ValueError("signing grants failed: expected at least one recipient or a passphrase, got none")
         signed = replace(self, recipients=recipients, issued=_now(), serial=self.serial + 1)
-        payload = _encode({**signed._constraints(), **signed._circumstances()})  # noqa: SLF001 - of the same class
+        payload = encode({**signed._constraints(), **signed._circumstances()})  # noqa: SLF001 - of the same class
         if len(payload) > _LIMIT // 2:
             raise ValueError(f"signing grants failed: expected at most {_LIMIT // 2} bytes, got {len(payload)}")
         _parse(payload, "grants to sign")
@@ -370,7 +377,7 @@ class Grants:
         now = _now() if now is None else now
         if self.expires is not None and now >= self.expires:
             raise GrantError(
-                f"the grant of key {self.key_id} expired at {self.expires.strftime(_TIME)}; ask the owner for a new one"
+                f"the grant of key {self.key_id} expired at {encode_time(self.expires)}; ask the owner for a new one"
             )
         wanted = _NO_ID if identity is None else identity.recipient.id
         entry = next((grant for grant in self.recipients if grant.id == wanted), None)
@@ -393,7 +400,7 @@ class Grants:
         """Return the members that the wrapped keys are bound to."""
         return {
             "bits": self.bits,
-            "expires": None if self.expires is None else self.expires.strftime(_TIME),
+            "expires": None if self.expires is None else encode_time(self.expires),
             "files": None if self.files is None else list(self.files),
             "key": self.key_id,
             "least_version": self.least_version,
@@ -403,13 +410,13 @@ class Grants:
 
     def _circumstances(self) -> dict[str, Any]:
         return {
-            "issued": self.issued.strftime(_TIME),
+            "issued": encode_time(self.issued),
             "recipients": [_encode_grant(grant) for grant in self.recipients],
             "serial": self.serial,
         }
 
     def _info(self) -> bytes:
-        return _LABEL + _encode(self._constraints())
+        return _LABEL + encode(self._constraints())
 
 
 _NO_ID = "0" * 32
@@ -455,14 +462,10 @@ def _now() -> datetime:
     return datetime.now(UTC).replace(microsecond=0)
 
 
-def _encode(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
-
-
 def _encode_grant(grant: Grant) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "algorithm": grant.algorithm,
-        "ciphertext": base64.b64encode(grant.ciphertext).decode(),
+        "ciphertext": encode_bytes(grant.ciphertext),
         "id": grant.id,
         "name": grant.name,
     }
@@ -470,32 +473,24 @@ def _encode_grant(grant: Grant) -> dict[str, Any]:
         entry["iterations"] = grant.parameters.iterations
         entry["lanes"] = grant.parameters.lanes
         entry["memory"] = grant.parameters.memory
-        entry["salt"] = base64.b64encode(grant.parameters.salt).decode()
+        entry["salt"] = encode_bytes(grant.parameters.salt)
     return entry
 
 
 def _parse(payload: bytes, source: str) -> dict[str, Any]:
     """Return the fields of `Grants` in a payload, which must be in canonical form."""
-    try:
-        document = json.loads(payload)
-        if (
-            _encode(document) != payload
-            or document.keys() != _MEMBERS
-            or type(document["version"]) is not int
-            or document["version"] != 1
-        ):
-            raise ValueError("it is not in canonical form, or of another version")  # noqa: TRY301 - told below
-        entries = document["recipients"]
-        _check(isinstance(entries, list) and 1 <= len(entries) <= _RECIPIENTS_LIMIT, "recipients")
+    with parsing(f"{source} is not a grants file", "get it again from its owner"):
+        document = decode(payload, _MEMBERS, {"version": 1})
+        entries, files, expires = document["recipients"], document["files"], document["expires"]
+        require(isinstance(entries, list) and 1 <= len(entries) <= _RECIPIENTS_LIMIT, "recipients")
         recipients = tuple(_parse_grant(entry) for entry in entries)
-        _check(len({grant.id for grant in recipients}) == len(recipients), "recipients")
-        files = document["files"]
-        _check(files is None or (isinstance(files, list) and all(map(_is_id, files))), "files")
-        _check(_is_id(document["key"]), "key")
-        _check(type(document["bits"]) is int and document["bits"] in {128, 256}, "bits")
-        _check(document["lineage"] is None or _is_id(document["lineage"]), "lineage")
+        require(len({grant.id for grant in recipients}) == len(recipients), "recipients")
+        require(files is None or (isinstance(files, list) and all(matches(ID, file) for file in files)), "files")
+        require(matches(ID, document["key"]), "key")
+        require(type(document["bits"]) is int and document["bits"] in {128, 256}, "bits")
+        require(document["lineage"] is None or matches(ID, document["lineage"]), "lineage")
         for name in ("least_version", "serial"):
-            _check(type(document[name]) is int and 0 <= document[name] < 2**53, name)
+            require(is_number(document[name]), name)
         return {
             "key_id": document["key"],
             "bits": document["bits"],
@@ -503,12 +498,10 @@ def _parse(payload: bytes, source: str) -> dict[str, Any]:
             "files": None if files is None else tuple(files),
             "lineage": document["lineage"],
             "least_version": document["least_version"],
-            "expires": None if document["expires"] is None else _parse_time(document["expires"]),
-            "issued": _parse_time(document["issued"]),
+            "expires": None if expires is None else decode_time(expires),
+            "issued": decode_time(document["issued"]),
             "serial": document["serial"],
         }
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise FormatError(f"{source} is not a grants file: {error}; get it again from its owner") from None
 
 
 def _parse_grant(entry: Mapping[str, Any]) -> Grant:
@@ -517,33 +510,10 @@ def _parse_grant(entry: Mapping[str, Any]) -> Grant:
     if entry["algorithm"] == _PASSPHRASE:
         expected |= {"iterations", "lanes", "memory", "salt"}
         parameters = PassphraseParameters(
-            _parse_base64(entry["salt"]), entry["iterations"], entry["lanes"], entry["memory"]
+            decode_bytes(entry["salt"]), entry["iterations"], entry["lanes"], entry["memory"]
         )
         parameters.check()
-    _check(entry.keys() == expected, "recipients")
-    _check(_is_id(entry["id"]) and (entry["id"] == _NO_ID) == (parameters is not None), "id of a recipient")
-    _check(isinstance(entry["algorithm"], str) and isinstance(entry["name"], str), "recipients")
-    return Grant(entry["algorithm"], entry["id"], entry["name"], _parse_base64(entry["ciphertext"]), parameters)
-
-
-def _check(holds: object, member: str) -> None:
-    if not holds:
-        raise ValueError(f"member {member!r} has a value out of range")
-
-
-def _is_id(value: object) -> bool:
-    return isinstance(value, str) and _ID.fullmatch(value) is not None
-
-
-def _parse_base64(text: str) -> bytes:
-    try:
-        content = base64.b64decode(text.encode(), validate=True)
-    except binascii.Error as error:
-        raise ValueError(f"expected base64: {error}") from None
-    if base64.b64encode(content).decode() != text:
-        raise ValueError("expected base64 in canonical form")
-    return content
-
-
-def _parse_time(text: str) -> datetime:
-    return datetime.strptime(text, _TIME).replace(tzinfo=UTC)
+    require(entry.keys() == expected, "recipients")
+    require(matches(ID, entry["id"]) and (entry["id"] == _NO_ID) == (parameters is not None), "id of a recipient")
+    require(isinstance(entry["algorithm"], str) and isinstance(entry["name"], str), "recipients")
+    return Grant(entry["algorithm"], entry["id"], entry["name"], decode_bytes(entry["ciphertext"]), parameters)

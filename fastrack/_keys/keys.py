@@ -23,7 +23,7 @@ from typing import NoReturn, Self
 from cryptography.hazmat.primitives.hashes import SHA512
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
-from fastrack._crypto.kept_keys import KeptKeys
+from fastrack._crypto.message_key_cache import MessageKeyCache
 from fastrack._crypto.secret_bytes import SecretBytes
 from fastrack._util.atomic import is_trusted_owner, new_file
 from fastrack._util.public import public
@@ -97,7 +97,7 @@ class Key:
     True
     """
 
-    __slots__ = ("_files", "_id", "_kept", "_least_version", "_lineage", "_secret", "_wiped")
+    __slots__ = ("_files", "_id", "_least_version", "_lineage", "_message_keys", "_secret", "_wiped")
 
     def __init__(self, secret: Bytes) -> None:
         if isinstance(secret, (str, os.PathLike)):
@@ -108,7 +108,7 @@ class Key:
         self._lineage: str | None = None
         self._least_version = 0
         self._id = ""
-        self._kept: KeptKeys | None = None
+        self._message_keys: MessageKeyCache | None = None
         self._secret = SecretBytes(len(view))
         if len(view) not in _SIZES:
             raise FormatError(f"expected a key of 16 or 32 bytes, got {len(view)}; Key.generate() makes one")
@@ -333,11 +333,11 @@ class Key:
         return memoryview(self._secret).toreadonly()
 
     @property
-    def kept(self) -> KeptKeys:
+    def message_keys(self) -> MessageKeyCache:
         """The keys of messages that were derived from this one and are in use. Not public."""
-        kept = self._kept
+        kept = self._message_keys
         if kept is None:
-            kept = self._kept = KeptKeys()
+            kept = self._message_keys = MessageKeyCache()
             if self._wiped:
                 kept.wipe()
         return kept
@@ -346,8 +346,8 @@ class Key:
         """Overwrite the secret with zeros. The key cannot be used from then on; its id stays."""
         self._wiped = True
         self._secret.wipe()
-        if self._kept is not None:
-            self._kept.wipe()
+        if self._message_keys is not None:
+            self._message_keys.wipe()
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Key):

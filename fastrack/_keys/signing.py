@@ -7,7 +7,6 @@ Envelope, version 1.0, defines them; in-toto and Sigstore use the same.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import Callable, Iterable
 from types import MappingProxyType
@@ -18,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA65PrivateKey, MLDSA65PublicKey
 
 from fastrack._keys.key_files import PublicKey, SecretKey
+from fastrack._util.documents import encode, encode_bytes
 from fastrack._util.rights import open_own
 from fastrack._util.shown import shown
 from fastrack.errors import FormatError, SignatureError
@@ -147,12 +147,10 @@ class Signer(SecretKey):
 def sign_envelope(payload: bytes, payload_type: str, signers: Iterable[Signer]) -> bytes:
     """Return a DSSE envelope, with one signature of each signer."""
     message = _pre_authentication_encoding(payload_type, payload)
-    signatures = [
-        {"keyid": signer.verifier.id, "sig": base64.b64encode(signer.sign(message)).decode()} for signer in signers
-    ]
+    signatures = [{"keyid": signer.verifier.id, "sig": encode_bytes(signer.sign(message))} for signer in signers]
     # Put together by hand, as `json` takes longer over a large payload than the signature takes.
-    head = json.dumps({"payloadType": payload_type, "signatures": signatures}, separators=(",", ":"), sort_keys=True)
-    return b'{"payload":"%s",%s\n' % (base64.b64encode(payload), head[1:].encode())
+    head = encode({"payloadType": payload_type, "signatures": signatures}, end=b"\n")
+    return b'{"payload":"%s",%s' % (base64.b64encode(payload), head[1:])
 
 
 def open_envelope(
@@ -203,7 +201,7 @@ def _parse_envelope(envelope: bytes, source: str) -> tuple[bytes, str, list[byte
         payload = base64.b64decode(document["payload"], validate=True)
         payload_type = document["payloadType"]
         signatures = [base64.b64decode(entry["sig"], validate=True) for entry in document["signatures"]]
-    except (ValueError, KeyError, TypeError, RecursionError, binascii.Error) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FormatError(
             f"{source} is not a signed document: expected a DSSE envelope in JSON, got something else "
             f"({type(error).__name__}). Get it again from its owner"

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
 import os
 import re
 from abc import ABC, abstractmethod
@@ -16,6 +13,7 @@ from typing import Any, ClassVar, Self
 
 from fastrack._keys.keys import Key
 from fastrack._util.atomic import new_file
+from fastrack._util.documents import ID, decode, decode_bytes, encode, encode_bytes, matches, parsing, require
 from fastrack._util.registry import KEY_SOURCES, find
 from fastrack._util.regular_file import open_regular
 from fastrack._util.rights import open_own
@@ -25,7 +23,6 @@ _LIMIT = 65536  # bytes of a file
 _CIPHERTEXT_LIMIT = 8192
 _PARAMETERS_LIMIT = 16
 _MEMBERS = {"algorithm", "bits", "ciphertext", "key", "parameters", "provider", "version"}
-_ID = re.compile(r"[0-9a-f]{32}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _VALUE = re.compile(r"[ -~]{1,2048}")
 
@@ -77,14 +74,14 @@ class WrappedKey:
 
     def __post_init__(self) -> None:
         try:
-            _check(is_scheme(self.provider), "provider")
-            _check(_matches(_NAME, self.algorithm), "algorithm")
-            _check(_matches(_ID, self.key_id), "key")
-            _check(type(self.bits) is int and self.bits in {128, 256}, "bits")
-            _check(0 < len(self.ciphertext) <= _CIPHERTEXT_LIMIT, "ciphertext")
-            _check(len(self.parameters) <= _PARAMETERS_LIMIT, "parameters")
-            holds = (_matches(_NAME, name) and _matches(_VALUE, value) for name, value in self.parameters.items())
-            _check(all(holds), "parameters")
+            require(is_scheme(self.provider), "provider")
+            require(matches(_NAME, self.algorithm), "algorithm")
+            require(matches(ID, self.key_id), "key")
+            require(type(self.bits) is int and self.bits in {128, 256}, "bits")
+            require(0 < len(self.ciphertext) <= _CIPHERTEXT_LIMIT, "ciphertext")
+            require(len(self.parameters) <= _PARAMETERS_LIMIT, "parameters")
+            holds = (matches(_NAME, name) and matches(_VALUE, value) for name, value in self.parameters.items())
+            require(all(holds), "parameters")
         except (TypeError, ValueError, AttributeError) as error:
             raise FormatError(f"making a wrapped key failed: {error}") from None
 
@@ -123,41 +120,31 @@ class WrappedKey:
         FormatError
             If it is not the content of a wrapped key file.
         """
-        try:
-            if len(content) > _LIMIT:
-                raise ValueError(f"expected at most {_LIMIT} bytes, got more")  # noqa: TRY301 - told below
-            document = json.loads(content)
-            if _encode(document) != content or document.keys() != _MEMBERS:
-                raise ValueError("it is not in canonical form")  # noqa: TRY301
-            _check(type(document["version"]) is int and document["version"] == 1, "version")
-            ciphertext = base64.b64decode(document["ciphertext"], validate=True)
-            _check(base64.b64encode(ciphertext).decode() == document["ciphertext"], "ciphertext")
+        with parsing(f"{source} is not a wrapped key file", "`fastrack keygen NEW.key.wrapped --wrap URI` makes one"):
+            document = decode(content, _MEMBERS, {"version": 1}, limit=_LIMIT, end=b"\n")
             return cls(
                 provider=document["provider"],
                 algorithm=document["algorithm"],
                 key_id=document["key"],
                 bits=document["bits"],
-                ciphertext=ciphertext,
+                ciphertext=decode_bytes(document["ciphertext"]),
                 parameters=document["parameters"],
                 wrapper=wrapper,
             )
-        except (ValueError, TypeError, AttributeError, RecursionError, binascii.Error) as error:
-            reason = "it is no JSON" if isinstance(error, (json.JSONDecodeError, UnicodeError)) else error
-            advice = "`fastrack keygen NEW.key.wrapped --wrap URI` makes one"
-            raise FormatError(f"{source} is not a wrapped key file: {reason}; {advice}") from None
 
     def to_bytes(self) -> bytes:
         """Return the content of the file."""
-        return _encode(
+        return encode(
             {
                 "algorithm": self.algorithm,
                 "bits": self.bits,
-                "ciphertext": base64.b64encode(self.ciphertext).decode(),
+                "ciphertext": encode_bytes(self.ciphertext),
                 "key": self.key_id,
                 "parameters": dict(self.parameters),
                 "provider": self.provider,
                 "version": 1,
-            }
+            },
+            end=b"\n",
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -408,16 +395,3 @@ def require_algorithm(wrapped: WrappedKey, *expected: str) -> str:
 def _wrapper_class(provider: str) -> type[KeyWrapper]:
     found: type[KeyWrapper] = find(KEY_SOURCES[provider])
     return found
-
-
-def _encode(value: Mapping[str, Any]) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode() + b"\n"
-
-
-def _check(holds: object, member: str) -> None:
-    if not holds:
-        raise ValueError(f"member {member!r} has a value out of range")
-
-
-def _matches(pattern: re.Pattern[str], value: object) -> bool:
-    return isinstance(value, str) and pattern.fullmatch(value) is not None

@@ -1,21 +1,17 @@
-"""The folder on the local disk that keeps ranges of remote files, as they are on their servers, within a bound.
+"""The folder on the local disk that keeps blocks of remote files, as they are on their servers, within a bound.
 
-A file of a server has two files here, whose names are a hash of its URL and version. One is as large as the file, but
-sparse: it has the blocks that were read. The other is the index, one byte for each block, and the time of the last use
-of each region. Processes share both. What is in them is not trusted: tags tell wrong bytes, and then they are dropped.
+A version of a remote file has one file here, whose name is a hash of its URL and version. It is as large as the remote
+file, but sparse: it has the blocks that were read. Behind them are a flag for each block, 1 if it is present, and a
+mark. Processes share the file. What is in it is not trusted: tags tell wrong bytes, and then they are dropped.
 
-A region in use is locked, by a byte of the file `lock`. Regions that were used least recently are evicted when there is
-too much: their blocks are marked as absent, and their place in the file becomes a hole. The maps of the file stay
-valid. An entry that is open is locked too, by a byte of the file `open`. One without blocks that no process has open is
-removed.
+When there is too much, the files that were used least recently are removed, open or not: the kernel keeps what is
+mapped, so a call ends with the file that it began with. Its mark is gone, and the next call begins another file.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
-import fcntl
 import os
 import re
 import secrets
@@ -23,17 +19,15 @@ import shutil
 import stat
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import NamedTuple
+from typing import Protocol, Self
+from weakref import WeakSet
 
-import numpy as np
-
+from fastrack._crypto.base import HostMemory
 from fastrack._remote.blocks import BLOCK
-from fastrack._remote.locks import Lease, Locks
 from fastrack._remote.objects import Version
 from fastrack._tensors.arrays import Bytes
 from fastrack._tensors.mapped_file import map_file
@@ -41,77 +35,117 @@ from fastrack._util.fork import register_fork_reset
 from fastrack._util.locations import Url
 from fastrack._util.rights import require_own
 from fastrack._util.units import format_size
-from fastrack.errors import ClosedError
 
 VARIABLE = "FASTRACK_CACHE_DIR"
 SIZE_VARIABLE = "FASTRACK_CACHE_SIZE"
-REGION = 1 << 26  # bytes that are locked, and evicted, together
-_BLOCKS = REGION // BLOCK
-_MAGIC = b"fastrack ranges1"
+_MARK = b"fastrack blocks2"
 _SIZE = re.compile(r"(\d{1,6})([KMGT])i?B?", re.IGNORECASE)
 _UNITS = {"K": 10, "M": 20, "G": 30, "T": 40}
-_PUNCH_HOLE = 1 | 2  # FALLOC_FL_KEEP_SIZE and FALLOC_FL_PUNCH_HOLE
+_FEW = 4096  # blocks, of which a look at all flags is quicker than one at some
+_TOUCH_AFTER = 1.0  # seconds between two notes of the last use
 _SCAN_AFTER = 64  # the bytes kept are counted again when this part of the bound was added
-_PIECE = 1 << 16  # bytes of an index that are read at a time
-_PAUSES = (0, 0.01, 0.1, 0.5)  # seconds: another thread may be about to let go of what its call has used
 _KEEP_FREE = 10  # a call that has to evict evicts this part of the bound as well
 
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_LIBC.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
 
-
-@dataclass(frozen=True, slots=True)
 class Entry:
-    """The two files of one version of a remote file, both mapped.
+    """`Storage` of the blocks of a remote file that are present, also once they are evicted: a file, mapped.
 
-    inodes : those of the file with the blocks, and of the index
-    lease : keeps the entry from being removed
-    first_lock : the byte of the lock file that stands for the first region; those of others follow
     flags : one byte for each block, 1 if it is present
     """
 
-    path: Path
-    size: int
-    inodes: tuple[int, int]
-    lease: Lease
-    first_lock: int
-    content: Bytes
-    stamps: np.ndarray[tuple[int], np.dtype[np.uint32]]
-    flags: memoryview
+    __slots__ = ("_content", "_inode", "_is_lost", "_mark", "_memory", "_path", "_used_at", "flags", "size")
 
-    def open_data(self) -> int:
-        """Return a descriptor of the file with the blocks, to write to."""
-        return self._open(self.path, self.inodes[0])
+    def __init__(self, path: Path, size: int, descriptor: int) -> None:
+        mapped = map_file(descriptor, _end(size))
+        self.size = size
+        self._content = mapped[:size]
+        self._memory = HostMemory.of(mapped).part(0, size)
+        self.flags = mapped[size : -len(_MARK)].data
+        self._mark = mapped[-len(_MARK) :].data
+        self._path = path
+        self._inode = os.fstat(descriptor).st_ino
+        self._is_lost = False
+        self._used_at = 0.0
 
-    def open_index(self) -> int:
-        """Return a descriptor of the index, to write to."""
-        return self._open(self.path.with_suffix(".index"), self.inodes[1])
+    @property
+    def is_evicted(self) -> bool:
+        """True if another file, of any process, has to be begun in the place of this one."""
+        return self._is_lost or not self._mark[0]
 
-    def _open(self, path: Path, inode: int) -> int:
-        """Open one of the files that are mapped, and no other that has its name by now."""
+    @property
+    def is_complete(self) -> bool:
+        """True if every block is present. Only found out for files of up to 1 GiB."""
+        return len(self.flags) <= _FEW and not bytes(self.flags).count(0)
+
+    def touch(self) -> None:
+        """Note that the file is used, by the time of its last modification."""
+        now = time.monotonic()
+        if now - self._used_at > _TOUCH_AFTER:
+            self._used_at = now
+            with contextlib.suppress(FileNotFoundError):
+                os.utime(self._path, follow_symlinks=False)
+
+    def open_writer(self) -> Writer | None:
+        """Open the mapped file for writing, and no other that has its name by now. Return None if it lost its name."""
         with contextlib.suppress(FileNotFoundError):
-            descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            if os.fstat(descriptor).st_ino == inode:
-                return descriptor
-            os.close(descriptor)
-        raise ClosedError(f"{self.path} was removed from the cache. Open its remote file, or the data set, again")
+            writer = Writer(os.open(self._path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW), self.size)
+            if writer.inode == self._inode:
+                return writer
+        self._is_lost = True
+        return None
 
-    def write_flags(self, index: int, blocks: range, value: int) -> None:
-        """Mark blocks as present or absent, by a descriptor of the index."""
-        os.pwrite(index, bytes([value]) * len(blocks), _flags_start(self.size) + blocks.start)
+    def fetch(self, ranges: Sequence[tuple[int, int]]) -> Self:
+        """Do nothing, as what is present was chosen before."""
+        return self
 
-    def write_stamp(self, index: int, region: int, now: int) -> None:
-        """Note when a region was used, by a descriptor of the index."""
-        os.pwrite(index, now.to_bytes(4, "little"), _START + 4 * region)
+    def prefetch(self, ranges: Sequence[tuple[int, int]]) -> int:
+        """Do nothing."""
+        return 0
+
+    def discard(self, ranges: Sequence[tuple[int, int]]) -> bool:
+        """Do nothing."""
+        return False
+
+    def read(self, start: int, stop: int) -> bytes:
+        return self._content[start:stop].tobytes()
+
+    def view(self, start: int, stop: int) -> Bytes:
+        return self._content[start:stop]
+
+    def memory(self, start: int, stop: int) -> HostMemory:
+        return self._memory.part(start, stop)
 
 
-class _Region(NamedTuple):
-    """A region with blocks: the time of its last use, the path of the index, its number, and the size of the file."""
+class Writer:
+    """A descriptor of an entry to write to, which is closed with this object: after the last download that uses it."""
 
-    used: int
-    path: Path
-    number: int
-    size: int
+    def __init__(self, descriptor: int, size: int) -> None:
+        self._descriptor = descriptor
+        self._size = size
+        self._close = os.close  # still bound while the interpreter shuts down
+
+    @property
+    def inode(self) -> int:
+        return os.fstat(self._descriptor).st_ino
+
+    def write(self, offset: int, data: bytes | memoryview) -> None:
+        view = memoryview(data)
+        while view:
+            count = os.pwrite(self._descriptor, view, offset)
+            view, offset = view[count:], offset + count
+
+    def mark(self, blocks: range, value: int = 1) -> None:
+        """Mark blocks as present or absent."""
+        os.pwrite(self._descriptor, bytes([value]) * len(blocks), self._size + blocks.start)
+
+    def __del__(self) -> None:
+        self._close(self._descriptor)
+
+
+class _User(Protocol):
+    """An object that has an entry open, and lets go of it once that is evicted."""
+
+    def release_evicted(self) -> None: ...
 
 
 class Cache:
@@ -122,8 +156,7 @@ class Cache:
         _make_private(folder)
         self._added = 0
         self._kept: int | None = None
-        self._regions = Locks(folder / "lock")
-        self._entries = Locks(folder / "open", is_inherited=True)
+        self._users: WeakSet[_User] = WeakSet()
         self.reset_after_fork()
         register_fork_reset(self)
 
@@ -131,61 +164,46 @@ class Cache:
         """Forget what the parent's threads do."""
         self._mutex = threading.Lock()
 
+    def add_user(self, user: _User) -> None:
+        """Have an object let go of entries that are evicted: a map keeps its place on the disk."""
+        with self._mutex:
+            self._users.add(user)
+
     def open(self, url: Url, version: Version) -> Entry:
         """Return the entry of a version of a file. One that cannot be told from others is shared with no one."""
         require_own(self._folder)  # again, as paths are resolved again: rights may have changed
         told = version.validator or secrets.token_hex(16)
         identity = "\0".join((url.full, told, str(version.size), _boot_id()))
-        digest = sha256(identity.encode("utf-8", "surrogatepass")).digest()
-        data, index = (self._folder / f"{digest[:20].hex()}.{kind}" for kind in ("data", "index"))
-        start = _flags_start(version.size)
-        size = start + _count(version.size, BLOCK)
-        lease = self._entries.share([_entry_lock(digest)])  # before there is anything to remove
-        _make_sparse(index, size, _MAGIC + version.size.to_bytes(8, "little"))
-        _make_sparse(data, version.size, b"")
-        described, index_inode = _map(index, size)
-        content, data_inode = _map(data, version.size)
-        stamps = described[_START:start].view(np.uint32)
-        inodes = data_inode, index_inode
-        first = _first_lock(digest)
-        return Entry(data, version.size, inodes, lease, first, content, stamps, described[start:].data)
-
-    def lease(self, entry: Entry, regions: Iterable[int]) -> Lease:
-        """Keep regions from being evicted, by any process, as long as the object that is returned is alive."""
-        return self._regions.share([entry.first_lock + region for region in regions])
-
-    def touch(self, entry: Entry, regions: Iterable[int]) -> None:
-        """Note that regions were used."""
-        now = int(time.time())
-        old = [region for region in regions if now - int(entry.stamps[region]) > 1]
-        if old:
-            index = entry.open_index()
+        path = self._folder / f"{sha256(identity.encode('utf-8', 'surrogatepass')).hexdigest()[:40]}.data"
+        while True:
             try:
-                for region in old:
-                    entry.write_stamp(index, region, now)
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            except FileNotFoundError:
+                _make_sparse(path, version.size)
+                continue
+            try:
+                if _is_whole(descriptor, version.size):
+                    return Entry(path, version.size, descriptor)
             finally:
-                os.close(index)
+                os.close(descriptor)
+            path.unlink(missing_ok=True)
 
     def reserve(self, missing: int, needed: int) -> None:
         """Make room for `missing` bytes of the `needed` ones of a call: evict what was used least recently."""
         with self._mutex:
             bound = self._bound()
             if self._kept is None or self._added > bound // _SCAN_AFTER:
-                self._count()
+                self._scan()
             assert self._kept is not None
             if self._kept + self._added + missing > bound:
-                for pause in _PAUSES if needed <= bound else ():
-                    time.sleep(pause)
-                    self._evict(bound, max(needed, bound // _KEEP_FREE))
-                    if self._kept + missing <= bound:
-                        break
-                if self._kept + missing > bound or needed > bound:
+                if needed > bound:
                     raise OSError(
                         errno.ENOSPC,
-                        f"one call needs {format_size(needed)}, but the cache may keep {format_size(bound)} and others "
-                        f"use {format_size(self._kept)}; open less at once, or raise {SIZE_VARIABLE}",
+                        f"one call needs {format_size(needed)}, but the cache may keep {format_size(bound)}; open less "
+                        f"at once, or raise {SIZE_VARIABLE}",
                         str(self._folder),
                     )
+                self._evict(min(bound - missing, bound - bound // _KEEP_FREE))
             self._added += missing
 
     def _bound(self) -> int:
@@ -196,72 +214,35 @@ class Cache:
                 raise ValueError(f"{SIZE_VARIABLE}: expected a size such as 500M or 100G, got {text!r:.40}")
             return int(match[1]) << _UNITS[match[2].upper()]
         if self._kept is None:
-            self._count()
+            self._scan()
         assert self._kept is not None
         return (shutil.disk_usage(self._folder).free + self._kept) // 2
 
-    def _count(self) -> None:
-        """Count the bytes that the folder keeps."""
-        kept = 0
-        with os.scandir(self._folder) as files:
-            for file in files:
+    def _scan(self) -> list[tuple[int, int, Path]]:
+        """Count the bytes that the folder keeps. Return the last use of each file, its bytes, and its path."""
+        files = []
+        with os.scandir(self._folder) as found:
+            for file in found:
                 with contextlib.suppress(FileNotFoundError):
-                    kept += file.stat(follow_symlinks=False).st_blocks * 512
-        self._kept, self._added = kept, 0
+                    status = file.stat(follow_symlinks=False)
+                    files.append((status.st_mtime_ns, status.st_blocks * 512, Path(file.path)))
+        self._kept, self._added = sum(size for _, size, _ in files), 0
+        for user in self._users:
+            user.release_evicted()  # by other processes
+        return files
 
-    def _evict(self, bound: int, room: int) -> None:
-        """Evict regions that no call uses until there is `room` within the bound, or none is left."""
-        with self._eviction():
-            self._count()
-            assert self._kept is not None
-            candidates = []
-            for path in self._folder.glob("*.index"):
-                with contextlib.suppress(OSError, ValueError):
-                    candidates += _list_regions(path) or self._remove(path)
-            for _, path, region, size in sorted(candidates, key=lambda one: one[0]):
-                if self._kept <= max(bound - room, 0):
-                    break
-                with contextlib.suppress(FileNotFoundError):
-                    self._kept -= self._evict_region(path, region, size)
-
-    @contextlib.contextmanager
-    def _eviction(self) -> Iterator[None]:
-        """Let one process evict at a time."""
-        descriptor = os.open(self._folder / "evict", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
-
-    def _remove(self, index: Path) -> list[_Region]:
-        """Remove an entry, unless it is open or has blocks by now, and return its regions with blocks."""
-        with self._entries.alone(_entry_lock(bytes.fromhex(index.stem))) as is_alone:
-            regions = _list_regions(index)
-            if is_alone and not regions:
-                index.with_suffix(".data").unlink(missing_ok=True)
-                index.unlink()
-        return regions
-
-    def _evict_region(self, path: Path, region: int, size: int) -> int:
-        """Make a region a hole, unless a call uses it, and return the number of bytes that were freed."""
-        with self._regions.alone(_first_lock(bytes.fromhex(path.stem)) + region) as is_alone:
-            if not is_alone:
-                return 0
-            data = os.open(path.with_suffix(".data"), os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            index = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                count = min(_BLOCKS, _count(size, BLOCK) - region * _BLOCKS)
-                before = os.fstat(data).st_blocks
-                os.pwrite(index, bytes(count), _flags_start(size) + region * _BLOCKS)
-                if _LIBC.fallocate(data, _PUNCH_HOLE, region * REGION, REGION):
-                    code = ctypes.get_errno()
-                    advice = f"the file system of the cache cannot free parts of files; name another with {VARIABLE}"
-                    raise OSError(code, advice, str(self._folder))
-                return (before - os.fstat(data).st_blocks) * 512
-            finally:
-                os.close(data)
-                os.close(index)
+    def _evict(self, goal: int) -> None:
+        """Remove files, those used least recently first, until the folder keeps no more than `goal` bytes."""
+        files = sorted(self._scan())
+        assert self._kept is not None
+        for _, size, path in files:
+            if self._kept <= goal:
+                break
+            with contextlib.suppress(FileNotFoundError):  # another process was first
+                _remove(path)
+            self._kept -= size
+        for user in self._users:
+            user.release_evicted()
 
 
 def open_cache() -> Cache:
@@ -298,95 +279,45 @@ def _make_private(folder: Path) -> None:
         )
 
 
-def _make_sparse(path: Path, size: int, prefix: bytes) -> None:
-    """Make a file of holes after a prefix, unless it is there; replace one that is no such file."""
-    with contextlib.suppress(FileNotFoundError):
-        status = path.lstat()
-        if stat.S_ISREG(status.st_mode) and status.st_size == size and _begins_with(path, prefix):
-            return
-        path.unlink(missing_ok=True)
+def _end(size: int) -> int:
+    """Return the size of the file of an entry: the content, a flag for each block, and the mark."""
+    return size - (-size // BLOCK) + len(_MARK)
+
+
+def _make_sparse(path: Path, size: int) -> None:
+    """Try to make the file of an entry without blocks."""
     temporary = path.with_name(f".{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        os.pwrite(descriptor, prefix, 0)
         try:
-            os.ftruncate(descriptor, size)
+            os.ftruncate(descriptor, _end(size))
+            os.pwrite(descriptor, _MARK, _end(size) - len(_MARK))
         except OSError as error:
             advice = f"a file of {size} bytes, as its server says, does not fit; name another folder with {VARIABLE}"
             raise OSError(error.errno, advice, str(path.parent)) from None
-        with contextlib.suppress(FileExistsError):  # another process was first
+        with contextlib.suppress(FileExistsError, FileNotFoundError):  # others made it, or evicted all that is here
             os.link(temporary, path)
     finally:
         os.close(descriptor)
-        temporary.unlink()
+        temporary.unlink(missing_ok=True)
 
 
-def _begins_with(path: Path, prefix: bytes) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(prefix)) == prefix
+def _is_whole(descriptor: int, size: int) -> bool:
+    status = os.fstat(descriptor)
+    is_one = stat.S_ISREG(status.st_mode) and status.st_size == _end(size)
+    return is_one and os.pread(descriptor, len(_MARK), _end(size) - len(_MARK)) == _MARK
 
 
-def _map(path: Path, size: int) -> tuple[Bytes, int]:
-    """Map a file, and return its inode as well."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+def _remove(path: Path) -> None:
+    """Remove a file, and its mark, so that all processes that have it open know."""
+    doomed = path.with_name(f".{secrets.token_hex(8)}")
+    path.rename(doomed)  # at once, so that the file that is marked is the one that is removed
+    descriptor = os.open(doomed, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        return map_file(descriptor, size) if size else np.empty(0, np.uint8), os.fstat(descriptor).st_ino
+        os.pwrite(descriptor, bytes(len(_MARK)), max(os.fstat(descriptor).st_size - len(_MARK), 0))
     finally:
         os.close(descriptor)
-
-
-# The index: magic, size of the file, times of the last use of regions, presence of blocks.
-
-_START = len(_MAGIC) + 8
-
-
-def _flags_start(size: int) -> int:
-    return _START + 4 * _count(size, REGION)
-
-
-def _count(size: int, unit: int) -> int:
-    return -(-size // unit)
-
-
-def _list_regions(path: Path) -> list[_Region]:
-    """Return the regions with blocks by an index, of which no more is read than was written."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        size = _size_of(descriptor)
-        start = position = _flags_start(size)
-        regions: set[int] = set()
-        with contextlib.suppress(OSError):  # at the end
-            while True:
-                position = os.lseek(descriptor, position, os.SEEK_DATA)
-                flags = np.frombuffer(os.pread(descriptor, _PIECE, position), np.uint8)
-                regions |= set(np.unique((np.flatnonzero(flags) + (position - start)) // _BLOCKS).tolist())
-                position += flags.size
-        stamps = [os.pread(descriptor, 4, _START + 4 * region) for region in regions]
-        return [
-            _Region(int.from_bytes(stamp, "little"), path, number, size)
-            for stamp, number in zip(stamps, regions, strict=True)
-        ]
-    finally:
-        os.close(descriptor)
-
-
-def _size_of(descriptor: int) -> int:
-    """Return the size of the file that an index is of."""
-    head = os.pread(descriptor, _START, 0)
-    size = int.from_bytes(head[len(_MAGIC) :], "little")
-    if head[: len(_MAGIC)] != _MAGIC or os.fstat(descriptor).st_size != _flags_start(size) + _count(size, BLOCK):
-        raise ValueError("no index")
-    return size
-
-
-def _entry_lock(digest: bytes) -> int:
-    """Return the byte of the file `open` of an entry."""
-    return int.from_bytes(digest[:7], "little")
-
-
-def _first_lock(digest: bytes) -> int:
-    """Return the byte of the lock file of the first region. Regions are counted in the lowest 22 bits."""
-    return int.from_bytes(digest[:5], "little") + 1 << 22
+        doomed.unlink()
 
 
 def _boot_id() -> str:

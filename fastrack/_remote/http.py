@@ -11,10 +11,10 @@ import re
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, responses
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit, urlunsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -63,7 +63,8 @@ class HttpObject:
         self.head, self.version = retry(self._open, url)
 
     def _open(self) -> tuple[bytes, Version]:
-        with self._request(0, HEAD) as (response, connection):
+        with self._request(0, HEAD) as connection:
+            response = connection.response
             if response.status == 416:  # of an empty file no range exists
                 return b"", Version(0, None)
             first, stop, size = self._content_range(response)
@@ -72,7 +73,7 @@ class HttpObject:
             etag, self._modified = response.headers.get("ETag"), response.headers.get("Last-Modified")
             self._etag = etag if etag and not etag.startswith("W/") else None
             head = bytearray()
-            self._receive(response, connection.buffer, 0, stop, lambda _, piece: head.extend(piece))
+            self._receive(connection, 0, stop, lambda _, piece: head.extend(piece))
             return bytes(head), Version(check_size(size, self.url), etag or self._modified)
 
     def read(self, start: int, stop: int, sink: Sink) -> None:
@@ -81,7 +82,8 @@ class HttpObject:
             condition["If-Match"] = self._etag
         elif self._modified is not None:
             condition["If-Unmodified-Since"] = self._modified
-        with self._request(start, stop, condition) as (response, connection):
+        with self._request(start, stop, condition) as connection:
+            response = connection.response
             if response.status in {412, 416}:
                 raise changed(self.url)
             first, last, size = self._content_range(response)
@@ -90,34 +92,38 @@ class HttpObject:
                 raise changed(self.url)
             if (first, last, size) != (start, stop, self.version.size):
                 raise TransientError(f"expected bytes {start} to {stop}, got {first} to {last} of {size}")
-            self._receive(response, connection.buffer, start, stop, sink)
+            self._receive(connection, start, stop, sink)
 
-    def _request(self, start: int, stop: int, headers: dict[str, str] | None = None) -> _Exchange:
-        """Ask for a range, and return the answer: 206, 412 or 416. Other answers are raised as errors."""
+    @contextlib.contextmanager
+    def _request(self, start: int, stop: int, headers: dict[str, str] | None = None) -> Iterator[_Connection]:
+        """Ask for a range, for a block that reads the answer: 206, 412 or 416. Other answers are raised as errors."""
         if self._sign is not None and time.monotonic() - self._signed_at > _RENEW_AFTER:
             self._renew()
-        response, connection = self._send(self._target, start, stop, headers)
-        if response.status in {401, 403} and self._sign is not None:  # it may have expired
-            _close(response, connection)
+        connection = self._send(self._target, start, stop, headers)
+        if connection.response.status in {401, 403} and self._sign is not None:  # it may have expired
+            connection.close()
             self._renew()
-            response, connection = self._send(self._target, start, stop, headers)
-        exchange = _Exchange(response, connection)
-        if response.status in {206, 412, 416}:
-            return exchange
-        _close(response, connection)
-        raise self._refusal(response)
+            connection = self._send(self._target, start, stop, headers)
+        if connection.response.status not in {206, 412, 416}:
+            connection.close()
+            raise self._refusal(connection.response)
+        try:
+            yield connection
+        except BaseException:
+            connection.close()
+            raise
+        connection.release()
 
     def _renew(self) -> None:
         assert self._sign is not None
         self._target, self._signed_at = _split(self._sign(), self.url), time.monotonic()
 
-    def _send(
-        self, parts: SplitResult, start: int, stop: int, headers: dict[str, str] | None
-    ) -> tuple[HTTPResponse, _Connection]:
+    def _send(self, parts: SplitResult, start: int, stop: int, headers: dict[str, str] | None) -> _Connection:
+        """Ask for a range, and follow redirections. Return the connection that has the answer."""
         for _ in range(_REDIRECTS + 1):
             user = parts.username is not None and _origin(parts) == _origin(self._target)
             connection = _pool.take(parts, self.url)
-            response = connection.get(
+            connection.get(
                 urlunsplit(("", "", parts.path or "/", parts.query, "")),
                 {
                     "Range": f"bytes={start}-{stop - 1}",
@@ -129,11 +135,10 @@ class HttpObject:
                 stop - start,
                 self.url,
             )
-            if response.status not in _MOVED:
-                return response, connection
-            location = response.headers.get("Location", "")
-            _close(response, connection)
-            moved = _split(location, self.url, parts)
+            if connection.response.status not in _MOVED:
+                return connection
+            connection.close()
+            moved = _split(connection.response.headers.get("Location", ""), self.url, parts)
             if parts.scheme == "https" != moved.scheme:
                 raise FormatError(f"{self.url}: expected a redirection to https, got one to http. Give the final URL")
             parts = moved
@@ -152,11 +157,11 @@ class HttpObject:
             raise TransientError(f"expected {last + 1 - first} bytes by Content-Range, got {response.length}")
         return first, last + 1, size
 
-    def _receive(self, response: HTTPResponse, buffer: memoryview, start: int, stop: int, sink: Sink) -> None:
+    def _receive(self, connection: _Connection, start: int, stop: int, sink: Sink) -> None:
         """Give the body of an answer to `sink`, and no more of it than was asked for."""
         while start < stop:
-            piece = buffer[: stop - start]
-            count = _attempt(partial(response.readinto, piece), self.url)
+            piece = connection.buffer[: stop - start]
+            count = _attempt(partial(connection.response.readinto, piece), self.url)
             if not count:
                 raise TransientError(f"expected {stop - start} bytes more, got the end of the answer")
             sink(start, piece[:count])
@@ -182,31 +187,10 @@ class HttpObject:
         return OSError(errno.EPROTO, f"the server answered {about}", str(self.url))
 
 
-class _Exchange(NamedTuple):
-    """An answer, whose connection is used again if all of it was read."""
+class _Connection:
+    """A connection to a server, or to a proxy, and the answer to the last request."""
 
     response: HTTPResponse
-    connection: _Connection
-
-    def __enter__(self) -> tuple[HTTPResponse, _Connection]:
-        return self.response, self.connection
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None and self.response.length == 0 and not self.response.will_close:
-            self.response.close()
-            _pool.put(self.connection)
-        else:
-            _close(self.response, self.connection)
-
-
-def _close(response: HTTPResponse, connection: _Connection) -> None:
-    """Close an answer that is not read to its end, and its connection, which the answer may own."""
-    response.close()
-    connection.close()
-
-
-class _Connection:
-    """A connection to a server, or to a proxy."""
 
     def __init__(self, parts: SplitResult, url: Url) -> None:
         host, port = parts.hostname, parts.port
@@ -230,7 +214,7 @@ class _Connection:
             self._http = _connect(through.scheme, through.hostname, through.port or 80)
             self._prefix, self._headers = f"http://{parts.netloc.rpartition('@')[2]}", credentials
 
-    def get(self, target: str, headers: dict[str, str], size: int, url: Url) -> HTTPResponse:
+    def get(self, target: str, headers: dict[str, str], size: int, url: Url) -> None:
         """Ask for `size` bytes. The connection is closed after an error."""
 
         def exchange() -> HTTPResponse:
@@ -239,12 +223,21 @@ class _Connection:
             return self._http.getresponse()
 
         try:
-            return _attempt(exchange, url)
+            self.response = _attempt(exchange, url)
         except BaseException:
-            self.close()
+            self._http.close()
             raise
 
+    def release(self) -> None:
+        """Have the connection used again, if all of the answer was read."""
+        if self.response.length == 0 and not self.response.will_close:
+            self.response.close()
+            _pool.put(self)
+        else:
+            self.close()
+
     def close(self) -> None:
+        self.response.close()  # which may own the connection
         self._http.close()
 
 
@@ -304,17 +297,12 @@ class _Pool:
                 connection.close()
 
     def take(self, parts: SplitResult, url: Url) -> _Connection:
-        stale = []
-        try:
-            with self._lock:
-                idle = self._idle.get(_key(parts))
-                while idle:
-                    connection = idle.pop()
-                    if time.monotonic() - connection.used_at < _IDLE:
-                        return connection
-                    stale.append(connection)
-        finally:
-            for connection in stale:
+        with self._lock:
+            idle = self._idle.get(_key(parts))
+            while idle:
+                connection = idle.pop()
+                if time.monotonic() - connection.used_at < _IDLE:
+                    return connection
                 connection.close()
         return _Connection(parts, url)
 

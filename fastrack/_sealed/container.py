@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from fastrack._sealed.storage import HEADER_LIMIT, HEADER_PREFIX
 from fastrack._tensors import dtypes
+from fastrack._util.documents import unique
 from fastrack._util.locations import Location
 from fastrack.errors import FormatError
 
@@ -67,14 +68,6 @@ def parse_header(head: bytes, size: int | None, path: Location) -> tuple[dict[st
 def _is_representable(shape: tuple[int, ...]) -> bool:
     """Return True if a framework could have an array of this shape. With a zero in it, its size is no bound."""
     return math.prod(max(extent, 1) for extent in shape) <= _MAX_ELEMENTS
-
-
-def unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse a JSON object that has a member twice, since parsers differ in which one they take."""
-    found = dict(members)
-    if len(found) != len(members):
-        raise ValueError("expected each member once")
-    return found
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=unique)

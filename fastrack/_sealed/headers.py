@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from fastrack._crypto.derivation import derive_keys
-from fastrack._crypto.kept_keys import KeptKeys
+from fastrack._crypto.message_key_cache import MessageKeyCache
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._keys.keyring import KeyRing
 from fastrack._keys.keys import Key
 from fastrack._sealed.contexts import Binding, MessageContext
-from fastrack._sealed.fetching import fetch_headers
+from fastrack._sealed.fetching import discard_headers, fetch_headers, has_remote
 from fastrack._sealed.tensor import SealedTensor
 from fastrack.errors import AuthenticationError, GrantError, UnknownKeyError
 
@@ -18,17 +18,32 @@ _Proof = tuple[bytes, MessageContext, Binding | None]  # all values that authent
 
 
 def open_headers(
-    tensors: Sequence[SealedTensor | None], ring: KeyRing, keys: MessageKeys, again: Container[int] = ()
+    tensors: Sequence[SealedTensor | None], ring: KeyRing, keys: MessageKeys, cacheable: Container[int] = ()
 ) -> None:
     """Derive the key of each message into its row of `keys`, after header and binding were authenticated.
 
-    Rows of None are left out. The keys of the rows in `again` are kept for the next call, as long as tensor and owner's
-    key exist; they are used only if header, context and binding are then the same. Errors are those of
+    Headers on servers are downloaded first, all at once, and once more if one is wrong that was kept on this machine.
+    Rows of None are left out. The keys of the rows in `cacheable` are kept for the next call, as long as tensor and
+    owner's key exist; they are used only if header, context and binding are then the same. Errors are those of
     `SealedTensor.open_header`.
     """
+    is_remote = fetch_headers(tensors)
+    try:
+        _open_headers(tensors, ring, keys, cacheable)
+    except AuthenticationError:
+        if not is_remote:
+            raise
+        discard_headers(tensors)
+        fetch_headers(tensors)
+        _open_headers(tensors, ring, keys, cacheable)
+
+
+def _open_headers(
+    tensors: Sequence[SealedTensor | None], ring: KeyRing, keys: MessageKeys, cacheable: Container[int]
+) -> None:
     found = ring if len(tensors) == 1 else _Found(ring)
     waiting: dict[str, tuple[Key, list[int], list[bytes], list[bytes]]] = {}
-    storing: list[tuple[KeptKeys, SealedTensor, _Proof, int]] = []
+    storing: list[tuple[MessageKeyCache, SealedTensor, _Proof, int]] = []
     for row, tensor in enumerate(tensors):
         if tensor is None:
             continue
@@ -36,8 +51,8 @@ def open_headers(
             key_id = tensor.key_id
             key = found[key_id]
             header = tensor.header
-            if row in again:
-                kept, proof = key.kept, (header, tensor.context, tensor.binding)
+            if row in cacheable:
+                kept, proof = key.message_keys, (header, tensor.context, tensor.binding)
                 if kept.load(tensor, proof, keys, row):
                     tensor.check_grant(key)
                     continue
@@ -65,34 +80,24 @@ def open_headers(
         kept.store(owner, proof, keys, row)
 
 
+def authenticate_headers(tensors: Sequence[SealedTensor], ring: KeyRing, cacheable: Container[int] = ()) -> None:
+    """Authenticate the headers of messages, and so the sizes of tensors, before room is made for these."""
+    keys = MessageKeys(len(tensors))
+    try:
+        open_headers(tensors, ring, keys, cacheable)
+    finally:
+        keys.wipe()
+
+
 def authenticate_remote(tensors: Sequence[SealedTensor], ring: KeyRing) -> bool:
     """Authenticate the headers of messages, some of which are on servers, before more of these is downloaded.
 
     Return False, without a look at the headers, if all messages are on this machine.
     """
-    fetched = fetch_headers(tensors)
-    if fetched is None:
+    if not has_remote(tensors):
         return False
-    keys = MessageKeys(len(tensors))
-    try:
-        try:
-            open_headers(tensors, ring, keys, again=range(len(tensors)))
-        except AuthenticationError:
-            fetched.fetch_again()  # what was kept on this machine may have been wrong
-            open_headers(tensors, ring, keys, again=range(len(tensors)))
-    finally:
-        keys.wipe()
+    authenticate_headers(tensors, ring, cacheable=range(len(tensors)))
     return True
-
-
-def authenticate_headers(tensors: Sequence[SealedTensor], ring: KeyRing) -> None:
-    """Authenticate the headers of messages, and so the sizes of tensors, before room is made for these."""
-    if not authenticate_remote(tensors, ring):
-        keys = MessageKeys(len(tensors))
-        try:
-            open_headers(tensors, ring, keys)
-        finally:
-            keys.wipe()
 
 
 class _Found(dict[str, Key]):

@@ -9,7 +9,7 @@ from fastrack._crypto import cobblestone
 from fastrack._crypto.cobblestone import HEADER_SIZE
 from fastrack._crypto.engine import get_engine
 from fastrack._keys.keyring import KeyRing
-from fastrack._sealed.fetching import Fetched, fetch, fetch_range, prefetch_range
+from fastrack._sealed.fetching import discard, fetch
 from fastrack._sealed.indexing import Ranges
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._tensors.arrays import Bytes
@@ -36,8 +36,8 @@ class OpenMessage:
         """
         start, stop = self._span(first, memory.size)
         bad = self._attempt(
-            fetch_range(self._storage, start, stop),
             lambda: self._engine.open_run(self._schedule, self._storage.view(start, stop), memory, first),
+            lambda: self._storage.discard([(start, stop)]),
         )
         if bad is not None:
             memory.fill(0)
@@ -46,10 +46,14 @@ class OpenMessage:
     def gather(self, ranges: Ranges, memory: Bytes) -> None:
         """Authenticate and decrypt parts of the message into `memory`, as `read` does."""
         pieces = ranges.pieces()
-        bad = self._attempt(
-            fetch([(self._sealed, lambda: ranges)]),
-            lambda: self._engine.open_gather(self._schedule, self._sealed.chunks, memory, pieces),
-        )
+        wanted = [(self._sealed, lambda: ranges)]
+
+        def gather() -> int | None:
+            [sealed] = fetch(wanted) or [self._sealed]
+            assert sealed is not None
+            return self._engine.open_gather(self._schedule, sealed.chunks, memory, pieces)
+
+        bad = self._attempt(gather, lambda: discard(wanted))
         if bad is not None:
             memory.fill(0)
             raise bad_chunk(self._sealed.name, bad, path=self._sealed.path)
@@ -57,18 +61,18 @@ class OpenMessage:
     def verify_run(self, first: int, size: int) -> int | None:
         """Return the first chunk with a wrong tag in `size` bytes from chunk `first` on, or None."""
         start, stop = self._span(first, size)
-        fetched = fetch_range(self._storage, start, stop)
-        if fetched is not None:
-            prefetch_range(self._storage, stop, min(2 * stop - start, self._end))
-        return self._attempt(
-            fetched, lambda: self._engine.verify_run(self._schedule, self._storage.view(start, stop), first)
-        )
 
-    def _attempt(self, fetched: Fetched | None, function: Callable[[], int | None]) -> int | None:
+        def verify() -> int | None:
+            part = self._storage.view(start, stop)
+            self._storage.prefetch([(stop, min(2 * stop - start, self._end))])  # it comes while this run is verified
+            return self._engine.verify_run(self._schedule, part, first)
+
+        return self._attempt(verify, lambda: self._storage.discard([(start, stop)]))
+
+    def _attempt(self, function: Callable[[], int | None], forget: Callable[[], bool]) -> int | None:
         """Call a function on chunks, and once more if one is wrong that was kept of a file on a server."""
         bad = function()
-        if bad is not None and bad >= 0 and fetched is not None:
-            fetched.fetch_again()
+        if bad is not None and bad >= 0 and forget():
             bad = function()
         return bad
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from fastrack._crypto import cobblestone
-from fastrack._sealed.container import Layout, StoredTensor, is_shape, parse_header, parse_layouts, unique
+from fastrack._sealed.container import Layout, StoredTensor, is_shape, parse_header, parse_layouts
 from fastrack._sealed.contexts import Binding, Kind, MessageContext
 from fastrack._tensors import dtypes
+from fastrack._util.documents import unique
 from fastrack._util.locations import Location
 from fastrack._util.shown import shown
 from fastrack.errors import FormatError

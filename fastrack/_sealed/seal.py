@@ -12,7 +12,7 @@ from fastrack._crypto.cobblestone import HEADER_SIZE
 from fastrack._crypto.engine import get_engine
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._sealed.contexts import MessageContext, new_file_id
-from fastrack._sealed.fetching import fetch, fetch_headers
+from fastrack._sealed.fetching import fetch_headers, prefetch
 from fastrack._sealed.messages import OpenMessage
 from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._tensors import arrays
@@ -160,9 +160,9 @@ def _unseal_rows(rows: SealedRows, keys: KeyRing, framework: Framework) -> Any:
     rows.check_contexts(keys)
     with ExitStack() as stack:
         parts = rows.slices()
-        fetched = fetch_headers(tensor for tensor, _ in parts)
+        fetch_headers(tensor for tensor, _ in parts)
         opened = [(stack.enter_context(OpenMessage(tensor, keys)), ranges) for tensor, ranges in parts]
-        fetched = None if fetched is None else fetch(parts)
+        prefetch(parts)
         memory = arrays.empty_bytes(rows.nbytes)
         result = arrays.from_bytes(memory, rows.dtype, rows.shape, framework)
         try:
@@ -173,5 +173,4 @@ def _unseal_rows(rows: SealedRows, keys: KeyRing, framework: Framework) -> Any:
         except BaseException:
             memory.fill(0)
             raise
-        del fetched  # which was needed until now
     return result

@@ -11,7 +11,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 
@@ -43,15 +43,23 @@ class Storage(Protocol):
         """Size of the file in bytes."""
         ...
 
-    def fetch(self, ranges: Sequence[tuple[int, int]]) -> object:
-        """Make ranges of bytes (start, stop) present: until then, `view` and `memory` of them may hold anything.
+    def fetch(self, ranges: Sequence[tuple[int, int]]) -> Storage:
+        """Return a storage in which ranges of bytes (start, stop) are present, and stay so. On this machine all are.
 
-        They stay present as long as the object that is returned.
+        It takes one call to fetch many ranges at once; `read`, `view` and `memory` fetch their own.
         """
         ...
 
+    def prefetch(self, ranges: Sequence[tuple[int, int]]) -> int:
+        """Begin to fetch ranges of bytes, and return the number of bytes that are not on this machine yet."""
+        ...
+
+    def discard(self, ranges: Sequence[tuple[int, int]]) -> bool:
+        """Forget wrong bytes that were kept of a file elsewhere. Return False if nothing of it is kept."""
+        ...
+
     def read(self, start: int, stop: int) -> bytes:
-        """Return a copy of a range of bytes, which is fetched first. It is shorter where the file was cut short."""
+        """Return a copy of a range of bytes. It is shorter where the file was cut short."""
         ...
 
     def view(self, start: int, stop: int) -> Bytes:
@@ -59,7 +67,7 @@ class Storage(Protocol):
         ...
 
     def memory(self, start: int, stop: int) -> HostMemory:
-        """Return the same for native code."""
+        """Return the address and size of a range of bytes, for native code."""
         ...
 
 
@@ -111,7 +119,22 @@ class Extent(NamedTuple):
     stop: int
 
 
-class StoredBytes:
+class _Present:
+    """The part of `Storage` that does nothing where all bytes are on this machine."""
+
+    __slots__ = ()
+
+    def fetch(self, ranges: Sequence[tuple[int, int]]) -> Self:
+        return self
+
+    def prefetch(self, ranges: Sequence[tuple[int, int]]) -> int:
+        return 0
+
+    def discard(self, ranges: Sequence[tuple[int, int]]) -> bool:
+        return False
+
+
+class StoredBytes(_Present):
     """Bytes in memory: of a file, or of one message."""
 
     __slots__ = ("_array", "_memory", "_parts", "size")
@@ -121,9 +144,6 @@ class StoredBytes:
         self._memory: HostMemory | None = None
         self._parts: dict[int, HostMemory] = {}
         self.size = array.size
-
-    def fetch(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Do nothing."""
 
     def read(self, start: int, stop: int) -> bytes:
         return self._array[start:stop].tobytes()
@@ -140,7 +160,7 @@ class StoredBytes:
         return part
 
 
-class MappedFile:
+class MappedFile(_Present):
     """A regular file, mapped without a descriptor. Of very many, those used least recently are unmapped meanwhile.
 
     While it is mapped it is the file that was opened first, whatever has its name by now. To map it again, the file of
@@ -159,9 +179,6 @@ class MappedFile:
         self._memory: HostMemory | None = None
         self._parts: dict[int, HostMemory] = {}  # of the map, by their starts
         self._map(file)
-
-    def fetch(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Do nothing: the kernel reads what is used."""
 
     def read(self, start: int, stop: int) -> bytes:
         self.is_recent = True

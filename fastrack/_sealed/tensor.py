@@ -18,7 +18,6 @@ from fastrack._keys.keyring import KeyRing
 from fastrack._keys.keys import Key
 from fastrack._sealed.container import encode_header
 from fastrack._sealed.contexts import Binding, Edition, MessageContext
-from fastrack._sealed.fetching import fetch_range
 from fastrack._sealed.handle import NOT_OPEN, Handle
 from fastrack._sealed.indexing import EvenRanges, LazyRanges, RowPlan, plan_rows
 from fastrack._sealed.metadata import describe, encode_fields, read_contents
@@ -164,6 +163,12 @@ class SealedTensor(Handle):
         """The storage of the message, and where in it the message begins."""
         return self._storage, self._start
 
+    def moved(self, storage: Storage) -> SealedTensor:
+        """Return this tensor in another storage of the same bytes."""
+        message = Extent(storage, self._start, self._stop)
+        header = self._pinned_header
+        return SealedTensor(self.context, message, self.key_id, self.binding, self.path, header, self.edition)
+
     @property
     def chunks(self) -> Bytes:
         """Message without its header, as uint8 of one dimension."""
@@ -172,9 +177,7 @@ class SealedTensor(Handle):
     def read_message(self, start: int, stop: int) -> Bytes:
         """Return a part of the message, which begins with `header`."""
         first, last = self._start + start, min(self._start + stop, self._stop)
-        fetched = fetch_range(self._storage, first, last)
         part = self._storage.view(first, last)
-        del fetched  # which was needed until the view was there
         if self._pinned_header is None or start >= HEADER_SIZE:
             return part
         return np.concatenate((np.frombuffer(self._pinned_header[start:], np.uint8), part[HEADER_SIZE - start :]))
@@ -198,10 +201,9 @@ class SealedTensor(Handle):
         try:
             return self.context.open_header(self.header, key)
         except AuthenticationError:
-            fetched = fetch_range(self._storage, self._start, self._start + HEADER_SIZE)
-            if fetched is None or self._pinned_header is not None:
+            kept = (self._start, self._start + HEADER_SIZE)
+            if self._pinned_header is not None or not self._storage.discard([kept]):
                 raise
-            fetched.fetch_again()
             return self.context.open_header(self.header, key)
 
     def check_origin(self, key: Key) -> None:

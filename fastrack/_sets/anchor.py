@@ -5,32 +5,27 @@ from __future__ import annotations
 import errno
 import fcntl
 import io
-import json
 import os
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from fastrack._crypto.tlog import TransparencyLog
 from fastrack._keys.signing import Verifier
 from fastrack._sealed.contexts import Edition
-from fastrack._sets.entries import PROOF_SUFFIX, SUFFIX, PlainEntry, SealedEntry
+from fastrack._sets.entries import SUFFIX, PlainEntry, SealedEntry
 from fastrack._sets.manifest import HISTORY_LIMIT, Manifest, load_manifest
 from fastrack._util.atomic import new_file
+from fastrack._util.documents import DIGEST, ID, decode, encode, is_number, matches, parsing, require
 from fastrack._util.locations import locate_local
 from fastrack._util.public import public
-from fastrack._util.regular_file import open_regular
 from fastrack._util.rights import open_own
 from fastrack._util.shown import shown
-from fastrack.errors import FormatError, RollbackError
+from fastrack.errors import RollbackError
 
 FOLDER_MANIFEST = f"fastrack{SUFFIX}"
 _LIMIT = 8192  # bytes of an anchor
-_PROOF_LIMIT = 1 << 17  # bytes of a proof
-_HEX = re.compile(r"[0-9a-f]*")
 _MEMBERS = {"anchor", "digest", "lineage", "owner", "version"}
 
 
@@ -52,8 +47,6 @@ class Anchor:
     manifest : path, optional
         The manifest. By default that beside the file, ``NAME.manifest``, else the ``fastrack.manifest`` in its folder
         or in the nearest one above. A file is known by its path relative to the folder of the manifest.
-    log : TransparencyLog, optional
-        A log that has to hold the manifest. The proof of it lies beside the manifest, ``NAME.manifest.tlog-proof``.
 
     Raises
     ------
@@ -90,17 +83,10 @@ class Anchor:
     1
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        manifest: str | os.PathLike[str] | None = None,
-        log: TransparencyLog | None = None,
-    ) -> None:
+    def __init__(self, path: str | os.PathLike[str], *, manifest: str | os.PathLike[str] | None = None) -> None:
         self.path = Path(path)
         self._state = _read(self.path)
         self._manifest_path = None if manifest is None else Path(manifest)
-        self._log = log
         self._manifest: Manifest | None = None
 
     @property
@@ -148,7 +134,7 @@ class Anchor:
         OSError
             If the file exists or cannot be written.
         """
-        if lineage is not None and not _is_hex(lineage, 32):
+        if lineage is not None and not matches(ID, lineage):
             raise ValueError(f"lineage=: expected 32 hexadecimal digits, got {shown(lineage, 50)}")
         if least_version < 0:
             raise ValueError(f"least_version=: expected 0 or more, got {least_version}")
@@ -194,9 +180,9 @@ class Anchor:
         AuthenticationError
             If what is stored in plain was altered.
         SignatureError
-            If the owner has not signed the manifest, or the log does not hold it.
+            If the owner has not signed the manifest.
         FormatError, OSError
-            If a file is no manifest, proof or sealed file, or cannot be read.
+            If a file is no manifest or sealed file, or cannot be read.
         """
         folder = locate_local(folder)
         manifest = self._load(folder / FOLDER_MANIFEST if self._manifest_path is None else self._manifest_path)
@@ -284,11 +270,6 @@ class Anchor:
                 manifest = load_manifest(path, owner=self.owner)
             except FileNotFoundError:
                 raise FileNotFoundError(errno.ENOENT, _MISSING, str(path)) from None
-            if self._log is not None:
-                proof_path = path.with_name(path.name + PROOF_SUFFIX)
-                with open_regular(proof_path) as file:
-                    proof = file.read(_PROOF_LIMIT + 1)
-                self._log.verify(proof, manifest.log_entry, source=str(proof_path))
             self.accept(manifest, path)
         assert self._manifest is not None
         return self._manifest
@@ -377,29 +358,20 @@ class _State:
             "owner": str(owner),
             "version": self.version,
         }
-        return json.dumps(members, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+        return encode(members, end=b"\n")
 
     @classmethod
     def parse(cls, content: bytes, path: Path) -> Self:
         """Return the state in the content of an anchor file, which has one form only."""
-        try:
-            members = json.loads(content)
-            if members.keys() != _MEMBERS:
-                raise ValueError("its members are others")  # noqa: TRY301 - told below
+        with parsing(f"{path} is not an anchor", "restore it from a copy"):
+            members = decode(content, _MEMBERS, {"anchor": 1}, limit=_LIMIT, end=b"\n")
             version, lineage, digest = members["version"], members["lineage"], members["digest"]
-            is_sound = type(version) is int and 0 <= version < 2**53
-            is_sound = is_sound and (lineage is None or _is_hex(lineage, 32))
-            is_sound = is_sound and (digest is None or (_is_hex(digest, 64) and lineage is not None))
+            require(is_number(version), "version")
+            require(lineage is None or matches(ID, lineage), "lineage")
+            require(digest is None or (matches(DIGEST, digest) and lineage is not None), "digest")
             state = cls(Verifier.parse(members["owner"], source=str(path)), lineage, version, digest)
-            if not is_sound or state.encode() != content:
-                raise ValueError("it is not in canonical form")  # noqa: TRY301 - told below
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
-            raise FormatError(f"{path} is not an anchor: {error!s:.200}; restore it from a copy") from None
-        return state
-
-
-def _is_hex(value: object, size: int) -> bool:
-    return isinstance(value, str) and len(value) == size and _HEX.fullmatch(value) is not None
+            require(state.encode() == content, "owner")  # without a name
+            return state
 
 
 def _read(path: Path) -> _State:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from fastrack._crypto.cobblestone import HEADER_SIZE
 from fastrack._sealed.contexts import Edition, Kind
 from fastrack._tensors.arrays import Bytes
+from fastrack._util.documents import DIGEST, ID, NUMBER_LIMIT, encode, encode_bytes, is_number, matches, require
 from fastrack._util.locations import Location, Url
 from fastrack._util.pickles import unpickle
 from fastrack._util.regular_file import open_regular
@@ -24,15 +25,11 @@ if TYPE_CHECKING:
     from fastrack._files.reader import SealedFile
 
 SUFFIX = ".manifest"
-PROOF_SUFFIX = ".tlog-proof"
+PROOF_SUFFIX = ".tlog-proof"  # of proofs of transparency logs, which earlier versions read beside a manifest
 _LEFT_OUT = re.compile(rf"\..*|.*({re.escape(SUFFIX)}|{re.escape(PROOF_SUFFIX)}|\.grants)", re.DOTALL)
-NUMBER_LIMIT = 2**53
-ID = re.compile(r"[0-9a-f]{32}")
-DIGEST = re.compile(r"[0-9a-f]{64}")
 _HEADER_LENGTH = 4 * -(-HEADER_SIZE // 3)  # of its base64, the last character of which has two bits that are zero
 _HEADERS = re.compile(rf"(?:[A-Za-z0-9+/]{{{_HEADER_LENGTH - 2}}}[AEIMQUYcgkosw048]=)*")
 _DIGESTS = re.compile(r"(?:[0-9a-f]{64})*")
-_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, check_circular=False)
 _DTYPE = re.compile(r"[A-Z0-9_]{1,16}")
 _SHOWN = 32  # hexadecimal digits of a salt in an error
 _SEALED_MEMBERS = {"digests", "file", "key", "kind", "metadata", "origins", "plain", "sealed"}
@@ -72,7 +69,7 @@ class SealedEntry:
             file.key_id,
             file.kind,
             _digest_of_metadata(file.stored_metadata),
-            {name: [one.dtype, list(one.shape), _encode_header(one.header)] for name, one in tensors.items()},
+            {name: [one.dtype, list(one.shape), encode_bytes(one.header)] for name, one in tensors.items()},
             {name: _describe_plain(*file.stored(name)) for name in file.plain},
             {name: one.context.file for name, one in tensors.items() if one.context.file != file.file_id},
             {name: sha256_of(one.message) for name, one in tensors.items()} if digests else {},
@@ -135,7 +132,7 @@ class SealedEntry:
         if (context.dtype, list(context.shape), context.file) != (dtype, shape, origin):
             found = f"{context.dtype} {list(context.shape)} of file {context.file}"
             raise self._other(file, f"{dtype} {shape} of file {origin}", found, name)
-        if _encode_header(tensor.header) != header:
+        if encode_bytes(tensor.header) != header:
             listed, found = (one.hex()[:_SHOWN] for one in (self.header(name), tensor.header))
             raise self._other(file, f"the message whose salt begins with {listed}", found, name)
         if name in self.digests and sha256_of(tensor.message) != self.digests[name]:
@@ -195,7 +192,7 @@ class PlainEntry:
     def parse(cls, members: Mapping[str, Any], manifest: str) -> Self:
         """Return the entry that has these members of a JSON object."""
         require(members.keys() == _PLAIN_MEMBERS, "members of a file")
-        require(type(members["size"]) is int and 0 <= members["size"] < NUMBER_LIMIT, "size")
+        require(is_number(members["size"]), "size")
         require(matches(DIGEST, members["sha256"]), "sha256")
         return cls(**members, manifest=manifest)
 
@@ -229,7 +226,7 @@ class PlainEntry:
                 content = remote.read(0, self.size)
                 if sha256_of(content) == self.sha256:
                     return content
-                remote.drop([(0, self.size)])
+                remote.discard([(0, self.size)])
         raise self._altered(url)
 
     def _altered(self, path: Location) -> AuthenticationError:
@@ -261,17 +258,8 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def encode(value: Any) -> bytes:
-    """Return canonical JSON: ASCII only, sorted keys, no spaces."""
-    return _ENCODER.encode(value).encode()
-
-
 def sha256_of(content: Any) -> str:
     return hashlib.sha256(content).hexdigest()
-
-
-def _encode_header(header: bytes) -> str:
-    return base64.b64encode(header).decode()
 
 
 def _digest_of_metadata(metadata: Mapping[str, str]) -> str:
@@ -295,12 +283,3 @@ def _check_tensors(tensors: Any, form: re.Pattern[str], size: int, member: str) 
         extents = [extent for shape in shapes for extent in shape]
         require({type(extent) for extent in extents} <= {int}, member)
         require(all(0 <= extent < NUMBER_LIMIT for extent in set(extents)), member)
-
-
-def matches(pattern: re.Pattern[str], value: object) -> bool:
-    return isinstance(value, str) and pattern.fullmatch(value) is not None
-
-
-def require(holds: object, member: str) -> None:
-    if not holds:
-        raise ValueError(f"member {member!r} has a value out of range")

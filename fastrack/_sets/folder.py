@@ -17,10 +17,11 @@ from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._sealed.contexts import Edition
 from fastrack._sealed.seal import unseal
 from fastrack._sealed.tensor import SealedTensor
-from fastrack._sets.entries import Entry, PlainEntry, SealedEntry, encode, require, walk
+from fastrack._sets.entries import Entry, PlainEntry, SealedEntry, walk
 from fastrack._sets.load_file import load_file
 from fastrack._sets.manifest import parse_entry
 from fastrack._tensors import dtypes
+from fastrack._util.documents import decode, parsing
 from fastrack._util.locations import Location, join, locate
 from fastrack._util.public import public
 from fastrack.errors import AuthenticationError, FormatError, RollbackError
@@ -371,17 +372,10 @@ def _size(entry: Entry) -> int:
 
 def parse_index(content: bytes, path: Location) -> dict[str, Entry]:
     """Return the entries in an index. A holder of the key made it; the program may still have been at fault."""
-    try:
-        document = json.loads(content.decode("ascii"))
-        require(encode(document) == content, "canonical form")
-        require(document.keys() == {"files", "format"}, "members")
-        require(type(document["format"]) is int and document["format"] == FORMAT, "format")
-        label = str(join(path, INDEX))
-        return {name: parse_entry(name, members, label) for name, members in document["files"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise FormatError(
-            f"{join(path, INDEX)} is not the index of a sealed folder: {error!s:.200}; get it again from its owner"
-        ) from None
+    index = join(path, INDEX)
+    with parsing(f"{index} is not the index of a sealed folder", "get it again from its owner"):
+        document = decode(content, {"files", "format"}, {"format": FORMAT})
+        return {name: parse_entry(name, members, str(index)) for name, members in document["files"].items()}
 
 
 def merge_tensors(files: Iterable[SealedFile]) -> dict[str, SealedTensor]:

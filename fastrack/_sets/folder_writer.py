@@ -18,10 +18,11 @@ from fastrack._files.reader import SealedFile
 from fastrack._files.writer import Progress, plain_names, seal_file, write_plaintext, write_sealed
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._keys.keys import Key
-from fastrack._sets.entries import Entry, PlainEntry, SealedEntry, encode, walk
+from fastrack._sets.entries import Entry, PlainEntry, SealedEntry, walk
 from fastrack._sets.folder import FILES, FORMAT, HEADER, INDEX, SAFETENSORS, SealedFolder, open_folder
 from fastrack._sets.manifest import is_name
 from fastrack._util.atomic import made_parents, new_file, new_folder
+from fastrack._util.documents import encode
 from fastrack._util.locations import Location, locate_local
 from fastrack._util.public import public
 from fastrack._util.regular_file import open_regular

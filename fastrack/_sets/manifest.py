@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -14,18 +13,18 @@ from typing import Any
 
 from fastrack._files.reader import SealedFile
 from fastrack._keys.signing import Signer, Verifier, open_envelope, sign_envelope
-from fastrack._sets.entries import (
+from fastrack._sets.entries import Entry, PlainEntry, SealedEntry, sha256_of, walk
+from fastrack._util.documents import (
     DIGEST,
     ID,
-    NUMBER_LIMIT,
-    Entry,
-    PlainEntry,
-    SealedEntry,
+    decode,
+    decode_time,
     encode,
+    encode_time,
+    is_number,
     matches,
+    parsing,
     require,
-    sha256_of,
-    walk,
 )
 from fastrack._util.public import public
 from fastrack._util.regular_file import open_regular
@@ -36,7 +35,6 @@ HISTORY_LIMIT = 1024
 _FORMAT = 1
 _LIMIT = 64 << 20  # bytes of a manifest: some 200,000 tensors
 _NAME_LIMIT = 1024  # characters in the name of a file
-_TIME = "%Y-%m-%dT%H:%M:%SZ"
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f\\]|\A/|(?:\A|/)\.{0,2}(?:/|\Z)")  # and empty names
 # The one form of an envelope with one signature. What `json` makes of it is no larger than the file.
 _HEAD = b'{"payload":"'
@@ -118,7 +116,7 @@ class Manifest:
 
     @property
     def log_entry(self) -> bytes:
-        """The text to append to a transparency log: `TransparencyLog` verifies proofs that it was."""
+        """The text by which an owner may enter the manifest in a transparency log. fastrack itself asks no log."""
         return f"fastrack/manifest@1\n{self.lineage}\n{self.version}\n{self.digest}\n".encode()
 
     def verify(self, folder: str | os.PathLike[str]) -> None:
@@ -246,7 +244,7 @@ def sign_manifest(
             "files": {name: entry.members() for name, entry in files.items()},
             "format": _FORMAT,
             "history": list(history),
-            "issued": datetime.now(UTC).strftime(_TIME),
+            "issued": encode_time(datetime.now(UTC)),
             "lineage": os.urandom(16).hex() if lineage is None else lineage,
             "version": version,
         }
@@ -273,28 +271,21 @@ def _is_canonical(text: bytes) -> bool:
 
 def _parse(payload: bytes, source: str) -> dict[str, Any]:
     """Return the fields of `Manifest` in a payload, which must be in canonical form."""
-    try:
-        document = json.loads(payload.decode("ascii"))
-        require(encode(document) == payload, "canonical form")
-        require(document.keys() == _MEMBERS, "members")
-        require(type(document["format"]) is int and document["format"] == _FORMAT, "format")
+    with parsing(f"{source} is not a manifest", "get it again from its owner"):
+        document = decode(payload, _MEMBERS, {"format": _FORMAT})
         version, history = document["version"], document["history"]
-        require(type(version) is int and 1 <= version < NUMBER_LIMIT, "version")
+        require(is_number(version) and version > 0, "version")
         require(type(history) is list and len(history) == min(version - 1, HISTORY_LIMIT), "history")
         require(all(matches(DIGEST, one) for one in history), "history")
         require(matches(ID, document["lineage"]), "lineage")
-        issued = datetime.strptime(document["issued"], _TIME).replace(tzinfo=UTC)
-        require(issued.strftime(_TIME) == document["issued"], "issued")
         label = f"version {version} of {source}"
         return {
             "lineage": document["lineage"],
             "version": version,
-            "issued": issued,
+            "issued": decode_time(document["issued"]),
             "files": {name: parse_entry(name, members, label) for name, members in document["files"].items()},
             "history": tuple(history),
         }
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise FormatError(f"{source} is not a manifest: {error!s:.200}; get it again from its owner") from None
 
 
 def parse_entry(name: str, members: Mapping[str, Any], manifest: str) -> Entry:

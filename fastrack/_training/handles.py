@@ -75,10 +75,9 @@ class DatasetRef:
         """
         if column not in self.checked:
             tensors = self.layout.shape_tensors(column)
-            fetched = fetch_headers(tensors)
+            fetch_headers(tensors)
             for tensor in tensors:
                 tensor.open_header(keys).wipe()
-            del fetched  # which was needed until now
             self.checked.add(column)
 
     @property

@@ -13,7 +13,7 @@ import numpy as np
 
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._sealed.contexts import MessageContext
-from fastrack._sealed.fetching import fetch
+from fastrack._sealed.fetching import prefetch
 from fastrack._sealed.headers import authenticate_remote
 from fastrack._sealed.indexing import ByteRanges, EvenRanges, Indices
 from fastrack._sealed.seal import unseal
@@ -198,7 +198,8 @@ def record_layout(
         error.add_note("records are found by their offsets, which are opened when the data set is made: give it keys=")
         raise
     indices = [shards.tensor(shard, 1) for shard in range(len(shards))]
-    fetched = fetch((index, None) for index in indices) if authenticate_remote(indices, ring) else None
+    if authenticate_remote(indices, ring):
+        prefetch((index, None) for index in indices)
     for shard, (data, index) in enumerate(shards.contexts):
         label = f"{shards.paths[shard]}: {index.name!r:.200}"
         if index.dtype != "I64" or len(index.shape) != 1 or index.shape[0] < 1:
@@ -217,7 +218,6 @@ def record_layout(
                 f"{data.name!r:.200}, got others"
             )
         offsets.append(opened)
-    del fetched  # which was needed until now
     ends = np.cumsum([opened.size - 1 for opened in offsets], dtype=np.int64)
     return RecordLayout(shards, names, ends, offsets)
 

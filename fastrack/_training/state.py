@@ -17,6 +17,7 @@ import numpy as np
 from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Framework, storage_key
 from fastrack._tensors.sharded import is_sharded, local_part
+from fastrack._util.documents import encode
 from fastrack.errors import FormatError
 
 _VERSION = 1
@@ -35,7 +36,7 @@ def encode_state(state: Any, path: str = "state") -> tuple[bytes, list[Any]]:
     """
     encoder = _Encoder()
     document = {"checkpoint": _VERSION, "state": encoder.encode_value(state, path, 0)}
-    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode(), encoder.arrays
+    return encode(document), encoder.arrays
 
 
 def decode_state(skeleton: bytes, fetch: Fetch) -> Any:

@@ -170,9 +170,9 @@ def to_device(
         )
     if not isinstance(obj, Handle):
         _require_movable(obj)
-    device = DEFAULT if device is None else device
-    is_known = type(device) is str and device in _shared.channels
-    channel = _shared.channel(device if is_known else canonical(device))
+    name = DEFAULT if device is None else device
+    is_known = isinstance(name, str) and name in _shared.channels
+    channel = _shared.channel(str(name) if is_known else canonical(name))
     return channel.to_device(obj, keys=keys, framework=framework, out=out, non_blocking=non_blocking)
 
 

@@ -267,7 +267,7 @@ class Channel:
             except AuthenticationError:
                 if opened is None:
                     self._clear(inputs.targets)
-                if opened is None or not opened.fetch_again():
+                if opened is None or not opened.discard():
                     raise
             # The bytes of a file on a server that were kept on this machine may have been wrong.
             return self._open(self._authenticate(inputs, keys), owner)

@@ -12,7 +12,7 @@ from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.session import Session
 from fastrack._devices.base import MAX_MESSAGES, Device, Messages
 from fastrack._keys.keyring import KeyRing
-from fastrack._sealed.fetching import Fetched, fetch, fetch_headers
+from fastrack._sealed.fetching import Wanted, discard, fetch
 from fastrack._sealed.headers import open_headers
 from fastrack._sealed.indexing import EvenRanges, LazyRanges
 from fastrack._sealed.tensor import SealedRows, SealedTensor
@@ -20,7 +20,6 @@ from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Framework
 from fastrack._transfer.pending import Name
 from fastrack._util.tree import Tree
-from fastrack.errors import AuthenticationError
 
 FRESH: Final = object()
 """A leaf of `out` for which fresh memory is allocated."""
@@ -218,32 +217,24 @@ class Opened:
         if len(parts) > MAX_MESSAGES:
             raise ValueError(f"moving tensors failed: expected {MAX_MESSAGES} at once or fewer; make several calls")
         self.parts = parts
-        self._fetched: Fetched | None = fetch_headers(parts)
+        self._fetched: Sequence[SealedTensor | None] | None = None  # the same in storages where their bytes are present
         self.keys = MessageKeys(len(parts))
         try:
             if ring is not None:
-                self._open_headers(ring)
+                open_headers(parts, ring, self.keys, cacheable=self._ranges)
             if plain:
                 session.next_keys(self.keys, plain)
         except BaseException:
             self.keys.wipe()
             raise
 
-    def _open_headers(self, ring: KeyRing) -> None:
-        try:
-            open_headers(self.parts, ring, self.keys, again=self._ranges)
-        except AuthenticationError:
-            # The bytes of a file on a server that were kept on this machine may have been wrong.
-            if not self.fetch_again():
-                raise
-            open_headers(self.parts, ring, self.keys, again=self._ranges)
+    def discard(self) -> bool:
+        """Forget what was kept of files on servers, after a failure. Return False if nothing of these was used."""
+        return self._fetched is not None and discard(self._wanted())
 
-    def fetch_again(self) -> bool:
-        """Download again what the call needs of files on servers, after a failure. Return False if it needs nothing."""
-        if self._fetched is None:
-            return False
-        self._fetched.fetch_again()
-        return True
+    def _wanted(self) -> Iterator[Wanted]:
+        for number, part in enumerate(self.parts):
+            yield part, self._ranges.get(number)
 
     def allocate(self, device: Device) -> Allocated:
         """Allocate the arrays that are not there. The sizes that headers claim are authentic by now.
@@ -251,9 +242,7 @@ class Opened:
         What the call needs of files on servers is downloaded before.
         """
         inputs = self.inputs
-        if self._fetched is not None:
-            wanted = enumerate(self.parts)
-            self._fetched = fetch((part, self._ranges.get(number)) for number, part in wanted if part is not None)
+        self._fetched = fetch(self._wanted())
         targets, outputs, total = inputs.targets.copy(), inputs.outputs.copy(), 0
         columns = zip(inputs.dtypes, inputs.shapes, inputs.frameworks, strict=True)
         for number, (dtype, shape, source_framework) in enumerate(columns):
@@ -265,7 +254,7 @@ class Opened:
         sealed: list[HostMemory | None] = []
         plain: list[HostMemory | None] = []
         sources: list[HostMemory] = []
-        for part, number in zip(self.parts, self._of, strict=True):
+        for part, number in zip(self._fetched or self.parts, self._of, strict=True):
             if part is None:
                 source = inputs.source(number)
                 sealed.append(None)

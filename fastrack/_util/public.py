@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -17,3 +19,22 @@ def attest_public(thing: T) -> T:
     """Set ``__module__`` of a class or function to "fastrack.attest", as `public` does for the names of `fastrack`."""
     thing.__module__ = "fastrack.attest"
     return thing
+
+
+def lazy(
+    package: str, names: Mapping[str, Sequence[str]], namespace: dict[str, Any]
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of a package, which import a public name when it is first used.
+
+    `names` has the modules of the package, each with the names that come from it; ``__init__.pyi`` tells type checkers.
+    """
+    homes = {name: f"{package}.{module}" for module, listed in names.items() for name in listed}
+
+    def load(name: str) -> object:
+        if name not in homes:
+            message = f"module {package!r} has no attribute {name!r}"
+            raise AttributeError(message)
+        namespace[name] = value = getattr(import_module(homes[name]), name)
+        return value
+
+    return load, lambda: sorted({*namespace, *homes})

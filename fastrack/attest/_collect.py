@@ -24,27 +24,22 @@ from cryptography import x509
 from cryptography.x509 import ocsp
 
 from fastrack._util.public import attest_public
-from fastrack._util.regular_file import open_regular
-from fastrack.attest._cpu.tdx_collateral import TdxCollateral
-from fastrack.attest._formats.x509 import common_name, load_chain
-from fastrack.attest._gpus.evidence import _Fields as ReportFields
+from fastrack.attest._cpu.kind import LARGEST, cpu_error, read_collateral
+from fastrack.attest._formats.x509 import load_chain, subject_name
+from fastrack.attest._gpus.evidence import ReportFields
 from fastrack.attest._gpus.report import OpaqueField, parse_gpu_report
-from fastrack.attest._gpus.rim import _open_signed as open_manifest
+from fastrack.attest._gpus.rim import open_signed
+from fastrack.attest._kinds import CPU_KINDS
 from fastrack.attest._offer import (
-    CpuEvidence,
     DeviceEvidence,
     MachineEvidence,
     ManifestEvidence,
     OfferBinding,
-    SnpEvidence,
-    TdxEvidence,
 )
 from fastrack.errors import DeviceError, FormatError
 
 TSM_ROOT = "/sys/kernel/config/tsm/report"
 _ENTRY = "exchange"
-_LARGEST = 1 << 20  # bytes of a report or file
-_PROVIDERS = {"tdx_guest": "tdx", "sev_guest": "snp"}
 
 
 @attest_public
@@ -105,7 +100,7 @@ def collect_evidence(
     store = _Store(folder)
     devices = () if gpus is False else _collect_gpus(binding, nvml, store, needed=gpus is True)
     report, kind = read_tsm_report(binding.report_data(devices), root=root)
-    return MachineEvidence(_add_cpu_collateral(report, kind, folder), devices)
+    return MachineEvidence(CPU_KINDS[kind].collect(report, folder), devices)
 
 
 # The CPU.
@@ -114,36 +109,27 @@ def collect_evidence(
 def read_tsm_report(
     report_data: bytes, *, root: str | os.PathLike[str] = TSM_ROOT, name: str = _ENTRY
 ) -> tuple[bytes, str]:
-    """Ask the kernel for evidence of the CPU about 64 bytes, and return it with its kind: "tdx" or "snp".
+    """Ask the kernel for evidence of the CPU about 64 bytes, and return it with the name of its kind.
 
-    Raises
-    ------
-    DeviceError
-        If the kernel cannot give it, or another process used the same entry meanwhile.
+    Raise `DeviceError` if the kernel cannot give it, or another process used the same entry meanwhile.
     """
     with _open_entry(Path(root), name) as entry:
         provider = (entry / "provider").read_text()
         before = _read_generation(entry)
         (entry / "inblob").write_bytes(report_data)
         with (entry / "outblob").open("rb") as file:
-            report = file.read(_LARGEST + 1)
+            report = file.read(LARGEST + 1)
         after = _read_generation(entry)
     if before is not None and after != before + 1:
-        raise _cpu_error("one request at a time", f"{(after or 0) - before} of them", "Try again.")
+        raise cpu_error("one request at a time", f"{(after or 0) - before} of them", "Try again.")
     kind = _kind_of(provider)
-    if not 0 < len(report) <= _LARGEST:
-        raise _cpu_error("a report of up to 1 MiB", f"{len(report)} bytes", "Look into the kernel's log.")
+    if not 0 < len(report) <= LARGEST:
+        raise cpu_error("a report of up to 1 MiB", f"{len(report)} bytes", "Look into the kernel's log.")
     return report, kind
 
 
 def read_tsm_provider(root: str | os.PathLike[str] = TSM_ROOT, name: str = "doctor") -> str:
-    """Ask the kernel for the kind of evidence that the CPU gives, "tdx" or "snp", and for no evidence.
-
-    Raises
-    ------
-    DeviceError
-        If the kernel gives none, or one of another kind.
-    """
+    """Ask the kernel for the name of the kind of evidence that the CPU gives, and for no evidence."""
     with _open_entry(Path(root), name) as entry:
         return _kind_of((entry / "provider").read_text())
 
@@ -152,11 +138,12 @@ def read_tsm_provider(root: str | os.PathLike[str] = TSM_ROOT, name: str = "doct
 def _open_entry(folder: Path, name: str) -> Iterator[Path]:
     """Make an entry for a request, and remove it. An OSError becomes a DeviceError."""
     if not folder.is_dir():
-        raise _cpu_error(
+        modules = " or ".join(kind.provider for kind in CPU_KINDS.values())
+        raise cpu_error(
             f"the folder {folder}",
             "none",
             "Run this in a confidential virtual machine, with Linux 6.7 or later, configfs mounted, and the module "
-            "tdx_guest or sev_guest loaded.",
+            f"{modules} loaded.",
         )
     entry = folder / name
     try:
@@ -169,15 +156,16 @@ def _open_entry(folder: Path, name: str) -> Iterator[Path]:
                 entry.rmdir()
     except OSError as error:
         advice = "Run this as root, in a confidential virtual machine whose hypervisor can give quotes; then try again."
-        raise _cpu_error(f"a report at {entry}", error.strerror or type(error).__name__, advice) from error
+        raise cpu_error(f"a report at {entry}", error.strerror or type(error).__name__, advice) from error
 
 
 def _kind_of(provider: str) -> str:
+    providers = {kind.provider: name for name, kind in CPU_KINDS.items()}
     provider = provider.strip()
-    if provider not in _PROVIDERS:
-        wanted = f"one of the providers {', '.join(_PROVIDERS)}"
-        raise _cpu_error(wanted, f"{provider:.40}", "Other kinds of machines are not supported.")
-    return _PROVIDERS[provider]
+    if provider not in providers:
+        wanted = f"one of the providers {', '.join(providers)}"
+        raise cpu_error(wanted, f"{provider:.40}", "Other kinds of machines are not supported.")
+    return providers[provider]
 
 
 def _read_generation(entry: Path) -> int | None:
@@ -186,39 +174,6 @@ def _read_generation(entry: Path) -> int | None:
         return int((entry / "generation").read_text())
     except FileNotFoundError:
         return None
-
-
-def _cpu_error(wanted: str, found: str, advice: str) -> DeviceError:
-    return DeviceError(f"collecting evidence of the CPU failed: expected {wanted}, got {found}. {advice}")
-
-
-def _add_cpu_collateral(report: bytes, kind: str, folder: Path | None) -> CpuEvidence:
-    if kind == "tdx":
-        text = None if folder is None else _read(folder / "tdx.json")
-        return TdxEvidence(report, None if text is None else TdxCollateral.from_json(text))
-    leaf = issuers = crl = None
-    if folder is not None:
-        leaf = _read(folder / "vcek.der") or _read(folder / "vlek.der")
-        issuers, crl = _read(folder / "cert_chain.pem"), _read(folder / "crl.der")
-    if leaf is None or issuers is None:
-        raise _cpu_error(
-            "vcek.der or vlek.der and cert_chain.pem in the folder of collateral",
-            "none" if folder is None else f"a folder {folder} without one of them",
-            "Fetch them from AMD's key distribution service for this chip, and name their folder.",
-        )
-    return SnpEvidence(report, leaf, issuers, crl)
-
-
-def _read(path: Path) -> bytes | None:
-    """Return the content of a file; None if it does not exist."""
-    try:
-        with open_regular(path) as file:
-            data = file.read(_LARGEST + 1)
-    except FileNotFoundError:
-        return None
-    if len(data) > _LARGEST:
-        raise FormatError(f"reading {path} failed: expected at most {_LARGEST} bytes, got more. Name another folder.")
-    return bytes(data)
 
 
 # GPUs.
@@ -269,14 +224,14 @@ class _Store:
         self._responses = [(_serial_numbers(path, data), data) for path, data in files]
         self._manifests = []
         for path, data in [] if folder is None else _list(folder / "rim"):
-            rim, certificates = open_manifest(data, evidence=f"manifest {path.name}")
+            rim, certificates = open_signed(data, evidence=f"manifest {path.name}")
             self._manifests.append((rim, ManifestEvidence(data, self._find_responses(certificates))))
 
     def add_collateral(self, device: DeviceEvidence) -> DeviceEvidence:
         """Add the manifests for chip, driver and VBIOS of a device, and the responses for its certificates."""
         certificates = load_chain(device.chain, evidence="certificate chain of a GPU")
         fields = ReportFields(parse_gpu_report(device.report), is_switch=False)
-        name = common_name(certificates[1 % len(certificates)].subject)
+        name = subject_name(certificates[1 % len(certificates)])
         chip = fields.text_or_none(OpaqueField.CHIP) or name.split(" ")[0].replace("_", "")
         versions = [fields.text(OpaqueField.DRIVER_VERSION).upper(), fields.vbios_version().upper()]
         found = [
@@ -297,7 +252,7 @@ def _list(folder: Path) -> list[tuple[Path, bytes]]:
     if not folder.is_dir():
         return []
     paths = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
-    return [(path, data) for path in paths if (data := _read(path)) is not None]
+    return [(path, data) for path in paths if (data := read_collateral(path)) is not None]
 
 
 def _serial_numbers(path: Path, data: bytes) -> set[int]:

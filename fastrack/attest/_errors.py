@@ -10,17 +10,8 @@ _SHOWN = 160  # characters of a value that a message repeats
 def refused(evidence: str, field: str, *, wanted: object, found: object, advice: str) -> AttestationError:
     """Make the error for a field of evidence that has another value than it should.
 
-    Parameters
-    ----------
-    evidence : str
-        The structure, such as "TDX quote".
-    field : str
-        The field or property of it.
-    wanted, found : object
-        The value, or a description of the values, that it should have; and the one that it has. Bytes are shown in
-        hexadecimal, and kept so in the error.
-    advice : str
-        One sentence about what to do, with its full stop.
+    `wanted` is the value that it should have, or a description of the allowed ones. Bytes are shown in hexadecimal, and
+    kept so in the error. `advice` is one sentence about what to do, with its full stop.
     """
     wanted, found = (value.hex() if isinstance(value, bytes) else value for value in (wanted, found))
     return AttestationError(

@@ -11,28 +11,26 @@ Nothing here remembers which challenges were used: the owner does, as the broker
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from hmac import compare_digest
-from typing import NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from fastrack._keys.keyring import KeyRing
 from fastrack._keys.keys import Key
 from fastrack._util.fork import register_fork_reset
 from fastrack._util.public import attest_public
-from fastrack.attest._cpu.snp import VerifiedSnpReport, verify_snp_report
-from fastrack.attest._cpu.snp_report import parse_snp_report
-from fastrack.attest._cpu.tdx import VerifiedTdxQuote, verify_tdx_quote
+from fastrack.attest._cpu.kind import CpuKind
 from fastrack.attest._cpu.tdx_collateral import TdxCollateral
-from fastrack.attest._cpu.tdx_quote import parse_tdx_quote
 from fastrack.attest._errors import refused
 from fastrack.attest._formats.roots import AMD_ROOTS, INTEL_ROOTS, NVIDIA_RIM_ROOTS, NVIDIA_ROOTS, Roots
+from fastrack.attest._formats.times import require_in_force, require_time_zone
 from fastrack.attest._formats.wire import decode, encode, write_bytes
-from fastrack.attest._formats.x509 import require_time_zone
 from fastrack.attest._gpus.evidence import VerifiedGpuReport, verify_gpu_report
 from fastrack.attest._gpus.rim import VerifiedRim, verify_rim
 from fastrack.attest._gpus.rim_match import MatchedGpuReport, match_measurements
+from fastrack.attest._kinds import VerifiedCpu, kind_of_evidence, kind_of_verified
 from fastrack.attest._offer import (
     ALGORITHM,
     Challenge,
@@ -41,7 +39,6 @@ from fastrack.attest._offer import (
     ManifestEvidence,
     Offer,
     OfferBinding,
-    TdxEvidence,
     open_offer,
 )
 from fastrack.attest._policy import Policy
@@ -72,6 +69,8 @@ class TrustedRoots:
     ----------
     intel, amd, nvidia, nvidia_rim : collection of str
         The vendors' by default; others for tests and private PKIs.
+    others : mapping of str to collection of str
+        Those of other vendors of CPUs, by their names; the vendors' own by default.
 
     Examples
     --------
@@ -84,6 +83,12 @@ class TrustedRoots:
     amd: Roots = AMD_ROOTS
     nvidia: Roots = NVIDIA_ROOTS
     nvidia_rim: Roots = NVIDIA_RIM_ROOTS
+    others: Mapping[str, Roots] = field(default_factory=dict, hash=False)
+
+    def of(self, kind: CpuKind[Any, Any, Any]) -> Roots:
+        """Return the roots of a kind of CPU. Not public."""
+        roots: Roots | None = getattr(self, kind.vendor, None)  # none at all, if it is empty
+        return self.others.get(kind.vendor, kind.roots) if roots is None else roots
 
 
 VENDOR_ROOTS = TrustedRoots()
@@ -176,17 +181,11 @@ class PendingOffer:
 
 
 def read_envelopes(grants: bytes) -> tuple[str, tuple[bytes, ...]]:
-    """Return the id of the challenge, and the signed grants, in a document of grants. Nothing is verified.
-
-    Raises
-    ------
-    FormatError
-        If it is another document, or has no grant.
-    """
+    """Return the id of the challenge, and one or more signed grants, in a document of grants. Nothing is verified."""
     document = decode(grants, GRANTS_KIND, _VERSION, ("challenge", "grants"), limit=GRANTS_LIMIT)
     envelopes = document.binaries("grants", count=_KEYS_LIMIT, limit=_ENVELOPE_LIMIT)
     if not envelopes:
-        raise document.refusal("grants", "one or more", "none")
+        raise document.member("grants").refusal("one or more", "none")
     return document.id("challenge"), envelopes
 
 
@@ -259,27 +258,19 @@ class VerifiedOffer:
 
     challenge_id: str
     recipient: Recipient
-    cpu: VerifiedTdxQuote | VerifiedSnpReport = field(repr=False)
+    cpu: VerifiedCpu = field(repr=False)
     devices: tuple[MatchedGpuReport | VerifiedGpuReport, ...] = field(repr=False)
     verified_at: datetime
     valid_until: datetime
 
     def describe(self) -> dict[str, object]:
         """Return the main claims as text and numbers, for logs and displays. None is a secret."""
-        cpu: dict[str, object]
-        if isinstance(self.cpu, VerifiedTdxQuote):
-            tcb, report = self.cpu.tcb, self.cpu.report
-            cpu = {"type": "tdx", "mrtd": report.mrtd.hex(), "tcb_status": str(tcb.status)}
-            cpu |= {f"rtmr{number}": register.hex() for number, register in enumerate(report.rtmrs)}
-            cpu["advisories"] = list(tcb.advisory_ids)
-        else:
-            snp = self.cpu.report
-            cpu = {"type": "snp", "product": str(self.cpu.product), "measurement": snp.measurement.hex()}
+        kind = kind_of_verified(self.cpu)
         reports = [one.report if isinstance(one, MatchedGpuReport) else one for one in self.devices]
         return {
             "challenge": self.challenge_id,
             "recipient": self.recipient.id,
-            "cpu": cpu,
+            "cpu": {"type": kind.name, **kind.describe(self.cpu)},
             "devices": [
                 {"chip": one.chip, "chip_id": one.chip_id, "driver": one.driver_version, "vbios": one.vbios_version}
                 for one in reports
@@ -384,25 +375,13 @@ def _verify_cpu(
     now: datetime,
     collateral: TdxCollateral | None,
     roots: TrustedRoots,
-) -> VerifiedTdxQuote | VerifiedSnpReport:
+) -> VerifiedCpu:
     """Verify the evidence of the CPU, whose report data are compared first, as that is cheap."""
-    cpu, wanted = evidence.cpu, binding.report_data(evidence.devices)
-    if isinstance(cpu, TdxEvidence):
-        _require_report_data("TDX quote", parse_tdx_quote(cpu.quote).report.report_data, wanted)
-        collateral = collateral or cpu.collateral
-        if collateral is None:
-            advice = (
-                "Fetch it, and pass it on the command line as --collateral or in a program as collateral=; or have the "
-                "machine send it, whose `fastrack attest collect` has --collateral too."
-            )
-            raise refused(_EVIDENCE, "TDX collateral", wanted="that of the platform", found="none", advice=advice)
-        quote = verify_tdx_quote(cpu.quote, collateral, now=now, roots=roots.intel)
-        _require_report_data("TDX quote", quote.report_data, wanted)
-        return quote
-    _require_report_data("SNP report", parse_snp_report(cpu.report).report_data, wanted)
-    report = verify_snp_report(cpu.report, cpu.leaf, cpu.issuers, now=now, roots=roots.amd, crl=cpu.crl)
-    _require_report_data("SNP report", report.report_data, wanted)
-    return report
+    kind, wanted = kind_of_evidence(evidence.cpu), binding.report_data(evidence.devices)
+    _require_report_data(kind.title, kind.report_data(evidence.cpu), wanted)
+    verified: VerifiedCpu = kind.verify(evidence.cpu, now, roots.of(kind), collateral)
+    _require_report_data(kind.title, verified.report_data, wanted)
+    return verified
 
 
 def _require_report_data(evidence: str, found: bytes, wanted: bytes) -> None:
@@ -492,9 +471,7 @@ def issue_grants(
     require_time_zone(now)
     if lifetime < timedelta(seconds=1):
         raise ValueError(f"expected lifetime= of a second or more, got {lifetime}")
-    if not verified.verified_at <= now <= verified.valid_until:
-        wanted = f"{verified.verified_at.isoformat()} to {verified.valid_until.isoformat()}"
-        raise refused(_EVIDENCE, "validity", wanted=wanted, found=now.isoformat(), advice=_AGAIN)
+    require_in_force(_EVIDENCE, "validity", verified.verified_at, verified.valid_until, now, _AGAIN)
     granted = _list_keys(keys)
     if not granted or len(granted) > _KEYS_LIMIT:
         raise ValueError(f"issuing grants failed: expected 1 to {_KEYS_LIMIT} keys, got {len(granted)}")

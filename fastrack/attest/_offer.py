@@ -29,16 +29,25 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from hashlib import sha256, sha384, sha512
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 from fastrack._util.public import attest_public
-from fastrack.attest._cpu.tdx_collateral import TdxCollateral
 from fastrack.attest._errors import malformed
-from fastrack.attest._formats.wire import Reader, decode, encode, write_bytes, write_time
-from fastrack.attest._formats.x509 import require_time_zone
+from fastrack.attest._formats.times import require_time_zone
+from fastrack.attest._formats.wire import (
+    CHAIN_LIMIT,
+    PART_LIMIT,
+    REPORT_LIMIT,
+    Reader,
+    decode,
+    encode,
+    write_bytes,
+    write_time,
+)
+from fastrack.attest._kinds import CPU_KINDS, CpuEvidence, kind_of_evidence
 from fastrack.grants import Recipient
 
 CHALLENGE_KIND, OFFER_KIND = "fastrack/challenge", "fastrack/offer"
@@ -55,10 +64,6 @@ _VERSION = 1
 _NONCE_SIZE = 32
 _ID_SIZE = 16
 _PUBLIC_SIZE = 1216
-_QUOTE_LIMIT = 64 << 10
-_REPORT_LIMIT = 16 << 10
-_CHAIN_LIMIT = 64 << 10
-_PART_LIMIT = 1 << 20  # bytes of a manifest or of a part of the collateral
 _OCSP_LIMIT = 16 << 10
 _OCSP_COUNT = 16
 _MANIFESTS_LIMIT = 2 * DEVICES_LIMIT
@@ -136,58 +141,6 @@ class Challenge:
 
 @attest_public
 @dataclass(frozen=True, slots=True)
-class TdxEvidence:
-    """A quote of Intel TDX, with its collateral if the machine has it.
-
-    Attributes
-    ----------
-    quote : bytes
-        The quote.
-    collateral : TdxCollateral or None
-        The collateral; None if the owner has it.
-
-    Examples
-    --------
-    >>> from fastrack import attest
-    >>> attest.TdxEvidence(b"quote").collateral is None
-    True
-    """
-
-    quote: bytes = field(repr=False)
-    collateral: TdxCollateral | None = None
-
-
-@attest_public
-@dataclass(frozen=True, slots=True)
-class SnpEvidence:
-    """A report of AMD SEV-SNP with its certificates.
-
-    Attributes
-    ----------
-    report : bytes
-        The report.
-    leaf : bytes
-        The certificate of the VCEK or VLEK, in DER or PEM.
-    issuers : bytes
-        The certificates of its issuer and of the root, in PEM.
-    crl : bytes or None
-        The root's revocation list in DER, if the machine has it.
-
-    Examples
-    --------
-    >>> from fastrack import attest
-    >>> attest.SnpEvidence(b"report", b"leaf", b"issuers").crl is None
-    True
-    """
-
-    report: bytes = field(repr=False)
-    leaf: bytes = field(repr=False)
-    issuers: bytes = field(repr=False)
-    crl: bytes | None = field(default=None, repr=False)
-
-
-@attest_public
-@dataclass(frozen=True, slots=True)
 class ManifestEvidence:
     """A reference manifest, with OCSP responses for its certificates.
 
@@ -236,10 +189,6 @@ class DeviceEvidence:
     chain: bytes = field(repr=False)
     manifests: tuple[ManifestEvidence, ...] = ()
     ocsp: tuple[bytes, ...] | None = field(default=None, repr=False)
-
-
-CpuEvidence: TypeAlias = TdxEvidence | SnpEvidence
-"""The type of the evidence of a CPU."""
 
 
 @attest_public
@@ -325,9 +274,6 @@ def _frame(label: bytes, parts: Iterable[bytes]) -> bytes:
     return b"".join([label, *(len(part).to_bytes(4) + part for part in parts)])
 
 
-_TDX_PARTS = tuple(part.name for part in fields(TdxCollateral))
-
-
 @attest_public
 @dataclass(frozen=True, slots=True)
 class Offer:
@@ -383,7 +329,7 @@ class Offer:
         members = ("challenge", "cpu", "devices", "manifests", "public")
         reader = decode(data, OFFER_KIND, _VERSION, members, limit=OFFER_LIMIT)
         manifests = [
-            ManifestEvidence(one.binary("data", limit=_PART_LIMIT), _read_ocsp(one))
+            ManifestEvidence(one.binary("data", limit=PART_LIMIT), _read_ocsp(one))
             for one in reader.children("manifests", ("data", "ocsp"), limit=_MANIFESTS_LIMIT)
         ]
         names = ("chain", "manifests", "ocsp", "report")
@@ -391,20 +337,14 @@ class Offer:
         # Each manifest belongs to a device, and they are in the order of their first use.
         used = list(dict.fromkeys(manifest for device in devices for manifest in device.manifests))
         if used != manifests:
-            raise reader.refusal("manifests", "different ones, each of a device, in their order", "others")
+            raise reader.member("manifests").refusal("different ones, each of a device, in their order", "others")
         public = reader.binary("public", limit=_PUBLIC_SIZE, size=_PUBLIC_SIZE)
         evidence = MachineEvidence(_read_cpu(reader), devices)
         return cls(reader.id("challenge"), Recipient(ALGORITHM, public), evidence)
 
 
 def read_challenge_id(beginning: bytes | bytearray) -> str:
-    """Read the id of the challenge from the first `BEGINNING_SIZE` bytes of an offer, before the rest is there.
-
-    Raises
-    ------
-    FormatError
-        If they are not the beginning of an offer in its one form.
-    """
+    """Read the id of the challenge from the first `BEGINNING_SIZE` bytes of an offer, before the rest is there."""
     match = _BEGINNING.match(beginning)
     if match is None:
         raise malformed("fastrack offer", "beginning", None, wanted="the id of a challenge", found="other text")
@@ -412,37 +352,18 @@ def read_challenge_id(beginning: bytes | bytearray) -> str:
 
 
 def _write_cpu(cpu: CpuEvidence) -> dict[str, Any]:
-    if isinstance(cpu, TdxEvidence):
-        parts = cpu.collateral
-        collateral = None if parts is None else {name: write_bytes(getattr(parts, name)) for name in _TDX_PARTS}
-        return {"collateral": collateral, "quote": write_bytes(cpu.quote), "type": "tdx"}
-    return {
-        "crl": write_bytes(cpu.crl),
-        "issuers": write_bytes(cpu.issuers),
-        "leaf": write_bytes(cpu.leaf),
-        "report": write_bytes(cpu.report),
-        "type": "snp",
-    }
+    kind = kind_of_evidence(cpu)
+    return {**kind.write(cpu), "type": kind.name}
 
 
 def _read_cpu(reader: Reader) -> CpuEvidence:
-    kind = Reader(reader.node.member("cpu")).text("type")
-    if kind == "tdx":
-        cpu = reader.child("cpu", ("collateral", "quote", "type"))
-        parts = cpu.child_or_none("collateral", _TDX_PARTS)
-        collateral = None
-        if parts is not None:
-            collateral = TdxCollateral(**{name: parts.binary(name, limit=_PART_LIMIT) for name in _TDX_PARTS})
-        return TdxEvidence(cpu.binary("quote", limit=_QUOTE_LIMIT), collateral)
-    if kind == "snp":
-        cpu = reader.child("cpu", ("crl", "issuers", "leaf", "report", "type"))
-        return SnpEvidence(
-            report=cpu.binary("report", limit=_REPORT_LIMIT),
-            leaf=cpu.binary("leaf", limit=_CHAIN_LIMIT),
-            issuers=cpu.binary("issuers", limit=_CHAIN_LIMIT),
-            crl=cpu.binary_or_none("crl", limit=_PART_LIMIT),
-        )
-    raise Reader(reader.node.member("cpu")).refusal("type", "tdx or snp", f"{kind:.40}")
+    cpu = reader.member("cpu")
+    kind = CPU_KINDS.get(name := cpu.text("type"))
+    if kind is None:
+        raise cpu.member("type").refusal(" or ".join(CPU_KINDS), f"{name:.40}")
+    cpu.require_members({*kind.members, "type"})
+    evidence: CpuEvidence = kind.read(cpu)
+    return evidence
 
 
 def _write_device(device: DeviceEvidence, numbers: dict[ManifestEvidence, int]) -> dict[str, Any]:
@@ -457,8 +378,8 @@ def _write_device(device: DeviceEvidence, numbers: dict[ManifestEvidence, int]) 
 def _read_device(reader: Reader, manifests: Sequence[ManifestEvidence]) -> DeviceEvidence:
     numbers = reader.indexes("manifests", count=_MANIFESTS_LIMIT, below=len(manifests))
     return DeviceEvidence(
-        report=reader.binary("report", limit=_REPORT_LIMIT),
-        chain=reader.binary("chain", limit=_CHAIN_LIMIT),
+        report=reader.binary("report", limit=REPORT_LIMIT),
+        chain=reader.binary("chain", limit=CHAIN_LIMIT),
         manifests=tuple(manifests[number] for number in numbers),
         ocsp=_read_ocsp(reader),
     )
@@ -473,15 +394,7 @@ def _read_ocsp(reader: Reader) -> tuple[bytes, ...] | None:
 
 
 def open_offer(offer: Offer | bytes) -> Offer:
-    """Return an offer as it was parsed.
-
-    Raises
-    ------
-    FormatError
-        If it is not an offer.
-    TypeError
-        If it is of another type.
-    """
+    """Return an offer as it was parsed. Raise `TypeError` if it is neither an offer nor bytes."""
     if isinstance(offer, Offer):
         return offer
     if isinstance(offer, (bytes, bytearray, memoryview)):

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from fastrack._util.public import attest_public
 from fastrack._util.rights import open_own
-from fastrack.attest._cpu.snp import VerifiedSnpReport
-from fastrack.attest._cpu.tdx import VerifiedTdxQuote
+from fastrack.attest._cpu.snp_kind import SnpPolicy
+from fastrack.attest._cpu.tdx_kind import TdxPolicy
 from fastrack.attest._errors import refused
+from fastrack.attest._formats.times import require_time_zone
 from fastrack.attest._formats.toml import Table
-from fastrack.attest._formats.x509 import require_time_zone
 from fastrack.attest._gpus.evidence import VerifiedGpuReport
 from fastrack.attest._gpus.rim_match import MatchedGpuReport
-from fastrack.attest._policy_common import NOT_MEANT
-from fastrack.attest._policy_cpu import SnpPolicy, TdxPolicy, check_snp, check_tdx, read_snp, read_tdx
+from fastrack.attest._kinds import CPU_KINDS, VerifiedCpu, kind_of_verified
+from fastrack.attest._policy_common import NOT_MEANT, Judge
 from fastrack.attest._policy_gpu import GpuPolicy, check_gpus, read_gpu
 from fastrack.errors import FormatError
 
@@ -42,6 +42,8 @@ class Policy:
         What is asked of machines with AMD SEV-SNP; None if they are not accepted.
     gpu : GpuPolicy or None
         What is asked of GPUs and NVSwitches; None if none are accepted.
+    others : mapping of str to object
+        The sections of other kinds of CPUs, by their names.
 
     Examples
     --------
@@ -66,6 +68,7 @@ class Policy:
     tdx: TdxPolicy | None = None
     snp: SnpPolicy | None = None
     gpu: GpuPolicy | None = None
+    others: Mapping[str, object] = field(default_factory=dict)
 
     @classmethod
     def from_toml(cls, source: str | os.PathLike[str]) -> Self:
@@ -91,16 +94,18 @@ class Policy:
         table = Table.parse(source if isinstance(source, str) else _read_file(source), "policy")
         if table.integer("version") != _VERSION:
             raise table.refusal("version", _VERSION, "another or none")
-        tdx = snp = None
+        cpus: dict[str, Any] = {}
         if cpu := table.table("cpu"):
-            tdx = read_tdx(section) if (section := cpu.table("tdx")) else None
-            snp = read_snp(section) if (section := cpu.table("snp")) else None
+            for name, kind in CPU_KINDS.items():
+                if section := cpu.table(name):
+                    cpus[name] = kind.read_policy(section)
+                    section.done()
             cpu.done()
         gpu = read_gpu(section) if (section := table.table("gpu")) else None
         table.done()
-        return cls(tdx=tdx, snp=snp, gpu=gpu)
+        return cls(tdx=cpus.pop("tdx", None), snp=cpus.pop("snp", None), gpu=gpu, others=cpus)
 
-    def check_cpu(self, verified: VerifiedTdxQuote | VerifiedSnpReport, *, now: datetime) -> None:
+    def check_cpu(self, verified: VerifiedCpu, *, now: datetime) -> None:
         """Require that a verified CPU is one that this policy accepts.
 
         Parameters
@@ -120,14 +125,10 @@ class Policy:
             If `now` has no time zone.
         """
         require_time_zone(now)
-        claims: object = verified  # as callers without a type checker may pass anything
-        if isinstance(claims, VerifiedTdxQuote):
-            check_tdx(_require_section(self.tdx, "TDX quote", "cpu.tdx"), claims, now)
-        elif isinstance(claims, VerifiedSnpReport):
-            check_snp(_require_section(self.snp, "SNP report", "cpu.snp"), claims, now)
-        else:
-            found = type(claims).__name__
-            raise TypeError(f"expected VerifiedTdxQuote or VerifiedSnpReport, got {found}; verify the evidence first")
+        kind = kind_of_verified(verified)
+        section = getattr(self, kind.name, self.others.get(kind.name))
+        judge = Judge(kind.title, f"cpu.{kind.name}", now)
+        kind.check(_require_section(section, judge.evidence, judge.section), verified, judge)
 
     def check_gpus(self, devices: Iterable[VerifiedGpuReport | MatchedGpuReport], *, now: datetime) -> None:
         """Require that verified GPUs and NVSwitches are ones that this policy accepts, and that none is there twice.

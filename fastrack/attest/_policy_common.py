@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import TypeVar
 
 from fastrack._util.public import attest_public
 from fastrack.attest._errors import refused
+from fastrack.attest._formats.times import require_in_force
 from fastrack.attest._formats.toml import Table
+from fastrack.errors import AttestationError, FormatError
 
 T = TypeVar("T", bound=StrEnum)
 
+ANY = "any"
 NOT_MEANT = "Do not give the key to this machine; or change the policy, if the machine is meant."
 _VERIFY_AGAIN = "Verify the evidence again, with current collateral."
 _FETCH_AGAIN = "Fetch current revocation lists and responses, and verify the evidence again with them."
@@ -38,86 +42,60 @@ class Revocation(StrEnum):
     NONE = "none"
 
 
-def require(evidence: str, name: str, found: object, allowed: Collection[object], key: str) -> None:
-    """Require a value that is among the allowed ones of the key of a policy.
+@dataclass(frozen=True, slots=True)
+class Judge:
+    """Evidence that a section of a policy judges at a time. Its methods raise `AttestationError`.
 
-    Raises
-    ------
-    AttestationError
-        If it is not.
+    evidence : its name in errors; section : such as "cpu.tdx", of which all keys are
     """
-    if found not in allowed:
-        shown = [value.hex() if isinstance(value, bytes) else str(value or "none") for value in allowed]
-        wanted = f"one of {', '.join(sorted(shown))} ({key})"
-        raise refused(evidence, name, wanted=wanted, found="none" if found is None else found, advice=NOT_MEANT)
 
+    evidence: str
+    section: str
+    now: datetime
 
-def require_at_least(evidence: str, name: str, found: int, lowest: int, key: str) -> None:
-    """Require a number that is not below the one of the key of a policy.
+    def require(self, name: str, found: object, allowed: Collection[object], key: str) -> None:
+        """Require a value that is among the allowed ones."""
+        if found not in allowed:
+            shown = [value.hex() if isinstance(value, bytes) else str(value or "none") for value in allowed]
+            raise self.refusal(name, f"one of {', '.join(sorted(shown))}", "none" if found is None else found, key)
 
-    Raises
-    ------
-    AttestationError
-        If it is.
-    """
-    if found < lowest:
-        raise refused(evidence, name, wanted=f"at least {lowest} ({key})", found=found, advice=NOT_MEANT)
+    def require_at_least(self, name: str, found: int, lowest: int, key: str) -> None:
+        """Require a number that is not below the lowest."""
+        if found < lowest:
+            raise self.refusal(name, f"at least {lowest}", found, key)
 
+    def require_clear(self, name: str, is_set: bool, allowed: bool, key: str) -> None:
+        """Require that a bit is not set, unless the policy allows it."""
+        if is_set and not allowed:
+            raise self.refusal(name, "a clear bit", "a set one", f"{key} = false")
 
-def require_clear(evidence: str, name: str, is_set: bool, allowed: bool, key: str) -> None:
-    """Require that a bit is not set, unless the key of a policy allows it.
+    def require_age(self, name: str, since: datetime, longest: timedelta | None, key: str) -> None:
+        """Require that a document was issued at most so long ago."""
+        age = self.now - since
+        if longest is not None and age > longest:
+            raise self.refusal(name, f"at most {longest}", str(age), key, _VERIFY_AGAIN)
 
-    Raises
-    ------
-    AttestationError
-        If it is set.
-    """
-    if is_set and not allowed:
-        raise refused(evidence, name, wanted=f"a clear bit ({key} = false)", found="a set one", advice=NOT_MEANT)
+    def require_current(self, verified_at: datetime, valid_until: datetime) -> None:
+        """Require that what was verified is still valid."""
+        require_in_force(self.evidence, "validity", verified_at, valid_until, self.now, _VERIFY_AGAIN)
 
+    def require_revocation(self, wanted: Revocation, checked_at: datetime | None, longest: timedelta | None) -> None:
+        """Require that revocation was checked as a policy asks. `checked_at` is the date of the list or response."""
+        if wanted is Revocation.NONE:
+            return
+        if checked_at is None:
+            raise self.refusal("revocation", "a check", "none", "revocation", _FETCH_AGAIN)
+        age = self.now - checked_at
+        if wanted is Revocation.REQUIRED and longest is not None and age > longest:
+            limit = f"a list of at most {longest} ago"
+            raise self.refusal("revocation", limit, f"one of {age} ago", "revocation", _FETCH_AGAIN)
 
-def require_age(evidence: str, name: str, since: datetime, longest: timedelta | None, now: datetime, key: str) -> None:
-    """Require that a document was issued at most so long ago.
-
-    Raises
-    ------
-    AttestationError
-        If it is older.
-    """
-    if longest is not None and now - since > longest:
-        raise refused(evidence, name, wanted=f"at most {longest} ({key})", found=str(now - since), advice=_VERIFY_AGAIN)
-
-
-def require_current(evidence: str, verified_at: datetime, valid_until: datetime, now: datetime) -> None:
-    """Require that what was verified is still valid.
-
-    Raises
-    ------
-    AttestationError
-        If it was verified later than `now`, or is valid no more.
-    """
-    if not verified_at <= now <= valid_until:
-        wanted = f"{verified_at.isoformat()} to {valid_until.isoformat()}"
-        raise refused(evidence, "validity", wanted=wanted, found=now.isoformat(), advice=_VERIFY_AGAIN)
-
-
-def require_revocation(
-    evidence: str, wanted: Revocation, checked_at: datetime | None, longest: timedelta | None, now: datetime, key: str
-) -> None:
-    """Require that revocation was checked as a policy asks. `checked_at` is the date of the list or response.
-
-    Raises
-    ------
-    AttestationError
-        If it was not, or against one that is too old.
-    """
-    if wanted is Revocation.NONE:
-        return
-    if checked_at is None:
-        raise refused(evidence, "revocation", wanted=f"a check ({key})", found="none", advice=_FETCH_AGAIN)
-    if wanted is Revocation.REQUIRED and longest is not None and now - checked_at > longest:
-        limit = f"a list of at most {longest} ago ({key})"
-        raise refused(evidence, "revocation", wanted=limit, found=f"one of {now - checked_at} ago", advice=_FETCH_AGAIN)
+    def refusal(
+        self, name: str, wanted: str, found: object, key: str | None, advice: str = NOT_MEANT
+    ) -> AttestationError:
+        """Make the error for a property; the key is the one that decides, if there is one."""
+        wanted = wanted if key is None else f"{wanted} ({self.section}.{key})"
+        return refused(self.evidence, name, wanted=wanted, found=found, advice=advice)
 
 
 def read_revocation(table: Table) -> Revocation:
@@ -152,3 +130,24 @@ def read_enum(table: Table, key: str, kind: type[T]) -> frozenset[T]:
         return frozenset(kind(text) for text in texts)
     except ValueError as error:
         raise table.refusal(key, f"some of {', '.join(kind)}", str(error)) from None
+
+
+def require_named(measurements: Mapping[str, object], names: Iterable[str]) -> None:
+    """Require that what tells the software is named, as `from_toml` requires it of a file."""
+    if absent := [name for name in names if name not in measurements]:
+        raise ValueError(f"expected measurements= with {', '.join(absent)}, got none; pass None for any value")
+
+
+def require_lines(table: Table, lines: Mapping[str, str]) -> None:
+    """Require that a section says which software is given the key, be it any."""
+    if absent := [name for name in lines if not table.has(name)]:
+        names, section = " and ".join(map(table.path, absent)), table.path("").removesuffix(".")
+        raise FormatError(
+            f"reading the policy failed: expected {names}, got none, which would give the key to any software or "
+            f"platform. Add to [{section}] the lines {' and '.join(f'`{lines[name]}`' for name in absent)}."
+        )
+
+
+def read_measurements(table: Table, sizes: Mapping[str, int]) -> dict[str, frozenset[bytes] | None]:
+    """Read the allowed values of each field; None where the policy says ``"any"``."""
+    return {name: table.digests_or(name, size, ANY) or None for name, size in sizes.items() if table.has(name)}

@@ -8,21 +8,13 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from fastrack._util.public import attest_public
+from fastrack.attest import _policy_common as rules
 from fastrack.attest._errors import refused
 from fastrack.attest._formats.toml import Table
 from fastrack.attest._gpus.evidence import GpuMode, VerifiedGpuReport
 from fastrack.attest._gpus.identity import GpuArchitecture
 from fastrack.attest._gpus.rim_match import MatchedGpuReport
-from fastrack.attest._policy_common import (
-    NOT_MEANT,
-    Revocation,
-    read_days_or,
-    read_enum,
-    read_revocation,
-    require,
-    require_current,
-    require_revocation,
-)
+from fastrack.attest._policy_common import Judge, Revocation
 
 _DRIVER = re.compile(r"\d{1,9}(?:\.\d{1,9})*")
 _VBIOS = re.compile(r"[0-9a-fA-F]{1,8}(?:\.[0-9a-fA-F]{1,8})*")
@@ -90,41 +82,33 @@ def read_gpu(table: Table) -> GpuPolicy:
     policy = GpuPolicy(
         count=_read_count(table, "count"),
         switch_count=_read_count(table, "switch_count") or 4,
-        architectures=read_enum(table, "architectures", GpuArchitecture),
+        architectures=rules.read_enum(table, "architectures", GpuArchitecture),
         chips=frozenset(table.texts("chips")),
         chip_ids=_read_chip_ids(table),
         min_driver=_read_version(table, "min_driver", _DRIVER),
         min_vbios=_read_floors(table),
-        modes=read_enum(table, "modes", GpuMode),
+        modes=rules.read_enum(table, "modes", GpuMode),
         require_manifests=table.boolean("require_manifests", default=True),
-        revocation=read_revocation(table),
-        max_revocation_age=read_days_or(table, "max_revocation_age_days", timedelta(days=1)),
+        revocation=rules.read_revocation(table),
+        max_revocation_age=rules.read_days_or(table, "max_revocation_age_days", timedelta(days=1)),
     )
     table.done()
     return policy
 
 
 def check_gpus(policy: GpuPolicy, devices: Sequence[VerifiedGpuReport | MatchedGpuReport], now: datetime) -> None:
-    """Require that verified devices are ones that a policy accepts, and that no device is there twice.
-
-    Raises
-    ------
-    AttestationError
-        If one is not, or they are too few or too many.
-    TypeError
-        If one is of another type, such as a report that was only parsed.
-    """
+    """Require that verified devices are ones that a policy accepts, and that no device is there twice."""
     reports = [_report_of(device) for device in devices]
     gpus = sum(not report.is_switch for report in reports)
     if gpus != (policy.count or max(gpus, 1)):
-        wanted = f"{policy.count or 'one or more'} (gpu.count)"
-        raise refused("GPU evidence", "number of GPUs", wanted=wanted, found=gpus, advice=NOT_MEANT)
+        judge = Judge("GPU evidence", "gpu", now)
+        raise judge.refusal("number of GPUs", str(policy.count or "one or more"), gpus, "count")
     _require_distinct(reports)
     for device, report in zip(devices, reports, strict=True):
-        _check_device(policy, report, now)
+        _check_device(policy, report, Judge(report.evidence, "gpu", now))
         _check_manifests(policy, device, report.evidence, now)
     if any(report.mode is GpuMode.PROTECTED_PCIE for report in reports):
-        _require_topology(policy, reports)
+        _require_topology(policy, reports, now)
 
 
 def _report_of(device: object) -> VerifiedGpuReport:
@@ -145,22 +129,22 @@ def _require_distinct(reports: Iterable[VerifiedGpuReport]) -> None:
         seen[report.chip_id] = report.evidence
 
 
-def _require_topology(policy: GpuPolicy, reports: Sequence[VerifiedGpuReport]) -> None:
+def _require_topology(policy: GpuPolicy, reports: Sequence[VerifiedGpuReport], now: datetime) -> None:
     """Require that GPUs in protected PCIe mode, and the switches that they trust with plain data, are one machine."""
     ids: dict[bool, set[str]] = {False: set(), True: set()}
     for report in reports:
         ids[report.is_switch].add(report.chip_id)
         if not report.is_switch and report.mode is not GpuMode.PROTECTED_PCIE:
-            wanted, mode = "PPCIE, as other GPUs have", report.mode or "none"
-            raise refused(report.evidence, "confidential mode", wanted=wanted, found=mode, advice=NOT_MEANT)
+            judge = Judge(report.evidence, "gpu", now)
+            raise judge.refusal("confidential mode", "PPCIE, as other GPUs have", report.mode or "none", None)
     counts = (
         ("GPUs", ids[False], policy.count or 8, "count"),
         ("switches", ids[True], policy.switch_count, "switch_count"),
     )
     for what, devices, count, key in counts:
         if len(devices) != count:
-            wanted = f"{count} in protected PCIe mode (gpu.{key})"
-            raise refused("GPU evidence", f"number of {what}", wanted=wanted, found=len(devices), advice=NOT_MEANT)
+            judge = Judge("GPU evidence", "gpu", now)
+            raise judge.refusal(f"number of {what}", f"{count} in protected PCIe mode", len(devices), key)
     for report in reports:
         others = ids[not report.is_switch]
         # The switches' lists are compared with the GPUs' own certificates too: GPUs that stand elsewhere can name them.
@@ -168,27 +152,26 @@ def _require_topology(policy: GpuPolicy, reports: Sequence[VerifiedGpuReport]) -
             wanted, found = (", ".join(sorted(some)) or "none" for some in (others, report.linked_to))
             raise refused(report.evidence, "links", wanted=wanted, found=found, advice=_ALL_OF_ONE)
         if report.is_switch and not report.is_locked:
-            raise refused(report.evidence, "lock", wanted="a locked switch", found="an open one", advice=NOT_MEANT)
+            raise Judge(report.evidence, "gpu", now).refusal("lock", "a locked switch", "an open one", None)
 
 
-def _check_device(policy: GpuPolicy, report: VerifiedGpuReport, now: datetime) -> None:
-    name, is_switch = report.evidence, report.is_switch
-    require_current(name, report.verified_at, report.valid_until, now)
+def _check_device(policy: GpuPolicy, report: VerifiedGpuReport, judge: Judge) -> None:
+    is_switch = report.is_switch
+    judge.require_current(report.verified_at, report.valid_until)
     if policy.architectures:
-        require(name, "architecture", report.architecture, policy.architectures, "gpu.architectures")
+        judge.require("architecture", report.architecture, policy.architectures, "architectures")
     if policy.chips:
-        require(name, "chip", report.chip, policy.chips, "gpu.chips")
+        judge.require("chip", report.chip, policy.chips, "chips")
     if policy.chip_ids:
-        require(name, "chip id", report.chip_id.upper(), policy.chip_ids, "gpu.chip_ids")
+        judge.require("chip id", report.chip_id.upper(), policy.chip_ids, "chip_ids")
     if not is_switch:
-        require(name, "confidential mode", report.mode, policy.modes or _MODES, "gpu.modes")
+        judge.require("confidential mode", report.mode, policy.modes or _MODES, "modes")
     if policy.min_driver and not is_switch:
-        _require_version(name, "driver version", report.driver_version, policy.min_driver, _DRIVER, "gpu.min_driver")
+        _require_version(judge, "driver version", report.driver_version, policy.min_driver, _DRIVER, "min_driver")
     if lowest := policy.min_vbios.get(report.architecture):
-        key = f"gpu.min_vbios.{report.architecture}"
-        _require_version(name, "VBIOS version", report.vbios_version, lowest, _VBIOS, key)
-    checked_at, longest = report.revocation_checked_at, policy.max_revocation_age
-    require_revocation(name, policy.revocation, checked_at, longest, now, "gpu.revocation")
+        key = f"min_vbios.{report.architecture}"
+        _require_version(judge, "VBIOS version", report.vbios_version, lowest, _VBIOS, key)
+    judge.require_revocation(policy.revocation, report.revocation_checked_at, policy.max_revocation_age)
 
 
 def _check_manifests(policy: GpuPolicy, device: VerifiedGpuReport | MatchedGpuReport, name: str, now: datetime) -> None:
@@ -198,17 +181,16 @@ def _check_manifests(policy: GpuPolicy, device: VerifiedGpuReport | MatchedGpuRe
             advice = "Fetch the manifests that the report names, and call match_measurements with them."
             raise refused(name, "measurements", wanted=wanted, found="ones that were not", advice=advice)
         return
-    evidence = f"reference manifest of the {name}"
+    judge = Judge(f"reference manifest of the {name}", "gpu", now)
     for rim in device.rims:
-        require_current(evidence, rim.verified_at, rim.valid_until, now)
-        checked_at, longest = rim.revocation_checked_at, policy.max_revocation_age
-        require_revocation(evidence, policy.revocation, checked_at, longest, now, "gpu.revocation")
+        judge.require_current(rim.verified_at, rim.valid_until)
+        judge.require_revocation(policy.revocation, rim.revocation_checked_at, policy.max_revocation_age)
 
 
-def _require_version(evidence: str, name: str, found: str | None, lowest: str, form: re.Pattern[str], key: str) -> None:
+def _require_version(judge: Judge, name: str, found: str | None, lowest: str, form: re.Pattern[str], key: str) -> None:
     """Require a version of numbers with points between them, each of which counts more than those after it."""
     if found is None or not form.fullmatch(found) or _numbers(found, form) < _numbers(lowest, form):
-        raise refused(evidence, name, wanted=f"at least {lowest} ({key})", found=found or "none", advice=NOT_MEANT)
+        raise judge.refusal(name, f"at least {lowest}", found or "none", key)
 
 
 def _numbers(version: str, form: re.Pattern[str]) -> tuple[int, ...]:

@@ -10,7 +10,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { OPEN, VERIFY, SEAL, PASS, RANGES, STATE, DERIVE };
+enum { OPEN, VERIFY, SEAL, REENCRYPT, RANGES, DERIVE };
 enum { PAGE = 65536, STACK = 1 << 17, SCHEDULE = 2048, BUFFER = 16448, NEEDLES = 64, ROWS = 256 };
 
 struct request {
@@ -34,15 +34,14 @@ DECLARE_BOTH(expand_key)
 DECLARE_BOTH(open_run)
 DECLARE_BOTH(verify_run)
 DECLARE_BOTH(seal_run)
-DECLARE_BOTH(pass_run)
+DECLARE_BOTH(reencrypt_run)
 DECLARE_BOTH(ranges)
-extern int64_t fastrack_key_state_128(void), fastrack_key_state_256(void), fastrack_wipe_stack(void);
+extern int64_t fastrack_wipe_stack(void);
 extern int64_t fastrack_derive_arm_16_16_2(void);
 
 #define BOTH(name) {fastrack_##name##_128_arm_16_16, fastrack_##name##_256_arm_16_16}
 static const function EXPAND_KEY[2] = BOTH(expand_key);
-static const function RUNS[5][2] = {BOTH(open_run), BOTH(verify_run), BOTH(seal_run), BOTH(pass_run), BOTH(ranges)};
-static const function KEY_STATE[2] = {fastrack_key_state_128, fastrack_key_state_256};
+static const function RUNS[5][2] = {BOTH(open_run), BOTH(verify_run), BOTH(seal_run), BOTH(reencrypt_run), BOTH(ranges)};
 
 /* int64_t call(function, const uint64_t arguments[10], uint8_t registers[32][16], uint8_t *end_of_stack) */
 extern int64_t call(function, const uint64_t *, uint8_t (*)[16], uint8_t *);
@@ -102,10 +101,7 @@ static uint8_t *guard(struct guarded *memory, size_t size) {
 static void work(uint8_t *end) {
     int long_key = request.bits == 256;
     uint64_t material = (uint64_t)request.material;
-    if (request.work == STATE) {
-        uint64_t arguments[10] = {(uint64_t)target, material};
-        answer.result = call(KEY_STATE[long_key], arguments, answer.registers[0], end);
-    } else if (request.work == DERIVE) {
+    if (request.work == DERIVE) {
         uint64_t arguments[10] = {material,      request.bits / 8, (uint64_t)source, (uint64_t)request.table,
                                   request.count, (uint64_t)target};
         answer.result = call(fastrack_derive_arm_16_16_2, arguments, answer.registers[0], end);

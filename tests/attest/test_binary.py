@@ -1,6 +1,7 @@
 from contextlib import suppress
 
 import pytest
+from helpers.cases import each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,7 +25,7 @@ def test_integers_may_be_big_endian():
     assert Cursor(b"\1\2\3\4\5", "thing", byteorder="big").u24("a") == 0x010203
 
 
-@pytest.mark.parametrize(
+@each(
     ("read", "said"),
     [
         (lambda c: c.take(5, "nonce"), "5 bytes as its nonce at offset 100, got 4 that are left"),
@@ -61,14 +62,14 @@ def test_an_integer_is_read_as_it_was_written(number):
     assert der.read_integer(Cursor(element(0x02, content), "thing"), "a") == number
 
 
-@pytest.mark.parametrize("size", [0, 1, 127, 128, 255, 256, 70000])
+@each("size", [0, 1, 127, 128, 255, 256, 70000])
 def test_every_length_is_read(size):
     cursor = Cursor(element(0x04, bytes(size)), "thing")
     assert der.read_bytes(cursor, der.OCTET_STRING, "a") == bytes(size)
     cursor.done()
 
 
-@pytest.mark.parametrize(
+@each(
     ("content", "dotted"),
     [
         ("2a864886f84d010d01", "1.2.840.113741.1.13.1"),
@@ -81,7 +82,7 @@ def test_an_object_identifier_is_read(content, dotted):
     assert der.read_oid(Cursor(element(0x06, bytes.fromhex(content)), "thing"), "a") == dotted
 
 
-@pytest.mark.parametrize(
+@each(
     ("data", "read"),
     [
         ("020105", lambda c: der.read(c, der.OCTET_STRING, "a")),  # another tag

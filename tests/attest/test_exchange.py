@@ -13,6 +13,7 @@ from datetime import timedelta
 from functools import cache, partial
 
 import pytest
+from helpers.cases import each
 from helpers.forking import in_forked_child
 from helpers.foundry import nvidia, tdx
 from helpers.foundry.authority import NOW, is_refused
@@ -55,8 +56,8 @@ def parsed(text):
 # The whole way.
 
 
-@pytest.mark.parametrize("gpus", [0, 1, 8])
-@pytest.mark.parametrize("cpu", ["tdx", "snp"])
+@each("gpus", [0, 1, 8])
+@each("cpu", ["tdx", "snp"])
 def test_a_machine_gets_the_keys(cpu, gpus):
     challenge = attest.Challenge.from_bytes(attest.Challenge.generate(now=NOW).to_bytes())
     pending = attest.make_offer(challenge, machine(cpu, gpus))
@@ -279,7 +280,7 @@ def test_an_offer_for_a_key_of_low_order_is_refused():
     assert refuse(offer.to_bytes(), challenge).field == "public key"
 
 
-@pytest.mark.parametrize("kind", ["dropped", "twice", "swapped", "another chain", "no responses", "no manifest"])
+@each("kind", ["dropped", "twice", "swapped", "another chain", "no responses", "no manifest"])
 def test_devices_that_the_cpu_does_not_vouch_for_are_refused(kind):
     challenge = attest.Challenge.generate(now=NOW)
     offer = attest.make_offer(challenge, machine("tdx", 8)).offer
@@ -446,7 +447,7 @@ def test_collateral_of_another_machine_is_refused():
 # The documents.
 
 
-@pytest.mark.parametrize(
+@each(
     "alter",
     [
         lambda document: {**document, "more": 1},
@@ -484,7 +485,7 @@ def test_a_malformed_offer_is_refused(alter):
         attest.Offer.from_bytes(canonical(alter(document)))
 
 
-@pytest.mark.parametrize(
+@each(
     "alter",
     [
         lambda data: data[:-1],
@@ -526,7 +527,7 @@ def test_documents_survive_a_round_trip(cpu):
     assert attest.Challenge.from_bytes(challenge.to_bytes()) == challenge
 
 
-@pytest.mark.parametrize(
+@each(
     "change_it",
     [
         {"nonce": b64encode(bytes(31)).decode()},

@@ -6,6 +6,8 @@ from datetime import UTC, datetime
 
 import pytest
 from cryptography import x509
+from helpers import pyca_chain
+from helpers.cases import each
 from helpers.foundry import nvidia as foundry
 from helpers.foundry.authority import LONG, NOW, Authority, flips, is_refused, rsa_key
 from helpers.foundry.nvidia import NONCE
@@ -14,7 +16,6 @@ from hypothesis import strategies as st
 
 from fastrack import AttestationError, FormatError, attest
 from fastrack.attest import GpuArchitecture, GpuMode
-from fastrack.attest._formats.links import verify_ecdsa_chain
 from fastrack.attest._formats.x509 import load_chain, verify_chain
 
 
@@ -69,7 +70,7 @@ def test_a_good_report_of_a_switch_is_verified():
     assert verified.rim_ids == ("NV_SWITCH_BIOS_5612_0002_890_9610550001",)
 
 
-@pytest.mark.parametrize(
+@each(
     ("fields", "mode"),
     [
         ({"feature": b"\0\0"}, GpuMode.SINGLE),
@@ -101,7 +102,7 @@ def test_links_are_read_in_the_order_of_bytes_of_each_kind():
     assert verify().linked_to == frozenset()
 
 
-@pytest.mark.parametrize("pdi", [None, b"", bytes(8), bytes.fromhex("203eb31ad9ed0009")])
+@each("pdi", [None, b"", bytes(8), bytes.fromhex("203eb31ad9ed0009")])
 def test_a_switch_that_names_another_device_than_its_certificate_is_refused(pdi):
     report = foundry.report(foundry.switch(), fields=foundry.switch_fields(pdi=pdi))
     with pytest.raises(AttestationError) as caught:
@@ -184,10 +185,10 @@ def wrong_reports():
     }
 
 
-@pytest.mark.parametrize("name", wrong_reports())
-def test_a_report_is_refused_if(name):
+@each("report", wrong_reports)
+def test_a_report_is_refused_if(report):
     with pytest.raises(AttestationError):
-        verify(report=wrong_reports()[name])
+        verify(report=report)
 
 
 def malformed_reports():
@@ -240,10 +241,10 @@ def malformed_reports():
     }
 
 
-@pytest.mark.parametrize("field", malformed_reports())
-def test_a_malformed_report_is_told_with_its(field):
+@each(("field", "report"), malformed_reports)
+def test_a_malformed_report_is_told_with_its(field, report):
     with pytest.raises(FormatError, match=f"as its {field.strip()}"):
-        verify(report=malformed_reports()[field])
+        verify(report=report)
 
 
 def with_rsa_provisioner():
@@ -285,9 +286,8 @@ def wrong_devices():
     }
 
 
-@pytest.mark.parametrize("name", wrong_devices())
-def test_a_chain_is_refused_if(name):
-    device = wrong_devices()[name]
+@each("device", wrong_devices)
+def test_a_chain_is_refused_if(device):
     with pytest.raises(AttestationError):
         verify(device)
 
@@ -324,13 +324,13 @@ def malformed_extensions():
     }
 
 
-@pytest.mark.parametrize("name", malformed_extensions())
-def test_an_extension_is_malformed(name):
+@each("extension", malformed_extensions)
+def test_an_extension_is_malformed(extension):
     with pytest.raises((FormatError, AttestationError)):
-        verify(foundry.device(extension=malformed_extensions()[name]))
+        verify(foundry.device(extension=extension))
 
 
-@pytest.mark.parametrize("serial", [None, "41e23d711e1c4fbfac", "41E2", "GH" * 9])
+@each("serial", [None, "41e23d711e1c4fbfac", "41E2", "GH" * 9])
 def test_a_device_must_have_a_serial_number(serial):
     with pytest.raises(FormatError, match="chip id"):
         verify(foundry.device(serial=serial))
@@ -415,8 +415,8 @@ def test_chains_are_judged_as_the_verifier_of_cryptography_does(data):
     now = data.draw(st.sampled_from([NOW, NOW + 2 * LONG]))
     certificates = [one.certificate for one in chain]
     options = {"roots": foundry.hopper().roots, "now": now, "evidence": "chain"}
-    ours = is_refused(lambda: verify_ecdsa_chain(certificates, **options))
-    assert ours == is_refused(lambda: verify_chain(certificates, **options))
+    ours = is_refused(lambda: verify_chain(certificates, **options))
+    assert ours == is_refused(lambda: pyca_chain.verify_chain(certificates, **options))
 
 
 # Evidence of real devices.
@@ -474,6 +474,6 @@ def test_the_chain_of_another_real_device_is_refused(evidence):
 @pytest.mark.parametrize("name", ["hopper", "blackwell", "switch"])
 def test_the_verifier_of_cryptography_accepts_the_chains_of_real_devices_too(evidence, name):
     certificates = load_chain((evidence / "nvidia" / f"{name}_chain.txt").read_bytes(), evidence="chain")
-    for check in (verify_chain, verify_ecdsa_chain):
+    for check in (verify_chain, pyca_chain.verify_chain):
         chain = check(certificates, roots=attest.NVIDIA_ROOTS, now=WHEN, evidence="chain")
         assert isinstance(chain.leaf, x509.Certificate)

@@ -47,7 +47,7 @@ def test_no_more_are_kept_than_said():
 
 def test_what_gpus_have_in_common_is_verified_once(monkeypatch):
     """The manifest, and the responses about its signer's certificates."""
-    _rim._open_signed.cache_clear()
+    _rim.open_signed.cache_clear()
     _ocsp._verify_responder.cache_clear()
     digests, signatures = [], []
     whole, one = _rim.canonicalize, _ocsp._verify_signature

@@ -2,6 +2,7 @@ import pickle
 from datetime import UTC, datetime
 
 import pytest
+from helpers.cases import each
 from helpers.foundry import nvidia as foundry
 from helpers.foundry.authority import NOW
 from helpers.foundry.nvidia import resource
@@ -55,7 +56,7 @@ def test_a_switch_matches_its_manifest():
             attest.match_measurements(of, wrong)
 
 
-@pytest.mark.parametrize("index", [0, 1, 2, 7, 23, 40])
+@each("index", [0, 1, 2, 7, 23, 40])
 def test_any_measurement_with_a_reference_value_must_have_it(index):
     measurements = [b"\xdd" * 48 if number == index else value for number, value in enumerate(foundry.MEASUREMENTS)]
     with pytest.raises(AttestationError) as caught:
@@ -64,7 +65,7 @@ def test_any_measurement_with_a_reference_value_must_have_it(index):
     assert f"1 others, at {index} (Measurement_{index})" in str(caught.value)
 
 
-@pytest.mark.parametrize("index", [3, 22, 35, 63])
+@each("index", [3, 22, 35, 63])
 def test_a_measurement_without_one_may_be_anything(index):
     attest.match_measurements(report(measurements=changed(index)), rims())
 
@@ -111,10 +112,10 @@ def wrong_manifests():
     }
 
 
-@pytest.mark.parametrize("name", wrong_manifests())
-def test_manifests_are_refused(name):
+@each("rims", wrong_manifests)
+def test_manifests_are_refused(rims):
     with pytest.raises(AttestationError, match="reference manifests"):
-        attest.match_measurements(report(), map(rim, wrong_manifests()[name]))
+        attest.match_measurements(report(), map(rim, rims))
 
 
 def test_the_version_of_a_vbios_may_have_small_letters():

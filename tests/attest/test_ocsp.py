@@ -5,6 +5,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import rsa
+from helpers.cases import each
 from helpers.foundry import nvidia as foundry
 from helpers.foundry.authority import NOW, Authority, flips, is_refused, key_usage, rsa_key
 from helpers.foundry.nvidia import DAY
@@ -32,9 +33,9 @@ UNKNOWN = ("1.2.3", b"\5\0")
 # Good ones.
 
 
-@pytest.mark.parametrize("by_name", [False, True], ids=["by key", "by name"])
-@pytest.mark.parametrize("is_delegated", [False, True], ids=["by the issuer", "delegated"])
-@pytest.mark.parametrize("certid", [hashes.SHA1(), hashes.SHA256(), hashes.SHA384()], ids=lambda one: one.name)
+@each("by_name", [False, True], ids=["by key", "by name"])
+@each("is_delegated", [False, True], ids=["by the issuer", "delegated"])
+@each("certid", [hashes.SHA1(), hashes.SHA256(), hashes.SHA384()], ids=lambda one: one.name)
 def test_a_good_response_is_verified(by_name, is_delegated, certid):
     by = foundry.responder(ISSUER) if is_delegated else None
     verified = verify(foundry.status(ABOUT, ISSUER, by=by, by_name=by_name, certid=certid))
@@ -125,12 +126,12 @@ def wrong_responses():
     }
 
 
-@pytest.mark.parametrize("name", wrong_responses())
-def test_a_response_is_refused_for_its(name):
+@each(("name", "response"), wrong_responses)
+def test_a_response_is_refused_for_its(name, response):
     field = name.split(",")[0].rsplit(" revoked")[0].rsplit(" unknown")[0] if "status" in name else name.split(",")[0]
     field = field.split(" of another")[0].split(" that ")[0].split(" below")[0].split(" with")[0].split(" by ")[0]
     with pytest.raises(AttestationError) as caught:
-        verify(wrong_responses()[name], evidence="OCSP response for the RIM")
+        verify(response, evidence="OCSP response for the RIM")
     assert caught.value.evidence == "OCSP response for the RIM"
     assert caught.value.field == field
 

@@ -3,6 +3,7 @@ import re
 from datetime import timedelta
 
 import pytest
+from helpers.cases import each
 from helpers.foundry import snp as amd
 from helpers.foundry import tdx as intel
 from helpers.foundry.authority import NOW
@@ -66,7 +67,7 @@ REGISTERS = {
 # TDX.
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "",
@@ -86,7 +87,7 @@ def test_a_quote_that_fits_the_policy_is_accepted(text):
     assert tdx(text).check_cpu(quote(), now=NOW) is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "field"),
     [
         (f"platforms = ['{'00' * 16}']", "PPID"),
@@ -120,7 +121,7 @@ def test_another_kernel_or_command_line_is_refused_with_the_same_firmware(regist
     tdx(f"{register} = 'any'").check_cpu(quote(rtmrs=rtmrs), now=NOW)
 
 
-@pytest.mark.parametrize(
+@each(
     ("fields", "name"),
     [
         ({"attributes": 0}, "TDATTRIBUTES"),  # without SEPT_VE_DISABLE
@@ -180,7 +181,7 @@ def test_an_outdated_platform_is_refused_unless_allowed():
 # SEV-SNP.
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "",
@@ -200,7 +201,7 @@ def test_a_report_that_fits_the_policy_is_accepted(text):
     assert snp(text).check_cpu(report(), now=NOW) is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "field"),
     [
         ("products = ['Turin']", "product"),
@@ -221,7 +222,7 @@ def test_a_report_that_does_not_fit_is_refused(text, field):
     assert (raised.value.evidence, raised.value.field) == ("SNP report", field)
 
 
-@pytest.mark.parametrize(
+@each(
     ("fields", "said"),
     [
         ({"measurement": bytes(48)}, "MEASUREMENT"),
@@ -264,7 +265,7 @@ def test_the_fmc_of_turin_has_a_floor():
         snp("min_tcb = { fmc = 3 }").check_cpu(verified, now=NOW)
 
 
-@pytest.mark.parametrize(
+@each(
     ("revocation", "accepted"),
     [
         ("'none'", {None, 1, 9}),
@@ -355,7 +356,7 @@ TOO_LAX = {
 }
 
 
-@pytest.mark.parametrize("name", TOO_LAX)
+@each("name", TOO_LAX)
 def test_a_policy_that_is_too_lax_is_refused_with_the_lines_to_add(name):
     section, absent = TOO_LAX[name]
     with pytest.raises(FormatError) as raised:
@@ -384,7 +385,7 @@ def test_a_file_that_is_no_text_or_too_long_is_refused(tmp_path, content):
         Policy.from_toml(path)
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "said"),
     [
         ("", "version"),

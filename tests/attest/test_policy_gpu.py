@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 
 import pytest
+from helpers.cases import each
 from helpers.foundry import nvidia as foundry
 from helpers.foundry.authority import NOW
 
@@ -54,7 +55,7 @@ def several(count):
     return [matched(evidence=f"GPU {at} report", chip_id=f"A{at}") for at in range(count)]
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         "",
@@ -77,7 +78,7 @@ def test_a_gpu_that_fits_is_accepted(text):
     assert check(text) is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "field"),
     [
         ("count = 8", "number of GPUs"),
@@ -99,7 +100,7 @@ def test_a_gpu_that_does_not_fit_is_refused(text, field):
     assert raised.value.field == field
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "text"),
     [
         ({"driver_version": None}, "min_driver = '1'"),
@@ -297,7 +298,7 @@ def test_gpus_are_accepted_by_a_section_alone():
         policy().check_gpus([], now=NOW)
 
 
-@pytest.mark.parametrize("thing", [None, b"report", RIMS[0], attest.parse_gpu_report(foundry.report(foundry.hopper()))])
+@each("thing", [None, b"report", RIMS[0], attest.parse_gpu_report(foundry.report(foundry.hopper()))])
 def test_what_was_not_verified_is_not_judged(thing):
     with pytest.raises(TypeError, match="verify the evidence first"):
         check("", thing)
@@ -314,7 +315,7 @@ def test_the_defaults_are_strict():
     assert policy().gpu.require_manifests
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "said"),
     [
         ("count = 0", "1 or more as gpu.count"),

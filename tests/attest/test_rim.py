@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from hashlib import sha384
 
 import pytest
+from helpers.cases import each
 from helpers.foundry import nvidia as foundry
 from helpers.foundry.authority import LONG, NOW, Authority, flips, is_refused
 from helpers.foundry.nvidia import DSIG, SWID, resource
@@ -107,11 +108,10 @@ def other_signers():
     }
 
 
-@pytest.mark.parametrize("name", other_signers())
-def test_a_manifest_is_refused_if(name):
-    signer = foundry.Signer(other_signers()[name])
+@each("signer", other_signers)
+def test_a_manifest_is_refused_if(signer):
     with pytest.raises(AttestationError):
-        verify(foundry.rim(signer=signer))
+        verify(foundry.rim(signer=foundry.Signer(signer)))
 
 
 def test_a_chain_in_another_order_is_refused():
@@ -163,7 +163,7 @@ PROFILES = {
 }
 
 
-@pytest.mark.parametrize("name", PROFILES)
+@each("name", PROFILES)
 def test_a_signature_of_another_profile_is_refused_with(name):
     with pytest.raises(FormatError):
         verify(foundry.rim(info=PROFILES[name]))
@@ -206,9 +206,8 @@ def wrapped():
     }
 
 
-@pytest.mark.parametrize("name", wrapped())
-def test_a_wrapped_signature_is_refused_if(name):
-    text = wrapped()[name]
+@each("text", wrapped)
+def test_a_wrapped_signature_is_refused_if(text):
     assert is_refused(verify, text.encode())
 
 
@@ -243,15 +242,13 @@ def wrong_contents():
     }
 
 
-@pytest.mark.parametrize("name", wrong_contents())
-def test_the_content_of_a_manifest_is_refused_for(name):
+@each("content", wrong_contents)
+def test_the_content_of_a_manifest_is_refused_for(content):
     with pytest.raises(FormatError):
-        attest.parse_rim(foundry.rim(**wrong_contents()[name]))
+        attest.parse_rim(foundry.rim(**content))
 
 
-@pytest.mark.parametrize(
-    "name", ["tagId", "product", "edition", "colloquialVersion", "index", "active", "size", "name"]
-)
+@each("name", ["tagId", "product", "edition", "colloquialVersion", "index", "active", "size", "name"])
 def test_an_attribute_that_is_absent_is_told(name):
     data = foundry.rim([resource(3, [bytes(48)])])
     absent = re.sub(rf'(<ns0:Resource[^>]*|<ns0:Meta[^>]*|<SoftwareIdentity[^>]*) {name}="[^"]*"', r"\1", data.decode())

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
+from helpers.cases import each
 from helpers.foundry import snp as foundry
 from helpers.foundry.authority import LONG, NOW, Authority, bundle, flips, is_refused, rsa_key
 from helpers.foundry.tdx import integer, octets
@@ -35,9 +36,9 @@ def verify(machine=MILAN, report=None, *, leaf=None, issuers=None, now=NOW, root
 # Good ones.
 
 
-@pytest.mark.parametrize("is_vlek", [False, True], ids=["VCEK", "VLEK"])
-@pytest.mark.parametrize("version", [3, 4, 5])
-@pytest.mark.parametrize("product", PRODUCTS)
+@each("is_vlek", [False, True], ids=["VCEK", "VLEK"])
+@each("version", [3, 4, 5])
+@each("product", PRODUCTS)
 def test_a_good_report_is_verified(product, version, is_vlek):
     machine = foundry.chip(product, is_vlek=is_vlek)
     verified = verify(machine, foundry.report(machine, version=version))
@@ -78,7 +79,7 @@ def test_what_is_verified_can_be_pickled():
     assert pickle.loads(pickle.dumps(verified)) == verified
 
 
-@pytest.mark.parametrize(
+@each(
     ("policy", "is_debug", "is_migratable", "allows_smt"),
     [
         (1 << 17, False, False, False),
@@ -113,7 +114,7 @@ def test_the_leaf_may_be_given_in_pem():
         verify(leaf=pem * 2)
 
 
-@pytest.mark.parametrize(
+@each(
     ("family", "model", "product"),
     [(0x19, 0x0F, "Milan"), (0x19, 0x10, "Genoa"), (0x19, 0xA1, "Genoa"), (0x1A, 0x11, "Turin")],
 )
@@ -121,7 +122,7 @@ def test_products_are_told_by_family_and_model(family, model, product):
     assert attest.parse_snp_report(foundry.report(MILAN, cpu=(family, model))).product is SnpProduct(product)
 
 
-@pytest.mark.parametrize("cpu", [(0x17, 0x31), (0x19, 0x20), (0x1A, 0x12), (0x1A, 0x50), (0, 0)])
+@each("cpu", [(0x17, 0x31), (0x19, 0x20), (0x1A, 0x12), (0x1A, 0x50), (0, 0)])
 def test_other_processors_are_refused(cpu):
     with pytest.raises(FormatError, match="Milan, Genoa or Turin"):
         attest.parse_snp_report(foundry.report(MILAN, cpu=cpu))

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
+from helpers.cases import each
 from helpers.foundry import tdx as foundry
 from helpers.foundry.authority import LONG, NOW, Authority, bundle, flips, is_refused
 from hypothesis import given, settings
@@ -79,9 +80,7 @@ def test_what_is_verified_can_be_pickled_and_not_changed():
     assert type(verified).__module__ == "fastrack.attest"
 
 
-@pytest.mark.parametrize(
-    ("attributes", "is_debug"), [(0, False), (1, True), (2, True), (1 << 8, False), (1 << 28, False)]
-)
+@each(("attributes", "is_debug"), [(0, False), (1, True), (2, True), (1 << 8, False), (1 << 28, False)])
 def test_the_debug_bit_is_reported_and_not_judged(attributes, is_debug):
     verified = verify(foundry.quote(foundry.platform(), body=foundry.td_report(attributes=attributes)))
     assert verified.report.is_debug is is_debug
@@ -384,7 +383,7 @@ def test_bits_outside_the_mask_do_not_count():
 OK, HARDEN, CONFIGURE, BOTH, OLD, OLD_CONFIGURE, REVOKED = TcbStatus
 
 
-@pytest.mark.parametrize(
+@each(
     ("platform", "part", "together"),
     [
         (OK, OK, OK),
@@ -423,7 +422,7 @@ def test_the_lower_evaluation_number_is_kept():
 # The extension of the PCK certificate.
 
 
-@pytest.mark.parametrize(
+@each(
     "extension",
     [
         foundry.sgx_extension(leave_out=[(4,)]),
@@ -457,9 +456,7 @@ def test_collateral_is_read_from_json():
     verify(given=given)
 
 
-@pytest.mark.parametrize(
-    "change", [{"more": ""}, {"pck_crl": None}, {"pck_crl": 7}, {"tcb_info_signature": "00"}, {"root_ca_crl": "0"}]
-)
+@each("change", [{"more": ""}, {"pck_crl": None}, {"pck_crl": 7}, {"tcb_info_signature": "00"}, {"root_ca_crl": "0"}])
 def test_a_json_file_with_another_form_is_refused(change):
     with pytest.raises(FormatError, match="TDX collateral"):
         TdxCollateral.from_json(json.dumps(json.loads(foundry.as_json(foundry.collateral())) | change))
@@ -486,7 +483,7 @@ def test_every_byte_of_a_quote_counts(layout):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", [field.name for field in fields(TdxCollateral)])
+@each("part", [field.name for field in fields(TdxCollateral)])
 def test_every_byte_of_collateral_counts(part):
     quote, parts = foundry.quote(PLATFORM), foundry.collateral()
     for index, data in flips(parts[part]):
@@ -541,7 +538,7 @@ def test_any_value_in_tcb_info_is_read_or_refused(name, value):
         verify(given=collateral(info=info))
 
 
-@pytest.mark.parametrize("status", [one for one in TcbStatus if one.value not in {"UpToDate", "OutOfDate", "Revoked"}])
+@each("status", [one for one in TcbStatus if one.value not in {"UpToDate", "OutOfDate", "Revoked"}])
 def test_a_state_of_the_module_or_the_enclave_that_intel_does_not_use_is_refused(status):
     level = [foundry.svn_level(3, status)]
     for parts, name in (

@@ -1,6 +1,7 @@
 from contextlib import suppress
 
 import pytest
+from helpers.cases import each
 from helpers.foundry import nvidia as foundry
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ def canonical(text):
     return canonicalize(parse(text.encode(), "document")).decode()
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "form"),
     [
         ("<a/>", "<a></a>"),
@@ -51,7 +52,7 @@ def test_an_element_can_be_left_out():
     assert canonicalize(root, without=root.elements[0]) == b"<a>13<b>4</b></a>"
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "found"),
     [
         ("<!DOCTYPE a><a/>", "a document type"),

@@ -2,6 +2,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -39,10 +40,10 @@ def samples(*, ratio=1.0, pairs=8, rounds=31, noise=0.1, process=0.02, seed=0):
     return [pair() for _ in range(pairs)]
 
 
-@pytest.mark.parametrize("seed", range(50))
-def test_the_same_is_never_slower_and_a_fifth_more_always_is(seed):
-    assert judge("a", samples(noise=0.05, seed=seed)).verdict is Verdict.OK
-    assert judge("a", samples(noise=0.05, ratio=1.2, seed=seed)).verdict is Verdict.SLOWER
+def test_the_same_is_never_slower_and_a_fifth_more_always_is():
+    for seed in range(50):
+        assert judge("a", samples(noise=0.05, seed=seed)).verdict is Verdict.OK, seed
+        assert judge("a", samples(noise=0.05, ratio=1.2, seed=seed)).verdict is Verdict.SLOWER, seed
 
 
 def test_noise_alone_is_undecided_at_worst():
@@ -54,18 +55,15 @@ def test_noise_alone_is_undecided_at_worst():
 QUIET = {"ratio": 1.5, "noise": 0.001, "process": 0.0001}
 
 
-@pytest.mark.parametrize(
-    ("options", "verdict"),
-    [
-        pytest.param({"ratio": 1.05, "noise": 0.02, "process": 0.005}, Verdict.OK, id="five-per-cent-more"),
-        pytest.param({"ratio": 0.8}, Verdict.FASTER, id="a-fifth-less"),
-        pytest.param(QUIET | {"pairs": CONFIRMED - 1}, Verdict.UNDECIDED, id="not-yet-confirmed"),
-        pytest.param(QUIET | {"pairs": CONFIRMED}, Verdict.SLOWER, id="confirmed"),
-        pytest.param({"pairs": 1}, Verdict.UNDECIDED, id="one-pair"),
-    ],
-)
-def test_a_verdict_follows_from_the_ratio_and_the_number_of_pairs(options, verdict):
-    assert judge("a", samples(**options)).verdict is verdict
+def test_a_verdict_follows_from_the_ratio_and_the_number_of_pairs():
+    for options, verdict in (
+        ({"ratio": 1.05, "noise": 0.02, "process": 0.005}, Verdict.OK),
+        ({"ratio": 0.8}, Verdict.FASTER),
+        (QUIET | {"pairs": CONFIRMED - 1}, Verdict.UNDECIDED),
+        (QUIET | {"pairs": CONFIRMED}, Verdict.SLOWER),
+        ({"pairs": 1}, Verdict.UNDECIDED),
+    ):
+        assert judge("a", samples(**options)).verdict is verdict, options
 
 
 def test_the_interval_is_students():
@@ -81,12 +79,6 @@ def test_who_comes_second_in_a_round_makes_no_difference():
     found = judge("a", [rounds] * 4)
     assert found.interval.ratio == pytest.approx(1)
     assert judge("a", [[(1.0, 2.0)]] * 2).interval.ratio == pytest.approx(2)
-
-
-def test_99_of_100_intervals_hold_the_true_ratio():
-    chance = random.Random(1)
-    found = [interval([chance.gauss(0.1, 0.05) for _ in range(5)]) for _ in range(2000)]
-    assert 0.98 < sum(each.low <= 2.718281828**0.1 <= each.high for each in found) / 2000 < 0.999
 
 
 def test_what_seems_slower_is_measured_again_before_what_is_only_uncertain():
@@ -113,22 +105,18 @@ def test_a_pair_that_was_lost_is_made_up_for_even_if_time_is_up():
     assert comparison._next(measured, Plan(), time_left=False) == ["b", "c"]
 
 
-@pytest.mark.parametrize(
-    ("broken", "verdict"),
-    [({"base": "no"}, Verdict.NEW), ({"head": "no"}, Verdict.GONE), ({"base": "no", "head": "no"}, Verdict.BROKEN)],
-)
-def test_what_one_side_cannot_run_is_new_or_gone(broken, verdict):
-    assert one_sided("a", broken).verdict is verdict
+def test_what_one_side_cannot_run_is_new_or_gone():
+    for sides, verdict in ((["base"], Verdict.NEW), (["head"], Verdict.GONE), (["base", "head"], Verdict.BROKEN)):
+        assert one_sided("a", dict.fromkeys(sides, "no")).verdict is verdict
 
 
-@pytest.mark.parametrize("verdict", Verdict)
-def test_only_what_is_slower_ends_with_1(verdict, tmp_path):
-    report = Report("base", "head", [Row("a", verdict), Row("b", Verdict.OK)], [], 1.0)
-    assert report.code == (verdict in {Verdict.SLOWER, Verdict.GONE, Verdict.BROKEN})
-    report.write(tmp_path / "out.json")
-    written = json.loads((tmp_path / "out.json").read_text())
-    assert written["rows"][0]["verdict"] == verdict.value
-    assert written["exit_code"] == report.code
+def test_only_what_is_slower_ends_with_1(tmp_path):
+    for verdict in Verdict:
+        report = Report("base", "head", [Row("a", verdict), Row("b", Verdict.OK)], [], 1.0)
+        assert report.code == (verdict in {Verdict.SLOWER, Verdict.GONE, Verdict.BROKEN})
+        report.write(tmp_path / "out.json")
+        written = json.loads((tmp_path / "out.json").read_text())
+        assert (written["rows"][0]["verdict"], written["exit_code"]) == (verdict.value, report.code)
 
 
 # Two processes in lock-step, on suites of a few lines.
@@ -240,7 +228,7 @@ FAULTS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("side", ["base", "head"])
+@pytest.mark.parametrize("side", ["head"])
 def test_what_fails_on_one_side_is_told_and_the_rest_is_measured(measure, side):
     bad = [
         f"def test_bad_{number}(benchmark):\n    if fastrack.SIDE == {side!r}:\n        {fault}\n    benchmark(int)\n"
@@ -316,12 +304,6 @@ def test_one(benchmark):
     assert not found.rounds
     assert list(found.broken) == [name("test_one")]
     assert "cannot import name 'later'" in found.broken[name("test_one")]["base"]
-
-
-def test_nothing_in_common_is_no_comparison(pythons, tmp_path):
-    write_suite(tmp_path, "")
-    with pytest.raises(CannotCompareError, match="no benchmark is marked as a guard"):
-        comparison.compare(pythons, tmp_path, tmp_path, lambda _: None, QUICK)
 
 
 def test_fastrack_from_anywhere_else_is_refused(pythons, measure):
@@ -417,12 +399,6 @@ def test_no_revision_ends_with_2(capsys):
     assert "BASE=main" in capsys.readouterr().err
 
 
-def test_a_folder_without_revisions_ends_with_2(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert command.main(["HEAD"], QUICK, tmp_path) == 2
-    assert "could not compare" in capsys.readouterr().err
-
-
 def test_dependencies_that_differ_are_told_and_missing_ones_refused(tmp_path):
     def tree(name, *dependencies):
         (tmp_path / name).mkdir(exist_ok=True)
@@ -468,12 +444,16 @@ def processes_in(root):
     return found
 
 
-def test_the_slow_down_of_the_self_test_fits_the_tree(tmp_path):
-    channel = tmp_path / selftest._CHANNEL
-    channel.parent.mkdir(parents=True)
-    channel.write_text((ROOT / selftest._CHANNEL).read_text())
+def test_the_slow_down_of_the_self_test_slows_transfers(tmp_path):
+    shutil.copytree(ROOT / "fastrack", tmp_path / "fastrack", ignore=shutil.ignore_patterns("__pycache__"))
     selftest.plant(tmp_path)
-    compile(channel.read_text(), str(channel), "exec")
-    channel.write_text("nothing of the kind")
-    with pytest.raises(CannotCompareError, match="no _receive"):
-        selftest.plant(tmp_path)
+    code = "import fastrack; print({getattr(fastrack.Channel, way).__name__ for way in ('to_device', 'to_host')})"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "{'slow'}\n"

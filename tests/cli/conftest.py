@@ -6,10 +6,9 @@ import shlex
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from helpers.commands import invoke
 
 from fastrack import load_file
-from fastrack._cli.app import app
 from fastrack._crypto.cobblestone import chunk_offset
 
 
@@ -20,7 +19,7 @@ class Script:
         self.folder = folder
 
     def __call__(self, line, *, status=0):
-        result = CliRunner().invoke(app, shlex.split(line))
+        result = invoke(shlex.split(line))
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         assert result.exit_code == status, result.output

@@ -2,6 +2,7 @@ import dataclasses
 import sys
 
 import pytest
+from helpers.cases import each
 from helpers.engines import Wrong
 from test_nvml import FakeNvml
 
@@ -72,14 +73,11 @@ def test_a_machine_is_described_to_a_program(cli):
     assert {statement["protected"] for statement in document["statements"]} == {True, False}
 
 
-@pytest.mark.parametrize(
+@each(
     ("nvml", "told"),
     [
         (FakeNvml(), ["GPU 0         NVIDIA H100, 80 GiB", "confidential  on", "GPU 0         can give an attest"]),
-        (
-            FakeNvml(feature=0),
-            ["confidential  off", "GPU memory is not protected", "no evidence: confidential mode"],
-        ),
+        (FakeNvml(feature=0), ["confidential  off", "GPU memory is not protected", "no evidence: confidential mode"]),
         (FakeNvml(devtools=1), ["dev tools     on", "Dev-tools mode is on"]),
         (FakeNvml(fails={"nvmlInit": 12}), ["driver        no NVIDIA driver"]),
         (FakeNvml(fails={"nvmlDeviceGetName": 15}), ["no answer     name of GPU 0: GPU is lost"]),
@@ -165,20 +163,10 @@ def tree(tmp_path):
         (TDX, "tdx_guest", "tdx", "can give a TDX quote"),
         (SNP, "sev_guest", "snp", "can give a SEV-SNP report"),
         (CpuTee(None, ()), "tdx_guest", "tdx", "can give a TDX quote"),
-        (
-            TDX,
-            None,
-            "tdx",
-            f"no folder /{TSM}. Use Linux 6.7 or later, mount configfs, and load tdx_guest",
-        ),
+        (TDX, None, "tdx", f"no folder /{TSM}. Use Linux 6.7 or later, mount configfs, and load tdx_guest"),
         (SNP, None, "snp", "load sev_guest"),
         (CpuTee(None, ()), None, None, "Run it in a confidential virtual machine"),
-        (
-            CpuTee("Arm CCA", ()),
-            "arm_cca_guest",
-            None,
-            "the providers tdx_guest, sev_guest, got arm_cca",
-        ),
+        (CpuTee("Arm CCA", ()), "arm_cca_guest", None, "the providers tdx_guest, sev_guest, got arm_cca"),
     ],
 )
 def test_the_evidence_of_a_cpu_follows_from_its_kernel(tree, tee, provider, kind, told):
@@ -233,7 +221,7 @@ def test_signs_of_a_tee_are_not_taken_for_attestation(facts):
     assert "the operator of this machine can read" not in said
 
 
-@pytest.mark.parametrize(
+@each(
     ("graphics", "told"),
     [
         (with_gpu(enabled=False), "GPU memory is not protected from its host"),
@@ -282,7 +270,7 @@ def test_a_key_file_is_named_by_its_key_or_its_problem(cli, folder, monkeypatch)
 # The self-test
 
 
-@pytest.mark.parametrize("name", aead.available_engines())
+@each("name", aead.available_engines())
 def test_a_sound_engine_passes(name):
     check = check_engine(aead.get_engine(name, threads=1))
     assert check.problem is None
@@ -299,7 +287,7 @@ def seal_with_a_wrong_tag(engine, schedule, source, target, first):
     target[-1] ^= 1
 
 
-@pytest.mark.parametrize(
+@each(
     ("method", "wrong", "problem"),
     [
         ("open_run", lambda engine, *args: engine.open_run(*args) and None, "it opens a chunk that was altered"),

@@ -29,12 +29,7 @@ def test_a_pair_is_made(cli, folder):
     assert stat.S_IMODE((folder / "alice").stat().st_mode) == 0o600
     assert Identity.load("alice").recipient == Recipient.load("alice.pub")
     made = cli.json("keygen erin --signer --algorithm ML-DSA-65")
-    assert made == {
-        "path": "erin",
-        "public": "erin.pub",
-        "id": Verifier.load("erin.pub").id,
-        "algorithm": "ML-DSA-65",
-    }
+    assert made == {"path": "erin", "public": "erin.pub", "id": Verifier.load("erin.pub").id, "algorithm": "ML-DSA-65"}
     assert "expected one of --identity and --signer" in cli.error("keygen x --identity --signer", status=2)
     assert "expected an algorithm of" in cli.error("keygen x --identity --algorithm Ed25519", status=2)
     assert "left as it was" in cli.error("keygen alice --identity")

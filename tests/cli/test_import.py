@@ -6,6 +6,7 @@ import sys
 import time
 
 import pytest
+from helpers.cases import each
 
 from fastrack import SealedDataset
 
@@ -49,9 +50,7 @@ def test_a_folder_that_has_samples_is_continued_on_request(cli, key, lines):
     assert "resume=" in cli.error(f"import {lines} out {key} --resume")
 
 
-@pytest.mark.parametrize(
-    ("name", "content"), [("a.bin", b"x"), ("a.jsonl", b"{"), ("a.tar", b"x" * 600), ("a\x1b[1m.txt.gz", b"")]
-)
+@each(("name", "content"), [("a.bin", b"x"), ("a.jsonl", b"{"), ("a.tar", b"x" * 600), ("a\x1b[1m.txt.gz", b"")])
 def test_what_cannot_be_imported_is_one_line(cli, key, name, content):
     (cli.folder / name).write_bytes(content)
     error = cli.error(f"import '{name}' out {key}")

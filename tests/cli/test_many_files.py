@@ -5,10 +5,9 @@ import json
 import numpy as np
 import pytest
 import safetensors.numpy
-from typer.testing import CliRunner
+from helpers.commands import invoke
 
 from fastrack import Key, load_file, seal, unseal_file
-from fastrack._cli.app import app
 
 COUNT = 12
 
@@ -121,7 +120,7 @@ def test_a_sealed_file_comes_from_standard_input(shards):
     content = (shards / "s05.safetensors").read_bytes()
 
     def run(*line, content=content):
-        return CliRunner().invoke(app, line, input=content)
+        return invoke(line, content)
 
     with load_file(shards / "s05.safetensors") as file:
         assert json.loads(run("verify", "-", "--key", "owner.key", "--json").stdout)["file_id"] == file.file_id
@@ -139,7 +138,7 @@ def test_plaintext_from_standard_input_is_not_copied_to_a_disk(line, monkeypatch
     copied = []
     monkeypatch.setattr("shutil.copyfileobj", lambda *_: copied.append(True))
     for content in (safetensors.numpy.save({"x": np.arange(3)}), b"", b"text" * 100, b"\xff" * 100):
-        result = CliRunner().invoke(app, line.split(), input=content)
+        result = invoke(line.split(), content)
         assert result.exit_code == 1
         assert result.stderr.startswith("error: standard input: expected ")
     assert not copied

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
-from typer.testing import CliRunner
+from helpers.cases import each
+from helpers.commands import invoke
 
 from fastrack import Key, load_file, save_file, unseal
-from fastrack._cli.app import app
 from fastrack._crypto.cobblestone import CHUNK_SIZE
 
 MIXED = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.arange(4), "a": np.ones(5, np.uint8)}
@@ -36,7 +36,7 @@ def names(folder):
 
 
 def run(*line, content=b""):
-    result = CliRunner().invoke(app, line, input=content)
+    result = invoke(line, content)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
@@ -231,8 +231,8 @@ def test_an_array_keeps_its_shape(owner, array):
 
 
 @pytest.mark.usefixtures("owner")
-@pytest.mark.parametrize("kind", ["safetensors", "npy", "fortran"])
-@pytest.mark.parametrize("change", [-1, 1])
+@each("kind", ["safetensors", "npy", "fortran"])
+@each("change", [-1, 1])
 def test_a_stream_that_is_shorter_or_longer_than_it_says_is_refused(kind, change):
     buffer = io.BytesIO()
     array = np.arange(12.0).reshape(3, 4)

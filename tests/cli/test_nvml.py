@@ -3,6 +3,7 @@ from types import SimpleNamespace
 
 import pynvml
 import pytest
+from helpers.cases import each
 
 from fastrack._cli.nvml import Confidential, Gpu, Graphics, read_graphics
 
@@ -58,7 +59,7 @@ def test_a_confidential_gpu_is_read():
     assert nvml.open == 0
 
 
-@pytest.mark.parametrize(
+@each(
     ("state", "read"),
     [
         ({"feature": 0, "environment": 0}, {"enabled": False, "environment": "unavailable", "ready": None}),
@@ -99,7 +100,7 @@ def test_a_driver_that_does_not_tell_the_mode_leaves_it_unknown():
     assert found.problems == ("confidential state: Unknown Error",)
 
 
-@pytest.mark.parametrize(
+@each(
     "call",
     [
         "nvmlSystemGetDriverVersion",

@@ -73,9 +73,10 @@ def test_standard_output_that_is_full_is_one_line():
             assert (done.returncode, done.stderr) == (1, b"error: No space left on device\n")
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
-@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize(
+    "as_json", [pytest.param(False, marks=pytest.mark.slow), pytest.param(True, marks=pytest.mark.nightly)]
+)
 def test_a_command_whose_output_is_full_leaves_no_plaintext(folder, as_json):
     Key.generate().save("owner.key")
     Path("study").mkdir()

@@ -2,9 +2,7 @@
 
 import numpy as np
 import pytest
-from helpers.tlog_writer import NoteSigner, proof
-
-import fastrack
+from helpers.cases import each
 
 
 @pytest.fixture(autouse=True)
@@ -80,24 +78,7 @@ def test_an_altered_file_is_named(cli, key, anchor, folder):
         assert cli.json(line, status=1)["error"]["tensor"] == "y"
 
 
-def test_a_log_has_to_hold_the_manifest(cli, published, anchor, folder):
-    log, witness = NoteSigner("example.com/log", 1), NoteSigner("witness.example", 4, 1)
-    line = f"verify set {anchor} --log {log.verifier} --witness {witness.verifier}"
-    assert "fastrack.manifest.tlog-proof" in cli.error(line)
-    path = folder / "set" / "fastrack.manifest.tlog-proof"
-    entries = [b"other", published["log_entry"].encode()]
-    path.write_bytes(proof(0, entries, [log, witness]))
-    assert "a proof of another entry" in cli.error(line)
-    path.write_bytes(proof(1, entries, [log]))
-    assert "1 of the witnesses, got 0" in cli.error(line)
-    path.write_bytes(proof(1, entries, [log, witness]))
-    cli(line)
-    trusted = fastrack.TransparencyLog(log.verifier)
-    with fastrack.load_file("set/data.safetensors", anchor=fastrack.Anchor("reader.anchor", log=trusted)) as file:
-        assert list(file) == ["x"]
-
-
-@pytest.mark.parametrize(
+@each(
     ("line", "told"),
     [
         ("publish set", "expected the owner's signing key"),
@@ -105,8 +86,6 @@ def test_a_log_has_to_hold_the_manifest(cli, published, anchor, folder):
         ("publish plain.npz --sign owner.signer --out set/a.manifest", "in the folder of"),
         ("verify set", "or an anchor to compare this folder with its manifest"),
         ("verify set --anchor reader.anchor --key owner.key", "expected none with a folder"),
-        ("verify set --log a", "expected an anchor beside a log"),
-        ("verify set --anchor reader.anchor --witness a", "expected the log of a witness"),
         ("anchor other.anchor --lineage 00", "expected the owner's public file"),
         ("anchor other.anchor --lineage 00 --owner owner.signer.pub", "32 hexadecimal digits"),
     ],
@@ -116,7 +95,7 @@ def test_bad_usage_is_told(cli, line, told):
     assert told in " ".join(cli.error(line, status=2).replace("│", " ").split())
 
 
-@pytest.mark.parametrize(
+@each(
     ("line", "told"),
     [
         ("anchor no.anchor", "no such anchor"),
@@ -124,7 +103,6 @@ def test_bad_usage_is_told(cli, line, told):
         ("anchor reader.anchor --owner owner.signer.pub", "left as it was"),
         ("verify set --anchor no.anchor", "no such anchor"),
         ("publish nothing --sign owner.signer", "nothing"),
-        ("verify set --anchor reader.anchor --log a", "expected a verifier key"),
     ],
 )
 @pytest.mark.usefixtures("anchor")

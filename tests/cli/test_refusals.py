@@ -6,6 +6,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from helpers.cases import each
 from helpers.runs import flip as flip_bits
 
 from fastrack import Key, SealedFile, load_file
@@ -45,7 +46,7 @@ def test_a_target_that_appears_meanwhile_is_replaced_by_force_alone(
     def appearing(*_):
         yield lambda _: (folder / line.split()[1]).write_text("mine")
 
-    monkeypatch.setattr(f"fastrack._cli.commands.{command}.progress_bar", appearing)
+    monkeypatch.setattr("fastrack._cli.run.progress_bar", appearing)
     if force:
         cli(f"{command} {line} --force {key}")
     else:
@@ -112,7 +113,7 @@ def test_an_interruption_leaves_nothing(cli, key, monkeypatch, command, line):
 
         yield progress
 
-    monkeypatch.setattr(f"fastrack._cli.commands.{command}.progress_bar", interrupted)
+    monkeypatch.setattr("fastrack._cli.run.progress_bar", interrupted)
     before = cli.names()
     assert cli.error(f"{command} {line} {key}", status=130) == "error: interrupted\n"
     assert cli.json(f"{command} {line} {key}", status=130)["error"]["type"] == "KeyboardInterrupt"
@@ -122,7 +123,7 @@ def test_an_interruption_leaves_nothing(cli, key, monkeypatch, command, line):
 # Sources
 
 
-@pytest.mark.parametrize("line", ["seal {} new", "unseal {} new", "inspect {}", "verify {}"])
+@each("line", ["seal {} new", "unseal {} new", "inspect {}", "verify {}"])
 def test_a_missing_file_is_told(cli, key, line):
     line = line.format("missing.bin") + ("" if "inspect" in line else f" {key}")
     assert cli.error(line) == "error: missing.bin: No such file or directory\n"
@@ -327,7 +328,7 @@ def test_an_empty_path_of_a_key_is_refused(cli, line):
 
 
 @pytest.mark.usefixtures("sealed")
-@pytest.mark.parametrize(
+@each(
     "line",
     [
         *("seal plain.npz ''", "seal plain.npz new --to ''", "seal plain.npz new --to a --sign ''"),
@@ -348,7 +349,7 @@ def test_a_note_on_an_error_is_shown(cli, sealed, monkeypatch):
 # Usage
 
 
-@pytest.mark.parametrize(
+@each(
     "line",
     [
         *("seal", "seal one", "unseal one", "inspect", "verify"),

@@ -9,12 +9,11 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from helpers.commands import invoke
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from fastrack import Key
-from fastrack._cli.app import app
 from fastrack._cli.console import clean
 
 KEY = Key.from_bytes(bytes(range(32)))
@@ -36,7 +35,7 @@ PATTERNS = st.lists(st.sampled_from(["*.txt", "*.json", "one/*", "README", "conf
 
 
 def run(*line):
-    result = CliRunner().invoke(app, [*map(str, line), "--key", "owner.key"])
+    result = invoke([*map(str, line), "--key", "owner.key"])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 from cli.conftest import Script
+from helpers.commands import invoke
 from helpers.foundry.authority import NOW
 from helpers.foundry.machine import Machine, policy, roots
 from typer.main import get_command
@@ -175,17 +176,16 @@ def test_every_command_is_in_a_table():
 
 def attempt(cli, line):
     """Run a command, which may be refused, and return whether it was done."""
-    from typer.testing import CliRunner
-
-    from fastrack._cli.app import app
-
-    result = CliRunner().invoke(app, [part.strip("'") for part in line.split()])
+    result = invoke([part.strip("'") for part in line.split()])
     assert result.exception is None or isinstance(result.exception, SystemExit), line
     assert not list(cli.folder.rglob(".fastrack-*")), line
     return result.exit_code == 0
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+EACH = [pytest.param(name, marks=[pytest.mark.slow] * name.startswith("bench")) for name in COMMANDS]
+
+
+@pytest.mark.parametrize("name", EACH)
 def test_a_second_run_loses_and_doubles_nothing(cli, place, name):
     require_packages(name)
     before = contents(place)
@@ -231,7 +231,7 @@ def test_a_second_run_with_other_input_replaces_all_of_the_result_or_nothing(cli
         assert not [path for path, content in opened.items() if SECRET in content or b"another" not in content]
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", EACH)
 def test_nothing_that_cannot_be_made_again_is_replaced(cli, place, name):
     lost = sorted((place / "lost").iterdir())
     before = contents(place)
@@ -299,14 +299,10 @@ def test_a_resumed_import_of_another_source_changes_nothing(cli, place):
 
 @pytest.mark.parametrize("name", [name for name, line in COMMANDS.items() if line.split()[0] != "keygen"])
 def test_an_empty_argument_is_not_the_current_folder(place, name):
-    from typer.testing import CliRunner
-
-    from fastrack._cli.app import app
-
     before = contents(place)
     line = [part.strip("'") for part in COMMANDS[name].split()]
     for index, part in enumerate(line):
         if part == "TARGET" or (index == 1 and not part.startswith("-")):
-            result = CliRunner().invoke(app, [*line[:index], "", *line[index + 1 :]])
+            result = invoke([*line[:index], "", *line[index + 1 :]])
             assert result.exit_code in ({1, 2} if line[0] in {"grant", "attest"} else {2}), result.output
             assert contents(place) == before

@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from helpers.cases import each
 from helpers.engines import Wrong
 from helpers.runs import flip
 
@@ -35,15 +36,15 @@ def test_batches_give_every_key(messages):
     assert target.bits == [256] * len(keys)
 
 
-@pytest.mark.parametrize("bad", [0, 3, 4, 7, 8, 10])
+@each("bad", [0, 3, 4, 7, 8, 10])
 def test_the_first_wrong_commitment_of_all_batches_is_found(messages, bad):
-    headers, contexts, _ = messages
+    headers, contexts = messages[0].copy(), messages[1]
     for number in {bad, 10}:
         headers[number] = flip(headers[number], 8 * 56 - 1)
     assert derive_keys(MessageKeys(11), SECRET, headers, contexts, range(11)) == bad
 
 
-@pytest.mark.parametrize("size", [0, 24, 55, 57])
+@each("size", [0, 24, 55, 57])
 def test_a_header_of_another_length_is_refused_before_a_key_is_derived(size):
     target = memoryview(bytearray(2 * DERIVED_SIZE))
     with pytest.raises(FormatError, match=f"got {size}"):

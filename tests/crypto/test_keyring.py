@@ -10,6 +10,7 @@ import weakref
 
 import numpy as np
 import pytest
+from helpers.cases import each
 
 import fastrack
 from fastrack import Key, KeyPermissionError, KeyRing, UnknownKeyError, use_keys
@@ -36,6 +37,19 @@ class Vault:
 class SealingVault(Vault):
     def get_sealing_key(self):
         return next(iter(self.keys.values()))
+
+
+class Ring(KeyRing):
+    """A ring that has no keys, and fetches those that are asked for."""
+
+    __slots__ = ("vault",)
+
+    def __init__(self, key):
+        super().__init__()
+        self.vault = Vault(key)
+
+    def __getitem__(self, key_id):
+        return self.vault.get_key(key_id)
 
 
 @pytest.fixture
@@ -72,6 +86,7 @@ SOURCES = {
     "function that raises": lambda key, path: {key.id: key}.__getitem__,
     "mapping": lambda key, path: {key.id: key},
     "ring of a provider": lambda key, path: KeyRing(Vault(key)),
+    "ring of another kind": lambda key, path: Ring(key),
     "folder": lambda key, path: path.parent,
     "text": lambda key, path: str(path),
     "among others": lambda key, path: [Key.generate(), Vault(Key.generate()), {key.id: key}.get],
@@ -97,9 +112,9 @@ USES = {
 }
 
 
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("use", USES)
-@pytest.mark.parametrize("default", [False, True])
+@each("source", SOURCES)
+@each("use", USES)
+@each("default", [False, True])
 def test_every_source_serves_every_use(key, path, file, source, use, default):
     keys = SOURCES[source](key, path)
     if default:
@@ -131,8 +146,8 @@ def _array(path):
     return path.with_suffix(".npy")
 
 
-@pytest.mark.parametrize("source", SEALING_SOURCES)
-@pytest.mark.parametrize("sealer", SEALERS)
+@each("source", SEALING_SOURCES)
+@each("sealer", SEALERS)
 @pytest.mark.parametrize("way", ["argument", "default", "variable"])
 def test_every_sealer_takes_every_source_and_the_defaults(key, path, tmp_path, monkeypatch, source, sealer, way):
     keys, options = SEALING_SOURCES[source](key, path), {}
@@ -144,10 +159,11 @@ def test_every_sealer_takes_every_source_and_the_defaults(key, path, tmp_path, m
         monkeypatch.setenv(KEY_FILE_VARIABLE, str(keys))
     else:
         return  # the variable names files and folders
-    (tmp_path / "out").mkdir()
-    made = SEALERS[sealer](tmp_path / "out" / "sealed.safetensors", **options)
+    out = tmp_path / f"{source}-{sealer}"
+    out.mkdir()
+    made = SEALERS[sealer](out / "sealed.safetensors", **options)
     if made is None:
-        with fastrack.load_file(tmp_path / "out" / "sealed.safetensors") as file:
+        with fastrack.load_file(out / "sealed.safetensors") as file:
             made = file.key_id
     assert made == key.id
 
@@ -182,7 +198,7 @@ def test_the_words_of_a_single_provider_are_kept(key):
         KeyRing(refuse)[key.id]
 
 
-@pytest.mark.parametrize("wrong", [b"0" * 32, "owner.key", 7, [Key.generate()]])
+@each("wrong", [b"0" * 32, "owner.key", 7, [Key.generate()]])
 def test_a_provider_gives_keys_and_nothing_else(key, wrong):
     with pytest.raises(TypeError, match=r"expected a fastrack\.Key, got") as caught:
         KeyRing(lambda key_id: wrong)[key.id]
@@ -367,10 +383,11 @@ def test_a_home_directory_is_expanded(key, tmp_path, monkeypatch):
     assert KeyRing("~/home.key").first == key
 
 
-@pytest.mark.parametrize("mode", MODES.values())
-@pytest.mark.parametrize("allowed", [None, "", "0400", "0600", *MODES])
+@each("mode", MODES.values())
+@each("allowed", [None, "", "0400", "0600", *MODES])
 def test_a_platform_s_mode_is_taken_where_it_is_allowed(key, path, monkeypatch, mode, allowed):
     path.chmod(mode)
+    monkeypatch.delenv(KEY_MODE_VARIABLE, raising=False)
     if allowed is not None:
         monkeypatch.setenv(KEY_MODE_VARIABLE, allowed)
     if mode & 0o077 & ~MODES.get(allowed, 0):
@@ -381,7 +398,7 @@ def test_a_platform_s_mode_is_taken_where_it_is_allowed(key, path, monkeypatch, 
         assert Key.load(path) == key
 
 
-@pytest.mark.parametrize("mode", [0o660, 0o620, 0o666, 0o604, 0o602, 0o755, 0o441])
+@each("mode", [0o660, 0o620, 0o666, 0o604, 0o602, 0o755, 0o441])
 def test_no_option_allows_writing_or_executing(path, monkeypatch, mode):
     path.chmod(mode)
     for allowed in ("0440", "0640", "0444", "0644"):
@@ -392,7 +409,7 @@ def test_no_option_allows_writing_or_executing(path, monkeypatch, mode):
             Key.load(path)
 
 
-@pytest.mark.parametrize("wrong", ["0666", "666", "rw", "0o444", "0777", "0460", "0441", " 0444"])
+@each("wrong", ["0666", "666", "rw", "0o444", "0777", "0460", "0441", " 0444"])
 def test_a_mode_that_cannot_be_meant_is_refused(path, monkeypatch, wrong):
     monkeypatch.setenv(KEY_MODE_VARIABLE, wrong)
     with pytest.raises(FormatError, match=rf"{KEY_MODE_VARIABLE} is wrong: expected one of 0400"):
@@ -413,13 +430,13 @@ def test_a_key_comes_from_a_descriptor(key, path):
         os.close(reader)
 
 
-@pytest.mark.parametrize("number", ["2147483647", "2147483648", "9" * 20, "9" * 4301])
+@each("number", ["2147483647", "2147483648", "9" * 20, "9" * 4301])
 def test_a_descriptor_out_of_range_is_an_error_of_the_system(number):
     with pytest.raises(OSError, match=r"Bad file descriptor|No such file|File name too long"):
         KeyRing(f"fd:{number}")
 
 
-@pytest.mark.parametrize("content", [b"", b"fastrack-key\n", b"x" * 10_000])
+@each("content", [b"", b"fastrack-key\n", b"x" * 10_000])
 def test_a_descriptor_without_a_key_is_refused(content):
     reader, writer = os.pipe()
     os.write(writer, content)
@@ -429,7 +446,7 @@ def test_a_descriptor_without_a_key_is_refused(content):
     os.close(reader)
 
 
-@pytest.mark.parametrize("source", ["-", "fd:0", "/dev/stdin"])
+@each("source", ["-", "fd:0", "/dev/stdin"])
 def test_a_key_comes_from_standard_input(key, path, source):
     code = f"import fastrack; print(fastrack.KeyRing({source!r}).first.id)"
     done = subprocess.run(

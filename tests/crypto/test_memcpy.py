@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from helpers.buffers import Fenced
+from helpers.cases import each
 from helpers.forking import in_forked_child
 from helpers.reference import noise
 from helpers.stub_cuda import StubCuda
@@ -47,17 +48,18 @@ def side_by_side(source, numbers):
 
 
 @each_way
-@pytest.mark.parametrize("threads", THREADS)
-@pytest.mark.parametrize("size", [0, 1, SEALED_CHUNK_SIZE, 2 * MIB - 1, 2 * MIB, 5 * MIB + 7, 40 * MIB + 1])
+@each("threads", THREADS)
+@each("size", [0, 1, SEALED_CHUNK_SIZE, 2 * MIB - 1, 2 * MIB, 5 * MIB + 7, 40 * MIB + 1])
 def test_a_run_is_copied(size, threads, way):
-    source, target = Fenced.holding(noise(size), 3), Fenced(size, 17)
+    plain = noise(size)
+    source, target = Fenced.holding(plain, 3), Fenced(size, 17)
     way.copy(target.data, source.data, threads)
-    assert np.array_equal(target.data, noise(size))
+    assert np.array_equal(target.data, plain)
     assert target.stands
 
 
-@pytest.mark.parametrize("threads", THREADS)
-@pytest.mark.parametrize("count", [1, 3, 300, 2500])
+@each("threads", THREADS)
+@each("count", [1, 3, 300, 2500])
 def test_chunks_are_packed(count, threads):
     source = noise((count - 1) * SEALED_CHUNK_SIZE + 1000)
     numbers = np.flatnonzero(np.random.default_rng(count).random(count) < 0.6)
@@ -82,7 +84,7 @@ def test_chunks_are_packed_in_the_order_given(count, last, data):
     assert target.stands
 
 
-@pytest.mark.parametrize(
+@each(
     ("target", "source"),
     [
         (np.zeros(9, np.uint8), np.zeros(10, np.uint8)),
@@ -92,7 +94,6 @@ def test_chunks_are_packed_in_the_order_given(count, last, data):
         (np.zeros(10, np.uint8), np.zeros((2, 5), np.uint8)),
         (np.frombuffer(bytes(10), np.uint8), np.zeros(10, np.uint8)),
     ],
-    ids=["short", "long", "of words", "with gaps", "of two dimensions", "read-only"],
 )
 def test_buffers_that_do_not_fit_are_refused(target, source):
     for threads in (1, 2):

@@ -2,16 +2,18 @@
 
 import base64
 import os
+import re
 import tempfile
 import traceback
 from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.cases import each
 from helpers.forking import in_forked_child
 
 import fastrack
-from fastrack import FastrackError, Key, KeyPermissionError
+from fastrack import FastrackError, FormatError, Key, KeyPermissionError
 from fastrack._keys.keys import KEY_MODE_VARIABLE
 from fastrack.grants import Grants, Identity, Recipient, Signer, Verifier
 from fastrack.providers import WrappedKey
@@ -25,6 +27,9 @@ SPELLINGS = {
     "secret file": lambda key: f"# fastrack secret key, Ed25519, id 00\nfastrack-secret-1:Ed25519:{key.hex()}\n",
     "hex": lambda key: key.hex(),
     "HEX": lambda key: key.hex().upper(),
+    "0xHEX": lambda key: f" 0x{key.hex().upper()}\n",
+    "pairs": lambda key: key.hex(":"),
+    "short": lambda key: f"{key[:16].hex()}\n",
     "base64": lambda key: base64.b64encode(key).decode(),
     "base64 without padding": lambda key: base64.b64encode(key).decode().rstrip("="),
     "short base64 without padding": lambda key: base64.urlsafe_b64encode(key[:16]).decode().rstrip("="),
@@ -82,6 +87,7 @@ ROUTES = {
     "rekey_file, old": lambda path, keys: fastrack.rekey_file(path, "other.safetensors", keys=keys, key=Key.generate()),
     "rekey_file, new": lambda path, keys: fastrack.rekey_file(path, "other.safetensors", keys=[], key=keys),
     "KeyRing": lambda path, keys: fastrack.KeyRing(keys),
+    "KeyRing.resolve": lambda path, keys: fastrack.KeyRing.resolve([keys]),
     "use_keys": lambda path, keys: fastrack.use_keys(keys),
     "Key.load": lambda path, keys: Key.load(keys),
     "Key.from_bytes": lambda path, keys: Key.from_bytes(keys.encode()),
@@ -94,7 +100,7 @@ ROUTES = {
 }
 
 
-@pytest.mark.parametrize("route", ROUTES)
+@each("route", ROUTES)
 def test_a_key_in_place_of_a_path_is_refused_and_not_repeated(path, route):
     for name, spell in SPELLINGS.items():
         text = spell(SECRET)
@@ -127,10 +133,19 @@ def test_a_path_without_a_digit_or_a_capital_is_told():
             Key.load(name)
 
 
-@pytest.mark.parametrize(
+@each(
     "alter",
     [
         lambda text: text.replace(b"\n", b"\r\n"),
+        lambda text: text + text,
+        lambda text: b"\n" + text,
+        lambda text: b"\xef\xbb\xbf" + text,
+        lambda text: text.upper(),
+        lambda text: text + bytes(10_000),
+        lambda text: text.replace(b"256 bits", b"128 bits"),
+        lambda text: text[:-33],
+        lambda text: b"",
+        lambda text: SECRET.hex().encode(),
         lambda text: text + b"\n",
         lambda text: text[:-3],
         lambda text: text.splitlines()[1] + b"\n",
@@ -144,9 +159,10 @@ def test_a_path_without_a_digit_or_a_capital_is_told():
 )
 def test_a_damaged_key_file_is_refused_and_not_shown(path, alter):
     owner = path.parent / "owner.key"
+    owner.unlink(missing_ok=True)
     Key.from_bytes(SECRET).save(owner)
     owner.write_bytes(alter(owner.read_bytes()))
-    with pytest.raises(FastrackError) as caught:
+    with pytest.raises(FormatError, match=re.escape(str(owner))) as caught:
         fastrack.verify_file(path, keys=owner)
     told = "".join(traceback.format_exception(caught.value))
     assert_not_told(told, SECRET.hex())

@@ -9,14 +9,16 @@ from importlib import resources
 
 import numpy as np
 import pytest
+from helpers.cases import each
 from helpers.llvm import binding, ir
 
-from fastrack._crypto.forms import FORMS, supported_forms
+from fastrack._crypto.isa import INSTRUCTION_SETS, supported_instruction_sets
+from fastrack._crypto.native.compiler import host_target, target_machine
 from fastrack._crypto.native.sha512_ir import compress_function, initial_state
-from fastrack._crypto.native.target import host_target, target_machine
 
 BLOCK = 128
-CASES = [(name, lanes) for name in supported_forms() for lanes in dict.fromkeys((1, FORMS[name].width // 8))]
+WIDTHS = {name: INSTRUCTION_SETS[name].width for name in supported_instruction_sets()}
+CASES = [(name, lanes) for name, width in WIDTHS.items() for lanes in dict.fromkeys((1, width // 8))]
 pytestmark = [
     pytest.mark.skipif(not CASES, reason="this CPU has no vector engine"),
     pytest.mark.slow,  # to compile the function takes seconds
@@ -29,7 +31,7 @@ LENGTHS = [0, 1, 111, 112, 113, 119, 120, 127, 128, 129, 239, 240, 241, 255, 256
 def compiled(name, lanes):
     """Return the function of a form for so many lanes, and what keeps its code."""
     module = ir.Module()
-    function = compress_function(module, FORMS[name], lanes)
+    function = compress_function(module, INSTRUCTION_SETS[name], lanes)
     function.linkage = "external"
     machine, parsed = target_machine(host_target(), here=True), binding.parse_assembly(str(module))
     parsed.verify()
@@ -96,7 +98,7 @@ def entries(path, *names):
     return list(zip(*columns, strict=True))
 
 
-@pytest.mark.parametrize("name", ["SHA512ShortMsg", "SHA512LongMsg"])
+@each("name", ["SHA512ShortMsg", "SHA512LongMsg"])
 def test_published_digests_are_computed(hashing, name):
     found = entries(f"hashes/SHA2/{name}.rsp", "Len", "Msg", "MD")
     assert len(found) >= 128

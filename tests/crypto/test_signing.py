@@ -6,6 +6,7 @@ import stat
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from helpers.cases import each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -93,7 +94,7 @@ def test_garbage_is_refused_as_such(content):
 VERIFIER = Signer.generate().verifier
 
 
-@pytest.mark.parametrize("content", [b"", b"[" * 100_000, b"{}", b'{"payload":"","payloadType":1,"signatures":[]}'])
+@each("content", [b"", b"[" * 100_000, b"{}", b'{"payload":"","payloadType":1,"signatures":[]}'])
 def test_what_is_no_envelope_has_no_payload(content):
     with pytest.raises(FormatError, match="not a signed document"):
         read_unverified_payload(content)
@@ -147,7 +148,7 @@ def test_the_wrong_file_is_told(signer, tmp_path):
         Signer.load(tmp_path / "public")
 
 
-@pytest.mark.parametrize("name", ["a\nb", "x" * 65, " a", "ä"])
+@each("name", ["a\nb", "x" * 65, " a", "ä"])
 def test_a_name_is_printable_and_short(name):
     with pytest.raises(ValueError, match="64 characters"):
         str(Signer.generate(name=name).verifier)

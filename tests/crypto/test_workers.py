@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.boxes import MAX, all_boxes, native_threads, unserved
+from helpers.cases import each
 from helpers.forking import in_forked_child
 from helpers.native_code import build, needs_compiler
 from helpers.processes import run_python
@@ -95,8 +96,8 @@ def run(kernels):
     return run
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3, 16, 64])
-@pytest.mark.parametrize("count", [0, 1, 2, 31, 1000, 2**20])
+@each("threads", [1, 2, 3, 16, 64])
+@each("count", [0, 1, 2, 31, 1000, 2**20])
 def test_every_chunk_is_done_once(run, count, threads):
     for threshold in (1, 32):
         assert run(count, threads, threshold=threshold) == (True, None)
@@ -137,7 +138,7 @@ def test_a_worker_that_has_not_begun_is_not_waited_for_and_finds_nothing(run, mo
     assert {(box.state, box[workers.OWNER]) for box in all_boxes(boxes)} == {(workers.FREE, 0)}
 
 
-@pytest.mark.parametrize("state", [workers.CLAIMED, workers.POSTED, workers.RUNNING, workers.DONE])
+@each("state", [workers.CLAIMED, workers.POSTED, workers.RUNNING, workers.DONE])
 def test_a_caller_that_finds_no_box_works_alone_and_touches_none(run, monkeypatch, state):
     boxes = unserved(3, state)
     monkeypatch.setattr(workers, "_boxes", boxes)
@@ -172,7 +173,7 @@ def test_a_caller_waits_until_its_worker_is_done(kernels, monkeypatch):
 
 
 @needs_cpus
-@pytest.mark.parametrize(
+@each(
     ("awake", "recent", "other", "streak", "wakes", "asked"),
     [
         ([], False, False, 9, 0, []),
@@ -218,8 +219,12 @@ def test_workers_stay_awake_for_a_streak_of_one_thread(kernels, monkeypatch):
     last = ctypes.c_int64.from_address(boxes + 8 * workers.SHARED)
     last.value = -(10**12)
     assert call() == 0
-    last.value = time.perf_counter_ns() + 10**9
-    assert call() == 1
+
+    def call_again():
+        last.value = time.perf_counter_ns() + 10**9
+        return call()
+
+    assert any(call_again() for _ in range(100))  # on a busy machine a worker may sleep again before one looks
     deadline = time.monotonic() + 20
     while all_boxes(boxes)[0][workers.AWAKE]:
         assert time.monotonic() < deadline
@@ -252,7 +257,7 @@ def test_the_parts_of_a_box_do_not_overlap():
 # Many callers, and interruptions.
 
 
-@pytest.mark.parametrize("threads", [2, 5, 40])
+@each("threads", [2, 5, 40])
 def test_many_callers_at_once(run, threads):
     """Compete for boxes with 16 threads, with more workers than there may be."""
 
@@ -300,7 +305,6 @@ def test_interrupts_at_any_moment_leave_no_thread_in_the_callers_memory(kernels)
     assert all((log.counts == counts).all() for log, counts in watched)
 
 
-@pytest.mark.slow
 @needs_fork
 def test_forks_in_the_middle_of_calls(run):
     """The parent's calls go on, and each child has workers of its own."""
@@ -450,7 +454,6 @@ print(hashlib.sha256(sealed).digest() == whole, set(os.listdir("/proc/self/task"
     assert run_python(code, **single) == "True True\n"
 
 
-@pytest.mark.slow
 def test_many_processes_end_while_their_workers_are_awake():
     """Fork them, and let each end as an interpreter does, and not by `os._exit`."""
     code = (

@@ -4,6 +4,7 @@ import ctypes
 
 import pytest
 from helpers import stub_cuda
+from helpers.cases import each
 from helpers.stub_cuda import StubCuda
 
 from fastrack._devices.cuda import captures
@@ -17,7 +18,7 @@ def libcuda(monkeypatch):
     return stub
 
 
-@pytest.mark.parametrize("before", [0, 1, 2])
+@each("before", [0, 1, 2])
 def test_the_mode_of_the_thread_is_restored_whatever_happens(libcuda, before):
     libcuda.mode = before
     with BesideCaptures():

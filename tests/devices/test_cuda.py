@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from helpers.cases import each
 from helpers.cuda_rig import Message, Rig, within
 from helpers.fake_cuda import MODES, FakeDriver
 from helpers.runs import as_pieces
@@ -37,9 +38,9 @@ def pieces_of(message, rows, row=1000):
 # What comes out.
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("bits", [128, 256])
-@pytest.mark.parametrize("size", SIZES)
+@each("mode", MODES)
+@each("bits", [128, 256])
+@each("size", SIZES)
 def test_a_message_is_opened_and_sealed(size, bits, mode):
     message = Message(size, bits)
     rig = Rig(mode)
@@ -56,8 +57,8 @@ def test_a_message_is_opened_and_sealed(size, bits, mode):
     rig.close()
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("bits", [128, 256])
+@each("mode", MODES)
+@each("bits", [128, 256])
 def test_rows_are_gathered(bits, mode):
     message = Message(9 * CHUNK_SIZE + 77, bits)
     rig = Rig(mode)
@@ -91,7 +92,7 @@ def test_a_gather_of_nothing_asks_for_nothing():
 # Order.
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@each("seed", SEEDS)
 def test_opening_keeps_its_order(seed):
     rig = Rig(seed=seed)
     array = rig.array(LONG.plain.size)
@@ -109,7 +110,7 @@ def test_opening_keeps_its_order(seed):
     rig.close()
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@each("seed", SEEDS)
 def test_sealing_keeps_its_order(seed):
     rig = Rig(seed=seed)
     array = rig.array(LONG.plain.size)
@@ -131,7 +132,7 @@ def test_sealing_keeps_its_order(seed):
     rig.close()
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@each("seed", SEEDS)
 def test_gathering_keeps_its_order(seed):
     rig = Rig(seed=seed)
     pieces, expected = pieces_of(LONG, list(range(0, 147, 5)))
@@ -143,7 +144,7 @@ def test_gathering_keeps_its_order(seed):
     rig.close()
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@each("seed", SEEDS)
 def test_messages_in_both_directions_share_buffers_and_states(seed):
     rig = Rig(seed=seed)
     first, second, third = rig.array(LONG.plain.size), rig.driver.array(OTHER.plain), rig.array(OTHER.plain.size)
@@ -163,7 +164,7 @@ def test_messages_in_both_directions_share_buffers_and_states(seed):
     rig.close()
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@each("seed", SEEDS)
 def test_clearing_waits_for_the_owner_and_is_done_when_it_returns(seed):
     rig = Rig(seed=seed)
     array = rig.array(100)
@@ -177,7 +178,7 @@ def test_clearing_waits_for_the_owner_and_is_done_when_it_returns(seed):
     assert rig.driver.violations == []
 
 
-@pytest.mark.parametrize("mode", MODES)
+@each("mode", MODES)
 def test_messages_without_a_call_of_result_leave_nothing(mode):
     rig = Rig(mode)
     results = []
@@ -191,7 +192,7 @@ def test_messages_without_a_call_of_result_leave_nothing(mode):
     rig.close()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@each("mode", MODES)
 def test_threads_share_a_device(mode):
     rig = Rig(mode)
     messages = [Message((3 + n) * CHUNK_SIZE + n, seed=n) for n in range(4)]
@@ -215,10 +216,8 @@ def test_threads_share_a_device(mode):
 # Chunks that are not what was sealed.
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize(
-    ("size", "chunks"), [(0, (0,)), *((LONG.plain.size, chunks) for chunks in ((0,), (9,), (4, 3), (8, 5, 9)))]
-)
+@each("mode", MODES)
+@each(("size", "chunks"), [(0, (0,)), *((LONG.plain.size, chunks) for chunks in ((0,), (9,), (4, 3), (8, 5, 9)))])
 def test_a_wrong_tag_gives_zeros_and_the_number_of_the_first(size, chunks, mode):
     message = Message(size).spoilt(*chunks)
     rig = Rig(mode)
@@ -239,7 +238,7 @@ def test_a_wrong_tag_of_a_gather_gives_zeros_and_its_number():
     assert np.array_equal(rig.driver.read(array), expected)
 
 
-@pytest.mark.parametrize("place", [0, 16383, 16384, 16399, 16400, -1])
+@each("place", [0, 16383, 16384, 16399, 16400, -1])
 def test_a_byte_that_is_turned_over_on_the_bus_is_noticed(place):
     rig = Rig()
     slab = list(rig.slabs(LONG))[1]
@@ -253,7 +252,7 @@ def test_a_byte_that_is_turned_over_on_the_bus_is_noticed(place):
 
 
 # The uploads of a gather are its key, the key of its plans, and a slab with its plan behind it.
-@pytest.mark.parametrize("place", [0, 1, 7, 8, 100, 200, -17, -16, -1])
+@each("place", [0, 1, 7, 8, 100, 200, -17, -16, -1])
 def test_a_plan_that_is_altered_on_the_bus_is_noticed_and_the_result_is_zeros(place):
     pieces, expected = pieces_of(LONG, ROWS)
     rig = Rig(chunks=16)
@@ -346,7 +345,7 @@ def test_after_an_error_no_other_plan_is_sealed_under_the_same_nonce(monkeypatch
 # What it is asked.
 
 
-@pytest.mark.parametrize(
+@each(
     ("share", "multiprocessors", "grids"),
     [(1.0, 4, {8}), (0.5, 4, {4}), (0.25, 132, {16}), (0.01, 4, {1}), (1.0, 132, {16}), (1.0, 1, {2})],
 )
@@ -354,10 +353,10 @@ def test_a_share_of_the_multiprocessors_bounds_the_grid(share, multiprocessors, 
     message = Message(16 * CHUNK_SIZE - 1)
     rig = Rig(chunks=16, share=share, multiprocessors=multiprocessors)
     rig.open(message, rig.array(message.plain.size)).result()
-    assert {blocks for name, blocks, _ in rig.driver.launches} == grids
+    assert {blocks for name, blocks, _ in rig.driver.launches if name != "prepare"} == grids
 
 
-@pytest.mark.parametrize("share", [0, -1, 1.01, float("nan")])
+@each("share", [0, -1, 1.01, float("nan")])
 def test_a_share_is_above_0_and_at_most_1(share):
     with pytest.raises(ValueError, match="share="):
         CudaDevice(FakeDriver(), share=share)
@@ -374,7 +373,7 @@ def test_a_result_is_of_the_framework_that_is_asked_for_or_that_came_in_or_that_
         framework("numpy", None)
 
 
-@pytest.mark.parametrize(
+@each(
     "slab",
     [
         Segment(0, 0, 0, 3 * CHUNK_SIZE, 3 * 16400),  # more than the slot holds

@@ -4,45 +4,17 @@ import functools
 
 import numpy as np
 import pytest
-from helpers.cuda_rig import within
-from helpers.fake_cuda import MODES, FakeArray, FakeDriver
+from helpers.cases import each
+from helpers.cuda_rig import Opened, within
+from helpers.fake_cuda import MODES, FakeArray
 from helpers.tampering import tampered
 
 import fastrack
-from fastrack import AuthenticationError, Channel, DeviceError, Key
+from fastrack import AuthenticationError, DeviceError
 from fastrack._crypto.cobblestone import CHUNK_SIZE
-from fastrack._devices.cuda.device import CudaDevice
 
-KEY = Key.from_bytes(bytes(range(32)))
+KEY = Opened.KEY
 PLAIN = np.random.default_rng(0).integers(0, 1 << 30, (300, 257), np.int32)  # 18 chunks and a bit
-
-
-class SmallDevice(CudaDevice):
-    max_slab_size = 4 * CHUNK_SIZE
-    first_slab_size = CHUNK_SIZE
-
-
-class Opened:
-    """A channel to a device made for tests."""
-
-    def __init__(self, mode, seed=0):
-        self.driver = FakeDriver(mode, seed)
-        self.channel = Channel._from_device(SmallDevice(self.driver), keys=KEY)
-
-    def assert_holds(self, x, expected):
-        assert np.array_equal(self.driver.read(x), expected)
-
-    def close(self):
-        within(60, self.channel.close)
-        self.driver.stop()
-        assert self.driver.violations == []
-
-
-@pytest.fixture(params=MODES)
-def opened(request):
-    opened = Opened(request.param)
-    yield opened
-    opened.close()
 
 
 def test_a_sealed_tensor_arrives(opened):
@@ -50,16 +22,15 @@ def test_a_sealed_tensor_arrives(opened):
     x = opened.channel.to_device({"a": sealed, "b": 5}, framework="cupy")
     opened.assert_holds(x["a"], PLAIN)
     assert x["b"] == 5
-    assert {name for name, *_ in opened.driver.launches} == {"open_256"}
+    assert {name for name, *_ in opened.driver.launches} == {"prepare", "open_256"}
 
 
-@pytest.mark.parametrize(
+@each(
     ("plain", "rows"),
     [
         (PLAIN, [299, 0, 17, 16, 15, 200, 201, 17]),
         (np.arange(30000, dtype=np.int16).reshape(-1, 2), np.random.default_rng(1).permutation(15000)[:6000]),
     ],
-    ids=["few", "of many pieces"],
 )
 def test_rows_of_a_sealed_tensor_arrive(opened, plain, rows):
     x = opened.channel.to_device(fastrack.seal(plain, KEY, name="x")[rows], framework="cupy")
@@ -69,7 +40,7 @@ def test_rows_of_a_sealed_tensor_arrive(opened, plain, rows):
 EDGES = [np.arange(nbytes, dtype=np.uint8) for nbytes in (0, 1, CHUNK_SIZE, 2 * CHUNK_SIZE)]
 
 
-@pytest.mark.parametrize("plain", [PLAIN, *EDGES], ids=len)
+@each("plain", [PLAIN, *EDGES])
 def test_a_plain_tensor_arrives_and_comes_back_sealed(opened, plain):
     x = opened.channel.to_device(plain)
     assert isinstance(x, FakeArray)
@@ -88,7 +59,7 @@ def test_a_spoilt_chunk_is_told_and_the_result_is_cleared(opened):
     opened.assert_holds(opened.channel.to_device(sealed, out=x), PLAIN)
 
 
-@pytest.mark.parametrize("waits", [True, False])
+@each("waits", [True, False])
 def test_a_plan_that_was_altered_is_told_and_the_result_holds_zeros(opened, waits):
     sealed = fastrack.seal(PLAIN, KEY, name="x")
     rows = [299, 0, 17]
@@ -114,7 +85,7 @@ def test_transfers_that_are_not_waited_for_arrive(opened):
     opened.channel.synchronize()
 
 
-@pytest.mark.parametrize("seed", range(25))
+@each("seed", range(25))
 def test_a_channel_keeps_its_order(seed):
     opened = Opened("lazy", seed)
     x = opened.channel.to_device(PLAIN, non_blocking=seed % 2 == 0)
@@ -125,7 +96,7 @@ def test_a_channel_keeps_its_order(seed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
+@each("mode", MODES)
 def test_calls_that_fail_leave_a_channel_that_works(mode):
     for number in range(1, 1000, 7):
         opened = Opened(mode, number)

@@ -10,11 +10,13 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
+from helpers.cases import each
 from helpers.cuda_rig import MESSAGE, PIECES, Rig, opened, within
 from helpers.fake_cuda import MODES
 
 from fastrack import DeviceError
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
+from fastrack._devices.cuda.buffers import KEY_SIZE
 
 ROWS = np.concatenate([MESSAGE.plain[CHUNK_SIZE * chunk :][:50] for chunk in PIECES.chunks])
 SECONDS = 60
@@ -63,8 +65,8 @@ ACTIONS = [opened, sealed, gathered, polled, cleared]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("action", ACTIONS)
+@each("mode", MODES)
+@each("action", ACTIONS)
 def test_a_call_that_fails_is_told_and_leaves_nothing_behind(action, mode):
     """The first one, the second, and so on, until none is left to fail."""
     for number in range(1, 500):
@@ -90,8 +92,9 @@ def test_a_call_that_fails_is_told_and_leaves_nothing_behind(action, mode):
     pytest.fail("there is no end to the calls")
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("action", ACTIONS)
+@pytest.mark.slow
+@each("mode", MODES)
+@each("action", ACTIONS)
 def test_a_device_that_no_longer_works_is_given_up(action, mode):
     for number in range(1, 5 if action is cleared else 60, 3):
         rig = Rig(mode, seed=number)
@@ -137,7 +140,7 @@ def test_what_fails_while_a_device_is_closed_is_no_error():
     pytest.fail("there is no end to the calls")
 
 
-@pytest.mark.parametrize("mode", MODES)
+@each("mode", MODES)
 def test_slabs_after_a_failure_are_refused_and_the_next_message_is_not(mode):
     rig = Rig(mode)
     array = rig.array(MESSAGE.plain.size)
@@ -163,7 +166,7 @@ def test_slabs_after_a_failure_are_refused_and_the_next_message_is_not(mode):
     assert opened(rig)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@each("mode", MODES)
 def test_buffers_of_a_list_after_a_failure_are_freed(mode):
     """The failure is found by another thread, while the next list is written down."""
     rig = Rig(mode)
@@ -201,7 +204,7 @@ def test_a_message_that_cannot_begin_leaves_the_key_of_the_next_alone(monkeypatc
         patch.setattr(rig.driver, "record", refuse)
         with pytest.raises(DeviceError) as caught:
             rig.begin(MESSAGE, array)
-    rig.device._states._released.rotate(1)  # its state comes next
+    rig.device._states._released_of(1).rotate(1)  # its state comes next
     work = rig.begin(MESSAGE, array)
     del caught
     gc.collect()
@@ -229,7 +232,7 @@ def test_a_verdict_of_another_message_is_not_used():
     """Should the commands that bring a key be lost, the device does not hold the verdict on the message before."""
     rig = Rig()
     assert opened(rig)
-    rig.device._states._released.rotate(1)  # what that one used comes next
+    rig.device._states._released_of(1).rotate(1)  # what that one used comes next
     work = rig.begin(MESSAGE, rig.array(MESSAGE.plain.size))
     work._list.commands.code[:] = array("q")
     work.finish()
@@ -244,7 +247,7 @@ def test_a_verdict_that_never_came_is_not_good_and_a_key_that_never_arrived_is_f
     rig = Rig()
     upload = rig.driver.upload
     rig.driver.upload = lambda pointer, source, size, stream: (
-        upload(pointer, source, size, stream) if size != 8704 else None
+        upload(pointer, source, size, stream) if size != KEY_SIZE else None
     )
     array = rig.array(MESSAGE.plain.size)
     assert rig.open(MESSAGE, array).result() == 0
@@ -254,7 +257,7 @@ def test_a_verdict_that_never_came_is_not_good_and_a_key_that_never_arrived_is_f
 # Keys.
 
 
-@pytest.mark.parametrize("mode", MODES)
+@each("mode", MODES)
 def test_the_key_is_there_while_it_is_needed_and_at_no_other_time(mode):
     rig = Rig(mode)
     array = rig.array(MESSAGE.plain.size)
@@ -296,7 +299,7 @@ def test_threads_that_ask_for_one_result_release_one_state():
     with ThreadPoolExecutor(8) as pool:
         asked = [pool.submit(lambda: (gate.wait(SECONDS), work.result())) for _ in range(8)]
     assert [answer.result()[1] for answer in asked] == [None] * 8
-    returned = rig.device._states._released
+    returned = rig.device._states._released_of(1)
     assert len(returned) == len(set(map(id, returned)))
 
 
@@ -311,7 +314,7 @@ def test_an_operation_that_finished_does_not_hold_its_array():
     work.finish()
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each("seed", range(20))
 def test_a_buffer_is_wiped_here_and_there_after_the_device_has_finished_with_it(seed):
     rig = Rig(seed=seed)
     array = rig.array(MESSAGE.plain.size)

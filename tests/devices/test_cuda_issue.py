@@ -5,6 +5,7 @@ import types
 
 import numpy as np
 import pytest
+from helpers.cases import each
 from helpers.cuda_rig import MESSAGE, Message, Rig, within
 from helpers.fake_cuda import PER_THREAD, FakeArray, FakeDriver
 
@@ -88,7 +89,7 @@ def test_the_lock_is_given_up_for_a_caller_whose_stream_is_busy():
 # Threads.
 
 
-@pytest.mark.parametrize("seed", range(20))
+@each("seed", range(20))
 def test_a_stream_that_belongs_to_a_thread_waits_for_the_result(seed):
     """In confidential mode too, where another thread issues: the same handle is another stream there."""
     rig = Rig("lazy", seed=2 * seed)

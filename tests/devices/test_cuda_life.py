@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 import pytest
+from helpers.cases import each
 from helpers.cuda_rig import MESSAGE, PIECES, Message, Rig, cut, opened, within
 from helpers.fake_cuda import MODES
 from helpers.forking import in_forked_child
@@ -13,7 +14,6 @@ from helpers.forking import in_forked_child
 from fastrack import ClosedError, DeviceError
 from fastrack._crypto.cobblestone import CHUNK_SIZE
 from fastrack._devices.base import BAD_PLAN
-from fastrack._devices.cuda import buffers
 from fastrack._devices.cuda.buffers import MessageState
 
 SECONDS = 60
@@ -22,7 +22,7 @@ SECONDS = 60
 # Closing.
 
 
-@pytest.mark.parametrize("mode", MODES)
+@each("mode", MODES)
 def test_closing_in_the_middle_wipes_the_key_and_stops_the_work(mode):
     rig = Rig(mode)
     device, array = rig.device, rig.array(MESSAGE.plain.size)
@@ -212,8 +212,8 @@ def test_an_interrupt_after_the_last_list_was_issued_loses_nothing(monkeypatch):
     rig.close()
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("after", [False, True])
+@each("mode", MODES)
+@each("after", [False, True])
 def test_a_list_that_an_interrupt_lost_leaves_no_good_verdict(mode, after, monkeypatch):
     rig = Rig(mode)
     array = rig.array(MESSAGE.plain.size)
@@ -277,14 +277,14 @@ def test_an_interrupt_while_the_key_of_plans_is_put_leaves_it_nowhere(monkeypatc
     rig = Rig()
     array = rig.array(200)
     work = rig.begin(MESSAGE, array)
-    secrets = []
-    keep = lambda key, target: secrets.append(bytes(key.key))  # noqa: E731
-    with monkeypatch.context() as patch, interrupted(patch, buffers, "write_state", keep):
+    state = work.operation._state
+    with monkeypatch.context() as patch, interrupted(patch, state, "load_plan_key"):
         work.open(next(cut(PIECES, MESSAGE.plain.size, 2)), MESSAGE.sealed, rig.take())
-    assert rig.driver.holds(secrets[0])
+    secret = state.memory[:32].tobytes()
+    assert rig.driver.holds(secret)
     within(SECONDS, work.finish)
     assert work.result() is None
-    assert not rig.driver.holds(secrets[0])
+    assert not rig.driver.holds(secret)
     rig.close()
 
 

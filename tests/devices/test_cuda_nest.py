@@ -4,51 +4,26 @@ import gc
 
 import numpy as np
 import pytest
-from helpers.cuda_rig import Message, within
+from helpers.cases import each
+from helpers.cuda_rig import Message, Opened, within
 from helpers.fake_cuda import MODES, FakeDriver
 from helpers.fake_kernels import SCALARS, table_rows
 from helpers.tampering import tampered
 
 import fastrack
-from fastrack import AuthenticationError, Channel, DeviceError, Key
+from fastrack import AuthenticationError, DeviceError
 from fastrack._crypto.base import HostMemory
 from fastrack._crypto.cobblestone import CHUNK_SIZE, segment_size
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices.base import BAD_PLAN, BadChunk, Messages, Segment, Slab
 from fastrack._devices.cuda import buffers, launches
-from fastrack._devices.cuda.buffers import KEY_SIZE, MessageState
+from fastrack._devices.cuda.buffers import KEY_SIZE, STATE_SIZE, MessageState
 from fastrack._devices.cuda.device import CudaDevice
-from fastrack._devices.cuda.key_state import STATE_SIZE
 from fastrack._devices.cuda.nvrtc import find_kernels
 from fastrack._devices.cuda.table import MAX_SEGMENTS
 
-KEY = Key.from_bytes(bytes(range(32)))
-SHORT = Key.from_bytes(bytes(range(16)))
+KEY, SHORT = Opened.KEY, Opened.SHORT
 SIZES = [100, 0, CHUNK_SIZE, 1, 2 * CHUNK_SIZE + 777, 5 * CHUNK_SIZE, 16, CHUNK_SIZE - 1]
-
-
-class SmallDevice(CudaDevice):
-    max_slab_size = 4 * CHUNK_SIZE
-    first_slab_size = 2 * CHUNK_SIZE
-
-
-class Opened:
-    """A channel to a device made of host memory."""
-
-    def __init__(self, mode="lazy", seed=0, device=SmallDevice):
-        self.driver = FakeDriver(mode, seed)
-        self.channel = Channel._from_device(device(self.driver), keys=[KEY, SHORT])
-
-    def read(self, nest):
-        return [self.driver.read(x) for x in nest]
-
-    def launched(self):
-        return [name for name, *_ in self.driver.launches]
-
-    def close(self):
-        within(60, self.channel.close)
-        self.driver.stop()
-        assert self.driver.violations == []
 
 
 def arrays(sizes=SIZES, seed=0):
@@ -62,13 +37,6 @@ def sealed(plain, key=KEY):
 
 def same(found, expected):
     return all(np.array_equal(a, b) for a, b in zip(found, expected, strict=True))
-
-
-@pytest.fixture(params=MODES)
-def opened(request):
-    opened = Opened(request.param)
-    yield opened
-    opened.close()
 
 
 # A whole nest.
@@ -112,13 +80,13 @@ def test_a_slab_of_up_to_a_hundred_segments_takes_one_launch(opened):
     assert same(opened.read(found), plain)
 
 
-def test_a_single_tensor_needs_no_launch_for_its_key(opened):
+def test_a_single_tensor_takes_one_launch_for_its_key(opened):
     (found,) = opened.channel.to_device(sealed(arrays([70])), framework="cupy")
-    assert opened.launched() == ["open_256"]
+    assert opened.launched() == ["prepare", "open_256"]
     assert np.array_equal(opened.driver.read(found), *arrays([70]))
 
 
-@pytest.mark.parametrize("seed", range(15))
+@each("seed", range(15))
 def test_a_nest_keeps_its_order(seed):
     opened = Opened("lazy", seed)
     plain = arrays(seed=seed)
@@ -146,7 +114,7 @@ def test_rows_of_several_tensors_share_a_launch(opened):
     found = opened.channel.to_device(nest, framework="cupy")
     assert same(opened.read(found), [each[row] for each, row in zip(plain, rows, strict=True)])
     names = opened.launched()
-    assert names.count("prepare") == 1
+    assert names.count("prepare") == 2  # the keys of the messages, and the key of the plans
     gathers = [arguments for name, _, arguments in opened.driver.launches if name == "gather_256"]
     assert sum(arguments[4] for arguments in gathers) >= 3  # segments
     assert len(gathers) == names.count("open_256")  # one plan each
@@ -165,8 +133,8 @@ def test_more_messages_than_slots_share_them_in_turn(monkeypatch):
         opened.close()
 
 
-@pytest.mark.parametrize("together", [True, False])
-@pytest.mark.parametrize("use", ["seal", "open"])
+@each("together", [True, False])
+@each("use", ["seal", "open"])
 def test_a_message_whose_slot_has_the_key_of_another_is_refused(use, together, monkeypatch):
     """To seal it there would use the other key twice for one chunk number, and so one nonce for two chunks."""
     monkeypatch.setattr(buffers, "_MAX_SLOTS", 32)
@@ -189,8 +157,8 @@ def test_a_message_whose_slot_has_the_key_of_another_is_refused(use, together, m
 # What was altered.
 
 
-@pytest.mark.parametrize("waits", [True, False])
-@pytest.mark.parametrize(("number", "chunk"), [(0, 0), (4, 2), (5, 3), (7, 0)])
+@each("waits", [True, False])
+@each(("number", "chunk"), [(0, 0), (4, 2), (5, 3), (7, 0)])
 def test_the_tensor_and_the_chunk_that_were_altered_are_named_and_all_arrays_are_cleared_or_right(
     opened, number, chunk, waits
 ):
@@ -226,7 +194,7 @@ def test_of_several_bad_chunks_the_first_of_the_first_tensor_is_named(opened):
     assert (failure.value.tensor, failure.value.chunk) == ("x5", 2)
 
 
-@pytest.mark.parametrize("byte", [0, 31, 32, 43, 44, 46, KEY_SIZE, KEY_SIZE + 3, 7 * KEY_SIZE + 40])
+@each("byte", [0, 31, 32, 43, 44, 46, KEY_SIZE, KEY_SIZE + 3, 7 * KEY_SIZE + 40])
 def test_a_key_that_was_altered_on_the_bus_opens_nothing_of_its_message(byte):
     opened = Opened()
     plain = arrays()
@@ -294,7 +262,7 @@ def run(message, size, offset=0, first=0):
     )
 
 
-@pytest.mark.parametrize(
+@each(
     "segments",
     [
         [run(0, 100), run(1, 200, 112)],  # over the end of the one before
@@ -349,7 +317,7 @@ def test_a_verdict_that_makes_no_sense_names_a_message_that_there_is(monkeypatch
 # Keys.
 
 
-@pytest.mark.parametrize("mode", MODES)
+@each("mode", MODES)
 def test_all_keys_are_wiped_at_the_end_and_after_a_failure(mode):
     sizes = [100, CHUNK_SIZE + 5, 30]
     secrets = [Message(size, seed=number).secret for number, size in enumerate(sizes)]
@@ -394,8 +362,8 @@ def test_states_are_used_again_and_their_slots_are_zeros_between():
     device.close()
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("sizes", [[10], [10, 20, 30]])
+@each("mode", MODES)
+@each("sizes", [[10], [10, 20, 30]])
 def test_states_are_used_again_after_failures_with_nothing_left_in_them(mode, sizes):
     """A transfer while another thread captures a CUDA graph fails, and so may each that is tried after it."""
     driver = FakeDriver(mode)
@@ -413,7 +381,7 @@ def test_states_are_used_again_after_failures_with_nothing_left_in_them(mode, si
         driver.finish()
         state = work._state
         assert not state.memory.any()
-        assert not driver.space.at(state.keys, state._plan_key).any()
+        assert not driver.space.at(state.plan_key, state.memory.size).any()
         assert not driver.space.at(state.states, STATE_SIZE).any()
         with pytest.raises(DeviceError, match="injected"):
             work.result()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import stub_cuda
+from helpers.cases import each
 from helpers.forking import in_forked_child
 from helpers.stub_cuda import NOT_READY, StubCuda
 
@@ -132,7 +133,7 @@ def test_without_cupy_it_says_what_to_install(monkeypatch):
         fastrack.to_device(np.zeros(3), "cuda")
 
 
-@pytest.mark.parametrize(
+@each(
     ("count", "message"),
     [
         (FakeError(35), "driver.*device='cpu'"),
@@ -421,7 +422,7 @@ def cupy(runtime, monkeypatch):
 @pytest.mark.usefixtures("cupy")
 def test_a_view_of_a_cupy_array_knows_the_callers_stream():
     view = CupyDriver(0).view(CupyArray(), writable=True)
-    assert (view.pointer, len(view), view.stream.ptr) == (4096, 12, 7)
+    assert (view.address, view.size, view.stream.ptr) == (4096, 12, 7)
 
 
 def test_a_stream_that_is_captured_is_refused_before_anything_is_put_on_it(runtime, cupy):
@@ -445,13 +446,13 @@ def test_a_stream_that_is_captured_is_refused_before_anything_is_put_on_it(runti
 @pytest.mark.usefixtures("cupy")
 def test_an_array_that_is_not_contiguous_is_copied_there_or_refused():
     driver = CupyDriver(0)
-    assert driver.view(CupyArray(contiguous=False), writable=False).pointer == 8192
+    assert driver.view(CupyArray(contiguous=False), writable=False).address == 8192
     with pytest.raises(ValueError, match="contiguous"):
         driver.view(CupyArray(contiguous=False), writable=True)
 
 
 @pytest.mark.usefixtures("cupy")
-@pytest.mark.parametrize("array", [np.zeros(3), CupyArray(index=1), torch.zeros(3), 5])
+@each("array", [np.zeros(3), CupyArray(index=1), torch.zeros(3), 5])
 def test_an_array_elsewhere_is_refused(array):
     with pytest.raises(TypeError, match="expected a"):
         CupyDriver(0).view(array, writable=True)

@@ -7,6 +7,7 @@ import types
 import numpy as np
 import pytest
 from helpers.boxes import all_boxes, unserved
+from helpers.cases import each
 from helpers.reference import noise
 from helpers.stub_cuda import NOT_READY, StubCuda
 from numba import cfunc, int32, int64
@@ -260,9 +261,7 @@ def test_functions_are_found_by_name():
     assert {(version, flags) for _, version, flags in library.asked} == {(12000, 0)}
 
 
-@pytest.mark.parametrize(
-    "name", ["cuLaunchKernel", "cuCtxPushCurrent", "cuStreamIsCapturing", "cuThreadExchangeStreamCaptureMode"]
-)
+@each("name", ["cuLaunchKernel", "cuCtxPushCurrent", "cuStreamIsCapturing", "cuThreadExchangeStreamCaptureMode"])
 def test_a_libcuda_without_one_of_them_is_said_so(name):
     with pytest.raises(DeviceError, match=rf"{name}.*driver"):
         find_functions(Library([name]))

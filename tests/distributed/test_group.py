@@ -6,8 +6,9 @@ import pickle
 
 import pytest
 import torch
+from helpers.cases import each
 from helpers.forking import in_forked_child
-from helpers.network import Network, on_ranks
+from helpers.network import Network, in_rank_order, on_ranks, tensor_of
 
 from fastrack import AuthenticationError, ClosedError, DeviceError, Key, trace
 from fastrack._crypto.cobblestone import CHUNK_SIZE
@@ -16,19 +17,6 @@ from fastrack.distributed._messages import SLAB_CHUNKS
 
 KEY = Key.from_bytes(bytes(range(32)))
 SLAB = SLAB_CHUNKS * CHUNK_SIZE // 4  # float32 elements of a slab
-
-
-def tensor_of(rank, count, dtype=torch.float32):
-    generator = torch.Generator().manual_seed(rank)
-    values = torch.randn(count, generator=generator) * 100
-    return values.to(dtype)
-
-
-def in_rank_order(tensors, op="sum"):
-    total = tensors[0].clone()
-    for tensor in tensors[1:]:
-        total += tensor
-    return total / len(tensors) if op == "mean" else total
 
 
 def run(size, action, key=KEY):
@@ -40,15 +28,15 @@ def run(size, action, key=KEY):
 
 
 class TestResults:
-    @pytest.mark.parametrize("size", [1, 2, 3, 4])
-    @pytest.mark.parametrize("count", [0, 1, 63, 64 * 4, 4096, 4097, 100_003, 3 * SLAB + 5])
+    @each("size", [1, 2, 3, 4])
+    @each("count", [0, 1, 63, 64 * 4, 4096, 4097, 100_003, 3 * SLAB + 5])
     def test_all_reduce_adds_in_the_order_of_ranks(self, size, count):
         expected = in_rank_order([tensor_of(rank, count) for rank in range(size)])
         for result in run(size, lambda group: group.all_reduce(tensor_of(group.rank, count))):
             assert torch.equal(result, expected)
 
-    @pytest.mark.parametrize("op", ["sum", "mean"])
-    @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.complex64])
+    @each("op", ["sum", "mean"])
+    @each("dtype", [torch.float64, torch.bfloat16, torch.float16, torch.complex64])
     def test_every_dtype_is_added_as_torch_does(self, dtype, op):
         expected = in_rank_order([tensor_of(rank, 5000, dtype) for rank in range(3)], op)
         for result in run(3, lambda group: group.all_reduce(tensor_of(group.rank, 5000, dtype), op)):
@@ -59,7 +47,7 @@ class TestResults:
         for result in run(3, lambda group: group.all_reduce(torch.arange(1000))):
             assert torch.equal(result, expected)
 
-    @pytest.mark.parametrize("count", [0, 1, 4096, SLAB + 7])
+    @each("count", [0, 1, 4096, SLAB + 7])
     def test_reduce_scatter_gives_each_rank_its_shard(self, count):
         whole = [tensor_of(rank, 3 * count) for rank in range(3)]
         expected = in_rank_order(whole, "mean").view(3, -1)
@@ -73,8 +61,8 @@ class TestResults:
         for rank, result in enumerate(run(3, action)):
             assert torch.equal(result, expected[rank])
 
-    @pytest.mark.parametrize("in_place", [True, False])
-    @pytest.mark.parametrize("count", [0, 1, 4096, SLAB + 7])
+    @each("in_place", [True, False])
+    @each("count", [0, 1, 4096, SLAB + 7])
     def test_all_gather_collects_the_shards(self, count, in_place):
         expected = torch.cat([tensor_of(rank, count) for rank in range(3)])
 

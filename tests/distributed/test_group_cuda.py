@@ -12,7 +12,7 @@ from helpers import fake_kernels
 from helpers.cuda_rig import within
 from helpers.fake_cuda import MODES
 from helpers.fake_torch_cuda import FakeTorchCuda
-from helpers.network import Network, Tampering, on_ranks
+from helpers.network import Network, Tampering, in_rank_order, on_ranks, tensor_of
 
 import fastrack._devices
 from fastrack import AuthenticationError, ClosedError, DeviceError, Key
@@ -26,15 +26,7 @@ COUNT = 3 * CHUNK_SIZE  # elements of three shards of a few chunks
 
 
 def content(rank, count=COUNT, dtype=torch.float32):
-    generator = torch.Generator().manual_seed(rank)
-    return (torch.randn(count, generator=generator) * 100).to(dtype)
-
-
-def in_rank_order(tensors, op="sum"):
-    total = tensors[0].clone()
-    for tensor in tensors[1:]:
-        total += tensor
-    return total / len(tensors) if op == "mean" else total
+    return tensor_of(rank, count, dtype)
 
 
 def memory(tensor):
@@ -200,12 +192,9 @@ def recorded(outcome):
         outcome.append(error)
 
 
-KINDS = ["flip", "zeros", "repeat", "misroute", "swap", "drop", "delay", "late"]
-
-
 @pytest.mark.parametrize(
     ("operation", "kind"),
-    [("all_reduce", kind) for kind in KINDS]
+    [("all_reduce", kind) for kind in Tampering.KINDS]
     + [(name, kind) for name in [*OPERATIONS][1:] for kind in ("flip", "drop")],
 )
 def test_whatever_happens_to_a_message_no_rank_has_a_wrong_result(gpus, operation, kind):

@@ -96,9 +96,9 @@ def sharded():
 
 
 def check_training(rank, size, folder):
-    expected = train(sharded(), rank, 50)
+    expected = train(sharded(), rank, 20)
     check_ddp(rank, size, folder)
-    assert equal(train(sharded(), rank, 50), expected)
+    assert equal(train(sharded(), rank, 20), expected)
 
 
 def test_ddp_and_fsdp_end_with_the_weights_of_plain_training(tmp_path):
@@ -112,7 +112,7 @@ def test_ddp_of_more_ranks_ends_with_the_weights_of_plain_training(tmp_path, siz
 
 
 def check_failures(rank, *_):
-    group = SecureGroup(KEY, timeout=8)
+    group = SecureGroup(KEY, timeout=4)
     tensor = torch.ones(5000)
     if rank == 0:
         began = time.monotonic()

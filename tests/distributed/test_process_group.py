@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from helpers.cases import each
 from helpers.recorded_operations import PLAIN, PlainGroup, record, register_plain
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -38,7 +39,7 @@ def test_groups_and_meshes_made_later_are_sealed():
     assert all(isinstance(group, SealedProcessGroup) for group in groups)
 
 
-@pytest.mark.parametrize("op", [dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX, dist.ReduceOp.MIN])
+@each("op", [dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.MAX, dist.ReduceOp.MIN])
 @pytest.mark.usefixtures("alone")
 def test_torch_reduces_through_the_group(op):
     tensor = torch.ones(3)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from helpers.cases import each
 from helpers.tampering import tamper_file
 from torch.distributed.checkpoint import CheckpointException, DefaultLoadPlanner, DefaultSavePlanner, SavePlanner
 
@@ -102,7 +103,7 @@ def test_what_was_saved_is_loaded(folder):
     assert [path.name for path in sorted(folder.iterdir())] == [DESCRIPTION, shards(folder).name]
 
 
-@pytest.mark.parametrize(
+@each(
     "dtype",
     ["bool", "uint8", "int64", "uint16", "bfloat16", "float16", "float64", "complex64", "float8_e4m3fn", "float8_e5m2"],
 )

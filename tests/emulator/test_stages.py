@@ -17,6 +17,7 @@ from emulator.conftest import ROOT
 SITE = ROOT / "tests" / "emulator" / "site"
 SECONDS = 300
 NEED_MORE = {"memcheck", "loop", "profile"}  # compute-sanitizer, torch and ncu: they say so
+LONG = {"first", "variants"}  # tests/benchmarks runs the one on a stand-in, tests/kernels the kernels of the other
 NOT_EMULATED = {"instruction rates"}  # kernels of single PTX instructions
 
 
@@ -45,7 +46,10 @@ def start(folder, out, *stages):
 
 
 # The tests of tests/gpu run on the emulator by themselves, on both devices.
-@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "tests"])
+@pytest.mark.parametrize(
+    "stage",
+    [pytest.param(stage, marks=[pytest.mark.nightly] * (stage in LONG)) for stage in STAGES if stage != "tests"],
+)
 def test_a_stage_runs_through(folder, tmp_path, stage):
     process = start(folder, tmp_path, stage)
     output, errors = process.communicate(timeout=SECONDS)

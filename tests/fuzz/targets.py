@@ -32,7 +32,8 @@ from fastrack import (
     SealedTensor,
     UnknownKeyError,
 )
-from fastrack._cli.commands.inspect import read_contents, show_contents
+from fastrack._cli.commands.inspect import describe_contents, read_contents
+from fastrack._cli.console import print_lines
 from fastrack._crypto import cobblestone
 from fastrack._crypto.base import GatherPlan
 from fastrack._keys.keys import key_file_id
@@ -43,7 +44,7 @@ from fuzz import mutators
 from fuzz.documents import Exchanges, GrantsFiles, KeyPairs, WrappedKeys
 from fuzz.engines import Engines
 from fuzz.evidence import GpuReports, OcspResponses, Policies, Rims, SnpReports, TdxQuotes
-from fuzz.manifests import Anchors, Manifests, Proofs
+from fuzz.manifests import Anchors, Manifests
 from fuzz.recombined import Recombined
 
 KEYS = [Key.from_bytes(bytes(range(32))), Key.from_bytes(bytes(range(16)))]
@@ -226,7 +227,7 @@ def examine(path):
     if file is None:
         return
     if path.stat().st_size % 4 == 0:
-        show_contents(contents, Console(file=io.StringIO()))
+        print_lines(describe_contents(contents), Console(file=io.StringIO()))
     with file:
         repr(file), len(file.metadata), file.file_id, file.key_id
         opened = [open_one(file[name]) for name in file]
@@ -599,7 +600,6 @@ TARGETS = (
     Recombined,
     Manifests,
     Anchors,
-    Proofs,
     TdxQuotes,
     SnpReports,
     GpuReports,

@@ -7,12 +7,7 @@ import sys
 from fnmatch import fnmatchcase
 
 import pytest
-from golden_files import (
-    HERE,
-    VERSIONS,
-    Golden,
-    environment,
-)
+from golden_files import HERE, VERSIONS, Golden, environment
 
 
 @pytest.fixture(params=[*VERSIONS, pytest.param("written now", marks=pytest.mark.nightly)])

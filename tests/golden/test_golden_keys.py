@@ -13,15 +13,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, mldsa, mlkem, x25519
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
-from golden_files import (
-    NOW,
-    cli,
-    key_id,
-    load_keys,
-    load_verifiers,
-    opens,
-    owner_key,
-)
+from golden_files import NOW, cli, key_id, load_keys, load_verifiers, opens, owner_key
 from helpers import grants_reader, wrapped_reader
 
 import fastrack

@@ -8,13 +8,7 @@ import golden_contents as contents
 import pytest
 import safetensors
 from fuzz import recombined
-from golden_files import (
-    alter,
-    key_id,
-    load_keys,
-    opens,
-    owner_key,
-)
+from golden_files import alter, key_id, load_keys, opens, owner_key
 from helpers import by_hand
 
 import fastrack

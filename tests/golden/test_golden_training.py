@@ -7,10 +7,7 @@ import json
 import golden_contents as contents
 import numpy as np
 import pytest
-from golden_files import (
-    opens,
-    owner_key,
-)
+from golden_files import opens, owner_key
 
 import fastrack
 

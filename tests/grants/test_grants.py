@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pytest
 import safetensors.numpy
+from helpers.cases import each
 from helpers.grants_reader import read_grants, unwrap
 from hypothesis import given
 from hypothesis import strategies as st
@@ -50,9 +51,9 @@ def forged(change, signer=OWNER):
 # What grants are for
 
 
-@pytest.mark.parametrize("bits", [128, 256])
-@pytest.mark.parametrize("algorithm", ["MLKEM768_X25519", "P-384"])
-@pytest.mark.parametrize("signing", ["Ed25519", "ML-DSA-65"])
+@each("bits", [128, 256])
+@each("algorithm", ["MLKEM768_X25519", "P-384"])
+@each("signing", ["Ed25519", "ML-DSA-65"])
 def test_a_recipient_opens_and_others_do_not(tmp_path, bits, algorithm, signing):
     owner, alice, eve = Signer.generate(signing), Identity.generate(algorithm), Identity.generate(algorithm)
     key = Key.generate(bits)
@@ -274,7 +275,7 @@ def test_every_flipped_byte_is_refused():
         assert grants.recipients == ISSUED.recipients  # such as the id of a key, which is a hint
 
 
-@pytest.mark.parametrize(
+@each(
     "change",
     [
         lambda payload: payload.update(version=2),
@@ -315,7 +316,7 @@ def test_another_form_of_the_same_content_is_refused():
         Grants.from_bytes(envelope, owner=OWNER.verifier)
 
 
-@pytest.mark.parametrize("member", ["expires", "files", "lineage", "least_version", "bits", "key"])
+@each("member", ["expires", "files", "lineage", "least_version", "bits", "key"])
 def test_a_wrapped_key_is_bound_to_its_constraints(member):
     """Also against a signer that mixes the entries of one file with the constraints of another."""
     other = Key.generate(128)
@@ -352,7 +353,7 @@ def test_an_owner_cannot_grant_another_key_than_the_named_one():
         Grants.from_bytes(envelope, owner=OWNER.verifier).unlock(ALICE)
 
 
-@pytest.mark.parametrize(
+@each(
     "change",
     [{"memory": 2**40}, {"iterations": 10**9}, {"lanes": 0}, {"memory": 8}, {"iterations": 1}, {"salt": "AA=="}],
 )

@@ -22,11 +22,9 @@ from fastrack._crypto.cobblestone import (
     SEALED_CHUNK_SIZE,
     TAG_SIZE,
 )
-from fastrack._crypto.forms import FORMS
-from fastrack._crypto.native import gcm_ir, gcm_pass, gcm_ranges, hkdf_ir
+from fastrack._crypto.isa import INSTRUCTION_SETS
+from fastrack._crypto.native import gcm_ir, gcm_ranges, gcm_reencrypt, hkdf_ir
 from fastrack._crypto.vector import derivation_table
-from fastrack._devices.cuda.key_state import STATE_SIZE
-from fastrack._devices.cuda.key_state_ir import state_function
 from fastrack.errors import ClosedError
 
 TRIPLE = "aarch64-unknown-linux-gnu"
@@ -35,9 +33,9 @@ COMPILER, EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 MISSING = [name for name in (COMPILER, EMULATOR) if shutil.which(name) is None]
 # With NEON, with SVE, and without AES but in the functions of the form, which is what the machine code is made for.
 CPUS = ["neoverse-n1", "neoverse-v1", "generic"]
-WORKS = {name: number for number, name in enumerate(["open", "verify", "seal", "pass", "ranges", "state", "derive"])}
+WORKS = {name: number for number, name in enumerate(["open", "verify", "seal", "reencrypt", "ranges", "derive"])}
 RUNS = dict.fromkeys(["open", "verify", "seal"], gcm_ir.run_function)
-RUNS |= {"pass": gcm_pass.pass_function, "ranges": gcm_ranges.ranges_function}
+RUNS |= {"reencrypt": gcm_reencrypt.reencrypt_function, "ranges": gcm_ranges.ranges_function}
 _NEEDLES, ROWS = 64, 256
 MESSAGES = 3 * ROWS // 2  # of a derivation, at most
 _REQUEST = struct.Struct(f"<11Q48s{16 * _NEEDLES}s{24 * ROWS}s")
@@ -65,12 +63,11 @@ def compile_module(module, cpu):
 def make_module():
     """Make a module of all functions of the form."""
     module = ir.Module()
-    functions = [gcm_ir.stack_wiper(module), hkdf_ir.derive_function(module, FORMS["armv8"])]
+    functions = [gcm_ir.stack_wiper(module), hkdf_ir.derive_function(module, INSTRUCTION_SETS["armv8"])]
     for bits in (128, 256):
-        variant = gcm_ir.Variant(bits, FORMS["armv8"])
+        variant = gcm_ir.Variant(bits, INSTRUCTION_SETS["armv8"])
         functions.append(gcm_ir.chunk_function(module, variant, "expand_key"))
         functions += [build(module, variant, name) for name, build in RUNS.items()]
-        functions.append(state_function(module, FORMS["armv8"], bits))
     for function in functions:
         function.linkage = "external"
     return module
@@ -195,11 +192,11 @@ class EmulatedEngine:
         count = chunks_between(target.size, source.size, first)
         self._run("seal", schedule, source, target, (first, count, source.size))
 
-    def pass_run(self, schedule, source, target, first):
+    def reencrypt_run(self, schedule, source, target, first):
         check_buffers(source, target)
         assert source.size == target.size
         count = -(-source.size // CHUNK_SIZE)
-        return self._run("pass", schedule, source, target, (first, count, source.size))
+        return self._run("reencrypt", schedule, source, target, (first, count, source.size))
 
     def open_gather(self, schedule, source, target, plan):
         check_buffers(source, target)
@@ -241,8 +238,3 @@ def derive(harness, secret, text, table, count, **options):
     rows = table.tobytes()
     rows += bytes(-len(rows) % 24)
     return harness.call("derive", bytes(secret), text, count * DERIVED_SIZE, (0, count, 0), rows=rows, **options)
-
-
-def expand_state(harness, material):
-    """Expand a key and a nonce to what the CUDA kernels read."""
-    return harness.call("state", material, target=STATE_SIZE).target

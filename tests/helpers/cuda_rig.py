@@ -5,6 +5,7 @@ from concurrent.futures import Future
 
 import numpy as np
 
+from fastrack import Channel, Key
 from fastrack._crypto.base import GatherPlan, HostMemory
 from fastrack._crypto.cobblestone import (
     CHUNK_SIZE,
@@ -45,6 +46,35 @@ class Message:
             self.sealed[min(SEALED_CHUNK_SIZE * (chunk + 1), self.sealed.size) - 1] ^= 1
             self.plain[CHUNK_SIZE * chunk : CHUNK_SIZE * (chunk + 1)] = 0
         return self
+
+
+class SmallDevice(CudaDevice):
+    max_slab_size = 4 * CHUNK_SIZE
+    first_slab_size = 2 * CHUNK_SIZE
+
+
+class Opened:
+    """A channel to a device made for tests, with two keys."""
+
+    KEY, SHORT = (Key.from_bytes(bytes(range(size))) for size in (32, 16))
+
+    def __init__(self, mode="lazy", seed=0, device=SmallDevice):
+        self.driver = FakeDriver(mode, seed)
+        self.channel = Channel._from_device(device(self.driver), keys=[self.KEY, self.SHORT])
+
+    def read(self, nest):
+        return [self.driver.read(x) for x in nest]
+
+    def assert_holds(self, x, expected):
+        assert np.array_equal(self.driver.read(x), expected)
+
+    def launched(self):
+        return [name for name, *_ in self.driver.launches]
+
+    def close(self):
+        within(60, self.channel.close)
+        self.driver.stop()
+        assert self.driver.violations == []
 
 
 class Rig:

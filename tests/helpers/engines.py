@@ -8,7 +8,7 @@ import os
 from functools import cache, partial
 
 from fastrack._crypto.engine import available_engines, get_engine, selected_engine
-from fastrack._crypto.forms import Form, narrow_form, supported_forms
+from fastrack._crypto.isa import InstructionSet, supported_instruction_sets
 from fastrack._crypto.vector import VectorEngine
 from helpers.native_code import build_form
 
@@ -17,10 +17,10 @@ ARM = bool(os.environ.get("FASTRACK_AARCH64"))
 # Wide vectors on narrow instructions: in one form where the CPU has wide instructions, else in each.
 if ARM:
     EMULATED = {}
-elif "vaes-256" in supported_forms():
-    EMULATED = {"vaes-512-on-256": Form("x86", 64, 32)}
-elif narrow_form() == "aesni":
-    EMULATED = {"vaes-512-on-128": Form("x86", 64, 16), "vaes-256-on-128": Form("x86", 32, 16)}
+elif "vaes-256" in supported_instruction_sets():
+    EMULATED = {"vaes-512-on-256": InstructionSet("x86", 64, 32)}
+elif "aesni" in supported_instruction_sets():
+    EMULATED = {"vaes-512-on-128": InstructionSet("x86", 64, 16), "vaes-256-on-128": InstructionSet("x86", 32, 16)}
 else:
     EMULATED = {}
 if ARM:

@@ -1,12 +1,13 @@
 """The kernels' work done by pyca, for a device that is made of host memory."""
 
+import hashlib
 import os
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from fastrack._crypto.cobblestone import CHUNK_SIZE, MAX_CHUNKS, SEALED_CHUNK_SIZE, TAG_SIZE, MessageKey, chunk_nonce
+from fastrack._crypto.cobblestone import CHUNK_SIZE, MAX_CHUNKS, SEALED_CHUNK_SIZE, TAG_SIZE, chunk_nonce
 
 STATE, KEY = 8704, 48
 SCALARS = {"prepare": 5, "open": 6, "seal": 6, "gather": 11}  # arguments of a kernel before its table
@@ -41,12 +42,12 @@ def table_rows(words):
     ]
 
 
-def _write_state(space, state, key, nonce):
-    from fastrack._devices.cuda.key_state import write_state
-
-    whole = np.empty(STATE, np.uint8)
-    write_state(MessageKey.raw(key, nonce), whole)
-    space.at(state, STATE)[:] = whole
+def _expanded(key, nonce):
+    """Return a stand-in for the state of a key: the key, the nonce, and bytes that follow from both."""
+    state = np.frombuffer(bytearray(hashlib.shake_128(key + nonce).digest(STATE)), np.uint8)
+    state[: len(key)] = np.frombuffer(key, np.uint8)
+    state[_NONCE : _NONCE + len(nonce)] = np.frombuffer(nonce, np.uint8)
+    return state
 
 
 def _prepare(space, keys, states, mask, first, count):
@@ -54,7 +55,8 @@ def _prepare(space, keys, states, mask, first, count):
         row = space.at(keys + KEY * number, KEY)
         kind = int(row[44:].view(np.uint32)[0])
         size = 16 if kind & 0xFFFF == 128 else 32
-        _write_state(space, states + STATE * (number & mask), row[:size].tobytes(), row[size : size + 12].tobytes())
+        state = _expanded(row[:size].tobytes(), row[size : size + 12].tobytes())
+        space.at(states + STATE * (number & mask), STATE)[:] = state
 
 
 def _segments(table, segments, count):
@@ -67,13 +69,9 @@ def _segments(table, segments, count):
 
 def _key(space, size, state):
     """Read the key and the base nonce out of a state. One that is not whole gives a key that fits nothing."""
-    from fastrack._devices.cuda.key_state import write_state
-
     found = space.at(state, STATE)
     key, nonce = found[:size].tobytes(), found[_NONCE : _NONCE + 12].tobytes()  # a schedule starts with its key
-    whole = np.empty(STATE, np.uint8)
-    write_state(MessageKey.raw(key, nonce), whole)
-    return AESGCM(key if np.array_equal(found, whole) else os.urandom(size)), nonce
+    return AESGCM(key if np.array_equal(found, _expanded(key, nonce)) else os.urandom(size)), nonce
 
 
 def _keys(space, key_size, states, mask):

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fastrack._crypto.cobblestone import MessageKey
 from fastrack._devices.cuda.gather_plan import join_plans
 from fastrack._devices.cuda.table import TableSegment, name_of, pack_table
+from helpers import reference
 from helpers.buffers import Fenced
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE
 
@@ -166,13 +166,8 @@ class Host:
         self._seeds = itertools.count()
 
     def prepare(self, key, nonce):
-        """Expand a message key, as the host does for a device."""
-        from fastrack._devices.cuda import key_state
-
-        state = Fenced(key_state.STATE_SIZE, 16)
-        key_state.write_state(MessageKey.raw(key, nonce), state.data)
-        assert state.stands
-        return State(read_only(state), 8 * len(key))
+        """Expand a message key, without the kernel that does it."""
+        return State(read_only(Fenced.holding(reference.kernel_state(key, nonce), 16)), 8 * len(key))
 
     def open_run(self, state, sealed, first=0, *, blocks=1, offset=0, seed=None, verdict=GOOD, size=None):
         """Open a run of chunks: the lowest bad number or None, and the plaintext.

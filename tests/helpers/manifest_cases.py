@@ -1,4 +1,4 @@
-"""Failures of manifests, anchors and logs, for the table of messages. Each case runs in a folder of all."""
+"""Failures of manifests and anchors, for the table of messages. Each case runs in a folder of all."""
 
 import tempfile
 from dataclasses import replace
@@ -7,12 +7,10 @@ from pathlib import Path
 import numpy as np
 
 import fastrack
-from fastrack import Anchor, Key, TransparencyLog, load_file, load_manifest, publish
+from fastrack import Anchor, Key, load_file, load_manifest, publish
 from fastrack.grants import Signer
-from helpers.tlog_writer import NoteSigner, proof
 
-KEY, OWNER, LOG_KEY = Key.from_bytes(bytes(range(32))), Signer.generate(), NoteSigner("example.com/log", 1)
-LOG = TransparencyLog(LOG_KEY.verifier)
+KEY, OWNER = Key.from_bytes(bytes(range(32))), Signer.generate()
 NAME = "set.safetensors"
 
 
@@ -92,7 +90,6 @@ def empty():
     publish(folder, signer=OWNER)
 
 
-OTHER_KEY = "a+00000000+AQAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
 SHAPES = {"x": ["F64", [4], "A" * 75 + "="]}
 HEADERS = {"x": ["F64", [3], "A" * 75 + "="]}
 
@@ -126,9 +123,4 @@ CASES = {
     "publish: a file in another folder": lambda: publish(resealed(), signer=OWNER, manifest="elsewhere/a.manifest"),
     "publish: an empty folder": empty,
     "publish: several paths": lambda: publish(["a", "b"], signer=OWNER),
-    "TransparencyLog: no key": lambda: TransparencyLog("example.com/log"),
-    "TransparencyLog: another id": lambda: TransparencyLog(OTHER_KEY),
-    "TransparencyLog.verify: no proof": lambda: LOG.verify(b"", b""),
-    "TransparencyLog.verify: another entry": lambda: LOG.verify(proof(1, [b"a", b"b"], [LOG_KEY]), b"a"),
-    "TransparencyLog.verify: no signatures": lambda: LOG.verify(proof(0, [b"a"], [], "example.com/log"), b"a"),
 }

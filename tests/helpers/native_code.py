@@ -16,9 +16,8 @@ def needs_compiler():
 def build(functions, forms=()):
     """Compile functions that `compiler.compiled` made, which call those of some forms, and return their module."""
     needs_compiler()
-    from fastrack._crypto.native.here import load_here
-    from fastrack._crypto.native.target import host_target
-    from fastrack._crypto.native.units import make_object_of
+    from fastrack._crypto.native.build import load_here, make_object_of
+    from fastrack._crypto.native.compiler import host_target
 
     return load_here(make_object_of(functions, list(forms), host_target()))
 
@@ -26,9 +25,9 @@ def build(functions, forms=()):
 def build_form(name, form):
     """Compile all functions of a form, and return them as `native.functions` does."""
     needs_compiler()
-    from fastrack._crypto.native.units import form_functions
+    from fastrack._crypto.native.build import functions_of_isa
 
-    return functions_of(build(form_functions(name, form), [form]), name)
+    return functions_of(build(functions_of_isa(name, form), [form]), name)
 
 
 def forget():

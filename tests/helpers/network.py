@@ -139,12 +139,24 @@ def on_ranks(network, key, action, timeout=TIMEOUT):
     return results
 
 
+def tensor_of(rank, count, dtype=torch.float32):
+    """Return the tensor that a rank has."""
+    return (torch.randn(count, generator=torch.Generator().manual_seed(rank)) * 100).to(dtype)
+
+
+def in_rank_order(tensors, op="sum"):
+    """Return what adding the tensors of all ranks in their order gives."""
+    total = sum(tensors[1:], tensors[0])
+    return total / len(tensors) if op == "mean" else total
+
+
 class Tampering:
     """A network's `tamper` that does `kind` to the message number `victim`.
 
     `harmless` if the ranks then get what they would have got.
     """
 
+    KINDS = ("flip", "zeros", "repeat", "misroute", "swap", "drop", "delay", "late")
     LATE = 0.6  # seconds, after which the ranks have given up
 
     def __init__(self, kind, victim):

@@ -22,7 +22,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from fastrack import Channel, ClosedError, DeviceError, FastrackError, Key, SealedTensor, seal
 from fastrack._crypto.cobblestone import CHUNK_SIZE, chunk_offset
 from fastrack._devices.cpu import CpuDevice
-from helpers.staged import Opener, StagedSlot, stage
+from helpers.staged import Opener, StagedBuffer, stage
 from helpers.tampering import tampered
 
 KEY = Key.from_bytes(bytes(range(32)))
@@ -51,7 +51,7 @@ class SteppedDevice(CpuDevice):
         self.failing, self.begun = deque(), []
 
     def staging_buffer(self, size):
-        return StagedSlot(np.empty(size, np.uint8))
+        return StagedBuffer(np.empty(size, np.uint8))
 
     def begin(self, messages, note=None):
         self.begun.append(SteppedWork(self.engine, messages, self.failing.popleft() if self.failing else None))
@@ -73,14 +73,14 @@ class SteppedWork:
         self._fails = fails
         self.is_done = False
 
-    def open(self, slab, slot):
-        stage(slab, self._messages, slot)
+    def open(self, slab, buffer):
+        stage(slab, self._messages, buffer)
         for segment in slab.segments:
-            self._bad += self._opener.open(segment, slot.memory)
+            self._bad += self._opener.open(segment, buffer.memory)
 
-    def seal(self, slab, slot):
+    def seal(self, slab, buffer):
         for segment in slab.segments:
-            self._opener.seal(segment, slot.memory)
+            self._opener.seal(segment, buffer.memory)
 
     def issue(self):
         pass

@@ -1,5 +1,8 @@
 """Runs of chunks and keys by AES-GCM and HKDF of pyca/cryptography, or by the standards: no code under test."""
 
+from functools import lru_cache, reduce
+from operator import xor
+
 import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -84,6 +87,25 @@ def round_keys(key):
 def hash_key(key):
     """Return the hash key H of GCM (SP 800-38D, section 7.1)."""
     return Cipher(algorithms.AES(key), modes.ECB()).encryptor().update(bytes(16))
+
+
+@lru_cache(64)
+def kernel_state(key, nonce):
+    """Return the state that the CUDA kernels read: round keys, nonce, lengths of a full chunk times H, powers of H.
+
+    Powers 1 to 513 are divided by x, and power 0 is not used. Numbers are little-endian.
+    """
+    h = int.from_bytes(hash_key(key))
+    length, power = times(8 * CHUNK_SIZE, h), (h ^ _REDUCTION * (h >> 127)) << 1 & (1 << 128) - 1 | h >> 127
+    shifted = [h]
+    for _ in range(127):
+        shifted.append(shifted[-1] >> 1 ^ _REDUCTION * (shifted[-1] & 1))
+    numbers = [length, 0, power]
+    while len(numbers) < 515:
+        bits = f"{numbers[-1]:0128b}"
+        numbers.append(reduce(xor, (part for bit, part in zip(bits, shifted, strict=True) if bit == "1"), 0))
+    schedule = b"".join(round_keys(key)).ljust(240, b"\0")
+    return (schedule + nonce.ljust(16, b"\0") + b"".join(n.to_bytes(16, "little") for n in numbers)).ljust(8704, b"\0")
 
 
 def _make_s_box():

@@ -1,9 +1,9 @@
 """Makes modules of machine code, by its own generator, that `test_constant_time` compares the real one with.
 
-``python -m helpers.secret_builds FOLDER`` writes three files there. In ``shown.so`` each result of authentication is
-shown to valgrind, which then takes it for public. In ``leaky.so`` the code of a tag branches on it, and ``planted.so``
-has two functions that do what constant-time code must not. numba has to be told to lower for any CPU, as when the real
-module is made.
+``python -m helpers.secret_builds FILE`` writes one of three. In ``shown.so`` each result of authentication is shown to
+valgrind, which then takes it for public. In ``leaky.so`` the code of a tag branches on it, and ``planted.so`` has two
+functions that do what constant-time code must not. numba has to be told to lower for any CPU, as when the real module
+is made.
 """
 
 from __future__ import annotations
@@ -13,15 +13,13 @@ from pathlib import Path
 
 from llvmlite import ir
 
-from fastrack._crypto.forms import FORMS, Form
-from fastrack._crypto.native import compiler, gcm_ir
-from fastrack._crypto.native.compiler import compiled_with_lock
+from fastrack._crypto.isa import INSTRUCTION_SETS, InstructionSet
+from fastrack._crypto.native import gcm_ir
+from fastrack._crypto.native.build import functions_of_isa, link, make_object_of
+from fastrack._crypto.native.compiler import TARGETS, compiled_with_lock
 from fastrack._crypto.native.intrinsics import at, put
-from fastrack._crypto.native.jit import Array
-from fastrack._crypto.native.link import link
+from fastrack._crypto.native.kernels_chunks import Array
 from fastrack._crypto.native.llvm import I64
-from fastrack._crypto.native.target import TARGETS
-from fastrack._crypto.native.units import form_functions, make_object_of
 
 WIDE = "vaes-512-on-128"  # the code of the widest form, on instructions that valgrind emulates
 _TARGET = TARGETS["x86_64"]
@@ -29,20 +27,22 @@ _MAKE_DEFINED = ord("M") << 24 | ord("C") << 16 | 2  # VG_USERREQ__MAKE_MEM_DEFI
 _same, _tag = gcm_ir._Chunk.same, gcm_ir._Chunk.tag
 
 
-def main(folder: Path) -> None:
-    gcm_ir._Chunk.same = _show_same
-    forms = {"aesni": FORMS["aesni"], WIDE: Form("x86", 64, 16)}
-    _make(folder / "shown.so", {name: form_functions(name, form) for name, form in forms.items()}, forms)
-    gcm_ir._Chunk.same, gcm_ir._Chunk.tag = _same, _branch_on_tag
-    compiler.cipher.cache_clear()
-    forms = {"aesni": FORMS["aesni"]}
-    functions = form_functions("aesni", forms["aesni"])
-    names = "expand_key_aesni", "seal_run_aesni", "open_run_aesni"
-    _make(folder / "leaky.so", {"aesni": {name: functions[name] for name in names}}, forms)
-    _make(folder / "planted.so", {"": {"branch": branch, "look_up": look_up}}, {})
+def main(path: Path) -> None:
+    forms = {"aesni": INSTRUCTION_SETS["aesni"]}
+    if path.name == "shown.so":
+        gcm_ir._Chunk.same = _show_same
+        forms[WIDE] = InstructionSet("x86", 64, 16)
+        _make(path, {name: functions_of_isa(name, form) for name, form in forms.items()}, forms)
+    elif path.name == "leaky.so":
+        gcm_ir._Chunk.tag = _branch_on_tag
+        functions = functions_of_isa("aesni", forms["aesni"])
+        names = "expand_key_aesni", "seal_run_aesni", "open_run_aesni"
+        _make(path, {"aesni": {name: functions[name] for name in names}}, forms)
+    else:
+        _make(path, {"": {"branch": branch, "look_up": look_up}}, {})
 
 
-def _make(path: Path, functions: dict, forms: dict[str, Form]) -> None:
+def _make(path: Path, functions: dict, forms: dict[str, InstructionSet]) -> None:
     together = {name: function for each in functions.values() for name, function in each.items()}
     link(make_object_of(together, list(forms.values()), _TARGET, name="_native", doc="{}"), _TARGET, path)
 

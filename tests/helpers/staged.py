@@ -27,7 +27,7 @@ class StagedDevice(CpuDevice):
     """Its arrays are NumPy's and torch's, its cipher is the host's; what differs is how it gets its work.
 
     `meddle(kind, slab)` is called on its thread before each piece of work: it may wait, and a `DeviceError` that it
-    raises is the device's. `begun` has all work, `made` all slots.
+    raises is the device's. `begun` has all work, `made` all buffers.
     """
 
     name = "staged"
@@ -51,9 +51,9 @@ class StagedDevice(CpuDevice):
         self._thread = None
 
     def staging_buffer(self, size):
-        slot = StagedSlot(arrays.empty_bytes(size))
-        self.made.append(slot)
-        return slot
+        buffer = StagedBuffer(arrays.empty_bytes(size))
+        self.made.append(buffer)
+        return buffer
 
     def begin(self, messages, note=None):
         work = StagedWork(self, messages)
@@ -63,7 +63,7 @@ class StagedDevice(CpuDevice):
     def close(self):
         assert not self.closed
         assert all(work.done() for work in self.begun)
-        assert all(slot.ready() and not slot.memory.any() for slot in self.made)
+        assert all(buffer.ready() and not buffer.memory.any() for buffer in self.made)
         self.closed = True
         if self._thread is not None:
             self._jobs.put(None)
@@ -116,7 +116,7 @@ def fail_at(kind, first):
     return meddle
 
 
-class StagedSlot:
+class StagedBuffer:
     def __init__(self, memory):
         self.memory = memory
         self._idle = threading.Event()
@@ -133,7 +133,7 @@ class StagedSlot:
         self.memory.fill(0)
 
     def mark_in_use(self):
-        assert self.ready(), "a slot was filled while the device still worked on it"
+        assert self.ready(), "a buffer was filled while the device still worked on it"
         self._idle.clear()
 
     def give_back(self):
@@ -151,18 +151,18 @@ class StagedWork:
         self._over = threading.Event()
         self._ended = False
 
-    def open(self, slab, slot):
-        stage(slab, self._messages, slot)
+    def open(self, slab, buffer):
+        stage(slab, self._messages, buffer)
         end = slab.sealed_size + self._device.segment_room * len(slab.segments)
         for segment in slab.segments:
             if segment.plan is not None:
-                end = put_plan(slot.memory, end, segment.plan)
-        assert end <= slot.memory.size, "the tables do not fit behind the chunks"
-        self._do("open", slab, slot, self._open)
+                end = put_plan(buffer.memory, end, segment.plan)
+        assert end <= buffer.memory.size, "the tables do not fit behind the chunks"
+        self._do("open", slab, buffer, self._open)
 
-    def seal(self, slab, slot):
-        slot.wait()
-        self._do("seal", slab, slot, self._seal)
+    def seal(self, slab, buffer):
+        buffer.wait()
+        self._do("seal", slab, buffer, self._seal)
 
     def issue(self):
         pass
@@ -184,18 +184,18 @@ class StagedWork:
             raise self._error
         return min(self._bad, default=None)
 
-    def _do(self, kind, slab, slot, job):
+    def _do(self, kind, slab, buffer, job):
         assert not self._ended
-        slot.mark_in_use()
+        buffer.mark_in_use()
 
         def work():
             try:
                 self._device.meddle(kind, slab)
-                job(slab, slot)
+                job(slab, buffer)
             except DeviceError as error:
                 self._error = self._error or error
             finally:
-                slot.give_back()
+                buffer.give_back()
 
         self._device.do(work)
 
@@ -204,17 +204,17 @@ class StagedWork:
         self._opener.wipe()
         self._over.set()
 
-    def _open(self, slab, slot):
+    def _open(self, slab, buffer):
         end = slab.sealed_size + self._device.segment_room * len(slab.segments)
         for segment in slab.segments:
             plan = segment.plan
             if plan is not None:
-                plan, end = get_plan(slot.memory, end, plan)
-            self._bad += self._opener.open(segment._replace(plan=plan), slot.memory)
+                plan, end = get_plan(buffer.memory, end, plan)
+            self._bad += self._opener.open(segment._replace(plan=plan), buffer.memory)
 
-    def _seal(self, slab, slot):
+    def _seal(self, slab, buffer):
         for segment in slab.segments:
-            self._opener.seal(segment, slot.memory)
+            self._opener.seal(segment, buffer.memory)
 
 
 class Opener:
@@ -257,7 +257,7 @@ class Opener:
             schedule.wipe()
 
 
-def stage(slab, messages, slot):
+def stage(slab, messages, buffer):
     """Copy the chunks of a slab to their offsets in a staging buffer, but for those that the caller has put there."""
     end = 0
     for number, first, _, _, size, offset, plan in slab.segments:
@@ -266,11 +266,11 @@ def stage(slab, messages, slot):
         end = offset + size
         sealed = messages.sealed[number]
         if sealed is not None:
-            slot.wait()
+            buffer.wait()
             chunks = (
                 sealed.array[first * SEALED_CHUNK_SIZE :][:size] if plan is None else packed(sealed.array, plan.chunks)
             )
-            slot.memory[offset:end] = chunks
+            buffer.memory[offset:end] = chunks
     assert end == slab.sealed_size
 
 

@@ -5,6 +5,7 @@ import re
 import pytest
 from helpers import kernel_host, reference
 from helpers.buffers import Fenced
+from helpers.cases import each
 from helpers.kernel_host import Host, Library, State, pack, read_only
 from helpers.kernel_nvrtc import Nvrtc, find_libraries
 from helpers.kernel_suite import assert_last_chunk, remains_of_secrets
@@ -58,7 +59,7 @@ class Extended:
         return State(read_only(Fenced.holding(extended, 16)), state.bits)
 
 
-@pytest.mark.parametrize("case", CASES, ids=[f"case-{case[0]}" for case in CASES])
+@each("case", CASES)
 def test_a_published_case_is_a_chunk(host, case):
     _, key, nonce, plain, sealed = (each if isinstance(each, int) else bytes.fromhex(each) for each in case)
     state = host.prepare(key, nonce)
@@ -67,13 +68,13 @@ def test_a_published_case_is_a_chunk(host, case):
     assert host.open_run(state, flip(sealed, 8 * len(sealed) - 1)) == (0, bytes(len(plain)))
 
 
-@pytest.mark.parametrize("length", LENGTHS)
+@each("length", LENGTHS)
 def test_a_last_chunk_of_any_length_opens_and_seals(host, state, key, nonce, length):
     assert_last_chunk(host, state, key, nonce, length)
 
 
-@pytest.mark.parametrize("chunks", [1, 2, 3, 5])
-@pytest.mark.parametrize("blocks", [1, 2, 4])
+@each("chunks", [1, 2, 3, 5])
+@each("blocks", [1, 2, 4])
 def test_a_run_of_chunks_opens_and_seals(host, state, key, nonce, chunks, blocks):
     plain = noise(chunks * CHUNK_SIZE + 99, seed=chunks).tobytes()
     sealed = reference.seal(key, nonce, plain, 2**32 - 2)
@@ -82,7 +83,7 @@ def test_a_run_of_chunks_opens_and_seals(host, state, key, nonce, chunks, blocks
         assert host.seal_run(state, plain, 2**32 - 2, blocks=blocks, seed=seed) == sealed
 
 
-@pytest.mark.parametrize("byte", [0, 15, 16, 511, 512, 8191, 8192, 12288, 16367, 16383, 16384, 16399])
+@each("byte", [0, 15, 16, 511, 512, 8191, 8192, 12288, 16367, 16383, 16384, 16399])
 def test_a_byte_at_any_place_counts(host, state, key, nonce, byte):
     plain = noise(3 * CHUNK_SIZE, seed=1).tobytes()
     altered = flip(reference.seal(key, nonce, plain, 7, ends=False), 8 * (SEALED_CHUNK_SIZE + byte) + byte % 8)
@@ -90,7 +91,7 @@ def test_a_byte_at_any_place_counts(host, state, key, nonce, byte):
     assert host.open_run(state, altered, 7, blocks=2) == (8, expected)
 
 
-@pytest.mark.parametrize("blocks", [1, 2, 3])
+@each("blocks", [1, 2, 3])
 def test_pieces_are_gathered(host, state, key, nonce, blocks):
     total = 4 * CHUNK_SIZE + 777
     plain = noise(total, seed=2).tobytes()

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from helpers import reference
 from helpers.buffers import Fenced
+from helpers.cases import each
 from helpers.kernel_host import GOOD, SOURCE, State, constants, pack, size_of, table_of, verdict_of
 from helpers.kernel_suite import assert_last_chunk, remains_of_secrets
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, noise
@@ -41,13 +42,14 @@ def message(key, nonce):
 # Right
 
 
-@pytest.mark.parametrize("length", LENGTHS)
+@each("length", LENGTHS)
 def test_a_last_chunk_of_any_length_opens_and_seals(host, state, key, nonce, length):
     assert_last_chunk(host, state, key, nonce, length)
 
 
-@pytest.mark.parametrize("first", FIRSTS)
-@pytest.mark.parametrize("blocks", [1, 2, 3, 9])
+@pytest.mark.slow
+@each("first", FIRSTS)
+@each("blocks", [1, 2, 3, 9])
 def test_a_run_of_chunks_opens_and_seals_under_any_number(host, state, key, nonce, first, blocks):
     plain = noise(4 * CHUNK_SIZE + 99, seed=first % 1000).tobytes()
     sealed = reference.seal(key, nonce, plain, first)
@@ -55,8 +57,8 @@ def test_a_run_of_chunks_opens_and_seals_under_any_number(host, state, key, nonc
     assert host.seal_run(state, plain, first, blocks=blocks) == sealed
 
 
-@pytest.mark.parametrize("chunks", [1, 2, 3])
-@pytest.mark.parametrize("ends", [False, True])
+@each("chunks", [1, 2, 3])
+@each("ends", [False, True])
 def test_a_run_may_end_with_a_full_chunk_or_an_empty_one(host, state, key, nonce, chunks, ends):
     plain = noise(chunks * CHUNK_SIZE, seed=chunks).tobytes()
     sealed = reference.seal(key, nonce, plain, 11, ends=ends)
@@ -96,7 +98,8 @@ def test_what_shared_memory_held_before_changes_nothing(host, state, key, nonce,
 # Wrong
 
 
-@pytest.mark.parametrize("length", [0, 1, 3, 16, 100, 8192, 16383])
+@pytest.mark.slow
+@each("length", [0, 1, 3, 16, 100, 8192, 16383])
 def test_every_byte_of_a_tag_counts_and_of_one_every_bit(host, state, key, nonce, length):
     sealed = reference.seal(key, nonce, noise(length).tobytes(), 5)
     for byte in range(TAG_SIZE):
@@ -105,14 +108,14 @@ def test_every_byte_of_a_tag_counts_and_of_one_every_bit(host, state, key, nonce
             assert host.open_run(state, altered, 5) == (5, bytes(length)), (byte, bit)
 
 
-@pytest.mark.parametrize("length", [1, 15, 16, 17, 33])
+@each("length", [1, 15, 16, 17, 33])
 def test_every_byte_of_a_short_ciphertext_counts(host, state, key, nonce, length):
     sealed = reference.seal(key, nonce, noise(length).tobytes(), 5)
     for byte in range(length):
         assert host.open_run(state, flip(sealed, 8 * byte + byte % 8), 5) == (5, bytes(length)), byte
 
 
-@pytest.mark.parametrize("byte", [0, 1, 15, 16, 511, 4095, 8175, 8176, 8191, 8192, 8193, 12288, 16367, 16368, 16383])
+@each("byte", [0, 1, 15, 16, 511, 4095, 8175, 8176, 8191, 8192, 8193, 12288, 16367, 16368, 16383])
 def test_a_byte_at_any_place_of_a_full_chunk_counts(host, state, key, nonce, message, byte):
     altered = flip(message, 8 * (SEALED_CHUNK_SIZE + byte) + 3)
     bad, plain = host.open_run(state, altered, 7, blocks=2)
@@ -128,7 +131,7 @@ def test_a_tag_of_zeros_is_wrong(host, state, message):
     assert not any(plain[4 * CHUNK_SIZE :])
 
 
-@pytest.mark.parametrize("first", [0, 6, 8, 7 + 2**32, 7 ^ 2**37])
+@each("first", [0, 6, 8, 7 + 2**32, 7 ^ 2**37])
 def test_a_chunk_under_another_number_is_refused(host, state, message, first):
     assert host.open_run(state, message, first) == (first, bytes(4 * CHUNK_SIZE + 1234))
 
@@ -151,7 +154,7 @@ def test_swapped_and_repeated_chunks_are_refused(host, state, key, nonce, messag
         assert result[0] == 7 + next(place for place, index in enumerate(order) if place != index)
 
 
-@pytest.mark.parametrize("cut", [1, 15, 16, 17, 1000, 1234])
+@each("cut", [1, 15, 16, 17, 1000, 1234])
 def test_a_chunk_that_was_cut_short_is_refused(host, state, key, nonce, message, cut):
     altered = message[:-cut]
     result = host.open_run(state, altered, 7, blocks=2)
@@ -159,8 +162,9 @@ def test_a_chunk_that_was_cut_short_is_refused(host, state, key, nonce, message,
     assert result[0] == 11
 
 
-@pytest.mark.parametrize("blocks", [1, 2, 3, 5, 8])
-@pytest.mark.parametrize("bad", [{0, 1, 2, 3, 4}, {4, 1}, {3, 2}, {4}, {0, 4}])
+@pytest.mark.slow
+@each("blocks", [1, 2, 3, 5, 8])
+@each("bad", [{0, 1, 2, 3, 4}, {4, 1}, {3, 2}, {4}, {0, 4}])
 def test_the_lowest_bad_number_is_reported_whatever_the_order(host, state, key, nonce, message, blocks, bad):
     altered = flip(message, *(8 * (chunk * SEALED_CHUNK_SIZE + 50 * chunk) for chunk in bad))
     for seed in (0, 1, 2):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from helpers import reference
 from helpers.buffers import Fenced
+from helpers.cases import each
 from helpers.kernel_host import GOOD, pack, table_of, verdict_of
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, noise
 from helpers.runs import as_pieces, flip, plan, ranges_within, zeroed
@@ -55,7 +56,8 @@ def test_pieces_of_bad_chunks_are_zeros_and_all_others_right(host, state, sealed
 
 
 # SIZE is 83154 = 2 * 3 * 13859 bytes.
-@pytest.mark.parametrize("row_bytes", [1, 2, 3, 6, 13859, 27718, 41577])
+@pytest.mark.slow
+@each("row_bytes", [1, 2, 3, 6, 13859, 27718, 41577])
 def test_rows_are_those_that_numpy_chooses(host, state, sealed, row_bytes):
     rows = np.frombuffer(PLAIN, np.uint8).reshape(-1, row_bytes)
     random = np.random.default_rng(row_bytes)
@@ -77,7 +79,7 @@ def test_rows_are_those_that_numpy_chooses(host, state, sealed, row_bytes):
         assert result == (None, rows[pick].tobytes())
 
 
-@pytest.mark.parametrize("offset", range(16))
+@each("offset", range(16))
 def test_any_alignment_of_source_and_target_is_copied(host, state, sealed, offset):
     # Of every length from 0 to 40, so that heads, words and tails of every kind are met; many pieces, then one by one.
     ranges = [(1000 + 50 * length + length % 16, length) for length in range(41)]
@@ -89,7 +91,7 @@ def test_any_alignment_of_source_and_target_is_copied(host, state, sealed, offse
         assert gather(host, state, sealed, pieces, size, offset=offset) == (None, PLAIN[start : start + length])
 
 
-@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 31, 33, 100])
+@each("count", [1, 2, 15, 16, 17, 31, 33, 100])
 def test_a_chunk_may_have_few_pieces_or_many(host, state, sealed, count):
     ranges = [(97 * index % 16000, 1 + 53 * index % 700) for index in range(count)]
     pieces, size = plan([(start, min(length, CHUNK_SIZE - start)) for start, length in ranges])
@@ -119,7 +121,7 @@ def test_the_order_of_the_chunks_is_free_and_the_lowest_bad_one_reported(host, s
             assert gather(host, state, altered, pieces, size, blocks=blocks) == (1, expected), order
 
 
-@pytest.mark.parametrize(
+@each(
     ("number", "after"),
     [(2**38 - 2, 700), *((3, after) for after in (2**32, 2**32 + 100, 2**33 + CHUNK_SIZE - 1, 2**51 + 1))],
 )
@@ -133,7 +135,7 @@ def test_a_chunk_of_any_number_and_far_from_the_end_is_whole(host, state, key, n
     assert host.gather(state, flip(sealed, 0), pieces, total, 70) == (number, bytes(70))
 
 
-@pytest.mark.parametrize("last", [0, 1, 15, 16, 17, 8192, CHUNK_SIZE - 1])
+@each("last", [0, 1, 15, 16, 17, 8192, CHUNK_SIZE - 1])
 def test_a_last_chunk_of_any_length_is_gathered(host, state, key, nonce, last):
     plain = noise(CHUNK_SIZE + last, seed=last).tobytes()
     sealed = reference.seal(key, nonce, plain)
@@ -150,7 +152,8 @@ def test_what_shared_memory_held_before_changes_nothing(host, state, sealed):
     assert results == {(None, slices(PLAIN, ranges))}
 
 
-@pytest.mark.parametrize(
+@pytest.mark.slow
+@each(
     ("part", "value"),
     [(part, value) for part in ("chunks", "starts", "table") for value in (-1, 2**62, 2**63 - 1, SIZE, 100_000)]
     + [("chunks", 6), ("starts", 5), ("starts", 6)],
@@ -166,8 +169,8 @@ def test_a_plan_that_reaches_outside_is_reported_and_writes_nowhere_else(host, s
         assert bad is not None
 
 
-@pytest.mark.parametrize("chunk", [1, 5])
-@pytest.mark.parametrize("before", [0, 20])
+@each("chunk", [1, 5])
+@each("before", [0, 20])
 def test_a_piece_may_reach_a_bound_and_no_further(host, state, sealed, chunk, before):
     """The piece is alone, which all threads copy, or follows empty ones, each of which falls to a warp."""
     length, limit = min(CHUNK_SIZE, SIZE - chunk * CHUNK_SIZE), 100
@@ -206,7 +209,7 @@ def test_pieces_beyond_4_gib_are_where_they_belong(host, state, key, nonce):
     assert target[place:].tobytes() == PLAIN[50:650]
 
 
-@pytest.mark.parametrize("size", [0, 1, 511, 100_000])
+@each("size", [0, 1, 511, 100_000])
 def test_a_plan_that_was_altered_is_not_read_and_the_result_is_zeros(host, state, sealed, size):
     pieces = as_pieces([2**62], [2**62, 2**62], [(2**62, 2**62, 2**62)])
     for blocks, offset in ((1, 0), (3, 5)):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+from helpers.cases import each
 from helpers.kernel_host import ROOT, SOURCE
 from mutants.__main__ import judge, main
 from mutants.edits import MUTANTS
@@ -36,7 +37,7 @@ def test_the_tests_that_mutants_name_are_there():
     assert all(mutant.tests for mutant in MUTANTS)
 
 
-@pytest.mark.parametrize(
+@each(
     ("code", "output", "outcome", "by"),
     [
         (

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.cases import each
 from helpers.kernel_host import COMPILER, SHIM, SOURCE
 
 TESTS = Path(__file__).parents[1]
@@ -39,7 +40,7 @@ def test_the_kernels_stay_within_their_memory_and_within_the_language(build, pre
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
+@each(
     ("kernel", "offset", "complaint"),
     [
         ("touch_shared", 99, None),

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from helpers import reference
+from helpers.cases import each
 from helpers.kernel_host import pack
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, noise
 from helpers.runs import as_pieces, flip, plan
@@ -48,7 +49,7 @@ def bits(key):
 # Whole chunks.
 
 
-@pytest.mark.parametrize("blocks", [1, 2, 3, 5, 40])
+@each("blocks", [1, 2, 3, 5, 40])
 def test_every_message_opens_under_its_own_key(host, states, bits, sealed, blocks):
     for seed in (1, 7):
         assert host.open_nest(states, bits, whole(sealed), blocks=blocks, seed=seed) == (None, PLAIN)
@@ -79,6 +80,7 @@ def test_a_message_may_go_on_in_a_later_launch(host, states, bits, sealed):
     assert host.open_nest(states, bits, segments, blocks=2) == (None, [PLAIN[3], PLAIN[4][: 2 * CHUNK_SIZE]])
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(
     bad=st.dictionaries(st.integers(0, len(SIZES) - 1), st.integers(0, 2**20), min_size=1, max_size=4),
@@ -111,7 +113,7 @@ def test_names_of_chunks_tell_message_and_chunk(host, states, bits, sealed):
 # What is not where, or what, the table says, is refused.
 
 
-@pytest.mark.parametrize("message", range(8))
+@each("message", range(8))
 def test_a_row_with_another_message_is_refused(host, states, bits, sealed, message):
     """Each message under the key of each other one."""
     for other in set(range(8)) - {message}:
@@ -121,13 +123,13 @@ def test_a_row_with_another_message_is_refused(host, states, bits, sealed, messa
         assert (verdict, plain) == (name_of(other, 0), bytes(len(PLAIN[message]))), (other, count)
 
 
-@pytest.mark.parametrize("number", [1, 2, 2**32, 2**38 - 4])
+@each("number", [1, 2, 2**32, 2**38 - 4])
 def test_a_row_with_another_chunk_is_refused(host, states, bits, sealed, number):
     segments = [(0, 0, sealed[0]), (4, number, sealed[4])]
     assert host.open_nest(states, bits, segments, blocks=2) == (name_of(4, number), [PLAIN[0], bytes(SIZES[4])])
 
 
-@pytest.mark.parametrize("change", [-1, 1, -16, 16, 2**32, -100, 5 * CHUNK_SIZE])
+@each("change", [-1, 1, -16, 16, 2**32, -100, 5 * CHUNK_SIZE])
 def test_a_row_with_another_size_is_refused(host, states, bits, sealed, change):
     """The size decides where the tag lies. Room behind the message keeps the launch within its memory."""
     if change > 0:
@@ -184,13 +186,13 @@ def gathers(sealed):
     return segments, expected
 
 
-@pytest.mark.parametrize("blocks", [1, 2, 3, 8])
+@each("blocks", [1, 2, 3, 8])
 def test_pieces_of_several_messages_are_gathered_in_one_launch(host, states, bits, sealed, blocks):
     segments, expected = gathers(sealed)
     assert host.gather_nest(states, bits, segments, blocks=blocks) == (None, expected)
 
 
-@pytest.mark.parametrize(("message", "chunk", "name"), [(4, 1, (4, 1)), (4, 2, (4, 2)), (5, 0, (5, 0)), (0, 0, (0, 0))])
+@each(("message", "chunk", "name"), [(4, 1, (4, 1)), (4, 2, (4, 2)), (5, 0, (5, 0)), (0, 0, (0, 0))])
 def test_a_bad_chunk_of_one_message_is_named_and_only_its_pieces_are_zeros(
     host, states, bits, sealed, message, chunk, name
 ):
@@ -214,8 +216,10 @@ def test_a_plan_that_was_altered_clears_the_results_of_all_its_messages(host, st
 VALUES = [-1, 2**62, 2**63 - 1, 2**32, 2**38, SIZES[4], 100_000]
 
 
-@pytest.mark.parametrize("part", ["chunks", "starts", "table"])
-@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.nightly  # by day the same is shown of plans of one message
+@pytest.mark.slow
+@each("part", ["chunks", "starts", "table"])
+@each("value", VALUES)
 def test_a_plan_of_several_messages_stays_within_each_of_them(host, states, bits, sealed, part, value):
     """Each number of the plan in turn is another one: of a chunk, of a first piece, an offset, a place or a size.
 

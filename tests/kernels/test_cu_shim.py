@@ -5,6 +5,7 @@ from contextlib import nullcontext
 import numpy as np
 import pytest
 from helpers.buffers import Fenced
+from helpers.cases import each
 from helpers.kernel_host import SHIM, LaunchError, Library
 
 THREADS = 96
@@ -93,9 +94,9 @@ def test_a_dot_product_sums_the_products_of_bytes(library):
 # Warps
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("width", [2, 8, 32])
-@pytest.mark.parametrize("lane", [0, 1, 5, 16, 31])
+@each("seed", SEEDS)
+@each("width", [2, 8, 32])
+@each("lane", [0, 1, 5, 16, 31])
 def test_a_shuffle_takes_the_value_of_the_lane_it_names(library, lane, width, seed):
     values = words(THREADS, 8)
     result = out(2 * THREADS)
@@ -114,7 +115,7 @@ def test_a_shuffle_moves_eight_bytes_too(library):
     assert result.tolist() == np.repeat(values[3::32], 32).tolist()
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@each("seed", SEEDS)
 def test_votes_count_every_lane_of_the_warp(library, seed):
     values = words(THREADS, 10)
     values[40] = 7
@@ -133,7 +134,7 @@ def test_halves_of_a_warp_vote_apart(library):
     assert result.tolist() == np.repeat(np.bitwise_xor.reduce(values.reshape(-1, 16), axis=1), 16).tolist()
 
 
-@pytest.mark.parametrize(
+@each(
     ("kernel", "complaint"),
     [
         *((kernel, DIVERGENT.format("lanes ffffffff")) for kernel in ("vote_without_lane_five", "vote_at_two_places")),
@@ -148,34 +149,29 @@ def test_a_vote_that_a_lane_never_joins_or_that_names_the_wrong_lanes_is_an_erro
 # Barriers
 
 
-@pytest.mark.parametrize("kernel", ["barrier_for_some", "barrier_at_two_places", "barrier_or_vote"])
+@each("kernel", ["barrier_for_some", "barrier_at_two_places", "barrier_or_vote"])
 def test_a_divergent_barrier_is_an_error(library, kernel):
     with pytest.raises(LaunchError, match=DIVERGENT.format("the block")):
         run(library, kernel)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_barrier_makes_every_write_visible(library, seed):
-    result = out(THREADS)
-    run(library, "rotate", result, 2, 40, shared=4 * THREADS, seed=seed)
-    assert result.tolist() == np.roll(np.arange(THREADS), -40).tolist()
+@each("seed", SEEDS)
+@each(("barrier", "step", "threads"), [(2, 40, THREADS), (1, 5, 32)])  # of the block, and of a warp that reads its own
+def test_a_barrier_makes_every_write_visible(library, barrier, step, threads, seed):
+    result = out(threads)
+    run(library, "rotate", result, barrier, step, shared=4 * threads, threads=threads, seed=seed)
+    assert result.tolist() == np.roll(np.arange(threads), -step).tolist()
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize(("barrier", "step"), [(0, 1), (0, 40), (1, 40)])
+@each("seed", SEEDS)
+@each(("barrier", "step"), [(0, 1), (0, 40), (1, 40)])
 def test_a_missing_barrier_is_found_in_any_order(library, barrier, step, seed):
     race = r"thread \d+ of block 0 (reads what another writes|writes what another reads)"
     with pytest.raises(LaunchError, match=race):
         run(library, "rotate", out(THREADS), barrier, step, shared=4 * THREADS, seed=seed)
 
 
-def test_a_warp_that_waits_for_itself_may_read_its_own(library):
-    result = out(32)
-    run(library, "rotate", result, 1, 5, shared=128, threads=32)
-    assert result.tolist() == np.roll(np.arange(32), -5).tolist()
-
-
-@pytest.mark.parametrize("seed", SEEDS)
+@each("seed", SEEDS)
 def test_overwriting_what_others_still_read_is_found_in_any_order(library, seed):
     run(library, "overwrite", out(THREADS), 1, shared=16, seed=seed)
     with pytest.raises(LaunchError, match=r"what another (reads|writes)"):
@@ -196,16 +192,16 @@ def stopped(message):
     return nullcontext() if message is None else pytest.raises(LaunchError, match=message)
 
 
-@pytest.mark.parametrize("writes", [0, 1])
-@pytest.mark.parametrize(("offset", "fits"), [(0, True), (99, True), (100, False), (5000, False), (2**64 - 1, False)])
+@each("writes", [0, 1])
+@each(("offset", "fits"), [(0, True), (99, True), (100, False), (5000, False), (2**64 - 1, False)])
 def test_shared_memory_ends_where_it_was_declared_to_end(library, offset, fits, writes):
     complaint = None if fits else r"thread 0 of block 0 (reads|writes) out of bounds: 1 bytes"
     with stopped(complaint):
         run(library, "touch_shared", out(1), offset, writes, shared=100)
 
 
-@pytest.mark.parametrize("writes", [0, 1])
-@pytest.mark.parametrize(("offset", "fits"), [(0, True), (12, True), (13, False), (2**64 - 1, False)])
+@each("writes", [0, 1])
+@each(("offset", "fits"), [(0, True), (12, True), (13, False), (2**64 - 1, False)])
 def test_a_buffer_ends_where_it_ends(library, offset, fits, writes):
     with stopped(None if fits else "out of bounds"):
         run(library, "touch", out(13, np.uint8), out(1, np.uint8), offset, writes)
@@ -217,7 +213,7 @@ def test_what_is_only_to_be_read_is_not_written(library):
         run(library, "touch", given(out(13, np.uint8)), out(1, np.uint8), 5, 1)
 
 
-@pytest.mark.parametrize(
+@each(
     ("offset", "message"),
     [
         (0, None),
@@ -270,7 +266,7 @@ def test_the_seed_sets_the_order_of_the_threads(library):
 # Named barriers
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@each("seed", SEEDS)
 def test_a_named_barrier_is_met_at_two_places_and_orders_memory(library, seed):
     result = out(THREADS)
     run(library, "meet_at_two_places", result, shared=4 * THREADS, seed=seed)

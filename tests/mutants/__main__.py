@@ -22,12 +22,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
-from helpers import kernel_suite, runs  # noqa: F401 - so that every test finds them imported
-from helpers.buffers import Fenced
+from helpers import kernel_host, kernel_suite, runs  # noqa: F401 - so that every test finds them imported
 
 from bench.gpu.candidates import apply_edits
-from fastrack._crypto.cobblestone import MessageKey
-from fastrack._devices.cuda import key_state
 from mutants.edits import MUTANTS
 
 ROOT = Path(__file__).parents[2]
@@ -161,8 +158,7 @@ def _run_pytest(kernels, tests, cache, output):
 
 
 def _import_what_tests_use():
-    state = Fenced(key_state.STATE_SIZE, 16)
-    key_state.write_state(MessageKey.raw(bytes(16), bytes(12)), state.data)
+    kernel_host.Host({}, {}).prepare(bytes(16), bytes(12))
 
 
 def _options():

@@ -1,3 +1,4 @@
+import fnmatch
 import importlib.util
 import json
 import re
@@ -7,8 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.cases import each
 
 import fastrack
+import fastrack.attest
+import fastrack.distributed
 import fastrack.grants
 import fastrack.transformers
 from fastrack._crypto import cobblestone, derivation
@@ -83,10 +87,15 @@ def run_page(name, folder, *, with_torch, languages=("python", "console")):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("with_torch", {importlib.util.find_spec("torch") is not None, False})
 @pytest.mark.parametrize("name", PAGES)
-def test_the_examples_run(name, with_torch, tmp_path):
-    run_page(name, tmp_path, with_torch=with_torch)
+def test_the_examples_run(name, tmp_path):
+    run_page(name, tmp_path, with_torch=importlib.util.find_spec("torch") is not None)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", [PAGES[0], *(page.values[0] for page in PAGES[1:])])
+def test_the_examples_run_without_torch(name, tmp_path):
+    run_page(name, tmp_path, with_torch=False)
 
 
 @pytest.mark.slow
@@ -229,14 +238,14 @@ def test_the_example_of_a_log_entry_is_what_the_code_makes(tmp_path):
 
 
 def test_the_api_page_has_the_public_names_and_no_others():
-    named = find(r"^\.\. (?:auto\w+|py:data):: fastrack\.(\w+)(?:\(\))?$", "docs/api.md")
-    assert sorted(named) == fastrack.__all__
-    of_grants = find(r"^\.\. auto\w+:: fastrack\.grants\.(\w+)(?:\(\))?$", "docs/api.md")
-    assert sorted(of_grants) == fastrack.grants.__all__
+    for package in (fastrack, fastrack.attest, fastrack.distributed, fastrack.grants, fastrack.transformers):
+        named = find(rf"^\.\. (?:auto\w+|py:data):: {package.__name__}\.(\w+)(?:\(\))?$", "docs/api.md")
+        described = set(package.__all__)
+        if package is fastrack.attest:  # an error of fastrack's, and bytes
+            described -= {"AttestationError", *fnmatch.filter(package.__all__, "*_ROOTS")}
+        assert sorted(named) == sorted(described), package
     of_ray = find(r"^\.\. auto\w+:: fastrack\.ray\.(\w+)$", "docs/api.md")
     assert f"__all__ = {json.dumps(sorted(of_ray))}" in read("fastrack/ray/__init__.py")  # whose import takes Ray
-    of_transformers = find(r"^\.\. auto\w+:: fastrack\.transformers\.(\w+)$", "docs/api.md")
-    assert of_transformers == fastrack.transformers.__all__
 
 
 def test_the_api_page_names_what_a_channel_counts():
@@ -305,7 +314,7 @@ def test_the_figures_in_the_readme_are_those_of_the_documentation():
 # Links.
 
 
-@pytest.mark.parametrize("path", [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))], ids=lambda path: path.name)
+@each("path", [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))], ids=lambda path: path.name)
 def test_relative_links_lead_somewhere(path):
     links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
     assert not [link for link in links if "://" not in link and not (path.parent / link).exists()]

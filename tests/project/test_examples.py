@@ -68,6 +68,7 @@ def test_a_language_model_learns_from_sealed_windows_and_is_resumed_to_the_bit(t
     assert "\ndef " in said
 
 
+@pytest.mark.nightly
 def test_two_processes_end_with_the_same_weights(tmp_path):
     fastrack.Key.generate().save(tmp_path / "owner.key")
     said = run("ddp.py --epochs 2", tmp_path, FASTRACK_KEY_FILE=str(tmp_path / "owner.key"))
@@ -123,7 +124,9 @@ def test_two_workers_of_ray_see_each_sample_once(tmp_path):
 IMPORTS = ["images.py", "text.py", "parquet.py"]
 
 
-@pytest.mark.parametrize("name", IMPORTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.nightly] * (name != "parquet.py")) for name in IMPORTS]
+)
 def test_training_on_imported_samples_is_that_on_the_plain_ones_bit_for_bit(tmp_path, name):
     for package in ("sklearn", "PIL") if name != "parquet.py" else ("sklearn", "pyarrow"):
         pytest.importorskip(package)

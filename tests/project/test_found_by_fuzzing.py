@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.cases import each
 from helpers.cuda_rig import within
 from helpers.forking import in_forked_child
 
@@ -73,7 +74,7 @@ def spoilt(compression, content):
     return data
 
 
-@pytest.mark.parametrize(
+@each(
     "data",
     [
         altered(10, 99),
@@ -147,8 +148,8 @@ def test_a_forked_child_or_a_thread_does_not_wait_for_the_keys_of_another_thread
     assert elsewhere(lambda: fastrack.to_device(sealed, keys=KEY, framework="numpy").tolist()) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("member", ["iterations", "lanes", "memory"])
-@pytest.mark.parametrize("kind", [float, bool])
+@each("member", ["iterations", "lanes", "memory"])
+@each("kind", [float, bool])
 def test_parameters_of_a_passphrase_are_integers(member, kind):
     given = dataclasses.replace(PassphraseParameters(bytes(16)), lanes=1)
     with pytest.raises(FormatError, match="within bounds"):

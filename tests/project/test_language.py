@@ -1,21 +1,11 @@
-"""The English of docstrings and comments, and the examples of what is public."""
-
-import doctest
-import inspect
+"""The English of docstrings and comments."""
 
 import language
-import numpy as np
 import pytest
-
-import fastrack
-
-PUBLIC = [
-    name
-    for name in fastrack.__all__
-    if callable(value := getattr(fastrack, name)) and not (inspect.isclass(value) and issubclass(value, Exception))
-]
+from helpers.cases import each
 
 
+@pytest.mark.slow
 def test_no_docstring_begins_with_a_relative_clause_and_none_is_about_persons():
     assert language.offences() == []
 
@@ -25,7 +15,7 @@ def test_docstrings_of_functions_begin_with_a_verb():
     assert language.without_verb() == []
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "found"),
     [
         ('def f():\n    """What it is."""\n', ["x.py:2: What it is."]),
@@ -40,17 +30,3 @@ def test_an_offence_is_found(tmp_path, monkeypatch, text, found):
     monkeypatch.setattr(language, "ROOT", tmp_path)
     monkeypatch.setattr(language, "sources", lambda *_: [tmp_path / "x.py"])
     assert language.offences() == found
-
-
-@pytest.mark.parametrize("name", PUBLIC)
-def test_public_names_have_examples_that_run(name, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    names = {"fastrack": fastrack, "np": np}
-    # Without a module, as methods are defined in another than the public one.
-    found = doctest.DocTestFinder().find(getattr(fastrack, name), name, module=False, globs=names)
-    assert sum(len(test.examples) for test in found), f"{name} has no example"
-    said = []
-    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS)
-    for test in found:
-        runner.run(test, out=said.append)
-    assert not runner.failures, "".join(said)

@@ -58,7 +58,7 @@ def test_an_arrow_that_was_turned_is_found(folder):
 def test_the_package_has_four_files_and_its_packages():
     tracked = [path for path in (ROOT / "fastrack").iterdir() if path.name not in {"__pycache__", "kernels"}]
     files = {path.name for path in tracked if path.is_file()}
-    assert files == {"__init__.py", "__main__.py", "_version.py", "errors.py", "py.typed"}
+    assert files == {"__init__.py", "__init__.pyi", "__main__.py", "_version.py", "errors.py", "py.typed"}
     packages = {path.name for path in tracked if path.is_dir()}
     assert sum(name.startswith("_") for name in packages) <= 14
     assert {name for name in packages if not name.startswith("_")} <= {
@@ -84,7 +84,9 @@ def needs_of(folder):
     needs = {}
     for name, path in files.items():
         found = set()
-        for node in ast.walk(ast.parse(path.read_text())):
+        stub = path.with_suffix(".pyi")
+        text = path.read_text() + (stub.read_text() if stub.exists() else "")
+        for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.Import):
                 found |= {each.name for each in node.names}
             elif isinstance(node, ast.ImportFrom):

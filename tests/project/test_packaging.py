@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from helpers.cases import each
 from packaging.requirements import Requirement
 
 import fastrack
@@ -197,7 +198,7 @@ def test_nothing_says_to_install_the_package_of_the_old_name():
     assert found == {}
 
 
-@pytest.mark.parametrize(
+@each(
     ("text", "is_old"),
     [
         ("RUN pip install fastrack && fastrack warmup", True),
@@ -240,7 +241,7 @@ def test_machine_code_is_made_with_the_locked_versions():
     assert str(linker.specifier) == str(makers()["ziglang"].specifier)
 
 
-@pytest.mark.parametrize(
+@each(
     ("system", "machine", "is_made"),
     [
         ("linux", "x86_64", True),
@@ -355,7 +356,7 @@ def test_the_generator_leaves_nothing_else_in_the_tree(hook, monkeypatch):
     assert (more["cwd"], more["env"]["PYTHONDONTWRITEBYTECODE"]) == ("there", "1")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # `make dist` makes and tries such wheels, too
 def test_a_wheel_with_machine_code_is_a_pure_wheel_and_the_module(tree, tmp_path, monkeypatch):
     if sys.platform != "linux" or os.uname().machine not in {"x86_64", "aarch64"}:
         pytest.skip("there is no machine code for this machine")

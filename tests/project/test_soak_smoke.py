@@ -14,6 +14,7 @@ import fastrack
 
 pytest.importorskip("torch")
 
+from helpers.cases import each
 from soak import gauges, gpu
 from soak.worker import KEYS, Violation, Worker, without_folders
 
@@ -58,7 +59,7 @@ def test_a_fault_that_goes_unnoticed_or_is_another_than_the_documented_one_is_to
     assert "ZeroDivisionError" in done.violations[0]
 
 
-@pytest.mark.parametrize(
+@each(
     ("failed", "error", "counted"),
     [
         *[(None, None, (0, 0)), ("upload", fastrack.DeviceError("upload"), (1, 1))],

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.commands import invoke
 from helpers.foundry.authority import NOW
 from helpers.foundry.machine import Machine, policy, roots
-from typer.testing import CliRunner
 
 import fastrack
 from fastrack import Anchor, Channel, Key, KeyRing, SealedDataset, SealedWriter, attest
@@ -193,6 +193,7 @@ def calls():
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fastrack._remote.objects._FIRST_DELAY", 1e-3)  # seconds before a server is asked again
     return tmp_path
 
 
@@ -278,7 +279,6 @@ COMMANDS = {
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_command_repeats_a_secret(name, monkeypatch):
-    from fastrack._cli.app import app
 
     KEY.save("some.key")
     np.save("plain.npy", np.arange(4))
@@ -296,9 +296,9 @@ def test_no_command_repeats_a_secret(name, monkeypatch):
             pytest.importorskip("fastrack.attest._broker.server").uvicorn.Server, "run", lambda *_, **__: None
         )
     for made in ("attest challenge challenge", "attest collect challenge offer"):
-        assert CliRunner().invoke(app, made.split()).exit_code == 0
+        assert invoke(made.split()).exit_code == 0
     for kind in ("hex", "key=hex", "/hex", "URL", "URL with a slash"):
-        done = CliRunner().invoke(app, [part.format(HOSTILE[kind]) for part in COMMANDS[name].split()])
+        done = invoke([part.format(HOSTILE[kind]) for part in COMMANDS[name].split()])
         text = "".join(done.output.split()).replace("│", "").lower()
         assert not [part for part in TOLD if part.lower() in text], (kind, done.output)
 
@@ -348,7 +348,6 @@ def test_names_that_a_terminal_cannot_show_end_no_command(folder):
 
 
 def test_a_grants_file_and_names_of_files_move_no_cursor(folder):
-    from fastrack._cli.app import app
 
     KEY.save("some.key")
     for name in ("one", "two"):
@@ -374,6 +373,6 @@ def test_a_grants_file_and_names_of_files_move_no_cursor(folder):
         ["verify", "x\x1b[2K", "--key", "\x1b[2K"],
         ["seal", "one/\x1b[2K", "two/\x1b[2K", "out", "--key", "some.key"],  # refused as bad usage, with both names
     ):
-        output = CliRunner().invoke(app, command).output
+        output = invoke(command).output
         assert "\x1b[2K" not in output
         assert r"\x1b[2K" in output

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from helpers.cases import each
 
 import fastrack
 from fastrack.errors import FormatError, ProviderError
@@ -137,7 +138,7 @@ def test_credentials_that_are_missing_are_named(key, monkeypatch, tmp_path):
         GcpKms(KEY).wrap(key)
 
 
-@pytest.mark.parametrize("name", ["owner", f"{KEY}/cryptoKeyVersions/1", f"//host/{KEY}", KEY.replace("p/", "../", 1)])
+@each("name", ["owner", f"{KEY}/cryptoKeyVersions/1", f"//host/{KEY}", KEY.replace("p/", "../", 1)])
 def test_another_name_is_refused(name):
     with pytest.raises(ValueError, match="expected projects/"):
         GcpKms(name)

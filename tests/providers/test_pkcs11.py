@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
+from helpers.cases import each
+from helpers.commands import invoke
 from helpers.wrapped_reader import read_wrapped, unwrap
-from typer.testing import CliRunner
 
 import fastrack
-from fastrack._cli.app import app
 from fastrack.errors import FormatError, KeyPermissionError, ProviderError
 from fastrack.providers import Pkcs11, WrappedKey
 
@@ -141,10 +141,10 @@ def test_the_command_makes_a_file_and_seals_with_it(token, tmp_path, monkeypatch
         ["seal", "x.npy", "x.safetensors", "--key", key],
         ["verify", "x.safetensors", "--key", key],
     ):
-        result = CliRunner().invoke(app, line)
+        result = invoke(line)
         assert result.exit_code == 0, result.output
         assert PIN not in result.output
-    result = CliRunner().invoke(app, ["verify", "x.safetensors", "--key", "owner.key.wrapped"])
+    result = invoke(["verify", "x.safetensors", "--key", "owner.key.wrapped"])
     assert result.exit_code == 1
     assert "FASTRACK_PKCS11_PIN" in result.stderr
 
@@ -266,7 +266,7 @@ def test_a_forked_process_opens_the_token_anew(make, key):
 # URIs.
 
 
-@pytest.mark.parametrize(
+@each(
     "uri",
     [
         "", "pkcs11:", "token=a;object=b", "pkcs11:token=a", "pkcs11:object=b", "pkcs11:token=a;object=",
@@ -288,9 +288,7 @@ def test_a_pin_in_a_uri_is_refused_and_not_repeated(uri):
     assert "1234" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "uri", ["pkcs11:token=a;object=b?module-path=/tmp/evil.so", "pkcs11:token=a;object=b?", "pkcs11:object=b", "x"]
-)
+@each("uri", ["pkcs11:token=a;object=b?module-path=/tmp/evil.so", "pkcs11:token=a;object=b?", "pkcs11:object=b", "x"])
 def test_a_file_names_no_library(uri):
     with pytest.raises(FormatError, match="is wrong"):
         WrappedKey("pkcs11", "AES-KW", "0" * 32, 256, b"x", {"uri": uri}).unwrap()

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from helpers.cases import each
+from helpers.commands import invoke
 
 import fastrack
-from fastrack._cli.app import app
 from fastrack.errors import FormatError, ProviderError
 from fastrack.providers import Tpm, WrappedKey, open_wrapper
 
@@ -98,8 +98,8 @@ def tcti(machine, monkeypatch):
 
 
 @pytest.mark.usefixtures("tcti")
-@pytest.mark.parametrize("bits", [128, 256])
-@pytest.mark.parametrize("pcrs", ["", "sha256:0,7", "sha256:1+sha384:2"])
+@each("bits", [128, 256])
+@each("pcrs", ["", "sha256:0,7", "sha256:1+sha384:2"])
 def test_a_key_that_the_tpm_sealed_opens_what_it_sealed(machine, tmp_path, bits, pcrs):
     key = fastrack.Key.generate(bits)
     path = tmp_path / "owner.key.wrapped"
@@ -122,7 +122,7 @@ def test_the_command_makes_a_file_and_seals_with_it(tmp_path, monkeypatch):
         ["seal", "x.npy", "x.safetensors", "--key", "owner.key.wrapped"],
         ["verify", "x.safetensors", "--key", "owner.key.wrapped"],
     ):
-        result = CliRunner().invoke(app, line)
+        result = invoke(line)
         assert result.exit_code == 0, result.output
 
 
@@ -182,9 +182,9 @@ class Tap:
             target.shutdown(socket.SHUT_WR)
 
     def close(self):
-        for each in self._sockets:
+        for open_socket in self._sockets:
             with contextlib.suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+                open_socket.shutdown(socket.SHUT_RDWR)
             each.close()
 
 
@@ -244,17 +244,13 @@ def test_a_tpm_that_is_not_there_is_named(key, monkeypatch, capfd):
     assert capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize(
-    "pcrs", ["0", "sha1:0", "sha256:", "sha256:24", "sha256:0,", "sha256:all", "sha256:0+", "sha256:00"]
-)
+@each("pcrs", ["0", "sha1:0", "sha256:", "sha256:24", "sha256:0,", "sha256:all", "sha256:0+", "sha256:00"])
 def test_other_pcrs_are_refused(pcrs):
     with pytest.raises(ValueError, match="such as sha256:0,7"):
         Tpm(pcrs=pcrs)
 
 
-@pytest.mark.parametrize(
-    "parameters", [{}, {"parent": "00"}, {"parent": "0" * 68, "pcrs": "sha1:0"}, {"parent": "0" * 68, "x": "y"}]
-)
+@each("parameters", [{}, {"parent": "00"}, {"parent": "0" * 68, "pcrs": "sha1:0"}, {"parent": "0" * 68, "x": "y"}])
 def test_other_parameters_are_refused(parameters):
     with pytest.raises(FormatError, match="is wrong"):
         WrappedKey("tpm", "TPM2-SEALED", "0" * 32, 256, b"x", parameters).unwrap()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import doctest
 import json
 import pickle
 import stat
@@ -11,14 +10,13 @@ import sys
 
 import numpy as np
 import pytest
+from helpers.cases import each
+from helpers.commands import invoke
 from helpers.processes import run_python
 from helpers.toy_wrapper import Toy
-from typer.testing import CliRunner
 
 import fastrack
-from fastrack import providers
-from fastrack._cli.app import app
-from fastrack._keys import wrapped as wrapped_keys
+from fastrack._util import documents
 from fastrack.errors import FormatError, KeyPermissionError, ProviderError, UnknownKeyError
 from fastrack.providers import WrappedKey, open_wrapper
 
@@ -43,7 +41,7 @@ def path(wrapped, tmp_path):
 def changed(wrapped, **members):
     document = json.loads(wrapped.to_bytes())
     document |= members
-    return wrapped_keys._encode({name: value for name, value in document.items() if value is not ...})
+    return documents.encode({name: value for name, value in document.items() if value is not ...}, end=b"\n")
 
 
 def test_a_file_has_the_form_that_is_documented(wrapped, key, path):
@@ -100,7 +98,7 @@ def test_a_folder_may_hold_wrapped_files(key, tmp_path):
         ring["0" * 32]
 
 
-@pytest.mark.parametrize(
+@each(
     "members",
     [
         {"version": 2}, {"version": True}, {"version": 1.0}, {"bits": 192}, {"bits": 256.0}, {"bits": True},
@@ -170,7 +168,7 @@ def test_a_wrapped_key_holds_no_secret_and_may_be_pickled(wrapped, key):
     assert bytes(key.material()) not in pickle.dumps(wrapped)
 
 
-@pytest.mark.parametrize("uri", ["", "owner.key", "s3:bucket", "pkcs11", "token=a;pin-value=1234"])
+@each("uri", ["", "owner.key", "s3:bucket", "pkcs11", "token=a;pin-value=1234"])
 def test_a_uri_that_is_none_is_not_repeated(uri):
     with pytest.raises(ValueError, match=r"begins with one of pkcs11, tpm, .* got another text") as caught:
         open_wrapper(uri)
@@ -187,7 +185,7 @@ def test_a_source_needs_the_path_of_a_file():
     assert "1234" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
+@each(
     ("uri", "module", "extra"),
     [
         ("pkcs11:token=a;object=b", "pkcs11", "pkcs11"),
@@ -211,24 +209,11 @@ def test_no_client_is_loaded_before_it_is_used():
     assert loaded == "set()\n"
 
 
-@pytest.mark.parametrize("module", ["", "._pkcs11", "._tpm", "._vault", "._aws", "._gcp", "._azure"])
-def test_the_examples_run(module, monkeypatch):
-    monkeypatch.undo()
-    name = f"fastrack.providers{module}"
-    found = doctest.DocTestFinder().find(sys.modules[name], name, module=False)
-    said = []
-    runner = doctest.DocTestRunner()
-    for test in found:
-        runner.run(test, out=said.append)
-    assert not runner.failures, "".join(said)
-    assert all(getattr(providers, name).__doc__ for name in providers.__all__)
-
-
 # The command.
 
 
 def run(line, status=0):
-    result = CliRunner().invoke(app, line)
+    result = invoke(line)
     assert result.exit_code == status, result.output
     return result
 

@@ -153,10 +153,7 @@ def test_a_connection_is_used_again_when_all_of_an_answer_was_read(served):
     assert (served.connections, len(served.requests)) == (1, 5)
 
 
-ENDS = {
-    "said": (b"HTTP/1.1", b"Connection: Close\r\n"),
-    "an older version": (b"HTTP/1.0", b""),
-}
+ENDS = {"said": (b"HTTP/1.1", b"Connection: Close\r\n"), "an older version": (b"HTTP/1.0", b"")}
 
 
 @pytest.mark.parametrize("name", ENDS)

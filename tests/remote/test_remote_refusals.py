@@ -4,11 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from helpers.cases import each
+from helpers.commands import invoke
 
 import fastrack
 from fastrack import distributed, grants, providers
-from fastrack._cli.app import app
 from fastrack._keys.keyring import KeyRing
 
 URL = "s3://user:hunter1@bucket/folder/name.safetensors?signature=hunter2"
@@ -55,10 +55,12 @@ def _files(key):
     fastrack.save_file({"x": np.arange(3)}, "sealed.safetensors", key)
     fastrack.seal_folder("plain", "folder", key)
     Path("table.txt").write_text("a,b\n1,2\n")
+    key.save("a.key")
+    grants.Signer.generate().save("a.signer")
 
 
-@pytest.mark.parametrize("choice", CHOICES)
-@pytest.mark.parametrize("name", FUNCTIONS)
+@each("choice", CHOICES)
+@each("name", FUNCTIONS)
 def test_a_function_that_takes_paths_only_refuses_a_url(name, choice, key):
     with pytest.raises((ValueError, OSError, TypeError)) as caught:
         FUNCTIONS[name](CHOICES[choice], key)
@@ -84,11 +86,9 @@ COMMANDS = [
 ]
 
 
-@pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
-def test_a_command_makes_no_folder_of_a_url(arguments, key):
-    key.save("a.key")
-    grants.Signer.generate().save("a.signer")
-    result = CliRunner().invoke(app, [each.replace("{url}", URL) for each in arguments])
+@each("arguments", COMMANDS, ids=" ".join)
+def test_a_command_makes_no_folder_of_a_url(arguments):
+    result = invoke([argument.replace("{url}", URL) for argument in arguments])
     assert result.exit_code in {1, 2}
     assert isinstance(result.exception, SystemExit), result.exception
     assert "URL" in result.output, result.output

@@ -4,6 +4,7 @@ import pickle
 
 import numpy as np
 import pytest
+from helpers.cases import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -80,7 +81,7 @@ def test_a_part_survives_a_pickle():
     assert np.array_equal(fastrack.unseal(copy, KEY, framework="numpy"), ARRAYS[(300, 100)][3:9, -1])
 
 
-@pytest.mark.parametrize("index", [(0, 0, 0), (..., ...), (300,), (0, -101), (0, slice(0), 0)], ids=str)
+@each("index", [(0, 0, 0), (..., ...), (300,), (0, -101), (0, slice(0), 0)], ids=str)
 def test_an_index_that_does_not_fit_is_refused_as_numpy_does(index):
     with pytest.raises(IndexError):
         ARRAYS[(300, 100)][index]
@@ -88,9 +89,7 @@ def test_an_index_that_does_not_fit_is_refused_as_numpy_does(index):
         SEALED[(300, 100)][index]
 
 
-@pytest.mark.parametrize(
-    "index", [(slice(None), [1, 2]), (slice(0, 9, 2), 1), (None, 1), (1.0, 1), (True, 1), (np.arange(2), 0)], ids=str
-)
+@each("index", [(slice(None), [1, 2]), (slice(0, 9, 2), 1), (None, 1), (1.0, 1), (True, 1), (np.arange(2), 0)], ids=str)
 def test_an_index_of_another_kind_is_refused(index):
     with pytest.raises(TypeError):
         SEALED[(300, 100)][index]

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from helpers.cases import each
 from helpers.tampering import tampered
 
 import fastrack
@@ -28,7 +29,7 @@ def sealed_of(data, key):
     return seal(np.frombuffer(data, np.uint8), key, "data")
 
 
-@pytest.mark.parametrize("size", SIZES)
+@each("size", SIZES)
 def test_seeks_and_reads_are_those_of_a_plain_file(key, size):
     plain, rng = random(size).tobytes(), np.random.default_rng(0)
     with open_bytes(sealed_of(plain, key), key) as file:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import safetensors
 from helpers import by_hand
+from helpers.cases import each
 
 from fastrack import Key, load_checkpoint, load_file
 from fastrack._sealed.container import _parse, _parse_compact, parse_layouts, unique
@@ -155,7 +156,7 @@ def test_the_parser_of_compact_lists_agrees_with_that_of_all():
     assert parsed > 50
 
 
-@pytest.mark.parametrize(
+@each(
     "header",
     [
         {},
@@ -169,7 +170,7 @@ def test_the_parser_of_compact_headers_leaves_others_to_that_of_all(header):
     assert _parse_compact(as_written(header), 0) is None
 
 
-@pytest.mark.parametrize("content", [b"", bytes(7), bytes(8), (1).to_bytes(8, "little"), b"\xff" * 16])
+@each("content", [b"", bytes(7), bytes(8), (1).to_bytes(8, "little"), b"\xff" * 16])
 def test_what_is_too_short_is_refused(tmp_path, content):
     path = tmp_path / "x.safetensors"
     path.write_bytes(content)
@@ -177,7 +178,7 @@ def test_what_is_too_short_is_refused(tmp_path, content):
         load_file(path)
 
 
-@pytest.mark.parametrize(
+@each(
     "header",
     [
         b"[]",
@@ -210,7 +211,7 @@ def test_a_header_longer_than_the_first_read_is_read_whole(tmp_path):
         assert file.names == tuple(header)
 
 
-@pytest.mark.parametrize(
+@each(
     ("content", "said"),
     [
         (b"PK\x03\x04\x14\x00\x00\x00\x08", "zip archive.*torch.load"),

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
+from helpers.cases import each
 from helpers.tampering import rewrite_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -93,9 +94,7 @@ def test_configuration_and_tokenizer_stay_and_all_else_is_sealed(plain, sealed):
         assert not [name for name, content in after.items() if secret in content]
 
 
-@pytest.mark.parametrize(
-    "name", ["weights.bin", "w.pt", "w.pth", "m.gguf", "w.npz", "data.jsonl", "a.model", "x.parquet", "json"]
-)
+@each("name", ["weights.bin", "w.pt", "w.pth", "m.gguf", "w.npz", "data.jsonl", "a.model", "x.parquet", "json"])
 def test_unknown_files_are_sealed(tmp_path, name):
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / name).write_bytes(b"confidential weights")
@@ -161,7 +160,7 @@ def test_two_files_with_one_name_of_a_tensor_are_no_model(tmp_path):
 def test_an_index_file_that_names_others_is_no_model(tmp_path):
     one_shard(tmp_path / "plain", a={"x": np.ones(2)})
     maps = ['{"x": "../b.safetensors"}', '{"x": "config.json"}', '{"x": 3}', '{"x": []}', "[]", "3"]
-    for number, text in enumerate(["[]", "{", *(f'{{"weight_map": {each}}}' for each in maps)]):
+    for number, text in enumerate(["[]", "{", *(f'{{"weight_map": {weights}}}' for weights in maps)]):
         (tmp_path / "plain" / WEIGHTS).write_text(text)
         seal_folder(tmp_path / "plain", tmp_path / str(number), KEY)
         with pytest.raises(FormatError, match="weight_map"):
@@ -415,11 +414,7 @@ def test_nothing_is_replaced(plain, sealed, tmp_path):
     assert contents(sealed) == before
 
 
-@pytest.mark.parametrize(
-    "files",
-    [{}, {INDEX: b""}, {"a.safetensors": b"x"}, {"a\\b.bin": b""}, {b"\xff.bin": b""}],
-    ids=str,
-)
+@each("files", [{}, {INDEX: b""}, {"a.safetensors": b"x"}, {"a\\b.bin": b""}, {b"\xff.bin": b""}], ids=str)
 def test_what_cannot_be_sealed_leaves_nothing(tmp_path, files):
     (tmp_path / "plain").mkdir()
     for name, content in files.items():

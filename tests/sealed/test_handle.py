@@ -7,6 +7,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from helpers.cases import each
 
 import fastrack
 
@@ -34,7 +35,7 @@ INDICES = [0, -1, 1, slice(None), slice(1, 4), slice(2, 2), slice(None, None, 2)
 INDICES += [slice(4, 1, -2), [1, 0], [-1], [], np.array([1, 1, 0])]
 
 
-@pytest.mark.parametrize("shape", [(5, 2, 3), (4, 1, 2), (1, 1), (2, 0, 3), (0, 2), (30_000, 2)])
+@each("shape", [(5, 2, 3), (4, 1, 2), (1, 1), (2, 0, 3), (0, 2), (30_000, 2)])
 def test_rows_of_rows_are_those_of_the_array(key, shape):
     array = np.arange(np.prod(shape)).reshape(shape)
     sealed = fastrack.seal(array, key)
@@ -54,7 +55,7 @@ def test_rows_of_rows_are_those_of_the_array(key, shape):
             assert np.array_equal(fastrack.unseal(handle, key, framework="numpy"), rows), chain
 
 
-@pytest.mark.parametrize("name", ["mean", "numpy", "cpu", "cuda", "T", "device", "unseal", "decrypt", "tobytes"])
+@each("name", ["mean", "numpy", "cpu", "cuda", "T", "device", "unseal", "decrypt", "tobytes"])
 def test_other_attributes_of_arrays_say_how_to_open_them(sealed, name):
     for handle in (sealed, sealed[0]):
         assert not hasattr(handle, name)
@@ -81,7 +82,7 @@ def test_they_are_copied_and_pickled_as_before(sealed, key):
             assert fastrack.unseal(other, key, framework="numpy").shape == handle.shape
 
 
-@pytest.mark.parametrize(
+@each(
     "convert",
     [
         np.array,

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from helpers.cases import each
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -125,7 +126,7 @@ NO_INDICES += [np.True_, np.float32(1), np.array([]), np.array([1.0]), np.array(
 NO_INDICES += [torch.tensor(True), torch.tensor([[1]]), torch.tensor([1.0])]
 
 
-@pytest.mark.parametrize("index", NO_INDICES)
+@each("index", NO_INDICES)
 def test_what_chooses_no_rows_is_refused(index):
     with pytest.raises(TypeError, match="first dimension"):
         plan_rows(index, (5, 3), 15)
@@ -195,8 +196,8 @@ def test_an_unsigned_row_does_not_wrap_round(row):
         plan_rows(np.array([0, row], np.uint64), (300,), 300)
 
 
-@pytest.mark.parametrize("chunks", [1, 3, 255, 256, 257, 70_000, 2**33])
-@pytest.mark.parametrize("loops", ["compiled", "interpreted"])
+@each("chunks", [1, 3, 255, 256, 257, 70_000, 2**33])
+@each("loops", ["compiled", "interpreted"])
 def test_rows_in_any_order_are_sorted_by_their_chunks(chunks, loops, monkeypatch):
     if loops == "interpreted":
         monkeypatch.setattr(plans, "_loops", lambda: plans)
@@ -233,8 +234,8 @@ def test_neighbouring_rows_are_one_piece_if_they_are_neighbours_in_the_result(lo
         _ = EvenRanges(rows, 8, 8, np.array([1])).pieces().chunks
 
 
-@pytest.mark.parametrize("loops", ["compiled", "interpreted"])
-@pytest.mark.parametrize("size", [1, 100, CHUNK_SIZE + 1])
+@each("loops", ["compiled", "interpreted"])
+@each("size", [1, 100, CHUNK_SIZE + 1])
 def test_rows_are_located_exactly_if_all_of_them_lie_inside(loops, size, monkeypatch):
     if loops == "interpreted":
         monkeypatch.setattr(plans, "_loops", lambda: plans)

@@ -6,6 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
+from helpers.cases import each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -162,7 +163,7 @@ def test_another_message_under_the_same_context_is_refused_and_named(folder, man
     assert caught.value.path == folder / NAME
 
 
-@pytest.mark.parametrize(
+@each(
     ("options", "told"),
     [
         ({"plain": []}, "'open': expected it to be stored in plain by .*, got a sealed one"),
@@ -260,7 +261,7 @@ def test_every_truncation_is_refused(manifest):
             parse(manifest.envelope[:size])
 
 
-@pytest.mark.parametrize(
+@each(
     "change",
     [
         lambda envelope: envelope + b"\n",
@@ -306,7 +307,7 @@ def tensors(members, name="sealed"):
     return members["files"][NAME][name]
 
 
-@pytest.mark.parametrize(
+@each(
     "change",
     [
         lambda m: m.update(format=2),
@@ -375,7 +376,7 @@ def test_values_out_of_range_are_refused(manifest, change):
         parse(changed(manifest, change))
 
 
-@pytest.mark.parametrize(
+@each(
     "change",
     [
         lambda text: text.replace(b'{"digests"', b'{"a":1,"digests"'),

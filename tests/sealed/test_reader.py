@@ -20,6 +20,7 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 from helpers import by_hand
+from helpers.cases import each
 from helpers.processes import room_for
 from helpers.tampering import relist, rewrite_file, tamper_file
 from hypothesis import HealthCheck, example, given, settings
@@ -401,7 +402,7 @@ NO_SHAPES += ["[1]", "[9223372036854775808]", "[0,9223372036854775808]", "[0,429
 NO_SHAPES += ["[1" + "0" * 5000 + "]", "[0" + ",1" * 64 + "]"]
 
 
-@pytest.mark.parametrize(
+@each(
     "listed",
     [
         *NO_LISTS,
@@ -427,7 +428,7 @@ def test_the_sound_list_is_not_refused_before_its_header_is(scratch):
     assert exercise(scratch) is None
 
 
-@pytest.mark.parametrize(
+@each(
     ("mark", "value", "match"),
     [
         *(("fastrack.version", version, f"'1', got {version!r}") for version in ("2", "", None)),
@@ -448,9 +449,7 @@ def test_an_unsound_mark_is_refused(scratch, mark, value, match):
         load_file(scratch)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "shape"), [("I8", [72]), ("BOOL", [72]), ("U8", [8, 9]), ("U8", [72, 1]), ("F64", [9])]
-)
+@each(("dtype", "shape"), [("I8", [72]), ("BOOL", [72]), ("U8", [8, 9]), ("U8", [72, 1]), ("F64", [9])])
 def test_a_sealed_tensor_that_is_no_vector_of_bytes_is_refused(scratch, dtype, shape):
     header = {"__metadata__": SOUND, "x": {"dtype": dtype, "shape": shape, "data_offsets": [0, 72]}}
     scratch.write_bytes(by_hand.container(header, bytes(72)))
@@ -532,8 +531,8 @@ def altered(path, scratch, name, place):
     tamper_file(scratch, name, place)
 
 
-@pytest.mark.parametrize(("name", "chunk"), [("images", 0), ("images", 3), ("images", 7), ("nothing", 0), ("scale", 0)])
-@pytest.mark.parametrize("in_tag", [False, True])
+@each(("name", "chunk"), [("images", 0), ("images", 3), ("images", 7), ("nothing", 0), ("scale", 0)])
+@each("in_tag", [False, True])
 def test_a_bad_chunk_is_found_and_the_other_tensors_are_good(path, scratch, name, chunk, in_tag):
     with load_file(path) as file:
         last = min(chunk_offset(chunk + 1), len(file[name].message)) - 1
@@ -635,8 +634,8 @@ def test_a_sealed_file_opens_without_fastrack(scratch, bits):
         assert set(listed) | {"labels"} == set(tensors)
 
 
-@pytest.mark.parametrize("bits", [128, 256])
-@pytest.mark.parametrize("save", [safetensors.numpy.save_file, safetensors.torch.save_file])
+@each("bits", [128, 256])
+@each("save", [safetensors.numpy.save_file, safetensors.torch.save_file])
 def test_a_file_made_without_fastrack_opens(scratch, bits, save):
     secret = bytes(range(bits // 8))
     key = Key.from_bytes(secret)
@@ -742,7 +741,7 @@ def test_a_file_pickles_as_its_path(path, mapped):
         assert bytes(again["images"].message) == bytes(file["images"].message)
 
 
-@pytest.mark.parametrize("fault", ["chunk", "header", "key", "format", "id"])
+@each("fault", ["chunk", "header", "key", "format", "id"])
 def test_an_error_names_its_file(path, scratch, fault):
     scratch.write_bytes(path.read_bytes())
     if fault in {"chunk", "header"}:

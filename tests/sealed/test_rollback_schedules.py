@@ -4,6 +4,7 @@ import os
 
 import pytest
 from helpers import rollbacks
+from helpers.cases import each
 
 from fastrack._sets.anchor import Anchor, _State
 from fastrack._sets.entries import PlainEntry, SealedEntry
@@ -32,7 +33,7 @@ def test_a_few_schedules_make_no_reader_go_back():
     assert run_many(10)
 
 
-@pytest.mark.parametrize(
+@each(
     ("kind", "method", "fault"),
     [
         pytest.param(_State, "require_before", lambda *_: None, id="any version"),

@@ -9,6 +9,7 @@ import tarfile
 
 import numpy as np
 import pytest
+from helpers.cases import each
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -94,7 +95,7 @@ def test_json_lines(tmp_path, key):
     assert {name: stored[name].dtype for name in kinds} == kinds
 
 
-@pytest.mark.parametrize(
+@each(
     "line",
     [
         '{"a": 1.5, "b": "x"}', '{"a": true, "b": "x"}', '{"a": 1}', '{"a": 1, "b": "x", "c": 1}', "{", "[]", "{}", "5",
@@ -149,7 +150,7 @@ def test_archives_written_by_webdataset(tmp_path, key):
         assert sample["cls"].item() == int(expected["cls"])
 
 
-@pytest.mark.parametrize("cut", [1, 100, 512, 700, 1024, 1025, 1536, 2048])
+@each("cut", [1, 100, 512, 700, 1024, 1025, 1536, 2048])
 def test_an_archive_that_was_cut_short_is_refused(tmp_path, key, cut):
     archive(tmp_path / "a.tar", MEMBERS[:2])
     content = (tmp_path / "a.tar").read_bytes()
@@ -492,7 +493,7 @@ def text_file(path, *lines):
     return path
 
 
-@pytest.mark.parametrize(
+@each(
     "lines",
     [
         ["a", "b", "c", "d!"],  # altered at the end

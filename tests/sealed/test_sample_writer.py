@@ -12,6 +12,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from helpers.cases import each
 from helpers.tampering import tamper_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -130,7 +131,7 @@ def test_kinds_of_values(tmp_path, key):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@each(
     ("wrong", "error"),
     [
         ({"x": None}, TypeError),
@@ -156,7 +157,7 @@ def test_what_does_not_fit_is_refused_and_nothing_of_it_kept(tmp_path, key, wron
         assert unseal(file["x"], key, framework="numpy").tolist() == [1, 3]
 
 
-@pytest.mark.parametrize(
+@each(
     ("wrong", "error"),
     [
         ({"x": [1, 2], "y": [1]}, ValueError),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import by_hand
+from helpers.cases import each
 from helpers.processes import run_python
 from helpers.tampering import tampered
 from hypothesis import given, settings
@@ -91,8 +92,8 @@ def refusal(sealed, key):
 # What was sealed comes out
 
 
-@pytest.mark.parametrize("bits", [128, 256])
-@pytest.mark.parametrize("size", [0, 1, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 2 * CHUNK_SIZE, 3 * CHUNK_SIZE + 5])
+@each("bits", [128, 256])
+@each("size", [0, 1, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 2 * CHUNK_SIZE, 3 * CHUNK_SIZE + 5])
 def test_what_was_sealed_comes_out(bits, size):
     key = Key.generate(bits)
     plain = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
@@ -125,8 +126,8 @@ NUMPY_DTYPES = [name for name in dtypes.BITS if not name.startswith(("F4", "F6")
 TORCH_DTYPES = [name for name in dtypes.BITS if not name.startswith("F6")]
 
 
-@pytest.mark.parametrize("name", NUMPY_DTYPES)
-@pytest.mark.parametrize("shape", [(), (0,), (7,), (0, 3), (3, 5, 2)])
+@each("name", NUMPY_DTYPES)
+@each("shape", [(), (0,), (7,), (0, 3), (3, 5, 2)])
 def test_every_numpy_dtype_comes_out(key, name, shape):
     memory = np.random.default_rng(1).integers(0, 2, dtypes.nbytes(name, shape), dtype=np.uint8)
     array = memory.view(dtypes.to_numpy(name)).reshape(shape)
@@ -137,8 +138,8 @@ def test_every_numpy_dtype_comes_out(key, name, shape):
     assert back.tobytes() == array.tobytes()
 
 
-@pytest.mark.parametrize("name", TORCH_DTYPES)
-@pytest.mark.parametrize("shape", [(1,), (0,), (7,), (0, 3), (3, 5, 2)])
+@each("name", TORCH_DTYPES)
+@each("shape", [(1,), (0,), (7,), (0, 3), (3, 5, 2)])
 def test_every_torch_dtype_comes_out(key, name, shape):
     dtype = dtypes.to_torch(name)
     size = int(np.prod(shape)) * dtype.itemsize
@@ -148,7 +149,7 @@ def test_every_torch_dtype_comes_out(key, name, shape):
     assert torch.equal(back.view(torch.uint8), tensor.view(torch.uint8))
 
 
-@pytest.mark.parametrize(
+@each(
     "array",
     [
         np.asfortranarray(np.arange(12.0).reshape(3, 4)),
@@ -181,7 +182,7 @@ UNSEALABLE += [torch.zeros(3, dtype=torch.complex128), torch.zeros(3, device="me
 UNSEALABLE += [torch.zeros(1, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)[0], [1.0, 2.0], "text", None]
 
 
-@pytest.mark.parametrize("tensor", UNSEALABLE)
+@each("tensor", UNSEALABLE)
 def test_what_cannot_be_sealed_is_refused(key, tensor):
     with pytest.raises(TypeError):
         fastrack.seal(tensor, key)
@@ -320,9 +321,7 @@ def test_every_extension_is_refused(sealed):
             SealedTensor(sealed.context, message[: len(sealed.message) + extra], sealed.key_id)
 
 
-@pytest.mark.parametrize(
-    "size", [0, 1, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 5, 2 * CHUNK_SIZE, 2 * CHUNK_SIZE + 99]
-)
+@each("size", [0, 1, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 5, 2 * CHUNK_SIZE, 2 * CHUNK_SIZE + 99])
 def test_a_truncation_with_a_shape_to_fit_is_refused(key, sealed, size):
     message = sealed.message[: HEADER_SIZE + size + TAG_SIZE * (size // CHUNK_SIZE + 1)]
     cut = with_message(sealed, message, shape=(size,))
@@ -387,7 +386,7 @@ def test_the_header_of_another_message_is_refused(key, long):
     assert refusal(with_message(other, swapped), key).chunk == 0
 
 
-@pytest.mark.parametrize(
+@each(
     "change",
     [
         *({"name": name} for name in ("labels", "images ", "")),
@@ -402,9 +401,7 @@ def test_a_claim_it_was_not_sealed_under_is_refused(key, sealed, change):
     assert "check the key first" in str(error)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "shape"), [("F32", (2 * CHUNK_SIZE + 100,)), ("U8", (5,)), ("F99", (3,)), ("U8", (-1,))]
-)
+@each(("dtype", "shape"), [("F32", (2 * CHUNK_SIZE + 100,)), ("U8", (5,)), ("F99", (3,)), ("U8", (-1,))])
 def test_a_claim_of_another_size_is_no_sealed_tensor(sealed, dtype, shape):
     with pytest.raises(FormatError):
         with_claim(sealed, dtype=dtype, shape=shape)
@@ -502,7 +499,7 @@ def test_a_message_cannot_be_written_to(sealed):
         sealed.chunks[0] = 0
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@each("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_a_sealed_tensor_travels_without_its_key_or_its_plaintext(sealed, key, protocol):
     data = pickle.dumps(sealed, protocol)
     assert SECRET not in data
@@ -610,8 +607,8 @@ def test_an_empty_last_chunk_is_checked_as_well(key, long):
 # Interoperation
 
 
-@pytest.mark.parametrize("bits", [128, 256])
-@pytest.mark.parametrize("name", ["images", "", 'a "quoted" \\ name', "größe 数据", "two\nlines\t\x7f\x01"])
+@each("bits", [128, 256])
+@each("name", ["images", "", 'a "quoted" \\ name', "größe 数据", "two\nlines\t\x7f\x01"])
 def test_a_message_opens_by_hand(bits, name):
     secret = bytes(range(bits // 8))
     sealed = fastrack.seal(PLAIN.reshape(2, -1), Key.from_bytes(secret), name=name)
@@ -619,8 +616,8 @@ def test_a_message_opens_by_hand(bits, name):
     assert by_hand.unseal(secret, context, sealed.message) == PLAIN.tobytes()
 
 
-@pytest.mark.parametrize("bits", [128, 256])
-@pytest.mark.parametrize(("dtype", "shape"), [("U8", (PLAIN.size,)), ("F32", (PLAIN.size // 4,)), ("U8", (2, 2, 8217))])
+@each("bits", [128, 256])
+@each(("dtype", "shape"), [("U8", (PLAIN.size,)), ("F32", (PLAIN.size // 4,)), ("U8", (2, 2, 8217))])
 def test_a_message_made_by_hand_opens(bits, dtype, shape, sealed):
     secret = bytes(range(bits // 8))
     key = Key.from_bytes(secret)

@@ -26,6 +26,7 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 from helpers import by_hand
+from helpers.cases import each
 from helpers.tampering import rewrite_file, tamper_file, tampered
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -163,7 +164,7 @@ def test_metadata_goes_with_the_file(target):
 NO_TEXT, NO_UNICODE = (TypeError, "metadata"), (FormatError, "Unicode")
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "metadata", "error", "match"),
     [
         *((name, {}, *NO_TEXT) for name in (5, b"x", None)),
@@ -176,7 +177,7 @@ NO_TEXT, NO_UNICODE = (TypeError, "metadata"), (FormatError, "Unicode")
         ("__metadata__", {}, FormatError, "'__metadata__'"),
     ],
 )
-@pytest.mark.parametrize("plain", [False, True])
+@each("plain", [False, True])
 def test_names_and_metadata_that_cannot_be_stored_are_refused(target, name, metadata, error, match, plain):
     with pytest.raises(error, match=match):
         save_file({name: np.zeros(3)}, target, KEY, plain=[name] if plain else (), metadata=metadata)
@@ -212,9 +213,7 @@ def test_a_header_that_nobody_could_read_is_not_written(target, monkeypatch):
     assert not leftovers(target)
 
 
-@pytest.mark.parametrize(
-    "tensor", [None, [1, 2], np.array([None]), np.zeros(3, ">i4"), torch.zeros(2, dtype=torch.complex128)]
-)
+@each("tensor", [None, [1, 2], np.array([None]), np.zeros(3, ">i4"), torch.zeros(2, dtype=torch.complex128)])
 def test_what_is_no_tensor_is_refused_before_a_file_is_begun(target, tensor, monkeypatch):
     monkeypatch.setattr(writer, "new_file", lambda path: pytest.fail(f"began {path}"))
     with pytest.raises(TypeError, match=r"^'bad'"):
@@ -402,7 +401,7 @@ UNSOUND = [
 UNSOUND_NPZ = [*map(zipped, UNSOUND[2:]), b"", SOUND_NPY, SOUND_NPZ[:100], b"PK\3\4" + bytes(60)]
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "content", "match"),
     [
         *(("x.npy", content, r"x\.npy .*sealed") for content in [*UNSOUND, SOUND_NPZ]),
@@ -432,7 +431,7 @@ def test_an_archive_with_a_member_twice_is_refused(tmp_path, target):
 OUTSIDE = ["../x", "a/../../x", "/x", "..", "\\x", "a\\..\\x", "C:x", "c:\\x", "a\0b"]
 
 
-@pytest.mark.parametrize("name", OUTSIDE)
+@each("name", OUTSIDE)
 def test_no_archive_has_a_member_that_leads_out_of_its_folder(tmp_path, target, name):
     save_file({name: np.arange(3)}, target, KEY)
     with pytest.raises(FormatError, match="unpacked"):

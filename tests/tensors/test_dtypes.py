@@ -6,6 +6,7 @@ import pytest
 import safetensors
 import torch
 from helpers import by_hand
+from helpers.cases import each
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,21 +39,21 @@ NUMPY = {name: np.dtype(dtype) for name, (dtype, _) in TYPES.items()}
 TORCH = {**{name: dtype for name, (_, dtype) in TYPES.items()}, "F4": torch.float4_e2m1fn_x2}
 
 
-@pytest.mark.parametrize(("name", "dtype"), NUMPY.items())
+@each(("name", "dtype"), NUMPY.items())
 def test_a_numpy_dtype_and_its_safetensors_name_stand_for_each_other(name, dtype):
     assert dtypes.from_numpy(dtype) == name
     assert dtypes.to_numpy(name) == dtype
     assert dtypes.BITS[name] == 8 * dtype.itemsize
 
 
-@pytest.mark.parametrize(("name", "dtype"), TORCH.items())
+@each(("name", "dtype"), TORCH.items())
 def test_a_torch_dtype_and_its_safetensors_name_stand_for_each_other(name, dtype):
     assert dtypes.from_torch(dtype) == name
     assert dtypes.to_torch(name) is dtype
     assert dtypes.BITS[name] == (4 if name == "F4" else 8 * dtype.itemsize)
 
 
-@pytest.mark.parametrize("name", dtypes.BITS)
+@each("name", dtypes.BITS)
 def test_safetensors_knows_every_name_and_counts_the_same_bits(tmp_path, name):
     path = tmp_path / "one.safetensors"
     size = dtypes.nbytes(name, (8,))
@@ -61,7 +62,7 @@ def test_safetensors_knows_every_name_and_counts_the_same_bits(tmp_path, name):
         assert file.get_slice("x").get_dtype() == name
 
 
-@pytest.mark.parametrize(
+@each(
     "dtype",
     [
         *("O", "S3", "U3", "V4", "M8[ns]", "m8[s]", "complex128", "longdouble", "i4,f4", [("x", "f4")], ("u1", 3)),
@@ -73,7 +74,7 @@ def test_a_numpy_dtype_that_safetensors_lacks_is_refused(dtype):
         dtypes.from_numpy(np.dtype(dtype))
 
 
-@pytest.mark.parametrize("name", [name for name in NUMPY if name[-2:] in {"16", "32", "64"} and name != "BF16"])
+@each("name", [name for name in NUMPY if name[-2:] in {"16", "32", "64"} and name != "BF16"])
 def test_the_other_byte_order_is_refused(name):
     dtype = NUMPY[name]
     assert dtypes.from_numpy(dtype.newbyteorder("=")) == name
@@ -81,7 +82,7 @@ def test_the_other_byte_order_is_refused(name):
         dtypes.from_numpy(dtype.newbyteorder("S"))
 
 
-@pytest.mark.parametrize("dtype", [torch.complex128, torch.complex32, torch.qint8, torch.quint8, torch.qint32])
+@each("dtype", [torch.complex128, torch.complex32, torch.qint8, torch.quint8, torch.qint32])
 def test_a_torch_dtype_that_safetensors_lacks_is_refused(dtype):
     with pytest.raises(TypeError, match=r"cannot hold torch\..* convert it first"):
         dtypes.from_torch(dtype)
@@ -112,7 +113,7 @@ def test_bytes_are_counted_as_numpy_counts_them(name, shape):
     assert dtypes.nbytes(name, shape) == np.empty(shape, NUMPY[name]).nbytes
 
 
-@pytest.mark.parametrize(
+@each(
     ("name", "shape", "size"),
     [("F4", (2, 3), 3), ("F6_E2M3", (4,), 3), ("F4", (0,), 0), ("F64", (2**63, 2**63), 2**129)],
 )
@@ -126,7 +127,7 @@ def test_elements_that_leave_a_byte_half_full_are_refused(name, shape):
         dtypes.nbytes(name, shape)
 
 
-@pytest.mark.parametrize("name", ["f32", "F128", "", "F32 ", "\ud800", None, 4])
+@each("name", ["f32", "F128", "", "F32 ", "\ud800", None, 4])
 def test_an_unknown_name_is_refused(name):
     with pytest.raises(FormatError, match=r"unknown dtype: .*BOOL"):
         dtypes.nbytes(name, ())

@@ -24,6 +24,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import torch
+from helpers.cases import each
 from helpers.forking import in_forked_child
 from helpers.tampering import rewrite_file
 from hypothesis import HealthCheck, given, settings
@@ -102,7 +103,7 @@ VALUES = [None, True, False, *INTEGERS, *FLOATS, *TEXTS, *NESTS, OrderedDict([("
 VALUES += [*SCALARS, *ARRAYS, *GENERATORS]
 
 
-@pytest.mark.parametrize("value", VALUES, ids=lambda value: f"{type(value).__name__}")
+@each("value", VALUES, ids=lambda value: f"{type(value).__name__}")
 def test_every_kind_of_value_comes_back_to_the_last_bit(path, value):
     back = through(value, path)
     assert exact(back) == exact(value)
@@ -135,9 +136,7 @@ def test_arrays_that_share_their_memory_are_stored_once_and_are_one_again(path):
 plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(codec="utf-8")) | st.binary()
 keys = st.text(st.characters(codec="utf-8"), max_size=5) | st.integers()
 nests = st.recursive(
-    plain,
-    lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(keys, inner),
-    max_leaves=20,
+    plain, lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(keys, inner), max_leaves=20
 )
 
 
@@ -210,7 +209,7 @@ class Text(str):
     __slots__ = ()
 
 
-@pytest.mark.parametrize(
+@each(
     ("state", "match"),
     [
         ({"a": [1, {2, 3}]}, r"state\['a'\]\[1\]: .* got set"),
@@ -288,9 +287,7 @@ NO_STATES += [["int", digits] for digits in (5, "", "-", "1_0", " 1", "0x1")]
 NO_STATES += [["torch", -1], ["torch", True], ["torch", "0"], ["scalar", 0], ["list", [["torch", 0], ["numpy", 0]]]]
 
 
-@pytest.mark.parametrize(
-    "text", [*NO_CHECKPOINTS, *map(of, NO_STATES)], ids=lambda text: text[:40].decode(errors="replace")
-)
+@each("text", [*NO_CHECKPOINTS, *map(of, NO_STATES)], ids=lambda text: text[:40].decode(errors="replace"))
 def test_garbage_of_someone_who_has_the_key_is_refused(path, text):
     put(path, text, {"0": np.ones(2)})
     with pytest.raises(FormatError):
@@ -373,7 +370,7 @@ def relabel(path, kind):
     rewrite_file(path, change)
 
 
-@pytest.mark.parametrize(
+@each(
     "text",
     [
         *(of([kind, "4711 is secret"]) for kind in ("later", "float", "int", "bytes", "torch", "list")),
@@ -449,7 +446,7 @@ def test_arrays_of_another_checkpoint_cannot_be_put_in(path, tmp_path):
 # Whole or not at all
 
 
-@pytest.mark.parametrize("after", range(4))
+@each("after", range(4))
 def test_a_full_disk_leaves_the_checkpoint_that_was_there(path, monkeypatch, after):
     save_checkpoint(path, {"epoch": 1}, key=KEY)
     write, count = atomic._CompleteWriter.write, iter(range(100))

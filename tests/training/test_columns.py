@@ -195,12 +195,7 @@ def test_plain_columns_that_do_not_fit(tmp_path, key):
     fastrack.save_file(
         {"x": np.arange(4), "y": np.arange(4), "p": np.arange(3), "q": np.array(1)}, path, key, plain=["p", "q"]
     )
-    for name, match in (
-        ("p", "as many rows"),
-        ("q", "as many rows"),
-        ("x", "different names"),
-        ("none", "'p', 'q'"),
-    ):
+    for name, match in (("p", "as many rows"), ("q", "as many rows"), ("x", "different names"), ("none", "'p', 'q'")):
         with pytest.raises(ValueError, match=match):
             SealedDataset(path, plain_columns=[name])
     with pytest.raises(TypeError, match="plain_columns="):
@@ -345,7 +340,7 @@ def describe(sample):
     }
 
 
-@pytest.mark.parametrize("method", ["none", "fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["none", "fork", pytest.param("spawn", marks=pytest.mark.nightly)])
 def test_samples_are_opened_and_transformed_in_the_worker(folder, key_file, method):
     data = SealedDataset(folder, keys=key_file, transform=describe)
     workers = {} if method == "none" else {"num_workers": 2, "multiprocessing_context": method}

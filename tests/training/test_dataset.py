@@ -8,6 +8,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from helpers.cases import each
 from helpers.staged import staged_channel
 from helpers.tampering import shorten_claim, tamper_file
 from hypothesis import given, settings
@@ -109,16 +110,16 @@ class TestSamples:
         assert image.key_id == key.id
         assert sample["labels"].shape == ()
 
-    @pytest.mark.parametrize("index", [0, 99, 100, 156, 157, -1, -158, np.int64(5), torch.tensor(5)])
+    @each("index", [0, 99, 100, 156, 157, -1, -158, np.int64(5), torch.tensor(5)])
     def test_are_those_of_plain_indexing(self, channel, dataset, plain, index):
         assert_same(channel.to_device(dataset[index]), chosen(plain, int(index)))
 
-    @pytest.mark.parametrize("index", [*SEVERAL, random(158) > 150])
+    @each("index", [*SEVERAL, random(158) > 150])
     def test_may_be_several(self, channel, dataset, plain, index):
         rows = index.numpy() if isinstance(index, torch.Tensor) else index
         assert_same(channel.to_device(dataset[index]), chosen(plain, rows))
 
-    @pytest.mark.parametrize("index", [158, -159, [0, 158], [-159], 10**30])
+    @each("index", [158, -159, [0, 158], [-159], 10**30])
     def test_out_of_range_are_refused(self, dataset, index):
         with pytest.raises((IndexError, TypeError), match=r"out of range|rows are chosen"):
             dataset[index]
@@ -312,7 +313,7 @@ class TestFilesThatClaimOtherCounts:
 
 
 class TestFilesThatDoNotGoTogether:
-    @pytest.mark.parametrize(
+    @each(
         ("tables", "match"),
         [
             ([{"a": np.zeros(5), "odd": np.zeros(6), "c": np.zeros((5, 2))}], r"'odd' .*\[6\]"),
@@ -342,7 +343,7 @@ def text(tokens, key, tmp_path_factory):
 
 
 class TestWindows:
-    @pytest.mark.parametrize(("size", "step"), [(128, None), (100, 1), (64, 100), (1, 1), (1033, 1033), (4, 3)])
+    @each(("size", "step"), [(128, None), (100, 1), (64, 100), (1, 1), (1033, 1033), (4, 3)])
     def test_are_slices_of_each_file(self, channel, text, tokens, size, step):
         stride = step or size
         starts = [(array, at) for array in tokens for at in range(0, array.size - size + 1, stride)]
@@ -408,7 +409,7 @@ class TestRecords:
             out = np.full(expected.shape, 7, np.int32)
             assert np.array_equal(channel.to_device(batch["data"], out=out), expected)
 
-    @pytest.mark.parametrize(
+    @each(
         ("offsets", "data", "match"),
         [
             *((np.array(each), DATA, "ascend") for each in OUT_OF_RANGE),
@@ -540,7 +541,7 @@ class TestLoading:
         sample = next(iter(DataLoader(dataset, batch_size=None, collate_fn=lambda sample: sample)))
         assert_same(channel.to_device(sample), chosen(plain, 0))
 
-    @pytest.mark.parametrize("workers", [0, 1])
+    @each("workers", [0, 1])
     def test_without_a_collate(self, channel, dataset, plain, workers):
         loader = DataLoader(dataset, 40, num_workers=workers, multiprocessing_context="fork" if workers else None)
         assert_same(channel.to_device(next(iter(loader))), chosen(plain, list(range(40))))
@@ -643,7 +644,7 @@ class TestTheSetOfFiles:
 
 
 class TestRecipesFromWorkers:
-    @pytest.mark.parametrize("row", [-1, -5, 158, 2**31, 2**60 + 3, 2**63 - 1])
+    @each("row", [-1, -5, 158, 2**31, 2**60 + 3, 2**63 - 1])
     def test_name_samples_that_there_are(self, dataset, row):
         wide = [np.array([3, row]), np.array([[row, 3]])]
         for rows in [row, *wide]:

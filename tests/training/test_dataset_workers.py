@@ -1,4 +1,4 @@
-"""Data sets in worker processes, forked and spawned: they deal in numbers, and what they send becomes handles here."""
+"""Data sets in worker processes, forked and spawned: they send numbers, which become handles here."""
 
 import gc
 import io
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.loading import wait_until
+from helpers.loading import look_often, wait_until
 from torch.utils.data import DataLoader, RandomSampler
 
 import fastrack
@@ -26,7 +26,8 @@ COUNTS = [90, 38]
 
 
 @pytest.fixture(autouse=True)
-def _leave_no_worker():
+def _leave_no_worker(monkeypatch):
+    look_often(monkeypatch)
     yield
     wait_until(lambda: not multiprocessing.active_children())
 
@@ -96,7 +97,7 @@ def test_batches_are_those_of_plain_indexing(channel, paths, plain, method):
             assert np.array_equal(torch.cat([batch[name] for batch in moved]), array[rows])
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.nightly)])
 def test_windows_and_records_come_back(channel, paths, plain, records, method):
     options = {"batch_size": 4, "collate_fn": collate, "num_workers": 1, "multiprocessing_context": method}
     windows = SealedDataset(paths[0]).windows("labels", 10, 5)
@@ -112,7 +113,7 @@ def test_windows_and_records_come_back(channel, paths, plain, records, method):
         assert not batch["data"][row, stop - start :].any()
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.nightly)])
 def test_samples_come_back_one_by_one(channel, paths, plain, records, method):
     options = {"batch_size": None, "num_workers": 1, "multiprocessing_context": method}
     for row, sample in enumerate(DataLoader(SealedDataset(paths), **options)):

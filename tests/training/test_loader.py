@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.cases import each
 from helpers.forking import in_forked_child
 from helpers.loading import Numbers, Resumable, Stream, threads_left, wait_until
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SequentialSampler, TensorDataset
@@ -306,7 +307,7 @@ class TestEpochs:
 
 
 class TestResuming:
-    @pytest.mark.parametrize("count", range(7))
+    @each("count", range(7))
     def test_gives_exactly_the_batches_that_were_not_returned(self, prefetch, count):
         whole = rows(Resumable(6))
         wrapped = wrap(Resumable(6), prefetch=prefetch)
@@ -369,7 +370,7 @@ class TestResuming:
 
 
 class TestPickling:
-    @pytest.mark.parametrize("copier", [pickle.dumps, copy.copy, copy.deepcopy])
+    @each("copier", [pickle.dumps, copy.copy, copy.deepcopy])
     def test_is_refused(self, key, copier, prefetch):
         wrapped = wrap(DataLoader(Numbers(3)), keys=key, prefetch=prefetch)
         with pytest.raises(TypeError, match="wrapped loader"):
@@ -512,7 +513,7 @@ class TestSeveralProcesses:
         monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 2)
         monkeypatch.setattr(torch.distributed, "get_rank", lambda *_: 0)
 
-    @pytest.mark.parametrize(
+    @each(
         "options",
         [
             {},

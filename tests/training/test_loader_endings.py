@@ -12,6 +12,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from helpers.cases import each
 from helpers.loading import PATIENCE, Numbers, fail_on_five, loader_threads, threads_left, wait_until
 from helpers.staged import Gate, fail_at, staged_channel
 from helpers.tampering import tampered
@@ -95,7 +96,7 @@ class TestEndings:
         assert loader.alive == 0
         assert len(loader.fetched) <= 4 + prefetch
 
-    @pytest.mark.parametrize("fetched", [0, 1])
+    @each("fetched", [0, 1])
     def test_by_del(self, prefetch, fetched):
         loader = Watched(1000)
         iterator = iter(wrap(loader, prefetch=prefetch))
@@ -265,7 +266,7 @@ class TestErrors:
             iter(wrap(Broken(), prefetch=prefetch))
         assert not loader_threads()
 
-    @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
+    @each("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
     def test_that_are_no_exceptions_come_through_too(self, prefetch, error):
         def fail(i):
             if i == 1:
@@ -320,7 +321,7 @@ class TestOnADeviceThatFails:
                 assert pool._made <= fastrack._transfer.channel.DEPTH
             assert all(work.done() for work in channel._device.begun)
 
-    @pytest.mark.parametrize("bad", [0, 6])
+    @each("bad", [0, 6])
     def test_a_forged_batch_is_refused_in_its_turn(self, channel, prefetch, bad):
         key = Key.generate()
         batches = [fastrack.seal(np.full(50_000, i, np.uint8), key, name=f"batch {i}") for i in range(12)]
@@ -348,7 +349,7 @@ class TestOnADeviceThatFails:
         assert list(iterator) == []
 
     @pytest.mark.slow
-    def test_a_break_while_a_batch_is_on_its_way_leaves_no_slot(self, channel, prefetch):
+    def test_a_break_while_a_batch_is_on_its_way_leaves_no_buffer(self, channel, prefetch):
         gate = Gate()
         iterator = iter(wrap([np.ones(100_000)] * 9, "cuda", prefetch=prefetch))
         next(iterator)
@@ -380,7 +381,7 @@ def run_program(code, slow=-1, seconds=0):
 
 class TestTheEndOfTheProcess:
     @pytest.mark.slow
-    @pytest.mark.parametrize(
+    @each(
         "code",
         [
             "iterator = iter(wrap(batches())); next(iterator)",

@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 from helpers import loading
-from helpers.loading import Numbers, Stream, threads_left, wait_until
+from helpers.loading import Numbers, Stream, look_often, threads_left, wait_until
 from torch.utils.data import DataLoader
 
 import fastrack
@@ -16,7 +16,8 @@ from fastrack import Key, wrap
 
 
 @pytest.fixture(autouse=True)
-def _leave_nothing():
+def _leave_nothing(monkeypatch):
+    look_often(monkeypatch)
     yield
     assert not threads_left()
     wait_until(lambda: not multiprocessing.active_children())
@@ -26,7 +27,7 @@ def rows(loader):
     return [row for batch in loader for row in batch.tolist()]
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.nightly)])
 def test_batches_come_in_order(method):
     loader = DataLoader(Numbers(10), batch_size=2, num_workers=2, multiprocessing_context=method)
     assert rows(wrap(loader)) == [[i, 0] for i in range(10)]
@@ -62,7 +63,7 @@ def test_workers_go_with_close():
     assert not multiprocessing.active_children()
 
 
-def test_a_stream_is_dealt_to_them():
+def test_a_stream_is_shared_among_them():
     wrapped = wrap(DataLoader(Stream(10), batch_size=2, num_workers=2))
     assert sorted(rows(wrapped)) == list(range(10))
 

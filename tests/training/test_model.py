@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from helpers.cases import each
 from helpers.tampering import rewrite_file, tamper_file
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -219,8 +220,8 @@ def test_tensors_in_one_memory_are_filled_in_their_order(tmp_path, monkeypatch):
 # Names
 
 
-@pytest.mark.parametrize("left_out", ["embed.weight", "head.weight", None])
-@pytest.mark.parametrize("device", [None, "meta"])
+@each("left_out", ["embed.weight", "head.weight", None])
+@each("device", [None, "meta"])
 def test_any_of_the_names_of_tied_weights_will_do_and_so_will_all(tmp_path, left_out, device):
     state = net(1).state_dict()
     save_file({name: tensor for name, tensor in state.items() if name != left_out}, tmp_path / "x", KEY)
@@ -322,8 +323,8 @@ def test_state_that_is_no_tensor_is_neither_saved_nor_loaded(tmp_path):
 # What is not the owner's is not loaded
 
 
-@pytest.mark.parametrize("strict", [True, False])
-@pytest.mark.parametrize("name", ["scale", "head.weight"])  # of which the second is another name of a sealed one
+@each("strict", [True, False])
+@each("name", ["scale", "head.weight"])  # of which the second is another name of a sealed one
 def test_a_tensor_in_plain_is_never_loaded(tmp_path, name, strict):
     save_file(net(1).state_dict(), tmp_path / "x", KEY, plain=[name])
     refuse(net(2), tmp_path / "x", AuthenticationError, f"'{name}' unencrypted and unauthenticated", strict=strict)

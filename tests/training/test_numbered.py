@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from helpers.cases import each
 from helpers.tampering import tamper_file
 
 import fastrack
@@ -81,6 +82,7 @@ print(NumberedSamples(data).dataset_id, NumberedSamples(data.windows("x", 3)).da
 """
 
 
+@pytest.mark.slow
 def test_the_id_is_that_of_the_files_in_every_process(data, paths, key, tmp_path):
     windows = data.windows("x", 3)
     ids = [NumberedSamples(each).dataset_id for each in (data, windows)]
@@ -135,9 +137,9 @@ def test_what_is_no_table_of_numbers_is_refused(data):
         {**table, "dataset": table["dataset"][:2]},
         {**table, "dataset": np.array([None, None, None])},
     ]
-    for each in wrong:
+    for altered in wrong:
         with pytest.raises(fastrack.FormatError):
-            samples.handles(each)
+            samples.handles(altered)
     with pytest.raises(ValueError, match="'y'"):
         samples.handles({**table, "y": np.zeros(3)})
 
@@ -186,7 +188,7 @@ def test_rows_need_no_lengths(data, key):
     assert samples.with_lengths(fastrack.KeyRing(key)) is samples
 
 
-@pytest.mark.parametrize(("count", "parts"), [(0, 4), (1, 4), (10, 3), (10, 10), (10, 11), (1000, 7), (5, 1)])
+@each(("count", "parts"), [(0, 4), (1, 4), (10, 3), (10, 10), (10, 11), (1000, 7), (5, 1)])
 def test_samples_are_divided_into_ranges_of_one_size(count, parts):
     ranges = divide(count, parts)
     assert [row for start, stop in ranges for row in range(start, stop)] == list(range(count))

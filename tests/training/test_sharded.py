@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from helpers.cases import each
 from helpers.ranks import run_ranks
 from helpers.tampering import tamper_file
 from torch import nn
@@ -103,7 +104,7 @@ def test_a_box_of_a_tensor_is_what_numpy_selects():
             assert np.array_equal(to_device(box, keys=KEY, framework="numpy"), expected)
 
 
-@pytest.mark.parametrize(("offsets", "sizes"), [((0,), (3,)), ((3, 0), (2, 4)), ((-1, 0), (1, 4)), ((0, 0), (1, -1))])
+@each(("offsets", "sizes"), [((0,), (3,)), ((3, 0), (2, 4)), ((-1, 0), (1, 4)), ((0, 0), (1, -1))])
 def test_a_box_outside_its_tensor_is_refused(offsets, sizes):
     with pytest.raises(IndexError, match="part of tensor"):
         select_box(seal(np.zeros((4, 4)), KEY), offsets, sizes)
@@ -112,8 +113,8 @@ def test_a_box_outside_its_tensor_is_refused(offsets, sizes):
 # Loading
 
 
-@pytest.mark.parametrize("device", ["cpu", "meta"])
-@pytest.mark.parametrize(("rank", "world"), [(1, 3), (4, 5), (6, 7)])  # of the last biases the last one has nothing
+@each("device", ["cpu", "meta"])
+@each(("rank", "world"), [(1, 3), (4, 5), (6, 7)])  # of the last biases the last one has nothing
 def test_a_process_opens_its_shards_of_a_module(path, device, rank, world):
     expected = net().state_dict()
     with process(rank, world):
@@ -143,7 +144,7 @@ def test_a_process_opens_only_the_chunks_of_its_rows(tmp_path, opened):
     assert opened == [256 * 256 * 4]
 
 
-@pytest.mark.parametrize(
+@each(
     ("placements", "box"),
     [
         ((Shard(1), Replicate()), (slice(None), slice(6, 12))),
@@ -177,7 +178,7 @@ def test_shards_of_tensor_and_data_parallelism_are_filled(path):
         assert torch.equal(module[0].weight.to_local(), expected[24:])  # of the second half, the second half
 
 
-@pytest.mark.parametrize("case", ["partial", "strided", "shape", "device", "chunk", "plain"])
+@each("case", ["partial", "strided", "shape", "device", "chunk", "plain"])
 def test_a_module_that_cannot_be_filled_is_left_as_it_was(path, case):
     error, match = RuntimeError, "0.weight"
     if case == "chunk":

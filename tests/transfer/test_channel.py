@@ -14,6 +14,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from helpers.cases import each
 from helpers.forking import in_forked_child
 from helpers.staged import StagedWork, staged_channel
 from helpers.tampering import tampered
@@ -72,7 +73,7 @@ def data(size, seed=0):
 
 
 class TestSealedTensors:
-    @pytest.mark.parametrize("size", SIZES)
+    @each("size", SIZES)
     def test_arrive_as_they_were_sealed(self, channel, key, size):
         plain = data(size)
         assert np.array_equal(channel.to_device(fastrack.seal(plain, key), framework="numpy"), plain)
@@ -132,7 +133,7 @@ class TestRows:
         moved = channel.to_device(fastrack.seal(plain, key)[rows], framework="numpy")
         assert np.array_equal(moved, plain[rows])
 
-    @pytest.mark.parametrize("width", [1, 100, CHUNK_SIZE, 3 * CHUNK_SIZE + 5])
+    @each("width", [1, 100, CHUNK_SIZE, 3 * CHUNK_SIZE + 5])
     def test_may_be_many_and_the_same(self, channel, key, width):
         plain = data(40 * width).reshape(40, width)
         rows = np.random.default_rng(1).integers(0, 40, 5000 if width == 1 else 300)
@@ -140,7 +141,7 @@ class TestRows:
         rows[:] = 39
         assert np.array_equal(channel.to_device(fastrack.seal(plain, key)[rows], framework="numpy"), plain[rows])
 
-    @pytest.mark.parametrize(
+    @each(
         ("shape", "rows"),
         [((50 * CHUNK_SIZE + 77, 1), slice(None, None, 3)), ((100,), slice(3, 3)), ((30, 100), 7)],
         ids=["of many chunks", "none", "of one integer"],
@@ -230,7 +231,7 @@ class TestRefusedHeaders:
 
 
 class TestPlainTensors:
-    @pytest.mark.parametrize("size", [*SIZES, 70 << 20])
+    @each("size", [*SIZES, 70 << 20])
     def test_arrive_as_they_are(self, channel, size):
         plain = data(size)
         moved = channel.to_device(plain)
@@ -293,13 +294,13 @@ class TestNests:
         marker = object()
         assert channel.to_device([marker, None, 3, "x", b"y"]) == [marker, None, 3, "x", b"y"]
 
-    @pytest.mark.parametrize("leaf", NO_NUMBERS, ids=lambda leaf: leaf.dtype.str)
+    @each("leaf", NO_NUMBERS, ids=lambda leaf: leaf.dtype.str)
     def test_arrays_of_other_things_than_numbers_pass_untouched(self, channel, leaf):
         moved = channel.to_device({"id": leaf, "x": np.arange(3)}, out=None)
         assert moved["id"] is leaf
         assert moved["x"].tolist() == [0, 1, 2]
 
-    @pytest.mark.parametrize(
+    @each(
         ("leaf", "match"),
         [
             (lambda: torch.zeros(2, dtype=torch.complex128), "complex128.*view_as_real"),
@@ -362,7 +363,7 @@ class TestTheFormOfATensor:
         assert torch.equal(moved, image)
         assert moved.data_ptr() != image.data_ptr()
 
-    @pytest.mark.parametrize("order", [(1, 0, 2), (2, 1, 0), (2, 0, 1)])
+    @each("order", [(1, 0, 2), (2, 1, 0), (2, 0, 1)])
     def test_of_a_transposed_tensor_is_kept(self, channel, order):
         plain = torch.arange(24).reshape(2, 3, 4).permute(order)
         moved = channel.to_device(plain)
@@ -370,7 +371,7 @@ class TestTheFormOfATensor:
         assert torch.equal(moved, plain)
         assert np.array_equal(channel.to_device(plain, framework="numpy"), plain.numpy())
 
-    @pytest.mark.parametrize(
+    @each(
         "plain",
         [
             torch.arange(6).expand(4, 6),
@@ -389,7 +390,7 @@ class TestTheFormOfATensor:
         assert torch.equal(moved, plain)
         assert moved.shape == plain.shape
 
-    @pytest.mark.parametrize("shape", [(4, 4), (2, 3, 4, 5)])
+    @each("shape", [(4, 4), (2, 3, 4, 5)])
     def test_keeps_a_subclass_and_its_attributes(self, channel, shape):
         box = torch.rand(shape).transpose(0, 1).as_subclass(Box)
         box.format = "XYXY"
@@ -399,7 +400,7 @@ class TestTheFormOfATensor:
         assert torch.equal(moved.as_subclass(torch.Tensor), box.as_subclass(torch.Tensor))
         assert type(channel.to_device(box, framework="numpy")) is np.ndarray
 
-    @pytest.mark.parametrize("kind", [torch.nn.Parameter, torch.Tensor.requires_grad_])
+    @each("kind", [torch.nn.Parameter, torch.Tensor.requires_grad_])
     def test_makes_a_plain_tensor_of_one_with_a_gradient(self, channel, kind):
         tensor = kind(torch.rand(3))
         moved = channel.to_device(tensor)
@@ -427,7 +428,7 @@ class TestOut:
         assert moved["b"][0] is out["b"][0]
         assert out["a"].tolist() == [0, 1, 2]
 
-    @pytest.mark.parametrize(
+    @each(
         ("out", "match"),
         [
             (np.zeros(4, np.int64), "shape"),
@@ -441,7 +442,7 @@ class TestOut:
         with pytest.raises(ValueError, match=match):
             channel.to_device(np.arange(3), out=out)
 
-    @pytest.mark.parametrize("place", [0, 30, 56, 56 + 16400 + 5, -1], ids=["salt", "commitment", "0", "1", "last tag"])
+    @each("place", [0, 30, 56, 56 + 16400 + 5, -1], ids=["salt", "commitment", "0", "1", "last tag"])
     def test_holds_zeros_after_a_refusal(self, channel, key, place):
         plain = data(40_000)
         out = np.full(40_000, 7, np.uint8)
@@ -509,7 +510,7 @@ class TestOut:
 
 
 class TestToHost:
-    @pytest.mark.parametrize("size", SIZES)
+    @each("size", SIZES)
     def test_leaves_the_device_sealed(self, channel, key, size):
         plain = data(size)
         sealed = channel.to_host(plain, key=key, name="weights")
@@ -531,7 +532,7 @@ class TestChannel:
             assert repr(channel) == "<Channel to cpu>"
         assert repr(channel) == "<Channel to cpu, closed>"
 
-    @pytest.mark.parametrize("device", ["cuda", "cuda:1", "tpu", "cpu:1", ""])
+    @each("device", ["cuda", "cuda:1", "tpu", "cpu:1", ""])
     def test_to_a_device_that_is_not_there_is_refused(self, device):
         with pytest.raises(DeviceError, match=r"cpu"):
             Channel(device)
@@ -548,12 +549,12 @@ class TestChannel:
         channel = new_channel(keys=key)
         channel.to_device(data(100))
         secret = channel._session._secret
-        slots = [slot for pool in channel._pools for slot in pool._returned]
-        assert all(slot.memory.any() for slot in slots)
-        assert bool(slots) == (channel.device == "staged")
+        buffers = [buffer for pool in channel._pools for buffer in pool._returned]
+        assert all(buffer.memory.any() for buffer in buffers)
+        assert bool(buffers) == (channel.device == "staged")
         channel.close()
         assert not any(secret)
-        assert not any(slot.memory.any() for slot in slots)
+        assert not any(buffer.memory.any() for buffer in buffers)
         assert channel._keys is None
 
     def test_cannot_be_pickled(self, channel):

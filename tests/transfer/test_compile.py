@@ -3,13 +3,14 @@
 import numpy as np
 import pytest
 import torch
+from helpers.cases import each
 
 import fastrack
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch warns of its own modules
-@pytest.mark.parametrize(
+@each(
     "open_it",
     [
         lambda sealed: sealed.to("cpu"),

@@ -5,6 +5,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from helpers.cases import each
 from helpers.forking import in_forked_child
 from helpers.staged import staged_channel
 from helpers.tampering import tampered
@@ -122,7 +123,7 @@ def test_an_interruption_leaves_zeros_and_no_key(key, monkeypatch, place):
     assert not any(seen[0]._flat)
 
 
-@pytest.mark.parametrize("place", [0, chunk_offset(0)], ids=["header", "chunk"])
+@each("place", [0, chunk_offset(0)], ids=["header", "chunk"])
 def test_an_interruption_of_clearing_leaves_zeros(channel, key, monkeypatch, place):
     arrays = plains(20)
     sealed = sealed_of(arrays, key)
@@ -158,7 +159,7 @@ def test_one_tensor_may_stand_many_times_in_a_nest(channel, key):
     assert [one.tolist() for one in channel.to_device([sealed] * 3, framework="numpy")] == [list(range(10))] * 3
 
 
-@pytest.mark.parametrize(
+@each(
     ("first", "second", "leaf"),
     [((20, 30), (50, 60), 1), ((10, 20), (40, 50), 0), ((20, 30), (20, 30), 1), ((20, 30), (29, 39), 1)],
     ids=["source of another", "other way round", "twice", "one byte"],

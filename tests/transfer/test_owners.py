@@ -320,9 +320,13 @@ else:
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("thread", ["main", "daemon"])
-@pytest.mark.parametrize("sealed", ["GOOD", "BAD"])
+@pytest.mark.parametrize(
+    ("sealed", "thread"),
+    [
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [("BAD", "main"), ("GOOD", "daemon")]),
+        *(pytest.param(*case, marks=pytest.mark.nightly) for case in [("BAD", "daemon"), ("GOOD", "main")]),
+    ],
+)
 def test_a_process_that_ends_reports_its_failures(sealed, thread, request):
     folders = os.pathsep.join(map(str, [request.path.parent, request.path.parents[1], request.config.rootpath]))
     command = [sys.executable, "-W", "always::ResourceWarning", "-c", PROGRAM, folders, sealed, thread]

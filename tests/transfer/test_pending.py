@@ -147,7 +147,7 @@ def test_closing_raises_a_failure_and_closes_all_the_same(key, bad):
         channel.close()
     assert channel._device.closed
     assert channel._session._secret is None
-    assert all(not slot.memory.any() for slot in channel._device.made)
+    assert all(not buffer.memory.any() for buffer in channel._device.made)
     channel.close()
     with pytest.raises(ClosedError):
         channel.synchronize()

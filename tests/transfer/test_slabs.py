@@ -67,7 +67,7 @@ def messages(draw):
 
 @settings(deadline=None)
 @given(messages(), sizes(least=2), st.sampled_from([0, 8, 100]))
-def test_many_messages_share_slabs_in_order_and_fit_into_a_slot(messages, sizes, room):
+def test_many_messages_share_slabs_in_order_and_fit_into_a_buffer(messages, sizes, room):
     nbytes, plans = messages
     sizes = Sizes(sizes.lead, sizes.limit, room)
     done, last = [0] * len(nbytes), -1
@@ -157,14 +157,14 @@ def plans(draw):
 
 @settings(deadline=None, max_examples=200)
 @given(plans(), sizes(least=2))
-def test_gathers_are_the_plan_in_order_and_fit_into_a_slot(plan, sizes):
+def test_gathers_are_the_plan_in_order_and_fit_into_a_buffer(plan, sizes):
     check_gathers(*plan, sizes)
 
 
 @settings(deadline=None)
 @given(st.integers(1, 3000), st.lists(st.integers(0, 2**20), max_size=200), sizes(least=2))
 @example(1, [0] * 200, Sizes(CHUNK_SIZE, 2 * CHUNK_SIZE))
-def test_gathers_of_rows_are_their_plan_in_order_and_fit_into_a_slot(width, rows, sizes):
+def test_gathers_of_rows_are_their_plan_in_order_and_fit_into_a_buffer(width, rows, sizes):
     count = max(1, 300_000 // width)
     plan = plan_rows(np.array(rows, np.int64) % count, (count, width), count * width)
     check_gathers(plan.ranges().pieces(), count * width, sizes)

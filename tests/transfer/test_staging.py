@@ -50,7 +50,7 @@ def test_starts_with_a_small_slab_and_grows(staged):
     assert sizes == [1, 2, 3, 4, 3]
 
 
-def test_takes_no_more_slots_than_the_ring_has(staged, key):
+def test_takes_no_more_buffers_than_the_pool_has(staged, key):
     plain = data(100 * CHUNK_SIZE)
     for _ in range(3):
         assert np.array_equal(staged.to_device(plain), plain)
@@ -116,10 +116,10 @@ def test_the_error_of_one_transfer_is_not_anothers(staged, key):
 def test_a_fault_on_the_host_waits_for_the_device(staged, key, monkeypatch):
     original = staged_helper.StagedWork.open
 
-    def open_or_fail(work, slab, slot):
+    def open_or_fail(work, slab, buffer):
         if slab.segments[0].first_chunk == 6:
             raise MemoryError("no memory")
-        original(work, slab, slot)
+        original(work, slab, buffer)
 
     monkeypatch.setattr(staged_helper.StagedWork, "open", open_or_fail)
     staged._device.meddle = lambda kind, slab: time.sleep(0.01)
@@ -151,7 +151,7 @@ def test_a_device_that_fails_at_the_end_is_waited_for(staged, monkeypatch):
     assert not out.any()
 
 
-def test_slots_come_back_when_a_slab_cannot_be_sealed(staged, key, monkeypatch):
+def test_buffers_come_back_when_a_slab_cannot_be_sealed(staged, key, monkeypatch):
     plain = data(17 * CHUNK_SIZE)
     with monkeypatch.context() as patch:
         patch.setattr(staged_helper.StagedWork, "seal", falling(staged_helper.StagedWork.seal))

@@ -9,6 +9,7 @@ import sys
 from unittest.mock import Mock
 
 import pytest
+from helpers.cases import each
 from helpers.forking import in_forked_child
 
 from fastrack import Anchor, Key
@@ -39,7 +40,7 @@ def write(path, claimed=4 * MIB):
     assert path.read_bytes() == content
 
 
-@pytest.mark.parametrize("claimed", [0, 1, 4 * MIB, 5 * MIB])
+@each("claimed", [0, 1, 4 * MIB, 5 * MIB])
 def test_a_file_is_as_long_as_what_was_written(tmp_path, claimed):
     write(tmp_path / "file", claimed)
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
@@ -66,7 +67,7 @@ def test_a_disk_that_is_too_full_is_found_out_beforehand(tmp_path, monkeypatch, 
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("problem", [errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.EINTR])
+@each("problem", [errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.EINTR])
 def test_a_file_system_that_sets_no_room_aside_does_without(tmp_path, monkeypatch, problem):
     monkeypatch.setattr(atomic, "_fallocate", fails_with(problem))
     write(tmp_path / "file")
@@ -157,8 +158,8 @@ def test_nothing_is_left_of_a_file_whose_process_is_killed(tmp_path):
 
 
 @pytest.mark.usefixtures("system")
-@pytest.mark.parametrize("early", [True, False])
-@pytest.mark.parametrize("kind", ["file", "link"])
+@each("early", [True, False])
+@each("kind", ["file", "link"])
 def test_a_file_that_is_there_or_appears_meanwhile_is_not_replaced_unless_it_may_be(tmp_path, early, kind):
     path = tmp_path / "file"
 
@@ -190,7 +191,7 @@ def test_a_file_that_appears_meanwhile_is_replaced_if_it_may_be(tmp_path):
 
 
 @pytest.mark.usefixtures("system")
-@pytest.mark.parametrize(("mode", "expected"), [(0o666, 0o644), (0o600, 0o600)])
+@each(("mode", "expected"), [(0o666, 0o644), (0o600, 0o600)])
 def test_a_new_file_has_its_mode_from_the_first_moment(tmp_path, monkeypatch, mode, expected):
     modes = []
     monkeypatch.setattr(os, "open", record_modes(modes))
@@ -205,7 +206,7 @@ def test_a_new_file_has_its_mode_from_the_first_moment(tmp_path, monkeypatch, mo
 
 
 @pytest.mark.usefixtures("system")
-@pytest.mark.parametrize("mode", [0o600, 0o640, 0o664])
+@each("mode", [0o600, 0o640, 0o664])
 def test_a_file_that_is_replaced_leaves_its_mode_which_comes_last(tmp_path, monkeypatch, mode):
     (tmp_path / "file").touch()
     (tmp_path / "file").chmod(mode)
@@ -314,7 +315,7 @@ def test_a_key_that_appears_meanwhile_is_not_replaced(tmp_path, irreplaceable):
     assert not list(tmp_path.glob(".fastrack-*"))
 
 
-@pytest.mark.parametrize(
+@each(
     "content",
     [
         b"",

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from helpers.cases import each
 
 from fastrack import Anchor, Key, KeyPermissionError
 from fastrack._util import rights
@@ -195,8 +196,8 @@ SPOILED = [
 
 
 @needs_root
-@pytest.mark.parametrize("spoil", SPOILED)
-@pytest.mark.parametrize("name", DECIDING)
+@each("spoil", SPOILED)
+@each("name", DECIDING)
 def test_what_another_user_may_replace_is_refused(name, spoil, tmp_path):
     path = tmp_path / "above" / "folder" / "it"
     path.parent.mkdir(parents=True, mode=0o755)

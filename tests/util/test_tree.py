@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import pytest
+from helpers.cases import each
 
 from fastrack._util.tree import Tree, tree_map
 
@@ -51,7 +52,7 @@ def double(leaf):
     return 2 * leaf if isinstance(leaf, int) else leaf
 
 
-@pytest.mark.parametrize(
+@each(
     ("nest", "expected"),
     [
         (3, 6),
@@ -103,10 +104,7 @@ def test_two_nests_are_walked_together():
     assert Tree({"a": [1, 2], "b": 3}).leaves_of({"b": 30, "a": (10, 20)}) == [10, 20, 30]
 
 
-@pytest.mark.parametrize(
-    ("nest", "other"),
-    [({"a": 1}, {"b": 1}), ([1, 2], [1]), ([1], {"a": 1}), (Frozen(1, "x"), [1]), ({"a": 1}, [1])],
-)
+@each(("nest", "other"), [({"a": 1}, {"b": 1}), ([1, 2], [1]), ([1], {"a": 1}), (Frozen(1, "x"), [1]), ({"a": 1}, [1])])
 def test_nests_of_different_builds_are_refused(nest, other):
     with pytest.raises(ValueError, match="out="):
         Tree(nest).leaves_of(other)
@@ -151,7 +149,7 @@ def test_a_field_that_was_never_set_stays_so():
     assert not hasattr(changed, "later")
 
 
-@pytest.mark.parametrize(
+@each(
     ("nest", "place"),
     [
         (lambda leaf: {"image": [1, {2: leaf}]}, "['image'][1][2]"),

@@ -1,8 +1,8 @@
 """Kernels that may be faster than those of the tree, kept until a measurement on a GPU decides.
 
-A candidate is a folder with the sources that differ from `kernels/`: kernels of the same names and arguments. What
-differs in a few places stands in its `candidate.py`, as `EDITS`: pairs of a text that a source has once and what stands
-there instead, by the name of the source. Where kernels read more than a state, that module has
+A candidate is a folder whose `candidate.py` has `EDITS` of the sources in `kernels/`: pairs of a text that a source has
+once and what stands there instead, by the name of the source. Names and arguments of the kernels stay. Sources that the
+tree lacks lie in that folder. Where kernels read more than a state, `candidate.py` has
 `extend_state(state: bytes) -> bytes`.
 """
 

@@ -228,8 +228,9 @@ def _verify(source: str, challenge: "Challenge", policy: Path, collateral: Path 
 
 def _describe(data: bytes) -> tuple[str, dict[str, object]]:
     """Return the kind of a document, and what it claims."""
-    from fastrack.attest import Challenge, Offer, TdxEvidence
+    from fastrack.attest import Challenge, Offer
     from fastrack.attest._exchange import GRANTS_KIND, read_envelopes
+    from fastrack.attest._kinds import kind_of_evidence
     from fastrack.attest._offer import CHALLENGE_KIND, OFFER_KIND
 
     if _is(data, CHALLENGE_KIND):
@@ -237,8 +238,8 @@ def _describe(data: bytes) -> tuple[str, dict[str, object]]:
         return "challenge", {"challenge": found.id, "expires": found.expires.isoformat()}
     if _is(data, OFFER_KIND):
         offer = Offer.from_bytes(data)
-        cpu = "tdx" if isinstance(offer.evidence.cpu, TdxEvidence) else "snp"
-        members = {"challenge": offer.challenge_id, "recipient": offer.recipient.id, "cpu": {"type": cpu}}
+        cpu = {"type": kind_of_evidence(offer.evidence.cpu).name}
+        members = {"challenge": offer.challenge_id, "recipient": offer.recipient.id, "cpu": cpu}
         return "offer", {**members, "devices": len(offer.evidence.devices)}
     if _is(data, GRANTS_KIND):
         challenge_id, envelopes = read_envelopes(data)

@@ -11,8 +11,8 @@ from rich.console import Console
 from fastrack._bench.plots import check_picture, draw_ablation
 from fastrack._cli.console import STDOUT, new_table
 from fastrack._cli.files import check_target
+from fastrack._cli.measurements import environment, reporter, show_paths, wide_console, write_document
 from fastrack._cli.options import Bits
-from fastrack._cli.reports import environment, reporter, show_paths, wide_console, write_document
 from fastrack._util.units import format_size
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fastrack._bench.plots import draw_collectives
 from fastrack._cli.console import STDOUT, new_table
-from fastrack._cli.reports import environment, reporter, show_paths, wide_console, write_document
+from fastrack._cli.measurements import environment, reporter, show_paths, wide_console, write_document
 from fastrack._util.units import format_size
 from fastrack.errors import FastrackError
 

@@ -14,10 +14,11 @@ from rich.console import Console
 
 from fastrack._bench.plots import check_picture, draw_ablation, require
 from fastrack._cli.commands.bench import measure, show_ablation
-from fastrack._cli.commands.inspect import read_contents, show_contents
-from fastrack._cli.commands.verify import show_report, verify_contents
-from fastrack._cli.console import clean, stdout
+from fastrack._cli.commands.inspect import describe_contents, read_contents
+from fastrack._cli.commands.verify import verify_contents
+from fastrack._cli.console import clean, print_lines, stdout
 from fastrack._cli.files import check_directory, check_target
+from fastrack._cli.run import Meter
 from fastrack._util.units import format_size
 from fastrack.errors import AuthenticationError, FastrackError
 
@@ -76,7 +77,7 @@ def _tour(folder: Path, console: Console) -> list[float]:
     save_file(tensors, path, key)
 
     _step(console, 3, "Names, dtypes and shapes can be read without the key, and no more than this.")
-    show_contents(read_contents(path), console)
+    print_lines(describe_contents(read_contents(path)))
 
     _step(console, 4, "The direct path: each tensor is sent to the device as it was sealed, and is opened there.")
     _deliver(path, key, tensors, console)
@@ -214,4 +215,4 @@ def _forge(path: Path, forged: Path, key: "Key", console: Console) -> None:
         else:
             raise FastrackError("the forgery was accepted; please report this")
     console.print("\n`fastrack verify` shows which tensors were altered:\n")
-    show_report(verify_contents(forged, KeyRing(key)), console)
+    print_lines(verify_contents(forged, KeyRing(key), Meter("verifying")).lines)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 
-from fastrack._cli.console import clean, pluralize, print_json, stdout
+from fastrack._cli.console import clean, pluralize, tell
 from fastrack._cli.errors import refuse_values
 from fastrack._cli.files import check_directory, check_target, open_ring
 from fastrack._cli.options import Json
@@ -71,12 +71,23 @@ def grant(
     as_json: Json = False,
 ) -> None:
     """Wrap a key for recipients, in a signed file beside the data, which stays as it is."""
+    from fastrack.grants import Grants, Verifier
+
+    path = Path(source)
     if not source.endswith(".grants"):
-        _issue(source, to, sign, passphrase, file, expires, least_version, out, as_json)
+        path = Path(f"{source}.grants") if out is None else out
+        grants = _issue(source, path, to, sign, passphrase, file, expires, least_version)
     elif to or drop or passphrase:
-        _change(Path(source), to, drop, sign, passphrase, key, identity, out, as_json)
+        grants = _change(path, path if out is None else out, to, drop, sign, passphrase, key, identity)
+        path = path if out is None else out
+    elif owner is not None:
+        grants = Grants.load(path, owner=Verifier.load(owner))
     else:
-        _show(Path(source), owner, as_json)
+        from fastrack._keys.grants import read_unverified
+
+        _report(read_unverified(path), path, as_json, verified=False)
+        return
+    _report(grants, path, as_json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,30 +132,25 @@ def load_recipients(paths: list[Path] | None) -> list["Recipient"]:
 
 def _issue(
     source: str,
+    target: Path,
     to: list[Path] | None,
     sign: Path | None,
     passphrase: bool,
     files: list[Path] | None,
     expires: str | None,
     least_version: int,
-    out: Path | None,
-    as_json: bool,
-) -> None:
+) -> "Grants":
     from fastrack.grants import Grants
 
     if not to and not passphrase:
-        raise typer.BadParameter(
-            "expected a recipient, got none; name a public file, or use --passphrase", param_hint="--to"
-        )
-    target = Path(f"{source}.grants") if out is None else out
+        reason = "expected a recipient, got none; name a public file, or use --passphrase"
+        raise typer.BadParameter(reason, param_hint="--to")
     check_directory(target)
     if target.exists():
-        raise FileExistsError(
-            errno.EEXIST, "it exists and is left as it was; name it in place of KEY to change it", str(target)
-        )
-    granted = open_ring(source).first
+        advice = "it exists and is left as it was; name it in place of KEY to change it"
+        raise FileExistsError(errno.EEXIST, advice, str(target))
     grants = Grants.issue(
-        granted,
+        open_ring(source).first,
         load_recipients(to),
         signer=load_signer(sign),
         files=[_file_id(path) for path in files] if files else None,
@@ -153,20 +159,19 @@ def _issue(
         least_version=least_version,
     )
     grants.save(target)
-    _report(grants, target, as_json)
+    return grants
 
 
 def _change(
     source: Path,
+    target: Path,
     to: list[Path] | None,
     drop: list[str] | None,
     sign: Path | None,
     passphrase: bool,
     key: str | None,
     identity: Path | None,
-    out: Path | None,
-    as_json: bool,
-) -> None:
+) -> "Grants":
     from fastrack.grants import Grants, Identity
 
     signer = load_signer(sign)
@@ -178,20 +183,18 @@ def _change(
             grants = grants.remove(drop, signer=signer)
     if to or passphrase:
         if key is None and identity is None:
-            raise typer.BadParameter(
-                "expected the granted key, to wrap it, got none; or pass --identity", param_hint="--key"
-            )
+            reason = "expected the granted key, to wrap it, got none; or pass --identity"
+            raise typer.BadParameter(reason, param_hint="--key")
         recipients = load_recipients(to)
         granted = None if key is None else open_ring(key).first
         secret = None if identity is None else Identity.load(identity)
         text = _ask_passphrase() if passphrase else None
         with refuse_values("--key"):
             grants = grants.add(recipients, signer=signer, key=granted, identity=secret, passphrase=text)
-    target = source if out is None else out
     grants.save(target)
     if drop or target.resolve() == source.resolve():
         replaced.add(digest)
-    _report(grants, target, as_json)
+    return grants
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,47 +230,34 @@ class Replaced:
             file.write("".join(f"{each}\n" for each in (*self.digests, digest)).encode())
 
 
-def _show(source: Path, owner: Path | None, as_json: bool) -> None:
-    from fastrack._keys.grants import read_unverified
-    from fastrack.grants import Grants, Verifier
-
-    if owner is not None:
-        _report(Grants.load(source, owner=Verifier.load(owner)), source, as_json)
-        return
-    _report(read_unverified(source), source, as_json, verified=False)
-
-
 def _report(grants: "Grants", path: Path, as_json: bool, *, verified: bool = True) -> None:
     entries = [{"name": entry.name, "id": entry.id, "algorithm": entry.algorithm} for entry in grants.recipients]
     end = None if grants.expires is None else grants.expires.isoformat()
-    if as_json:
-        print_json(
-            path=str(path),
-            verified=verified,
-            key_id=grants.key_id,
-            bits=grants.bits,
-            recipients=entries,
-            files=None if grants.files is None else list(grants.files),
-            lineage=grants.lineage,
-            least_version=grants.least_version,
-            expires=end,
-            issued=grants.issued.isoformat(),
-            serial=grants.serial,
-        )
-        return
-    console = stdout()
     state = "" if verified else ", NOT VERIFIED: name the owner's public file with --owner"
-    console.print(f"{clean(str(path))}: {pluralize(len(entries), 'recipient')}{state}")
-    console.print(f"key: {grants.key_id}")
-    for entry in entries:
-        who = (
-            "a passphrase" if entry["algorithm"] == "Argon2id" else f"{clean(entry['name'] or 'unnamed')} {entry['id']}"
-        )
-        console.print(f"  {who}  {clean(entry['algorithm'])}")
-    files = "all files under this key" if grants.files is None else ", ".join(grants.files)
-    console.print(f"files: {files}")
     is_over = grants.expires is not None and grants.expires <= datetime.now(UTC)
-    console.print(f"expires: {end or 'never'}{', which is over: nothing is opened by it' if is_over else ''}")
+    lines = [f"{clean(str(path))}: {pluralize(len(entries), 'recipient')}{state}", f"key: {grants.key_id}"]
+    for entry in grants.recipients:
+        who = "a passphrase" if entry.algorithm == "Argon2id" else f"{clean(entry.name or 'unnamed')} {entry.id}"
+        lines.append(f"  {who}  {clean(entry.algorithm)}")
+    lines += [
+        f"files: {'all files under this key' if grants.files is None else ', '.join(grants.files)}",
+        f"expires: {end or 'never'}{', which is over: nothing is opened by it' if is_over else ''}",
+    ]
+    tell(
+        lines,
+        as_json=as_json,
+        path=str(path),
+        verified=verified,
+        key_id=grants.key_id,
+        bits=grants.bits,
+        recipients=entries,
+        files=None if grants.files is None else list(grants.files),
+        lineage=grants.lineage,
+        least_version=grants.least_version,
+        expires=end,
+        issued=grants.issued.isoformat(),
+        serial=grants.serial,
+    )
 
 
 def _file_id(path: Path) -> str:
@@ -284,10 +274,8 @@ def load_signer(path: Path | None) -> "Signer":
     from fastrack.grants import Signer
 
     if path is None:
-        raise typer.BadParameter(
-            "expected the owner's signing key, got none; `fastrack keygen owner.signer --signer` makes one",
-            param_hint="--sign",
-        )
+        reason = "expected the owner's signing key, got none; `fastrack keygen owner.signer --signer` makes one"
+        raise typer.BadParameter(reason, param_hint="--sign")
     return Signer.load(path)
 
 
@@ -307,9 +295,8 @@ def _ask_passphrase() -> str:
     else:
         passphrase = _read_twice()
     if len(passphrase) < 12:
-        raise typer.BadParameter(
-            f"expected a passphrase of 12 characters or more, got {len(passphrase)}", param_hint="--passphrase"
-        )
+        reason = f"expected a passphrase of 12 characters or more, got {len(passphrase)}"
+        raise typer.BadParameter(reason, param_hint="--passphrase")
     return passphrase
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fastrack._cli.console import clean, pluralize, print_json, stdout
+from fastrack._cli.console import clean, pluralize, tell
 from fastrack._cli.files import load_engine, open_ring
 from fastrack._cli.options import Json, KeyFile
 from fastrack.errors import FormatError
@@ -44,7 +44,7 @@ def import_(
         raise typer.BadParameter("expected a source and a folder to write, got one path", param_hint="SOURCE... FOLDER")
     *sources, folder = paths
     owner = open_ring(key, to="seal").first
-    load_engine("seal")
+    load_engine("sealing")
     start = time.perf_counter()
     try:
         with _counter() as progress:
@@ -64,18 +64,16 @@ def import_(
     except (ImportError, TypeError, ValueError) as error:  # of the data, of its format, or of what is in the folder
         raise FormatError(str(error)) from None
     seconds = time.perf_counter() - start
-    if as_json:
-        print_json(
-            sources=[str(source) for source in sources],
-            folder=str(folder),
-            key_id=owner.id,
-            samples=count,
-            seconds=seconds,
-        )
-        return
-    console = stdout()
-    console.print(f"{clean(str(folder))}: {pluralize(count, 'sample')} sealed; {seconds:.1f} s")
-    console.print(f"key: {owner.id}")
+    lines = [f"{clean(str(folder))}: {pluralize(count, 'sample')} sealed; {seconds:.1f} s", f"key: {owner.id}"]
+    tell(
+        lines,
+        as_json=as_json,
+        sources=[str(source) for source in sources],
+        folder=str(folder),
+        key_id=owner.id,
+        samples=count,
+        seconds=seconds,
+    )
 
 
 @contextlib.contextmanager

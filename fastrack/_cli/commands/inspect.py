@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.table import Table
 
-from fastrack._cli import batch as many
-from fastrack._cli.commands.folder import is_sealed_folder
-from fastrack._cli.commands.streams import open_sealed
-from fastrack._cli.console import clean, new_table, pluralize, print_json, stdout
-from fastrack._cli.files import as_location
+from fastrack._cli import run as runner
+from fastrack._cli.console import clean, new_table, pluralize
+from fastrack._cli.files import as_location, is_sealed_folder
 from fastrack._cli.options import JsonLines, Recursive
+from fastrack._cli.run import Job, Report
+from fastrack._cli.streams import open_sealed
 from fastrack._util.units import format_size
 from fastrack.errors import FormatError
 
@@ -36,32 +36,18 @@ def inspect(
     as_json: JsonLines = False,
 ) -> None:
     """Show the contents of files, without a key and unauthenticated; `verify` authenticates."""
-    if not many.is_one(paths, recursive=recursive):
-        _inspect_each(paths, recursive=recursive, as_json=as_json)
-        return
-    if paths[0].is_dir() and not is_sealed_folder(paths[0]):
-        raise IsADirectoryError(errno.EISDIR, many.FOLDER, str(paths[0]))
-    contents = read_folder(paths[0]) if paths[0].is_dir() else read_contents(paths[0])
-    if as_json:
-        print_json(**contents.as_dict())
-    else:
-        contents.show(stdout())
+    many = not runner.is_one(paths, recursive=recursive)
+    if not many and paths[0].is_dir() and not is_sealed_folder(paths[0]):
+        raise IsADirectoryError(errno.EISDIR, runner.A_FOLDER, str(paths[0]))
 
+    def work(job: Job, _: object) -> Report:
+        return _report_folder(job.source) if job.is_sealed_folder else _report(job.source)
 
-def _inspect_each(paths: Sequence[Path], *, recursive: bool, as_json: bool) -> None:
-    selection = many.select(paths, recursive=recursive, suffix=many.SUFFIX)
-    console = stdout()
+    def summarize(reports: Sequence[Report]) -> str:
+        return f"{runner.count_sound(reports)} shown"
 
-    def show(source: many.Source, _: object) -> Contents | FolderContents:
-        contents = read_folder(source.path) if source.is_sealed_folder else read_contents(source.path)
-        if not as_json:
-            contents.show(console)
-            console.print()
-        return contents
-
-    tally = many.run_each("reading", selection.sources, show, member="path", as_json=as_json)
-    line = f"{pluralize(tally.files - tally.failed, 'file')} shown"
-    many.finish(tally, line, as_json=as_json, quiet=False, selection=selection)
+    jobs = runner.expand(paths, many=many, recursive=recursive, suffix=runner.SUFFIX)
+    runner.run(jobs, work, "reading", as_json=as_json, member="path", in_full=True, summary=summarize)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +81,6 @@ class Contents:
     tensors: tuple[Entry, ...]
     metadata: dict[str, str]
 
-    errors = ()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of plaintext of all tensors."""
-        return self.plain_bytes
-
     @property
     def plain_bytes(self) -> int:
         """Bytes of plaintext of all tensors."""
@@ -118,67 +97,39 @@ class Contents:
         computed = {"plain_bytes": self.plain_bytes, "overhead_percent": self.overhead_percent}
         return {**asdict(self), **computed, "metadata_authenticated": False}
 
-    def show(self, console: Console) -> None:
-        """Print the contents as a table."""
-        show_contents(self, console)
+
+def _report(path: Path) -> Report:
+    contents = read_contents(path)
+    return Report(contents.as_dict(), lines=describe_contents(contents), nbytes=contents.plain_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class FolderFile:
-    """A file of a sealed folder, as it is stored."""
-
-    name: str
-    bytes: int
-    sealed: bool
-
-
-@dataclass(frozen=True, slots=True)
-class FolderContents:
-    """The files of a sealed folder, and the header of its index."""
-
-    path: str
-    kind: str
-    format: str
-    file_id: str | None
-    key_id: str | None
-    files: tuple[FolderFile, ...]
-
-    errors = ()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all files."""
-        return sum(file.bytes for file in self.files)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the contents for JSON."""
-        return {**asdict(self), "file_bytes": self.nbytes}
-
-    def show(self, console: Console) -> None:
-        """Print the files as a table."""
-        files = pluralize(len(self.files), "file")
-        console.print(f"{clean(self.path)}: a sealed folder of {files}, {format_size(self.nbytes)}")
-        console.print(f"format {self.format}, file {self.file_id}, key {self.key_id}\n")
-        table = new_table("name", "stored", "", right=("stored",))
-        for file in self.files:
-            table.add_row(clean(file.name), format_size(file.bytes), "sealed" if file.sealed else "plain")
-        console.print(table, soft_wrap=False)
-        console.print(f"\n{_UNAUTHENTICATED}")
-
-
-def read_folder(path: Path) -> FolderContents:
+def _report_folder(path: Path) -> Report:
     """Return the files of a sealed folder, and the ids in its index, of which nothing is opened."""
     from fastrack._sets.folder import INDEX
 
     with open_sealed(path / INDEX) as index:
         if index.kind != "folder":
             raise FormatError(f"{path / INDEX}: expected the index of a sealed folder, got another file")
-        files = tuple(
-            FolderFile(file.relative_to(path).as_posix(), file.stat().st_size, _is_sealed(file))
+        files: list[dict[str, Any]] = [
+            {"name": file.relative_to(path).as_posix(), "bytes": file.stat().st_size, "sealed": _is_sealed(file)}
             for file in sorted(path.rglob("*"))
             if file.is_file() and file != path / INDEX
-        )
-        return FolderContents(str(path), index.kind, "1", index.file_id, index.key_id, files)
+        ]
+    total = sum(file["bytes"] for file in files)
+    table = new_table("name", "stored", "", right=("stored",))
+    for file in files:
+        table.add_row(clean(file["name"]), format_size(file["bytes"]), "sealed" if file["sealed"] else "plain")
+    ids = {"kind": index.kind, "format": "1", "file_id": index.file_id, "key_id": index.key_id}
+    return Report(
+        {"path": str(path), **ids, "files": files, "file_bytes": total},
+        lines=[
+            f"{clean(str(path))}: a sealed folder of {pluralize(len(files), 'file')}, {format_size(total)}",
+            f"format 1, file {index.file_id}, key {index.key_id}\n",
+            table,
+            f"\n{_UNAUTHENTICATED}",
+        ],
+        nbytes=total,
+    )
 
 
 def _is_sealed(path: Path) -> bool:
@@ -230,19 +181,18 @@ def _samples_of(path: Path, file: "SealedFile") -> tuple[int | None, tuple[str, 
     return None, None
 
 
-def show_contents(contents: Contents, console: Console) -> None:
-    """Print the contents as a table."""
+def describe_contents(contents: Contents) -> list[str | Table]:
+    """Return the contents as lines and a table."""
     sealed = [entry for entry in contents.tensors if entry.sealed]
-    console.print(f"{clean(contents.path)}: {_summary(contents, len(sealed))}")
+    lines: list[str | Table] = [f"{clean(contents.path)}: {_summary(contents, len(sealed))}"]
     if contents.key_id is not None:
-        console.print(f"format {contents.format}, file {contents.file_id or 'unknown'}, key {contents.key_id}")
+        lines.append(f"format {contents.format}, file {contents.file_id or 'unknown'}, key {contents.key_id}")
     if contents.samples is not None and contents.columns is not None:
         names = ", ".join(map(clean, contents.columns))
-        console.print(f"{pluralize(contents.samples, 'sample')} with the columns {names}")
+        lines.append(f"{pluralize(contents.samples, 'sample')} with the columns {names}")
     if contents.tensors:
-        table = new_table(
-            "name", "dtype", "shape", "plain", "stored", "chunks", "", right=("plain", "stored", "chunks")
-        )
+        right = ("plain", "stored", "chunks")
+        table = new_table("name", "dtype", "shape", *right, "", right=right)
         for entry in contents.tensors:
             table.add_row(
                 clean(entry.name),
@@ -253,14 +203,13 @@ def show_contents(contents: Contents, console: Console) -> None:
                 str(entry.chunks) if entry.sealed else "",
                 "sealed" if entry.sealed else "plain",
             )
-        console.print()
-        console.print(table, soft_wrap=False)
+        lines += ["", table]
     if contents.metadata:
-        console.print("\nmetadata, neither encrypted nor authenticated:")
-        for name, value in contents.metadata.items():
-            console.print(f"  {clean(name)}: {clean(value)}")
+        lines.append("\nmetadata, neither encrypted nor authenticated:")
+        lines += [f"  {clean(name)}: {clean(value)}" for name, value in contents.metadata.items()]
     if sealed:
-        console.print(f"\n{_UNAUTHENTICATED}")
+        lines.append(f"\n{_UNAUTHENTICATED}")
+    return lines
 
 
 _UNAUTHENTICATED = "Nothing here was authenticated: anyone can write such a header. `fastrack verify` checks it."

@@ -1,12 +1,11 @@
 """``fastrack key``: show the ids of keys."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from fastrack._cli.console import clean, new_table, print_json, stdout
+from fastrack._cli.console import clean, new_table, print_json, print_lines
 from fastrack._cli.errors import describe, name_source, show_errors
 from fastrack._cli.files import open_ring
 from fastrack._cli.options import Json
@@ -43,19 +42,15 @@ def key(
     if as_json:
         print_json(keys=found, **_document(failed))
     else:
-        _show(found)
+        if found:
+            table = new_table("id", "kind", "bits", "source", right=("bits",))
+            table.columns[0].no_wrap = True  # to be copied, however narrow the terminal is
+            for entry in found:
+                table.add_row(entry["id"], entry["kind"], str(entry["bits"] or ""), clean(entry["source"]))
+            print_lines([table])
         show_errors([name_source(error, source) for source, error in failed])
     if failed:
         raise typer.Exit(1)
-
-
-def _show(found: list[dict[str, Any]]) -> None:
-    if found:
-        table = new_table("id", "kind", "bits", "source", right=("bits",))
-        table.columns[0].no_wrap = True  # to be copied, however narrow the terminal is
-        for entry in found:
-            table.add_row(entry["id"], entry["kind"], str(entry["bits"] or ""), clean(entry["source"]))
-        stdout().print(table, soft_wrap=False)
 
 
 def _document(failed: list[tuple[str, Exception]]) -> dict[str, Any]:
@@ -71,32 +66,27 @@ def _expand(source: str) -> list[str]:
     return [str(file) for file in sorted(path.iterdir()) if _is_key(file)] or [source] if path.is_dir() else [source]
 
 
-def _describe(source: str) -> Iterator[dict[str, Any]]:
+def _describe(source: str) -> list[dict[str, Any]]:
     path = Path(source)
     kind = _kind_of(path)
     if path.is_dir():
         raise FormatError("expected keys in this folder, got none. Name another one, or a key file")
-    if kind == "public":
-        yield _describe_public(path)
-    elif kind == "secret":
-        yield _describe_secret(path)
+    found: list[tuple[str, str, int | None]]
+    if kind is not None:
+        found = [_describe_pair(path, kind)]
     elif path.suffix == ".grants" and path.is_file():
         from fastrack._keys.grants import read_unverified
 
         grants = read_unverified(path)
-        yield {"source": source, "id": grants.key_id, "kind": "granted key, not verified", "bits": grants.bits}
+        found = [(grants.key_id, "granted key, not verified", grants.bits)]
     elif path.suffix == ".wrapped" and path.is_file():
         from fastrack.providers import WrappedKey
 
         wrapped = WrappedKey.load(path)
-        yield {
-            "source": source,
-            "id": wrapped.key_id,
-            "kind": f"key wrapped by {wrapped.provider}",
-            "bits": wrapped.bits,
-        }
+        found = [(wrapped.key_id, f"key wrapped by {wrapped.provider}", wrapped.bits)]
     else:
-        yield from ({"source": source, "id": one.id, "kind": "key", "bits": one.bits} for one in open_ring([source]))
+        found = [(key.id, "key", key.bits) for key in open_ring([source])]
+    return [{"source": source, "id": key_id, "kind": kind, "bits": bits} for key_id, kind, bits in found]
 
 
 def _is_key(path: Path) -> bool:
@@ -116,28 +106,15 @@ def _kind_of(path: Path) -> str | None:
     return {b"fastrack-public": "public", b"# fastrack secr": "secret"}.get(beginning)
 
 
-def _describe_public(path: Path) -> dict[str, Any]:
-    from fastrack.errors import FormatError
-    from fastrack.grants import Recipient, Verifier
-
-    try:
-        public: Recipient | Verifier = Recipient.load(path)
-        kind = "public key of a recipient"
-    except FormatError:
-        public = Verifier.load(path)
-        kind = "public key of an owner"
-    return {"source": str(path), "id": public.id, "kind": f"{kind}, {public.algorithm}", "bits": None}
-
-
-def _describe_secret(path: Path) -> dict[str, Any]:
-    from fastrack.errors import FormatError
+def _describe_pair(path: Path, kind: str) -> tuple[str, str, None]:
+    """Return the id and the kind of a public or a secret file of a recipient, or else of an owner."""
     from fastrack.grants import Identity, Recipient, Signer, Verifier
 
     public: Recipient | Verifier
     try:
-        public = Identity.load(path).recipient
-        kind = "secret key of a recipient"
+        public = Recipient.load(path) if kind == "public" else Identity.load(path).recipient
+        name = f"{kind} key of a recipient"
     except FormatError:
-        public = Signer.load(path).verifier
-        kind = "signing key"
-    return {"source": str(path), "id": public.id, "kind": f"{kind}, {public.algorithm}", "bits": None}
+        public = Verifier.load(path) if kind == "public" else Signer.load(path).verifier
+        name = "public key of an owner" if kind == "public" else "signing key"
+    return public.id, f"{name}, {public.algorithm}", None

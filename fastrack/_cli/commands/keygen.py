@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fastrack._cli.console import clean, print_json, stdout
+from fastrack._cli.console import clean, tell
 from fastrack._cli.files import check_directory
 from fastrack._cli.options import Algorithm, Bits, Json
 
@@ -66,20 +66,18 @@ def keygen(
             wrapped.save(path)
     finally:
         key.wipe()
-    if as_json:
-        print_json(path=str(path), key_id=key_id, bits=size)
-        return
-    quoted = clean(shlex.quote(str(path)))
-    console = stdout()
+    place, quoted = clean(str(path)), clean(shlex.quote(str(path)))
     if wrapper is None:
-        console.print(f"{clean(str(path))}: a new {size}-bit key that only you may read")
-        console.print(f"id: {key_id}")
-        console.print("Keep a copy in a safe place: without it, what it seals cannot be opened.")
+        made, advice = "that only you may read", "Keep a copy in a safe place: without it"
     else:
-        console.print(f"{clean(str(path))}: a new {size}-bit key, wrapped by {clean(wrapper.provider)}")
-        console.print(f"id: {key_id}")
-        console.print("Keep a copy, and what unwraps it: without either, what it seals cannot be opened.")
-    console.print(f"Next: fastrack seal data.safetensors sealed.safetensors --key {quoted}")
+        made, advice = f"wrapped by {clean(wrapper.provider)}", "Keep a copy, and what unwraps it: without either"
+    lines = [
+        f"{place}: a new {size}-bit key{' ' if wrapper is None else ', '}{made}",
+        f"id: {key_id}",
+        f"{advice}, what it seals cannot be opened.",
+        f"Next: fastrack seal data.safetensors sealed.safetensors --key {quoted}",
+    ]
+    tell(lines, as_json=as_json, path=str(path), key_id=key_id, bits=size)
 
 
 def _open_wrapper(path: Path, uri: str) -> "KeyWrapper":
@@ -114,10 +112,9 @@ def _make_pair(
         raise typer.BadParameter(str(error)) from None
     pair.save(path)
     public.save(public_path)
-    if as_json:
-        print_json(path=str(path), public=str(public_path), id=public.id, algorithm=public.algorithm)
-        return
-    console = stdout()
-    console.print(f"{clean(str(path))}: a new secret key of {public.algorithm} that only you may read")
-    console.print(f"{clean(str(public_path))}: its public key, of {len(line)} characters, to give away")
-    console.print(f"id: {public.id}")
+    lines = [
+        f"{clean(str(path))}: a new secret key of {public.algorithm} that only you may read",
+        f"{clean(str(public_path))}: its public key, of {len(line)} characters, to give away",
+        f"id: {public.id}",
+    ]
+    tell(lines, as_json=as_json, path=str(path), public=str(public_path), id=public.id, algorithm=public.algorithm)

@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fastrack._cli.commands.grant import load_signer
-from fastrack._cli.console import clean, pluralize, print_json, stdout
+from fastrack._cli.console import clean, pluralize, tell
 from fastrack._cli.errors import refuse_values
 from fastrack._cli.files import check_directory
 from fastrack._cli.options import AnchorFile, Json
 
 if TYPE_CHECKING:
-    from fastrack._sets.anchor import Anchor
     from fastrack._sets.manifest import Manifest
 
 
@@ -79,40 +78,38 @@ def anchor(
         raise typer.BadParameter("expected the owner's public file, to make an anchor, got none", param_hint="--owner")
     else:
         made = Anchor(path)
-    _show(made, as_json=as_json)
+    seen = "no manifest yet, and then version" if made.digest is None else "version"
+    lines = [
+        f"{clean(str(made.path))}: {seen} {made.version} or later",
+        f"owner: {made.owner.id}",
+        f"lineage: {made.lineage or 'that of the first manifest'}",
+    ]
+    tell(
+        lines,
+        as_json=as_json,
+        path=str(made.path),
+        owner=made.owner.id,
+        lineage=made.lineage,
+        version=made.version,
+        digest=made.digest,
+    )
 
 
 def report(manifest: "Manifest", path: Path, *, as_json: bool, **more: Any) -> None:
     """Print what a manifest says of its set."""
-    if as_json:
-        print_json(
-            path=str(path),
-            lineage=manifest.lineage,
-            version=manifest.version,
-            digest=manifest.digest,
-            issued=manifest.issued.isoformat(),
-            files=list(manifest.files),
-            **more,
-        )
-        return
-    console = stdout()
-    console.print(f"{clean(str(path))}: version {manifest.version} of {pluralize(len(manifest.files), 'file')}")
-    console.print(f"lineage: {manifest.lineage}")
-    console.print(f"digest: {manifest.digest}")
-
-
-def _show(anchor: "Anchor", *, as_json: bool) -> None:
-    if as_json:
-        print_json(
-            path=str(anchor.path),
-            owner=anchor.owner.id,
-            lineage=anchor.lineage,
-            version=anchor.version,
-            digest=anchor.digest,
-        )
-        return
-    console = stdout()
-    seen = "no manifest yet, and then version" if anchor.digest is None else "version"
-    console.print(f"{clean(str(anchor.path))}: {seen} {anchor.version} or later")
-    console.print(f"owner: {anchor.owner.id}")
-    console.print(f"lineage: {anchor.lineage or 'that of the first manifest'}")
+    lines = [
+        f"{clean(str(path))}: version {manifest.version} of {pluralize(len(manifest.files), 'file')}",
+        f"lineage: {manifest.lineage}",
+        f"digest: {manifest.digest}",
+    ]
+    tell(
+        lines,
+        as_json=as_json,
+        path=str(path),
+        lineage=manifest.lineage,
+        version=manifest.version,
+        digest=manifest.digest,
+        issued=manifest.issued.isoformat(),
+        files=list(manifest.files),
+        **more,
+    )

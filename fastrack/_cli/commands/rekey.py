@@ -1,14 +1,14 @@
 """``fastrack rekey``: seal a sealed file under another key."""
 
-import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fastrack._cli.console import clean, format_rate, pluralize, print_json, progress_bar, speed, stdout
-from fastrack._cli.files import as_location, check_sealed, check_target, load_engine, match_names, open_ring
+from fastrack._cli.console import clean, format_rate, pluralize
+from fastrack._cli.files import as_location, check_sealed, check_target, match_names, open_ring
 from fastrack._cli.options import KEY_HELP, Force, Json, KeyFiles
+from fastrack._cli.run import Job, Meter, Report, expand, run
 from fastrack._util.names import list_names
 from fastrack._util.units import format_size
 
@@ -34,37 +34,34 @@ def rekey(
 
     check_target(target, force=force)
     ring, owner = open_ring(key), open_ring(new).first
-    with load_file(as_location(source)) as file:
-        check_sealed(file, ring)
-        _, unknown = match_names(plain or (), file.names)
-        if unknown:
-            raise typer.BadParameter(
-                f"{file.path} has no tensor {unknown[0]!r:.200}; {list_names(unknown[0], file.names)}",
-                param_hint="--plain",
-            )
-        total = sum(tensor.nbytes for tensor in file.values())
-        names = list(file)
-        load_engine("open")
-        start = time.perf_counter()
-        with progress_bar("rekeying", total) as progress:
-            place = as_location(target)
-            rekey_file(file, place, ring, key=owner, plain=plain or (), overwrite=force, progress=progress)
-        seconds = time.perf_counter() - start
-    with load_file(as_location(target)) as file:
-        file_id = file.file_id
-    if as_json:
-        print_json(
-            source=str(as_location(source)),
-            target=str(as_location(target)),
-            key_id=owner.id,
-            file_id=file_id,
-            tensors=names,
-            bytes=total,
-            seconds=seconds,
-            gbps=speed(total, seconds),
+    place = as_location(target)
+
+    def work(job: Job, meter: Meter) -> Report:
+        with load_file(as_location(job.source)) as file:
+            check_sealed(file, ring)
+            _, unknown = match_names(plain or (), file.names)
+            if unknown:
+                raise typer.BadParameter(
+                    f"{file.path} has no tensor {unknown[0]!r:.200}; {list_names(unknown[0], file.names)}",
+                    param_hint="--plain",
+                )
+            total, names = sum(tensor.nbytes for tensor in file.values()), list(file)
+            with meter.run(total) as progress:
+                rekey_file(file, place, ring, key=owner, plain=plain or (), overwrite=force, progress=progress)
+        with load_file(place) as file:
+            file_id = file.file_id
+        line = f"{clean(str(place))}: sealed {pluralize(len(names), 'tensor')} anew, {format_size(total)}"
+        return Report(
+            {
+                "source": str(as_location(job.source)),
+                "target": str(place),
+                "key_id": owner.id,
+                "file_id": file_id,
+                "tensors": names,
+                "bytes": total,
+                **meter.describe(total),
+            },
+            lines=[f"{line}; {format_rate(total, meter.seconds)}", f"key: {owner.id}"],
         )
-        return
-    console = stdout()
-    line = f"{clean(str(as_location(target)))}: sealed {pluralize(len(names), 'tensor')} anew, {format_size(total)}"
-    console.print(f"{line}; {format_rate(total, seconds)}")
-    console.print(f"key: {owner.id}")
+
+    run(expand([source], many=False, recursive=False), work, "rekeying", as_json=as_json)

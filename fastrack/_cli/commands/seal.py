@@ -1,24 +1,24 @@
 """``fastrack seal``: encrypt the tensors of files."""
 
+import shutil
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import IO, TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.console import Console
 
-from fastrack._cli import batch as many
-from fastrack._cli.commands.folder import refuse_options, seal_one_folder
+from fastrack._cli import run as runner
 from fastrack._cli.commands.grant import Grantees, Sign, To
-from fastrack._cli.commands.inspect import Contents, Entry, read_contents
-from fastrack._cli.commands.streams import is_stream, refuse_with_output, require_one_stream, standard_output
-from fastrack._cli.console import clean, format_rate, pluralize, print_json, progress_bar, speed, stdout
-from fastrack._cli.files import as_location, check_source, check_target, load_engine, match_names, open_ring
+from fastrack._cli.commands.inspect import Contents, read_contents
+from fastrack._cli.console import clean, format_rate, pluralize
+from fastrack._cli.errors import refuse_values
+from fastrack._cli.files import as_location, check_new, check_source, check_target, is_stream, match_names, open_ring
 from fastrack._cli.options import Force, JsonLines, KeyFile, Out, Quiet, Recursive
+from fastrack._cli.run import Job, Meter, Report, refuse_options
+from fastrack._cli.streams import require_one_stream, standard_output
 from fastrack._util.atomic import made_parents
 from fastrack._util.locations import Url
 from fastrack._util.units import format_size
@@ -73,203 +73,215 @@ def seal(
     """
     from fastrack._keys.keys import Key
 
-    sources, target = many.split_target(paths, out)
+    sources, target = runner.split_target(paths, out)
+    source = sources[0]
     require_one_stream(*sources, key)
     if to and key is not None:
         raise typer.BadParameter("expected --key or --to, got both; `fastrack grant` grants a key", param_hint="--to")
-    options = _Options(plain or [], name, drop_metadata, force, form)
-    source = sources[0]
     if form is not None and not is_stream(source):
         raise typer.BadParameter("expected - as SOURCE; of a file its suffix tells", param_hint="--format")
-    is_folder = source.is_dir() and not recursive
-    is_one = many.is_one(sources, recursive=recursive)
-    if not is_one or (target.is_dir() and not is_folder):
-        many.refuse_options({"--to": to, "--name": name and not is_one})
-        _seal_each(sources, target, key, options, recursive=recursive, quiet=quiet, as_json=as_json)
-        return
-    if is_folder:
-        refuse_options({"--name": name, "--drop-metadata": drop_metadata, "--force": force})
-        seal_one_folder(source, target, key=key, plain=plain, to=to, sign=sign, quiet=quiet, as_json=as_json)
-        return
-    if is_stream(target):
-        refuse_with_output({"--to": to, "--json": as_json})
-        _seal(source, standard_output(), open_ring(key, to="seal").first, options)
-        return
-    check_target(target, force=force)
+    many = runner.are_many(sources, target, recursive=recursive)
+    place: Path | IO[bytes] = target
+    if many:
+        named = name and not runner.is_one(sources, recursive=recursive)
+        refuse_options({"--to": to, "--name": named}, runner.ONE)
+    elif source.is_dir():
+        given = {"--name": name, "--drop-metadata": drop_metadata, "--force": force}
+        refuse_options(given, runner.NO_FOLDER)
+        check_new(target)
+    elif is_stream(target):
+        refuse_options({"--to": to, "--json": as_json}, runner.NO_OUTPUT)
+        place = standard_output()
+    else:
+        check_target(target, force=force)
     grantees = Grantees.load(to, sign, target, force=force) if to else None
     owner = Key.generate() if grantees else open_ring(key, to="seal").first
-    seconds = _seal(source, target, owner, options)
-    report = Report.of(source, target, owner.id, seconds, grantees.path if grantees else None)
-    if grantees:
-        grantees.grant(owner, str(report.contents.file_id), target)
-    if as_json:
-        print_json(**report.as_dict())
-    elif quiet:
-        _show_left(report)
-    else:
-        show_report(report, stdout())
-        if grantees:
-            granted = f"granted to {pluralize(len(grantees.recipients), 'recipient')}; the key was not kept"
-            stdout().print(f"{clean(str(grantees.path))}: {granted}")
+    sealer = _Sealer(owner, grantees, plain or [], name, drop_metadata, force, form)
+
+    def work(job: Job, meter: Meter) -> Report | None:
+        if many:
+            return sealer.seal_into(target, job, meter)
+        return sealer.seal_folder(source, target, meter) if source.is_dir() else sealer.seal(source, place, meter)
+
+    def summarize(reports: Sequence[Report]) -> str:
+        line = f"{clean(str(target))}: sealed {runner.count_sound(reports)} under key {owner.id}"
+        left = sum(len(report.plain) for report in reports)
+        return f"{line}, and left {pluralize(left, 'tensor')} in plain" if left else line
+
+    jobs = runner.expand(sources, target, many=many, recursive=recursive, inside=True)
+    runner.run(jobs, work, "sealing", as_json=as_json, quiet=quiet, summary=summarize)
 
 
 @dataclass(frozen=True, slots=True)
-class _Options:
-    """The options of the command that are about the sealed file."""
+class _Sealer:
+    """The key and the options by which files are sealed."""
 
+    owner: "Key"
+    grantees: Grantees | None
     plain: Sequence[str]
     name: str | None
     drop_metadata: bool
     force: bool
     form: Literal["npy", "safetensors"] | None
 
+    def seal(self, source: Path, target: Path | IO[bytes], meter: Meter) -> Report | None:
+        """Seal a file or standard input. There is no report where the sealed file is on standard output."""
+        from fastrack._files.streams import seal_stream
 
-@dataclass(frozen=True, slots=True)
-class Report:
-    """A sealed file, and where it is from."""
+        total = 0 if is_stream(source) else check_source(source)
+        if isinstance(target, Path):
+            _refuse_same(source, target)
+        try:
+            plain = self._find_plain(source)
+            with meter.run(total) as progress:
+                seal_stream(
+                    sys.stdin.buffer if is_stream(source) else source,
+                    as_location(target) if isinstance(target, Path) else target,
+                    self.owner,
+                    plain=plain,
+                    name=self.name,
+                    metadata={} if self.drop_metadata else None,
+                    overwrite=self.force,
+                    progress=progress,
+                    form=self.form,
+                )
+        except TypeError as error:  # an error of the data, such as an array of text
+            raise FormatError(f"{source}: {error}") from None
+        if not isinstance(target, Path):
+            return None
+        contents = read_contents(target)
+        if self.grantees:
+            self.grantees.grant(self.owner, str(contents.file_id), target)
+        return self._report(source, target, contents, meter)
 
-    source: str
-    target: str
-    key_id: str
-    grants: str | None
-    contents: Contents
-    seconds: float
-
-    errors = ()
-
-    @classmethod
-    def of(cls, source: Path, target: Path, key_id: str, seconds: float, grants: Path | None = None) -> Self:
-        """Return the report on a file that was written just now."""
-        path = None if grants is None else str(grants)
-        return cls(str(source), str(as_location(target)), key_id, path, read_contents(target), seconds)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of plaintext of all tensors."""
-        return self.contents.plain_bytes
-
-    @property
-    def sealed(self) -> list[Entry]:
-        """The tensors that are encrypted."""
-        return [entry for entry in self.contents.tensors if entry.sealed]
-
-    @property
-    def left(self) -> list[Entry]:
-        """The tensors that are not."""
-        return [entry for entry in self.contents.tensors if not entry.sealed]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the report for JSON."""
-        names = [entry.name for entry in self.contents.tensors]
-        return {
-            "source": self.source,
-            "target": self.target,
-            "key_id": self.key_id,
-            "grants": self.grants,
-            "tensors": [entry.name for entry in self.sealed],
-            "bytes": sum(entry.plain_bytes for entry in self.sealed),
-            "not_protected": [entry.name for entry in self.left],
-            "plain_bytes": sum(entry.plain_bytes for entry in self.left),
-            "target_bytes": self.contents.file_bytes,
-            "readable": {"names": names, "metadata": list(self.contents.metadata)},
-            "seconds": self.seconds,
-            "gbps": speed(self.nbytes, self.seconds),
-        }
-
-
-def show_report(report: Report, console: Console) -> None:
-    """Print the report."""
-    sealed, left = report.sealed, report.left
-    size = format_size(sum(entry.plain_bytes for entry in sealed))
-    line = f"{clean(report.target)}: sealed {pluralize(len(sealed), 'tensor')}, {size}"
-    if left:
-        size = format_size(sum(entry.plain_bytes for entry in left))
-        line += f", and left {pluralize(len(left), 'tensor')} in plain, {size}"
-    console.print(f"{line}; {format_rate(report.nbytes, report.seconds)}")
-    console.print(f"key: {report.key_id}")
-    names = [entry.name for entry in report.contents.tensors]
-    for subject, texts in (("names, dtypes and shapes of", names), ("metadata", list(report.contents.metadata))):
-        if texts:
-            console.print(f"anyone can read the {subject} {clean(', '.join(map(repr, texts))):.300}")
-
-
-def _show_left(report: Report) -> None:
-    """Print the tensors that anyone can read, which no option keeps quiet about."""
-    if report.left:
-        names = ", ".join(clean(repr(entry.name)) for entry in report.left)
-        stdout().print(f"{clean(report.target)}: not protected, anyone can read {names}")
-
-
-def _seal_each(
-    paths: Sequence[Path],
-    target: Path,
-    key: str | None,
-    options: _Options,
-    *,
-    recursive: bool,
-    quiet: bool,
-    as_json: bool,
-) -> None:
-    owner = open_ring(key, to="seal").first
-    selection = many.select(paths, recursive=recursive, target=target, inside=True)
-    many.require_distinct(selection)
-    many.check_folder(target)
-    load_engine("seal")
-
-    def work(source: many.Source, progress: Callable[[int], None]) -> Report:
-        if source.is_sealed_folder:
-            raise FormatError(f"{source.path}: expected a file, got a folder that is sealed already")
-        path = target / source.name
-        if path.suffix.lower() != many.SUFFIX:
-            path = path.with_name(path.name + many.SUFFIX)
+    def seal_into(self, folder: Path, job: Job, meter: Meter) -> Report | None:
+        """Seal one of many files into a folder."""
+        if job.is_sealed_folder:
+            raise FormatError(f"{job.source}: expected a file, got a folder that is sealed already")
+        path = folder / job.name
+        if path.suffix.lower() != runner.SUFFIX:
+            path = path.with_name(path.name + runner.SUFFIX)
         with nullcontext() if isinstance(as_location(path), Url) else made_parents(path):
-            check_target(path, force=options.force)
-            seconds = _seal(source.path, path, owner, options, progress)
-        return Report.of(source.path, path, owner.id, seconds)
+            check_target(path, force=self.force)
+            return self.seal(job.source, path, meter)
 
-    tally = many.run_each("sealing", selection.sources, work, member="source", as_json=as_json)
-    line = f"{clean(str(target))}: sealed {pluralize(tally.files - tally.failed, 'file')} under key {owner.id}"
-    for report in () if as_json else tally.reports:
-        _show_left(report)
-    left = sum(len(report.left) for report in tally.reports)
-    if left:
-        line += f", and left {pluralize(left, 'tensor')} in plain"
-    many.finish(tally, line, as_json=as_json, quiet=quiet)
+    def seal_folder(self, source: Path, target: Path, meter: Meter) -> Report:
+        """Seal a folder into a new one."""
+        from fastrack._sets.entries import walk
+        from fastrack._sets.folder import load_folder
+        from fastrack._sets.folder_writer import seal_folder
 
+        total = sum(path.stat().st_size for path in walk(source).values())
+        with meter.run(total) as progress, refuse_values("--plain"):
+            seal_folder(source, target, self.owner, plain=self.plain, progress=progress)
+        folder = load_folder(target, self.owner)
+        sealed, readable = folder.sealed_names, folder.plain_names
+        found = (path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file())
+        left_out = sorted(name for name in found if name not in folder.files)
+        if self.grantees:
+            try:
+                self.grantees.grant_files(self.owner, folder.file_ids)
+            except BaseException:
+                shutil.rmtree(target)
+                raise
+        counts = f"sealed {pluralize(len(sealed), 'file')} and copied {pluralize(len(readable), 'file')}"
+        size = format_size(folder.nbytes)
+        brief = []  # said in full, however quiet: all else is sealed
+        if readable:
+            brief.append(f"not protected, anyone can read {', '.join(map(clean, readable))}")
+        if left_out:
+            brief.append(f"left out: {', '.join(map(clean, left_out))}")
+        return Report(
+            {
+                "source": str(source),
+                "target": str(target),
+                "key_id": folder.key_id,
+                "grants": self._grants,
+                "files": sealed,
+                "bytes": folder.nbytes,
+                "not_protected": readable,
+                "readable": {"files": readable},
+                "left_out": left_out,
+                **meter.describe(folder.nbytes),
+            },
+            lines=[
+                f"{clean(str(target))}: {counts}, {size}; {format_rate(folder.nbytes, meter.seconds)}",
+                f"key: {folder.key_id}",
+                *self._granted(),
+                "anyone can read the names, dtypes and shapes of all tensors, and the names of all files",
+                *brief,
+            ],
+            brief=brief,
+        )
 
-def _seal(
-    source: Path,
-    target: Path | IO[bytes],
-    owner: "Key",
-    options: _Options,
-    progress: Callable[[int], None] | None = None,
-) -> float:
-    """Seal one file, and return how many seconds it took. Without `progress` a progress bar is shown."""
-    from fastrack._files.streams import seal_stream
+    @property
+    def _grants(self) -> str | None:
+        return str(self.grantees.path) if self.grantees else None
 
-    total = 0 if is_stream(source) else check_source(source)
-    if isinstance(target, Path):
-        _refuse_same(source, target)
-    try:
-        plain = _find_plain(source, options)
-        if progress is None:
-            load_engine("seal")
-        start = time.perf_counter()
-        with progress_bar("sealing", total) if progress is None else nullcontext(progress) as advance:
-            seal_stream(
-                sys.stdin.buffer if is_stream(source) else source,
-                as_location(target) if isinstance(target, Path) else target,
-                owner,
-                plain=plain,
-                name=options.name,
-                metadata={} if options.drop_metadata else None,
-                overwrite=options.force,
-                progress=advance,
-                form=options.form,
-            )
-    except TypeError as error:  # an error of the data, such as an array of text
-        raise FormatError(f"{source}: {error}") from None
-    return time.perf_counter() - start
+    def _granted(self) -> list[str]:
+        """Return what is said of the recipients, if there are any."""
+        if self.grantees is None:
+            return []
+        count = pluralize(len(self.grantees.recipients), "recipient")
+        return [f"{clean(str(self.grantees.path))}: granted to {count}; the key was not kept"]
+
+    def _report(self, source: Path, target: Path, contents: Contents, meter: Meter) -> Report:
+        """Return the report on a file that was written just now."""
+        sealed = [entry for entry in contents.tensors if entry.sealed]
+        left = [entry for entry in contents.tensors if not entry.sealed]
+        sealed_bytes, left_bytes = (sum(entry.plain_bytes for entry in entries) for entries in (sealed, left))
+        names, metadata = [entry.name for entry in contents.tensors], list(contents.metadata)
+        place = str(as_location(target))
+        line = f"{clean(place)}: sealed {pluralize(len(sealed), 'tensor')}, {format_size(sealed_bytes)}"
+        if left:
+            line += f", and left {pluralize(len(left), 'tensor')} in plain, {format_size(left_bytes)}"
+        readable = (("names, dtypes and shapes of", names), ("metadata", metadata))
+        listed = ", ".join(clean(repr(entry.name)) for entry in left)
+        return Report(
+            {
+                "source": str(source),
+                "target": place,
+                "key_id": self.owner.id,
+                "grants": self._grants,
+                "tensors": [entry.name for entry in sealed],
+                "bytes": sealed_bytes,
+                "not_protected": [entry.name for entry in left],
+                "plain_bytes": left_bytes,
+                "target_bytes": contents.file_bytes,
+                "readable": {"names": names, "metadata": metadata},
+                **meter.describe(contents.plain_bytes),
+            },
+            lines=[
+                f"{line}; {format_rate(contents.plain_bytes, meter.seconds)}",
+                f"key: {self.owner.id}",
+                *(
+                    f"anyone can read the {subject} {clean(', '.join(map(repr, texts))):.300}"
+                    for subject, texts in readable
+                    if texts
+                ),
+                *self._granted(),
+            ],
+            brief=[f"{clean(place)}: not protected, anyone can read {listed}"] if left else [],
+            nbytes=contents.plain_bytes,
+            plain=[entry.name for entry in left],
+        )
+
+    def _find_plain(self, source: Path) -> list[str]:
+        """Return the names of the tensors to leave in plain."""
+        if not self.plain:
+            return []
+        if is_stream(source):
+            reason = "expected a file, as what is left in plain has to be aligned"
+            raise typer.BadParameter(reason, param_hint="--plain")
+        from fastrack._files.importers import open_plain
+
+        with open_plain(source) as (tensors, _):
+            present = list(tensors) if self.name is None else [self.name]
+        found, unknown = match_names(self.plain, present)
+        if unknown:
+            missing, known = ", ".join(map(repr, sorted(unknown))), ", ".join(map(repr, present)) or "none"
+            raise typer.BadParameter(f"no tensor {missing} in {source}; it has {known}", param_hint="--plain")
+        return found
 
 
 def _refuse_same(source: Path, target: Path) -> None:
@@ -279,20 +291,3 @@ def _refuse_same(source: Path, target: Path) -> None:
             "name of another format. Name one with the suffix .safetensors",
             param_hint="TARGET",
         )
-
-
-def _find_plain(source: Path, options: _Options) -> list[str]:
-    """Return the names of the tensors to leave in plain."""
-    if not options.plain:
-        return []
-    if is_stream(source):
-        raise typer.BadParameter("expected a file, as what is left in plain has to be aligned", param_hint="--plain")
-    from fastrack._files.importers import open_plain
-
-    with open_plain(source) as (tensors, _):
-        present = list(tensors) if options.name is None else [options.name]
-    found, unknown = match_names(options.plain, present)
-    if unknown:
-        missing, known = ", ".join(map(repr, sorted(unknown))), ", ".join(map(repr, present)) or "none"
-        raise typer.BadParameter(f"no tensor {missing} in {source}; it has {known}", param_hint="--plain")
-    return found

@@ -4,7 +4,7 @@ import time
 from dataclasses import asdict
 
 from fastrack._cli.commands.selftest import check_cuda
-from fastrack._cli.console import clean, print_json, stdout
+from fastrack._cli.console import clean, tell
 from fastrack._cli.nvml import read_graphics
 from fastrack._cli.options import Json
 
@@ -14,13 +14,10 @@ def warmup(*, as_json: Json = False) -> None:
     start = time.perf_counter()
     cuda = check_cuda() if read_graphics().gpus else None  # this compiles them
     seconds = time.perf_counter() - start
-    if as_json:
-        print_json(cuda=None if cuda is None else asdict(cuda), seconds=seconds)
-        return
     if cuda is None:
         text = "nothing to compile: no GPU was seen, and what runs on the CPU was compiled when fastrack was built"
     elif cuda.problem:
         text = f"GPU: not usable: {clean(cuda.problem)}"
     else:
         text = f"GPU: kernels compiled, which CuPy keeps, {seconds:.1f} s"
-    stdout().print(text)
+    tell([text], as_json=as_json, cuda=None if cuda is None else asdict(cuda), seconds=seconds)

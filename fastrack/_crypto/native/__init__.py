@@ -26,27 +26,27 @@ _MODULE = "fastrack._crypto._native"
 _PACKAGE = Path(__file__).parents[2]
 
 
-def functions(form: str = "") -> Any:
-    """Return the functions of the form of that name as attributes, or with "" all functions, by their full names.
+def functions(isa: str = "") -> Any:
+    """Return the functions of an instruction set as attributes, or with "" all functions, by their full names.
 
     Raise DeviceError if there is no machine code.
     """
     module = load()
     if module is None:
         raise DeviceError(f"expected fastrack's machine code, got none: {problem()}")
-    return functions_of(module, form) if form else module
+    return functions_of(module, isa) if isa else module
 
 
-def functions_of(module: ModuleType, form: str) -> SimpleNamespace:
-    """Return the functions of a form, without it in their names."""
-    end = suffix_of(form)
+def functions_of(module: ModuleType, isa: str) -> SimpleNamespace:
+    """Return the functions of an instruction set, without it in their names."""
+    end = suffix_of(isa)
     named = vars(module).items()
     return SimpleNamespace(**{name.removesuffix(end): code for name, code in named if name.endswith(end)})
 
 
-def suffix_of(form: str) -> str:
-    """Return the end of the names of a form's functions."""
-    return "_" + form.replace("-", "_")
+def suffix_of(isa: str) -> str:
+    """Return the end of the names of an instruction set's functions."""
+    return "_" + isa.replace("-", "_")
 
 
 def load() -> ModuleType | None:

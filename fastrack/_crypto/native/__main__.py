@@ -28,9 +28,8 @@ def main() -> None:
         del os.environ[name]
     os.environ |= {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_OPT": "0"}
     print("making fastrack's machine code ...", flush=True)  # noqa: T201
-    from fastrack._crypto.native.link import link
-    from fastrack._crypto.native.target import TARGETS
-    from fastrack._crypto.native.units import make_object
+    from fastrack._crypto.native.build import link, make_object
+    from fastrack._crypto.native.compiler import TARGETS
 
     target = TARGETS[options.architecture]
     linker = link(make_object(target, name="_native"), target, options.output)

@@ -7,18 +7,20 @@ for a platform that may be another than that of this process. Importing this imp
 from __future__ import annotations
 
 import inspect
+import platform
 import re
+import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from llvmlite import binding, ir
 from numba import cfunc, njit, types
 
-from fastrack._crypto.forms import Form
+from fastrack._crypto.isa import INSTRUCTION_SETS, InstructionSet
 from fastrack._crypto.native.extension import INIT, METHODS, emit_module
-from fastrack._crypto.native.instructions import declare
-from fastrack._crypto.native.target import Target, target_machine
+from fastrack._crypto.native.llvm import declare
 
 # The functions outside of the object code that it may call: those of the C library, and those of Python that the
 # wrappers call. Without a reference to others, a compiled function neither raises an exception nor allocates memory.
@@ -50,38 +52,46 @@ def compiled_with_lock(function: Any) -> Any:
 
 
 @cache
-def cipher(form: Form | None) -> ir.Module:
-    """Return the module that the functions of a form, or those of every form, are defined in as they are needed."""
-    return ir.Module(f"fastrack_cipher_{form}")
+def cipher(isa: InstructionSet | None) -> ir.Module:
+    """Return the module of the functions of an instruction set, or of every one, which gets them as they are needed."""
+    return ir.Module(f"fastrack_cipher_{isa}")
 
 
 def call_cipher(
-    builder: ir.IRBuilder, form: Form | None, build: Callable[[ir.Module], ir.Function], *arguments: ir.Value
+    builder: ir.IRBuilder, isa: InstructionSet | None, build: Callable[[ir.Module], ir.Function], *arguments: ir.Value
 ) -> ir.Value:
     """Call a function that `build` defines in a module, if needed, and that numba never sees.
 
-    numba compiles what it lowers for the CPU of this process at once, where another form would end the process.
+    numba compiles what it lowers for the CPU of this process at once, where others would end the process.
     """
-    function = declare_cipher(builder.module, form, build)
+    function = declare_cipher(builder.module, isa, build)
     return builder.call(function, arguments)
 
 
-def declare_cipher(module: ir.Module, form: Form | None, build: Callable[[ir.Module], ir.Function]) -> ir.Function:
-    """Return the declaration of a function that `build` defines in the module of a form."""
-    defined = build(cipher(form))
+def declare_cipher(
+    module: ir.Module, isa: InstructionSet | None, build: Callable[[ir.Module], ir.Function]
+) -> ir.Function:
+    """Return the declaration of a function that `build` defines in the module of an instruction set."""
+    defined = build(cipher(isa))
     defined.linkage = "external"
     binding.add_symbol(defined.name, 1)  # numba links what it compiles, and nothing runs that
     return declare(module, defined.name, defined.function_type)
 
 
 def compile_functions(
-    functions: dict[str, Any], forms: Sequence[Form], target: Target, *, helpers: dict[str, Any], name: str, doc: str
+    functions: dict[str, Any],
+    isas: Sequence[InstructionSet],
+    target: Target,
+    *,
+    helpers: dict[str, Any],
+    name: str,
+    doc: str,
 ) -> bytes:
     """Return the object code of an extension module of functions that `compiled` or `compiled_with_lock` made.
 
     `functions` are those that Python calls, by their names. Their arguments are integers of 64 bits, annotated as `int`
     or `bool`, and addresses of arrays, annotated as `Array`. They return an integer, a boolean or None. `helpers` are
-    `share` and `serve` of `jit_workers`, if there are kernels.
+    `share` and `serve` of `kernels_threads`, if there are kernels.
 
     A function whose last argument is annotated as `Counters` is a kernel: `workers.run` calls it on several threads. In
     place of the counters Python gives four integers, for `share`, and it gets the first bad chunk. If its first
@@ -100,9 +110,9 @@ def compile_functions(
         )
         if symbol in functions:
             rows.append((symbol, kinds, is_void, function.targetoptions["nogil"]))
-    for form in (None, *forms):
-        linked.link_in(binding.parse_assembly(str(cipher(form))))
-    linked.link_in(binding.parse_assembly(str(emit_module(rows, target, name, doc))))
+    for isa in (None, *isas):
+        linked.link_in(binding.parse_assembly(str(cipher(isa))))
+    linked.link_in(binding.parse_assembly(str(emit_module(rows, target.triple, name, doc))))
     linked.triple, linked.data_layout = target.triple, str(machine.target_data)
     whole = binding.parse_assembly("")
     whole.link_in(binding.parse_assembly(str(linked) + _FLAGS[target.architecture]))  # gives all functions the mark
@@ -153,3 +163,58 @@ def _optimize(module: Any, machine: Any, *, exported: str) -> None:
     passes.add_global_dead_code_eliminate_pass()
     passes.add_strip_dead_prototype_pass()
     passes.run(module, builder)
+
+
+# Platforms. Code of no instruction set is for every CPU of an architecture, and no generator asks the machine that it
+# runs on: the same sources give the same code on all of them.
+
+_FIRST_LLVM = (22,)  # LLVM 20 aborts the process at "zero-call-used-regs"="all"; what of 21 is not known
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A platform: its name by `platform.machine`, LLVM's names of it and its oldest CPU, and its instruction sets."""
+
+    architecture: str
+    triple: str
+    cpu: str
+    isas: tuple[str, ...]
+
+
+TARGETS = {
+    "x86_64": Target("x86_64", "x86_64-unknown-linux-gnu", "x86-64", ("vaes-512", "vaes-256", "aesni")),
+    "aarch64": Target("aarch64", "aarch64-unknown-linux-gnu", "generic", ("armv8",)),
+}
+assert set(INSTRUCTION_SETS) == {isa for target in TARGETS.values() for isa in target.isas}
+
+
+def host_target() -> Target:
+    """Return the platform of this process, to compile for it here. Raise RuntimeError if it has none."""
+    machine = {"AMD64": "x86_64", "arm64": "aarch64"}.get(platform.machine(), platform.machine())
+    found = TARGETS.get(machine)
+    if found is None or sys.maxsize < 1 << 62:
+        raise RuntimeError(f"expected a 64-bit CPU of {' or '.join(TARGETS)}, got {platform.machine()}")
+    return Target(found.architecture, binding.get_process_triple(), found.cpu, found.isas)
+
+
+def require_llvm() -> None:
+    """Raise RuntimeError if this LLVM cannot make the code. It would not say so, but end the process."""
+    if binding.llvm_version_info < _FIRST_LLVM:
+        version = ".".join(map(str, binding.llvm_version_info))
+        raise RuntimeError(
+            f"expected LLVM {_FIRST_LLVM[0]} or later, which numba 0.66 and later have, got LLVM {version}. "
+            "Install a later numba, or unset FASTRACK_ENGINE to use the code that is there"
+        )
+
+
+def target_machine(target: Target, *, here: bool = False) -> Any:
+    """Return LLVM's compiler for a platform, of code for a shared object, or with `here` for this process."""
+    require_llvm()
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    binding.initialize_native_asmparser()  # for CPUID, which has no intrinsic
+    found = binding.Target.from_triple(target.triple)
+    if not here:
+        return found.create_target_machine(target.cpu, "", 3, reloc="pic", codemodel="small")
+    relocation = "static" if found.name.startswith("x86") else "default"
+    return found.create_target_machine(target.cpu, "", 3, reloc=relocation, codemodel="jitdefault", jit=True)

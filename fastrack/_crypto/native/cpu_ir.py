@@ -7,10 +7,9 @@ from typing import Any
 from llvmlite import ir
 
 from fastrack._crypto.native.compiler import compiled_with_lock
-from fastrack._crypto.native.instructions import declare
 from fastrack._crypto.native.intrinsics import emitted, word_pointer
-from fastrack._crypto.native.jit import Array
-from fastrack._crypto.native.llvm import I32, I64
+from fastrack._crypto.native.kernels_chunks import Array
+from fastrack._crypto.native.llvm import I32, I64, declare
 
 _AT_HWCAP = 16  # of getauxval: the instructions that the kernel lets programs use
 

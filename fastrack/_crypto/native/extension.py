@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from llvmlite import ir
 
 from fastrack._crypto import workers
-from fastrack._crypto.native.instructions import declare
-from fastrack._crypto.native.llvm import I8, I32, I64
-from fastrack._crypto.native.target import Target
+from fastrack._crypto.native.llvm import I8, I32, I64, declare
 
 METHODS = "fastrack_methods"  # the symbol of the table of the functions that Python calls
 INIT = "PyInit__native"
@@ -30,13 +28,13 @@ _BASE = ir.LiteralStructType([I64, _POINTER, _POINTER, I64, _POINTER])  # `PyMod
 _DEFINITION = ir.LiteralStructType([_BASE, _POINTER, _POINTER, I64, *[_POINTER] * 5])  # `PyModuleDef`
 
 
-def emit_module(rows: Sequence[Row], target: Target, name: str, doc: str) -> ir.Module:
+def emit_module(rows: Sequence[Row], triple: str, name: str, doc: str) -> ir.Module:
     """Emit a module with the functions of `rows`, which call those of the same names with ``fastrack_c_`` before them.
 
     With a `name` it has the function that Python calls to import an extension module of that name.
     """
     module = ir.Module("fastrack")
-    module.triple = target.triple
+    module.triple = triple
     table = [
         (symbol, _emit_wrapper(module, symbol, kinds, is_void=is_void, releases_lock=releases))
         for symbol, kinds, is_void, releases in rows

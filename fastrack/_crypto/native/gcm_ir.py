@@ -15,16 +15,15 @@ them meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 
 from llvmlite import ir
 
 from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
-from fastrack._crypto.forms import Form
-from fastrack._crypto.native.instructions import declare
-from fastrack._crypto.native.llvm import I1, I8, I32, I64, I128, Emitter, compile_for, define, emit_loop
+from fastrack._crypto.isa import InstructionSet
+from fastrack._crypto.native.llvm import I1, I8, I32, I64, I128, Emitter, compile_for, declare, define, emit_loop
 
 Builder = Callable[[ir.Function, "Variant"], None]  # emits the code of a function
 VectorAt = Callable[[int], ir.Value]  # returns the vector of a group at an index
@@ -51,10 +50,10 @@ STACK_SIZE = 16 << 10
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A variant of the code: bits of the key, and the form."""
+    """A variant of the code: bits of the key, and the instruction set."""
 
     bits: int
-    form: Form
+    isa: InstructionSet
 
     @property
     def rounds(self) -> int:
@@ -63,12 +62,12 @@ class Variant:
     @property
     def group(self) -> int:
         """Bytes that one iteration of the main loop processes."""
-        return _VECTORS * self.form.width
+        return _VECTORS * self.isa.width
 
     @property
     def suffix(self) -> str:
         """The end of the names of functions."""
-        return "_".join(map(str, (self.bits, *self.form)))
+        return "_".join(map(str, (self.bits, *self.isa)))
 
 
 def chunk_function(module: ir.Module, variant: Variant, name: str) -> ir.Function:
@@ -85,7 +84,7 @@ def define_chunk(module: ir.Module, variant: Variant, name: str, arguments: int,
     """Return the function of a chunk with so many arguments; `build` it if needed."""
 
     def emit(function: ir.Function) -> None:
-        compile_for(function, *variant.form.target)
+        compile_for(function, *variant.isa.target)
         if name == "expand_key":
             isolate_frame(function)
         else:
@@ -116,7 +115,7 @@ def define_run(
     more = len(chunk.args) - 5
 
     def emit(function: ir.Function) -> None:
-        compile_for(function, *variant.form.target)
+        compile_for(function, *variant.isa.target)
         isolate_frame(function)
         schedule, source, target, first, count, size, *others = function.args
         builder = ir.IRBuilder(function.append_basic_block())
@@ -174,8 +173,8 @@ def stack_wiper(module: ir.Module) -> ir.Function:
 def _build_expand_key(function: ir.Function, variant: Variant) -> None:
     schedule, material = function.args
     builder = ir.IRBuilder(function.append_basic_block())
-    emit = Emitter(builder, variant.form.narrow)
-    wide = Emitter(builder, variant.form.narrow._replace(width=64))
+    emit = Emitter(builder, variant.isa.one_block)
+    wide = Emitter(builder, variant.isa.one_block._replace(width=64))
 
     keys = expand_key(emit, material, variant.bits)
     for index, key in enumerate(keys):
@@ -236,19 +235,14 @@ def encrypt_block(emit: Emitter, block: ir.Value, keys: list[ir.Value]) -> ir.Va
 def _build_open(function: ir.Function, variant: Variant, *, writes: bool = True) -> None:
     schedule, source, target, chunk, size = function.args
     work = _Chunk(function, variant, schedule, chunk)
-    work.run(source, target if writes else None, size, decrypt=True)
-    expected_tag = work.small.load(work.builder.add(source, size), once=True)
-    good = work.same(work.tag(size), expected_tag)
-    if writes:
-        with work.builder.if_then(work.builder.icmp_unsigned("==", good, I64(0)), likely=False):
-            fill_zero(work.builder, target, size)
-    work.builder.ret(good)
+    work.run(size, source, target if writes else None)
+    work.finish(size, work.builder.add(source, size), target if writes else None)
 
 
 def _build_seal(function: ir.Function, variant: Variant) -> None:
     schedule, source, target, chunk, size = function.args
-    work = _Chunk(function, variant, schedule, chunk)
-    work.run(source, target, size, decrypt=False)
+    work = _Chunk(function, variant, schedule, chunk, decrypts=False)
+    work.run(size, source, target)
     work.small.store(work.tag(size), work.builder.add(target, size))
     work.builder.ret(I64(1))
 
@@ -262,38 +256,78 @@ _BUILDERS: dict[str, tuple[Builder, int]] = {
 
 
 class _Chunk:
-    """An emitter of the code of one chunk: groups of vectors first, then single blocks, then the last bytes."""
+    """An emitter of the code of one chunk: groups of vectors first, then single blocks, then the last bytes.
 
-    def __init__(self, function: ir.Function, variant: Variant, schedule: ir.Value, chunk: ir.Value) -> None:
+    `hashes` has the running GHASH, or several of them.
+    """
+
+    def __init__(
+        self,
+        function: ir.Function,
+        variant: Variant,
+        schedule: ir.Value,
+        chunk: ir.Value,
+        *,
+        decrypts: bool = True,
+        hashes: int = 1,
+    ) -> None:
         self.variant = variant
         self.schedule = schedule
+        self.decrypts = decrypts
         self.builder = ir.IRBuilder(function.append_basic_block())
-        self.small = Emitter(self.builder, variant.form.narrow)
-        self.wide = Emitter(self.builder, variant.form)
+        self.small = Emitter(self.builder, variant.isa.one_block)
+        self.wide = Emitter(self.builder, variant.isa)
         self.scratch = self.builder.alloca(I8, 16)
         # The nonce of chunk k is the base nonce XOR k, big-endian; byte-reversed, the counter is the lowest 32 bits.
         number = self.builder.shl(self.builder.zext(chunk, I128), I128(32))
         base = self.small.load(schedule, _NONCE, align=16)
         self.nonce = self.small.xor(base, self.builder.bitcast(number, base.type))
-        self.hash = self.small.words(0, 0)
+        self.hashes = [self.small.words(0, 0)] * hashes
 
-    def run(self, source: ir.Value, target: ir.Value | None, size: ir.Value, *, decrypt: bool) -> None:
+    def run(self, size: ir.Value, *addresses: ir.Value | None) -> None:
+        """Process so many bytes of the buffers at these addresses: source and target, which may be None."""
         group = I64(self.variant.group)
         groups = self.builder.udiv(size, group)
-        self._groups(source, target, groups, decrypt=decrypt)
+        self._groups(groups, *addresses)
         done = self.builder.mul(groups, group)
         remaining = self.builder.sub(size, done)
         counter = self.builder.add(self.builder.udiv(done, I64(16)), I64(2))
-        source = self.builder.add(source, done)
-        target = None if target is None else self.builder.add(target, done)
-        self._blocks(source, target, remaining, counter, decrypt=decrypt)
+        self._rest(remaining, counter, *self._moved(addresses, done))
 
-    def tag(self, size: ir.Value) -> ir.Value:
-        """Return the tag: GHASH with the length block, XOR the encrypted first counter block."""
+    def _rest(self, size: ir.Value, counter: ir.Value, *addresses: ir.Value | None) -> None:
+        """Process single blocks, then a part of one."""
+        builder = self.builder
+        blocks = builder.udiv(size, I64(16))
+        self._blocks(blocks, counter, *addresses)
+        done = builder.mul(blocks, I64(16))
+        left = builder.sub(size, done)
+        before = builder.block, self.hashes
+        with builder.if_then(builder.icmp_unsigned(">", left, I64(0))):
+            self._last(left, builder.add(counter, blocks), *self._moved(addresses, done))
+            within = builder.block, self.hashes
+        self.hashes = [builder.phi(self.small.type) for _ in self.hashes]
+        for block, values in (before, within):
+            for phi, value in zip(self.hashes, values, strict=True):
+                phi.add_incoming(value, block)
+
+    def _moved(self, addresses: Iterable[ir.Value | None], offset: ir.Value) -> list[ir.Value | None]:
+        return [None if address is None else self.builder.add(address, offset) for address in addresses]
+
+    def tag(self, size: ir.Value, number: int = 0) -> ir.Value:
+        """Return the tag of a hash: GHASH with the length block, XOR the encrypted first counter block."""
         bits = self.builder.zext(self.builder.shl(size, I64(3)), I128)
-        self._absorb(self.small.reverse_bytes(self.builder.bitcast(bits, self.small.type)))
+        self._absorb(self.small.reverse_bytes(self.builder.bitcast(bits, self.small.type)), number)
         mask = self._keystream(I64(1))
-        return self.small.xor(self.small.reverse_bytes(self.hash), mask)
+        return self.small.xor(self.small.reverse_bytes(self.hashes[number]), mask)
+
+    def finish(self, size: ir.Value, expected: ir.Value, target: ir.Value | None, number: int = 0) -> None:
+        """Return 1 if the tag of a hash is that at an address, else fill the target with zeros and return 0."""
+        builder = self.builder
+        good = self.same(self.tag(size, number), self.small.load(expected, once=True))
+        if target is not None:
+            with builder.if_then(builder.icmp_unsigned("==", good, I64(0)), likely=False):
+                fill_zero(builder, target, size)
+        builder.ret(good)
 
     def same(self, left: ir.Value, right: ir.Value) -> ir.Value:
         difference = self.builder.bitcast(self.small.xor(left, right), I128)
@@ -303,33 +337,37 @@ class _Chunk:
     # The main loop. Decryption hashes the ciphertext that it reads. Encryption hashes the ciphertext of the previous
     # iteration, held in registers, so that the cipher and the hash of one iteration are independent.
 
-    def _groups(self, source: ir.Value, target: ir.Value | None, groups: ir.Value, *, decrypt: bool) -> None:
-        builder, wide, variant = self.builder, self.wide, self.variant
+    def _groups(self, groups: ir.Value, *addresses: ir.Value | None) -> None:
+        builder, wide, variant, decrypts = self.builder, self.wide, self.variant, self.decrypts
+        source, target = addresses
         origin = self._origin()
         # The first iteration of encryption hashes zeros, which leave a hash of zero unchanged.
-        zeros = [] if decrypt else [wide.words(0, 0)] * _VECTORS
+        zeros = [] if decrypts else [wide.words(0, 0)] * _VECTORS
 
         # `start` is the first counter block less 2, XOR round key 0, in every lane.
         def body(iteration: ir.Value, start: ir.Value, running: ir.Value, *before: ir.Value) -> list[ir.Value]:
-            blocks = builder.mul(builder.add(iteration, I64(1)), I64(variant.group // 16))
-            next_start = wide.xor(origin, self._counter(blocks))
-            offset = builder.mul(iteration, I64(variant.group))
+            next_start, offset = self._next_start(origin, iteration), builder.mul(iteration, I64(variant.group))
             source_address = builder.add(source, offset)
             # A vector is loaded where it is first used: all at once would not fit into the registers.
-            text = cache(lambda lane: wide.load(source_address, variant.form.width * lane, once=True))
-            hashing = _Hashing(wide, self.schedule, running, text if decrypt else before.__getitem__)
+            text = cache(lambda lane: wide.load(source_address, variant.isa.width * lane, once=True))
+            hashing = _Hashing(wide, self.schedule, running, text if decrypts else before.__getitem__)
             if target is None:
                 return [next_start, hashing.finish()]
             target_address = builder.add(target, offset)
             self._prefetch(source_address, target_address)
             result = self._work_group(start, next_start, text, hashing)
             for lane, value in enumerate(result):
-                wide.store(value, target_address, variant.form.width * lane)
-            return [next_start, hashing.finish(), *([] if decrypt else result)]
+                wide.store(value, target_address, variant.isa.width * lane)
+            return [next_start, hashing.finish(), *([] if decrypts else result)]
 
-        _, self.hash, *last = emit_loop(builder, groups, [origin, self.hash, *zeros], body)
-        if not decrypt:
-            self.hash = _Hashing(wide, self.schedule, self.hash, last.__getitem__).finish()
+        _, running, *last = emit_loop(builder, groups, [origin, *self.hashes, *zeros], body)
+        if not decrypts:
+            running = _Hashing(wide, self.schedule, running, last.__getitem__).finish()
+        self.hashes = [running]
+
+    def _next_start(self, origin: ir.Value, iteration: ir.Value) -> ir.Value:
+        blocks = self.builder.mul(self.builder.add(iteration, I64(1)), I64(self.variant.group // 16))
+        return self.wide.xor(origin, self._counter(blocks))
 
     def _work_group(self, start: ir.Value, next_start: ir.Value, text: VectorAt, hashing: _Hashing) -> list[ir.Value]:
         return self._cipher(self._first_states(start, next_start), text, hashing)
@@ -378,42 +416,27 @@ class _Chunk:
         return [wide.aes_last(state, wide.xor(key, text(lane))) for lane, state in enumerate(states)]
 
     def _round_key(self, step: int) -> ir.Value:
-        return self.wide.load(self.schedule, _ROUND_KEYS + 64 * step, align=self.variant.form.width)
+        return self.wide.load(self.schedule, _ROUND_KEYS + 64 * step, align=self.variant.isa.width)
 
-    # The rest of a chunk: single blocks, then a part of one.
+    # The rest of a chunk.
 
-    def _blocks(
-        self, source: ir.Value, target: ir.Value | None, remaining: ir.Value, counter: ir.Value, *, decrypt: bool
-    ) -> None:
-        builder = self.builder
+    def _blocks(self, blocks: ir.Value, counter: ir.Value, *addresses: ir.Value | None) -> None:
+        builder, (source, target) = self.builder, addresses
 
         def body(index: ir.Value, running: ir.Value) -> list[ir.Value]:
-            self.hash = running
+            self.hashes = [running]
             offset = builder.mul(index, I64(16))
             text = result = self.small.load(builder.add(source, offset), once=True)
             if target is not None:
                 result = self._work_block(text, builder.add(counter, index))
                 self.small.store(result, builder.add(target, offset))
-            self._absorb(text if decrypt else result)
-            return [self.hash]
+            self._absorb(text if self.decrypts else result)
+            return self.hashes
 
-        blocks = builder.udiv(remaining, I64(16))
-        (self.hash,) = emit_loop(builder, blocks, [self.hash], body)
-        hashes = [(self.hash, builder.block)]
-        done = builder.mul(blocks, I64(16))
-        bytes_left = builder.sub(remaining, done)
-        with builder.if_then(builder.icmp_unsigned(">", bytes_left, I64(0))):
-            target = None if target is None else builder.add(target, done)
-            self._last(builder.add(source, done), target, bytes_left, builder.add(counter, blocks), decrypt=decrypt)
-            hashes.append((self.hash, builder.block))
-        self.hash = builder.phi(self.small.type)
-        for value, block in hashes:
-            self.hash.add_incoming(value, block)
+        self.hashes = emit_loop(builder, blocks, self.hashes, body)
 
-    def _last(
-        self, source: ir.Value, target: ir.Value | None, size: ir.Value, number: ir.Value, *, decrypt: bool
-    ) -> None:
-        builder = self.builder
+    def _last(self, size: ir.Value, number: ir.Value, *addresses: ir.Value | None) -> None:
+        builder, (source, target) = self.builder, addresses
         scratch = builder.ptrtoint(self.scratch, I64)
         fill_zero(builder, scratch, I64(16))
         copy(builder, scratch, source, size)
@@ -425,7 +448,7 @@ class _Chunk:
         self.small.store(result, scratch)
         copy(builder, target, scratch, size)
         fill_zero(builder, builder.add(scratch, size), builder.sub(I64(16), size))
-        self._absorb(text if decrypt else self.small.load(scratch))
+        self._absorb(text if self.decrypts else self.small.load(scratch))
         fill_zero(builder, scratch, I64(16))
 
     def _work_block(self, text: ir.Value, number: ir.Value) -> ir.Value:
@@ -439,12 +462,13 @@ class _Chunk:
         ]
         return encrypt_block(self.small, block, keys)
 
-    def _absorb(self, block: ir.Value) -> None:
+    def _absorb(self, block: ir.Value, number: int = 0) -> None:
         offset = (_POWERS - 1) * 16
         key = self.small.load(self.schedule, _HASH_KEYS + offset, align=16)
         halves = self.small.load(self.schedule, _HASH_HALVES + offset, align=16)
-        mixed = self.small.xor(self.hash, self.small.reverse_bytes(block))
-        self.hash = self.small.reduce(*self.small.product(mixed, key, halves))
+        mixed = self.small.xor(self.hashes[number], self.small.reverse_bytes(block))
+        value = self.small.reduce(*self.small.product(mixed, key, halves))
+        self.hashes = [value if index == number else other for index, other in enumerate(self.hashes)]
 
 
 class _Hashing:

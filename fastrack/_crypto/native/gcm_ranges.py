@@ -35,7 +35,7 @@ def ranges_function(module: ir.Module, variant: Variant, name: str) -> ir.Functi
     decrypt = define_chunk(module, variant, "decrypt", 6, _build_decrypt)
 
     def emit(function: ir.Function) -> None:
-        compile_for(function, *variant.form.target)
+        compile_for(function, *variant.isa.target)
         isolate_frame(function)
         schedule, source, target, chunk, size, ahead, table, count, buffer = function.args
         builder = ir.IRBuilder(function.append_basic_block())
@@ -63,9 +63,8 @@ def _build_collect(function: ir.Function, variant: Variant) -> None:
     schedule, source, buffer, chunk, size, ahead = function.args
     work = _Collect(function, variant, schedule, chunk)
     work.distance = work.builder.sub(ahead, source)
-    work.run(source, buffer, size, decrypt=True)
-    expected_tag = work.small.load(work.builder.add(source, size), once=True)
-    work.builder.ret(work.same(work.tag(size), expected_tag))
+    work.run(size, source, buffer)
+    work.finish(size, work.builder.add(source, size), None)
 
 
 def _build_decrypt(function: ir.Function, variant: Variant) -> None:
@@ -101,7 +100,7 @@ class _Decrypt(_Chunk):
 
         The groups are read whole, whatever the size of the chunk.
         """
-        builder, wide, width, group = self.builder, self.wide, self.variant.form.width, I64(self.variant.group)
+        builder, wide, width, group = self.builder, self.wide, self.variant.isa.width, I64(self.variant.group)
         part = builder.ptrtoint(builder.alloca(I8, self.variant.group), I64)
         stop = builder.add(start, size)
         first = builder.udiv(start, group)

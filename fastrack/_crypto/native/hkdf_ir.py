@@ -22,10 +22,9 @@ from fastrack._crypto.cobblestone import (
     PREFIX_SIZE,
     SALT_SIZE,
 )
-from fastrack._crypto.forms import Form
+from fastrack._crypto.isa import InstructionSet
 from fastrack._crypto.native.gcm_ir import copy, fill_zero, isolate_frame
-from fastrack._crypto.native.instructions import call
-from fastrack._crypto.native.llvm import I8, I64, compile_for, define, emit_loop
+from fastrack._crypto.native.llvm import I8, I64, call, compile_for, define, emit_loop
 from fastrack._crypto.native.sha512_ir import BLOCK_WORDS, STATE_WORDS, broadcast, compress_function, initial_state
 
 _DIGEST_SIZE = 8 * STATE_WORDS
@@ -50,7 +49,7 @@ _MASK, _MESSAGE, _SIZE, _ROW = (_BLOCK + _MOST_LANES * (_BLOCK_SIZE + 8 * column
 _MEMORY_SIZE = _ROW + 8 * _MOST_LANES
 
 
-def derive_function(module: ir.Module, form: Form) -> ir.Function:
+def derive_function(module: ir.Module, isa: InstructionSet) -> ir.Function:
     """Return the function `(secret, size, text, table, count, target)`; build it if needed.
 
     The secret has `size` bytes, 16 or 32. `text` is the prefix, and for each of `count` messages its header, its
@@ -59,26 +58,26 @@ def derive_function(module: ir.Module, form: Form) -> ir.Function:
 
     It returns the first message whose commitment differs from that in its header, or the count.
     """
-    return _define(module, form, "derive", form.width // 8, 6, _build_derive)
+    return _define(module, isa, "derive", isa.width // 8, 6, _build_derive)
 
 
 def _define(
-    module: ir.Module, form: Form, name: str, lanes: int, arguments: int, build: Callable[[_Function], None]
+    module: ir.Module, isa: InstructionSet, name: str, lanes: int, arguments: int, build: Callable[[_Function], None]
 ) -> ir.Function:
     def emit(function: ir.Function) -> None:
-        compile_for(function, *form.target)
+        compile_for(function, *isa.target)
         function.attributes.add("noinline")  # it is called at several places
-        build(_Function(function, form, lanes))
+        build(_Function(function, isa, lanes))
 
-    return define(module, f"fastrack_{name}_{'_'.join(map(str, (*form, lanes)))}", arguments, emit)
+    return define(module, f"fastrack_{name}_{'_'.join(map(str, (*isa, lanes)))}", arguments, emit)
 
 
 class _Function:
     """An emitter of a function of so many lanes. Addresses, sizes and indexes are 64-bit integers."""
 
-    def __init__(self, function: ir.Function, form: Form, lanes: int) -> None:
+    def __init__(self, function: ir.Function, isa: InstructionSet, lanes: int) -> None:
         self.function = function
-        self.form = form
+        self.isa = isa
         self.lanes = lanes
         self.builder = ir.IRBuilder(function.append_basic_block())
 
@@ -136,20 +135,20 @@ class _Function:
         copy(self.builder, self.place(memory, target), self.place(memory, _STATE), I64(_DIGEST_SIZE * self.lanes))
 
     def compress(self, memory: ir.Value) -> None:
-        function = compress_function(self.function.module, self.form, self.lanes)
+        function = compress_function(self.function.module, self.isa, self.lanes)
         self.builder.call(function, [self.builder.add(memory, I64(place)) for place in (_STATE, _BLOCK, _MASK)])
 
 
 def _build_derive(emit: _Function) -> None:
     secret, size, text, table, count, target = emit.function.args
     isolate_frame(emit.function)
-    builder, module, form = emit.builder, emit.function.module, emit.form
+    builder, module, isa = emit.builder, emit.function.module, emit.isa
     room = builder.alloca(I8, _MEMORY_SIZE)
     room.align = 64
     memory = builder.ptrtoint(room, I64)
     _absorb_secret(emit, memory, secret, size)
     emit.store(emit.place(memory, _NEXT), emit.place(text, PREFIX_SIZE))
-    one, several = (_define(module, form, "derive_group", lanes, 6, _build_group) for lanes in (1, emit.lanes))
+    one, several = (_define(module, isa, "derive_group", lanes, 6, _build_group) for lanes in (1, emit.lanes))
     is_one = builder.icmp_unsigned("==", count, I64(1))
     function, step = builder.select(is_one, one, several), builder.select(is_one, I64(1), I64(emit.lanes))
 
@@ -212,7 +211,7 @@ def _build_group(emit: _Function) -> None:
         return [builder.select(builder.icmp_unsigned("<", lane, last), following, message)]
 
     emit_loop(builder, I64(emit.lanes), [emit.load(emit.place(memory, _NEXT))], prepare)
-    expand = _define(emit.function.module, emit.form, "expand", emit.lanes, 3, _build_expand)
+    expand = _define(emit.function.module, emit.isa, "expand", emit.lanes, 3, _build_expand)
     builder.call(expand, [memory, text, I64(1)])
     _write_rows(emit, memory, used, 0, STATE_WORDS)
     needed = builder.add(size, I64(NONCE_SIZE + COMMITMENT_SIZE))
@@ -265,7 +264,7 @@ def _build_expand(emit: _Function) -> None:
         blocks = count_blocks(lane)
         return [builder.select(builder.icmp_unsigned(">", blocks, most), blocks, most)]
 
-    fill = _define(emit.function.module, emit.form, "fill", lanes, 6, _build_fill)
+    fill = _define(emit.function.module, emit.isa, "fill", lanes, 6, _build_fill)
 
     def absorb(block: ir.Value) -> None:
         def prepare(lane: ir.Value) -> None:

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
+from inspect import Parameter, Signature
 from typing import Any
 
 from llvmlite import ir
@@ -16,8 +17,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from fastrack._crypto.native.instructions import declare
-from fastrack._crypto.native.llvm import I32, I64
+from fastrack._crypto.native.llvm import I32, I64, declare
 
 _CLOCK = 8 if sys.platform == "darwin" else 1  # CLOCK_UPTIME_RAW, CLOCK_MONOTONIC: that of `time.perf_counter_ns`
 _HAS_AFFINITY = sys.platform == "linux"
@@ -104,16 +104,21 @@ def now(builder: ir.IRBuilder) -> ir.Value:
     return builder.add(builder.mul(seconds, I64(10**9)), nanoseconds)
 
 
-@emitted
-def sleep(builder: ir.IRBuilder, microseconds: ir.Value) -> None:
-    """Suspend the thread."""
-    sleeping = declare(builder.module, "usleep", ir.FunctionType(I32, [I32]))
-    builder.call(sleeping, [builder.trunc(microseconds, I32)])
+def _libc(name: str, *operands: str) -> Any:
+    """Make a function for compiled code of a function of the C library, which takes words and returns an int."""
+
+    def emit(builder: ir.IRBuilder, *words: ir.Value) -> ir.Value:
+        return _call_libc(builder, name, *words)
+
+    parameters = [Parameter(each, Parameter.POSITIONAL_OR_KEYWORD) for each in ("builder", *operands)]
+    vars(emit)["__signature__"] = Signature(parameters)  # numba reads how many there are
+    return emitted(emit)
 
 
-@emitted
-def sched_yield(builder: ir.IRBuilder) -> None:
-    _call_libc(builder, "sched_yield")
+sleep = _libc("usleep", "microseconds")
+sched_yield = _libc("sched_yield")
+lock, unlock = _libc("pthread_mutex_lock", "mutex"), _libc("pthread_mutex_unlock", "mutex")
+wait, wake = _libc("pthread_cond_wait", "condition", "mutex"), _libc("pthread_cond_signal", "condition")
 
 
 @emitted
@@ -152,26 +157,6 @@ def make_wakeup(builder: ir.IRBuilder, mutex: ir.Value, condition: ir.Value) -> 
     """Initialise a mutex and a condition variable, which take up to 64 bytes each."""
     _call_libc(builder, "pthread_mutex_init", mutex, I64(0))
     _call_libc(builder, "pthread_cond_init", condition, I64(0))
-
-
-@emitted
-def lock(builder: ir.IRBuilder, mutex: ir.Value) -> None:
-    _call_libc(builder, "pthread_mutex_lock", mutex)
-
-
-@emitted
-def unlock(builder: ir.IRBuilder, mutex: ir.Value) -> None:
-    _call_libc(builder, "pthread_mutex_unlock", mutex)
-
-
-@emitted
-def wait(builder: ir.IRBuilder, condition: ir.Value, mutex: ir.Value) -> None:
-    _call_libc(builder, "pthread_cond_wait", condition, mutex)
-
-
-@emitted
-def wake(builder: ir.IRBuilder, condition: ir.Value) -> None:
-    _call_libc(builder, "pthread_cond_signal", condition)
 
 
 @emitted

@@ -11,10 +11,10 @@ from typing import Any
 
 from llvmlite import ir
 
-from fastrack._crypto.forms import Form
-from fastrack._crypto.native.instructions import X86, Arm, Instructions, declare
+from fastrack._crypto.isa import InstructionSet
 
 I1, I8, I32, I64, I128 = (ir.IntType(bits) for bits in (1, 8, 32, 64, 128))
+_BYTES, _WORDS = ir.VectorType(I8, 16), ir.VectorType(I64, 2)
 
 # The reduction constant of a carry-less multiplier, as (low, high) words: x^128 + x^7 + x^2 + x + 1 in the bit order of
 # GHASH after a byte swap (NIST SP 800-38D section 6.3).
@@ -22,15 +22,15 @@ _POLYNOMIAL = (1, 0xC200000000000000)
 
 
 class Emitter:
-    """An emitter of code on the vectors of a form: 16, 32 or 64 bytes, in lanes of one 16-byte block each."""
+    """An emitter of code on vectors of 16, 32 or 64 bytes, in lanes of one 16-byte block each."""
 
-    def __init__(self, builder: ir.IRBuilder, form: Form) -> None:
+    def __init__(self, builder: ir.IRBuilder, isa: InstructionSet) -> None:
         self.builder = builder
-        self.width = form.width
-        self.native = form.native
-        self.blocks = form.width // 16
-        self.type = ir.VectorType(I64, form.width // 8)
-        self._instructions: Instructions = Arm(builder) if form.architecture == "arm" else X86(builder, form.native)
+        self.width = isa.width
+        self.native = isa.native
+        self.blocks = isa.width // 16
+        self.type = ir.VectorType(I64, isa.width // 8)
+        self._instructions = _Arm(builder) if isa.architecture == "arm" else _X86(builder, isa.native)
 
     # Memory. Addresses are 64-bit integers.
 
@@ -123,9 +123,11 @@ class Emitter:
     # AES rounds and carry-less products.
 
     def aes_round(self, state: ir.Value, key: ir.Value) -> ir.Value:
+        """Return MixColumns(ShiftRows(SubBytes(state))) XOR key, the round of FIPS 197 section 5.1."""
         return self._by_parts(self._instructions.aes_round, state, key)
 
     def aes_last(self, state: ir.Value, key: ir.Value) -> ir.Value:
+        """Return ShiftRows(SubBytes(state)) XOR key, the last round."""
         return self._by_parts(self._instructions.aes_last, state, key)
 
     def clmul(self, left: ir.Value, right: ir.Value, select: int) -> ir.Value:
@@ -179,6 +181,68 @@ class Emitter:
         polynomial = builder.bitcast(self.words(*_POLYNOMIAL), wide.type)
         shifted = builder.xor(builder.shl(wide, wide.type(1)), builder.and_(carry, polynomial))
         return builder.bitcast(shifted, block.type)
+
+
+class _X86:
+    """AES-NI and PCLMULQDQ, or VAES and VPCLMULQDQ, on vectors of 16, 32 or 64 bytes."""
+
+    def __init__(self, builder: ir.IRBuilder, native: int) -> None:
+        self._builder = builder
+        self._suffix = {16: "", 32: ".256", 64: ".512"}[native]
+
+    def aes_round(self, state: ir.Value, key: ir.Value) -> ir.Value:
+        return self._call("llvm.x86.aesni.aesenc", state, key)
+
+    def aes_last(self, state: ir.Value, key: ir.Value) -> ir.Value:
+        return self._call("llvm.x86.aesni.aesenclast", state, key)
+
+    def clmul(self, left: ir.Value, right: ir.Value, select: int) -> ir.Value:
+        return self._call("llvm.x86.pclmulqdq", left, right, I8(select))
+
+    def _call(self, name: str, first: ir.Value, *rest: ir.Value) -> ir.Value:
+        return call(self._builder, name + self._suffix, first.type, first, *rest)
+
+
+class _Arm:
+    """AESE, AESMC and PMULL, on vectors of 16 bytes.
+
+    AESE adds the key before SubBytes, where AESENC adds it behind MixColumns. So a round here adds zeros before and the
+    key behind, and LLVM makes one instruction of that addition and the AESE of the next round.
+    """
+
+    def __init__(self, builder: ir.IRBuilder) -> None:
+        self._builder = builder
+
+    def aes_round(self, state: ir.Value, key: ir.Value) -> ir.Value:
+        mixed = call(self._builder, "llvm.aarch64.crypto.aesmc", _BYTES, self._substitute(state))
+        return self._add(mixed, key)
+
+    def aes_last(self, state: ir.Value, key: ir.Value) -> ir.Value:
+        return self._add(self._substitute(state), key)
+
+    def clmul(self, left: ir.Value, right: ir.Value, select: int) -> ir.Value:
+        words = (left, select & 1), (right, select >> 4)
+        factors = [self._builder.extract_element(vector, I64(index)) for vector, index in words]
+        product = call(self._builder, "llvm.aarch64.neon.pmull64", _BYTES, *factors)
+        return self._builder.bitcast(product, _WORDS)
+
+    def _substitute(self, state: ir.Value) -> ir.Value:
+        block = self._builder.bitcast(state, _BYTES)
+        return call(self._builder, "llvm.aarch64.crypto.aese", _BYTES, block, _BYTES([0] * 16))
+
+    def _add(self, block: ir.Value, key: ir.Value) -> ir.Value:
+        return self._builder.xor(self._builder.bitcast(block, _WORDS), key)
+
+
+def call(builder: ir.IRBuilder, name: str, result: ir.Type, *arguments: ir.Value) -> Any:
+    """Call the intrinsic of that name."""
+    signature = ir.FunctionType(result, [argument.type for argument in arguments])
+    return builder.call(declare(builder.module, name, signature), arguments)
+
+
+def declare(module: ir.Module, name: str, signature: ir.FunctionType) -> ir.Function:
+    """Return the function of that name in `module`, and declare it if needed."""
+    return module.globals.get(name) or ir.Function(module, signature, name)
 
 
 def define(module: ir.Module, name: str, arguments: int, build: Callable[[ir.Function], None]) -> ir.Function:

@@ -11,9 +11,8 @@ from math import isqrt
 
 from llvmlite import ir
 
-from fastrack._crypto.forms import Form
-from fastrack._crypto.native.instructions import declare
-from fastrack._crypto.native.llvm import I32, I64, compile_for, define, emit_loop
+from fastrack._crypto.isa import InstructionSet
+from fastrack._crypto.native.llvm import I32, I64, compile_for, declare, define, emit_loop
 
 BLOCK_WORDS, STATE_WORDS = 16, 8  # of 64 bits
 
@@ -21,7 +20,7 @@ _ROUNDS = 80
 _Make = Callable[..., ir.Value]
 
 
-def compress_function(module: ir.Module, form: Form, lanes: int) -> ir.Function:
+def compress_function(module: ir.Module, isa: InstructionSet, lanes: int) -> ir.Function:
     """Return the function `(state, block, mask)` that absorbs a block of each lane; build it if needed.
 
     The arguments are addresses of words of 64 bits, at multiples of 64 bytes. Word `i` of lane `k` is at index
@@ -30,11 +29,11 @@ def compress_function(module: ir.Module, form: Form, lanes: int) -> ir.Function:
     """
 
     def emit(function: ir.Function) -> None:
-        compile_for(function, *form.target)
+        compile_for(function, *isa.target)
         function.attributes.add("noinline")  # it is called at several places
         _Compression(function, lanes).run()
 
-    return define(module, f"fastrack_sha512_{'_'.join(map(str, form))}_{lanes}", 3, emit)
+    return define(module, f"fastrack_sha512_{'_'.join(map(str, isa))}_{lanes}", 3, emit)
 
 
 def initial_state() -> list[int]:

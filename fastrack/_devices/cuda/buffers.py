@@ -14,9 +14,8 @@ from fastrack._crypto.base import Bytes, address
 from fastrack._crypto.cobblestone import CHUNK_SIZE, MessageKey
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices.cuda.commands import Commands
-from fastrack._devices.cuda.driver import Driver, Memory
+from fastrack._devices.cuda.driver import Driver
 from fastrack._devices.cuda.gather_plan import align
-from fastrack._devices.cuda.key_state import LAST_POWER, STATE_SIZE, write_state
 from fastrack._devices.cuda.streams import Pipeline
 from fastrack.errors import DeviceError
 
@@ -25,8 +24,10 @@ _BLOCK_SIZE = 16  # of the cipher
 _UNKNOWN = 0  # a verdict that has not arrived reads as "chunk 0 is bad"
 _PER_ALLOCATION = 32  # states of a single message
 _MIN_CAPACITY = 16  # keys of a state for several messages; a power of two
-_MAX_SLOTS = 2048  # messages whose expanded keys are on the device at once, with 8704 bytes each; a power of two
+_MAX_SLOTS = 2048  # messages whose expanded keys are on the device at once; a power of two
 KEY_SIZE = 48  # bytes of a key for `prepare`: `Key` in ``kernels/prepare.cuh``
+_MATERIAL_SIZE = KEY_SIZE - 4
+STATE_SIZE = 8704  # bytes of an expanded key: `State` in ``kernels/chunk.cuh``
 
 
 class CudaStagingBuffer:
@@ -85,74 +86,63 @@ class CudaStagingBuffer:
 class MessageState:
     """The keys and the verdict of the messages of a call, in page-locked memory of the host and on the device.
 
-    `memory` holds the keys, the verdict, the verdict on the plans of gathers, and the expanded key of these plans. The
-    key of a single message is expanded by the host, as `write_state` does it. Of several messages there is a row each,
-    and the device expands them into `slots` states, which the messages take in turn. At the end the device's copy of
-    `memory`, with wiped keys, overwrites it. `keys`, `states`, `verdict`, `plan_verdict` and `plan_state` are device
-    addresses. The event `started` is done when the arrays may be used, and `finished` when the messages are complete.
+    `memory` holds the key of the plans of gathers, the keys of the messages, the verdict on these, and that on the
+    plans. The kernel `prepare` expands the keys of the messages into `slots` states, which they take in turn. At the
+    end the device's copy of `memory`, with wiped keys, overwrites it. `plan_key`, `keys`, `plan_state`, `states`,
+    `verdict` and `plan_verdict` are device addresses: both kinds of states come first, so that one command wipes what
+    was used. The event `started` is done when the arrays may be used, and `finished` when the messages are complete.
     """
 
-    def __init__(
-        self, driver: Driver, memory: Bytes, pointer: int, capacity: int = 1, states: Memory | None = None
-    ) -> None:
+    def __init__(self, driver: Driver, memory: Bytes, pointer: int, capacity: int) -> None:
         self.memory = memory
         self.capacity = capacity
-        self.slots = min(capacity, _MAX_SLOTS)
-        self.keys = pointer
-        self.states = pointer if states is None else states.pointer
-        self._verdicts = _keys_size(capacity)
-        self._plan_key = self._verdicts + 2 * _WORD
-        self.verdict = pointer + self._verdicts
+        self.slots = slots_for(capacity)
+        self.plan_state = pointer
+        self.states = pointer + STATE_SIZE
+        self.plan_key = self.states + STATE_SIZE * self.slots
+        self.keys = self.plan_key + KEY_SIZE
+        self._verdicts = memory.size - 2 * _WORD
+        self.verdict = self.plan_key + self._verdicts
         self.plan_verdict = self.verdict + _WORD
-        self.plan_state = pointer + self._plan_key
-        self._allocated = states
         self._has_plans = False
         self.started, self.finished = driver.event(), driver.event()
         self.wipe_host()
 
     def load_keys(self, keys: MessageKeys, nbytes: Sequence[int]) -> None:
-        """Copy keys into the host's memory, that of a single message expanded, and reset the verdicts."""
-        self.memory[self._verdicts : self._plan_key].view(np.uint64)[:] = _UNKNOWN
+        """Copy keys into the host's memory, and reset the verdicts."""
+        self.memory[self._verdicts :].view(np.uint64)[:] = _UNKNOWN
         self._has_plans = False
-        if self.capacity == 1:
-            key = keys.key(0)
-            try:
-                write_state(key, self.memory[:STATE_SIZE])
-            finally:
-                key.wipe()
-            return
-        rows = self.memory[: KEY_SIZE * len(keys)].reshape(-1, KEY_SIZE)
-        material = KEY_SIZE - 4
-        rows[:, :material] = keys.memory[:, :material]
+        rows = self.memory[KEY_SIZE : KEY_SIZE * (1 + len(keys))].reshape(-1, KEY_SIZE)
+        rows[:, :_MATERIAL_SIZE] = keys.memory[:, :_MATERIAL_SIZE]
         blocks = -(-np.minimum(np.asarray(nbytes, np.int64), CHUNK_SIZE) // _BLOCK_SIZE)
-        powers = np.minimum(blocks, LAST_POWER - 1) + 1
-        rows[:, material:].view(np.uint32)[:, 0] = np.asarray(keys.bits) + (powers << 16)
+        rows[:, _MATERIAL_SIZE:].view(np.uint32)[:, 0] = _kind(np.asarray(keys.bits), blocks)
 
     def load_plan_key(self, key: MessageKey) -> None:
-        """Expand the key of the plans into the host's memory."""
-        self._has_plans = True  # first, so that an interrupt in `write_state` leaves no key that is not wiped
-        write_state(key, self.memory[self._plan_key :])
+        """Copy the key of the plans into the host's memory."""
+        self._has_plans = True  # first, so that an interrupt leaves no key that is not wiped
+        row, size = self.memory[:KEY_SIZE], len(key.material)
+        row[:size] = np.frombuffer(key.material, np.uint8)
+        row[_MATERIAL_SIZE:].view(np.uint32)[0] = _kind(8 * len(key.key), CHUNK_SIZE // _BLOCK_SIZE)
 
     @property
     def verdicts(self) -> tuple[int, int]:
         """The verdict on the messages and that on the plans of their gathers, as last downloaded."""
-        messages, plans = self.memory[self._verdicts : self._plan_key].view(np.uint64).tolist()
+        messages, plans = self.memory[self._verdicts :].view(np.uint64).tolist()
         return messages, plans
 
     def upload_keys(self, commands: Commands, stream: Any) -> None:
         """Upload the keys, and set the device's verdicts to those on messages without a bad chunk."""
         commands.fill(self.verdict, 0xFF, 2 * _WORD, stream)
-        commands.upload(self.keys, self.memory[: self._verdicts], stream)
+        commands.upload(self.keys, self.memory[KEY_SIZE : self._verdicts], stream)
 
     def upload_plan_key(self, commands: Commands, stream: Any) -> None:
         """Upload the key of the plans."""
-        commands.upload(self.plan_state, self.memory[self._plan_key :], stream)
+        commands.upload(self.plan_key, self.memory[:KEY_SIZE], stream)
 
     def download_verdicts(self, commands: Commands, stream: Any) -> None:
         """Wipe the keys on the device, then on the host by the download of the verdicts, and reset the device's."""
         self.wipe_device(commands, stream)
-        end = self.memory.size if self._has_plans else self._plan_key
-        commands.download(self.memory[:end], self.keys, stream)
+        commands.download(self.memory, self.plan_key, stream)
         self._reset_verdicts(commands, stream)
         commands.record(self.finished, stream)
 
@@ -167,15 +157,11 @@ class MessageState:
     def wipe_host(self) -> None:
         """Wipe the keys on the host."""
         self.memory[: self._verdicts].fill(0)
-        self.memory[self._plan_key :].fill(0)
 
     def wipe_device(self, commands: Commands, stream: Any) -> None:
-        """Wipe the keys on the device."""
-        commands.fill(self.keys, 0, self._verdicts, stream)
-        if self._allocated is not None:
-            commands.fill(self.states, 0, STATE_SIZE * self.slots, stream)
-        if self._has_plans:
-            commands.fill(self.plan_state, 0, STATE_SIZE, stream)
+        """Wipe the keys on the device, expanded or not."""
+        start = self.plan_state if self._has_plans else self.states
+        commands.fill(start, 0, self.verdict - start, stream)
 
 
 class MessageStatePool:
@@ -186,8 +172,7 @@ class MessageStatePool:
         self._all: list[MessageState] = []
         self._allocations: list[object] = []
         # A deque needs no lock: the garbage collector releases states, too.
-        self._released: deque[MessageState] = deque()
-        self._released_many: dict[int, deque[MessageState]] = {}  # by the number of keys that they have room for
+        self._released: dict[int, deque[MessageState]] = {}  # by the number of keys that they have room for
         self._lock = threading.Lock()
         with suppress(DeviceError):  # `acquire` raises it if there still is no memory
             self.release(self._allocate())
@@ -204,7 +189,7 @@ class MessageStatePool:
             if self._driver.done(state.finished):
                 return state
             released.append(state)
-        return self._allocate() if capacity == 1 else self._allocate_many(capacity)
+        return self._allocate(capacity)
 
     def release(self, state: MessageState) -> None:
         """Take a state back, whose message may still be in progress."""
@@ -226,43 +211,36 @@ class MessageStatePool:
             state.wipe_host()
         self._all.clear()
         self._released.clear()
-        self._released_many.clear()
         self._allocations.clear()
 
     def _released_of(self, capacity: int) -> deque[MessageState]:
-        return self._released if capacity == 1 else self._released_many.setdefault(capacity, deque())
+        return self._released.setdefault(capacity, deque())
 
-    def _allocate_many(self, capacity: int) -> MessageState:
-        size = _memory_size(capacity)
-        host, device = self._driver.host(size), self._driver.memory(size)
-        states = self._driver.memory(STATE_SIZE * min(capacity, _MAX_SLOTS))
-        with self._lock:
-            self._allocations.append(device)
-            state = MessageState(self._driver, host, device.pointer, capacity, states)
-            self._all.append(state)
-        return state
-
-    def _allocate(self) -> MessageState:
-        """Return one of several states in one allocation, as each allocation stops the whole device."""
-        size = align(_memory_size(1), 256)
-        host, device = self._driver.host(_PER_ALLOCATION * size), self._driver.memory(_PER_ALLOCATION * size)
+    def _allocate(self, capacity: int = 1) -> MessageState:
+        """Return a state, for one message one of several in one allocation, as each stops the whole device."""
+        number = _PER_ALLOCATION if capacity == 1 else 1
+        size = KEY_SIZE * (1 + capacity) + 2 * _WORD
+        step = align(size + STATE_SIZE * (1 + slots_for(capacity)), 256)
+        host, device = self._driver.host(number * size), self._driver.memory(number * step)
         with self._lock:
             self._allocations.append(device)
             made = [
-                MessageState(self._driver, host[offset : offset + _memory_size(1)], device.pointer + offset)
-                for offset in range(0, _PER_ALLOCATION * size, size)
+                MessageState(
+                    self._driver, host[index * size : (index + 1) * size], device.pointer + index * step, capacity
+                )
+                for index in range(number)
             ]
             self._all += made
         first, *others = made
-        self._released.extend(others)
+        self._released_of(capacity).extend(others)
         return first
 
 
-def _keys_size(capacity: int) -> int:
-    """Return the bytes of a state's memory that hold keys."""
-    return STATE_SIZE if capacity == 1 else KEY_SIZE * capacity
+def slots_for(capacity: int) -> int:
+    """Return the number of messages of a state whose expanded keys are on the device at once."""
+    return min(capacity, _MAX_SLOTS)
 
 
-def _memory_size(capacity: int) -> int:
-    """Return the bytes of a state's memory: keys, two verdicts, and the expanded key of plans."""
-    return _keys_size(capacity) + 2 * _WORD + STATE_SIZE
+def _kind(bits: Any, blocks: Any) -> Any:
+    """Return the last word of a `Key`: the bits of the key, and the powers of H that chunks of so many blocks need."""
+    return bits + (blocks + 1 << 16)

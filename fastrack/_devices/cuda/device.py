@@ -76,8 +76,8 @@ class CudaDevice:
         commands, event = Commands(), driver.event()
         commands.record(event, memory.stream)
         commands.wait(kernels, event)
-        if memory.nbytes:
-            commands.fill(memory.pointer, 0, memory.nbytes, kernels)
+        if memory.size:
+            commands.fill(memory.address, 0, memory.size, kernels)
         commands.record(event, kernels)
         commands.synchronize(event)
         driver.issue(commands)

@@ -29,23 +29,10 @@ class Memory(Protocol):
 class View:
     """The bytes of an array on the device."""
 
-    pointer: int  # of any alignment
-    nbytes: int
+    address: int  # of any alignment
+    size: int
     stream: Stream  # the caller's current one, in the framework of the array, when the view was made
     array: Any  # the owner of the memory
-
-    def __len__(self) -> int:
-        return self.nbytes
-
-    @property
-    def address(self) -> int:
-        """The same as `pointer`, as host memory has it."""
-        return self.pointer
-
-    @property
-    def size(self) -> int:
-        """The same as `nbytes`, as host memory has it."""
-        return self.nbytes
 
 
 class Driver(Protocol):

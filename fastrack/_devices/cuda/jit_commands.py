@@ -4,14 +4,29 @@ from __future__ import annotations
 
 from typing import Any
 
+from llvmlite import ir
+
 from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE
 from fastrack._crypto.native.compiler import compiled, compiled_with_lock
-from fastrack._crypto.native.intrinsics import at, call, exchange, fetch_add, load, now, put, sched_yield, sleep
-from fastrack._crypto.native.jit import Counters, Role, copy_bytes
+from fastrack._crypto.native.intrinsics import (
+    at,
+    call,
+    emit_call,
+    emitted,
+    exchange,
+    fetch_add,
+    load,
+    now,
+    put,
+    sched_yield,
+    sleep,
+    word_pointer,
+)
+from fastrack._crypto.native.kernels_chunks import Counters, Role, copy_bytes
+from fastrack._crypto.native.llvm import I32, I64
 from fastrack._crypto.workers import CALLER
 from fastrack._devices.cuda import commands as opcodes
 from fastrack._devices.cuda.captures import THREAD_LOCAL
-from fastrack._devices.cuda.intrinsics import launch
 from fastrack._devices.cuda.native import (
     _BASE,
     _CHUNKS,
@@ -38,6 +53,8 @@ from fastrack._devices.cuda.native import (
 _NOT_READY, _IMPLICIT = 600, 906  # CUDA_ERROR_NOT_READY, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
 _SPINS = 256
 _NAP = 50  # microseconds
+_FIRST_ARGUMENT = 7  # index of the first kernel argument in a LAUNCH command, in words
+_MAX_ARGUMENTS = 16
 
 
 def build_commands() -> dict[str, Any]:
@@ -73,7 +90,7 @@ def _build_run(*, stops: bool) -> Any:
             code, length = at(here, 0), at(here, 1)
             function = at(table, code)
             if code == opcodes.LAUNCH:
-                status = launch(function, here)
+                status = _launch(function, here)
             elif code in (opcodes.UPLOAD, opcodes.DOWNLOAD, opcodes.FILL):
                 status = call(function, (at(here, 2), at(here, 3), at(here, 4), at(here, 5)))
             elif code == opcodes.WAIT:
@@ -188,3 +205,19 @@ def _copy_shared(shared: int, parallel: bool, target: int, source: int, size: in
         pass
     while load(shared + 8 * _DONE) < base + pieces:
         sched_yield()
+
+
+@emitted
+def _launch(builder: ir.IRBuilder, function: ir.Value, command: ir.Value) -> ir.Value:
+    """Call cuLaunchKernel with the operands of a LAUNCH command."""
+    with builder.goto_entry_block():
+        pointers = builder.alloca(I64, _MAX_ARGUMENTS)
+    for index in range(_MAX_ARGUMENTS):
+        argument = builder.add(command, I64(8 * (_FIRST_ARGUMENT + index)))
+        builder.store(argument, builder.gep(pointers, [I32(index)]))
+    handle, blocks, threads, shared, stream = (
+        builder.load(word_pointer(builder, command, I64(index))) for index in range(2, _FIRST_ARGUMENT)
+    )
+    arguments = builder.ptrtoint(pointers, I64)
+    one, none = I64(1), I64(0)
+    return emit_call(builder, function, [handle, blocks, one, one, threads, one, one, shared, stream, arguments, none])

@@ -73,7 +73,7 @@ def launches_of(slab: Slab, messages: Messages, size: int) -> list[Launch]:
                 continue
         if not launches or not launches[-1].fits(bits, segment):
             launches.append(Launch(bits, plan is not None, number))
-        launches[-1].add(segment, count, memory.pointer, memory.nbytes)
+        launches[-1].add(segment, count, memory.address, memory.size)
     return launches
 
 
@@ -82,7 +82,7 @@ def check_run(segment: Segment, messages: Messages) -> int:
     number, first, start, stop, size, _, _ = segment
     count = chunks_between(size, stop - start, first)
     sealed = messages.sealed[number]
-    fits = stop <= messages.memories[number].nbytes
+    fits = stop <= messages.memories[number].size
     fits = fits and (sealed is None or first * SEALED_CHUNK_SIZE + size <= sealed.size)
     if start != first * CHUNK_SIZE or not fits:
         raise ValueError(f"a slab reaches outside its message or its array: {segment}")
@@ -101,7 +101,7 @@ def _check_gather(segment: Segment, plan: GatherPlan, messages: Messages) -> int
     """Require a gather within its message and its result, and return its number of chunks."""
     number, stop = segment.message, segment.stop
     whole = ciphertext_size(stop)
-    check_plan(plan, whole, stop, messages.memories[number].nbytes)
+    check_plan(plan, whole, stop, messages.memories[number].size)
     count = int(plan.chunks.size)
     sealed = messages.sealed[number]
     if sealed is not None and sealed.size != whole:

@@ -74,16 +74,10 @@ class CudaOperation:
             raise
 
     def open(self, slab: Slab | None, buffer: StagingBuffer | None) -> None:
-        self._require_usable()
-        assert slab is not None
-        assert isinstance(buffer, CudaStagingBuffer)
-        self._recorder.open(self._require_list(), slab, buffer)
+        self._recorder.open(*self._require_usable(slab, buffer))
 
     def seal(self, slab: Slab | None, buffer: StagingBuffer | None) -> None:
-        self._require_usable()
-        assert slab is not None
-        assert isinstance(buffer, CudaStagingBuffer)
-        self._recorder.seal(self._require_list(), slab, buffer)
+        self._recorder.seal(*self._require_usable(slab, buffer))
 
     def issue(self) -> None:
         if not self._pipeline.forked:
@@ -217,9 +211,14 @@ class CudaOperation:
                 self._result = _Result(self._recorder.bad_chunk())
                 self._resources.states.release(self._state)
 
-    def _require_usable(self) -> None:
+    def _require_usable(
+        self, slab: Slab | None, buffer: StagingBuffer | None
+    ) -> tuple[CommandList, Slab, CudaStagingBuffer]:
         self._pipeline.require_usable()  # a forked child must not even write to a staging buffer
         self._require_no_error()
+        assert slab is not None
+        assert isinstance(buffer, CudaStagingBuffer)
+        return self._require_list(), slab, buffer
 
     def _require_no_error(self) -> None:
         if self._error is not None:

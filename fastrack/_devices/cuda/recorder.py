@@ -6,7 +6,7 @@ Events alone order the work on the device. For messages that are opened::
     kernels of its lane             └ keys ┬ open 0   ┬ open 1   wipe keys, verdict ── finished
     uploads                 slab 0 ────────┘  slab 1 ─┘
 
-The keys of several messages are expanded by one launch, before the first slab. A slab's device memory may be read after
+The keys of the messages are expanded by one launch, before the first slab. A slab's device memory may be read after
 `copied`, and a staging buffer may be filled again after `used`, which the host waits for. Messages that are sealed go
 the other way: kernel, `copied`, download, `used`.
 """
@@ -24,12 +24,11 @@ from fastrack._crypto.base import Engine
 from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE
 from fastrack._crypto.session import Session
 from fastrack._devices.base import BAD_PLAN, BadChunk, Messages, Segment, Slab
-from fastrack._devices.cuda.buffers import CudaStagingBuffer, MessageState, MessageStatePool
+from fastrack._devices.cuda.buffers import STATE_SIZE, CudaStagingBuffer, MessageState, MessageStatePool
 from fastrack._devices.cuda.clock import Clock
 from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.driver import Event, Stream
 from fastrack._devices.cuda.gather_plan import PlanSealer, SealedPlan, room_for
-from fastrack._devices.cuda.key_state import STATE_SIZE
 from fastrack._devices.cuda.launches import Launch, check_run, launches_of
 from fastrack._devices.cuda.streams import Lane, Pipeline
 from fastrack._devices.cuda.table import TableSegment, pack_table, parse_name
@@ -95,7 +94,7 @@ class MessageRecorder:
         self._lane = lane
         self._uploads = resources.pipeline.uploads
         self._clock = clock
-        self._prepared = 1 if state.capacity == 1 else 0  # messages whose keys are expanded
+        self._prepared = 0  # messages whose keys are expanded
         self._plans: PlanSealer | None = None  # made for the first gather
         self._planned: list[tuple[int, int]] = []  # the first chunk of each sealed plan, and a message of the plan
         self._to_store: dict[CudaStagingBuffer, Slab] = {}  # sealed slabs that are still in their buffer
@@ -233,7 +232,7 @@ class MessageRecorder:
         count = check_run(segment, self._messages)
         self._prepare(commands, number, number)
         state = self._state.states + STATE_SIZE * (number & self._state.slots - 1)
-        source = self._messages.memories[number].pointer + start
+        source = self._messages.memories[number].address + start
         arguments = [state, source, buffer.device_ptr + offset, first, count, stop - start]
         self._launch(commands, f"seal_{self._messages.keys.bits[number]}", count, arguments)
 
@@ -272,6 +271,7 @@ class MessageRecorder:
             finally:
                 key.wipe()
             self._state.upload_plan_key(commands, self._lane.kernels)
+            self._launch(commands, "prepare", 1, [self._state.plan_key, self._state.plan_state, 0, 0, 1])
         return self._plans
 
     def _store(self, current: CommandList, buffer: CudaStagingBuffer) -> None:

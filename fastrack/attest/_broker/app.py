@@ -49,17 +49,7 @@ class _RefusedError(Exception):
 
 
 def make_app(broker: Broker, *, limit: RateLimit, body_seconds: float = _BODY_SECONDS) -> Any:
-    """Make the application.
-
-    Parameters
-    ----------
-    broker : Broker
-        What decides.
-    limit : RateLimit
-        The limit of requests for each address.
-    body_seconds : float
-        The time in seconds within which a body must have come.
-    """
+    """Make the application. `body_seconds` is the time within which a body must have come."""
     handlers = _Handlers(broker, limit, body_seconds)
     routes = [
         Route("/v1/challenges", handlers.wrap("challenge", handlers.make_challenge), methods=["POST"]),

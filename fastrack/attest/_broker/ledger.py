@@ -14,11 +14,12 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from fastrack._util.documents import encode, encode_time
 from fastrack._util.locations import locate_local
 from fastrack._util.regular_file import open_regular
 from fastrack._util.rights import require_own
@@ -32,7 +33,6 @@ _FIRST = bytes(32)
 _WAIT = 30.0  # seconds for a lock that another process holds
 _KEPT = timedelta(hours=1)  # after its end a challenge is told from one that never was
 _OPEN_LIMIT = 100_000  # challenges
-_TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 _SCHEMA = """
 CREATE TABLE challenges (id TEXT PRIMARY KEY, document BLOB NOT NULL, expires TEXT NOT NULL, used TEXT);
@@ -73,23 +73,10 @@ class Entry:
 
 
 class Ledger:
-    """The database of a broker. Several threads and processes may use one file at a time.
+    """The database of a broker, made with mode 0600. Several threads and processes may use one file at a time.
 
-    Every change is a transaction that is on the disk when the method returns.
-
-    Parameters
-    ----------
-    path : path-like
-        The file. It is made with mode 0600 if it does not exist.
-
-    Raises
-    ------
-    FormatError
-        If it is another file.
-    KeyPermissionError
-        If another user owns it or its folder, or may write to one.
-    OSError
-        If it cannot be opened.
+    Every change is a transaction that is on the disk when the method returns. Another file is a `FormatError`; one that
+    another user owns or may write to, or whose folder is such, a `KeyPermissionError`.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -137,19 +124,13 @@ class Ledger:
                 raise
 
     def add_challenge(self, challenge: Challenge, *, now: datetime) -> None:
-        """Remember a challenge that was made, and forget those whose end is long past.
-
-        Raises
-        ------
-        BusyError
-            If too many are open.
-        """
+        """Remember a challenge, and forget those whose end is long past. Raise `BusyError` if too many are open."""
         with self._transaction():
-            self._database.execute("DELETE FROM challenges WHERE expires < ?", (_text(now - _KEPT),))
+            self._database.execute("DELETE FROM challenges WHERE expires < ?", (encode_time(now - _KEPT),))
             count = self._database.execute("SELECT count(*) FROM challenges WHERE used IS NULL").fetchone()[0]
             if count >= _OPEN_LIMIT:  # then those that ended are forgotten earlier
                 ended = "DELETE FROM challenges WHERE used IS NULL AND expires <= ?"
-                count -= self._database.execute(ended, (_text(now),)).rowcount
+                count -= self._database.execute(ended, (encode_time(now),)).rowcount
             if count >= _OPEN_LIMIT:
                 raise BusyError(
                     f"making a challenge failed: expected fewer than {_OPEN_LIMIT} open ones, got {count}. Try later.",
@@ -160,22 +141,19 @@ class Ledger:
                 )
             self._database.execute(
                 "INSERT INTO challenges (id, document, expires) VALUES (?, ?, ?)",
-                (challenge.id, challenge.to_bytes(), _text(challenge.expires)),
+                (challenge.id, challenge.to_bytes(), encode_time(challenge.expires)),
             )
 
     def is_open(self, challenge_id: str, *, now: datetime) -> bool:
         """Return whether a challenge is known, was not used, and has not expired."""
         query = "SELECT 1 FROM challenges WHERE id = ? AND used IS NULL AND expires > ?"
         with self._lock:
-            return self._database.execute(query, (challenge_id, _text(now))).fetchone() is not None
+            return self._database.execute(query, (challenge_id, encode_time(now))).fetchone() is not None
 
     def use_challenge(self, challenge_id: str, *, now: datetime, details: Mapping[str, Any]) -> Challenge:
         """Use a challenge up, and return it. The use is on the disk before anything is done with the offer.
 
-        Raises
-        ------
-        ChallengeError
-            If it is unknown, was used before, or has expired. An attempt on a known one is logged.
+        Raise `ChallengeError` if it is unknown, was used before, or has expired. An attempt on a known one is logged.
         """
         reason = None
         with self._transaction():
@@ -188,9 +166,9 @@ class Ledger:
             elif row[1] is not None:
                 reason = f"one that was used at {row[1]}"
             elif now >= challenge.expires:
-                reason = f"one that expired at {_text(challenge.expires)}"
+                reason = f"one that expired at {encode_time(challenge.expires)}"
             else:
-                self._database.execute("UPDATE challenges SET used = ? WHERE id = ?", (_text(now), challenge_id))
+                self._database.execute("UPDATE challenges SET used = ? WHERE id = ?", (encode_time(now), challenge_id))
             if challenge is not None:
                 members = {"challenge": challenge_id, **details, **({"reason": reason} if reason else {})}
                 self._append("refused" if reason else "offered", members, now)
@@ -207,13 +185,7 @@ class Ledger:
     def add_grant(
         self, challenge_id: str, recipient: str, keys: list[str], *, now: datetime, details: Mapping[str, Any]
     ) -> None:
-        """Remember that keys were granted. There is one grant for a challenge at most, and only for one that was used.
-
-        Raises
-        ------
-        ChallengeError
-            If there is one already, or the challenge was not used.
-        """
+        """Remember that keys were granted. A challenge has one grant at most, and only after it was used."""
         with self._transaction():
             row = self._database.execute("SELECT used FROM challenges WHERE id = ?", (challenge_id,)).fetchone()
             known = self._database.execute("SELECT 1 FROM grants WHERE challenge = ?", (challenge_id,)).fetchone()
@@ -230,7 +202,7 @@ class Ledger:
             number = self._append("granted", members, now)
             self._database.execute(
                 "INSERT INTO grants (challenge, recipient, keys, issued, entry) VALUES (?, ?, ?, ?, ?)",
-                (challenge_id, recipient, ",".join(keys), _text(now), number),
+                (challenge_id, recipient, ",".join(keys), encode_time(now), number),
             )
 
     def append(self, event: str, details: Mapping[str, Any], *, now: datetime) -> None:
@@ -241,8 +213,8 @@ class Ledger:
     def _append(self, event: str, details: Mapping[str, Any], now: datetime) -> int:
         row = self._database.execute("SELECT number, hash FROM log ORDER BY number DESC LIMIT 1").fetchone()
         number, before = (0, _FIRST) if row is None else row
-        text = _dump(details)
-        entry = (number + 1, _text(now), event, text)
+        text = encode(details).decode()
+        entry = (number + 1, encode_time(now), event, text)
         self._database.execute(
             "INSERT INTO log (number, time, event, details, hash) VALUES (?, ?, ?, ?, ?)",
             (*entry, _hash_entry(before, *entry)),
@@ -256,26 +228,11 @@ class Ledger:
 
 
 def read_log(path: str | os.PathLike[str], *, head: bytes | None = None) -> list[Entry]:
-    """Read the log of a broker's database, which is not changed, and verify it.
+    """Read the log of a broker's database, which is not changed, and verify it. A broker may be using it.
 
     Every entry has the hash that follows from it and the one before; each grant has its entry, and each entry of a
-    grant has its grant.
-
-    Parameters
-    ----------
-    path : path-like
-        The file of the database. A broker may be using it.
-    head : bytes, optional
-        The hash of an entry that was noted before: the log must have it still.
-
-    Raises
-    ------
-    AuthenticationError
-        If an entry was altered, removed or put in, or does not fit the grants.
-    FormatError
-        If it is another file.
-    OSError
-        If it cannot be read.
+    grant has its grant. Otherwise, or if no entry has the hash `head`, which was noted before, it is an
+    `AuthenticationError`; another file is a `FormatError`.
     """
     open_regular(path).close()  # so that an error is told as one of a file
     try:
@@ -348,15 +305,7 @@ def _broken(wanted: str, found: str) -> AuthenticationError:
 
 def _hash_entry(before: bytes, number: int, time: str, event: str, details: str) -> bytes:
     entry = {"details": details, "event": event, "number": number, "time": time}
-    return sha256(_LABEL + before + _dump(entry).encode()).digest()
-
-
-def _dump(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-
-
-def _text(time: datetime) -> str:
-    return time.astimezone(UTC).strftime(_TIME)
+    return sha256(_LABEL + before + encode(entry)).digest()
 
 
 def _split(script: str) -> Iterator[str]:

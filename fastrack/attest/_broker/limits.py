@@ -14,14 +14,7 @@ _MOST_ADDRESSES = 65_536
 class RateLimit:
     """A token bucket for each address. The networks of IPv6 count by their first 64 bits.
 
-    Parameters
-    ----------
-    per_minute : float
-        The number of requests that an address may send a minute, for long.
-    burst : int
-        The number of those that it may send at once.
-    clock : callable
-        Returns a time in seconds that never goes back.
+    An address may send `burst` requests at once, and `per_minute` for long; `clock` never goes back.
     """
 
     def __init__(self, per_minute: float, burst: int, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -45,14 +38,9 @@ class RateLimit:
 
 
 class Quota:
-    """An amount that may be in use at a time, of which each address has a share. Not for several threads.
+    """An amount that may be in use at a time, `total`, of which each address has a `share`. Not for several threads.
 
-    Parameters
-    ----------
-    share : int
-        The amount that an address may use. The networks of IPv6 count by their first 64 bits.
-    total : int
-        The amount that all may use together.
+    The networks of IPv6 count by their first 64 bits.
     """
 
     def __init__(self, share: int, total: int) -> None:

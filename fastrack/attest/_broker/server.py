@@ -60,16 +60,8 @@ def serve(
 ) -> None:
     """Serve until the process is asked to end. Without a certificate only on a loopback address.
 
-    A TLS handshake, and then each head of a request, must come within `head_seconds`.
-
-    Raises
-    ------
-    KeyPermissionError
-        If others may use the key of the certificate, or own it.
-    OSError
-        If the address, the certificate or its key cannot be used.
-    ValueError
-        If there is no certificate, and `host` is no loopback address.
+    A TLS handshake, and then each head of a request, must come within `head_seconds`. Others must neither own nor use
+    the key of the certificate.
     """
     if certificate is None and not ip_address(host).is_loopback:
         raise ValueError(f"serving failed: expected a certificate, or a loopback address, got none and {host}")

@@ -23,20 +23,8 @@ def read_clock() -> datetime:
 class Settings:
     """The parts of a broker's configuration that do not hold secrets.
 
-    Attributes
-    ----------
-    policy : Policy
-        The proofs that are asked for.
-    challenge_lifetime, grant_lifetime : datetime.timedelta
-        The times within which an offer and the opening of its grants must follow.
-    files : tuple of str or None
-        The ids of the sealed files that keys may open; None for all.
-    collateral : TdxCollateral or None
-        Collateral for quotes, in place of the machines'.
-    roots : TrustedRoots
-        The roots that are trusted.
-    clock : callable
-        Returns the time.
+    An offer must follow its challenge within one lifetime, the opening of its grants within the other. `files` are
+    the ids of the sealed files that keys may open, None for all; `collateral` is used in place of the machines'.
     """
 
     policy: Policy
@@ -51,16 +39,7 @@ class Settings:
 class Broker:
     """An owner's keys, signer, policy and ledger. Its methods may be called by several threads.
 
-    Parameters
-    ----------
-    settings : Settings
-        The policy, and times.
-    keys : KeyRing
-        The keys that are granted: those that it holds, or else the one that it seals with.
-    signer : Signer
-        The owner's signing key.
-    ledger : Ledger
-        The memory of the broker.
+    The keys that a ring holds are granted, or else the one that it seals with.
     """
 
     def __init__(self, settings: Settings, keys: KeyRing, signer: Signer, ledger: Ledger) -> None:
@@ -72,26 +51,14 @@ class Broker:
         ledger.append("started", members, now=settings.clock())
 
     def make_challenge(self) -> Challenge:
-        """Make and remember a challenge.
-
-        Raises
-        ------
-        BusyError
-            If too many are open.
-        """
+        """Make and remember a challenge. Raise `BusyError` if too many are open."""
         now = self._settings.clock()
         challenge = Challenge.generate(now=now, lifetime=self._settings.challenge_lifetime)
         self._ledger.add_challenge(challenge, now=now)
         return challenge
 
     def require_challenge(self, challenge_id: str, address: str) -> None:
-        """Require an open challenge, before more of an offer is read than its beginning. The challenge is not used up.
-
-        Raises
-        ------
-        ChallengeError
-            If it cannot be used.
-        """
+        """Require an open challenge, before more than the beginning of an offer is read. It is not used up."""
         now = self._settings.clock()
         if not self._ledger.is_open(challenge_id, now=now):
             self._ledger.use_challenge(challenge_id, now=now, details={"address": address})  # logs it, and raises
@@ -100,14 +67,8 @@ class Broker:
         """Answer an offer: return the challenge's id, and the grants.
 
         The challenge is used up before anything in the offer is verified, and the grant is logged before it is
-        returned. So a challenge gives one answer at most, whatever happens in between.
-
-        Raises
-        ------
-        AttestationError
-            If the challenge cannot be used, or the offer is refused; the log has the reason.
-        FormatError
-            If the body is no offer. Then no challenge is used.
+        returned. So a challenge gives one answer at most, whatever happens in between. A body that is no offer uses
+        none. The log has the reason of a refusal.
         """
         offer = Offer.from_bytes(body)
         settings = self._settings

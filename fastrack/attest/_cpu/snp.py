@@ -16,8 +16,9 @@ from fastrack.attest._errors import malformed, refused
 from fastrack.attest._formats import der
 from fastrack.attest._formats.binary import Cursor
 from fastrack.attest._formats.roots import AMD_ROOTS, Roots
-from fastrack.attest._formats.signatures import verify_ecdsa
+from fastrack.attest._formats.signatures import P384
 from fastrack.attest._formats.x509 import (
+    PSS_SHA384,
     VerifiedChain,
     VerifiedCrl,
     extension_value,
@@ -26,8 +27,8 @@ from fastrack.attest._formats.x509 import (
     load_crl,
     require_unrevoked,
     subject_name,
+    verify_chain,
     verify_crl,
-    verify_pss_chain,
 )
 
 _OID = "1.3.6.1.4.1.3704.1"
@@ -138,17 +139,10 @@ def verify_snp_report(
     """
     parsed = parse_snp_report(report.data if isinstance(report, SnpReport) else report)
     certificates = (_load_leaf(leaf), *load_chain(issuers, evidence="AMD chain"))
-    chain = verify_pss_chain(certificates, roots=roots, now=now, evidence="AMD chain")
+    chain = verify_chain(certificates, roots=roots, now=now, evidence="AMD chain", algorithms=PSS_SHA384)
     product = _require_names(chain, parsed)
-    verify_ecdsa(
-        chain.leaf.public_key(),
-        parsed.signature,
-        parsed.data[:SIGNED_SIZE],
-        curve="P-384",
-        evidence=EVIDENCE,
-        field="signature",
-        byteorder="little",
-    )
+    key, signed = chain.leaf.public_key(), parsed.data[:SIGNED_SIZE]
+    P384.verify(key, parsed.signature, signed, EVIDENCE, byteorder="little")
     _require_tcb(chain.leaf, parsed, product)
     provider = None
     if parsed.signing_key == "VCEK":

@@ -11,10 +11,11 @@ from enum import StrEnum
 
 from fastrack._util.public import attest_public
 from fastrack.attest._errors import malformed
-from fastrack.attest._formats.binary import Cursor
+from fastrack.attest._formats.binary import Cursor, Layout
 
 SIGNED_SIZE = 0x2A0  # bytes that the signature covers
 _VERSIONS = range(2, 6)
+_CHIP_ID_OFFSET = 0x1A0
 _ECDSA_P384 = 1
 _KEYS = {0: "VCEK", 1: "VLEK"}
 
@@ -207,74 +208,26 @@ def parse_snp_report(data: bytes) -> SnpReport:
     version = cursor.u32("VERSION")
     if version not in _VERSIONS:
         raise malformed(EVIDENCE, "VERSION", 0, wanted="2 to 5", found=version)
-    guest_svn = cursor.u32("GUEST_SVN")
-    policy = cursor.u64("POLICY")
-    family_id, image_id = cursor.take(16, "FAMILY_ID"), cursor.take(16, "IMAGE_ID")
-    vmpl = cursor.u32("VMPL")
-    cursor.expect(_ECDSA_P384.to_bytes(4, "little"), "SIGNATURE_ALGO")
-    current_tcb = cursor.take(8, "CURRENT_TCB")
-    platform_info = cursor.u64("PLATFORM_INFO")
-    signing_key = _read_signing_key(cursor)
-    cursor.take(4, "reserved")
-    report_data = cursor.take(64, "REPORT_DATA")
-    measurement = cursor.take(48, "MEASUREMENT")
-    host_data = cursor.take(32, "HOST_DATA")
-    id_key_digest, author_key_digest = cursor.take(48, "ID_KEY_DIGEST"), cursor.take(48, "AUTHOR_KEY_DIGEST")
-    report_id, report_id_ma = cursor.take(32, "REPORT_ID"), cursor.take(32, "REPORT_ID_MA")
-    reported_tcb = cursor.take(8, "REPORTED_TCB")
+    values = cursor.fields(_BEGINNING)
     product = _read_product(cursor) if version > 2 else None
-    cursor.take(0x1A0 - cursor.offset, "reserved")
-    chip_id = cursor.take(64, "CHIP_ID")
-    committed_tcb = cursor.take(8, "COMMITTED_TCB")
-    current_version, committed_version = _read_version(cursor, "CURRENT"), _read_version(cursor, "COMMITTED")
-    launch_tcb = cursor.take(8, "LAUNCH_TCB")
-    launch_mitigations = cursor.u64("LAUNCH_MIT_VECTOR") if version > 4 else None
-    current_mitigations = cursor.u64("CURRENT_MIT_VECTOR") if version > 4 else None
+    cursor.take(_CHIP_ID_OFFSET - cursor.offset, "reserved")
+    values |= cursor.fields(_PLATFORM)
+    for name in ("launch", "current"):
+        values[f"{name}_mitigations"] = cursor.u64(f"{name.upper()}_MIT_VECTOR") if version > 4 else None
     cursor.take(SIGNED_SIZE - cursor.offset, "reserved")
     signature = _read_signature(cursor)
     cursor.done()
-    # Version 2 is older than Turin.
-    tcb = [
-        SnpTcb.unpack(raw, product or SnpProduct.MILAN)
-        for raw in (current_tcb, reported_tcb, committed_tcb, launch_tcb)
-    ]
-    return SnpReport(
-        version=version,
-        product=product,
-        guest_svn=guest_svn,
-        policy=policy,
-        family_id=family_id,
-        image_id=image_id,
-        vmpl=vmpl,
-        platform_info=platform_info,
-        signing_key=signing_key,
-        report_data=report_data,
-        measurement=measurement,
-        host_data=host_data,
-        id_key_digest=id_key_digest,
-        author_key_digest=author_key_digest,
-        report_id=report_id,
-        report_id_ma=report_id_ma,
-        chip_id=chip_id,
-        current_tcb=tcb[0],
-        reported_tcb=tcb[1],
-        committed_tcb=tcb[2],
-        launch_tcb=tcb[3],
-        current_version=current_version,
-        committed_version=committed_version,
-        launch_mitigations=launch_mitigations,
-        current_mitigations=current_mitigations,
-        data=data,
-        signature=signature,
-    )
+    for name in ("current_tcb", "reported_tcb", "committed_tcb", "launch_tcb"):
+        values[name] = SnpTcb.unpack(values[name], product or SnpProduct.MILAN)  # version 2 is older than Turin
+    return SnpReport(version=version, product=product, data=data, signature=signature, **values)
 
 
-def _read_signing_key(cursor: Cursor) -> str:
+def _read_signing_key(cursor: Cursor, field: str) -> str:
     """Read the word of flags in which bits 2 to 4 tell the signing key."""
     offset = cursor.offset
     key = cursor.u32("flags") >> 2 & 7
     if key not in _KEYS:
-        raise malformed(EVIDENCE, "SIGNING_KEY", offset, wanted="0 (VCEK) or 1 (VLEK)", found=key)
+        raise malformed(EVIDENCE, field, offset, wanted="0 (VCEK) or 1 (VLEK)", found=key)
     return _KEYS[key]
 
 
@@ -292,8 +245,8 @@ def _read_product(cursor: Cursor) -> SnpProduct:
     raise malformed(EVIDENCE, "CPUID_FAM_ID", offset, wanted="a CPU of Milan, Genoa or Turin", found=found)
 
 
-def _read_version(cursor: Cursor, name: str) -> tuple[int, int, int]:
-    build, minor, major = (cursor.u8(f"{name}_{part}") for part in ("BUILD", "MINOR", "MAJOR"))
+def _read_version(cursor: Cursor, field: str) -> tuple[int, int, int]:
+    build, minor, major = (cursor.u8(f"{field}_{part}") for part in ("BUILD", "MINOR", "MAJOR"))
     cursor.take(1, "reserved")
     return major, minor, build
 
@@ -306,3 +259,32 @@ def _read_signature(cursor: Cursor) -> bytes:
     cursor.zeros(24, "SIGNATURE.S")
     cursor.zeros(368, "reserved part of SIGNATURE")
     return r + s
+
+
+_BEGINNING: Layout = (
+    ("guest_svn", "GUEST_SVN", Cursor.u32),
+    ("policy", "POLICY", Cursor.u64),
+    ("family_id", "FAMILY_ID", 16),
+    ("image_id", "IMAGE_ID", 16),
+    ("vmpl", "VMPL", Cursor.u32),
+    ("", "SIGNATURE_ALGO", lambda cursor, field: cursor.expect(_ECDSA_P384.to_bytes(4, "little"), field)),
+    ("current_tcb", "CURRENT_TCB", 8),
+    ("platform_info", "PLATFORM_INFO", Cursor.u64),
+    ("signing_key", "SIGNING_KEY", _read_signing_key),
+    ("", "reserved", 4),
+    ("report_data", "REPORT_DATA", 64),
+    ("measurement", "MEASUREMENT", 48),
+    ("host_data", "HOST_DATA", 32),
+    ("id_key_digest", "ID_KEY_DIGEST", 48),
+    ("author_key_digest", "AUTHOR_KEY_DIGEST", 48),
+    ("report_id", "REPORT_ID", 32),
+    ("report_id_ma", "REPORT_ID_MA", 32),
+    ("reported_tcb", "REPORTED_TCB", 8),
+)
+_PLATFORM: Layout = (
+    ("chip_id", "CHIP_ID", 64),
+    ("committed_tcb", "COMMITTED_TCB", 8),
+    ("current_version", "CURRENT", _read_version),
+    ("committed_version", "COMMITTED", _read_version),
+    ("launch_tcb", "LAUNCH_TCB", 8),
+)

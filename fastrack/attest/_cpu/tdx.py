@@ -22,7 +22,7 @@ from fastrack.attest._cpu.tdx_pck import PckIdentity, read_pck_identity
 from fastrack.attest._cpu.tdx_quote import EVIDENCE, TdReport, TdxQuote, parse_tdx_quote
 from fastrack.attest._errors import refused
 from fastrack.attest._formats.roots import INTEL_ROOTS, Roots
-from fastrack.attest._formats.signatures import load_point, verify_ecdsa
+from fastrack.attest._formats.signatures import P256
 from fastrack.attest._formats.x509 import (
     VerifiedChain,
     VerifiedCrl,
@@ -209,39 +209,20 @@ def verify_tdx_quote(
 
 
 def verify_signatures(quote: TdxQuote, *, now: datetime, roots: Roots) -> VerifiedChain:
-    """Verify all signatures from the root down to the report, without collateral, and return the PCK chain.
-
-    Raises
-    ------
-    AttestationError
-        If one does not hold.
-    FormatError
-        If a certificate or key is malformed.
-    """
+    """Verify all signatures from the root down to the report, without collateral, and return the PCK chain."""
     chain = verify_chain(load_chain(quote.pck_chain, evidence="PCK chain"), roots=roots, now=now, evidence="PCK chain")
     names = [subject_name(certificate) for certificate in chain.certificates]
     if len(names) != 3 or names[0] != _PCK or names[1] not in _PCK_ISSUERS:
-        raise refused(
-            "PCK chain",
-            "subjects",
-            wanted=f"{_PCK!r}, issued by one of {', '.join(map(repr, sorted(_PCK_ISSUERS)))}, below the root",
-            found=", ".join(names),
-            advice="The certificate is not that of a platform; ask for the quote again.",
-        )
-    verify_ecdsa(
-        chain.leaf.public_key(),
-        quote.qe_signature,
-        quote.qe_report.data,
-        curve="P-256",
-        evidence=EVIDENCE,
-        field="signature of the QE report",
-    )
-    wanted = sha256(quote.attestation_key + quote.qe_auth_data).digest() + bytes(32)
-    if quote.qe_report.report_data != wanted:
-        found = quote.qe_report.report_data
-        raise refused(EVIDENCE, "report data of the QE report", wanted=wanted, found=found, advice=_AGAIN)
-    key = load_point("P-256", quote.attestation_key, evidence=EVIDENCE, field="attestation key")
-    verify_ecdsa(key, quote.signature, quote.signed, curve="P-256", evidence=EVIDENCE, field="signature")
+        wanted = f"{_PCK!r}, issued by one of {', '.join(map(repr, sorted(_PCK_ISSUERS)))}, below the root"
+        advice = "The certificate is not that of a platform; ask for the quote again."
+        raise refused("PCK chain", "subjects", wanted=wanted, found=", ".join(names), advice=advice)
+    key = chain.leaf.public_key()
+    P256.verify(key, quote.qe_signature, quote.qe_report.data, EVIDENCE, "signature of the QE report")
+    named, found = sha256(quote.attestation_key + quote.qe_auth_data).digest() + bytes(32), quote.qe_report.report_data
+    if found != named:
+        raise refused(EVIDENCE, "report data of the QE report", wanted=named, found=found, advice=_AGAIN)
+    key = P256.load_point(quote.attestation_key, evidence=EVIDENCE, field="attestation key")
+    P256.verify(key, quote.signature, quote.signed, EVIDENCE)
     return chain
 
 

@@ -18,7 +18,8 @@ from fastrack.attest._cpu.tdx_quote import QeReport, TdReport
 from fastrack.attest._errors import malformed, refused
 from fastrack.attest._formats.json import Node
 from fastrack.attest._formats.roots import Roots
-from fastrack.attest._formats.signatures import verify_ecdsa
+from fastrack.attest._formats.signatures import P256
+from fastrack.attest._formats.times import require_in_force
 from fastrack.attest._formats.x509 import VerifiedChain, load_chain, subject_name, verify_chain
 
 _SIGNER = "Intel SGX TCB Signing"
@@ -156,15 +157,7 @@ class Document:
 
 
 def verify_signer(chain: bytes, *, roots: Roots, now: datetime, evidence: str) -> VerifiedChain:
-    """Verify the certificates of the key that signs TCB infos and QE identities.
-
-    Raises
-    ------
-    AttestationError
-        If they do not lead to a root, or are another key's.
-    FormatError
-        If one is malformed.
-    """
+    """Verify the certificates of the key that signs TCB infos and QE identities."""
     certificates = load_chain(chain, evidence=f"{evidence} issuer chain")
     names = [subject_name(certificate) for certificate in certificates]
     if len(names) != 2 or names[0] != _SIGNER:
@@ -175,33 +168,16 @@ def verify_signer(chain: bytes, *, roots: Roots, now: datetime, evidence: str) -
 
 
 def verify_document(text: bytes, signature: bytes, signer: VerifiedChain, *, now: datetime, evidence: str) -> Document:
-    """Verify the signature and the dates of a TCB info or QE identity.
-
-    Raises
-    ------
-    AttestationError
-        If one of them is wrong.
-    FormatError
-        If the document is malformed.
-    """
-    key = signer.leaf.public_key()
-    verify_ecdsa(key, signature, text, curve="P-256", evidence=evidence, field="signature")
+    """Verify the signature and the dates of a TCB info or QE identity."""
+    P256.verify(signer.leaf.public_key(), signature, text, evidence)
     content = Node.parse(text, evidence)
     issued_at, next_update = content.time("issueDate"), content.time("nextUpdate")
-    if not issued_at <= now <= next_update:
-        wanted = f"{issued_at.isoformat()} to {next_update.isoformat()}"
-        raise refused(evidence, "validity", wanted=wanted, found=now.isoformat(), advice=_NEWER)
+    require_in_force(evidence, "validity", issued_at, next_update, now, _NEWER)
     return Document(content, signer, issued_at, next_update, content.integer("tcbEvaluationDataNumber"))
 
 
 def find_platform_level(tcb_info: Node, pck: PckIdentity, report: TdReport) -> TcbLevel:
-    """Find the TCB level of a platform: the first of which every security version is reached.
-
-    Raises
-    ------
-    AttestationError
-        If the document is for another platform, or none of its levels is reached.
-    """
+    """Find the TCB level of a platform: the first of which every security version is reached."""
     tcb_info.expect("id", "TDX")
     tcb_info.expect("version", 3)
     tcb_info.expect("tcbType", 0)
@@ -223,13 +199,7 @@ def find_platform_level(tcb_info: Node, pck: PckIdentity, report: TdReport) -> T
 
 
 def find_module_level(tcb_info: Node, report: TdReport) -> TcbLevel | None:
-    """Find the TCB level of the TDX module, and verify its signer and attributes. Modules of version 0 have no level.
-
-    Raises
-    ------
-    AttestationError
-        If the module is unknown, or its signer or an attribute is wrong.
-    """
+    """Find the TCB level of the TDX module, and verify signer and attributes. Modules of version 0 have no level."""
     svn, version = report.tee_tcb_svn[:2]
     if not version:
         _check_module(tcb_info.member("tdxModule"), report)
@@ -243,13 +213,7 @@ def find_module_level(tcb_info: Node, report: TdReport) -> TcbLevel | None:
 
 
 def find_qe_level(identity: Node, report: QeReport) -> TcbLevel:
-    """Verify that a QE report is by Intel's quoting enclave for TDX, and find its TCB level.
-
-    Raises
-    ------
-    AttestationError
-        If it is another enclave, or of an unknown security version.
-    """
+    """Verify that a QE report is by Intel's quoting enclave for TDX, and find its TCB level."""
     identity.expect("id", "TD_QE")
     identity.expect("version", 2)
     checks: Collection[tuple[str, object, object]] = (

@@ -62,13 +62,7 @@ class PckIdentity:
 
 
 def read_pck_identity(certificate: x509.Certificate) -> PckIdentity:
-    """Read Intel's extension of a PCK certificate.
-
-    Raises
-    ------
-    FormatError
-        If it is absent, malformed or lacks a member.
-    """
+    """Read Intel's extension of a PCK certificate."""
     value = extension_value(certificate, _OID)
     if value is None:
         raise malformed(EVIDENCE, "SGX extension", None, wanted=f"the extension {_OID}", found="none")

@@ -11,7 +11,7 @@ from typing import Final
 
 from fastrack._util.public import attest_public
 from fastrack.attest._errors import malformed
-from fastrack.attest._formats.binary import Cursor
+from fastrack.attest._formats.binary import Cursor, Layout
 
 _TDX = 0x81  # the TEE type
 _ECDSA_P256 = 2  # the type of the attestation key
@@ -210,29 +210,10 @@ def _read_body_type(cursor: Cursor) -> int:
 
 
 def _read_report(cursor: Cursor, body_type: int) -> TdReport:
-    report = TdReport(
-        tee_tcb_svn=cursor.take(16, "TEE_TCB_SVN"),
-        mrseam=cursor.take(48, "MRSEAM"),
-        mrsignerseam=cursor.take(48, "MRSIGNERSEAM"),
-        seam_attributes=cursor.take(8, "SEAMATTRIBUTES"),
-        td_attributes=cursor.u64("TDATTRIBUTES"),
-        xfam=cursor.u64("XFAM"),
-        mrtd=cursor.take(48, "MRTD"),
-        mrconfigid=cursor.take(48, "MRCONFIGID"),
-        mrowner=cursor.take(48, "MROWNER"),
-        mrownerconfig=cursor.take(48, "MROWNERCONFIG"),
-        rtmrs=(
-            cursor.take(48, "RTMR0"),
-            cursor.take(48, "RTMR1"),
-            cursor.take(48, "RTMR2"),
-            cursor.take(48, "RTMR3"),
-        ),
-        report_data=cursor.take(64, "REPORTDATA"),
-        tee_tcb_svn2=cursor.take(16, "TEE_TCB_SVN2") if body_type == _TD_1_5 else None,
-        mrservicetd=cursor.take(48, "MRSERVICETD") if body_type == _TD_1_5 else None,
-    )
+    values = cursor.fields(_REPORT if body_type == _TD_1_0 else (*_REPORT, *_REPORT_1_5))
     cursor.done()
-    return report
+    registers = tuple(values.pop(f"rtmr{number}") for number in range(4))
+    return TdReport(rtmrs=registers, **values)
 
 
 def _read_certification(cursor: Cursor, wanted: int) -> Cursor:
@@ -242,17 +223,37 @@ def _read_certification(cursor: Cursor, wanted: int) -> Cursor:
 
 def _read_qe_report(data: bytes) -> QeReport:
     cursor = Cursor(data, f"{EVIDENCE}, QE report")
-    cursor.take(16, "CPUSVN")
-    miscselect = cursor.take(4, "MISCSELECT")
-    cursor.take(28, "reserved")
-    attributes = cursor.take(16, "ATTRIBUTES")
-    cursor.take(32, "MRENCLAVE")
-    cursor.take(32, "reserved")
-    mrsigner = cursor.take(32, "MRSIGNER")
-    cursor.take(96, "reserved")
-    isv_prod_id = cursor.u16("ISVPRODID")
-    isv_svn = cursor.u16("ISVSVN")
-    cursor.take(60, "reserved")
-    report_data = cursor.take(64, "REPORTDATA")
+    values = cursor.fields(_QE_REPORT_FIELDS)
     cursor.done()
-    return QeReport(data, miscselect, attributes, mrsigner, isv_prod_id, isv_svn, report_data)
+    return QeReport(data, **values)
+
+
+_REPORT: Layout = (
+    ("tee_tcb_svn", "TEE_TCB_SVN", 16),
+    ("mrseam", "MRSEAM", 48),
+    ("mrsignerseam", "MRSIGNERSEAM", 48),
+    ("seam_attributes", "SEAMATTRIBUTES", 8),
+    ("td_attributes", "TDATTRIBUTES", Cursor.u64),
+    ("xfam", "XFAM", Cursor.u64),
+    ("mrtd", "MRTD", 48),
+    ("mrconfigid", "MRCONFIGID", 48),
+    ("mrowner", "MROWNER", 48),
+    ("mrownerconfig", "MROWNERCONFIG", 48),
+    *((f"rtmr{number}", f"RTMR{number}", 48) for number in range(4)),
+    ("report_data", "REPORTDATA", 64),
+)
+_REPORT_1_5: Layout = (("tee_tcb_svn2", "TEE_TCB_SVN2", 16), ("mrservicetd", "MRSERVICETD", 48))
+_QE_REPORT_FIELDS: Layout = (
+    ("", "CPUSVN", 16),
+    ("miscselect", "MISCSELECT", 4),
+    ("", "reserved", 28),
+    ("attributes", "ATTRIBUTES", 16),
+    ("", "MRENCLAVE", 32),
+    ("", "reserved", 32),
+    ("mrsigner", "MRSIGNER", 32),
+    ("", "reserved", 96),
+    ("isv_prod_id", "ISVPRODID", Cursor.u16),
+    ("isv_svn", "ISVSVN", Cursor.u16),
+    ("", "reserved", 60),
+    ("report_data", "REPORTDATA", 64),
+)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, TypeAlias
 
 from fastrack.attest._errors import malformed
 
@@ -13,18 +14,7 @@ class Cursor:
     """A position in a binary structure that is read from its start to its end.
 
     Every method takes the name of the field that it reads. A `FormatError` names the structure, the field and its
-    offset; nothing is read past the end.
-
-    Parameters
-    ----------
-    data : bytes
-        The structure.
-    structure : str
-        Its name, for errors.
-    start : int
-        The offset of its first byte in the whole evidence, so that errors count from the start of that.
-    byteorder : {"little", "big"}
-        The byte order of its integers.
+    offset, which counts from the whole evidence: the structure begins at its byte `start`. No byte past it is read.
     """
 
     __slots__ = ("_byteorder", "_data", "_offset", "_start", "structure")
@@ -47,13 +37,7 @@ class Cursor:
         return len(self._data) - self._offset
 
     def take(self, size: int, field: str) -> bytes:
-        """Read `size` bytes.
-
-        Raises
-        ------
-        FormatError
-            If fewer are left.
-        """
+        """Read `size` bytes, which must be there."""
         start = self._offset
         end = start + size
         if size < 0 or end > len(self._data):
@@ -83,27 +67,23 @@ class Cursor:
         """Read an unsigned integer of 64 bits."""
         return int.from_bytes(self.take(8, field), self._byteorder)
 
-    def expect(self, value: bytes, field: str) -> None:
-        """Read bytes that have only one valid value.
+    def fields(self, layout: Layout) -> dict[str, Any]:
+        """Read fields one after the other, and return the values of those that have a name, by these names."""
+        values = {}
+        for name, field, read in layout:
+            values[name] = self.take(read, field) if isinstance(read, int) else read(self, field)
+        values.pop("", None)
+        return values
 
-        Raises
-        ------
-        FormatError
-            If they have another.
-        """
+    def expect(self, value: bytes, field: str) -> None:
+        """Read bytes that have only one valid value."""
         offset = self.offset
         found = self.take(len(value), field)
         if found != value:
             raise malformed(self.structure, field, offset, wanted=value, found=found)
 
     def zeros(self, size: int, field: str) -> None:
-        """Read `size` reserved bytes, all of which must be zero.
-
-        Raises
-        ------
-        FormatError
-            If one is not; the error has its offset.
-        """
+        """Read `size` reserved bytes, all of which must be zero."""
         offset = self.offset
         found = self.take(size, field)
         if rest := found.lstrip(b"\0"):
@@ -119,12 +99,10 @@ class Cursor:
         return self.take(self.remaining, field)
 
     def done(self) -> None:
-        """Require that no byte is left.
-
-        Raises
-        ------
-        FormatError
-            If one is.
-        """
+        """Require that no byte is left."""
         if self.remaining:
             raise malformed(self.structure, "end", self.offset, wanted="no byte", found=f"{self.remaining} more")
+
+
+Layout: TypeAlias = Iterable[tuple[str, str, int | Callable[[Cursor, str], object]]]
+"""Fields in order: the name of each in the result, or none; its name in errors; its bytes, or what reads it."""

@@ -14,12 +14,7 @@ T = TypeVar("T")
 class Kept(Generic[T]):
     """A function whose results are kept whatever name is given to the evidence, which only its errors have.
 
-    Parameters
-    ----------
-    function : callable
-        Of arguments that can be hashed, the last of which is the name. Its result depends on the others alone.
-    size : int
-        The number of results that are kept. Errors are not.
+    The name is the last argument, and all can be hashed. `size` results are kept, and no error.
     """
 
     def __init__(self, function: Callable[..., T], size: int) -> None:

@@ -23,13 +23,7 @@ _LONGEST = 4  # bytes of a length
 
 
 def read_element(cursor: Cursor, field: str) -> tuple[int, Cursor]:
-    """Read the next element, of any type, and return its tag and a cursor over its content.
-
-    Raises
-    ------
-    FormatError
-        If it is not DER, or longer than what is left.
-    """
+    """Read the next element, of any type, and return its tag and a cursor over its content."""
     offset = cursor.offset
     tag, length = cursor.take(2, field)
     if tag & 0x1F == 0x1F:
@@ -50,13 +44,7 @@ def _read_long_length(cursor: Cursor, count: int, field: str) -> int:
 
 
 def read(cursor: Cursor, tag: int, field: str) -> Cursor:
-    """Read the next element, which must have this tag, and return a cursor over its content.
-
-    Raises
-    ------
-    FormatError
-        If it has another tag.
-    """
+    """Read the next element, which must have this tag, and return a cursor over its content."""
     offset = cursor.offset
     found, content = read_element(cursor, field)
     if found != tag:
@@ -70,13 +58,7 @@ def read_bytes(cursor: Cursor, tag: int, field: str) -> bytes:
 
 
 def read_integer(cursor: Cursor, field: str, *, tag: int = INTEGER) -> int:
-    """Read an INTEGER (or, by `tag`, an ENUMERATED) that is not negative.
-
-    Raises
-    ------
-    FormatError
-        If it is negative, or longer than need be.
-    """
+    """Read an INTEGER (or, by `tag`, an ENUMERATED) that is not negative, and no longer than need be."""
     offset = cursor.offset
     content = read_bytes(cursor, tag, field)
     if not content or content[0] & 0x80 or (len(content) > 1 and content[0] == 0 and not content[1] & 0x80):
@@ -85,13 +67,7 @@ def read_integer(cursor: Cursor, field: str, *, tag: int = INTEGER) -> int:
 
 
 def read_oid(cursor: Cursor, field: str) -> str:
-    """Read an OBJECT IDENTIFIER, and return it in dotted form.
-
-    Raises
-    ------
-    FormatError
-        If it is cut short, or an arc is longer than need be.
-    """
+    """Read an OBJECT IDENTIFIER, no arc of which is longer than need be, and return it in dotted form."""
     offset = cursor.offset
     content = read_bytes(cursor, OBJECT_IDENTIFIER, field)
     arcs, value, is_inside = [], 0, False

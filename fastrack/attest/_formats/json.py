@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime
-from typing import NoReturn
+from typing import NoReturn, Self
 
 from fastrack.attest._errors import malformed
 from fastrack.errors import FormatError
@@ -31,14 +31,8 @@ class Node:
         self.path = path
 
     @classmethod
-    def parse(cls, text: bytes, document: str) -> Node:
-        """Parse a document in UTF-8, in which no object has a member twice.
-
-        Raises
-        ------
-        FormatError
-            If it is no JSON, or nested too deep.
-        """
+    def parse(cls, text: bytes, document: str) -> Self:
+        """Parse a document in UTF-8, in which no object has a member twice."""
         try:
             value = json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
@@ -50,12 +44,12 @@ class Node:
         """The names of all members."""
         return set(self._object())
 
-    def member(self, name: str) -> Node:
+    def member(self, name: str) -> Self:
         """Read a member of any type."""
         members = self._object()
         if name not in members:
             raise self.refusal(f"a member {name!r}", "none")
-        return Node(members[name], self.document, f"{self.path}.{name}" if self.path else name)
+        return type(self)(members[name], self.document, f"{self.path}.{name}" if self.path else name)
 
     def text(self, name: str) -> str:
         """Read a string."""
@@ -86,13 +80,13 @@ class Node:
                 return datetime.fromisoformat(text)
         raise self.member(name).refusal("a time in UTC", text)
 
-    def items(self, name: str) -> Iterator[Node]:
+    def items(self, name: str) -> Iterator[Self]:
         """Read the items of a list, one after the other."""
         node = self.member(name)
         if not isinstance(node.value, list):
             raise node.refusal("a list", type(node.value).__name__)
         for number, value in enumerate(node.value):
-            yield Node(value, self.document, f"{node.path}[{number}]")
+            yield type(self)(value, self.document, f"{node.path}[{number}]")
 
     def integers(self, name: str, of: str) -> tuple[int, ...]:
         """Read a list of objects, and of each the member `of`, an integer."""

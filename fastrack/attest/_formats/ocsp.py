@@ -7,31 +7,37 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
-from typing import TypeVar
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509 import ocsp
-from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, SignatureAlgorithmOID
 
 from fastrack._util.public import attest_public
 from fastrack.attest._errors import malformed, refused
 from fastrack.attest._formats import der
 from fastrack.attest._formats.binary import Cursor
 from fastrack.attest._formats.cache import Kept
-from fastrack.attest._formats.x509 import _reading, common_name, load_certificate, require_time_zone
-
-E = TypeVar("E", x509.BasicConstraints, x509.KeyUsage, x509.ExtendedKeyUsage)
+from fastrack.attest._formats.times import require_in_force, require_time_zone
+from fastrack.attest._formats.x509 import (
+    ECDSA,
+    KNOWN_CRITICAL,
+    common_name,
+    find_issuing_problem,
+    load_certificate,
+    quoted_name,
+    read_extension,
+    reading,
+)
 
 EVIDENCE = "OCSP response"
 
-_UNREADABLE = (ValueError, TypeError, OverflowError, UnsupportedAlgorithm, x509.DuplicateExtension, x509.InvalidVersion)
-_SIGNED_WITH = (hashes.SHA256, hashes.SHA384, hashes.SHA512)
 _CERTIFICATES_TAG = 0xA0
-_KNOWN_CRITICAL = {ExtensionOID.BASIC_CONSTRAINTS, ExtensionOID.KEY_USAGE, ExtensionOID.EXTENDED_KEY_USAGE}
+_RSA = {getattr(SignatureAlgorithmOID, f"RSA_WITH_SHA{size}") for size in (256, 384, 512)}
+_RESPONDER_CRITICAL = KNOWN_CRITICAL | {ExtensionOID.EXTENDED_KEY_USAGE}
 _FETCH = "Fetch a current response of the responder that the certificate names, and check the time passed as now=."
 
 
@@ -140,22 +146,15 @@ def verify_ocsp_response(
         _require_nonce(loaded.response, nonce, evidence)
     single = _find_single(loaded.response, certificate, issuer, evidence)
     start, end = single.this_update_utc, single.next_update_utc
-    if end is None or not start <= now <= end:
-        wanted = f"{start.isoformat()} to {end.isoformat() if end else 'a next update, which it lacks'}"
-        raise refused(evidence, "validity", wanted=wanted, found=now.isoformat(), advice=_FETCH)
+    end = require_in_force(evidence, "validity", start, end, now, _FETCH)
     if single.certificate_status is not ocsp.OCSPCertStatus.GOOD:
         found = single.certificate_status.name.lower()
         if single.revocation_time_utc is not None:
             found += f" since {single.revocation_time_utc.isoformat()}"
         if single.revocation_reason is not None:
             found += f" ({single.revocation_reason.value})"
-        raise refused(
-            evidence,
-            f"status of {_name(certificate)}",
-            wanted="good",
-            found=found,
-            advice="Do not trust this device, or these reference values.",
-        )
+        advice = "Do not trust this device, or these reference values."
+        raise refused(evidence, f"status of {quoted_name(certificate)}", wanted="good", found=found, advice=advice)
     valid_until = min(end, responder.not_valid_after_utc)
     return VerifiedOcspResponse(certificate.serial_number, start, end, now, valid_until)
 
@@ -165,17 +164,7 @@ def check_revocation(
 ) -> tuple[datetime | None, datetime | None]:
     """Require a good response for every certificate of a verified chain but the last.
 
-    Returns
-    -------
-    tuple of datetime.datetime or None
-        The time of the oldest response, and the first time at which one is no longer valid; None if `responses` is.
-
-    Raises
-    ------
-    AttestationError
-        If a response is absent or does not hold.
-    FormatError
-        If a response is malformed.
+    Return the time of the oldest response, and the first time at which one is no longer valid; None if `responses` is.
     """
     if responses is None:
         return None, None
@@ -186,13 +175,9 @@ def check_revocation(
             data for data, response in loaded if any(_is_about(s, certificate, issuer) for s in response.responses)
         ]
         if not found:
-            raise refused(
-                evidence,
-                f"status of {_name(certificate)}",
-                wanted="a response for it",
-                found=f"none among {len(loaded)}",
-                advice="Fetch responses for all certificates, or pass ocsp=None so that revocation is not checked.",
-            )
+            field, found_none = f"status of {quoted_name(certificate)}", f"none among {len(loaded)}"
+            advice = "Fetch responses for all certificates, or pass ocsp=None so that revocation is not checked."
+            raise refused(evidence, field, wanted="a response for it", found=found_none, advice=advice)
         verified += [verify_ocsp_response(data, certificate, issuer, now=now, evidence=evidence) for data in found]
     return min(one.this_update for one in verified), min(one.valid_until for one in verified)
 
@@ -208,7 +193,7 @@ class _Loaded:
 def _read(data: bytes, evidence: str) -> _Loaded:
     """Load a response, and read all parts of it that are read later."""
     critical, encoded = [], []
-    with _reading(evidence):
+    with reading(evidence):
         response = ocsp.load_der_ocsp_response(data)
         status = response.response_status
         if status is ocsp.OCSPResponseStatus.SUCCESSFUL:
@@ -278,13 +263,9 @@ def _find_responder(loaded: _Loaded, issuer: x509.Certificate, evidence: str) ->
     found = [certificate for certificate in loaded.certificates if _is_responder(response, certificate)]
     if len(found) != 1:
         name = response.responder_name
-        raise refused(
-            evidence,
-            "responder",
-            wanted=f"{_name(issuer)}, or a responder with its certificate in the response",
-            found=repr(common_name(name)) if name is not None else (response.responder_key_hash or b""),
-            advice=_FETCH,
-        )
+        wanted = f"{quoted_name(issuer)}, or a responder with its certificate in the response"
+        responder = repr(common_name(name)) if name is not None else (response.responder_key_hash or b"")
+        raise refused(evidence, "responder", wanted=wanted, found=responder, advice=_FETCH)
     _require_appointed(found[0], issuer, evidence)
     return found[0]
 
@@ -298,44 +279,40 @@ def _is_responder(response: ocsp.OCSPResponse, certificate: x509.Certificate) ->
 def _require_valid(responder: x509.Certificate, now: datetime, evidence: str) -> None:
     start, end = responder.not_valid_before_utc, responder.not_valid_after_utc
     if not start <= now <= end:
-        wanted = f"{_name(responder)} with a validity of {start.isoformat()} to {end.isoformat()}"
+        wanted = f"{quoted_name(responder)} with a validity of {start.isoformat()} to {end.isoformat()}"
         raise refused(evidence, "responder", wanted=wanted, found=now.isoformat(), advice=_FETCH)
 
 
 def _require_appointed(responder: x509.Certificate, issuer: x509.Certificate, evidence: str) -> None:
     """Require that the issuer issued a certificate for OCSP responses."""
-    problem = None
-    extensions = responder.extensions
-    usages = _extension(responder, x509.ExtendedKeyUsage)
-    usage = _extension(responder, x509.KeyUsage)
-    basic = _extension(responder, x509.BasicConstraints)
+    problem: str | None
+    usages = read_extension(responder, x509.ExtendedKeyUsage)
+    usage = read_extension(responder, x509.KeyUsage)
+    basic = read_extension(responder, x509.BasicConstraints)
     if usages is None or ExtendedKeyUsageOID.OCSP_SIGNING not in usages:
         problem = "no extended key usage id-kp-OCSPSigning"
     elif usage is not None and not usage.digital_signature:
         problem = "no key usage digitalSignature"
     elif basic is not None and basic.ca:
         problem = "an authority"
-    elif any(one.critical and one.oid not in _KNOWN_CRITICAL for one in extensions):
+    elif any(one.critical and one.oid not in _RESPONDER_CRITICAL for one in responder.extensions):
         problem = "an unknown critical extension"
     else:
-        try:
-            responder.verify_directly_issued_by(issuer)
-        except (InvalidSignature, *_UNREADABLE) as error:
-            problem = str(error) or "a signature that does not hold"
+        problem = find_issuing_problem(responder, issuer)
     if problem is not None:
-        wanted = f"a responder that {_name(issuer)} has appointed"
-        raise refused(evidence, "responder", wanted=wanted, found=f"{_name(responder)}: {problem}", advice=_FETCH)
+        wanted = f"a responder that {quoted_name(issuer)} has appointed"
+        raise refused(evidence, "responder", wanted=wanted, found=f"{quoted_name(responder)}: {problem}", advice=_FETCH)
 
 
 def _verify_signature(response: ocsp.OCSPResponse, responder: x509.Certificate, evidence: str) -> None:
     algorithm = response.signature_hash_algorithm
-    if not isinstance(algorithm, _SIGNED_WITH):
+    if not isinstance(algorithm, ECDSA.hashes):
         found = "none" if algorithm is None else algorithm.name
         raise refused(evidence, "signature algorithm", wanted="SHA-256, -384 or -512", found=found, advice=_FETCH)
     key, signature, data = responder.public_key(), response.signature, response.tbs_response_bytes
     oid = response.signature_algorithm_oid
     try:
-        if isinstance(key, ec.EllipticCurvePublicKey) and oid in _ECDSA:
+        if isinstance(key, ec.EllipticCurvePublicKey) and oid in ECDSA.oids:
             key.verify(signature, data, ec.ECDSA(algorithm))
             return
         if isinstance(key, rsa.RSAPublicKey) and oid in _RSA:
@@ -343,25 +320,9 @@ def _verify_signature(response: ocsp.OCSPResponse, responder: x509.Certificate, 
             return
     except InvalidSignature:
         pass
-    raise refused(
-        evidence,
-        "signature",
-        wanted=f"one by {_name(responder)}",
-        found="one that does not hold",
-        advice="The response was altered, or is of another responder; fetch it again.",
-    )
-
-
-_ECDSA = {
-    x509.SignatureAlgorithmOID.ECDSA_WITH_SHA256,
-    x509.SignatureAlgorithmOID.ECDSA_WITH_SHA384,
-    x509.SignatureAlgorithmOID.ECDSA_WITH_SHA512,
-}
-_RSA = {
-    x509.SignatureAlgorithmOID.RSA_WITH_SHA256,
-    x509.SignatureAlgorithmOID.RSA_WITH_SHA384,
-    x509.SignatureAlgorithmOID.RSA_WITH_SHA512,
-}
+    wanted = f"one by {quoted_name(responder)}"
+    advice = "The response was altered, or is of another responder; fetch it again."
+    raise refused(evidence, "signature", wanted=wanted, found="one that does not hold", advice=advice)
 
 
 def _require_nonce(response: ocsp.OCSPResponse, nonce: bytes, evidence: str) -> None:
@@ -378,13 +339,9 @@ def _find_single(
 ) -> ocsp.OCSPSingleResponse:
     (single,) = response.responses
     if not _is_about(single, certificate, issuer):
-        raise refused(
-            evidence,
-            "certificate",
-            wanted=f"the status of {_name(certificate)}, serial number {certificate.serial_number:x}",
-            found=f"that of serial number {single.serial_number:x}",
-            advice="Fetch the response for this certificate.",
-        )
+        wanted = f"the status of {quoted_name(certificate)}, serial number {certificate.serial_number:x}"
+        found, advice = f"that of serial number {single.serial_number:x}", "Fetch the response for this certificate."
+        raise refused(evidence, "certificate", wanted=wanted, found=found, advice=advice)
     return single
 
 
@@ -410,14 +367,3 @@ def _key_bits(certificate: x509.Certificate) -> bytes:
     if isinstance(key, rsa.RSAPublicKey):
         return key.public_bytes(Encoding.DER, PublicFormat.PKCS1)
     return b""
-
-
-def _extension(certificate: x509.Certificate, kind: type[E]) -> E | None:
-    try:
-        return certificate.extensions.get_extension_for_class(kind).value
-    except x509.ExtensionNotFound:
-        return None
-
-
-def _name(certificate: x509.Certificate) -> str:
-    return repr(common_name(certificate.subject))

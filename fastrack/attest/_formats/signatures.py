@@ -2,78 +2,58 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
-from cryptography.hazmat.primitives.hashes import SHA256, SHA384
+from cryptography.hazmat.primitives.hashes import SHA256, SHA384, HashAlgorithm
 
 from fastrack.attest._errors import malformed, refused
 from fastrack.attest._formats.binary import ByteOrder
 
-_CURVES: dict[str, tuple[type[ec.EllipticCurve], int, type[SHA256 | SHA384]]] = {
-    "P-256": (ec.SECP256R1, 32, SHA256),
-    "P-384": (ec.SECP384R1, 48, SHA384),
-}
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """A curve that a structure prescribes, and the hash that goes with it. Coordinates have `size` bytes each."""
+
+    name: str
+    kind: type[ec.EllipticCurve]
+    size: int
+    algorithm: type[HashAlgorithm]
+
+    def load_point(self, point: bytes, *, evidence: str, field: str) -> ec.EllipticCurvePublicKey:
+        """Load a public key that is given as its two coordinates, big-endian."""
+        try:
+            return ec.EllipticCurvePublicKey.from_encoded_point(self.kind(), b"\x04" + point)
+        except (ValueError, UnsupportedAlgorithm):
+            raise malformed(evidence, field, None, wanted=f"a point of the curve {self.name}", found=point) from None
+
+    def verify(
+        self,
+        key: object,
+        signature: bytes,
+        data: bytes,
+        evidence: str,
+        field: str = "signature",
+        byteorder: ByteOrder = "big",
+    ) -> None:
+        """Verify a signature r || s over `data`, both numbers in `byteorder`, by a key of this curve."""
+        if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, self.kind):
+            wanted = f"an ECDSA key of the curve {self.name}"
+            found = key.curve.name if isinstance(key, ec.EllipticCurvePublicKey) else type(key).__name__
+            advice = "Ask for evidence with the certificates that belong to it."
+            raise refused(evidence, f"key of the {field}", wanted=wanted, found=found, advice=advice)
+        if len(signature) != 2 * self.size:
+            raise malformed(evidence, field, None, wanted=f"{2 * self.size} bytes", found=f"{len(signature)} bytes")
+        numbers = (int.from_bytes(part, byteorder) for part in (signature[: self.size], signature[self.size :]))
+        try:
+            key.verify(encode_dss_signature(*numbers), data, ec.ECDSA(self.algorithm()))
+        except InvalidSignature:
+            wanted = f"an ECDSA signature on {self.name} by the key above it in the chain"
+            advice = "The evidence was altered or is of another machine; ask for it again."
+            raise refused(evidence, field, wanted=wanted, found="one that does not hold", advice=advice) from None
 
 
-def load_point(curve: str, point: bytes, *, evidence: str, field: str) -> ec.EllipticCurvePublicKey:
-    """Load a public key of "P-256" or "P-384" that is given as its two coordinates, big-endian.
-
-    Raises
-    ------
-    FormatError
-        If it is not a point of the curve.
-    """
-    try:
-        return ec.EllipticCurvePublicKey.from_encoded_point(_CURVES[curve][0](), b"\x04" + point)
-    except (ValueError, UnsupportedAlgorithm):
-        raise malformed(evidence, field, None, wanted=f"a point of the curve {curve}", found=point) from None
-
-
-def verify_ecdsa(
-    key: object, signature: bytes, data: bytes, *, curve: str, evidence: str, field: str, byteorder: ByteOrder = "big"
-) -> None:
-    """Verify an ECDSA signature r || s over `data`, with SHA-256 for "P-256" and SHA-384 for "P-384".
-
-    Parameters
-    ----------
-    key : public key
-        Of that curve; any other is refused.
-    signature : bytes
-        r and s, of the size of the curve's coordinates each.
-    data : bytes
-        The signed bytes.
-    curve : {"P-256", "P-384"}
-        The curve that the structure prescribes.
-    evidence, field : str
-        The structure and the name of the signature, for the error.
-    byteorder : {"big", "little"}
-        The byte order of r and s.
-
-    Raises
-    ------
-    AttestationError
-        If the signature does not hold.
-    """
-    kind, size, algorithm = _CURVES[curve]
-    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, kind):
-        raise refused(
-            evidence,
-            f"key of the {field}",
-            wanted=f"an ECDSA key of the curve {curve}",
-            found=type(key).__name__ if not isinstance(key, ec.EllipticCurvePublicKey) else key.curve.name,
-            advice="Ask for evidence with the certificates that belong to it.",
-        )
-    if len(signature) != 2 * size:
-        raise malformed(evidence, field, None, wanted=f"{2 * size} bytes", found=f"{len(signature)} bytes")
-    numbers = (int.from_bytes(part, byteorder) for part in (signature[:size], signature[size:]))
-    try:
-        key.verify(encode_dss_signature(*numbers), data, ec.ECDSA(algorithm()))
-    except InvalidSignature:
-        raise refused(
-            evidence,
-            field,
-            wanted=f"an ECDSA signature on {curve} by the key above it in the chain",
-            found="one that does not hold",
-            advice="The evidence was altered or is of another machine; ask for it again.",
-        ) from None
+P256 = Curve("P-256", ec.SECP256R1, 32, SHA256)
+P384 = Curve("P-384", ec.SECP384R1, 48, SHA384)

@@ -30,13 +30,7 @@ class Table:
 
     @classmethod
     def parse(cls, text: str, document: str) -> Table:
-        """Parse a document.
-
-        Raises
-        ------
-        FormatError
-            If it is no TOML.
-        """
+        """Parse a document."""
         try:
             return cls(tomllib.loads(text), document)
         except (ValueError, RecursionError) as error:
@@ -89,13 +83,7 @@ class Table:
         return key in self._members
 
     def done(self) -> None:
-        """Require that every key was read.
-
-        Raises
-        ------
-        FormatError
-            If one was not; it has the names of those that are known.
-        """
+        """Require that every key was read. The error has the names of those that are known."""
         if unknown := sorted(set(self._members) - self._known):
             known = ", ".join(sorted(self._known))
             raise self.refusal(unknown[0], f"one of the keys {known}", "an unknown one")

@@ -16,8 +16,10 @@ from typing import Any, Self
 
 from fastrack.attest._errors import malformed
 from fastrack.attest._formats.json import Node
-from fastrack.errors import FormatError
 
+PART_LIMIT = 1 << 20  # bytes of a manifest or of a part of the collateral
+REPORT_LIMIT = 16 << 10
+CHAIN_LIMIT = 64 << 10
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 _ID = re.compile(r"[0-9a-f]{32}")
 
@@ -29,21 +31,18 @@ def encode(kind: str, version: int, members: Mapping[str, Any]) -> bytes:
 
 
 def decode(data: bytes, kind: str, version: int, members: Iterable[str], *, limit: int) -> Reader:
-    """Parse a document, which has these members besides "kind" and "version".
+    """Parse a document, which has these members besides "kind" and "version", and no others.
 
-    Raises
-    ------
-    FormatError
-        If it is larger than `limit`, not in canonical form, of another kind or version, or has other members.
+    It must have `limit` bytes at most, and be in canonical form.
     """
     name = kind.replace("/", " ")
     if len(data) > limit:
         raise malformed(name, "size", None, wanted=f"at most {limit} bytes", found=len(data))
-    reader = Reader(Node.parse(data, name))
-    if _dump(reader.node.value) != data:
+    reader = Reader.parse(data, name)
+    if _dump(reader.value) != data:
         raise malformed(name, "form", None, wanted="canonical JSON and a newline", found="another way to write it")
-    reader.node.expect("kind", kind)
-    reader.node.expect("version", version)
+    reader.expect("kind", kind)
+    reader.expect("version", version)
     reader.require_members({*members, "kind", "version"})
     return reader
 
@@ -62,60 +61,48 @@ def write_time(time: datetime) -> str:
     return time.astimezone(UTC).strftime(_TIME)
 
 
-class Reader:
+class Reader(Node):
     """An object in a document, read member by member. Every method raises `FormatError` with the path of a member."""
 
-    __slots__ = ("node",)
-
-    def __init__(self, node: Node) -> None:
-        self.node = node
+    __slots__ = ()
 
     def require_members(self, names: set[str]) -> None:
         """Require these members and no others."""
-        found = self.node.names
-        if found != names:
-            raise self.node.refusal(f"the members {', '.join(sorted(names))}", ", ".join(sorted(found)) or "none")
+        if self.names != names:
+            found = ", ".join(sorted(self.names)) or "none"
+            raise self.refusal(f"the members {', '.join(sorted(names))}", found)
 
     def child(self, name: str, members: Iterable[str]) -> Self:
         """Read an object with these members."""
-        reader = type(self)(self.node.member(name))
-        reader.require_members(set(members))
-        return reader
+        child = self.member(name)
+        child.require_members(set(members))
+        return child
 
     def child_or_none(self, name: str, members: Iterable[str]) -> Self | None:
         """Read an object with these members, or null."""
-        return None if self.node.member(name).value is None else self.child(name, members)
+        return None if self.member(name).value is None else self.child(name, members)
 
     def children(self, name: str, members: Iterable[str], *, limit: int) -> Iterator[Self]:
         """Read a list of up to `limit` objects with these members."""
         wanted = set(members)
-        for node in self._items(name, limit):
-            reader = type(self)(node)
-            reader.require_members(wanted)
-            yield reader
-
-    def text(self, name: str) -> str:
-        """Read a string."""
-        return self.node.text(name)
+        for child in self._items(name, limit):
+            child.require_members(wanted)
+            yield child
 
     def id(self, name: str) -> str:
         """Read an id: 32 hexadecimal digits."""
-        text = self.node.text(name)
+        text = self.text(name)
         if _ID.fullmatch(text) is None:
-            raise self.node.member(name).refusal("an id of 32 hexadecimal digits", f"{text:.80}")
+            raise self.member(name).refusal("an id of 32 hexadecimal digits", f"{text:.80}")
         return text
-
-    def time(self, name: str) -> datetime:
-        """Read a time in UTC."""
-        return self.node.time(name)
 
     def binary(self, name: str, *, limit: int, size: int | None = None) -> bytes:
         """Read bytes in base64: `size` of them, or from 1 to `limit`."""
-        return _read_bytes(self.node.member(name), limit, size)
+        return _read_bytes(self.member(name), limit, size)
 
     def binary_or_none(self, name: str, *, limit: int) -> bytes | None:
         """Read bytes in base64, or null."""
-        return None if self.node.member(name).value is None else self.binary(name, limit=limit)
+        return None if self.member(name).value is None else self.binary(name, limit=limit)
 
     def binaries(self, name: str, *, count: int, limit: int) -> tuple[bytes, ...]:
         """Read a list of up to `count` strings of base64, each of up to `limit` bytes."""
@@ -123,24 +110,20 @@ class Reader:
 
     def binaries_or_none(self, name: str, *, count: int, limit: int) -> tuple[bytes, ...] | None:
         """Read such a list, or null."""
-        return None if self.node.member(name).value is None else self.binaries(name, count=count, limit=limit)
+        return None if self.member(name).value is None else self.binaries(name, count=count, limit=limit)
 
     def indexes(self, name: str, *, count: int, below: int) -> tuple[int, ...]:
         """Read a list of up to `count` different integers from 0 that are below a bound."""
         found = [node.value for node in self._items(name, count)]
         numbers = tuple(value for value in found if type(value) is int and 0 <= value < below)
         if len(numbers) != len(found) or len(set(numbers)) != len(numbers):
-            raise self.node.member(name).refusal(f"different integers below {below}", found)
+            raise self.member(name).refusal(f"different integers below {below}", found)
         return numbers
 
-    def refusal(self, name: str, wanted: object, found: object) -> FormatError:
-        """Make the error for a member."""
-        return self.node.member(name).refusal(wanted, found)
-
-    def _items(self, name: str, limit: int) -> list[Node]:
-        nodes = list(self.node.items(name))
+    def _items(self, name: str, limit: int) -> list[Self]:
+        nodes = list(self.items(name))
         if len(nodes) > limit:
-            raise self.node.member(name).refusal(f"at most {limit} items", len(nodes))
+            raise self.member(name).refusal(f"at most {limit} items", len(nodes))
         return nodes
 
 

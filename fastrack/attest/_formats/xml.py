@@ -27,16 +27,10 @@ Scope = dict[str, str]
 
 
 class Element:
-    """An element of a document.
+    """An element of a document. Its methods raise `FormatError` where it is not as they require.
 
-    Attributes
-    ----------
-    name : tuple of (str, str)
-        Its namespace and local name.
-    attributes : dict
-        Values by namespace and local name; those without a prefix have the namespace "".
-    children : list of (Element or str)
-        Elements and text, in order.
+    `name` is its namespace and local name. `attributes` has values by namespace and local name; those without a prefix
+    have the namespace "". `children` are elements and text, in order.
     """
 
     __slots__ = ("attributes", "children", "document", "line", "name", "qualified", "scope", "written")
@@ -63,13 +57,7 @@ class Element:
             yield from child.walk()
 
     def only(self, *names: tuple[str, str]) -> list[Element]:
-        """Return the elements in it, which must be exactly of these names, with white space between them.
-
-        Raises
-        ------
-        FormatError
-            If there are others, or text.
-        """
+        """Return the elements in it, which must be exactly of these names, with white space alone between them."""
         self.require_no_text()
         elements = self.elements
         found = [element.name for element in elements]
@@ -79,50 +67,26 @@ class Element:
         return elements
 
     def require_no_text(self) -> None:
-        """Require that it has elements and white space only.
-
-        Raises
-        ------
-        FormatError
-            If it has other text.
-        """
+        """Require that it has elements and white space only."""
         text = "".join(child for child in self.children if isinstance(child, str))
         if not _NO_TEXT.fullmatch(text):
             raise self.refusal("content", "elements", f"the text {text.strip()[:40]!r}")
 
     def text(self) -> str:
-        """Return its text. It must have no elements.
-
-        Raises
-        ------
-        FormatError
-            If it has one.
-        """
+        """Return its text. It must have no elements."""
         if self.elements:
             raise self.refusal("content", "text", "elements")
         return "".join(child for child in self.children if isinstance(child, str))
 
     def attribute(self, local: str, namespace: str = "") -> str:
-        """Return the value of an attribute.
-
-        Raises
-        ------
-        FormatError
-            If it is absent.
-        """
+        """Return the value of an attribute, which must be there."""
         value = self.attributes.get((namespace, local))
         if value is None:
             raise self.refusal(f"attribute {local}", "a value", "none")
         return value
 
     def expect_attributes(self, **values: str) -> None:
-        """Require that it has exactly these attributes, none of which is in a namespace.
-
-        Raises
-        ------
-        FormatError
-            If it has others, or other values.
-        """
+        """Require that it has exactly these attributes, none of which is in a namespace."""
         found = {
             (f"{{{namespace}}}" if namespace else "") + local: value
             for (namespace, local), value in self.attributes.items()
@@ -137,13 +101,7 @@ class Element:
 
 
 def parse(data: bytes, document: str) -> Element:
-    """Parse a document in UTF-8, and return its root.
-
-    Raises
-    ------
-    FormatError
-        If it is not well-formed, uses anything that is not read here, or is too large or too deep.
-    """
+    """Parse a document in UTF-8, and return its root."""
     if len(data) > _LARGEST:
         raise malformed(document, "size", None, wanted=f"up to {_LARGEST} bytes", found=len(data))
     builder = _Builder(document)
@@ -248,12 +206,8 @@ def _resolve(element: Element, qualified: str, *, default: str) -> tuple[str, st
 def canonicalize(element: Element, *, without: Element | None = None) -> bytes:
     """Write an element, and all in it, in the form of Canonical XML 1.1, without comments.
 
-    Parameters
-    ----------
-    element : Element
-        The root of a document, or an element whose namespaces are then taken along.
-    without : Element, optional
-        An element in it that is left out, such as the signature (XML Signature, section 6.6.4).
+    Namespaces of the elements above it are taken along. `without` is an element in it that is left out, such as the
+    signature (XML Signature, section 6.6.4).
     """
     parts: list[str] = []
     _write(element, {}, without, parts.append)

@@ -10,11 +10,10 @@ from enum import StrEnum
 
 from fastrack._util.public import attest_public
 from fastrack.attest._errors import malformed, refused
-from fastrack.attest._formats.links import verify_ecdsa_chain
 from fastrack.attest._formats.ocsp import check_revocation
 from fastrack.attest._formats.roots import NVIDIA_ROOTS, Roots
-from fastrack.attest._formats.signatures import verify_ecdsa
-from fastrack.attest._formats.x509 import load_chain
+from fastrack.attest._formats.signatures import P384
+from fastrack.attest._formats.x509 import load_chain, verify_chain
 from fastrack.attest._gpus.identity import GpuArchitecture, read_identity
 from fastrack.attest._gpus.report import EVIDENCE, NONCE_SIZE, GpuReport, OpaqueField, parse_gpu_report
 
@@ -212,23 +211,16 @@ def verify_gpu_report(
         raise ValueError(f"expected nonce= with {NONCE_SIZE} bytes, got {len(nonce)}")
     parsed = parse_gpu_report(report.data if isinstance(report, GpuReport) else report)
     name = f"certificate chain of the {evidence}"
-    verified = verify_ecdsa_chain(load_chain(chain, evidence=name), roots=roots, now=now, evidence=name)
+    verified = verify_chain(load_chain(chain, evidence=name), roots=roots, now=now, evidence=name)
     identity = read_identity(verified, evidence=name)
-    verify_ecdsa(
-        verified.leaf.public_key(),
-        parsed.signature,
-        parsed.signed,
-        curve="P-384",
-        evidence=evidence,
-        field="signature",
-    )
+    P384.verify(verified.leaf.public_key(), parsed.signature, parsed.signed, evidence)
     if not hmac.compare_digest(parsed.nonce, nonce):
         raise refused(evidence, "nonce", wanted=bytes(nonce), found=parsed.nonce, advice=_AGAIN)
     reported = parsed.field(OpaqueField.FWID)
     if reported is not None and reported != identity.fwid:
         advice = "The report is not of the firmware that the certificate was issued for; ask for both again."
         raise refused(evidence, "firmware id", wanted=identity.fwid, found=reported, advice=advice)
-    fields = _Fields(parsed, is_switch=identity.architecture is GpuArchitecture.NVSWITCH)
+    fields = ReportFields(parsed, is_switch=identity.architecture is GpuArchitecture.NVSWITCH)
     own = parsed.field(OpaqueField.DEVICE_ID)
     wanted = identity.chip_id[-2 * _ID_SIZE :].lower()
     if identity.architecture is GpuArchitecture.NVSWITCH and (own is None or own.hex() != wanted):
@@ -262,7 +254,7 @@ def verify_gpu_report(
     )
 
 
-class _Fields:
+class ReportFields:
     """The opaque data of a report, decoded."""
 
     def __init__(self, report: GpuReport, *, is_switch: bool) -> None:

@@ -19,7 +19,7 @@ from fastrack._util.public import attest_public
 from fastrack.attest._errors import malformed, refused
 from fastrack.attest._formats import der
 from fastrack.attest._formats.binary import Cursor
-from fastrack.attest._formats.x509 import VerifiedChain, common_name, extension_value
+from fastrack.attest._formats.x509 import VerifiedChain, extension_value, subject_name
 from fastrack.attest._gpus.report import DIGEST_SIZE
 
 _CHAIN_LENGTH = 5  # leaf, device, provisioner, identity of the family, root
@@ -69,18 +69,11 @@ def read_identity(chain: VerifiedChain, *, evidence: str) -> Identity:
     """Read the identity of a device, and require that all certificates are of one chip.
 
     The names of provisioner and device were chosen by NVIDIA's authorities, that of the leaf by the device's boot ROM.
-
-    Raises
-    ------
-    AttestationError
-        If the number of certificates, a name or the device's key in the extension is another one.
-    FormatError
-        If the extension is absent or malformed.
     """
     if len(chain.certificates) != _CHAIN_LENGTH:
         found = len(chain.certificates)
         raise refused(evidence, "number of certificates", wanted=_CHAIN_LENGTH, found=found, advice=_OTHER)
-    leaf, device, provisioner = (common_name(chain.certificates[number].subject) for number in range(3))
+    leaf, device, provisioner = map(subject_name, chain.certificates[:3])
     part = device.split(" ")[0]
     architecture = next((known for pattern, known in _ARCHITECTURES if pattern.fullmatch(part)), None)
     if architecture is None:

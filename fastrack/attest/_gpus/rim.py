@@ -19,11 +19,11 @@ from cryptography import x509
 from fastrack._util.public import attest_public
 from fastrack.attest._errors import refused
 from fastrack.attest._formats.cache import Kept
-from fastrack.attest._formats.links import verify_ecdsa_chain
 from fastrack.attest._formats.ocsp import check_revocation
 from fastrack.attest._formats.roots import NVIDIA_RIM_ROOTS, Roots
-from fastrack.attest._formats.signatures import verify_ecdsa
-from fastrack.attest._formats.x509 import common_name, load_certificate, require_time_zone
+from fastrack.attest._formats.signatures import P384
+from fastrack.attest._formats.times import require_time_zone
+from fastrack.attest._formats.x509 import load_certificate, subject_name, verify_chain
 from fastrack.attest._formats.xml import Element, canonicalize, parse
 from fastrack.attest._gpus.report import DIGEST_SIZE
 
@@ -235,15 +235,15 @@ def verify_rim(
     reading the RIM failed: expected well-formed XML as its text, got syntax error: line 1, column 0. It is damaged, ...
     """
     require_time_zone(now)
-    parsed, certificates = _open_signed(bytes(rim.data if isinstance(rim, Rim) else rim), evidence=evidence)
+    parsed, certificates = open_signed(bytes(rim.data if isinstance(rim, Rim) else rim), evidence=evidence)
     name = f"certificate chain of the {evidence}"
-    chain = verify_ecdsa_chain(certificates, roots=roots, now=now, evidence=name)
+    chain = verify_chain(certificates, roots=roots, now=now, evidence=name)
     checked_at, valid_until = check_revocation(
         chain.certificates, ocsp, now=now, evidence=f"OCSP response for the {evidence}"
     )
     return VerifiedRim(
         rim=parsed,
-        signer=common_name(chain.leaf.subject),
+        signer=subject_name(chain.leaf),
         verified_at=now,
         revocation_checked_at=checked_at,
         valid_until=min(chain.valid_until, valid_until or chain.valid_until),
@@ -255,27 +255,18 @@ def _verify_signature(data: bytes, evidence: str) -> tuple[Rim, tuple[x509.Certi
     root = parse(data, EVIDENCE)
     rim = _read_rim(data, root)
     signature = root.elements[-1]
-    signed_info, value, key_info = signature.only(
-        *((_DSIG, name) for name in ("SignedInfo", "SignatureValue", "KeyInfo"))
-    )
+    signed_info, value, key_info = signature.only(*_dsig("SignedInfo", "SignatureValue", "KeyInfo"))
     signature.expect_attributes()
     certificates = _read_certificates(key_info, evidence)
     digest = _read_signed_info(signed_info)
-    verify_ecdsa(
-        certificates[0].public_key(),
-        _read_base64(value),
-        canonicalize(signed_info),
-        curve="P-384",
-        evidence=evidence,
-        field="signature",
-    )
+    P384.verify(certificates[0].public_key(), _read_base64(value), canonicalize(signed_info), evidence)
     found = sha384(canonicalize(root, without=signature)).digest()
     if not hmac.compare_digest(found, digest):
         raise refused(evidence, "digest", wanted=digest, found=found, advice=f"It was altered. {_FETCH}")
     return rim, certificates
 
 
-_open_signed = Kept(_verify_signature, 32)
+open_signed = Kept(_verify_signature, 32)
 
 
 def _read_rim(data: bytes, root: Element) -> Rim:
@@ -354,16 +345,14 @@ def _read_certificates(key_info: Element, evidence: str) -> tuple[x509.Certifica
 def _read_signed_info(signed_info: Element) -> bytes:
     """Require the only profile that is supported, with one reference to the whole document, and return the digest."""
     signed_info.expect_attributes()
-    names = ("CanonicalizationMethod", "SignatureMethod", "Reference")
-    canonicalization, method, reference = signed_info.only(*((_DSIG, name) for name in names))
+    names = _dsig("CanonicalizationMethod", "SignatureMethod", "Reference")
+    canonicalization, method, reference = signed_info.only(*names)
     canonicalization.expect_attributes(Algorithm=_C14N)
     method.expect_attributes(Algorithm=_ECDSA)
     reference.expect_attributes(URI="")
-    transforms, digest_method, digest = reference.only(
-        *((_DSIG, name) for name in ("Transforms", "DigestMethod", "DigestValue"))
-    )
+    transforms, digest_method, digest = reference.only(*_dsig("Transforms", "DigestMethod", "DigestValue"))
     transforms.expect_attributes()
-    enveloped, form = transforms.only((_DSIG, "Transform"), (_DSIG, "Transform"))
+    enveloped, form = transforms.only(*_dsig("Transform", "Transform"))
     enveloped.expect_attributes(Algorithm=_ENVELOPED)
     form.expect_attributes(Algorithm=_C14N)
     digest_method.expect_attributes(Algorithm=_SHA384)
@@ -373,6 +362,10 @@ def _read_signed_info(signed_info: Element) -> bytes:
     if len(value) != DIGEST_SIZE:
         raise digest.refusal("content", f"{DIGEST_SIZE} bytes", len(value))
     return value
+
+
+def _dsig(*names: str) -> list[tuple[str, str]]:
+    return [(_DSIG, name) for name in names]
 
 
 def _read_base64(element: Element) -> bytes:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from helpers import reference
 from helpers.buffers import as_array
+from helpers.cases import each
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, noise
 from helpers.runs import Runs, plan
 from hypothesis import example, given, settings
@@ -38,7 +39,7 @@ def test_buffers_may_lie_at_any_address(runs):
         assert (offset, *runs.open(SEALED, offset=offset)) == (offset, None, PLAIN)
 
 
-@pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 255, 256, 257, 511, 512, 513])
+@each("size", [0, 1, 15, 16, 17, 255, 256, 257, 511, 512, 513])
 def test_short_chunks_may_lie_at_any_address(runs, size):
     sealed = reference.seal(KEY, bytes(12), PLAIN[:size])
     for offset in (0, 1, 15, 33, 63):
@@ -71,7 +72,7 @@ UNFIT = {
 }
 
 
-@pytest.mark.parametrize("unfit", UNFIT.values(), ids=UNFIT)
+@each("unfit", UNFIT.values())
 def test_a_buffer_that_is_not_a_row_of_bytes_is_refused_and_no_other(runs, unfit):
     engine, schedule, sealed, out = runs.engine, runs.schedule, as_array(SEALED), target()
     odd = unfit(out)
@@ -148,9 +149,7 @@ def test_an_engine_refuses_other_sizes(engine_under_test, sealed, plain):
     assert untouched(opened)
 
 
-@pytest.mark.parametrize(
-    "size", [1, TAG_SIZE - 1, SEALED_CHUNK_SIZE + 1, SEALED_CHUNK_SIZE + TAG_SIZE - 1, 5 * SEALED_CHUNK_SIZE + 3]
-)
+@each("size", [1, TAG_SIZE - 1, SEALED_CHUNK_SIZE + 1, SEALED_CHUNK_SIZE + TAG_SIZE - 1, 5 * SEALED_CHUNK_SIZE + 3])
 def test_a_run_that_ends_within_a_tag_is_refused(runs, size):
     closed, out = np.zeros(size, np.uint8), target()
     with pytest.raises(ValueError, match="run of"):
@@ -160,7 +159,7 @@ def test_a_run_that_ends_within_a_tag_is_refused(runs, size):
     assert untouched(out)
 
 
-@pytest.mark.parametrize("first", [-1, 2**38, 2**38 - 1, 2**62])
+@each("first", [-1, 2**38, 2**38 - 1, 2**62])
 def test_a_run_outside_the_38_bits_of_chunk_numbers_is_refused(make_engine, first):
     engine = make_engine(1)
     schedule = engine.expand_key(MessageKey.raw(bytes(16), bytes(12)))

@@ -1,12 +1,12 @@
 """Test the list of engines and the choice among them."""
 
 import pytest
+from helpers.cases import each
 from helpers.processes import run_python
 
 from fastrack._crypto import engine as registry
-from fastrack._crypto import forms
+from fastrack._crypto import isa
 from fastrack._crypto.engine import ENGINE_VARIABLE, SelectedEngine, available_engines, get_engine
-from fastrack._crypto.forms import narrow_form
 from fastrack._crypto.openssl import OpenSSLEngine
 from fastrack._crypto.vector import VectorEngine
 from fastrack._crypto.workers import default_threads
@@ -40,7 +40,7 @@ def cpu_with(monkeypatch):
     """Pretends that the CPU has these features and no others."""
 
     def pretend(*features):
-        monkeypatch.setattr(forms, "_cpu_features", lambda: frozenset(features))
+        monkeypatch.setattr(isa, "_cpu_features", lambda: frozenset(features))
 
     return pretend
 
@@ -48,39 +48,20 @@ def cpu_with(monkeypatch):
 def test_a_cpu_with_everything_has_every_engine(cpu_with):
     cpu_with(*NARROW, *VAES, *WIDE)
     assert available_engines() == ("vaes-512", "vaes-256", "aesni", "openssl")
-    assert narrow_form() == "aesni"
 
 
-@pytest.mark.parametrize("absent", WIDE)
-def test_a_cpu_without_all_of_avx_512_keeps_to_256_bits(cpu_with, absent):
-    cpu_with(*NARROW, *VAES, *(name for name in WIDE if name != absent))
-    assert available_engines() == ("vaes-256", "aesni", "openssl")
+def test_a_cpu_that_lacks_one_feature_has_the_engines_that_do_without(cpu_with):
+    for absent in (*NARROW, *VAES, *WIDE):
+        cpu_with(*(name for name in (*NARROW, *VAES, *WIDE) if name != absent))
+        wide = () if absent in VAES else ("vaes-256",) if absent in WIDE else ("vaes-512", "vaes-256")
+        vector = () if absent in NARROW else (*wide, "aesni")
+        assert (absent, available_engines()) == (absent, (*vector, "openssl"))
 
 
-@pytest.mark.parametrize("absent", VAES)
-def test_a_cpu_without_wide_instructions_for_aes_keeps_to_128_bits(cpu_with, absent):
-    cpu_with(*NARROW, *WIDE, *(name for name in VAES if name != absent))
-    assert available_engines() == ("aesni", "openssl")
-
-
-@pytest.mark.parametrize("absent", NARROW)
-def test_a_cpu_that_lacks_one_narrow_feature_has_openssl_at_least(cpu_with, absent):
-    cpu_with(*(name for name in NARROW if name != absent))
-    assert available_engines() == ("openssl",)
-    assert narrow_form() is None
-
-
-def test_an_arm_cpu_with_aes_has_a_form_of_its_own(cpu_with):
-    cpu_with("arm", "neon", "aes", "pmull")
-    assert available_engines() == ("armv8", "openssl")
-    assert narrow_form() == "armv8"
-
-
-@pytest.mark.parametrize("absent", ["neon", "aes"])
-def test_an_arm_cpu_without_aes_has_openssl_alone(cpu_with, absent):
-    cpu_with(*{"arm", "neon", "aes", "pmull"} - {absent})
-    assert available_engines() == ("openssl",)
-    assert narrow_form() is None
+def test_an_arm_cpu_has_a_form_of_its_own_if_it_has_aes(cpu_with):
+    for absent in (None, "neon", "aes"):
+        cpu_with(*{"arm", "neon", "aes", "pmull"} - {absent})
+        assert (absent, available_engines()) == (absent, ("openssl",) if absent else ("armv8", "openssl"))
 
 
 def test_every_engine_has_a_cpu_that_can_run_it():
@@ -109,7 +90,7 @@ def test_an_empty_variable_chooses_nothing(monkeypatch):
     assert registry.selected_engine() == SelectedEngine(available_engines()[0])
 
 
-@pytest.mark.parametrize("name", ["vaes-512", "vaes-128", "OpenSSL", " openssl", "quantum"])
+@each("name", ["vaes-512", "vaes-128", "OpenSSL", " openssl", "quantum"])
 def test_an_engine_that_is_not_there_cannot_be_forced(cpu_with, monkeypatch, name):
     cpu_with()
     monkeypatch.setenv(ENGINE_VARIABLE, name)
@@ -126,7 +107,6 @@ def test_a_process_obeys_the_environment():
     code = """
 import numpy as np
 import fastrack
-from fastrack._crypto.forms import narrow_form
 from fastrack._crypto import vector
 
 def refuse(*_):
@@ -216,7 +196,7 @@ def test_an_engine_is_made_once_for_each_number_of_threads():
     assert get_engine() is get_engine(threads=default_threads())
 
 
-@pytest.mark.parametrize("name", ["vaes-512", "vaes-256", "vaes-128", "aes"])
+@each("name", ["vaes-512", "vaes-256", "vaes-128", "aes"])
 def test_an_absent_engine_is_refused_and_the_ones_there_are_named(cpu_with, name):
     with pytest.raises(ValueError, match=rf"\({', '.join(available_engines())}\)"):
         get_engine("quantum")

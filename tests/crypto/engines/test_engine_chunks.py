@@ -6,6 +6,7 @@ from random import Random
 import pytest
 from helpers import reference
 from helpers.buffers import Fenced
+from helpers.cases import each
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, noise
 from helpers.runs import Runs, flip, zeroed
 from hypothesis import given, settings
@@ -88,21 +89,21 @@ def assert_refused(runs, sealed, chunk, bits):
     assert engine.open_run(schedule, source.data, target.data, chunk) is None
 
 
-@pytest.mark.parametrize("size", SHORT)
+@each("size", SHORT)
 def test_every_flipped_bit_of_a_short_chunk_is_found(runs, key, size):
     chunk = NUMBERS[size % len(NUMBERS)]
     sealed = reference.seal(key, NONCE, noise(size).tobytes(), chunk)
     assert_refused(runs, sealed, chunk, range(8 * len(sealed)))
 
 
-@pytest.mark.parametrize("size", LONG)
+@each("size", LONG)
 def test_a_flipped_bit_anywhere_in_a_long_chunk_is_found(runs, key, size):
     sealed = reference.seal(key, NONCE, noise(size).tobytes(), 2**32 + 3, ends=False)
     tag = range(8 * size, 8 * len(sealed))
     assert_refused(runs, sealed, 2**32 + 3, [*range(0, 8 * size, 29), *tag])
 
 
-@pytest.mark.parametrize("size", [0, 1, 16, 300, CHUNK_SIZE - 1])
+@each("size", [0, 1, 16, 300, CHUNK_SIZE - 1])
 def test_a_chunk_in_the_place_of_another_or_under_another_key_or_nonce_is_refused(runs, key, size):
     plain = noise(size).tobytes()
     for chunk, other in permutations(NUMBERS, 2):
@@ -111,7 +112,7 @@ def test_a_chunk_in_the_place_of_another_or_under_another_key_or_nonce_is_refuse
     assert runs.open(reference.seal(key, NONCE[::-1], plain), 0) == (0, bytes(size))
 
 
-@pytest.mark.parametrize("size", [1, 16, 17, 300])
+@each("size", [1, 16, 17, 300])
 def test_every_truncation_of_a_chunk_is_refused(runs, key, size):
     sealed = reference.seal(key, NONCE, noise(size).tobytes())
     for length in range(TAG_SIZE, len(sealed)):
@@ -142,7 +143,7 @@ def test_only_the_places_of_bad_chunks_hold_zeros(engine_under_test, data, count
     assert runs.open(flip(sealed, *flips), first) == (first + min(bad) if bad else None, zeroed(plain, bad))
 
 
-@pytest.mark.parametrize("threads", [1, 3, 16])
+@each("threads", [1, 3, 16])
 def test_the_first_of_several_bad_chunks_is_reported_however_many_threads_look(make_engine, threads):
     runs = Runs(make_engine(threads), bytes(32), NONCE)
     count, first = 400, 2**32 - 123

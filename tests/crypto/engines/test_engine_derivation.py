@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from helpers import engines, reference
 from helpers.buffers import Guarded
+from helpers.cases import each
 from helpers.runs import flip
 
 from fastrack._crypto.cobblestone import COMMITMENT_SIZE, DERIVED_SIZE, HEADER_SIZE, SALT_SIZE
@@ -41,7 +42,7 @@ class Batch:
         return bad
 
 
-@pytest.mark.parametrize("size", [16, 32])
+@each("size", [16, 32])
 def test_keys_are_those_of_another_implementation(engine_under_test, size):
     chance = random.Random(size)
     for length in LENGTHS:
@@ -57,7 +58,7 @@ def test_keys_are_those_of_another_implementation(engine_under_test, size):
         assert batch.run(engine_under_test) is None
 
 
-@pytest.mark.parametrize("size", [16, 32])
+@each("size", [16, 32])
 def test_a_wrong_commitment_is_found_in_every_lane(engine_under_test, size):
     chance = random.Random(size)
     for count in (1, 2, 7, 8, 9, MOST):
@@ -73,7 +74,7 @@ def test_a_wrong_commitment_is_found_in_every_lane(engine_under_test, size):
                 assert batch.run(engine_under_test) == bad
 
 
-@pytest.mark.parametrize("size", [16, 32])
+@each("size", [16, 32])
 def test_no_bit_of_a_commitment_may_differ(engine_under_test, size):
     batch = Batch(bytes(range(1, size + 1)), [b"context"] * 2, random.Random(1))
     right = batch.headers[1]
@@ -86,7 +87,7 @@ def test_no_message_is_no_work(engine_under_test):
     assert engine_under_test.derive_keys(bytes(range(32)), [], [], [], memoryview(bytearray())) is None
 
 
-@pytest.mark.parametrize("rows", [[0, 2], [-1, 0], [2**60, 0]])
+@each("rows", [[0, 2], [-1, 0], [2**60, 0]])
 def test_a_row_outside_of_the_memory_is_refused(engine_under_test, rows):
     target = bytearray(2 * DERIVED_SIZE)
     with pytest.raises(ValueError, match="expected rows in 160 bytes"):
@@ -96,7 +97,7 @@ def test_a_row_outside_of_the_memory_is_refused(engine_under_test, rows):
         engine_under_test.derive_keys(bytes(range(32)), [bytes(56)], [b""], [0], memoryview(bytes(160)))
 
 
-@pytest.mark.parametrize("given", [{"headers": 1}, {"contexts": 1}, {"contexts": 3}])
+@each("given", [{"headers": 1}, {"contexts": 1}, {"contexts": 3}])
 def test_sequences_of_different_lengths_are_refused(engine_under_test, given):
     headers, contexts = [bytes(56)] * given.get("headers", 2), [b""] * given.get("contexts", 2)
     with pytest.raises(ValueError, match="zip"):
@@ -104,7 +105,7 @@ def test_sequences_of_different_lengths_are_refused(engine_under_test, given):
 
 
 @pytest.mark.parametrize("name", engines.VECTOR_NAMES)
-@pytest.mark.parametrize("size", [16, 32])
+@each("size", [16, 32])
 def test_native_code_stays_in_its_buffers(name, size):
     """Every buffer ends, and then begins, at an inaccessible page."""
     native, chance = engines.make(name)._functions, random.Random(2)

@@ -2,8 +2,8 @@
 
 import os
 
-import pytest
 from helpers import by_hand
+from helpers.cases import each
 from helpers.reference import CHUNK_SIZE, noise
 from helpers.runs import Runs
 from hypothesis import given, settings
@@ -34,7 +34,7 @@ def assert_both_ways(engine, key, context, plain):
     assert opened_by_us(engine, key, context, by_hand.seal(key, context, plain)) == plain
 
 
-@pytest.mark.parametrize("size", SIZES)
+@each("size", SIZES)
 def test_messages_at_the_edges_go_both_ways(engine_under_test, key, size):
     assert_both_ways(engine_under_test, key, b"where it belongs", noise(size).tobytes())
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from helpers import reference
 from helpers.buffers import Fenced, as_array
+from helpers.cases import each
 from helpers.forking import in_forked_child
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE
 from helpers.runs import plan, zeroed
@@ -103,7 +104,7 @@ def test_another_key_opens_nothing(engine_under_test):
     assert call.wrong() == {5}
 
 
-@pytest.mark.parametrize(
+@each(
     ("size", "sealed", "target", "gathered"),
     [
         (100, 116, 99, None),

@@ -5,6 +5,7 @@ from functools import cache
 import pytest
 from helpers import engines, reference
 from helpers.buffers import Fenced
+from helpers.cases import each
 from helpers.gcm_vectors import load_all
 from helpers.native_code import build, forget, needs_compiler
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, noise
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastrack._crypto.cobblestone import MessageKey
-from fastrack._crypto.forms import FORMS
+from fastrack._crypto.isa import INSTRUCTION_SETS
 
 NONCE = bytes.fromhex("f0e1d2c3b4a5968778695a4b")
 SIZES = [0, 1, 15, 16, 17, 127, 128, 129, 255, 256, 511, 512, 513, 1000, CHUNK_SIZE - 17, CHUNK_SIZE - 1, CHUNK_SIZE]
@@ -44,7 +45,7 @@ def test_plaintext_of_several_chunks_comes_out(engine_under_test, size):
     assert Runs(engine_under_test, bytes(32)).pass_through(plain) == (None, plain)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 16])
+@each("threads", [1, 2, 16])
 def test_more_plaintext_than_a_thread_works_alone_comes_out(make_engine, key, threads):
     plain = noise(700 * CHUNK_SIZE + 333).tobytes()
     assert Runs(make_engine(threads), key, NONCE).pass_through(plain) == (None, plain)
@@ -66,13 +67,15 @@ class TamperingCipher:
         return self.cipher.decrypt_into(nonce, sealed, extra, plain)
 
 
-@pytest.mark.parametrize("place", [0, 5000, CHUNK_SIZE, -1])
+@each("place", [0, 5000, CHUNK_SIZE, -1])
 def test_the_openssl_engine_refuses_what_was_altered_after_it_was_sealed(monkeypatch, place):
     runs = Runs(engines.make("openssl"), bytes(32))
     plain = noise(3 * CHUNK_SIZE).tobytes()
     runs.schedule._cipher = TamperingCipher(runs.schedule._cipher, 1, place)
-    monkeypatch.setattr(runs.engine, "expand_key", lambda _: runs.schedule)
-    assert runs.pass_through(plain) == (1, plain[:CHUNK_SIZE] + bytes(CHUNK_SIZE) + plain[2 * CHUNK_SIZE :])
+    with monkeypatch.context() as patch:
+        patch.setattr(runs.engine, "expand_key", lambda _: runs.schedule)
+        found = runs.pass_through(plain)
+    assert found == (1, plain[:CHUNK_SIZE] + bytes(CHUNK_SIZE) + plain[2 * CHUNK_SIZE :])
 
 
 # The native code, in a buffer that the test can look at
@@ -80,9 +83,9 @@ def test_the_openssl_engine_refuses_what_was_altered_after_it_was_sealed(monkeyp
 
 def compile_pass(name):
     """Compile the code of an engine for a buffer of the caller: a function of plaintext to the last chunk, sealed."""
-    form = engines.EMULATED.get(name) or FORMS[name]
+    form = engines.EMULATED.get(name) or INSTRUCTION_SETS[name]
     needs_compiler()
-    from fastrack._crypto.native import compiler, jit
+    from fastrack._crypto.native import compiler, kernels_chunks
 
     variant = "/".join(map(str, form))
 
@@ -91,9 +94,9 @@ def compile_pass(name):
         bits: "int", schedule: "int", source: "int", target: "int", first: "int", count: "int", size: "int",
         buffer: "int",
     ) -> "int":  # fmt: skip
-        return jit._call(variant, "pass", bits, (schedule, source, target, first, count, size, buffer))
+        return kernels_chunks._call(variant, "reencrypt", bits, (schedule, source, target, first, count, size, buffer))
 
-    native = build({"pass_run": native}, [form]).pass_run
+    native = build({"reencrypt_run": native}, [form]).reencrypt_run
 
     def run(key, nonce, plain, first):
         schedule = engines.make(name).expand_key(MessageKey.raw(key, nonce))
@@ -146,16 +149,16 @@ def _altered():
 @needs_vectors
 @pytest.mark.usefixtures("_altered")
 def test_a_chunk_with_another_tag_than_it_was_sealed_with_is_refused(monkeypatch):
-    from fastrack._crypto.native import gcm_pass
+    from fastrack._crypto.native import gcm_reencrypt
 
-    tag, tags = gcm_pass._Pass.tag, []
+    tag, tags = gcm_reencrypt._Reencryption.tag, []
 
-    def tag_wrongly(work, size):
-        right = tag(work, size)
+    def tag_wrongly(work, size, number=0):
+        right = tag(work, size, number)
         tags.append(right)
         return right if len(tags) % 2 else work.small.xor(right, work.small.words(1 << 63, 0))
 
-    monkeypatch.setattr(gcm_pass._Pass, "tag", tag_wrongly)
+    monkeypatch.setattr(gcm_reencrypt._Reencryption, "tag", tag_wrongly)
     run = compile_pass(engines.VECTOR_NAMES[0])
     for size in SIZES:
         bad, plain, _ = run(bytes(32), NONCE, noise(size).tobytes(), 5)

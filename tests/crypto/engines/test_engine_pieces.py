@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from helpers import reference
 from helpers.buffers import Fenced, as_array
+from helpers.cases import each
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, noise
 from helpers.runs import Runs, as_pieces, flip, plain_size_of, plan, ranges_within, zeroed
 from hypothesis import assume, example, given, settings
@@ -49,7 +50,7 @@ def test_the_order_of_the_chunks_is_free_and_the_lowest_bad_one_reported(runs):
     assert runs.gather(altered, ranges) == (1, [expected[0], zero, expected[2], zero, expected[4]])
 
 
-@pytest.mark.parametrize("key", [KEY, KEY[:16]], ids=["aes-256", "aes-128"])
+@each("key", [KEY, KEY[:16]])
 def test_pieces_that_begin_and_end_anywhere_are_slices_of_the_plaintext(engine_under_test, key):
     # Pieces of every length up to a few blocks, and those that begin and end about the edges of a group of vectors.
     sealed = reference.seal(key, NONCE, PLAIN[:20_000])
@@ -97,13 +98,13 @@ ROWS = [(start, 1000) for start in range(0, len(LONG) - 1000, 40000)]
 ROWS += [(0, 3 * CHUNK_SIZE), (9 * CHUNK_SIZE, CHUNK_SIZE)]
 
 
-@pytest.mark.parametrize("threads", [1, 2, 16])
+@each("threads", [1, 2, 16])
 def test_a_long_gather_is_right_on_any_number_of_threads(make_engine, threads):
     expected = [LONG[start : start + length] for start, length in ROWS]
     assert Runs(make_engine(threads), KEY, NONCE).gather(LONG_SEALED, ROWS) == (None, expected)
 
 
-@pytest.mark.parametrize("threads", [2, 16])
+@each("threads", [2, 16])
 def test_threads_never_see_each_other_at_work_on_parts_of_chunks(make_engine, threads):
     # Every part goes through memory of the thread's own. Were it shared, the parts of one would be those of another.
     runs = Runs(make_engine(threads), KEY, NONCE)
@@ -149,7 +150,7 @@ MALFORMED = {
 }
 
 
-@pytest.mark.parametrize("change", MALFORMED.values(), ids=MALFORMED)
+@each("change", MALFORMED.values())
 def test_a_plan_that_reaches_outside_is_refused(runs, change):
     target = np.full(100, 0xA5, np.uint8)
     pieces = as_pieces(**(GOOD | change))
@@ -164,8 +165,8 @@ def test_the_plan_that_the_malformed_ones_differ_from_is_taken():
     assert check_plan(as_pieces(**GOOD), len(SEALED), SIZE, 100) is None
 
 
-@pytest.mark.parametrize("field", ["chunks", "starts", "table"])
-@pytest.mark.parametrize("dtype", [np.int32, np.uint64, np.float64])
+@each("field", ["chunks", "starts", "table"])
+@each("dtype", [np.int32, np.uint64, np.float64])
 def test_a_plan_of_other_numbers_is_refused(field, dtype):
     good = as_pieces(**GOOD)
     arrays = {name: getattr(good, name) for name in GOOD}
@@ -173,7 +174,7 @@ def test_a_plan_of_other_numbers_is_refused(field, dtype):
         check_plan(GatherPlan(**(arrays | {field: arrays[field].astype(dtype)})), len(SEALED), SIZE, 100)
 
 
-@pytest.mark.parametrize("field", ["chunks", "starts", "table"])
+@each("field", ["chunks", "starts", "table"])
 def test_a_plan_that_is_scattered_in_memory_is_refused(runs, field):
     good = as_pieces(**GOOD)
     arrays = {name: getattr(good, name) for name in GOOD}

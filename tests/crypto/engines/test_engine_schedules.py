@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from helpers import engines, reference
+from helpers.cases import each
 from helpers.native_code import needs_compiler
 from helpers.runs import Runs, plan
 
@@ -77,7 +78,7 @@ def test_a_wiped_message_key_is_not_prepared(engine_under_test, key):
         engine_under_test.expand_key(message_key)
 
 
-@pytest.mark.parametrize("wiped", [True, False])
+@each("wiped", [True, False])
 def test_a_schedule_that_is_wiped_or_goes_away_leaves_zeros(vector_engine, key, wiped):
     schedule = vector_engine.expand_key(MessageKey.raw(key, NONCE))
     memory = schedule._memory
@@ -119,7 +120,7 @@ def test_wiping_one_schedule_leaves_another_of_the_same_key_alone(engine_under_t
     assert runs.open(sealed) == (None, b"a secret")
 
 
-@pytest.mark.parametrize("duplicate", [pickle.dumps, copy.copy, copy.deepcopy])
+@each("duplicate", [pickle.dumps, copy.copy, copy.deepcopy])
 def test_a_schedule_is_neither_pickled_nor_copied(schedule, duplicate):
     with pytest.raises(TypeError, match="pickle"):
         duplicate(schedule)

@@ -5,30 +5,27 @@ from collections import Counter
 from functools import cache
 
 import pytest
+from helpers.cases import each
 from helpers.llvm import binding, ir
 
-from fastrack._crypto.forms import FORMS, Form
-from fastrack._crypto.native import gcm_pass, gcm_ranges
+from fastrack._crypto.isa import INSTRUCTION_SETS, InstructionSet
+from fastrack._crypto.native import gcm_ranges, gcm_reencrypt
 from fastrack._crypto.native.gcm_ir import Variant, chunk_function, define_chunk
 
 TRIPLE = "x86_64-unknown-linux-gnu"
 REGISTERS = {16: "xmm", 32: "ymm", 64: "zmm"}
 LEVELS = {16: "x86-64", 32: "x86-64-v3", 64: "x86-64-v4"}
-pytestmark = pytest.mark.slow  # to compile the functions takes seconds
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]  # to compile the functions takes seconds
 VECTORS = 8  # that the main loop holds at a time
 OTHERS = {
-    "pass": gcm_pass._build_pass,
+    "reencrypt": gcm_reencrypt._build_reencrypt,
     "collect": gcm_ranges._build_collect,
     "decrypt": gcm_ranges._build_decrypt,
 }  # of functions with six arguments
-NATIVE = [form for form in FORMS.values() if form.architecture == "x86"]
+NATIVE = [form for form in INSTRUCTION_SETS.values() if form.architecture == "x86"]
 each_form, each_native_form = (
-    pytest.mark.parametrize(
-        "variant",
-        [Variant(bits, form) for bits in (128, 256) for form in forms],
-        ids=lambda variant: f"aes-{variant.bits}-{variant.form.width * 8}-on-{variant.form.native * 8}",
-    )
-    for forms in ([*NATIVE, Form("x86", 32, 16), Form("x86", 64, 32)], NATIVE)
+    each("variant", [Variant(bits, form) for bits in (128, 256) for form in forms])
+    for forms in ([*NATIVE, InstructionSet("x86", 32, 16), InstructionSet("x86", 64, 32)], NATIVE)
 )
 
 
@@ -58,7 +55,7 @@ def compiled(name, variant):
 
 def prefix_of(variant):
     """Return what the vector instructions of a form begin with: those of 16 bytes are there in SSE."""
-    return "" if variant.form.native == 16 else "v"
+    return "" if variant.isa.native == 16 else "v"
 
 
 def count(code, mnemonic, register):
@@ -66,32 +63,32 @@ def count(code, mnemonic, register):
 
 
 @each_form
-@pytest.mark.parametrize("name", ["expand_key", "open", "verify", "seal", *OTHERS])
+@each("name", ["expand_key", "open", "verify", "seal", *OTHERS])
 def test_every_function_compiles_for_its_own_cpu_level(name, variant):
     text, code = compiled(name, variant)
-    assert f'"target-cpu"="{LEVELS[variant.form.native]}"' in text
+    assert f'"target-cpu"="{LEVELS[variant.isa.native]}"' in text
     assert any(line.startswith("ret") for line in code)
 
 
 @each_native_form
-@pytest.mark.parametrize("name", ["open", "seal"])
+@each("name", ["open", "seal"])
 def test_the_main_loop_enciphers_whole_vectors(name, variant):
     _, code = compiled(name, variant)
-    register, prefix = REGISTERS[variant.form.width], prefix_of(variant)
-    lone = variant.form.width == 16  # the same registers hold a lone block, and that which masks the tag
+    register, prefix = REGISTERS[variant.isa.width], prefix_of(variant)
+    lone = variant.isa.width == 16  # the same registers hold a lone block, and that which masks the tag
     assert count(code, f"{prefix}aesenc", register) == (VECTORS + 3 * lone) * (variant.rounds - 1)
     assert count(code, f"{prefix}aesenclast", register) == VECTORS + 3 * lone
 
 
 @each_native_form
-@pytest.mark.parametrize(("name", "loops"), [("open", 1), ("verify", 1), ("seal", 2)])
+@each(("name", "loops"), [("open", 1), ("verify", 1), ("seal", 2)])
 def test_the_main_loop_hashes_whole_vectors(name, loops, variant):
     # Three products a vector and two for the reduction. Sealing hashes its last group behind the loop.
     _, code = compiled(name, variant)
-    mnemonic, register = f"{prefix_of(variant)}pclmul", REGISTERS[variant.form.width]
+    mnemonic, register = f"{prefix_of(variant)}pclmul", REGISTERS[variant.isa.width]
     products = [line for line in code if line.startswith(mnemonic) and register in line]
     others = len(products) - loops * (3 * VECTORS + 2)
-    if variant.form.width > 16:
+    if variant.isa.width > 16:
         assert others == 0
     else:  # lone blocks, the last bytes, and the sizes, each with a reduction
         assert others >= 3 * 5
@@ -100,7 +97,7 @@ def test_the_main_loop_hashes_whole_vectors(name, loops, variant):
 
 @each_form
 def test_no_instruction_is_wider_than_the_form_allows(variant):
-    wider = [register for width, register in REGISTERS.items() if width > variant.form.native]
+    wider = [register for width, register in REGISTERS.items() if width > variant.isa.native]
     for name in ("open", "verify", "seal", *OTHERS):
         _, code = compiled(name, variant)
         assert not [line for line in code if any(register in line for register in wider)]
@@ -108,21 +105,22 @@ def test_no_instruction_is_wider_than_the_form_allows(variant):
 
 
 @each_form
-@pytest.mark.parametrize(
-    ("name", "reads"), [("open", VECTORS + 2), ("collect", VECTORS + 2), ("seal", VECTORS + 1), ("pass", VECTORS + 2)]
+@each(
+    ("name", "reads"),
+    [("open", VECTORS + 2), ("collect", VECTORS + 2), ("seal", VECTORS + 1), ("reencrypt", VECTORS + 2)],
 )
 def test_every_vector_of_the_text_is_read_by_a_load_that_may_not_be_repeated(name, reads, variant):
     # The main loop's, one for a lone block, and one for the tag to compare with. The last bytes are copied before use.
     text, _ = compiled(name, variant)
     loads = re.findall(r"load volatile <(\d) x i64>, ptr [^,]+, align (\d+)", text)
-    if name == "pass":  # what was sealed is read back by such loads as well: of groups, and of a lone block
-        again = [(str(variant.form.width // 8), str(variant.form.width))] * VECTORS + [("2", "16")]
+    if name == "reencrypt":  # what was sealed is read back by such loads as well: of groups, and of a lone block
+        again = [(str(variant.isa.width // 8), str(variant.isa.width))] * VECTORS + [("2", "16")]
         assert not Counter(again) - Counter(loads)
         loads = list((Counter(loads) - Counter(again)).elements())
-    if name == "collect" and variant.form.width == 16:
+    if name == "collect" and variant.isa.width == 16:
         reads += VECTORS - 2  # LLVM unrolls the loop over lone blocks, of which there are fewer than a group has
     assert len(loads) == reads
-    sizes = [variant.form.width // 8] * VECTORS + [2] * (reads - VECTORS)
+    sizes = [variant.isa.width // 8] * VECTORS + [2] * (reads - VECTORS)
     assert Counter(loads) == Counter((str(size), "1") for size in sizes)
     # Whatever else is read lies aligned, in the schedule, or in the scratch block of the last bytes.
     others = re.findall(r"load <\d x i64>, ptr ([^,]+), align 1\b", text)
@@ -130,11 +128,11 @@ def test_every_vector_of_the_text_is_read_by_a_load_that_may_not_be_repeated(nam
 
 
 @each_native_form
-@pytest.mark.parametrize("name", ["open", "seal"])
+@each("name", ["open", "seal"])
 def test_the_machine_code_reads_every_vector_of_a_group_once(name, variant):
     # The text is what lies at eight places from one register, a vector apart; all else is a table or on the stack.
     _, code = compiled(name, variant)
-    register = REGISTERS[variant.form.width]
+    register = REGISTERS[variant.isa.width]
     reads = [re.match(rf"{prefix_of(variant)}[a-z0-9]+\t(-?\d*)(\([^)]+\)), %{register}", line) for line in code]
     places = {}
     for match in filter(None, reads):
@@ -142,7 +140,7 @@ def test_the_machine_code_reads_every_vector_of_a_group_once(name, variant):
     texts = [
         base
         for base, offsets in places.items()
-        if sorted(offset - min(offsets) for offset in offsets) == [variant.form.width * lane for lane in range(VECTORS)]
+        if sorted(offset - min(offsets) for offset in offsets) == [variant.isa.width * lane for lane in range(VECTORS)]
     ]
     assert len(texts) == 1
     assert "rsp" not in texts[0]
@@ -171,8 +169,8 @@ def print_instructions_without_asking_them(monkeypatch):
 
 
 @pytest.mark.parametrize("change", [print_loads_in_another_way, print_instructions_without_asking_them])
-@pytest.mark.parametrize("name", ["open", "seal"])
+@each("name", ["open", "seal"])
 def test_code_whose_loads_cannot_be_marked_is_not_made(monkeypatch, name, change):
     change(monkeypatch)
     with pytest.raises(RuntimeError, match="expected llvmlite to print 'load volatile', got "):
-        chunk_function(ir.Module(), Variant(128, Form("x86", 32, 16)), name)
+        chunk_function(ir.Module(), Variant(128, InstructionSet("x86", 32, 16)), name)

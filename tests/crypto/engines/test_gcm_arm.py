@@ -5,16 +5,17 @@ from functools import cache
 
 import pytest
 from helpers import arm
+from helpers.cases import each
 from helpers.llvm import binding, ir
 
-from fastrack._crypto.forms import FORMS
+from fastrack._crypto.isa import INSTRUCTION_SETS
 from fastrack._crypto.native.gcm_ir import Variant, chunk_function
 
 pytestmark = pytest.mark.slow  # to compile the functions takes seconds
 VECTORS = 8  # that the main loop holds at a time
 NAMES = ["expand_key", *arm.RUNS]
-LONG = Variant(256, FORMS["armv8"])
-each_variant = pytest.mark.parametrize("variant", [Variant(128, FORMS["armv8"]), LONG], ids=["aes-128", "aes-256"])
+LONG = Variant(256, INSTRUCTION_SETS["armv8"])
+each_variant = each("variant", [Variant(128, INSTRUCTION_SETS["armv8"]), LONG])
 
 
 @cache
@@ -45,7 +46,7 @@ def count(code, *mnemonics):
 
 
 @each_variant
-@pytest.mark.parametrize("name", ["open", "seal"])
+@each("name", ["open", "seal"])
 def test_a_round_is_two_instructions_and_no_addition_of_a_key(name, variant):
     code = only(compiled(name, variant, arm.CPUS[0])[1])
     blocks = VECTORS + 3  # of the main loop, a lone one, the last bytes, and the mask of the tag
@@ -55,7 +56,7 @@ def test_a_round_is_two_instructions_and_no_addition_of_a_key(name, variant):
 
 
 @each_variant
-@pytest.mark.parametrize("name", ["open", "verify", "seal"])
+@each("name", ["open", "verify", "seal"])
 def test_products_are_made_by_instructions(name, variant):
     code = only(compiled(name, variant, arm.CPUS[0])[1])
     groups = 2 if name == "seal" else 1  # sealing hashes its last group behind the loop
@@ -63,8 +64,8 @@ def test_products_are_made_by_instructions(name, variant):
     assert count(code, "pmull", "pmull2") >= groups * (3 * VECTORS + 2) + 3 * 5
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("cpu", arm.CPUS)
+@each("name", NAMES)
+@each("cpu", arm.CPUS)
 def test_nothing_is_called_but_to_copy_and_to_fill_memory(cpu, name):
     text, code = compiled(name, LONG, cpu)
     called = {
@@ -78,7 +79,7 @@ def test_nothing_is_called_but_to_copy_and_to_fill_memory(cpu, name):
 
 
 @each_variant
-@pytest.mark.parametrize(("name", "reads"), [("open", VECTORS + 2), ("seal", VECTORS + 1)])
+@each(("name", "reads"), [("open", VECTORS + 2), ("seal", VECTORS + 1)])
 def test_every_vector_of_the_text_is_read_by_a_load_that_may_not_be_repeated(name, reads, variant):
     text, _ = compiled(name, variant, arm.CPUS[0])
     assert len(re.findall(r"load volatile <2 x i64>, ptr [^,]+, align 1\b", text)) == reads
@@ -86,8 +87,8 @@ def test_every_vector_of_the_text_is_read_by_a_load_that_may_not_be_repeated(nam
     assert len(set(re.findall(r"load <2 x i64>, ptr ([^,]+), align 1\b", text))) <= 1
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("cpu", arm.CPUS)
+@each("name", NAMES)
+@each("cpu", arm.CPUS)
 def test_every_vector_register_is_cleared_or_restored(cpu, name):
     for code in compiled(name, LONG, cpu)[1].values():
         used = {int(number) for _, operands in code for number in re.findall(r"\b[vqdz](\d+)\b", operands)}

@@ -5,6 +5,7 @@ from hashlib import sha256
 import numpy as np
 import pytest
 from helpers import engines, reference
+from helpers.cases import each
 from helpers.engines import Wrong
 from helpers.reference import CHUNK_SIZE
 
@@ -38,7 +39,7 @@ def alter_after_sealing(place):
     return seal_run
 
 
-@pytest.mark.parametrize("place", [0, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 15, CHUNK_SIZE + 16, -17, -1])
+@each("place", [0, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 15, CHUNK_SIZE + 16, -17, -1])
 def test_one_wrong_bit_of_what_is_sealed_is_found(place):
     assert "expected sealed chunks with the SHA-256" in find_fault(Wrong(seal_run=alter_after_sealing(place)))
 
@@ -74,7 +75,7 @@ def open_and_tell_of_another_chunk(engine, *args):
     return None if bad is None else bad - 1
 
 
-@pytest.mark.parametrize(
+@each(
     ("open_run", "told"),
     [
         (lambda *_: FIRST, "expected sealed chunks to open, got chunk 0 refused"),
@@ -91,13 +92,13 @@ def test_an_engine_that_opens_wrongly_is_found(open_run, told):
 # The native call for many messages, which is code of its own
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@each("threads", [1, 2])
 def test_every_engine_knows_the_answers_for_many_messages(make_engine, threads):
     engine = make_engine(threads)
     assert find_job_fault(engine, engine.open_jobs) is None
 
 
-@pytest.mark.parametrize("number", [0, 1, 2])
+@each("number", [0, 1, 2])
 def test_a_result_of_a_message_that_is_wrong_is_found(number):
     engine = engines.make(engines.NAMES[0])
 
@@ -111,7 +112,7 @@ def test_a_result_of_a_message_that_is_wrong_is_found(number):
     )
 
 
-@pytest.mark.parametrize("answer", [None, (0, 0), (1, 1)])
+@each("answer", [None, (0, 0), (1, 1)])
 def test_an_altered_chunk_that_is_not_refused_is_found(answer):
     engine = engines.make(engines.NAMES[0])
     told = find_job_fault(engine, lambda jobs: answer if engine.open_jobs(jobs) else None)
@@ -143,7 +144,7 @@ def test_the_derived_keys_are_those_of_openssl(size):
     assert sha256(keys).hexdigest() == known_answers._DERIVED[size]
 
 
-@pytest.mark.parametrize("place", [0, 31, 32, 44, 63, 64, 75, 9 * 80 + 75])
+@each("place", [0, 31, 32, 44, 63, 64, 75, 9 * 80 + 75])
 def test_one_wrong_bit_of_a_derived_key_is_found(place):
     def derive_keys(engine, secret, headers, contexts, rows, target):
         bad = engine.derive_keys(secret, headers, contexts, rows, target)
@@ -154,7 +155,7 @@ def test_one_wrong_bit_of_a_derived_key_is_found(place):
     assert "of deriving keys of" in find_derivation_fault(Wrong(derive_keys=derive_keys))
 
 
-@pytest.mark.parametrize(
+@each(
     ("change", "told"),
     [
         (lambda bad, rows: None, "of 10 commitments number 0 to be refused, got none"),

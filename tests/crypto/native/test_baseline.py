@@ -17,8 +17,8 @@ import sys
 from pathlib import Path
 
 os.environ |= {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_OPT": "0"}
-from fastrack._crypto.native.target import TARGETS
-from fastrack._crypto.native.units import make_object
+from fastrack._crypto.native.compiler import TARGETS
+from fastrack._crypto.native.build import make_object
 
 Path(sys.argv[2]).write_bytes(make_object(TARGETS[sys.argv[1]], name="_native"))
 """
@@ -39,8 +39,6 @@ def make_code(tmp_path_factory):
 
 def form_of(function):
     """Return the form that a function is of by its name, or "" if it is for every CPU."""
-    if re.match(r"fastrack_key_state_(128|256)$", function):  # which only the narrow form has
-        return "narrow"
     found = re.search(r"_(x86|arm)_(\d+)_\d+", function)
     return "" if found is None else {"64": "vaes-512", "32": "vaes-256", "16": "narrow"}[found[2]]
 

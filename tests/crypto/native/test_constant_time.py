@@ -28,6 +28,7 @@ import pytest
 from cryptography.hazmat.primitives.hashes import SHA512
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from helpers import reference
+from helpers.cases import each
 
 from fastrack._crypto import native
 from fastrack._crypto.cobblestone import (
@@ -41,7 +42,6 @@ from fastrack._crypto.cobblestone import (
 from fastrack._crypto.job_table import SEALS, WHOLE
 from fastrack._crypto.vector import SCHEDULE_SIZE, derivation_table
 from fastrack._crypto.workers import NONE_BAD
-from fastrack._devices.cuda.key_state import LAST_POWER, NONCE_OFFSET, STATE_SIZE
 
 pytestmark = [
     pytest.mark.slow,
@@ -78,7 +78,7 @@ VERDICTS = {
     "open_run": 2 + 1 + 1,  # copies of `_build_open`; a look for a bad chunk; a swap of `fetch_min`
     "verify_run": 1 + 1,  # a look; a swap
     "open_gather": 2 + 2,  # copies of `ranges_function`; a look after each of the two calls
-    "open_jobs": 2 + 4 + 3,  # copies of `_build_pass`; a look after each of the four calls; swaps
+    "open_jobs": 2 + 4 + 3,  # copies of `_build_reencrypt`; a look after each of the four calls; swaps
 }
 
 
@@ -178,25 +178,12 @@ def derivation_cases(form, size):
             yield Case("derive_keys", ["secret"], memory, calls, found, {"rows": expected}, hidden)
 
 
-def state_cases(function, size):
-    """Return a case of the state of a key for a GPU."""
-    key = bytes(range(size))
-    round_keys = b"".join(reference.round_keys(key))
-    expected = {"state": round_keys.ljust(NONCE_OFFSET, b"\0") + NONCE}
-    hidden = {"state": len(round_keys) + len(NONCE) + (1 + LAST_POWER) * 16}
-    memory = {"material": key + NONCE, "state": bytes(STATE_SIZE)}
-    calls = [(function, [["material"], size + len(NONCE), ["state"]])]
-    yield Case("write_state", ["material"], memory, calls, 0, expected, hidden)
-
-
-def cases_of(form, *, is_narrow=True):
+def cases_of(form):
     """Return the cases of a form, those of `VERDICTS` last: what is found in two functions counts for the first."""
     cases = []
     end = native.suffix_of(form)[1:]
     for size in 16, 32:
         cases += [*message_cases(end, size), *derivation_cases(end, size)]
-        if is_narrow:
-            cases += [*state_cases(f"write_state_{end}", size)]
     order = list(VERDICTS)
     return sorted(cases, key=lambda case: order.index(case.name) if case.name in order else -1)
 
@@ -264,16 +251,19 @@ def memcheck(tmp_path_factory):
     return Memcheck(tmp_path_factory.mktemp("memcheck"))
 
 
-@pytest.fixture(scope="module")
-def builds(tmp_path_factory):
-    """The folder of the modules of `secret_builds`."""
+@pytest.fixture
+def build(tmp_path):
+    """Makes one of the modules of `secret_builds`."""
     pytest.importorskip("numba")
-    folder = tmp_path_factory.mktemp("builds")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")}
     environment |= {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": "", "NUMBA_OPT": "0"}
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
-    subprocess.run([sys.executable, "-m", "helpers.secret_builds", folder], env=environment, check=True)
-    return folder
+
+    def build(name):
+        subprocess.run([sys.executable, "-m", "helpers.secret_builds", tmp_path / name], env=environment, check=True)
+        return tmp_path / name
+
+    return build
 
 
 @pytest.fixture(scope="module")
@@ -286,29 +276,32 @@ def test_sealing_and_keys_depend_on_no_secret(found):
     assert {name: places for name, places in found.items() if name not in VERDICTS} == {}
 
 
-@pytest.mark.parametrize("name", VERDICTS)
+@each("name", VERDICTS)
 def test_opening_branches_on_results_of_authentication_alone(found, name):
     assert 0 < len(found[name]) <= VERDICTS[name]
 
 
-@pytest.mark.parametrize("form", [pytest.param("aesni", marks=pytest.mark.nightly), WIDE])
-def test_nothing_is_found_where_these_results_are_public(memcheck, builds, form):
-    assert memcheck.run(builds / "shown.so", cases_of(form, is_narrow=form == "aesni")) == {}
+@pytest.mark.nightly
+def test_nothing_is_found_where_these_results_are_public(memcheck, build):
+    shown = build("shown.so")
+    for form in ("aesni", WIDE):
+        assert memcheck.run(shown, cases_of(form)) == {}, form
 
 
-def test_a_branch_on_a_tag_is_more_than_may_be_found(memcheck, builds):
+@pytest.mark.nightly  # a planted branch shows on each change that one is found
+def test_a_branch_on_a_tag_is_more_than_may_be_found(memcheck, build):
     cases = [case for case in cases_of("aesni") if case.name in {"seal_run", "open_run"}]
-    found = memcheck.run(builds / "leaky.so", cases)
+    found = memcheck.run(build("leaky.so"), cases)
     assert len(found["seal_run"]) == 2  # copies
     assert len(found["open_run"]) == VERDICTS["open_run"] + 2
 
 
-def test_a_planted_branch_and_a_planted_lookup_are_found(memcheck, builds):
+def test_a_planted_branch_and_a_planted_lookup_are_found(memcheck, build):
     memory = {"word": (1).to_bytes(8, "little"), "target": bytes(16)}
     cases = [
         Case(f"{function}, {what}", secret, memory, [(function, [["word"], ["target"]])])
         for what, secret in (("public", []), ("secret", ["word"]))
         for function in ("branch", "look_up")
     ]
-    found = memcheck.run(builds / "planted.so", cases)
+    found = memcheck.run(build("planted.so"), cases)
     assert {name: len(places) for name, places in found.items()} == {"branch, secret": 1, "look_up, secret": 1}

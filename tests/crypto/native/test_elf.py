@@ -12,41 +12,17 @@ from helpers.elf import SharedObject
 from fastrack._crypto import native
 
 # All that the module may call, as in `compiler`. Here again, so that to add a name takes a second thought.
-LIBC = {
-    "clock_gettime",
-    "getauxval",
-    "memcpy",
-    "memmove",
-    "memset",
-    "pthread_cond_init",
-    "pthread_cond_signal",
-    "pthread_cond_wait",
-    "pthread_create",
-    "pthread_mutex_init",
-    "pthread_mutex_lock",
-    "pthread_mutex_unlock",
-    "pthread_self",
-    "pthread_setaffinity_np",
-    "pthread_setname_np",
-    "pthread_sigmask",
-    "sched_getaffinity",
-    "sched_getcpu",
-    "sched_yield",
-    "sigdelset",
-    "sigfillset",
-    "usleep",
-}
-STABLE = {
-    "PyBuffer_Release",
-    "PyErr_BadArgument",
-    "PyErr_Occurred",
-    "PyEval_RestoreThread",
-    "PyEval_SaveThread",
-    "PyLong_AsLongLong",
-    "PyLong_FromLongLong",
-    "PyModuleDef_Init",
-    "PyObject_GetBuffer",
-}
+LIBC = """
+clock_gettime getauxval memcpy memmove memset pthread_cond_init pthread_cond_signal pthread_cond_wait pthread_create
+pthread_mutex_init pthread_mutex_lock pthread_mutex_unlock pthread_self pthread_setaffinity_np pthread_setname_np
+pthread_sigmask sched_getaffinity sched_getcpu sched_yield sigdelset sigfillset usleep
+"""
+LIBC = set(LIBC.split())
+STABLE = """
+PyBuffer_Release PyErr_BadArgument PyErr_Occurred PyEval_RestoreThread PyEval_SaveThread PyLong_AsLongLong
+PyLong_FromLongLong PyModuleDef_Init PyObject_GetBuffer
+"""
+STABLE = set(STABLE.split())
 OLDEST_GLIBC = 2, 28  # of manylinux_2_28
 METH_FASTCALL = (0x80).to_bytes(4, "little")
 MACHINES = {"x86_64": elf.X86_64, "aarch64": elf.AARCH64}

@@ -12,7 +12,7 @@ from helpers.processes import run_python
 
 from fastrack import DeviceError
 from fastrack._crypto import native
-from fastrack._crypto.forms import FORMS, supported_forms
+from fastrack._crypto.isa import supported_instruction_sets
 from fastrack._crypto.workers import NONE_BAD
 
 pytestmark = pytest.mark.skipif(native.load() is None, reason="there is no machine code")
@@ -83,17 +83,17 @@ def test_memory_is_given_back_after_a_call_and_after_one_that_was_refused(count)
 
 
 def test_every_form_has_every_function():
-    names = {name: set(vars(native.functions(name))) for name in supported_forms()}
+    names = {name: set(vars(native.functions(name))) for name in supported_instruction_sets()}
     runs = {"open_run", "seal_run", "verify_run", "open_gather", "open_jobs", "expand_key", "derive_keys"}
     for name, functions in names.items():
-        assert functions == (runs | {"write_state"} if FORMS[name].width == 16 else runs)
+        assert functions == runs, name
 
 
 # What a process loads
 
 
 def test_a_first_transfer_loads_neither_numba_nor_llvmlite():
-    assert run_python(FIRST_TRANSFER, FASTRACK_ENGINE="").split() == [(*supported_forms(), "openssl")[0]]
+    assert run_python(FIRST_TRANSFER, FASTRACK_ENGINE="").split() == [(*supported_instruction_sets(), "openssl")[0]]
 
 
 def test_a_module_of_other_sources_is_refused(monkeypatch, tmp_path):
@@ -155,7 +155,7 @@ def test_a_process_may_compile_for_itself():
     )
     said = run_python(f"{FIRST_TRANSFER}\n{examine}", limit=240, FASTRACK_ENGINE="jit").splitlines()
     engine, *loaded = said[0].split()
-    assert engine == (*supported_forms(), "openssl")[0]
+    assert engine == (*supported_instruction_sets(), "openssl")[0]
     assert loaded == ["llvmlite", "numba"]
     assert re.fullmatch(r"None numba [\d.]+, LLVM [\d.]+", said[1])
 

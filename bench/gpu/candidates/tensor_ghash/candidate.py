@@ -1,9 +1,160 @@
 """Extend a state by what GHASH on the tensor cores needs: powers of H for groups of blocks, and a matrix of bits."""
 
+# ruff: noqa: E501 - lines of the kernels are as long as they are there
+
 import numpy as np
 
 _POWERS = 272  # where power 0 lies in a state; powers are divided by x, and little-endian words
 _GROUP = 32  # blocks
+
+# Where `chunk.cuh` differs: blocks are laid out by groups, whose bits are multiplied by the matrix.
+_CHUNK = [
+    (
+        """\
+    u32 rest[52];           // not used""",
+        """\
+    u32 rest[52];           // zeros
+    // What `candidate.py` adds: H^(1 + 32 n), divided by x, and 128 rows of 4096 bits, as the lanes of a warp take them.
+    u32 group_powers[32][4];
+    uint4 matrix[8][8][2][32];""",
+    ),
+    (
+        """\
+    u32 sums[2][WARPS][4];""",
+        """\
+    u32 sums[2][WARPS][16][4];  // of 16 groups, by a warp that has 4 blocks of each
+    uint4 tag[2];""",
+    ),
+    (
+        """\
+// The two blocks of a thread in a chunk of `length` bytes: number `block(0)` and `block(1)`, negative for none.""",
+        """\
+// Where a thread's two blocks lie in a chunk of `length` bytes: number `block(0)` and `block(1)`, negative for none. A warp
+// has 4 blocks of 16 groups; a lane the same block of two groups, 8 apart: two columns of `multiply_bits`.
+__device__ __forceinline__ u32 first_block() {  // of this thread, in a full chunk
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    return 512 * (warp / 8) + 32 * (lane / 4) + 4 * (warp % 8) + lane % 4;
+}
+""",
+    ),
+    (
+        """\
+    __device__ __forceinline__ int block(int i) const { return static_cast<int>(threadIdx.x) + i * THREADS - shift; }""",
+        """\
+    __device__ __forceinline__ int block(int i) const { return static_cast<int>(first_block() + 256 * i) - shift; }""",
+    ),
+    (
+        """\
+// a power for each thread. That of the last block's thread is H^2, as the block of the lengths follows it with H.
+__device__ __forceinline__ void authenticate(Shared* shared, const State* state, const Field& first, const Field& second,
+                                             int side) {
+    Field sum = first;
+#pragma unroll 1
+    for (int i = 0; i < 2; ++i) {
+        if (i == 1) sum = sum ^ second;
+        sum = product(sum, load_field(state->powers[i == 0 ? THREADS : THREADS + 1 - threadIdx.x]));
+    }
+    sum = sum_of_warp(sum);
+    if ((threadIdx.x & 31) == 0) store_field(shared->sums[side][threadIdx.x / 32], sum);
+}
+
+// Returns the chunk's tag or, to open, its difference from the claimed tag, in every thread. A barrier must precede.
+__device__ __forceinline__ uint4 tag_of(const Shared* shared, int side) {
+    const u32 lane = threadIdx.x & 31;
+    Field sum = {{0, 0, 0, 0}};
+    if (lane < WARPS) sum = load_field(shared->sums[side][lane]);
+    return from_field(sum_of_warp(sum)) ^ shared->chunk[side].rest;""",
+        """\
+__device__ __forceinline__ void authenticate(Shared* shared, const State* state, const uint4 (&text)[2], int side) {
+    const u32 warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    u32 bits[4] = {0, 0, 0, 0};  // of four groups, 16 rows each
+#pragma unroll
+    for (int tile = 0; tile < 8; ++tile) {
+        const uint4* rows = state->matrix[warp % 8][tile][0];
+        const uint4 low = rows[lane], high = rows[32 + lane];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            u32 sum[4] = {0, 0, 0, 0};
+            multiply_bits(sum, low, text[i].x, text[i].y);
+            multiply_bits(sum, high, text[i].z, text[i].w);
+#pragma unroll
+            for (int k = 0; k < 4; ++k) bits[2 * i + k % 2] |= (sum[k] & 1) << (2 * tile + k / 2);
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+        u32* group = shared->sums[side][warp][8 * (k / 2) + 2 * (lane % 4) + k % 2];
+        reinterpret_cast<unsigned short*>(group)[lane / 4] = static_cast<unsigned short>(bits[k]);
+    }
+}
+
+// The chunk's tag or, to open, what distinguishes it from the one that is claimed. By one warp, between two barriers.
+__device__ __forceinline__ void sum_up(Shared* shared, const State* state, int side) {
+    const u32 lane = threadIdx.x % 32;
+    Field sum = {{0, 0, 0, 0}};
+#pragma unroll 1
+    for (int i = 0; i < 8; ++i) sum = sum ^ load_field(shared->sums[side][8 * (lane / 16) + i][lane % 16]);
+    sum = sum_of_warp(product(sum, load_field(state->group_powers[31 - lane])));
+    if (lane == 0) shared->tag[side] = from_field(sum) ^ shared->chunk[side].rest;""",
+    ),
+    (
+        """\
+    Field sealed[2];  // a loaded uint4 takes four consecutive registers, which would be spilled together
+    {
+        const Share share(length);
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const int block = share.block(i);
+            sealed[i] = {{0, 0, 0, 0}};
+            if (block < 0) continue;
+            // The tag follows a short last block, so 16 bytes can be read.
+            sealed[i] = to_field(first_bytes(*reinterpret_cast<const uint4*>(chunk + 16 * block), share.size(i)));
+        }""",
+        """\
+    const Share share(length);
+    uint4 text[2];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const int block = share.block(i);
+        text[i] = make_uint4(0, 0, 0, 0);
+        // A short last block is followed by the tag, so there are 16 bytes to read.
+        if (block >= 0) text[i] = first_bytes(*reinterpret_cast<const uint4*>(chunk + 16 * block), share.size(i));""",
+    ),
+    (
+        """\
+    authenticate(shared, state, sealed[0], sealed[1], side);
+    __syncthreads();
+    const u32 good = is_zero(tag_of(shared, side));
+    const Share share(shared->chunk[side].length);  // read again, as registers are scarce above
+    if (share.block(1) >= 0) {
+        uint4 text[2] = {from_field(sealed[0]), from_field(sealed[1])};
+        cipher<BITS>(shared, share, side, text);""",
+        """\
+    authenticate(shared, state, text, side);
+    __syncthreads();
+    // Another warp each time sums up, while the others decipher what they keep to themselves until the verdict.
+    if (threadIdx.x / 32 == (number & (WARPS - 1))) sum_up(shared, state, side);
+    if (share.block(1) >= 0) cipher<BITS>(shared, share, side, text);
+    __syncthreads();
+    const u32 good = is_zero(shared->tag[side]);
+    if (share.block(1) >= 0) {""",
+    ),
+    (
+        """\
+    authenticate(shared, state, to_field(text[0]), to_field(text[1]), side);
+    __syncthreads();
+    const uint4 tag = tag_of(shared, side);
+    if (threadIdx.x == 0) store(chunk + length, tag, TAG);""",
+        """\
+    authenticate(shared, state, text, side);
+    __syncthreads();
+    if (threadIdx.x / 32 == (number & (WARPS - 1))) {
+        sum_up(shared, state, side);
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) store(chunk + length, shared->tag[side], TAG);
+    }""",
+    ),
+]
 
 EDITS = {
     "fastrack.cu": [
@@ -11,7 +162,8 @@ EDITS = {
         ("FASTRACK_SHARED_BYTES 66400", "FASTRACK_SHARED_BYTES 74112"),
         ("GATHER_SHARED_BYTES 82784", "GATHER_SHARED_BYTES 90496"),
         ('#include "chunk.cuh"', '#include "mma.cuh"\n#include "chunk.cuh"'),
-    ]
+    ],
+    "chunk.cuh": _CHUNK,
 }
 
 

@@ -1,0 +1,65 @@
+"""Progress, documents and lists of written files, for the commands that measure."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from fastrack._cli.console import STDOUT, print_json, stdout
+from fastrack._cli.machine import read_cpu, read_memory, read_software
+from fastrack._cli.nvml import read_graphics
+from fastrack._util.atomic import new_file
+
+_WIDTH = 130  # columns of a table of steps, whose words would be broken in fewer
+
+
+@contextmanager
+def reporter() -> Iterator[Callable[[str], None]]:
+    """Yield a function that shows on a terminal's stderr what is being measured."""
+    status = Console(stderr=True, highlight=False, markup=False).status("measuring")
+    with status if sys.stderr.isatty() else nullcontext():
+        yield lambda subject: status.update(f"measuring {subject}")
+
+
+def wide_console() -> Console:
+    """Return a console on standard output that breaks no words of a table."""
+    console = stdout()
+    console.width = max(console.width, _WIDTH)
+    return console
+
+
+def environment(device: str, settings: dict[str, Any], notes: Sequence[str]) -> dict[str, Any]:
+    """Return what a document says of the machine, the software and the settings."""
+    from fastrack._crypto.engine import get_engine
+
+    machine = {"cpu": asdict(read_cpu()), "memory": asdict(read_memory())}
+    if device != "cpu":
+        machine["graphics"] = asdict(read_graphics())
+    engine = get_engine()
+    return {
+        "machine": machine,
+        "software": read_software(),
+        "settings": {**settings, "engine": engine.name, "threads": engine.threads},
+        "notes": list(notes),
+    }
+
+
+def write_document(document: dict[str, Any], path: Path) -> None:
+    """Write a document as JSON to a file, or to standard output."""
+    if path == STDOUT:
+        print_json(**document)
+    else:
+        with new_file(path) as file:
+            file.write((json.dumps(document, indent=2) + "\n").encode())
+
+
+def show_paths(console: Console, **paths: Path | None) -> None:
+    """Print the files that were written, by label."""
+    for label, path in paths.items():
+        if path is not None:
+            console.print(f"\n{label}: {path}")

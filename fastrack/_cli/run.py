@@ -1,0 +1,314 @@
+"""Run a command on one file, folder or stream, or on many files: expand the paths, work on each, print the reports."""
+
+import contextlib
+import glob
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import typer
+from rich.table import Table
+
+from fastrack._cli.console import pluralize, print_lines, progress_bar, speed, taken_back
+from fastrack._cli.errors import describe, name_source, show_errors
+from fastrack._cli.files import as_location, check_directory, is_sealed_folder, is_stream, load_engine
+from fastrack._util.locations import Url
+from fastrack._util.units import format_size
+from fastrack.errors import FastrackError
+
+if TYPE_CHECKING:
+    from fastrack._sets.anchor import Anchor
+
+SUFFIX = ".safetensors"
+ONE = "expected one source and the path of one target, got several or a folder"  # for `refuse_options`
+NO_FOLDER = "expected none with a folder"
+NO_OUTPUT = "expected none with standard output"
+A_FOLDER = "expected a file, got a folder; --recursive takes the files in it"
+Verb = Literal["sealing", "unsealing", "verifying", "rekeying", "reading"]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A file, a folder or a stream to work on. `name` is its path in the folder of the targets."""
+
+    source: Path
+    name: Path
+
+    @property
+    def is_sealed_folder(self) -> bool:
+        """True of a folder that `seal` made."""
+        return is_sealed_folder(self.source)
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """The jobs of a command line. `left_out` counts files of another suffix in folders."""
+
+    jobs: tuple[Job, ...]
+    many: bool = False
+    left_out: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The result of a job.
+
+    document : for programs; lines : the same as text; brief : the lines of these with --quiet, and of one of many jobs
+    nbytes : of plaintext; plain : names of tensors that are not protected; errors : of content that is not authentic
+    plaintext : paths that were written, and are removed if standard output does not take the report
+    """
+
+    document: Mapping[str, Any]
+    lines: Sequence[str | Table] = ()
+    brief: Sequence[str] = ()
+    nbytes: int = 0
+    plain: Sequence[str] = ()
+    plaintext: Sequence[Path] = ()
+    errors: Sequence[Exception] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the document, with the first error."""
+        return {**self.document, "error": describe(self.errors[0])} if self.errors else dict(self.document)
+
+
+class Meter:
+    """The progress of a job and the time that it takes. One of many jobs shows its progress with that of the others."""
+
+    def __init__(self, verb: Verb, advance: Callable[[int], None] | None = None) -> None:
+        self._verb = verb
+        self._advance = advance
+        self.seconds = 0.0
+        self.nbytes = 0
+
+    @contextlib.contextmanager
+    def run(self, total: int) -> Iterator[Callable[[int], None]]:
+        """Take the time of the block, and yield a function to call with each number of bytes done."""
+        shared = self._advance
+        load_engine(self._verb)  # so that no time of a report has it
+        with progress_bar(self._verb, total) if shared is None else contextlib.nullcontext(shared) as advance:
+
+            def count(nbytes: int) -> None:
+                self.nbytes += nbytes
+                advance(nbytes)
+
+            start = time.perf_counter()
+            yield count
+            self.seconds = time.perf_counter() - start
+
+    def describe(self, nbytes: int) -> dict[str, float]:
+        """Return the members of a document about the time that so many bytes took."""
+        return {"seconds": self.seconds, "gbps": speed(nbytes, self.seconds)}
+
+
+Work = Callable[[Job, Meter], Report | None]  # None if standard output has the result itself
+Summary = Callable[[Sequence[Report]], str]
+
+
+def split_target(paths: Sequence[Path], out: Path | None) -> tuple[list[Path], Path]:
+    """Return the sources and the target, which is the last path unless an option names it."""
+    if out is not None:
+        return list(paths), out
+    if len(paths) < 2:
+        raise typer.BadParameter("expected a source and a target, got one path", param_hint="TARGET")
+    return list(paths[:-1]), paths[-1]
+
+
+def is_one(paths: Sequence[Path], *, recursive: bool) -> bool:
+    """Return True if a command line names one file, folder or stream, rather than files to be found."""
+    return len(paths) == 1 and not recursive and not _is_glob(paths[0])
+
+
+def are_many(paths: Sequence[Path], target: Path, *, recursive: bool) -> bool:
+    """Return True if the target is a folder for the files that a command line names."""
+    return not is_one(paths, recursive=recursive) or (target.is_dir() and not paths[0].is_dir())
+
+
+def expand(
+    paths: Sequence[Path],
+    target: Path | None = None,
+    *,
+    many: bool,
+    recursive: bool,
+    suffix: str = "",
+    anchor: "Anchor | None" = None,
+    inside: bool = False,
+) -> Jobs:
+    """Return a job for each file that paths, globs and, with `recursive`, folders name; in folders those of `suffix`.
+
+    A job for what does not exist reports its error beside those of other files; with an anchor that goes for what its
+    set has in a folder. A sealed folder is one job, as its files belong together. Files in the folder `target` are left
+    out, unless they are named. With `inside`, links that lead out of a folder are refused.
+    """
+    from fastrack._sets.folder_writer import require_inside
+
+    if not many:
+        return Jobs((Job(paths[0], Path(paths[0].name)),))
+    if any(map(is_stream, paths)):
+        raise typer.BadParameter("expected - alone, got it with other files", param_hint="SOURCE")
+    found: dict[Path, Job] = {}
+    left_out = 0
+    for path in (match for given in paths for match in _matches(given)):
+        if not recursive or not path.is_dir() or is_sealed_folder(path):
+            found.setdefault(path, Job(path, Path(path.name)))
+            continue
+        names = list(_walk(path, target))
+        if inside:
+            for name in names:
+                require_inside(path / name, path)
+        taken = [name for name in names if name.name.endswith(suffix) or (path / name).is_dir()]
+        left_out += len(names) - len(taken)
+        listed = map(Path, () if anchor is None else anchor.names_in(path))
+        taken += [name for name in listed if name.name.endswith(suffix) and not (path / name).exists()]
+        found = {**found, **{path / name: Job(path / name, name) for name in taken if path / name not in found}}
+    if target is not None:
+        _check_targets(found.values(), target)
+    return Jobs(tuple(found.values()), many=True, left_out=left_out)
+
+
+def run(
+    jobs: Jobs,
+    work: Work,
+    verb: Verb,
+    *,
+    as_json: bool,
+    quiet: bool = False,
+    member: str = "source",
+    in_full: bool = False,
+    summary: Summary = lambda _: "",
+) -> None:
+    """Work on each job, print the reports, and exit with status 1 if there are errors.
+
+    Of one job an error is that of the command. Of many it is that of its file, which `member` of its document has, and
+    the others are worked on; a `summary` follows. With `in_full` the reports of many are as those of one.
+    """
+    reports, plaintext, later = list[Report](), list[Path](), list[str]()
+
+    def take(report: Report) -> None:
+        reports.append(report)
+        plaintext.extend(report.plaintext)
+        if as_json:
+            sys.stdout.write(json.dumps(report.as_dict(), indent=None if jobs.many else 2) + "\n")
+        elif quiet or (jobs.many and not in_full):
+            later.extend(report.brief)  # below the bar
+        else:
+            print_lines([*report.lines, ""] if jobs.many and report.lines else report.lines)
+
+    start = time.perf_counter()
+    with taken_back(plaintext):
+        try:
+            if jobs.many:
+                _work_on_each(jobs, work, verb, member, take)
+            elif (report := work(jobs.jobs[0], Meter(verb))) is not None:
+                take(report)
+        finally:
+            if not as_json and (jobs.many or quiet):
+                show_errors(
+                    name_source(error, report.document[member] if jobs.many else "")
+                    for report in reports
+                    for error in report.errors
+                )
+        print_lines(later)
+        if jobs.many and not as_json and not quiet:
+            print_lines(_close(jobs, reports, summary, time.perf_counter() - start))
+    if any(report.errors for report in reports):
+        raise typer.Exit(1)
+
+
+def _work_on_each(jobs: Jobs, work: Work, verb: Verb, member: str, take: Callable[[Report], None]) -> None:
+    load_engine(verb)  # which fails for the command, not for each file
+    sizes = [_size_of(job.source) for job in jobs.jobs]
+    with progress_bar(verb, sum(sizes)) as progress:
+        for job, size in zip(jobs.jobs, sizes, strict=True):
+            meter = Meter(verb, progress)
+            try:
+                if job.source.is_dir() and not job.is_sealed_folder:
+                    raise IsADirectoryError(A_FOLDER)
+                report = work(job, meter)
+            except BrokenPipeError:
+                raise
+            except (FastrackError, OSError, MemoryError, ImportError, typer.BadParameter) as error:
+                report = Report({member: str(as_location(job.source))}, errors=(error,))
+            assert report is not None
+            take(report)
+            progress(max(0, size - meter.nbytes))
+
+
+def _close(jobs: Jobs, reports: Sequence[Report], summary: Summary, seconds: float) -> list[str]:
+    """Return the lines below the reports on many files."""
+    failed = sum(bool(report.errors) for report in reports)
+    lines = [f"left out: {pluralize(jobs.left_out, 'file')} without the suffix {SUFFIX}"] if jobs.left_out else []
+    verdict = f"{failed} of {pluralize(len(reports), 'file')} FAILED; " if failed else ""
+    nbytes = format_size(sum(report.nbytes for report in reports))
+    return [*lines, f"{verdict}{summary(reports)}; {nbytes} in {seconds:.2f} s"]
+
+
+def count_sound(reports: Sequence[Report]) -> str:
+    """Return the number of files without errors, with the noun."""
+    return pluralize(sum(not report.errors for report in reports), "file")
+
+
+def refuse_options(given: Mapping[str, object], reason: str) -> None:
+    """Refuse options that do not go with what a command line names."""
+    wrong = [option for option, value in given.items() if value]
+    if wrong:
+        raise typer.BadParameter(reason, param_hint=", ".join(wrong))
+
+
+def _check_targets(jobs: Iterable[Job], target: Path) -> None:
+    """Refuse files of one name, of which the folder of the target would hold one, and what cannot be that folder.
+
+    It is made for the first of them, so that none is left empty.
+    """
+    first: dict[Path, Path] = {}
+    for job in jobs:
+        other = first.setdefault(job.name, job.source)
+        if other is not job.source:
+            raise typer.BadParameter(
+                f"expected files of distinct names, got {other} and {job.source}. Put them into different folders",
+                param_hint="SOURCE",
+            )
+    if isinstance(as_location(target), Url):
+        return
+    check_directory(target)
+    if target.exists() and not target.is_dir():
+        raise typer.BadParameter("expected a folder for several files, got a file", param_hint="TARGET")
+
+
+def _is_glob(path: Path) -> bool:
+    return glob.has_magic(str(path)) and not os.path.lexists(path)
+
+
+def _matches(path: Path) -> list[Path]:
+    if not _is_glob(path):
+        return [path]
+    return [Path(found) for found in sorted(glob.glob(str(path), recursive=True))] or [path]  # noqa: PTH207 - a text
+
+
+def _walk(folder: Path, target: Path | None) -> Iterator[Path]:
+    """Return the files in a folder and in those below it, in order, sealed folders as one, and none in `target`."""
+    outside = None if target is None or target.resolve() == folder.resolve() else target.resolve()
+    for here, folders, files in os.walk(folder, onerror=_raise):
+        place = Path(here)
+        folders[:] = sorted(name for name in folders if outside is None or (place / name).resolve() != outside)
+        for name in folders:
+            if (place / name).is_symlink():
+                raise OSError(None, "expected no link to a folder; name what it leads to", str(place / name))
+        sealed = [name for name in folders if is_sealed_folder(place / name)]
+        folders[:] = [name for name in folders if name not in sealed]
+        yield from ((place / name).relative_to(folder) for name in (*sealed, *sorted(files)))
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,116 @@
+"""The native call that opens many messages: a table of jobs, which all threads work through chunk by chunk.
+
+Each thread expands the key of a message on its own stack when it comes to the message, and overwrites it at the end, so
+that no key schedule outlives the call.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
+from fastrack._crypto.isa import SCHEDULE_SIZE
+from fastrack._crypto.job_table import (
+    BITS,
+    CHUNKS,
+    FIRST,
+    KEY,
+    RANGES,
+    SEALS,
+    SIZE,
+    SOURCE,
+    STARTS,
+    TARGET,
+    WHOLE,
+    WORDS,
+)
+from fastrack._crypto.native.compiler import compiled
+from fastrack._crypto.native.intrinsics import at, fetch_add, fetch_min
+from fastrack._crypto.native.kernels_chunks import (
+    BAD_OFFSET,
+    Counters,
+    _call,
+    build_ranges,
+    chunk_buffer,
+    memory_on_stack,
+    wipe,
+    wipe_stack,
+)
+
+_schedule = memory_on_stack(SCHEDULE_SIZE)
+
+
+def build_jobs(*isa: object) -> dict[str, Any]:
+    """Return `open_jobs` of the `InstructionSet` of these fields: `(table, jobs, count, grain, counters)`.
+
+    `table` is the address of so many jobs, and `count` the number of their chunks. Bad chunks are counted through all
+    jobs.
+    """
+    variant = "/".join(map(str, isa))
+
+    open_ranges = build_ranges(variant)
+
+    @compiled
+    def open_jobs(table: int, jobs: int, count: int, grain: int, counters: Counters) -> None:
+        schedule, buffer = _schedule(), chunk_buffer()
+        current = -1
+        done = 0
+        while True:
+            start = fetch_add(counters, 1) * grain
+            if start >= count:
+                break
+            stop = min(start + grain, count)
+            done += stop - start
+            job = _find(table, jobs, start)
+            while start < stop:
+                following = count if job + 1 == jobs else at(table, (job + 1) * WORDS + FIRST)
+                end = min(stop, following)
+                if start == end:  # a job without chunks
+                    job += 1
+                    continue
+                row = table + job * WORDS * 8
+                bits, source, target = at(row, BITS), at(row, SOURCE), at(row, TARGET)
+                size, chunks = at(row, SIZE), at(row, CHUNKS)
+                if job != current:
+                    _call(variant, "expand_key", bits, (schedule, at(row, KEY)))
+                    current = job
+                first = at(row, FIRST)
+                index = start - first
+                if chunks in (WHOLE, SEALS):
+                    dst, remaining = target + index * CHUNK_SIZE, size - index * CHUNK_SIZE
+                    if chunks == WHOLE:
+                        src = source + index * SEALED_CHUNK_SIZE
+                        bad = _call(variant, "open", bits, (schedule, src, dst, index, end - start, remaining))
+                    else:
+                        work = schedule, source + index * CHUNK_SIZE, dst, index, end - start, remaining, buffer
+                        bad = _call(variant, "reencrypt", bits, work)
+                    if bad < end - start:
+                        fetch_min(counters + BAD_OFFSET, start + bad)
+                else:
+                    starts, rows = at(row, STARTS), at(row, RANGES)
+                    for entry in range(index, index + end - start):
+                        chunk, after = at(chunks, entry), at(chunks, min(entry + 1, following - first - 1))
+                        low, high = at(starts, entry), at(starts, entry + 1)
+                        if not open_ranges(bits, schedule, source, target, chunk, after, size, rows, low, high, buffer):
+                            fetch_min(counters + BAD_OFFSET, start + entry - index)
+                start = end
+                job += 1
+        if done:
+            wipe(buffer, SEALED_CHUNK_SIZE)
+            wipe(schedule, SCHEDULE_SIZE)
+            wipe_stack()
+
+    return {"open_jobs": open_jobs}
+
+
+@compiled
+def _find(table: int, jobs: int, chunk: int) -> int:
+    """Return the job of a chunk: the last that starts there or before."""
+    low, high = 0, jobs
+    while high - low > 1:
+        middle = (low + high) // 2
+        if at(table, middle * WORDS + FIRST) <= chunk:
+            low = middle
+        else:
+            high = middle
+    return low

@@ -1,0 +1,108 @@
+"""Documents in canonical JSON, of which each content has one form only: ASCII, members in order, no spaces."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from fastrack.errors import FormatError
+
+ID = re.compile(r"[0-9a-f]{32}")
+DIGEST = re.compile(r"[0-9a-f]{64}")  # SHA-256
+NUMBER_LIMIT = 2**53  # which not every JSON parser keeps exactly
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, check_circular=False)
+
+
+def encode(document: Any, *, end: bytes = b"") -> bytes:
+    """Return the canonical form of a value, with what ends a file after it."""
+    return _ENCODER.encode(document).encode() + end
+
+
+def decode(
+    content: bytes, members: Collection[str], fixed: Mapping[str, int], *, limit: int | None = None, end: bytes = b""
+) -> dict[str, Any]:
+    """Parse an object in canonical form that has these members and no others, and of `fixed` these values.
+
+    Raises
+    ------
+    ValueError, RecursionError
+        If the content is another, or has more bytes than `limit`. A member that is there twice is not canonical.
+    """
+    if limit is not None and len(content) > limit:
+        raise ValueError(f"expected at most {limit} bytes, got more")
+    try:
+        document = json.loads(content.decode("ascii"))
+    except ValueError:
+        raise ValueError("it is no JSON") from None
+    if encode(document, end=end) != content:
+        raise ValueError("it is not in canonical form")
+    if not isinstance(document, dict) or document.keys() != set(members):
+        raise ValueError("its members are others")
+    for name, value in fixed.items():
+        require(type(document[name]) is int and document[name] == value, name)
+    return document
+
+
+@contextmanager
+def parsing(problem: str, advice: str) -> Iterator[None]:
+    """Turn what malformed content raises where its members are used into a `FormatError`."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise FormatError(f"{problem}: {error!s:.200}; {advice}") from None
+
+
+def require(holds: object, member: str) -> None:
+    """Raise `ValueError` about a member unless a condition on its value holds."""
+    if not holds:
+        raise ValueError(f"member {member!r} has a value out of range")
+
+
+def matches(pattern: re.Pattern[str], value: object) -> bool:
+    """Return True if a value is a text of which all matches a pattern."""
+    return isinstance(value, str) and pattern.fullmatch(value) is not None
+
+
+def is_number(value: object) -> bool:
+    """Return True if a value is an integer from 0 that every JSON parser keeps."""
+    return type(value) is int and 0 <= value < NUMBER_LIMIT
+
+
+def unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Refuse a JSON object that has a member twice, since parsers differ in which one they take."""
+    found = dict(members)
+    if len(found) != len(members):
+        raise ValueError("expected each member once")
+    return found
+
+
+def encode_bytes(content: bytes) -> str:
+    """Return bytes as base64 with padding (RFC 4648, section 4)."""
+    return base64.b64encode(content).decode()
+
+
+def decode_bytes(text: str) -> bytes:
+    """Return the bytes of base64, which has one form only: unused bits are zero."""
+    content = base64.b64decode(text.encode(), validate=True)
+    if encode_bytes(content) != text:
+        raise ValueError("expected base64 in canonical form")
+    return content
+
+
+def encode_time(time: datetime) -> str:
+    """Return a time in whole seconds of UTC."""
+    return time.astimezone(UTC).strftime(_TIME)
+
+
+def decode_time(text: str) -> datetime:
+    """Return the time in a text that `encode_time` made."""
+    time = datetime.strptime(text, _TIME).replace(tzinfo=UTC)
+    if encode_time(time) != text:
+        raise ValueError(f"expected a time as 2027-01-31T12:00:00Z, got {text!r:.40}")
+    return time

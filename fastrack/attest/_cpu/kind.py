@@ -1,0 +1,92 @@
+"""Describe a kind of evidence of CPUs: all that the rest of the package needs to know about it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+from fastrack._util.regular_file import open_regular
+from fastrack.attest._cpu.tdx_collateral import TdxCollateral
+from fastrack.attest._formats.roots import Roots
+from fastrack.attest._formats.toml import Table
+from fastrack.attest._formats.wire import Reader
+from fastrack.attest._policy_common import Judge
+from fastrack.errors import DeviceError, FormatError
+
+LARGEST = 1 << 20  # bytes of a report, or of a file of collateral
+
+
+class Verified(Protocol):
+    """The claims of evidence that was verified."""
+
+    @property
+    def report_data(self) -> bytes:
+        """64 bytes that the guest chose."""
+
+    @property
+    def valid_until(self) -> datetime:
+        """The first time at which a document that proves them is no longer valid."""
+
+
+E = TypeVar("E")
+V = TypeVar("V", bound=Verified)
+P = TypeVar("P")
+
+
+@dataclass(frozen=True, slots=True)
+class CpuKind(Generic[E, V, P]):
+    """A kind of evidence of CPUs.
+
+    name : in the member "type" of an offer, in the section ``[cpu.NAME]`` of a policy, and in what commands show
+    title : of the evidence in errors; document : as `fastrack doctor` calls it; platform : the CPU's own name
+    provider : the driver of Linux that gives it, by its name in configfs-tsm and as a module of the kernel
+    vendor : the member of `TrustedRoots`, or of its `others`, with the fingerprints of the roots; roots : its default
+    """
+
+    name: str
+    title: str
+    document: str
+    platform: str
+    provider: str
+    vendor: str
+    roots: Roots
+    evidence: type[E]
+    verified: type[V]
+    members: tuple[str, ...]
+    """The names of its members in an offer, but "type"."""
+    write: Callable[[E], dict[str, Any]]
+    """Return these members."""
+    read: Callable[[Reader], E]
+    """Read these members."""
+    collect: Callable[[bytes, Path | None], E]
+    """Add the collateral in a folder, if one is named, to a report that the kernel gave."""
+    report_data: Callable[[E], bytes]
+    """Return the 64 bytes that the guest chose, of evidence that is parsed alone."""
+    verify: Callable[[E, datetime, Roots, TdxCollateral | None], V]
+    """Verify the evidence; the owner's collateral is used in place of the machine's."""
+    read_policy: Callable[[Table], P]
+    """Read the section of a policy."""
+    check: Callable[[P, V, Judge], None]
+    """Raise `AttestationError` unless a section accepts what was verified."""
+    describe: Callable[[V], dict[str, object]]
+    """Return the main claims as text and numbers, none of which is a secret."""
+
+
+def cpu_error(wanted: str, found: str, advice: str) -> DeviceError:
+    """Make the error for evidence or collateral that the machine does not have."""
+    return DeviceError(f"collecting evidence of the CPU failed: expected {wanted}, got {found}. {advice}")
+
+
+def read_collateral(path: Path) -> bytes | None:
+    """Return the content of a file of collateral; None if it does not exist."""
+    try:
+        with open_regular(path) as file:
+            data = file.read(LARGEST + 1)
+    except FileNotFoundError:
+        return None
+    if len(data) > LARGEST:
+        raise FormatError(f"reading {path} failed: expected at most {LARGEST} bytes, got more. Name another folder.")
+    return bytes(data)

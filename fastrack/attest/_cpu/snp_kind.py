@@ -1,0 +1,228 @@
+"""The kind of evidence of AMD SEV-SNP: its part of an offer, its section ``[cpu.snp]`` of a policy, its collateral."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from fastrack._util.public import attest_public
+from fastrack.attest import _policy_common as rules
+from fastrack.attest._cpu.kind import CpuKind, cpu_error, read_collateral
+from fastrack.attest._cpu.snp import VerifiedSnpReport, verify_snp_report
+from fastrack.attest._cpu.snp_report import EVIDENCE, SnpProduct, parse_snp_report
+from fastrack.attest._cpu.tdx_collateral import TdxCollateral
+from fastrack.attest._formats.roots import AMD_ROOTS, Roots
+from fastrack.attest._formats.toml import Table
+from fastrack.attest._formats.wire import CHAIN_LIMIT, PART_LIMIT, REPORT_LIMIT, Reader, write_bytes
+from fastrack.attest._policy_common import Revocation
+
+_VALUES = dict.fromkeys(("measurement", "id_key_digest", "author_key_digest"), 48)
+_VALUES |= {"host_data": 32, "family_id": 16, "image_id": 16}
+_LEVELS = ("bootloader", "tee", "snp", "microcode", "fmc")
+# What a policy must say, each as the line that leaves it open, which is also the line that a message proposes.
+_LINES = {
+    "measurement": 'measurement = "any"  # or a list: firmware, with digests of kernel, command line and initrd',
+    "min_tcb": 'min_tcb = "any"  # or floors, such as { bootloader = 7, snp = 14, microcode = 72 }',
+}
+
+
+@attest_public
+@dataclass(frozen=True, slots=True)
+class SnpEvidence:
+    """A report of AMD SEV-SNP with its certificates.
+
+    Attributes
+    ----------
+    report : bytes
+        The report.
+    leaf : bytes
+        The certificate of the VCEK or VLEK, in DER or PEM.
+    issuers : bytes
+        The certificates of its issuer and of the root, in PEM.
+    crl : bytes or None
+        The root's revocation list in DER, if the machine has it.
+
+    Examples
+    --------
+    >>> from fastrack import attest
+    >>> attest.SnpEvidence(b"report", b"leaf", b"issuers").crl is None
+    True
+    """
+
+    report: bytes = field(repr=False)
+    leaf: bytes = field(repr=False)
+    issuers: bytes = field(repr=False)
+    crl: bytes | None = field(default=None, repr=False)
+
+
+@attest_public
+@dataclass(frozen=True, slots=True)
+class SnpPolicy:
+    r"""The section ``[cpu.snp]`` of a policy.
+
+    Attributes
+    ----------
+    measurements : mapping of str to frozenset of bytes or None
+        The allowed values by field: "measurement", "host_data" and so on; None for any. "measurement" must be in it;
+        other fields that are not may have any value.
+    min_tcb : mapping of str to int
+        The lowest patch level of each part, "bootloader", "tee", "snp", "microcode", "fmc": present, committed and at
+        launch; any if empty.
+    products : frozenset of SnpProduct
+        The products that are accepted; all if empty.
+    chip_ids : frozenset of bytes
+        The chips that are accepted, 64 bytes each; all if empty.
+    max_vmpl : int
+        The lowest privilege that the software may have that asked for the report.
+    revocation : Revocation
+        How much is asked about the revocation of AMD's authorities.
+    max_revocation_age : datetime.timedelta or None
+        The longest time since the revocation list was issued, if one is required; None for as long as it is in force,
+        for AMD has issued lists for 47 to 375 days.
+    allow_debug, allow_migration, allow_smt : bool
+        Whether guests are accepted that the host may read, or move to another machine, or that run where threads share
+        cores.
+    require_alias_check : bool
+        Whether the platform must have checked that no address of its memory is an alias of another.
+
+    Examples
+    --------
+    >>> from fastrack import attest
+    >>> policy = attest.Policy.from_toml("version = 1\n[cpu.snp]\nmeasurement = 'any'\nmin_tcb = { microcode = 115 }")
+    >>> policy.snp.min_tcb, policy.snp.allow_debug
+    ({'microcode': 115}, False)
+    """
+
+    measurements: Mapping[str, frozenset[bytes] | None]
+    min_tcb: Mapping[str, int]
+    products: frozenset[SnpProduct] = frozenset()
+    chip_ids: frozenset[bytes] = frozenset()
+    max_vmpl: int = 0
+    revocation: Revocation = Revocation.CACHED
+    max_revocation_age: timedelta | None = None
+    allow_debug: bool = False
+    allow_migration: bool = False
+    allow_smt: bool = True
+    require_alias_check: bool = False
+
+    def __post_init__(self) -> None:
+        rules.require_named(self.measurements, {"measurement"})
+
+
+def _write(evidence: SnpEvidence) -> dict[str, Any]:
+    return {name: write_bytes(getattr(evidence, name)) for name in SNP.members}
+
+
+def _read(cpu: Reader) -> SnpEvidence:
+    return SnpEvidence(
+        report=cpu.binary("report", limit=REPORT_LIMIT),
+        leaf=cpu.binary("leaf", limit=CHAIN_LIMIT),
+        issuers=cpu.binary("issuers", limit=CHAIN_LIMIT),
+        crl=cpu.binary_or_none("crl", limit=PART_LIMIT),
+    )
+
+
+def _collect(report: bytes, folder: Path | None) -> SnpEvidence:
+    leaf = issuers = crl = None
+    if folder is not None:
+        leaf = read_collateral(folder / "vcek.der") or read_collateral(folder / "vlek.der")
+        issuers, crl = read_collateral(folder / "cert_chain.pem"), read_collateral(folder / "crl.der")
+    if leaf is None or issuers is None:
+        raise cpu_error(
+            "vcek.der or vlek.der and cert_chain.pem in the folder of collateral",
+            "none" if folder is None else f"a folder {folder} without one of them",
+            "Fetch them from AMD's key distribution service for this chip, and name their folder.",
+        )
+    return SnpEvidence(report, leaf, issuers, crl)
+
+
+def _verify(evidence: SnpEvidence, now: datetime, roots: Roots, _: TdxCollateral | None) -> VerifiedSnpReport:
+    return verify_snp_report(evidence.report, evidence.leaf, evidence.issuers, now=now, roots=roots, crl=evidence.crl)
+
+
+def _describe(verified: VerifiedSnpReport) -> dict[str, object]:
+    return {"product": str(verified.product), "measurement": verified.report.measurement.hex()}
+
+
+def _read_policy(table: Table) -> SnpPolicy:
+    """Read the section ``[cpu.snp]``."""
+    rules.require_lines(table, _LINES)
+    return SnpPolicy(
+        measurements=rules.read_measurements(table, _VALUES),
+        min_tcb=_read_levels(table),
+        products=rules.read_enum(table, "products", SnpProduct),
+        chip_ids=table.digests("chip_ids", 64),
+        max_vmpl=table.integer("max_vmpl") or 0,
+        revocation=rules.read_revocation(table),
+        max_revocation_age=rules.read_days(table, "max_revocation_age_days"),
+        allow_debug=table.boolean("allow_debug", default=False),
+        allow_migration=table.boolean("allow_migration", default=False),
+        allow_smt=table.boolean("allow_smt", default=True),
+        require_alias_check=table.boolean("require_alias_check", default=False),
+    )
+
+
+def _read_levels(table: Table) -> dict[str, int]:
+    if table.is_word("min_tcb", rules.ANY):
+        return {}
+    levels = table.table("min_tcb")
+    found = {name: level for name in _LEVELS if levels and (level := levels.integer(name)) is not None}
+    if levels:
+        levels.done()
+    if not found:
+        raise table.refusal("min_tcb", f'floors of {", ".join(_LEVELS)}, or "{rules.ANY}"', "none of them")
+    return found
+
+
+def _check(policy: SnpPolicy, verified: VerifiedSnpReport, judge: rules.Judge) -> None:
+    """Require that a verified report is one that a policy accepts."""
+    report = verified.report
+    judge.require_current(verified.verified_at, verified.valid_until)
+    judge.require_clear("debug bit", report.is_debug, policy.allow_debug, "allow_debug")
+    judge.require_clear("migration bit", report.is_migratable, policy.allow_migration, "allow_migration")
+    judge.require_clear("SMT bit", report.allows_smt, policy.allow_smt, "allow_smt")
+    for name, allowed in policy.measurements.items():
+        if allowed is not None:
+            judge.require(name.upper(), getattr(report, name), allowed, name)
+    if policy.products:
+        judge.require("product", verified.product, policy.products, "products")
+    if policy.chip_ids:
+        judge.require("CHIP_ID", report.chip_id, policy.chip_ids, "chip_ids")
+    judge.require("VMPL", report.vmpl, range(policy.max_vmpl + 1), "max_vmpl")
+    # The host may report less than it runs, go back to what is committed, and have started the guest on less.
+    levels = {"reported": report.reported_tcb, "committed": report.committed_tcb, "launch": report.launch_tcb}
+    for (kind, tcb), (name, lowest) in product(levels.items(), policy.min_tcb.items()):
+        level = getattr(tcb, name)
+        if level is not None:  # only Turin has an FMC
+            judge.require_at_least(f"{kind} {name} patch level", level, lowest, f"min_tcb.{name}")
+    if policy.require_alias_check and not report.is_alias_checked:
+        wanted, found = "a platform that checked its memory for aliases", f"{report.platform_info:#x}"
+        raise judge.refusal("PLATFORM_INFO", wanted, found, "require_alias_check")
+    checked_at, longest = verified.revocation_checked_at, policy.max_revocation_age
+    judge.require_revocation(policy.revocation, checked_at, longest)
+
+
+SNP = CpuKind(
+    name="snp",
+    title=EVIDENCE,
+    document="SEV-SNP report",
+    platform="AMD SEV-SNP",
+    provider="sev_guest",
+    vendor="amd",
+    roots=AMD_ROOTS,
+    evidence=SnpEvidence,
+    verified=VerifiedSnpReport,
+    members=("crl", "issuers", "leaf", "report"),
+    write=_write,
+    read=_read,
+    collect=_collect,
+    report_data=lambda evidence: parse_snp_report(evidence.report).report_data,
+    verify=_verify,
+    read_policy=_read_policy,
+    check=_check,
+    describe=_describe,
+)

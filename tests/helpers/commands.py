@@ -1,0 +1,13 @@
+import functools
+
+from typer import testing
+
+# Typer makes the command anew for each run, which takes longer than to run most commands.
+testing._get_command = functools.cache(testing._get_command)
+
+
+def invoke(arguments, content=None):
+    """Run a command of fastrack in this process, on an input, and return its result."""
+    from fastrack._cli.app import app
+
+    return testing.CliRunner().invoke(app, arguments, input=content)

@@ -1,0 +1,76 @@
+"""A third kind of evidence of CPUs, all of it in one file: a report is 64 bytes, its maker's key, and a signature."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from hashlib import sha256
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from fastrack.attest._cpu.kind import CpuKind, read_collateral
+from fastrack.attest._errors import malformed, refused
+from fastrack.attest._formats.wire import CHAIN_LIMIT, REPORT_LIMIT, write_bytes
+
+MAKER = Ed25519PrivateKey.from_private_bytes(bytes(32))
+PUBLIC = MAKER.public_key().public_bytes_raw()
+
+
+def report(report_data, maker=MAKER):
+    """Return what the kernel of a toy gives."""
+    return report_data + maker.public_key().public_bytes_raw() + maker.sign(report_data)
+
+
+@dataclass(frozen=True)
+class ToyEvidence:
+    report: bytes
+    model: bytes
+
+
+@dataclass(frozen=True)
+class VerifiedToy:
+    report_data: bytes
+    model: str
+    valid_until: object
+
+
+def parse(evidence):
+    if len(evidence.report) != 160:
+        raise malformed("toy report", "size", None, wanted=160, found=len(evidence.report))
+    return evidence.report[:64], evidence.report[64:96], evidence.report[96:]
+
+
+def verify(evidence, now, roots, _collateral):
+    data, public, signature = parse(evidence)
+    if sha256(public).hexdigest() not in roots:
+        raise refused("toy report", "root", wanted="a pinned one", found=public, advice="Pass roots=.")
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, data)
+    except InvalidSignature:
+        raise refused(
+            "toy report", "signature", wanted="one that holds", found=signature, advice="Ask again."
+        ) from None
+    return VerifiedToy(data, evidence.model.decode(), now + timedelta(days=1))
+
+
+TOY = CpuKind(
+    name="toy",
+    title="toy report",
+    document="toy report",
+    platform="A toy",
+    provider="toy_guest",
+    vendor="toys",
+    roots=frozenset({sha256(PUBLIC).hexdigest()}),
+    evidence=ToyEvidence,
+    verified=VerifiedToy,
+    members=("model", "report"),
+    write=lambda evidence: {"model": write_bytes(evidence.model), "report": write_bytes(evidence.report)},
+    read=lambda cpu: ToyEvidence(cpu.binary("report", limit=REPORT_LIMIT), cpu.binary("model", limit=CHAIN_LIMIT)),
+    collect=lambda data, folder: ToyEvidence(data, read_collateral(folder / "model") or b"none"),
+    report_data=lambda evidence: parse(evidence)[0],
+    verify=verify,
+    read_policy=lambda table: frozenset(table.texts("models")),
+    check=lambda models, verified, judge: judge.require("model", verified.model, models, "models"),
+    describe=lambda verified: {"model": verified.model},
+)
