@@ -21,7 +21,7 @@ from fastrack._tensors.arrays import storage_key
 from fastrack._tensors.sharded import is_sharded, local_part, sharding_problem
 from fastrack._training.sharded import replace_local, save_gathered, select_local
 from fastrack._transfer.api import group, to_device
-from fastrack._transfer.plan import FRESH
+from fastrack._transfer.inputs import FRESH
 from fastrack._transfer.safe_open import require_tensors
 from fastrack._util.extras import require
 from fastrack._util.locations import locate

@@ -22,7 +22,7 @@ from fastrack._sealed.fetching import prefetch
 from fastrack._sealed.headers import authenticate_remote
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._transfer.api import to_device
-from fastrack._transfer.plan import wanted_of
+from fastrack._transfer.inputs import wanted_of
 from fastrack._util.fork import register_fork_reset
 from fastrack.errors import ClosedError, FastrackError
 

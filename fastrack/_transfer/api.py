@@ -9,10 +9,11 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from fastrack._devices import canonical
+from fastrack._devices import DEFAULT, canonical
 from fastrack._keys.keyring import KeyLike, KeySource
 from fastrack._keys.keys import Key
 from fastrack._sealed.contexts import MessageContext
+from fastrack._sealed.handle import Handle
 from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Bytes, Framework
@@ -167,8 +168,11 @@ def to_device(
         return torch.compiler.disable(to_device)(
             obj, device, keys=keys, framework=framework, out=out, non_blocking=non_blocking
         )
-    _require_movable(obj)
-    channel = _shared.channel(canonical(device))
+    if not isinstance(obj, Handle):
+        _require_movable(obj)
+    name = DEFAULT if device is None else device
+    is_known = isinstance(name, str) and name in _shared.channels
+    channel = _shared.channel(str(name) if is_known else canonical(name))
     return channel.to_device(obj, keys=keys, framework=framework, out=out, non_blocking=non_blocking)
 
 

@@ -20,8 +20,8 @@ from fastrack._sealed.messages import bad_chunk
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes, Framework
-from fastrack._transfer.pending import Owner, Owners, add_notes
-from fastrack._transfer.plan import Plan
+from fastrack._transfer.inputs import Inputs, Opened
+from fastrack._transfer.pending import Name, Owner, Owners, add_notes
 from fastrack._transfer.sealer import PlainSealer
 from fastrack._transfer.slabs import Sizes, slabs_of
 from fastrack._transfer.staging import Lease, StagingPool
@@ -29,7 +29,6 @@ from fastrack._transfer.stats import Recorder, Stats, Transfer
 from fastrack._util.fork import register_fork_reset
 from fastrack._util.guard import CloseGuard
 from fastrack._util.public import public
-from fastrack._util.tree import Tree
 from fastrack.errors import AuthenticationError, ClosedError, DeviceError
 from fastrack.format import HEADER_SIZE, message_size
 
@@ -153,7 +152,7 @@ class Channel:
         """
         if out is not None and framework is not None:
             raise ValueError("expected framework= or out=, got both; the arrays of out= have a framework already")
-        return self._start(None, obj, keys, framework, out, non_blocking)
+        return self._transfer(None, obj, keys, framework, out, non_blocking)
 
     def to_host(self, x: Any, key: KeyLike | None = None, *, name: str = "tensor") -> SealedTensor:
         """Seal a tensor on the channel's device, and copy it to the host sealed.
@@ -241,7 +240,7 @@ class Channel:
 
     # One call.
 
-    def _start(
+    def _transfer(
         self,
         owner: Owner | None,
         obj: Any,
@@ -259,71 +258,56 @@ class Channel:
                 else:
                     owner.wait()
                     owner = None
-            plan = self._plan(obj, keys, framework, out)
+            inputs = Inputs(obj, framework, self._device, out)
+            opened = None
             try:
-                return self._open(plan, owner)
+                opened = self._authenticate(inputs, keys)
+                return self._open(opened, owner)
             except AuthenticationError:
-                if not plan.discard():
+                if opened is None:
+                    self._clear(inputs.targets)
+                if opened is None or not opened.discard():
                     raise
             # The bytes of a file on a server that were kept on this machine may have been wrong.
-            return self._open(self._plan(obj, keys, framework, out), owner)
+            return self._open(self._authenticate(inputs, keys), owner)
 
-    def _open(self, plan: Plan, owner: Owner | None) -> Any:
-        try:
-            plan.open_headers(self._session)
-        except AuthenticationError:
-            self._clear(plan.targets)
-            raise
-        return self._run(plan, owner)
+    def _authenticate(self, inputs: Inputs, keys: KeySource | None) -> Opened:
+        ring = KeyRing.resolve(self._keys if keys is None else keys) if inputs.is_sealed else None
+        return Opened(inputs, ring, self._session)
 
-    def _plan(
-        self,
-        obj: Any,
-        keys: KeySource | None = None,
-        framework: Framework | None = None,
-        out: Any = None,
-    ) -> Plan:
-        """Describe the tensors of a pytree, and the arrays to fill."""
-        plan = Plan(Tree(obj), framework, in_memory_order=out is None)
-        if out is not None:
-            plan.view_outputs(self._device, out)
-        if plan.is_sealed:
-            plan.ring = KeyRing.resolve(self._keys if keys is None else keys)
-        return plan
+    def _open(self, opened: Opened, owner: Owner | None) -> Any:
+        """Open all messages, and return the pytree of the results. An owner waits later.
 
-    def _run(self, plan: Plan, owner: Owner | None) -> Any:
-        """Move the tensors of a plan whose headers were opened, and return the pytree of the results."""
-        try:
-            if plan.tensors:
-                plan.fetch()
-                plan.allocate(self._device)
-                self._move(plan, None if self._device.in_place else owner)
-        finally:
-            plan.keys.wipe()
-        return plan.results()
-
-    def _move(self, plan: Plan, owner: Owner | None) -> None:
-        """Open the messages of a call into its arrays. An owner waits later. After an error all arrays hold zeros."""
-        messages = plan.messages()
+        After an error all arrays hold zeros.
+        """
+        inputs = opened.inputs
+        owner = None if self._device.in_place else owner
+        outputs: Sequence[Any] = ()
         operation: Operation | None = None
-        with Transfer(self._stats, len(plan.tensors), plan.nbytes, "to_device", plan.tensor_name) as record:
-            try:
-                for number in plan.padded:
-                    self._device.clear(plan.targets[number])
-                if plan.parts:
-                    operation = self._receive(messages, record, wait=owner is None)
-                    if owner is not None:
-                        owner.add(operation, plan.names())
-                    elif (bad := operation.result()) is not None:
-                        _refuse(plan, bad)
-            except BaseException:
-                try:
-                    if operation is not None:  # it must not write to arrays that were cleared
-                        with suppress(DeviceError):
-                            operation.result()
-                finally:
-                    self._clear(plan.targets)
-                raise
+        try:
+            if inputs.tensors:
+                messages, outputs, targets, nbytes = opened.allocate(self._device)
+                with Transfer(self._stats, len(targets), nbytes, "to_device", inputs.name) as record:
+                    try:
+                        for number in opened.padded:
+                            self._device.clear(targets[number])
+                        if opened.parts:
+                            operation = self._receive(messages, record, wait=owner is None)
+                            if owner is not None:
+                                owner.add(operation, opened.names())
+                            elif (bad := operation.result()) is not None:
+                                _refuse(opened.name(bad.message), bad)
+                    except BaseException:
+                        try:
+                            if operation is not None:  # it must not write to arrays that were cleared
+                                with suppress(DeviceError):
+                                    operation.result()
+                        finally:
+                            self._clear(targets)
+                        raise
+        finally:
+            opened.keys.wipe()
+        return inputs.results(outputs)
 
     def _clear(self, targets: Sequence[Any]) -> None:
         """Overwrite arrays with zeros after an error, which is the one to raise even if this fails as well."""
@@ -414,29 +398,30 @@ class Group:
 
     def __call__(self, obj: Any, **options: Any) -> Any:
         """Move all tensors in `obj` as `Channel.to_device` does. Raise the failures of the block that are known."""
-        return self._channel._start(self._owner, obj, **options)  # noqa: SLF001 - its own
+        return self._channel._transfer(self._owner, obj, **options)  # noqa: SLF001 - its own
 
-    def prepare(self, obj: Any, **options: Any) -> Callable[[], Any]:
+    def prepare(
+        self, obj: Any, *, keys: KeySource | None = None, framework: Framework | None = None, out: Any = None
+    ) -> Callable[[], Any]:
         """Authenticate the headers of all tensors in `obj`, and return a function that moves them.
 
         Nothing is allocated or written to before that is called. `FRESH` may stand in `out` for memory to allocate.
         """
         channel, owner = self._channel, self._owner
         with channel._guard:  # noqa: SLF001 - its own
-            plan = channel._plan(obj, **options)  # noqa: SLF001 - its own
-            plan.open_headers(channel._session)  # noqa: SLF001 - its own
+            inputs = Inputs(obj, framework, channel._device, out)  # noqa: SLF001 - its own
+            opened = channel._authenticate(inputs, keys)  # noqa: SLF001 - its own
 
         def move() -> Any:
             with channel._guard:  # noqa: SLF001 - its own
                 owner.check()
-                return channel._run(plan, owner)  # noqa: SLF001 - its own
+                return channel._open(opened, owner)  # noqa: SLF001 - its own
 
         return move
 
 
-def _refuse(plan: Plan, bad: BadChunk) -> NoReturn:
-    name, path = plan.name(bad.message)
-    raise bad_chunk(name, bad.chunk, path=path)
+def _refuse(name: Name, bad: BadChunk) -> NoReturn:
+    raise bad_chunk(name[0], bad.chunk, path=name[1])
 
 
 @dataclass(slots=True)

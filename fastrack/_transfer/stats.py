@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self, TypeVar
 
 from fastrack._devices.base import Messages, Slab
-from fastrack._util.trace import Steps, current
+from fastrack._util import trace
+from fastrack._util.trace import Steps
 
 _OPENING = {"source": "fill", "issue": "open", "store": "open", "wait": "wait"}  # the stage of a step
 _SEALING = {"source": "fill", "issue": "seal", "store": "seal", "wait": "wait"}
@@ -70,7 +71,7 @@ class Transfer:
     )  # fmt: skip
 
     def __init__(self, recorder: Recorder, count: int, nbytes: int, direction: str, name: str | None) -> None:
-        self.timeline = current()
+        self.timeline = trace.active
         self._recorder = recorder
         self._count = count
         self._nbytes = nbytes

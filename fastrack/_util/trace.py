@@ -204,29 +204,29 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
 @contextmanager
 def recording() -> Iterator[Timeline]:
     """Collect the spans of all transfers while the block runs. Raise if a trace is being recorded already."""
-    global _current  # noqa: PLW0603
+    global active  # noqa: PLW0603
     timeline = Timeline()
     with _lock:
-        if _current is not None:
+        if active is not None:
             raise RuntimeError("a trace is being recorded already; end it first")
-        _current = timeline
+        active = timeline
     try:
         yield timeline
     finally:
         with _lock:
-            if _current is timeline:  # in a forked child another one may have begun
-                _current = None
+            if active is timeline:  # in a forked child another one may have begun
+                active = None
 
 
 def current() -> Timeline | None:
     """Return the timeline that is being recorded, or None."""
-    return _current
+    return active
 
 
 @contextmanager
 def span(name: str) -> Iterator[None]:
     """Add the block as a step of the calling thread, if a trace is being recorded."""
-    timeline = _current
+    timeline = active
     if timeline is None:
         yield
         return
@@ -300,10 +300,10 @@ def _write(timeline: Timeline, path: Path, process: int, _: object, error: BaseE
 
 def _reset() -> None:
     """Record nothing in a forked child: the trace that its parent began is the parent's."""
-    global _current, _lock
-    _current, _lock = None, threading.Lock()
+    global active, _lock
+    active, _lock = None, threading.Lock()
 
 
-_current: Timeline | None = None
+active: Timeline | None = None
 _lock = threading.Lock()
 after_fork(_reset)

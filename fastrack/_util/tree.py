@@ -22,14 +22,18 @@ class Tree:
     def __init__(self, tree: Any) -> None:
         self._keys: list[Any] | None = None
         self._node: _Node | None = None
-        if type(tree) is dict:  # of leaves, as most batches are: nothing but its keys has to be known
+        cls: Any = type(tree)
+        if cls is dict:  # of leaves, as most batches are: nothing but its keys has to be known
             self._keys, self.leaves = list(tree), list(tree.values())
             for leaf in self.leaves:
-                cls: Any = type(leaf)
+                cls = type(leaf)
                 if _kind(cls) is not _Kind.LEAF:
                     break
             else:
                 return
+        elif _kind(cls) is _Kind.LEAF:
+            self.leaves = [tree]
+            return
         self._keys, self.leaves = None, []
         self._node = _take_apart(tree, self.leaves)
 
@@ -50,6 +54,8 @@ class Tree:
         """Return a tree like this one with other leaves, in its order."""
         if self._keys is not None:
             return dict(zip(self._keys, leaves, strict=True))
+        if self._node is None:
+            return next(iter(leaves))
         return _put_together(self._node, iter(leaves))
 
     def path(self, index: int) -> str:

@@ -70,17 +70,17 @@ def path(tmp_path):
 def opened(monkeypatch):
     """The number of bytes of each message that was opened."""
     sizes = []
-    from fastrack._transfer.plan import Plan
+    from fastrack._transfer.inputs import Opened
 
-    messages = Plan.messages
+    allocate = Opened.allocate
 
-    def noted(self):
-        result = messages(self)
-        for size, plan in zip(result.nbytes, result.plans, strict=True):
+    def noted(self, device):
+        result = allocate(self, device)
+        for size, plan in zip(result.messages.nbytes, result.messages.plans, strict=True):
             sizes.append(size if plan is None else int(plan.chunks.size) * 16384)
         return result
 
-    monkeypatch.setattr(Plan, "messages", noted)
+    monkeypatch.setattr(Opened, "allocate", noted)
     return sizes
 
 

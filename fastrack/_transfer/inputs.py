@@ -1,0 +1,300 @@
+"""What a call moves: `Inputs`, then `Opened` with keys, as their headers are authentic, then `Allocated` arrays."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, Final, NamedTuple, NoReturn
+
+from fastrack._crypto.base import GatherPlan, HostMemory
+from fastrack._crypto.message_keys import MessageKeys
+from fastrack._crypto.session import Session
+from fastrack._devices.base import MAX_MESSAGES, Device, Messages
+from fastrack._keys.keyring import KeyRing
+from fastrack._sealed.fetching import Wanted, discard, fetch
+from fastrack._sealed.headers import open_headers
+from fastrack._sealed.indexing import EvenRanges, LazyRanges
+from fastrack._sealed.tensor import SealedRows, SealedTensor
+from fastrack._tensors import arrays, dtypes
+from fastrack._tensors.arrays import Framework
+from fastrack._transfer.pending import Name
+from fastrack._util.tree import Tree
+
+FRESH: Final = object()
+"""A leaf of `out` for which fresh memory is allocated."""
+
+
+class Inputs:
+    """The tensors of a pytree, in its order, and the arrays of `out` that they are to fill, if it is given.
+
+    Without `out` the dimensions of torch tensors are taken in the order of their memory. A tensor that cannot be moved,
+    as one that is sparse, nested or of complex128, raises `TypeError`; arrays that do not fit it, `ValueError`.
+
+    There is a list for each attribute of tensors, since thousands of objects would keep the garbage collector busy.
+
+    Attributes
+    ----------
+    tensors : sealed tensors, handles on rows, and arrays
+    is_sealed : whether some are sealed
+    name : the name of the sealed tensor, if there is nothing else
+    dtypes, shapes : as safetensors has them
+    framework, frameworks : that of all results if it is requested, and those of arrays
+    targets, outputs : views of the arrays to fill, and these; None for one that is to be allocated
+    """
+
+    __slots__ = (
+        "_indices",
+        "_restores",
+        "_tree",
+        "dtypes",
+        "framework",
+        "frameworks",
+        "is_filling",
+        "is_sealed",
+        "name",
+        "outputs",
+        "shapes",
+        "targets",
+        "tensors",
+    )  # fmt: skip
+
+    def __init__(self, obj: Any, framework: Framework | None, device: Device, out: Any) -> None:
+        if framework == "torch":
+            arrays.require_installed(framework)
+        self._tree = Tree(obj)
+        self._indices: list[int] = []  # of the leaves in the tree
+        self._restores: dict[int, Callable[[Any], Any]] = {}  # give results the form of what they were made of
+        self.tensors: list[Any] = []
+        self.is_sealed, self.is_filling = False, out is not None
+        self.dtypes: list[str] = []
+        self.shapes: list[tuple[int, ...]] = []
+        self.framework: Framework | None = framework
+        self.frameworks: list[Framework | None] = []
+        name = source = None
+        for index, value in enumerate(self._tree.leaves):
+            if isinstance(value, SealedTensor):
+                name, dtype, shape = value.context[:3]
+            elif isinstance(value, SealedRows):
+                name, dtype, shape = value.name, value.dtype, value.shape
+            else:
+                source = arrays.framework_of(value)
+                if source is None or (source == "numpy" and not dtypes.holds_numbers(value.dtype)):
+                    continue
+                try:
+                    if source == "torch" and out is None:
+                        value, restore = arrays.in_memory_order(value)  # noqa: PLW2901 - the same tensor
+                        if restore is not None:
+                            self._restores[len(self.tensors)] = restore
+                    dtype, shape = arrays.describe(value)
+                except (TypeError, ValueError) as error:
+                    self.add_path(error, index)
+                    raise
+            self._indices.append(index)
+            self.tensors.append(value)
+            self.dtypes.append(dtype)
+            self.shapes.append(shape)
+            self.frameworks.append(source)
+            self.is_sealed |= source is None
+            source = None
+        self.name = name if len(self.tensors) == 1 else None
+        self.targets: list[Any] = [None] * len(self.tensors)
+        self.outputs = self.targets.copy()
+        if out is not None:
+            self._view_outputs(device, self._tree.leaves_of(out))
+
+    def _view_outputs(self, device: Device, leaves: Sequence[Any]) -> None:
+        for number, (index, dtype, shape) in enumerate(zip(self._indices, self.dtypes, self.shapes, strict=True)):
+            if leaves[index] is FRESH:
+                continue
+            try:
+                given = arrays.describe(leaves[index])
+                if given != (dtype, shape):
+                    _refuse_unfit(given, dtype, shape)
+                self.targets[number] = device.view(leaves[index], writable=True)
+            except (TypeError, ValueError) as error:
+                self.add_path(error, index)
+                raise
+            self.outputs[number] = leaves[index]
+
+    def results(self, outputs: Sequence[Any]) -> Any:
+        """Return the pytree with these arrays in place of the tensors."""
+        leaves = self._tree.leaves.copy()
+        for index, output in zip(self._indices, outputs, strict=True):
+            leaves[index] = output
+        for number, restore in self._restores.items():
+            leaves[self._indices[number]] = restore(outputs[number])
+        return self._tree.rebuild(leaves)
+
+    def source(self, number: int) -> HostMemory:
+        """Return the memory of an array in host memory."""
+        try:
+            return HostMemory.of(arrays.bytes_of(self.tensors[number]))
+        except TypeError as error:
+            self.add_path(error, self._indices[number])
+            raise
+
+    def require_apart(self, targets: Sequence[Any], sources: Sequence[HostMemory]) -> None:
+        """Refuse an array to fill in memory of another one or of a source: messages are opened in any order."""
+        if len(sources) == len(targets) == 1:
+            source, target = sources[0], targets[0]
+            if source.address >= target.address + target.size or target.address >= source.address + source.size:
+                return
+        spans = sorted(
+            (target.address, target.address + target.size, number)
+            for number, target in enumerate(targets)
+            if target.size
+        )
+        starts = [start for start, _, _ in spans]
+        shared = [
+            (number, "another array to fill") for (_, stop, _), (start, _, number) in pairwise(spans) if start < stop
+        ]
+        for source in sources:
+            last = bisect_left(starts, source.address + source.size) - 1  # that begins before the end of the source
+            if source.size and last >= 0 and spans[last][1] > source.address:
+                shared.append((spans[last][2], "a tensor that is moved"))
+        if shared:
+            number, owner = min(shared)
+            error = ValueError(f"expected out= in memory of its own, got the memory of {owner}")
+            self.add_path(error, self._indices[number])
+            raise error
+
+    def add_path(self, error: Exception, index: int) -> None:
+        """Add the path of a leaf in the pytree to an error."""
+        path = self._tree.path(index)
+        if path and len(error.args) == 1:
+            error.args = (f"leaf {path}: {error}",)
+
+
+class Allocated(NamedTuple):
+    """The messages of a call for a device, the arrays that they make up, and the views of these."""
+
+    messages: Messages
+    outputs: list[Any]
+    targets: list[Any]
+    nbytes: int  # of all arrays
+
+
+class Opened:
+    """The messages of a call, whose headers are authentic.
+
+    Attributes
+    ----------
+    keys : the keys of the messages, which the caller wipes
+    parts : for each message, the sealed tensor that it is of, and None for an array
+    padded : the numbers of tensors of which messages leave bytes that must be zeros
+    """
+
+    __slots__ = ("_fetched", "_of", "_ranges", "inputs", "keys", "padded", "parts")
+
+    def __init__(self, inputs: Inputs, ring: KeyRing | None, session: Session) -> None:
+        """Authenticate all headers, and derive the keys of all messages. Nothing is allocated or moved before.
+
+        Of files on servers nothing but headers is downloaded.
+        """
+        self.inputs = inputs
+        self.padded: list[int] = []
+        self._of: list[int] = []  # the tensor of each message
+        self._ranges: dict[int, LazyRanges] = {}  # of messages of which rows are wanted
+        parts: list[SealedTensor | None] = []
+        plain: list[int] = []
+        for number, value in enumerate(inputs.tensors):
+            if isinstance(value, SealedRows):
+                assert ring is not None
+                value.check_contexts(ring)
+                if value.needs_padding:
+                    self.padded.append(number)
+                for tensor, ranges in value.slices():
+                    self._ranges[len(parts)] = ranges
+                    parts.append(tensor)
+                    self._of.append(number)
+                continue
+            is_sealed = isinstance(value, SealedTensor)
+            if not is_sealed:
+                plain.append(len(parts))
+            parts.append(value if is_sealed else None)
+            self._of.append(number)
+        if len(parts) > MAX_MESSAGES:
+            raise ValueError(f"moving tensors failed: expected {MAX_MESSAGES} at once or fewer; make several calls")
+        self.parts = parts
+        self._fetched: Sequence[SealedTensor | None] | None = None  # the same in storages where their bytes are present
+        self.keys = MessageKeys(len(parts))
+        try:
+            if ring is not None:
+                open_headers(parts, ring, self.keys, cacheable=self._ranges)
+            if plain:
+                session.next_keys(self.keys, plain)
+        except BaseException:
+            self.keys.wipe()
+            raise
+
+    def discard(self) -> bool:
+        """Forget what was kept of files on servers, after a failure. Return False if nothing of these was used."""
+        return self._fetched is not None and discard(self._wanted())
+
+    def _wanted(self) -> Iterator[Wanted]:
+        for number, part in enumerate(self.parts):
+            yield part, self._ranges.get(number)
+
+    def allocate(self, device: Device) -> Allocated:
+        """Allocate the arrays that are not there. The sizes that headers claim are authentic by now.
+
+        What the call needs of files on servers is downloaded before.
+        """
+        inputs = self.inputs
+        self._fetched = fetch(self._wanted())
+        targets, outputs, total = inputs.targets.copy(), inputs.outputs.copy(), 0
+        columns = zip(inputs.dtypes, inputs.shapes, inputs.frameworks, strict=True)
+        for number, (dtype, shape, source_framework) in enumerate(columns):
+            if targets[number] is None:
+                framework = device.framework(inputs.framework, source_framework)
+                outputs[number], targets[number] = device.empty(dtype, shape, framework)
+            total += targets[number].size
+        nbytes: list[int] = []
+        sealed: list[HostMemory | None] = []
+        plain: list[HostMemory | None] = []
+        sources: list[HostMemory] = []
+        for part, number in zip(self._fetched or self.parts, self._of, strict=True):
+            if part is None:
+                source = inputs.source(number)
+                sealed.append(None)
+                plain.append(source)
+                nbytes.append(source.size)
+            else:
+                source = part.memory
+                sealed.append(source)
+                plain.append(None)
+                nbytes.append(part.nbytes)
+            sources.append(source)
+        plans: list[GatherPlan | None] = [None] * len(sources)
+        for message, ranges in self._ranges.items():
+            plans[message] = GatherPlan.of(ranges) if type(ranges) is EvenRanges else ranges().pieces()
+        if inputs.is_filling:
+            inputs.require_apart(targets, sources)
+        memories = [targets[number] for number in self._of]
+        return Allocated(Messages(self.keys, nbytes, memories, sealed, plain, plans), outputs, targets, total)
+
+    def name(self, message: int) -> Name:
+        """Return the name and the path of the tensor that a message is of; None twice for an array."""
+        tensor = self.parts[message]
+        return (None, None) if tensor is None else (tensor.name, tensor.path)
+
+    def names(self) -> list[Name]:
+        """Return the names and paths of all messages, which keep no tensor alive."""
+        return [self.name(message) for message in range(len(self.parts))]
+
+
+def _refuse_unfit(given: tuple[str, tuple[int, ...]], dtype: str, shape: tuple[int, ...]) -> NoReturn:
+    raise ValueError(
+        f"out= must have the dtype and shape of what it receives: expected {dtype} {list(shape)}, got "
+        f"{given[0]} {list(given[1])}"
+    )
+
+
+def wanted_of(tree: Any) -> Iterator[tuple[SealedTensor, LazyRanges | None]]:
+    """Yield the messages of a pytree, and what computes the bytes wanted of each; None for all."""
+    for leaf in Tree(tree).leaves:
+        if isinstance(leaf, SealedTensor):
+            yield leaf, None
+        elif isinstance(leaf, SealedRows):
+            yield from leaf.slices()
