@@ -10,7 +10,9 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 available_engines = import_private("fastrack._crypto.engine:available_engines", "fastrack.aead:available")
 get_engine = import_private("fastrack._crypto.engine:get_engine", "fastrack.aead:engine")
-ciphertext_size = import_private("fastrack._crypto.cobblestone:ciphertext_size", "fastrack.cobblestone:raw_size")
+ciphertext_size = import_private(
+    "fastrack.format:ciphertext_size", "fastrack._crypto.cobblestone:ciphertext_size", "fastrack.cobblestone:raw_size"
+)
 GatherPlan = import_private("fastrack._crypto.base:GatherPlan", "fastrack._crypto.base:Pieces")
 make_plan = import_private("fastrack._crypto.gather:make_plan")
 MessageKey = import_private("fastrack._crypto.cobblestone:MessageKey", "fastrack.cobblestone:MessageKey")

@@ -10,8 +10,8 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from fastrack._bench.paths import new_key, touched
-from fastrack._crypto.cobblestone import NONCE_SIZE, TAG_SIZE, ciphertext_size
 from fastrack._crypto.engine import get_engine
+from fastrack.format import NONCE_SIZE, TAG_SIZE, ciphertext_size
 
 
 class _Bounce:

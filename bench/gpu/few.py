@@ -12,7 +12,7 @@ RIGHT = "all is right"
 def main(argv):
     from bench.gpu import kernels, known, plan
     from bench.gpu.gpu import Gpu
-    from fastrack._crypto.cobblestone import CHUNK_SIZE
+    from fastrack.format import CHUNK_SIZE
 
     what, device = argv
     if what == "check":

@@ -7,7 +7,7 @@ from bench.gpu.host_data import noise, require_same, sets_of
 from bench.gpu.launches import GOOD, ByteRuns, Launches
 from bench.gpu.plan import MIB, fraction, size_of
 from bench.gpu.timing import Row, interleave, on_device
-from fastrack._crypto.cobblestone import CHUNK_SIZE, NONCE_SIZE, chunk_count, ciphertext_size
+from fastrack.format import CHUNK_SIZE, NONCE_SIZE, chunk_count, ciphertext_size
 
 COPY = "copy on the device"
 _AHEAD = 1 << 30  # bytes that are filled while the runs are queued

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.gpu.gpu import WrongResultError
-from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE
 from fastrack._devices.cuda.buffers import KEY_SIZE, STATE_SIZE
 from fastrack._devices.cuda.table import TableSegment, pack_table
+from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE
 
 GOOD = 2**64 - 1
 _FENCE = 256

@@ -4,7 +4,7 @@ import os
 
 from bench.gpu.launches import GOOD, ByteRuns, Launches
 from bench.gpu.timing import on_device, rows
-from fastrack._crypto.cobblestone import CHUNK_SIZE, NONCE_SIZE, ciphertext_size
+from fastrack.format import CHUNK_SIZE, NONCE_SIZE, ciphertext_size
 
 _BITS = 256
 

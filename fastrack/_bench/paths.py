@@ -14,9 +14,8 @@ import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from fastrack._crypto import cobblestone
 from fastrack._crypto.base import Bytes, Engine, HostMemory
-from fastrack._crypto.cobblestone import NONCE_SIZE, TAG_SIZE, MessageKey
+from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.engine import get_engine
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.workers import default_threads
@@ -25,6 +24,7 @@ from fastrack._devices.cuda.device import CudaDevice
 from fastrack._devices.cuda.driver import Driver
 from fastrack._tensors import arrays
 from fastrack.errors import AuthenticationError
+from fastrack.format import NONCE_SIZE, TAG_SIZE, ciphertext_size
 
 _PARALLEL_THRESHOLD = 2 << 20  # bytes below which one thread has copied before another has woken up
 _ALTERED = "the message on the bounce path was altered"
@@ -99,7 +99,7 @@ class _ChunkedPath:
 
     def seal(self, plain: Bytes) -> Bytes:
         """Return `plain` in chunks, sealed by the owner under a new key."""
-        message = touched(cobblestone.ciphertext_size(plain.size))
+        message = touched(ciphertext_size(plain.size))
         self._owner = new_key(self._bits)
         self._seal(self._owner, plain, message)
         return message
@@ -122,8 +122,8 @@ class ParallelBouncePath(_ChunkedPath):
 
     def __init__(self, nbytes: int, bits: int = 256) -> None:
         super().__init__(nbytes, bits, get_engine())
-        self._bounce = touched(cobblestone.ciphertext_size(nbytes))
-        self._device = touched(cobblestone.ciphertext_size(nbytes))
+        self._bounce = touched(ciphertext_size(nbytes))
+        self._device = touched(ciphertext_size(nbytes))
 
     def sealed_to_device(self, message: Bytes, out: Bytes) -> None:
         """Move a message of the owner into `out`."""
@@ -146,7 +146,7 @@ class OneSlab:
 
     def __init__(self, device: Device, nbytes: int) -> None:
         self._device = device
-        size = cobblestone.ciphertext_size(nbytes)
+        size = ciphertext_size(nbytes)
         self._nbytes = nbytes
         self._buffer = device.staging_buffer(size)
         self._work = (None, None) if device.in_place else (Slab([Segment(0, 0, 0, nbytes, size)], size), self._buffer)

@@ -11,10 +11,10 @@ import torch
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from fastrack._crypto.base import Bytes
-from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE
 from fastrack._util.trace import span
 from fastrack.distributed._operation import split
 from fastrack.distributed._transport import Pending, Transport
+from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE
 
 _TIMEOUT = 300.0  # seconds for one hop
 

@@ -20,9 +20,7 @@ import numpy as np
 
 from fastrack._bench.measure import BOUNCE, COPY
 from fastrack._bench.paths import BouncePath, OneBlockPath, OneSlab, copy, touched
-from fastrack._crypto import cobblestone
 from fastrack._crypto.base import Bytes
-from fastrack._crypto.cobblestone import HEADER_SIZE
 from fastrack._devices.cpu import CpuDevice
 from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.device import CudaDevice
@@ -35,6 +33,7 @@ from fastrack._sealed.tensor import SealedTensor
 from fastrack._tensors import arrays
 from fastrack._transfer.channel import Channel
 from fastrack.errors import AuthenticationError
+from fastrack.format import HEADER_SIZE, message_size
 
 DIRECT = "+ direct"
 PARALLEL = "+ parallel authentication"
@@ -181,7 +180,7 @@ def _to_host(end: _Endpoint, whole: OneSlab, channel: Channel, plain: Bytes, key
     def parallel() -> SealedTensor:
         context = MessageContext("tensor", "U8", plain.shape, new_file_id())
         message_key, header = context.new_key(key)
-        message = arrays.empty_bytes(cobblestone.message_size(plain.size))
+        message = arrays.empty_bytes(message_size(plain.size))
         message[:HEADER_SIZE] = header
         whole.seal(message_key, end.view(writable=False))
         copy(message[HEADER_SIZE:], whole.sealed)

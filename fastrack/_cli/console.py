@@ -71,8 +71,13 @@ def taken_back(plaintext: Iterable[Path]) -> Iterator[None]:
         if not paths:
             raise
         for path in paths:
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+            remove(path)
         raise OSError(error.errno, f"{error.strerror}; the plaintext was removed again", "standard output") from None
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a folder that a command has made."""
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def clean(text: str) -> str:

@@ -141,7 +141,8 @@ def load_engine(verb: str) -> None:
     import numpy as np
 
     from fastrack._crypto import engine as engines
-    from fastrack._crypto.cobblestone import TAG_SIZE, MessageKey
+    from fastrack._crypto.cobblestone import MessageKey
+    from fastrack.format import TAG_SIZE
 
     engine = engines.get_engine()
     schedule = engine.expand_key(MessageKey.raw(bytes(16), bytes(12)))

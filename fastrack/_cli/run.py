@@ -164,7 +164,7 @@ def expand(
         left_out += len(names) - len(taken)
         listed = map(Path, () if anchor is None else anchor.names_in(path))
         taken += [name for name in listed if name.name.endswith(suffix) and not (path / name).exists()]
-        found = {**found, **{path / name: Job(path / name, name) for name in taken if path / name not in found}}
+        found |= {path / name: Job(path / name, name) for name in taken if path / name not in found}
     if target is not None:
         _check_targets(found.values(), target)
     return Jobs(tuple(found.values()), many=True, left_out=left_out)
@@ -264,7 +264,7 @@ def _check_targets(jobs: Iterable[Job], target: Path) -> None:
 
     It is made for the first of them, so that none is left empty.
     """
-    first: dict[Path, Path] = {}
+    first: dict[Path, Path] = {}  # names, and the file that has each
     for job in jobs:
         other = first.setdefault(job.name, job.source)
         if other is not job.source:

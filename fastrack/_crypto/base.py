@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fastrack._crypto import cobblestone, gather
-from fastrack._crypto.cobblestone import CHUNK_SIZE, DERIVED_SIZE, MAX_CHUNKS, TAG_SIZE, MessageKey
+from fastrack._crypto.cobblestone import DERIVED_SIZE, MessageKey
+from fastrack.format import CHUNK_SIZE, MAX_CHUNKS, TAG_SIZE
 
 if TYPE_CHECKING:
     from fastrack._crypto.message_keys import MessageKeys

@@ -9,20 +9,11 @@ import hmac
 from collections.abc import Sequence
 from typing import Final
 
-from fastrack._crypto.cobblestone import (
-    COMMITMENT_SIZE,
-    DERIVED_SIZE,
-    HEADER_SIZE,
-    MISMATCH,
-    NONCE_SIZE,
-    PREFIXES,
-    SALT_SIZE,
-    Bytes,
-    MessageKey,
-)
+from fastrack._crypto.cobblestone import DERIVED_SIZE, MISMATCH, PREFIXES, Bytes, MessageKey
 from fastrack._crypto.engine import get_engine
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack.errors import AuthenticationError, FormatError
+from fastrack.format import COMMITMENT_SIZE, HEADER_SIZE, NONCE_SIZE, SALT_SIZE
 
 _BATCH: Final = 1024  # messages of a call: native code holds the interpreter's lock for half a millisecond
 _NO_COMMITMENT: Final = bytes(COMMITMENT_SIZE)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastrack._crypto import native
-from fastrack._crypto.cobblestone import CHUNK_SIZE
+from fastrack.format import CHUNK_SIZE
 
 Words = npt.NDArray[np.int64]
 PlanMemory = tuple[Words, int]

@@ -6,7 +6,8 @@ from array import array
 from bisect import bisect_right
 
 from fastrack._crypto.base import Jobs, chunks_between
-from fastrack._crypto.cobblestone import CHUNK_SIZE, DERIVED_SIZE
+from fastrack._crypto.cobblestone import DERIVED_SIZE
+from fastrack.format import CHUNK_SIZE
 
 WORDS = 9
 """The words of a row."""

@@ -12,16 +12,9 @@ from hashlib import sha256
 import numpy as np
 
 from fastrack._crypto.base import Engine, GatherPlan, HostMemory, Jobs
-from fastrack._crypto.cobblestone import (
-    CHUNK_SIZE,
-    COMMITMENT_SIZE,
-    DERIVED_SIZE,
-    NONCE_SIZE,
-    SALT_SIZE,
-    TAG_SIZE,
-    MessageKey,
-)
+from fastrack._crypto.cobblestone import DERIVED_SIZE, MessageKey
 from fastrack._crypto.message_keys import MessageKeys
+from fastrack.format import CHUNK_SIZE, COMMITMENT_SIZE, NONCE_SIZE, SALT_SIZE, TAG_SIZE
 
 # A whole chunk, and a shorter one that takes all paths of the code: groups of vectors, single blocks, part of a block.
 _SIZE = CHUNK_SIZE + 1061

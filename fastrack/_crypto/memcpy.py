@@ -9,7 +9,7 @@ import numpy as np
 
 from fastrack._crypto import native, workers
 from fastrack._crypto.base import Bytes, address, check_buffers
-from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
+from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE
 
 PARALLEL_THRESHOLD = (512 << 10) // CHUNK_SIZE  # chunks that one thread copies before another has woken up
 

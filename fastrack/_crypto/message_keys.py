@@ -10,9 +10,10 @@ from typing import Final, NoReturn, Self
 import numpy as np
 import numpy.typing as npt
 
-from fastrack._crypto.cobblestone import DERIVED_SIZE, NONCE_SIZE, MessageKey
+from fastrack._crypto.cobblestone import DERIVED_SIZE, MessageKey
 from fastrack._crypto.secret_bytes import SecretBytes
 from fastrack.errors import ClosedError
+from fastrack.format import NONCE_SIZE
 
 _NOTHING: Final = memoryview(b"")
 _ROW_SIZE: Final = DERIVED_SIZE  # bytes from one key to the next

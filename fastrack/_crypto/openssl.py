@@ -28,19 +28,9 @@ from fastrack._crypto.base import (
     check_rows,
     chunks_between,
 )
-from fastrack._crypto.cobblestone import (
-    CHUNK_SIZE,
-    COMMITMENT_SIZE,
-    DERIVED_SIZE,
-    NONCE_SIZE,
-    PREFIXES,
-    SALT_SIZE,
-    SEALED_CHUNK_SIZE,
-    TAG_SIZE,
-    MessageKey,
-    chunk_nonce,
-)
+from fastrack._crypto.cobblestone import DERIVED_SIZE, PREFIXES, MessageKey, chunk_nonce
 from fastrack.errors import ClosedError
+from fastrack.format import CHUNK_SIZE, COMMITMENT_SIZE, NONCE_SIZE, SALT_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE
 
 _SHA512 = SHA512()
 _ZERO_CIPHER = AESGCM(bytes(32))

@@ -7,11 +7,12 @@ import threading
 from collections.abc import Sequence
 from typing import NoReturn
 
-from fastrack._crypto import cobblestone, derivation
+from fastrack._crypto import derivation
 from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._util.fork import register_fork_reset
 from fastrack.errors import ClosedError
+from fastrack.format import SALT_SIZE
 
 _CONTEXT = b"fastrack/transfer@1\0"
 _RANDOM_SIZE = 16  # random bytes of each salt; the others are a counter
@@ -69,7 +70,7 @@ class Session:
 
     def _next_count(self) -> bytes:
         self._counter += 1
-        return self._counter.to_bytes(cobblestone.SALT_SIZE - _RANDOM_SIZE, "big")
+        return self._counter.to_bytes(SALT_SIZE - _RANDOM_SIZE, "big")
 
     def wipe(self) -> None:
         """Overwrite the secret with zeros; `next_key` raises from then on."""

@@ -23,11 +23,12 @@ from fastrack._crypto.base import (
     check_rows,
     chunks_between,
 )
-from fastrack._crypto.cobblestone import PREFIXES, SEALED_CHUNK_SIZE, TAG_SIZE, MessageKey
+from fastrack._crypto.cobblestone import PREFIXES, MessageKey
 from fastrack._crypto.isa import SCHEDULE_SIZE
 from fastrack._crypto.job_table import JobTable
 from fastrack._crypto.known_answers import find_job_fault
 from fastrack.errors import ClosedError, DeviceError
+from fastrack.format import SEALED_CHUNK_SIZE, TAG_SIZE
 
 _ALIGNMENT = 64
 _PADDING = [b"\0\x80".ljust(2 + -(size + 2) % 8, b"\0") for size in range(8)]  # a counter, and padding to whole words

@@ -12,9 +12,9 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
-from fastrack._crypto.cobblestone import CHUNK_SIZE
 from fastrack._util import trace
 from fastrack._util.fork import after_fork
+from fastrack.format import CHUNK_SIZE
 
 # The counters of a kernel, as indexes of 64-bit words on cache lines of their own.
 NEXT, BAD = 0, 8

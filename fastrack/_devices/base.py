@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from fastrack._crypto.base import Bytes, GatherPlan, Jobs
-from fastrack._crypto.cobblestone import ciphertext_size
 from fastrack._tensors.arrays import Framework
 from fastrack._util.trace import Detail
+from fastrack.format import ciphertext_size
 
 BAD_PLAN = -1  # the `chunk` of a `BadChunk` if what decides where bytes go was altered on its way to the device
 MAX_MESSAGES = 1 << 25  # of an operation: the numbers of a message and of a chunk, 38 bits, fit into one signed word

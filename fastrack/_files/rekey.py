@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import Self
 
-from fastrack._crypto import cobblestone
 from fastrack._files.importers import PlainTensor
 from fastrack._files.reader import SealedFile, opened_file
 from fastrack._files.writer import SLAB, Progress, choose, plain_names, write_sealed
@@ -19,6 +18,7 @@ from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.locations import locate
 from fastrack._util.public import public
+from fastrack.format import CHUNK_SIZE
 
 
 @public
@@ -113,7 +113,7 @@ class _Reopened:
 
         def read(start: int, stop: int) -> Bytes:
             slab = self._memory[: stop - start]
-            opened.read(slab, start // cobblestone.CHUNK_SIZE)
+            opened.read(slab, start // CHUNK_SIZE)
             return slab
 
         return read

@@ -34,6 +34,7 @@ from fastrack._util.paths import require_path
 from fastrack._util.public import public
 from fastrack._util.shown import shown
 from fastrack.errors import AuthenticationError, FormatError
+from fastrack.format import CHUNK_SIZE, ciphertext_size, message_size
 
 Progress = Callable[[int], None]
 SealElsewhere = Callable[[MessageContext, Key], Bytes]
@@ -449,7 +450,7 @@ def write_sealed(
         if name not in plain and name not in (sealed or {})
     }
     entries = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
-    entries |= {name: ("U8", (cobblestone.message_size(tensors[name].nbytes),)) for name in contexts}
+    entries |= {name: ("U8", (message_size(tensors[name].nbytes),)) for name in contexts}
     if not in_order:
         entries = _by_alignment(entries)
     elif plain:
@@ -463,7 +464,7 @@ def write_sealed(
     elsewhere = elsewhere or {}
     largest = max((tensors[name].nbytes for name in contexts if name not in elsewhere), default=0)
     # One buffer for all messages: fresh memory costs more than AES.
-    memory = arrays.empty_bytes(cobblestone.ciphertext_size(min(SLAB, largest)))
+    memory = arrays.empty_bytes(ciphertext_size(min(SLAB, largest)))
     if "format" in metadata:
         fields["format"] = FORMAT_MARK + metadata["format"]
     header = encode_header(entries, {**metadata, **fields})
@@ -512,7 +513,7 @@ def _write_message(
         out.write(header.data)
         read = tensor.load()
         for first, size in cobblestone.iter_segments(tensor.nbytes, SLAB):
-            start = first * cobblestone.CHUNK_SIZE
+            start = first * CHUNK_SIZE
             sealed = memory[: cobblestone.segment_size(first, size, tensor.nbytes)]
             engine.seal_run(schedule, read(start, start + size), sealed, first)
             _write(out, sealed, size, progress)

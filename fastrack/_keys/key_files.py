@@ -10,7 +10,6 @@ A secret file has two lines, like a key file, and the same permissions; a public
 
 from __future__ import annotations
 
-import base64
 import binascii
 import hashlib
 import os
@@ -22,6 +21,7 @@ from typing import Any, ClassVar, NoReturn, Self
 
 from fastrack._keys.keys import DAMAGED, looks_damaged, read_private
 from fastrack._util.atomic import new_file
+from fastrack._util.documents import decode_bytes, encode_bytes
 from fastrack._util.regular_file import open_regular
 from fastrack._util.shown import shown
 from fastrack.errors import FormatError
@@ -202,7 +202,7 @@ def _format_public(algorithm: str, public: bytes, name: str) -> str:
         raise ValueError(
             f"naming a public key failed: expected up to 64 characters of printable ASCII, got {shown(name)}"
         )
-    return f"fastrack-public-1:{algorithm}:{base64.b64encode(public).decode()}{' ' if name else ''}{name}"
+    return f"fastrack-public-1:{algorithm}:{encode_bytes(public)}{' ' if name else ''}{name}"
 
 
 def _parse_public(text: str, source: str) -> tuple[str, bytes, str]:
@@ -214,11 +214,9 @@ def _parse_public(text: str, source: str) -> tuple[str, bytes, str]:
             f"{source} is not a fastrack public key: expected one line fastrack-public-1:ALGORITHM:KEY{hint}"
         )
     try:
-        public = base64.b64decode(match["key"], validate=True)
-    except binascii.Error as error:
-        raise FormatError(f"{source} is not a fastrack public key: expected base64; {error}") from error
-    if base64.b64encode(public).decode() != match["key"]:  # its last character has bits that are not decoded
-        raise FormatError(f"{source} is not a fastrack public key: expected base64 in canonical form; get it again")
+        public = decode_bytes(match["key"])
+    except ValueError as error:
+        raise FormatError(f"{source} is not a fastrack public key: {error}; get it again") from None
     return match["algorithm"], public, match["name"] or ""
 
 

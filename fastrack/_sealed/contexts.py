@@ -11,12 +11,13 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from fastrack._crypto import cobblestone, derivation
-from fastrack._crypto.cobblestone import SALT_SIZE, MessageKey
+from fastrack._crypto.cobblestone import MessageKey
 from fastrack._keys.keys import Key
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.pickles import unpickle
 from fastrack._util.shown import shown
 from fastrack.errors import AuthenticationError, FormatError
+from fastrack.format import SALT_SIZE
 
 _quote = json.encoder.encode_basestring  # without escapes for characters beyond ASCII
 Kind = Literal["tensor", "checkpoint", "folder"]

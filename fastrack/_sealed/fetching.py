@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fastrack._crypto.cobblestone import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE
 from fastrack._sealed.indexing import EvenRanges, LazyRanges
-from fastrack._sealed.tensor import SealedTensor
+from fastrack._sealed.tensor import SealedTensor, move_tensor
+from fastrack.format import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE
 
 if TYPE_CHECKING:
     from fastrack._remote.remote_file import Blocks, RemoteFile
@@ -37,12 +37,11 @@ def fetch(wanted: Iterable[Wanted]) -> list[SealedTensor | None] | None:
     found = _by_file(wanted)
     if not found:
         return None
-
     entries = fetch_files(found)
     tensors = [tensor for tensor, _ in wanted]
     for number, tensor in enumerate(tensors):
         if tensor is not None and isinstance(storage := tensor.origin[0], RemoteFile):
-            tensors[number] = tensor.moved(entries[storage])
+            tensors[number] = move_tensor(tensor, entries[storage])
     return tensors
 
 
@@ -59,7 +58,7 @@ def fetch_headers(tensors: Iterable[SealedTensor | None]) -> bool:
 
 
 def prefetch(wanted: Iterable[Wanted]) -> int | None:
-    """Begin to download messages as `fetch` does, and return the bytes. Return None if all are on this machine."""
+    """Begin to download what is missing of messages, and return its bytes. Return None if all are on this machine."""
     found = _by_file(wanted)
     if not found:
         return None
@@ -77,7 +76,7 @@ def discard(wanted: Iterable[Wanted]) -> bool:
 
 
 def discard_headers(tensors: Iterable[SealedTensor | None]) -> bool:
-    """Forget the headers of messages as `discard` does."""
+    """Forget what was kept of the headers of messages on servers. Return False if all are on this machine."""
     return discard((tensor, _NO_BYTES) for tensor in tensors)
 
 

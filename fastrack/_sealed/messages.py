@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Self
 
 from fastrack._crypto import cobblestone
-from fastrack._crypto.cobblestone import HEADER_SIZE
 from fastrack._crypto.engine import get_engine
 from fastrack._keys.keyring import KeyRing
 from fastrack._sealed.fetching import discard, fetch
@@ -15,6 +14,7 @@ from fastrack._sealed.tensor import SealedTensor
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.locations import Location
 from fastrack.errors import AuthenticationError
+from fastrack.format import HEADER_SIZE, SEALED_CHUNK_SIZE
 
 
 class OpenMessage:
@@ -78,7 +78,7 @@ class OpenMessage:
 
     def _span(self, first: int, size: int) -> tuple[int, int]:
         """Return where in the storage the chunks of `size` bytes of plaintext are."""
-        start = self._start + first * cobblestone.SEALED_CHUNK_SIZE
+        start = self._start + first * SEALED_CHUNK_SIZE
         return start, start + cobblestone.segment_size(first, size, self._sealed.nbytes)
 
     def __enter__(self) -> Self:

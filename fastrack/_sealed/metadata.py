@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from fastrack._crypto import cobblestone
 from fastrack._sealed.container import Layout, StoredTensor, is_shape, parse_header, parse_layouts
 from fastrack._sealed.contexts import Binding, Kind, MessageContext
 from fastrack._tensors import dtypes
@@ -19,6 +18,7 @@ from fastrack._util.documents import unique
 from fastrack._util.locations import Location
 from fastrack._util.shown import shown
 from fastrack.errors import FormatError
+from fastrack.format import HEADER_SIZE, message_size
 
 FORMAT_VERSION = "1"
 FORMAT_MARK = (
@@ -88,7 +88,7 @@ def _read_fields(contents: Contents, fields: dict[str, str], path: Location) -> 
         stored = contents.stored.get(name)
         if stored is None:
             raise FormatError(f"{path} lists a sealed tensor {shown(name)} that it lacks; the file was altered")
-        expected = cobblestone.message_size(layout.nbytes)
+        expected = message_size(layout.nbytes)
         if stored.dtype != "U8" or stored.shape != (expected,):
             raise FormatError(
                 f"{path}: {shown(name, 200)} of {layout.dtype} {list(layout.shape)}: expected a U8 vector of "
@@ -133,7 +133,7 @@ def _take_binding(name: str, entry: dict[str, Any], file: str, path: Location) -
     own_id, header = entry.pop("file", None), entry.pop("binding")
     if not isinstance(own_id, str) or not isinstance(header, str) or not _HEX_HEADER.fullmatch(header):
         raise FormatError(
-            f"{path}: binding of {shown(name)}: expected {2 * cobblestone.HEADER_SIZE} hexadecimal digits beside a "
+            f"{path}: binding of {shown(name)}: expected {2 * HEADER_SIZE} hexadecimal digits beside a "
             f"file id, got {header!r:.80}; the metadata was altered"
         )
     return _hex_id(own_id, f"file of {shown(name)}", path), Binding(file, bytes.fromhex(header))

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from fastrack._crypto import cobblestone
-from fastrack._crypto.cobblestone import HEADER_SIZE
 from fastrack._crypto.engine import get_engine
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._sealed.contexts import MessageContext, new_file_id
@@ -19,6 +17,7 @@ from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Framework
 from fastrack._tensors.sharded import is_sharded, named_part
 from fastrack._util.public import public
+from fastrack.format import HEADER_SIZE, message_size
 
 
 @public
@@ -69,7 +68,7 @@ def seal(tensor: Any, key: KeyLike | None = None, name: str = "tensor") -> Seale
     dtype, shape = arrays.describe(tensor)
     plain = arrays.bytes_of(tensor)
     context = MessageContext(name, dtype, shape, new_file_id())
-    message = arrays.empty_bytes(cobblestone.message_size(plain.size))
+    message = arrays.empty_bytes(message_size(plain.size))
     engine = get_engine()
     message_key, message[:HEADER_SIZE] = context.new_key(key)
     schedule = engine.expand_key(message_key)

@@ -11,9 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastrack._crypto import cobblestone
 from fastrack._crypto.base import HostMemory
-from fastrack._crypto.cobblestone import HEADER_SIZE, MessageKey
+from fastrack._crypto.cobblestone import MessageKey
 from fastrack._keys.keyring import KeyRing
 from fastrack._keys.keys import Key
 from fastrack._sealed.container import encode_header
@@ -29,6 +28,7 @@ from fastrack._util.pickles import unpickle
 from fastrack._util.public import public
 from fastrack._util.shown import shown
 from fastrack.errors import AuthenticationError, FastrackError, FormatError, GrantError, UnknownKeyError
+from fastrack.format import HEADER_SIZE, message_size
 
 Proof = tuple[bytes, bytes, Binding | None]
 """All values that authenticate the key of a message: its header, its context as it is encoded, and its binding."""
@@ -118,10 +118,10 @@ class SealedTensor(Handle):
         self._storage, start, stop = message
         self._start, self._stop = start, stop
         size = stop - start
-        if size != cobblestone.message_size(nbytes):
+        if size != message_size(nbytes):
             raise FormatError(
                 f"tensor {context.name!r:.200} of {context.dtype} {list(context.shape)}: expected a message of "
-                f"{cobblestone.message_size(self.nbytes)} bytes, got {size}; it was cut short or mislabelled. "
+                f"{message_size(self.nbytes)} bytes, got {size}; it was cut short or mislabelled. "
                 "Get it again from its owner"
             )
 
@@ -167,12 +167,6 @@ class SealedTensor(Handle):
     def origin(self) -> tuple[Storage, int]:
         """The storage of the message, and where in it the message begins."""
         return self._storage, self._start
-
-    def moved(self, storage: Storage) -> SealedTensor:
-        """Return this tensor in another storage of the same bytes."""
-        message = Extent(storage, self._start, self._stop)
-        header = self._pinned_header
-        return SealedTensor(self.context, message, self.key_id, self.binding, self.path, header, self.edition)
 
     @property
     def chunks(self) -> Bytes:
@@ -319,6 +313,14 @@ def restore_tensor(
 ) -> SealedTensor:
     """Return the tensor that a pickle describes."""
     return SealedTensor(context, np.frombuffer(message, np.uint8), key_id, binding, edition=edition)
+
+
+def move_tensor(tensor: SealedTensor, storage: Storage) -> SealedTensor:
+    """Return a tensor in another storage of the same bytes."""
+    start = tensor.origin[1]
+    message = Extent(storage, start, start + tensor.message_size)
+    header = tensor._pinned_header  # noqa: SLF001 - of this module
+    return SealedTensor(tensor.context, message, tensor.key_id, tensor.binding, tensor.path, header, tensor.edition)
 
 
 class TensorSlice(NamedTuple):

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from fastrack._crypto.cobblestone import HEADER_SIZE
 from fastrack._sealed.contexts import Edition, Kind
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.documents import DIGEST, ID, NUMBER_LIMIT, encode, encode_bytes, is_number, matches, require
@@ -20,6 +19,7 @@ from fastrack._util.locations import Location, Url
 from fastrack._util.pickles import unpickle
 from fastrack._util.regular_file import open_regular
 from fastrack.errors import AuthenticationError, FormatError, RollbackError
+from fastrack.format import HEADER_SIZE
 
 if TYPE_CHECKING:
     from fastrack._files.reader import SealedFile

@@ -7,9 +7,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn, Self
 
-from fastrack._crypto import cobblestone
 from fastrack._crypto.base import HostMemory
-from fastrack._crypto.cobblestone import HEADER_SIZE
 from fastrack._crypto.engine import get_engine
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.session import Session
@@ -32,6 +30,7 @@ from fastrack._util.fork import register_fork_reset
 from fastrack._util.guard import CloseGuard
 from fastrack._util.public import public
 from fastrack.errors import AuthenticationError, ClosedError, DeviceError
+from fastrack.format import HEADER_SIZE, message_size
 
 DEPTH = 6  # buffers of a pool: filled, on their way, or waiting for a GPU whose multiprocessors are all taken
 _FIRST_BATCH, _BATCH = 2, 16  # slabs that are issued together: fewer at first, so that the device begins early
@@ -330,7 +329,7 @@ class Channel:
             memory = self._device.view(x, writable=False)
             nbytes = dtypes.nbytes(context.dtype, context.shape)
             with Transfer(self._stats, 1, nbytes, "to_host", context.name) as record:
-                message = arrays.empty_bytes(cobblestone.message_size(nbytes))
+                message = arrays.empty_bytes(message_size(nbytes))
                 message[:HEADER_SIZE] = header
                 sealed = HostMemory.of(message[HEADER_SIZE:], writable=True)
                 self._send(Messages(keys, [nbytes], [memory], [sealed], [None], [None]), record)

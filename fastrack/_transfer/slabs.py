@@ -9,8 +9,8 @@ import numpy as np
 
 from fastrack._crypto import cobblestone
 from fastrack._crypto.base import GatherPlan
-from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
 from fastrack._devices.base import Segment, Slab
+from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, ciphertext_size
 
 # Bytes that a gather plan takes in a staging buffer, which holds it twice: sealed and opened. A tag is added for each
 # 16384 bytes of it, so that one more byte for each chunk and each range is enough.
@@ -39,7 +39,7 @@ class Sizes:
 
     def room(self, size: int) -> int:
         """Return the bytes of a staging buffer for one segment of `size` bytes of plaintext."""
-        return cobblestone.ciphertext_size(size) + self.segment_room
+        return ciphertext_size(size) + self.segment_room
 
     def __iter__(self) -> Iterator[int]:
         size = self.lead
@@ -94,7 +94,7 @@ class _Packing:
         for the start of each chunk and for the end. A chunk with too many ranges for one slab is in several slabs.
         """
         chunks, starts, table = pieces.chunks, pieces.starts, pieces.table
-        sealed = np.minimum(cobblestone.ciphertext_size(nbytes) - chunks * SEALED_CHUNK_SIZE, SEALED_CHUNK_SIZE)
+        sealed = np.minimum(ciphertext_size(nbytes) - chunks * SEALED_CHUNK_SIZE, SEALED_CHUNK_SIZE)
         fixed = sealed + -sealed % 16 + _CHUNK
         before = np.concatenate([[0], np.cumsum(fixed + _PIECE * np.diff(starts))])  # bytes of the chunks before each
         chunk = piece = 0

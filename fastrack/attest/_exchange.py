@@ -85,11 +85,6 @@ class TrustedRoots:
     nvidia_rim: Roots = NVIDIA_RIM_ROOTS
     others: Mapping[str, Roots] = field(default_factory=dict, hash=False)
 
-    def of(self, kind: CpuKind[Any, Any, Any]) -> Roots:
-        """Return the roots of a kind of CPU. Not public."""
-        roots: Roots | None = getattr(self, kind.vendor, None)  # none at all, if it is empty
-        return self.others.get(kind.vendor, kind.roots) if roots is None else roots
-
 
 VENDOR_ROOTS = TrustedRoots()
 
@@ -379,9 +374,15 @@ def _verify_cpu(
     """Verify the evidence of the CPU, whose report data are compared first, as that is cheap."""
     kind, wanted = kind_of_evidence(evidence.cpu), binding.report_data(evidence.devices)
     _require_report_data(kind.title, kind.report_data(evidence.cpu), wanted)
-    verified: VerifiedCpu = kind.verify(evidence.cpu, now, roots.of(kind), collateral)
+    verified: VerifiedCpu = kind.verify(evidence.cpu, now, _roots_of(kind, roots), collateral)
     _require_report_data(kind.title, verified.report_data, wanted)
     return verified
+
+
+def _roots_of(kind: CpuKind[Any, Any, Any], trusted: TrustedRoots) -> Roots:
+    """Return the roots of a kind of CPU. An empty set trusts none, and does not stand for the default."""
+    roots: Roots | None = getattr(trusted, kind.vendor, None)
+    return trusted.others.get(kind.vendor, kind.roots) if roots is None else roots
 
 
 def _require_report_data(evidence: str, found: bytes, wanted: bytes) -> None:

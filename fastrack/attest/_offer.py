@@ -34,6 +34,7 @@ from datetime import datetime, timedelta
 from hashlib import sha256, sha384, sha512
 from typing import Any, Self
 
+from fastrack._util.documents import encode_time
 from fastrack._util.public import attest_public
 from fastrack.attest._errors import malformed
 from fastrack.attest._formats.times import require_time_zone
@@ -45,7 +46,6 @@ from fastrack.attest._formats.wire import (
     decode,
     encode,
     write_bytes,
-    write_time,
 )
 from fastrack.attest._kinds import CPU_KINDS, CpuEvidence, kind_of_evidence
 from fastrack.grants import Recipient
@@ -122,7 +122,7 @@ class Challenge:
 
     def to_bytes(self) -> bytes:
         """Return the document, in its one form."""
-        members = {"expires": write_time(self.expires), "id": self.id, "nonce": write_bytes(self.nonce)}
+        members = {"expires": encode_time(self.expires), "id": self.id, "nonce": write_bytes(self.nonce)}
         return encode(CHALLENGE_KIND, _VERSION, members)
 
     @classmethod

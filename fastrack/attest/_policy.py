@@ -13,13 +13,12 @@ from fastrack._util.public import attest_public
 from fastrack._util.rights import open_own
 from fastrack.attest._cpu.snp_kind import SnpPolicy
 from fastrack.attest._cpu.tdx_kind import TdxPolicy
-from fastrack.attest._errors import refused
 from fastrack.attest._formats.times import require_time_zone
 from fastrack.attest._formats.toml import Table
 from fastrack.attest._gpus.evidence import VerifiedGpuReport
 from fastrack.attest._gpus.rim_match import MatchedGpuReport
 from fastrack.attest._kinds import CPU_KINDS, VerifiedCpu, kind_of_verified
-from fastrack.attest._policy_common import NOT_MEANT, Judge
+from fastrack.attest._policy_common import Judge
 from fastrack.attest._policy_gpu import GpuPolicy, check_gpus, read_gpu
 from fastrack.errors import FormatError
 
@@ -128,7 +127,7 @@ class Policy:
         kind = kind_of_verified(verified)
         section = getattr(self, kind.name, self.others.get(kind.name))
         judge = Judge(kind.title, f"cpu.{kind.name}", now)
-        kind.check(_require_section(section, judge.evidence, judge.section), verified, judge)
+        kind.check(_require_section(section, judge), verified, judge)
 
     def check_gpus(self, devices: Iterable[VerifiedGpuReport | MatchedGpuReport], *, now: datetime) -> None:
         """Require that verified GPUs and NVSwitches are ones that this policy accepts, and that none is there twice.
@@ -153,13 +152,14 @@ class Policy:
         require_time_zone(now)
         devices = list(devices)
         if devices or self.gpu:
-            check_gpus(_require_section(self.gpu, "GPU evidence", "gpu"), devices, now)
+            judge = Judge("GPU evidence", "gpu", now)
+            check_gpus(_require_section(self.gpu, judge), devices, judge)
 
 
-def _require_section(section: T | None, evidence: str, name: str) -> T:
+def _require_section(section: T | None, judge: Judge) -> T:
     if section is None:
-        wanted = f"a kind that the policy accepts, which has no [{name}]"
-        raise refused(evidence, "kind", wanted=wanted, found=evidence, advice=NOT_MEANT)
+        wanted = f"a kind that the policy accepts, which has no [{judge.section}]"
+        raise judge.refusal("kind", wanted, judge.evidence, None)
     return section
 
 

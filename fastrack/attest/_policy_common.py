@@ -53,6 +53,10 @@ class Judge:
     section: str
     now: datetime
 
+    def of(self, evidence: str) -> Judge:
+        """Return the judge of other evidence by the same section, at the same time."""
+        return Judge(evidence, self.section, self.now)
+
     def require(self, name: str, found: object, allowed: Collection[object], key: str) -> None:
         """Require a value that is among the allowed ones."""
         if found not in allowed:

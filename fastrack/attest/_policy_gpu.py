@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from fastrack._util.public import attest_public
 from fastrack.attest import _policy_common as rules
@@ -96,19 +96,18 @@ def read_gpu(table: Table) -> GpuPolicy:
     return policy
 
 
-def check_gpus(policy: GpuPolicy, devices: Sequence[VerifiedGpuReport | MatchedGpuReport], now: datetime) -> None:
+def check_gpus(policy: GpuPolicy, devices: Sequence[VerifiedGpuReport | MatchedGpuReport], judge: Judge) -> None:
     """Require that verified devices are ones that a policy accepts, and that no device is there twice."""
     reports = [_report_of(device) for device in devices]
     gpus = sum(not report.is_switch for report in reports)
     if gpus != (policy.count or max(gpus, 1)):
-        judge = Judge("GPU evidence", "gpu", now)
         raise judge.refusal("number of GPUs", str(policy.count or "one or more"), gpus, "count")
     _require_distinct(reports)
     for device, report in zip(devices, reports, strict=True):
-        _check_device(policy, report, Judge(report.evidence, "gpu", now))
-        _check_manifests(policy, device, report.evidence, now)
+        _check_device(policy, report, judge.of(report.evidence))
+        _check_manifests(policy, device, judge.of(report.evidence))
     if any(report.mode is GpuMode.PROTECTED_PCIE for report in reports):
-        _require_topology(policy, reports, now)
+        _require_topology(policy, reports, judge)
 
 
 def _report_of(device: object) -> VerifiedGpuReport:
@@ -129,21 +128,20 @@ def _require_distinct(reports: Iterable[VerifiedGpuReport]) -> None:
         seen[report.chip_id] = report.evidence
 
 
-def _require_topology(policy: GpuPolicy, reports: Sequence[VerifiedGpuReport], now: datetime) -> None:
+def _require_topology(policy: GpuPolicy, reports: Sequence[VerifiedGpuReport], judge: Judge) -> None:
     """Require that GPUs in protected PCIe mode, and the switches that they trust with plain data, are one machine."""
     ids: dict[bool, set[str]] = {False: set(), True: set()}
     for report in reports:
         ids[report.is_switch].add(report.chip_id)
         if not report.is_switch and report.mode is not GpuMode.PROTECTED_PCIE:
-            judge = Judge(report.evidence, "gpu", now)
-            raise judge.refusal("confidential mode", "PPCIE, as other GPUs have", report.mode or "none", None)
+            wanted, mode = "PPCIE, as other GPUs have", report.mode or "none"
+            raise judge.of(report.evidence).refusal("confidential mode", wanted, mode, None)
     counts = (
         ("GPUs", ids[False], policy.count or 8, "count"),
         ("switches", ids[True], policy.switch_count, "switch_count"),
     )
     for what, devices, count, key in counts:
         if len(devices) != count:
-            judge = Judge("GPU evidence", "gpu", now)
             raise judge.refusal(f"number of {what}", f"{count} in protected PCIe mode", len(devices), key)
     for report in reports:
         others = ids[not report.is_switch]
@@ -152,7 +150,7 @@ def _require_topology(policy: GpuPolicy, reports: Sequence[VerifiedGpuReport], n
             wanted, found = (", ".join(sorted(some)) or "none" for some in (others, report.linked_to))
             raise refused(report.evidence, "links", wanted=wanted, found=found, advice=_ALL_OF_ONE)
         if report.is_switch and not report.is_locked:
-            raise Judge(report.evidence, "gpu", now).refusal("lock", "a locked switch", "an open one", None)
+            raise judge.of(report.evidence).refusal("lock", "a locked switch", "an open one", None)
 
 
 def _check_device(policy: GpuPolicy, report: VerifiedGpuReport, judge: Judge) -> None:
@@ -174,14 +172,14 @@ def _check_device(policy: GpuPolicy, report: VerifiedGpuReport, judge: Judge) ->
     judge.require_revocation(policy.revocation, report.revocation_checked_at, policy.max_revocation_age)
 
 
-def _check_manifests(policy: GpuPolicy, device: VerifiedGpuReport | MatchedGpuReport, name: str, now: datetime) -> None:
+def _check_manifests(policy: GpuPolicy, device: VerifiedGpuReport | MatchedGpuReport, judge: Judge) -> None:
     if not isinstance(device, MatchedGpuReport):
         if policy.require_manifests:
-            wanted = "ones that were compared with reference manifests (gpu.require_manifests)"
+            wanted, found = "ones that were compared with reference manifests", "ones that were not"
             advice = "Fetch the manifests that the report names, and call match_measurements with them."
-            raise refused(name, "measurements", wanted=wanted, found="ones that were not", advice=advice)
+            raise judge.refusal("measurements", wanted, found, "require_manifests", advice)
         return
-    judge = Judge(f"reference manifest of the {name}", "gpu", now)
+    judge = judge.of(f"reference manifest of the {judge.evidence}")
     for rim in device.rims:
         judge.require_current(rim.verified_at, rim.valid_until)
         judge.require_revocation(policy.revocation, rim.revocation_checked_at, policy.max_revocation_age)

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from fastrack._crypto import cobblestone
 from fastrack._crypto.base import Bytes
-from fastrack._crypto.cobblestone import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE
 from fastrack._util.trace import span
 from fastrack.distributed._places import Place
 from fastrack.distributed._session import GroupSession, Route
 from fastrack.distributed._transport import Pending, Transport
 from fastrack.errors import AuthenticationError
+from fastrack.format import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE, chunk_count, message_size
 
 SLAB_CHUNKS = 256  # 4 MiB: fewer sends, and still in cache from the cipher to the sum
 
@@ -26,8 +25,8 @@ class Slabs:
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
-        self.size = cobblestone.message_size(nbytes)
-        self._chunks = cobblestone.chunk_count(nbytes)
+        self.size = message_size(nbytes)
+        self._chunks = chunk_count(nbytes)
 
     def __len__(self) -> int:
         return (self._chunks - 1) // SLAB_CHUNKS + 1

@@ -10,11 +10,12 @@ from typing import Any, Protocol
 import torch
 
 from fastrack._crypto.base import Bytes, Engine, HostMemory, address
-from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, MessageKey
+from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices import open_device
 from fastrack._devices.base import Messages, Segment, Slab
 from fastrack.errors import DeviceError
+from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE
 
 
 class Place(Protocol):
@@ -134,8 +135,8 @@ class CudaPlace:
         view = self._device.view(plain, writable=direction == "open")
         # Both stand for a whole message, of which only this run is in memory.
         start, before = first * CHUNK_SIZE, first * SEALED_CHUNK_SIZE
-        stop = start + view.nbytes
-        whole = replace(view, pointer=view.pointer - start, nbytes=stop)
+        stop = start + view.size
+        whole = replace(view, address=view.address - start, size=stop)
         chunks = HostMemory(address(sealed) - before, before + sealed.size, sealed)
         copy = key.key(0)
         keys = MessageKeys.of([copy])

@@ -12,9 +12,10 @@ from cryptography.hazmat.primitives.hashes import SHA512
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fastrack._crypto import cobblestone, derivation
-from fastrack._crypto.cobblestone import HEADER_SIZE, SALT_SIZE, MessageKey
+from fastrack._crypto.cobblestone import MessageKey
 from fastrack._util.fork import register_fork_reset
 from fastrack.errors import AuthenticationError, ClosedError
+from fastrack.format import HEADER_SIZE, SALT_SIZE
 
 RANDOM_SIZE = 32  # bytes that each rank adds
 MAC_SIZE = 32

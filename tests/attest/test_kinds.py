@@ -12,7 +12,7 @@ from fastrack import AttestationError, FormatError, attest
 from fastrack._cli.machine import CpuTee
 from fastrack._cli.nvml import Graphics
 from fastrack._cli.proofs import read_proofs
-from fastrack.attest import _kinds
+from fastrack.attest import _exchange, _kinds
 from fastrack.grants import Signer
 
 TEXT = "version = 1\n[cpu.toy]\nmodels = ['bear']"
@@ -87,8 +87,8 @@ def test_an_empty_set_of_roots_trusts_none(machine, challenge):
     with pytest.raises(AttestationError, match="root"):
         verify(machine(challenge).offer, challenge, roots=attest.TrustedRoots(others={"toys": frozenset()}))
     for kind in (_kinds.TDX, _kinds.SNP):
-        assert attest.TrustedRoots().of(kind) == kind.roots
-        assert attest.TrustedRoots(**{kind.vendor: frozenset()}).of(kind) == frozenset()
+        assert _exchange._roots_of(kind, attest.TrustedRoots()) == kind.roots
+        assert _exchange._roots_of(kind, attest.TrustedRoots(**{kind.vendor: frozenset()})) == frozenset()
 
 
 def test_the_commands_know_a_new_kind(machine, challenge, tmp_path, monkeypatch, capfd):

@@ -32,9 +32,9 @@ from bench.gpu.stages import loop
 from bench.gpu.targets import check_targets
 from bench.gpu.timing import Row, Times, interleave
 from fastrack import Channel, Key, seal
-from fastrack._crypto.cobblestone import CHUNK_SIZE
 from fastrack._devices.cuda import cupy_driver
 from fastrack.errors import DeviceError
+from fastrack.format import CHUNK_SIZE
 
 
 @pytest.fixture

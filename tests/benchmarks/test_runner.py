@@ -17,9 +17,9 @@ from fastrack._bench import steps
 from fastrack._bench.measure import BOUNCE, COPY, Times, interleave, timed_rounds
 from fastrack._bench.runner import ablate
 from fastrack._bench.steps import DIRECT, DIRECTIONS, OVERLAP, PARALLEL, STEPS, open_steps
-from fastrack._crypto.cobblestone import CHUNK_SIZE
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._transfer import channel
+from fastrack.format import CHUNK_SIZE
 
 NBYTES = 5 * CHUNK_SIZE + 77
 

@@ -9,7 +9,7 @@ import pytest
 from helpers.commands import invoke
 
 from fastrack import load_file
-from fastrack._crypto.cobblestone import chunk_offset
+from fastrack.format import chunk_offset
 
 
 class Script:

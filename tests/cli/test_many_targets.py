@@ -13,7 +13,7 @@ from helpers.cases import each
 from helpers.commands import invoke
 
 from fastrack import Key, load_file, save_file, unseal
-from fastrack._crypto.cobblestone import CHUNK_SIZE
+from fastrack.format import CHUNK_SIZE
 
 MIXED = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.arange(4), "a": np.ones(5, np.uint8)}
 

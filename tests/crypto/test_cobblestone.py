@@ -11,7 +11,10 @@ from helpers.vectors import derive_as_published, published  # noqa: F401 - a fix
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fastrack._crypto.cobblestone import (
+from fastrack._crypto.cobblestone import MessageKey, chunk_nonce
+from fastrack._crypto.derivation import derive, open_header
+from fastrack.errors import AuthenticationError, ClosedError, FormatError
+from fastrack.format import (
     CHUNK_SIZE,
     HEADER_SIZE,
     MAX_CHUNKS,
@@ -19,17 +22,13 @@ from fastrack._crypto.cobblestone import (
     SALT_SIZE,
     SEALED_CHUNK_SIZE,
     TAG_SIZE,
-    MessageKey,
     chunk_count,
-    chunk_nonce,
     chunk_offset,
     ciphertext_size,
     message_size,
     plain_size,
     raw_plain_size,
 )
-from fastrack._crypto.derivation import derive, open_header
-from fastrack.errors import AuthenticationError, ClosedError, FormatError
 
 SECRET = bytes(range(32))
 SECRETS = (st.binary(min_size=16, max_size=16) | st.binary(min_size=32, max_size=32)).filter(any)

@@ -8,10 +8,11 @@ from helpers.engines import Wrong
 from helpers.runs import flip
 
 from fastrack._crypto import derivation
-from fastrack._crypto.cobblestone import COMMITMENT_SIZE, DERIVED_SIZE, NONCE_SIZE
+from fastrack._crypto.cobblestone import DERIVED_SIZE
 from fastrack._crypto.derivation import derive, derive_keys, derive_rows, new_header
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack.errors import FormatError
+from fastrack.format import COMMITMENT_SIZE, NONCE_SIZE
 
 SECRET = bytes(range(1, 33))
 

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastrack._crypto import memcpy
-from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE
 from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.native import Native
+from fastrack.format import SEALED_CHUNK_SIZE
 
 MIB = 1 << 20
 THREADS = [1, 2, 4]

@@ -13,13 +13,14 @@ from helpers.runs import as_pieces
 
 from fastrack import DeviceError
 from fastrack._crypto.base import GatherPlan
-from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, MessageKey, ciphertext_size
+from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.engine import get_engine
 from fastrack._devices.base import BAD_PLAN, Segment
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._devices.cuda.gather_plan import PlanSealer, align
 from fastrack._sealed.indexing import plan_rows
 from fastrack._tensors import arrays
+from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, ciphertext_size
 
 SIZES = [0, 1, 16, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 4 * CHUNK_SIZE, 9 * CHUNK_SIZE + 77]
 SEEDS = range(50)

@@ -11,7 +11,7 @@ from helpers.tampering import tampered
 
 import fastrack
 from fastrack import AuthenticationError, DeviceError
-from fastrack._crypto.cobblestone import CHUNK_SIZE
+from fastrack.format import CHUNK_SIZE
 
 KEY = Opened.KEY
 PLAIN = np.random.default_rng(0).integers(0, 1 << 30, (300, 257), np.int32)  # 18 chunks and a bit

@@ -15,8 +15,8 @@ from helpers.cuda_rig import MESSAGE, PIECES, Rig, opened, within
 from helpers.fake_cuda import MODES
 
 from fastrack import DeviceError
-from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
 from fastrack._devices.cuda.buffers import KEY_SIZE
+from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE
 
 ROWS = np.concatenate([MESSAGE.plain[CHUNK_SIZE * chunk :][:50] for chunk in PIECES.chunks])
 SECONDS = 60

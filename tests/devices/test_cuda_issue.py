@@ -11,9 +11,9 @@ from helpers.fake_cuda import PER_THREAD, FakeArray, FakeDriver
 
 import fastrack
 from fastrack import Channel, Key
-from fastrack._crypto.cobblestone import CHUNK_SIZE
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._devices.cuda.streams import LANES
+from fastrack.format import CHUNK_SIZE
 
 KEY = Key.from_bytes(bytes(range(32)))
 SLABS = 40

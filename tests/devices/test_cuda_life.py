@@ -12,9 +12,9 @@ from helpers.fake_cuda import MODES
 from helpers.forking import in_forked_child
 
 from fastrack import ClosedError, DeviceError
-from fastrack._crypto.cobblestone import CHUNK_SIZE
 from fastrack._devices.base import BAD_PLAN
 from fastrack._devices.cuda.buffers import MessageState
+from fastrack.format import CHUNK_SIZE
 
 SECONDS = 60
 

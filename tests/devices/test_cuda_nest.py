@@ -13,7 +13,7 @@ from helpers.tampering import tampered
 import fastrack
 from fastrack import AuthenticationError, DeviceError
 from fastrack._crypto.base import HostMemory
-from fastrack._crypto.cobblestone import CHUNK_SIZE, segment_size
+from fastrack._crypto.cobblestone import segment_size
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices.base import BAD_PLAN, BadChunk, Messages, Segment, Slab
 from fastrack._devices.cuda import buffers, launches
@@ -21,6 +21,7 @@ from fastrack._devices.cuda.buffers import KEY_SIZE, STATE_SIZE, MessageState
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._devices.cuda.nvrtc import find_kernels
 from fastrack._devices.cuda.table import MAX_SEGMENTS
+from fastrack.format import CHUNK_SIZE
 
 KEY, SHORT = Opened.KEY, Opened.SHORT
 SIZES = [100, 0, CHUNK_SIZE, 1, 2 * CHUNK_SIZE + 777, 5 * CHUNK_SIZE, 16, CHUNK_SIZE - 1]

@@ -11,9 +11,9 @@ from helpers.forking import in_forked_child
 from helpers.network import Network, in_rank_order, on_ranks, tensor_of
 
 from fastrack import AuthenticationError, ClosedError, DeviceError, Key, trace
-from fastrack._crypto.cobblestone import CHUNK_SIZE
 from fastrack.distributed import SecureGroup
 from fastrack.distributed._messages import SLAB_CHUNKS
+from fastrack.format import CHUNK_SIZE
 
 KEY = Key.from_bytes(bytes(range(32)))
 SLAB = SLAB_CHUNKS * CHUNK_SIZE // 4  # float32 elements of a slab

@@ -16,9 +16,9 @@ from helpers.network import Network, Tampering, in_rank_order, on_ranks, tensor_
 
 import fastrack._devices
 from fastrack import AuthenticationError, ClosedError, DeviceError, Key
-from fastrack._crypto.cobblestone import CHUNK_SIZE
 from fastrack.distributed import SecureGroup, _messages, _places
 from fastrack.distributed._process_group import SealedProcessGroup
+from fastrack.format import CHUNK_SIZE
 
 KEY = Key.from_bytes(bytes(range(32)))
 SLAB = 2 * CHUNK_SIZE // 4  # float32 elements of two chunks

@@ -11,8 +11,8 @@ from helpers.cases import each
 from helpers.network import Network, Tampering, on_ranks, tensor_of
 
 from fastrack import AuthenticationError, ClosedError, Key
-from fastrack._crypto.cobblestone import CHUNK_SIZE
 from fastrack.distributed import _messages
+from fastrack.format import CHUNK_SIZE
 
 KEY = Key.from_bytes(bytes(range(32)))
 TIMEOUT = 0.4  # seconds, less than `Tampering.LATE`

@@ -9,8 +9,9 @@ from helpers.buffers import Guarded, as_array
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE
 
 from fastrack._crypto.base import GatherPlan, HostMemory, Jobs
-from fastrack._crypto.cobblestone import COMMITMENT_SIZE, DERIVED_SIZE, MAX_CHUNKS, SALT_SIZE, MessageKey
+from fastrack._crypto.cobblestone import DERIVED_SIZE, MessageKey
 from fastrack._crypto.message_keys import MessageKeys
+from fastrack.format import COMMITMENT_SIZE, MAX_CHUNKS, SALT_SIZE
 
 LONGEST = 4  # chunks of a run
 ENDS = [0, 1, 15, 16, 17, 31, 32, 63, 64, 65, 127, 128, 255, 256, 511, 512, 513, 1023, 1024, 4095, 8191]

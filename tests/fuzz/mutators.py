@@ -8,8 +8,8 @@ import json
 import re
 import zipfile
 
-from fastrack._crypto.cobblestone import HEADER_SIZE, SEALED_CHUNK_SIZE
 from fastrack._tensors import dtypes
+from fastrack.format import HEADER_SIZE, SEALED_CHUNK_SIZE
 
 PREFIX = 8  # bytes of the length that a safetensors file starts with
 LONGEST = 1 << 16

@@ -34,12 +34,12 @@ from fastrack import (
 )
 from fastrack._cli.commands.inspect import describe_contents, read_contents
 from fastrack._cli.console import print_lines
-from fastrack._crypto import cobblestone
 from fastrack._crypto.base import GatherPlan
 from fastrack._keys.keys import key_file_id
 from fastrack._sealed.messages import OpenMessage
 from fastrack._tensors import arrays, dtypes
 from fastrack._training import state as skeleton
+from fastrack.format import CHUNK_SIZE, message_size
 from fuzz import mutators
 from fuzz.documents import Exchanges, GrantsFiles, KeyPairs, WrappedKeys
 from fuzz.engines import Engines
@@ -213,7 +213,7 @@ class Metadata:
 def _size_of(entry):
     """Bytes of the message that an entry claims, if it claims any that is not too long."""
     try:
-        size = cobblestone.message_size(dtypes.nbytes(entry["dtype"], entry["shape"]))
+        size = message_size(dtypes.nbytes(entry["dtype"], entry["shape"]))
     except Exception:  # noqa: BLE001 - whatever it is, fastrack is to find it
         return 72
     return size if type(size) is int and size <= LARGEST else 72
@@ -250,7 +250,7 @@ def open_one(sealed):
     rows = attempt(lambda: sealed[-1:], IndexError, TypeError)
     if rows is not None:
         row = attempt(lambda: fastrack.to_device(rows, keys=RING, framework="numpy"), TypeError, *REFUSALS)
-        require(row is None or not row.size or is_good or sealed.nbytes > cobblestone.CHUNK_SIZE, "rows opened alone")
+        require(row is None or not row.size or is_good or sealed.nbytes > CHUNK_SIZE, "rows opened alone")
         require(row is None or not row.size or _ends_with(sealed, row), f"the last row of {sealed!r} is wrong")
     return is_good
 
@@ -348,9 +348,9 @@ class Messages:
 
 def _all_pieces(size):
     """A gather of all chunks of a message."""
-    count = size // cobblestone.CHUNK_SIZE + 1
-    starts = np.arange(count) * cobblestone.CHUNK_SIZE
-    table = np.stack([np.zeros(count, np.int64), starts, np.minimum(size - starts, cobblestone.CHUNK_SIZE)], axis=1)
+    count = size // CHUNK_SIZE + 1
+    starts = np.arange(count) * CHUNK_SIZE
+    table = np.stack([np.zeros(count, np.int64), starts, np.minimum(size - starts, CHUNK_SIZE)], axis=1)
     return np.arange(count), np.arange(count + 1), np.ascontiguousarray(table)
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fastrack import AuthenticationError, Key
-from fastrack._crypto.cobblestone import CHUNK_SIZE
+from fastrack.format import CHUNK_SIZE
 
 KEY = Key.from_bytes(bytes(range(32)))
 COUNTS = [0, 1, CHUNK_SIZE // 4, CHUNK_SIZE // 2 + 1, (9 << 20) // 4 + 3]  # float32; the last has several slabs

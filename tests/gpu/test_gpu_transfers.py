@@ -13,8 +13,8 @@ import fastrack
 from bench.gpu import known
 from bench.gpu.channels import channel_on
 from fastrack import AuthenticationError, Channel, DeviceError, Key
-from fastrack._crypto.cobblestone import CHUNK_SIZE
 from fastrack._devices.cuda.buffers import STATE_SIZE
+from fastrack.format import CHUNK_SIZE
 
 SMALL = {"slab": 4 * CHUNK_SIZE, "lead": CHUNK_SIZE}
 SIZES = [0, 1, 15, 16, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 4 * CHUNK_SIZE, 5 * (1 << 20) + 7]

@@ -16,16 +16,12 @@ from helpers.llvm import binding, ir  # first, as it skips tests where there is 
 
 # isort: split
 from fastrack._crypto.base import KeySchedule, check_buffers, check_plan, check_rows, chunks_between
-from fastrack._crypto.cobblestone import (
-    CHUNK_SIZE,
-    DERIVED_SIZE,
-    SEALED_CHUNK_SIZE,
-    TAG_SIZE,
-)
+from fastrack._crypto.cobblestone import DERIVED_SIZE
 from fastrack._crypto.isa import INSTRUCTION_SETS
 from fastrack._crypto.native import gcm_ir, gcm_ranges, gcm_reencrypt, hkdf_ir
 from fastrack._crypto.vector import derivation_table
 from fastrack.errors import ClosedError
+from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE
 
 TRIPLE = "aarch64-unknown-linux-gnu"
 HARNESS = Path(__file__).parents[1] / "aarch64" / "harness.c"

@@ -7,18 +7,12 @@ import numpy as np
 
 from fastrack import Channel, Key
 from fastrack._crypto.base import GatherPlan, HostMemory
-from fastrack._crypto.cobblestone import (
-    CHUNK_SIZE,
-    SEALED_CHUNK_SIZE,
-    MessageKey,
-    ciphertext_size,
-    iter_segments,
-    segment_size,
-)
+from fastrack._crypto.cobblestone import MessageKey, iter_segments, segment_size
 from fastrack._crypto.engine import get_engine
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices.base import Messages, Segment, Slab
 from fastrack._devices.cuda.device import CudaDevice
+from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, ciphertext_size
 from helpers.fake_cuda import FakeDriver
 
 PLAN = 4096  # bytes of a slot that are left for the plan of a gather

@@ -26,13 +26,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE
 from fastrack._devices.cuda import commands as numbers
 from fastrack._devices.cuda.commands import POLL, REQUIRE_IDLE, SYNCHRONIZE, TIMESTAMP, Function
 from fastrack._devices.cuda.driver import View
 from fastrack._devices.cuda.nvrtc import KERNELS
 from fastrack._tensors import dtypes
 from fastrack.errors import DeviceError
+from fastrack.format import SEALED_CHUNK_SIZE
 from helpers.fake_kernels import run_kernel
 
 MODES = ("lazy", "threads", "serial")

@@ -7,7 +7,8 @@ import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from fastrack._crypto.cobblestone import CHUNK_SIZE, MAX_CHUNKS, SEALED_CHUNK_SIZE, TAG_SIZE, chunk_nonce
+from fastrack._crypto.cobblestone import chunk_nonce
+from fastrack.format import CHUNK_SIZE, MAX_CHUNKS, SEALED_CHUNK_SIZE, TAG_SIZE
 
 STATE, KEY = 8704, 48
 SCALARS = {"prepare": 5, "open": 6, "seal": 6, "gather": 11}  # arguments of a kernel before its table

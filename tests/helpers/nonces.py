@@ -2,8 +2,8 @@
 
 from collections import defaultdict
 
-from fastrack._crypto.cobblestone import NONCE_SIZE, SALT_SIZE, SEALED_CHUNK_SIZE
 from fastrack.distributed import _link, _session
+from fastrack.format import NONCE_SIZE, SALT_SIZE, SEALED_CHUNK_SIZE
 
 
 class Recorder:

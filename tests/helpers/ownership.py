@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from fastrack import Channel, ClosedError, DeviceError, FastrackError, Key, SealedTensor, seal
-from fastrack._crypto.cobblestone import CHUNK_SIZE, chunk_offset
 from fastrack._devices.cpu import CpuDevice
+from fastrack.format import CHUNK_SIZE, chunk_offset
 from helpers.staged import Opener, StagedBuffer, stage
 from helpers.tampering import tampered
 

@@ -62,8 +62,8 @@ def _show_same(self, left, right):
     return builder.load(result)
 
 
-def _branch_on_tag(self, size):
-    tag = _tag(self, size)
+def _branch_on_tag(self, size, number=0):
+    tag = _tag(self, size, number)
     word = self.builder.extract_element(tag, I64(0))
     with self.builder.if_then(self.builder.icmp_unsigned("==", word, I64(0))):
         gcm_ir.fill_zero(self.builder, self.builder.ptrtoint(self.scratch, I64), I64(16))

@@ -9,11 +9,11 @@ import numpy as np
 
 from fastrack import Channel, DeviceError
 from fastrack._crypto.base import GatherPlan
-from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
 from fastrack._devices.base import BadChunk
 from fastrack._devices.cpu import CpuDevice
 from fastrack._tensors import arrays
 from fastrack._util.fork import register_fork_reset
+from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE
 
 PATIENCE = 30  # seconds after which a test that waits has failed
 

@@ -4,7 +4,7 @@ import time
 
 from bench.gpu import plan
 from bench.gpu.gpu import Gpu
-from fastrack._crypto.cobblestone import CHUNK_SIZE
+from fastrack.format import CHUNK_SIZE
 from helpers.fake_cuda import FakeDriver
 
 TINY = plan.Plan(

@@ -9,8 +9,8 @@ from safetensors.numpy import save_file
 
 import fastrack
 from fastrack import SealedTensor
-from fastrack._crypto.cobblestone import message_size
 from fastrack._tensors import dtypes
+from fastrack.format import message_size
 
 
 def tampered(sealed, *places):

@@ -18,8 +18,8 @@ import pytest
 from cryptography.hazmat.primitives.hashes import SHA256
 
 from fastrack._crypto import derivation, openssl
-from fastrack._crypto.cobblestone import HEADER_SIZE, raw_plain_size
 from fastrack.errors import FormatError
+from fastrack.format import HEADER_SIZE, raw_plain_size
 
 BITS = {"AEAD_AES_128_GCM": 128, "AEAD_AES_256_GCM": 256}
 

@@ -10,7 +10,7 @@ from helpers.kernel_suite import open_and_seal
 from helpers.reference import CHUNK_SIZE
 from helpers.vectors import is_a_run, published
 
-from fastrack._crypto.cobblestone import HEADER_SIZE
+from fastrack.format import HEADER_SIZE
 
 # A machine that is lent with its GPU may lack them.
 pytest.importorskip("cryptography_vectors", reason="the vectors of NIST and of Cobblestone are not installed")

@@ -1,7 +1,7 @@
 """Mutants of what many messages in one launch need: their keys, their table, and their plans."""
 
 _PREPARE, _SEGMENTS = "test_cu_prepare.py::test_", "test_cu_segments.py::test_"
-_SAME = _PREPARE + "each_key_gets_the_state_that_the_host_makes"
+_SAME = _PREPARE + "each_key_gets_the_state_of_the_standards"
 _SLOTS = _PREPARE + "keys_share_slots_in_turn_and_others_are_left_alone"
 _POWERS = _PREPARE + "a_message_needs_as_many_powers_as_its_chunks_have_blocks_and_one"
 _MANY = _PREPARE + "more_powers_than_there_are_do_not_leave_the_state"

@@ -1,4 +1,4 @@
-"""What a process holds beyond its calls, and what a forked child does with it: all of it is in one list."""
+"""All state of a process beyond its calls is in one list, with what a forked child does with it."""
 
 import ast
 import re

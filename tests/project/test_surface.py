@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGES = ("fastrack", "fastrack.attest", "fastrack.distributed", "fastrack.grants", "fastrack.providers")
+PACKAGES = ("fastrack", *(f"fastrack.{name}" for name in ("attest", "distributed", "format", "grants", "providers")))
 NAMES_ALONE = ("fastrack.ray", "fastrack.transformers")  # import frameworks that a machine may lack
 SURFACE = Path(__file__).with_name("surface.txt")
 ROOT = Path(__file__).parents[2]

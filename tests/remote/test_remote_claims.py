@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import fastrack
-from fastrack._crypto.cobblestone import message_size
 from fastrack._remote import objects
 from fastrack._remote.blocks import BLOCK, blocks_of, count, steps
 from fastrack._remote.remote_file import open_remote
 from fastrack._util.locations import Url
+from fastrack.format import message_size
 
 MIB = 1 << 20
 SIZE = 1 << 41  # bytes of plaintext that are claimed

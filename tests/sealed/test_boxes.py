@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import fastrack
 from fastrack import Key
-from fastrack._crypto.cobblestone import CHUNK_SIZE, chunk_offset
 from fastrack._sealed.tensor import SealedTensor
+from fastrack.format import CHUNK_SIZE, chunk_offset
 
 KEY = Key.from_bytes(bytes(range(32)))
 SHAPES = [(7,), (300, 100), (3, 5, 4096), (2, 3, 4, 700), (40, 0, 3), ()]

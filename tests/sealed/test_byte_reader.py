@@ -15,8 +15,8 @@ from helpers.tampering import tampered
 
 import fastrack
 from fastrack import AuthenticationError, ClosedError, Key, UnknownKeyError, open_bytes, seal
-from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
 from fastrack._crypto.engine import get_engine
+from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE
 
 SIZES = [0, 1, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 20 * CHUNK_SIZE + 77]
 

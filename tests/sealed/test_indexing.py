@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 import fastrack
 from fastrack import Key
 from fastrack._crypto import gather as plans
-from fastrack._crypto.cobblestone import CHUNK_SIZE
 from fastrack._sealed.indexing import ByteRanges, EvenRanges, plan_rows
+from fastrack.format import CHUNK_SIZE
 
 # Bytes in a row: none, a few, next to a chunk, and more than one.
 WIDTHS = st.sampled_from([0, 1, 3, 64, 1000, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 3 * CHUNK_SIZE + 5])

@@ -28,12 +28,12 @@ from hypothesis import strategies as st
 
 import fastrack
 from fastrack import Key, SealedTensor, load_file, save_file, unseal, verify_file
-from fastrack._crypto.cobblestone import CHUNK_SIZE, HEADER_SIZE, chunk_offset
 from fastrack._files import reader
 from fastrack._files.reader import check_file
 from fastrack._sealed import storage
 from fastrack._tensors import arrays
 from fastrack.errors import AuthenticationError, ClosedError, FastrackError, FormatError, UnknownKeyError
+from fastrack.format import CHUNK_SIZE, HEADER_SIZE, chunk_offset
 
 KEY = Key.from_bytes(bytes(range(32)))
 FILE_ID = "5eed" * 8

@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 
 import fastrack
 from fastrack import AuthenticationError, FormatError, Key, KeyRing, SealedRows, SealedTensor, UnknownKeyError
-from fastrack._crypto.cobblestone import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, chunk_offset
 from fastrack._crypto.engine import get_engine
 from fastrack._devices.base import BAD_PLAN
 from fastrack._sealed.contexts import MessageContext
 from fastrack._sealed.messages import OpenMessage, bad_chunk
 from fastrack._tensors import arrays, dtypes
 from fastrack.errors import ClosedError
+from fastrack.format import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, chunk_offset
 
 SECRET = bytes(range(60, 92))
 PLAIN = np.random.default_rng(7).integers(1, 256, 2 * CHUNK_SIZE + 100, dtype=np.uint8)  # three chunks, no zero in them

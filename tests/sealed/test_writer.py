@@ -33,13 +33,13 @@ from hypothesis import strategies as st
 
 import fastrack
 from fastrack import Key, load_file, rekey_file, save_file, seal_file, unseal, unseal_file
-from fastrack._crypto.cobblestone import CHUNK_SIZE, chunk_offset
 from fastrack._files import importers, writer
 from fastrack._files.reader import check_file
 from fastrack._sealed import container
 from fastrack._tensors import arrays
 from fastrack._util import atomic
 from fastrack.errors import AuthenticationError, ClosedError, FastrackError, FormatError, UnknownKeyError
+from fastrack.format import CHUNK_SIZE, chunk_offset
 
 SECRET = bytes(range(80, 112))
 KEY = Key.from_bytes(SECRET)

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 import fastrack
 from fastrack import AuthenticationError, Channel, ClosedError, FormatError, SealedTensor, UnknownKeyError
-from fastrack._crypto.cobblestone import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE
+from fastrack.format import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE
 from soak.worker import KEYS, RING, STRANGER, Violation
 
 

@@ -9,9 +9,9 @@ from helpers.fake_cuda import MODES, FakeDriver
 from helpers.tampering import tampered
 
 from fastrack import AuthenticationError, Channel, DeviceError, unseal
-from fastrack._crypto.cobblestone import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._transfer import channel
+from fastrack.format import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE
 from soak.worker import KEYS, RING, Violation
 
 LARGEST = 40 * CHUNK_SIZE

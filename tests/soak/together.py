@@ -9,8 +9,8 @@ from helpers.tampering import tamper_file, tampered
 import fastrack
 import fastrack._training.loader
 from fastrack import AuthenticationError
-from fastrack._crypto.cobblestone import HEADER_SIZE, SEALED_CHUNK_SIZE
 from fastrack._transfer import api as shared
+from fastrack.format import HEADER_SIZE, SEALED_CHUNK_SIZE
 from soak.worker import KEYS, RING, Violation
 
 DEVICE = "cuda:0"  # the name under which its channel is shared

@@ -27,10 +27,10 @@ from fastrack import (
     SealedTensor,
     collate,
 )
-from fastrack._crypto.cobblestone import chunk_offset
 from fastrack._tensors import arrays
 from fastrack._training import handles
 from fastrack._training.handles import Lengths
+from fastrack.format import chunk_offset
 
 CHUNK_SIZE = 16384
 COUNTS = [100, 0, 57, 1]  # samples in each file

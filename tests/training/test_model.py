@@ -15,12 +15,12 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from fastrack import Key, load_file, load_model, save_checkpoint, save_file, save_model
-from fastrack._crypto.cobblestone import chunk_offset
 from fastrack._devices.cpu import CpuOperation
 from fastrack._files import writer
 from fastrack._tensors import arrays
 from fastrack._util import atomic
 from fastrack.errors import AuthenticationError, DeviceError, FormatError, UnknownKeyError
+from fastrack.format import chunk_offset
 
 SECRET = bytes(range(7, 39))
 KEY = Key.from_bytes(SECRET)

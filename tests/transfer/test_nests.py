@@ -12,9 +12,9 @@ from helpers.tampering import tampered
 
 import fastrack
 from fastrack import AuthenticationError, Channel, ClosedError, Key, SealedTensor, UnknownKeyError
-from fastrack._crypto.cobblestone import CHUNK_SIZE, chunk_offset
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices.cpu import CpuDevice, CpuOperation
+from fastrack.format import CHUNK_SIZE, chunk_offset
 
 SIZES = (0, 1, 8192, CHUNK_SIZE, 3 * CHUNK_SIZE + 5)
 

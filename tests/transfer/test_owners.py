@@ -22,9 +22,9 @@ from hypothesis.stateful import run_state_machine_as_test
 
 import fastrack
 from fastrack import AuthenticationError, ClosedError, Key
-from fastrack._crypto.cobblestone import CHUNK_SIZE, chunk_offset
 from fastrack._transfer import api as shared
 from fastrack._transfer.pending import Owner, Owners
+from fastrack.format import CHUNK_SIZE, chunk_offset
 
 KEY = Key.from_bytes(bytes(range(32)))
 PLAIN = np.arange(1, 2 * CHUNK_SIZE, 7, dtype=np.uint16)

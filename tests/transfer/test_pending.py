@@ -16,7 +16,7 @@ from helpers.tampering import tampered
 
 import fastrack
 from fastrack import AuthenticationError, Channel, ClosedError, DeviceError
-from fastrack._crypto.cobblestone import CHUNK_SIZE, chunk_offset
+from fastrack.format import CHUNK_SIZE, chunk_offset
 
 
 @pytest.fixture(scope="module")

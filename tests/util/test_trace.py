@@ -21,10 +21,10 @@ from helpers.trace_processor import open_trace
 import fastrack
 from fastrack import AuthenticationError, Channel, DeviceError, Key
 from fastrack._crypto import workers
-from fastrack._crypto.cobblestone import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._transfer import channel
 from fastrack._util import trace
+from fastrack.format import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE
 
 KEY = Key.from_bytes(bytes(range(32)))
 PLAIN = np.random.default_rng(0).integers(0, 256, 40 * CHUNK_SIZE + 5, np.uint8)

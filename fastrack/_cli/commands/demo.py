@@ -195,10 +195,10 @@ def _train(loader: Iterable[Any]) -> tuple[list[list[float]], bytes, float]:
 
 
 def _forge(path: Path, forged: Path, key: "Key", console: Console) -> None:
-    from fastrack._crypto.cobblestone import CHUNK_SIZE, HEADER_SIZE, chunk_offset
     from fastrack._keys.keyring import KeyRing
     from fastrack._sets.load_file import load_file
     from fastrack._transfer.api import to_device
+    from fastrack.format import CHUNK_SIZE, HEADER_SIZE, chunk_offset
 
     data = bytearray(path.read_bytes())
     with load_file(path) as file:

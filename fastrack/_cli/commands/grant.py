@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 
-from fastrack._cli.console import clean, pluralize, tell
+from fastrack._cli.console import clean, pluralize, remove, tell
 from fastrack._cli.errors import refuse_values
 from fastrack._cli.files import check_directory, check_target, open_ring
 from fastrack._cli.options import Json
@@ -105,20 +105,15 @@ class Grantees:
         check_target(path, force=force)
         return cls(load_recipients(to), load_signer(sign), path)
 
-    def grant(self, key: "Key", file_id: str, target: Path) -> None:
-        """Grant the key for the sealed file, and wipe it. A file that cannot be granted is removed."""
-        try:
-            self.grant_files(key, [file_id])
-        except BaseException:
-            target.unlink(missing_ok=True)
-            raise
-
-    def grant_files(self, key: "Key", file_ids: list[str]) -> None:
-        """Grant the key for these files, and wipe it."""
+    def grant(self, key: "Key", file_ids: list[str], target: Path) -> None:
+        """Grant the key for the sealed files of a target, and wipe it. A target that cannot be granted is removed."""
         from fastrack.grants import Grants
 
         try:
             Grants.issue(key, self.recipients, signer=self.signer, files=file_ids).save(self.path)
+        except BaseException:
+            remove(target)
+            raise
         finally:
             key.wipe()
 

@@ -18,6 +18,7 @@ from fastrack._cli.run import Job, Report
 from fastrack._cli.streams import open_sealed
 from fastrack._util.units import format_size
 from fastrack.errors import FormatError
+from fastrack.format import chunk_count
 
 if TYPE_CHECKING:
     from fastrack._files.reader import SealedFile
@@ -142,8 +143,6 @@ def _is_sealed(path: Path) -> bool:
 
 def read_contents(path: Path) -> Contents:
     """Return the contents of a safetensors file by its header."""
-    from fastrack._crypto import cobblestone
-
     with open_sealed(path) as file:
         entries = []
         for name in file.names:
@@ -152,7 +151,7 @@ def read_contents(path: Path) -> Contents:
             if name in file:
                 tensor = file[name]
                 dtype, shape, nbytes = tensor.dtype, tensor.shape, tensor.nbytes
-                chunks = cobblestone.chunk_count(nbytes)
+                chunks = chunk_count(nbytes)
             entries.append(Entry(name, dtype, shape, name in file, nbytes, end - begin, chunks))
         samples, columns = _samples_of(path, file)
         return Contents(

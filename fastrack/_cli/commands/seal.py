@@ -1,6 +1,5 @@
 """``fastrack seal``: encrypt the tensors of files."""
 
-import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -151,7 +150,7 @@ class _Sealer:
             return None
         contents = read_contents(target)
         if self.grantees:
-            self.grantees.grant(self.owner, str(contents.file_id), target)
+            self.grantees.grant(self.owner, [str(contents.file_id)], target)
         return self._report(source, target, contents, meter)
 
     def seal_into(self, folder: Path, job: Job, meter: Meter) -> Report | None:
@@ -179,11 +178,7 @@ class _Sealer:
         found = (path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file())
         left_out = sorted(name for name in found if name not in folder.files)
         if self.grantees:
-            try:
-                self.grantees.grant_files(self.owner, folder.file_ids)
-            except BaseException:
-                shutil.rmtree(target)
-                raise
+            self.grantees.grant(self.owner, folder.file_ids, target)
         counts = f"sealed {pluralize(len(sealed), 'file')} and copied {pluralize(len(readable), 'file')}"
         size = format_size(folder.nbytes)
         brief = []  # said in full, however quiet: all else is sealed

@@ -37,8 +37,9 @@ def check_engine(engine: Any = None) -> EngineCheck:
     import numpy as np
 
     from fastrack._crypto import engine as engines
-    from fastrack._crypto.cobblestone import MessageKey, ciphertext_size
+    from fastrack._crypto.cobblestone import MessageKey
     from fastrack.errors import DeviceError
+    from fastrack.format import ciphertext_size
 
     try:
         choice = engines.selected_engine()
@@ -69,12 +70,12 @@ def check_cuda() -> CudaCheck:
     """Open 1 MiB on the first GPU, seal it there, open it on the host, and check that a flipped bit is refused."""
     import numpy as np
 
-    from fastrack._crypto.cobblestone import HEADER_SIZE, SEALED_CHUNK_SIZE
     from fastrack._keys.keys import Key
     from fastrack._sealed.seal import seal, unseal
     from fastrack._sealed.tensor import SealedTensor
     from fastrack._transfer.channel import Channel
     from fastrack.errors import AuthenticationError, FastrackError
+    from fastrack.format import HEADER_SIZE, SEALED_CHUNK_SIZE
 
     key = Key.generate()
     plain = np.frombuffer(os.urandom(_SIZE), np.uint8)
@@ -105,7 +106,8 @@ def _compare(engine: Any, schedule: Any, key: Any, plain: Any, sealed: Any, open
     from cryptography.exceptions import InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-    from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE, chunk_nonce
+    from fastrack._crypto.cobblestone import chunk_nonce
+    from fastrack.format import SEALED_CHUNK_SIZE
 
     cipher, data = AESGCM(bytes(key.key)), sealed.tobytes()
     try:

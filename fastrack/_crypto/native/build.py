@@ -40,7 +40,7 @@ GLIBC = "2.28"  # the oldest that a wheel is for, that of manylinux_2_28
 # the text is an error, which zig's linker takes for granted.
 _OPTIONS = ["-shared", "-nostdlib", "-Wl,-z,relro,-z,now,-z,noexecstack,-s,--build-id=none"]
 _LIBRARIES = ["-lc", "-lpthread"]
-_SOURCES = ("fastrack._crypto.", "fastrack._devices.cuda.")
+_SOURCES = ("fastrack._crypto.", "fastrack._devices.cuda.", "fastrack.format")
 
 
 def functions_of_isa(name: str, isa: InstructionSet) -> dict[str, Any]:

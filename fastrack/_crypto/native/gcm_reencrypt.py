@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
-from fastrack._crypto.cobblestone import CHUNK_SIZE
 from fastrack._crypto.native.gcm_ir import (
     _VECTORS,
     Variant,
@@ -23,6 +22,7 @@ from fastrack._crypto.native.gcm_ir import (
     fill_zero,
 )
 from fastrack._crypto.native.llvm import I64, emit_loop
+from fastrack.format import CHUNK_SIZE
 
 
 def reencrypt_function(module: ir.Module, variant: Variant, name: str) -> ir.Function:

@@ -11,16 +11,16 @@ from functools import partial
 from typing import Any
 
 from llvmlite import ir
-from numba import carray, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
 from fastrack._crypto.isa import InstructionSet
 from fastrack._crypto.native import gcm_ir, gcm_ranges, gcm_reencrypt, hkdf_ir, llvm
 from fastrack._crypto.native.compiler import call_cipher, compiled, compiled_with_lock, declare_cipher
 from fastrack._crypto.native.intrinsics import at, emitted, fetch_add, fetch_min
 from fastrack._crypto.workers import BAD
+from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE
 
 BAD_OFFSET = BAD * 8  # in bytes
 _ROW_SIZE = 24  # bytes of a row of a plan's table
@@ -129,28 +129,6 @@ def _build_gather(variant: str) -> Any:
             wipe_stack()
 
     return open_gather
-
-
-@intrinsic
-def _pointer(typingctx: Any, address: Any) -> Any:
-    """Return an address as a pointer to words, for `carray`."""
-
-    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        return builder.inttoptr(values[0], llvm.I64.as_pointer())
-
-    return types.CPointer(types.int64)(types.int64), codegen
-
-
-@compiled
-def words(address: Array, count: int) -> Any:
-    """Return the array of so many integers at an address."""
-    return carray(_pointer(address), (count,))
-
-
-@compiled
-def table_of(address: Array, rows: int) -> Any:
-    """Return the array of so many rows of three integers at an address."""
-    return carray(_pointer(address), (rows, 3))
 
 
 _FUNCTIONS = {

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba.extending import register_jitable
+from llvmlite import ir
+from numba import carray, types
+from numba.extending import intrinsic, register_jitable
 
 from fastrack._crypto import gather
-from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE
 from fastrack._crypto.native.compiler import compiled
 from fastrack._crypto.native.intrinsics import fetch_add
-from fastrack._crypto.native.kernels_chunks import Array, Counters, copy_bytes, table_of, words
+from fastrack._crypto.native.kernels_chunks import Array, Counters, copy_bytes
+from fastrack._crypto.native.llvm import I64
+from fastrack.format import SEALED_CHUNK_SIZE
 
 for _function in (
     gather.memory_size,
@@ -50,13 +53,13 @@ def copy_chunks(source: int, target: int, count: int, size: int, grain: int, cou
 
 @compiled
 def count_pieces(starts: Array, sizes: Array, offsets: Array, ranges: int) -> int:
-    return gather.count_pieces(words(starts, ranges), words(sizes, ranges), words(offsets, ranges), ranges)
+    return gather.count_pieces(_words(starts, ranges), _words(sizes, ranges), _words(offsets, ranges), ranges)
 
 
 @compiled
 def plan_ranges(starts: Array, sizes: Array, offsets: Array, ranges: int, memory: Array, room: int) -> None:
-    arrays = words(starts, ranges), words(sizes, ranges), words(offsets, ranges)
-    gather.plan_ranges(arrays[0], arrays[1], arrays[2], ranges, words(memory, gather.memory_size(room)), room)
+    arrays = _words(starts, ranges), _words(sizes, ranges), _words(offsets, ranges)
+    gather.plan_ranges(arrays[0], arrays[1], arrays[2], ranges, _words(memory, gather.memory_size(room)), room)
     _locate(memory, room)
 
 
@@ -65,8 +68,8 @@ def plan_rows(
     rows: Array, places: Array, has_places: bool, ranges: int, stride: int, size: int, memory: Array, room: int,
     count: int, plain: int, target: int,
 ) -> bool:  # fmt: skip
-    plan = words(memory, gather.memory_size(room))
-    gather.fill_rows(words(rows, ranges), words(places, ranges), has_places, ranges, stride, size, plan, room)
+    plan = _words(memory, gather.memory_size(room))
+    gather.fill_rows(_words(rows, ranges), _words(places, ranges), has_places, ranges, stride, size, plan, room)
     _locate(memory, room)
     return bool(is_plan_inside(plan[2], plan[3], plan[4], plan[0], plan[1], count, plain, target))
 
@@ -74,7 +77,7 @@ def plan_rows(
 @compiled
 def _locate(memory: int, room: int) -> None:
     """Put the addresses of a plan's arrays into its memory."""
-    head = words(memory, gather.HEAD)
+    head = _words(memory, gather.HEAD)
     for place, offset in enumerate(gather.offsets(room)):
         head[gather.PLACES + place] = memory + 8 * offset
 
@@ -83,5 +86,27 @@ def _locate(memory: int, room: int) -> None:
 def is_plan_inside(
     chunks: int, starts: int, table: int, size: int, rows: int, count: int, plain: int, target: int
 ) -> bool:
-    arrays = words(chunks, size), words(starts, size + 1), table_of(table, rows)
+    arrays = _words(chunks, size), _words(starts, size + 1), _table(table, rows)
     return gather.is_plan_inside(arrays[0], arrays[1], arrays[2], size, rows, count, plain, target)
+
+
+@intrinsic
+def _pointer(typingctx: Any, address: Any) -> Any:
+    """Return an address as a pointer to words, for `carray`."""
+
+    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
+        return builder.inttoptr(values[0], I64.as_pointer())
+
+    return types.CPointer(types.int64)(types.int64), codegen
+
+
+@compiled
+def _words(address: Array, count: int) -> Any:
+    """Return the array of so many integers at an address."""
+    return carray(_pointer(address), (count,))
+
+
+@compiled
+def _table(address: Array, rows: int) -> Any:
+    """Return the array of so many rows of three integers at an address."""
+    return carray(_pointer(address), (rows, 3))

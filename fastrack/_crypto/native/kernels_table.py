@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
 from fastrack._crypto.isa import SCHEDULE_SIZE
 from fastrack._crypto.job_table import (
     BITS,
@@ -36,6 +35,7 @@ from fastrack._crypto.native.kernels_chunks import (
     wipe,
     wipe_stack,
 )
+from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE
 
 _schedule = memory_on_stack(SCHEDULE_SIZE)
 

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from fastrack._crypto.base import Bytes, address
-from fastrack._crypto.cobblestone import CHUNK_SIZE, MessageKey
+from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.driver import Driver
 from fastrack._devices.cuda.gather_plan import align
 from fastrack._devices.cuda.streams import Pipeline
 from fastrack.errors import DeviceError
+from fastrack.format import CHUNK_SIZE
 
 _WORD = 8
 _BLOCK_SIZE = 16  # of the cipher

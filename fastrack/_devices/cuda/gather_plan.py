@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastrack._crypto.base import Bytes, Engine, GatherPlan
-from fastrack._crypto.cobblestone import CHUNK_SIZE, TAG_SIZE, MessageKey
+from fastrack._crypto.cobblestone import MessageKey
+from fastrack.format import CHUNK_SIZE, TAG_SIZE
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ from typing import Any
 
 from llvmlite import ir
 
-from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE
 from fastrack._crypto.native.compiler import compiled, compiled_with_lock
 from fastrack._crypto.native.intrinsics import (
     at,
@@ -49,6 +48,7 @@ from fastrack._devices.cuda.native import (
     _TARGET,
     STOPPED,
 )
+from fastrack.format import SEALED_CHUNK_SIZE
 
 _NOT_READY, _IMPLICIT = 600, 906  # CUDA_ERROR_NOT_READY, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
 _SPINS = 256

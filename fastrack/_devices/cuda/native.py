@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 
 from fastrack._crypto import native, workers
-from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE
 from fastrack._devices.cuda.captures import EXCHANGE_MODE
 from fastrack._devices.cuda.commands import NAMES, Commands
 from fastrack.errors import DeviceError
+from fastrack.format import SEALED_CHUNK_SIZE
 
 STOPPED = -1  # returned by `Native.run` for a list that a command stopped before its end
 

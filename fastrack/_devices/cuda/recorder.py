@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from fastrack._crypto.base import Engine
-from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE
 from fastrack._crypto.session import Session
 from fastrack._devices.base import BAD_PLAN, BadChunk, Messages, Segment, Slab
 from fastrack._devices.cuda.buffers import STATE_SIZE, CudaStagingBuffer, MessageState, MessageStatePool
@@ -32,6 +31,7 @@ from fastrack._devices.cuda.gather_plan import PlanSealer, SealedPlan, room_for
 from fastrack._devices.cuda.launches import Launch, check_run, launches_of
 from fastrack._devices.cuda.streams import Lane, Pipeline
 from fastrack._devices.cuda.table import TableSegment, pack_table, parse_name
+from fastrack.format import SEALED_CHUNK_SIZE
 
 PLAN_BITS = 256  # of the keys of gather plans
 

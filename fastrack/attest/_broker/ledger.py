@@ -90,9 +90,7 @@ class Ledger:
             self._prepare()
         except sqlite3.DatabaseError as error:
             self._database.close()
-            raise FormatError(
-                f"opening {path} failed: expected a broker's database, got {error}. Name another."
-            ) from None
+            raise _not_a_ledger(path, error) from None
 
     def _prepare(self) -> None:
         self._database.execute("PRAGMA journal_mode = WAL").fetchone()
@@ -173,13 +171,8 @@ class Ledger:
                 members = {"challenge": challenge_id, **details, **({"reason": reason} if reason else {})}
                 self._append("refused" if reason else "offered", members, now)
         if challenge is None or reason is not None:
-            raise ChallengeError(
-                f"using challenge {challenge_id} failed: expected an open one, got {reason}. Ask for a new challenge.",
-                evidence="offer",
-                field="challenge",
-                wanted="an open one",
-                found=reason,
-            )
+            advice = "Ask for a new challenge."
+            raise _refuse_challenge(f"using challenge {challenge_id}", "an open one", reason, advice)
         return challenge
 
     def add_grant(
@@ -191,13 +184,7 @@ class Ledger:
             known = self._database.execute("SELECT 1 FROM grants WHERE challenge = ?", (challenge_id,)).fetchone()
             if row is None or row[0] is None or known is not None:
                 found = "a grant already" if known else "one that was not used"
-                raise ChallengeError(
-                    f"granting keys failed: expected a used challenge without a grant, got {found}. Start again.",
-                    evidence="offer",
-                    field="challenge",
-                    wanted="a used one without a grant",
-                    found=found,
-                )
+                raise _refuse_challenge("granting keys", "a used challenge without a grant", found, "Start again.")
             members = {"challenge": challenge_id, "keys": keys, "recipient": recipient, **details}
             number = self._append("granted", members, now)
             self._database.execute(
@@ -250,6 +237,11 @@ def read_log(path: str | os.PathLike[str], *, head: bytes | None = None) -> list
     if head is not None and head not in {entry.hash for entry in entries}:
         raise _broken("an entry with the noted hash", f"none among {len(entries)}")
     return entries
+
+
+def _refuse_challenge(action: str, wanted: str, found: object, advice: str) -> ChallengeError:
+    message = f"{action} failed: expected {wanted}, got {found}. {advice}"
+    return ChallengeError(message, evidence="offer", field="challenge", wanted=wanted, found=found)
 
 
 def _require_tables(database: sqlite3.Connection) -> None:

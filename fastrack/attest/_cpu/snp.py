@@ -197,7 +197,7 @@ def _require_chip(leaf: x509.Certificate, report: SnpReport, product: SnpProduct
     value = _read_extension(leaf, _CHIP_ID, "hwID")
     # Certificates have the bytes as they are, where AMD's document wants an OCTET STRING, which is understood too.
     if len(value) != size:
-        value = _read_content(value, der.OCTET_STRING, "hwID")
+        value = der.open_value(value, "VCEK certificate", der.OCTET_STRING, "hwID").rest("hwID")
     if len(value) != size:
         raise malformed("VCEK certificate", "hwID", None, wanted=f"{size} bytes", found=f"{len(value)} bytes")
     wanted = value.ljust(len(report.chip_id), b"\0")
@@ -206,7 +206,8 @@ def _require_chip(leaf: x509.Certificate, report: SnpReport, product: SnpProduct
 
 
 def _read_provider(leaf: x509.Certificate) -> str:
-    content = _read_content(_read_extension(leaf, _PROVIDER, "cspID"), der.IA5_STRING, "cspID")
+    value = _read_extension(leaf, _PROVIDER, "cspID")
+    content = der.open_value(value, "VCEK certificate", der.IA5_STRING, "cspID").rest("cspID")
     try:
         return content.decode("ascii")
     except ValueError:
@@ -218,13 +219,6 @@ def _read_spl(leaf: x509.Certificate, oid: str, field: str) -> int:
     found = der.read_integer(cursor, field)
     cursor.done()
     return found
-
-
-def _read_content(value: bytes, tag: int, field: str) -> bytes:
-    cursor = Cursor(value, "VCEK certificate")
-    content = der.read_bytes(cursor, tag, field)
-    cursor.done()
-    return content
 
 
 def _read_extension(leaf: x509.Certificate, oid: str, field: str) -> bytes:

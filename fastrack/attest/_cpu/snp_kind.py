@@ -132,11 +132,9 @@ def _collect(report: bytes, folder: Path | None) -> SnpEvidence:
         leaf = read_collateral(folder / "vcek.der") or read_collateral(folder / "vlek.der")
         issuers, crl = read_collateral(folder / "cert_chain.pem"), read_collateral(folder / "crl.der")
     if leaf is None or issuers is None:
-        raise cpu_error(
-            "vcek.der or vlek.der and cert_chain.pem in the folder of collateral",
-            "none" if folder is None else f"a folder {folder} without one of them",
-            "Fetch them from AMD's key distribution service for this chip, and name their folder.",
-        )
+        found = "none" if folder is None else f"a folder {folder} without one of them"
+        advice = "Fetch them from AMD's key distribution service for this chip, and name their folder."
+        raise cpu_error("vcek.der or vlek.der and cert_chain.pem in the folder of collateral", found, advice)
     return SnpEvidence(report, leaf, issuers, crl)
 
 

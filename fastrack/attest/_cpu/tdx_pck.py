@@ -66,9 +66,7 @@ def read_pck_identity(certificate: x509.Certificate) -> PckIdentity:
     value = extension_value(certificate, _OID)
     if value is None:
         raise malformed(EVIDENCE, "SGX extension", None, wanted=f"the extension {_OID}", found="none")
-    whole = Cursor(value, EVIDENCE, byteorder="big")
-    members = _read_members(der.read(whole, der.SEQUENCE, "SGX extension"), "SGX extension")
-    whole.done()
+    members = _read_members(der.open_value(value, EVIDENCE, der.SEQUENCE, "SGX extension"), "SGX extension")
     tcb = _read_members(der.read(_find(members, _TCB, "TCB"), der.SEQUENCE, "TCB"), "TCB")
     return PckIdentity(
         ppid=_read_octets(members, _PPID, "PPID", 16),

@@ -52,6 +52,18 @@ def read(cursor: Cursor, tag: int, field: str) -> Cursor:
     return content
 
 
+def read_last(cursor: Cursor, tag: int, field: str) -> Cursor:
+    """Read the last element, which must have this tag, and return a cursor over its content."""
+    content = read(cursor, tag, field)
+    cursor.done()
+    return content
+
+
+def open_value(value: bytes, structure: str, tag: int, field: str) -> Cursor:
+    """Return a cursor over the content of an element that is a whole value, such as that of an extension."""
+    return read_last(Cursor(value, structure, byteorder="big"), tag, field)
+
+
 def read_bytes(cursor: Cursor, tag: int, field: str) -> bytes:
     """Read the content of the next element, which must have this tag, such as OCTET_STRING."""
     return read(cursor, tag, field).rest(field)

@@ -9,6 +9,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import NoReturn, Self
 
+from fastrack._util.documents import unique
 from fastrack.attest._errors import malformed
 from fastrack.errors import FormatError
 
@@ -34,7 +35,7 @@ class Node:
     def parse(cls, text: bytes, document: str) -> Self:
         """Parse a document in UTF-8, in which no object has a member twice."""
         try:
-            value = json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+            value = json.loads(text.decode(), object_pairs_hook=unique, parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
             raise malformed(document, "text", None, wanted="JSON", found=str(error) or type(error).__name__) from None
         return cls(value, document)
@@ -120,13 +121,6 @@ class Node:
     def refusal(self, wanted: object, found: object) -> FormatError:
         """Make the error for this value."""
         return malformed(self.document, self.path or "content", None, wanted=wanted, found=found)
-
-
-def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    members = dict(pairs)
-    if len(members) != len(pairs):
-        raise ValueError("a member is there twice")
-    return members
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -19,7 +19,6 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, SignatureAl
 from fastrack._util.public import attest_public
 from fastrack.attest._errors import malformed, refused
 from fastrack.attest._formats import der
-from fastrack.attest._formats.binary import Cursor
 from fastrack.attest._formats.cache import Kept
 from fastrack.attest._formats.times import require_in_force, require_time_zone
 from fastrack.attest._formats.x509 import (
@@ -221,19 +220,14 @@ _load = Kept(_read, 128)
 
 def _require_strict(data: bytes, response: ocsp.OCSPResponse, evidence: str) -> None:
     """Require a signature without unused bits, and no structure after it but certificates."""
-    whole = Cursor(data, evidence, byteorder="big")
-    outer = der.read(whole, der.SEQUENCE, "response")
-    whole.done()
+    outer = der.open_value(data, evidence, der.SEQUENCE, "response")
     der.read_bytes(outer, der.ENUMERATED, "status")
     _, wrapper = der.read_element(outer, "response bytes")
     outer.done()
-    pair = der.read(wrapper, der.SEQUENCE, "response bytes")
-    wrapper.done()
+    pair = der.read_last(wrapper, der.SEQUENCE, "response bytes")
     der.read_oid(pair, "response type")
-    basic_text = der.read(pair, der.OCTET_STRING, "basic response")
-    pair.done()
-    basic = der.read(basic_text, der.SEQUENCE, "basic response")
-    basic_text.done()
+    basic_text = der.read_last(pair, der.OCTET_STRING, "basic response")
+    basic = der.read_last(basic_text, der.SEQUENCE, "basic response")
     der.read(basic, der.SEQUENCE, "response data")
     der.read(basic, der.SEQUENCE, "signature algorithm")
     offset = basic.offset

@@ -6,28 +6,21 @@ with padding (RFC 4648, section 4). The members "kind" and "version" say what it
 
 from __future__ import annotations
 
-import json
-import re
-from base64 import b64decode, b64encode
-from binascii import Error
 from collections.abc import Iterable, Iterator, Mapping
-from datetime import UTC, datetime
 from typing import Any, Self
 
+from fastrack._util import documents
 from fastrack.attest._errors import malformed
 from fastrack.attest._formats.json import Node
 
 PART_LIMIT = 1 << 20  # bytes of a manifest or of a part of the collateral
 REPORT_LIMIT = 16 << 10
 CHAIN_LIMIT = 64 << 10
-_TIME = "%Y-%m-%dT%H:%M:%SZ"
-_ID = re.compile(r"[0-9a-f]{32}")
 
 
 def encode(kind: str, version: int, members: Mapping[str, Any]) -> bytes:
     """Return the document of a kind with these members, in its one form."""
-    document = {**members, "kind": kind, "version": version}
-    return _dump(document)
+    return documents.encode({**members, "kind": kind, "version": version}, end=b"\n")
 
 
 def decode(data: bytes, kind: str, version: int, members: Iterable[str], *, limit: int) -> Reader:
@@ -39,7 +32,7 @@ def decode(data: bytes, kind: str, version: int, members: Iterable[str], *, limi
     if len(data) > limit:
         raise malformed(name, "size", None, wanted=f"at most {limit} bytes", found=len(data))
     reader = Reader.parse(data, name)
-    if _dump(reader.value) != data:
+    if documents.encode(reader.value, end=b"\n") != data:
         raise malformed(name, "form", None, wanted="canonical JSON and a newline", found="another way to write it")
     reader.expect("kind", kind)
     reader.expect("version", version)
@@ -47,18 +40,9 @@ def decode(data: bytes, kind: str, version: int, members: Iterable[str], *, limi
     return reader
 
 
-def _dump(document: object) -> bytes:
-    return json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode() + b"\n"
-
-
 def write_bytes(data: bytes | None) -> str | None:
     """Return bytes as base64; None as it is."""
-    return None if data is None else b64encode(data).decode()
-
-
-def write_time(time: datetime) -> str:
-    """Return a time with a time zone, in whole seconds of UTC."""
-    return time.astimezone(UTC).strftime(_TIME)
+    return None if data is None else documents.encode_bytes(data)
 
 
 class Reader(Node):
@@ -92,7 +76,7 @@ class Reader(Node):
     def id(self, name: str) -> str:
         """Read an id: 32 hexadecimal digits."""
         text = self.text(name)
-        if _ID.fullmatch(text) is None:
+        if documents.ID.fullmatch(text) is None:
             raise self.member(name).refusal("an id of 32 hexadecimal digits", f"{text:.80}")
         return text
 
@@ -133,9 +117,9 @@ def _read_bytes(node: Node, limit: int, size: int | None) -> bytes:
     if not isinstance(text, str):
         raise node.refusal(wanted, type(text).__name__)
     try:
-        data = b64decode(text, validate=True)
-    except (Error, ValueError):
+        data = documents.decode_bytes(text)
+    except ValueError:
         raise node.refusal(wanted, f"{text:.40}") from None
-    if b64encode(data).decode() != text or not 1 <= len(data) <= limit or size not in {None, len(data)}:
-        raise node.refusal(wanted, f"{len(data)} bytes, or base64 with other bits after its end")
+    if not 1 <= len(data) <= limit or size not in {None, len(data)}:
+        raise node.refusal(wanted, f"{len(data)} bytes")
     return data

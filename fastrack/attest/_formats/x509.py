@@ -68,7 +68,7 @@ PSS_SHA384 = Algorithms("RSASSA-PSS with SHA-384", frozenset({SignatureAlgorithm
 
 @dataclass(frozen=True, slots=True)
 class VerifiedChain:
-    """Certificates, the leaf first, each of which the next one issued, up to a pinned root. All were valid then."""
+    """Certificates, the leaf first, each of which the next one issued, up to a pinned root; valid at `verified_at`."""
 
     certificates: tuple[x509.Certificate, ...]
     verified_at: datetime

@@ -267,14 +267,14 @@ class ReportFields:
     def _require(self, number: OpaqueField) -> bytes:
         if number not in self._fields:
             wanted = f"field {int(number)} of the opaque data"
-            raise malformed(EVIDENCE, _NAMES[number], None, wanted=wanted, found="none")
+            raise malformed(EVIDENCE, number.label, None, wanted=wanted, found="none")
         return self._fields[number]
 
     def text(self, number: OpaqueField) -> str:
         """Decode printable ASCII that may end in zero bytes."""
         value = self._require(number).rstrip(b"\0")
         if not value or not value.isascii() or not value.decode().isprintable():
-            raise malformed(EVIDENCE, _NAMES[number], None, wanted="printable ASCII", found=self._fields[number])
+            raise malformed(EVIDENCE, number.label, None, wanted="printable ASCII", found=self._fields[number])
         return value.decode()
 
     def text_or_none(self, number: OpaqueField) -> str | None:
@@ -292,7 +292,7 @@ class ReportFields:
             return self.text(number)
         value = self._require(number)
         if len(value) != _VBIOS_SIZE or any(value[5:]):
-            raise malformed(EVIDENCE, _NAMES[number], None, wanted="5 bytes and 3 of zero", found=value)
+            raise malformed(EVIDENCE, number.label, None, wanted="5 bytes and 3 of zero", found=value)
         return ".".join(f"{part:02X}" for part in (*value[3::-1], value[4]))
 
     def mode(self) -> GpuMode | None:
@@ -318,7 +318,7 @@ class ReportFields:
         value = self._fields.get(number, b"")
         ids = value[:_GPU_IDS] if self._is_switch else value
         if len(ids) % _ID_SIZE:
-            raise malformed(EVIDENCE, _NAMES[number], None, wanted=f"ids of {_ID_SIZE} bytes", found=value)
+            raise malformed(EVIDENCE, number.label, None, wanted=f"ids of {_ID_SIZE} bytes", found=value)
         found = (ids[start : start + _ID_SIZE][::step] for start in range(0, len(ids), _ID_SIZE))
         return frozenset(f"{kind}{one.hex().upper()}" for one in found if any(one))
 
@@ -332,20 +332,5 @@ class ReportFields:
         if value is None:
             return None
         if value not in {_ENABLED, _DISABLED}:
-            raise malformed(EVIDENCE, _NAMES[number], None, wanted="aa or 55", found=value)
+            raise malformed(EVIDENCE, number.label, None, wanted="aa or 55", found=value)
         return value == _ENABLED
-
-
-_NAMES = {
-    OpaqueField.DRIVER_VERSION: "driver version",
-    OpaqueField.VBIOS_VERSION: "VBIOS version",
-    OpaqueField.NVDEC_STATUS: "status of the video decoder",
-    OpaqueField.CHIP_SKU: "chip SKU",
-    OpaqueField.PROJECT: "project",
-    OpaqueField.PROJECT_SKU: "project SKU",
-    OpaqueField.PROTECTED_PCIE: "status of protected PCIe",
-    OpaqueField.DEVICE_ID: "linked switches",
-    OpaqueField.LINKED_GPUS: "linked GPUs",
-    OpaqueField.CHIP: "chip",
-    OpaqueField.FEATURE_FLAG: "feature flag",
-}

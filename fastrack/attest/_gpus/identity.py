@@ -111,9 +111,7 @@ def _read_fwid(chain: VerifiedChain, evidence: str) -> bytes:
 
 
 def _read_composite_device_id(value: bytes, device: x509.Certificate, evidence: str) -> bytes:
-    whole = Cursor(value, evidence, byteorder="big")
-    members = der.read(whole, der.SEQUENCE, "composite device id")
-    whole.done()
+    members = der.open_value(value, evidence, der.SEQUENCE, "composite device id")
     version_offset = members.offset
     version = der.read_integer(members, "version")
     if version != 1:
@@ -129,9 +127,7 @@ def _read_composite_device_id(value: bytes, device: x509.Certificate, evidence: 
 
 def _read_tcb_info(value: bytes, evidence: str) -> bytes:
     """Read the first digest, which is that of the firmware; the second is empty."""
-    whole = Cursor(value, evidence, byteorder="big")
-    members = der.read(whole, der.SEQUENCE, "TCB info")
-    whole.done()
+    members = der.open_value(value, evidence, der.SEQUENCE, "TCB info")
     digests: list[bytes] = []
     next_tag = 0
     while members.remaining:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Self
 
 from fastrack._util.public import attest_public
 from fastrack.attest._errors import malformed
@@ -27,22 +28,31 @@ _LATER_FORMAT = b"NVDAOD"  # opens opaque data that have a header and typed fiel
 
 
 class OpaqueField(IntEnum):
-    """The fields of the opaque data that are read. Others are kept as they are."""
+    """The fields of the opaque data that are read, with their names in errors. Others are kept as they are."""
 
-    DRIVER_VERSION = 3
-    VBIOS_VERSION = 6
-    NVDEC_STATUS = 11
-    CHIP_SKU = 15
-    PROJECT = 17
-    PROJECT_SKU = 18
-    FWID = 20
-    PROTECTED_PCIE = 21
-    DEVICE_ID = 22  # of a switch; of a GPU those of the switch at each NVLink, with their bytes reversed
-    LOCK = 25
-    LINKED_GPUS = 26
-    VERSION = 34
-    CHIP = 35
-    FEATURE_FLAG = 36
+    label: str
+
+    def __new__(cls, number: int, label: str) -> Self:
+        """Make a member whose value is the number alone."""
+        member = int.__new__(cls, number)
+        member._value_ = number
+        member.label = label
+        return member
+
+    DRIVER_VERSION = 3, "driver version"
+    VBIOS_VERSION = 6, "VBIOS version"
+    NVDEC_STATUS = 11, "status of the video decoder"
+    CHIP_SKU = 15, "chip SKU"
+    PROJECT = 17, "project"
+    PROJECT_SKU = 18, "project SKU"
+    FWID = 20, "firmware id"
+    PROTECTED_PCIE = 21, "status of protected PCIe"
+    DEVICE_ID = 22, "linked switches"  # with their bytes reversed; of a switch its own id
+    LOCK = 25, "lock"
+    LINKED_GPUS = 26, "linked GPUs"
+    VERSION = 34, "version of the opaque data"
+    CHIP = 35, "chip"
+    FEATURE_FLAG = 36, "feature flag"
 
 
 @attest_public

@@ -10,7 +10,8 @@ from helpers.buffers import Guarded
 from helpers.cases import each
 from helpers.runs import flip
 
-from fastrack._crypto.cobblestone import COMMITMENT_SIZE, DERIVED_SIZE, HEADER_SIZE, SALT_SIZE
+from fastrack._crypto.cobblestone import DERIVED_SIZE
+from fastrack.format import COMMITMENT_SIZE, HEADER_SIZE, SALT_SIZE
 
 MOST = 17  # more than two vectors of eight lanes
 # Around the end of a block in each of the two blocks of output.

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastrack._crypto import derivation as ours
-from fastrack._crypto.cobblestone import HEADER_SIZE, SALT_SIZE
+from fastrack.format import HEADER_SIZE, SALT_SIZE
 
 SECRETS = (st.binary(min_size=16, max_size=16) | st.binary(min_size=32, max_size=32)).filter(any)
 SIZES = [0, 1, 15, 16, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 2 * CHUNK_SIZE, 1024**2, 5 * 1024**2 + 7]

@@ -13,8 +13,8 @@ from helpers.native_code import needs_compiler
 from helpers.process_memory import find_in_process, finder
 from helpers.reference import hash_key, round_keys
 
-from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE
 from fastrack._crypto.derivation import derive
+from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/PID/mem")]
 
@@ -31,7 +31,8 @@ from pathlib import Path
 import numpy as np
 from helpers import engines
 from fastrack._crypto.base import GatherPlan, HostMemory, Jobs
-from fastrack._crypto.cobblestone import CHUNK_SIZE, SEALED_CHUNK_SIZE, MessageKey
+from fastrack._crypto.cobblestone import MessageKey
+from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE
 from fastrack._crypto.derivation import derive
 from fastrack._crypto.message_keys import MessageKeys
 

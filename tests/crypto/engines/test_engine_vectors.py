@@ -13,9 +13,9 @@ from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE
 from helpers.runs import Runs, plain_size_of
 from helpers.vectors import derive_as_published, load_vectors, published  # noqa: F401 - a fixture
 
-from fastrack._crypto import cobblestone, derivation
-from fastrack._crypto.cobblestone import HEADER_SIZE, SALT_SIZE
+from fastrack._crypto import derivation
 from fastrack.errors import AuthenticationError, FormatError
+from fastrack.format import HEADER_SIZE, SALT_SIZE, raw_plain_size
 
 # How many cases each file has, and how many of those are wrong.
 COUNTS = {
@@ -41,7 +41,7 @@ def digest(plain):
 
 def open_whole(engine, message_key, raw):
     """Open a whole message as a reader would, with nothing released unless every chunk was good."""
-    target = np.full(cobblestone.raw_plain_size(len(raw)), 0xA5, np.uint8)
+    target = np.full(raw_plain_size(len(raw)), 0xA5, np.uint8)
     bad = engine.open_run(engine.expand_key(message_key), as_array(raw), target, 0)
     if bad is not None:
         raise AuthenticationError("refused", chunk=bad)
@@ -95,7 +95,7 @@ def test_nothing_past_the_valid_prefix_of_a_published_message_comes_out(engine_u
 def test_slices_of_a_published_message_are_read_where_its_chunks_are_valid(engine_under_test, vector):
     raw = vector.message[HEADER_SIZE:]
     try:
-        size = cobblestone.raw_plain_size(len(raw))
+        size = raw_plain_size(len(raw))
     except FormatError:
         assert not vector.valid
         return

@@ -89,7 +89,7 @@ def test_ciphertext_is_staged_and_openssl_is_the_engine(run):
 import numpy as np
 from fastrack._crypto.engine import available_engines, selected_engine
 from fastrack._crypto import memcpy
-from fastrack._crypto.cobblestone import SEALED_CHUNK_SIZE
+from fastrack.format import SEALED_CHUNK_SIZE
 
 source = np.random.default_rng(0).integers(0, 256, 99 * SEALED_CHUNK_SIZE + 77, np.uint8)
 target = np.empty_like(source)
