@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 Wanted = tuple[SealedTensor | None, LazyRanges | None]  # a tensor, or nothing, and bytes of it; None for all of them
 _Part = tuple[int, int, LazyRanges | None]  # the place of a message in its file, its size, and these bytes
+_REMOTE = (
+    "fastrack._remote.remote_file"  # not loaded as long as no file on a server was opened: then others pay nothing
+)
 _NO_BYTES = EvenRanges(np.empty(0, np.int64), 0, 0)
 
 
@@ -26,7 +29,7 @@ def fetch(wanted: Iterable[Wanted]) -> list[SealedTensor | None] | None:
 
     Else the tensors are returned in storages where these bytes are present, and stay present.
     """
-    if not _is_used():
+    if _REMOTE not in sys.modules:
         return None
     from fastrack._remote.remote_file import RemoteFile, fetch_files
 
@@ -44,6 +47,8 @@ def fetch(wanted: Iterable[Wanted]) -> list[SealedTensor | None] | None:
 
 def fetch_headers(tensors: Iterable[SealedTensor | None]) -> bool:
     """Download the headers of messages, all at once. Return False if all of them are on this machine."""
+    if _REMOTE not in sys.modules:
+        return False
     found = _by_file((tensor, _NO_BYTES) for tensor in tensors)
     if found:
         from fastrack._remote.remote_file import fetch_files
@@ -80,14 +85,9 @@ def has_remote(tensors: Iterable[SealedTensor]) -> bool:
     return bool(_by_file((tensor, None) for tensor in tensors))
 
 
-def _is_used() -> bool:
-    """Return False as long as this process has opened no file on a server, so that others pay nothing."""
-    return "fastrack._remote.remote_file" in sys.modules
-
-
 def _by_file(wanted: Iterable[Wanted]) -> dict[RemoteFile, Blocks]:
     """Return what computes the blocks that are wanted of each remote file."""
-    if not _is_used():
+    if _REMOTE not in sys.modules:
         return {}
     from fastrack._remote.remote_file import RemoteFile
 

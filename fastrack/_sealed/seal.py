@@ -156,9 +156,8 @@ def _advise_unseal(given: object) -> str:
 
 def _unseal_rows(rows: SealedRows, keys: KeyRing, framework: Framework) -> Any:
     """Decrypt rows. All headers are authenticated before anything of the size that they claim is done."""
-    rows.check_contexts(keys)
     with ExitStack() as stack:
-        parts = rows.slices()
+        parts = rows.select(keys)
         fetch_headers(tensor for tensor, _ in parts)
         opened = [(stack.enter_context(OpenMessage(tensor, keys)), ranges) for tensor, ranges in parts]
         prefetch(parts)

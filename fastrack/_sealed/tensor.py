@@ -30,6 +30,9 @@ from fastrack._util.shown import shown
 from fastrack.errors import AuthenticationError, FastrackError, FormatError, GrantError, UnknownKeyError
 from fastrack.format import HEADER_SIZE, message_size
 
+Proof = tuple[bytes, bytes, Binding | None]
+"""All values that authenticate the key of a message: its header, its context as it is encoded, and its binding."""
+
 
 @public
 class SealedTensor(Handle):
@@ -145,13 +148,15 @@ class SealedTensor(Handle):
             return self._pinned_header
         return self._storage.read(self._start, self._start + HEADER_SIZE)
 
-    @property
-    def encoded_context(self) -> bytes:
-        """Context string of the key derivation, which is made once for a context."""
-        kept, context = self._encoded_context, self.context
-        if kept is None or kept[0] is not context:
-            kept = self._encoded_context = context, context.encode()
-        return kept[1]
+    def proof(self) -> Proof:
+        """Return all values that authenticate the key of the message: its header, its encoded context, its binding."""
+        known, context = self._encoded_context, self.context
+        if known is None or known[0] is not context:
+            known = self._encoded_context = context, context.encode()
+        header = self._pinned_header
+        if header is None:
+            header = self._storage.read(self._start, self._start + HEADER_SIZE)
+        return header, known[1], self.binding
 
     @property
     def message_size(self) -> int:
@@ -364,6 +369,8 @@ class SealedRows(Handle):
     name: str
     dtype: str
     key_id: str
+    needs_padding = False
+    """True if the slices leave bytes of the result that must be zeros."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -373,10 +380,10 @@ class SealedRows(Handle):
     def nbytes(self) -> int:
         return dtypes.nbytes(self.dtype, self.shape)
 
-    @property
-    def needs_padding(self) -> bool:
-        """True if the slices leave bytes of the result that must be zeros."""
-        return False
+    def select(self, keys: KeyRing) -> Sequence[TensorSlice]:
+        """Return `slices`, after what these depend on was authenticated by `check_contexts`."""
+        self.check_contexts(keys)
+        return self.slices()
 
     def slices(self) -> Sequence[TensorSlice]:
         """Return the slices of the result, one for each message. Their byte ranges are computed later."""

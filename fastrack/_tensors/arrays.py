@@ -142,14 +142,14 @@ def empty(size: int, dtype: str, shape: Sequence[int], framework: Framework) -> 
     if framework == "torch" and size < _SMALL:
         import torch
 
-        extent = dtypes.torch_shape(dtype, shape)
+        extent = shape if dtype in _SHARED else dtypes.torch_shape(dtype, shape)
         # Without the tuple it takes a third less time, but there must be a dimension.
         tensor = torch.empty(*extent or ((),), dtype=dtypes.to_torch(dtype), device="cpu")
         address = _torch_address(tensor)
         if address or not size:
             return tensor, address or 0, tensor
     if framework == "numpy" and size < _SMALL:
-        array = np.empty(tuple(shape), dtypes.to_numpy(dtype))
+        array = np.empty(tuple(shape), dtypes.NUMPY.get(dtype) or dtypes.to_numpy(dtype))
         return array, _address(array), array
     memory = empty_bytes(size)
     return from_bytes(memory, dtype, shape, framework), memory.__array_interface__["data"][0], memory

@@ -107,22 +107,19 @@ def stack(handles: Sequence[Any]) -> SealedRows:
 class StackedRows(SealedRows):
     """Handle on the rows of several handles of one dtype and shape, stacked along a new first dimension."""
 
-    __slots__ = ("_handles",)
+    __slots__ = ("_handles", "needs_padding")
 
     def __init__(self, handles: list[SealedRows]) -> None:
         first = handles[0]
         self.name = first.name
         self.dtype = first.dtype
         self.key_id = first.key_id
+        self.needs_padding = any(rows.needs_padding for rows in handles)
         self._handles = handles
 
     @property
     def shape(self) -> tuple[int, ...]:
         return (len(self._handles), *self._handles[0].shape)
-
-    @property
-    def needs_padding(self) -> bool:
-        return any(rows.needs_padding for rows in self._handles)
 
     def slices(self) -> Sequence[TensorSlice]:
         size = self._handles[0].nbytes

@@ -175,28 +175,32 @@ class DatasetRows(SealedRows):
     The numbers of the samples and of the column were checked, by `DatasetRef.require` or as an index is.
     """
 
-    __slots__ = ("column", "ref", "rows")
+    __slots__ = ("_shape", "column", "needs_padding", "ref", "rows")
 
     def __init__(self, ref: DatasetRef, column: int, rows: Row) -> None:
         self.name, self.dtype, self.key_id = ref.labels[column]
         self.ref = ref
         self.column = column
         self.rows = rows
+        self.needs_padding = ref.has_records and not isinstance(rows, int)
+        self._shape: tuple[int, ...] | None = None  # computed once, when it is first needed
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.ref.layout.shape(self.column, self.rows)
+        if self._shape is None:
+            self._shape = self.ref.layout.shape(self.column, self.rows)
+        return self._shape
 
-    @property
-    def needs_padding(self) -> bool:
-        return self.ref.has_records and not isinstance(self.rows, int)
+    def select(self, keys: KeyRing) -> Sequence[TensorSlice]:
+        if self.column not in self.ref.checked:
+            self.ref.check_contexts(self.column, keys)
+        return self.ref.layout.slices(self.column, self.rows)
 
     def slices(self) -> Sequence[TensorSlice]:
         return self.ref.layout.slices(self.column, self.rows)
 
     def check_contexts(self, keys: KeyRing) -> None:
-        if self.column not in self.ref.checked:
-            self.ref.check_contexts(self.column, keys)
+        self.ref.check_contexts(self.column, keys)
 
     def stack(self, handles: Sequence[object]) -> DatasetRows | None:
         """Return one handle on the rows of several; None if they differ in data set, column or number of rows."""

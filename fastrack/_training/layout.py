@@ -70,7 +70,9 @@ class EvenLayout:
         spec = self.columns[column]
         if self.ends.size == 1:  # nothing to look up
             flat = np.array([rows]) if isinstance(rows, int) else rows.reshape(-1)
-            return (TensorSlice(self.shards.tensor(0, spec.index), EvenRanges(flat, spec.stride, spec.size)),)
+            opened = self.shards.opened[0]
+            tensor = self.shards.tensor(0, spec.index) if opened is None else opened[spec.index]
+            return (TensorSlice(tensor, EvenRanges(flat, spec.stride, spec.size)),)
         return [
             TensorSlice(
                 self.shards.tensor(shard, spec.index),

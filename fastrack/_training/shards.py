@@ -48,7 +48,7 @@ class Shards:
         expected = _expected_ids(file_ids, len(given))
         if anchor is not None:
             self._entries = [anchor.sealed_entry(path) for path in self.paths]
-        self._tensors: list[list[SealedTensor] | None] = []
+        self.opened: list[list[SealedTensor] | None] = []
         self.contexts: list[list[MessageContext]] = []
         first_with: dict[str, Location] = {}
         for shard, (path, file) in enumerate(zip(self.paths, self._open_all(), strict=True)):
@@ -65,7 +65,7 @@ class Shards:
                         f"{path}: {context.name!r:.200}: expected {first.dtype} and rows as in {list(first.shape)} of "
                         f"{self.paths[0]}, got {context.dtype} {list(context.shape)}"
                     )
-            self._tensors.append(tensors)
+            self.opened.append(tensors)
             self.contexts.append(contexts)
         if anchor is not None:
             anchor.advance()
@@ -75,14 +75,14 @@ class Shards:
 
     def tensor(self, shard: int, column: int) -> SealedTensor:
         """Return the tensor of a column in a file."""
-        tensors = self._tensors[shard]
+        tensors = self.opened[shard]
         if tensors is None:
             tensors = _tensors_of(self.open(shard), self.names)
             if [tensor.context for tensor in tensors] != self.contexts[shard]:
                 raise FormatError(
                     f"{self.paths[shard]} was replaced since this data set was made. Make the data set again"
                 )
-            self._tensors[shard] = tensors
+            self.opened[shard] = tensors
         return tensors[column]
 
     def open(self, shard: int) -> SealedFile:
@@ -99,8 +99,8 @@ class Shards:
             [[contexts[column] for column in chosen] for contexts in self.contexts],
             self._entries,
         )
-        selected._tensors = [  # noqa: SLF001
-            None if tensors is None else [tensors[column] for column in chosen] for tensors in self._tensors
+        selected.opened = [
+            None if tensors is None else [tensors[column] for column in chosen] for tensors in self.opened
         ]
         return selected
 
@@ -139,7 +139,7 @@ def restore_shards(
     shards = Shards.__new__(Shards)
     shards.paths = [locate(path) for path in paths]
     shards.names, shards.key_id, shards.contexts = names, key_id, contexts
-    shards._entries, shards._tensors = entries, [None] * len(paths)  # noqa: SLF001 - its own
+    shards._entries, shards.opened = entries, [None] * len(paths)  # noqa: SLF001 - its own
     return shards
 
 

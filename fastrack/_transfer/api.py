@@ -168,7 +168,7 @@ def to_device(
         return torch.compiler.disable(to_device)(
             obj, device, keys=keys, framework=framework, out=out, non_blocking=non_blocking
         )
-    if not isinstance(obj, Handle):
+    if not isinstance(obj, (Handle, dict, list, tuple)):
         _require_movable(obj)
     name = DEFAULT if device is None else device
     is_known = isinstance(name, str) and name in _shared.channels

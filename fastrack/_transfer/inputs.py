@@ -185,7 +185,7 @@ class Opened:
     padded : the numbers of tensors of which messages leave bytes that must be zeros
     """
 
-    __slots__ = ("_fetched", "_of", "_ranges", "inputs", "keys", "padded", "parts")
+    __slots__ = ("_is_remote", "_of", "_ranges", "_was_fetched", "inputs", "keys", "padded", "parts")
 
     def __init__(self, inputs: Inputs, ring: KeyRing | None, session: Session) -> None:
         """Authenticate all headers, and derive the keys of all messages. Nothing is allocated or moved before.
@@ -201,10 +201,9 @@ class Opened:
         for number, value in enumerate(inputs.tensors):
             if isinstance(value, SealedRows):
                 assert ring is not None
-                value.check_contexts(ring)
                 if value.needs_padding:
                     self.padded.append(number)
-                for tensor, ranges in value.slices():
+                for tensor, ranges in value.select(ring):
                     self._ranges[len(parts)] = ranges
                     parts.append(tensor)
                     self._of.append(number)
@@ -217,11 +216,11 @@ class Opened:
         if len(parts) > MAX_MESSAGES:
             raise ValueError(f"moving tensors failed: expected {MAX_MESSAGES} at once or fewer; make several calls")
         self.parts = parts
-        self._fetched: Sequence[SealedTensor | None] | None = None  # the same in storages where their bytes are present
+        self._is_remote = self._was_fetched = False
         self.keys = MessageKeys(len(parts))
         try:
             if ring is not None:
-                open_headers(parts, ring, self.keys, cacheable=self._ranges)
+                self._is_remote = open_headers(parts, ring, self.keys, cacheable=self._ranges)
             if plain:
                 session.next_keys(self.keys, plain)
         except BaseException:
@@ -230,7 +229,7 @@ class Opened:
 
     def discard(self) -> bool:
         """Forget what was kept of files on servers, after a failure. Return False if nothing of these was used."""
-        return self._fetched is not None and discard(self._wanted())
+        return self._was_fetched and discard(self._wanted())
 
     def _wanted(self) -> Iterator[Wanted]:
         for number, part in enumerate(self.parts):
@@ -242,19 +241,22 @@ class Opened:
         What the call needs of files on servers is downloaded before.
         """
         inputs = self.inputs
-        self._fetched = fetch(self._wanted())
+        present = fetch(self._wanted()) if self._is_remote else None
+        self._was_fetched = present is not None
         targets, outputs, total = inputs.targets.copy(), inputs.outputs.copy(), 0
+        frameworks: dict[Framework | None, Framework] = {}  # of results, by those of what they are made of
         columns = zip(inputs.dtypes, inputs.shapes, inputs.frameworks, strict=True)
-        for number, (dtype, shape, source_framework) in enumerate(columns):
+        for number, (dtype, shape, framework) in enumerate(columns):
             if targets[number] is None:
-                framework = device.framework(inputs.framework, source_framework)
-                outputs[number], targets[number] = device.empty(dtype, shape, framework)
+                if framework not in frameworks:
+                    frameworks[framework] = device.framework(inputs.framework, framework)
+                outputs[number], targets[number] = device.empty(dtype, shape, frameworks[framework])
             total += targets[number].size
         nbytes: list[int] = []
         sealed: list[HostMemory | None] = []
         plain: list[HostMemory | None] = []
         sources: list[HostMemory] = []
-        for part, number in zip(self._fetched or self.parts, self._of, strict=True):
+        for part, number in zip(present or self.parts, self._of, strict=True):
             if part is None:
                 source = inputs.source(number)
                 sealed.append(None)
@@ -271,7 +273,7 @@ class Opened:
             plans[message] = GatherPlan.of(ranges) if type(ranges) is EvenRanges else ranges().pieces()
         if inputs.is_filling:
             inputs.require_apart(targets, sources)
-        memories = [targets[number] for number in self._of]
+        memories = list(map(targets.__getitem__, self._of))
         return Allocated(Messages(self.keys, nbytes, memories, sealed, plain, plans), outputs, targets, total)
 
     def name(self, message: int) -> Name:
