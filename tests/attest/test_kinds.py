@@ -75,7 +75,7 @@ def test_what_is_wrong_with_a_new_kind_is_refused(machine, challenge):
     with pytest.raises(FormatError, match=r"cpu\.toy\.model,"):
         attest.Policy.from_toml(TEXT.replace("models", "model"))
     with pytest.raises(FormatError, match="tdx or snp or toy"):
-        attest.Offer.from_bytes(pending.to_bytes().replace(b'"type":"toy"', b'"type":"yot"'))
+        attest.Offer.from_bytes(pending.to_bytes().replace(b'"type":"toy"', b'"type":"joy"'))
 
 
 def replaced(offer, report_data):
