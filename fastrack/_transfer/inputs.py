@@ -1,4 +1,4 @@
-"""What a call moves: `Inputs`, then `Opened` with keys, as their headers are authentic, then `Allocated` arrays."""
+"""Prepare what a call moves: `Inputs`, then `Opened`, whose headers are authentic, then `Allocated` arrays."""
 
 from __future__ import annotations
 
