@@ -4,7 +4,6 @@ from contextlib import contextmanager, nullcontext
 from unittest.mock import patch
 
 from bench.gpu import needs
-from fastrack._devices.cuda.buffers import STATE_SIZE
 
 _COPY = 3  # cudaMemcpyDeviceToDevice
 _SPIN = 10_000_000  # nanoseconds: to sleep sooner would cost what is measured some microseconds
@@ -46,6 +45,8 @@ class Gpu:
     @property
     def state_size(self):
         """Bytes of the state of a key."""
+        from fastrack._devices.cuda.buffers import STATE_SIZE  # late: what is missing is told without NumPy too
+
         return self._candidate.kernels.constants["STATE_BYTES"] if self._candidate else STATE_SIZE
 
     def extend_state(self, state):
