@@ -1,4 +1,4 @@
-"""The public surface stands in a file, and whoever changes it names the change in the changelog."""
+"""Test that the public surface is the accepted one; a change is accepted once the changelog names it."""
 
 import ast
 import inspect
