@@ -35,7 +35,7 @@ class MessageKeys:
         self._view = memoryview(self._flat)
         self._process = os.getpid()
         self._is_wiped = False
-        self.bits = [256] * count
+        self.bits = [0] * count  # of rows without a key
 
     @classmethod
     def of(cls, keys: Sequence[MessageKey]) -> Self:
@@ -48,13 +48,13 @@ class MessageKeys:
     @property
     def address(self) -> int:
         """The address of the first row."""
-        self._require_usable()
+        self._require_usable(self.bits)
         return self._flat.buffer_info()[0]
 
     @property
     def memory(self) -> npt.NDArray[np.uint8]:
         """The rows, as uint8 (n, 80)."""
-        self._require_usable()
+        self._require_usable(self.bits)
         return np.frombuffer(self._flat, np.uint8).reshape(-1, _ROW_SIZE)
 
     def reserve(self, rows: Sequence[int], bits: int) -> memoryview:
@@ -71,7 +71,7 @@ class MessageKeys:
 
     def material(self, row: int) -> SecretBytes:
         """Return a copy of an AES key and its base nonce, which has to be wiped too."""
-        self._require_usable()
+        self._require_usable(self.bits[row : row + 1])
         start = row * _ROW_SIZE
         return SecretBytes(self._view[start : start + self.bits[row] // 8 + NONCE_SIZE])
 
@@ -86,10 +86,12 @@ class MessageKeys:
             self._view[:] = bytes(len(self._view))
             self._view = _NOTHING
 
-    def _require_usable(self) -> None:
+    def _require_usable(self, bits: Sequence[int]) -> None:
         # Zeros would be known keys, and the other process may seal something else under the same keys.
         if self._is_wiped or self._process != os.getpid():
             raise ClosedError("expected message keys of this process, got wiped ones or another's; derive new ones")
+        if 0 in bits:
+            raise ClosedError("expected a key of each message, got a row without one; derive all of them first")
 
     def __len__(self) -> int:
         return len(self.bits)

@@ -71,8 +71,9 @@ class Inputs:
         self.shapes: list[tuple[int, ...]] = []
         self.framework: Framework | None = framework
         self.frameworks: list[Framework | None] = []
-        name = source = None
+        name = None
         for index, value in enumerate(self._tree.leaves):
+            source: Framework | None = None  # of something sealed
             if isinstance(value, SealedTensor):
                 name, dtype, shape = value.context[:3]
             elif isinstance(value, SealedRows):
@@ -96,7 +97,6 @@ class Inputs:
             self.shapes.append(shape)
             self.frameworks.append(source)
             self.is_sealed |= source is None
-            source = None
         self.name = name if len(self.tensors) == 1 else None
         self.targets: list[Any] = [None] * len(self.tensors)
         self.outputs = self.targets.copy()
