@@ -85,6 +85,17 @@ class TrustedRoots:
     nvidia_rim: Roots = NVIDIA_RIM_ROOTS
     others: Mapping[str, Roots] = field(default_factory=dict, hash=False)
 
+    def __post_init__(self) -> None:
+        # They would be passed over, and the vendor's own roots trusted.
+        if wrong := self.others.keys() & {"intel", "amd", "nvidia", "nvidia_rim"}:
+            raise ValueError(
+                f"others=: expected other vendors, got {', '.join(sorted(wrong))}. Pass these by their names"
+            )
+        if None in (self.intel, self.amd, self.nvidia, self.nvidia_rim):
+            raise ValueError(
+                "trusted roots: expected a set of digests of each vendor, got None. An empty one trusts none"
+            )
+
 
 VENDOR_ROOTS = TrustedRoots()
 
@@ -381,8 +392,10 @@ def _verify_cpu(
 
 def _roots_of(kind: CpuKind[Any, Any, Any], trusted: TrustedRoots) -> Roots:
     """Return the roots of a kind of CPU. An empty set trusts none, and does not stand for the default."""
-    roots: Roots | None = getattr(trusted, kind.vendor, None)
-    return trusted.others.get(kind.vendor, kind.roots) if roots is None else roots
+    if hasattr(trusted, kind.vendor):
+        roots: Roots = getattr(trusted, kind.vendor)
+        return roots
+    return trusted.others.get(kind.vendor, kind.roots)
 
 
 def _require_report_data(evidence: str, found: bytes, wanted: bytes) -> None:
