@@ -71,6 +71,7 @@ def test_another_root_is_refused(kind):
     assert (error.value.evidence, error.value.field) == ("test chain", "root")
 
 
+NAME_CONSTRAINTS = bytes.fromhex("300ba0093007820561 2e636f6d".replace(" ", ""))  # permitted: a.com
 UNKNOWN = {"extensions": [("1.2.3.4", b"\5\0")], "critical": {"1.2.3.4"}}
 WRONG = {
     "the root has ended": {"root": {"end": NOW - DAY}},
@@ -89,6 +90,9 @@ WRONG = {
     "a critical extension above is unknown": {
         "middle": {"extensions": [("1.2.3.4", b"\5\0")], "critical": {"1.2.3.4"}}
     },
+    "a critical extension of the root is unknown": {"root": UNKNOWN},
+    "the names below the authority are constrained": {"middle": {"extensions": [("2.5.29.30", NAME_CONSTRAINTS)]}},
+    "the authority's key is on another curve": {"middle": {"key": ec.generate_private_key(ec.SECP256K1())}},
 }
 
 

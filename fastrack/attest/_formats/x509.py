@@ -20,6 +20,7 @@ from typing import TypeVar
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256, SHA384, SHA512, HashAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtensionOID, SignatureAlgorithmOID
@@ -44,6 +45,7 @@ UNREADABLE = (  # what pyca raises at structures that it cannot read, and at key
     x509.InvalidVersion,
     x509.UnsupportedGeneralNameType,
 )
+_CURVES = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
 KNOWN_CRITICAL = frozenset({ExtensionOID.BASIC_CONSTRAINTS, ExtensionOID.KEY_USAGE})
 _AGAIN = "Ask for the evidence again, with the certificates that belong to it."
 _warnings_lock = threading.Lock()
@@ -135,9 +137,15 @@ def _find_problem(certificate: x509.Certificate, issuer: x509.Certificate, algor
     is_known = certificate.signature_algorithm_oid in algorithms.oids
     if not is_known or not isinstance(certificate.signature_hash_algorithm, algorithms.hashes):
         return f"a signature by another algorithm than {algorithms.name}"
-    for extension in certificate.extensions:
-        if extension.critical and extension.oid not in KNOWN_CRITICAL:
-            return f"the critical extension {extension.oid.dotted_string}"
+    key = issuer.public_key()
+    if isinstance(key, ec.EllipticCurvePublicKey) and not isinstance(key.curve, _CURVES):
+        return f"a signature by a key on the curve {key.curve.name}"
+    for extension in (*certificate.extensions, *issuer.extensions):
+        if extension.oid == ExtensionOID.NAME_CONSTRAINTS or (
+            extension.critical and extension.oid not in KNOWN_CRITICAL
+        ):
+            kind = "critical extension" if extension.critical else "extension"
+            return f"the {kind} {extension.oid.dotted_string}"
     return find_issuing_problem(certificate, issuer)
 
 
