@@ -225,7 +225,8 @@ class Cache:
             for file in found:
                 with contextlib.suppress(FileNotFoundError):
                     status = file.stat(follow_symlinks=False)
-                    files.append((status.st_mtime_ns, status.st_blocks * 512, Path(file.path)))
+                    if stat.S_ISREG(status.st_mode):  # anything else is not the cache's to remove
+                        files.append((status.st_mtime_ns, status.st_blocks * 512, Path(file.path)))
         self._kept, self._added = sum(size for _, size, _ in files), 0
         for user in self._users:
             user.release_evicted()  # by other processes

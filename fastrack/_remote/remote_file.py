@@ -28,10 +28,11 @@ Blocks = Callable[[], Sequence[range]]  # which are only computed for a file tha
 class RemoteFile:
     """`Storage` of a file on a server. Blocks that were fetched stay on the local disk, for all processes."""
 
-    __slots__ = ("__weakref__", "_copy", "_object", "cache", "size")
+    __slots__ = ("__weakref__", "_copy", "_lock", "_object", "cache", "size")
 
     def __init__(self, url: Url, remote: RemoteObject) -> None:
         self._object = remote
+        self._lock = threading.Lock()
         self._copy: _Copy | None = None
         self.cache: Cache = open_cache()
         self.size = self._object.version.size
@@ -41,6 +42,7 @@ class RemoteFile:
 
     def reset_after_fork(self) -> None:
         """Forget the downloads of the parent's threads."""
+        self._lock = threading.Lock()
         copy = self._copy
         self._copy = None if copy is None else _Copy(self._object, copy.entry)
 
@@ -52,14 +54,18 @@ class RemoteFile:
         """Return the copy on the local disk, or begin another if it was evicted, and note that it is used."""
         copy = self._copy
         if copy is None or copy.entry.is_evicted:
-            copy = self._copy = _Copy(self._object, self.cache.open(self._object.url, self._object.version))
+            with self._lock:  # else each thread would download into a copy of its own
+                copy = self._copy
+                if copy is None or copy.entry.is_evicted:
+                    copy = self._copy = _Copy(self._object, self.cache.open(self._object.url, self._object.version))
         copy.entry.touch()
         return copy
 
     def release_evicted(self) -> None:
         """Let go of a copy that was evicted. Calls that use it, and arrays of it, keep it until they end."""
-        if self._copy is not None and self._copy.entry.is_evicted:
-            self._copy = None
+        with self._lock:
+            if self._copy is not None and self._copy.entry.is_evicted:
+                self._copy = None
 
     def fetch(self, ranges: Sequence[tuple[int, int]]) -> Entry:
         """Download what is missing of ranges of bytes (start, stop), in parallel. Return what they are present in."""
