@@ -206,7 +206,9 @@ def run(
             elif (report := work(jobs.jobs[0], Meter(verb))) is not None:
                 take(report)
         finally:
-            if not as_json and (jobs.many or quiet):
+            if as_json:
+                sys.stdout.flush()  # what was done is told, whatever ended the rest
+            elif jobs.many or quiet:
                 show_errors(
                     name_source(error, report.document[member] if jobs.many else "")
                     for report in reports
@@ -232,7 +234,8 @@ def _work_on_each(jobs: Jobs, work: Work, verb: Verb, member: str, take: Callabl
             except BrokenPipeError:
                 raise
             except (FastrackError, OSError, MemoryError, ImportError, typer.BadParameter) as error:
-                report = Report({member: str(as_location(job.source))}, errors=(error,))
+                error.__cause__ = error.__context__ = None  # their frames, and its own, hold results and open files
+                report = Report({member: str(as_location(job.source))}, errors=(error.with_traceback(None),))
             assert report is not None
             take(report)
             progress(max(0, size - meter.nbytes))

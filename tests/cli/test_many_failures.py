@@ -1,0 +1,56 @@
+"""Commands on many files hold nothing of those that failed, and tell what was done whatever ends them."""
+
+import gc
+import io
+import json
+import sys
+import weakref
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fastrack._cli import run
+from fastrack.errors import FormatError
+
+
+@pytest.fixture(autouse=True)
+def _no_engine(monkeypatch):
+    monkeypatch.setattr(run, "load_engine", lambda _: None)
+
+
+def jobs_of(folder, *names):
+    for name in names:
+        (folder / name).write_bytes(b"x")
+    return run.Jobs(tuple(run.Job(folder / name, Path(name)) for name in names), many=True)
+
+
+def test_the_report_on_a_file_that_failed_keeps_none_of_its_memory(tmp_path):
+    kept, reports = [], []
+
+    def work(*_):
+        memory = np.zeros(1000)
+        kept.append(weakref.ref(memory))
+        try:
+            raise OSError("of the system")
+        except OSError as error:
+            raise FormatError("damaged") from error
+
+    run._work_on_each(jobs_of(tmp_path, "a"), work, "verifying", "file", reports.append)
+    gc.collect()
+    assert kept[0]() is None
+    assert str(reports[0].errors[0]) == "damaged"
+
+
+def test_documents_of_finished_files_are_written_when_another_ends_the_command(tmp_path, monkeypatch):
+    stream = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(stream))
+
+    def work(job, _):
+        if job.name.name == "b":
+            raise KeyboardInterrupt
+        return run.Report({"file": job.name.name})
+
+    with pytest.raises(KeyboardInterrupt):
+        run.run(jobs_of(tmp_path, "a", "b"), work, "verifying", as_json=True, member="file")
+    assert json.loads(stream.getvalue())["file"] == "a"
