@@ -31,10 +31,7 @@ def test_the_report_on_a_file_that_failed_keeps_none_of_its_memory(tmp_path):
     def work(*_):
         memory = np.zeros(1000)
         kept.append(weakref.ref(memory))
-        try:
-            raise OSError("of the system")
-        except OSError as error:
-            raise FormatError("damaged") from error
+        raise FormatError("damaged") from OSError("of the system")
 
     run._work_on_each(jobs_of(tmp_path, "a"), work, "verifying", "file", reports.append)
     gc.collect()
