@@ -16,6 +16,7 @@ from fastrack.errors import AttestationError  # noqa: F401
 _NAMES = {
     "_client": ("fetch_keys",),
     "_collect": ("collect_evidence",),
+    "_cpu.event_log": ("EventLog", "MeasuredEvent"),
     "_cpu.snp": ("VerifiedSnpReport", "verify_snp_report"),
     "_cpu.snp_kind": ("SnpEvidence", "SnpPolicy"),
     "_cpu.snp_report": ("SnpProduct", "SnpReport", "SnpTcb", "parse_snp_report"),
@@ -25,6 +26,7 @@ _NAMES = {
     "_cpu.tdx_pck": ("PckIdentity",),
     "_cpu.tdx_quote": ("TdReport", "TdxQuote", "parse_tdx_quote"),
     "_exchange": ("PendingOffer", "TrustedRoots", "VerifiedOffer", "issue_grants", "make_offer", "verify_offer"),
+    "_fetch.collateral": ("CollateralServices", "FetchedDocument", "fetch_collateral"),
     "_formats.ocsp": ("VerifiedOcspResponse", "verify_ocsp_response"),
     "_formats.roots": ("AMD_ROOTS", "INTEL_ROOTS", "NVIDIA_RIM_ROOTS", "NVIDIA_ROOTS"),
     "_gpus.evidence": ("GpuMode", "VerifiedGpuReport", "verify_gpu_report"),

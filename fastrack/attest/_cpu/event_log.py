@@ -230,7 +230,7 @@ def _read_header(header: Cursor) -> dict[int, int]:
 
 
 def _read_dstack(data: bytes) -> Iterator[MeasuredEvent]:
-    """Read the log of dstack, whose events of the workload have digests that are computed here."""
+    """Read the log of dstack."""
     log = Node.parse(data, _EVIDENCE)
     if isinstance(log.value, dict):
         log = log.member("event_log")
@@ -239,24 +239,29 @@ def _read_dstack(data: bytes) -> Iterator[MeasuredEvent]:
     for number, event in enumerate(Node({"events": log.value}, _EVIDENCE).items("events")):
         if number >= _EVENTS_LIMIT:
             raise malformed(_EVIDENCE, "events", None, wanted=f"at most {_EVENTS_LIMIT}", found="more")
-        register = event.integer("imr")
-        if register >= REGISTERS:
-            raise event.member("imr").refusal(f"0 to {REGISTERS - 1}", register)
-        kind = event.member("event_type").value
-        if type(kind) is not int or not 0 <= kind < 1 << 32:
-            raise event.member("event_type").refusal("an integer of 32 bits", kind)
-        payload = event.hexadecimal("event_payload", None)
-        digest = event.hexadecimal("digest", 48) if event.names & {"digest"} and event.text("digest") else None
-        if kind == _RUNTIME:
-            payload = _dstack_content(event, payload)
-            made = sha384(payload).digest()
-            if digest not in {None, made}:
-                raise event.member("digest").refusal("the digest of its name and payload", "another")
-            digest = made
-        if digest is None:
-            raise event.refusal("a member 'digest'", "none")
-        if kind != _NO_ACTION:
-            yield MeasuredEvent(register, kind, digest, payload)
+        read = _read_dstack_event(event)
+        if read.kind != _NO_ACTION:
+            yield read
+
+
+def _read_dstack_event(event: Node) -> MeasuredEvent:
+    """Read an event. The digests of those of the workload are computed, and compared where the log has them."""
+    register, kind = event.integer("imr"), event.member("event_type").value
+    if register >= REGISTERS:
+        raise event.member("imr").refusal(f"0 to {REGISTERS - 1}", register)
+    if type(kind) is not int or not 0 <= kind < 1 << 32:
+        raise event.member("event_type").refusal("an integer of 32 bits", kind)
+    payload = event.hexadecimal("event_payload", None)
+    digest = event.hexadecimal("digest", 48) if "digest" in event.names and event.text("digest") else None
+    if kind == _RUNTIME:
+        payload = _dstack_content(event, payload)
+        made = sha384(payload).digest()
+        if digest not in {None, made}:
+            raise event.member("digest").refusal("the digest of its name and payload", "another")
+        digest = made
+    if digest is None:
+        raise event.refusal("a member 'digest'", "none")
+    return MeasuredEvent(register, kind, digest, payload)
 
 
 def _dstack_content(event: Node, payload: bytes) -> bytes:

@@ -1,0 +1,413 @@
+"""Fetch the collateral that an offer names into the folder that `collect_evidence` and `verify_offer` read.
+
+Addresses and forms: Intel PCS API version 4; AMD 57230, chapter 4 (KDS); NVIDIA's RIM service, version 1; RFC 6960,
+appendix A (OCSP). Each document is verified as evidence is before it is kept, and kept byte for byte.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64decode
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from hashlib import sha256
+from itertools import pairwise
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import quote as percent_encode
+from urllib.parse import unquote
+
+from cryptography import x509
+from cryptography.hazmat.primitives.hashes import SHA1
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509 import ocsp
+
+from fastrack._util.atomic import new_file
+from fastrack._util.public import attest_public
+from fastrack.attest._cpu.kind import LARGEST, read_collateral
+from fastrack.attest._cpu.snp import verify_snp_report
+from fastrack.attest._cpu.snp_kind import SnpEvidence
+from fastrack.attest._cpu.snp_report import SnpProduct, SnpReport, parse_snp_report
+from fastrack.attest._cpu.tdx import verify_signatures, verify_tdx_quote
+from fastrack.attest._cpu.tdx_collateral import TdxCollateral
+from fastrack.attest._cpu.tdx_kind import TdxEvidence
+from fastrack.attest._cpu.tdx_pck import read_pck_identity
+from fastrack.attest._cpu.tdx_quote import parse_tdx_quote
+from fastrack.attest._errors import malformed, refused
+from fastrack.attest._exchange import VENDOR_ROOTS, TrustedRoots
+from fastrack.attest._fetch.client import Answer, Client
+from fastrack.attest._formats.json import Node
+from fastrack.attest._formats.ocsp import verify_ocsp_response
+from fastrack.attest._formats.times import require_time_zone
+from fastrack.attest._formats.x509 import load_chain, subject_name
+from fastrack.attest._gpus.evidence import VerifiedGpuReport, verify_gpu_report
+from fastrack.attest._gpus.report import parse_gpu_report
+from fastrack.attest._gpus.rim import open_signed, verify_rim
+from fastrack.attest._offer import DeviceEvidence, MachineEvidence
+from fastrack.errors import AttestationError, FormatError
+
+T = TypeVar("T")
+
+_OCSP_LIMIT = 64 << 10
+_RIM_ID = re.compile(r"[A-Z0-9_.]{1,128}", re.IGNORECASE)
+_CHAIN_NAMES = {  # of the headers with the certificates of a signer; the first of TCB info is that of version 3
+    "tcb": ("tcb-info-issuer-chain", "sgx-tcb-info-issuer-chain"),
+    "qe": ("sgx-enclave-identity-issuer-chain",),
+    "crl": ("sgx-pck-crl-issuer-chain",),
+}
+
+
+@attest_public
+@dataclass(frozen=True, slots=True)
+class CollateralServices:
+    """The addresses of the services, each without a path; those of a mirror in place of the vendors'.
+
+    Attributes
+    ----------
+    intel, intel_roots : str
+        Intel's PCS, or a PCCS, and the server of its root's revocation list.
+    amd : str
+        AMD's KDS.
+    nvidia_rim, nvidia_ocsp : str
+        NVIDIA's services of reference manifests and of OCSP.
+
+    Examples
+    --------
+    >>> from fastrack import attest
+    >>> attest.CollateralServices(intel="https://pccs.example:8081").amd
+    'https://kdsintf.amd.com'
+    """
+
+    intel: str = "https://api.trustedservices.intel.com"
+    intel_roots: str = "https://certificates.trustedservices.intel.com"
+    amd: str = "https://kdsintf.amd.com"
+    nvidia_rim: str = "https://rim.attestation.nvidia.com"
+    nvidia_ocsp: str = "https://ocsp.ndis.nvidia.com"
+
+
+@attest_public
+@dataclass(frozen=True, slots=True)
+class FetchedDocument:
+    """A document of collateral in a folder, which holds.
+
+    Attributes
+    ----------
+    name : str
+        Its path in the folder.
+    about : str
+        What it is about, such as "FMSPC b0c06f000000".
+    valid_until : datetime.datetime
+        The time at which another must be fetched.
+    is_new : bool
+        True if it was fetched; False if the one of an earlier run still holds.
+
+    Examples
+    --------
+    >>> from datetime import UTC, datetime
+    >>> from fastrack import attest
+    >>> attest.FetchedDocument("tdx.json", "FMSPC b0c06f000000", datetime(2026, 12, 1, tzinfo=UTC), True).is_new
+    True
+    """
+
+    name: str
+    about: str
+    valid_until: datetime
+    is_new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetching:
+    """What all documents of a run have in common."""
+
+    folder: Path
+    services: CollateralServices
+    client: Client
+    roots: TrustedRoots
+    now: datetime
+
+    def kept(self, name: str, verify: Callable[[bytes], datetime]) -> datetime | None:
+        """Return the end of a file that still holds; None if there is none that does."""
+        data = read_collateral(self.folder / name)
+        if data is None:
+            return None
+        try:
+            return verify(data)
+        except (AttestationError, FormatError):
+            return None
+
+    def write(self, name: str, data: bytes) -> None:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with new_file(path, overwrite=True) as file:
+            file.write(data)
+
+    def document(
+        self, name: str, about: str, verify: Callable[[bytes], datetime], fetch: Callable[[], bytes]
+    ) -> FetchedDocument:
+        """Keep the file that still holds, or fetch another, verify it, and write it."""
+        if (end := self.kept(name, verify)) is not None:
+            return FetchedDocument(name, about, end, is_new=False)
+        data = fetch()
+        end = verify(data)
+        self.write(name, data)
+        return FetchedDocument(name, about, end, is_new=True)
+
+
+@attest_public
+def fetch_collateral(
+    evidence: MachineEvidence,
+    folder: str | Path,
+    *,
+    services: CollateralServices | None = None,
+    roots: TrustedRoots = VENDOR_ROOTS,
+    product: str | None = None,
+    ca: str | None = None,
+    now: datetime | None = None,
+) -> Iterator[FetchedDocument]:
+    """Fetch the collateral that evidence names into a folder, and yield each document when it is there.
+
+    What an earlier run has fetched and still holds is not asked for again. Each document is verified with the evidence,
+    and kept only if it holds.
+
+    Parameters
+    ----------
+    evidence : MachineEvidence
+        The evidence of an offer, ``Offer.from_bytes(...).evidence``: its signatures must hold.
+    folder : path-like
+        The folder, which is made. `collect_evidence` and `fastrack attest` read it.
+    services : CollateralServices, optional
+        The addresses, of mirrors for example.
+    roots : TrustedRoots
+        The vendors' roots.
+    product : str, optional
+        "Milan" or "Genoa", for reports of SEV-SNP of version 2, which do not tell.
+    ca : path-like, optional
+        A file of certificates, in PEM, that those of the services must lead to. By default those of the system.
+    now : datetime.datetime, optional
+        The time. By default that of the clock.
+
+    Yields
+    ------
+    FetchedDocument
+        A document that holds.
+
+    Raises
+    ------
+    AttestationError, FormatError
+        If the evidence or an answer does not hold.
+    OSError
+        If a service does not answer, or has no such document; the message says what to do.
+
+    Examples
+    --------
+    >>> from fastrack import attest
+    >>> documents = attest.fetch_collateral(attest.MachineEvidence(attest.TdxEvidence(b"no quote")), "collateral")
+    >>> next(documents)
+    Traceback (most recent call last):
+        ...
+    fastrack.FormatError: reading the TDX quote failed: ...
+    """
+    now = datetime.now(UTC) if now is None else now
+    require_time_zone(now)
+    run = _Fetching(Path(folder), services or CollateralServices(), Client(ca=ca), roots, now)
+    if isinstance(evidence.cpu, TdxEvidence):
+        yield _fetch_tdx(run, evidence.cpu.quote)
+    elif isinstance(evidence.cpu, SnpEvidence):
+        yield from _fetch_snp(run, parse_snp_report(evidence.cpu.report), product)
+    yield from _fetch_devices(run, evidence.devices)
+
+
+# Intel's PCS.
+
+
+def _fetch_tdx(run: _Fetching, quote: bytes) -> FetchedDocument:
+    parsed = parse_tdx_quote(quote)
+    chain = verify_signatures(parsed, now=run.now, roots=run.roots.intel)
+    fmspc = read_pck_identity(chain.leaf).fmspc.hex()
+    authority = "platform" if "Platform" in subject_name(chain.issuer) else "processor"
+
+    def verify(data: bytes) -> datetime:
+        return verify_tdx_quote(parsed, TdxCollateral.from_json(data), now=run.now, roots=run.roots.intel).valid_until
+
+    def fetch() -> bytes:
+        base, ask = run.services.intel, run.client.ask
+        tcb = ask(f"{base}/tdx/certification/v4/tcb?fmspc={fmspc}", limit=LARGEST)
+        enclave = ask(f"{base}/tdx/certification/v4/qe/identity", limit=LARGEST)
+        crl = ask(f"{base}/sgx/certification/v4/pckcrl?ca={authority}&encoding=der", limit=LARGEST)
+        root_crl = ask(f"{run.services.intel_roots}/IntelSGXRootCA.der", limit=LARGEST)
+        info, info_signature = _split_signed(tcb.body, b"tcbInfo", "TCB info")
+        identity, identity_signature = _split_signed(enclave.body, b"enclaveIdentity", "QE identity")
+        parts = TdxCollateral(
+            tcb_info=info,
+            tcb_info_signature=info_signature,
+            tcb_info_issuer_chain=_read_chain(tcb, "tcb", "TCB info"),
+            qe_identity=identity,
+            qe_identity_signature=identity_signature,
+            qe_identity_issuer_chain=_read_chain(enclave, "qe", "QE identity"),
+            root_ca_crl=root_crl.body,
+            pck_crl=crl.body,
+            pck_crl_issuer_chain=_read_chain(crl, "crl", "PCK revocation list"),
+        )
+        return write_tdx_collateral(parts)
+
+    return run.document("tdx.json", f"FMSPC {fmspc}", verify, fetch)
+
+
+def write_tdx_collateral(collateral: TdxCollateral) -> bytes:
+    """Return the form of collateral that `TdxCollateral.from_json` reads."""
+    members = {}
+    for part in fields(collateral):
+        value = getattr(collateral, part.name)
+        members[part.name] = value.hex() if part.name.endswith(("_signature", "_crl")) else value.decode()
+    return json.dumps(members, indent=1).encode() + b"\n"
+
+
+def _split_signed(body: bytes, member: bytes, document: str) -> tuple[bytes, bytes]:
+    """Return the signed text of an answer, byte for byte as it was sent, and the signature."""
+    begin, middle = b'{"' + member + b'":', b',"signature":"'
+    text, found, rest = body.strip().rpartition(middle)
+    signature = rest.removesuffix(b'"}')
+    if not text.startswith(begin) or not found or not re.fullmatch(rb"[0-9a-fA-F]{128}", signature):
+        raise malformed(document, "text", None, wanted=f"{member.decode()} and its signature", found="another form")
+    return text.removeprefix(begin), bytes.fromhex(signature.decode())
+
+
+def _read_chain(answer: Answer, kind: str, document: str) -> bytes:
+    for name in _CHAIN_NAMES[kind]:
+        if (value := answer.headers.get(name)) is not None:
+            return unquote(value).encode()  # not unquote_plus: a plus sign of base64 may stand for itself
+    raise malformed(document, "issuer chain", None, wanted=f"the header {_CHAIN_NAMES[kind][0]}", found="none")
+
+
+# AMD's KDS.
+
+
+def _fetch_snp(run: _Fetching, report: SnpReport, product: str | None) -> Iterator[FetchedDocument]:
+    name = report.product or (SnpProduct(product) if product else None)
+    if name is None:
+        advice = "Name it: product= or --product, Milan or Genoa."
+        raise refused("SNP report", "product", wanted="one that the report names", found="none", advice=advice)
+    if report.signing_key != "VCEK":
+        advice = "The host hands it to the guest: pass it as vlek.der; only its issuers and list are public."
+        raise refused("SNP report", "signing key", wanted="VCEK", found=report.signing_key, advice=advice)
+    if not any(report.chip_id):
+        advice = "The host masks it; ask the host for the certificate, and pass it as vcek.der."
+        raise refused("SNP report", "CHIP_ID", wanted="the chip's", found="zeros", advice=advice)
+    base = f"{run.services.amd}/vcek/v1/{name}"
+    tcb = report.reported_tcb
+    chip = report.chip_id[: 8 if name is SnpProduct.TURIN else 64].hex()
+    levels = {"fmcSPL": tcb.fmc, "blSPL": tcb.bootloader, "teeSPL": tcb.tee, "snpSPL": tcb.snp}
+    levels["ucodeSPL"] = tcb.microcode
+    query = "&".join(f"{key}={value:02d}" for key, value in levels.items() if value is not None)
+
+    parts: dict[str, bytes] = {}
+
+    def verify(data: bytes, part: str) -> datetime:
+        """Verify a part together with those before it."""
+        found = {**parts, part: data}
+        verified = verify_snp_report(
+            report, found["leaf"], found["issuers"], now=run.now, roots=run.roots.amd, crl=found.get("crl")
+        )
+        parts[part] = data
+        return verified.valid_until
+
+    issuers = read_collateral(run.folder / "cert_chain.pem")
+    fetched = issuers is None or not _is_chain(issuers, name)
+    parts["issuers"] = run.client.ask(f"{base}/cert_chain", limit=LARGEST).body if fetched else issuers or b""
+    about = f"chip {chip[:16]}..."
+    leaf = run.document(
+        "vcek.der",
+        about,
+        lambda data: verify(data, "leaf"),
+        lambda: run.client.ask(f"{base}/{chip}?{query}", limit=LARGEST).body,
+    )
+    if fetched:
+        run.write("cert_chain.pem", parts["issuers"])
+    yield leaf
+    yield FetchedDocument("cert_chain.pem", f"issuers of {name}", leaf.valid_until, is_new=fetched)
+    yield run.document(
+        "crl.der",
+        f"revocation list of {name}",
+        lambda data: verify(data, "crl"),
+        lambda: run.client.ask(f"{base}/crl", limit=LARGEST).body,
+    )
+
+
+def _is_chain(data: bytes, product: SnpProduct) -> bool:
+    try:
+        return subject_name(load_chain(data, evidence="AMD chain")[0]) == f"SEV-{product}"
+    except FormatError:
+        return False
+
+
+# NVIDIA's services.
+
+
+def _fetch_devices(run: _Fetching, devices: Sequence[DeviceEvidence]) -> Iterator[FetchedDocument]:
+    chains: list[Sequence[x509.Certificate]] = []
+    wanted: dict[str, VerifiedGpuReport] = {}
+    for number, device in enumerate(devices):
+        evidence = f"GPU {number} report"
+        nonce = parse_gpu_report(device.report).nonce  # whatever it is: freshness is asked by who gives a key
+        report = verify_gpu_report(
+            device.report, device.chain, nonce=nonce, now=run.now, roots=run.roots.nvidia, evidence=evidence
+        )
+        chains.append(load_chain(device.chain, evidence=evidence)[1:])  # of the leaf the service knows nothing
+        wanted |= dict.fromkeys(report.rim_ids, report)
+    for rim_id in wanted:
+        document = _fetch_rim(run, rim_id)
+        chains.append(open_signed((run.folder / document.name).read_bytes(), evidence=f"manifest {rim_id}")[1])
+        yield document
+    yield from _fetch_responses(run, chains)
+
+
+def _fetch_rim(run: _Fetching, rim_id: str) -> FetchedDocument:
+    if not _RIM_ID.fullmatch(rim_id):
+        raise malformed("GPU report", "versions", None, wanted="letters, digits, points and lines", found=rim_id)
+
+    def verify(data: bytes) -> datetime:
+        verified = verify_rim(data, now=run.now, roots=run.roots.nvidia_rim, evidence=f"manifest {rim_id}")
+        version = rim_id.rpartition("_")[2]
+        if version.upper() not in {verified.rim.version.upper(), verified.rim.version.upper().replace(".", "")}:
+            advice = "The service answered with another manifest; ask another one."
+            raise refused(f"manifest {rim_id}", "version", wanted=version, found=verified.rim.version, advice=advice)
+        return verified.valid_until
+
+    def fetch() -> bytes:
+        answer = run.client.ask(
+            f"{run.services.nvidia_rim}/v1/rim/{percent_encode(rim_id)}", limit=2 * LARGEST
+        )  # base64 in JSON
+        node = Node.parse(answer.body, f"answer about {rim_id}")
+        node.expect("id", rim_id)
+        node.expect("rim_format", "TCG")
+        try:
+            data = b64decode(node.text("rim"), validate=True)
+        except ValueError:
+            raise node.member("rim").refusal("base64", "another text") from None
+        digest = node.hexadecimal("sha256", 32)
+        if sha256(data).digest() != digest:
+            raise node.member("sha256").refusal("the digest of the manifest", digest.hex())
+        return data
+
+    return run.document(f"rim/{rim_id}.xml", rim_id, verify, fetch)
+
+
+def _fetch_responses(run: _Fetching, chains: Iterable[Sequence[x509.Certificate]]) -> Iterator[FetchedDocument]:
+    """Fetch a response about each certificate but the roots, once where chains have some in common."""
+    pairs = {certificate: issuer for chain in chains for certificate, issuer in pairwise(chain)}
+    for certificate, issuer in pairs.items():
+        request = ocsp.OCSPRequestBuilder().add_certificate(certificate, issuer, SHA1()).build()  # noqa: S303 - a name
+
+        def verify(
+            data: bytes, certificate: x509.Certificate = certificate, issuer: x509.Certificate = issuer
+        ) -> datetime:
+            return verify_ocsp_response(data, certificate, issuer, now=run.now).valid_until
+
+        def fetch(body: bytes = request.public_bytes(Encoding.DER)) -> bytes:
+            kind = "application/ocsp-request"
+            return run.client.ask(run.services.nvidia_ocsp, limit=_OCSP_LIMIT, body=body, kind=kind).body
+
+        about = f"status of {subject_name(certificate)}"
+        yield run.document(f"ocsp/{certificate.serial_number:x}.der", about, verify, fetch)

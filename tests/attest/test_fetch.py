@@ -1,0 +1,314 @@
+"""Collateral is fetched for what an offer names, verified before it is kept, and asked for again when it ends."""
+
+import json
+import time
+from datetime import timedelta
+from hashlib import sha256
+from pathlib import Path
+from types import SimpleNamespace
+from urllib.parse import quote as percent_encode
+
+import pytest
+from helpers.foundry import nvidia, snp, tdx
+from helpers.foundry.authority import NOW
+from helpers.foundry.machine import Machine, policy, roots
+from helpers.vendor_services import VendorServices, manifest_answer, signed
+
+from fastrack import AttestationError, FormatError, attest
+from fastrack.attest._fetch import client as clients
+
+TCB = "/tdx/certification/v4/tcb"
+AMD = "/vcek/v1/Milan/"
+
+
+@pytest.fixture
+def _no_network():
+    """Let this module open loopback connections, unlike the rest of attestation."""
+
+
+@pytest.fixture(autouse=True)
+def waits(monkeypatch, _no_network):
+    """The seconds that were waited for services: none of them passes."""
+    waited = []
+    monkeypatch.setattr(clients, "time", SimpleNamespace(monotonic=time.monotonic, sleep=waited.append))
+    return waited
+
+
+@pytest.fixture
+def start():
+    """A function that starts the services of a machine."""
+    running = []
+
+    def begin(cpu="tdx", gpus=1):
+        service = VendorServices(Machine(cpu, gpus)).running()
+        running.append(service)
+        return service.__enter__()
+
+    yield begin
+    for service in running:
+        service.__exit__(None, None, None)
+
+
+def offer_of(machine):
+    challenge = attest.Challenge.generate(now=NOW)
+    return challenge, attest.make_offer(challenge, machine)
+
+
+def fetch(service, folder, now=NOW, **options):
+    offer = attest.Offer.from_bytes(offer_of(service.machine)[1].to_bytes())
+    options = {"services": service.services, "roots": roots(), "now": now} | options
+    return list(attest.fetch_collateral(offer.evidence, folder, **options))
+
+
+@pytest.mark.parametrize("cpu", ["tdx", "snp"])
+def test_what_was_fetched_verifies_and_is_not_asked_for_again(start, tmp_path, cpu):
+    service = start(cpu, gpus=2)
+    documents = fetch(service, tmp_path)
+    assert all(document.is_new and document.valid_until > NOW for document in documents)
+    names = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert {document.name for document in documents} == names
+    assert {name.partition("/")[0] for name in names} == (
+        {"tdx.json", "rim", "ocsp"} if cpu == "tdx" else {"vcek.der", "cert_chain.pem", "crl.der", "rim", "ocsp"}
+    )
+    assert service.asked.pop("/") == len(list((tmp_path / "ocsp").iterdir()))  # each certificate once, of two GPUs
+    assert set(service.asked.values()) == {1}
+    before = {name: (tmp_path / name).read_bytes() for name in names}
+    service.asked.clear()
+    assert not any(document.is_new for document in fetch(service, tmp_path))
+    assert not service.asked
+    assert before == {name: (tmp_path / name).read_bytes() for name in names}
+
+
+def test_documents_are_kept_byte_for_byte_as_they_were_signed(start, tmp_path):
+    service = start()
+    fetch(service, tmp_path)
+    wanted = attest.TdxCollateral(**tdx.collateral())
+    found = attest.TdxCollateral.from_json((tmp_path / "tdx.json").read_bytes())
+    assert (found.tcb_info, found.qe_identity) == (wanted.tcb_info, wanted.qe_identity)
+    assert (found.tcb_info_issuer_chain, found.pck_crl_issuer_chain) == (
+        wanted.tcb_info_issuer_chain,
+        wanted.pck_crl_issuer_chain,
+    )
+    manifests = {manifest.data for manifest in service.machine.manifests[0]}
+    assert {path.read_bytes() for path in (tmp_path / "rim").iterdir()} == manifests
+    assert service.queries[TCB] == {"fmspc": [tdx.FMSPC.hex()]}
+
+
+def test_the_chip_and_its_levels_are_what_is_asked_of_amd(start, tmp_path):
+    service = start("snp", gpus=0)
+    fetch(service, tmp_path)
+    levels = snp.report(service.machine.chip)
+    tcb = attest.parse_snp_report(levels).reported_tcb
+    found = {name: int(values[0]) for name, values in service.queries[AMD + snp.CHIP_ID.hex()].items()}
+    assert found == {"blSPL": tcb.bootloader, "teeSPL": tcb.tee, "snpSPL": tcb.snp, "ucodeSPL": tcb.microcode}
+
+
+def test_the_folder_is_what_the_exchange_needs(start, tmp_path):
+    service = start()
+    fetch(service, tmp_path)
+    machine = service.machine
+    own, machine.collateral = attest.TdxCollateral.from_json((tmp_path / "tdx.json").read_bytes()), None
+    challenge, pending = offer_of(machine)
+    verified = attest.verify_offer(
+        attest.Offer.from_bytes(pending.to_bytes()),
+        challenge,
+        attest.Policy.from_toml(policy(1)),
+        now=NOW,
+        roots=roots(),
+        collateral=own,
+    )
+    assert verified.cpu.tcb.status == "UpToDate"
+
+
+def test_documents_that_end_are_fetched_anew(start, tmp_path):
+    service = start()
+    fetch(service, tmp_path)
+    stale = tmp_path / "tdx.json"
+    old = tdx.collateral(info=tdx.tcb_info(start=NOW - timedelta(40), end=NOW - timedelta(10)))
+    stale.write_text(tdx.as_json(old))
+    service.asked.clear()
+    (document,) = (one for one in fetch(service, tmp_path) if one.is_new)
+    assert document.name == "tdx.json"
+    assert service.asked[TCB] == 1
+    assert set(service.asked) == {
+        TCB,
+        "/tdx/certification/v4/qe/identity",
+        "/sgx/certification/v4/pckcrl",
+        "/IntelSGXRootCA.der",
+    }
+
+
+def intel_signed(**parts):
+    found = tdx.collateral(**parts)
+    return signed("tcbInfo", found["tcb_info"], found["tcb_info_signature"])
+
+
+def chain_header(of=None):
+    return {"TCB-Info-Issuer-Chain": percent_encode(tdx.collateral(of=of)["tcb_info_issuer_chain"])}
+
+
+WRONG = {
+    "no answer of that kind": ((404, {"Request-ID": "7" * 32}, b""), OSError, r"404 \(request 7{32}\).*none for this"),
+    "withdrawn": ((410, {}, b""), OSError, "410.*withdrawn"),
+    "a key is wanted": ((401, {}, b""), OSError, "401.*mirror"),
+    "a redirect": ((302, {"Location": "http://127.0.0.1:1/x"}, b""), OSError, "a redirect"),
+    "cut in the middle": ((200, {"Content-Length": "9"}, b"{"), OSError, "expected an answer"),
+    "no chain": ((200, {}, intel_signed()), FormatError, "tcb-info-issuer-chain"),
+    "of other roots": (
+        (200, chain_header(of=tdx.intel.__wrapped__()), intel_signed()),
+        AttestationError,
+        "pinned fingerprints",
+    ),
+    "altered": (
+        (200, chain_header(), intel_signed().replace(b"UpToDate", b"Outdated")),
+        AttestationError,
+        "signature",
+    ),
+    "printed again": (
+        (200, chain_header(), json.dumps(json.loads(intel_signed()), indent=1).encode()),
+        FormatError,
+        "another form",
+    ),
+    "stale": (
+        (200, chain_header(), intel_signed(info=tdx.tcb_info(start=NOW - timedelta(40), end=NOW - timedelta(9)))),
+        AttestationError,
+        "validity",
+    ),
+    "of another platform": (
+        (200, chain_header(), intel_signed(info=tdx.tcb_info(fmspc="00" * 6))),
+        AttestationError,
+        "fmspc",
+    ),
+    "too large": ((200, chain_header(), b"{" * (2 << 20)), OSError, "up to"),
+}
+
+
+def test_what_does_not_hold_is_refused_and_nothing_of_it_kept(start, tmp_path):
+    service = start(gpus=0)
+    for name, (answer, error, text) in WRONG.items():
+        service.answers[TCB] = [answer] * 5
+        with pytest.raises(error, match=text):
+            fetch(service, tmp_path / name)
+        assert not list((tmp_path / name).glob("*")), name
+
+
+def test_a_mirror_that_lies_about_a_manifest_is_found_out(start, tmp_path):
+    service = start()
+    device = service.machine.devices[0]
+    report = attest.parse_gpu_report(nvidia.report(device))
+    verified = attest.verify_gpu_report(report, device.pem, nonce=report.nonce, now=NOW, roots=roots().nvidia)
+    driver, vbios = (manifest.data for manifest in service.machine.manifests[0])
+    rim_id = verified.rim_ids[0]
+    lies = {
+        "another digest": (manifest_answer(rim_id, driver, sha256="0" * 64), "digest of the manifest"),
+        "another id": (manifest_answer("NV_GPU_DRIVER_GH100_1", driver), "as its id"),
+        "another manifest": (manifest_answer(rim_id, vbios), "version"),
+        "an unknown form": (manifest_answer(rim_id, driver, rim_format="CORIM"), "rim_format"),
+        "an altered one": (manifest_answer(rim_id, driver.replace(b"Measurement_1", b"Measurement_7")), "RIM|manifest"),
+        "no base64": (manifest_answer(rim_id, driver, rim="?"), "base64"),
+        "no JSON": (b"<html>", "JSON"),
+    }
+    for name, (content, text) in lies.items():
+        service.answers[f"/v1/rim/{rim_id}"] = [(200, {}, content)]
+        with pytest.raises((AttestationError, FormatError), match=text):
+            fetch(service, tmp_path / name)
+        assert not list((tmp_path / name).rglob("*.xml")), name
+
+
+def test_a_revoked_certificate_is_told_and_its_response_not_kept(start, tmp_path):
+    service = start()
+    rom = service.machine.devices[0].chain[1]
+    revoked = nvidia.status(rom, service.machine.devices[0].chain[2], good=False)
+    first, name = [], f"ocsp/{rom.certificate.serial_number:x}.der"
+    service.answers["/"] = [(200, {}, revoked)]
+    with pytest.raises(AttestationError, match="revoked"):
+        first += fetch(service, tmp_path)
+    assert not (tmp_path / name).exists()
+
+
+def test_a_service_that_is_busy_is_asked_again_as_it_wants(start, tmp_path, waits):
+    service = start("snp", gpus=0)
+    chip = AMD + snp.CHIP_ID.hex()
+    service.answers[chip] = [(429, {"Retry-After": "7"}, b""), (503, {}, b""), (500, {}, b"")]
+    fetch(service, tmp_path)
+    assert service.asked[chip] == 4
+    assert 7 <= waits[0] <= 30
+    assert all(0 < wait <= 2 for wait in waits[1:])
+
+
+def test_a_service_that_stays_busy_ends_the_wait_with_words(start, tmp_path, waits):
+    service = start("snp", gpus=0)
+    chip = AMD + snp.CHIP_ID.hex()
+    service.answers[chip] = [(429, {}, b"")] * 5
+    with pytest.raises(OSError, match=r"429.*Try again in an hour"):
+        fetch(service, tmp_path)
+    assert service.asked[chip] == 5
+    service.answers[chip] = [(429, {"Retry-After": "3600"}, b"")]
+    service.asked.clear()
+    with pytest.raises(OSError, match="wait for 3600 seconds"):
+        fetch(service, tmp_path)
+    assert service.asked[chip] == 1  # an hour is more than a command waits
+    assert max(waits) < 60
+
+
+def test_what_kds_has_nothing_about_is_said_before_it_is_asked(start, tmp_path):
+    service = start("snp", gpus=0)
+    machine = service.machine
+    for changes, text in (({"chip_id": bytes(64)}, "masks"), ({"version": 2}, "--product")):
+        report = snp.report(machine.chip, **changes)
+        evidence = attest.MachineEvidence(attest.SnpEvidence(report, b"", b""))
+        with pytest.raises(AttestationError, match=text):
+            list(attest.fetch_collateral(evidence, tmp_path, services=service.services, roots=roots(), now=NOW))
+    assert not service.asked
+
+
+def test_evidence_that_is_not_genuine_asks_for_nothing(start, tmp_path):
+    service = start(gpus=0)
+    quote = bytearray(service.machine.prove(bytes(64)).quote)
+    quote[200] ^= 1
+    evidence = attest.MachineEvidence(attest.TdxEvidence(bytes(quote)))
+    with pytest.raises(AttestationError):
+        list(attest.fetch_collateral(evidence, tmp_path, services=service.services, roots=roots(), now=NOW))
+    assert not service.asked
+
+
+def test_addresses_without_tls_or_with_a_password_are_refused(tmp_path):
+    evidence = attest.MachineEvidence(Machine("tdx", 0).prove(bytes(64)))
+    for address, text in (("http://pccs.example", "https://HOST"), ("https://me:hunter2@pccs.example", "password")):
+        services = attest.CollateralServices(intel=address)
+        with pytest.raises(ValueError, match=text) as caught:
+            list(attest.fetch_collateral(evidence, tmp_path, services=services, roots=roots(), now=NOW))
+        assert "hunter2" not in str(caught.value)
+
+
+def test_recorded_answers_of_intel_become_collateral_that_verifies(start, tmp_path, evidence):
+    folder = evidence / "wire" / "intel"
+    routes = json.loads((folder / "routes.json").read_text())
+    recorded = {route["path"].partition("?")[0]: route for route in routes if route["set"] == "dcap-qvl uptodate"}
+    if not recorded:
+        pytest.skip("no recorded answers")
+    service = start(gpus=0)
+    for path, route in recorded.items():
+        service.answers[path] = [(route["status"], route["headers"], (folder / route["body"]).read_bytes())]
+    quote = (folder / "dcap_qvl_uptodate" / "quote.bin").read_bytes()
+    now = NOW.replace(year=2025, month=6, day=25)
+    given = attest.MachineEvidence(attest.TdxEvidence(quote))
+    (document,) = attest.fetch_collateral(given, tmp_path, services=service.services, now=now)
+    found = attest.TdxCollateral.from_json(Path(tmp_path / document.name).read_bytes())
+    assert attest.verify_tdx_quote(quote, found, now=now).tcb.evaluation_number == 17
+
+
+def test_recorded_answers_of_amd_become_certificates_that_verify(start, tmp_path, evidence):
+    folder = evidence / "wire" / "amd"
+    if not (folder / "routes.json").exists():
+        pytest.skip("no recorded answers")
+    service = start("snp", gpus=0)
+    for route in json.loads((folder / "routes.json").read_text()):
+        content = (folder / route["body"]).read_bytes()
+        service.answers.setdefault(route["path"].partition("?")[0], []).append((200, route["headers"], content))
+    report = (folder / "genoa" / "hcl_report_azure.bin").read_bytes()[32 : 32 + 1184]
+    given = attest.MachineEvidence(attest.SnpEvidence(report, b"", b""))
+    now = NOW.replace(year=2025, month=7, day=1)
+    documents = attest.fetch_collateral(given, tmp_path, services=service.services, now=now, product="Genoa")
+    assert [document.name for document in documents] == ["vcek.der", "cert_chain.pem", "crl.der"]
+    assert sha256((tmp_path / "vcek.der").read_bytes()).digest()
