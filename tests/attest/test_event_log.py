@@ -1,0 +1,176 @@
+"""An event log is believed as far as it gives the registers of a quote."""
+
+import json
+import struct
+from hashlib import sha384
+
+import pytest
+
+from fastrack import AttestationError, FormatError, attest
+from fastrack.attest._cpu.event_log import text_digests
+
+SEPARATOR, IPL, APPLICATION, BOOT_VARIABLE, NO_ACTION = 0x4, 0xD, 0x80000003, 0x80000002, 0x3
+SHA256, SHA384 = 0xB, 0xC
+
+
+def digest(data):
+    return sha384(data).digest()
+
+
+def header(algorithms=((SHA256, 32), (SHA384, 48)), register=0, kind=NO_ACTION):
+    spec = b"Spec ID Event03\0" + bytes(8) + struct.pack("<I", len(algorithms))
+    spec += b"".join(struct.pack("<HH", *pair) for pair in algorithms) + b"\0"
+    return struct.pack("<II20xI", register, kind, len(spec)) + spec
+
+
+def event(register, kind, data, *, value=None, algorithms=(SHA256, SHA384)):
+    value = digest(data) if value is None else value
+    values = {SHA256: bytes(32), SHA384: value}
+    digests = b"".join(struct.pack("<H", one) + values[one] for one in algorithms)
+    return struct.pack("<III", register, kind, len(algorithms)) + digests + struct.pack("<I", len(data)) + data
+
+
+def variable(value):
+    name = "BootOrder"
+    return bytes(16) + struct.pack("<QQ", len(name), len(value)) + name.encode("utf-16-le") + value
+
+
+EVENTS = [
+    event(1, BOOT_VARIABLE, variable(b"\1\0"), value=digest(b"\1\0")),
+    event(1, SEPARATOR, bytes(4)),
+    event(2, APPLICATION, b"path of a kernel", value=digest(b"the kernel itself")),
+    event(3, IPL, b"kernel_cmdline: quiet root=/dev/vda\0", value=digest(b"quiet root=/dev/vda")),
+    event(1, NO_ACTION, b"nothing"),
+    event(4, 0x12345, b"by the workload"),
+]
+
+
+def ccel(events=EVENTS, end=b"\xff" * 64):
+    return header() + b"".join(events) + end
+
+
+def dstack(version=None, **changes):
+    members = {"imr": 3, "event_type": 0x08000001, "event": "app-id", "event_payload": "c0ffee"}
+    members["digest"] = digest(struct.pack("<I", 0x08000001) + b":app-id:\xc0\xff\xee").hex()
+    if version:
+        text = '{"name":"app-id","payload":"c0ffee","type":134217729}'
+        members |= {"version": version, "digest": digest(text.encode()).hex()}
+    boot = {"imr": 0, "event_type": 1, "event": "", "event_payload": "00", "digest": "ab" * 48}
+    found = {name: value for name, value in (members | changes).items() if value is not None}
+    return json.dumps([boot, found]).encode()
+
+
+@pytest.mark.parametrize("end", [b"", b"\xff" * 64, bytes(64)])
+def test_a_log_gives_the_registers_that_its_digests_make(end):
+    log = attest.EventLog.parse(ccel(end=end))
+    wanted = [bytes(48)] * 4
+    for register, value in (
+        (0, digest(b"\1\0")),
+        (0, digest(bytes(4))),
+        (1, digest(b"the kernel itself")),
+        (2, digest(b"quiet root=/dev/vda")),
+        (3, digest(b"by the workload")),
+    ):
+        wanted[register] = digest(wanted[register] + value)
+    assert log.rtmrs == tuple(wanted)
+    log.require(wanted)
+    assert [one.register for one in log.events] == [0, 0, 1, 2, 3]
+
+
+def test_content_is_what_the_digest_proves_and_no_more():
+    boot, separator, kernel, line, workload = attest.EventLog.parse(ccel()).events
+    assert (boot.content, separator.content, kernel.content) == (b"\1\0", bytes(4), None)
+    assert (line.content, line.name) == (b"quiet root=/dev/vda", "IPL")
+    assert (workload.content, workload.name) == (b"by the workload", "0x12345")
+    assert line.digest in text_digests("quiet root=/dev/vda")
+    assert digest("quiet".encode("utf-16-le") + bytes(2)) in text_digests("quiet")
+
+
+def test_a_log_with_a_change_gives_other_registers():
+    rtmrs = attest.EventLog.parse(ccel()).rtmrs
+    changed = [
+        EVENTS[:2] + EVENTS[3:],
+        EVENTS + EVENTS[-1:],
+        [EVENTS[1], EVENTS[0], *EVENTS[2:]],
+        [*EVENTS[:2], event(2, APPLICATION, b"path of a kernel", value=digest(b"another")), *EVENTS[3:]],
+        [*EVENTS[:2], event(3, APPLICATION, b"path of a kernel", value=digest(b"the kernel itself")), *EVENTS[3:]],
+    ]
+    for events in changed:
+        log = attest.EventLog.parse(ccel(events))
+        with pytest.raises(AttestationError, match=r"RTMR\d"):
+            log.require(rtmrs)
+
+
+MALFORMED = {
+    "nothing": b"",
+    "another first event": header(kind=SEPARATOR),
+    "an unknown signature": header().replace(b"Event03", b"Event02"),
+    "a digest of another size": header(((SHA384, 32),)),
+    "the register of MRTD": ccel([event(0, SEPARATOR, b"")]),
+    "a register too high": ccel([event(5, SEPARATOR, b"")]),
+    "no digest of SHA-384": ccel([event(1, SEPARATOR, b"", algorithms=(SHA256,))]),
+    "a digest twice": ccel([event(1, SEPARATOR, b"", algorithms=(SHA384, SHA384))]),
+    "an algorithm that its header lacks": header(((SHA384, 48),)) + event(1, SEPARATOR, b""),
+    "an event past the end": header() + EVENTS[0][:-1],
+    "a count past the end": header() + struct.pack("<III", 1, 4, 0xFFFFFFFF),
+    "a size past the end": header() + event(1, SEPARATOR, b"")[:-4] + struct.pack("<I", 0xFFFFFFFF),
+    "JSON that is no log": b'{"event_log": 7}',
+    "an event without a digest": dstack(event_type=1, digest=None),
+    "a digest that is not its own": dstack(digest="00" * 48),
+    "a register that is none": dstack(imr=4),
+    "a type that is no number": dstack(event_type="1"),
+    "too large": b"[" + b" " * (4 << 20),
+}
+
+
+def test_malformed_logs_are_refused():
+    for name, data in MALFORMED.items():
+        with pytest.raises(FormatError, match="reading the event log") as caught:
+            attest.EventLog.parse(data)
+        assert name
+        assert len(str(caught.value)) < 400
+
+
+def test_a_log_has_a_bounded_number_of_events():
+    data = header() + struct.pack("<IIII", 1, NO_ACTION, 0, 0) * 65_537
+    with pytest.raises(FormatError, match="at most 65536"):
+        attest.EventLog.parse(data)
+
+
+def test_events_of_dstack_have_digests_that_are_computed():
+    for data in (dstack(), dstack(digest=None), dstack(digest=""), dstack(version=2), dstack(version=2, digest=None)):
+        boot, workload = attest.EventLog.parse(data).events
+        assert (boot.digest, boot.content, workload.register) == (b"\xab" * 48, None, 3)
+        assert b"app-id" in workload.content
+    wrapped = json.dumps({"event_log": dstack().decode(), "quote": ""}).encode()
+    assert attest.EventLog.parse(wrapped) == attest.EventLog.parse(dstack())
+
+
+def test_damage_of_a_digest_or_a_register_is_refused_or_changes_the_registers():
+    data, at = ccel(end=b""), len(header())
+    rtmrs = attest.EventLog.parse(data).rtmrs
+    for part in EVENTS[:4]:
+        value = part.index(struct.pack("<H", SHA384)) + 2
+        for place in (0, *range(value, value + 48)):
+            damaged = bytearray(data)
+            damaged[at + place] ^= 0x41
+            try:
+                assert attest.EventLog.parse(bytes(damaged)).rtmrs != rtmrs
+            except FormatError:
+                continue
+        at += len(part)
+
+
+def test_recorded_logs_give_the_registers_of_their_quotes(evidence):
+    folder = evidence / "wire" / "eventlog"
+    if not folder.is_dir():
+        pytest.skip("no recorded logs")
+    for name in ("gcp_cos113", "qemu_grub"):
+        rtmrs = attest.parse_tdx_quote((folder / name / "quote.bin").read_bytes()).report.rtmrs
+        attest.EventLog.parse((folder / name / "ccel.bin").read_bytes()).require(rtmrs)
+    with pytest.raises(AttestationError, match="RTMR2"):
+        attest.EventLog.parse((folder / "qemu_grub" / "ccel_of_another_boot.bin").read_bytes()).require(rtmrs)
+    for name in ("lite_getquote.json", "quote_report.json"):
+        data = (folder / "dstack" / name).read_bytes()
+        quote = bytes.fromhex(json.loads(data)["quote"])
+        attest.EventLog.parse(data).require(attest.parse_tdx_quote(quote).report.rtmrs)
