@@ -1,0 +1,167 @@
+"""A drafted policy accepts the offer that it was made of, and no other."""
+
+import tomllib
+from dataclasses import replace
+
+import pytest
+from helpers.foundry import nvidia
+from helpers.foundry.authority import NOW
+from helpers.foundry.machine import Machine, policy, roots
+
+from fastrack import AttestationError, attest
+
+OTHER = b"\x99"
+
+
+def verify(machine, text):
+    challenge = attest.Challenge.generate(now=NOW)
+    offer = attest.make_offer(challenge, machine).offer
+    return attest.verify_offer(offer, challenge, attest.Policy.from_toml(text), now=NOW, roots=roots())
+
+
+def draft(machine, gpus):
+    verified = verify(machine, policy(gpus))
+    return verified, attest.draft_policy(verified.cpu, verified.devices)
+
+
+@pytest.mark.parametrize("cpu", ["tdx", "snp"])
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_a_draft_accepts_its_offer(cpu, gpus):
+    machine = Machine(cpu, gpus)
+    _, text = draft(machine, gpus)
+    assert verify(machine, text).cpu
+    lines = text.splitlines()
+    keys = [number for number, line in enumerate(lines) if " = " in line and not line.startswith(("#", "version"))]
+    assert keys
+    assert all(lines[number - 1].startswith("# ") for number in keys)  # what it covers
+
+
+def altered(value):
+    """Return another value of the same type."""
+    if isinstance(value, bytes):
+        return OTHER * len(value)
+    return tuple(OTHER * len(one) for one in value) if isinstance(value, tuple) else value ^ 1
+
+
+def test_a_draft_refuses_a_td_with_any_other_measurement_or_attribute():
+    verified, text = draft(Machine("tdx", 0), 0)
+    judge = attest.Policy.from_toml(text)
+    report = verified.cpu.report
+    names = ("mrtd", "mrseam", "mrconfigid", "mrowner", "mrownerconfig", "td_attributes", "xfam")
+    changed = {name: replace(report, **{name: altered(getattr(report, name))}) for name in names}
+    changed["mrservicetd"] = replace(report, mrservicetd=OTHER * 48)
+    for number in range(4):
+        rtmrs = [*report.rtmrs[:number], OTHER * 48, *report.rtmrs[number + 1 :]]
+        changed[f"rtmr{number}"] = replace(report, rtmrs=tuple(rtmrs))
+    judge.check_cpu(verified.cpu, now=NOW)
+    for name, other in changed.items():
+        with pytest.raises(AttestationError):
+            judge.check_cpu(replace(verified.cpu, report=other), now=NOW)
+        assert name
+    tcb = verified.cpu.tcb
+    for other in (
+        replace(tcb, evaluation_number=tcb.evaluation_number - 1),
+        replace(tcb, platform=replace(tcb.platform, status=attest.TcbStatus.OUT_OF_DATE)),
+    ):
+        with pytest.raises(AttestationError):
+            judge.check_cpu(replace(verified.cpu, tcb=other), now=NOW)
+    platform = replace(verified.cpu.platform, ppid=OTHER * 16)
+    with pytest.raises(AttestationError, match="PPID"):
+        judge.check_cpu(replace(verified.cpu, platform=platform), now=NOW)
+
+
+def test_a_draft_refuses_a_guest_of_snp_with_any_other_measurement_or_level():
+    verified, text = draft(Machine("snp", 0), 0)
+    judge = attest.Policy.from_toml(text)
+    report = verified.cpu.report
+    names = ("measurement", "host_data", "family_id", "image_id", "id_key_digest", "author_key_digest", "chip_id")
+    changed = {name: replace(report, **{name: OTHER * len(getattr(report, name))}) for name in names}
+    changed["vmpl"] = replace(report, vmpl=report.vmpl + 1)
+    for kind in ("reported_tcb", "committed_tcb", "launch_tcb"):
+        level = getattr(report, kind)
+        changed[kind] = replace(report, **{kind: replace(level, snp=level.snp - 1)})
+    judge.check_cpu(verified.cpu, now=NOW)
+    for other in changed.values():
+        with pytest.raises(AttestationError):
+            judge.check_cpu(replace(verified.cpu, report=other), now=NOW)
+    with pytest.raises(AttestationError, match="product"):
+        judge.check_cpu(replace(verified.cpu, product=attest.SnpProduct.GENOA), now=NOW)
+
+
+def test_a_draft_refuses_another_gpu_and_any_other_measurement_of_it():
+    machine = Machine("tdx", 2)
+    verified, text = draft(machine, 2)
+    judge = attest.Policy.from_toml(text)
+    first, second = verified.devices
+    judge.check_gpus(verified.devices, now=NOW)
+    changes = (
+        {"chip_id": "41E23D711E1C999999"},
+        {"chip": "GB100"},
+        {"architecture": attest.GpuArchitecture.BLACKWELL},
+        {"driver_version": "550.1"},
+        {"vbios_version": "96.00.74.00.1F"},
+        {"mode": attest.GpuMode.MULTI},
+    )
+    for change in changes:
+        other = replace(first, report=replace(first.report, **change))
+        with pytest.raises(AttestationError):
+            judge.check_gpus([other, second], now=NOW)
+    for devices in ([first], [first, second.report], [first, second, replace(second, report=first.report)]):
+        with pytest.raises(AttestationError):
+            judge.check_gpus(devices, now=NOW)
+    assert len(first.matched) > 20
+    for index in first.matched:
+        machine.measurements = [*nvidia.MEASUREMENTS]
+        machine.measurements[index] = OTHER * 48
+        with pytest.raises(AttestationError, match="measurement"):
+            verify(machine, text)
+
+
+def test_a_draft_of_a_machine_with_switches_asks_for_each():
+    reports = []
+    for number, (device, values) in enumerate(nvidia.protected()):
+        report = nvidia.report(device, fields=values, nonce=bytes(32))
+        options = {"nonce": bytes(32), "now": NOW, "roots": roots().nvidia, "evidence": f"GPU {number} report"}
+        reports.append(attest.verify_gpu_report(report, device.pem, ocsp=nvidia.statuses(device.chain[1:]), **options))
+    devices = [attest.MatchedGpuReport(report, (), (), ()) for report in reports]
+    verified, _ = draft(Machine("tdx", 0), 0)
+    text = attest.draft_policy(verified.cpu, devices)
+    judge = attest.Policy.from_toml(text)
+    assert (judge.gpu.count, judge.gpu.switch_count, judge.gpu.modes) == (8, 4, {attest.GpuMode.PROTECTED_PCIE})
+    assert "NVLink is plain" in text
+    for number in range(len(reports)):
+        other = replace(reports[number], chip_id=reports[number].chip_id[:-4] + "F00D")
+        found = [*reports[:number], other, *reports[number + 1 :]]
+        with pytest.raises(AttestationError):
+            judge.check_gpus([attest.MatchedGpuReport(report, (), (), ()) for report in found], now=NOW)
+
+
+def test_a_draft_lets_no_debugger_in_by_itself():
+    machine = Machine("tdx", 0)
+    verified, _ = draft(machine, 0)
+    report = replace(verified.cpu.report, td_attributes=verified.cpu.report.td_attributes | 1)
+    text = attest.draft_policy(replace(verified.cpu, report=report))
+    assert "THE HOST CAN READ THIS MACHINE" in text
+    assert not attest.Policy.from_toml(text).tdx.allow_debug
+    verified, _ = draft(Machine("snp", 0), 0)
+    text = attest.draft_policy(replace(verified.cpu, revocation_checked_at=None))
+    assert "NOT CHECKED" in text
+    assert attest.Policy.from_toml(text).snp.revocation is attest.Revocation.CACHED
+
+
+def test_a_draft_of_claims_alone_says_so():
+    for kind, evidence in (("tdx", Machine("tdx", 0)), ("snp", Machine("snp", 0))):
+        text = attest.draft_unverified_policy(attest.MachineEvidence(evidence.prove(bytes(64))), kind)
+        assert text.startswith("# NOT VERIFIED")
+        tomllib.loads(text)
+
+
+def test_policies_are_compared_key_by_key():
+    _, old = draft(Machine("tdx", 1), 1)
+    new = old.replace("61" * 48, "77" * 48).replace("count = 1", "count = 2").replace('modes = ["SPT"]\n', "")
+    assert attest.compare_policies(old, new) == (
+        f"cpu.tdx.rtmr1: {'61' * 48} -> {'77' * 48}",
+        "gpu.count: 1 -> 2",
+        "gpu.modes: SPT -> absent",
+    )
+    assert attest.compare_policies(old, old) == ()
