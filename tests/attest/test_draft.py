@@ -109,7 +109,7 @@ def test_a_draft_refuses_another_gpu_and_any_other_measurement_of_it():
     for devices in ([first], [first, second.report], [first, second, replace(second, report=first.report)]):
         with pytest.raises(AttestationError):
             judge.check_gpus(devices, now=NOW)
-    assert len(first.matched) > 20
+    assert len(first.matched) >= 6
     for index in first.matched:
         machine.measurements = [*nvidia.MEASUREMENTS]
         machine.measurements[index] = OTHER * 48
