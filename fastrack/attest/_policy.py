@@ -67,7 +67,7 @@ class Policy:
     tdx: TdxPolicy | None = None
     snp: SnpPolicy | None = None
     gpu: GpuPolicy | None = None
-    others: Mapping[str, object] = field(default_factory=dict)
+    others: Mapping[str, object] = field(default_factory=dict, hash=False)
 
     @classmethod
     def from_toml(cls, source: str | os.PathLike[str]) -> Self:
@@ -125,7 +125,7 @@ class Policy:
         """
         require_time_zone(now)
         kind = kind_of_verified(verified)
-        section = getattr(self, kind.name, self.others.get(kind.name))
+        section = {**self.others, "tdx": self.tdx, "snp": self.snp}.get(kind.name)
         judge = Judge(kind.title, f"cpu.{kind.name}", now)
         kind.check(_require_section(section, judge), verified, judge)
 

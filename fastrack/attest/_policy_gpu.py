@@ -70,7 +70,7 @@ class GpuPolicy:
     chips: frozenset[str] = frozenset()
     chip_ids: frozenset[str] = frozenset()
     min_driver: str | None = None
-    min_vbios: Mapping[str, str] = field(default_factory=dict)
+    min_vbios: Mapping[str, str] = field(default_factory=dict, hash=False)
     modes: frozenset[GpuMode] = frozenset()
     require_manifests: bool = True
     revocation: Revocation = Revocation.CACHED

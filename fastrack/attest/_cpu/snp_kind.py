@@ -97,8 +97,8 @@ class SnpPolicy:
     ({'microcode': 115}, False)
     """
 
-    measurements: Mapping[str, frozenset[bytes] | None]
-    min_tcb: Mapping[str, int]
+    measurements: Mapping[str, frozenset[bytes] | None] = field(hash=False)
+    min_tcb: Mapping[str, int] = field(hash=False)
     products: frozenset[SnpProduct] = frozenset()
     chip_ids: frozenset[bytes] = frozenset()
     max_vmpl: int = 0

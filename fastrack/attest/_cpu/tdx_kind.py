@@ -94,7 +94,7 @@ class TdxPolicy:
     True
     """
 
-    measurements: Mapping[str, frozenset[bytes] | None]
+    measurements: Mapping[str, frozenset[bytes] | None] = field(hash=False)
     tcb_status: frozenset[TcbStatus] = frozenset({TcbStatus.UP_TO_DATE})
     refused_advisories: frozenset[str] = frozenset()
     min_evaluation_number: int = _EVALUATION_NUMBER
