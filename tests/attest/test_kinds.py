@@ -11,7 +11,7 @@ from helpers.foundry.authority import NOW
 
 import fastrack
 from fastrack import AttestationError, FormatError, attest
-from fastrack._cli.machine import CpuTee
+from fastrack._cli.machine import read_tee
 from fastrack._cli.nvml import Graphics
 from fastrack._cli.proofs import read_proofs
 from fastrack.attest import _exchange, _kinds
@@ -117,7 +117,9 @@ def test_the_commands_know_a_new_kind(machine, tmp_path, monkeypatch, capfd):
     folder = tmp_path / "sys/kernel/config/tsm/report/doctor"
     folder.mkdir(parents=True)
     (folder / "provider").write_text("toy_guest\n")
-    (proof,) = read_proofs(CpuTee("A toy", ()), Graphics(absent="no driver"), tmp_path)
+    (tmp_path / "dev/toy_guest").mkdir(parents=True)
+    assert read_tee(tmp_path).kind == "A toy"
+    (proof,) = read_proofs(read_tee(tmp_path), Graphics(absent="no driver"), tmp_path)
     assert str(proof) == "can give a toy report"
 
 

@@ -223,4 +223,5 @@ SNP = CpuKind(
     read_policy=_read_policy,
     check=_check,
     describe=_describe,
+    flag="sev_snp",
 )

@@ -224,4 +224,5 @@ TDX = CpuKind(
     read_policy=_read_policy,
     check=_check,
     describe=_describe,
+    flag="tdx_guest",
 )
