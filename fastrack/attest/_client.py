@@ -61,11 +61,6 @@ def fetch_keys(
     now : datetime.datetime, optional
         The time to compare the end of the grants with. By default that of the clock.
 
-    Returns
-    -------
-    KeyRing
-        The keys.
-
     Raises
     ------
     AttestationError

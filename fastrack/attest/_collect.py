@@ -70,11 +70,6 @@ def collect_evidence(
         True if there must be GPUs in confidential mode, False if they are not asked. By default they are asked if the
         driver is there.
 
-    Returns
-    -------
-    MachineEvidence
-        The evidence, with the collateral that was found.
-
     Raises
     ------
     DeviceError

@@ -206,11 +206,6 @@ def make_offer(challenge: Challenge, collect: Collector) -> PendingOffer:
     collect : callable
         A function that takes an `OfferBinding` and returns `MachineEvidence`, such as `collect_evidence`.
 
-    Returns
-    -------
-    PendingOffer
-        The offer, and the secret key that opens the grants for it.
-
     Raises
     ------
     DeviceError
@@ -249,17 +244,14 @@ class VerifiedOffer:
         The proofs of the CPU.
     devices : tuple of MatchedGpuReport or VerifiedGpuReport
         Those of GPUs and switches.
-    verified_at : datetime.datetime
-        The time at which everything was valid.
-    valid_until : datetime.datetime
-        The first time at which a document, a certificate or the challenge is no longer valid.
+    verified_at, valid_until : datetime.datetime
+        Times of everything that was verified, the challenge too, as `fastrack.attest` describes them.
 
     Examples
     --------
-    >>> from dataclasses import fields
     >>> from fastrack import attest
-    >>> [field.name for field in fields(attest.VerifiedOffer)]
-    ['challenge_id', 'recipient', 'cpu', 'devices', 'verified_at', 'valid_until']
+    >>> attest.VerifiedOffer.__match_args__
+    ('challenge_id', 'recipient', 'cpu', 'devices', 'verified_at', 'valid_until')
     """
 
     challenge_id: str
@@ -300,7 +292,8 @@ def verify_offer(
 
     The report data of the CPU is that of this challenge, this key and these reports of devices; each device's nonce is
     its own; evidence and collateral are signed by the vendors and in force at `now`; the policy accepts the machine.
-    Whether the challenge was used before, the caller has to know.
+    Whether the challenge was used before, the caller has to know. Other parameters and the errors are those of all
+    verifiers, which `fastrack.attest` describes.
 
     Parameters
     ----------
@@ -310,27 +303,11 @@ def verify_offer(
         The challenge that it has to answer, as the owner made it.
     policy : Policy
         The proofs that are asked for.
-    now : datetime.datetime
-        The time, with a time zone.
     collateral : TdxCollateral, optional
         The owner's collateral, which is used in place of the machine's: a machine that is refused by a new document
         could send an older one. By default the machine's.
     roots : TrustedRoots
         The roots that are trusted; the vendors' by default.
-
-    Returns
-    -------
-    VerifiedOffer
-        The public key of the machine, and what was proved.
-
-    Raises
-    ------
-    AttestationError
-        If anything does not hold; the error has evidence, field, and the values found and wanted.
-    FormatError
-        If a structure is malformed.
-    ValueError
-        If `now` has no time zone.
 
     Examples
     --------

@@ -132,22 +132,13 @@ class Policy:
     def check_gpus(self, devices: Iterable[VerifiedGpuReport | MatchedGpuReport], *, now: datetime) -> None:
         """Require that verified GPUs and NVSwitches are ones that this policy accepts, and that none is there twice.
 
+        The errors are those of `check_cpu`.
+
         Parameters
         ----------
         devices : iterable of MatchedGpuReport or VerifiedGpuReport
             All devices of the machine, each by what `match_measurements` or `verify_gpu_report` returned; the latter
             only suffices where the policy has ``require_manifests = false``.
-        now : datetime.datetime
-            The time, with a time zone.
-
-        Raises
-        ------
-        AttestationError
-            If one is not; the error has the device, the field, its value, and those that are allowed.
-        TypeError
-            If one is of another type, such as a report that was only parsed.
-        ValueError
-            If `now` has no time zone.
         """
         require_time_zone(now)
         devices = list(devices)

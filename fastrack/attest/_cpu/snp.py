@@ -54,19 +54,14 @@ class VerifiedSnpReport:
         The product that the certificates are of.
     provider : str or None
         The cloud provider that a VLEK belongs to; None for a VCEK.
-    verified_at : datetime.datetime
-        The time at which everything was valid.
-    revocation_checked_at : datetime.datetime or None
-        The time at which the revocation list was issued that does not have the authority; None if none was passed.
-    valid_until : datetime.datetime
-        The first time at which a certificate, or the revocation list, is no longer valid.
+    verified_at, revocation_checked_at, valid_until : datetime.datetime
+        Times of everything that was verified, as `fastrack.attest` describes them.
 
     Examples
     --------
-    >>> from dataclasses import fields
     >>> from fastrack import attest
-    >>> [field.name for field in fields(attest.VerifiedSnpReport)]
-    ['report', 'product', 'provider', 'verified_at', 'revocation_checked_at', 'valid_until']
+    >>> attest.VerifiedSnpReport.__match_args__
+    ('report', 'product', 'provider', 'verified_at', 'revocation_checked_at', 'valid_until')
     """
 
     report: SnpReport
@@ -95,7 +90,8 @@ def verify_snp_report(
     """Verify a report of AMD SEV-SNP with its certificates, offline.
 
     The key of `leaf` signed the report; the certificate is of the chip (or provider) and the patch levels that the
-    report has, and leads to the root of the product.
+    report has, and leads to the root of the product. Other parameters and the errors are those of all verifiers, which
+    `fastrack.attest` describes.
 
     Parameters
     ----------
@@ -105,26 +101,8 @@ def verify_snp_report(
         The certificate of the VCEK or VLEK, in DER or PEM.
     issuers : bytes
         The certificates of its issuer (ASK or ASVK) and of the root (ARK), in PEM, as AMD's ``cert_chain`` has them.
-    now : datetime.datetime
-        The time, with a time zone.
-    roots : collection of str
-        SHA-256 fingerprints of the roots that are trusted; AMD's by default.
     crl : bytes, optional
         The root's revocation list, in DER. The result has its date; without one, revocation is not checked.
-
-    Returns
-    -------
-    VerifiedSnpReport
-        The report, and what its certificates are of.
-
-    Raises
-    ------
-    AttestationError
-        If anything does not hold.
-    FormatError
-        If a structure is malformed.
-    ValueError
-        If `now` has no time zone.
 
     Examples
     --------

@@ -117,10 +117,9 @@ class SnpReport:
 
     Examples
     --------
-    >>> from dataclasses import fields
     >>> from fastrack import attest
-    >>> [field.name for field in fields(attest.SnpReport)][:4]
-    ['version', 'product', 'guest_svn', 'policy']
+    >>> attest.SnpReport.__match_args__[:4]
+    ('version', 'product', 'guest_svn', 'policy')
     """
 
     version: int
@@ -185,16 +184,6 @@ def parse_snp_report(data: bytes) -> SnpReport:
     ----------
     data : bytes
         The report of 1184 bytes, as ``/sys/kernel/config/tsm/report/*/outblob`` has it.
-
-    Returns
-    -------
-    SnpReport
-        The report, and its parts.
-
-    Raises
-    ------
-    FormatError
-        If it is none; the message has the field and its offset.
 
     Examples
     --------

@@ -168,12 +168,7 @@ class TdxCollateral:
         """Read the usual form in one file: an object with a string for each part.
 
         Signatures and revocation lists are in hexadecimal; TCB info and QE identity are strings that hold the signed
-        text.
-
-        Raises
-        ------
-        FormatError
-            If a member is missing, unknown or malformed.
+        text. A member that is missing, unknown or malformed is a `FormatError`.
 
         Examples
         --------

@@ -115,10 +115,9 @@ class TdxQuote:
 
     Examples
     --------
-    >>> from dataclasses import fields
     >>> from fastrack import attest
-    >>> [field.name for field in fields(attest.TdxQuote)][:3]
-    ['version', 'report', 'data']
+    >>> attest.TdxQuote.__match_args__[:3]
+    ('version', 'report', 'data')
     """
 
     version: int
@@ -142,16 +141,6 @@ def parse_tdx_quote(data: bytes) -> TdxQuote:
     ----------
     data : bytes
         The quote, as ``/sys/kernel/config/tsm/report/*/outblob`` has it. Zero bytes may follow; nothing else.
-
-    Returns
-    -------
-    TdxQuote
-        The quote, and its parts.
-
-    Raises
-    ------
-    FormatError
-        If it is none; the message has the field and its offset.
 
     Examples
     --------

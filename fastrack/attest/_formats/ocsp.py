@@ -53,10 +53,8 @@ class VerifiedOcspResponse:
         The time at which its status was known to be correct.
     next_update : datetime.datetime
         The time at which a newer response is available at the latest.
-    verified_at : datetime.datetime
-        The time at which the response was in force.
-    valid_until : datetime.datetime
-        The first time at which the response, or the responder's certificate, is no longer valid.
+    verified_at, valid_until : datetime.datetime
+        Times of the response and the responder's certificate, as `fastrack.attest` describes them.
 
     Examples
     --------
@@ -92,33 +90,17 @@ def verify_ocsp_response(
 ) -> VerifiedOcspResponse:
     """Verify a stored OCSP response that a certificate was not revoked.
 
+    It is refused if it is of another certificate or responder, not in force, or altered, or if the certificate was
+    revoked or is unknown. Other parameters and the errors are those of all verifiers, which `fastrack.attest` has.
+
     Parameters
     ----------
     response : bytes
         The response in DER.
     certificate, issuer : cryptography.x509.Certificate
         The certificate, and that of its issuer, which was verified before.
-    now : datetime.datetime
-        The time, with a time zone.
     nonce : bytes, optional
         The nonce that the response must have. A response that was stored for others has none, and needs none.
-    evidence : str
-        A name for the response, for errors.
-
-    Returns
-    -------
-    VerifiedOcspResponse
-        The times of the response.
-
-    Raises
-    ------
-    AttestationError
-        If the certificate was revoked or is unknown, or the response is of another certificate or responder, not in
-        force, or altered.
-    FormatError
-        If it is malformed.
-    ValueError
-        If `now` has no time zone.
 
     Notes
     -----

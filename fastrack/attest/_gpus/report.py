@@ -108,16 +108,6 @@ def parse_gpu_report(data: bytes) -> GpuReport:
         The request and the response, as ``nvmlDeviceGetConfComputeGpuAttestationReport`` gives them. Zero bytes may
         follow; nothing else.
 
-    Returns
-    -------
-    GpuReport
-        Its fields, all of them untrusted.
-
-    Raises
-    ------
-    FormatError
-        If it is malformed; the message has the field and its offset.
-
     Examples
     --------
     >>> from fastrack import attest

@@ -35,10 +35,9 @@ class MatchedGpuReport:
 
     Examples
     --------
-    >>> from dataclasses import fields
     >>> from fastrack import attest
-    >>> [field.name for field in fields(attest.MatchedGpuReport)]
-    ['report', 'rims', 'matched', 'skipped']
+    >>> attest.MatchedGpuReport.__match_args__
+    ('report', 'rims', 'matched', 'skipped')
     """
 
     report: VerifiedGpuReport
@@ -65,11 +64,6 @@ def match_measurements(report: VerifiedGpuReport, rims: Iterable[VerifiedRim]) -
         The manifests for it, and no others: for a GPU one with the version of its driver and one with that of its
         VBIOS, for a switch one with that of its BIOS; all with the name of its chip. Manifests do not name boards: that
         those of another board with the same VBIOS are not accepted for this one is left to the measurements.
-
-    Returns
-    -------
-    MatchedGpuReport
-        The report, the manifests and the indexes that were compared.
 
     Raises
     ------
