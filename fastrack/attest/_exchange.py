@@ -23,9 +23,8 @@ from fastrack._util.fork import register_fork_reset
 from fastrack._util.public import attest_public
 from fastrack.attest._cpu.kind import CpuKind
 from fastrack.attest._cpu.tdx_collateral import TdxCollateral
-from fastrack.attest._errors import refused
+from fastrack.attest._errors import refused, require_in_force, require_time_zone
 from fastrack.attest._formats.roots import AMD_ROOTS, INTEL_ROOTS, NVIDIA_RIM_ROOTS, NVIDIA_ROOTS, Roots
-from fastrack.attest._formats.times import require_in_force, require_time_zone
 from fastrack.attest._formats.wire import decode, encode, write_bytes
 from fastrack.attest._gpus.evidence import VerifiedGpuReport, verify_gpu_report
 from fastrack.attest._gpus.rim import VerifiedRim, verify_rim
@@ -63,14 +62,9 @@ Collector: TypeAlias = Callable[[OfferBinding], MachineEvidence]
 @attest_public
 @dataclass(frozen=True, slots=True)
 class TrustedRoots:
-    """The roots that evidence of each kind must lead to, as SHA-256 fingerprints.
+    """The roots that evidence of each vendor must lead to, as SHA-256 fingerprints, for tests and private PKIs.
 
-    Attributes
-    ----------
-    intel, amd, nvidia, nvidia_rim : collection of str
-        The vendors' by default; others for tests and private PKIs.
-    others : mapping of str to collection of str
-        Those of other vendors of CPUs, by their names; the vendors' own by default.
+    `others` has those of other vendors of CPUs, by their names. By default all are the vendors' own.
 
     Examples
     --------
@@ -108,11 +102,6 @@ class PendingOffer:
     """An offer with the secret key of the machine that made it, which waits for its grants. `make_offer` makes one.
 
     It can be neither pickled nor copied, and is empty in a forked child.
-
-    Attributes
-    ----------
-    offer : Offer
-        The offer.
 
     Examples
     --------
@@ -234,18 +223,8 @@ def make_offer(challenge: Challenge, collect: Collector) -> PendingOffer:
 class VerifiedOffer:
     """An offer of which everything was verified, and which a policy accepts. `issue_grants` encrypts keys to it.
 
-    Attributes
-    ----------
-    challenge_id : str
-        The id of the challenge that it answers.
-    recipient : Recipient
-        The public key that the evidence is bound to.
-    cpu : VerifiedTdxQuote or VerifiedSnpReport
-        The proofs of the CPU.
-    devices : tuple of MatchedGpuReport or VerifiedGpuReport
-        Those of GPUs and switches.
-    verified_at, valid_until : datetime.datetime
-        Times of everything that was verified, the challenge too, as `fastrack.attest` describes them.
+    It answers the challenge `challenge_id`. The evidence is bound to the public key `recipient`; `cpu` and `devices`
+    are what was proved. `fastrack.attest` describes the times, to which the end of the challenge counts.
 
     Examples
     --------

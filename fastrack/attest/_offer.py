@@ -28,9 +28,8 @@ from typing import Any, Self
 
 from fastrack._util.documents import encode_time
 from fastrack._util.public import attest_public
-from fastrack.attest._errors import malformed
+from fastrack.attest._errors import malformed, require_time_zone
 from fastrack.attest._formats import wire
-from fastrack.attest._formats.times import require_time_zone
 from fastrack.attest._formats.wire import Reader, write_bytes
 from fastrack.attest._kinds import CPU_KINDS, CpuEvidence, kind_of_evidence
 from fastrack.grants import Recipient
@@ -57,16 +56,9 @@ _MANIFESTS_LIMIT = 2 * DEVICES_LIMIT
 @attest_public
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """The start of an exchange: random bytes of the owner, which the machine's evidence must be about.
+    """The start of an exchange: 32 random bytes of the owner, which the machine's evidence must be about.
 
-    Attributes
-    ----------
-    id : str
-        The id by which an offer names it, 32 hexadecimal digits.
-    nonce : bytes
-        32 random bytes.
-    expires : datetime.datetime
-        The end of its validity, in whole seconds of UTC.
+    An offer names it by `id`, 32 hexadecimal digits. It `expires` at a time in whole seconds of UTC.
 
     Examples
     --------
@@ -116,14 +108,7 @@ class Challenge:
 @attest_public
 @dataclass(frozen=True, slots=True)
 class ManifestEvidence:
-    """A reference manifest, with OCSP responses for its certificates.
-
-    Attributes
-    ----------
-    data : bytes
-        The manifest.
-    ocsp : tuple of bytes or None
-        OCSP responses in DER; None if its revocation is not to be checked.
+    """A reference manifest, with OCSP responses in DER; None if its revocation is not to be checked.
 
     Examples
     --------
@@ -139,18 +124,11 @@ class ManifestEvidence:
 @attest_public
 @dataclass(frozen=True, slots=True)
 class DeviceEvidence:
-    """The report of a GPU or NVSwitch with its certificates.
+    """The report of a GPU or NVSwitch with its certificates in PEM.
 
-    Attributes
-    ----------
-    report : bytes
-        The report, asked for with the nonce of `OfferBinding.device_nonce`.
-    chain : bytes
-        The certificates in PEM.
-    manifests : tuple of ManifestEvidence
-        The reference manifests for this device. Equal ones of several devices are sent once.
-    ocsp : tuple of bytes or None
-        OCSP responses in DER; None if revocation is not to be checked.
+    The report was asked for with the nonce of `OfferBinding.device_nonce`. `manifests` are the reference manifests for
+    this device; equal ones of several devices are sent once. `ocsp` has OCSP responses in DER; None if revocation is
+    not to be checked.
 
     Examples
     --------
@@ -168,14 +146,7 @@ class DeviceEvidence:
 @attest_public
 @dataclass(frozen=True, slots=True)
 class MachineEvidence:
-    """All evidence of a machine.
-
-    Attributes
-    ----------
-    cpu : TdxEvidence or SnpEvidence
-        The evidence of the CPU.
-    devices : tuple of DeviceEvidence
-        That of its GPUs and switches, in the order of their indexes.
+    """The evidence of a CPU, and that of its GPUs and switches, in the order of their indexes.
 
     Examples
     --------
@@ -191,18 +162,11 @@ class MachineEvidence:
 @attest_public
 @dataclass(frozen=True, slots=True)
 class OfferBinding:
-    """The values that the evidence of an offer must have, so that it is about one challenge and one public key.
+    """The values that the evidence of an offer must have, for one challenge and one public key of a machine.
 
     Every hash is over a label and parts, each with its length before it in 4 bytes, big-endian. "challenge" is the
     whole document of the challenge in canonical form, "public key" the 1216 raw bytes of the HPKE key (ML-KEM-768, then
     X25519), and "index" 4 bytes, big-endian, counted from 0 in the order of the offer.
-
-    Parameters
-    ----------
-    challenge : Challenge
-        The challenge.
-    recipient : Recipient
-        The public key of the machine.
 
     Examples
     --------
@@ -254,14 +218,8 @@ def _frame(label: bytes, parts: Iterable[bytes]) -> bytes:
 class Offer:
     r"""An offer as it was parsed. All values are untrusted: `verify_offer` returns those that are proved.
 
-    Attributes
-    ----------
-    challenge_id : str
-        The id of the challenge that it answers.
-    recipient : Recipient
-        The public key to which the machine wants the owner's keys encrypted.
-    evidence : MachineEvidence
-        The evidence of CPU and devices.
+    It names the challenge that it answers, by `challenge_id`; the public key `recipient`, to which the machine wants
+    the owner's keys encrypted; and the `evidence` of CPU and devices.
 
     Examples
     --------

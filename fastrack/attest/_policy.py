@@ -13,7 +13,7 @@ from fastrack._util.public import attest_public
 from fastrack._util.rights import open_own
 from fastrack.attest._cpu.snp_kind import SnpPolicy
 from fastrack.attest._cpu.tdx_kind import TdxPolicy
-from fastrack.attest._formats.times import require_time_zone
+from fastrack.attest._errors import require_time_zone
 from fastrack.attest._formats.toml import Table
 from fastrack.attest._gpus.evidence import VerifiedGpuReport
 from fastrack.attest._gpus.rim_match import MatchedGpuReport

@@ -9,8 +9,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from fastrack._util.public import attest_public
-from fastrack.attest._errors import refused
-from fastrack.attest._formats.times import require_in_force
+from fastrack.attest._errors import refused, require_in_force
 from fastrack.attest._formats.toml import Table
 from fastrack.errors import AttestationError, FormatError
 

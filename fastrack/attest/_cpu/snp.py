@@ -44,18 +44,8 @@ class VerifiedSnpReport:
     """A report that a SEV-SNP platform signed, whose certificates lead to a pinned root of AMD.
 
     The report is proved, and not judged: an outdated platform and a guest that is open to its debugger have valid
-    reports too. A `Policy` judges them.
-
-    Attributes
-    ----------
-    report : SnpReport
-        Measurements, policy and patch levels.
-    product : SnpProduct
-        The product that the certificates are of.
-    provider : str or None
-        The cloud provider that a VLEK belongs to; None for a VCEK.
-    verified_at, revocation_checked_at, valid_until : datetime.datetime
-        Times of everything that was verified, as `fastrack.attest` describes them.
+    reports too. A `Policy` judges them. `product` is that of the certificates, and `provider` the cloud provider that a
+    VLEK belongs to; None for a VCEK. `fastrack.attest` describes the times.
 
     Examples
     --------

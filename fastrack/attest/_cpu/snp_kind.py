@@ -35,16 +35,8 @@ _LINES = {
 class SnpEvidence:
     """A report of AMD SEV-SNP with its certificates.
 
-    Attributes
-    ----------
-    report : bytes
-        The report.
-    leaf : bytes
-        The certificate of the VCEK or VLEK, in DER or PEM.
-    issuers : bytes
-        The certificates of its issuer and of the root, in PEM.
-    crl : bytes or None
-        The root's revocation list in DER, if the machine has it.
+    `leaf` is the certificate of the VCEK or VLEK, in DER or PEM, and `issuers` has those of its issuer and of the root,
+    in PEM. `crl` is the root's revocation list in DER, if the machine has it.
 
     Examples
     --------

@@ -41,14 +41,7 @@ class SnpProduct(StrEnum):
 @attest_public
 @dataclass(frozen=True, slots=True)
 class SnpTcb:
-    """The security patch levels (SPL) of the parts of a platform.
-
-    Attributes
-    ----------
-    fmc : int or None
-        Of the FMC, which Turin has and Milan and Genoa have not.
-    bootloader, tee, snp, microcode : int
-        Of the other parts.
+    """The security patch levels (SPL) of the parts of a platform: Turin has an FMC, Milan and Genoa have none.
 
     Examples
     --------

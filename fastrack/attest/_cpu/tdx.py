@@ -26,21 +26,9 @@ class VerifiedTdxQuote:
     """A quote that a TDX platform signed, whose certificates lead to a pinned root and were not revoked.
 
     The state of the platform (`tcb`) and the report are proved, and not judged: an outdated platform and a TD that is
-    open to its debugger have valid quotes too. A `Policy` judges them.
-
-    Attributes
-    ----------
-    report : TdReport
-        Measurements and attributes of the TD.
-    tcb : TdxTcb
-        The state of the platform.
-    platform : PckIdentity
-        The identity of the platform.
-    verified_at, valid_until : datetime.datetime
-        Times of everything that was verified, as `fastrack.attest` describes them.
-    collateral_issued_at : datetime.datetime
-        The time at which the oldest document of the collateral was issued. The list of the root does not count: it is
-        issued once a year.
+    open to its debugger have valid quotes too. A `Policy` judges them. `collateral_issued_at` is the time of the oldest
+    document of the collateral; the list of the root does not count, since it is issued once a year. `fastrack.attest`
+    describes the other times.
 
     Examples
     --------

@@ -15,11 +15,10 @@ from typing import Self
 from fastrack._util.public import attest_public
 from fastrack.attest._cpu.tdx_pck import PckIdentity
 from fastrack.attest._cpu.tdx_quote import QeReport, TdReport, TdxQuote
-from fastrack.attest._errors import malformed, refused
+from fastrack.attest._errors import malformed, refused, require_in_force
 from fastrack.attest._formats.json import Node
 from fastrack.attest._formats.roots import Roots
 from fastrack.attest._formats.signatures import P256
-from fastrack.attest._formats.times import require_in_force
 from fastrack.attest._formats.x509 import VerifiedChain, load_chain, subject_name, verify_chain
 
 _SIGNER = "Intel SGX TCB Signing"
@@ -54,16 +53,9 @@ _PART_STATUS = (TcbStatus.UP_TO_DATE, TcbStatus.OUT_OF_DATE, TcbStatus.REVOKED) 
 @attest_public
 @dataclass(frozen=True, slots=True)
 class TcbLevel:
-    """The level of the collateral that a part of the TCB reaches.
+    """The level of the collateral that a part of the TCB reaches, whose `status` is Intel's judgement.
 
-    Attributes
-    ----------
-    status : TcbStatus
-        Intel's judgement of it.
-    date : datetime.datetime
-        The date up to which all known weaknesses are mended in it.
-    advisory_ids : tuple of str
-        The security advisories that apply to it.
+    All weaknesses that were known at `date` are mended in it. The security advisories `advisory_ids` apply to it.
 
     Examples
     --------

@@ -38,14 +38,7 @@ _XFAM_ONES, _XFAM_KNOWN = 0x3, 0x6DBE7  # x87 and SSE are always on; no TDX modu
 @attest_public
 @dataclass(frozen=True, slots=True)
 class TdxEvidence:
-    """A quote of Intel TDX, with its collateral if the machine has it.
-
-    Attributes
-    ----------
-    quote : bytes
-        The quote.
-    collateral : TdxCollateral or None
-        The collateral; None if the owner has it.
+    """A quote of Intel TDX, with its collateral; None if the owner has that.
 
     Examples
     --------

@@ -104,14 +104,7 @@ class QeReport:
 class TdxQuote:
     """A quote that was parsed, and of which nothing was verified: anyone can write one. See `verify_tdx_quote`.
 
-    Attributes
-    ----------
-    version : int
-        4 or 5.
-    report : TdReport
-        What the quote claims.
-    data : bytes
-        The whole quote, without what follows it.
+    `version` is 4 or 5, `report` what the quote claims, and `data` the whole quote, without what follows it.
 
     Examples
     --------

@@ -17,10 +17,9 @@ from cryptography.x509 import ocsp
 from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, SignatureAlgorithmOID
 
 from fastrack._util.public import attest_public
-from fastrack.attest._errors import malformed, refused
+from fastrack.attest._errors import malformed, refused, require_in_force, require_time_zone
 from fastrack.attest._formats import der
 from fastrack.attest._formats.cache import Kept
-from fastrack.attest._formats.times import require_in_force, require_time_zone
 from fastrack.attest._formats.x509 import (
     ECDSA,
     KNOWN_CRITICAL,
@@ -45,16 +44,9 @@ _FETCH = "Fetch a current response of the responder that the certificate names, 
 class VerifiedOcspResponse:
     """A response of a certificate's issuer, or of a responder that the issuer has appointed, that it was not revoked.
 
-    Attributes
-    ----------
-    serial_number : int
-        The serial number of the certificate that is good.
-    this_update : datetime.datetime
-        The time at which its status was known to be correct.
-    next_update : datetime.datetime
-        The time at which a newer response is available at the latest.
-    verified_at, valid_until : datetime.datetime
-        Times of the response and the responder's certificate, as `fastrack.attest` describes them.
+    The status of the certificate `serial_number` was known to be good at `this_update`; a newer response is available
+    at `next_update` at the latest. `fastrack.attest` describes the other times, to which the responder's certificate
+    counts.
 
     Examples
     --------

@@ -26,9 +26,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtensionOID, SignatureAlgorithmOID
 
 from fastrack._util.fork import after_fork
-from fastrack.attest._errors import malformed, refused
+from fastrack.attest._errors import malformed, refused, require_in_force, require_time_zone
 from fastrack.attest._formats.roots import Roots
-from fastrack.attest._formats.times import require_in_force, require_time_zone
 from fastrack.errors import AttestationError
 
 E = TypeVar("E", x509.BasicConstraints, x509.KeyUsage, x509.ExtendedKeyUsage)

@@ -17,12 +17,11 @@ from hashlib import sha384
 from cryptography import x509
 
 from fastrack._util.public import attest_public
-from fastrack.attest._errors import refused
+from fastrack.attest._errors import refused, require_time_zone
 from fastrack.attest._formats.cache import Kept
 from fastrack.attest._formats.ocsp import check_revocation
 from fastrack.attest._formats.roots import NVIDIA_RIM_ROOTS, Roots
 from fastrack.attest._formats.signatures import P384
-from fastrack.attest._formats.times import require_time_zone
 from fastrack.attest._formats.x509 import load_certificate, subject_name, verify_chain
 from fastrack.attest._formats.xml import Element, canonicalize, parse
 from fastrack.attest._gpus.report import DIGEST_SIZE
@@ -48,16 +47,8 @@ _FETCH = "Fetch the manifest again, by its id."
 class RimMeasurement:
     r"""The values that a measurement may have.
 
-    Attributes
-    ----------
-    index : int
-        The index of the measurement, from 0.
-    name : str
-        A name for it.
-    is_active : bool
-        False if the manifest says nothing about this index.
-    values : tuple of bytes
-        SHA-384 digests, one of which an active measurement must have.
+    `index` counts from 0. `values` are SHA-384 digests, one of which the measurement must have, unless `is_active` is
+    False: then the manifest says nothing about this index.
 
     Examples
     --------
@@ -78,20 +69,9 @@ class RimMeasurement:
 class Rim:
     """A reference integrity manifest as it was parsed. All values are untrusted.
 
-    Attributes
-    ----------
-    data : bytes
-        The whole file.
-    tag_id : str
-        The identifier of this version of the tag.
-    product : str
-        The chip, such as "GH100".
-    edition : str
-        "GPU" or "SWITCH".
-    version : str
-        The version of the driver, VBIOS or switch BIOS. A manifest does not say which of them it is about, nor a board.
-    measurements : tuple of RimMeasurement
-        All measurements, by their indexes.
+    `data` is the whole file and `tag_id` the identifier of this version of the tag. `product` is the chip, such as
+    "GH100", `edition` is "GPU" or "SWITCH", and `version` the driver's, the VBIOS's or the switch BIOS's: a manifest
+    does not say which of them it is about, nor a board. `measurements` are in the order of their indexes.
 
     Examples
     --------
@@ -120,16 +100,9 @@ class Rim:
 @attest_public
 @dataclass(frozen=True, slots=True)
 class VerifiedRim:
-    """A manifest whose signer's certificates lead to a pinned root.
+    """A manifest, all of which was signed, and the name of its `signer`, whose certificates lead to a pinned root.
 
-    Attributes
-    ----------
-    rim : Rim
-        The manifest. All of it was signed.
-    signer : str
-        The name in the signer's certificate.
-    verified_at, revocation_checked_at, valid_until : datetime.datetime
-        Times of everything that was verified, as `fastrack.attest` describes them.
+    `fastrack.attest` describes the times.
 
     Examples
     --------

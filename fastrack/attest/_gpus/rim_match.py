@@ -20,18 +20,9 @@ _SHOWN = 8  # indexes that a message names
 class MatchedGpuReport:
     """A verified report, all of whose measurements for which its manifests have values have one of these values.
 
-    Driver and firmware are then as NVIDIA has released them, by NVIDIA's rule with debugging disabled.
-
-    Attributes
-    ----------
-    report : VerifiedGpuReport
-        The report.
-    rims : tuple of VerifiedRim
-        The manifests: of driver and VBIOS, or of a switch's BIOS.
-    matched : tuple of int
-        The indexes that were compared.
-    skipped : tuple of int
-        Active indexes that were not compared: 35, if the report says that the first video decoder is off.
+    Driver and firmware are then as NVIDIA has released them, by NVIDIA's rule with debugging disabled. `rims` are the
+    manifests of driver and VBIOS, or of a switch's BIOS. `matched` has the indexes that were compared, and `skipped`
+    the active ones that were not: 35, if the report says that the first video decoder is off.
 
     Examples
     --------
