@@ -44,11 +44,14 @@ def require_time_zone(now: datetime) -> None:
 
 
 def require_in_force(
-    evidence: str, field: str, start: datetime, end: datetime | None, now: datetime, advice: str
+    evidence: str, field: str, start: datetime, end: datetime | None, now: datetime, advice: str, subject: str = ""
 ) -> datetime:
-    """Require a time from the start to the end of a document, and return its end, which it must have."""
+    """Require a time from the start to the end of a document, and return its end, which it must have.
+
+    `subject` is a part of the message, before these times.
+    """
     if end is None or not start <= now <= end:
-        wanted = f"{start.isoformat()} to {end.isoformat() if end else 'a next update, which it lacks'}"
+        wanted = f"{subject}{start.isoformat()} to {end.isoformat() if end else 'a next update, which it lacks'}"
         raise refused(evidence, field, wanted=wanted, found=now.isoformat(), advice=advice)
     return end
 

@@ -317,7 +317,7 @@ def _write_list(items: tuple[bytes, ...] | None) -> list[str | None] | None:
 
 
 def _read_ocsp(reader: Reader) -> tuple[bytes, ...] | None:
-    return reader.binaries_or_none("ocsp", count=_OCSP_COUNT, limit=_OCSP_LIMIT)
+    return reader.or_none("ocsp", lambda name: reader.binaries(name, count=_OCSP_COUNT, limit=_OCSP_LIMIT))
 
 
 def open_offer(offer: Offer | bytes) -> Offer:

@@ -109,10 +109,11 @@ def _write(evidence: TdxEvidence) -> dict[str, Any]:
 
 
 def _read(cpu: Reader) -> TdxEvidence:
-    parts = cpu.child_or_none("collateral", _PARTS)
-    collateral = None
-    if parts is not None:
-        collateral = TdxCollateral(**{name: parts.binary(name, limit=PART_LIMIT) for name in _PARTS})
+    def read(name: str) -> TdxCollateral:
+        parts = cpu.child(name, _PARTS)
+        return TdxCollateral(**{part: parts.binary(part, limit=PART_LIMIT) for part in _PARTS})
+
+    collateral = cpu.or_none("collateral", read)
     return TdxEvidence(cpu.binary("quote", limit=_QUOTE_LIMIT), collateral)
 
 

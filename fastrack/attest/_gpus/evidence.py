@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 
@@ -193,21 +193,17 @@ def verify_gpu_report(
     if reported is not None and reported != identity.fwid:
         advice = "The report is not of the firmware that the certificate was issued for; ask for both again."
         raise refused(evidence, "firmware id", wanted=identity.fwid, found=reported, advice=advice)
-    fields = ReportFields(parsed, is_switch=identity.architecture is GpuArchitecture.NVSWITCH)
+    is_switch = identity.architecture is GpuArchitecture.NVSWITCH
+    fields = ReportFields(parsed, is_switch=is_switch)
     own = parsed.field(OpaqueField.DEVICE_ID)
     wanted = identity.chip_id[-2 * _ID_SIZE :].lower()
-    if identity.architecture is GpuArchitecture.NVSWITCH and (own is None or own.hex() != wanted):
+    if is_switch and (own is None or own.hex() != wanted):
         raise refused(evidence, "device id", wanted=wanted, found=own or "none", advice=_AGAIN)
-    checked_at, valid_until = check_revocation(
-        verified.certificates[1:], ocsp, now=now, evidence=f"OCSP response for the {evidence}"
-    )
+    identity = replace(identity, chip=fields.text_or_none(OpaqueField.CHIP) or identity.chip)
+    checked_at, valid_until = check_revocation(verified, ocsp, evidence=evidence, first=1)
     return VerifiedGpuReport(
         evidence=evidence,
-        architecture=identity.architecture,
-        model=identity.model,
-        chip=fields.text_or_none(OpaqueField.CHIP) or identity.chip,
-        chip_id=identity.chip_id,
-        ueid=identity.ueid,
+        **asdict(identity),
         project=fields.board(OpaqueField.PROJECT),
         project_sku=fields.board(OpaqueField.PROJECT_SKU),
         chip_sku=fields.board(OpaqueField.CHIP_SKU),
@@ -218,12 +214,11 @@ def verify_gpu_report(
         is_locked=fields.is_locked(),
         is_pcie_protected=fields.switched_on(OpaqueField.PROTECTED_PCIE),
         is_nvdec_enabled=fields.switched_on(OpaqueField.NVDEC_STATUS),
-        fwid=identity.fwid,
         nonce=parsed.nonce,
         measurements=parsed.measurements,
         verified_at=now,
         revocation_checked_at=checked_at,
-        valid_until=min(verified.valid_until, valid_until or verified.valid_until),
+        valid_until=valid_until,
     )
 
 

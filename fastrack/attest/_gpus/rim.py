@@ -172,18 +172,9 @@ def verify_rim(
     """
     require_time_zone(now)
     parsed, certificates = open_signed(bytes(rim.data if isinstance(rim, Rim) else rim), evidence=evidence)
-    name = f"certificate chain of the {evidence}"
-    chain = verify_chain(certificates, roots=roots, now=now, evidence=name)
-    checked_at, valid_until = check_revocation(
-        chain.certificates, ocsp, now=now, evidence=f"OCSP response for the {evidence}"
-    )
-    return VerifiedRim(
-        rim=parsed,
-        signer=subject_name(chain.leaf),
-        verified_at=now,
-        revocation_checked_at=checked_at,
-        valid_until=min(chain.valid_until, valid_until or chain.valid_until),
-    )
+    chain = verify_chain(certificates, roots=roots, now=now, evidence=f"certificate chain of the {evidence}")
+    checked_at, valid_until = check_revocation(chain, ocsp, evidence=evidence)
+    return VerifiedRim(parsed, subject_name(chain.leaf), now, checked_at, valid_until)
 
 
 def _verify_signature(data: bytes, evidence: str) -> tuple[Rim, tuple[x509.Certificate, ...]]:
