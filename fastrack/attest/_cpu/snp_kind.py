@@ -132,7 +132,7 @@ def _read_policy(table: Table) -> SnpPolicy:
         chip_ids=table.digests("chip_ids", 64),
         max_vmpl=table.integer("max_vmpl") or 0,
         revocation=rules.read_revocation(table),
-        max_revocation_age=rules.read_days(table, "max_revocation_age_days"),
+        max_revocation_age=rules.read_days(table, "max_revocation_age_days", None),
         allow_debug=table.boolean("allow_debug", default=False),
         allow_migration=table.boolean("allow_migration", default=False),
         allow_smt=table.boolean("allow_smt", default=True),

@@ -150,7 +150,7 @@ def _read_policy(table: Table) -> TdxPolicy:
         refused_advisories=frozenset(table.texts("refused_advisories")),
         min_evaluation_number=_EVALUATION_NUMBER if number is None else number,
         platforms=table.digests("platforms", 16),
-        max_collateral_age=rules.read_days_or(table, "max_collateral_age_days", _COLLATERAL_AGE),
+        max_collateral_age=rules.read_days(table, "max_collateral_age_days", _COLLATERAL_AGE),
         td_attributes=table.digests("td_attributes", 8),
         xfam=table.digests("xfam", 8),
         allow_debug=table.boolean("allow_debug", default=False),

@@ -43,6 +43,15 @@ class MatchedGpuReport:
         return tuple(index for index in range(len(self.report.measurements)) if index not in covered)
 
 
+def report_of(device: object) -> VerifiedGpuReport:
+    """Return the report of a device that was verified. Raise `TypeError` if it was not."""
+    report = device.report if isinstance(device, MatchedGpuReport) else device
+    if not isinstance(report, VerifiedGpuReport):
+        found = type(device).__name__
+        raise TypeError(f"expected VerifiedGpuReport or MatchedGpuReport, got {found}; verify the evidence first")
+    return report
+
+
 @attest_public
 def match_measurements(report: VerifiedGpuReport, rims: Iterable[VerifiedRim]) -> MatchedGpuReport:
     """Require that every measurement for which the manifests have values has one of these values.
@@ -84,7 +93,8 @@ def match_measurements(report: VerifiedGpuReport, rims: Iterable[VerifiedRim]) -
     active = _merge(report, found)
     skipped = {_NVDEC_INDEX} & active.keys() if report.is_nvdec_enabled is False else set()
     compared = sorted(active.keys() - skipped)
-    different = [index for index in compared if not _has_value(report.measurements, active[index])]
+    measured = dict(enumerate(report.measurements))
+    different = [index for index in compared if measured.get(index) not in active[index].values]
     if different:
         names = ", ".join(f"{index} ({active[index].name})" for index in different[:_SHOWN])
         raise refused(
@@ -126,7 +136,3 @@ def _merge(report: VerifiedGpuReport, rims: Sequence[VerifiedRim]) -> dict[int, 
             raise refused(report.evidence, "reference manifests", wanted=wanted, found=found, advice=_FETCH)
         active |= own
     return active
-
-
-def _has_value(measurements: Sequence[bytes], wanted: RimMeasurement) -> bool:
-    return wanted.index < len(measurements) and measurements[wanted.index] in wanted.values
