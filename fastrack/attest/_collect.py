@@ -30,12 +30,7 @@ from fastrack.attest._gpus.evidence import ReportFields
 from fastrack.attest._gpus.report import OpaqueField, parse_gpu_report
 from fastrack.attest._gpus.rim import open_signed
 from fastrack.attest._kinds import CPU_KINDS
-from fastrack.attest._offer import (
-    DeviceEvidence,
-    MachineEvidence,
-    ManifestEvidence,
-    OfferBinding,
-)
+from fastrack.attest._offer import DeviceEvidence, MachineEvidence, ManifestEvidence, OfferBinding
 from fastrack.errors import DeviceError, FormatError
 
 TSM_ROOT = "/sys/kernel/config/tsm/report"
@@ -69,11 +64,6 @@ def collect_evidence(
     gpus : bool, optional
         True if there must be GPUs in confidential mode, False if they are not asked. By default they are asked if the
         driver is there.
-
-    Returns
-    -------
-    MachineEvidence
-        The evidence, with the collateral that was found.
 
     Raises
     ------

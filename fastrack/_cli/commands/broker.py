@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from fastrack._cli.commands.attest import Collateral, Period, UnderPolicy, load_collateral
+from fastrack._cli.commands.attest import Collateral, FileIds, Period, UnderPolicy, load_collateral
 from fastrack._cli.commands.grant import load_signer
 from fastrack._cli.console import clean, new_table, pluralize, print_json, stdout
 from fastrack._cli.documents import parse_period
@@ -39,10 +39,7 @@ def serve(
         bool, typer.Option("--insecure-loopback", help="Serve without TLS, on a loopback address alone.")
     ] = False,
     collateral: Collateral = None,
-    file_id: Annotated[
-        list[str] | None,
-        typer.Option("--file-id", metavar="ID", help="Grant this sealed file only; may be repeated."),
-    ] = None,
+    file_id: FileIds = None,
     challenge_lifetime: Period = "5m",
     grant_lifetime: Period = "5m",
     rate: Annotated[float, typer.Option(min=0.1, help="Requests a minute that an address may send.")] = 60.0,

@@ -41,14 +41,7 @@ class SnpProduct(StrEnum):
 @attest_public
 @dataclass(frozen=True, slots=True)
 class SnpTcb:
-    """The security patch levels (SPL) of the parts of a platform.
-
-    Attributes
-    ----------
-    fmc : int or None
-        Of the FMC, which Turin has and Milan and Genoa have not.
-    bootloader, tee, snp, microcode : int
-        Of the other parts.
+    """The security patch levels (SPL) of the parts of a platform: Turin has an FMC, Milan and Genoa have none.
 
     Examples
     --------
@@ -117,10 +110,9 @@ class SnpReport:
 
     Examples
     --------
-    >>> from dataclasses import fields
     >>> from fastrack import attest
-    >>> [field.name for field in fields(attest.SnpReport)][:4]
-    ['version', 'product', 'guest_svn', 'policy']
+    >>> attest.SnpReport.__match_args__[:4]
+    ('version', 'product', 'guest_svn', 'policy')
     """
 
     version: int
@@ -185,16 +177,6 @@ def parse_snp_report(data: bytes) -> SnpReport:
     ----------
     data : bytes
         The report of 1184 bytes, as ``/sys/kernel/config/tsm/report/*/outblob`` has it.
-
-    Returns
-    -------
-    SnpReport
-        The report, and its parts.
-
-    Raises
-    ------
-    FormatError
-        If it is none; the message has the field and its offset.
 
     Examples
     --------

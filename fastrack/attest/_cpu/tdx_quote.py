@@ -104,21 +104,13 @@ class QeReport:
 class TdxQuote:
     """A quote that was parsed, and of which nothing was verified: anyone can write one. See `verify_tdx_quote`.
 
-    Attributes
-    ----------
-    version : int
-        4 or 5.
-    report : TdReport
-        What the quote claims.
-    data : bytes
-        The whole quote, without what follows it.
+    `version` is 4 or 5, `report` what the quote claims, and `data` the whole quote, without what follows it.
 
     Examples
     --------
-    >>> from dataclasses import fields
     >>> from fastrack import attest
-    >>> [field.name for field in fields(attest.TdxQuote)][:3]
-    ['version', 'report', 'data']
+    >>> attest.TdxQuote.__match_args__[:3]
+    ('version', 'report', 'data')
     """
 
     version: int
@@ -143,16 +135,6 @@ def parse_tdx_quote(data: bytes) -> TdxQuote:
     data : bytes
         The quote, as ``/sys/kernel/config/tsm/report/*/outblob`` has it. Zero bytes may follow; nothing else.
 
-    Returns
-    -------
-    TdxQuote
-        The quote, and its parts.
-
-    Raises
-    ------
-    FormatError
-        If it is none; the message has the field and its offset.
-
     Examples
     --------
     >>> from fastrack import attest
@@ -171,7 +153,10 @@ def parse_tdx_quote(data: bytes) -> TdxQuote:
     cursor.expect(_INTEL_VENDOR, "QE vendor")
     user_data = cursor.take(20, "user data")
     body_type = _read_body_type(cursor) if version == 5 else _TD_1_0
-    report = _read_report(cursor.part(_BODY_SIZES[body_type], f"{EVIDENCE}, TD report"), body_type)
+    body = cursor.part(_BODY_SIZES[body_type], f"{EVIDENCE}, TD report")
+    values = body.fields(_REPORT if body_type == _TD_1_0 else (*_REPORT, *_REPORT_1_5))
+    body.done()
+    registers = tuple(values.pop(f"rtmr{number}") for number in range(4))
     signed = data[: cursor.offset]
     signatures = cursor.part(cursor.u32("size of the signature data"), f"{EVIDENCE}, signature data")
     end = cursor.offset
@@ -180,20 +165,23 @@ def parse_tdx_quote(data: bytes) -> TdxQuote:
     attestation_key = signatures.take(64, "attestation key")
     certification = _read_certification(signatures, _QE_REPORT)
     signatures.done()
-    qe_report = _read_qe_report(certification.take(384, "QE report"))
+    qe_data = certification.take(384, "QE report")
+    qe_report = Cursor(qe_data, f"{EVIDENCE}, QE report")
+    qe_values = qe_report.fields(_QE_REPORT_FIELDS)
+    qe_report.done()
     qe_signature = certification.take(64, "signature of the QE report")
     qe_auth_data = certification.take(certification.u16("size of the QE authentication data"), "QE authentication data")
     chain = _read_certification(certification, _PCK_CHAIN)
     certification.done()
     return TdxQuote(
         version=version,
-        report=report,
+        report=TdReport(rtmrs=registers, **values),
         data=data[:end],
         user_data=user_data,
         signed=signed,
         signature=signature,
         attestation_key=attestation_key,
-        qe_report=qe_report,
+        qe_report=QeReport(qe_data, **qe_values),
         qe_signature=qe_signature,
         qe_auth_data=qe_auth_data,
         pck_chain=chain.rest("PCK chain"),
@@ -209,23 +197,9 @@ def _read_body_type(cursor: Cursor) -> int:
     return body_type
 
 
-def _read_report(cursor: Cursor, body_type: int) -> TdReport:
-    values = cursor.fields(_REPORT if body_type == _TD_1_0 else (*_REPORT, *_REPORT_1_5))
-    cursor.done()
-    registers = tuple(values.pop(f"rtmr{number}") for number in range(4))
-    return TdReport(rtmrs=registers, **values)
-
-
 def _read_certification(cursor: Cursor, wanted: int) -> Cursor:
     cursor.expect(wanted.to_bytes(2, "little"), "type of the certification data")
     return cursor.part(cursor.u32("size of the certification data"), f"{EVIDENCE}, certification data {wanted}")
-
-
-def _read_qe_report(data: bytes) -> QeReport:
-    cursor = Cursor(data, f"{EVIDENCE}, QE report")
-    values = cursor.fields(_QE_REPORT_FIELDS)
-    cursor.done()
-    return QeReport(data, **values)
 
 
 _REPORT: Layout = (

@@ -6,12 +6,14 @@ with padding (RFC 4648, section 4). The members "kind" and "version" say what it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Self
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Self, TypeVar
 
 from fastrack._util import documents
 from fastrack.attest._errors import malformed
 from fastrack.attest._formats.json import Node
+
+T = TypeVar("T")
 
 PART_LIMIT = 1 << 20  # bytes of a manifest or of a part of the collateral
 REPORT_LIMIT = 16 << 10
@@ -62,9 +64,9 @@ class Reader(Node):
         child.require_members(set(members))
         return child
 
-    def child_or_none(self, name: str, members: Iterable[str]) -> Self | None:
-        """Read an object with these members, or null."""
-        return None if self.member(name).value is None else self.child(name, members)
+    def or_none(self, name: str, read: Callable[[str], T]) -> T | None:
+        """Read a member by a function, or null."""
+        return None if self.member(name).value is None else read(name)
 
     def children(self, name: str, members: Iterable[str], *, limit: int) -> Iterator[Self]:
         """Read a list of up to `limit` objects with these members."""
@@ -84,17 +86,9 @@ class Reader(Node):
         """Read bytes in base64: `size` of them, or from 1 to `limit`."""
         return _read_bytes(self.member(name), limit, size)
 
-    def binary_or_none(self, name: str, *, limit: int) -> bytes | None:
-        """Read bytes in base64, or null."""
-        return None if self.member(name).value is None else self.binary(name, limit=limit)
-
     def binaries(self, name: str, *, count: int, limit: int) -> tuple[bytes, ...]:
         """Read a list of up to `count` strings of base64, each of up to `limit` bytes."""
         return tuple(_read_bytes(node, limit, None) for node in self._items(name, count))
-
-    def binaries_or_none(self, name: str, *, count: int, limit: int) -> tuple[bytes, ...] | None:
-        """Read such a list, or null."""
-        return None if self.member(name).value is None else self.binaries(name, count=count, limit=limit)
 
     def indexes(self, name: str, *, count: int, below: int) -> tuple[int, ...]:
         """Read a list of up to `count` different integers from 0 that are below a bound."""

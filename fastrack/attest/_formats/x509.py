@@ -26,9 +26,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtensionOID, SignatureAlgorithmOID
 
 from fastrack._util.fork import after_fork
-from fastrack.attest._errors import malformed, refused
+from fastrack.attest._errors import malformed, refused, require_in_force, require_time_zone
 from fastrack.attest._formats.roots import Roots
-from fastrack.attest._formats.times import require_in_force, require_time_zone
 from fastrack.errors import AttestationError
 
 E = TypeVar("E", x509.BasicConstraints, x509.KeyUsage, x509.ExtendedKeyUsage)
@@ -267,20 +266,16 @@ def load_chain(data: bytes, *, evidence: str) -> tuple[x509.Certificate, ...]:
     count = text.count(_BEGIN)
     if not 1 <= count <= _LONGEST_CHAIN:
         raise malformed(evidence, "number of certificates", None, wanted=f"1 to {_LONGEST_CHAIN}", found=count)
-    encoded = [part.partition(_END)[0] for part in text.split(_BEGIN)[1:]]
-    certificates = tuple(load_certificate(_decode(part, evidence), evidence=evidence) for part in encoded)
+    try:
+        encoded = [b64decode(part.partition(_END)[0]) for part in text.split(_BEGIN)[1:]]
+    except ValueError as error:
+        raise malformed(evidence, "text", None, wanted="base64", found=str(error)) from None
+    certificates = tuple(load_certificate(data, evidence=evidence) for data in encoded)
     written = b"".join(map(_write_pem, certificates))
     if text != written.removesuffix(b"\n"):
         found = "another text that decodes alike"
         raise malformed(evidence, "text", None, wanted="PEM in its strict form", found=found)
     return certificates
-
-
-def _decode(text: bytes, evidence: str) -> bytes:
-    try:
-        return b64decode(text)
-    except ValueError as error:
-        raise malformed(evidence, "text", None, wanted="base64", found=str(error)) from None
 
 
 @lru_cache(maxsize=64)
@@ -316,19 +311,12 @@ def subject_name(certificate: x509.Certificate) -> str:
 
 def extension_value(certificate: x509.Certificate, oid: str) -> bytes | None:
     """Return the DER value of an extension that pyca does not know; None if the certificate lacks it."""
-    try:
-        value = certificate.extensions.get_extension_for_oid(x509.ObjectIdentifier(oid)).value
-    except x509.ExtensionNotFound:
-        return None
-    return value.public_bytes()
+    return next((one.value.public_bytes() for one in certificate.extensions if one.oid.dotted_string == oid), None)
 
 
 def read_extension(certificate: x509.Certificate, kind: type[E]) -> E | None:
     """Return an extension that pyca knows; None if the certificate lacks it."""
-    try:
-        return certificate.extensions.get_extension_for_class(kind).value
-    except x509.ExtensionNotFound:
-        return None
+    return next((one.value for one in certificate.extensions if isinstance(one.value, kind)), None)
 
 
 def _require_whole_bytes(data: bytes, signature: bytes) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 
@@ -93,19 +93,14 @@ class VerifiedGpuReport:
         The nonce that the report was asked with.
     measurements : tuple of bytes
         SHA-384 digests by index, from 0, as reference manifests count.
-    verified_at : datetime.datetime
-        The time at which everything was valid.
-    revocation_checked_at : datetime.datetime or None
-        The time of the oldest OCSP response that was used; None if none was passed.
-    valid_until : datetime.datetime
-        The first time at which a certificate or OCSP response is no longer valid.
+    verified_at, revocation_checked_at, valid_until : datetime.datetime
+        Times of everything that was verified, as `fastrack.attest` describes them.
 
     Examples
     --------
-    >>> from dataclasses import fields
     >>> from fastrack import attest
-    >>> [field.name for field in fields(attest.VerifiedGpuReport)][:6]
-    ['evidence', 'architecture', 'model', 'chip', 'chip_id', 'ueid']
+    >>> attest.VerifiedGpuReport.__match_args__[:6]
+    ('evidence', 'architecture', 'model', 'chip', 'chip_id', 'ueid')
     """
 
     evidence: str
@@ -162,7 +157,8 @@ def verify_gpu_report(
 
     The key of the first certificate signed the report; the five certificates lead from it, by the device and its
     provisioning authority, to the root, and are of one chip; the nonce is the expected one; the firmware that the
-    report names is that in the certificate.
+    report names is that in the certificate. Other parameters and the errors are those of all verifiers, which
+    `fastrack.attest` describes; `ocsp` is for the certificates between leaf and root.
 
     Parameters
     ----------
@@ -171,30 +167,7 @@ def verify_gpu_report(
     chain : bytes
         The five certificates in PEM, as ``nvmlDeviceGetConfComputeGpuCertificate`` gives them.
     nonce : bytes
-        The nonce that the report must have been asked with, 32 bytes.
-    now : datetime.datetime
-        The time, with a time zone.
-    roots : collection of str
-        SHA-256 fingerprints of the roots that are trusted; NVIDIA's by default.
-    ocsp : collection of bytes, optional
-        OCSP responses in DER for the certificates between leaf and root, all of which are then required to be good.
-        Without it, revocation is not checked, and `VerifiedGpuReport.revocation_checked_at` is None.
-    evidence : str
-        A name for the report, for errors, such as "GPU 3 report".
-
-    Returns
-    -------
-    VerifiedGpuReport
-        The claims of the report.
-
-    Raises
-    ------
-    AttestationError
-        If anything does not hold.
-    FormatError
-        If a structure is malformed.
-    ValueError
-        If `now` has no time zone, or `nonce` another size.
+        The nonce that the report must have been asked with, 32 bytes; else a `ValueError`.
 
     Examples
     --------
@@ -220,21 +193,17 @@ def verify_gpu_report(
     if reported is not None and reported != identity.fwid:
         advice = "The report is not of the firmware that the certificate was issued for; ask for both again."
         raise refused(evidence, "firmware id", wanted=identity.fwid, found=reported, advice=advice)
-    fields = ReportFields(parsed, is_switch=identity.architecture is GpuArchitecture.NVSWITCH)
+    is_switch = identity.architecture is GpuArchitecture.NVSWITCH
+    fields = ReportFields(parsed, is_switch=is_switch)
     own = parsed.field(OpaqueField.DEVICE_ID)
     wanted = identity.chip_id[-2 * _ID_SIZE :].lower()
-    if identity.architecture is GpuArchitecture.NVSWITCH and (own is None or own.hex() != wanted):
+    if is_switch and (own is None or own.hex() != wanted):
         raise refused(evidence, "device id", wanted=wanted, found=own or "none", advice=_AGAIN)
-    checked_at, valid_until = check_revocation(
-        verified.certificates[1:], ocsp, now=now, evidence=f"OCSP response for the {evidence}"
-    )
+    identity = replace(identity, chip=fields.text_or_none(OpaqueField.CHIP) or identity.chip)
+    checked_at, valid_until = check_revocation(verified, ocsp, evidence=evidence, first=1)
     return VerifiedGpuReport(
         evidence=evidence,
-        architecture=identity.architecture,
-        model=identity.model,
-        chip=fields.text_or_none(OpaqueField.CHIP) or identity.chip,
-        chip_id=identity.chip_id,
-        ueid=identity.ueid,
+        **asdict(identity),
         project=fields.board(OpaqueField.PROJECT),
         project_sku=fields.board(OpaqueField.PROJECT_SKU),
         chip_sku=fields.board(OpaqueField.CHIP_SKU),
@@ -245,12 +214,11 @@ def verify_gpu_report(
         is_locked=fields.is_locked(),
         is_pcie_protected=fields.switched_on(OpaqueField.PROTECTED_PCIE),
         is_nvdec_enabled=fields.switched_on(OpaqueField.NVDEC_STATUS),
-        fwid=identity.fwid,
         nonce=parsed.nonce,
         measurements=parsed.measurements,
         verified_at=now,
         revocation_checked_at=checked_at,
-        valid_until=min(verified.valid_until, valid_until or verified.valid_until),
+        valid_until=valid_until,
     )
 
 

@@ -60,20 +60,9 @@ class OpaqueField(IntEnum):
 class GpuReport:
     """A report as it was parsed. All values are untrusted: `verify_gpu_report` returns those that are proved.
 
-    Attributes
-    ----------
-    data : bytes
-        The whole report, without what follows it.
-    signed : bytes
-        The part that the signature is over: all but the last 96 bytes.
-    signature : bytes
-        r and s of an ECDSA signature on P-384, 48 bytes each, big-endian.
-    nonce : bytes
-        The nonce of the request, 32 bytes.
-    measurements : tuple of bytes
-        SHA-384 digests by index, from 0, as reference manifests count; SPDM counts from 1.
-    opaque : tuple of (int, bytes)
-        The fields of the opaque data, by their numbers.
+    `data` is the whole report, without what follows it: `signed`, and r and s of an ECDSA signature on P-384, 48 bytes
+    each, big-endian. `nonce` is the request's, 32 bytes. `measurements` are SHA-384 digests by index, from 0, as
+    reference manifests count (SPDM counts from 1), and `opaque` the fields of the opaque data, with their numbers.
 
     Examples
     --------
@@ -107,16 +96,6 @@ def parse_gpu_report(data: bytes) -> GpuReport:
     data : bytes
         The request and the response, as ``nvmlDeviceGetConfComputeGpuAttestationReport`` gives them. Zero bytes may
         follow; nothing else.
-
-    Returns
-    -------
-    GpuReport
-        Its fields, all of them untrusted.
-
-    Raises
-    ------
-    FormatError
-        If it is malformed; the message has the field and its offset.
 
     Examples
     --------

@@ -17,12 +17,11 @@ from hashlib import sha384
 from cryptography import x509
 
 from fastrack._util.public import attest_public
-from fastrack.attest._errors import refused
+from fastrack.attest._errors import refused, require_time_zone
 from fastrack.attest._formats.cache import Kept
 from fastrack.attest._formats.ocsp import check_revocation
 from fastrack.attest._formats.roots import NVIDIA_RIM_ROOTS, Roots
 from fastrack.attest._formats.signatures import P384
-from fastrack.attest._formats.times import require_time_zone
 from fastrack.attest._formats.x509 import load_certificate, subject_name, verify_chain
 from fastrack.attest._formats.xml import Element, canonicalize, parse
 from fastrack.attest._gpus.report import DIGEST_SIZE
@@ -48,16 +47,8 @@ _FETCH = "Fetch the manifest again, by its id."
 class RimMeasurement:
     r"""The values that a measurement may have.
 
-    Attributes
-    ----------
-    index : int
-        The index of the measurement, from 0.
-    name : str
-        A name for it.
-    is_active : bool
-        False if the manifest says nothing about this index.
-    values : tuple of bytes
-        SHA-384 digests, one of which an active measurement must have.
+    `index` counts from 0. `values` are SHA-384 digests, one of which the measurement must have, unless `is_active` is
+    False: then the manifest says nothing about this index.
 
     Examples
     --------
@@ -78,20 +69,9 @@ class RimMeasurement:
 class Rim:
     """A reference integrity manifest as it was parsed. All values are untrusted.
 
-    Attributes
-    ----------
-    data : bytes
-        The whole file.
-    tag_id : str
-        The identifier of this version of the tag.
-    product : str
-        The chip, such as "GH100".
-    edition : str
-        "GPU" or "SWITCH".
-    version : str
-        The version of the driver, VBIOS or switch BIOS. A manifest does not say which of them it is about, nor a board.
-    measurements : tuple of RimMeasurement
-        All measurements, by their indexes.
+    `data` is the whole file and `tag_id` the identifier of this version of the tag. `product` is the chip, such as
+    "GH100", `edition` is "GPU" or "SWITCH", and `version` the driver's, the VBIOS's or the switch BIOS's: a manifest
+    does not say which of them it is about, nor a board. `measurements` are in the order of their indexes.
 
     Examples
     --------
@@ -120,27 +100,15 @@ class Rim:
 @attest_public
 @dataclass(frozen=True, slots=True)
 class VerifiedRim:
-    """A manifest whose signer's certificates lead to a pinned root.
+    """A manifest, all of which was signed, and the name of its `signer`, whose certificates lead to a pinned root.
 
-    Attributes
-    ----------
-    rim : Rim
-        The manifest. All of it was signed.
-    signer : str
-        The name in the signer's certificate.
-    verified_at : datetime.datetime
-        The time at which everything was valid.
-    revocation_checked_at : datetime.datetime or None
-        The time of the oldest OCSP response that was used; None if none was passed.
-    valid_until : datetime.datetime
-        The first time at which a certificate or OCSP response is no longer valid.
+    `fastrack.attest` describes the times.
 
     Examples
     --------
-    >>> from dataclasses import fields
     >>> from fastrack import attest
-    >>> [field.name for field in fields(attest.VerifiedRim)]
-    ['rim', 'signer', 'verified_at', 'revocation_checked_at', 'valid_until']
+    >>> attest.VerifiedRim.__match_args__
+    ('rim', 'signer', 'verified_at', 'revocation_checked_at', 'valid_until')
     """
 
     rim: Rim
@@ -158,16 +126,6 @@ def parse_rim(data: bytes) -> Rim:
     ----------
     data : bytes
         The file: XML in UTF-8.
-
-    Returns
-    -------
-    Rim
-        Its content, all of it untrusted.
-
-    Raises
-    ------
-    FormatError
-        If it is malformed, or more than such a manifest consists of.
 
     Examples
     --------
@@ -193,35 +151,13 @@ def verify_rim(
     """Verify a manifest, offline.
 
     The signature is over the whole document but itself, and by the key of the first certificate in it; the certificates
-    lead to the root and are valid at `now`.
+    lead to the root and are valid at `now`. Other parameters and the errors are those of all verifiers, which
+    `fastrack.attest` describes.
 
     Parameters
     ----------
     rim : Rim or bytes
         The manifest. A parsed one is parsed again.
-    now : datetime.datetime
-        The time, with a time zone.
-    roots : collection of str
-        SHA-256 fingerprints of the roots that are trusted; NVIDIA's root of manifests by default.
-    ocsp : collection of bytes, optional
-        OCSP responses in DER for all certificates but the root, which are then required to be good. Without it,
-        revocation is not checked, and `VerifiedRim.revocation_checked_at` is None.
-    evidence : str
-        A name for the manifest, for errors, such as "driver RIM".
-
-    Returns
-    -------
-    VerifiedRim
-        The manifest and its times.
-
-    Raises
-    ------
-    AttestationError
-        If anything does not hold.
-    FormatError
-        If it is malformed.
-    ValueError
-        If `now` has no time zone.
 
     Examples
     --------
@@ -236,18 +172,9 @@ def verify_rim(
     """
     require_time_zone(now)
     parsed, certificates = open_signed(bytes(rim.data if isinstance(rim, Rim) else rim), evidence=evidence)
-    name = f"certificate chain of the {evidence}"
-    chain = verify_chain(certificates, roots=roots, now=now, evidence=name)
-    checked_at, valid_until = check_revocation(
-        chain.certificates, ocsp, now=now, evidence=f"OCSP response for the {evidence}"
-    )
-    return VerifiedRim(
-        rim=parsed,
-        signer=subject_name(chain.leaf),
-        verified_at=now,
-        revocation_checked_at=checked_at,
-        valid_until=min(chain.valid_until, valid_until or chain.valid_until),
-    )
+    chain = verify_chain(certificates, roots=roots, now=now, evidence=f"certificate chain of the {evidence}")
+    checked_at, valid_until = check_revocation(chain, ocsp, evidence=evidence)
+    return VerifiedRim(parsed, subject_name(chain.leaf), now, checked_at, valid_until)
 
 
 def _verify_signature(data: bytes, evidence: str) -> tuple[Rim, tuple[x509.Certificate, ...]]:
