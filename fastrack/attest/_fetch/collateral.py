@@ -35,12 +35,11 @@ from fastrack.attest._cpu.tdx_collateral import TdxCollateral
 from fastrack.attest._cpu.tdx_kind import TdxEvidence
 from fastrack.attest._cpu.tdx_pck import read_pck_identity
 from fastrack.attest._cpu.tdx_quote import parse_tdx_quote
-from fastrack.attest._errors import malformed, refused
+from fastrack.attest._errors import malformed, refused, require_time_zone
 from fastrack.attest._exchange import VENDOR_ROOTS, TrustedRoots
 from fastrack.attest._fetch.client import Answer, Client
 from fastrack.attest._formats.json import Node
 from fastrack.attest._formats.ocsp import verify_ocsp_response
-from fastrack.attest._formats.times import require_time_zone
 from fastrack.attest._formats.x509 import load_chain, subject_name
 from fastrack.attest._gpus.evidence import VerifiedGpuReport, verify_gpu_report
 from fastrack.attest._gpus.report import parse_gpu_report
