@@ -34,7 +34,7 @@ _NAMES = {
     "_cpu.tdx_kind": ("TdxEvidence", "TdxPolicy"),
     "_cpu.tdx_pck": ("PckIdentity",),
     "_cpu.tdx_quote": ("TdReport", "TdxQuote", "parse_tdx_quote"),
-    "_draft": ("compare_policies", "draft_policy", "draft_unverified_policy"),
+    "_draft": ("compare_policies", "draft_policy"),
     "_exchange": ("PendingOffer", "TrustedRoots", "VerifiedOffer", "issue_grants", "make_offer", "verify_offer"),
     "_fetch.collateral": ("CollateralServices", "FetchedDocument", "fetch_collateral"),
     "_formats.ocsp": ("VerifiedOcspResponse", "verify_ocsp_response"),

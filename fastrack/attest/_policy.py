@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Self, TypeVar
+from typing import Any, Self, cast
 
 from fastrack._util.public import attest_public
 from fastrack._util.rights import open_own
@@ -20,9 +20,7 @@ from fastrack.attest._gpus.rim_match import MatchedGpuReport
 from fastrack.attest._kinds import CPU_KINDS, VerifiedCpu, kind_of_verified
 from fastrack.attest._policy_common import Judge
 from fastrack.attest._policy_gpu import GpuPolicy, check_gpus, read_gpu
-from fastrack.errors import FormatError
-
-T = TypeVar("T")
+from fastrack.errors import AttestationError, FormatError
 
 _VERSION = 1
 _LARGEST = 1 << 20  # bytes of a policy file
@@ -124,10 +122,7 @@ class Policy:
             If `now` has no time zone.
         """
         require_time_zone(now)
-        kind = kind_of_verified(verified)
-        section = {**self.others, "tdx": self.tdx, "snp": self.snp}.get(kind.name)
-        judge = Judge(kind.title, f"cpu.{kind.name}", now)
-        kind.check(_require_section(section, judge), verified, judge)
+        self._judge_cpu(verified, now, None)
 
     def check_gpus(self, devices: Iterable[VerifiedGpuReport | MatchedGpuReport], *, now: datetime) -> None:
         """Require that verified GPUs and NVSwitches are ones that this policy accepts, and that none is there twice.
@@ -141,17 +136,53 @@ class Policy:
             only suffices where the policy has ``require_manifests = false``.
         """
         require_time_zone(now)
-        devices = list(devices)
-        if devices or self.gpu:
-            judge = Judge("GPU evidence", "gpu", now)
-            check_gpus(_require_section(self.gpu, judge), devices, judge)
+        self._judge_gpus(list(devices), now, None)
+
+    def find_mismatches(
+        self, cpu: VerifiedCpu, devices: Iterable[VerifiedGpuReport | MatchedGpuReport] = (), *, now: datetime
+    ) -> tuple[AttestationError, ...]:
+        """Return all that this policy does not accept, to show it; none if `check_cpu` and `check_gpus` accept both.
+
+        Parameters
+        ----------
+        cpu, devices, now
+            As in `check_cpu` and `check_gpus`.
+
+        Returns
+        -------
+        tuple of AttestationError
+            An error for each field, in the order in which they are judged.
+        """
+        require_time_zone(now)
+        found: list[AttestationError] = []
+        self._judge_cpu(cpu, now, found)
+        self._judge_gpus(list(devices), now, found)
+        return tuple(found)
+
+    def _judge_cpu(self, verified: VerifiedCpu, now: datetime, survey: list[AttestationError] | None) -> None:
+        kind = kind_of_verified(verified)
+        section = {**self.others, "tdx": self.tdx, "snp": self.snp}.get(kind.name)
+        judge = Judge(kind.title, f"cpu.{kind.name}", now, survey)
+        if _has_section(section, judge):
+            kind.check(section, verified, judge)
+
+    def _judge_gpus(
+        self,
+        devices: list[VerifiedGpuReport | MatchedGpuReport],
+        now: datetime,
+        survey: list[AttestationError] | None,
+    ) -> None:
+        judge = Judge("GPU evidence", "gpu", now, survey)
+        if (devices or self.gpu) and _has_section(self.gpu, judge):
+            check_gpus(cast(GpuPolicy, self.gpu), devices, judge)
 
 
-def _require_section(section: T | None, judge: Judge) -> T:
+def _has_section(section: object, judge: Judge) -> bool:
+    """Require that a policy has a section. In a survey, return whether it has."""
     if section is None:
         wanted = f"a kind that the policy accepts, which has no [{judge.section}]"
-        raise judge.refusal("kind", wanted, judge.evidence, None)
-    return section
+        judge.refuse("kind", wanted, judge.evidence, None)
+    return section is not None
 
 
 def _read_file(path: os.PathLike[str]) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -47,59 +48,109 @@ class Judge:
     """Evidence that a section of a policy judges at a time. Its methods raise `AttestationError`.
 
     evidence : its name in errors; section : such as "cpu.tdx", of which all keys are
+    survey : a list that takes errors which would be raised, to show all of them; None where a verdict is asked
     """
 
     evidence: str
     section: str
     now: datetime
+    survey: list[AttestationError] | None = None
 
     def of(self, evidence: str) -> Judge:
         """Return the judge of other evidence by the same section, at the same time."""
-        return Judge(evidence, self.section, self.now)
+        return Judge(evidence, self.section, self.now, self.survey)
+
+    def refuse(self, name: str, wanted: str, found: object, key: str | None, advice: str = NOT_MEANT) -> None:
+        """Refuse a property; the key is the one that decides, if there is one."""
+        wanted = wanted if key is None else f"{wanted} ({self.section}.{key})"
+        self.note(refused(self.evidence, name, wanted=wanted, found=found, advice=advice))
+
+    def note(self, error: AttestationError) -> None:
+        """Raise an error; in a survey, note it."""
+        if self.survey is None:
+            raise error
+        self.survey.append(error)
 
     def require(self, name: str, found: object, allowed: Collection[object], key: str) -> None:
         """Require a value that is among the allowed ones."""
         if found not in allowed:
             shown = [value.hex() if isinstance(value, bytes) else str(value or "none") for value in allowed]
-            raise self.refusal(name, f"one of {', '.join(sorted(shown))}", "none" if found is None else found, key)
+            self.refuse(name, f"one of {', '.join(sorted(shown))}", "none" if found is None else found, key)
 
     def require_at_least(self, name: str, found: int, lowest: int, key: str) -> None:
         """Require a number that is not below the lowest."""
         if found < lowest:
-            raise self.refusal(name, f"at least {lowest}", found, key)
+            self.refuse(name, f"at least {lowest}", found, key)
 
     def require_clear(self, name: str, is_set: bool, allowed: bool, key: str) -> None:
         """Require that a bit is not set, unless the policy allows it."""
         if is_set and not allowed:
-            raise self.refusal(name, "a clear bit", "a set one", f"{key} = false")
+            self.refuse(name, "a clear bit", "a set one", f"{key} = false")
 
     def require_age(self, name: str, since: datetime, longest: timedelta | None, key: str) -> None:
         """Require that a document was issued at most so long ago."""
         age = self.now - since
         if longest is not None and age > longest:
-            raise self.refusal(name, f"at most {longest}", str(age), key, _VERIFY_AGAIN)
+            self.refuse(name, f"at most {longest}", str(age), key, _VERIFY_AGAIN)
 
     def require_current(self, verified_at: datetime, valid_until: datetime) -> None:
         """Require that what was verified is still valid."""
-        require_in_force(self.evidence, "validity", verified_at, valid_until, self.now, _VERIFY_AGAIN)
+        try:
+            require_in_force(self.evidence, "validity", verified_at, valid_until, self.now, _VERIFY_AGAIN)
+        except AttestationError as error:
+            self.note(error)
 
     def require_revocation(self, wanted: Revocation, checked_at: datetime | None, longest: timedelta | None) -> None:
         """Require that revocation was checked as a policy asks. `checked_at` is the date of the list or response."""
         if wanted is Revocation.NONE:
             return
         if checked_at is None:
-            raise self.refusal("revocation", "a check", "none", "revocation", _FETCH_AGAIN)
-        age = self.now - checked_at
-        if wanted is Revocation.REQUIRED and longest is not None and age > longest:
+            self.refuse("revocation", "a check", "none", "revocation", _FETCH_AGAIN)
+        elif wanted is Revocation.REQUIRED and longest is not None and (age := self.now - checked_at) > longest:
             limit = f"a list of at most {longest} ago"
-            raise self.refusal("revocation", limit, f"one of {age} ago", "revocation", _FETCH_AGAIN)
+            self.refuse("revocation", limit, f"one of {age} ago", "revocation", _FETCH_AGAIN)
 
-    def refusal(
-        self, name: str, wanted: str, found: object, key: str | None, advice: str = NOT_MEANT
-    ) -> AttestationError:
-        """Make the error for a property; the key is the one that decides, if there is one."""
-        wanted = wanted if key is None else f"{wanted} ({self.section}.{key})"
-        return refused(self.evidence, name, wanted=wanted, found=found, advice=advice)
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a policy that is drafted: its key, its value, and what it covers.
+
+    A line that `is_open` would let more in than it should: it is drafted as a comment.
+    """
+
+    key: str
+    value: object
+    covers: str
+    is_open: bool = False
+
+    def __str__(self) -> str:
+        return f"# {self.covers}\n{'# ' * self.is_open}{self.key} = {write_toml(self.value)}"
+
+
+def write_toml(value: object) -> str:
+    """Write a value in TOML: text, a number, true or false, bytes in hexadecimal, a set or a table of such."""
+    if isinstance(value, bytes):
+        value = value.hex()
+    if isinstance(value, Mapping):
+        return f"{{ {', '.join(f'{name} = {write_toml(one)}' for name, one in value.items())} }}"
+    if isinstance(value, (set, frozenset)):
+        return f"[{', '.join(sorted(map(write_toml, value)))}]"
+    return json.dumps(value)  # whose strings are basic strings of TOML
+
+
+def draft_revocation(checked_at: datetime | None) -> Line:
+    """Draft the key "revocation"."""
+    if checked_at is None:
+        return Line("revocation", Revocation.NONE, "NOT CHECKED: the evidence came without lists or responses", True)
+    return Line("revocation", Revocation.CACHED, "revocation lists or responses in force, however old")
+
+
+def draft_openings(*, debug: bool, migration: bool) -> Iterator[Line]:
+    """Draft the keys that let in machines that are open to their hosts."""
+    if debug:
+        yield Line("allow_debug", True, "THE HOST CAN READ THIS MACHINE: a debugger is on", True)
+    if migration:
+        yield Line("allow_migration", True, "THE HOST CAN MOVE THIS MACHINE to another one", True)
 
 
 def read_revocation(table: Table) -> Revocation:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -14,7 +14,7 @@ from fastrack.attest._formats.toml import Table
 from fastrack.attest._gpus.evidence import GpuMode, VerifiedGpuReport
 from fastrack.attest._gpus.identity import GpuArchitecture
 from fastrack.attest._gpus.rim_match import MatchedGpuReport, report_of
-from fastrack.attest._policy_common import Judge, Revocation
+from fastrack.attest._policy_common import Judge, Line, Revocation
 
 _DRIVER = re.compile(r"\d{1,9}(?:\.\d{1,9})*")
 _VBIOS = re.compile(r"[0-9a-fA-F]{1,8}(?:\.[0-9a-fA-F]{1,8})*")
@@ -101,8 +101,8 @@ def check_gpus(policy: GpuPolicy, devices: Sequence[VerifiedGpuReport | MatchedG
     reports = [report_of(device) for device in devices]
     gpus = sum(not report.is_switch for report in reports)
     if gpus != (policy.count or max(gpus, 1)):
-        raise judge.refusal("number of GPUs", str(policy.count or "one or more"), gpus, "count")
-    _require_distinct(reports)
+        judge.refuse("number of GPUs", str(policy.count or "one or more"), gpus, "count")
+    _require_distinct(reports, judge)
     for device, report in zip(devices, reports, strict=True):
         _check_device(policy, report, judge.of(report.evidence))
         _check_manifests(policy, device, judge.of(report.evidence))
@@ -110,13 +110,13 @@ def check_gpus(policy: GpuPolicy, devices: Sequence[VerifiedGpuReport | MatchedG
         _require_topology(policy, reports, judge)
 
 
-def _require_distinct(reports: Iterable[VerifiedGpuReport]) -> None:
+def _require_distinct(reports: Iterable[VerifiedGpuReport], judge: Judge) -> None:
     seen: dict[str, str] = {}
     for report in reports:
         if report.chip_id in seen:
             found = f"that of {seen[report.chip_id]}, {report.chip_id}"
             advice = "Ask each device for its own report; one was asked twice."
-            raise refused(report.evidence, "chip id", wanted="one of its own", found=found, advice=advice)
+            judge.note(refused(report.evidence, "chip id", wanted="one of its own", found=found, advice=advice))
         seen[report.chip_id] = report.evidence
 
 
@@ -127,22 +127,57 @@ def _require_topology(policy: GpuPolicy, reports: Sequence[VerifiedGpuReport], j
         ids[report.is_switch].add(report.chip_id)
         if not report.is_switch and report.mode is not GpuMode.PROTECTED_PCIE:
             wanted, mode = "PPCIE, as other GPUs have", report.mode or "none"
-            raise judge.of(report.evidence).refusal("confidential mode", wanted, mode, None)
+            judge.of(report.evidence).refuse("confidential mode", wanted, mode, None)
     counts = (
         ("GPUs", ids[False], policy.count or 8, "count"),
         ("switches", ids[True], policy.switch_count, "switch_count"),
     )
     for what, devices, count, key in counts:
         if len(devices) != count:
-            raise judge.refusal(f"number of {what}", f"{count} in protected PCIe mode", len(devices), key)
+            judge.refuse(f"number of {what}", f"{count} in protected PCIe mode", len(devices), key)
     for report in reports:
         others = ids[not report.is_switch]
         # The switches' lists are compared with the GPUs' own certificates too: GPUs that stand elsewhere can name them.
         if report.linked_to != others:
             wanted, found = (", ".join(sorted(some)) or "none" for some in (others, report.linked_to))
-            raise refused(report.evidence, "links", wanted=wanted, found=found, advice=_ALL_OF_ONE)
+            judge.note(refused(report.evidence, "links", wanted=wanted, found=found, advice=_ALL_OF_ONE))
         if report.is_switch and not report.is_locked:
-            raise judge.of(report.evidence).refusal("lock", "a locked switch", "an open one", None)
+            judge.of(report.evidence).refuse("lock", "a locked switch", "an open one", None)
+
+
+def draft_gpus(devices: Sequence[VerifiedGpuReport | MatchedGpuReport]) -> Iterator[Line]:
+    """Draft the section ``[gpu]`` that accepts these devices alone."""
+    reports = [report_of(device) for device in devices]
+    gpus = [report for report in reports if not report.is_switch]
+    yield Line("count", len(gpus), "GPUs")
+    if len(gpus) < len(reports):
+        yield Line("switch_count", len(reports) - len(gpus), "NVSwitches")
+    architectures = {report.architecture for report in reports}
+    yield Line("architectures", architectures, "generations")
+    yield Line("chips", {report.chip for report in reports}, "chips")
+    covers = "these devices alone; leave it out for others like them"
+    yield Line("chip_ids", {report.chip_id for report in reports}, covers)
+    names = ", ".join(sorted({name for report in reports for name in report.rim_ids}))
+    if drivers := {report.driver_version for report in gpus if report.driver_version}:
+        lowest = min(drivers, key=lambda version: _numbers(version, _DRIVER))
+        yield Line("min_driver", lowest, f"driver; the manifests of driver and firmware are {names}")
+    floors = {
+        str(kind): min(
+            (report.vbios_version for report in reports if report.architecture is kind),
+            key=lambda version: _numbers(version, _VBIOS),
+        )
+        for kind in sorted(architectures)
+    }
+    yield Line("min_vbios", floors, "firmware of each generation")
+    modes = {report.mode for report in gpus}
+    if None not in modes:
+        plain = "; NVLINK IS PLAIN in it" if GpuMode.PROTECTED_PCIE in modes else ""
+        yield Line("modes", modes, f"confidential mode{plain}")
+    matched = all(isinstance(device, MatchedGpuReport) for device in devices)
+    covers = "comparison of all measurements with NVIDIA's reference manifests"
+    yield Line("require_manifests", matched, covers, not matched)
+    dates = [report.revocation_checked_at for report in reports]
+    yield rules.draft_revocation(None if None in dates else dates[0])
 
 
 def _check_device(policy: GpuPolicy, report: VerifiedGpuReport, judge: Judge) -> None:
@@ -169,7 +204,7 @@ def _check_manifests(policy: GpuPolicy, device: VerifiedGpuReport | MatchedGpuRe
         if policy.require_manifests:
             wanted, found = "ones that were compared with reference manifests", "ones that were not"
             advice = "Fetch the manifests that the report names, and call match_measurements with them."
-            raise judge.refusal("measurements", wanted, found, "require_manifests", advice)
+            judge.refuse("measurements", wanted, found, "require_manifests", advice)
         return
     judge = judge.of(f"reference manifest of the {judge.evidence}")
     for rim in device.rims:
@@ -180,7 +215,7 @@ def _check_manifests(policy: GpuPolicy, device: VerifiedGpuReport | MatchedGpuRe
 def _require_version(judge: Judge, name: str, found: str | None, lowest: str, form: re.Pattern[str], key: str) -> None:
     """Require a version of numbers with points between them, each of which counts more than those after it."""
     if found is None or not form.fullmatch(found) or _numbers(found, form) < _numbers(lowest, form):
-        raise judge.refusal(name, f"at least {lowest}", found or "none", key)
+        judge.refuse(name, f"at least {lowest}", found or "none", key)
 
 
 def _numbers(version: str, form: re.Pattern[str]) -> tuple[int, ...]:

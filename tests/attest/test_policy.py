@@ -7,6 +7,8 @@ from helpers.cases import each
 from helpers.foundry import snp as amd
 from helpers.foundry import tdx as intel
 from helpers.foundry.authority import NOW
+from helpers.foundry.machine import Machine, roots
+from helpers.foundry.machine import policy as machine_policy
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -441,3 +443,26 @@ def test_an_error_says_which_values_are_allowed():
     assert raised.value.found == "60" * 48
     assert "cpu.tdx.rtmr0" in raised.value.wanted
     assert "Do not give the key" in str(raised.value)
+
+
+def test_all_mismatches_are_found_and_none_where_a_policy_accepts():
+    machine = Machine("tdx", 2)
+    challenge = attest.Challenge.generate(now=NOW)
+    offer = attest.make_offer(challenge, machine).offer
+    found = attest.verify_offer(offer, challenge, attest.Policy.from_toml(machine_policy(2)), now=NOW, roots=roots())
+    assert attest.Policy.from_toml(machine_policy(2)).find_mismatches(found.cpu, found.devices, now=NOW) == ()
+    text = machine_policy(2).replace("61" * 48, "62" * 48).replace("count = 2", "count = 3")
+    text = text.replace("min_driver = '550'", "min_driver = '999'")
+    judge = attest.Policy.from_toml(text)
+    errors = judge.find_mismatches(found.cpu, found.devices, now=NOW)
+    names = [(error.evidence, error.field) for error in errors]
+    assert names == [
+        ("TDX quote", "RTMR1"),
+        ("GPU evidence", "number of GPUs"),
+        ("GPU 0 report", "driver version"),
+        ("GPU 1 report", "driver version"),
+    ]
+    with pytest.raises(AttestationError, match="RTMR1"):
+        judge.check_cpu(found.cpu, now=NOW)
+    (absent, gpus) = attest.Policy().find_mismatches(found.cpu, found.devices, now=NOW)
+    assert (absent.field, gpus.field) == ("kind", "kind")

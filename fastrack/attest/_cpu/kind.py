@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -13,7 +13,7 @@ from fastrack.attest._cpu.tdx_collateral import TdxCollateral
 from fastrack.attest._formats.roots import Roots
 from fastrack.attest._formats.toml import Table
 from fastrack.attest._formats.wire import Reader
-from fastrack.attest._policy_common import Judge
+from fastrack.attest._policy_common import Judge, Line
 from fastrack.errors import DeviceError, FormatError
 
 LARGEST = 1 << 20  # bytes of a report, or of a file of collateral
@@ -71,6 +71,10 @@ class CpuKind(Generic[E, V, P]):
     """Read the section of a policy."""
     check: Callable[[P, V, Judge], None]
     """Raise `AttestationError` unless a section accepts what was verified."""
+    draft: Callable[[V], Iterable[Line]]
+    """Draft the section of a policy that accepts what was verified, and nothing else."""
+    draft_claims: Callable[[E], Iterable[Line]]
+    """Draft what evidence claims that is parsed alone."""
     describe: Callable[[V], dict[str, object]]
     """Return the main claims as text and numbers, none of which is a secret."""
     flag: str = ""

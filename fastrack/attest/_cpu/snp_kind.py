@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import product
@@ -12,15 +12,21 @@ from fastrack._util.public import attest_public
 from fastrack.attest import _policy_common as rules
 from fastrack.attest._cpu.kind import CpuKind, cpu_error, read_collateral
 from fastrack.attest._cpu.snp import VerifiedSnpReport, verify_snp_report
-from fastrack.attest._cpu.snp_report import EVIDENCE, SnpProduct, parse_snp_report
+from fastrack.attest._cpu.snp_report import EVIDENCE, SnpProduct, SnpReport, parse_snp_report
 from fastrack.attest._formats.roots import AMD_ROOTS
 from fastrack.attest._formats.toml import Table
 from fastrack.attest._formats.wire import CHAIN_LIMIT, PART_LIMIT, REPORT_LIMIT, Reader, write_bytes
-from fastrack.attest._policy_common import Revocation
+from fastrack.attest._policy_common import Line, Revocation
 
 _MEMBERS = ("crl", "issuers", "leaf", "report")  # of an offer
-_VALUES = dict.fromkeys(("measurement", "id_key_digest", "author_key_digest"), 48)
-_VALUES |= {"host_data": 32, "family_id": 16, "image_id": 16}
+_VALUES = {  # fields, with their bytes, and what they cover
+    "measurement": (48, "firmware; with measured direct boot also kernel, initrd and command line"),
+    "host_data": (32, "data that the host named"),
+    "family_id": (16, "family that the guest's owner named"),
+    "image_id": (16, "image that the guest's owner named"),
+    "id_key_digest": (48, "key that signed the guest's identity"),
+    "author_key_digest": (48, "key that signed that key"),
+}
 _LEVELS = ("bootloader", "tee", "snp", "microcode", "fmc")
 # What a policy must say, each as the line that leaves it open, which is also the line that a message proposes.
 _LINES = {
@@ -122,11 +128,35 @@ def _collect(report: bytes, folder: Path | None) -> SnpEvidence:
     return SnpEvidence(report, leaf, issuers, crl)
 
 
+def _draft(verified: VerifiedSnpReport) -> Iterator[Line]:
+    yield Line("products", {verified.product}, "generation of the CPU")
+    yield from _draft_report(verified.report)
+    yield rules.draft_revocation(verified.revocation_checked_at)
+
+
+def _draft_report(report: SnpReport) -> Iterator[Line]:
+    for name, (_, covers) in _VALUES.items():
+        yield Line(name, {getattr(report, name)}, covers)
+    levels = (report.reported_tcb, report.committed_tcb, report.launch_tcb)
+    floors = {
+        name: min(getattr(level, name) for level in levels)
+        for name in _LEVELS
+        if getattr(report.reported_tcb, name) is not None  # only Turin has an FMC
+    }
+    yield Line("min_tcb", floors, "lowest patch levels: reported, committed and at launch")
+    if any(report.chip_id):
+        yield Line("chip_ids", {report.chip_id}, "this machine alone; leave it out for others like it")
+    yield Line("max_vmpl", report.vmpl, "privilege of the software that asked; 0 is the highest")
+    yield Line("allow_smt", report.allows_smt, "threads that share a core")
+    yield Line("require_alias_check", report.is_alias_checked, "check for aliases of memory (AMD-SB-3015)")
+    yield from rules.draft_openings(debug=report.is_debug, migration=report.is_migratable)
+
+
 def _read_policy(table: Table) -> SnpPolicy:
     """Read the section ``[cpu.snp]``."""
     rules.require_lines(table, _LINES)
     return SnpPolicy(
-        measurements=rules.read_measurements(table, _VALUES),
+        measurements=rules.read_measurements(table, {name: size for name, (size, _) in _VALUES.items()}),
         min_tcb=_read_levels(table),
         products=rules.read_enum(table, "products", SnpProduct),
         chip_ids=table.digests("chip_ids", 64),
@@ -175,7 +205,7 @@ def _check(policy: SnpPolicy, verified: VerifiedSnpReport, judge: rules.Judge) -
             judge.require_at_least(f"{kind} {name} patch level", level, lowest, f"min_tcb.{name}")
     if policy.require_alias_check and not report.is_alias_checked:
         wanted, found = "a platform that checked its memory for aliases", f"{report.platform_info:#x}"
-        raise judge.refusal("PLATFORM_INFO", wanted, found, "require_alias_check")
+        judge.refuse("PLATFORM_INFO", wanted, found, "require_alias_check")
     checked_at, longest = verified.revocation_checked_at, policy.max_revocation_age
     judge.require_revocation(policy.revocation, checked_at, longest)
 
@@ -200,6 +230,8 @@ SNP = CpuKind(
     ),
     read_policy=_read_policy,
     check=_check,
+    draft=_draft,
+    draft_claims=lambda evidence: _draft_report(parse_snp_report(evidence.report)),
     describe=lambda verified: {"product": str(verified.product), "measurement": verified.report.measurement.hex()},
     flag="sev_snp",
 )

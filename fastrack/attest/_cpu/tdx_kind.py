@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -18,11 +18,22 @@ from fastrack.attest._errors import refused
 from fastrack.attest._formats.roots import INTEL_ROOTS, Roots
 from fastrack.attest._formats.toml import Table
 from fastrack.attest._formats.wire import PART_LIMIT, Reader, write_bytes
+from fastrack.attest._policy_common import Line
 
 _PARTS = tuple(part.name for part in fields(TdxCollateral))
 _QUOTE_LIMIT = 64 << 10
-_REGISTERS = dict.fromkeys(("mrtd", "mrseam", "mrconfigid", "mrowner", "mrownerconfig", "mrservicetd"), 48)
-_REGISTERS |= dict.fromkeys((f"rtmr{number}" for number in range(4)), 48)
+_REGISTERS = {
+    "mrtd": "firmware, with which the virtual machine starts",
+    "rtmr0": "configuration of the firmware: differs with CPUs, memory and devices",
+    "rtmr1": "boot loader, kernel, partition table",
+    "rtmr2": "kernel command line, initrd",
+    "rtmr3": "what software adds after the start",
+    "mrseam": "TDX module, which Intel judges too; leave it out so that it can be updated",
+    "mrconfigid": "configuration that the host named",
+    "mrowner": "owner that the host named",
+    "mrownerconfig": "configuration of that owner",
+    "mrservicetd": "service TDs, such as one that moves the machine; zeros are none",
+}
 # What a policy must say, each as the line that leaves it open, which is also the line that a message proposes.
 _LINES = {
     "mrtd": 'mrtd = "any"  # or a list: firmware',
@@ -140,12 +151,37 @@ def _describe(verified: VerifiedTdxQuote) -> dict[str, object]:
     return {**claims, "advisories": list(tcb.advisory_ids)}
 
 
+def _draft(verified: VerifiedTdxQuote) -> Iterator[Line]:
+    tcb = verified.tcb
+    yield from _draft_report(verified.report)
+    advisories = f"; of advisories apply {', '.join(tcb.advisory_ids)}" if tcb.advisory_ids else ""
+    yield Line("tcb_status", {tcb.status}, f"state of the platform, in Intel's words{advisories}")
+    yield Line("min_evaluation_number", tcb.evaluation_number, "number of Intel's judgement; raise it as Intel does")
+    yield Line("max_collateral_age_days", _COLLATERAL_AGE.days, "days since Intel issued it")
+    yield Line("platforms", {verified.platform.ppid}, "this machine alone (PPID); leave it out for others like it")
+
+
+def _draft_report(report: TdReport) -> Iterator[Line]:
+    for name, covers in _REGISTERS.items():
+        yield Line(name, {_register(report, name)}, covers)
+    covers = "attributes of the virtual machine: debugger, migration"
+    yield Line("td_attributes", {report.td_attributes.to_bytes(8, "little")}, covers)
+    yield Line("xfam", {report.xfam.to_bytes(8, "little")}, "features of the CPU that it may use")
+    yield from rules.draft_openings(debug=report.is_debug, migration=report.is_migratable)
+
+
+def _register(report: TdReport, name: str) -> bytes:
+    if name.startswith("rtmr"):
+        return report.rtmrs[int(name[-1])]
+    return getattr(report, name) or bytes(48)  # older modules have no service TDs
+
+
 def _read_policy(table: Table) -> TdxPolicy:
     """Read the section ``[cpu.tdx]``."""
     rules.require_lines(table, _LINES)
     number = table.integer("min_evaluation_number")
     return TdxPolicy(
-        measurements=rules.read_measurements(table, _REGISTERS),
+        measurements=rules.read_measurements(table, dict.fromkeys(_REGISTERS, 48)),
         tcb_status=rules.read_enum(table, "tcb_status", TcbStatus) or frozenset({TcbStatus.UP_TO_DATE}),
         refused_advisories=frozenset(table.texts("refused_advisories")),
         min_evaluation_number=_EVALUATION_NUMBER if number is None else number,
@@ -164,17 +200,14 @@ def _check(policy: TdxPolicy, verified: VerifiedTdxQuote, judge: rules.Judge) ->
     judge.require_current(verified.verified_at, verified.valid_until)
     judge.require_clear("debug bit", report.is_debug, policy.allow_debug, "allow_debug")
     judge.require_clear("migration bit", report.is_migratable, policy.allow_migration, "allow_migration")
-    found = {name: getattr(report, name) for name in _REGISTERS if not name.startswith("rtmr")}
-    found |= {f"rtmr{number}": register for number, register in enumerate(report.rtmrs)}
-    found["mrservicetd"] = report.mrservicetd or bytes(48)  # older modules have no service TDs
     for name, allowed in ({"mrservicetd": frozenset({bytes(48)})} | dict(policy.measurements)).items():
         if allowed is not None:
-            judge.require(name.upper(), found[name], allowed, name)
+            judge.require(name.upper(), _register(report, name), allowed, name)
     _check_attributes(policy, report, judge)
     judge.require("TCB status", tcb.status, policy.tcb_status, "tcb_status")
     if refused_ids := policy.refused_advisories.intersection(tcb.advisory_ids):
         wanted = "none of cpu.tdx.refused_advisories"
-        raise judge.refusal("advisories", wanted, ", ".join(sorted(refused_ids)), None)
+        judge.refuse("advisories", wanted, ", ".join(sorted(refused_ids)), None)
     lowest = policy.min_evaluation_number
     judge.require_at_least("evaluation number", tcb.evaluation_number, lowest, "min_evaluation_number")
     if policy.platforms:
@@ -191,12 +224,12 @@ def _check_attributes(policy: TdxPolicy, report: TdReport, judge: rules.Judge) -
     elif report.td_attributes & ~(_DEBUG_BITS | _MIGRATABLE) != _SEPT_VE_DISABLE:  # those two were checked before
         # Without SEPT_VE_DISABLE the host can take a page away and have the kernel accept an empty one in its place.
         wanted = "SEPT_VE_DISABLE (bit 28) and no unusual bit"
-        raise judge.refusal("TDATTRIBUTES", wanted, attributes, "td_attributes")
+        judge.refuse("TDATTRIBUTES", wanted, attributes, "td_attributes")
     if policy.xfam:
         judge.require("XFAM", xfam, policy.xfam, "xfam")
     elif report.xfam & _XFAM_ONES != _XFAM_ONES or report.xfam & ~_XFAM_KNOWN:
         wanted = f"the bits {_XFAM_ONES:#x} and none outside of {_XFAM_KNOWN:#x}"
-        raise judge.refusal("XFAM", wanted, xfam, "xfam")
+        judge.refuse("XFAM", wanted, xfam, "xfam")
 
 
 TDX = CpuKind(
@@ -217,6 +250,8 @@ TDX = CpuKind(
     verify=_verify,
     read_policy=_read_policy,
     check=_check,
+    draft=_draft,
+    draft_claims=lambda evidence: _draft_report(parse_tdx_quote(evidence.quote).report),
     describe=_describe,
     flag="tdx_guest",
 )
