@@ -14,24 +14,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from cryptography import x509
-from cryptography.x509 import ocsp
-
 from fastrack._util.public import attest_public
-from fastrack.attest._cpu.kind import LARGEST, cpu_error, read_collateral
-from fastrack.attest._formats.x509 import load_chain, subject_name
-from fastrack.attest._gpus.evidence import ReportFields
-from fastrack.attest._gpus.report import OpaqueField, parse_gpu_report
-from fastrack.attest._gpus.rim import open_signed
+from fastrack.attest._cpu.kind import LARGEST, cpu_error
+from fastrack.attest._device_collateral import DeviceCollateral
 from fastrack.attest._kinds import CPU_KINDS
-from fastrack.attest._offer import DeviceEvidence, MachineEvidence, ManifestEvidence, OfferBinding
-from fastrack.errors import DeviceError, FormatError
+from fastrack.attest._offer import DeviceEvidence, MachineEvidence, OfferBinding
+from fastrack.errors import DeviceError
 
 TSM_ROOT = "/sys/kernel/config/tsm/report"
 _ENTRY = "exchange"
@@ -87,7 +80,7 @@ def collect_evidence(
     collecting evidence of the CPU failed: expected the folder /none, got none. Run this in a confidential virtual ...
     """
     folder = None if collateral is None else Path(collateral)
-    store = _Store(folder)
+    store = DeviceCollateral(folder)
     devices = () if gpus is False else _collect_gpus(binding, nvml, store, needed=gpus is True)
     report, kind = read_tsm_report(binding.report_data(devices), root=root)
     return MachineEvidence(CPU_KINDS[kind].collect(report, folder), devices)
@@ -169,7 +162,9 @@ def _read_generation(entry: Path) -> int | None:
 # GPUs.
 
 
-def _collect_gpus(binding: OfferBinding, nvml: Any, store: _Store, *, needed: bool) -> tuple[DeviceEvidence, ...]:
+def _collect_gpus(
+    binding: OfferBinding, nvml: Any, store: DeviceCollateral, *, needed: bool
+) -> tuple[DeviceEvidence, ...]:
     nvml = nvml or import_module("pynvml")
     try:
         nvml.nvmlInit()
@@ -192,61 +187,15 @@ def _collect_gpus(binding: OfferBinding, nvml: Any, store: _Store, *, needed: bo
             nvml.nvmlShutdown()
 
 
-def _collect_gpu(binding: OfferBinding, nvml: Any, store: _Store, index: int) -> DeviceEvidence:
+def _collect_gpu(binding: OfferBinding, nvml: Any, store: DeviceCollateral, index: int) -> DeviceEvidence:
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     answer = nvml.nvmlDeviceGetConfComputeGpuAttestationReport(handle, binding.device_nonce(index))
     report = bytes(answer.attestationReport[: answer.attestationReportSize])
     certificates = nvml.nvmlDeviceGetConfComputeGpuCertificate(handle)
     chain = bytes(certificates.attestationCertChain[: certificates.attestationCertChainSize])
     chain = chain.rstrip(b"\0")  # NVML counts the end of the string
-    return store.add_collateral(DeviceEvidence(report, chain))
+    return store.complete(DeviceEvidence(report, chain))
 
 
 def _gpu_error(wanted: str, found: str, advice: str) -> DeviceError:
     return DeviceError(f"collecting evidence of the GPUs failed: expected {wanted}, got {found}. {advice}")
-
-
-class _Store:
-    """The manifests and OCSP responses of a folder. They are chosen by what nothing vouches for: the owner verifies."""
-
-    def __init__(self, folder: Path | None) -> None:
-        files = [] if folder is None else _list(folder / "ocsp")
-        self._responses = [(_serial_numbers(path, data), data) for path, data in files]
-        self._manifests = []
-        for path, data in [] if folder is None else _list(folder / "rim"):
-            rim, certificates = open_signed(data, evidence=f"manifest {path.name}")
-            self._manifests.append((rim, ManifestEvidence(data, self._find_responses(certificates))))
-
-    def add_collateral(self, device: DeviceEvidence) -> DeviceEvidence:
-        """Add the manifests for chip, driver and VBIOS of a device, and the responses for its certificates."""
-        certificates = load_chain(device.chain, evidence="certificate chain of a GPU")
-        fields = ReportFields(parse_gpu_report(device.report), is_switch=False)
-        name = subject_name(certificates[1 % len(certificates)])
-        chip = fields.text_or_none(OpaqueField.CHIP) or name.split(" ")[0].replace("_", "")
-        versions = [fields.text(OpaqueField.DRIVER_VERSION).upper(), fields.vbios_version().upper()]
-        found = [
-            manifest
-            for version in versions
-            for rim, manifest in self._manifests
-            if (rim.product, rim.version.upper()) == (chip, version)
-        ]
-        return replace(device, manifests=tuple(found), ocsp=self._find_responses(certificates))
-
-    def _find_responses(self, certificates: Sequence[x509.Certificate]) -> tuple[bytes, ...] | None:
-        serials = {certificate.serial_number for certificate in certificates}
-        found = tuple(data for numbers, data in self._responses if serials & numbers)
-        return found or None
-
-
-def _list(folder: Path) -> list[tuple[Path, bytes]]:
-    if not folder.is_dir():
-        return []
-    paths = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
-    return [(path, data) for path in paths if (data := read_collateral(path)) is not None]
-
-
-def _serial_numbers(path: Path, data: bytes) -> set[int]:
-    try:
-        return {single.serial_number for single in ocsp.load_der_ocsp_response(data).responses}
-    except ValueError as error:
-        raise FormatError(f"reading {path} failed: expected an OCSP response in DER, got {error}. Remove it.") from None

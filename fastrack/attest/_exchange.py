@@ -11,10 +11,12 @@ Nothing here remembers which challenges were used: the owner does, as the broker
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from hmac import compare_digest
+from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 from fastrack._keys.keyring import KeyRing
@@ -23,10 +25,12 @@ from fastrack._util.fork import register_fork_reset
 from fastrack._util.public import attest_public
 from fastrack.attest._cpu.kind import CpuKind
 from fastrack.attest._cpu.tdx_collateral import TdxCollateral
+from fastrack.attest._device_collateral import DeviceCollateral
 from fastrack.attest._errors import refused, require_in_force, require_time_zone
 from fastrack.attest._formats.roots import AMD_ROOTS, INTEL_ROOTS, NVIDIA_RIM_ROOTS, NVIDIA_ROOTS, Roots
 from fastrack.attest._formats.wire import decode, encode, write_bytes
 from fastrack.attest._gpus.evidence import VerifiedGpuReport, verify_gpu_report
+from fastrack.attest._gpus.report import parse_gpu_report
 from fastrack.attest._gpus.rim import verify_rim
 from fastrack.attest._gpus.rim_match import MatchedGpuReport, match_measurements, report_of
 from fastrack.attest._kinds import VerifiedCpu, kind_of_evidence, kind_of_verified
@@ -262,7 +266,7 @@ def verify_offer(
     policy: Policy,
     *,
     now: datetime,
-    collateral: TdxCollateral | None = None,
+    collateral: TdxCollateral | str | os.PathLike[str] | None = None,
     roots: TrustedRoots = VENDOR_ROOTS,
 ) -> VerifiedOffer:
     """Verify an offer: its binding to the challenge and the key, all evidence in it, and the policy.
@@ -280,9 +284,9 @@ def verify_offer(
         The challenge that it has to answer, as the owner made it.
     policy : Policy
         The proofs that are asked for.
-    collateral : TdxCollateral, optional
-        The owner's collateral, which is used in place of the machine's: a machine that is refused by a new document
-        could send an older one. By default the machine's.
+    collateral : TdxCollateral or path-like, optional
+        The owner's collateral, or a folder of it, as `fetch_collateral` fills it. It is used in place of the machine's:
+        a machine that is refused by a new document could send an older one. By default the machine's.
     roots : TrustedRoots
         The roots that are trusted; the vendors' by default.
 
@@ -315,18 +319,71 @@ def verify_offer(
     binding = OfferBinding(challenge, offer.recipient)
     kind, report_data = kind_of_evidence(offer.evidence.cpu), binding.report_data(offer.evidence.devices)
     _require_report_data(kind.title, kind.report_data(offer.evidence.cpu), report_data)  # first, as that is cheap
-    cpu: VerifiedCpu = kind.verify(offer.evidence.cpu, now, _roots_of(kind, roots), collateral)
+    evidence = complete_evidence(offer.evidence, collateral)
+    cpu: VerifiedCpu = kind.verify(evidence.cpu, now, _roots_of(kind, roots))
     _require_report_data(kind.title, cpu.report_data, report_data)
     policy.check_cpu(cpu, now=now)
     devices = tuple(
         _verify_device(device, index, binding.device_nonce(index), now, roots)
-        for index, device in enumerate(offer.evidence.devices)
+        for index, device in enumerate(evidence.devices)
     )
     policy.check_gpus(devices, now=now)
     rims = [rim for device in devices if isinstance(device, MatchedGpuReport) for rim in device.rims]
     ends = [*(report_of(device).valid_until for device in devices), *(rim.valid_until for rim in rims)]
     valid_until = min(challenge.expires, cpu.valid_until, *ends)
     return VerifiedOffer(offer.challenge_id, offer.recipient, cpu, devices, now, valid_until)
+
+
+@attest_public
+def verify_evidence(
+    evidence: MachineEvidence,
+    *,
+    now: datetime,
+    collateral: TdxCollateral | str | os.PathLike[str] | None = None,
+    roots: TrustedRoots = VENDOR_ROOTS,
+) -> tuple[VerifiedCpu, tuple[MatchedGpuReport | VerifiedGpuReport, ...]]:
+    """Verify evidence by itself, to look at it or to draft a policy: not whether it is fresh, or of one machine.
+
+    Nothing is compared with a challenge, so this is no reason to give anyone a key: `verify_offer` is. Parameters and
+    errors are those of `verify_offer`.
+
+    Returns
+    -------
+    tuple
+        What the CPU has proved, and a tuple of what GPUs and switches have.
+
+    Examples
+    --------
+    >>> from datetime import UTC, datetime
+    >>> import fastrack
+    >>> from fastrack import attest
+    >>> evidence = attest.MachineEvidence(attest.TdxEvidence(b"quote"))
+    >>> try:
+    ...     attest.verify_evidence(evidence, now=datetime(2026, 6, 1, tzinfo=UTC))
+    ... except fastrack.AttestationError as error:
+    ...     print(error.field)
+    TDX collateral
+    """
+    require_time_zone(now)
+    evidence, kind = complete_evidence(evidence, collateral), kind_of_evidence(evidence.cpu)
+    cpu: VerifiedCpu = kind.verify(evidence.cpu, now, _roots_of(kind, roots))
+    return cpu, tuple(
+        _verify_device(device, index, parse_gpu_report(device.report).nonce, now, roots)
+        for index, device in enumerate(evidence.devices)
+    )
+
+
+def complete_evidence(
+    evidence: MachineEvidence, collateral: TdxCollateral | str | os.PathLike[str] | None
+) -> MachineEvidence:
+    """Return evidence with the owner's collateral in place of the machine's, as far as the owner has some."""
+    if collateral is None:
+        return evidence
+    kind, devices = kind_of_evidence(evidence.cpu), evidence.devices
+    if not isinstance(collateral, TdxCollateral):
+        collateral = Path(collateral)
+        devices = tuple(map(DeviceCollateral(collateral).complete, devices))
+    return MachineEvidence(kind.complete(evidence.cpu, collateral), devices)
 
 
 def _roots_of(kind: CpuKind[Any, Any, Any], trusted: TrustedRoots) -> Roots:

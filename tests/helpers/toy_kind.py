@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from fastrack.attest._cpu.kind import CpuKind, read_collateral
 from fastrack.attest._errors import malformed, refused
 from fastrack.attest._formats.wire import CHAIN_LIMIT, REPORT_LIMIT, write_bytes
+from fastrack.attest._policy_common import Line
 
 MAKER = Ed25519PrivateKey.from_private_bytes(bytes(32))
 PUBLIC = MAKER.public_key().public_bytes_raw()
@@ -41,7 +42,7 @@ def parse(evidence):
     return evidence.report[:64], evidence.report[64:96], evidence.report[96:]
 
 
-def verify(evidence, now, roots, _collateral):
+def verify(evidence, now, roots):
     data, public, signature = parse(evidence)
     if sha256(public).hexdigest() not in roots:
         raise refused("toy report", "root", wanted="a pinned one", found=public, advice="Pass roots=.")
@@ -69,8 +70,11 @@ TOY = CpuKind(
     read=lambda cpu: ToyEvidence(cpu.binary("report", limit=REPORT_LIMIT), cpu.binary("model", limit=CHAIN_LIMIT)),
     collect=lambda data, folder: ToyEvidence(data, read_collateral(folder / "model") or b"none"),
     report_data=lambda evidence: parse(evidence)[0],
+    complete=lambda evidence, _: evidence,
     verify=verify,
     read_policy=lambda table: frozenset(table.texts("models")),
     check=lambda models, verified, judge: judge.require("model", verified.model, models, "models"),
+    draft=lambda verified: [Line("models", {verified.model}, "model")],
+    draft_claims=lambda evidence: [Line("models", {evidence.model.decode()}, "model")],
     describe=lambda verified: {"model": verified.model},
 )

@@ -198,11 +198,11 @@ def _read_challenge(path: str) -> "Challenge":
     return Challenge.from_bytes(read_document(path, CHALLENGE_LIMIT))
 
 
-def load_collateral(path: Path | None) -> "TdxCollateral | None":
-    """Return the collateral in a file, if one is named."""
+def load_collateral(path: Path | None) -> "TdxCollateral | Path | None":
+    """Return the collateral in a file, if one is named, or the folder that is."""
     from fastrack.attest import TdxCollateral
 
-    return None if path is None else TdxCollateral.from_json(read_document(str(path), 1 << 22))
+    return path if path is None or path.is_dir() else TdxCollateral.from_json(read_document(str(path), 1 << 22))
 
 
 def _verify(source: str, challenge: "Challenge", policy: Path, collateral: Path | None) -> "VerifiedOffer":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 from fastrack._keys.keyring import KeyRing
@@ -31,7 +32,7 @@ class Settings:
     challenge_lifetime: timedelta = timedelta(minutes=5)
     grant_lifetime: timedelta = timedelta(minutes=5)
     files: tuple[str, ...] | None = None
-    collateral: TdxCollateral | None = None
+    collateral: TdxCollateral | Path | None = None
     roots: TrustedRoots = TrustedRoots()  # noqa: RUF009 - it is frozen
     clock: Callable[[], datetime] = read_clock
 

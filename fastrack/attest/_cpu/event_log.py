@@ -23,6 +23,7 @@ REGISTERS = 4
 EVENT_LOG_LIMIT = 4 << 20  # bytes; those of firmware have 64 to 256 KiB
 _EVENTS_LIMIT = 1 << 16
 _EVIDENCE = "event log"
+_SHOWN = 200  # characters of an event that a draft repeats
 _NO_ACTION, _IPL, _RUNTIME = 0x3, 0xD, 0x0800_0001
 _VARIABLE_BOOTS = {0x8000_0002, 0x8000_000C}
 _SHA384 = 0xC
@@ -105,6 +106,28 @@ class MeasuredEvent:
             if sha384(part).digest() == self.digest:
                 return part
         return None
+
+    def __str__(self) -> str:
+        content = self.content
+        if content is None:
+            return f"{self.name}: digest {self.digest.hex()}"
+        text = ascii(content.rstrip(b"\0").decode(errors="backslashreplace"))
+        return f"{self.name}: {text if len(text) <= _SHOWN else text[:_SHOWN] + '...'}"
+
+
+@attest_public
+@dataclass(frozen=True, slots=True)
+class EventRule:
+    """An event that a policy names: one of these digests, or any event if they are None.
+
+    Examples
+    --------
+    >>> from fastrack import attest
+    >>> attest.EventRule(None) == attest.EventRule(frozenset())
+    False
+    """
+
+    digests: frozenset[bytes] | None
 
 
 @attest_public

@@ -65,8 +65,10 @@ class CpuKind(Generic[E, V, P]):
     """Add the collateral in a folder, if one is named, to a report that the kernel gave."""
     report_data: Callable[[E], bytes]
     """Return the 64 bytes that the guest chose, of evidence that is parsed alone."""
-    verify: Callable[[E, datetime, Roots, TdxCollateral | None], V]
-    """Verify the evidence; the owner's collateral is used in place of the machine's."""
+    complete: Callable[[E, TdxCollateral | Path], E]
+    """Take the owner's collateral, or what a folder of it has, in place of the machine's."""
+    verify: Callable[[E, datetime, Roots], V]
+    """Verify the evidence."""
     read_policy: Callable[[Table], P]
     """Read the section of a policy."""
     check: Callable[[P, V, Judge], None]

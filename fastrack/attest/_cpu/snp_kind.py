@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from datetime import timedelta
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from functools import partial
 from itertools import product
 from pathlib import Path
 
 from fastrack._util.public import attest_public
 from fastrack.attest import _policy_common as rules
-from fastrack.attest._cpu.kind import CpuKind, cpu_error, read_collateral
+from fastrack.attest._cpu.kind import CpuKind, read_collateral
 from fastrack.attest._cpu.snp import VerifiedSnpReport, verify_snp_report
 from fastrack.attest._cpu.snp_report import EVIDENCE, SnpProduct, SnpReport, parse_snp_report
-from fastrack.attest._formats.roots import AMD_ROOTS
+from fastrack.attest._cpu.tdx_collateral import TdxCollateral
+from fastrack.attest._errors import refused
+from fastrack.attest._formats.roots import AMD_ROOTS, Roots
 from fastrack.attest._formats.toml import Table
 from fastrack.attest._formats.wire import CHAIN_LIMIT, PART_LIMIT, REPORT_LIMIT, Reader, write_bytes
 from fastrack.attest._policy_common import Line, Revocation
@@ -38,21 +41,21 @@ _LINES = {
 @attest_public
 @dataclass(frozen=True, slots=True)
 class SnpEvidence:
-    """A report of AMD SEV-SNP with its certificates.
+    """A report of AMD SEV-SNP with its certificates, as far as the owner does not have them.
 
     `leaf` is the certificate of the VCEK or VLEK, in DER or PEM, and `issuers` has those of its issuer and of the root,
-    in PEM. `crl` is the root's revocation list in DER, if the machine has it.
+    in PEM. `crl` is the root's revocation list in DER.
 
     Examples
     --------
     >>> from fastrack import attest
-    >>> attest.SnpEvidence(b"report", b"leaf", b"issuers").crl is None
+    >>> attest.SnpEvidence(b"report").leaf is None
     True
     """
 
     report: bytes = field(repr=False)
-    leaf: bytes = field(repr=False)
-    issuers: bytes = field(repr=False)
+    leaf: bytes | None = field(default=None, repr=False)
+    issuers: bytes | None = field(default=None, repr=False)
     crl: bytes | None = field(default=None, repr=False)
 
 
@@ -111,21 +114,29 @@ class SnpPolicy:
 
 
 def _read(cpu: Reader) -> SnpEvidence:
-    leaf, issuers = (cpu.binary(name, limit=CHAIN_LIMIT) for name in ("leaf", "issuers"))
-    crl = cpu.or_none("crl", lambda name: cpu.binary(name, limit=PART_LIMIT))
-    return SnpEvidence(cpu.binary("report", limit=REPORT_LIMIT), leaf, issuers, crl)
+    limits = {"leaf": CHAIN_LIMIT, "issuers": CHAIN_LIMIT, "crl": PART_LIMIT}
+    parts = {name: cpu.or_none(name, partial(cpu.binary, limit=limit)) for name, limit in limits.items()}
+    return SnpEvidence(cpu.binary("report", limit=REPORT_LIMIT), **parts)
 
 
-def _collect(report: bytes, folder: Path | None) -> SnpEvidence:
-    leaf = issuers = crl = None
-    if folder is not None:
-        leaf = read_collateral(folder / "vcek.der") or read_collateral(folder / "vlek.der")
-        issuers, crl = read_collateral(folder / "cert_chain.pem"), read_collateral(folder / "crl.der")
-    if leaf is None or issuers is None:
-        found = "none" if folder is None else f"a folder {folder} without one of them"
-        advice = "Fetch them from AMD's key distribution service for this chip, and name their folder."
-        raise cpu_error("vcek.der or vlek.der and cert_chain.pem in the folder of collateral", found, advice)
-    return SnpEvidence(report, leaf, issuers, crl)
+def _complete(evidence: SnpEvidence, collateral: TdxCollateral | Path) -> SnpEvidence:
+    if not isinstance(collateral, Path):
+        return evidence
+    files = {"leaf": ("vcek.der", "vlek.der"), "issuers": ("cert_chain.pem",), "crl": ("crl.der",)}
+    found = {
+        part: [data for name in names if (data := read_collateral(collateral / name))] for part, names in files.items()
+    }
+    return replace(evidence, **{part: data[0] for part, data in found.items() if data})
+
+
+def _verify(evidence: SnpEvidence, now: datetime, roots: Roots) -> VerifiedSnpReport:
+    if evidence.leaf is None or evidence.issuers is None:
+        wanted, advice = (
+            "that of the chip, and its issuers",
+            "Fetch them (`fastrack attest fetch`), and name their folder.",
+        )
+        raise refused("offer", "AMD certificate", wanted=wanted, found="none", advice=advice)
+    return verify_snp_report(evidence.report, evidence.leaf, evidence.issuers, now=now, roots=roots, crl=evidence.crl)
 
 
 def _draft(verified: VerifiedSnpReport) -> Iterator[Line]:
@@ -223,11 +234,10 @@ SNP = CpuKind(
     members=_MEMBERS,
     write=lambda evidence: {name: write_bytes(getattr(evidence, name)) for name in _MEMBERS},
     read=_read,
-    collect=_collect,
+    collect=lambda report, folder: _complete(SnpEvidence(report), folder) if folder else SnpEvidence(report),
     report_data=lambda evidence: parse_snp_report(evidence.report).report_data,
-    verify=lambda evidence, now, roots, _: verify_snp_report(
-        evidence.report, evidence.leaf, evidence.issuers, now=now, roots=roots, crl=evidence.crl
-    ),
+    complete=_complete,
+    verify=_verify,
     read_policy=_read_policy,
     check=_check,
     draft=_draft,

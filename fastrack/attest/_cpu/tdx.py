@@ -7,6 +7,7 @@ from datetime import datetime
 from hashlib import sha256
 
 from fastrack._util.public import attest_public
+from fastrack.attest._cpu.event_log import EventLog
 from fastrack.attest._cpu.tdx_collateral import Document, TdxCollateral, TdxTcb, find_tcb, verify_documents
 from fastrack.attest._cpu.tdx_pck import PckIdentity, read_pck_identity
 from fastrack.attest._cpu.tdx_quote import EVIDENCE, TdReport, TdxQuote, parse_tdx_quote
@@ -34,7 +35,7 @@ class VerifiedTdxQuote:
     --------
     >>> from fastrack import attest
     >>> attest.VerifiedTdxQuote.__match_args__
-    ('report', 'tcb', 'platform', 'verified_at', 'collateral_issued_at', 'valid_until')
+    ('report', 'tcb', 'platform', 'verified_at', 'collateral_issued_at', 'valid_until', 'event_log')
     """
 
     report: TdReport
@@ -43,6 +44,8 @@ class VerifiedTdxQuote:
     verified_at: datetime
     collateral_issued_at: datetime
     valid_until: datetime
+    event_log: EventLog | None = None
+    """The event log of the TD, if it sent one: its events made the registers of the report."""
 
     @property
     def report_data(self) -> bytes:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from fastrack._util.public import attest_public
 from fastrack.attest import _policy_common as rules
+from fastrack.attest._cpu.event_log import EVENT_LOG_LIMIT, REGISTERS, EventLog, EventRule, text_digests
 from fastrack.attest._cpu.kind import CpuKind, read_collateral
 from fastrack.attest._cpu.tdx import VerifiedTdxQuote, verify_tdx_quote
 from fastrack.attest._cpu.tdx_collateral import TcbStatus, TdxCollateral
@@ -40,6 +42,7 @@ _LINES = {
     "rtmr1": 'rtmr1 = "any"  # or a list: boot loader and kernel',
     "rtmr2": 'rtmr2 = "any"  # or a list: kernel command line and initrd',
 }
+CCEL = "/sys/firmware/acpi/tables/data/CCEL"  # where Linux has the event log
 _COLLATERAL_AGE = timedelta(days=30)  # the time for which Intel issues a TCB info
 _EVALUATION_NUMBER = 17  # what Intel answered with in May 2025, and has followed by higher ones since
 _DEBUG_BITS, _SEPT_VE_DISABLE, _MIGRATABLE = 0xFF, 1 << 28, 1 << 29  # of TDATTRIBUTES
@@ -49,7 +52,7 @@ _XFAM_ONES, _XFAM_KNOWN = 0x3, 0x6DBE7  # x87 and SSE are always on; no TDX modu
 @attest_public
 @dataclass(frozen=True, slots=True)
 class TdxEvidence:
-    """A quote of Intel TDX, with its collateral; None if the owner has that.
+    """A quote of Intel TDX, with its collateral, if the owner has none, and the event log of the TD, if it has one.
 
     Examples
     --------
@@ -60,6 +63,7 @@ class TdxEvidence:
 
     quote: bytes = field(repr=False)
     collateral: TdxCollateral | None = None
+    event_log: bytes | None = field(default=None, repr=False)
 
 
 @attest_public
@@ -108,15 +112,36 @@ class TdxPolicy:
     xfam: frozenset[bytes] = frozenset()
     allow_debug: bool = False
     allow_migration: bool = False
+    events: Mapping[str, tuple[EventRule, ...]] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        rules.require_named(self.measurements, _LINES)
+        rules.require_named(self.measurements, set(_LINES) - set(self.events))
+
+
+def _read_events(table: Table) -> dict[str, tuple[EventRule, ...]]:
+    """Read the tables ``[[cpu.tdx.events.rtmr1]]``, of which each describes one event."""
+    if (registers := table.table("events")) is None:
+        return {}
+    names = [f"rtmr{number}" for number in range(REGISTERS)]
+    found = {name: tuple(map(_read_rule, registers.tables(name))) for name in names if registers.has(name)}
+    registers.done()
+    return found
+
+
+def _read_rule(table: Table) -> EventRule:
+    is_any = table.boolean("any", default=False)
+    digests = table.digests("digests", 48).union(*map(text_digests, table.texts("texts")))
+    table.done()
+    if is_any == bool(digests):
+        raise table.refusal("digests", "digests, texts, or any = true", "none of them" if not is_any else "several")
+    return EventRule(None if is_any else digests)
 
 
 def _write(evidence: TdxEvidence) -> dict[str, Any]:
     parts = evidence.collateral
     collateral = None if parts is None else {name: write_bytes(getattr(parts, name)) for name in _PARTS}
-    return {"collateral": collateral, "quote": write_bytes(evidence.quote)}
+    log = write_bytes(evidence.event_log)
+    return {"collateral": collateral, "event_log": log, "quote": write_bytes(evidence.quote)}
 
 
 def _read(cpu: Reader) -> TdxEvidence:
@@ -124,24 +149,40 @@ def _read(cpu: Reader) -> TdxEvidence:
         parts = cpu.child(name, _PARTS)
         return TdxCollateral(**{part: parts.binary(part, limit=PART_LIMIT) for part in _PARTS})
 
-    collateral = cpu.or_none("collateral", read)
-    return TdxEvidence(cpu.binary("quote", limit=_QUOTE_LIMIT), collateral)
+    log = cpu.or_none("event_log", lambda name: cpu.binary(name, limit=EVENT_LOG_LIMIT))
+    return TdxEvidence(cpu.binary("quote", limit=_QUOTE_LIMIT), cpu.or_none("collateral", read), log)
 
 
 def _collect(report: bytes, folder: Path | None) -> TdxEvidence:
-    text = None if folder is None else read_collateral(folder / "tdx.json")
-    return TdxEvidence(report, None if text is None else TdxCollateral.from_json(text))
+    log = None
+    with suppress(PermissionError):  # a policy that names events refuses the offer then, and says why
+        log = read_collateral(Path(CCEL))
+    evidence = TdxEvidence(report, event_log=log)
+    return evidence if folder is None else _complete(evidence, folder)
 
 
-def _verify(evidence: TdxEvidence, now: datetime, roots: Roots, collateral: TdxCollateral | None) -> VerifiedTdxQuote:
-    collateral = collateral or evidence.collateral
-    if collateral is None:
+def _complete(evidence: TdxEvidence, collateral: TdxCollateral | Path) -> TdxEvidence:
+    if isinstance(collateral, Path):
+        text = read_collateral(collateral / "tdx.json")
+        if text is None:
+            return evidence
+        collateral = TdxCollateral.from_json(text)
+    return replace(evidence, collateral=collateral)
+
+
+def _verify(evidence: TdxEvidence, now: datetime, roots: Roots) -> VerifiedTdxQuote:
+    if evidence.collateral is None:
         advice = (
-            "Fetch it, and pass it on the command line as --collateral or in a program as collateral=; or have the "
-            "machine send it, whose `fastrack attest collect` has --collateral too."
+            "Fetch it (`fastrack attest fetch`), and pass it on the command line as --collateral or in a program as "
+            "collateral=; or have the machine send it, whose `fastrack attest collect` has --collateral too."
         )
         raise refused("offer", "TDX collateral", wanted="that of the platform", found="none", advice=advice)
-    return verify_tdx_quote(evidence.quote, collateral, now=now, roots=roots)
+    verified = verify_tdx_quote(evidence.quote, evidence.collateral, now=now, roots=roots)
+    if evidence.event_log is None:
+        return verified
+    log = EventLog.parse(evidence.event_log)
+    log.require(verified.report.rtmrs)
+    return replace(verified, event_log=log)
 
 
 def _describe(verified: VerifiedTdxQuote) -> dict[str, object]:
@@ -152,8 +193,8 @@ def _describe(verified: VerifiedTdxQuote) -> dict[str, object]:
 
 
 def _draft(verified: VerifiedTdxQuote) -> Iterator[Line]:
-    tcb = verified.tcb
-    yield from _draft_report(verified.report)
+    tcb, log = verified.tcb, verified.event_log
+    yield from _draft_report(verified.report, log)
     advisories = f"; of advisories apply {', '.join(tcb.advisory_ids)}" if tcb.advisory_ids else ""
     yield Line("tcb_status", {tcb.status}, f"state of the platform, in Intel's words{advisories}")
     yield Line("min_evaluation_number", tcb.evaluation_number, "number of Intel's judgement; raise it as Intel does")
@@ -161,9 +202,11 @@ def _draft(verified: VerifiedTdxQuote) -> Iterator[Line]:
     yield Line("platforms", {verified.platform.ppid}, "this machine alone (PPID); leave it out for others like it")
 
 
-def _draft_report(report: TdReport) -> Iterator[Line]:
+def _draft_report(report: TdReport, log: EventLog | None) -> Iterator[Line]:
     for name, covers in _REGISTERS.items():
-        yield Line(name, {_register(report, name)}, covers)
+        events = log.of(int(name[-1])) if log is not None and name.startswith("rtmr") else ()
+        lines = [f"\n#   {number}. {event}" for number, event in enumerate(events, 1)]
+        yield Line(name, {_register(report, name)}, covers + "".join(lines))
     covers = "attributes of the virtual machine: debugger, migration"
     yield Line("td_attributes", {report.td_attributes.to_bytes(8, "little")}, covers)
     yield Line("xfam", {report.xfam.to_bytes(8, "little")}, "features of the CPU that it may use")
@@ -178,7 +221,8 @@ def _register(report: TdReport, name: str) -> bytes:
 
 def _read_policy(table: Table) -> TdxPolicy:
     """Read the section ``[cpu.tdx]``."""
-    rules.require_lines(table, _LINES)
+    events = _read_events(table)
+    rules.require_lines(table, {name: line for name, line in _LINES.items() if name not in events})
     number = table.integer("min_evaluation_number")
     return TdxPolicy(
         measurements=rules.read_measurements(table, dict.fromkeys(_REGISTERS, 48)),
@@ -191,6 +235,7 @@ def _read_policy(table: Table) -> TdxPolicy:
         xfam=table.digests("xfam", 8),
         allow_debug=table.boolean("allow_debug", default=False),
         allow_migration=table.boolean("allow_migration", default=False),
+        events=events,
     )
 
 
@@ -203,6 +248,8 @@ def _check(policy: TdxPolicy, verified: VerifiedTdxQuote, judge: rules.Judge) ->
     for name, allowed in ({"mrservicetd": frozenset({bytes(48)})} | dict(policy.measurements)).items():
         if allowed is not None:
             judge.require(name.upper(), _register(report, name), allowed, name)
+    for name, events in policy.events.items():
+        _check_events(name, events, verified.event_log, judge)
     _check_attributes(policy, report, judge)
     judge.require("TCB status", tcb.status, policy.tcb_status, "tcb_status")
     if refused_ids := policy.refused_advisories.intersection(tcb.advisory_ids):
@@ -214,6 +261,22 @@ def _check(policy: TdxPolicy, verified: VerifiedTdxQuote, judge: rules.Judge) ->
         judge.require("PPID", verified.platform.ppid, policy.platforms, "platforms")
     longest, key = policy.max_collateral_age, "max_collateral_age_days"
     judge.require_age("age of the collateral", verified.collateral_issued_at, longest, key)
+
+
+def _check_events(name: str, wanted: tuple[EventRule, ...], log: EventLog | None, judge: rules.Judge) -> None:
+    """Require that the events of a register are those that a policy names, in their order, and no others."""
+    title, key = name.upper(), f"events.{name}"
+    if log is None:
+        advice = "Collect the offer as root, where the kernel has the table CCEL; or name the register itself."
+        judge.refuse("event log", f"one, for the events of {title}", "none", key, advice)
+        return
+    events = log.of(int(name[-1]))
+    if len(events) != len(wanted):
+        judge.refuse(f"events of {title}", f"{len(wanted)} of them", len(events), key)
+    for number, (event, rule) in enumerate(zip(events, wanted, strict=False), 1):
+        if rule.digests is not None and event.digest not in rule.digests:
+            shown = ", ".join(sorted(digest.hex() for digest in rule.digests))
+            judge.refuse(f"event {number} of {title} ({event.name})", f"one of {shown}", event.digest, key)
 
 
 def _check_attributes(policy: TdxPolicy, report: TdReport, judge: rules.Judge) -> None:
@@ -242,16 +305,17 @@ TDX = CpuKind(
     roots=INTEL_ROOTS,
     evidence=TdxEvidence,
     verified=VerifiedTdxQuote,
-    members=("collateral", "quote"),
+    members=("collateral", "event_log", "quote"),
     write=_write,
     read=_read,
     collect=_collect,
     report_data=lambda evidence: parse_tdx_quote(evidence.quote).report.report_data,
+    complete=_complete,
     verify=_verify,
     read_policy=_read_policy,
     check=_check,
     draft=_draft,
-    draft_claims=lambda evidence: _draft_report(parse_tdx_quote(evidence.quote).report),
+    draft_claims=lambda evidence: _draft_report(parse_tdx_quote(evidence.quote).report, None),
     describe=_describe,
     flag="tdx_guest",
 )

@@ -44,6 +44,13 @@ class Table:
         members = self._get(key, dict, "a table")
         return None if members is None else Table(members, self._document, self.path(key))
 
+    def tables(self, key: str) -> tuple[Table, ...]:
+        """Read an array of tables; an absent one is empty."""
+        members = self._get(key, list, "an array of tables") or []
+        if not all(isinstance(one, dict) for one in members):
+            raise self.refusal(key, "an array of tables", "another")
+        return tuple(Table(one, self._document, f"{self.path(key)}[{at}]") for at, one in enumerate(members))
+
     def boolean(self, key: str, *, default: bool) -> bool:
         """Read true or false."""
         found = self._get(key, bool, "true or false")

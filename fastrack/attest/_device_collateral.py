@@ -1,0 +1,68 @@
+"""Read a folder of collateral of GPUs and switches: ``rim/`` with manifests, ``ocsp/`` with responses in DER."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.x509 import ocsp as pyca_ocsp
+
+from fastrack.attest._cpu.kind import read_collateral
+from fastrack.attest._formats.x509 import load_chain, subject_name
+from fastrack.attest._gpus.evidence import ReportFields
+from fastrack.attest._gpus.report import OpaqueField, parse_gpu_report
+from fastrack.attest._gpus.rim import open_signed
+from fastrack.attest._offer import DeviceEvidence, ManifestEvidence
+from fastrack.errors import FormatError
+
+
+class DeviceCollateral:
+    """The manifests and OCSP responses of a folder. What chooses them is not verified: they are."""
+
+    def __init__(self, folder: Path | None) -> None:
+        files = [] if folder is None else _list(folder / "ocsp")
+        self._responses = [(_serial_numbers(path, data), data) for path, data in files]
+        self._manifests = []
+        for path, data in [] if folder is None else _list(folder / "rim"):
+            rim, certificates = open_signed(data, evidence=f"manifest {path.name}")
+            self._manifests.append((rim, ManifestEvidence(data, self._find_responses(certificates))))
+
+    def complete(self, device: DeviceEvidence) -> DeviceEvidence:
+        """Take manifests for a device and responses for its certificates in place of those that came with it.
+
+        What the folder lacks stays as the machine sent it.
+        """
+        certificates = load_chain(device.chain, evidence="certificate chain of a GPU")
+        fields = ReportFields(parse_gpu_report(device.report), is_switch=False)
+        name = subject_name(certificates[1 % len(certificates)])
+        chip = fields.text_or_none(OpaqueField.CHIP) or name.split(" ")[0].replace("_", "")
+        versions = [fields.text(OpaqueField.DRIVER_VERSION).upper(), fields.vbios_version().upper()]
+        found = [
+            manifest
+            for version in versions
+            for rim, manifest in self._manifests
+            if (rim.product, rim.version.upper()) == (chip, version)
+        ]
+        ocsp = self._find_responses(certificates) or device.ocsp
+        return replace(device, manifests=tuple(found) or device.manifests, ocsp=ocsp)
+
+    def _find_responses(self, certificates: Sequence[x509.Certificate]) -> tuple[bytes, ...] | None:
+        serials = {certificate.serial_number for certificate in certificates}
+        found = tuple(data for numbers, data in self._responses if serials & numbers)
+        return found or None
+
+
+def _list(folder: Path) -> list[tuple[Path, bytes]]:
+    if not folder.is_dir():
+        return []
+    paths = sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    return [(path, data) for path in paths if (data := read_collateral(path)) is not None]
+
+
+def _serial_numbers(path: Path, data: bytes) -> set[int]:
+    try:
+        return {single.serial_number for single in pyca_ocsp.load_der_ocsp_response(data).responses}
+    except ValueError as error:
+        raise FormatError(f"reading {path} failed: expected an OCSP response in DER, got {error}. Remove it.") from None
