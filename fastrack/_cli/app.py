@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from fastrack._cli.commands.attest import app as attest_app
 from fastrack._cli.commands.bench import bench
 from fastrack._cli.commands.broker import app as broker_app
+from fastrack._cli.commands.collateral import app as attest_app  # with the commands of `attest`
 from fastrack._cli.commands.demo import demo
 from fastrack._cli.commands.doctor import doctor
 from fastrack._cli.commands.grant import grant

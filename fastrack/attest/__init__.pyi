@@ -1,7 +1,6 @@
-# The public names, for type checkers. Where they come from is `_NAMES` of `__init__.py`.
-
-from fastrack.attest._client import fetch_keys as fetch_keys
+# The public names, for type checkers. Where they come from fastrack.attest._client import fetch_keys as fetch_keys
 from fastrack.attest._collect import collect_evidence as collect_evidence
+from fastrack.attest._cpu.event_log import EventLog as EventLog, EventRule as EventRule, MeasuredEvent as MeasuredEvent
 from fastrack.attest._cpu.snp import VerifiedSnpReport as VerifiedSnpReport, verify_snp_report as verify_snp_report
 from fastrack.attest._cpu.snp_kind import SnpEvidence as SnpEvidence, SnpPolicy as SnpPolicy
 from fastrack.attest._cpu.snp_report import (
@@ -10,10 +9,7 @@ from fastrack.attest._cpu.snp_report import (
     SnpTcb as SnpTcb,
     parse_snp_report as parse_snp_report,
 )
-from fastrack.attest._cpu.tdx import (
-    VerifiedTdxQuote as VerifiedTdxQuote,
-    verify_tdx_quote as verify_tdx_quote,
-)
+from fastrack.attest._cpu.tdx import VerifiedTdxQuote as VerifiedTdxQuote, verify_tdx_quote as verify_tdx_quote
 from fastrack.attest._cpu.tdx_collateral import (
     TcbLevel as TcbLevel,
     TcbStatus as TcbStatus,
@@ -27,13 +23,20 @@ from fastrack.attest._cpu.tdx_quote import (
     TdxQuote as TdxQuote,
     parse_tdx_quote as parse_tdx_quote,
 )
+from fastrack.attest._draft import compare_policies as compare_policies, draft_policy as draft_policy
 from fastrack.attest._exchange import (
     PendingOffer as PendingOffer,
     TrustedRoots as TrustedRoots,
     VerifiedOffer as VerifiedOffer,
     issue_grants as issue_grants,
     make_offer as make_offer,
+    verify_evidence as verify_evidence,
     verify_offer as verify_offer,
+)
+from fastrack.attest._fetch.collateral import (
+    CollateralServices as CollateralServices,
+    FetchedDocument as FetchedDocument,
+    fetch_collateral as fetch_collateral,
 )
 from fastrack.attest._formats.ocsp import (
     VerifiedOcspResponse as VerifiedOcspResponse,

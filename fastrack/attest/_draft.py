@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from fastrack._util.public import attest_public
-from fastrack.attest._gpus.evidence import VerifiedGpuReport
+from fastrack.attest._gpus.evidence import VerifiedGpuReport, read_claims
 from fastrack.attest._gpus.rim_match import MatchedGpuReport
 from fastrack.attest._kinds import VerifiedCpu, kind_of_evidence, kind_of_verified
 from fastrack.attest._offer import MachineEvidence
@@ -46,9 +46,23 @@ def draft_policy(
     if isinstance(source, MachineEvidence):
         claimed = kind_of_evidence(source.cpu)
         warning = "# NOT VERIFIED: anyone can write what is claimed here.\n"
-        return warning + _write(claimed.name, claimed.draft_claims(source.cpu), ())
+        claims = [read_claims(device.report, device.chain) for device in source.devices]
+        return warning + _write(claimed.name, claimed.draft_claims(source.cpu), _draft_claims(claims))
     kind = kind_of_verified(source)
     return _write(kind.name, kind.draft(source), draft_gpus(devices) if devices else ())
+
+
+def _draft_claims(devices: Sequence[Mapping[str, str]]) -> Iterator[Line]:
+    """Draft what devices claim: each key once, with the lines of all."""
+    if not devices:
+        return
+    yield Line("count", sum("driver" in device for device in devices), "GPUs")
+    for key, name in (("chips", "chip"), ("chip_ids", "chip_id"), ("modes", "mode")):
+        if values := {device[name] for device in devices if name in device}:
+            yield Line(key, values, name.replace("_", " "))
+    for key, name in (("min_driver", "driver"), ("min_vbios", "vbios")):
+        for value in sorted({device[name] for device in devices if name in device}):
+            yield Line(key, value, name, is_open=True)
 
 
 def _write(section: str, cpu: Iterable[Line], gpus: Iterable[Line]) -> str:

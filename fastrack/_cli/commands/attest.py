@@ -2,6 +2,8 @@
 
 import errno
 import os
+import tomllib
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -12,13 +14,13 @@ import typer
 from fastrack._cli.commands.grant import load_signer
 from fastrack._cli.console import clean, pluralize, print_json, stdout
 from fastrack._cli.documents import check_document, parse_period, read_document, write_document
-from fastrack._cli.errors import handle_errors
+from fastrack._cli.errors import handle_errors, show_errors
 from fastrack._cli.files import check_directory, open_ring
 from fastrack._cli.options import Json, KeyFile
 from fastrack.errors import AttestationError, FormatError
 
 if TYPE_CHECKING:
-    from fastrack.attest import Challenge, TdxCollateral, VerifiedOffer
+    from fastrack.attest import Challenge, Offer, TdxCollateral, VerifiedOffer
 
 Document = "A file or a pipe; - for standard input or output, where each document is one line."
 Challenged = Annotated[str, typer.Argument(metavar="CHALLENGE", help="The owner's challenge.")]
@@ -27,7 +29,9 @@ ForChallenge = Annotated[
     Path, typer.Option("--challenge", metavar="CHALLENGE", help="The challenge that the offer has to answer.")
 ]
 UnderPolicy = Annotated[Path, typer.Option("--policy", metavar="POLICY", help="The policy, in TOML.")]
-Collateral = Annotated[Path | None, typer.Option(metavar="JSON", help="Collateral of TDX, in place of the machine's.")]
+Collateral = Annotated[
+    Path | None, typer.Option(metavar="PATH", help="The folder of `attest fetch`, or collateral of TDX in JSON.")
+]
 FileIds = Annotated[
     list[str] | None, typer.Option("--file-id", metavar="ID", help="Grant this sealed file only; may be repeated.")
 ]
@@ -111,11 +115,40 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Verify an offer under a policy, and show what it proves. No challenge is used up."""
-    verified = _verify(source, _read_challenge(str(challenge)), policy, collateral)
+    offer, given = read_offer(source), _read_challenge(str(challenge))
+    try:
+        verified = _verify(offer, given, policy, collateral)
+    except AttestationError:
+        errors = _find_mismatches(offer, policy, collateral)
+        if not errors:
+            raise  # it is not the policy that refuses
+        if as_json:
+            print_json(verified=True, accepted=False, mismatches=[_mismatch(error) for error in errors])
+        else:
+            show_errors(map(str, errors))
+        raise typer.Exit(3) from None
     if as_json:
         print_json(**verified.describe())
         return
     _show("offer", verified.describe(), "verified, and accepted by the policy")
+
+
+def _find_mismatches(offer: "Offer", policy: Path, collateral: Path | None) -> "tuple[AttestationError, ...]":
+    """Return all that a policy does not accept of evidence that verifies; none if it does not verify."""
+    from fastrack.attest import Policy, verify_evidence
+    from fastrack.attest._exchange import VENDOR_ROOTS
+
+    now = read_clock()
+    try:
+        found = verify_evidence(offer.evidence, now=now, collateral=load_collateral(collateral), roots=VENDOR_ROOTS)
+    except AttestationError:
+        return ()
+    return Policy.from_toml(policy).find_mismatches(*found, now=now)
+
+
+def _mismatch(error: AttestationError) -> dict[str, object]:
+    members = {"evidence": error.evidence, "field": error.field}
+    return {**members, "wanted": str(error.wanted), "found": str(error.found), "message": str(error)}
 
 
 def show(source: Annotated[str, typer.Argument(metavar="FILE", help=Document)], *, as_json: Json = False) -> None:
@@ -151,7 +184,7 @@ def grant(
 
     check_document(out)  # before the challenge is used up
     signer, ring = load_signer(sign), open_ring(key)
-    verified = _verify(source, _read_challenge(str(challenge)), policy, collateral)
+    verified = _verify(read_offer(source), _read_challenge(str(challenge)), policy, collateral)
     grants = issue_grants(
         verified,
         ring,
@@ -205,13 +238,20 @@ def load_collateral(path: Path | None) -> "TdxCollateral | Path | None":
     return path if path is None or path.is_dir() else TdxCollateral.from_json(read_document(str(path), 1 << 22))
 
 
-def _verify(source: str, challenge: "Challenge", policy: Path, collateral: Path | None) -> "VerifiedOffer":
-    from fastrack.attest import Policy, verify_offer
-    from fastrack.attest._exchange import VENDOR_ROOTS
+def read_offer(source: str) -> "Offer":
+    """Read an offer."""
+    from fastrack.attest import Offer
     from fastrack.attest._offer import OFFER_LIMIT
 
+    return Offer.from_bytes(read_document(source, OFFER_LIMIT))
+
+
+def _verify(offer: "Offer", challenge: "Challenge", policy: Path, collateral: Path | None) -> "VerifiedOffer":
+    from fastrack.attest import Policy, verify_offer
+    from fastrack.attest._exchange import VENDOR_ROOTS
+
     return verify_offer(
-        read_document(source, OFFER_LIMIT),
+        offer,
         challenge,
         Policy.from_toml(policy),
         now=read_clock(),
@@ -222,7 +262,7 @@ def _verify(source: str, challenge: "Challenge", policy: Path, collateral: Path 
 
 def _describe(data: bytes) -> tuple[str, dict[str, object]]:
     """Return the kind of a document, and what it claims."""
-    from fastrack.attest import Challenge, Offer
+    from fastrack.attest import Challenge, Offer, draft_policy
     from fastrack.attest._exchange import GRANTS_KIND, read_envelopes
     from fastrack.attest._kinds import kind_of_evidence
     from fastrack.attest._offer import CHALLENGE_KIND, OFFER_KIND
@@ -234,7 +274,10 @@ def _describe(data: bytes) -> tuple[str, dict[str, object]]:
         offer = Offer.from_bytes(data)
         cpu = {"type": kind_of_evidence(offer.evidence.cpu).name}
         members = {"challenge": offer.challenge_id, "recipient": offer.recipient.id, "cpu": cpu}
-        return "offer", {**members, "devices": len(offer.evidence.devices)}
+        members["devices"] = len(offer.evidence.devices)
+        with suppress(FormatError):  # what it claims that a policy can name, if it can be read
+            members["claims"] = tomllib.loads(draft_policy(offer.evidence))
+        return "offer", members
     if _is(data, GRANTS_KIND):
         challenge_id, envelopes = read_envelopes(data)
         return "grants", {"challenge": challenge_id, "grants": len(envelopes)}
@@ -253,10 +296,22 @@ def _show(kind: str, members: dict[str, object], state: str) -> None:
             console.print(f"devices: {pluralize(len(value), 'device')}")
             for device in value:
                 console.print(f"  {clean(' '.join(str(part) for part in device.values()))}")
+        elif name == "claims":
+            _show_claims(value)
         elif isinstance(value, dict):
             console.print(f"{name}: {clean(', '.join(f'{key} {part}' for key, part in value.items()))}")
         else:
             console.print(f"{name}: {clean(str(value))}")
+
+
+def _show_claims(claims: object, path: str = "") -> None:
+    """Print all that a policy can name, each key with its value on a line."""
+    for name, value in claims.items() if isinstance(claims, dict) else ():
+        if isinstance(value, dict):
+            _show_claims(value, f"{path}{name}.")
+        else:
+            text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            stdout().print(f"{path}{name}: {clean(text)}")
 
 
 for _command in (challenge, collect, verify, show, grant):

@@ -6,6 +6,7 @@ appendix A (OCSP). Each document is verified as evidence is before it is kept, a
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from base64 import b64decode
@@ -15,7 +16,7 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
-from typing import TypeVar
+from typing import cast
 from urllib.parse import quote as percent_encode
 from urllib.parse import unquote
 
@@ -46,8 +47,6 @@ from fastrack.attest._gpus.report import parse_gpu_report
 from fastrack.attest._gpus.rim import open_signed, verify_rim
 from fastrack.attest._offer import DeviceEvidence, MachineEvidence
 from fastrack.errors import AttestationError, FormatError
-
-T = TypeVar("T")
 
 _OCSP_LIMIT = 64 << 10
 _RIM_ID = re.compile(r"[A-Z0-9_.]{1,128}", re.IGNORECASE)
@@ -125,6 +124,21 @@ class _Fetching:
     client: Client
     roots: TrustedRoots
     now: datetime
+    bundle: Path | None = None
+
+    def ask(self, name: str, url: str, *, limit: int = LARGEST) -> bytes:
+        """Return the file of the bundle, or what a service answers that is kept as it is."""
+        return self.client.ask(url, limit=limit).body if self.bundle is None else self.carried(name)
+
+    def carried(self, name: str) -> bytes:
+        """Return a file of the bundle."""
+        data = read_collateral(cast(Path, self.bundle) / name)
+        if data is None:
+            advice = "Fetch for this offer on a machine with a network, and bring that folder."
+            raise FileNotFoundError(
+                errno.ENOENT, f"expected {name} in the bundle, got none. {advice}", str(self.bundle)
+            )
+        return data
 
     def kept(self, name: str, verify: Callable[[bytes], datetime]) -> datetime | None:
         """Return the end of a file that still holds; None if there is none that does."""
@@ -148,7 +162,7 @@ class _Fetching:
         """Keep the file that still holds, or fetch another, verify it, and write it."""
         if (end := self.kept(name, verify)) is not None:
             return FetchedDocument(name, about, end, is_new=False)
-        data = fetch()
+        data = fetch() if self.bundle is None else self.carried(name)
         end = verify(data)
         self.write(name, data)
         return FetchedDocument(name, about, end, is_new=True)
@@ -163,6 +177,7 @@ def fetch_collateral(
     roots: TrustedRoots = VENDOR_ROOTS,
     product: str | None = None,
     ca: str | None = None,
+    bundle: str | Path | None = None,
     now: datetime | None = None,
 ) -> Iterator[FetchedDocument]:
     """Fetch the collateral that evidence names into a folder, and yield each document when it is there.
@@ -184,6 +199,8 @@ def fetch_collateral(
         "Milan" or "Genoa", for reports of SEV-SNP of version 2, which do not tell.
     ca : path-like, optional
         A file of certificates, in PEM, that those of the services must lead to. By default those of the system.
+    bundle : path-like, optional
+        A folder that was filled for the same offer elsewhere: documents are taken from it, and no service is asked.
     now : datetime.datetime, optional
         The time. By default that of the clock.
 
@@ -210,7 +227,14 @@ def fetch_collateral(
     """
     now = datetime.now(UTC) if now is None else now
     require_time_zone(now)
-    run = _Fetching(Path(folder), services or CollateralServices(), Client(ca=ca), roots, now)
+    run = _Fetching(
+        Path(folder),
+        services or CollateralServices(),
+        Client(ca=ca),
+        roots,
+        now,
+        None if bundle is None else Path(bundle),
+    )
     if isinstance(evidence.cpu, TdxEvidence):
         yield _fetch_tdx(run, evidence.cpu.quote)
     elif isinstance(evidence.cpu, SnpEvidence):
@@ -314,7 +338,7 @@ def _fetch_snp(run: _Fetching, report: SnpReport, product: str | None) -> Iterat
 
     issuers = read_collateral(run.folder / "cert_chain.pem")
     fetched = issuers is None or not _is_chain(issuers, name)
-    parts["issuers"] = run.client.ask(f"{base}/cert_chain", limit=LARGEST).body if fetched else issuers or b""
+    parts["issuers"] = run.ask("cert_chain.pem", f"{base}/cert_chain") if fetched else issuers or b""
     about = f"chip {chip[:16]}..."
     leaf = run.document(
         "vcek.der",

@@ -13,8 +13,8 @@ from fastrack.attest._errors import malformed, refused
 from fastrack.attest._formats.ocsp import check_revocation
 from fastrack.attest._formats.roots import NVIDIA_ROOTS, Roots
 from fastrack.attest._formats.signatures import P384
-from fastrack.attest._formats.x509 import load_chain, verify_chain
-from fastrack.attest._gpus.identity import GpuArchitecture, read_identity
+from fastrack.attest._formats.x509 import load_chain, subject_name, verify_chain
+from fastrack.attest._gpus.identity import GpuArchitecture, read_identity, read_serial
 from fastrack.attest._gpus.report import EVIDENCE, NONCE_SIZE, GpuReport, OpaqueField, parse_gpu_report
 
 _LATEST_VERSION = 1  # of the opaque data
@@ -220,6 +220,23 @@ def verify_gpu_report(
         revocation_checked_at=checked_at,
         valid_until=valid_until,
     )
+
+
+def read_claims(report: bytes, chain: bytes) -> dict[str, str]:
+    """Read what a report and its certificates claim, of which nothing is verified: anyone can write it."""
+    certificates = load_chain(chain, evidence="certificate chain of a GPU")
+    device = certificates[1 % len(certificates)]
+    name = subject_name(device)
+    is_switch = name.startswith("LS")
+    fields = ReportFields(parse_gpu_report(report), is_switch=is_switch)
+    claims = {
+        "chip": fields.text_or_none(OpaqueField.CHIP) or name.split(" ")[0].replace("_", ""),
+        "chip_id": read_serial(device, "certificate chain of a GPU"),
+        "driver": None if is_switch else fields.text(OpaqueField.DRIVER_VERSION),
+        "vbios": fields.vbios_version(),
+        "mode": fields.mode(),
+    }
+    return {name: str(value) for name, value in claims.items() if value is not None}
 
 
 class ReportFields:

@@ -81,7 +81,7 @@ def read_identity(chain: VerifiedChain, *, evidence: str) -> Identity:
     if leaf.split(" ")[0] != part or not provisioner.startswith(f"NVIDIA {part} Provisioner "):
         names = f"{leaf!r}, {device!r} and {provisioner!r}"
         raise refused(evidence, "subjects", wanted=f"three certificates of {part}", found=names, advice=_OTHER)
-    chip_id = _read_serial(chain.issuer, evidence)
+    chip_id = read_serial(chain.issuer, evidence)
     if (value := extension_value(chain.leaf, _COMPOSITE_DEVICE_ID)) is not None:
         fwid = _read_composite_device_id(value, chain.issuer, evidence)
     elif (value := extension_value(chain.leaf, _TCB_INFO)) is not None:
@@ -92,7 +92,8 @@ def read_identity(chain: VerifiedChain, *, evidence: str) -> Identity:
     return Identity(architecture, device, part.replace("_", ""), chip_id, chain.leaf.serial_number, fwid)
 
 
-def _read_serial(device: x509.Certificate, evidence: str) -> str:
+def read_serial(device: x509.Certificate, evidence: str) -> str:
+    """Return the id of a chip, the serial number in the name of its own certificate."""
     found = device.subject.get_attributes_for_oid(x509.NameOID.SERIAL_NUMBER)
     text = str(found[0].value) if len(found) == 1 else ""
     if not re.fullmatch(r"[0-9A-F]{16,40}", text):

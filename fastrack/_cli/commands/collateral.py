@@ -1,0 +1,128 @@
+"""``fastrack attest fetch`` and ``policy``: an owner's collateral and policy, before the first offer is judged."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fastrack._cli.commands.attest import Offered, app, load_collateral, read_clock, read_offer
+from fastrack._cli.console import print_json, stdout
+from fastrack._cli.documents import check_document, write_document
+from fastrack._cli.errors import handle_errors
+from fastrack._cli.options import Json
+from fastrack.errors import FormatError
+
+if TYPE_CHECKING:
+    from fastrack.attest import FetchedDocument
+
+Base = typer.Option(metavar="URL", help="The address of a mirror, in place of the vendor's.")
+
+
+def fetch(
+    source: Offered,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of collateral; made if it is absent.")],
+    *,
+    bundle: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="A folder that was filled elsewhere: no service is asked.")
+    ] = None,
+    product: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Milan or Genoa, for reports of SEV-SNP that do not tell.")
+    ] = None,
+    ca: Annotated[Path | None, typer.Option(metavar="PEM", help="The authority of a mirror or proxy.")] = None,
+    intel: Annotated[str | None, Base] = None,
+    intel_roots: Annotated[str | None, Base] = None,
+    amd: Annotated[str | None, Base] = None,
+    nvidia_rim: Annotated[str | None, Base] = None,
+    nvidia_ocsp: Annotated[str | None, Base] = None,
+    as_json: Json = False,
+) -> None:
+    """Fetch the collateral that an offer names: from Intel, AMD and NVIDIA, through the proxy of https_proxy.
+
+    What is there and still holds is not asked for again. Everything is verified before it is kept, byte for byte.
+    """
+    from fastrack.attest import CollateralServices, fetch_collateral
+    from fastrack.attest._exchange import VENDOR_ROOTS
+
+    given = {
+        "intel": intel,
+        "intel_roots": intel_roots,
+        "amd": amd,
+        "nvidia_rim": nvidia_rim,
+        "nvidia_ocsp": nvidia_ocsp,
+    }
+    documents = []
+    for document in fetch_collateral(
+        read_offer(source).evidence,
+        folder,
+        services=CollateralServices(**{name: url.rstrip("/") for name, url in given.items() if url is not None}),
+        roots=VENDOR_ROOTS,
+        product=product,
+        ca=None if ca is None else str(ca),
+        bundle=bundle,
+        now=read_clock(),
+    ):
+        documents.append(document)
+        if not as_json:
+            stdout().print(_line(document))
+    if as_json:
+        print_json(documents=[_members(document) for document in documents])
+
+
+def _line(document: "FetchedDocument") -> str:
+    state = "fetched" if document.is_new else "holds"
+    return f"{state:<8}{document.name}: {document.about}, until {document.valid_until:%Y-%m-%d %H:%M} UTC"
+
+
+def _members(document: "FetchedDocument") -> dict[str, object]:
+    until = document.valid_until.isoformat()
+    return {"name": document.name, "about": document.about, "valid_until": until, "fetched": document.is_new}
+
+
+def policy(
+    source: Offered,
+    target: Annotated[str, typer.Argument(metavar="POLICY", help="The policy to write; - for standard output.")] = "-",
+    *,
+    collateral: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="The folder of `fetch`, or collateral of TDX in JSON.")
+    ] = None,
+    unverified: Annotated[
+        bool, typer.Option("--unverified", help="Draft what the offer claims, though anyone can write that.")
+    ] = False,
+    diff: Annotated[
+        Path | None,
+        typer.Option("--diff", metavar="OLD", help="Print what differs from a policy; status 1 if any."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Draft a policy that accepts the machine of an offer, and no other: each value with what it covers.
+
+    Only of evidence that verifies. It says nothing about whether the machine is yours: look at it before you use it.
+    """
+    from fastrack.attest import compare_policies, draft_policy, verify_evidence
+    from fastrack.attest._exchange import VENDOR_ROOTS
+
+    check_document(target)
+    evidence = read_offer(source).evidence
+    if unverified:
+        text = draft_policy(evidence)
+    else:
+        found = verify_evidence(evidence, now=read_clock(), collateral=load_collateral(collateral), roots=VENDOR_ROOTS)
+        text = draft_policy(*found)
+    if diff is None:
+        write_document(target, text.encode())
+        return
+    try:
+        changes = compare_policies(diff.read_text(), text)
+    except ValueError as error:
+        raise FormatError(f"reading {diff} failed: expected a policy in TOML, got {error}. Correct it.") from None
+    if as_json:
+        print_json(changes=list(changes))
+    else:
+        for change in changes:
+            stdout().print(change)
+    if changes:
+        raise typer.Exit(1)
+
+
+for _command in (fetch, policy):
+    app.command()(handle_errors(_command))
