@@ -7,9 +7,10 @@ from typing import Annotated
 
 import typer
 
+from fastrack._cli.commands import collateral
+from fastrack._cli.commands.attest import app as attest_app
 from fastrack._cli.commands.bench import bench
 from fastrack._cli.commands.broker import app as broker_app
-from fastrack._cli.commands.collateral import app as attest_app  # with the commands of `attest`
 from fastrack._cli.commands.demo import demo
 from fastrack._cli.commands.doctor import doctor
 from fastrack._cli.commands.grant import grant
@@ -84,5 +85,7 @@ for _command in (
 ):
     app.command(_command.__name__.removesuffix("_"))(handle_errors(_command))
 
+attest_app.command()(handle_errors(collateral.fetch))
+attest_app.command()(handle_errors(collateral.policy))
 app.add_typer(attest_app, name="attest")
 app.add_typer(broker_app, name="broker")

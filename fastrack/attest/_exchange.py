@@ -304,6 +304,24 @@ def verify_offer(
     ...     print(error.evidence, error.field)
     offer challenge
     """
+    offer, cpu, devices = prove_offer(offer, challenge, now=now, collateral=collateral, roots=roots)
+    policy.check_cpu(cpu, now=now)
+    policy.check_gpus(devices, now=now)
+    rims = [rim for device in devices if isinstance(device, MatchedGpuReport) for rim in device.rims]
+    ends = [*(report_of(device).valid_until for device in devices), *(rim.valid_until for rim in rims)]
+    valid_until = min(challenge.expires, cpu.valid_until, *ends)
+    return VerifiedOffer(offer.challenge_id, offer.recipient, cpu, devices, now, valid_until)
+
+
+def prove_offer(
+    offer: Offer | bytes,
+    challenge: Challenge,
+    *,
+    now: datetime,
+    collateral: TdxCollateral | str | os.PathLike[str] | None,
+    roots: TrustedRoots,
+) -> tuple[Offer, VerifiedCpu, tuple[MatchedGpuReport | VerifiedGpuReport, ...]]:
+    """Verify all of an offer but whether a policy accepts it: return it with what CPU and devices have proved."""
     require_time_zone(now)
     offer = open_offer(offer)
     if offer.challenge_id != challenge.id:
@@ -322,16 +340,11 @@ def verify_offer(
     evidence = complete_evidence(offer.evidence, collateral)
     cpu: VerifiedCpu = kind.verify(evidence.cpu, now, _roots_of(kind, roots))
     _require_report_data(kind.title, cpu.report_data, report_data)
-    policy.check_cpu(cpu, now=now)
     devices = tuple(
         _verify_device(device, index, binding.device_nonce(index), now, roots)
         for index, device in enumerate(evidence.devices)
     )
-    policy.check_gpus(devices, now=now)
-    rims = [rim for device in devices if isinstance(device, MatchedGpuReport) for rim in device.rims]
-    ends = [*(report_of(device).valid_until for device in devices), *(rim.valid_until for rim in rims)]
-    valid_until = min(challenge.expires, cpu.valid_until, *ends)
-    return VerifiedOffer(offer.challenge_id, offer.recipient, cpu, devices, now, valid_until)
+    return offer, cpu, devices
 
 
 @attest_public

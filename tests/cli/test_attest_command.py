@@ -151,7 +151,7 @@ def test_wrong_offers_are_refused(cli, folder):
     found = cli.json("attest verify offer --challenge challenge --policy policy.toml", status=1)
     assert found["error"]["type"] == "AttestationError"
     (folder / "policy.toml").write_text(policy(8))
-    assert "number of GPUs" in cli.error("attest verify offer --challenge other --policy policy.toml")
+    assert "number of GPUs" in cli.error("attest verify offer --challenge other --policy policy.toml", status=3)
     (folder / "empty").write_text("")
     assert "expected one document, got the end" in cli.error("attest show empty")
     (folder / "text").write_text("text")

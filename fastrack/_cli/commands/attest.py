@@ -37,6 +37,8 @@ FileIds = Annotated[
 ]
 Period = Annotated[str, typer.Option(metavar="PERIOD", help="The time until it ends, such as 90s, 5m or 12h.")]
 
+_REFUSED = 3  # the exit status for evidence that verifies, of a machine that the policy does not accept
+
 app = typer.Typer(no_args_is_help=True, help="Give keys to a machine that proves what it is, by files and pipes.")
 
 
@@ -114,36 +116,34 @@ def verify(
     collateral: Collateral = None,
     as_json: Json = False,
 ) -> None:
-    """Verify an offer under a policy, and show what it proves. No challenge is used up."""
+    """Verify an offer under a policy, and show what it proves. No challenge is used up.
+
+    Exit status: 0 if it is accepted, 1 if the evidence does not verify, 3 if the policy does not accept what it proves.
+    """
     offer, given = read_offer(source), _read_challenge(str(challenge))
-    try:
-        verified = _verify(offer, given, policy, collateral)
-    except AttestationError:
-        errors = _find_mismatches(offer, policy, collateral)
-        if not errors:
-            raise  # it is not the policy that refuses
+    if errors := _find_mismatches(offer, given, policy, collateral):
         if as_json:
             print_json(verified=True, accepted=False, mismatches=[_mismatch(error) for error in errors])
         else:
             show_errors(map(str, errors))
-        raise typer.Exit(3) from None
+        raise typer.Exit(_REFUSED)
+    verified = _verify(offer, given, policy, collateral)
     if as_json:
         print_json(**verified.describe())
         return
     _show("offer", verified.describe(), "verified, and accepted by the policy")
 
 
-def _find_mismatches(offer: "Offer", policy: Path, collateral: Path | None) -> "tuple[AttestationError, ...]":
-    """Return all that a policy does not accept of evidence that verifies; none if it does not verify."""
-    from fastrack.attest import Policy, verify_evidence
-    from fastrack.attest._exchange import VENDOR_ROOTS
+def _find_mismatches(
+    offer: "Offer", challenge: "Challenge", policy: Path, collateral: Path | None
+) -> "tuple[AttestationError, ...]":
+    """Verify an offer, and return all that a policy does not accept of it."""
+    from fastrack.attest import Policy
+    from fastrack.attest._exchange import VENDOR_ROOTS, prove_offer
 
-    now = read_clock()
-    try:
-        found = verify_evidence(offer.evidence, now=now, collateral=load_collateral(collateral), roots=VENDOR_ROOTS)
-    except AttestationError:
-        return ()
-    return Policy.from_toml(policy).find_mismatches(*found, now=now)
+    now, judge = read_clock(), Policy.from_toml(policy)
+    _, cpu, devices = prove_offer(offer, challenge, now=now, collateral=load_collateral(collateral), roots=VENDOR_ROOTS)
+    return judge.find_mismatches(cpu, devices, now=now)
 
 
 def _mismatch(error: AttestationError) -> dict[str, object]:
@@ -273,7 +273,7 @@ def _describe(data: bytes) -> tuple[str, dict[str, object]]:
     if _is(data, OFFER_KIND):
         offer = Offer.from_bytes(data)
         cpu = {"type": kind_of_evidence(offer.evidence.cpu).name}
-        members = {"challenge": offer.challenge_id, "recipient": offer.recipient.id, "cpu": cpu}
+        members: dict[str, object] = {"challenge": offer.challenge_id, "recipient": offer.recipient.id, "cpu": cpu}
         members["devices"] = len(offer.evidence.devices)
         with suppress(FormatError):  # what it claims that a policy can name, if it can be read
             members["claims"] = tomllib.loads(draft_policy(offer.evidence))

@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fastrack._cli.commands.attest import Offered, app, load_collateral, read_clock, read_offer
+from fastrack._cli.commands.attest import Offered, load_collateral, read_clock, read_offer
 from fastrack._cli.console import print_json, stdout
 from fastrack._cli.documents import check_document, write_document
-from fastrack._cli.errors import handle_errors
 from fastrack._cli.options import Json
 from fastrack.errors import FormatError
 
@@ -122,7 +121,3 @@ def policy(
             stdout().print(change)
     if changes:
         raise typer.Exit(1)
-
-
-for _command in (fetch, policy):
-    app.command()(handle_errors(_command))
