@@ -13,7 +13,7 @@ from helpers.foundry.authority import NOW
 from helpers.foundry.machine import Machine, policy, roots
 
 import fastrack
-from fastrack import DeviceError, attest
+from fastrack import AttestationError, DeviceError, attest
 from fastrack.attest._collect import read_tsm_report
 
 
@@ -139,8 +139,38 @@ def test_the_machine_may_have_no_collateral(tmp_path):
     assert evidence.cpu.collateral is None
     assert (evidence.devices[0].manifests, evidence.devices[0].ocsp) == ((), None)
     kernel = Kernel(tmp_path / "snp", Machine("snp", 0), provider="sev_guest")
-    with pytest.raises(DeviceError, match=r"vcek\.der"):
-        attest.collect_evidence(binding, root=kernel.root, gpus=False)
+    evidence = attest.collect_evidence(binding, root=kernel.root, gpus=False)
+    assert (evidence.cpu.leaf, evidence.cpu.issuers, evidence.cpu.crl) == (None, None, None)
+    assert attest.Offer.from_bytes(attest.make_offer(binding.challenge, lambda _: evidence).to_bytes())
+
+
+@pytest.mark.parametrize("cpu", ["tdx", "snp"])
+def test_the_owner_may_have_all_collateral(tmp_path, folder, cpu):
+    machine = Machine(cpu, 1)
+    kernel = Kernel(tmp_path / "tsm", machine, provider="tdx_guest" if cpu == "tdx" else "sev_guest")
+    challenge, judge = attest.Challenge.generate(now=NOW), attest.Policy.from_toml(policy(1))
+    nvml = Nvml(machine)
+    pending = attest.make_offer(
+        challenge, lambda binding: attest.collect_evidence(binding, root=kernel.root, nvml=nvml)
+    )
+    options = {"now": NOW, "roots": roots()}
+    with pytest.raises(AttestationError, match="attest fetch"):
+        attest.verify_offer(pending.to_bytes(), challenge, judge, **options)
+    fill(folder, machine)
+    verified = attest.verify_offer(pending.to_bytes(), challenge, judge, collateral=folder, **options)
+    assert len(verified.devices[0].rims) == 2
+
+
+def test_the_event_log_of_a_td_is_sent_with_its_quote(tmp_path, monkeypatch):
+    machine = Machine("tdx", 0)
+    binding = attest.OfferBinding(attest.Challenge.generate(now=NOW), fastrack.grants.Identity.generate().recipient)
+    table = tmp_path / "CCEL"
+    monkeypatch.setattr("fastrack.attest._cpu.tdx_kind.CCEL", str(table))
+    for name, content in (("without", None), ("with", b"log")):
+        if content:
+            table.write_bytes(content)
+        kernel = Kernel(tmp_path / name, machine)
+        assert attest.collect_evidence(binding, root=kernel.root, gpus=False).cpu.event_log == content
 
 
 def test_what_is_missing_is_told(tmp_path):

@@ -2,9 +2,13 @@
 
 import json
 import struct
+from dataclasses import replace
 from hashlib import sha384
 
 import pytest
+from helpers.foundry import tdx
+from helpers.foundry.authority import NOW
+from helpers.foundry.machine import roots as machine_roots
 
 from fastrack import AttestationError, FormatError, attest
 from fastrack.attest._cpu.event_log import text_digests
@@ -159,6 +163,90 @@ def test_damage_of_a_digest_or_a_register_is_refused_or_changes_the_registers():
             except FormatError:
                 continue
         at += len(part)
+
+
+KERNEL = f'digests = ["{digest(b"the kernel itself").hex()}", "{"00" * 48}"]'
+SECOND = "[[cpu.tdx.events.rtmr2]]"
+RULES = f"""
+[[cpu.tdx.events.rtmr1]]
+{KERNEL}
+[[cpu.tdx.events.rtmr2]]
+texts = ["quiet", "quiet root=/dev/vda"]
+"""
+
+
+def with_log(events=EVENTS):
+    """Return a verified TD whose registers are those of events."""
+    log = attest.EventLog.parse(ccel(events))
+    body = tdx.td_report(report_data=bytes(64), rtmrs=log.rtmrs)
+    evidence = attest.TdxEvidence(tdx.quote(tdx.platform(), body=body), None, ccel(events))
+    collateral = attest.TdxCollateral(**tdx.collateral())
+    verified, _ = attest.verify_evidence(
+        attest.MachineEvidence(evidence), now=NOW, collateral=collateral, roots=machine_roots()
+    )
+    return verified
+
+
+def judge(text, verified):
+    policy = attest.Policy.from_toml(f"version = 1\n[cpu.tdx]\nmrtd = 'any'\n{text}")
+    return [error.field for error in policy.find_mismatches(verified, now=NOW)]
+
+
+def test_a_policy_names_events_in_place_of_registers():
+    verified = with_log()
+    assert judge(RULES, verified) == []
+    other = digest(b"other").hex()
+    kernel = event(2, APPLICATION, b"", value=digest(b"other"))
+    assert judge(RULES.replace("00" * 48, other), with_log([*EVENTS[:2], kernel, *EVENTS[3:]])) == []
+    assert judge(RULES, with_log([*EVENTS[:2], kernel, *EVENTS[3:]])) == [
+        "event 1 of RTMR1 (EFI_BOOT_SERVICES_APPLICATION)"
+    ]
+    assert judge(RULES.replace("vda", "vdb"), verified) == ["event 1 of RTMR2 (IPL)"]
+    assert judge(RULES.replace(KERNEL, "any = true"), verified) == []
+
+
+def test_an_event_more_or_less_or_elsewhere_is_another_machine():
+    another = event(2, APPLICATION, b"", value=digest(b"a second kernel"))
+    for events in ([*EVENTS, another], [another, *EVENTS], EVENTS[:2] + EVENTS[3:]):
+        assert "events of RTMR1" in judge(RULES, with_log(events))
+    doubled = RULES.replace(
+        "[[cpu.tdx.events.rtmr2]]", "[[cpu.tdx.events.rtmr1]]\nany = true\n[[cpu.tdx.events.rtmr2]]"
+    )
+    assert judge(doubled, with_log()) == ["events of RTMR1"]
+
+
+def test_a_policy_of_events_refuses_a_machine_without_a_log():
+    verified = replace(with_log(), event_log=None)
+    assert judge(RULES, verified) == ["event log", "event log"]
+
+
+def test_a_log_of_another_boot_is_refused_with_the_offer():
+    verified, other = with_log(), with_log(EVENTS[:3])
+    assert verified.event_log != other.event_log
+    quote = tdx.quote(tdx.platform(), body=tdx.td_report(report_data=bytes(64)))
+    evidence = attest.MachineEvidence(attest.TdxEvidence(quote, attest.TdxCollateral(**tdx.collateral()), ccel()))
+    with pytest.raises(AttestationError, match=r"RTMR0 of the event log"):
+        attest.verify_evidence(evidence, now=NOW, roots=machine_roots())
+
+
+def test_a_rule_says_one_thing_and_registers_are_named():
+    for text, wanted in (
+        (RULES.replace('texts = ["quiet", "quiet root=/dev/vda"]', ""), "digests, texts, or any"),
+        (RULES + "any = true", "digests, texts, or any"),
+        (RULES.replace("rtmr2", "rtmr4"), "one of the keys"),
+        (RULES.replace("[[cpu.tdx.events.rtmr2]]\ntexts", "[cpu.tdx.events.rtmr2]\ntexts"), "array of tables"),
+        (RULES.partition(SECOND)[0], "rtmr2"),
+        (RULES.replace("texts", "words"), "one of the keys"),
+    ):
+        with pytest.raises(FormatError, match=wanted):
+            judge(text, None)
+
+
+def test_a_draft_lists_the_events_of_each_register():
+    text = attest.draft_policy(with_log())
+    assert "#   1. IPL: 'quiet root=/dev/vda'" in text
+    assert f"#   1. EFI_BOOT_SERVICES_APPLICATION: digest {digest(b'the kernel itself').hex()}" in text
+    attest.Policy.from_toml(text).check_cpu(with_log(), now=NOW)
 
 
 def test_recorded_logs_give_the_registers_of_their_quotes(evidence):
