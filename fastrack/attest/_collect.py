@@ -82,8 +82,10 @@ def collect_evidence(
     folder = None if collateral is None else Path(collateral)
     store = DeviceCollateral(folder)
     devices = () if gpus is False else _collect_gpus(binding, nvml, store, needed=gpus is True)
-    report, kind = read_tsm_report(binding.report_data(devices), root=root)
-    return MachineEvidence(CPU_KINDS[kind].collect(report, folder), devices)
+    report, name, certificates = read_tsm_report(binding.report_data(devices), root=root)
+    kind = CPU_KINDS[name]
+    evidence = kind.collect(report, certificates)
+    return MachineEvidence(evidence if folder is None else kind.complete(evidence, folder), devices)
 
 
 # The CPU.
@@ -91,8 +93,10 @@ def collect_evidence(
 
 def read_tsm_report(
     report_data: bytes, *, root: str | os.PathLike[str] = TSM_ROOT, name: str = _ENTRY
-) -> tuple[bytes, str]:
-    """Ask the kernel for evidence of the CPU about 64 bytes, and return it with the name of its kind.
+) -> tuple[bytes, str, bytes]:
+    """Ask the kernel for evidence of the CPU about 64 bytes, and return it with the name of its kind and its `auxblob`.
+
+    The latter has certificates of the host, and is empty where it hands out none.
 
     Raise `DeviceError` if the kernel cannot give it, or another process used the same entry meanwhile.
     """
@@ -102,13 +106,14 @@ def read_tsm_report(
         (entry / "inblob").write_bytes(report_data)
         with (entry / "outblob").open("rb") as file:
             report = file.read(LARGEST + 1)
+        certificates = _read_auxblob(entry)
         after = _read_generation(entry)
     if before is not None and after != before + 1:
         raise cpu_error("one request at a time", f"{(after or 0) - before} of them", "Try again.")
     kind = _kind_of(provider)
     if not 0 < len(report) <= LARGEST:
         raise cpu_error("a report of up to 1 MiB", f"{len(report)} bytes", "Look into the kernel's log.")
-    return report, kind
+    return report, kind, certificates
 
 
 def read_tsm_provider(root: str | os.PathLike[str] = TSM_ROOT, name: str = "doctor") -> str:
@@ -149,6 +154,14 @@ def _kind_of(provider: str) -> str:
         wanted = f"one of the providers {', '.join(providers)}"
         raise cpu_error(wanted, f"{provider:.40}", "Other kinds of machines are not supported.")
     return providers[provider]
+
+
+def _read_auxblob(entry: Path) -> bytes:
+    try:
+        with (entry / "auxblob").open("rb") as file:
+            return file.read(LARGEST)
+    except OSError:  # as of providers without one
+        return b""
 
 
 def _read_generation(entry: Path) -> int | None:

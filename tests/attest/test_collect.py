@@ -6,15 +6,19 @@ from __future__ import annotations
 import os
 import threading
 from types import SimpleNamespace
+from uuid import UUID
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
 from helpers.foundry import nvidia, tdx
 from helpers.foundry.authority import NOW
 from helpers.foundry.machine import Machine, policy, roots
 
 import fastrack
-from fastrack import AttestationError, DeviceError, attest
+from fastrack import AttestationError, DeviceError, FormatError, attest
 from fastrack.attest._collect import read_tsm_report
+from fastrack.attest._cpu.snp_certificates import read_certificate_table
 
 
 class Kernel:
@@ -159,6 +163,52 @@ def test_the_owner_may_have_all_collateral(tmp_path, folder, cpu):
     fill(folder, machine)
     verified = attest.verify_offer(pending.to_bytes(), challenge, judge, collateral=folder, **options)
     assert len(verified.devices[0].rims) == 2
+
+
+def certificate_table(parts):
+    """Write a table of certificates as a host hands it out."""
+    at, entries = 24 * (len(parts) + 1), b""
+    for guid, data in parts:
+        entries += UUID(guid).bytes_le + at.to_bytes(4, "little") + len(data).to_bytes(4, "little")
+        at += len(data)
+    return entries + bytes(24) + b"".join(data for _, data in parts)
+
+
+VCEK, ASK, ARK, CRL = (
+    "63da758d-e664-4564-adc5-f4b93be8accd",
+    "4ab7b379-bbac-4fe4-a02f-05aef327c782",
+    "c0b406a4-a803-4952-9743-3fb6014cd0ae",
+    "92f81bc3-5811-4d3d-97ff-d19f88dc67ea",
+)
+
+
+def test_certificates_of_the_host_are_sent_with_a_report(tmp_path):
+    machine = Machine("snp", 0)
+    ask, ark = (one.public_bytes(Encoding.DER) for one in x509.load_pem_x509_certificates(machine.chip.issuers))
+    unknown = ("00000000-0000-0000-0000-00000000beef", b"?")
+    table = certificate_table([(VCEK, machine.chip.leaf), unknown, (ARK, ark), (ASK, ask), (CRL, machine.crl)])
+    for number, data in enumerate((table, table + bytes(4000))):
+        kernel = Kernel(tmp_path / str(number), machine, provider="sev_guest")
+        (kernel.entry / "auxblob").write_bytes(data)
+        challenge = attest.Challenge.generate(now=NOW)
+        pending = attest.make_offer(
+            challenge, lambda it, kernel=kernel: attest.collect_evidence(it, root=kernel.root, gpus=False)
+        )
+        verified = attest.verify_offer(
+            pending.to_bytes(), challenge, attest.Policy.from_toml(policy(0)), now=NOW, roots=roots()
+        )
+        assert verified.cpu.revocation_checked_at is not None
+
+
+def test_tables_of_certificates_are_read_within_their_bounds():
+    assert read_certificate_table(b"") == read_certificate_table(bytes(24)) == {}
+    good = certificate_table([(VCEK, b"leaf")])
+    assert read_certificate_table(good) == {"leaf": b"leaf"}
+    for place, value in ((16, len(good)), (16, 2**32 - 1), (20, 0), (20, 5), (20, 2**32 - 1)):
+        with pytest.raises(FormatError, match="certificate table"):
+            read_certificate_table(good[:place] + value.to_bytes(4, "little") + good[place + 4 :])
+    with pytest.raises(FormatError, match="certificate table"):
+        read_certificate_table(certificate_table([(ASK, b"?"), (ARK, b"?")]))
 
 
 def test_the_event_log_of_a_td_is_sent_with_its_quote(tmp_path, monkeypatch):

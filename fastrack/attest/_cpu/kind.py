@@ -61,8 +61,8 @@ class CpuKind(Generic[E, V, P]):
     """Return these members."""
     read: Callable[[Reader], E]
     """Read these members."""
-    collect: Callable[[bytes, Path | None], E]
-    """Add the collateral in a folder, if one is named, to a report that the kernel gave."""
+    collect: Callable[[bytes, bytes], E]
+    """Make evidence of the report that the kernel gave, and of what the host handed out with it, which may be empty."""
     report_data: Callable[[E], bytes]
     """Return the 64 bytes that the guest chose, of evidence that is parsed alone."""
     complete: Callable[[E, TdxCollateral | Path], E]

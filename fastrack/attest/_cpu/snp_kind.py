@@ -13,6 +13,7 @@ from fastrack._util.public import attest_public
 from fastrack.attest import _policy_common as rules
 from fastrack.attest._cpu.kind import CpuKind, read_collateral
 from fastrack.attest._cpu.snp import VerifiedSnpReport, verify_snp_report
+from fastrack.attest._cpu.snp_certificates import read_certificate_table
 from fastrack.attest._cpu.snp_report import EVIDENCE, SnpProduct, SnpReport, parse_snp_report
 from fastrack.attest._cpu.tdx_collateral import TdxCollateral
 from fastrack.attest._errors import refused
@@ -234,7 +235,7 @@ SNP = CpuKind(
     members=_MEMBERS,
     write=lambda evidence: {name: write_bytes(getattr(evidence, name)) for name in _MEMBERS},
     read=_read,
-    collect=lambda report, folder: _complete(SnpEvidence(report), folder) if folder else SnpEvidence(report),
+    collect=lambda report, table: SnpEvidence(report, **read_certificate_table(table)),
     report_data=lambda evidence: parse_snp_report(evidence.report).report_data,
     complete=_complete,
     verify=_verify,

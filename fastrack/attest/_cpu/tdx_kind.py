@@ -153,12 +153,11 @@ def _read(cpu: Reader) -> TdxEvidence:
     return TdxEvidence(cpu.binary("quote", limit=_QUOTE_LIMIT), cpu.or_none("collateral", read), log)
 
 
-def _collect(report: bytes, folder: Path | None) -> TdxEvidence:
+def _collect(report: bytes, _: bytes) -> TdxEvidence:
     log = None
     with suppress(PermissionError):  # a policy that names events refuses the offer then, and says why
         log = read_collateral(Path(CCEL))
-    evidence = TdxEvidence(report, event_log=log)
-    return evidence if folder is None else _complete(evidence, folder)
+    return TdxEvidence(report, event_log=log)
 
 
 def _complete(evidence: TdxEvidence, collateral: TdxCollateral | Path) -> TdxEvidence:
