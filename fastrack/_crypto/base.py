@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
+from array import array
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from fastrack._crypto import cobblestone, gather
-from fastrack._crypto.cobblestone import DERIVED_SIZE, MessageKey
-from fastrack.format import CHUNK_SIZE, MAX_CHUNKS, TAG_SIZE
+from fastrack._crypto import cobblestone
+from fastrack._crypto.cobblestone import DERIVED_SIZE, MessageKey, chunks_between
+from fastrack._crypto.gather import GatherPlan
+from fastrack.format import CHUNK_SIZE
 
 if TYPE_CHECKING:
     from fastrack._crypto.message_keys import MessageKeys
 
 Bytes = npt.NDArray[np.uint8]
-Words = npt.NDArray[np.int64]
 Secret = cobblestone.Bytes
 Texts = Sequence[cobblestone.Bytes]
 _UINT8 = np.dtype(np.uint8)
@@ -40,67 +41,6 @@ class KeySchedule(ABC):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a key schedule holds a secret and cannot be pickled")
-
-
-class GatherPlan:
-    """A list of byte ranges of chunks, and the offsets in the result that they are copied to. It does not change.
-
-    Attributes
-    ----------
-    chunks : int64 (n,); the numbers of the chunks to open, without duplicates
-    starts : int64 (n + 1,); the ranges of chunk `i` are `table[starts[i]:starts[i + 1]]`
-    table : int64 (m, 3); offset in the chunk, offset in the result, length; in bytes
-    """
-
-    __slots__ = ("_arrays", "_made")
-
-    def __init__(self, chunks: Words, starts: Words, table: Words) -> None:
-        self._arrays: gather.PlanArrays | None = gather.PlanArrays(chunks, starts, table)
-        self._made: gather.PlanMemory | gather.EvenRows | None = None
-
-    @classmethod
-    def of(cls, made: gather.PlanMemory | gather.EvenRows) -> Self:
-        """Return the plan that `gather` made, or that it makes when it is needed. Arrays are made if asked for."""
-        plan = cls.__new__(cls)
-        plan._arrays, plan._made = None, made  # noqa: SLF001 - its own
-        return plan
-
-    @property
-    def chunks(self) -> Words:
-        return self.arrays.chunks
-
-    @property
-    def starts(self) -> Words:
-        return self.arrays.starts
-
-    @property
-    def table(self) -> Words:
-        return self.arrays.table
-
-    @property
-    def arrays(self) -> gather.PlanArrays:
-        if self._arrays is None:
-            assert self._made is not None
-            if isinstance(self._made, gather.EvenRows):
-                self._made, _ = self._made.make_plan()
-            self._arrays = gather.arrays_of(self._made)
-        return self._arrays
-
-    def locate(self, sealed: int, plain: int, target: int) -> tuple[int, int, int, int]:
-        """Return the number of chunks, and the addresses of the arrays, for native code.
-
-        Raise ValueError if the plan reaches outside its message, of `sealed` bytes with tags and `plain` bytes without,
-        or outside its result of `target` bytes. Native code relies on this check.
-        """
-        count, made = chunks_between(sealed, plain), self._made
-        if isinstance(made, gather.EvenRows):
-            memory, is_inside = made.make_plan(count, plain, target)
-            if is_inside:
-                self._made = memory
-                return gather.locate(memory)
-        elif self.arrays.is_sound and gather.is_inside(self.arrays, count, plain, target):
-            return self.arrays.locate()
-        raise ValueError("expected a gather plan inside its message and its result, got one that reaches outside")
 
 
 class HostMemory(NamedTuple):
@@ -158,6 +98,67 @@ class Jobs:
     plans: Sequence[GatherPlan | None]
 
 
+WORDS = 9
+"""The words of a row."""
+
+KEY, BITS, SOURCE, TARGET, SIZE, FIRST, CHUNKS, STARTS, RANGES = range(WORDS)
+"""The columns of the table.
+
+Addresses of the key, of the source and of the result; bits of the key; bytes of plaintext of the message; the number of
+chunks of the jobs before; and the addresses of a gather's plan, or `WHOLE` or `SEALS` in place of its chunks.
+"""
+
+WHOLE, SEALS = 0, 1  # no addresses
+
+
+class JobTable:
+    """The table of some jobs, after each was found to stay inside its message and its result.
+
+    Attributes
+    ----------
+    address : of the table
+    count : the number of chunks of all jobs
+    keepalive : all that the addresses in the table point into
+    """
+
+    __slots__ = ("address", "count", "keepalive")
+
+    def __init__(self, jobs: Jobs) -> None:
+        words: list[int] = []
+        count, key = 0, jobs.keys.address
+        columns = zip(jobs.keys.bits, jobs.nbytes, jobs.memories, jobs.sealed, jobs.plain, jobs.plans, strict=True)
+        for bits, nbytes, target, source, plain, plan in columns:
+            if source is None:
+                assert plain is not None
+                words += (key, bits, plain.address, target.address, nbytes, count, SEALS, 0, 0)
+                if plain.size != nbytes or target.size != nbytes:
+                    raise ValueError(f"expected {nbytes} bytes to seal, and a result of that size, got others")
+                count += nbytes // CHUNK_SIZE + 1
+            elif plan is None:
+                words += (key, bits, source.address, target.address, nbytes, count, WHOLE, 0, 0)
+                if target.size != nbytes:
+                    raise ValueError(f"expected a result of {nbytes} bytes, got {target.size}")
+                count += chunks_between(source.size, nbytes)
+            else:
+                chunks, *places = plan.locate(source.size, nbytes, target.size)
+                words += (key, bits, source.address, target.address, nbytes, count, *places)
+                count += chunks
+            key += DERIVED_SIZE
+        table = array("q", words)
+        self.address = table.buffer_info()[0]
+        self.count = count
+        self.keepalive = table, jobs
+
+    def find(self, chunk: int) -> tuple[int, int]:
+        """Return the job of a chunk, and its number in the message, given its number in the table."""
+        table, jobs = self.keepalive
+        firsts = table[FIRST::WORDS]
+        number = bisect_right(firsts, chunk) - 1
+        chunk -= firsts[number]
+        plan = jobs.plans[number]
+        return number, chunk if plan is None else int(plan.chunks[chunk])
+
+
 class Engine(Protocol):
     """An implementation that opens and seals runs of chunks on the host.
 
@@ -196,27 +197,13 @@ class Engine(Protocol):
         """
 
 
-@lru_cache(maxsize=1024)
-def chunks_between(sealed: int, plain: int, first: int = 0) -> int:
-    """Return the number of chunks of a run of `sealed` bytes with tags and `plain` bytes without.
-
-    Raise ValueError if no run of chunks from `first` on has these sizes. Native code relies on this check.
-    """
-    count, remainder = divmod(sealed - plain, TAG_SIZE)
-    if remainder or count < 0 or not (count - 1) * CHUNK_SIZE <= plain <= count * CHUNK_SIZE:
-        raise ValueError(f"no run of chunks has {sealed} bytes sealed and {plain} bytes plain")
-    if not 0 <= first <= MAX_CHUNKS - count:
-        raise ValueError(f"expected chunks below number 2^38, got {count} chunks from number {first} on")
-    return count
-
-
 def check_buffers(source: Bytes, target: Bytes | None = None) -> None:
     """Raise ValueError unless buffers are one-dimensional, contiguous `uint8` arrays, and the target is writable.
 
     Native code relies on this check.
     """
-    for array in (source,) if target is None else (source, target):
-        if array.dtype != _UINT8 or array.ndim != 1 or not array.flags.c_contiguous:
+    for each in (source,) if target is None else (source, target):
+        if each.dtype != _UINT8 or each.ndim != 1 or not each.flags.c_contiguous:
             raise ValueError("expected a one-dimensional, contiguous uint8 array as a buffer")
     if target is not None and not target.flags.writeable:
         raise ValueError("expected a writable target buffer, got a read-only one")
@@ -231,11 +218,6 @@ def check_rows(rows: Sequence[int], target: memoryview) -> None:
         raise ValueError(
             f"expected rows in {target.nbytes} bytes that can be written to, got rows {min(rows)} to {max(rows)}"
         )
-
-
-def check_plan(plan: GatherPlan, sealed: int, plain: int, target: int) -> None:
-    """Raise ValueError as `GatherPlan.locate` does."""
-    plan.locate(sealed, plain, target)
 
 
 def address(array: npt.NDArray[Any]) -> int:

@@ -11,8 +11,9 @@ from hashlib import sha256
 
 import numpy as np
 
-from fastrack._crypto.base import Engine, GatherPlan, HostMemory, Jobs
+from fastrack._crypto.base import Engine, HostMemory, Jobs
 from fastrack._crypto.cobblestone import DERIVED_SIZE, MessageKey
+from fastrack._crypto.gather import GatherPlan
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack.format import CHUNK_SIZE, COMMITMENT_SIZE, NONCE_SIZE, SALT_SIZE, TAG_SIZE
 

@@ -10,22 +10,10 @@ from typing import Any
 import numpy as np
 
 from fastrack._crypto import workers
-from fastrack._crypto.base import (
-    Bytes,
-    GatherPlan,
-    Jobs,
-    KeySchedule,
-    Secret,
-    Texts,
-    address,
-    check_buffers,
-    check_plan,
-    check_rows,
-    chunks_between,
-)
-from fastrack._crypto.cobblestone import PREFIXES, MessageKey
+from fastrack._crypto.base import Bytes, Jobs, JobTable, KeySchedule, Secret, Texts, address, check_buffers, check_rows
+from fastrack._crypto.cobblestone import PREFIXES, MessageKey, chunks_between
+from fastrack._crypto.gather import GatherPlan
 from fastrack._crypto.isa import SCHEDULE_SIZE
-from fastrack._crypto.job_table import JobTable
 from fastrack._crypto.known_answers import find_job_fault
 from fastrack.errors import ClosedError, DeviceError
 from fastrack.format import SEALED_CHUNK_SIZE, TAG_SIZE
@@ -47,7 +35,7 @@ class VectorEngine:
 
     def _test_jobs(self) -> Any:
         open_jobs = self._functions.open_jobs
-        fault = find_job_fault(self, partial(self._open_jobs, open_jobs))
+        fault = find_job_fault(self, partial(self.open_jobs, open_jobs=open_jobs))
         if fault is not None:
             raise DeviceError(
                 f"the engine {self.name!r} failed its test {fault}. Do not use it, and report this; "
@@ -92,14 +80,12 @@ class VectorEngine:
     def open_gather(self, schedule: VectorSchedule, source: Bytes, target: Bytes, plan: GatherPlan) -> int | None:
         check_buffers(source, target)
         size = source.size - -(-source.size // SEALED_CHUNK_SIZE) * TAG_SIZE
-        check_plan(plan, source.size, size, target.size)
+        plan.locate(source.size, size, target.size)
         arguments = (address(source), address(target), plan.chunks, plan.starts, plan.table, plan.chunks.size, size)
         return self._run(self._functions.open_gather, schedule, arguments, plan.chunks.size)
 
-    def open_jobs(self, jobs: Jobs) -> tuple[int, int] | None:
-        return self._open_jobs(self._tested_jobs or self._test_jobs(), jobs)
-
-    def _open_jobs(self, open_jobs: Any, jobs: Jobs) -> tuple[int, int] | None:
+    def open_jobs(self, jobs: Jobs, open_jobs: Any = None) -> tuple[int, int] | None:
+        open_jobs = open_jobs or self._tested_jobs or self._test_jobs()  # the test itself names what it tests
         table = JobTable(jobs)
         arguments = (table.address, len(jobs.nbytes), table.count)
         bad = workers.run(open_jobs, arguments, table.count, self.threads)

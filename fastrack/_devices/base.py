@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from fastrack._crypto.base import Bytes, GatherPlan, Jobs
+from fastrack._crypto.base import Bytes, Jobs
+from fastrack._crypto.gather import GatherPlan
 from fastrack._tensors.arrays import Framework
 from fastrack._util.trace import Detail
 from fastrack.format import ciphertext_size

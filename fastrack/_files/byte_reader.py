@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from fastrack._crypto.gather import EvenRanges
 from fastrack._keys.keyring import KeyRing, KeySource
-from fastrack._sealed.indexing import EvenRanges
 from fastrack._sealed.messages import OpenMessage
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._util.public import public

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fastrack._sealed.indexing import EvenRanges, LazyRanges
+from fastrack._crypto.gather import EvenRanges, LazyRanges
 from fastrack._sealed.tensor import SealedTensor, move_tensor
 from fastrack.format import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE
 

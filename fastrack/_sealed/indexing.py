@@ -3,77 +3,17 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fastrack._crypto import gather
-from fastrack._crypto.base import GatherPlan
-from fastrack._crypto.gather import EvenRows
+from fastrack._crypto.gather import EvenRanges
 from fastrack._util.pickles import unpickle
 from fastrack._util.shown import shown
 
 Indices = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class ByteRanges:
-    """Byte ranges of a message's plaintext, and the offsets in a result that they go to.
-
-    starts, sizes, places : int64 (n,); range `i` has `sizes[i]` bytes from `starts[i]` on, and goes to `places[i]`
-    """
-
-    starts: Indices
-    sizes: Indices
-    places: Indices
-
-    @classmethod
-    def concatenate(cls, parts: Iterable[LazyRanges], shifts: Sequence[int]) -> ByteRanges:
-        """Concatenate ranges, and move the places of each by the number of bytes in `shifts`."""
-        ranges = [part().expand() for part in parts]
-        return cls(
-            np.concatenate([each.starts for each in ranges]),
-            np.concatenate([each.sizes for each in ranges]),
-            np.concatenate([each.places for each in ranges])
-            + np.repeat(np.array(shifts), [each.starts.size for each in ranges]),
-        )
-
-    def expand(self) -> ByteRanges:
-        """Return these ranges."""
-        return self
-
-    def pieces(self) -> GatherPlan:
-        """Return the gather of these bytes, with each chunk once and in ascending order."""
-        return GatherPlan.of(gather.make_plan(self.starts, self.sizes, self.places))
-
-
-class EvenRanges(EvenRows):
-    """Byte ranges of one size, at multiples of a stride."""
-
-    __slots__ = ()
-
-    def __call__(self) -> EvenRanges:
-        """Return these ranges, as a function that computes ranges does: there is nothing to compute."""
-        return self
-
-    def expand(self) -> ByteRanges:
-        """Return the same ranges with their starts, sizes and places."""
-        order = np.arange(self.rows.size) if self.order is None else self.order
-        return ByteRanges(self.rows * self.stride, np.full(self.rows.size, self.size, np.int64), order * self.size)
-
-    def pieces(self) -> GatherPlan:
-        """Return what `ByteRanges.pieces` does."""
-        return GatherPlan.of(self)
-
-
-Ranges = ByteRanges | EvenRanges
-"""Byte ranges of a message's plaintext, and where they go."""
-
-LazyRanges = Callable[[], Ranges] | EvenRanges
-"""Function that computes them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,13 @@ import numpy as np
 
 from fastrack._crypto.base import HostMemory
 from fastrack._crypto.cobblestone import MessageKey
+from fastrack._crypto.gather import EvenRanges, LazyRanges
 from fastrack._keys.keyring import KeyRing
 from fastrack._keys.keys import Key
 from fastrack._sealed.container import encode_header
 from fastrack._sealed.contexts import Binding, Edition, MessageContext
 from fastrack._sealed.handle import NOT_OPEN, Handle
-from fastrack._sealed.indexing import EvenRanges, LazyRanges, RowPlan, plan_rows
+from fastrack._sealed.indexing import RowPlan, plan_rows
 from fastrack._sealed.metadata import describe, encode_fields, read_contents
 from fastrack._sealed.storage import Extent, Storage, StoredBytes, read_head
 from fastrack._tensors import dtypes

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from fastrack._crypto.gather import ByteRanges, LazyRanges
 from fastrack._keys.keyring import KeyRing
-from fastrack._sealed.indexing import ByteRanges, LazyRanges
 from fastrack._sealed.tensor import SealedRows, SealedTensor, TensorRows, TensorSlice
 from fastrack._tensors import arrays
 from fastrack._training.handles import DatasetRows, Lengths, Samples

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, NoReturn
 
-from fastrack._crypto.base import GatherPlan, HostMemory
+from fastrack._crypto.base import HostMemory
+from fastrack._crypto.gather import EvenRanges, GatherPlan, LazyRanges
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.session import Session
 from fastrack._devices.base import MAX_MESSAGES, Device, Messages
 from fastrack._keys.keyring import KeyRing
 from fastrack._sealed.fetching import Wanted, discard, fetch
 from fastrack._sealed.headers import open_headers
-from fastrack._sealed.indexing import EvenRanges, LazyRanges
 from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Framework

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastrack._crypto import cobblestone
-from fastrack._crypto.base import GatherPlan
+from fastrack._crypto.gather import GatherPlan
 from fastrack._devices.base import Segment, Slab
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, ciphertext_size
 

@@ -8,8 +8,9 @@ from helpers import engines, reference
 from helpers.buffers import Guarded, as_array
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE
 
-from fastrack._crypto.base import GatherPlan, HostMemory, Jobs
+from fastrack._crypto.base import HostMemory, Jobs
 from fastrack._crypto.cobblestone import DERIVED_SIZE, MessageKey
+from fastrack._crypto.gather import GatherPlan
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack.format import COMMITMENT_SIZE, MAX_CHUNKS, SALT_SIZE
 

@@ -3,8 +3,9 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from fastrack._crypto.base import GatherPlan, HostMemory, Jobs
+from fastrack._crypto.base import HostMemory, Jobs
 from fastrack._crypto.cobblestone import MessageKey
+from fastrack._crypto.gather import GatherPlan
 from fastrack._crypto.message_keys import MessageKeys
 from helpers.buffers import Fenced, as_array
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE

@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 from fastrack import Channel, DeviceError
-from fastrack._crypto.base import GatherPlan
+from fastrack._crypto.gather import GatherPlan
 from fastrack._devices.base import BadChunk
 from fastrack._devices.cpu import CpuDevice
 from fastrack._tensors import arrays

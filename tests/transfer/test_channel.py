@@ -214,9 +214,9 @@ class TestRefusedHeaders:
     @pytest.mark.parametrize("where", ["device", "host"])
     def test_cost_no_memory(self, channel, key, forged, monkeypatch, where):
         refuse = Mock(side_effect=AssertionError("done before the header was opened"))
-        monkeypatch.setattr(fastrack._sealed.indexing.ByteRanges, "pieces", refuse)
-        monkeypatch.setattr(fastrack._sealed.indexing.EvenRanges, "pieces", refuse)
-        monkeypatch.setattr(fastrack._sealed.indexing.EvenRanges, "expand", refuse)
+        monkeypatch.setattr(fastrack._crypto.gather.ByteRanges, "pieces", refuse)
+        monkeypatch.setattr(fastrack._crypto.gather.EvenRanges, "pieces", refuse)
+        monkeypatch.setattr(fastrack._crypto.gather.EvenRanges, "expand", refuse)
         monkeypatch.setattr(fastrack._tensors.arrays, "empty_bytes", refuse)
         with pytest.raises(AuthenticationError) as caught:
             channel.to_device(forged) if where == "device" else fastrack.unseal(forged, key)

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fastrack._crypto.base import GatherPlan
+from fastrack._crypto.gather import EvenRanges, GatherPlan
 from fastrack._devices.cuda.gather_plan import room_for
-from fastrack._sealed.indexing import EvenRanges, plan_rows
+from fastrack._sealed.indexing import plan_rows
 from fastrack._transfer import slabs as slabs_module
 from fastrack._transfer.slabs import Sizes
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, ciphertext_size

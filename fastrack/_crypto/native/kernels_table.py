@@ -8,21 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from fastrack._crypto.base import BITS, CHUNKS, FIRST, KEY, RANGES, SEALS, SIZE, SOURCE, STARTS, TARGET, WHOLE, WORDS
 from fastrack._crypto.isa import SCHEDULE_SIZE
-from fastrack._crypto.job_table import (
-    BITS,
-    CHUNKS,
-    FIRST,
-    KEY,
-    RANGES,
-    SEALS,
-    SIZE,
-    SOURCE,
-    STARTS,
-    TARGET,
-    WHOLE,
-    WORDS,
-)
 from fastrack._crypto.native.compiler import compiled
 from fastrack._crypto.native.intrinsics import at, fetch_add, fetch_min
 from fastrack._crypto.native.kernels_chunks import (

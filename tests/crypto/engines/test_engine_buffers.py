@@ -12,8 +12,8 @@ from helpers.runs import Runs, plan
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fastrack._crypto.base import check_buffers, chunks_between
-from fastrack._crypto.cobblestone import MessageKey
+from fastrack._crypto.base import check_buffers
+from fastrack._crypto.cobblestone import MessageKey, chunks_between
 
 KEY = bytes(range(32))
 PLAIN = noise(2 * CHUNK_SIZE + 777).tobytes()

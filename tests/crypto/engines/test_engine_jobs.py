@@ -11,8 +11,9 @@ from helpers.forking import in_forked_child
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE
 from helpers.runs import plan, zeroed
 
-from fastrack._crypto.base import GatherPlan, HostMemory, Jobs
+from fastrack._crypto.base import HostMemory, Jobs
 from fastrack._crypto.cobblestone import MessageKey
+from fastrack._crypto.gather import GatherPlan
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack.errors import ClosedError
 

@@ -30,7 +30,8 @@ import gc, os, signal, sys
 from pathlib import Path
 import numpy as np
 from helpers import engines
-from fastrack._crypto.base import GatherPlan, HostMemory, Jobs
+from fastrack._crypto.base import HostMemory, Jobs
+from fastrack._crypto.gather import GatherPlan
 from fastrack._crypto.cobblestone import MessageKey
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE
 from fastrack._crypto.derivation import derive

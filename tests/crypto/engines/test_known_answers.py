@@ -15,6 +15,7 @@ from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.known_answers import find_derivation_fault, find_fault, find_job_fault
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.vector import VectorEngine
+from fastrack._crypto.workers import NONE_BAD
 from fastrack.errors import DeviceError
 
 FIRST = known_answers._FIRST
@@ -120,9 +121,10 @@ def test_an_altered_chunk_that_is_not_refused_is_found(answer):
 
 
 @pytest.mark.skipif(not engines.VECTOR_NAMES, reason="no vector engine here")
-def test_an_engine_that_opens_many_messages_wrongly_is_not_used(monkeypatch):
-    engine = VectorEngine("vaes-512", native.functions(engines.VECTOR_NAMES[0]), 1)
-    monkeypatch.setattr(VectorEngine, "_open_jobs", lambda *_: None)
+def test_an_engine_that_opens_many_messages_wrongly_is_not_used():
+    functions = native.functions(engines.VECTOR_NAMES[0])
+    functions.open_jobs = lambda *_: NONE_BAD
+    engine = VectorEngine("vaes-512", functions, 1)
     keys = MessageKeys.of([MessageKey.raw(bytes(32), bytes(12))])
     for _ in range(2):
         with pytest.raises(DeviceError, match=r"'vaes-512' failed its test with a key of 128 bits .* not use"):
