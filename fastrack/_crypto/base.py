@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
-from array import array
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
@@ -14,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fastrack._crypto import cobblestone
-from fastrack._crypto.cobblestone import DERIVED_SIZE, MessageKey, chunks_between
+from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.gather import GatherPlan
-from fastrack.format import CHUNK_SIZE
 
 if TYPE_CHECKING:
     from fastrack._crypto.message_keys import MessageKeys
@@ -111,54 +108,6 @@ chunks of the jobs before; and the addresses of a gather's plan, or `WHOLE` or `
 WHOLE, SEALS = 0, 1  # no addresses
 
 
-class JobTable:
-    """The table of some jobs, after each was found to stay inside its message and its result.
-
-    Attributes
-    ----------
-    address : of the table
-    count : the number of chunks of all jobs
-    keepalive : all that the addresses in the table point into
-    """
-
-    __slots__ = ("address", "count", "keepalive")
-
-    def __init__(self, jobs: Jobs) -> None:
-        words: list[int] = []
-        count, key = 0, jobs.keys.address
-        columns = zip(jobs.keys.bits, jobs.nbytes, jobs.memories, jobs.sealed, jobs.plain, jobs.plans, strict=True)
-        for bits, nbytes, target, source, plain, plan in columns:
-            if source is None:
-                assert plain is not None
-                words += (key, bits, plain.address, target.address, nbytes, count, SEALS, 0, 0)
-                if plain.size != nbytes or target.size != nbytes:
-                    raise ValueError(f"expected {nbytes} bytes to seal, and a result of that size, got others")
-                count += nbytes // CHUNK_SIZE + 1
-            elif plan is None:
-                words += (key, bits, source.address, target.address, nbytes, count, WHOLE, 0, 0)
-                if target.size != nbytes:
-                    raise ValueError(f"expected a result of {nbytes} bytes, got {target.size}")
-                count += chunks_between(source.size, nbytes)
-            else:
-                chunks, *places = plan.locate(source.size, nbytes, target.size)
-                words += (key, bits, source.address, target.address, nbytes, count, *places)
-                count += chunks
-            key += DERIVED_SIZE
-        table = array("q", words)
-        self.address = table.buffer_info()[0]
-        self.count = count
-        self.keepalive = table, jobs
-
-    def find(self, chunk: int) -> tuple[int, int]:
-        """Return the job of a chunk, and its number in the message, given its number in the table."""
-        table, jobs = self.keepalive
-        firsts = table[FIRST::WORDS]
-        number = bisect_right(firsts, chunk) - 1
-        chunk -= firsts[number]
-        plan = jobs.plans[number]
-        return number, chunk if plan is None else int(plan.chunks[chunk])
-
-
 class Engine(Protocol):
     """An implementation that opens and seals runs of chunks on the host.
 
@@ -207,17 +156,6 @@ def check_buffers(source: Bytes, target: Bytes | None = None) -> None:
             raise ValueError("expected a one-dimensional, contiguous uint8 array as a buffer")
     if target is not None and not target.flags.writeable:
         raise ValueError("expected a writable target buffer, got a read-only one")
-
-
-def check_rows(rows: Sequence[int], target: memoryview) -> None:
-    """Raise ValueError unless all rows of derived keys are in the target, and that is writable.
-
-    Native code relies on this check.
-    """
-    if rows and not (min(rows) >= 0 and (max(rows) + 1) * DERIVED_SIZE <= target.nbytes and not target.readonly):
-        raise ValueError(
-            f"expected rows in {target.nbytes} bytes that can be written to, got rows {min(rows)} to {max(rows)}"
-        )
 
 
 def address(array: npt.NDArray[Any]) -> int:

@@ -38,7 +38,7 @@ def get_engine(name: str | None = None, *, threads: int | None = None) -> Engine
     Raise ValueError if this machine cannot run it. Raise DeviceError if it fails its known-answer test, or if
     `FASTRACK_ENGINE` names one that this machine cannot run.
     """
-    return _make(name or selected_engine().name, threads or default_threads())
+    return make_engine(name or selected_engine().name, threads or default_threads())
 
 
 @cache
@@ -83,7 +83,8 @@ def selected_engine() -> SelectedEngine:
 
 
 @lru_cache(maxsize=32)
-def _make(name: str, threads: int) -> Engine:
+def make_engine(name: str, threads: int) -> Engine:
+    """Return the engine of that name, once tested, for this number of threads."""
     names = available_engines()
     if name not in names:
         raise ValueError(f"expected an engine that this machine can run ({', '.join(names)}), got {shown(name, 40)}")

@@ -16,9 +16,10 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA512
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
-from fastrack._crypto.base import Bytes, Jobs, KeySchedule, Secret, Texts, check_buffers, check_rows
+from fastrack._crypto.base import Bytes, Jobs, KeySchedule, Secret, Texts, check_buffers
 from fastrack._crypto.cobblestone import DERIVED_SIZE, PREFIXES, MessageKey, chunk_nonce, chunks_between
 from fastrack._crypto.gather import GatherPlan
+from fastrack._crypto.message_keys import check_rows
 from fastrack.errors import ClosedError
 from fastrack.format import CHUNK_SIZE, COMMITMENT_SIZE, NONCE_SIZE, SALT_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -10,13 +11,26 @@ from typing import Any
 import numpy as np
 
 from fastrack._crypto import workers
-from fastrack._crypto.base import Bytes, Jobs, JobTable, KeySchedule, Secret, Texts, address, check_buffers, check_rows
-from fastrack._crypto.cobblestone import PREFIXES, MessageKey, chunks_between
+from fastrack._crypto.base import (
+    FIRST,
+    SEALS,
+    WHOLE,
+    WORDS,
+    Bytes,
+    Jobs,
+    KeySchedule,
+    Secret,
+    Texts,
+    address,
+    check_buffers,
+)
+from fastrack._crypto.cobblestone import DERIVED_SIZE, PREFIXES, MessageKey, chunks_between
 from fastrack._crypto.gather import GatherPlan
 from fastrack._crypto.isa import SCHEDULE_SIZE
 from fastrack._crypto.known_answers import find_job_fault
+from fastrack._crypto.message_keys import check_rows
 from fastrack.errors import ClosedError, DeviceError
-from fastrack.format import SEALED_CHUNK_SIZE, TAG_SIZE
+from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE
 
 _ALIGNMENT = 64
 _PADDING = [b"\0\x80".ljust(2 + -(size + 2) % 8, b"\0") for size in range(8)]  # a counter, and padding to whole words
@@ -47,8 +61,8 @@ class VectorEngine:
     def derive_keys(
         self, secret: Secret, headers: Texts, contexts: Texts, rows: Sequence[int], target: memoryview
     ) -> int | None:
-        check_rows(rows, target)
         text, table = derivation_table(secret, headers, contexts, rows)
+        check_rows(rows, target)
         bad = self._functions.derive_keys(secret, len(secret), text, table, len(rows), target)
         return None if bad == len(rows) else int(bad)
 
@@ -96,6 +110,54 @@ class VectorEngine:
             raise ClosedError("expected a key schedule, got a wiped one; expand the message key again")
         arguments = (schedule.bits, schedule.address, *arguments)
         return workers.run(kernel, arguments, count, self.threads)
+
+
+class JobTable:
+    """The table of some jobs, after each was found to stay inside its message and its result.
+
+    Attributes
+    ----------
+    address : of the table
+    count : the number of chunks of all jobs
+    keepalive : all that the addresses in the table point into
+    """
+
+    __slots__ = ("address", "count", "keepalive")
+
+    def __init__(self, jobs: Jobs) -> None:
+        words: list[int] = []
+        count, key = 0, jobs.keys.address
+        columns = zip(jobs.keys.bits, jobs.nbytes, jobs.memories, jobs.sealed, jobs.plain, jobs.plans, strict=True)
+        for bits, nbytes, target, source, plain, plan in columns:
+            if source is None:
+                assert plain is not None
+                words += (key, bits, plain.address, target.address, nbytes, count, SEALS, 0, 0)
+                if plain.size != nbytes or target.size != nbytes:
+                    raise ValueError(f"expected {nbytes} bytes to seal, and a result of that size, got others")
+                count += nbytes // CHUNK_SIZE + 1
+            elif plan is None:
+                words += (key, bits, source.address, target.address, nbytes, count, WHOLE, 0, 0)
+                if target.size != nbytes:
+                    raise ValueError(f"expected a result of {nbytes} bytes, got {target.size}")
+                count += chunks_between(source.size, nbytes)
+            else:
+                chunks, *places = plan.locate(source.size, nbytes, target.size)
+                words += (key, bits, source.address, target.address, nbytes, count, *places)
+                count += chunks
+            key += DERIVED_SIZE
+        table = array("q", words)
+        self.address = table.buffer_info()[0]
+        self.count = count
+        self.keepalive = table, jobs
+
+    def find(self, chunk: int) -> tuple[int, int]:
+        """Return the job of a chunk, and its number in the message, given its number in the table."""
+        table, jobs = self.keepalive
+        firsts = table[FIRST::WORDS]
+        number = bisect_right(firsts, chunk) - 1
+        chunk -= firsts[number]
+        plan = jobs.plans[number]
+        return number, chunk if plan is None else int(plan.chunks[chunk])
 
 
 class VectorSchedule(KeySchedule):

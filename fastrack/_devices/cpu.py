@@ -38,7 +38,7 @@ class CpuDevice:
         return requested or (source if source != "cupy" else None) or arrays.default_framework()
 
     def empty(self, dtype: str, shape: Sequence[int], framework: Framework) -> tuple[Any, HostMemory]:
-        size = dtypes.nbytes(dtype, shape)
+        size = dtypes.nbytes(dtype, tuple(shape))
         array, address, owner = arrays.empty(size, dtype, shape, framework)
         return array, HostMemory(address, size, owner)
 

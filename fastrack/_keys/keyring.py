@@ -131,6 +131,9 @@ class KeyRing:
     def __init__(self, keys: KeySource = (), *, ttl: float = CACHE_SECONDS) -> None:
         self._keys: dict[str, Key] = {}
         self._providers: _Providers | None = None  # as the ring may be shown in a traceback of what follows
+        if isinstance(keys, Key):  # as most are: calls that open small tensors make one each
+            self._keys[keys.id] = keys
+            return
         providers = []
         for source in _flatten(keys):
             if not isinstance(source, Key):

@@ -23,7 +23,7 @@ from typing import NoReturn, Self
 from cryptography.hazmat.primitives.hashes import SHA512
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
-from fastrack._crypto.message_key_cache import MessageKeyCache
+from fastrack._crypto.message_keys import MessageKeyCache
 from fastrack._crypto.secret_bytes import SecretBytes
 from fastrack._util.atomic import is_trusted_owner, new_file
 from fastrack._util.public import public

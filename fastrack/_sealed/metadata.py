@@ -143,7 +143,7 @@ def _read_layout(name: str, entry: Any, path: Location) -> Layout:
     if type(entry) is dict and entry.keys() == _MEMBERS:
         dtype, shape = entry["dtype"], entry["shape"]
         if type(dtype) is str and is_shape(shape):
-            return Layout(dtype, tuple(shape), dtypes.nbytes(dtype, shape))
+            return Layout(dtype, tuple(shape), dtypes.nbytes(dtype, tuple(shape)))
     raise FormatError(
         f"{path}: entry of {shown(name)}: expected a dtype and a shape, got {entry!r:.80}; the metadata was altered"
     )

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 
 from fastrack._keys.keyring import KeyRing
-from fastrack._sealed.fetching import fetch_headers
+from fastrack._sealed.headers import fetch_headers
 from fastrack._sealed.indexing import Indices, highest_unsigned
 from fastrack._sealed.tensor import SealedRows, TensorSlice
 from fastrack._tensors import arrays

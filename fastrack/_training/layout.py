@@ -14,8 +14,7 @@ import numpy as np
 from fastrack._crypto.gather import ByteRanges, EvenRanges
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._sealed.contexts import MessageContext
-from fastrack._sealed.fetching import prefetch
-from fastrack._sealed.headers import authenticate_remote
+from fastrack._sealed.headers import authenticate_remote, prefetch
 from fastrack._sealed.indexing import Indices
 from fastrack._sealed.seal import unseal
 from fastrack._sealed.tensor import SealedTensor, TensorSlice

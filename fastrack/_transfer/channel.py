@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import operator
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any, NoReturn, Self
+from dataclasses import asdict, dataclass
+from typing import Any, NoReturn, Self, TypeVar
 
 from fastrack._crypto.base import HostMemory
 from fastrack._crypto.engine import get_engine
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.session import Session
 from fastrack._devices import canonical, open_device
-from fastrack._devices.base import BadChunk, Device, Messages, Operation
+from fastrack._devices.base import BadChunk, Device, Messages, Operation, Slab
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._keys.keys import Key
 from fastrack._sealed.contexts import MessageContext, new_file_id
@@ -22,18 +25,21 @@ from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes, Framework
 from fastrack._transfer.inputs import Inputs, Opened
 from fastrack._transfer.pending import Name, Owner, Owners, add_notes
-from fastrack._transfer.sealer import PlainSealer
 from fastrack._transfer.slabs import Sizes, slabs_of
-from fastrack._transfer.staging import Lease, StagingPool
-from fastrack._transfer.stats import Recorder, Stats, Transfer
+from fastrack._transfer.staging import Lease, PlainSealer, StagingPool
+from fastrack._util import trace
 from fastrack._util.fork import register_fork_reset
 from fastrack._util.guard import CloseGuard
 from fastrack._util.public import public
+from fastrack._util.trace import Steps
 from fastrack.errors import AuthenticationError, ClosedError, DeviceError
 from fastrack.format import HEADER_SIZE, message_size
 
 DEPTH = 6  # buffers of a pool: filled, on their way, or waiting for a GPU whose multiprocessors are all taken
 _FIRST_BATCH, _BATCH = 2, 16  # slabs that are issued together: fewer at first, so that the device begins early
+_OPENING = {"source": "fill", "issue": "open", "store": "open", "wait": "wait"}  # the stage of a step
+_SEALING = {"source": "fill", "issue": "seal", "store": "seal", "wait": "wait"}
+_Result = TypeVar("_Result")
 
 
 @public
@@ -258,10 +264,11 @@ class Channel:
                 else:
                     owner.wait()
                     owner = None
+            keys = self._keys if keys is None else keys
             inputs = Inputs(obj, framework, self._device, out)
             opened = None
             try:
-                opened = self._authenticate(inputs, keys)
+                opened = Opened(inputs, keys, self._session)
                 return self._open(opened, owner)
             except AuthenticationError:
                 if opened is None:
@@ -269,11 +276,7 @@ class Channel:
                 if opened is None or not opened.discard():
                     raise
             # The bytes of a file on a server that were kept on this machine may have been wrong.
-            return self._open(self._authenticate(inputs, keys), owner)
-
-    def _authenticate(self, inputs: Inputs, keys: KeySource | None) -> Opened:
-        ring = KeyRing.resolve(self._keys if keys is None else keys) if inputs.is_sealed else None
-        return Opened(inputs, ring, self._session)
+            return self._open(Opened(inputs, keys, self._session), owner)
 
     def _open(self, opened: Opened, owner: Owner | None) -> Any:
         """Open all messages, and return the pytree of the results. An owner waits later.
@@ -410,7 +413,7 @@ class Group:
         channel, owner = self._channel, self._owner
         with channel._guard:  # noqa: SLF001 - its own
             inputs = Inputs(obj, framework, channel._device, out)  # noqa: SLF001 - its own
-            opened = channel._authenticate(inputs, keys)  # noqa: SLF001 - its own
+            opened = Opened(inputs, channel._keys if keys is None else keys, channel._session)  # noqa: SLF001 - its own
 
         def move() -> Any:
             with channel._guard:  # noqa: SLF001 - its own
@@ -447,3 +450,129 @@ class _Finishing:
             if failed:
                 with suppress(Exception):
                     self._operation.result()
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Totals of a channel's transfers. Each transfer counts its own seconds, even while others run.
+
+    Attributes
+    ----------
+    transfers : int
+        Tensors moved. A transfer that failed is counted only if the call did not wait for it.
+    bytes : int
+        Bytes of plaintext moved.
+    seconds : float
+        Time spent moving them; without waiting, the time until the device had all commands.
+    fill, open, seal : float
+        Parts of `seconds` spent filling slabs on the host, opening them on the device, and sealing them on the device.
+    """
+
+    transfers: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    fill: float = 0.0
+    open: float = 0.0
+    seal: float = 0.0
+
+    @property
+    def gbps(self) -> float:
+        """Plaintext moved per second, in 1e9 bytes."""
+        return self.bytes / self.seconds / 1e9 if self.seconds else 0.0
+
+    def as_dict(self) -> dict[str, float]:
+        """Return the totals by name, for JSON."""
+        return {**asdict(self), "gbps": self.gbps}
+
+
+class Transfer:
+    """The measurement of one call that moves `count` tensors, as a ``with`` block. They are counted unless it raises.
+
+    It has the steps of the call if a trace is recorded.
+    """
+
+    __slots__ = (
+        "_count",
+        "_direction",
+        "_name",
+        "_nbytes",
+        "_recorder",
+        "_stages",
+        "_start",
+        "current_span",
+        "stage_ns",
+        "steps",
+        "timeline",
+    )  # fmt: skip
+
+    def __init__(self, recorder: Recorder, count: int, nbytes: int, direction: str, name: str | None) -> None:
+        self.timeline = trace.active
+        self._recorder = recorder
+        self._count = count
+        self._nbytes = nbytes
+        self._direction = direction
+        self._name = name
+        self._stages = _SEALING if direction == "to_host" else _OPENING
+        self.current_span = ""
+        self.steps: Steps = []
+        self.stage_ns = {"fill": 0, "open": 0, "seal": 0, "wait": 0}  # nanoseconds
+
+    def __enter__(self) -> Self:
+        if self.timeline is not None:
+            self.timeline.local.transfer = self
+        self._start = time.perf_counter_ns()
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        start, stop = self._start, time.perf_counter_ns()
+        if self.timeline is not None:
+            self.timeline.local.transfer = None
+            self.timeline.add_transfer(self._direction, start, stop, self._nbytes, self._name, self.steps)
+        if kind is None:
+            recorder, stages = self._recorder, self.stage_ns
+            moved = self._count, self._nbytes, stop - start, stages["fill"], stages["open"], stages["seal"]
+            with recorder.lock:
+                recorder.totals = tuple(map(operator.add, recorder.totals, moved))
+
+    def run(
+        self, stage: str, slab: Slab | Messages, label: str, function: Callable[..., _Result], *arguments: Any
+    ) -> _Result:
+        """Call a function, and add its time to a stage, unless it raises. A trace shows the call under `label`.
+
+        `slab` is what the function works on: a slab, or all messages.
+        """
+        self.current_span = label
+        start = time.perf_counter_ns()
+        try:
+            result = function(*arguments)
+            self.stage_ns[stage] += time.perf_counter_ns() - start
+        finally:
+            if self.timeline is not None:
+                self.steps += (label, start, time.perf_counter_ns(), slab.first_chunk, slab.sealed_size)
+        return result
+
+    def note(self, name: str, slab: Slab, start: int, stop: int) -> None:
+        """Add the time of a step that a device did for a slab on this thread."""
+        self.stage_ns[self._stages[name]] += stop - start
+        if self.timeline is not None:
+            self.steps += (name, start, stop, slab.first_chunk, slab.sealed_size)
+
+
+class Recorder:
+    """The sum of a channel's transfers. Thread-safe."""
+
+    def __init__(self) -> None:
+        # Tensors, bytes, and nanoseconds: all, and of each stage.
+        self.totals: tuple[int, ...] = (0, 0, 0, 0, 0, 0)
+        self.reset_after_fork()
+
+    def reset_after_fork(self) -> None:
+        """Replace the lock, which may be held at a fork."""
+        self.lock = threading.Lock()
+
+    @property
+    def total(self) -> Stats:
+        """The totals so far."""
+        with self.lock:
+            transfers, nbytes, elapsed, *stages = self.totals
+        return Stats(transfers, nbytes, elapsed / 1e9, *(stage / 1e9 for stage in stages))

@@ -12,9 +12,9 @@ from fastrack._crypto.gather import EvenRanges, GatherPlan, LazyRanges
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.session import Session
 from fastrack._devices.base import MAX_MESSAGES, Device, Messages
-from fastrack._keys.keyring import KeyRing
-from fastrack._sealed.fetching import Wanted, discard, fetch
-from fastrack._sealed.headers import open_headers
+from fastrack._keys.keyring import KeyRing, KeySource
+from fastrack._sealed.handle import Handle
+from fastrack._sealed.headers import Wanted, discard, fetch, open_headers
 from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Framework
@@ -62,7 +62,7 @@ class Inputs:
     def __init__(self, obj: Any, framework: Framework | None, device: Device, out: Any) -> None:
         if framework == "torch":
             arrays.require_installed(framework)
-        self._tree = Tree(obj)
+        self._tree = None if isinstance(obj, Handle) else Tree(obj)
         self._indices: list[int] = []  # of the leaves in the tree
         self._restores: dict[int, Callable[[Any], Any]] = {}  # give results the form of what they were made of
         self.tensors: list[Any] = []
@@ -72,7 +72,7 @@ class Inputs:
         self.framework: Framework | None = framework
         self.frameworks: list[Framework | None] = []
         name = None
-        for index, value in enumerate(self._tree.leaves):
+        for index, value in enumerate([obj] if self._tree is None else self._tree.leaves):
             source: Framework | None = None  # of something sealed
             if isinstance(value, SealedTensor):
                 name, dtype, shape = value.context[:3]
@@ -101,7 +101,7 @@ class Inputs:
         self.targets: list[Any] = [None] * len(self.tensors)
         self.outputs = self.targets.copy()
         if out is not None:
-            self._view_outputs(device, self._tree.leaves_of(out))
+            self._view_outputs(device, [out] if self._tree is None else self._tree.leaves_of(out))
 
     def _view_outputs(self, device: Device, leaves: Sequence[Any]) -> None:
         for number, (index, dtype, shape) in enumerate(zip(self._indices, self.dtypes, self.shapes, strict=True)):
@@ -119,6 +119,8 @@ class Inputs:
 
     def results(self, outputs: Sequence[Any]) -> Any:
         """Return the pytree with these arrays in place of the tensors."""
+        if self._tree is None:
+            return outputs[0]
         leaves = self._tree.leaves.copy()
         for index, output in zip(self._indices, outputs, strict=True):
             leaves[index] = output
@@ -161,7 +163,7 @@ class Inputs:
 
     def add_path(self, error: Exception, index: int) -> None:
         """Add the path of a leaf in the pytree to an error."""
-        path = self._tree.path(index)
+        path = "" if self._tree is None else self._tree.path(index)
         if path and len(error.args) == 1:
             error.args = (f"leaf {path}: {error}",)
 
@@ -187,11 +189,12 @@ class Opened:
 
     __slots__ = ("_is_remote", "_of", "_ranges", "_was_fetched", "inputs", "keys", "padded", "parts")
 
-    def __init__(self, inputs: Inputs, ring: KeyRing | None, session: Session) -> None:
+    def __init__(self, inputs: Inputs, keys: KeySource | None, session: Session) -> None:
         """Authenticate all headers, and derive the keys of all messages. Nothing is allocated or moved before.
 
         Of files on servers nothing but headers is downloaded.
         """
+        ring = KeyRing.resolve(keys) if inputs.is_sealed else None
         self.inputs = inputs
         self.padded: list[int] = []
         self._of: list[int] = []  # the tensor of each message

@@ -213,7 +213,7 @@ class Metadata:
 def _size_of(entry):
     """Bytes of the message that an entry claims, if it claims any that is not too long."""
     try:
-        size = message_size(dtypes.nbytes(entry["dtype"], entry["shape"]))
+        size = message_size(dtypes.nbytes(entry["dtype"], tuple(entry["shape"])))
     except Exception:  # noqa: BLE001 - whatever it is, fastrack is to find it
         return 72
     return size if type(size) is int and size <= LARGEST else 72

@@ -15,9 +15,10 @@ import numpy as np
 from helpers.llvm import binding, ir  # first, as it skips tests where there is no llvmlite
 
 # isort: split
-from fastrack._crypto.base import KeySchedule, check_buffers, check_rows
+from fastrack._crypto.base import KeySchedule, check_buffers
 from fastrack._crypto.cobblestone import DERIVED_SIZE, chunks_between
 from fastrack._crypto.isa import INSTRUCTION_SETS
+from fastrack._crypto.message_keys import check_rows
 from fastrack._crypto.native import gcm_ir, gcm_ranges, gcm_reencrypt, hkdf_ir
 from fastrack._crypto.vector import derivation_table
 from fastrack.errors import ClosedError

@@ -108,7 +108,7 @@ def test_what_this_torch_lacks_is_said_to_be_lacking(monkeypatch):
             dtypes.to_torch(name)
 
 
-@given(st.sampled_from(sorted(NUMPY)), st.lists(st.integers(0, 6), max_size=4))
+@given(st.sampled_from(sorted(NUMPY)), st.lists(st.integers(0, 6), max_size=4).map(tuple))
 def test_bytes_are_counted_as_numpy_counts_them(name, shape):
     assert dtypes.nbytes(name, shape) == np.empty(shape, NUMPY[name]).nbytes
 
@@ -150,7 +150,7 @@ def test_torch_counts_pairs_where_two_elements_share_a_byte():
         dtypes.shape_of_torch("F4", ())
 
 
-@pytest.mark.parametrize(("dtype", "shape"), [("U" * 10**6, []), ("F32", [-1] * 10**5), ("F4", [1] * 10**5)])
+@pytest.mark.parametrize(("dtype", "shape"), [("U" * 10**6, ()), ("F32", (-1,) * 10**5), ("F4", (1,) * 10**5)])
 def test_a_message_does_not_repeat_at_length_what_a_file_says(dtype, shape):
     with pytest.raises(FormatError) as caught:
         dtypes.nbytes(dtype, shape)

@@ -19,7 +19,7 @@ from helpers.tampering import tampered
 from torch.utils.data import DataLoader
 
 import fastrack
-import fastrack._training.prefetch
+import fastrack._training.loader
 import fastrack._transfer.api
 from fastrack import AuthenticationError, DeviceError, Key, wrap
 
@@ -415,8 +415,8 @@ class TestTheEndOfTheProcess:
     def test_does_not_wait_forever(self, monkeypatch, ahead):
         may_go = threading.Event()
         iterator = iter(wrap(Watched(3, lambda i: may_go.wait(PATIENCE)), prefetch=ahead))
-        monkeypatch.setattr(fastrack._training.prefetch, "_EXIT_TIMEOUT", 0.05)
-        fastrack._training.prefetch._stop_all()
+        monkeypatch.setattr(fastrack._training.loader, "_EXIT_TIMEOUT", 0.05)
+        fastrack._training.loader._stop_all()
         assert loader_threads()
         may_go.set()
         assert list(iterator) == []

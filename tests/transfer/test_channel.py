@@ -26,7 +26,7 @@ from fastrack import AuthenticationError, Channel, ClosedError, DeviceError, Key
 from fastrack._crypto import engine as aead
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices.cpu import CpuOperation
-from fastrack._transfer.sealer import PlainSealer
+from fastrack._transfer.staging import PlainSealer
 
 CHUNK_SIZE = 16384
 SIZES = [0, 1, 15, 16, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 2 * CHUNK_SIZE, 5 * (1 << 20) + 7]
