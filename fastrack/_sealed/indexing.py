@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -53,6 +54,41 @@ class RowPlan:
         if rows.step == 1:
             return EvenRanges(np.array([rows.start]), self.row_bytes, self.nbytes)
         return EvenRanges(np.arange(rows.start, rows.stop, rows.step), self.row_bytes, self.row_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Offsets and sizes of a box in a tensor of shape `whole`, of elements of `itemsize` bytes.
+
+    shape : the result's shape: `sizes`, or another of as many elements
+    """
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    whole: tuple[int, ...]
+    itemsize: int
+    shape: tuple[int, ...]
+
+    def ranges(self) -> EvenRanges:
+        """Return the byte ranges of the box, each as long as its bytes follow one another in the tensor."""
+        if 0 in self.sizes:
+            return EvenRanges(np.empty(0, np.int64), 0, 0)
+        inner = len(self.whole)  # dimensions from this on are one range
+        while inner and self.sizes[inner - 1] == self.whole[inner - 1]:
+            inner -= 1
+        inner = max(inner - 1, 0)
+        starts = np.zeros(1, np.int64)
+        for dimension, (offset, size) in enumerate(zip(self.offsets, self.sizes, strict=True)):
+            stride = math.prod(self.whole[dimension + 1 :]) * self.itemsize
+            indices = np.arange(offset, offset + size) if dimension < inner else np.array([offset])
+            starts = (starts[:, None] + indices * stride).reshape(-1)
+        return EvenRanges(starts, 1, math.prod(self.sizes[inner:]) * self.itemsize)
+
+    def select(self, index: Any) -> NoReturn:
+        """Refuse to select rows of a box."""
+        raise TypeError(
+            "rows of a part of a sealed tensor: expected an index of the tensor itself. Select both at once"
+        )
 
 
 def _compose(outer: range | Indices, inner: range | Indices) -> range | Indices:

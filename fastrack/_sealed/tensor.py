@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,13 +11,13 @@ import numpy as np
 
 from fastrack._crypto.base import HostMemory
 from fastrack._crypto.cobblestone import MessageKey
-from fastrack._crypto.gather import EvenRanges, LazyRanges
+from fastrack._crypto.gather import LazyRanges
 from fastrack._keys.keyring import KeyRing
 from fastrack._keys.keys import Key
 from fastrack._sealed.container import encode_header
 from fastrack._sealed.contexts import Binding, Edition, MessageContext
 from fastrack._sealed.handle import NOT_OPEN, Handle
-from fastrack._sealed.indexing import RowPlan, plan_rows
+from fastrack._sealed.indexing import Box, RowPlan, plan_rows
 from fastrack._sealed.metadata import describe, encode_fields, read_contents
 from fastrack._sealed.storage import Extent, Storage, StoredBytes, read_head
 from fastrack._tensors import dtypes
@@ -406,11 +404,11 @@ class SealedRows(Handle):
 
 
 class TensorRows(SealedRows):
-    """Handle on rows of one sealed tensor."""
+    """Handle on rows of one sealed tensor, or on a box of it."""
 
     __slots__ = ("_plan", "_tensor")
 
-    def __init__(self, tensor: SealedTensor, plan: RowPlan) -> None:
+    def __init__(self, tensor: SealedTensor, plan: RowPlan | Box) -> None:
         self.name = tensor.context.name
         self.dtype = tensor.context.dtype
         self.key_id = tensor.key_id
@@ -433,6 +431,8 @@ class TensorRows(SealedRows):
         return TensorRows(self._tensor, self._plan.select(rows))
 
     def __reduce__(self) -> tuple[object, ...]:
+        if isinstance(self._plan, Box):
+            return unpickle, ("TensorBox", self._tensor, self._plan.offsets, self._plan.sizes, self._plan.shape)
         return unpickle, ("TensorRows", self._tensor, self._plan)
 
 
@@ -453,7 +453,7 @@ def select_box(tensor: SealedTensor, offsets: Sequence[int], sizes: Sequence[int
     if sizes == shape:
         return tensor
     _require_whole_bytes(tensor)
-    return TensorBox(tensor, offsets, sizes)
+    return restore_box(tensor, offsets, sizes, sizes)
 
 
 def select_slices(tensor: SealedTensor, index: tuple[Any, ...]) -> SealedRows:
@@ -487,7 +487,7 @@ def select_slices(tensor: SealedTensor, index: tuple[Any, ...]) -> SealedRows:
         ranges.append((row % extent, 1))
     offsets, sizes = tuple(offset for offset, _ in ranges), tuple(size for _, size in ranges)
     _require_whole_bytes(tensor)
-    return TensorBox(tensor, offsets, sizes, tuple(kept))
+    return restore_box(tensor, offsets, sizes, tuple(kept))
 
 
 def _require_whole_bytes(tensor: SealedTensor) -> None:
@@ -497,56 +497,8 @@ def _require_whole_bytes(tensor: SealedTensor) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Box:
-    """Offsets and sizes of a box in a tensor of some shape, of elements of `itemsize` bytes."""
-
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-    shape: tuple[int, ...]
-    itemsize: int
-
-    def ranges(self) -> EvenRanges:
-        """Return the byte ranges of the box, each as long as its bytes follow one another in the tensor."""
-        if 0 in self.sizes:
-            return EvenRanges(np.empty(0, np.int64), 0, 0)
-        inner = len(self.shape)  # dimensions from this on are one range
-        while inner and self.sizes[inner - 1] == self.shape[inner - 1]:
-            inner -= 1
-        inner = max(inner - 1, 0)
-        starts = np.zeros(1, np.int64)
-        for dimension, (offset, size) in enumerate(zip(self.offsets, self.sizes, strict=True)):
-            stride = math.prod(self.shape[dimension + 1 :]) * self.itemsize
-            indices = np.arange(offset, offset + size) if dimension < inner else np.array([offset])
-            starts = (starts[:, None] + indices * stride).reshape(-1)
-        return EvenRanges(starts, 1, math.prod(self.sizes[inner:]) * self.itemsize)
-
-
-class TensorBox(SealedRows):
-    """Handle on a box of one sealed tensor. Its shape is `sizes`, or another of as many elements."""
-
-    __slots__ = ("_box", "_shape", "_tensor")
-
-    def __init__(
-        self,
-        tensor: SealedTensor,
-        offsets: tuple[int, ...],
-        sizes: tuple[int, ...],
-        shape: tuple[int, ...] | None = None,
-    ) -> None:
-        self.name = tensor.name
-        self.dtype = tensor.dtype
-        self.key_id = tensor.key_id
-        self._tensor = tensor
-        self._box = _Box(offsets, sizes, tensor.shape, dtypes.BITS[tensor.dtype] // 8)
-        self._shape = sizes if shape is None else shape
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._shape
-
-    def slices(self) -> Sequence[TensorSlice]:
-        return (TensorSlice(self._tensor, self._box.ranges),)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return unpickle, ("TensorBox", self._tensor, self._box.offsets, self._box.sizes, self._shape)
+def restore_box(
+    tensor: SealedTensor, offsets: tuple[int, ...], sizes: tuple[int, ...], shape: tuple[int, ...]
+) -> TensorRows:
+    """Return the part of a tensor that a pickle describes."""
+    return TensorRows(tensor, Box(offsets, sizes, tensor.shape, dtypes.BITS[tensor.dtype] // 8, shape))

@@ -16,9 +16,8 @@ from fastrack._keys.keyring import KeyRing
 from fastrack._samples.blocks import LENGTHS, OFFSETS, RECORDS
 from fastrack._samples.dataset_writer import SHARD, shards_in
 from fastrack._sealed.indexing import Indices
-from fastrack._training.handles import DatasetRef
-from fastrack._training.joined import JoinedRef, PlainColumns
-from fastrack._training.layout import record_layout, row_layout, window_layout
+from fastrack._training.handles import DatasetRef, JoinedRef, record_layout, row_layout, window_layout
+from fastrack._training.plain_columns import PlainColumns
 from fastrack._training.shards import PathLike, Shards, require_samples
 from fastrack._util.locations import locate
 from fastrack._util.names import list_names

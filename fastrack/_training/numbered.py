@@ -14,9 +14,7 @@ import numpy as np
 from fastrack._keys.keyring import KeyRing
 from fastrack._sealed.indexing import Indices
 from fastrack._training.dataset import SealedDataset
-from fastrack._training.handles import DatasetRef
-from fastrack._training.joined import JoinedRef
-from fastrack._training.layout import EvenLayout, RecordLayout, record_layout
+from fastrack._training.handles import DatasetRef, EvenLayout, JoinedRef, RecordLayout, record_layout
 from fastrack._util.shown import shown
 from fastrack.errors import FormatError
 

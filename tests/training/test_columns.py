@@ -27,7 +27,7 @@ from fastrack import (
     collate,
     wrap,
 )
-from fastrack._training import opening
+from fastrack._training import dataset as opening
 from fastrack.grants import Signer
 
 pytestmark = [
