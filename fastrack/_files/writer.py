@@ -137,7 +137,7 @@ def _require_own(name: str, tensor: SealedTensor, key: Key, plain: frozenset[str
         raise ValueError(f"{name!r:.200} is part of a {tensor.context.kind}, and of no other file. Unseal it first")
     if name in plain:
         raise ValueError(f"plain= names {name!r:.200}, which is sealed. Unseal it first")
-    tensor.open_header(KeyRing(key)).wipe()
+    authenticate_headers([tensor], KeyRing(key))
 
 
 def write_checkpoint(tensors: Mapping[str, Any], path: str | os.PathLike[str], key: KeyLike | None) -> None:

@@ -20,6 +20,7 @@ from fastrack._files.writer import write_sealed
 from fastrack._keys.keyring import KeyLike, KeyRing, sealing_key
 from fastrack._samples.blocks import OFFSETS, RECORDS, Block, Column, columns_of, require_names
 from fastrack._samples.stored import StoredSamples
+from fastrack._sealed.headers import authenticate_headers
 from fastrack._tensors import arrays, dtypes
 from fastrack._util.atomic import made_parents
 from fastrack._util.locations import locate_local
@@ -292,8 +293,7 @@ class SealedWriter:
                     f"{path}: expected shards under the key {self._key.id}, got one under {file.key_id}. Give that "
                     "key, or choose another folder"
                 )
-            for name in file:
-                file[name].open_header(keys).wipe()
+            authenticate_headers([file[name] for name in file], keys)
             count, columns = columns_of([file[name].context for name in file], path)
         if columns != (self._columns or columns):
             raise FormatError(

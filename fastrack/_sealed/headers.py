@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fastrack._crypto.derivation import derive_rows
+from fastrack._crypto import derivation
+from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.gather import EvenRanges, LazyRanges
 from fastrack._crypto.message_keys import MessageKeyCache, MessageKeys
 from fastrack._keys.keyring import KeyRing
@@ -39,8 +40,8 @@ def open_headers(
 
     Headers on servers are downloaded first, all at once, and once more if one is wrong that was kept on this machine.
     Rows of None are left out. The keys of the rows in `cacheable` are kept for the next call, as long as tensor and
-    owner's key exist; they are used only if header, context and binding are then the same. Errors are those of
-    `SealedTensor.open_header`. Return False if all messages are on this machine.
+    owner's key exist; they are used only if header, context and binding are then the same. Errors have the path of the
+    file. Return False if all messages are on this machine.
     """
     is_remote = fetch_headers(tensors)
     try:
@@ -105,13 +106,23 @@ def _derive(keys: MessageKeys, groups: Iterable[_Group], tensors: Sequence[Seale
         if not rows:
             continue
         secret = key.material()
-        bad = derive_rows(secret, headers, contexts, rows, keys.reserve(rows, 8 * len(secret)))
+        bad = derivation.derive_rows(secret, headers, contexts, rows, keys.reserve(rows, 8 * len(secret)))
         if bad is not None:
             tensor = tensors[rows[bad]]
             assert tensor is not None
             mismatch = tensor.context.mismatch()
             tensor.add_path(mismatch)
             raise mismatch
+
+
+def open_header(tensor: SealedTensor, ring: KeyRing) -> MessageKey:
+    """Return the key of one message, which has to be wiped, after header and binding were authenticated."""
+    keys = MessageKeys(1)
+    try:
+        open_headers([tensor], ring, keys)
+        return keys.key(0)
+    finally:
+        keys.wipe()
 
 
 def authenticate_headers(tensors: Sequence[SealedTensor], ring: KeyRing, cacheable: Collection[int] = ()) -> None:

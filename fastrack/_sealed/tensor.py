@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fastrack._crypto.base import HostMemory
-from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.gather import LazyRanges
 from fastrack._keys.keyring import KeyRing
 from fastrack._keys.keys import Key
@@ -26,7 +25,7 @@ from fastrack._util.locations import Location
 from fastrack._util.pickles import unpickle
 from fastrack._util.public import public
 from fastrack._util.shown import shown
-from fastrack.errors import AuthenticationError, FastrackError, FormatError, GrantError, UnknownKeyError
+from fastrack.errors import FastrackError, FormatError, GrantError
 from fastrack.format import HEADER_SIZE, message_size
 
 Proof = tuple[bytes, bytes, Binding | None]
@@ -184,32 +183,6 @@ class SealedTensor(Handle):
     def memory(self) -> HostMemory:
         """The same, for native code."""
         return self._storage.memory(self._start + HEADER_SIZE, self._stop)
-
-    def open_header(self, keys: KeyRing) -> MessageKey:
-        """Return the message key, after the header and the binding, if there is one, were authenticated."""
-        try:
-            key = keys[self.key_id]
-            self.check_origin(key)
-            return self._open_header(key)
-        except (AuthenticationError, GrantError, UnknownKeyError) as error:
-            self.add_path(error)
-            raise
-
-    def _open_header(self, key: Key) -> MessageKey:
-        try:
-            return self.context.open_header(self.header, key)
-        except AuthenticationError:
-            kept = (self._start, self._start + HEADER_SIZE)
-            if self._pinned_header is not None or not self._storage.discard([kept]):
-                raise
-            return self.context.open_header(self.header, key)
-
-    def check_origin(self, key: Key) -> None:
-        """Authenticate the binding, if there is one, and refuse a file that the key was not granted for."""
-        if key.is_restricted:
-            self.check_grant(key)
-        if self.binding is not None:
-            self.binding.check(self.context, key)
 
     def check_grant(self, key: Key) -> None:
         """Refuse a file or a version of a set that the key was not granted for."""

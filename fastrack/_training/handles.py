@@ -21,7 +21,7 @@ import numpy as np
 from fastrack._crypto.gather import ByteRanges, EvenRanges
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._sealed.contexts import MessageContext
-from fastrack._sealed.headers import authenticate_remote, fetch_headers, prefetch
+from fastrack._sealed.headers import authenticate_headers, authenticate_remote, prefetch
 from fastrack._sealed.indexing import Indices, highest_unsigned
 from fastrack._sealed.seal import unseal
 from fastrack._sealed.tensor import SealedRows, SealedTensor, TensorSlice
@@ -82,10 +82,7 @@ class DatasetRef:
         A file that claims to have none would otherwise never be opened, and its samples be missing unnoticed.
         """
         if column not in self.checked:
-            tensors = self.layout.shape_tensors(column)
-            fetch_headers(tensors)
-            for tensor in tensors:
-                tensor.open_header(keys).wipe()
+            authenticate_headers(self.layout.shape_tensors(column), keys)
             self.checked.add(column)
 
     @property

@@ -375,8 +375,7 @@ class Source:
     def fetch(self) -> Fetched:
         try:
             with self._lock:
-                batches = None if self.is_stopped else self.batches  # `stop` may be called meanwhile
-                item = Fetched(is_last=True) if batches is None else self._next(batches)
+                item = self._next()
             if not item.is_last:
                 item.batch = to_device(item.batch, self._device, keys=self._keys)
                 return item
@@ -386,8 +385,11 @@ class Source:
         self.batches = None
         return item
 
-    def _next(self, batches: Iterator[Any]) -> Fetched:
+    def _next(self) -> Fetched:
         """Return the next batch, or the end, with the state after it. Downloads for later ones begin meanwhile."""
+        batches = None if self.is_stopped else self.batches  # `stop` may be called meanwhile
+        if batches is None:
+            return Fetched(is_last=True)
         ahead = self._ahead
         if not ahead:
             ahead.append(self._take(batches))

@@ -8,14 +8,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
-from typing import Any, NoReturn, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from fastrack._crypto.base import HostMemory
 from fastrack._crypto.engine import get_engine
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.session import Session
 from fastrack._devices import canonical, open_device
-from fastrack._devices.base import BadChunk, Device, Messages, Operation, Slab
+from fastrack._devices.base import Device, Messages, Operation, Slab
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._keys.keys import Key
 from fastrack._sealed.contexts import MessageContext, new_file_id
@@ -24,7 +24,7 @@ from fastrack._sealed.tensor import SealedTensor
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes, Framework
 from fastrack._transfer.inputs import Inputs, Opened
-from fastrack._transfer.pending import Name, Owner, Owners, add_notes
+from fastrack._transfer.pending import Owner, Owners, add_notes
 from fastrack._transfer.slabs import Sizes, slabs_of
 from fastrack._transfer.staging import Lease, PlainSealer, StagingPool
 from fastrack._util import trace
@@ -299,7 +299,8 @@ class Channel:
                             if owner is not None:
                                 owner.add(operation, opened.names())
                             elif (bad := operation.result()) is not None:
-                                _refuse(opened.name(bad.message), bad)
+                                name, path = opened.name(bad.message)
+                                raise bad_chunk(name, bad.chunk, path=path)  # noqa: TRY301 - after what is undone
                     except BaseException:
                         try:
                             if operation is not None:  # it must not write to arrays that were cleared
@@ -421,10 +422,6 @@ class Group:
                 return channel._open(opened, owner)  # noqa: SLF001 - its own
 
         return move
-
-
-def _refuse(name: Name, bad: BadChunk) -> NoReturn:
-    raise bad_chunk(name[0], bad.chunk, path=name[1])
 
 
 @dataclass(slots=True)

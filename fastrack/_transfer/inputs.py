@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple
 
 from fastrack._crypto.base import HostMemory
 from fastrack._crypto.gather import EvenRanges, GatherPlan, LazyRanges
@@ -110,7 +110,10 @@ class Inputs:
             try:
                 given = arrays.describe(leaves[index])
                 if given != (dtype, shape):
-                    _refuse_unfit(given, dtype, shape)
+                    raise ValueError(  # noqa: TRY301 - the path of the leaf is added
+                        f"out= must have the dtype and shape of what it receives: expected {dtype} {list(shape)}, got "
+                        f"{given[0]} {list(given[1])}"
+                    )
                 self.targets[number] = device.view(leaves[index], writable=True)
             except (TypeError, ValueError) as error:
                 self.add_path(error, index)
@@ -287,13 +290,6 @@ class Opened:
     def names(self) -> list[Name]:
         """Return the names and paths of all messages, which keep no tensor alive."""
         return [self.name(message) for message in range(len(self.parts))]
-
-
-def _refuse_unfit(given: tuple[str, tuple[int, ...]], dtype: str, shape: tuple[int, ...]) -> NoReturn:
-    raise ValueError(
-        f"out= must have the dtype and shape of what it receives: expected {dtype} {list(shape)}, got "
-        f"{given[0]} {list(given[1])}"
-    )
 
 
 def wanted_of(tree: Any) -> Iterator[tuple[SealedTensor, LazyRanges | None]]:

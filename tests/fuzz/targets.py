@@ -36,6 +36,7 @@ from fastrack._cli.commands.inspect import describe_contents, read_contents
 from fastrack._cli.console import print_lines
 from fastrack._crypto.gather import GatherPlan
 from fastrack._keys.keys import key_file_id
+from fastrack._sealed.headers import open_header
 from fastrack._sealed.messages import OpenMessage
 from fastrack._tensors import arrays, dtypes
 from fastrack._training import state as skeleton
@@ -326,7 +327,7 @@ class Messages:
         self._with_each_engine(sealed, plain, is_whole=is_whole)
 
     def _with_each_engine(self, sealed, plain, *, is_whole):
-        key = attempt(lambda: sealed.open_header(RING), AuthenticationError)
+        key = attempt(lambda: open_header(sealed, RING), AuthenticationError)
         if key is None:
             require(not is_whole, "a good header was refused")
             return

@@ -128,7 +128,7 @@ def test_the_target_of_recombined_files_tells_of_a_fault(monkeypatch, fault, tol
         data = mutators.join(header.replace(rb"\"a\":{", member + rb"\"a\":{", 1), body)
         monkeypatch.setattr(files, "unique", dict)
     else:
-        monkeypatch.setattr(SealedTensor, "check_origin", refuse)
+        monkeypatch.setattr(SealedTensor, "proof", refuse)
     with pytest.raises(AssertionError, match=told):
         guarded(target, data)
 

@@ -22,6 +22,7 @@ from fastrack import AuthenticationError, FormatError, Key, KeyRing, SealedRows,
 from fastrack._crypto.engine import get_engine
 from fastrack._devices.base import BAD_PLAN
 from fastrack._sealed.contexts import MessageContext
+from fastrack._sealed.headers import open_header
 from fastrack._sealed.messages import OpenMessage, bad_chunk
 from fastrack._tensors import arrays, dtypes
 from fastrack.errors import ClosedError
@@ -266,7 +267,7 @@ def test_every_flipped_bit_of_the_chunks_is_refused(key, sealed):
     # By the engine itself, chunk by chunk: a third of a million calls that would take minutes one layer up.
     chunks = sealed.chunks.copy()
     engine = get_engine(threads=1)
-    message_key = sealed.open_header(KeyRing(key))
+    message_key = open_header(sealed, KeyRing(key))
     schedule = engine.expand_key(message_key)
     flips = 1 << np.arange(8, dtype=np.uint8)
     for chunk in range(3):

@@ -22,7 +22,7 @@ needs_vectors = pytest.mark.skipif(available_engines()[0] == "openssl", reason="
 
 
 def forget():
-    for cached in (registry.selected_engine, registry._fault, registry._make):
+    for cached in (registry.selected_engine, registry._fault, registry.make_engine):
         cached.cache_clear()
 
 
