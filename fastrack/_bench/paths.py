@@ -14,12 +14,12 @@ import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from fastrack._crypto.base import Bytes, Engine, HostMemory
+from fastrack._crypto.base import Bytes, Engine, HostMemory, Messages
 from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.engine import get_engine
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.workers import default_threads
-from fastrack._devices.base import Device, Messages, Operation, Segment, Slab
+from fastrack._devices.base import Device, Operation, Segment, Slab
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._devices.cuda.driver import Driver
 from fastrack._tensors import arrays

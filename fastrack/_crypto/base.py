@@ -14,6 +14,7 @@ import numpy.typing as npt
 from fastrack._crypto import cobblestone
 from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.gather import GatherPlan
+from fastrack.format import ciphertext_size
 
 if TYPE_CHECKING:
     from fastrack._crypto.message_keys import MessageKeys
@@ -74,25 +75,47 @@ class HostMemory(NamedTuple):
 
 
 @dataclass(slots=True)
-class Jobs:
-    """Messages to open together, each of them whole or by the chunks of a gather: parallel sequences.
+class Messages:
+    """Messages to open or to seal together: parallel sequences, which a message's number indexes.
+
+    The sequences do not change while an operation of a device uses them.
 
     Attributes
     ----------
-    keys : the keys of the messages
-    nbytes : bytes of plaintext of each message
-    memories : memory that each message fills, or that its gather is copied to; writable
-    sealed : all chunks of each message; None for one in `plain`
-    plain : the plaintext of messages of which each chunk is sealed, and opened from there; None for others
-    plans : the gathers; None for messages that are opened whole
+    keys : the keys. The caller wipes them after `Operation.finish`. A device that has copied them may wipe them before.
+    nbytes : bytes of plaintext of each message, also where only some of its chunks are gathered
+    memories : the memory that each message fills, that its gather is copied to, or that it is sealed from: a
+        `HostMemory`, writable, for an engine, and a view of the array for a device. Messages of gathers may share one.
+        All are of one call of one thread, and so on one stream. A message that is opened or sealed in runs has a view
+        of `nbytes`, from its first byte on; only the bytes of its segments need to be memory.
+    sealed : the chunks of each message, all of them and without its header, in host memory: read to open it, written to
+        seal it. None for a message in `plain`, and for one whose chunks the caller puts into the staging buffers, or
+        takes from there
+    plain : the plaintext of a message that is sealed on its way. The caller seals it into the staging buffers, at the
+        offsets of its segments; an engine, and so a device that works in place, seals each chunk, and opens it into the
+        result. None for all others
+    plans : the gather of each message of which not all is wanted, which `Segment.plan` has parts of; None for others
     """
 
     keys: MessageKeys
     nbytes: Sequence[int]
-    memories: Sequence[HostMemory]
+    memories: Sequence[Any]
     sealed: Sequence[HostMemory | None]
     plain: Sequence[HostMemory | None]
     plans: Sequence[GatherPlan | None]
+
+    @property
+    def first_chunk(self) -> int:
+        """That of the first message."""
+        return 0
+
+    @property
+    def sealed_size(self) -> int:
+        """Bytes of all chunks of all messages."""
+        return sum(map(ciphertext_size, self.nbytes))
+
+    def __len__(self) -> int:
+        return len(self.nbytes)
 
 
 WORDS = 9
@@ -139,7 +162,7 @@ class Engine(Protocol):
     def open_gather(self, schedule: Any, source: Bytes, target: Bytes, plan: GatherPlan) -> int | None:
         """Open the chunks of `plan` from the whole raw message `source`, and copy their ranges to `target`."""
 
-    def open_jobs(self, jobs: Jobs) -> tuple[int, int] | None:
+    def open_jobs(self, jobs: Messages) -> tuple[int, int] | None:
         """Open messages in one call.
 
         Return the first message with a chunk that failed authentication, and its first such chunk, or None.

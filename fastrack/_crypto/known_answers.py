@@ -11,7 +11,7 @@ from hashlib import sha256
 
 import numpy as np
 
-from fastrack._crypto.base import Engine, HostMemory, Jobs
+from fastrack._crypto.base import Engine, HostMemory, Messages
 from fastrack._crypto.cobblestone import DERIVED_SIZE, MessageKey
 from fastrack._crypto.gather import GatherPlan
 from fastrack._crypto.message_keys import MessageKeys
@@ -116,7 +116,7 @@ def _name(number: int | None) -> str:
     return "none" if number is None else f"number {number}"
 
 
-def find_job_fault(engine: Engine, open_jobs: Callable[[Jobs], tuple[int, int] | None]) -> str | None:
+def find_job_fault(engine: Engine, open_jobs: Callable[[Messages], tuple[int, int] | None]) -> str | None:
     """Test the native call for many messages, as `find_fault` tests an engine, which must have passed that.
 
     It opens a whole message, a gather and a plain tensor, and must refuse an altered chunk in the first two.
@@ -139,7 +139,7 @@ def find_job_fault(engine: Engine, open_jobs: Callable[[Jobs], tuple[int, int] |
             sources = HostMemory.of(sealed), HostMemory.of(sealed), None
             keys = MessageKeys.of([message_key] * 3)
             targets = [HostMemory.of(result, writable=True) for result in results]
-            jobs = Jobs(keys, [_SIZE] * 3, targets, sources, [None, None, HostMemory.of(plain)], [None, plan, None])
+            jobs = Messages(keys, [_SIZE] * 3, targets, sources, [None, None, HostMemory.of(plain)], [None, plan, None])
             found = open_jobs(jobs)
             if found != bad or not all(map(np.array_equal, results, answers)):
                 what = "sealed chunks to open" if bad is None else "an altered tag to be refused"

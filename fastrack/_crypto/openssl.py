@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA512
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
-from fastrack._crypto.base import Bytes, Jobs, KeySchedule, Secret, Texts, check_buffers
+from fastrack._crypto.base import Bytes, KeySchedule, Messages, Secret, Texts, check_buffers
 from fastrack._crypto.cobblestone import DERIVED_SIZE, PREFIXES, MessageKey, chunk_nonce, chunks_between
 from fastrack._crypto.gather import GatherPlan
 from fastrack._crypto.message_keys import check_rows
@@ -84,7 +84,7 @@ class OpenSSLEngine:
         scratch[:] = bytes(CHUNK_SIZE)
         return min(bad, default=None)
 
-    def open_jobs(self, jobs: Jobs) -> tuple[int, int] | None:
+    def open_jobs(self, jobs: Messages) -> tuple[int, int] | None:
         first: tuple[int, int] | None = None
         for number in range(len(jobs.nbytes)):
             key = jobs.keys.key(number)
@@ -98,7 +98,7 @@ class OpenSSLEngine:
                 first = number, bad
         return first
 
-    def _open_job(self, schedule: OpenSSLSchedule, jobs: Jobs, number: int) -> int | None:
+    def _open_job(self, schedule: OpenSSLSchedule, jobs: Messages, number: int) -> int | None:
         source, plain, plan = jobs.sealed[number], jobs.plain[number], jobs.plans[number]
         target = jobs.memories[number].array
         if plain is not None:

@@ -17,8 +17,8 @@ from fastrack._crypto.base import (
     WHOLE,
     WORDS,
     Bytes,
-    Jobs,
     KeySchedule,
+    Messages,
     Secret,
     Texts,
     address,
@@ -98,7 +98,7 @@ class VectorEngine:
         arguments = (address(source), address(target), plan.chunks, plan.starts, plan.table, plan.chunks.size, size)
         return self._run(self._functions.open_gather, schedule, arguments, plan.chunks.size)
 
-    def open_jobs(self, jobs: Jobs, open_jobs: Any = None) -> tuple[int, int] | None:
+    def open_jobs(self, jobs: Messages, open_jobs: Any = None) -> tuple[int, int] | None:
         open_jobs = open_jobs or self._tested_jobs or self._test_jobs()  # the test itself names what it tests
         table = JobTable(jobs)
         arguments = (table.address, len(jobs.nbytes), table.count)
@@ -124,7 +124,7 @@ class JobTable:
 
     __slots__ = ("address", "count", "keepalive")
 
-    def __init__(self, jobs: Jobs) -> None:
+    def __init__(self, jobs: Messages) -> None:
         words: list[int] = []
         count, key = 0, jobs.keys.address
         columns = zip(jobs.keys.bits, jobs.nbytes, jobs.memories, jobs.sealed, jobs.plain, jobs.plans, strict=True)

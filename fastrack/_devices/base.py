@@ -6,52 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from fastrack._crypto.base import Bytes, Jobs
+from fastrack._crypto.base import Bytes, Messages
 from fastrack._crypto.gather import GatherPlan
 from fastrack._tensors.arrays import Framework
 from fastrack._util.trace import Detail
-from fastrack.format import ciphertext_size
 
 BAD_PLAN = -1  # the `chunk` of a `BadChunk` if what decides where bytes go was altered on its way to the device
 MAX_MESSAGES = 1 << 25  # of an operation: the numbers of a message and of a chunk, 38 bits, fit into one signed word
-
-
-@dataclass(slots=True)
-class Messages(Jobs):
-    """The messages of one operation: parallel sequences, which a message's number indexes.
-
-    There are at least one and at most `MAX_MESSAGES` of them. The sequences do not change while the operation lives.
-
-    Attributes
-    ----------
-    keys : the keys. The caller wipes them after `Operation.finish`. A device that has copied them may wipe them before.
-    nbytes : bytes of plaintext of each message, also where only some of its chunks are gathered
-    memories : a view of the array that each message fills, or is sealed from; messages of gathers may share one. All
-        are of one call of one thread, and so on one stream. A message that is opened or sealed in runs has a view of
-        `nbytes`, from its first byte on; only the bytes of its segments need to be memory.
-    sealed : the chunks of each message, all of them and without its header, in host memory: read by `open`, written by
-        `seal`. None for a message in `plain`, and for one whose chunks the caller puts into the staging buffers, or
-        takes from there
-    plain : the plaintext of a message that is sealed on its way. The caller seals it into the staging buffers, at the
-        offsets of its segments; a device that works in place seals each chunk, and opens it into the result. None for
-        all others
-    plans : the gather of each message of which not all is wanted, which `Segment.plan` has parts of; None for others
-    """
-
-    memories: Sequence[Any]
-
-    @property
-    def first_chunk(self) -> int:
-        """That of the first message."""
-        return 0
-
-    @property
-    def sealed_size(self) -> int:
-        """Bytes of all chunks of all messages."""
-        return sum(map(ciphertext_size, self.nbytes))
-
-    def __len__(self) -> int:
-        return len(self.nbytes)
 
 
 class Segment(NamedTuple):

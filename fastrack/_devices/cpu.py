@@ -6,9 +6,9 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-from fastrack._crypto.base import Bytes, Engine, HostMemory
+from fastrack._crypto.base import Bytes, Engine, HostMemory, Messages
 from fastrack._crypto.engine import get_engine
-from fastrack._devices.base import BadChunk, Messages, Slab, SpanCallback, StagingBuffer
+from fastrack._devices.base import BadChunk, Slab, SpanCallback, StagingBuffer
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Framework
 from fastrack.errors import DeviceError

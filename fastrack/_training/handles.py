@@ -43,17 +43,6 @@ class DatasetRef:
     has_records : True if samples have any length, and several of them are padded
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_packed_dtype",
-        "checked",
-        "count",
-        "dataset_id",
-        "has_records",
-        "labels",
-        "layout",
-    )  # fmt: skip
-
     def __init__(self, layout: Layout, dataset_id: bytes | None = None) -> None:
         self.layout = layout
         self.count = int(layout.ends[-1])

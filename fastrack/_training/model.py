@@ -13,13 +13,13 @@ from fastrack._devices import canonical
 from fastrack._files.reader import SealedFile
 from fastrack._files.writer import save_file
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource
-from fastrack._sealed.tensor import SealedRows, SealedTensor
+from fastrack._sealed.tensor import SealedRows, SealedTensor, select_box
 from fastrack._sets.folder import SealedFolder, merge_tensors, open_folder
 from fastrack._sets.load_file import load_file, resolve_anchor
 from fastrack._tensors import dtypes
 from fastrack._tensors.arrays import installed, storage_key
-from fastrack._tensors.sharded import is_sharded, local_part, sharding_problem
-from fastrack._training.sharded import replace_local, save_gathered, select_local
+from fastrack._tensors.sharded import is_sharded, local_box, local_part, sharding_problem
+from fastrack._training.sharded import save_gathered
 from fastrack._transfer.api import group, to_device
 from fastrack._transfer.inputs import FRESH
 from fastrack._transfer.safe_open import require_tensors
@@ -331,7 +331,7 @@ def _plan(
                 continue
             local = local_part(tensor)
             if is_sharded(tensor):
-                part = select_local(sealed, tensor)
+                part = select_box(sealed, *local_box(tensor))
                 fits = fits_in_place(part, local)
         place = _meta_device(tensor, device) if local.is_meta else places.get(local.device)
         if place is None:
@@ -487,7 +487,12 @@ def _clear(filled: list[Any], _: object, error: BaseException | None, *__: objec
 def _replace(step: Step, opened: Any) -> None:
     """Replace a tensor on the meta device, in all modules that hold it."""
     if is_sharded(step.tensor):
-        opened = replace_local(step.tensor, opened)
+        from torch.distributed.tensor import DTensor
+
+        whole = step.tensor
+        opened = DTensor.from_local(
+            opened, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
+        )
     if isinstance(step.tensor, torch.nn.Parameter):
         opened = torch.nn.Parameter(opened, requires_grad=step.tensor.requires_grad)
     for owner, name in step.owners:

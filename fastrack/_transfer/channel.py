@@ -7,15 +7,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self, TypeVar
 
-from fastrack._crypto.base import HostMemory
+from fastrack._crypto.base import HostMemory, Messages
 from fastrack._crypto.engine import get_engine
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.session import Session
 from fastrack._devices import canonical, open_device
-from fastrack._devices.base import Device, Messages, Operation, Slab
+from fastrack._devices.base import Device, Operation, Slab
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._keys.keys import Key
 from fastrack._sealed.contexts import MessageContext, new_file_id
@@ -295,7 +295,7 @@ class Channel:
                         for number in opened.padded:
                             self._device.clear(targets[number])
                         if opened.parts:
-                            operation = self._receive(messages, record, wait=owner is None)
+                            operation = self._move(messages, record, "open", wait=owner is None)
                             if owner is not None:
                                 owner.add(operation, opened.names())
                             elif (bad := operation.result()) is not None:
@@ -336,19 +336,19 @@ class Channel:
                 message = arrays.empty_bytes(message_size(nbytes))
                 message[:HEADER_SIZE] = header
                 sealed = HostMemory.of(message[HEADER_SIZE:], writable=True)
-                self._send(Messages(keys, [nbytes], [memory], [sealed], [None], [None]), record)
+                messages = Messages(keys, [nbytes], [memory], [sealed], [None], [None])
+                self._move(messages, record, "seal").result()
         finally:
             keys.wipe()
         return message
 
-    # The two directions.
-
-    def _receive(self, messages: Messages, record: Transfer, *, wait: bool) -> Operation:
-        """Open messages into their memories. Without `wait` the operation may go on when this returns."""
+    def _move(self, messages: Messages, record: Transfer, stage: str, *, wait: bool = True) -> Operation:
+        """Open messages into their memories, or seal what is there. Without `wait` it may go on when this returns."""
         operation = self._device.begin(messages, record.note)
+        step = operation.open if stage == "open" else operation.seal
         if self._device.in_place:
             try:
-                record.run("open", messages, "open", operation.open, None, None)
+                record.run(stage, messages, stage, step, None, None)
             finally:
                 operation.finish()
             return operation
@@ -356,41 +356,21 @@ class Channel:
         with (
             PlainSealer(self._engine, messages) as sealer,
             Lease(self._pools, operation.lane) as buffers,
-            _Finishing(operation, wait),
+            _finishing(operation, wait),
         ):
             for slab in slabs_of(messages.nbytes, messages.plans, self._sizes):
                 has_plain = sealer.concerns(slab)
                 buffer = record.run("wait", slab, "wait", buffers.acquire, has_plain)
                 if has_plain:
                     record.run("fill", slab, "source", sealer.fill, slab, buffer.memory)
-                record.run("open", slab, "submit", operation.open, slab, buffer)
+                record.run(stage, slab, "submit", step, slab, buffer)
                 unissued += 1
                 if has_plain or unissued == limit:
                     operation.issue()
                     unissued, limit = 0, _BATCH
-                    buffers.release()
+                    if stage == "open":  # sealed chunks stay in the buffers until these are used again, or to the end
+                        buffers.release()
         return operation
-
-    def _send(self, messages: Messages, record: Transfer) -> None:
-        """Seal what is in the memories of messages, which have no header."""
-        operation = self._device.begin(messages, record.note)
-        if self._device.in_place:
-            try:
-                record.run("seal", messages, "seal", operation.seal, None, None)
-            finally:
-                operation.finish()
-        else:
-            unissued, limit = 0, _FIRST_BATCH
-            # Sealed chunks stay in the buffers until these are used again, or to the end.
-            with Lease(self._pools, operation.lane) as buffers, _Finishing(operation, True):
-                for slab in slabs_of(messages.nbytes, messages.plans, self._sizes):
-                    buffer = record.run("wait", slab, "wait", buffers.acquire)
-                    record.run("seal", slab, "submit", operation.seal, slab, buffer)
-                    unissued += 1
-                    if unissued == limit:
-                        operation.issue()
-                        unissued, limit = 0, _BATCH
-        operation.result()
 
 
 class Group:
@@ -424,29 +404,21 @@ class Group:
         return move
 
 
-@dataclass(slots=True)
-class _Finishing:
+@contextmanager
+def _finishing(operation: Operation, wait: bool) -> Iterator[None]:
     """End an operation, whatever happens. After an error, which is the one to raise, also wait for the operation."""
-
-    _operation: Operation
-    _wait: bool
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        failed = True
+    try:
         try:
-            if kind is None:
-                self._operation.finish(wait=self._wait)
-                failed = False
-            else:
-                with suppress(Exception):
-                    self._operation.finish()
-        finally:
-            if failed:
-                with suppress(Exception):
-                    self._operation.result()
+            yield
+        except BaseException:
+            with suppress(Exception):
+                operation.finish()
+            raise
+        operation.finish(wait=wait)
+    except BaseException:
+        with suppress(Exception):
+            operation.result()
+        raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -482,52 +454,39 @@ class Stats:
         return {**asdict(self), "gbps": self.gbps}
 
 
+@dataclass(slots=True)
 class Transfer:
     """The measurement of one call that moves `count` tensors, as a ``with`` block. They are counted unless it raises.
 
     It has the steps of the call if a trace is recorded.
     """
 
-    __slots__ = (
-        "_count",
-        "_direction",
-        "_name",
-        "_nbytes",
-        "_recorder",
-        "_stages",
-        "_start",
-        "current_span",
-        "stage_ns",
-        "steps",
-        "timeline",
-    )  # fmt: skip
-
-    def __init__(self, recorder: Recorder, count: int, nbytes: int, direction: str, name: str | None) -> None:
-        self.timeline = trace.active
-        self._recorder = recorder
-        self._count = count
-        self._nbytes = nbytes
-        self._direction = direction
-        self._name = name
-        self._stages = _SEALING if direction == "to_host" else _OPENING
-        self.current_span = ""
-        self.steps: Steps = []
-        self.stage_ns = {"fill": 0, "open": 0, "seal": 0, "wait": 0}  # nanoseconds
+    recorder: Recorder
+    count: int
+    nbytes: int
+    direction: str
+    name: str | None
+    timeline: trace.Timeline | None = None
+    start: int = 0
+    current_span: str = ""
+    steps: Steps = field(default_factory=list)
+    stage_ns: dict[str, int] = field(default_factory={"fill": 0, "open": 0, "seal": 0, "wait": 0}.copy)
 
     def __enter__(self) -> Self:
+        self.timeline = trace.active
         if self.timeline is not None:
             self.timeline.local.transfer = self
-        self._start = time.perf_counter_ns()
+        self.start = time.perf_counter_ns()
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        start, stop = self._start, time.perf_counter_ns()
+        start, stop = self.start, time.perf_counter_ns()
         if self.timeline is not None:
             self.timeline.local.transfer = None
-            self.timeline.add_transfer(self._direction, start, stop, self._nbytes, self._name, self.steps)
+            self.timeline.add_transfer(self.direction, start, stop, self.nbytes, self.name, self.steps)
         if kind is None:
-            recorder, stages = self._recorder, self.stage_ns
-            moved = self._count, self._nbytes, stop - start, stages["fill"], stages["open"], stages["seal"]
+            recorder, stages = self.recorder, self.stage_ns
+            moved = self.count, self.nbytes, stop - start, stages["fill"], stages["open"], stages["seal"]
             with recorder.lock:
                 recorder.totals = tuple(map(operator.add, recorder.totals, moved))
 
@@ -550,7 +509,8 @@ class Transfer:
 
     def note(self, name: str, slab: Slab, start: int, stop: int) -> None:
         """Add the time of a step that a device did for a slab on this thread."""
-        self.stage_ns[self._stages[name]] += stop - start
+        stages = _SEALING if self.direction == "to_host" else _OPENING
+        self.stage_ns[stages[name]] += stop - start
         if self.timeline is not None:
             self.steps += (name, start, stop, slab.first_chunk, slab.sealed_size)
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
-from fastrack._crypto.base import HostMemory
+from fastrack._crypto.base import HostMemory, Messages
 from fastrack._crypto.gather import EvenRanges, GatherPlan, LazyRanges
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.session import Session
-from fastrack._devices.base import MAX_MESSAGES, Device, Messages
+from fastrack._devices.base import MAX_MESSAGES, Device
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._sealed.handle import Handle
 from fastrack._sealed.headers import Wanted, discard, fetch, open_headers
@@ -42,22 +42,6 @@ class Inputs:
     framework, frameworks : that of all results if it is requested, and those of arrays
     targets, outputs : views of the arrays to fill, and these; None for one that is to be allocated
     """
-
-    __slots__ = (
-        "_indices",
-        "_restores",
-        "_tree",
-        "dtypes",
-        "framework",
-        "frameworks",
-        "is_filling",
-        "is_sealed",
-        "name",
-        "outputs",
-        "shapes",
-        "targets",
-        "tensors",
-    )  # fmt: skip
 
     def __init__(self, obj: Any, framework: Framework | None, device: Device, out: Any) -> None:
         if framework == "torch":

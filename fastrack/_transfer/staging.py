@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, Self
 
-from fastrack._crypto.base import Bytes, Engine
-from fastrack._devices.base import Device, Messages, Slab, StagingBuffer
+from fastrack._crypto.base import Bytes, Engine, Messages
+from fastrack._devices.base import Device, Slab, StagingBuffer
 from fastrack.errors import DeviceError
 
 

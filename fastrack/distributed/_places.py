@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 import torch
 
-from fastrack._crypto.base import Bytes, Engine, HostMemory, address
+from fastrack._crypto.base import Bytes, Engine, HostMemory, Messages, address
 from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices import open_device
-from fastrack._devices.base import Messages, Segment, Slab
+from fastrack._devices.base import Segment, Slab
 from fastrack.errors import DeviceError
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE
 

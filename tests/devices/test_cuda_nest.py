@@ -12,10 +12,10 @@ from helpers.tampering import tampered
 
 import fastrack
 from fastrack import AuthenticationError, DeviceError
-from fastrack._crypto.base import HostMemory
+from fastrack._crypto.base import HostMemory, Messages
 from fastrack._crypto.cobblestone import segment_size
 from fastrack._crypto.message_keys import MessageKeys
-from fastrack._devices.base import BAD_PLAN, BadChunk, Messages, Segment, Slab
+from fastrack._devices.base import BAD_PLAN, BadChunk, Segment, Slab
 from fastrack._devices.cuda import buffers, launches
 from fastrack._devices.cuda.buffers import KEY_SIZE, STATE_SIZE, MessageState
 from fastrack._devices.cuda.device import CudaDevice

@@ -8,7 +8,7 @@ from helpers import engines, reference
 from helpers.buffers import Guarded, as_array
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE
 
-from fastrack._crypto.base import HostMemory, Jobs
+from fastrack._crypto.base import HostMemory, Messages
 from fastrack._crypto.cobblestone import DERIVED_SIZE, MessageKey
 from fastrack._crypto.gather import GatherPlan
 from fastrack._crypto.message_keys import MessageKeys
@@ -79,7 +79,7 @@ class Engines:
         target = self._take(case.plain.size, case)
         source, memory = HostMemory.of(self._put(case.plain, case)), HostMemory.of(target, writable=True)
         keys = MessageKeys.of([MessageKey.raw(case.key, case.nonce)])
-        bad = engine.open_jobs(Jobs(keys, [source.size], [memory], [None], [source], [None]))
+        bad = engine.open_jobs(Messages(keys, [source.size], [memory], [None], [source], [None]))
         require(bad is None and np.array_equal(target, case.plain), engine, "passed something else")
 
     def _derive(self, engine, case):

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fastrack._crypto.base import Messages
 from fastrack._crypto.cobblestone import chunks_between
 from fastrack._crypto.gather import GatherPlan
-from fastrack._devices.base import Messages, Segment, Slab
+from fastrack._devices.base import Segment, Slab
 from fastrack._devices.cuda.gather_plan import join_plans
 from fastrack._devices.cuda.table import MAX_SEGMENTS, TableSegment, name_of, pack_table
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, ciphertext_size

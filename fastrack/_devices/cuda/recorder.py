@@ -20,9 +20,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from operator import itemgetter
 
-from fastrack._crypto.base import Engine
+from fastrack._crypto.base import Engine, Messages
 from fastrack._crypto.session import Session
-from fastrack._devices.base import BAD_PLAN, BadChunk, Messages, Segment, Slab
+from fastrack._devices.base import BAD_PLAN, BadChunk, Segment, Slab
 from fastrack._devices.cuda.buffers import STATE_SIZE, CudaStagingBuffer, MessageState, MessageStatePool
 from fastrack._devices.cuda.clock import Clock
 from fastrack._devices.cuda.commands import Commands

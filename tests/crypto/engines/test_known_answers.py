@@ -10,7 +10,7 @@ from helpers.engines import Wrong
 from helpers.reference import CHUNK_SIZE
 
 from fastrack._crypto import known_answers, native
-from fastrack._crypto.base import Jobs
+from fastrack._crypto.base import Messages
 from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.known_answers import find_derivation_fault, find_fault, find_job_fault
 from fastrack._crypto.message_keys import MessageKeys
@@ -128,7 +128,7 @@ def test_an_engine_that_opens_many_messages_wrongly_is_not_used():
     keys = MessageKeys.of([MessageKey.raw(bytes(32), bytes(12))])
     for _ in range(2):
         with pytest.raises(DeviceError, match=r"'vaes-512' failed its test with a key of 128 bits .* not use"):
-            engine.open_jobs(Jobs(keys, [0], [], [], [], []))
+            engine.open_jobs(Messages(keys, [0], [], [], [], []))
 
 
 # The derivation of keys
