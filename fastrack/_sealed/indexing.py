@@ -86,9 +86,7 @@ class Box:
 
     def select(self, index: Any) -> NoReturn:
         """Refuse to select rows of a box."""
-        raise TypeError(
-            "rows of a part of a sealed tensor: expected an index of the tensor itself. Select both at once"
-        )
+        raise TypeError("rows of a sealed tensor: expected a tensor or rows of it, got a box. Select both at once")
 
 
 def _compose(outer: range | Indices, inner: range | Indices) -> range | Indices:

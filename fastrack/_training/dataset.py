@@ -160,7 +160,8 @@ class SealedDataset(_Base[Sample_co]):
         self._opening = None if transform is None else Opening(keys, transform)
         self._ref = join_columns(shards, tensors, ring, tuple_of_names(plain_columns, "plain_columns="), lengths)
         if ring is not None:
-            self._ref.authenticate(ring)
+            for part in self._ref.parts:
+                part.authenticate(ring)
 
     @classmethod
     def records(
@@ -244,7 +245,7 @@ class SealedDataset(_Base[Sample_co]):
         """
         step = size if step is None else step
         names = (column,) if isinstance(column, str) else tuple(column)
-        plain = self._ref.plain.names if isinstance(self._ref, JoinedRef) and self._ref.plain is not None else ()
+        plain = () if self._ref.plain is None else self._ref.plain.names
         return restore_dataset(join_windows(self._shards, names, plain, size, step), self._shards, self._opening)
 
     @property
@@ -339,10 +340,9 @@ def _open_samples(source: DatasetRef | JoinedRef, rows: Indices, keys: KeyRing) 
         else:
             handles |= part.sample(rows)
     values: dict[str, Any] = to_device(handles, "cpu", keys=keys)
-    if isinstance(source, JoinedRef):
-        values = {name: values[name] for name in source.names if name in values}
-        if source.plain is not None:
-            values |= source.plain.sample(rows)
+    values = {name: values[name] for name in source.names if name in values}
+    if source.plain is not None:
+        values |= source.plain.sample(rows)
     for index in range(rows.size):
         sample = {name: value if name in starts else value[index] for name, value in values.items()}
         for name, ends in starts.items():

@@ -43,6 +43,8 @@ class DatasetRef:
     has_records : True if samples have any length, and several of them are padded
     """
 
+    plain: PlainColumns | None = None  # which a `JoinedRef` may have
+
     def __init__(self, layout: Layout, dataset_id: bytes | None = None) -> None:
         self.layout = layout
         self.count = int(layout.ends[-1])
@@ -147,7 +149,7 @@ class JoinedRef:
 
     def sample(self, rows: Row) -> dict[str, Any]:
         """Return the columns of one sample, or of several stacked ones, after a check of their numbers."""
-        self.require(rows)
+        self.parts[0].require(rows)
         return self.handles(rows)
 
     def handles(self, rows: Row) -> dict[str, Any]:
@@ -158,23 +160,6 @@ class JoinedRef:
         if self.plain is not None:
             columns |= self.plain.sample(rows)
         return {name: columns[name] for name in self.names}
-
-    def authenticate(self, keys: KeyRing) -> None:
-        """Authenticate the shapes of all sealed columns."""
-        for part in self.parts:
-            part.authenticate(keys)
-
-    def require(self, rows: Row) -> None:
-        """Check numbers of samples, as `DatasetRef.require` does."""
-        self.parts[0].require(rows)
-
-    def pack(self, rows: Row) -> Packed:
-        """Return the row numbers in as few bytes as they take."""
-        return self.parts[0].pack(rows)
-
-    def unpack(self, packed: Packed) -> Row:
-        """Return the row numbers that `pack` packed."""
-        return self.parts[0].unpack(packed)
 
     def __reduce__(self) -> tuple[object, ...]:
         return unpickle, ("JoinedRef", self.parts, self.names, self.plain, self.dataset_id)
@@ -206,7 +191,7 @@ class Samples(Sequence[dict[str, Any]]):
         return self._ref.sample(int(self._rows[index]))
 
     def __reduce__(self) -> tuple[object, tuple[Any, ...]]:
-        return unpickle, ("Samples", self._ref.dataset_id, self._ref.pack(self._rows))
+        return unpickle, ("Samples", self._ref.dataset_id, self._ref.parts[0].pack(self._rows))
 
 
 class DatasetRows(SealedRows):
@@ -306,7 +291,7 @@ def _find(dataset_id: bytes, packed: Packed) -> tuple[Any, Row]:
             "unpickling samples: expected their data set in this process, got none. Keep the SealedDataset that the "
             "DataLoader was made with, and use its samples in that process"
         )
-    return ref, ref.unpack(packed)
+    return ref, ref.parts[0].unpack(packed)
 
 
 def restore_ref(dataset_id: bytes, layout: Layout) -> DatasetRef:
@@ -332,7 +317,7 @@ def restore_samples(dataset_id: bytes, packed: Packed) -> Samples:
     """Return the samples that a pickle describes."""
     ref, rows = _find(dataset_id, packed)
     assert not isinstance(rows, int)
-    ref.require(rows)
+    ref.parts[0].require(rows)
     return Samples(ref, rows)
 
 
@@ -447,7 +432,13 @@ class RecordLayout:
     def open_offsets(self, keys: KeySource | None) -> None:
         """Unseal the offsets in a process that lacks them."""
         if self.offsets is None:
-            self.offsets = record_layout(self.shards, keys).offsets
+            opened = record_layout(self.shards, keys)
+            if not np.array_equal(opened.ends, self.ends):
+                raise FormatError(
+                    "records: expected the number of records in each file that the data set had when made, got "
+                    "another. Make the data set again"
+                )
+            self.offsets = opened.offsets
 
     def lengths(self, rows: Row) -> Indices:
         """Return the number of elements of each of these records."""

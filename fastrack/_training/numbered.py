@@ -14,7 +14,7 @@ import numpy as np
 from fastrack._keys.keyring import KeyRing
 from fastrack._sealed.indexing import Indices
 from fastrack._training.dataset import SealedDataset
-from fastrack._training.handles import DatasetRef, EvenLayout, JoinedRef, RecordLayout, record_layout
+from fastrack._training.handles import DatasetRef, EvenLayout, JoinedRef, RecordLayout
 from fastrack._util.shown import shown
 from fastrack.errors import FormatError
 
@@ -91,15 +91,8 @@ class NumberedSamples:
     def with_lengths(self, keys: KeyRing) -> NumberedSamples:
         """Return the same samples, with the lengths of records, which no pickle has."""
         for part in self._ref.parts:
-            layout = part.layout
-            if isinstance(layout, RecordLayout) and layout.offsets is None:
-                opened = record_layout(layout.shards, keys)
-                if not np.array_equal(opened.ends, layout.ends):
-                    raise FormatError(
-                        "records: expected the number of records in each file that the data set had when made, got "
-                        "another. Make the data set again"
-                    )
-                layout.offsets = opened.offsets
+            if isinstance(part.layout, RecordLayout):
+                part.layout.open_offsets(keys)
         return self
 
 
