@@ -77,13 +77,17 @@ class Entry:
         """True if every block is present. Only found out for files of up to 1 GiB."""
         return len(self.flags) <= _FEW and not bytes(self.flags).count(0)
 
-    def touch(self) -> None:
-        """Note that the file is used, by the time of its last modification."""
+    def touch(self) -> bool:
+        """Note that the file is used, by the time of its last modification. Return False if it was evicted."""
         now = time.monotonic()
         if now - self._used_at > _TOUCH_AFTER:
             self._used_at = now
-            with contextlib.suppress(FileNotFoundError):
+            try:
+                self._is_lost |= os.lstat(self._path).st_ino != self._inode
                 os.utime(self._path, follow_symlinks=False)
+            except FileNotFoundError:  # removed by something that knows of no mark
+                self._is_lost = True
+        return not self.is_evicted
 
     def open_writer(self) -> Writer | None:
         """Open the mapped file for writing, and no other that has its name by now. Return None if it lost its name."""
@@ -171,7 +175,7 @@ class Cache:
 
     def open(self, url: Url, version: Version) -> Entry:
         """Return the entry of a version of a file. One that cannot be told from others is shared with no one."""
-        require_own(self._folder)  # again, as paths are resolved again: rights may have changed
+        _make_private(self._folder)  # again, as paths are resolved again: rights may have changed, or it was removed
         told = version.validator or secrets.token_hex(16)
         identity = "\0".join((url.full, told, str(version.size), _boot_id()))
         path = self._folder / f"{sha256(identity.encode('utf-8', 'surrogatepass')).hexdigest()[:40]}.data"
@@ -186,7 +190,8 @@ class Cache:
                     return Entry(path, version.size, descriptor)
             finally:
                 os.close(descriptor)
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # another process was first
+                _remove(path)
 
     def reserve(self, missing: int, needed: int) -> None:
         """Make room for `missing` bytes of the `needed` ones of a call: evict what was used least recently."""
@@ -206,7 +211,13 @@ class Cache:
                 self._evict(min(bound - missing, bound - bound // _KEEP_FREE))
             self._added += missing
 
+    def bound(self) -> int:
+        """Return the bytes that the folder may keep."""
+        with self._mutex:
+            return self._bound()
+
     def _bound(self) -> int:
+        _make_private(self._folder)  # which may have been removed
         text = os.environ.get(SIZE_VARIABLE)
         if text:
             match = _SIZE.fullmatch(text)
@@ -313,11 +324,14 @@ def _remove(path: Path) -> None:
     """Remove a file, and its mark, so that all processes that have it open know."""
     doomed = path.with_name(f".{secrets.token_hex(8)}")
     path.rename(doomed)  # at once, so that the file that is marked is the one that is removed
-    descriptor = os.open(doomed, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        os.pwrite(descriptor, bytes(len(_MARK)), max(os.fstat(descriptor).st_size - len(_MARK), 0))
+        with contextlib.suppress(OSError):  # a pipe has no mark; and that the file is gone `touch` sees as well
+            descriptor = os.open(doomed, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                os.pwrite(descriptor, bytes(len(_MARK)), max(os.fstat(descriptor).st_size - len(_MARK), 0))
+            finally:
+                os.close(descriptor)
     finally:
-        os.close(descriptor)
         doomed.unlink()
 
 

@@ -53,12 +53,12 @@ class RemoteFile:
     def copy(self) -> _Copy:
         """Return the copy on the local disk, or begin another if it was evicted, and note that it is used."""
         copy = self._copy
-        if copy is None or copy.entry.is_evicted:
+        if copy is None or not copy.entry.touch():
             with self._lock:  # else each thread would download into a copy of its own
                 copy = self._copy
                 if copy is None or copy.entry.is_evicted:
                     copy = self._copy = _Copy(self._object, self.cache.open(self._object.url, self._object.version))
-        copy.entry.touch()
+                    copy.entry.touch()
         return copy
 
     def release_evicted(self) -> None:
@@ -133,18 +133,26 @@ def fetch_files(wanted: Mapping[RemoteFile, Blocks]) -> dict[RemoteFile, Entry]:
 def prefetch_files(wanted: Mapping[RemoteFile, Blocks]) -> int:
     """Begin to download what is missing of blocks of files, without waiting, and return the number of bytes.
 
-    Of very much only the beginning is downloaded.
+    Of very much only the beginning is downloaded, and of more files than the cache may keep only the first.
     """
-    begun = 0
+    room = {file.cache: file.cache.bound() // BLOCK for file in wanted}
+    found: list[tuple[RemoteFile, _Copy, list[range], int]] = []
     for file, blocks in wanted.items():
         copy = file.copy()
-        if not copy.entry.is_complete:
-            step = next(steps(blocks()), [])
-            if missing := copy.count_missing(step):
-                file.cache.reserve(missing * BLOCK, missing * BLOCK)
-                if writer := copy.entry.open_writer():
-                    copy.begin(step, writer)
-                    begun += missing * BLOCK
+        step = [] if copy.entry.is_complete else next(steps(blocks()), [])
+        room[file.cache] -= count(step)
+        if room[file.cache] < 0:  # else a file would give way to one behind it, and be downloaded twice
+            break
+        if missing := copy.count_missing(step) * BLOCK:
+            found.append((file, copy, step, missing))
+    for cache in {file.cache for file, *_ in found}:
+        size = sum(missing for file, *_, missing in found if file.cache is cache)
+        cache.reserve(size, size)
+    begun = 0
+    for _, copy, step, missing in found:
+        if writer := copy.entry.open_writer():
+            copy.begin(step, writer)
+            begun += missing
     return begun
 
 
