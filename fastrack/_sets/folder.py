@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastrack._files.reader import SealedFile, verify_file
+from fastrack._files.reader import SealedFile, raise_first, verify_file
 from fastrack._files.writer import Progress
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._sealed.contexts import Edition
@@ -243,10 +243,8 @@ class SealedFolder:
 
         Parameters
         ----------
-        keys : KeySource, optional
-            As for `unseal`.
-        progress : callable, optional
-            Called with the number of bytes checked since the previous call.
+        keys, progress
+            As for `verify_file`.
 
         Raises
         ------
@@ -259,11 +257,7 @@ class SealedFolder:
         FormatError, OSError
             As from `load_file`.
         """
-        errors = [check.error for check in self.check(keys, progress=progress) if check.error is not None]
-        for error in errors[:1]:
-            for other in errors[1:]:
-                error.add_note(str(other))
-            raise error
+        raise_first(check.error for check in self.check(keys, progress=progress))
 
     def check(self, keys: KeySource | None = None, *, progress: Progress | None = None) -> list[FileCheck]:
         """Check all files as `verify` does, and return one `FileCheck` for each, foreign ones too."""

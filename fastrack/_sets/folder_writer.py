@@ -18,6 +18,7 @@ from fastrack._files.reader import SealedFile
 from fastrack._files.writer import Progress, plain_names, seal_file, write_plaintext, write_sealed
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._keys.keys import Key
+from fastrack._sealed.storage import HEADER_LIMIT, HEADER_PREFIX
 from fastrack._sets.entries import Entry, PlainEntry, SealedEntry, walk
 from fastrack._sets.folder import FILES, FORMAT, HEADER, INDEX, SAFETENSORS, SealedFolder, open_folder
 from fastrack._sets.manifest import is_name
@@ -31,8 +32,6 @@ from fastrack.errors import FormatError
 if TYPE_CHECKING:
     from fastrack._sets.anchor import Anchor
 
-_PREFIX = 8  # bytes at the start of a safetensors file: the size of the header, little-endian
-_HEADER_LIMIT = 100_000_000  # bytes; safetensors refuses to read more
 _BLOCK = 1 << 20
 _PRIVATE = 0o700  # the mode of a folder of plaintext
 # The folder of a model has a configuration beside weights of the names that libraries give them; that of a pipeline an
@@ -209,9 +208,9 @@ def _seal(path: Path, place: Path, key: Key, progress: Progress | None) -> bytes
         write_sealed({path.name: whole_file(path)}, place, key, frozenset(), {}, progress)
         return None
     with open_regular(path) as file:
-        prefix = file.read(_PREFIX)
+        prefix = file.read(HEADER_PREFIX)
         size = int.from_bytes(prefix, "little")
-        header = prefix + file.read(size) if size <= _HEADER_LIMIT else prefix
+        header = prefix + file.read(size) if size <= HEADER_LIMIT else prefix
     seal_file(path, place, key, progress=progress)
     return header
 
@@ -235,7 +234,7 @@ def _bytes(content: bytes) -> PlainTensor:
 def _require_layout(header: bytes, entry: SealedEntry, path: Location) -> list[str]:
     """Return the names in a safetensors header, in the order of the bytes, if it describes the tensors of the entry."""
     try:
-        described = json.loads(header[_PREFIX:])
+        described = json.loads(header[HEADER_PREFIX:])
         described.pop("__metadata__", None)
         names = sorted(described, key=lambda name: described[name]["data_offsets"])
         found = {name: [described[name]["dtype"], described[name]["shape"]] for name in names}

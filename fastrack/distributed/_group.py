@@ -395,25 +395,12 @@ class SecureGroup:
 class Told(torch.futures.Future[Any]):
     """A future of an operation that knows whether it was asked."""
 
-    def __init__(self, *, devices: list[Any] | None) -> None:
-        super().__init__(devices=devices)
-        self.is_told = False
+    is_told = False
 
-    def wait(self) -> Any:
-        self.is_told = True
-        return super().wait()
-
-    def value(self) -> Any:
-        self.is_told = True
-        return super().value()
-
-    def then(self, callback: Callable[[torch.futures.Future[Any]], Any]) -> torch.futures.Future[Any]:
-        self.is_told = True
-        return super().then(callback)
-
-    def add_done_callback(self, callback: Callable[[torch.futures.Future[Any]], None]) -> None:
-        self.is_told = True
-        super().add_done_callback(callback)
+    def __getattribute__(self, name: str) -> Any:
+        if name in {"wait", "value", "then", "add_done_callback"}:
+            self.is_told = True
+        return super().__getattribute__(name)
 
 
 def check(tensor: torch.Tensor) -> None:
