@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fastrack._files.reader import SealedFile, raise_first, verify_file
 from fastrack._files.writer import Progress
@@ -17,6 +16,7 @@ from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._sealed.contexts import Edition
 from fastrack._sealed.seal import unseal
 from fastrack._sealed.tensor import SealedTensor
+from fastrack._sets.anchor import Anchor
 from fastrack._sets.entries import Entry, PlainEntry, SealedEntry, walk
 from fastrack._sets.load_file import load_file
 from fastrack._sets.manifest import parse_entry
@@ -25,9 +25,6 @@ from fastrack._util.documents import decode, parsing
 from fastrack._util.locations import Location, join, locate
 from fastrack._util.public import public
 from fastrack.errors import AuthenticationError, FormatError, RollbackError
-
-if TYPE_CHECKING:
-    from fastrack._sets.anchor import Anchor
 
 INDEX = "fastrack.folder"
 FILES, HEADER = "files", "header/"  # the tensor of the index that lists the files, and the prefix of those with headers

@@ -9,7 +9,6 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from fastrack._files.writer import Progress, plain_names, seal_file, write_plain
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._keys.keys import Key
 from fastrack._sealed.storage import HEADER_LIMIT, HEADER_PREFIX
+from fastrack._sets.anchor import Anchor
 from fastrack._sets.entries import Entry, PlainEntry, SealedEntry, walk
 from fastrack._sets.folder import FILES, FORMAT, HEADER, INDEX, SAFETENSORS, SealedFolder, open_folder
 from fastrack._sets.manifest import is_name
@@ -28,9 +28,6 @@ from fastrack._util.locations import Location, locate_local
 from fastrack._util.public import public
 from fastrack._util.regular_file import open_regular
 from fastrack.errors import FormatError
-
-if TYPE_CHECKING:
-    from fastrack._sets.anchor import Anchor
 
 _BLOCK = 1 << 20
 _PRIVATE = 0o700  # the mode of a folder of plaintext

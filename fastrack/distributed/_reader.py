@@ -7,7 +7,7 @@ import io
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
@@ -23,6 +23,7 @@ from fastrack._sealed.contexts import Edition
 from fastrack._sealed.headers import open_headers
 from fastrack._sealed.seal import unseal
 from fastrack._sealed.tensor import SealedTensor, select_box
+from fastrack._sets.anchor import Anchor
 from fastrack._sets.load_file import load_file, resolve_anchor
 from fastrack._tensors.arrays import Framework
 from fastrack._training.checkpoint import find_message, load_checkpoint
@@ -33,9 +34,6 @@ from fastrack._util.locations import locate_local
 from fastrack.distributed._description import NAME, InFolder, Shard, parse, shard_file
 from fastrack.distributed._writer import VALUES
 from fastrack.errors import AuthenticationError, FormatError
-
-if TYPE_CHECKING:
-    from fastrack._sets.anchor import Anchor
 
 
 class SealedReader(InFolder, StorageReader):
