@@ -77,7 +77,8 @@ def seal_folder(
     key : KeyLike, optional
         The owner's key, as `seal` takes it.
     plain : iterable of str
-        Files to copy as they are: their paths in the folder, or globs of them, whose ``*`` stands for slashes too.
+        Files to copy as they are: their paths in the folder, or globs of them, whose ``*`` stands for slashes too. A
+        glob takes a link in only if it takes in the file that this leads to.
     progress : callable, optional
         Called with the number of bytes done since the previous call.
 
@@ -150,20 +151,18 @@ def require_inside(path: Path, folder: Path) -> None:
 
 def _plain_files(found: Mapping[str, Path], source: Path, patterns: Iterable[str]) -> set[str]:
     """Return the names of the files that are copied as they are."""
+    root = source.resolve()
+    # A link is what it leads to as well: it would make readable what is sealed by its own name.
+    names = {name: {name, Path(os.path.realpath(path)).relative_to(root).as_posix()} for name, path in found.items()}
     kept: set[str] = set()
     for pattern in sorted(patterns):
-        matches = {pattern} & found.keys() or set(fnmatch.filter(found, pattern))
+        globbed = {name for name, both in names.items() if len(fnmatch.filter(both, pattern)) == len(both)}
+        matches = {pattern} & found.keys() or globbed
         if not matches:
             raise ValueError(f"plain=: expected a file of {source} or a glob of some, got {pattern!r:.200}. Correct it")
         kept |= matches
     weights, models = _models_in(found)
-    root = source.resolve()
-    for name, path in found.items():
-        # A link is what it leads to as well: it would make readable what is sealed by its own name.
-        names = {name, Path(os.path.realpath(path)).relative_to(root).as_posix()}
-        if all(_is_plain(each, weights, models) for each in names):
-            kept.add(name)
-    return kept
+    return kept | {name for name, both in names.items() if all(_is_plain(each, weights, models) for each in both)}
 
 
 def _is_plain(name: str, weights: set[str], models: set[str]) -> bool:
