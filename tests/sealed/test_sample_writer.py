@@ -232,11 +232,37 @@ def test_a_failure_to_write_loses_nothing(tmp_path, key, monkeypatch):
             writer.write({"x": 2})
         monkeypatch.setattr(sample_writer, "write_sealed", write)
         writer.write({"x": 2})
+    assert values_in(tmp_path, "x", key) == [0, 1, 2]
+
+
+def test_a_batch_whose_shard_was_not_written_is_given_again(tmp_path, key, monkeypatch):
+    write = sample_writer.write_sealed
+
+    def fail(tensors, *_, **__):
+        views.extend(tensor.load()(0, tensor.nbytes) for tensor in tensors.values())  # which a traceback may hold
+        raise OSError("full")
+
+    views = []
+    with SealedWriter(tmp_path, key, shard_size=70) as writer:
+        batch = {"x": list(range(1, 9)), "text": ["a" * number for number in range(1, 9)]}  # 17 to 24 bytes each
+        writer.write({"x": 0, "text": "first"})
+        monkeypatch.setattr(sample_writer, "write_sealed", fail)
+        with pytest.raises(OSError, match="full"):
+            writer.write_batch(batch)
+        monkeypatch.setattr(sample_writer, "write_sealed", write)
+        assert writer.stored == 0
+        writer.write_batch(batch)
+    assert values_in(tmp_path, "x", key) == list(range(9))
+    assert bytes(values_in(tmp_path, "text.records", key)) == b"first" + b"".join(b"a" * each for each in range(1, 9))
+
+
+def values_in(folder, name, key):
+    """Return the values of a tensor in all shards of a folder."""
     found = []
-    for path in shards_in(tmp_path):
+    for path in shards_in(folder):
         with load_file(path) as file:
-            found += unseal(file["x"], key, framework="numpy").tolist()
-    assert found == [0, 1, 2]
+            found += unseal(file[name], key, framework="numpy").tolist()
+    return found
 
 
 def test_two_writers_do_not_replace_shards_of_each_other(tmp_path, key):
