@@ -153,9 +153,9 @@ class Anchor:
 
         Raises
         ------
-        AuthenticationError
-            If it has other content, or is sealed. `RollbackError` if it is no file of the set.
-        SignatureError, FormatError, OSError
+        RollbackError
+            If it is no file of the set, or is sealed.
+        AuthenticationError, SignatureError, FormatError, OSError
             As from `verify`.
         """
         path = locate_local(path)
