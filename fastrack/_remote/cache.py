@@ -19,17 +19,14 @@ import shutil
 import stat
 import threading
 import time
-from collections.abc import Sequence
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol
 from weakref import WeakSet
 
-from fastrack._crypto.base import HostMemory
 from fastrack._remote.blocks import BLOCK
 from fastrack._remote.objects import Version
-from fastrack._tensors.arrays import Bytes
 from fastrack._tensors.mapped_file import map_file
 from fastrack._util.fork import register_fork_reset
 from fastrack._util.locations import Url
@@ -48,18 +45,18 @@ _KEEP_FREE = 10  # a call that has to evict evicts this part of the bound as wel
 
 
 class Entry:
-    """`Storage` of the blocks of a remote file that are present, also once they are evicted: a file, mapped.
+    """The blocks of a remote file that are present, also once they are evicted: a file, mapped.
 
+    content : the bytes of the remote file, zeros where they are absent
     flags : one byte for each block, 1 if it is present
     """
 
-    __slots__ = ("_content", "_inode", "_is_lost", "_mark", "_memory", "_path", "_used_at", "flags", "size")
+    __slots__ = ("_inode", "_is_lost", "_mark", "_path", "_used_at", "content", "flags", "size")
 
     def __init__(self, path: Path, size: int, descriptor: int) -> None:
         mapped = map_file(descriptor, _end(size))
         self.size = size
-        self._content = mapped[:size]
-        self._memory = HostMemory.of(mapped).part(0, size)
+        self.content = mapped[:size]
         self.flags = mapped[size : -len(_MARK)].data
         self._mark = mapped[-len(_MARK) :].data
         self._path = path
@@ -97,27 +94,6 @@ class Entry:
                 return writer
         self._is_lost = True
         return None
-
-    def fetch(self, ranges: Sequence[tuple[int, int]]) -> Self:
-        """Do nothing, as what is present was chosen before."""
-        return self
-
-    def prefetch(self, ranges: Sequence[tuple[int, int]]) -> int:
-        """Do nothing."""
-        return 0
-
-    def discard(self, ranges: Sequence[tuple[int, int]]) -> bool:
-        """Do nothing."""
-        return False
-
-    def read(self, start: int, stop: int) -> bytes:
-        return self._content[start:stop].tobytes()
-
-    def view(self, start: int, stop: int) -> Bytes:
-        return self._content[start:stop]
-
-    def memory(self, start: int, stop: int) -> HostMemory:
-        return self._memory.part(start, stop)
 
 
 class Writer:

@@ -92,13 +92,13 @@ class RemoteFile:
         entry = self.copy().entry
         if not all(entry.flags[start // BLOCK : -(-stop // BLOCK)]):
             entry = self.fetch([(start, stop)])
-        return entry.read(start, stop)
+        return entry.content[start:stop].tobytes()
 
     def view(self, start: int, stop: int) -> Bytes:
-        return self.fetch([(start, min(stop, self.size))]).view(start, stop)
+        return self.fetch([(start, min(stop, self.size))]).content[start:stop]
 
     def memory(self, start: int, stop: int) -> HostMemory:
-        return self.fetch([(start, min(stop, self.size))]).memory(start, stop)
+        return HostMemory.of(self.view(start, stop))
 
     def keep_head(self, head: bytes) -> None:
         """Keep the bytes that were read to open the file."""

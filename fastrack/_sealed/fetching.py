@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fastrack._sealed.indexing import EvenRanges, LazyRanges
+from fastrack._sealed.storage import StoredBytes
 from fastrack._sealed.tensor import SealedTensor, move_tensor
 from fastrack.format import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE
 
@@ -37,11 +38,11 @@ def fetch(wanted: Iterable[Wanted]) -> list[SealedTensor | None] | None:
     found = _by_file(wanted)
     if not found:
         return None
-    entries = fetch_files(found)
+    present = {file: StoredBytes(entry.content) for file, entry in fetch_files(found).items()}
     tensors = [tensor for tensor, _ in wanted]
     for number, tensor in enumerate(tensors):
         if tensor is not None and isinstance(storage := tensor.origin[0], RemoteFile):
-            tensors[number] = move_tensor(tensor, entries[storage])
+            tensors[number] = move_tensor(tensor, present[storage])
     return tensors
 
 

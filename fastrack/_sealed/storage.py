@@ -11,7 +11,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -43,15 +43,11 @@ class Storage(Protocol):
         """Size of the file in bytes."""
         ...
 
-    def fetch(self, ranges: Sequence[tuple[int, int]]) -> Storage:
-        """Return a storage in which ranges of bytes (start, stop) are present, and stay so. On this machine all are.
-
-        It takes one call to fetch many ranges at once; `read`, `view` and `memory` fetch their own.
-        """
-        ...
-
     def prefetch(self, ranges: Sequence[tuple[int, int]]) -> int:
-        """Begin to fetch ranges of bytes, and return the number of bytes that are not on this machine yet."""
+        """Begin to fetch ranges of bytes (start, stop), and return the number of those that are not on this machine.
+
+        `read`, `view` and `memory` fetch their own.
+        """
         ...
 
     def discard(self, ranges: Sequence[tuple[int, int]]) -> bool:
@@ -123,9 +119,6 @@ class _Present:
     """The part of `Storage` that does nothing where all bytes are on this machine."""
 
     __slots__ = ()
-
-    def fetch(self, ranges: Sequence[tuple[int, int]]) -> Self:
-        return self
 
     def prefetch(self, ranges: Sequence[tuple[int, int]]) -> int:
         return 0
