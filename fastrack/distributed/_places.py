@@ -55,13 +55,13 @@ class Place(Protocol):
 
 
 class HostPlace:
-    """`Place` in host memory, on an engine of the host. `buffers` are kept from one operation to the next."""
+    """`Place` in host memory, on an engine of the host."""
 
     devices: list[Any] | None = None
 
-    def __init__(self, engine: Engine, buffers: dict[str, torch.Tensor]) -> None:
+    def __init__(self, engine: Engine) -> None:
         self.expand_key, self.seal_run, self.open_run = engine.expand_key, engine.seal_run, engine.open_run
-        self._buffers = buffers
+        self._buffers: dict[str, torch.Tensor] = {}
 
     def bytes_of(self, tensor: torch.Tensor) -> Bytes:
         memory: Bytes = _flat(tensor).numpy()
