@@ -89,8 +89,9 @@ class Entry:
     def open_writer(self) -> Writer | None:
         """Open the mapped file for writing, and no other that has its name by now. Return None if it lost its name."""
         with contextlib.suppress(FileNotFoundError):
-            writer = Writer(os.open(self._path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW), self.size)
-            if writer.inode == self._inode:
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            writer = Writer(descriptor, self.size)
+            if os.fstat(descriptor).st_ino == self._inode:
                 return writer
         self._is_lost = True
         return None
@@ -103,10 +104,6 @@ class Writer:
         self._descriptor = descriptor
         self._size = size
         self._close = os.close  # still bound while the interpreter shuts down
-
-    @property
-    def inode(self) -> int:
-        return os.fstat(self._descriptor).st_ino
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
         view = memoryview(data)

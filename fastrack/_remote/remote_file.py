@@ -135,24 +135,25 @@ def prefetch_files(wanted: Mapping[RemoteFile, Blocks]) -> int:
 
     Of very much only the beginning is downloaded, and of more files than the cache may keep only the first.
     """
-    room = {file.cache: file.cache.bound() // BLOCK for file in wanted}
-    found: list[tuple[RemoteFile, _Copy, list[range], int]] = []
+    found: dict[Cache, list[tuple[_Copy, list[range], int]]] = {}
     for file, blocks in wanted.items():
         copy = file.copy()
-        step = [] if copy.entry.is_complete else next(steps(blocks()), [])
-        room[file.cache] -= count(step)
-        if room[file.cache] < 0:  # else a file would give way to one behind it, and be downloaded twice
-            break
-        if missing := copy.count_missing(step) * BLOCK:
-            found.append((file, copy, step, missing))
-    for cache in {file.cache for file, *_ in found}:
-        size = sum(missing for file, *_, missing in found if file.cache is cache)
-        cache.reserve(size, size)
+        if not copy.entry.is_complete:
+            step = next(steps(blocks()), [])
+            found.setdefault(file.cache, []).append((copy, step, copy.count_missing(step) * BLOCK))
     begun = 0
-    for _, copy, step, missing in found:
-        if writer := copy.entry.open_writer():
-            copy.begin(step, writer)
-            begun += missing
+    for cache, parts in found.items():
+        if not any(missing for *_, missing in parts):
+            continue
+        ends = itertools.accumulate(count(step) * BLOCK for _, step, _ in parts)
+        room = cache.bound()  # beyond it a file would give way to one behind it, and be downloaded twice
+        chosen = [part for part, end in zip(parts, ends, strict=True) if end <= room]
+        size = sum(missing for *_, missing in chosen)
+        cache.reserve(size, size)
+        for copy, step, missing in chosen:
+            if missing and (writer := copy.entry.open_writer()):
+                copy.begin(step, writer)
+                begun += missing
     return begun
 
 
