@@ -97,7 +97,7 @@ class SealedEntry:
         return {name: getattr(self, name) for name in _SEALED_MEMBERS}
 
     def check(self, file: SealedFile) -> None:
-        """Compare an open file with this description, but for plain tensors, whose bytes are compared when they are read.
+        """Compare an open file with this description. Contents of plain tensors are compared when they are read.
 
         Raise RollbackError for another file, and AuthenticationError for a message that has not the listed digest.
         """
