@@ -86,10 +86,6 @@ class _SealedBytes(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
-    def tell(self) -> int:
-        self._require_open()
-        return self._position
-
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         self._require_open()
         if whence not in {os.SEEK_SET, os.SEEK_CUR, os.SEEK_END}:

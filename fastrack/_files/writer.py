@@ -200,40 +200,16 @@ def seal_file(
     ['images'] U8 (10, 28, 28)
     """
     with open_plain(source) as (tensors, stored):
-        seal_opened(
-            tensors,
-            stored,
-            locate(target),
-            sealing_key(key),
-            label=os.fspath(source),
-            plain=plain,
-            name=name,
-            metadata=metadata,
-            overwrite=overwrite,
-            progress=progress,
-        )
+        named, owner = name_tensor(tensors, name, os.fspath(source)), sealing_key(key)
+        chosen = stored if metadata is None else metadata
+        write_sealed(named, locate(target), owner, plain_names(plain), chosen, progress, overwrite=overwrite)
 
 
-def seal_opened(
-    tensors: Mapping[str, PlainTensor],
-    stored_metadata: Mapping[str, str],
-    target: Location | IO[bytes],
-    key: Key,
-    *,
-    label: str,
-    plain: Iterable[str],
-    name: str | None,
-    metadata: Mapping[str, str] | None,
-    overwrite: bool,
-    progress: Progress | None,
-    in_order: bool = False,
-) -> None:
-    """Seal the tensors of an open file, as `seal_file` says; with `in_order` each is read after the one before."""
+def name_tensor(tensors: Mapping[str, PlainTensor], name: str | None, label: str) -> Mapping[str, PlainTensor]:
+    """Return the tensors of a file, or its only one by another name."""
     if name is not None and len(tensors) != 1:
         raise FormatError(f"{label}: name=: expected a file of one tensor, got {len(tensors)}. Leave name= out")
-    named = tensors if name is None else {name: next(iter(tensors.values()))}
-    chosen = stored_metadata if metadata is None else metadata
-    write_sealed(named, target, key, plain_names(plain), chosen, progress, overwrite=overwrite, in_order=in_order)
+    return tensors if name is None else {name: next(iter(tensors.values()))}
 
 
 @public

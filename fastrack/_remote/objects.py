@@ -55,14 +55,8 @@ class RemoteObject(Protocol):
     def read(self, start: int, stop: int, sink: Sink) -> None:
         """Give a range of bytes to `sink`, in order and in pieces.
 
-        Raises
-        ------
-        TransientError
-            If another attempt may succeed. The pieces that were given are right.
-        FormatError
-            If the object is another version by now, or the server cannot give ranges.
-        OSError
-            If it cannot be read.
+        Raise TransientError if another attempt may succeed, where the pieces that were given are right; FormatError if
+        the object is another version by now, or the server cannot give ranges; else OSError.
         """
         ...
 

@@ -53,12 +53,12 @@ class RemoteFile:
     def copy(self) -> _Copy:
         """Return the copy on the local disk, or begin another if it was evicted, and note that it is used."""
         copy = self._copy
-        if copy is None or copy.entry.is_evicted:
+        if copy is None or not copy.entry.touch():
             with self._lock:  # else each thread would download into a copy of its own
                 copy = self._copy
                 if copy is None or copy.entry.is_evicted:
                     copy = self._copy = _Copy(self._object, self.cache.open(self._object.url, self._object.version))
-        copy.entry.touch()
+                    copy.entry.touch()
         return copy
 
     def release_evicted(self) -> None:
@@ -92,13 +92,13 @@ class RemoteFile:
         entry = self.copy().entry
         if not all(entry.flags[start // BLOCK : -(-stop // BLOCK)]):
             entry = self.fetch([(start, stop)])
-        return entry.read(start, stop)
+        return entry.content[start:stop].tobytes()
 
     def view(self, start: int, stop: int) -> Bytes:
-        return self.fetch([(start, min(stop, self.size))]).view(start, stop)
+        return self.fetch([(start, min(stop, self.size))]).content[start:stop]
 
     def memory(self, start: int, stop: int) -> HostMemory:
-        return self.fetch([(start, min(stop, self.size))]).memory(start, stop)
+        return HostMemory.of(self.view(start, stop))
 
     def keep_head(self, head: bytes) -> None:
         """Keep the bytes that were read to open the file."""
@@ -133,18 +133,27 @@ def fetch_files(wanted: Mapping[RemoteFile, Blocks]) -> dict[RemoteFile, Entry]:
 def prefetch_files(wanted: Mapping[RemoteFile, Blocks]) -> int:
     """Begin to download what is missing of blocks of files, without waiting, and return the number of bytes.
 
-    Of very much only the beginning is downloaded.
+    Of very much only the beginning is downloaded, and of more files than the cache may keep only the first.
     """
-    begun = 0
+    found: dict[Cache, list[tuple[_Copy, list[range], int]]] = {}
     for file, blocks in wanted.items():
         copy = file.copy()
         if not copy.entry.is_complete:
             step = next(steps(blocks()), [])
-            if missing := copy.count_missing(step):
-                file.cache.reserve(missing * BLOCK, missing * BLOCK)
-                if writer := copy.entry.open_writer():
-                    copy.begin(step, writer)
-                    begun += missing * BLOCK
+            found.setdefault(file.cache, []).append((copy, step, copy.count_missing(step) * BLOCK))
+    begun = 0
+    for cache, parts in found.items():
+        if not any(missing for *_, missing in parts):
+            continue
+        ends = itertools.accumulate(count(step) * BLOCK for _, step, _ in parts)
+        room = cache.bound()  # beyond it a file would give way to one behind it, and be downloaded twice
+        chosen = [part for part, end in zip(parts, ends, strict=True) if end <= room]
+        size = sum(missing for *_, missing in chosen)
+        cache.reserve(size, size)
+        for copy, step, missing in chosen:
+            if missing and (writer := copy.entry.open_writer()):
+                copy.begin(step, writer)
+                begun += missing
     return begun
 
 

@@ -51,10 +51,7 @@ class Block:
     def of(cls, values: Any, *, are_records: bool = False, empty: Column | None = None) -> Block:
         """Encode an array of values, or a sequence of values; `empty` is the column if there is none.
 
-        Raises
-        ------
-        TypeError, ValueError
-            If they cannot be stored, or are not all of one dtype and shape.
+        Raise TypeError or ValueError if they cannot be stored, or are not all of one dtype and shape.
         """
         if not are_records and arrays.framework_of(values) is not None:
             dtype, shape = arrays.describe(values)

@@ -90,6 +90,11 @@ class SealedWriter:
     b'Lima'
     """
 
+    _count: int  # samples in memory
+    _size: int  # their bytes
+    _data: dict[str, bytearray]  # their values, by column
+    _offsets: dict[str, array[int]]  # ends of records, by column
+
     def __init__(
         self,
         folder: str | os.PathLike[str],
@@ -156,7 +161,8 @@ class SealedWriter:
         Raises
         ------
         TypeError, ValueError, OSError
-            As for `write`; ValueError also if columns differ in their number of samples.
+            As for `write`; ValueError also if columns differ in their number of samples. After an OSError the samples
+            of the batch that `stored` counts are kept, and no others.
         """
         self._append({name: self._block(name, values) for name, values in batch.items()})
 
@@ -209,11 +215,17 @@ class SealedWriter:
             while start < count:
                 room = self._shard_size - self._size + (ends[start - 1] if start else 0)
                 stop = max(int(np.searchsorted(ends, room, "right")), start if self._count else start + 1)
+                kept, size = self._count, self._size
                 if stop > start:
                     self._extend(blocks, start, stop)
                     self._size += int(ends[stop - 1] - (ends[start - 1] if start else 0))
                 if stop < count:
-                    self._write_shard()
+                    try:
+                        self._write_shard()
+                    except BaseException:  # the caller may give the batch again
+                        self._drop_after(kept)
+                        self._size = size
+                        raise
                 start = stop
 
     def _require_columns(self, columns: dict[str, Column]) -> None:
@@ -239,7 +251,6 @@ class SealedWriter:
                 )
 
     def _extend(self, blocks: dict[str, Block], start: int, stop: int) -> None:
-        sizes = {name: len(data) for name, data in self._data.items()}
         try:
             for name, block in blocks.items():
                 self._data[name] += block.between(start, stop).data
@@ -248,15 +259,22 @@ class SealedWriter:
                     ends = (block.ends[start + 1 : stop + 1] - block.ends[start]) // width + offsets[-1]
                     offsets.frombytes(ends.tobytes())
         except BaseException:  # interrupted, or out of memory: no column may be longer than the others
-            for name, size in sizes.items():
-                del self._data[name][size:]
-            for offsets in self._offsets.values():
-                del offsets[self._count + 1 :]
+            self._drop_after(self._count)
             raise
         self._count += stop - start
 
+    def _drop_after(self, count: int) -> None:
+        """Drop the samples in memory after the first `count`."""
+        for name, column in self._columns.items():
+            width, end = dtypes.nbytes(column.dtype, column.shape or (1,)), count
+            if name in self._offsets:
+                self._offsets[name] = self._offsets[name][: count + 1]
+                end = self._offsets[name][-1]
+            self._data[name] = self._data[name][: end * width]  # a copy: what has failed may still refer to the buffer
+        self._count = count
+
     def _start_shard(self) -> None:
-        self._count = self._size = 0  # samples and bytes in memory
+        self._count = self._size = 0
         self._data = {name: bytearray() for name in self._columns}
         self._offsets = {name: array("q", [0]) for name, column in self._columns.items() if column.shape is None}
 

@@ -62,11 +62,7 @@ def import_samples(
           such files.
         - A ``pyarrow.Table`` or ``RecordBatchReader``, a ``pandas.DataFrame`` or a ``datasets.Dataset``, as a Parquet
           file, or an iterable of samples, as `SealedWriter.write` takes them.
-    folder : path
-        As for `SealedWriter`.
-    key : KeyLike, optional
-        The owner's key, as `seal` takes it.
-    shard_size : int
+    folder, key, shard_size
         As for `SealedWriter`.
     resume : bool
         Continue in a folder that has shards: read the source from its start again, compare its first samples with those
@@ -228,24 +224,15 @@ def _walk_links(folder: Path, above: tuple[tuple[int, int], ...] = ()) -> Iterat
             yield from _walk_links(Path(entry), above)
 
 
-def _read_text(files: _Files) -> Iterator[Batch]:
-    for batch in _read_lines(files):
-        yield {"text": [line for line, _, _ in batch]}
-
-
-def _read_json(files: _Files) -> Iterator[Batch]:
-    columns = JsonColumns()
-    for batch in _read_lines(files, bytes.strip):
-        yield columns.parse(batch)
-
-
-def _read_lines(files: _Files, keep: Callable[[bytes], object] = lambda _: True) -> Iterator[list[Line]]:
-    """Return lines to keep, of one file at a time: a limited number of them, and of bytes."""
+def _read_lines(
+    files: _Files, parse: Callable[[list[Line]], Batch], keep: Callable[[bytes], object] = lambda _: True
+) -> Iterator[Batch]:
+    """Parse lines to keep, of one file at a time: a limited number of them, and of bytes."""
     numbered = ((line, path, number) for path in files for number, line in enumerate(_lines_of(path), 1) if keep(line))
     for path, lines in groupby(numbered, itemgetter(1)):
         while batch := _take_lines(lines):
             files.current = path
-            yield batch
+            yield parse(batch)
 
 
 def _lines_of(path: Path) -> Iterator[bytes]:
@@ -327,8 +314,8 @@ def _members_of(file: IO[bytes], path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 _READERS: dict[str, Callable[[_Files], Iterator[Batch]]] = {
-    ".txt": _read_text,
-    ".jsonl": _read_json,
+    ".txt": lambda files: _read_lines(files, lambda lines: {"text": [line for line, _, _ in lines]}),
+    ".jsonl": lambda files: _read_lines(files, JsonColumns().parse, bytes.strip),
     ".tar": _read_archives,
     ".parquet": tables.read_files,
     ".arrow": tables.read_files,

@@ -18,6 +18,7 @@ from fastrack._crypto.gather import EvenRanges, LazyRanges
 from fastrack._crypto.message_keys import MessageKeyCache, MessageKeys
 from fastrack._keys.keyring import KeyRing
 from fastrack._keys.keys import Key
+from fastrack._sealed.storage import StoredBytes
 from fastrack._sealed.tensor import Proof, SealedTensor, move_tensor
 from fastrack.errors import AuthenticationError, GrantError, UnknownKeyError
 from fastrack.format import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE
@@ -156,11 +157,11 @@ def fetch(wanted: Iterable[Wanted]) -> list[SealedTensor | None] | None:
         return None
     from fastrack._remote.remote_file import RemoteFile, fetch_files
 
-    entries = fetch_files(found)
+    present = {file: StoredBytes(entry.content) for file, entry in fetch_files(found).items()}
     tensors = [tensor for tensor, _ in wanted]
     for number, tensor in enumerate(tensors):
         if tensor is not None and isinstance(storage := tensor.origin[0], RemoteFile):
-            tensors[number] = move_tensor(tensor, entries[storage])
+            tensors[number] = move_tensor(tensor, present[storage])
     return tensors
 
 

@@ -55,13 +55,13 @@ class Place(Protocol):
 
 
 class HostPlace:
-    """`Place` in host memory, on an engine of the host. `buffers` are kept from one operation to the next."""
+    """`Place` in host memory, on an engine of the host."""
 
     devices: list[Any] | None = None
 
-    def __init__(self, engine: Engine, buffers: dict[str, torch.Tensor]) -> None:
-        self.engine = engine
-        self._buffers = buffers
+    def __init__(self, engine: Engine) -> None:
+        self.expand_key, self.seal_run, self.open_run = engine.expand_key, engine.seal_run, engine.open_run
+        self._buffers: dict[str, torch.Tensor] = {}
 
     def bytes_of(self, tensor: torch.Tensor) -> Bytes:
         memory: Bytes = _flat(tensor).numpy()
@@ -69,15 +69,6 @@ class HostPlace:
 
     def buffer(self, name: str, size: int) -> torch.Tensor:
         return reuse(self._buffers, name, size, "cpu")
-
-    def expand_key(self, key: MessageKey) -> Any:
-        return self.engine.expand_key(key)
-
-    def seal_run(self, schedule: Any, plain: Bytes, sealed: Bytes, first_chunk: int) -> None:
-        self.engine.seal_run(schedule, plain, sealed, first_chunk)
-
-    def open_run(self, schedule: Any, sealed: Bytes, target: Bytes, first_chunk: int) -> int | None:
-        return self.engine.open_run(schedule, sealed, target, first_chunk)
 
     def order(self, work: Callable[[], None], tensor: torch.Tensor) -> Callable[[], None]:
         return work

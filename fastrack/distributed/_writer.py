@@ -28,13 +28,13 @@ from fastrack._training.checkpoint import save_checkpoint
 from fastrack._training.state import encode_state
 from fastrack._transfer.api import seal_message
 from fastrack._util.locations import locate_local
-from fastrack.distributed._description import NAME, Shard, describe, own_files, shard_file
+from fastrack.distributed._description import NAME, InFolder, Shard, describe, own_files, shard_file
 
 VALUES = "values"
 """The message of all values of a process that are no tensors: the skeleton of a dict. Its arrays have numbers."""
 
 
-class SealedWriter(StorageWriter):
+class SealedWriter(InFolder, StorageWriter):
     """Storage writer that seals a checkpoint, for ``torch.distributed.checkpoint.save`` and ``async_save``.
 
     The class of this name in `fastrack` writes samples of a data set.
@@ -78,21 +78,6 @@ class SealedWriter(StorageWriter):
 
     def _sealing_key(self) -> Key:
         return self._default or sealing_key(self._key)
-
-    @property
-    def checkpoint_id(self) -> str | os.PathLike[str]:
-        """The folder of the checkpoint."""
-        return self._path
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return True for a path, and False for the address of another storage."""
-        return "://" not in os.fspath(checkpoint_id)
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin a checkpoint, in another folder if one is given."""
-        if checkpoint_id:
-            self._path = locate_local(checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *_: Any, use_collectives: bool = True, **kwargs: Any) -> None:
         """Refuse to save without a coordinator, since the checkpoint is committed at once."""

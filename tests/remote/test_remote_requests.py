@@ -59,12 +59,11 @@ def test_neighbours_that_wait_are_asked_for_together_in_the_order_of_the_oldest(
     held.go.set()
     remote.fetch([(12 * BLOCK, 17 * BLOCK)])
     assert ranges(served) == [(30, 31), (7, 11), (20, 21), (4, 7), (31, 32), (29, 30), (12, 17)]
-    lease = remote.fetch([(0, SIZE)])
+    remote.fetch([(0, SIZE)])
     assert (
         sum(stop - first for first, stop in ranges(served)) == SIZE // BLOCK - 1
     )  # each once, and the first at opening
     assert bytes(remote.view(0, SIZE)) == data
-    del lease
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -477,9 +477,11 @@ def test_only_the_folder_of_a_model_keeps_files_readable(tmp_path, model):
 def test_a_link_makes_nothing_readable_that_is_sealed(plain, tmp_path):
     (plain / "vocab.txt").symlink_to("training_args.bin")
     (plain / "more.json").symlink_to("config.json")
-    seal_folder(plain, tmp_path / "sealed", KEY)
-    assert "vocab.txt" in load_folder(tmp_path / "sealed", KEY).sealed_names
-    assert "more.json" in load_folder(tmp_path / "sealed", KEY).plain_names
+    for number, (globs, expected) in enumerate({(): False, ("*.txt", "*.json"): False, ("vocab.txt",): True}.items()):
+        (plain / "notes.txt").write_text("x")
+        seal_folder(plain, tmp_path / str(number), KEY, plain=globs)
+        names = load_folder(tmp_path / str(number), KEY).plain_names
+        assert ("vocab.txt" in names, "more.json" in names) == (expected, True), globs
 
 
 def test_what_stays_plain_is_named(tmp_path):

@@ -223,20 +223,24 @@ def test_an_exception_drops_what_is_in_memory(tmp_path, key):
         assert writer.stored == 9
 
 
-def test_a_failure_to_write_loses_nothing(tmp_path, key, monkeypatch):
-    write = sample_writer.write_sealed
-    with SealedWriter(tmp_path, key, shard_size=16) as writer:
-        writer.write_batch({"x": [0, 1]})
-        monkeypatch.setattr(sample_writer, "write_sealed", lambda *_, **__: (_ for _ in ()).throw(OSError("full")))
-        with pytest.raises(OSError, match="full"):
-            writer.write({"x": 2})
-        monkeypatch.setattr(sample_writer, "write_sealed", write)
-        writer.write({"x": 2})
-    found = []
-    for path in shards_in(tmp_path):
-        with load_file(path) as file:
-            found += unseal(file["x"], key, framework="numpy").tolist()
-    assert found == [0, 1, 2]
+def test_a_failure_to_write_loses_nothing_and_stores_nothing_twice(tmp_path, key, monkeypatch):
+    def fail(tensors, *_, **__):
+        views.extend(tensor.load()(0, tensor.nbytes) for tensor in tensors.values())  # which a traceback may hold
+        raise OSError("full")
+
+    views, write = [], sample_writer.write_sealed
+    samples = [{"label": number, "name": "a" * number} for number in range(12)]
+    batch = {name: [each[name] for each in samples[3:]] for name in samples[0]}
+    with SealedWriter(tmp_path, key, shard_size=40) as writer:
+        writer.write(samples[0])
+        writer.write(samples[1])
+        for call, given in ((writer.write, samples[2]), (writer.write_batch, batch)):
+            monkeypatch.setattr(sample_writer, "write_sealed", fail)
+            with pytest.raises(OSError, match="full"):
+                call(given)
+            monkeypatch.setattr(sample_writer, "write_sealed", write)
+            call(given)
+    assert_same(read(tmp_path, key), samples)
 
 
 def test_two_writers_do_not_replace_shards_of_each_other(tmp_path, key):
