@@ -1,11 +1,11 @@
-"""Prepare what a call moves: `Inputs`, then `Opened`, whose headers are authentic, then `Allocated` arrays."""
+"""Prepare what a call moves: `Inputs`, then `Opened`, whose headers are authentic, and which allocates the results."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from fastrack._crypto.base import HostMemory, Messages
 from fastrack._crypto.gather import EvenRanges, GatherPlan, LazyRanges
@@ -155,15 +155,6 @@ class Inputs:
             error.args = (f"leaf {path}: {error}",)
 
 
-class Allocated(NamedTuple):
-    """The messages of a call for a device, the arrays that they make up, and the views of these."""
-
-    messages: Messages
-    outputs: list[Any]
-    targets: list[Any]
-    nbytes: int  # of all arrays
-
-
 class Opened:
     """The messages of a call, whose headers are authentic.
 
@@ -225,10 +216,11 @@ class Opened:
         for number, part in enumerate(self.parts):
             yield part, self._ranges.get(number)
 
-    def allocate(self, device: Device) -> Allocated:
+    def allocate(self, device: Device) -> tuple[Messages, list[Any], list[Any], int]:
         """Allocate the arrays that are not there. The sizes that headers claim are authentic by now.
 
-        What the call needs of files on servers is downloaded before.
+        Return the messages, the arrays that they make up, the views of these, and the bytes of all arrays. What the
+        call needs of files on servers is downloaded before.
         """
         inputs = self.inputs
         present = fetch(self._wanted()) if self._is_remote else None
@@ -264,7 +256,7 @@ class Opened:
         if inputs.is_filling:
             inputs.require_apart(targets, sources)
         memories = list(map(targets.__getitem__, self._of))
-        return Allocated(Messages(self.keys, nbytes, memories, sealed, plain, plans), outputs, targets, total)
+        return Messages(self.keys, nbytes, memories, sealed, plain, plans), outputs, targets, total
 
     def name(self, message: int) -> Name:
         """Return the name and the path of the tensor that a message is of; None twice for an array."""
