@@ -35,12 +35,8 @@ class Policy:
 
     Attributes
     ----------
-    tdx : TdxPolicy or None
-        What is asked of machines with Intel TDX; None if they are not accepted.
-    snp : SnpPolicy or None
-        What is asked of machines with AMD SEV-SNP; None if they are not accepted.
-    gpu : GpuPolicy or None
-        What is asked of GPUs and NVSwitches; None if none are accepted.
+    tdx, snp, gpu : TdxPolicy, SnpPolicy and GpuPolicy, or None
+        What is asked of machines with Intel TDX and AMD SEV-SNP, and of GPUs and NVSwitches; None if none are accepted.
     others : mapping of str to object
         The sections of other kinds of CPUs, by their names.
 

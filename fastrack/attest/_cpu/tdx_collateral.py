@@ -6,7 +6,7 @@ Structure and rules: Intel, "Intel SGX and Intel TDX Registration and Provisioni
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import StrEnum
@@ -242,10 +242,8 @@ def _find_platform_level(tcb_info: Node, pck: PckIdentity, report: TdReport) -> 
     tcb_info.expect("id", "TDX")
     tcb_info.expect("version", 3)
     tcb_info.expect("tcbType", 0)
-    for name, found in (("fmspc", pck.fmspc), ("pceId", pck.pce_id)):
-        wanted = tcb_info.hexadecimal(name, len(found))
-        if wanted != found:
-            raise refused("TCB info", name, wanted=found, found=wanted, advice=_OTHER)
+    wanted = {"fmspc": pck.fmspc, "pceId": pck.pce_id}
+    _require_equal("TCB info", ((n, value, tcb_info.hexadecimal(n, len(value))) for n, value in wanted.items()), _OTHER)
     # The first two belong to the TDX module, which has levels of its own once its version is above 0.
     first = 2 if report.tee_tcb_svn[1] else 0
     for level in tcb_info.items("tcbLevels"):
@@ -277,17 +275,14 @@ def _find_qe_level(identity: Node, report: QeReport) -> TcbLevel:
     """Verify that a QE report is by Intel's quoting enclave for TDX, and find its TCB level."""
     identity.expect("id", "TD_QE")
     identity.expect("version", 2)
-    checks: Collection[tuple[str, object, object]] = (
+    checks = (
         ("MRSIGNER", identity.hexadecimal("mrsigner", 32), report.mrsigner),
         ("ISVPRODID", identity.integer("isvprodid"), report.isv_prod_id),
         # In the order of the bytes in memory, as attributes are. Intel's document says nothing about it; all are 0.
         ("MISCSELECT", *_masked(identity, "miscselect", report.miscselect)),
         ("ATTRIBUTES", *_masked(identity, "attributes", report.attributes)),
     )
-    for name, wanted, found in checks:
-        if wanted != found:
-            advice = "The quote was made by another enclave than Intel's; do not trust it."
-            raise refused("QE report", name, wanted=wanted, found=found, advice=advice)
+    _require_equal("QE report", checks, "The quote was made by another enclave than Intel's; do not trust it.")
     return _find_svn_level(identity, report.isv_svn, "quoting enclave", f"SVN {report.isv_svn}")
 
 
@@ -296,10 +291,13 @@ def _check_module(identity: Node, report: TdReport) -> None:
         ("MRSIGNERSEAM", identity.hexadecimal("mrsigner", 48), report.mrsignerseam),
         ("SEAMATTRIBUTES", *_masked(identity, "attributes", report.seam_attributes)),
     )
+    _require_equal("TDX quote", checks, "The TDX module is not the one that Intel signed; do not trust the machine.")
+
+
+def _require_equal(evidence: str, checks: Iterable[tuple[str, object, object]], advice: str) -> None:
     for name, wanted, found in checks:
         if wanted != found:
-            advice = "The TDX module is not the one that Intel signed; do not trust the machine."
-            raise refused("TDX quote", name, wanted=wanted, found=found, advice=advice)
+            raise refused(evidence, name, wanted=wanted, found=found, advice=advice)
 
 
 def _masked(identity: Node, name: str, found: bytes) -> tuple[bytes, bytes]:

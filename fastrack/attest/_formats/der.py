@@ -9,12 +9,10 @@ from __future__ import annotations
 from fastrack.attest._errors import malformed
 from fastrack.attest._formats.binary import Cursor
 
-BOOLEAN = 0x01
 INTEGER = 0x02
 OCTET_STRING = 0x04
 OBJECT_IDENTIFIER = 0x06
 ENUMERATED = 0x0A
-UTF8_STRING = 0x0C
 IA5_STRING = 0x16
 SEQUENCE = 0x30
 SET = 0x31

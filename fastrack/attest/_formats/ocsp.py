@@ -289,10 +289,8 @@ def _verify_signature(response: ocsp.OCSPResponse, responder: x509.Certificate, 
 
 
 def _require_nonce(response: ocsp.OCSPResponse, nonce: bytes, evidence: str) -> None:
-    try:
-        found = response.extensions.get_extension_for_class(x509.OCSPNonce).value.nonce
-    except x509.ExtensionNotFound:
-        found = None
+    values = [extension.value for extension in response.extensions]
+    found = next((value.nonce for value in values if isinstance(value, x509.OCSPNonce)), None)
     if found is None or not hmac.compare_digest(found, nonce):
         raise refused(evidence, "nonce", wanted=nonce, found=found if found is not None else "none", advice=_FETCH)
 

@@ -61,10 +61,9 @@ class VerifiedGpuReport:
         The name of this report for errors, such as "GPU 3 report".
     architecture : GpuArchitecture
         The generation, by the names in the certificates.
-    model : str
-        The name of the device in its certificate, such as "GH100 A01 GSP BROM"; NVIDIA's claim ``hwmodel``.
-    chip : str
-        The chip, such as "GH100", by the report or else the certificate; reference manifests name it as their product.
+    model, chip : str
+        The name of the device in its certificate, such as "GH100 A01 GSP BROM", NVIDIA's claim ``hwmodel``; and the
+        chip, such as "GH100", by the report or else the certificate, which is the product in reference manifests.
     chip_id : str
         The serial number in the name of the device's own certificate, in hexadecimal. It never changes.
     ueid : int
@@ -72,25 +71,20 @@ class VerifiedGpuReport:
         ``ueid``.
     project, project_sku, chip_sku : str or None
         The board; None for switches.
-    driver_version : str or None
-        The version of the driver; None for switches.
-    vbios_version : str
-        The version of the VBIOS, or of the BIOS of a switch.
+    driver_version, vbios_version : str
+        Versions of the driver, None for switches, and of the VBIOS, or of the BIOS of a switch.
     mode : GpuMode or None
         The confidential mode, by the feature flag or the status of protected PCIe; None for switches, and for firmware
         that reports neither.
     linked_to : frozenset of str
         The chip ids of the devices at the other ends of its NVLinks: of switches for a GPU, of GPUs for a switch.
-    is_locked : bool or None
-        True if a switch is locked, so that its links do not change; None for GPUs.
-    is_pcie_protected : bool or None
-        True if the GPU reports protected PCIe; None if it does not say.
-    is_nvdec_enabled : bool or None
-        False if the first video decoder is off, so that its measurement has no reference value; None for switches.
-    fwid : bytes
-        The digest of the firmware that the signing key was made for, by the certificate; 48 bytes.
-    nonce : bytes
-        The nonce that the report was asked with.
+    is_locked, is_pcie_protected, is_nvdec_enabled : bool or None
+        True if a switch is locked, so that its links do not change, None for GPUs; True if the GPU reports protected
+        PCIe, None if it does not say; and False if the first video decoder is off, so that its measurement has no
+        reference value, None for switches.
+    fwid, nonce : bytes
+        The digest of the firmware that the signing key was made for, by the certificate, 48 bytes; and the nonce that
+        the report was asked with.
     measurements : tuple of bytes
         SHA-384 digests by index, from 0, as reference manifests count.
     verified_at, revocation_checked_at, valid_until : datetime.datetime
