@@ -141,14 +141,9 @@ class PendingOffer:
 
         Raises
         ------
-        SignatureError
-            If no trusted owner signed them.
-        GrantError
-            If they have expired, or are for another machine.
-        AttestationError
-            If they are for another challenge.
-        FormatError
-            If they are not a document of grants.
+        SignatureError, GrantError, AttestationError, FormatError
+            If no trusted owner signed them; they have expired, or are for another machine; they are for another
+            challenge; or they are not a document of grants.
         ClosedError
             If the keys were unlocked before, or this is a forked child.
         """

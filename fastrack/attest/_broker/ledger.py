@@ -103,7 +103,7 @@ class Ledger:
                 return
             if application or version or self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 raise sqlite3.DatabaseError("one of another program or version")
-            for statement in _split(_SCHEMA):
+            for statement in _SCHEMA.split(";\n"):  # of which triggers hold others, each within a line
                 self._database.execute(statement)
             self._database.execute(f"PRAGMA application_id = {_APPLICATION}")
             self._database.execute(f"PRAGMA user_version = {_VERSION}")
@@ -298,13 +298,3 @@ def _broken(wanted: str, found: str) -> AuthenticationError:
 def _hash_entry(before: bytes, number: int, time: str, event: str, details: str) -> bytes:
     entry = {"details": details, "event": event, "number": number, "time": time}
     return sha256(_LABEL + before + encode(entry)).digest()
-
-
-def _split(script: str) -> Iterator[str]:
-    """Yield the statements of a script, of which triggers hold others."""
-    statement = ""
-    for line in script.splitlines(keepends=True):
-        statement += line
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""

@@ -10,6 +10,14 @@ from fastrack.attest._errors import malformed
 ByteOrder = Literal["little", "big"]
 
 
+def _integer(size: int) -> Callable[[Cursor, str], int]:
+    def read(self: Cursor, field: str) -> int:
+        """Read an unsigned integer of as many bits as the name of the method says."""
+        return int.from_bytes(self.take(size, field), self._byteorder)
+
+    return read
+
+
 class Cursor:
     """A position in a binary structure that is read from its start to its end.
 
@@ -47,25 +55,7 @@ class Cursor:
         self._offset = end
         return self._data[start:end]
 
-    def u8(self, field: str) -> int:
-        """Read an unsigned integer of 8 bits."""
-        return self.take(1, field)[0]
-
-    def u16(self, field: str) -> int:
-        """Read an unsigned integer of 16 bits."""
-        return int.from_bytes(self.take(2, field), self._byteorder)
-
-    def u24(self, field: str) -> int:
-        """Read an unsigned integer of 24 bits."""
-        return int.from_bytes(self.take(3, field), self._byteorder)
-
-    def u32(self, field: str) -> int:
-        """Read an unsigned integer of 32 bits."""
-        return int.from_bytes(self.take(4, field), self._byteorder)
-
-    def u64(self, field: str) -> int:
-        """Read an unsigned integer of 64 bits."""
-        return int.from_bytes(self.take(8, field), self._byteorder)
+    u8, u16, u24, u32, u64 = (_integer(size) for size in (1, 2, 3, 4, 8))
 
     def fields(self, layout: Layout) -> dict[str, Any]:
         """Read fields one after the other, and return the values of those that have a name, by these names."""

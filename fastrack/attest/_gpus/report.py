@@ -66,13 +66,11 @@ class GpuReport:
 
     Examples
     --------
-    >>> import fastrack
     >>> from fastrack import attest
-    >>> try:
-    ...     attest.parse_gpu_report(bytes.fromhex("12e001ff"))
-    ... except fastrack.FormatError as error:
-    ...     print(error)
-    reading the GPU report failed: expected 11 as its SPDM version of the request at offset 0, got 12. It is ...
+    >>> attest.parse_gpu_report(bytes.fromhex("12e001ff"))
+    Traceback (most recent call last):
+        ...
+    fastrack.FormatError: reading the GPU report failed: expected 11 as its SPDM version of the request at offset 0, ...
     """
 
     data: bytes

@@ -75,13 +75,11 @@ class Rim:
 
     Examples
     --------
-    >>> import fastrack
     >>> from fastrack import attest
-    >>> try:
-    ...     attest.parse_rim(b"<!DOCTYPE tag><tag/>")
-    ... except fastrack.FormatError as error:
-    ...     print(error)
-    reading the RIM failed: expected elements and text alone as its text in line 1, got a document type. It is ...
+    >>> attest.parse_rim(b"<!DOCTYPE tag><tag/>")
+    Traceback (most recent call last):
+        ...
+    fastrack.FormatError: reading the RIM failed: expected elements and text alone as its text in line 1, got a ...
     """
 
     data: bytes
@@ -162,13 +160,11 @@ def verify_rim(
     Examples
     --------
     >>> from datetime import UTC, datetime
-    >>> import fastrack
     >>> from fastrack import attest
-    >>> try:
-    ...     attest.verify_rim(b"no manifest", now=datetime(2026, 6, 1, tzinfo=UTC))
-    ... except fastrack.FormatError as error:
-    ...     print(error)
-    reading the RIM failed: expected well-formed XML as its text, got syntax error: line 1, column 0. It is damaged, ...
+    >>> attest.verify_rim(b"no manifest", now=datetime(2026, 6, 1, tzinfo=UTC))
+    Traceback (most recent call last):
+        ...
+    fastrack.FormatError: reading the RIM failed: expected well-formed XML as its text, got syntax error: line 1, ...
     """
     require_time_zone(now)
     parsed, certificates = open_signed(bytes(rim.data if isinstance(rim, Rim) else rim), evidence=evidence)
@@ -226,28 +222,22 @@ def _read_measurements(payload: Element) -> tuple[RimMeasurement, ...]:
         if element.name != (_SWID, "Resource") or element.attribute("type") != "Measurement":
             raise element.refusal("type", "a measurement", "a reference value of another kind")
         element.only()
-        measurement = _read_measurement(element)
-        if measurement.index in measurements:
-            raise element.refusal("attribute index", "each once", f"{measurement.index} twice")
-        measurements[measurement.index] = measurement
+        active = element.attribute("active")
+        if active not in {"True", "False"}:
+            raise element.refusal("attribute active", "True or False", active)
+        if element.attribute("size") != str(DIGEST_SIZE):
+            raise element.refusal("attribute size", DIGEST_SIZE, element.attribute("size"))
+        count = _read_number(element, "alternatives")
+        values = [element.attribute(f"Hash{number}", _HASHES) for number in range(count)]
+        if not count or sum(namespace == _HASHES for namespace, _ in element.attributes) != count:
+            raise element.refusal("attribute alternatives", "the number of values, from 1", count)
+        if wrong := [value for value in values if not _DIGEST.fullmatch(value)]:
+            raise element.refusal("value", "a digest of SHA-384 in hexadecimal", wrong[0])
+        index, digests = _read_number(element, "index"), tuple(map(bytes.fromhex, values))
+        if index in measurements:
+            raise element.refusal("attribute index", "each once", f"{index} twice")
+        measurements[index] = RimMeasurement(index, element.attribute("name"), active == "True", digests)
     return tuple(measurements[index] for index in sorted(measurements))
-
-
-def _read_measurement(element: Element) -> RimMeasurement:
-    active = element.attribute("active")
-    if active not in {"True", "False"}:
-        raise element.refusal("attribute active", "True or False", active)
-    if element.attribute("size") != str(DIGEST_SIZE):
-        raise element.refusal("attribute size", DIGEST_SIZE, element.attribute("size"))
-    count = _read_number(element, "alternatives")
-    values = [element.attribute(f"Hash{number}", _HASHES) for number in range(count)]
-    if not count or sum(namespace == _HASHES for namespace, _ in element.attributes) != count:
-        raise element.refusal("attribute alternatives", "the number of values, from 1", count)
-    for value in values:
-        if not _DIGEST.fullmatch(value):
-            raise element.refusal("value", "a digest of SHA-384 in hexadecimal", value)
-    digests = tuple(bytes.fromhex(value) for value in values)
-    return RimMeasurement(_read_number(element, "index"), element.attribute("name"), active == "True", digests)
 
 
 def _read_number(element: Element, name: str) -> int:
