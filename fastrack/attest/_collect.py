@@ -61,10 +61,8 @@ def collect_evidence(
     ------
     DeviceError
         If the machine, its kernel, a driver or a GPU cannot give evidence; the message says what is missing.
-    FormatError
-        If a file of collateral is malformed.
-    OSError
-        If a file cannot be read.
+    FormatError, OSError
+        If a file of collateral is malformed, or cannot be read.
 
     Examples
     --------

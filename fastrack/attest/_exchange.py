@@ -187,12 +187,8 @@ def make_offer(challenge: Challenge, collect: Collector) -> PendingOffer:
     challenge : Challenge
         The owner's challenge.
     collect : callable
-        A function that takes an `OfferBinding` and returns `MachineEvidence`, such as `collect_evidence`.
-
-    Raises
-    ------
-    DeviceError
-        If the machine cannot give evidence; from `collect_evidence`.
+        A function that takes an `OfferBinding` and returns `MachineEvidence`, such as `collect_evidence`, which raises
+        `DeviceError` if the machine cannot give any.
 
     Examples
     --------

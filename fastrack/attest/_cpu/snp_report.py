@@ -166,10 +166,7 @@ class SnpReport:
 def parse_snp_report(data: bytes) -> SnpReport:
     """Parse a report of AMD SEV-SNP, of version 2 to 5. Nothing is verified.
 
-    Parameters
-    ----------
-    data : bytes
-        The report of 1184 bytes, as ``/sys/kernel/config/tsm/report/*/outblob`` has it.
+    It has 1184 bytes, and is found in ``/sys/kernel/config/tsm/report/*/outblob``.
 
     Examples
     --------

@@ -130,10 +130,7 @@ class TdxQuote:
 def parse_tdx_quote(data: bytes) -> TdxQuote:
     """Parse a quote of Intel TDX, of version 4 or 5. Nothing is verified.
 
-    Parameters
-    ----------
-    data : bytes
-        The quote, as ``/sys/kernel/config/tsm/report/*/outblob`` has it. Zero bytes may follow; nothing else.
+    It is found in ``/sys/kernel/config/tsm/report/*/outblob``. Zero bytes may follow; nothing else.
 
     Examples
     --------
