@@ -9,8 +9,6 @@
 Nothing here remembers which challenges were used: the owner does, as the broker and ``fastrack attest grant`` do.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta

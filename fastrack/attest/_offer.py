@@ -16,8 +16,6 @@ The label is ASCII without a terminator, and is no prefix of another one. In a l
 The collateral of the CPU is not bound: it may come from the owner, and its issuers sign all of it.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Sequence

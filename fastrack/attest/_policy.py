@@ -1,7 +1,5 @@
 """Judge what evidence has proved: which machines are given the key."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress

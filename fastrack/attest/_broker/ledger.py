@@ -5,8 +5,6 @@ the first), and the entry as canonical JSON. An entry that is altered, removed o
 are replaced too; so note the last hash elsewhere from time to time.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3

@@ -1,7 +1,5 @@
 """Describe a kind of evidence of CPUs: all that the rest of the package needs to know about it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime

@@ -3,8 +3,6 @@
 Certificates: AMD 57230, "Versioned Chip Endorsement Key (VCEK) Certificate and KDS Interface Specification", section 3.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime
 

@@ -1,7 +1,5 @@
 """The kind of evidence of AMD SEV-SNP: its part of an offer, its section ``[cpu.snp]`` of a policy, its collateral."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta

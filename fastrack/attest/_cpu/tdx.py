@@ -1,7 +1,5 @@
 """Verify quotes of Intel TDX: the signatures from Intel's root down to the report, and the state of the platform."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256

@@ -4,8 +4,6 @@ Structure and rules: Intel, "Intel SGX and Intel TDX Registration and Provisioni
 (TCB info version 3, enclave identity version 2).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, fields
 from datetime import datetime

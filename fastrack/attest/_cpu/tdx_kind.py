@@ -1,7 +1,5 @@
 """The kind of evidence of Intel TDX: its part of an offer, its section ``[cpu.tdx]`` of a policy, its collateral."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta

@@ -4,8 +4,6 @@ Layouts: Intel, "Intel TDX DCAP Quote Generation Library", appendix A.3 (version
 are little-endian.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Final
 

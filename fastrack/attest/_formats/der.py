@@ -4,8 +4,6 @@ Only what DER allows is read: tags of one byte, lengths that are definite and as
 object identifiers in their only form.
 """
 
-from __future__ import annotations
-
 from fastrack.attest._errors import malformed
 from fastrack.attest._formats.binary import Cursor
 

@@ -1,7 +1,5 @@
 """Read JSON of other parties: every member by its name and type, every error with its place."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

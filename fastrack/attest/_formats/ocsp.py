@@ -1,7 +1,5 @@
 """Verify stored responses of the Online Certificate Status Protocol (RFC 6960), without asking a responder."""
 
-from __future__ import annotations
-
 import hmac
 from collections.abc import Collection
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Verify ECDSA signatures that consist of two integers of fixed size, as hardware makes them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm

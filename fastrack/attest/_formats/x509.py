@@ -5,8 +5,6 @@ verifier keeps none, knows no RSASSA-PSS, which AMD signs with, and refuses date
 the authorities of NVIDIA's reference manifests write, against section 4.1.2.5.
 """
 
-from __future__ import annotations
-
 import threading
 import warnings
 from base64 import b64decode

@@ -1,7 +1,5 @@
 """Verify attestation reports of NVIDIA's GPUs and NVSwitches with the certificates that the devices hand out."""
 
-from __future__ import annotations
-
 import hmac
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace

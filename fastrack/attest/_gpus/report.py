@@ -5,8 +5,6 @@ DMTF DSP0274 1.1, section 10.11. Fields of the opaque data, and their encodings:
 `gpu_opaque_data_parser` and `switch_opaque_data_parser`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Self

@@ -4,8 +4,6 @@ A manifest is a SWID tag (ISO/IEC 19770-2:2015; TCG, "Reference Integrity Manife
 XML Signature (https://www.w3.org/TR/xmldsig-core1/) by ECDSA on P-384 with SHA-384.
 """
 
-from __future__ import annotations
-
 import hmac
 import re
 from base64 import b64decode, b64encode
