@@ -382,12 +382,9 @@ def issue_grants(
 
     Raises
     ------
-    AttestationError
-        If the offer is no longer valid.
-    TypeError
-        If the offer was not verified.
-    ValueError
-        If there is no key, `now` has no time zone, or `lifetime` is not positive.
+    AttestationError, TypeError, ValueError
+        If the offer is no longer valid; was not verified; or there is no key, `now` has no time zone, or `lifetime` is
+        not positive.
 
     Examples
     --------

@@ -112,10 +112,8 @@ class Policy:
         ------
         AttestationError
             If it is not; the error has the field, its value, and those that are allowed.
-        TypeError
-            If it is of another type, such as a quote that was only parsed.
-        ValueError
-            If `now` has no time zone.
+        TypeError, ValueError
+            If it is of another type, such as a quote that was only parsed; or `now` has no time zone.
         """
         require_time_zone(now)
         kind = kind_of_verified(verified)
