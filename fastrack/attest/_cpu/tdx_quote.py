@@ -30,16 +30,12 @@ class TdReport:
     ----------
     tee_tcb_svn : bytes
         Security versions of the TDX module and of SEAM, 16 bytes. Byte 1 is the version of the module.
-    mrseam, mrsignerseam : bytes
-        Measurement of the TDX module and of its signer, 48 bytes each.
+    mrtd, mrseam, mrsignerseam : bytes
+        Measurements of the initial memory of the TD, of the TDX module and of its signer, 48 bytes each.
     seam_attributes : bytes
         Attributes of the TDX module, 8 bytes.
-    td_attributes : int
-        Attributes of the TD, 64 bits. See `is_debug`.
-    xfam : int
-        Extended features that the TD may use, 64 bits.
-    mrtd : bytes
-        Measurement of the initial memory of the TD, 48 bytes.
+    td_attributes, xfam : int
+        Attributes of the TD (see `is_debug`), and extended features that it may use, 64 bits each.
     mrconfigid, mrowner, mrownerconfig : bytes
         Identifiers that the host sets, 48 bytes each.
     rtmrs : tuple of bytes
