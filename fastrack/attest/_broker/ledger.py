@@ -128,13 +128,10 @@ class Ledger:
                 ended = "DELETE FROM challenges WHERE used IS NULL AND expires <= ?"
                 count -= self._database.execute(ended, (encode_time(now),)).rowcount
             if count >= _OPEN_LIMIT:
-                raise BusyError(
-                    f"making a challenge failed: expected fewer than {_OPEN_LIMIT} open ones, got {count}. Try later.",
-                    evidence="challenge",
-                    field="number",
-                    wanted=_OPEN_LIMIT,
-                    found=count,
+                message = (
+                    f"making a challenge failed: expected fewer than {_OPEN_LIMIT} open ones, got {count}. Try later."
                 )
+                raise BusyError(message, evidence="challenge", field="number", wanted=_OPEN_LIMIT, found=count)
             self._database.execute(
                 "INSERT INTO challenges (id, document, expires) VALUES (?, ?, ?)",
                 (challenge.id, challenge.to_bytes(), encode_time(challenge.expires)),
