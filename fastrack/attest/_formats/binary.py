@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from fastrack.attest._errors import malformed
-
-ByteOrder = Literal["little", "big"]
 
 
 def _integer(size: int) -> Callable[[Cursor, str], int]:
     def read(self: Cursor, field: str) -> int:
-        """Read an unsigned integer of as many bits as the name of the method says."""
-        return int.from_bytes(self.take(size, field), self._byteorder)
+        """Read an unsigned integer, little-endian, of as many bits as the name of the method says."""
+        return int.from_bytes(self.take(size, field), "little")
 
     return read
 
@@ -25,13 +23,12 @@ class Cursor:
     offset, which counts from the whole evidence: the structure begins at its byte `start`. No byte past it is read.
     """
 
-    __slots__ = ("_byteorder", "_data", "_offset", "_start", "structure")
+    __slots__ = ("_data", "_offset", "_start", "structure")
 
-    def __init__(self, data: bytes, structure: str, *, start: int = 0, byteorder: ByteOrder = "little") -> None:
+    def __init__(self, data: bytes, structure: str, *, start: int = 0) -> None:
         self._data = data
         self._offset = 0
         self._start = start
-        self._byteorder: ByteOrder = byteorder
         self.structure = structure
 
     @property
@@ -82,7 +79,7 @@ class Cursor:
     def part(self, size: int, structure: str) -> Cursor:
         """Read `size` bytes as a structure of its own. Its offsets go on from those of this one."""
         offset = self.offset
-        return Cursor(self.take(size, structure), structure, start=offset, byteorder=self._byteorder)
+        return Cursor(self.take(size, structure), structure, start=offset)
 
     def rest(self, field: str) -> bytes:
         """Read all bytes that are left."""

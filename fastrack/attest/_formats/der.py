@@ -57,7 +57,7 @@ def read_last(cursor: Cursor, tag: int, field: str) -> Cursor:
 
 def open_value(value: bytes, structure: str, tag: int, field: str) -> Cursor:
     """Return a cursor over the content of an element that is a whole value, such as that of an extension."""
-    return read_last(Cursor(value, structure, byteorder="big"), tag, field)
+    return read_last(Cursor(value, structure), tag, field)
 
 
 def read_bytes(cursor: Cursor, tag: int, field: str) -> bytes:
