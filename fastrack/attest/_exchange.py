@@ -258,8 +258,8 @@ def verify_offer(
 
     The report data of the CPU is that of this challenge, this key and these reports of devices; each device's nonce is
     its own; evidence and collateral are signed by the vendors and in force at `now`; the policy accepts the machine.
-    Whether the challenge was used before, the caller has to know. Other parameters and the errors are those of all
-    verifiers, which `fastrack.attest` describes.
+    Whether the challenge was used before, the caller has to know. `fastrack.attest` describes the other parameters and
+    the errors.
 
     Parameters
     ----------

@@ -124,7 +124,7 @@ class Policy:
     def check_gpus(self, devices: Iterable[VerifiedGpuReport | MatchedGpuReport], *, now: datetime) -> None:
         """Require that verified GPUs and NVSwitches are ones that this policy accepts, and that none is there twice.
 
-        The errors are those of `check_cpu`.
+        It raises the same errors as `check_cpu`.
 
         Parameters
         ----------

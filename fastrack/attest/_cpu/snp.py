@@ -30,8 +30,8 @@ class VerifiedSnpReport:
     """A report that a SEV-SNP platform signed, whose certificates lead to a pinned root of AMD.
 
     The report is proved, and not judged: an outdated platform and a guest that is open to its debugger have valid
-    reports too. A `Policy` judges them. `product` is that of the certificates, and `provider` the cloud provider that a
-    VLEK belongs to; None for a VCEK. `fastrack.attest` describes the times.
+    reports too. A `Policy` judges them. `product` is the one that the certificates name, and `provider` the cloud
+    provider that a VLEK belongs to; None for a VCEK. `fastrack.attest` describes the times.
 
     Examples
     --------
@@ -66,8 +66,7 @@ def verify_snp_report(
     """Verify a report of AMD SEV-SNP with its certificates, offline.
 
     The key of `leaf` signed the report; the certificate is of the chip (or provider) and the patch levels that the
-    report has, and leads to the root of the product. Other parameters and the errors are those of all verifiers, which
-    `fastrack.attest` describes.
+    report has, and leads to the root of the product. `fastrack.attest` describes the other parameters and the errors.
 
     Parameters
     ----------

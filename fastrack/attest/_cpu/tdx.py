@@ -56,8 +56,8 @@ def verify_tdx_quote(
 
     The attestation key signed the quote; the quoting enclave's report names that key; the PCK of the platform signed
     that report; the PCK's certificate leads to the root, and no revocation list has it or its issuer. Intel signed the
-    TCB info and the QE identity, which are valid at `now`, are about this platform, and know its state. Other
-    parameters and the errors are those of all verifiers, which `fastrack.attest` describes.
+    TCB info and the QE identity, which are valid at `now`, are about this platform, and know its state.
+    `fastrack.attest` describes the other parameters and the errors.
 
     Parameters
     ----------

@@ -73,7 +73,7 @@ def verify_ocsp_response(
     """Verify a stored OCSP response that a certificate was not revoked.
 
     It is refused if it is of another certificate or responder, not in force, or altered, or if the certificate was
-    revoked or is unknown. Other parameters and the errors are those of all verifiers, which `fastrack.attest` has.
+    revoked or is unknown. `fastrack.attest` describes the other parameters and the errors.
 
     Parameters
     ----------

@@ -86,7 +86,7 @@ class VerifiedGpuReport:
     measurements : tuple of bytes
         SHA-384 digests by index, from 0, as reference manifests count.
     verified_at, revocation_checked_at, valid_until : datetime.datetime
-        Times of everything that was verified, as `fastrack.attest` describes them.
+        The times that `fastrack.attest` describes.
 
     Examples
     --------
@@ -149,8 +149,8 @@ def verify_gpu_report(
 
     The key of the first certificate signed the report; the five certificates lead from it, by the device and its
     provisioning authority, to the root, and are of one chip; the nonce is the expected one; the firmware that the
-    report names is that in the certificate. Other parameters and the errors are those of all verifiers, which
-    `fastrack.attest` describes; `ocsp` is for the certificates between leaf and root.
+    report names is that in the certificate. `fastrack.attest` describes the other parameters and the errors; `ocsp` is
+    for the certificates between leaf and root.
 
     Parameters
     ----------
@@ -201,7 +201,7 @@ def verify_gpu_report(
         vbios_version=fields.vbios_version(),
         mode=fields.mode(),
         linked_to=fields.linked_to(),
-        is_locked=fields.is_locked(),
+        is_locked=parsed.field(OpaqueField.LOCK) == b"\1\0" if is_switch else None,
         is_pcie_protected=fields.switched_on(OpaqueField.PROTECTED_PCIE),
         is_nvdec_enabled=fields.switched_on(OpaqueField.NVDEC_STATUS),
         nonce=parsed.nonce,
@@ -279,10 +279,6 @@ class ReportFields:
             raise malformed(EVIDENCE, number.label, None, wanted=f"ids of {_ID_SIZE} bytes", found=value)
         found = (ids[start : start + _ID_SIZE][::step] for start in range(0, len(ids), _ID_SIZE))
         return frozenset(f"{kind}{one.hex().upper()}" for one in found if any(one))
-
-    def is_locked(self) -> bool | None:
-        """Decode the lock of a switch, which is 1 in two bytes."""
-        return self._fields.get(OpaqueField.LOCK) == b"\1\0" if self._is_switch else None
 
     def switched_on(self, number: OpaqueField) -> bool | None:
         """Decode a status, which is 0xAA for on and 0x55 for off."""

@@ -140,8 +140,7 @@ def verify_rim(
     """Verify a manifest, offline.
 
     The signature is over the whole document but itself, and by the key of the first certificate in it; the certificates
-    lead to the root and are valid at `now`. Other parameters and the errors are those of all verifiers, which
-    `fastrack.attest` describes.
+    lead to the root and are valid at `now`. `fastrack.attest` describes the other parameters and the errors.
 
     Parameters
     ----------
