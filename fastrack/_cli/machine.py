@@ -17,16 +17,9 @@ PACKAGES = ("numpy", "cryptography", "safetensors", "numba", "torch", "cupy")
 FEATURES = ("aes", "pclmulqdq", "vaes", "vpclmulqdq", "avx2", "avx512f")
 ARM_FEATURES = ("asimd", "aes", "pmull")
 
-# Paths that exist in a guest of a CPU TEE: those of drivers that fetch attestation reports.
-_TEE_PATHS = {
-    "dev/sev-guest": "AMD SEV-SNP",
-    "dev/tdx_guest": "Intel TDX",
-    "dev/tdx-guest": "Intel TDX",
-    "sys/devices/platform/arm-cca-dev": "Arm CCA",
-    "sys/kernel/config/tsm/report": "a confidential VM",
-}
-# Hosts that can run such guests have some of the same flags, so these count under a hypervisor only.
-_TEE_FLAGS = {"sev_snp": "AMD SEV-SNP", "sev_es": "AMD SEV-ES", "sev": "AMD SEV", "tdx_guest": "Intel TDX"}
+# Signs of a guest of a CPU TEE that no kind of evidence names.
+_TEE_PATHS = {"sys/devices/platform/arm-cca-dev": "Arm CCA", "sys/kernel/config/tsm/report": "a confidential VM"}
+_TEE_FLAGS = {"sev_es": "AMD SEV-ES", "sev": "AMD SEV"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +91,16 @@ def read_memory(root: Path = ROOT) -> Memory:
 
 def read_tee(root: Path = ROOT) -> CpuTee:
     """Return signs that this machine is a guest of a CPU TEE. Its operator can fake or hide each of them."""
-    seen = {f"/{path}": kind for path, kind in _TEE_PATHS.items() if (root / path).exists()}
+    from fastrack.attest._kinds import CPU_KINDS
+
+    kinds = CPU_KINDS.values()
+    names = {name: kind.platform for kind in kinds for name in (kind.provider, kind.provider.replace("_", "-"))}
+    paths = {f"dev/{name}": platform for name, platform in names.items()} | _TEE_PATHS
+    seen = {f"/{path}": kind for path, kind in paths.items() if (root / path).exists()}
     flags = _flags(_read(root / "proc/cpuinfo"))
-    if "hypervisor" in flags:
-        seen |= {f"CPU flag {flag}": kind for flag, kind in _TEE_FLAGS.items() if flag in flags}
+    if "hypervisor" in flags:  # hosts that can run such guests have some of the same flags
+        known = {kind.flag: kind.platform for kind in kinds} | _TEE_FLAGS
+        seen |= {f"CPU flag {flag}": kind for flag, kind in known.items() if flag in flags}
     return CpuTee(next(iter(seen.values()), None), tuple(seen))
 
 

@@ -11,7 +11,6 @@ from fastrack.attest._cpu.snp_report import (
     parse_snp_report as parse_snp_report,
 )
 from fastrack.attest._cpu.tdx import (
-    TdxTcb as TdxTcb,
     VerifiedTdxQuote as VerifiedTdxQuote,
     verify_tdx_quote as verify_tdx_quote,
 )
@@ -19,6 +18,7 @@ from fastrack.attest._cpu.tdx_collateral import (
     TcbLevel as TcbLevel,
     TcbStatus as TcbStatus,
     TdxCollateral as TdxCollateral,
+    TdxTcb as TdxTcb,
 )
 from fastrack.attest._cpu.tdx_kind import TdxEvidence as TdxEvidence, TdxPolicy as TdxPolicy
 from fastrack.attest._cpu.tdx_pck import PckIdentity as PckIdentity

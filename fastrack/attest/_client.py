@@ -1,7 +1,5 @@
 """Ask an owner's broker for keys: the machine's side of the exchange over HTTPS, by the standard library alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket
@@ -60,11 +58,6 @@ def fetch_keys(
         it, but is not interrupted.
     now : datetime.datetime, optional
         The time to compare the end of the grants with. By default that of the clock.
-
-    Returns
-    -------
-    KeyRing
-        The keys.
 
     Raises
     ------
@@ -164,14 +157,10 @@ def _ask(answer: Future[tuple[int, bytes]], connection: HTTPConnection, path: st
 def _describe_refusal(path: str, status: int, content: bytes) -> AttestationError:
     """Make the error for an answer that is no document; the reason in it is the broker's, and shown as it is."""
     reason: dict[str, Any] = {}
-    try:
-        document = json.loads(content[:_ERROR_LIMIT])
-        if isinstance(document, dict) and isinstance(document.get("error"), dict):
-            reason = document["error"]
-    except (ValueError, RecursionError):
-        pass
-    evidence, named, found = (_text(reason.get(name)) for name in ("evidence", "field", "found"))
-    told = _text(reason.get("message")) or f"status {status} of HTTP"
+    with suppress(ValueError, RecursionError, TypeError, KeyError, AttributeError):  # of what is no such document
+        reason = dict(json.loads(content[:_ERROR_LIMIT])["error"].items())
+    evidence, named, found, message = (_text(reason.get(name)) for name in ("evidence", "field", "found", "message"))
+    told = message or f"status {status} of HTTP"
     return AttestationError(
         f"asking the broker for keys failed: expected status 200 for {path}, got {status}: {told}",
         evidence=evidence or "exchange",

@@ -1,6 +1,6 @@
 """Make the errors of this package, in one form: what failed, the value expected and found, and advice."""
 
-from __future__ import annotations
+from datetime import datetime
 
 from fastrack.errors import AttestationError, FormatError
 
@@ -33,6 +33,25 @@ def malformed(structure: str, field: str, offset: int | None, *, wanted: object,
         f"reading the {structure} failed: expected {_shown(wanted)} as its {field}{place}, got {_shown(found)}. "
         "It is damaged, cut short, or of another kind."
     )
+
+
+def require_time_zone(now: datetime) -> None:
+    """Raise `ValueError` if a time has no time zone."""
+    if now.utcoffset() is None:
+        raise ValueError(f"expected now= with a time zone, got {now!r}; datetime.now(timezone.utc) has one")
+
+
+def require_in_force(
+    evidence: str, field: str, start: datetime, end: datetime | None, now: datetime, advice: str, subject: str = ""
+) -> datetime:
+    """Require a time from the start to the end of a document, and return its end, which it must have.
+
+    `subject` is a part of the message, before these times.
+    """
+    if end is None or not start <= now <= end:
+        wanted = f"{subject}{start.isoformat()} to {end.isoformat() if end else 'a next update, which it lacks'}"
+        raise refused(evidence, field, wanted=wanted, found=now.isoformat(), advice=advice)
+    return end
 
 
 def _shown(value: object) -> str:

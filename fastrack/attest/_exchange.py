@@ -9,8 +9,6 @@
 Nothing here remembers which challenges were used: the owner does, as the broker and ``fastrack attest grant`` do.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -23,20 +21,18 @@ from fastrack._util.fork import register_fork_reset
 from fastrack._util.public import attest_public
 from fastrack.attest._cpu.kind import CpuKind
 from fastrack.attest._cpu.tdx_collateral import TdxCollateral
-from fastrack.attest._errors import refused
+from fastrack.attest._errors import refused, require_in_force, require_time_zone
 from fastrack.attest._formats.roots import AMD_ROOTS, INTEL_ROOTS, NVIDIA_RIM_ROOTS, NVIDIA_ROOTS, Roots
-from fastrack.attest._formats.times import require_in_force, require_time_zone
 from fastrack.attest._formats.wire import decode, encode, write_bytes
 from fastrack.attest._gpus.evidence import VerifiedGpuReport, verify_gpu_report
-from fastrack.attest._gpus.rim import VerifiedRim, verify_rim
-from fastrack.attest._gpus.rim_match import MatchedGpuReport, match_measurements
+from fastrack.attest._gpus.rim import verify_rim
+from fastrack.attest._gpus.rim_match import MatchedGpuReport, match_measurements, report_of
 from fastrack.attest._kinds import VerifiedCpu, kind_of_evidence, kind_of_verified
 from fastrack.attest._offer import (
     ALGORITHM,
     Challenge,
     DeviceEvidence,
     MachineEvidence,
-    ManifestEvidence,
     Offer,
     OfferBinding,
     open_offer,
@@ -63,14 +59,9 @@ Collector: TypeAlias = Callable[[OfferBinding], MachineEvidence]
 @attest_public
 @dataclass(frozen=True, slots=True)
 class TrustedRoots:
-    """The roots that evidence of each kind must lead to, as SHA-256 fingerprints.
+    """The roots that evidence of each vendor must lead to, as SHA-256 fingerprints, for tests and private PKIs.
 
-    Attributes
-    ----------
-    intel, amd, nvidia, nvidia_rim : collection of str
-        The vendors' by default; others for tests and private PKIs.
-    others : mapping of str to collection of str
-        Those of other vendors of CPUs, by their names; the vendors' own by default.
+    `others` has those of other vendors of CPUs, by their names. By default all are the vendors' own.
 
     Examples
     --------
@@ -108,11 +99,6 @@ class PendingOffer:
     """An offer with the secret key of the machine that made it, which waits for its grants. `make_offer` makes one.
 
     It can be neither pickled nor copied, and is empty in a forked child.
-
-    Attributes
-    ----------
-    offer : Offer
-        The offer.
 
     Examples
     --------
@@ -153,14 +139,9 @@ class PendingOffer:
 
         Raises
         ------
-        SignatureError
-            If no trusted owner signed them.
-        GrantError
-            If they have expired, or are for another machine.
-        AttestationError
-            If they are for another challenge.
-        FormatError
-            If they are not a document of grants.
+        SignatureError, GrantError, AttestationError, FormatError
+            If no trusted owner signed them; they have expired, or are for another machine; they are for another
+            challenge; or they are not a document of grants.
         ClosedError
             If the keys were unlocked before, or this is a forked child.
         """
@@ -204,17 +185,8 @@ def make_offer(challenge: Challenge, collect: Collector) -> PendingOffer:
     challenge : Challenge
         The owner's challenge.
     collect : callable
-        A function that takes an `OfferBinding` and returns `MachineEvidence`, such as `collect_evidence`.
-
-    Returns
-    -------
-    PendingOffer
-        The offer, and the secret key that opens the grants for it.
-
-    Raises
-    ------
-    DeviceError
-        If the machine cannot give evidence; from `collect_evidence`.
+        A function that takes an `OfferBinding` and returns `MachineEvidence`, such as `collect_evidence`, which raises
+        `DeviceError` if the machine cannot give any.
 
     Examples
     --------
@@ -239,27 +211,14 @@ def make_offer(challenge: Challenge, collect: Collector) -> PendingOffer:
 class VerifiedOffer:
     """An offer of which everything was verified, and which a policy accepts. `issue_grants` encrypts keys to it.
 
-    Attributes
-    ----------
-    challenge_id : str
-        The id of the challenge that it answers.
-    recipient : Recipient
-        The public key that the evidence is bound to.
-    cpu : VerifiedTdxQuote or VerifiedSnpReport
-        The proofs of the CPU.
-    devices : tuple of MatchedGpuReport or VerifiedGpuReport
-        Those of GPUs and switches.
-    verified_at : datetime.datetime
-        The time at which everything was valid.
-    valid_until : datetime.datetime
-        The first time at which a document, a certificate or the challenge is no longer valid.
+    It answers the challenge `challenge_id`. The evidence is bound to the public key `recipient`; `cpu` and `devices`
+    are what was proved. `fastrack.attest` describes the times, to which the end of the challenge counts.
 
     Examples
     --------
-    >>> from dataclasses import fields
     >>> from fastrack import attest
-    >>> [field.name for field in fields(attest.VerifiedOffer)]
-    ['challenge_id', 'recipient', 'cpu', 'devices', 'verified_at', 'valid_until']
+    >>> attest.VerifiedOffer.__match_args__
+    ('challenge_id', 'recipient', 'cpu', 'devices', 'verified_at', 'valid_until')
     """
 
     challenge_id: str
@@ -272,14 +231,13 @@ class VerifiedOffer:
     def describe(self) -> dict[str, object]:
         """Return the main claims as text and numbers, for logs and displays. None is a secret."""
         kind = kind_of_verified(self.cpu)
-        reports = [one.report if isinstance(one, MatchedGpuReport) else one for one in self.devices]
         return {
             "challenge": self.challenge_id,
             "recipient": self.recipient.id,
             "cpu": {"type": kind.name, **kind.describe(self.cpu)},
             "devices": [
                 {"chip": one.chip, "chip_id": one.chip_id, "driver": one.driver_version, "vbios": one.vbios_version}
-                for one in reports
+                for one in map(report_of, self.devices)
             ],
             "verified_at": self.verified_at.isoformat(),
             "valid_until": self.valid_until.isoformat(),
@@ -300,7 +258,8 @@ def verify_offer(
 
     The report data of the CPU is that of this challenge, this key and these reports of devices; each device's nonce is
     its own; evidence and collateral are signed by the vendors and in force at `now`; the policy accepts the machine.
-    Whether the challenge was used before, the caller has to know.
+    Whether the challenge was used before, the caller has to know. `fastrack.attest` describes the other parameters and
+    the errors.
 
     Parameters
     ----------
@@ -310,27 +269,11 @@ def verify_offer(
         The challenge that it has to answer, as the owner made it.
     policy : Policy
         The proofs that are asked for.
-    now : datetime.datetime
-        The time, with a time zone.
     collateral : TdxCollateral, optional
         The owner's collateral, which is used in place of the machine's: a machine that is refused by a new document
         could send an older one. By default the machine's.
     roots : TrustedRoots
         The roots that are trusted; the vendors' by default.
-
-    Returns
-    -------
-    VerifiedOffer
-        The public key of the machine, and what was proved.
-
-    Raises
-    ------
-    AttestationError
-        If anything does not hold; the error has evidence, field, and the values found and wanted.
-    FormatError
-        If a structure is malformed.
-    ValueError
-        If `now` has no time zone.
 
     Examples
     --------
@@ -353,41 +296,26 @@ def verify_offer(
     if now >= challenge.expires:
         wanted = f"an offer before {challenge.expires.isoformat()}"
         raise refused(_EVIDENCE, "challenge", wanted=wanted, found=f"one at {now.isoformat()}", advice=_AGAIN)
-    _require_usable(offer.recipient)
+    try:
+        offer.recipient.encrypt(b"", b"")
+    except ValueError as error:  # as for keys of X25519 of low order
+        wanted = "a key that can be encrypted to"
+        raise refused(_EVIDENCE, "public key", wanted=wanted, found=str(error), advice=_AGAIN) from None
     binding = OfferBinding(challenge, offer.recipient)
-    cpu = _verify_cpu(offer.evidence, binding, now, collateral, roots)
+    kind, report_data = kind_of_evidence(offer.evidence.cpu), binding.report_data(offer.evidence.devices)
+    _require_report_data(kind.title, kind.report_data(offer.evidence.cpu), report_data)  # first, as that is cheap
+    cpu: VerifiedCpu = kind.verify(offer.evidence.cpu, now, _roots_of(kind, roots), collateral)
+    _require_report_data(kind.title, cpu.report_data, report_data)
     policy.check_cpu(cpu, now=now)
     devices = tuple(
         _verify_device(device, index, binding.device_nonce(index), now, roots)
         for index, device in enumerate(offer.evidence.devices)
     )
     policy.check_gpus(devices, now=now)
-    ends = [challenge.expires, cpu.valid_until, *(end for device in devices for end in _ends(device))]
-    return VerifiedOffer(offer.challenge_id, offer.recipient, cpu, devices, now, min(ends))
-
-
-def _require_usable(recipient: Recipient) -> None:
-    """Require a public key to which something can be encrypted: of X25519 those of low order are none."""
-    try:
-        recipient.encrypt(b"", b"")
-    except ValueError as error:
-        wanted = "a key that can be encrypted to"
-        raise refused(_EVIDENCE, "public key", wanted=wanted, found=str(error), advice=_AGAIN) from None
-
-
-def _verify_cpu(
-    evidence: MachineEvidence,
-    binding: OfferBinding,
-    now: datetime,
-    collateral: TdxCollateral | None,
-    roots: TrustedRoots,
-) -> VerifiedCpu:
-    """Verify the evidence of the CPU, whose report data are compared first, as that is cheap."""
-    kind, wanted = kind_of_evidence(evidence.cpu), binding.report_data(evidence.devices)
-    _require_report_data(kind.title, kind.report_data(evidence.cpu), wanted)
-    verified: VerifiedCpu = kind.verify(evidence.cpu, now, _roots_of(kind, roots), collateral)
-    _require_report_data(kind.title, verified.report_data, wanted)
-    return verified
+    rims = [rim for device in devices if isinstance(device, MatchedGpuReport) for rim in device.rims]
+    ends = [*(report_of(device).valid_until for device in devices), *(rim.valid_until for rim in rims)]
+    valid_until = min(challenge.expires, cpu.valid_until, *ends)
+    return VerifiedOffer(offer.challenge_id, offer.recipient, cpu, devices, now, valid_until)
 
 
 def _roots_of(kind: CpuKind[Any, Any, Any], trusted: TrustedRoots) -> Roots:
@@ -417,18 +345,12 @@ def _verify_device(
     )
     if not device.manifests:
         return report
-    return match_measurements(report, [_verify_manifest(one, index, now, roots) for one in device.manifests])
-
-
-def _verify_manifest(manifest: ManifestEvidence, index: int, now: datetime, roots: TrustedRoots) -> VerifiedRim:
     evidence = f"reference manifest of GPU {index}"
-    return verify_rim(manifest.data, now=now, roots=roots.nvidia_rim, ocsp=manifest.ocsp, evidence=evidence)
-
-
-def _ends(device: MatchedGpuReport | VerifiedGpuReport) -> list[datetime]:
-    if isinstance(device, MatchedGpuReport):
-        return [device.report.valid_until, *(rim.valid_until for rim in device.rims)]
-    return [device.valid_until]
+    rims = [
+        verify_rim(one.data, now=now, roots=roots.nvidia_rim, ocsp=one.ocsp, evidence=evidence)
+        for one in device.manifests
+    ]
+    return match_measurements(report, rims)
 
 
 @attest_public
@@ -460,12 +382,9 @@ def issue_grants(
 
     Raises
     ------
-    AttestationError
-        If the offer is no longer valid.
-    TypeError
-        If the offer was not verified.
-    ValueError
-        If there is no key, `now` has no time zone, or `lifetime` is not positive.
+    AttestationError, TypeError, ValueError
+        If the offer is no longer valid; was not verified; or there is no key, `now` has no time zone, or `lifetime` is
+        not positive.
 
     Examples
     --------
@@ -486,7 +405,9 @@ def issue_grants(
     if lifetime < timedelta(seconds=1):
         raise ValueError(f"expected lifetime= of a second or more, got {lifetime}")
     require_in_force(_EVIDENCE, "validity", verified.verified_at, verified.valid_until, now, _AGAIN)
-    granted = _list_keys(keys)
+    granted = [keys] if isinstance(keys, Key) else list(keys)
+    if isinstance(keys, KeyRing) and not granted:
+        granted = [keys.first]
     if not granted or len(granted) > _KEYS_LIMIT:
         raise ValueError(f"issuing grants failed: expected 1 to {_KEYS_LIMIT} keys, got {len(granted)}")
     files = None if files is None else tuple(files)
@@ -496,10 +417,3 @@ def issue_grants(
     ]
     members = {"challenge": verified.challenge_id, "grants": [write_bytes(envelope) for envelope in envelopes]}
     return encode(GRANTS_KIND, _VERSION, members)
-
-
-def _list_keys(keys: KeyRing | Key | Iterable[Key]) -> list[Key]:
-    if isinstance(keys, Key):
-        return [keys]
-    found = list(keys)
-    return [keys.first] if isinstance(keys, KeyRing) and not found else found

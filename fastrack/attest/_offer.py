@@ -3,28 +3,18 @@
 An owner sends a `Challenge`. A machine makes a fresh key pair of HPKE, asks its devices for evidence with nonces that
 are derived from the challenge and the public key, asks its CPU for evidence about all of that, and sends an `Offer`.
 
-All hashes are over strings of this form, so that no two inputs give the same one::
+`OfferBinding` says what is hashed. All hashes are over strings of this form, so that no two inputs give the same one::
 
     label || part 1 || part 2 || ...         each part: its length in 4 bytes, big-endian, and its bytes
 
-The label is ASCII without a terminator, and is no prefix of another one. "challenge" is the whole document of the
-challenge in canonical form, with its id, nonce, end and newline. "public key" is the raw public key of HPKE
-(1216 bytes: ML-KEM-768, then X25519). An index is 4 bytes, big-endian, and counts devices from 0 in the order of the
-offer::
-
-    nonce of a device      = SHA-256("fastrack/gpu@1", challenge, public key, index)
-    evidence of devices    = SHA-384("fastrack/gpus@1", device 0, device 1, ...)
-    report data of the CPU = SHA-512("fastrack/offer@1", challenge, public key, evidence of devices)
+The label is ASCII without a terminator, and is no prefix of another one. In a list, which has no label, the parts are::
 
     device    = list(report, chain, responses, list(manifest 0, manifest 1, ...))
     manifest  = list(data, responses)
     responses = list() if there are none, else list(list(OCSP response 0, OCSP response 1, ...))
 
-A list is its parts, each after its length in 4 bytes, without a label. Without devices the second hash is that of its
-label. The collateral of the CPU is not bound: it may come from the owner, and its issuers sign all of it.
+The collateral of the CPU is not bound: it may come from the owner, and its issuers sign all of it.
 """
-
-from __future__ import annotations
 
 import os
 import re
@@ -32,21 +22,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from hashlib import sha256, sha384, sha512
-from typing import Any, Self
+from typing import Self
 
 from fastrack._util.documents import encode_time
 from fastrack._util.public import attest_public
-from fastrack.attest._errors import malformed
-from fastrack.attest._formats.times import require_time_zone
-from fastrack.attest._formats.wire import (
-    CHAIN_LIMIT,
-    PART_LIMIT,
-    REPORT_LIMIT,
-    Reader,
-    decode,
-    encode,
-    write_bytes,
-)
+from fastrack.attest._errors import malformed, require_time_zone
+from fastrack.attest._formats import wire
+from fastrack.attest._formats.wire import Reader, write_bytes
 from fastrack.attest._kinds import CPU_KINDS, CpuEvidence, kind_of_evidence
 from fastrack.grants import Recipient
 
@@ -72,16 +54,9 @@ _MANIFESTS_LIMIT = 2 * DEVICES_LIMIT
 @attest_public
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """The start of an exchange: random bytes of the owner, which the machine's evidence must be about.
+    """The start of an exchange: 32 random bytes of the owner, which the machine's evidence must be about.
 
-    Attributes
-    ----------
-    id : str
-        The id by which an offer names it, 32 hexadecimal digits.
-    nonce : bytes
-        32 random bytes.
-    expires : datetime.datetime
-        The end of its validity, in whole seconds of UTC.
+    An offer names it by `id`, 32 hexadecimal digits. It `expires` at a time in whole seconds of UTC.
 
     Examples
     --------
@@ -105,14 +80,9 @@ class Challenge:
         Parameters
         ----------
         now : datetime.datetime
-            The time, with a time zone.
+            The time, with a time zone, else a `ValueError`.
         lifetime : datetime.timedelta
-            The time for which an offer may answer it: a second to seven days.
-
-        Raises
-        ------
-        ValueError
-            If `now` has no time zone, or `lifetime` is out of range.
+            The time for which an offer may answer it: a second to seven days, else a `ValueError`.
         """
         require_time_zone(now)
         if not timedelta(seconds=1) <= lifetime <= LONGEST_LIFETIME:
@@ -123,18 +93,12 @@ class Challenge:
     def to_bytes(self) -> bytes:
         """Return the document, in its one form."""
         members = {"expires": encode_time(self.expires), "id": self.id, "nonce": write_bytes(self.nonce)}
-        return encode(CHALLENGE_KIND, _VERSION, members)
+        return wire.encode(CHALLENGE_KIND, _VERSION, members)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Parse a document.
-
-        Raises
-        ------
-        FormatError
-            If it is not a challenge, or not in its one form.
-        """
-        reader = decode(data, CHALLENGE_KIND, _VERSION, ("expires", "id", "nonce"), limit=CHALLENGE_LIMIT)
+        """Parse a document. Raise `FormatError` if it is not a challenge in its one form."""
+        reader = wire.decode(data, CHALLENGE_KIND, _VERSION, ("expires", "id", "nonce"), limit=CHALLENGE_LIMIT)
         nonce = reader.binary("nonce", limit=_NONCE_SIZE, size=_NONCE_SIZE)
         return cls(reader.id("id"), nonce, reader.time("expires"))
 
@@ -142,14 +106,7 @@ class Challenge:
 @attest_public
 @dataclass(frozen=True, slots=True)
 class ManifestEvidence:
-    """A reference manifest, with OCSP responses for its certificates.
-
-    Attributes
-    ----------
-    data : bytes
-        The manifest.
-    ocsp : tuple of bytes or None
-        OCSP responses in DER; None if its revocation is not to be checked.
+    """A reference manifest, with OCSP responses in DER; None if its revocation is not to be checked.
 
     Examples
     --------
@@ -165,18 +122,11 @@ class ManifestEvidence:
 @attest_public
 @dataclass(frozen=True, slots=True)
 class DeviceEvidence:
-    """The report of a GPU or NVSwitch with its certificates.
+    """The report of a GPU or NVSwitch with its certificates in PEM.
 
-    Attributes
-    ----------
-    report : bytes
-        The report, asked for with the nonce of `OfferBinding.device_nonce`.
-    chain : bytes
-        The certificates in PEM.
-    manifests : tuple of ManifestEvidence
-        The reference manifests for this device. Equal ones of several devices are sent once.
-    ocsp : tuple of bytes or None
-        OCSP responses in DER; None if revocation is not to be checked.
+    The report was asked for with the nonce of `OfferBinding.device_nonce`. `manifests` are the reference manifests for
+    this device; equal ones of several devices are sent once. `ocsp` has OCSP responses in DER; None if revocation is
+    not to be checked.
 
     Examples
     --------
@@ -194,14 +144,7 @@ class DeviceEvidence:
 @attest_public
 @dataclass(frozen=True, slots=True)
 class MachineEvidence:
-    """All evidence of a machine.
-
-    Attributes
-    ----------
-    cpu : TdxEvidence or SnpEvidence
-        The evidence of the CPU.
-    devices : tuple of DeviceEvidence
-        That of its GPUs and switches, in the order of their indexes.
+    """The evidence of a CPU, and that of its GPUs and switches, in the order of their indexes.
 
     Examples
     --------
@@ -217,17 +160,11 @@ class MachineEvidence:
 @attest_public
 @dataclass(frozen=True, slots=True)
 class OfferBinding:
-    """The values that the evidence of an offer must have, so that it is about one challenge and one public key.
+    """The values that the evidence of an offer must have, for one challenge and one public key of a machine.
 
     Every hash is over a label and parts, each with its length before it in 4 bytes, big-endian. "challenge" is the
-    whole document of the challenge, "public key" the 1216 raw bytes of the HPKE key, and "index" 4 bytes, big-endian.
-
-    Parameters
-    ----------
-    challenge : Challenge
-        The challenge.
-    recipient : Recipient
-        The public key of the machine.
+    whole document of the challenge in canonical form, "public key" the 1216 raw bytes of the HPKE key (ML-KEM-768, then
+    X25519), and "index" 4 bytes, big-endian, counted from 0 in the order of the offer.
 
     Examples
     --------
@@ -279,14 +216,8 @@ def _frame(label: bytes, parts: Iterable[bytes]) -> bytes:
 class Offer:
     r"""An offer as it was parsed. All values are untrusted: `verify_offer` returns those that are proved.
 
-    Attributes
-    ----------
-    challenge_id : str
-        The id of the challenge that it answers.
-    recipient : Recipient
-        The public key to which the machine wants the owner's keys encrypted.
-    evidence : MachineEvidence
-        The evidence of CPU and devices.
+    It names the challenge that it answers, by `challenge_id`; the public key `recipient`, to which the machine wants
+    the owner's keys encrypted; and the `evidence` of CPU and devices.
 
     Examples
     --------
@@ -304,14 +235,23 @@ class Offer:
     def to_bytes(self) -> bytes:
         """Return the document, in its one form. Equal manifests are written once."""
         manifests = list(dict.fromkeys(one for device in self.evidence.devices for one in device.manifests))
-        numbers = {manifest: number for number, manifest in enumerate(manifests)}
-        return encode(
+        kind = kind_of_evidence(self.evidence.cpu)
+        devices = [
+            {
+                "chain": write_bytes(device.chain),
+                "manifests": [manifests.index(manifest) for manifest in device.manifests],
+                "ocsp": _write_list(device.ocsp),
+                "report": write_bytes(device.report),
+            }
+            for device in self.evidence.devices
+        ]
+        return wire.encode(
             OFFER_KIND,
             _VERSION,
             {
                 "challenge": self.challenge_id,
-                "cpu": _write_cpu(self.evidence.cpu),
-                "devices": [_write_device(device, numbers) for device in self.evidence.devices],
+                "cpu": {**kind.write(self.evidence.cpu), "type": kind.name},
+                "devices": devices,
                 "manifests": [{"data": write_bytes(one.data), "ocsp": _write_list(one.ocsp)} for one in manifests],
                 "public": write_bytes(self.recipient.public),
             },
@@ -319,17 +259,11 @@ class Offer:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Parse a document.
-
-        Raises
-        ------
-        FormatError
-            If it is not an offer, not in its one form, too large, or has an unknown member.
-        """
+        """Parse a document. Raise `FormatError` if it is not an offer of up to 8 MiB in its one form."""
         members = ("challenge", "cpu", "devices", "manifests", "public")
-        reader = decode(data, OFFER_KIND, _VERSION, members, limit=OFFER_LIMIT)
+        reader = wire.decode(data, OFFER_KIND, _VERSION, members, limit=OFFER_LIMIT)
         manifests = [
-            ManifestEvidence(one.binary("data", limit=PART_LIMIT), _read_ocsp(one))
+            ManifestEvidence(one.binary("data", limit=wire.PART_LIMIT), _read_ocsp(one))
             for one in reader.children("manifests", ("data", "ocsp"), limit=_MANIFESTS_LIMIT)
         ]
         names = ("chain", "manifests", "ocsp", "report")
@@ -351,11 +285,6 @@ def read_challenge_id(beginning: bytes | bytearray) -> str:
     return match[1].decode()
 
 
-def _write_cpu(cpu: CpuEvidence) -> dict[str, Any]:
-    kind = kind_of_evidence(cpu)
-    return {**kind.write(cpu), "type": kind.name}
-
-
 def _read_cpu(reader: Reader) -> CpuEvidence:
     cpu = reader.member("cpu")
     kind = CPU_KINDS.get(name := cpu.text("type"))
@@ -366,20 +295,11 @@ def _read_cpu(reader: Reader) -> CpuEvidence:
     return evidence
 
 
-def _write_device(device: DeviceEvidence, numbers: dict[ManifestEvidence, int]) -> dict[str, Any]:
-    return {
-        "chain": write_bytes(device.chain),
-        "manifests": [numbers[manifest] for manifest in device.manifests],
-        "ocsp": _write_list(device.ocsp),
-        "report": write_bytes(device.report),
-    }
-
-
 def _read_device(reader: Reader, manifests: Sequence[ManifestEvidence]) -> DeviceEvidence:
     numbers = reader.indexes("manifests", count=_MANIFESTS_LIMIT, below=len(manifests))
     return DeviceEvidence(
-        report=reader.binary("report", limit=REPORT_LIMIT),
-        chain=reader.binary("chain", limit=CHAIN_LIMIT),
+        report=reader.binary("report", limit=wire.REPORT_LIMIT),
+        chain=reader.binary("chain", limit=wire.CHAIN_LIMIT),
         manifests=tuple(manifests[number] for number in numbers),
         ocsp=_read_ocsp(reader),
     )
@@ -390,7 +310,7 @@ def _write_list(items: tuple[bytes, ...] | None) -> list[str | None] | None:
 
 
 def _read_ocsp(reader: Reader) -> tuple[bytes, ...] | None:
-    return reader.binaries_or_none("ocsp", count=_OCSP_COUNT, limit=_OCSP_LIMIT)
+    return reader.or_none("ocsp", lambda name: reader.binaries(name, count=_OCSP_COUNT, limit=_OCSP_LIMIT))
 
 
 def open_offer(offer: Offer | bytes) -> Offer:

@@ -1,7 +1,5 @@
 """Judge what evidence has proved: which machines are given the key."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -13,7 +11,7 @@ from fastrack._util.public import attest_public
 from fastrack._util.rights import open_own
 from fastrack.attest._cpu.snp_kind import SnpPolicy
 from fastrack.attest._cpu.tdx_kind import TdxPolicy
-from fastrack.attest._formats.times import require_time_zone
+from fastrack.attest._errors import require_time_zone
 from fastrack.attest._formats.toml import Table
 from fastrack.attest._gpus.evidence import VerifiedGpuReport
 from fastrack.attest._gpus.rim_match import MatchedGpuReport
@@ -35,12 +33,8 @@ class Policy:
 
     Attributes
     ----------
-    tdx : TdxPolicy or None
-        What is asked of machines with Intel TDX; None if they are not accepted.
-    snp : SnpPolicy or None
-        What is asked of machines with AMD SEV-SNP; None if they are not accepted.
-    gpu : GpuPolicy or None
-        What is asked of GPUs and NVSwitches; None if none are accepted.
+    tdx, snp, gpu : TdxPolicy, SnpPolicy and GpuPolicy, or None
+        What is asked of machines with Intel TDX and AMD SEV-SNP, and of GPUs and NVSwitches; None if none are accepted.
     others : mapping of str to object
         The sections of other kinds of CPUs, by their names.
 
@@ -67,7 +61,7 @@ class Policy:
     tdx: TdxPolicy | None = None
     snp: SnpPolicy | None = None
     gpu: GpuPolicy | None = None
-    others: Mapping[str, object] = field(default_factory=dict)
+    others: Mapping[str, object] = field(default_factory=dict, hash=False)
 
     @classmethod
     def from_toml(cls, source: str | os.PathLike[str]) -> Self:
@@ -118,36 +112,25 @@ class Policy:
         ------
         AttestationError
             If it is not; the error has the field, its value, and those that are allowed.
-        TypeError
-            If it is of another type, such as a quote that was only parsed.
-        ValueError
-            If `now` has no time zone.
+        TypeError, ValueError
+            If it is of another type, such as a quote that was only parsed; or `now` has no time zone.
         """
         require_time_zone(now)
         kind = kind_of_verified(verified)
-        section = getattr(self, kind.name, self.others.get(kind.name))
+        section = {**self.others, "tdx": self.tdx, "snp": self.snp}.get(kind.name)
         judge = Judge(kind.title, f"cpu.{kind.name}", now)
         kind.check(_require_section(section, judge), verified, judge)
 
     def check_gpus(self, devices: Iterable[VerifiedGpuReport | MatchedGpuReport], *, now: datetime) -> None:
         """Require that verified GPUs and NVSwitches are ones that this policy accepts, and that none is there twice.
 
+        It raises the same errors as `check_cpu`.
+
         Parameters
         ----------
         devices : iterable of MatchedGpuReport or VerifiedGpuReport
             All devices of the machine, each by what `match_measurements` or `verify_gpu_report` returned; the latter
             only suffices where the policy has ``require_manifests = false``.
-        now : datetime.datetime
-            The time, with a time zone.
-
-        Raises
-        ------
-        AttestationError
-            If one is not; the error has the device, the field, its value, and those that are allowed.
-        TypeError
-            If one is of another type, such as a report that was only parsed.
-        ValueError
-            If `now` has no time zone.
         """
         require_time_zone(now)
         devices = list(devices)

@@ -9,12 +9,12 @@ from enum import StrEnum
 from typing import TypeVar
 
 from fastrack._util.public import attest_public
-from fastrack.attest._errors import refused
-from fastrack.attest._formats.times import require_in_force
+from fastrack.attest._errors import refused, require_in_force
 from fastrack.attest._formats.toml import Table
 from fastrack.errors import AttestationError, FormatError
 
 T = TypeVar("T", bound=StrEnum)
+D = TypeVar("D", timedelta, None)
 
 ANY = "any"
 NOT_MEANT = "Do not give the key to this machine; or change the policy, if the machine is meant."
@@ -111,20 +111,12 @@ def read_revocation(table: Table) -> Revocation:
         raise table.refusal("revocation", f"one of {', '.join(Revocation)}", repr(text)) from None
 
 
-def read_days(table: Table, key: str) -> timedelta | None:
-    """Read a number of days; None if it is absent."""
-    days = table.integer(key)
-    if days is None:
-        return None
-    if days > 36_500:
-        raise table.refusal(key, "up to 36500 days", days)
-    return timedelta(days=days)
-
-
-def read_days_or(table: Table, key: str, default: timedelta) -> timedelta:
+def read_days(table: Table, key: str, default: D) -> timedelta | D:
     """Read a number of days; `default` if it is absent."""
-    found = read_days(table, key)
-    return default if found is None else found
+    days = table.integer(key)
+    if days is not None and days > 36_500:
+        raise table.refusal(key, "up to 36500 days", days)
+    return default if days is None else timedelta(days=days)
 
 
 def read_enum(table: Table, key: str, kind: type[T]) -> frozenset[T]:
@@ -154,4 +146,8 @@ def require_lines(table: Table, lines: Mapping[str, str]) -> None:
 
 def read_measurements(table: Table, sizes: Mapping[str, int]) -> dict[str, frozenset[bytes] | None]:
     """Read the allowed values of each field; None where the policy says ``"any"``."""
-    return {name: table.digests_or(name, size, ANY) or None for name, size in sizes.items() if table.has(name)}
+    return {
+        name: None if table.is_word(name, ANY) else table.digests(name, size)
+        for name, size in sizes.items()
+        if table.has(name)
+    }

@@ -1,7 +1,5 @@
 """Judge GPUs and NVSwitches: the section ``[gpu]`` of a policy."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +11,7 @@ from fastrack.attest._errors import refused
 from fastrack.attest._formats.toml import Table
 from fastrack.attest._gpus.evidence import GpuMode, VerifiedGpuReport
 from fastrack.attest._gpus.identity import GpuArchitecture
-from fastrack.attest._gpus.rim_match import MatchedGpuReport
+from fastrack.attest._gpus.rim_match import MatchedGpuReport, report_of
 from fastrack.attest._policy_common import Judge, Revocation
 
 _DRIVER = re.compile(r"\d{1,9}(?:\.\d{1,9})*")
@@ -70,7 +68,7 @@ class GpuPolicy:
     chips: frozenset[str] = frozenset()
     chip_ids: frozenset[str] = frozenset()
     min_driver: str | None = None
-    min_vbios: Mapping[str, str] = field(default_factory=dict)
+    min_vbios: Mapping[str, str] = field(default_factory=dict, hash=False)
     modes: frozenset[GpuMode] = frozenset()
     require_manifests: bool = True
     revocation: Revocation = Revocation.CACHED
@@ -90,7 +88,7 @@ def read_gpu(table: Table) -> GpuPolicy:
         modes=rules.read_enum(table, "modes", GpuMode),
         require_manifests=table.boolean("require_manifests", default=True),
         revocation=rules.read_revocation(table),
-        max_revocation_age=rules.read_days_or(table, "max_revocation_age_days", timedelta(days=1)),
+        max_revocation_age=rules.read_days(table, "max_revocation_age_days", timedelta(days=1)),
     )
     table.done()
     return policy
@@ -98,7 +96,7 @@ def read_gpu(table: Table) -> GpuPolicy:
 
 def check_gpus(policy: GpuPolicy, devices: Sequence[VerifiedGpuReport | MatchedGpuReport], judge: Judge) -> None:
     """Require that verified devices are ones that a policy accepts, and that no device is there twice."""
-    reports = [_report_of(device) for device in devices]
+    reports = [report_of(device) for device in devices]
     gpus = sum(not report.is_switch for report in reports)
     if gpus != (policy.count or max(gpus, 1)):
         raise judge.refusal("number of GPUs", str(policy.count or "one or more"), gpus, "count")
@@ -108,14 +106,6 @@ def check_gpus(policy: GpuPolicy, devices: Sequence[VerifiedGpuReport | MatchedG
         _check_manifests(policy, device, judge.of(report.evidence))
     if any(report.mode is GpuMode.PROTECTED_PCIE for report in reports):
         _require_topology(policy, reports, judge)
-
-
-def _report_of(device: object) -> VerifiedGpuReport:
-    report = device.report if isinstance(device, MatchedGpuReport) else device
-    if not isinstance(report, VerifiedGpuReport):
-        found = type(device).__name__
-        raise TypeError(f"expected VerifiedGpuReport or MatchedGpuReport, got {found}; verify the evidence first")
-    return report
 
 
 def _require_distinct(reports: Iterable[VerifiedGpuReport]) -> None:

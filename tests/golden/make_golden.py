@@ -311,7 +311,7 @@ def attestation():
         verified = attest.verify_offer(offer, challenge, attest.Policy.from_toml(policy(1)), now=NOW, roots=roots())
         answer = attest.issue_grants(verified, list(KEYS.values()), signer=owner, now=NOW)
         Path(f"grants-{cpu}.json").write_bytes(answer)
-    found = {name: sorted(fingerprints) for name, fingerprints in asdict(roots()).items()}
+    found = {name: sorted(fingerprints) for name, fingerprints in asdict(roots()).items() if fingerprints}
     Path("roots.json").write_text(json.dumps(found, indent=1) + "\n")
 
 

@@ -28,6 +28,9 @@ ForChallenge = Annotated[
 ]
 UnderPolicy = Annotated[Path, typer.Option("--policy", metavar="POLICY", help="The policy, in TOML.")]
 Collateral = Annotated[Path | None, typer.Option(metavar="JSON", help="Collateral of TDX, in place of the machine's.")]
+FileIds = Annotated[
+    list[str] | None, typer.Option("--file-id", metavar="ID", help="Grant this sealed file only; may be repeated.")
+]
 Period = Annotated[str, typer.Option(metavar="PERIOD", help="The time until it ends, such as 90s, 5m or 12h.")]
 
 app = typer.Typer(no_args_is_help=True, help="Give keys to a machine that proves what it is, by files and pipes.")
@@ -136,10 +139,7 @@ def grant(
     ] = None,
     key: KeyFile = None,
     out: Annotated[str, typer.Option("--out", "-o", metavar="GRANTS", help=f"The answer to write. {Document}")] = "-",
-    file_id: Annotated[
-        list[str] | None,
-        typer.Option("--file-id", metavar="ID", help="Grant this sealed file only; may be repeated."),
-    ] = None,
+    file_id: FileIds = None,
     collateral: Collateral = None,
     lifetime: Period = "5m",
 ) -> None:
@@ -168,26 +168,20 @@ def _use_up(path: Path) -> None:
     """Rename the file of a challenge, which succeeds once: a link to it is followed, and a second name refused."""
     path = path.resolve()
     if path.stat().st_nlink != 1:
-        raise AttestationError(
-            f"using the challenge {path} failed: expected a file with one name, got one with others, by which it could "
-            "be used again. Make a new challenge.",
-            evidence="challenge",
-            field="use",
-            wanted="a file with one name",
-            found="a file with others",
-        )
+        problem = "expected a file with one name, got one with others, by which it could be used again"
+        raise _unusable(path, problem, "a file with one name", "a file with others")
     used = path.with_name(f"{path.name}.used")
     try:
         os.link(path, used)  # which fails if it exists, unlike a rename
     except FileExistsError:
-        raise AttestationError(
-            f"using the challenge {path} failed: expected one that was not used, got {used}. Make a new challenge.",
-            evidence="challenge",
-            field="use",
-            wanted="none before",
-            found=str(used),
-        ) from None
+        problem = f"expected one that was not used, got {used}"
+        raise _unusable(path, problem, "none before", str(used)) from None
     path.unlink()
+
+
+def _unusable(path: Path, problem: str, wanted: str, found: str) -> AttestationError:
+    message = f"using the challenge {path} failed: {problem}. Make a new challenge."
+    return AttestationError(message, evidence="challenge", field="use", wanted=wanted, found=found)
 
 
 def _check_key_target(out: Path) -> None:

@@ -1,12 +1,13 @@
 """``fastrack broker``: serve the owner's side of the exchange, and verify its log."""
 
+from dataclasses import asdict
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fastrack._cli.commands.attest import Collateral, Period, UnderPolicy, load_collateral
+from fastrack._cli.commands.attest import Collateral, FileIds, Period, UnderPolicy, load_collateral
 from fastrack._cli.commands.grant import load_signer
 from fastrack._cli.console import clean, new_table, pluralize, print_json, stdout
 from fastrack._cli.documents import parse_period
@@ -39,10 +40,7 @@ def serve(
         bool, typer.Option("--insecure-loopback", help="Serve without TLS, on a loopback address alone.")
     ] = False,
     collateral: Collateral = None,
-    file_id: Annotated[
-        list[str] | None,
-        typer.Option("--file-id", metavar="ID", help="Grant this sealed file only; may be repeated."),
-    ] = None,
+    file_id: FileIds = None,
     challenge_lifetime: Period = "5m",
     grant_lifetime: Period = "5m",
     rate: Annotated[float, typer.Option(min=0.1, help="Requests a minute that an address may send.")] = 60.0,
@@ -117,10 +115,7 @@ def log(
     found = entries[-1].hash.hex() if entries else None
     shown = entries[-last:]
     if as_json:
-        rows = [
-            {"number": e.number, "time": e.time, "event": e.event, "details": e.details, "hash": e.hash.hex()}
-            for e in shown
-        ]
+        rows = [asdict(entry) | {"hash": entry.hash.hex()} for entry in shown]
         print_json(path=str(database), ok=True, entries=rows, count=len(entries), head=found)
         return
     console = stdout()

@@ -5,8 +5,6 @@ the first), and the entry as canonical JSON. An entry that is altered, removed o
 are replaced too; so note the last hash elsewhere from time to time.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3
@@ -103,7 +101,7 @@ class Ledger:
                 return
             if application or version or self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 raise sqlite3.DatabaseError("one of another program or version")
-            for statement in _split(_SCHEMA):
+            for statement in _SCHEMA.split(";\n"):  # of which triggers hold others, each within a line
                 self._database.execute(statement)
             self._database.execute(f"PRAGMA application_id = {_APPLICATION}")
             self._database.execute(f"PRAGMA user_version = {_VERSION}")
@@ -130,13 +128,10 @@ class Ledger:
                 ended = "DELETE FROM challenges WHERE used IS NULL AND expires <= ?"
                 count -= self._database.execute(ended, (encode_time(now),)).rowcount
             if count >= _OPEN_LIMIT:
-                raise BusyError(
-                    f"making a challenge failed: expected fewer than {_OPEN_LIMIT} open ones, got {count}. Try later.",
-                    evidence="challenge",
-                    field="number",
-                    wanted=_OPEN_LIMIT,
-                    found=count,
+                message = (
+                    f"making a challenge failed: expected fewer than {_OPEN_LIMIT} open ones, got {count}. Try later."
                 )
+                raise BusyError(message, evidence="challenge", field="number", wanted=_OPEN_LIMIT, found=count)
             self._database.execute(
                 "INSERT INTO challenges (id, document, expires) VALUES (?, ?, ?)",
                 (challenge.id, challenge.to_bytes(), encode_time(challenge.expires)),
@@ -298,13 +293,3 @@ def _broken(wanted: str, found: str) -> AuthenticationError:
 def _hash_entry(before: bytes, number: int, time: str, event: str, details: str) -> bytes:
     entry = {"details": details, "event": event, "number": number, "time": time}
     return sha256(_LABEL + before + encode(entry)).digest()
-
-
-def _split(script: str) -> Iterator[str]:
-    """Yield the statements of a script, of which triggers hold others."""
-    statement = ""
-    for line in script.splitlines(keepends=True):
-        statement += line
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""

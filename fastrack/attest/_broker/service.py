@@ -1,8 +1,6 @@
 """The decisions of a broker, without HTTP: make challenges, and answer offers with grants."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -99,8 +97,7 @@ class Broker:
 def reason_of(error: BaseException) -> dict[str, Any]:
     """Return the reason for which an offer was refused, for the owner's log."""
     if isinstance(error, AttestationError):
-        names: Iterable[str] = ("evidence", "field", "found", "wanted")
-        values = {name: getattr(error, name) for name in names}
+        values = {"evidence": error.evidence, "field": error.field, "found": error.found, "wanted": error.wanted}
         return {name: None if value is None else str(value)[:400] for name, value in values.items()}
     if isinstance(error, FormatError):
         return {"reason": str(error)[:400]}

@@ -1,7 +1,5 @@
 """Describe a kind of evidence of CPUs: all that the rest of the package needs to know about it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -42,7 +40,7 @@ class CpuKind(Generic[E, V, P]):
 
     name : in the member "type" of an offer, in the section ``[cpu.NAME]`` of a policy, and in what commands show
     title : of the evidence in errors; document : as `fastrack doctor` calls it; platform : the CPU's own name
-    provider : the driver of Linux that gives it, by its name in configfs-tsm and as a module of the kernel
+    provider : the driver of Linux that gives it, by its name in configfs-tsm, in /dev, and as a module of the kernel
     vendor : the member of `TrustedRoots`, or of its `others`, with the fingerprints of the roots; roots : its default
     """
 
@@ -73,6 +71,8 @@ class CpuKind(Generic[E, V, P]):
     """Raise `AttestationError` unless a section accepts what was verified."""
     describe: Callable[[V], dict[str, object]]
     """Return the main claims as text and numbers, none of which is a secret."""
+    flag: str = ""
+    """The flag that the CPU has in a guest, by its name in /proc/cpuinfo, if there is one."""
 
 
 def cpu_error(wanted: str, found: str, advice: str) -> DeviceError:

@@ -3,36 +3,22 @@
 Certificates: AMD 57230, "Versioned Chip Endorsement Key (VCEK) Certificate and KDS Interface Specification", section 3.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime
 
-from cryptography import x509
+from cryptography.x509 import Certificate
 
 from fastrack._util.public import attest_public
 from fastrack.attest._cpu.snp_report import EVIDENCE, SIGNED_SIZE, SnpProduct, SnpReport, SnpTcb, parse_snp_report
 from fastrack.attest._errors import malformed, refused
-from fastrack.attest._formats import der
+from fastrack.attest._formats import der, x509
 from fastrack.attest._formats.binary import Cursor
 from fastrack.attest._formats.roots import AMD_ROOTS, Roots
 from fastrack.attest._formats.signatures import P384
-from fastrack.attest._formats.x509 import (
-    PSS_SHA384,
-    VerifiedChain,
-    VerifiedCrl,
-    extension_value,
-    load_certificate,
-    load_chain,
-    load_crl,
-    require_unrevoked,
-    subject_name,
-    verify_chain,
-    verify_crl,
-)
 
 _OID = "1.3.6.1.4.1.3704.1"
-_BOOTLOADER, _TEE, _SNP, _MICROCODE, _FMC = (f"{_OID}.3.{number}" for number in (1, 2, 3, 8, 9))
+_LEVELS = {"bootloader": (1, "blSPL"), "tee": (2, "teeSPL"), "snp": (3, "snpSPL"), "microcode": (8, "ucodeSPL")}
+_LEVELS_OF_TURIN = _LEVELS | {"fmc": (9, "fmcSPL")}
 _CHIP_ID, _PROVIDER = f"{_OID}.4", f"{_OID}.5"
 _CHIP_ID_SIZES = {SnpProduct.MILAN: 64, SnpProduct.GENOA: 64, SnpProduct.TURIN: 8}
 _OTHER = "Fetch the certificate for the chip id and the reported TCB of this report."
@@ -44,29 +30,14 @@ class VerifiedSnpReport:
     """A report that a SEV-SNP platform signed, whose certificates lead to a pinned root of AMD.
 
     The report is proved, and not judged: an outdated platform and a guest that is open to its debugger have valid
-    reports too. A `Policy` judges them.
-
-    Attributes
-    ----------
-    report : SnpReport
-        Measurements, policy and patch levels.
-    product : SnpProduct
-        The product that the certificates are of.
-    provider : str or None
-        The cloud provider that a VLEK belongs to; None for a VCEK.
-    verified_at : datetime.datetime
-        The time at which everything was valid.
-    revocation_checked_at : datetime.datetime or None
-        The time at which the revocation list was issued that does not have the authority; None if none was passed.
-    valid_until : datetime.datetime
-        The first time at which a certificate, or the revocation list, is no longer valid.
+    reports too. A `Policy` judges them. `product` is the one that the certificates name, and `provider` the cloud
+    provider that a VLEK belongs to; None for a VCEK. `fastrack.attest` describes the times.
 
     Examples
     --------
-    >>> from dataclasses import fields
     >>> from fastrack import attest
-    >>> [field.name for field in fields(attest.VerifiedSnpReport)]
-    ['report', 'product', 'provider', 'verified_at', 'revocation_checked_at', 'valid_until']
+    >>> attest.VerifiedSnpReport.__match_args__
+    ('report', 'product', 'provider', 'verified_at', 'revocation_checked_at', 'valid_until')
     """
 
     report: SnpReport
@@ -95,7 +66,7 @@ def verify_snp_report(
     """Verify a report of AMD SEV-SNP with its certificates, offline.
 
     The key of `leaf` signed the report; the certificate is of the chip (or provider) and the patch levels that the
-    report has, and leads to the root of the product.
+    report has, and leads to the root of the product. `fastrack.attest` describes the other parameters and the errors.
 
     Parameters
     ----------
@@ -105,41 +76,21 @@ def verify_snp_report(
         The certificate of the VCEK or VLEK, in DER or PEM.
     issuers : bytes
         The certificates of its issuer (ASK or ASVK) and of the root (ARK), in PEM, as AMD's ``cert_chain`` has them.
-    now : datetime.datetime
-        The time, with a time zone.
-    roots : collection of str
-        SHA-256 fingerprints of the roots that are trusted; AMD's by default.
     crl : bytes, optional
         The root's revocation list, in DER. The result has its date; without one, revocation is not checked.
-
-    Returns
-    -------
-    VerifiedSnpReport
-        The report, and what its certificates are of.
-
-    Raises
-    ------
-    AttestationError
-        If anything does not hold.
-    FormatError
-        If a structure is malformed.
-    ValueError
-        If `now` has no time zone.
 
     Examples
     --------
     >>> from datetime import UTC, datetime
-    >>> import fastrack
     >>> from fastrack import attest
-    >>> try:
-    ...     attest.verify_snp_report(b"none", b"", b"", now=datetime(2026, 6, 1, tzinfo=UTC))
-    ... except fastrack.FormatError as error:
-    ...     print(error)
-    reading the SNP report failed: expected 2 to 5 as its VERSION at offset 0, got 1701736302. It is damaged, ...
+    >>> attest.verify_snp_report(b"none", b"", b"", now=datetime(2026, 6, 1, tzinfo=UTC))
+    Traceback (most recent call last):
+        ...
+    fastrack.FormatError: reading the SNP report failed: expected 2 to 5 as its VERSION at offset 0, got 1701736302. ...
     """
     parsed = parse_snp_report(report.data if isinstance(report, SnpReport) else report)
-    certificates = (_load_leaf(leaf), *load_chain(issuers, evidence="AMD chain"))
-    chain = verify_chain(certificates, roots=roots, now=now, evidence="AMD chain", algorithms=PSS_SHA384)
+    certificates = (_load_leaf(leaf), *x509.load_chain(issuers, evidence="AMD chain"))
+    chain = x509.verify_chain(certificates, roots=roots, now=now, evidence="AMD chain", algorithms=x509.PSS_SHA384)
     product = _require_names(chain, parsed)
     key, signed = chain.leaf.public_key(), parsed.data[:SIGNED_SIZE]
     P384.verify(key, parsed.signature, signed, EVIDENCE, byteorder="little")
@@ -149,29 +100,27 @@ def verify_snp_report(
         _require_chip(chain.leaf, parsed, product)
     else:
         provider = _read_provider(chain.leaf)
-    revocations = None if crl is None else _check_revocation(chain, crl, now)
-    return VerifiedSnpReport(
-        report=parsed,
-        product=product,
-        provider=provider,
-        verified_at=now,
-        revocation_checked_at=revocations.issued_at if revocations else None,
-        valid_until=min(chain.valid_until, revocations.valid_until) if revocations else chain.valid_until,
-    )
+    issued_at, valid_until = None, chain.valid_until
+    if crl is not None:
+        name = "AMD revocation list"
+        verified = x509.verify_crl(x509.load_crl(crl, evidence=name), chain.root, now=now, evidence=name)
+        x509.require_unrevoked(chain.issuer, verified, evidence=name)
+        issued_at, valid_until = verified.issued_at, min(chain.valid_until, verified.valid_until)
+    return VerifiedSnpReport(parsed, product, provider, now, issued_at, valid_until)
 
 
-def _load_leaf(leaf: bytes) -> x509.Certificate:
+def _load_leaf(leaf: bytes) -> Certificate:
     if not leaf.startswith(b"-----"):
-        return load_certificate(leaf, evidence="VCEK certificate")
-    certificates = load_chain(leaf, evidence="VCEK certificate")
+        return x509.load_certificate(leaf, evidence="VCEK certificate")
+    certificates = x509.load_chain(leaf, evidence="VCEK certificate")
     if len(certificates) != 1:
         raise malformed("VCEK certificate", "text", None, wanted="one certificate", found=len(certificates))
     return certificates[0]
 
 
-def _require_names(chain: VerifiedChain, report: SnpReport) -> SnpProduct:
+def _require_names(chain: x509.VerifiedChain, report: SnpReport) -> SnpProduct:
     """Require the names that AMD gives its certificates, all of one product, which is that of the report."""
-    names = [subject_name(certificate) for certificate in chain.certificates]
+    names = [x509.subject_name(certificate) for certificate in chain.certificates]
     product = report.product or next((one for one in SnpProduct if names[-1] == f"ARK-{one}"), SnpProduct.MILAN)
     issuer = f"SEV-{product}" if report.signing_key == "VCEK" else f"SEV-VLEK-{product}"
     wanted = [f"SEV-{report.signing_key}", issuer, f"ARK-{product}"]
@@ -180,19 +129,18 @@ def _require_names(chain: VerifiedChain, report: SnpReport) -> SnpProduct:
     return product
 
 
-def _require_tcb(leaf: x509.Certificate, report: SnpReport, product: SnpProduct) -> None:
-    found = SnpTcb(
-        bootloader=_read_spl(leaf, _BOOTLOADER, "blSPL"),
-        tee=_read_spl(leaf, _TEE, "teeSPL"),
-        snp=_read_spl(leaf, _SNP, "snpSPL"),
-        microcode=_read_spl(leaf, _MICROCODE, "ucodeSPL"),
-        fmc=_read_spl(leaf, _FMC, "fmcSPL") if product is SnpProduct.TURIN else None,
-    )
+def _require_tcb(leaf: Certificate, report: SnpReport, product: SnpProduct) -> None:
+    levels = {}
+    for name, (number, field) in (_LEVELS_OF_TURIN if product is SnpProduct.TURIN else _LEVELS).items():
+        cursor = Cursor(_read_extension(leaf, f"{_OID}.3.{number}", field), "VCEK certificate")
+        levels[name] = der.read_integer(cursor, field)
+        cursor.done()
+    found = SnpTcb(**levels)
     if found != report.reported_tcb:
         raise refused("SNP report", "REPORTED_TCB", wanted=found, found=report.reported_tcb, advice=_OTHER)
 
 
-def _require_chip(leaf: x509.Certificate, report: SnpReport, product: SnpProduct) -> None:
+def _require_chip(leaf: Certificate, report: SnpReport, product: SnpProduct) -> None:
     size = _CHIP_ID_SIZES[product]
     value = _read_extension(leaf, _CHIP_ID, "hwID")
     # Certificates have the bytes as they are, where AMD's document wants an OCTET STRING, which is understood too.
@@ -205,7 +153,7 @@ def _require_chip(leaf: x509.Certificate, report: SnpReport, product: SnpProduct
         raise refused("SNP report", "CHIP_ID", wanted=wanted, found=report.chip_id, advice=_OTHER)
 
 
-def _read_provider(leaf: x509.Certificate) -> str:
+def _read_provider(leaf: Certificate) -> str:
     value = _read_extension(leaf, _PROVIDER, "cspID")
     content = der.open_value(value, "VCEK certificate", der.IA5_STRING, "cspID").rest("cspID")
     try:
@@ -214,23 +162,8 @@ def _read_provider(leaf: x509.Certificate) -> str:
         raise malformed("VLEK certificate", "cspID", None, wanted="text in ASCII", found=content) from None
 
 
-def _read_spl(leaf: x509.Certificate, oid: str, field: str) -> int:
-    cursor = Cursor(_read_extension(leaf, oid, field), "VCEK certificate")
-    found = der.read_integer(cursor, field)
-    cursor.done()
-    return found
-
-
-def _read_extension(leaf: x509.Certificate, oid: str, field: str) -> bytes:
-    value = extension_value(leaf, oid)
+def _read_extension(leaf: Certificate, oid: str, field: str) -> bytes:
+    value = x509.extension_value(leaf, oid)
     if value is None:
         raise malformed("VCEK certificate", field, None, wanted=f"the extension {oid}", found="none")
     return value
-
-
-def _check_revocation(chain: VerifiedChain, crl: bytes, now: datetime) -> VerifiedCrl:
-    """Require that the root has not revoked the authority, and return its list."""
-    loaded = load_crl(crl, evidence="AMD revocation list")
-    verified = verify_crl(loaded, chain.root, now=now, evidence="AMD revocation list")
-    require_unrevoked(chain.issuer, verified, evidence="AMD revocation list")
-    return verified

@@ -1,25 +1,22 @@
 """The kind of evidence of AMD SEV-SNP: its part of an offer, its section ``[cpu.snp]`` of a policy, its collateral."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from fastrack._util.public import attest_public
 from fastrack.attest import _policy_common as rules
 from fastrack.attest._cpu.kind import CpuKind, cpu_error, read_collateral
 from fastrack.attest._cpu.snp import VerifiedSnpReport, verify_snp_report
 from fastrack.attest._cpu.snp_report import EVIDENCE, SnpProduct, parse_snp_report
-from fastrack.attest._cpu.tdx_collateral import TdxCollateral
-from fastrack.attest._formats.roots import AMD_ROOTS, Roots
+from fastrack.attest._formats.roots import AMD_ROOTS
 from fastrack.attest._formats.toml import Table
 from fastrack.attest._formats.wire import CHAIN_LIMIT, PART_LIMIT, REPORT_LIMIT, Reader, write_bytes
 from fastrack.attest._policy_common import Revocation
 
+_MEMBERS = ("crl", "issuers", "leaf", "report")  # of an offer
 _VALUES = dict.fromkeys(("measurement", "id_key_digest", "author_key_digest"), 48)
 _VALUES |= {"host_data": 32, "family_id": 16, "image_id": 16}
 _LEVELS = ("bootloader", "tee", "snp", "microcode", "fmc")
@@ -35,16 +32,8 @@ _LINES = {
 class SnpEvidence:
     """A report of AMD SEV-SNP with its certificates.
 
-    Attributes
-    ----------
-    report : bytes
-        The report.
-    leaf : bytes
-        The certificate of the VCEK or VLEK, in DER or PEM.
-    issuers : bytes
-        The certificates of its issuer and of the root, in PEM.
-    crl : bytes or None
-        The root's revocation list in DER, if the machine has it.
+    `leaf` is the certificate of the VCEK or VLEK, in DER or PEM, and `issuers` has those of its issuer and of the root,
+    in PEM. `crl` is the root's revocation list in DER, if the machine has it.
 
     Examples
     --------
@@ -97,8 +86,8 @@ class SnpPolicy:
     ({'microcode': 115}, False)
     """
 
-    measurements: Mapping[str, frozenset[bytes] | None]
-    min_tcb: Mapping[str, int]
+    measurements: Mapping[str, frozenset[bytes] | None] = field(hash=False)
+    min_tcb: Mapping[str, int] = field(hash=False)
     products: frozenset[SnpProduct] = frozenset()
     chip_ids: frozenset[bytes] = frozenset()
     max_vmpl: int = 0
@@ -113,17 +102,10 @@ class SnpPolicy:
         rules.require_named(self.measurements, {"measurement"})
 
 
-def _write(evidence: SnpEvidence) -> dict[str, Any]:
-    return {name: write_bytes(getattr(evidence, name)) for name in SNP.members}
-
-
 def _read(cpu: Reader) -> SnpEvidence:
-    return SnpEvidence(
-        report=cpu.binary("report", limit=REPORT_LIMIT),
-        leaf=cpu.binary("leaf", limit=CHAIN_LIMIT),
-        issuers=cpu.binary("issuers", limit=CHAIN_LIMIT),
-        crl=cpu.binary_or_none("crl", limit=PART_LIMIT),
-    )
+    leaf, issuers = (cpu.binary(name, limit=CHAIN_LIMIT) for name in ("leaf", "issuers"))
+    crl = cpu.or_none("crl", lambda name: cpu.binary(name, limit=PART_LIMIT))
+    return SnpEvidence(cpu.binary("report", limit=REPORT_LIMIT), leaf, issuers, crl)
 
 
 def _collect(report: bytes, folder: Path | None) -> SnpEvidence:
@@ -138,14 +120,6 @@ def _collect(report: bytes, folder: Path | None) -> SnpEvidence:
     return SnpEvidence(report, leaf, issuers, crl)
 
 
-def _verify(evidence: SnpEvidence, now: datetime, roots: Roots, _: TdxCollateral | None) -> VerifiedSnpReport:
-    return verify_snp_report(evidence.report, evidence.leaf, evidence.issuers, now=now, roots=roots, crl=evidence.crl)
-
-
-def _describe(verified: VerifiedSnpReport) -> dict[str, object]:
-    return {"product": str(verified.product), "measurement": verified.report.measurement.hex()}
-
-
 def _read_policy(table: Table) -> SnpPolicy:
     """Read the section ``[cpu.snp]``."""
     rules.require_lines(table, _LINES)
@@ -156,7 +130,7 @@ def _read_policy(table: Table) -> SnpPolicy:
         chip_ids=table.digests("chip_ids", 64),
         max_vmpl=table.integer("max_vmpl") or 0,
         revocation=rules.read_revocation(table),
-        max_revocation_age=rules.read_days(table, "max_revocation_age_days"),
+        max_revocation_age=rules.read_days(table, "max_revocation_age_days", None),
         allow_debug=table.boolean("allow_debug", default=False),
         allow_migration=table.boolean("allow_migration", default=False),
         allow_smt=table.boolean("allow_smt", default=True),
@@ -214,13 +188,16 @@ SNP = CpuKind(
     roots=AMD_ROOTS,
     evidence=SnpEvidence,
     verified=VerifiedSnpReport,
-    members=("crl", "issuers", "leaf", "report"),
-    write=_write,
+    members=_MEMBERS,
+    write=lambda evidence: {name: write_bytes(getattr(evidence, name)) for name in _MEMBERS},
     read=_read,
     collect=_collect,
     report_data=lambda evidence: parse_snp_report(evidence.report).report_data,
-    verify=_verify,
+    verify=lambda evidence, now, roots, _: verify_snp_report(
+        evidence.report, evidence.leaf, evidence.issuers, now=now, roots=roots, crl=evidence.crl
+    ),
     read_policy=_read_policy,
     check=_check,
-    describe=_describe,
+    describe=lambda verified: {"product": str(verified.product), "measurement": verified.report.measurement.hex()},
+    flag="sev_snp",
 )

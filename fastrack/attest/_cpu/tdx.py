@@ -1,38 +1,17 @@
 """Verify quotes of Intel TDX: the signatures from Intel's root down to the report, and the state of the platform."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
 
 from fastrack._util.public import attest_public
-from fastrack.attest._cpu.tdx_collateral import (
-    Document,
-    TcbLevel,
-    TcbStatus,
-    TdxCollateral,
-    find_module_level,
-    find_platform_level,
-    find_qe_level,
-    verify_document,
-    verify_signer,
-)
+from fastrack.attest._cpu.tdx_collateral import Document, TdxCollateral, TdxTcb, find_tcb, verify_documents
 from fastrack.attest._cpu.tdx_pck import PckIdentity, read_pck_identity
 from fastrack.attest._cpu.tdx_quote import EVIDENCE, TdReport, TdxQuote, parse_tdx_quote
 from fastrack.attest._errors import refused
+from fastrack.attest._formats import x509
 from fastrack.attest._formats.roots import INTEL_ROOTS, Roots
 from fastrack.attest._formats.signatures import P256
-from fastrack.attest._formats.x509 import (
-    VerifiedChain,
-    VerifiedCrl,
-    load_chain,
-    load_crl,
-    require_unrevoked,
-    subject_name,
-    verify_chain,
-    verify_crl,
-)
 
 _PCK = "Intel SGX PCK Certificate"
 _PCK_ISSUERS = frozenset({"Intel SGX PCK Platform CA", "Intel SGX PCK Processor CA"})
@@ -41,85 +20,19 @@ _AGAIN = "The quote was altered, or its parts are of different quotes; ask for i
 
 @attest_public
 @dataclass(frozen=True, slots=True)
-class TdxTcb:
-    """The state of the trusted computing base of a platform with TDX, as verified collateral has it.
-
-    ``TEE_TCB_SVN`` of the report decides, which are the versions when the TD was started. Whether the present ones
-    (``TEE_TCB_SVN2``) are newer, so that starting the TD again would help, is not derived.
-
-    Attributes
-    ----------
-    platform : TcbLevel
-        The level of CPU, microcode and firmware.
-    module : TcbLevel or None
-        The level of the TDX module; None for modules of version 0, which the platform's level includes.
-    quoting_enclave : TcbLevel
-        The level of the quoting enclave.
-    evaluation_number : int
-        The lower one of the two documents' ``tcbEvaluationDataNumber``. It grows with every recovery of the TCB.
-
-    Examples
-    --------
-    >>> from datetime import UTC, datetime
-    >>> from fastrack import attest
-    >>> date = datetime(2024, 3, 13, tzinfo=UTC)
-    >>> good = attest.TcbLevel(attest.TcbStatus.UP_TO_DATE, date)
-    >>> old = attest.TcbLevel(attest.TcbStatus.OUT_OF_DATE, date, ("INTEL-SA-00837",))
-    >>> tcb = attest.TdxTcb(platform=good, module=old, quoting_enclave=good, evaluation_number=17)
-    >>> tcb.status.value, tcb.advisory_ids
-    ('OutOfDate', ('INTEL-SA-00837',))
-    """
-
-    platform: TcbLevel
-    module: TcbLevel | None
-    quoting_enclave: TcbLevel
-    evaluation_number: int
-
-    @property
-    def status(self) -> TcbStatus:
-        """The status of all parts together, by the rules of Intel's quote verification library."""
-        found = self.platform.status
-        for part in (self.module, self.quoting_enclave):
-            found = _combine(found, part.status) if part else found
-        return found
-
-    @property
-    def advisory_ids(self) -> tuple[str, ...]:
-        """The advisories that apply to any part, in order."""
-        parts = [part for part in (self.platform, self.module, self.quoting_enclave) if part]
-        return tuple(sorted({advisory for part in parts for advisory in part.advisory_ids}))
-
-
-@attest_public
-@dataclass(frozen=True, slots=True)
 class VerifiedTdxQuote:
     """A quote that a TDX platform signed, whose certificates lead to a pinned root and were not revoked.
 
     The state of the platform (`tcb`) and the report are proved, and not judged: an outdated platform and a TD that is
-    open to its debugger have valid quotes too. A `Policy` judges them.
-
-    Attributes
-    ----------
-    report : TdReport
-        Measurements and attributes of the TD.
-    tcb : TdxTcb
-        The state of the platform.
-    platform : PckIdentity
-        The identity of the platform.
-    verified_at : datetime.datetime
-        The time at which everything was valid.
-    collateral_issued_at : datetime.datetime
-        The time at which the oldest document of the collateral was issued. The list of the root does not count: it is
-        issued once a year.
-    valid_until : datetime.datetime
-        The first time at which a document of the collateral, or a certificate, is no longer valid.
+    open to its debugger have valid quotes too. A `Policy` judges them. `collateral_issued_at` is the time of the oldest
+    document of the collateral; the list of the root does not count, since it is issued once a year. `fastrack.attest`
+    describes the other times.
 
     Examples
     --------
-    >>> from dataclasses import fields
     >>> from fastrack import attest
-    >>> [field.name for field in fields(attest.VerifiedTdxQuote)]
-    ['report', 'tcb', 'platform', 'verified_at', 'collateral_issued_at', 'valid_until']
+    >>> attest.VerifiedTdxQuote.__match_args__
+    ('report', 'tcb', 'platform', 'verified_at', 'collateral_issued_at', 'valid_until')
     """
 
     report: TdReport
@@ -144,6 +57,7 @@ def verify_tdx_quote(
     The attestation key signed the quote; the quoting enclave's report names that key; the PCK of the platform signed
     that report; the PCK's certificate leads to the root, and no revocation list has it or its issuer. Intel signed the
     TCB info and the QE identity, which are valid at `now`, are about this platform, and know its state.
+    `fastrack.attest` describes the other parameters and the errors.
 
     Parameters
     ----------
@@ -151,67 +65,38 @@ def verify_tdx_quote(
         The quote. A parsed one is parsed again.
     collateral : TdxCollateral
         TCB info, QE identity and revocation lists for this platform.
-    now : datetime.datetime
-        The time, with a time zone.
-    roots : collection of str
-        SHA-256 fingerprints of the roots that are trusted; Intel's by default.
-
-    Returns
-    -------
-    VerifiedTdxQuote
-        The report and the state of the platform.
-
-    Raises
-    ------
-    AttestationError
-        If anything does not hold.
-    FormatError
-        If a structure is malformed.
-    ValueError
-        If `now` has no time zone.
 
     Examples
     --------
     >>> from datetime import UTC, datetime
-    >>> import fastrack
     >>> from fastrack import attest
     >>> collateral = attest.TdxCollateral(*[b""] * 9)
-    >>> try:
-    ...     attest.verify_tdx_quote(b"no quote", collateral, now=datetime(2026, 6, 1, tzinfo=UTC))
-    ... except fastrack.FormatError as error:
-    ...     print(error)
-    reading the TDX quote failed: expected 4 or 5 as its version at offset 0, got 28526. It is damaged, cut short, ...
+    >>> attest.verify_tdx_quote(b"no quote", collateral, now=datetime(2026, 6, 1, tzinfo=UTC))
+    Traceback (most recent call last):
+        ...
+    fastrack.FormatError: reading the TDX quote failed: expected 4 or 5 as its version at offset 0, got 28526. It is ...
     """
     parsed = parse_tdx_quote(quote.data if isinstance(quote, TdxQuote) else quote)
     chain = verify_signatures(parsed, now=now, roots=roots)
-    tcb_info, qe_identity = _verify_documents(collateral, roots=roots, now=now)
-    lists = _check_revocation(collateral, chain, [tcb_info, qe_identity], roots=roots, now=now)
+    documents = verify_documents(collateral, roots=roots, now=now)
+    root_list, pck_list = _check_revocation(collateral, chain, documents, roots=roots, now=now)
     pck = read_pck_identity(chain.leaf)
-    tcb = TdxTcb(
-        platform=find_platform_level(tcb_info.content, pck, parsed.report),
-        module=find_module_level(tcb_info.content, parsed.report),
-        quoting_enclave=find_qe_level(qe_identity.content, parsed.qe_report),
-        evaluation_number=min(tcb_info.evaluation_number, qe_identity.evaluation_number),
-    )
-    documents = (tcb_info, qe_identity)
-    issued = [*(document.issued_at for document in documents), lists[1].issued_at]
-    ends = [document.next_update for document in documents]
-    ends += [crl.valid_until for crl in lists]
-    ends += [document.chain.valid_until for document in documents]
+    ends = [end for one in documents for end in (one.valid_until, one.chain.valid_until)]
     return VerifiedTdxQuote(
         report=parsed.report,
-        tcb=tcb,
+        tcb=find_tcb(*documents, pck, parsed),
         platform=pck,
         verified_at=now,
-        collateral_issued_at=min(issued),
-        valid_until=min(*ends, chain.valid_until),
+        collateral_issued_at=min(pck_list.issued_at, *(document.issued_at for document in documents)),
+        valid_until=min(*ends, root_list.valid_until, pck_list.valid_until, chain.valid_until),
     )
 
 
-def verify_signatures(quote: TdxQuote, *, now: datetime, roots: Roots) -> VerifiedChain:
+def verify_signatures(quote: TdxQuote, *, now: datetime, roots: Roots) -> x509.VerifiedChain:
     """Verify all signatures from the root down to the report, without collateral, and return the PCK chain."""
-    chain = verify_chain(load_chain(quote.pck_chain, evidence="PCK chain"), roots=roots, now=now, evidence="PCK chain")
-    names = [subject_name(certificate) for certificate in chain.certificates]
+    certificates = x509.load_chain(quote.pck_chain, evidence="PCK chain")
+    chain = x509.verify_chain(certificates, roots=roots, now=now, evidence="PCK chain")
+    names = [x509.subject_name(certificate) for certificate in certificates]
     if len(names) != 3 or names[0] != _PCK or names[1] not in _PCK_ISSUERS:
         wanted = f"{_PCK!r}, issued by one of {', '.join(map(repr, sorted(_PCK_ISSUERS)))}, below the root"
         advice = "The certificate is not that of a platform; ask for the quote again."
@@ -226,47 +111,28 @@ def verify_signatures(quote: TdxQuote, *, now: datetime, roots: Roots) -> Verifi
     return chain
 
 
-def _verify_documents(collateral: TdxCollateral, *, roots: Roots, now: datetime) -> tuple[Document, Document]:
-    tcb_signer = verify_signer(collateral.tcb_info_issuer_chain, roots=roots, now=now, evidence="TCB info")
-    if collateral.qe_identity_issuer_chain == collateral.tcb_info_issuer_chain:
-        qe_signer = tcb_signer
-    else:
-        qe_signer = verify_signer(collateral.qe_identity_issuer_chain, roots=roots, now=now, evidence="QE identity")
-    text, signature = collateral.tcb_info, collateral.tcb_info_signature
-    tcb_info = verify_document(text, signature, tcb_signer, now=now, evidence="TCB info")
-    text, signature = collateral.qe_identity, collateral.qe_identity_signature
-    return tcb_info, verify_document(text, signature, qe_signer, now=now, evidence="QE identity")
-
-
 def _check_revocation(
-    collateral: TdxCollateral, pck: VerifiedChain, documents: list[Document], *, roots: Roots, now: datetime
-) -> list[VerifiedCrl]:
-    """Verify both revocation lists, and require that no certificate is on them."""
+    collateral: TdxCollateral, pck: x509.VerifiedChain, documents: tuple[Document, ...], *, roots: Roots, now: datetime
+) -> list[x509.VerifiedCrl]:
+    """Verify the lists of the root and of the PCK's issuer, and require that no certificate is on them."""
     for document in documents:
         if document.chain.root != pck.root:
             raise refused("collateral", "root", wanted="that of the PCK chain", found="another", advice=_AGAIN)
-    root_crl = load_crl(collateral.root_ca_crl, evidence="root revocation list")
-    root_list = verify_crl(root_crl, pck.root, now=now, evidence="root revocation list")
-    for certificate in (pck.issuer, *(document.chain.leaf for document in documents)):
-        require_unrevoked(certificate, root_list, evidence="root revocation list")
-    authorities = load_chain(collateral.pck_crl_issuer_chain, evidence="issuer chain of the PCK revocation list")
+    name = "issuer chain of the PCK revocation list"
+    authorities = x509.load_chain(collateral.pck_crl_issuer_chain, evidence=name)
     if authorities != pck.certificates[1:]:  # another certificate of the same key will do
-        verify_chain((pck.leaf, *authorities), roots=roots, now=now, evidence="issuer chain of the PCK revocation list")
-    pck_crl = load_crl(collateral.pck_crl, evidence="PCK revocation list")
-    pck_list = verify_crl(pck_crl, pck.issuer, now=now, evidence="PCK revocation list")
-    require_unrevoked(pck.leaf, pck_list, evidence="PCK revocation list")
-    return [root_list, pck_list]
-
-
-def _combine(platform: TcbStatus, part: TcbStatus) -> TcbStatus:
-    """Combine the status of the platform with that of the TDX module or the quoting enclave."""
-    if TcbStatus.REVOKED in {platform, part}:
-        return TcbStatus.REVOKED
-    if part is not TcbStatus.OUT_OF_DATE:
-        return platform
-    needs_configuration = {
-        TcbStatus.CONFIGURATION_NEEDED,
-        TcbStatus.CONFIGURATION_AND_SW_HARDENING_NEEDED,
-        TcbStatus.OUT_OF_DATE_CONFIGURATION_NEEDED,
-    }
-    return TcbStatus.OUT_OF_DATE_CONFIGURATION_NEEDED if platform in needs_configuration else TcbStatus.OUT_OF_DATE
+        x509.verify_chain((pck.leaf, *authorities), roots=roots, now=now, evidence=name)
+    lists = []
+    for data, issuer, certificates, evidence in (
+        (
+            collateral.root_ca_crl,
+            pck.root,
+            [pck.issuer, *(one.chain.leaf for one in documents)],
+            "root revocation list",
+        ),
+        (collateral.pck_crl, pck.issuer, [pck.leaf], "PCK revocation list"),
+    ):
+        lists.append(x509.verify_crl(x509.load_crl(data, evidence=evidence), issuer, now=now, evidence=evidence))
+        for certificate in certificates:
+            x509.require_unrevoked(certificate, lists[-1], evidence=evidence)
+    return lists

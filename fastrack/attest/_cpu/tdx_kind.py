@@ -1,7 +1,5 @@
 """The kind of evidence of Intel TDX: its part of an offer, its section ``[cpu.tdx]`` of a policy, its collateral."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
@@ -38,14 +36,7 @@ _XFAM_ONES, _XFAM_KNOWN = 0x3, 0x6DBE7  # x87 and SSE are always on; no TDX modu
 @attest_public
 @dataclass(frozen=True, slots=True)
 class TdxEvidence:
-    """A quote of Intel TDX, with its collateral if the machine has it.
-
-    Attributes
-    ----------
-    quote : bytes
-        The quote.
-    collateral : TdxCollateral or None
-        The collateral; None if the owner has it.
+    """A quote of Intel TDX, with its collateral; None if the owner has that.
 
     Examples
     --------
@@ -94,7 +85,7 @@ class TdxPolicy:
     True
     """
 
-    measurements: Mapping[str, frozenset[bytes] | None]
+    measurements: Mapping[str, frozenset[bytes] | None] = field(hash=False)
     tcb_status: frozenset[TcbStatus] = frozenset({TcbStatus.UP_TO_DATE})
     refused_advisories: frozenset[str] = frozenset()
     min_evaluation_number: int = _EVALUATION_NUMBER
@@ -116,10 +107,11 @@ def _write(evidence: TdxEvidence) -> dict[str, Any]:
 
 
 def _read(cpu: Reader) -> TdxEvidence:
-    parts = cpu.child_or_none("collateral", _PARTS)
-    collateral = None
-    if parts is not None:
-        collateral = TdxCollateral(**{name: parts.binary(name, limit=PART_LIMIT) for name in _PARTS})
+    def read(name: str) -> TdxCollateral:
+        parts = cpu.child(name, _PARTS)
+        return TdxCollateral(**{part: parts.binary(part, limit=PART_LIMIT) for part in _PARTS})
+
+    collateral = cpu.or_none("collateral", read)
     return TdxEvidence(cpu.binary("quote", limit=_QUOTE_LIMIT), collateral)
 
 
@@ -156,7 +148,7 @@ def _read_policy(table: Table) -> TdxPolicy:
         refused_advisories=frozenset(table.texts("refused_advisories")),
         min_evaluation_number=_EVALUATION_NUMBER if number is None else number,
         platforms=table.digests("platforms", 16),
-        max_collateral_age=rules.read_days_or(table, "max_collateral_age_days", _COLLATERAL_AGE),
+        max_collateral_age=rules.read_days(table, "max_collateral_age_days", _COLLATERAL_AGE),
         td_attributes=table.digests("td_attributes", 8),
         xfam=table.digests("xfam", 8),
         allow_debug=table.boolean("allow_debug", default=False),
@@ -224,4 +216,5 @@ TDX = CpuKind(
     read_policy=_read_policy,
     check=_check,
     describe=_describe,
+    flag="tdx_guest",
 )

@@ -3,8 +3,6 @@
 Layout: Intel, "Intel SGX PCK Certificate and Certificate Revocation List Profile Specification", section 1.3.5.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from cryptography import x509
@@ -30,20 +28,10 @@ EVIDENCE = "PCK certificate"
 class PckIdentity:
     """The platform that a PCK certificate names, and its security versions.
 
-    Attributes
-    ----------
-    ppid : bytes
-        The identifier of the platform, 16 bytes.
-    fmspc : bytes
-        Family, model, stepping, platform and custom SKU, 6 bytes: the collateral is for one of them.
-    pce_id : bytes
-        The identifier of the provisioning certification enclave, 2 bytes.
-    pce_svn : int
-        Its security version.
-    cpu_svn : bytes
-        The raw security version of the CPU, 16 bytes.
-    components : tuple of int
-        The security versions of the 16 components of the TCB.
+    `ppid` is the identifier of the platform, 16 bytes; `fmspc` family, model, stepping, platform and custom SKU, 6
+    bytes, for one of which collateral is; `pce_id` the identifier of the provisioning certification enclave, 2 bytes,
+    and `pce_svn` its security version. `cpu_svn` is the raw security version of the CPU, 16 bytes, and `components` has
+    the versions of the 16 components of the TCB.
 
     Examples
     --------

@@ -1,7 +1,5 @@
 """Keep what depends on bytes alone, so that what all devices of a machine have in common is verified once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable
 from functools import lru_cache
 from typing import Generic, TypeVar

@@ -1,9 +1,7 @@
 """Verify stored responses of the Online Certificate Status Protocol (RFC 6960), without asking a responder."""
 
-from __future__ import annotations
-
 import hmac
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -17,26 +15,17 @@ from cryptography.x509 import ocsp
 from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID, SignatureAlgorithmOID
 
 from fastrack._util.public import attest_public
-from fastrack.attest._errors import malformed, refused
+from fastrack.attest._errors import malformed, refused, require_in_force, require_time_zone
 from fastrack.attest._formats import der
+from fastrack.attest._formats import x509 as chains
 from fastrack.attest._formats.cache import Kept
-from fastrack.attest._formats.times import require_in_force, require_time_zone
-from fastrack.attest._formats.x509 import (
-    ECDSA,
-    KNOWN_CRITICAL,
-    common_name,
-    find_issuing_problem,
-    load_certificate,
-    quoted_name,
-    read_extension,
-    reading,
-)
+from fastrack.attest._formats.x509 import quoted_name, read_extension
 
 EVIDENCE = "OCSP response"
 
 _CERTIFICATES_TAG = 0xA0
 _RSA = {getattr(SignatureAlgorithmOID, f"RSA_WITH_SHA{size}") for size in (256, 384, 512)}
-_RESPONDER_CRITICAL = KNOWN_CRITICAL | {ExtensionOID.EXTENDED_KEY_USAGE}
+_RESPONDER_CRITICAL = chains.KNOWN_CRITICAL | {ExtensionOID.EXTENDED_KEY_USAGE}
 _FETCH = "Fetch a current response of the responder that the certificate names, and check the time passed as now=."
 
 
@@ -45,18 +34,9 @@ _FETCH = "Fetch a current response of the responder that the certificate names, 
 class VerifiedOcspResponse:
     """A response of a certificate's issuer, or of a responder that the issuer has appointed, that it was not revoked.
 
-    Attributes
-    ----------
-    serial_number : int
-        The serial number of the certificate that is good.
-    this_update : datetime.datetime
-        The time at which its status was known to be correct.
-    next_update : datetime.datetime
-        The time at which a newer response is available at the latest.
-    verified_at : datetime.datetime
-        The time at which the response was in force.
-    valid_until : datetime.datetime
-        The first time at which the response, or the responder's certificate, is no longer valid.
+    The status of the certificate `serial_number` was known to be good at `this_update`; a newer response is available
+    at `next_update` at the latest. `fastrack.attest` describes the other times, to which the responder's certificate
+    counts.
 
     Examples
     --------
@@ -92,33 +72,17 @@ def verify_ocsp_response(
 ) -> VerifiedOcspResponse:
     """Verify a stored OCSP response that a certificate was not revoked.
 
+    It is refused if it is of another certificate or responder, not in force, or altered, or if the certificate was
+    revoked or is unknown. `fastrack.attest` describes the other parameters and the errors.
+
     Parameters
     ----------
     response : bytes
         The response in DER.
     certificate, issuer : cryptography.x509.Certificate
         The certificate, and that of its issuer, which was verified before.
-    now : datetime.datetime
-        The time, with a time zone.
     nonce : bytes, optional
         The nonce that the response must have. A response that was stored for others has none, and needs none.
-    evidence : str
-        A name for the response, for errors.
-
-    Returns
-    -------
-    VerifiedOcspResponse
-        The times of the response.
-
-    Raises
-    ------
-    AttestationError
-        If the certificate was revoked or is unknown, or the response is of another certificate or responder, not in
-        force, or altered.
-    FormatError
-        If it is malformed.
-    ValueError
-        If `now` has no time zone.
 
     Notes
     -----
@@ -128,22 +92,26 @@ def verify_ocsp_response(
     Examples
     --------
     >>> from datetime import UTC, datetime
-    >>> import fastrack
     >>> from fastrack import attest
-    >>> try:
-    ...     attest.verify_ocsp_response(b"no response", None, None, now=datetime(2026, 6, 1, tzinfo=UTC))
-    ... except fastrack.FormatError as error:
-    ...     print(error)
-    reading the OCSP response failed: expected an X.509 structure as its encoding, got error parsing asn1 value: ...
+    >>> attest.verify_ocsp_response(b"no response", None, None, now=datetime(2026, 6, 1, tzinfo=UTC))
+    Traceback (most recent call last):
+        ...
+    fastrack.FormatError: reading the OCSP response failed: expected an X.509 structure as its encoding, got error ...
     """
     require_time_zone(now)
     loaded = _load(bytes(response), evidence=evidence)
     responder = _verify_responder(loaded, issuer, evidence=evidence)
     if responder != issuer:
-        _require_valid(responder, now, evidence)
+        subject = f"{quoted_name(responder)} with a validity of "
+        validity = responder.not_valid_before_utc, responder.not_valid_after_utc
+        require_in_force(evidence, "responder", *validity, now, _FETCH, subject=subject)
     if nonce is not None:
         _require_nonce(loaded.response, nonce, evidence)
-    single = _find_single(loaded.response, certificate, issuer, evidence)
+    (single,) = loaded.response.responses
+    if not _is_about(single, certificate, issuer):
+        wanted = f"the status of {quoted_name(certificate)}, serial number {certificate.serial_number:x}"
+        found, advice = f"that of serial number {single.serial_number:x}", "Fetch the response for this certificate."
+        raise refused(evidence, "certificate", wanted=wanted, found=found, advice=advice)
     start, end = single.this_update_utc, single.next_update_utc
     end = require_in_force(evidence, "validity", start, end, now, _FETCH)
     if single.certificate_status is not ocsp.OCSPCertStatus.GOOD:
@@ -159,17 +127,19 @@ def verify_ocsp_response(
 
 
 def check_revocation(
-    chain: Sequence[x509.Certificate], responses: Collection[bytes] | None, *, now: datetime, evidence: str
-) -> tuple[datetime | None, datetime | None]:
-    """Require a good response for every certificate of a verified chain but the last.
+    chain: chains.VerifiedChain, responses: Collection[bytes] | None, *, evidence: str, first: int = 0
+) -> tuple[datetime | None, datetime]:
+    """Require a good response for every certificate of a verified chain from `first` on, but for the last.
 
-    Return the time of the oldest response, and the first time at which one is no longer valid; None if `responses` is.
+    Return the time of the oldest response, None if `responses` is, and the first time at which the chain or a response
+    is no longer valid.
     """
     if responses is None:
-        return None, None
+        return None, chain.valid_until
+    evidence = f"OCSP response for the {evidence}"
     loaded = [(data, _load(bytes(data), evidence=evidence).response) for data in responses]
     verified = []
-    for certificate, issuer in pairwise(chain):
+    for certificate, issuer in pairwise(chain.certificates[first:]):
         found = [
             data for data, response in loaded if any(_is_about(s, certificate, issuer) for s in response.responses)
         ]
@@ -177,8 +147,10 @@ def check_revocation(
             field, found_none = f"status of {quoted_name(certificate)}", f"none among {len(loaded)}"
             advice = "Fetch responses for all certificates, or pass ocsp=None so that revocation is not checked."
             raise refused(evidence, field, wanted="a response for it", found=found_none, advice=advice)
-        verified += [verify_ocsp_response(data, certificate, issuer, now=now, evidence=evidence) for data in found]
-    return min(one.this_update for one in verified), min(one.valid_until for one in verified)
+        verified += [
+            verify_ocsp_response(data, certificate, issuer, now=chain.verified_at, evidence=evidence) for data in found
+        ]
+    return min(one.this_update for one in verified), min(chain.valid_until, *(one.valid_until for one in verified))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -192,7 +164,7 @@ class _Loaded:
 def _read(data: bytes, evidence: str) -> _Loaded:
     """Load a response, and read all parts of it that are read later."""
     critical, encoded = [], []
-    with reading(evidence):
+    with chains.reading(evidence):
         response = ocsp.load_der_ocsp_response(data)
         status = response.response_status
         if status is ocsp.OCSPResponseStatus.SUCCESSFUL:
@@ -212,7 +184,7 @@ def _read(data: bytes, evidence: str) -> _Loaded:
         raise refused(evidence, "extensions", wanted="none that is critical", found=critical[0], advice=_FETCH)
     _require_strict(data, response, evidence)
     name = f"certificate in the {evidence}"
-    return _Loaded(response, tuple(load_certificate(one, evidence=name) for one in encoded))
+    return _Loaded(response, tuple(chains.load_certificate(one, evidence=name) for one in encoded))
 
 
 _load = Kept(_read, 128)
@@ -258,7 +230,7 @@ def _find_responder(loaded: _Loaded, issuer: x509.Certificate, evidence: str) ->
     if len(found) != 1:
         name = response.responder_name
         wanted = f"{quoted_name(issuer)}, or a responder with its certificate in the response"
-        responder = repr(common_name(name)) if name is not None else (response.responder_key_hash or b"")
+        responder = repr(chains.common_name(name)) if name is not None else (response.responder_key_hash or b"")
         raise refused(evidence, "responder", wanted=wanted, found=responder, advice=_FETCH)
     _require_appointed(found[0], issuer, evidence)
     return found[0]
@@ -268,13 +240,6 @@ def _is_responder(response: ocsp.OCSPResponse, certificate: x509.Certificate) ->
     if response.responder_name is not None:
         return response.responder_name == certificate.subject
     return response.responder_key_hash == _hash(hashes.SHA1(), _key_bits(certificate))  # noqa: S303 - RFC 6960, 4.2.1
-
-
-def _require_valid(responder: x509.Certificate, now: datetime, evidence: str) -> None:
-    start, end = responder.not_valid_before_utc, responder.not_valid_after_utc
-    if not start <= now <= end:
-        wanted = f"{quoted_name(responder)} with a validity of {start.isoformat()} to {end.isoformat()}"
-        raise refused(evidence, "responder", wanted=wanted, found=now.isoformat(), advice=_FETCH)
 
 
 def _require_appointed(responder: x509.Certificate, issuer: x509.Certificate, evidence: str) -> None:
@@ -292,7 +257,7 @@ def _require_appointed(responder: x509.Certificate, issuer: x509.Certificate, ev
     elif any(one.critical and one.oid not in _RESPONDER_CRITICAL for one in responder.extensions):
         problem = "an unknown critical extension"
     else:
-        problem = find_issuing_problem(responder, issuer)
+        problem = chains.find_issuing_problem(responder, issuer)
     if problem is not None:
         wanted = f"a responder that {quoted_name(issuer)} has appointed"
         raise refused(evidence, "responder", wanted=wanted, found=f"{quoted_name(responder)}: {problem}", advice=_FETCH)
@@ -300,13 +265,13 @@ def _require_appointed(responder: x509.Certificate, issuer: x509.Certificate, ev
 
 def _verify_signature(response: ocsp.OCSPResponse, responder: x509.Certificate, evidence: str) -> None:
     algorithm = response.signature_hash_algorithm
-    if not isinstance(algorithm, ECDSA.hashes):
+    if not isinstance(algorithm, chains.ECDSA.hashes):
         found = "none" if algorithm is None else algorithm.name
         raise refused(evidence, "signature algorithm", wanted="SHA-256, -384 or -512", found=found, advice=_FETCH)
     key, signature, data = responder.public_key(), response.signature, response.tbs_response_bytes
     oid = response.signature_algorithm_oid
     try:
-        if isinstance(key, ec.EllipticCurvePublicKey) and oid in ECDSA.oids:
+        if isinstance(key, ec.EllipticCurvePublicKey) and oid in chains.ECDSA.oids:
             key.verify(signature, data, ec.ECDSA(algorithm))
             return
         if isinstance(key, rsa.RSAPublicKey) and oid in _RSA:
@@ -320,23 +285,10 @@ def _verify_signature(response: ocsp.OCSPResponse, responder: x509.Certificate, 
 
 
 def _require_nonce(response: ocsp.OCSPResponse, nonce: bytes, evidence: str) -> None:
-    try:
-        found = response.extensions.get_extension_for_class(x509.OCSPNonce).value.nonce
-    except x509.ExtensionNotFound:
-        found = None
+    values = [extension.value for extension in response.extensions]
+    found = next((value.nonce for value in values if isinstance(value, x509.OCSPNonce)), None)
     if found is None or not hmac.compare_digest(found, nonce):
         raise refused(evidence, "nonce", wanted=nonce, found=found if found is not None else "none", advice=_FETCH)
-
-
-def _find_single(
-    response: ocsp.OCSPResponse, certificate: x509.Certificate, issuer: x509.Certificate, evidence: str
-) -> ocsp.OCSPSingleResponse:
-    (single,) = response.responses
-    if not _is_about(single, certificate, issuer):
-        wanted = f"the status of {quoted_name(certificate)}, serial number {certificate.serial_number:x}"
-        found, advice = f"that of serial number {single.serial_number:x}", "Fetch the response for this certificate."
-        raise refused(evidence, "certificate", wanted=wanted, found=found, advice=advice)
-    return single
 
 
 def _is_about(single: ocsp.OCSPSingleResponse, certificate: x509.Certificate, issuer: x509.Certificate) -> bool:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable
 from typing import TypeVar
 
 from fastrack.errors import FormatError
 
 T = TypeVar("T")
 
-_HEX = re.compile(r"(?:[0-9a-f]{2})+", re.IGNORECASE)
+_ANY = re.compile(r".*", re.DOTALL)
 
 
 class Table:
@@ -63,15 +62,12 @@ class Table:
 
     def texts(self, key: str) -> tuple[str, ...]:
         """Read a list of strings; an absent one is empty."""
-        return self._list(key, "a list of strings", _as_text)
+        return self._list(key, "a list of strings")
 
     def digests(self, key: str, size: int) -> frozenset[bytes]:
         """Read a list of values of `size` bytes in hexadecimal; an absent one is empty."""
-        return frozenset(self._list(key, f"a list of {size} bytes in hexadecimal each", _as_bytes(size)))
-
-    def digests_or(self, key: str, size: int, word: str) -> frozenset[bytes]:
-        """Read such a list, or a word that stands for an empty one."""
-        return frozenset() if self.is_word(key, word) else self.digests(key, size)
+        wanted, form = f"a list of {size} bytes in hexadecimal each", re.compile(rf"[0-9a-fA-F]{{{2 * size}}}")
+        return frozenset(map(bytes.fromhex, self._list(key, wanted, form)))
 
     def is_word(self, key: str, word: str) -> bool:
         """Return whether a key, of whatever type, is a certain word."""
@@ -101,21 +97,10 @@ class Table:
             return value
         raise self.refusal(key, wanted, repr(value))
 
-    def _list(self, key: str, wanted: str, convert: Callable[[object], T | None]) -> tuple[T, ...]:
-        found = [convert(value) for value in self._get(key, list, wanted) or []]
-        if None in found or (self.has(key) and not found):
-            raise self.refusal(key, f"{wanted}, not empty", repr(self._members[key]))
-        return tuple(value for value in found if value is not None)
-
-
-def _as_text(value: object) -> str | None:
-    return value if isinstance(value, str) else None
-
-
-def _as_bytes(size: int) -> Callable[[object], bytes | None]:
-    def convert(value: object) -> bytes | None:
-        if not isinstance(value, str) or not _HEX.fullmatch(value) or len(value) != 2 * size:
-            return None
-        return bytes.fromhex(value)
-
-    return convert
+    def _list(self, key: str, wanted: str, form: re.Pattern[str] = _ANY) -> tuple[str, ...]:
+        found = self._get(key, list, wanted)
+        if found is None:
+            return ()
+        if not found or not all(isinstance(value, str) and form.fullmatch(value) for value in found):
+            raise self.refusal(key, f"{wanted}, not empty", repr(found))
+        return tuple(found)

@@ -5,8 +5,6 @@ verifier keeps none, knows no RSASSA-PSS, which AMD signs with, and refuses date
 the authorities of NVIDIA's reference manifests write, against section 4.1.2.5.
 """
 
-from __future__ import annotations
-
 import threading
 import warnings
 from base64 import b64decode
@@ -26,9 +24,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtensionOID, SignatureAlgorithmOID
 
 from fastrack._util.fork import after_fork
-from fastrack.attest._errors import malformed, refused
+from fastrack.attest._errors import malformed, refused, require_in_force, require_time_zone
 from fastrack.attest._formats.roots import Roots
-from fastrack.attest._formats.times import require_in_force, require_time_zone
 from fastrack.errors import AttestationError
 
 E = TypeVar("E", x509.BasicConstraints, x509.KeyUsage, x509.ExtendedKeyUsage)
@@ -196,7 +193,7 @@ def verify_crl(
 ) -> VerifiedCrl:
     """Verify that an authority, whose certificate was verified, issued a complete list, which is in force at `now`."""
     require_time_zone(now)
-    if crl.issuer != _subject(issuer):
+    if crl.issuer != issuer.subject:
         wanted, found = issuer.subject.rfc4514_string(), crl.issuer.rfc4514_string()
         advice = "Fetch the list that belongs to this authority."
         raise refused(evidence, "issuer", wanted=wanted, found=found, advice=advice)
@@ -213,7 +210,7 @@ def verify_crl(
     start, end = crl.last_update_utc, crl.next_update_utc
     advice = "Fetch a current list, and check the time that was passed as now=."
     end = require_in_force(evidence, "validity", start, end, now, advice)
-    return VerifiedCrl(crl, _subject(issuer), start, end)
+    return VerifiedCrl(crl, issuer.subject, start, end)
 
 
 def _is_signed(crl: x509.CertificateRevocationList, issuer: x509.Certificate) -> bool:
@@ -225,7 +222,7 @@ def _is_signed(crl: x509.CertificateRevocationList, issuer: x509.Certificate) ->
 
 def require_unrevoked(certificate: x509.Certificate, verified: VerifiedCrl, *, evidence: str) -> None:
     """Require that a verified list is that of a certificate's issuer, and does not have it."""
-    field, issuer = f"revocation of {quoted_name(certificate)}", _issuer(certificate)
+    field, issuer = f"revocation of {quoted_name(certificate)}", certificate.issuer
     if issuer != verified.issuer:
         wanted, found = (f"the list of {name.rfc4514_string()}" for name in (issuer, verified.issuer))
         advice = "Fetch the list of the authority that issued the certificate."
@@ -267,20 +264,16 @@ def load_chain(data: bytes, *, evidence: str) -> tuple[x509.Certificate, ...]:
     count = text.count(_BEGIN)
     if not 1 <= count <= _LONGEST_CHAIN:
         raise malformed(evidence, "number of certificates", None, wanted=f"1 to {_LONGEST_CHAIN}", found=count)
-    encoded = [part.partition(_END)[0] for part in text.split(_BEGIN)[1:]]
-    certificates = tuple(load_certificate(_decode(part, evidence), evidence=evidence) for part in encoded)
+    try:
+        encoded = [b64decode(part.partition(_END)[0]) for part in text.split(_BEGIN)[1:]]
+    except ValueError as error:
+        raise malformed(evidence, "text", None, wanted="base64", found=str(error)) from None
+    certificates = tuple(load_certificate(data, evidence=evidence) for data in encoded)
     written = b"".join(map(_write_pem, certificates))
     if text != written.removesuffix(b"\n"):
         found = "another text that decodes alike"
         raise malformed(evidence, "text", None, wanted="PEM in its strict form", found=found)
     return certificates
-
-
-def _decode(text: bytes, evidence: str) -> bytes:
-    try:
-        return b64decode(text)
-    except ValueError as error:
-        raise malformed(evidence, "text", None, wanted="base64", found=str(error)) from None
 
 
 @lru_cache(maxsize=64)
@@ -316,19 +309,12 @@ def subject_name(certificate: x509.Certificate) -> str:
 
 def extension_value(certificate: x509.Certificate, oid: str) -> bytes | None:
     """Return the DER value of an extension that pyca does not know; None if the certificate lacks it."""
-    try:
-        value = certificate.extensions.get_extension_for_oid(x509.ObjectIdentifier(oid)).value
-    except x509.ExtensionNotFound:
-        return None
-    return value.public_bytes()
+    return next((one.value.public_bytes() for one in certificate.extensions if one.oid.dotted_string == oid), None)
 
 
 def read_extension(certificate: x509.Certificate, kind: type[E]) -> E | None:
     """Return an extension that pyca knows; None if the certificate lacks it."""
-    try:
-        return certificate.extensions.get_extension_for_class(kind).value
-    except x509.ExtensionNotFound:
-        return None
+    return next((one.value for one in certificate.extensions if isinstance(one.value, kind)), None)
 
 
 def _require_whole_bytes(data: bytes, signature: bytes) -> None:
@@ -352,16 +338,6 @@ def reading(evidence: str) -> Iterator[None]:
             raise ValueError("a part of a name is too short or too long")
     except UNREADABLE as error:
         raise malformed(evidence, "encoding", None, wanted="an X.509 structure", found=str(error)) from None
-
-
-@lru_cache(maxsize=64)
-def _subject(certificate: x509.Certificate) -> x509.Name:
-    return certificate.subject
-
-
-@lru_cache(maxsize=64)
-def _issuer(certificate: x509.Certificate) -> x509.Name:
-    return certificate.issuer
 
 
 def _reset_after_fork() -> None:

@@ -1,10 +1,8 @@
 """Verify attestation reports of NVIDIA's GPUs and NVSwitches with the certificates that the devices hand out."""
 
-from __future__ import annotations
-
 import hmac
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 
@@ -61,10 +59,9 @@ class VerifiedGpuReport:
         The name of this report for errors, such as "GPU 3 report".
     architecture : GpuArchitecture
         The generation, by the names in the certificates.
-    model : str
-        The name of the device in its certificate, such as "GH100 A01 GSP BROM"; NVIDIA's claim ``hwmodel``.
-    chip : str
-        The chip, such as "GH100", by the report or else the certificate; reference manifests name it as their product.
+    model, chip : str
+        The name of the device in its certificate, such as "GH100 A01 GSP BROM", NVIDIA's claim ``hwmodel``; and the
+        chip, such as "GH100", by the report or else the certificate, which is the product in reference manifests.
     chip_id : str
         The serial number in the name of the device's own certificate, in hexadecimal. It never changes.
     ueid : int
@@ -72,40 +69,30 @@ class VerifiedGpuReport:
         ``ueid``.
     project, project_sku, chip_sku : str or None
         The board; None for switches.
-    driver_version : str or None
-        The version of the driver; None for switches.
-    vbios_version : str
-        The version of the VBIOS, or of the BIOS of a switch.
+    driver_version, vbios_version : str
+        Versions of the driver, None for switches, and of the VBIOS, or of the BIOS of a switch.
     mode : GpuMode or None
         The confidential mode, by the feature flag or the status of protected PCIe; None for switches, and for firmware
         that reports neither.
     linked_to : frozenset of str
         The chip ids of the devices at the other ends of its NVLinks: of switches for a GPU, of GPUs for a switch.
-    is_locked : bool or None
-        True if a switch is locked, so that its links do not change; None for GPUs.
-    is_pcie_protected : bool or None
-        True if the GPU reports protected PCIe; None if it does not say.
-    is_nvdec_enabled : bool or None
-        False if the first video decoder is off, so that its measurement has no reference value; None for switches.
-    fwid : bytes
-        The digest of the firmware that the signing key was made for, by the certificate; 48 bytes.
-    nonce : bytes
-        The nonce that the report was asked with.
+    is_locked, is_pcie_protected, is_nvdec_enabled : bool or None
+        True if a switch is locked, so that its links do not change, None for GPUs; True if the GPU reports protected
+        PCIe, None if it does not say; and False if the first video decoder is off, so that its measurement has no
+        reference value, None for switches.
+    fwid, nonce : bytes
+        The digest of the firmware that the signing key was made for, by the certificate, 48 bytes; and the nonce that
+        the report was asked with.
     measurements : tuple of bytes
         SHA-384 digests by index, from 0, as reference manifests count.
-    verified_at : datetime.datetime
-        The time at which everything was valid.
-    revocation_checked_at : datetime.datetime or None
-        The time of the oldest OCSP response that was used; None if none was passed.
-    valid_until : datetime.datetime
-        The first time at which a certificate or OCSP response is no longer valid.
+    verified_at, revocation_checked_at, valid_until : datetime.datetime
+        The times that `fastrack.attest` describes.
 
     Examples
     --------
-    >>> from dataclasses import fields
     >>> from fastrack import attest
-    >>> [field.name for field in fields(attest.VerifiedGpuReport)][:6]
-    ['evidence', 'architecture', 'model', 'chip', 'chip_id', 'ueid']
+    >>> attest.VerifiedGpuReport.__match_args__[:6]
+    ('evidence', 'architecture', 'model', 'chip', 'chip_id', 'ueid')
     """
 
     evidence: str
@@ -162,7 +149,8 @@ def verify_gpu_report(
 
     The key of the first certificate signed the report; the five certificates lead from it, by the device and its
     provisioning authority, to the root, and are of one chip; the nonce is the expected one; the firmware that the
-    report names is that in the certificate.
+    report names is that in the certificate. `fastrack.attest` describes the other parameters and the errors; `ocsp` is
+    for the certificates between leaf and root.
 
     Parameters
     ----------
@@ -171,41 +159,16 @@ def verify_gpu_report(
     chain : bytes
         The five certificates in PEM, as ``nvmlDeviceGetConfComputeGpuCertificate`` gives them.
     nonce : bytes
-        The nonce that the report must have been asked with, 32 bytes.
-    now : datetime.datetime
-        The time, with a time zone.
-    roots : collection of str
-        SHA-256 fingerprints of the roots that are trusted; NVIDIA's by default.
-    ocsp : collection of bytes, optional
-        OCSP responses in DER for the certificates between leaf and root, all of which are then required to be good.
-        Without it, revocation is not checked, and `VerifiedGpuReport.revocation_checked_at` is None.
-    evidence : str
-        A name for the report, for errors, such as "GPU 3 report".
-
-    Returns
-    -------
-    VerifiedGpuReport
-        The claims of the report.
-
-    Raises
-    ------
-    AttestationError
-        If anything does not hold.
-    FormatError
-        If a structure is malformed.
-    ValueError
-        If `now` has no time zone, or `nonce` another size.
+        The nonce that the report must have been asked with, 32 bytes; else a `ValueError`.
 
     Examples
     --------
     >>> from datetime import UTC, datetime
-    >>> import fastrack
     >>> from fastrack import attest
-    >>> try:
-    ...     attest.verify_gpu_report(b"no report", b"", nonce=bytes(32), now=datetime(2026, 6, 1, tzinfo=UTC))
-    ... except fastrack.FormatError as error:
-    ...     print(error)
-    reading the GPU report failed: expected 11 as its SPDM version of the request at offset 0, got 6e. It is ...
+    >>> attest.verify_gpu_report(b"no report", b"", nonce=bytes(32), now=datetime(2026, 6, 1, tzinfo=UTC))
+    Traceback (most recent call last):
+        ...
+    fastrack.FormatError: reading the GPU report failed: expected 11 as its SPDM version of the request at offset 0, ...
     """
     if len(nonce) != NONCE_SIZE:
         raise ValueError(f"expected nonce= with {NONCE_SIZE} bytes, got {len(nonce)}")
@@ -220,21 +183,17 @@ def verify_gpu_report(
     if reported is not None and reported != identity.fwid:
         advice = "The report is not of the firmware that the certificate was issued for; ask for both again."
         raise refused(evidence, "firmware id", wanted=identity.fwid, found=reported, advice=advice)
-    fields = ReportFields(parsed, is_switch=identity.architecture is GpuArchitecture.NVSWITCH)
+    is_switch = identity.architecture is GpuArchitecture.NVSWITCH
+    fields = ReportFields(parsed, is_switch=is_switch)
     own = parsed.field(OpaqueField.DEVICE_ID)
     wanted = identity.chip_id[-2 * _ID_SIZE :].lower()
-    if identity.architecture is GpuArchitecture.NVSWITCH and (own is None or own.hex() != wanted):
+    if is_switch and (own is None or own.hex() != wanted):
         raise refused(evidence, "device id", wanted=wanted, found=own or "none", advice=_AGAIN)
-    checked_at, valid_until = check_revocation(
-        verified.certificates[1:], ocsp, now=now, evidence=f"OCSP response for the {evidence}"
-    )
+    identity = replace(identity, chip=fields.text_or_none(OpaqueField.CHIP) or identity.chip)
+    checked_at, valid_until = check_revocation(verified, ocsp, evidence=evidence, first=1)
     return VerifiedGpuReport(
         evidence=evidence,
-        architecture=identity.architecture,
-        model=identity.model,
-        chip=fields.text_or_none(OpaqueField.CHIP) or identity.chip,
-        chip_id=identity.chip_id,
-        ueid=identity.ueid,
+        **asdict(identity),
         project=fields.board(OpaqueField.PROJECT),
         project_sku=fields.board(OpaqueField.PROJECT_SKU),
         chip_sku=fields.board(OpaqueField.CHIP_SKU),
@@ -242,15 +201,14 @@ def verify_gpu_report(
         vbios_version=fields.vbios_version(),
         mode=fields.mode(),
         linked_to=fields.linked_to(),
-        is_locked=fields.is_locked(),
+        is_locked=parsed.field(OpaqueField.LOCK) == b"\1\0" if is_switch else None,
         is_pcie_protected=fields.switched_on(OpaqueField.PROTECTED_PCIE),
         is_nvdec_enabled=fields.switched_on(OpaqueField.NVDEC_STATUS),
-        fwid=identity.fwid,
         nonce=parsed.nonce,
         measurements=parsed.measurements,
         verified_at=now,
         revocation_checked_at=checked_at,
-        valid_until=min(verified.valid_until, valid_until or verified.valid_until),
+        valid_until=valid_until,
     )
 
 
@@ -321,10 +279,6 @@ class ReportFields:
             raise malformed(EVIDENCE, number.label, None, wanted=f"ids of {_ID_SIZE} bytes", found=value)
         found = (ids[start : start + _ID_SIZE][::step] for start in range(0, len(ids), _ID_SIZE))
         return frozenset(f"{kind}{one.hex().upper()}" for one in found if any(one))
-
-    def is_locked(self) -> bool | None:
-        """Decode the lock of a switch, which is 1 in two bytes."""
-        return self._fields.get(OpaqueField.LOCK) == b"\1\0" if self._is_switch else None
 
     def switched_on(self, number: OpaqueField) -> bool | None:
         """Decode a status, which is 0xAA for on and 0x55 for off."""

@@ -6,8 +6,6 @@ Extensions that hold the digest of the firmware that a key was made for (FWID): 
 does.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from enum import StrEnum
@@ -81,14 +79,15 @@ def read_identity(chain: VerifiedChain, *, evidence: str) -> Identity:
     if leaf.split(" ")[0] != part or not provisioner.startswith(f"NVIDIA {part} Provisioner "):
         names = f"{leaf!r}, {device!r} and {provisioner!r}"
         raise refused(evidence, "subjects", wanted=f"three certificates of {part}", found=names, advice=_OTHER)
-    return Identity(
-        architecture=architecture,
-        model=device,
-        chip=part.replace("_", ""),
-        chip_id=_read_serial(chain.issuer, evidence),
-        ueid=chain.leaf.serial_number,
-        fwid=_read_fwid(chain, evidence),
-    )
+    chip_id = _read_serial(chain.issuer, evidence)
+    if (value := extension_value(chain.leaf, _COMPOSITE_DEVICE_ID)) is not None:
+        fwid = _read_composite_device_id(value, chain.issuer, evidence)
+    elif (value := extension_value(chain.leaf, _TCB_INFO)) is not None:
+        fwid = _read_tcb_info(value, evidence)
+    else:
+        wanted = f"the extension {_COMPOSITE_DEVICE_ID} or {_TCB_INFO}"
+        raise malformed(evidence, "firmware id", None, wanted=wanted, found="neither")
+    return Identity(architecture, device, part.replace("_", ""), chip_id, chain.leaf.serial_number, fwid)
 
 
 def _read_serial(device: x509.Certificate, evidence: str) -> str:
@@ -98,16 +97,6 @@ def _read_serial(device: x509.Certificate, evidence: str) -> str:
         wanted = "one serial number in hexadecimal in the name of the device"
         raise malformed(evidence, "chip id", None, wanted=wanted, found=text or f"{len(found)} of them")
     return text
-
-
-def _read_fwid(chain: VerifiedChain, evidence: str) -> bytes:
-    """Read the digest of the firmware out of the leaf, whichever of the two extensions that has."""
-    if (value := extension_value(chain.leaf, _COMPOSITE_DEVICE_ID)) is not None:
-        return _read_composite_device_id(value, chain.issuer, evidence)
-    if (value := extension_value(chain.leaf, _TCB_INFO)) is not None:
-        return _read_tcb_info(value, evidence)
-    wanted = f"the extension {_COMPOSITE_DEVICE_ID} or {_TCB_INFO}"
-    raise malformed(evidence, "firmware id", None, wanted=wanted, found="neither")
 
 
 def _read_composite_device_id(value: bytes, device: x509.Certificate, evidence: str) -> bytes:

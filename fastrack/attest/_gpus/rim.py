@@ -4,8 +4,6 @@ A manifest is a SWID tag (ISO/IEC 19770-2:2015; TCG, "Reference Integrity Manife
 XML Signature (https://www.w3.org/TR/xmldsig-core1/) by ECDSA on P-384 with SHA-384.
 """
 
-from __future__ import annotations
-
 import hmac
 import re
 from base64 import b64decode, b64encode
@@ -17,12 +15,11 @@ from hashlib import sha384
 from cryptography import x509
 
 from fastrack._util.public import attest_public
-from fastrack.attest._errors import refused
+from fastrack.attest._errors import refused, require_time_zone
 from fastrack.attest._formats.cache import Kept
 from fastrack.attest._formats.ocsp import check_revocation
 from fastrack.attest._formats.roots import NVIDIA_RIM_ROOTS, Roots
 from fastrack.attest._formats.signatures import P384
-from fastrack.attest._formats.times import require_time_zone
 from fastrack.attest._formats.x509 import load_certificate, subject_name, verify_chain
 from fastrack.attest._formats.xml import Element, canonicalize, parse
 from fastrack.attest._gpus.report import DIGEST_SIZE
@@ -48,16 +45,8 @@ _FETCH = "Fetch the manifest again, by its id."
 class RimMeasurement:
     r"""The values that a measurement may have.
 
-    Attributes
-    ----------
-    index : int
-        The index of the measurement, from 0.
-    name : str
-        A name for it.
-    is_active : bool
-        False if the manifest says nothing about this index.
-    values : tuple of bytes
-        SHA-384 digests, one of which an active measurement must have.
+    `index` counts from 0. `values` are SHA-384 digests, one of which the measurement must have, unless `is_active` is
+    False: then the manifest says nothing about this index.
 
     Examples
     --------
@@ -78,30 +67,15 @@ class RimMeasurement:
 class Rim:
     """A reference integrity manifest as it was parsed. All values are untrusted.
 
-    Attributes
-    ----------
-    data : bytes
-        The whole file.
-    tag_id : str
-        The identifier of this version of the tag.
-    product : str
-        The chip, such as "GH100".
-    edition : str
-        "GPU" or "SWITCH".
-    version : str
-        The version of the driver, VBIOS or switch BIOS. A manifest does not say which of them it is about, nor a board.
-    measurements : tuple of RimMeasurement
-        All measurements, by their indexes.
+    `data` is the whole file and `tag_id` the identifier of this version of the tag. `product` is the chip, such as
+    "GH100", `edition` is "GPU" or "SWITCH", and `version` the driver's, the VBIOS's or the switch BIOS's: a manifest
+    does not say which of them it is about, nor a board. `measurements` are in the order of their indexes.
 
     Examples
     --------
-    >>> import fastrack
     >>> from fastrack import attest
-    >>> try:
-    ...     attest.parse_rim(b"<!DOCTYPE tag><tag/>")
-    ... except fastrack.FormatError as error:
-    ...     print(error)
-    reading the RIM failed: expected elements and text alone as its text in line 1, got a document type. It is ...
+    >>> attest.Rim.__match_args__[:3]
+    ('data', 'tag_id', 'product')
     """
 
     data: bytes
@@ -120,27 +94,15 @@ class Rim:
 @attest_public
 @dataclass(frozen=True, slots=True)
 class VerifiedRim:
-    """A manifest whose signer's certificates lead to a pinned root.
+    """A manifest, all of which was signed, and the name of its `signer`, whose certificates lead to a pinned root.
 
-    Attributes
-    ----------
-    rim : Rim
-        The manifest. All of it was signed.
-    signer : str
-        The name in the signer's certificate.
-    verified_at : datetime.datetime
-        The time at which everything was valid.
-    revocation_checked_at : datetime.datetime or None
-        The time of the oldest OCSP response that was used; None if none was passed.
-    valid_until : datetime.datetime
-        The first time at which a certificate or OCSP response is no longer valid.
+    `fastrack.attest` describes the times.
 
     Examples
     --------
-    >>> from dataclasses import fields
     >>> from fastrack import attest
-    >>> [field.name for field in fields(attest.VerifiedRim)]
-    ['rim', 'signer', 'verified_at', 'revocation_checked_at', 'valid_until']
+    >>> attest.VerifiedRim.__match_args__
+    ('rim', 'signer', 'verified_at', 'revocation_checked_at', 'valid_until')
     """
 
     rim: Rim
@@ -152,22 +114,7 @@ class VerifiedRim:
 
 @attest_public
 def parse_rim(data: bytes) -> Rim:
-    """Parse a manifest, without a look at its signature.
-
-    Parameters
-    ----------
-    data : bytes
-        The file: XML in UTF-8.
-
-    Returns
-    -------
-    Rim
-        Its content, all of it untrusted.
-
-    Raises
-    ------
-    FormatError
-        If it is malformed, or more than such a manifest consists of.
+    """Parse a manifest, a file of XML in UTF-8, without a look at its signature.
 
     Examples
     --------
@@ -193,61 +140,27 @@ def verify_rim(
     """Verify a manifest, offline.
 
     The signature is over the whole document but itself, and by the key of the first certificate in it; the certificates
-    lead to the root and are valid at `now`.
+    lead to the root and are valid at `now`. `fastrack.attest` describes the other parameters and the errors.
 
     Parameters
     ----------
     rim : Rim or bytes
         The manifest. A parsed one is parsed again.
-    now : datetime.datetime
-        The time, with a time zone.
-    roots : collection of str
-        SHA-256 fingerprints of the roots that are trusted; NVIDIA's root of manifests by default.
-    ocsp : collection of bytes, optional
-        OCSP responses in DER for all certificates but the root, which are then required to be good. Without it,
-        revocation is not checked, and `VerifiedRim.revocation_checked_at` is None.
-    evidence : str
-        A name for the manifest, for errors, such as "driver RIM".
-
-    Returns
-    -------
-    VerifiedRim
-        The manifest and its times.
-
-    Raises
-    ------
-    AttestationError
-        If anything does not hold.
-    FormatError
-        If it is malformed.
-    ValueError
-        If `now` has no time zone.
 
     Examples
     --------
     >>> from datetime import UTC, datetime
-    >>> import fastrack
     >>> from fastrack import attest
-    >>> try:
-    ...     attest.verify_rim(b"no manifest", now=datetime(2026, 6, 1, tzinfo=UTC))
-    ... except fastrack.FormatError as error:
-    ...     print(error)
-    reading the RIM failed: expected well-formed XML as its text, got syntax error: line 1, column 0. It is damaged, ...
+    >>> attest.verify_rim(b"no manifest", now=datetime(2026, 6, 1, tzinfo=UTC))
+    Traceback (most recent call last):
+        ...
+    fastrack.FormatError: reading the RIM failed: expected well-formed XML as its text, got syntax error: line 1, ...
     """
     require_time_zone(now)
     parsed, certificates = open_signed(bytes(rim.data if isinstance(rim, Rim) else rim), evidence=evidence)
-    name = f"certificate chain of the {evidence}"
-    chain = verify_chain(certificates, roots=roots, now=now, evidence=name)
-    checked_at, valid_until = check_revocation(
-        chain.certificates, ocsp, now=now, evidence=f"OCSP response for the {evidence}"
-    )
-    return VerifiedRim(
-        rim=parsed,
-        signer=subject_name(chain.leaf),
-        verified_at=now,
-        revocation_checked_at=checked_at,
-        valid_until=min(chain.valid_until, valid_until or chain.valid_until),
-    )
+    chain = verify_chain(certificates, roots=roots, now=now, evidence=f"certificate chain of the {evidence}")
+    checked_at, valid_until = check_revocation(chain, ocsp, evidence=evidence)
+    return VerifiedRim(parsed, subject_name(chain.leaf), now, checked_at, valid_until)
 
 
 def _verify_signature(data: bytes, evidence: str) -> tuple[Rim, tuple[x509.Certificate, ...]]:
@@ -299,28 +212,22 @@ def _read_measurements(payload: Element) -> tuple[RimMeasurement, ...]:
         if element.name != (_SWID, "Resource") or element.attribute("type") != "Measurement":
             raise element.refusal("type", "a measurement", "a reference value of another kind")
         element.only()
-        measurement = _read_measurement(element)
-        if measurement.index in measurements:
-            raise element.refusal("attribute index", "each once", f"{measurement.index} twice")
-        measurements[measurement.index] = measurement
+        active = element.attribute("active")
+        if active not in {"True", "False"}:
+            raise element.refusal("attribute active", "True or False", active)
+        if element.attribute("size") != str(DIGEST_SIZE):
+            raise element.refusal("attribute size", DIGEST_SIZE, element.attribute("size"))
+        count = _read_number(element, "alternatives")
+        values = [element.attribute(f"Hash{number}", _HASHES) for number in range(count)]
+        if not count or sum(namespace == _HASHES for namespace, _ in element.attributes) != count:
+            raise element.refusal("attribute alternatives", "the number of values, from 1", count)
+        if wrong := [value for value in values if not _DIGEST.fullmatch(value)]:
+            raise element.refusal("value", "a digest of SHA-384 in hexadecimal", wrong[0])
+        index, digests = _read_number(element, "index"), tuple(map(bytes.fromhex, values))
+        if index in measurements:
+            raise element.refusal("attribute index", "each once", f"{index} twice")
+        measurements[index] = RimMeasurement(index, element.attribute("name"), active == "True", digests)
     return tuple(measurements[index] for index in sorted(measurements))
-
-
-def _read_measurement(element: Element) -> RimMeasurement:
-    active = element.attribute("active")
-    if active not in {"True", "False"}:
-        raise element.refusal("attribute active", "True or False", active)
-    if element.attribute("size") != str(DIGEST_SIZE):
-        raise element.refusal("attribute size", DIGEST_SIZE, element.attribute("size"))
-    count = _read_number(element, "alternatives")
-    values = [element.attribute(f"Hash{number}", _HASHES) for number in range(count)]
-    if not count or sum(namespace == _HASHES for namespace, _ in element.attributes) != count:
-        raise element.refusal("attribute alternatives", "the number of values, from 1", count)
-    for value in values:
-        if not _DIGEST.fullmatch(value):
-            raise element.refusal("value", "a digest of SHA-384 in hexadecimal", value)
-    digests = tuple(bytes.fromhex(value) for value in values)
-    return RimMeasurement(_read_number(element, "index"), element.attribute("name"), active == "True", digests)
 
 
 def _read_number(element: Element, name: str) -> int:

@@ -1,7 +1,5 @@
 """Compare the measurements of a device with those of its reference manifests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -20,25 +18,15 @@ _SHOWN = 8  # indexes that a message names
 class MatchedGpuReport:
     """A verified report, all of whose measurements for which its manifests have values have one of these values.
 
-    Driver and firmware are then as NVIDIA has released them, by NVIDIA's rule with debugging disabled.
-
-    Attributes
-    ----------
-    report : VerifiedGpuReport
-        The report.
-    rims : tuple of VerifiedRim
-        The manifests: of driver and VBIOS, or of a switch's BIOS.
-    matched : tuple of int
-        The indexes that were compared.
-    skipped : tuple of int
-        Active indexes that were not compared: 35, if the report says that the first video decoder is off.
+    Driver and firmware are then as NVIDIA has released them, by NVIDIA's rule with debugging disabled. `rims` are the
+    manifests of driver and VBIOS, or of a switch's BIOS. `matched` has the indexes that were compared, and `skipped`
+    the active ones that were not: 35, if the report says that the first video decoder is off.
 
     Examples
     --------
-    >>> from dataclasses import fields
     >>> from fastrack import attest
-    >>> [field.name for field in fields(attest.MatchedGpuReport)]
-    ['report', 'rims', 'matched', 'skipped']
+    >>> attest.MatchedGpuReport.__match_args__
+    ('report', 'rims', 'matched', 'skipped')
     """
 
     report: VerifiedGpuReport
@@ -53,6 +41,15 @@ class MatchedGpuReport:
         return tuple(index for index in range(len(self.report.measurements)) if index not in covered)
 
 
+def report_of(device: object) -> VerifiedGpuReport:
+    """Return the report of a device that was verified. Raise `TypeError` if it was not."""
+    report = device.report if isinstance(device, MatchedGpuReport) else device
+    if not isinstance(report, VerifiedGpuReport):
+        found = type(device).__name__
+        raise TypeError(f"expected VerifiedGpuReport or MatchedGpuReport, got {found}; verify the evidence first")
+    return report
+
+
 @attest_public
 def match_measurements(report: VerifiedGpuReport, rims: Iterable[VerifiedRim]) -> MatchedGpuReport:
     """Require that every measurement for which the manifests have values has one of these values.
@@ -65,11 +62,6 @@ def match_measurements(report: VerifiedGpuReport, rims: Iterable[VerifiedRim]) -
         The manifests for it, and no others: for a GPU one with the version of its driver and one with that of its
         VBIOS, for a switch one with that of its BIOS; all with the name of its chip. Manifests do not name boards: that
         those of another board with the same VBIOS are not accepted for this one is left to the measurements.
-
-    Returns
-    -------
-    MatchedGpuReport
-        The report, the manifests and the indexes that were compared.
 
     Raises
     ------
@@ -99,7 +91,8 @@ def match_measurements(report: VerifiedGpuReport, rims: Iterable[VerifiedRim]) -
     active = _merge(report, found)
     skipped = {_NVDEC_INDEX} & active.keys() if report.is_nvdec_enabled is False else set()
     compared = sorted(active.keys() - skipped)
-    different = [index for index in compared if not _has_value(report.measurements, active[index])]
+    measured = dict(enumerate(report.measurements))
+    different = [index for index in compared if measured.get(index) not in active[index].values]
     if different:
         names = ", ".join(f"{index} ({active[index].name})" for index in different[:_SHOWN])
         raise refused(
@@ -141,7 +134,3 @@ def _merge(report: VerifiedGpuReport, rims: Sequence[VerifiedRim]) -> dict[int, 
             raise refused(report.evidence, "reference manifests", wanted=wanted, found=found, advice=_FETCH)
         active |= own
     return active
-
-
-def _has_value(measurements: Sequence[bytes], wanted: RimMeasurement) -> bool:
-    return wanted.index < len(measurements) and measurements[wanted.index] in wanted.values
