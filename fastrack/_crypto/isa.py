@@ -26,7 +26,7 @@ class InstructionSet(NamedTuple):
 
     @property
     def target(self) -> tuple[str, str]:
-        """LLVM's name of a microarchitecture level or "", and further features: the arguments of `compile_for`."""
+        """LLVM's name of a microarchitecture level or "", and further features: the attributes of functions."""
         level, features = _TARGETS[self.architecture, self.native]
         return level, ",".join(f"+{feature}" for feature in features)
 

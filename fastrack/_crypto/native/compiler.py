@@ -57,21 +57,13 @@ def cipher(isa: InstructionSet | None) -> ir.Module:
     return ir.Module(f"fastrack_cipher_{isa}")
 
 
-def call_cipher(
-    builder: ir.IRBuilder, isa: InstructionSet | None, build: Callable[[ir.Module], ir.Function], *arguments: ir.Value
-) -> ir.Value:
-    """Call a function that `build` defines in a module, if needed, and that numba never sees.
-
-    numba compiles what it lowers for the CPU of this process at once, where others would end the process.
-    """
-    function = declare_cipher(builder.module, isa, build)
-    return builder.call(function, arguments)
-
-
 def declare_cipher(
     module: ir.Module, isa: InstructionSet | None, build: Callable[[ir.Module], ir.Function]
 ) -> ir.Function:
-    """Return the declaration of a function that `build` defines in the module of an instruction set."""
+    """Return the declaration of a function that `build` defines in a module, if needed, and that numba never sees.
+
+    numba compiles what it lowers for the CPU of this process at once, where others would end the process.
+    """
     defined = build(cipher(isa))
     defined.linkage = "external"
     binding.add_symbol(defined.name, 1)  # numba links what it compiles, and nothing runs that

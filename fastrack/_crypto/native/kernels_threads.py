@@ -145,7 +145,7 @@ def _read_other_cpus(mask: int) -> int:
     for word in range(_MASK_WORDS):
         put(mask, word, 0)
     cpu = intrinsics.current_cpu()
-    if cpu < 0 or cpu >= 64 * _MASK_WORDS or intrinsics.read_affinity(8 * _MASK_WORDS, mask) != 0:
+    if cpu < 0 or cpu >= 64 * _MASK_WORDS or intrinsics.read_affinity(0, 8 * _MASK_WORDS, mask) != 0:
         return -1
     put(mask, cpu // 64, at(mask, cpu // 64) & ~(1 << cpu % 64))
     for word in range(_MASK_WORDS):
