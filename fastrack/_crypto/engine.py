@@ -113,7 +113,7 @@ def _require_correct(name: str) -> None:
 @cache
 def _fault(name: str) -> str | None:
     """Run the known-answer test of an engine once in a process, and return its failure, or None."""
-    from fastrack._crypto.known_answers import find_derivation_fault, find_fault
+    from fastrack._crypto.known_answers import find_derivation_fault, find_fault, find_job_fault
 
     engine = _build(name, 1)
-    return find_fault(engine) or find_derivation_fault(engine)
+    return find_fault(engine) or find_derivation_fault(engine) or find_job_fault(engine)

@@ -142,10 +142,7 @@ class Key:
     def from_bytes(cls, secret: Bytes) -> Self:
         """Make a key of bytes from another source, such as a key broker: 16 or 32 bytes, copied.
 
-        Raises
-        ------
-        FormatError
-            If it has another length, or is all zeros.
+        Raise FormatError if it has another length, or is all zeros.
         """
         return cls(secret)
 
@@ -153,17 +150,10 @@ class Key:
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Load a key file that `save` or ``fastrack keygen`` wrote.
 
-        Raises
-        ------
-        FormatError
-            If it is not an intact key file, or if `path` looks like a key itself; the message does not repeat it.
-        KeyPermissionError
-            If it is a key file, and its group or others have any permission, or another user than root owns it or may
-            replace it, as who may write to a folder above it. Not checked on systems without such permissions.
-        ValueError
-            If the path is a URL.
-        OSError
-            If it cannot be read.
+        Raise FormatError if it is not an intact key file, or if `path` looks like a key itself; the message does not
+        repeat it. Raise KeyPermissionError if it is a key file, and its group or others have any permission, or another
+        user than root owns it or may replace it, as who may write to a folder above it; systems without such
+        permissions check none. Raise ValueError if the path is a URL. Raise OSError if it cannot be read.
         """
         try:
             with read_private(path, _FILE_LIMIT) as content:
@@ -200,12 +190,8 @@ class Key:
     def from_text(cls, text: str) -> Self:
         """Make a key of the text of a key file, such as a secret from an environment variable.
 
-        Python's text cannot be overwritten: prefer `load` and `read`, which leave no copy.
-
-        Raises
-        ------
-        FormatError
-            If it is not the text of an intact key file. The message does not repeat it.
+        Python's text cannot be overwritten: prefer `load` and `read`, which leave no copy. Raise FormatError if it is
+        not the text of an intact key file. The message does not repeat it.
         """
         content = bytearray(text.encode())
         try:
@@ -240,16 +226,9 @@ class Key:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a new key file that only its owner may read (mode 0600), atomically. No file is ever replaced.
 
-        Raises
-        ------
-        FileExistsError
-            If `path` exists. It is left as it was.
-        GrantError
-            If the key is restricted to some files, which a key file cannot say.
-        ClosedError
-            If the key has been wiped.
-        OSError
-            If it cannot be written.
+        Raise FileExistsError if `path` exists. It is left as it was. Raise GrantError if the key is restricted to some
+        files, which a key file cannot say. Raise ClosedError if the key has been wiped. Raise OSError if it cannot be
+        written.
         """
         self.require_unrestricted()
         text = self._format()
@@ -378,14 +357,8 @@ def _derive_id(secret: bytearray) -> str:
 def read_private(path: str | os.PathLike[str], limit: int) -> Iterator[bytearray]:
     """Yield the first `limit` bytes and one more of a file with a secret. They are overwritten when the block ends.
 
-    Raises
-    ------
-    FormatError
-        If the path looks like a key itself.
-    KeyPermissionError
-        If others may use the file, own it, or may replace it.
-    OSError
-        If it cannot be read.
+    Raise FormatError if the path looks like a key itself. Raise KeyPermissionError if others may use the file, own it,
+    or may replace it. Raise OSError if it cannot be read.
     """
     path = Path(path)
     with open_pipe_or_regular(path) as file:
