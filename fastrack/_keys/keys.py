@@ -369,8 +369,10 @@ def read_private(path: str | os.PathLike[str], limit: int) -> Iterator[bytearray
 
 @contextmanager
 def _wiped_content(file: io.FileIO, limit: int) -> Iterator[bytearray]:
-    buffer = bytearray(limit + 1)
-    size = _read_into(file, buffer)
+    buffer, size = bytearray(limit + 1), 0
+    with memoryview(buffer) as view:
+        while size < len(buffer) and (count := file.readinto(view[size:])):
+            size += count
     content = bytearray(size)
     memoryview(content)[:] = memoryview(buffer)[:size]
     try:
@@ -432,11 +434,3 @@ def key_file_id(path: str | os.PathLike[str]) -> str | None:
     except OSError:
         return None
     return None if match is None else match["id"].decode()
-
-
-def _read_into(file: io.FileIO, buffer: bytearray) -> int:
-    size = 0
-    with memoryview(buffer) as view:
-        while size < len(buffer) and (count := file.readinto(view[size:])):
-            size += count
-    return size

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -85,10 +86,6 @@ def _read_hybrid_public(public: bytes) -> MLKEM768X25519PublicKey:
     )
 
 
-def _read_curve_public(public: bytes) -> ec.EllipticCurvePublicKey:
-    return ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP384R1(), public)
-
-
 _ALGORITHMS = {
     "MLKEM768_X25519": _Algorithm(
         Suite(KEM.MLKEM768_X25519, KDF.SHAKE256, AEAD.AES_256_GCM),
@@ -97,7 +94,10 @@ _ALGORITHMS = {
         _read_hybrid_public,
     ),
     "P-384": _Algorithm(
-        Suite(KEM.P384, KDF.HKDF_SHA384, AEAD.AES_256_GCM), _generate_curve_secret, _CurveSecret, _read_curve_public
+        Suite(KEM.P384, KDF.HKDF_SHA384, AEAD.AES_256_GCM),
+        _generate_curve_secret,
+        _CurveSecret,
+        partial(ec.EllipticCurvePublicKey.from_encoded_point, ec.SECP384R1()),
     ),
 }
 

@@ -97,9 +97,11 @@ def compile_functions(
     for symbol, function in (*functions.items(), *helpers.items()):
         kinds = _argument_kinds(function.py_func)
         is_void = inspect.signature(function.py_func).return_annotation == "None"
-        linked.link_in(
-            _lower(function.py_func, f"fastrack_c_{symbol}", len(kinds), types.void if is_void else types.int64)
-        )
+        # A module that has the function, with C's calling convention, and all that it calls.
+        callback = cfunc((types.void if is_void else types.int64)(*[types.int64] * len(kinds)))(function.py_func)
+        lowered = binding.parse_assembly(callback.inspect_llvm())
+        lowered.get_function(callback.native_name).name = f"fastrack_c_{symbol}"
+        linked.link_in(lowered)
         if symbol in functions:
             rows.append((symbol, kinds, is_void, function.targetoptions["nogil"]))
     for isa in (None, *isas):
@@ -111,14 +113,6 @@ def compile_functions(
     _optimize(whole, machine, exported=INIT if name else METHODS)
     _require_known(whole)
     return bytes(machine.emit_object(whole))
-
-
-def _lower(function: Any, symbol: str, count: int, result: types.Type) -> Any:
-    """Return a module that has a function with C's calling convention as `symbol`, and all that it calls."""
-    callback = cfunc(result(*[types.int64] * count))(function)
-    module = binding.parse_assembly(callback.inspect_llvm())
-    module.get_function(callback.native_name).name = symbol
-    return module
 
 
 def _require_known(module: Any) -> None:

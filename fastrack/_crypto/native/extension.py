@@ -40,7 +40,10 @@ def emit_module(rows: Sequence[Row], triple: str, name: str, doc: str) -> ir.Mod
         (symbol, _emit_wrapper(module, symbol, kinds, is_void=is_void, releases_lock=releases))
         for symbol, kinds, is_void, releases in rows
     ]
-    methods = _emit_table(module, table)
+    none, flags = ir.Constant(_POINTER, None), I32(_METH_FASTCALL)
+    entries = [_METHOD([_text(module, symbol), code.bitcast(_POINTER), flags, none]) for symbol, code in table]
+    entries.append(_METHOD([none, none, I32(0), none]))
+    methods = _constant(module, METHODS, ir.Constant(ir.ArrayType(_METHOD, len(entries)), entries))
     if name:
         _emit_init(module, methods, name, doc)
     return module
@@ -135,15 +138,6 @@ def _emit_entry(module: ir.Module, kernel: ir.Function, first: int) -> ir.Functi
     builder.call(kernel, [builder.load(builder.gep(block, [I64(index)])) for index in words])
     builder.ret(I32(0))
     return entry
-
-
-def _emit_table(module: ir.Module, functions: list[tuple[str, ir.Function]]) -> ir.GlobalVariable:
-    """Emit the array of `PyMethodDef`."""
-    none = ir.Constant(_POINTER, None)
-    kind = I32(_METH_FASTCALL)
-    entries = [_METHOD([_text(module, name), function.bitcast(_POINTER), kind, none]) for name, function in functions]
-    entries.append(_METHOD([none, none, I32(0), none]))
-    return _constant(module, METHODS, ir.Constant(ir.ArrayType(_METHOD, len(entries)), entries))
 
 
 def _emit_init(module: ir.Module, methods: ir.GlobalVariable, name: str, doc: str) -> None:
