@@ -414,7 +414,8 @@ class _Chunk:
         builder, (source, target) = self.builder, addresses
         scratch = builder.ptrtoint(self.scratch, I64)
         fill_zero(builder, scratch, I64(16))
-        copy(builder, scratch, source, size)
+        # LLVM would copy from the source again where the bytes stay as they are, and they may be others by then.
+        copy(builder, scratch, source, size, once=True)
         text = self.small.load(scratch)
         if target is None:
             self._absorb(text)
@@ -483,6 +484,6 @@ def fill_zero(builder: ir.IRBuilder, address: ir.Value, size: ir.Value) -> None:
 
 
 def copy(builder: ir.IRBuilder, target: ir.Value, source: ir.Value, size: ir.Value, *, once: bool = False) -> None:
-    """Copy memory between buffers that do not overlap. With `once`, `source` is read, whatever is known of it."""
+    """Copy memory between buffers that do not overlap. With `once`, `source` is read here, and not again later."""
     memory = (pointer(builder, address, kind=I8) for address in (target, source))
     call(builder, "llvm.memcpy.p0.p0.i64", VOID, *memory, size, I1(int(once)))
