@@ -57,28 +57,25 @@ class VectorEngine:
     def open_run(self, schedule: VectorSchedule, source: Bytes, target: Bytes, first: int) -> int | None:
         check_buffers(source, target)
         count = chunks_between(source.size, target.size, first)
-        arguments = (address(source), address(target), first, count, target.size)
-        return self._run(self._functions.open_run, schedule, arguments, count)
+        return self._run("open_run", schedule, count, address(source), address(target), first, count, target.size)
 
     def verify_run(self, schedule: VectorSchedule, source: Bytes, first: int) -> int | None:
         check_buffers(source)
         size = source.size - -(-source.size // SEALED_CHUNK_SIZE) * TAG_SIZE
         count = chunks_between(source.size, size, first)
-        arguments = (address(source), 0, first, count, size)
-        return self._run(self._functions.verify_run, schedule, arguments, count)
+        return self._run("verify_run", schedule, count, address(source), 0, first, count, size)
 
     def seal_run(self, schedule: VectorSchedule, source: Bytes, target: Bytes, first: int) -> None:
         check_buffers(source, target)
         count = chunks_between(target.size, source.size, first)
-        arguments = (address(source), address(target), first, count, source.size)
-        self._run(self._functions.seal_run, schedule, arguments, count)
+        self._run("seal_run", schedule, count, address(source), address(target), first, count, source.size)
 
     def open_gather(self, schedule: VectorSchedule, source: Bytes, target: Bytes, plan: GatherPlan) -> int | None:
         check_buffers(source, target)
         size = source.size - -(-source.size // SEALED_CHUNK_SIZE) * TAG_SIZE
         check_plan(plan, source.size, size, target.size)
-        arguments = (address(source), address(target), plan.chunks, plan.starts, plan.table, plan.chunks.size, size)
-        return self._run(self._functions.open_gather, schedule, arguments, plan.chunks.size)
+        arrays, count = (plan.chunks, plan.starts, plan.table), plan.chunks.size
+        return self._run("open_gather", schedule, count, address(source), address(target), *arrays, count, size)
 
     def open_jobs(self, jobs: Jobs) -> tuple[int, int] | None:
         table = JobTable(jobs)
@@ -86,11 +83,11 @@ class VectorEngine:
         bad = workers.run(self._functions.open_jobs, arguments, table.count, self.threads)
         return None if bad is None else table.find(bad)
 
-    def _run(self, kernel: Any, schedule: VectorSchedule, arguments: tuple[Any, ...], count: int) -> int | None:
+    def _run(self, name: str, schedule: VectorSchedule, count: int, *arguments: Any) -> int | None:
         if schedule.wiped:  # it holds zeros, which would be a known key
             raise ClosedError("expected a key schedule, got a wiped one; expand the message key again")
-        arguments = (schedule.bits, schedule.address, *arguments)
-        return workers.run(kernel, arguments, count, self.threads)
+        kernel = getattr(self._functions, name)
+        return workers.run(kernel, (schedule.bits, schedule.address, *arguments), count, self.threads)
 
 
 class VectorSchedule(KeySchedule):

@@ -157,11 +157,11 @@ class Key:
         """
         try:
             with read_private(path, _FILE_LIMIT) as content:
-                return cls._parse(content, len(content), str(path))
+                return cls._parse(content, str(path))
         except KeyPermissionError:
             if Path(path).is_file() and key_file_id(path) is None:  # another mode would not make it a key
                 with open_regular(path) as file, _wiped_content(file, _FILE_LIMIT) as content:
-                    cls._parse(content, len(content), str(path))
+                    cls._parse(content, str(path))
             raise
 
     @classmethod
@@ -184,7 +184,7 @@ class Key:
         if descriptor >= 1 << 31:  # which no system has, and Python refuses with an OverflowError
             raise OSError(errno.EBADF, os.strerror(errno.EBADF), str(descriptor))
         with io.FileIO(descriptor, closefd=False) as file, _wiped_content(file, _FILE_LIMIT) as content:
-            return cls._parse(content, len(content), name)
+            return cls._parse(content, name)
 
     @classmethod
     def from_text(cls, text: str) -> Self:
@@ -195,20 +195,20 @@ class Key:
         """
         content = bytearray(text.encode())
         try:
-            return cls._parse(content, len(content), "the text")
+            return cls._parse(content, "the text")
         finally:
             content[:] = bytes(len(content))
 
     @classmethod
-    def _parse(cls, buffer: bytearray, size: int, name: str) -> Self:
-        match = _FILE_PATTERN.fullmatch(buffer, 0, size)
+    def _parse(cls, buffer: bytearray, name: str) -> Self:
+        match = _FILE_PATTERN.fullmatch(buffer)
         # Digit by digit, by index: a group of the match would be a copy that cannot be wiped.
         start, end = match.span("secret") if match else (0, 0)
         if match is None or int(match["bits"]) != 4 * (end - start):
             if looks_damaged(buffer, b"fastrack key,", b"fastrack-key-1:"):
                 raise FormatError(f"{name} is a damaged key file: {DAMAGED}")
             raise FormatError(
-                f"{name} is not a fastrack key file{_contents_hint(buffer, size)}; `fastrack keygen NEW.key` makes one"
+                f"{name} is not a fastrack key file{_contents_hint(buffer)}; `fastrack keygen NEW.key` makes one"
             )
         secret = bytearray((end - start) // 2)
         try:
@@ -407,9 +407,9 @@ def looks_damaged(buffer: bytearray, *beginnings: bytes) -> bool:
     return any(beginning in buffer for beginning in beginnings)
 
 
-def _contents_hint(buffer: bytearray, size: int) -> str:
+def _contents_hint(buffer: bytearray) -> str:
     """Return the kind of key that a file holds in place of one that seals, as a part of a message."""
-    if size in {16, 32}:
+    if len(buffer) in {16, 32}:
         return ", though it has as many bytes as a key, which Key.from_bytes() takes"
     kinds = ((b"fastrack-public-1:", "a public key"), (b"# fastrack secret key, ", "the secret key of a key pair"))
     return "".join(f": it holds {kind}" for beginning, kind in kinds if buffer.startswith(beginning))
