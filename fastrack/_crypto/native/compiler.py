@@ -95,8 +95,11 @@ def compile_functions(
     linked = binding.parse_assembly("")
     rows = []
     for symbol, function in (*functions.items(), *helpers.items()):
-        kinds = _argument_kinds(function.py_func)
-        is_void = inspect.signature(function.py_func).return_annotation == "None"
+        signature = inspect.signature(function.py_func)
+        kinds = [parameter.annotation for parameter in signature.parameters.values()]
+        if not set(kinds) <= set(_KINDS):
+            raise TypeError(f"expected arguments of {', '.join(_KINDS)}, got {signature} of {function}")
+        is_void = signature.return_annotation == "None"
         # A module that has the function, with C's calling convention, and all that it calls.
         callback = cfunc((types.void if is_void else types.int64)(*[types.int64] * len(kinds)))(function.py_func)
         lowered = binding.parse_assembly(callback.inspect_llvm())
@@ -123,15 +126,6 @@ def _require_known(module: Any) -> None:
             f"expected compiled functions that neither raise nor allocate, got calls of {', '.join(sorted(foreign))}. "
             "Unset variables of numba that change what it compiles, such as NUMBA_BOUNDSCHECK and NUMBA_OPT"
         )
-
-
-def _argument_kinds(function: Any) -> list[str]:
-    kinds = []
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.annotation not in _KINDS:
-            raise TypeError(f"expected arguments of {', '.join(_KINDS)}, got {parameter} in {function}")
-        kinds.append(parameter.annotation)
-    return kinds
 
 
 def _optimize(module: Any, machine: Any, *, exported: str) -> None:

@@ -258,12 +258,7 @@ def _build_expand(emit: _Function) -> None:
 
     (most,) = emit_loop(builder, I64(lanes), [I64(0)], find_most)
     emit_loop(builder, most, [], absorb)
-    _finish(emit, memory)
-    builder.ret(I64(0))
-
-
-def _finish(emit: _Function, memory: ir.Value) -> None:
-    """Emit the outer hash: of the digest in the state, and of its padding."""
+    # The outer hash: of the digest in the state, and of its padding.
     emit.copy_state(memory, _BLOCK)
     for index in range(STATE_WORDS, BLOCK_WORDS):
         word = {STATE_WORDS: _FIRST_BIT, BLOCK_WORDS - 1: 8 * (_BLOCK_SIZE + _DIGEST_SIZE)}.get(index, 0)
@@ -271,6 +266,7 @@ def _finish(emit: _Function, memory: ir.Value) -> None:
     emit.store_all(memory, _MASK, 0, I64(_ALL))
     emit.spread(memory, 1)
     emit.compress(memory)
+    builder.ret(I64(0))
 
 
 def _build_fill(emit: _Function) -> None:
