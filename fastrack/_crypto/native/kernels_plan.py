@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import isfunction
 from typing import Any
 
 from llvmlite import ir
@@ -15,19 +16,7 @@ from fastrack._crypto.native.kernels_chunks import Array, Counters, copy_bytes
 from fastrack._crypto.native.llvm import I64
 from fastrack.format import SEALED_CHUNK_SIZE
 
-for _function in (
-    gather.memory_size,
-    gather.offsets,
-    gather.merge,
-    gather.count_pieces,
-    gather.split,
-    gather.rotate,
-    gather.sort,
-    gather.finish,
-    gather.plan_ranges,
-    gather.fill_rows,
-    gather.is_plan_inside,
-):
+for _function in filter(isfunction, vars(gather).values()):  # numba compiles those that are called here
     register_jitable(_function)
 
 
