@@ -52,19 +52,17 @@ def selected_engine() -> SelectedEngine:
     names = available_engines()
     forced = os.environ.get(ENGINE_VARIABLE)
     problem = native.problem()
-    if forced == JIT:
-        if problem is not None:
-            raise DeviceError(problem)
-        _require_correct(names[0])
-        return SelectedEngine(names[0], forced=True)
+    if forced == JIT and problem is not None:
+        raise DeviceError(problem)
     if forced:
-        if forced not in names:
+        name = names[0] if forced == JIT else forced
+        if name not in names:
             raise DeviceError(
                 f"{ENGINE_VARIABLE} cannot be used: expected an engine that this machine can run "
                 f"({', '.join(names)}), got {forced!r:.40}. Name one of these, or unset {ENGINE_VARIABLE}"
             )
-        _require_correct(forced)
-        return SelectedEngine(forced, forced=True)
+        _require_correct(name)
+        return SelectedEngine(name, forced=True)
     fault = _fault(names[0]) if problem is None else None
     if problem is not None:
         warning = f"fastrack runs without its machine code, on OpenSSL, which is slower: {problem}"
@@ -114,7 +112,7 @@ def _require_correct(name: str) -> None:
 @cache
 def _fault(name: str) -> str | None:
     """Run the known-answer test of an engine once in a process, and return its failure, or None."""
-    from fastrack._crypto.known_answers import find_derivation_fault, find_fault
+    from fastrack._crypto.known_answers import find_derivation_fault, find_fault, find_job_fault
 
     engine = _build(name, 1)
-    return find_fault(engine) or find_derivation_fault(engine)
+    return find_fault(engine) or find_derivation_fault(engine) or find_job_fault(engine)

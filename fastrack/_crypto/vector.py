@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,9 +26,8 @@ from fastrack._crypto.base import (
 from fastrack._crypto.cobblestone import DERIVED_SIZE, PREFIXES, MessageKey, chunks_between
 from fastrack._crypto.gather import GatherPlan
 from fastrack._crypto.isa import SCHEDULE_SIZE
-from fastrack._crypto.known_answers import find_job_fault
 from fastrack._crypto.message_keys import check_rows
-from fastrack.errors import ClosedError, DeviceError
+from fastrack.errors import ClosedError
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE
 
 _ALIGNMENT = 64
@@ -43,20 +41,6 @@ class VectorEngine:
         self.name = name
         self.threads = threads
         self._functions = functions
-        self._tested_jobs: Any = None
-
-    # No `cached_property`: on Python 3.11 it holds a lock, and would forever in a child forked during the test.
-
-    def _test_jobs(self) -> Any:
-        open_jobs = self._functions.open_jobs
-        fault = find_job_fault(self, partial(self.open_jobs, open_jobs=open_jobs))
-        if fault is not None:
-            raise DeviceError(
-                f"the engine {self.name!r} failed its test {fault}. Do not use it, and report this; "
-                "FASTRACK_ENGINE=openssl selects another engine"
-            )
-        self._tested_jobs = open_jobs
-        return open_jobs
 
     def derive_keys(
         self, secret: Secret, headers: Texts, contexts: Texts, rows: Sequence[int], target: memoryview
@@ -75,41 +59,37 @@ class VectorEngine:
     def open_run(self, schedule: VectorSchedule, source: Bytes, target: Bytes, first: int) -> int | None:
         check_buffers(source, target)
         count = chunks_between(source.size, target.size, first)
-        arguments = (address(source), address(target), first, count, target.size)
-        return self._run(self._functions.open_run, schedule, arguments, count)
+        return self._run("open_run", schedule, count, address(source), address(target), first, count, target.size)
 
     def verify_run(self, schedule: VectorSchedule, source: Bytes, first: int) -> int | None:
         check_buffers(source)
         size = source.size - -(-source.size // SEALED_CHUNK_SIZE) * TAG_SIZE
         count = chunks_between(source.size, size, first)
-        arguments = (address(source), 0, first, count, size)
-        return self._run(self._functions.verify_run, schedule, arguments, count)
+        return self._run("verify_run", schedule, count, address(source), 0, first, count, size)
 
     def seal_run(self, schedule: VectorSchedule, source: Bytes, target: Bytes, first: int) -> None:
         check_buffers(source, target)
         count = chunks_between(target.size, source.size, first)
-        arguments = (address(source), address(target), first, count, source.size)
-        self._run(self._functions.seal_run, schedule, arguments, count)
+        self._run("seal_run", schedule, count, address(source), address(target), first, count, source.size)
 
     def open_gather(self, schedule: VectorSchedule, source: Bytes, target: Bytes, plan: GatherPlan) -> int | None:
         check_buffers(source, target)
         size = source.size - -(-source.size // SEALED_CHUNK_SIZE) * TAG_SIZE
         plan.locate(source.size, size, target.size)
-        arguments = (address(source), address(target), plan.chunks, plan.starts, plan.table, plan.chunks.size, size)
-        return self._run(self._functions.open_gather, schedule, arguments, plan.chunks.size)
+        arrays, count = (plan.chunks, plan.starts, plan.table), plan.chunks.size
+        return self._run("open_gather", schedule, count, address(source), address(target), *arrays, count, size)
 
-    def open_jobs(self, jobs: Messages, open_jobs: Any = None) -> tuple[int, int] | None:
-        open_jobs = open_jobs or self._tested_jobs or self._test_jobs()  # the test itself names what it tests
+    def open_jobs(self, jobs: Messages) -> tuple[int, int] | None:
         table = JobTable(jobs)
         arguments = (table.address, len(jobs.nbytes), table.count)
-        bad = workers.run(open_jobs, arguments, table.count, self.threads)
+        bad = workers.run(self._functions.open_jobs, arguments, table.count, self.threads)
         return None if bad is None else table.find(bad)
 
-    def _run(self, kernel: Any, schedule: VectorSchedule, arguments: tuple[Any, ...], count: int) -> int | None:
+    def _run(self, name: str, schedule: VectorSchedule, count: int, *arguments: Any) -> int | None:
         if schedule.wiped:  # it holds zeros, which would be a known key
             raise ClosedError("expected a key schedule, got a wiped one; expand the message key again")
-        arguments = (schedule.bits, schedule.address, *arguments)
-        return workers.run(kernel, arguments, count, self.threads)
+        kernel = getattr(self._functions, name)
+        return workers.run(kernel, (schedule.bits, schedule.address, *arguments), count, self.threads)
 
 
 class JobTable:

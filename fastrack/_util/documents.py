@@ -29,10 +29,8 @@ def decode(
 ) -> dict[str, Any]:
     """Parse an object in canonical form that has these members and no others, and of `fixed` these values.
 
-    Raises
-    ------
-    ValueError, RecursionError
-        If the content is another, or has more bytes than `limit`. A member that is there twice is not canonical.
+    Raise ValueError, RecursionError if the content is another, or has more bytes than `limit`. A member that is there
+    twice is not canonical.
     """
     if limit is not None and len(content) > limit:
         raise ValueError(f"expected at most {limit} bytes, got more")

@@ -135,7 +135,11 @@ def fail_to_compile(*_):
 @needs_vectors
 @pytest.mark.parametrize(
     ("method", "wrong", "told"),
-    [("seal_run", seal_other_bytes, "expected sealed chunks"), ("expand_key", fail_to_compile, "no such instruction")],
+    [
+        ("seal_run", seal_other_bytes, "expected sealed chunks"),
+        ("expand_key", fail_to_compile, "no such instruction"),
+        ("open_jobs", lambda *_: None, "of many messages"),
+    ],
 )
 def test_openssl_takes_the_place_of_an_engine_that_fails(monkeypatch, method, wrong, told):
     monkeypatch.setattr(VectorEngine, method, wrong)
