@@ -37,9 +37,9 @@ def _read(text):
         lines = listed.rstrip("\n").split("\n")
         for title, edit in zip(lines[::2], lines[1::2], strict=True):
             name, breaks, noticing = re.fullmatch(r"(\S+): (.*) \(([\w, ]+)\)", title).groups()
-            edit = edit.removeprefix("    ").replace(r"\n", "\n")
-            old, new = (re.sub(r"\[\[(.*?) => (.*?)\]\]", kept, edit, flags=re.DOTALL) for kept in (r"\1", r"\2"))
+            text = edit.removeprefix("    ").replace(r"\n", "\n")
+            old, new = (re.sub("«(.*?) => (.*?)»", kept, text, flags=re.DOTALL) for kept in (r"\1", r"\2"))
             yield Mutant(name, file, old, new, breaks, tuple(tests[test] for test in noticing.split(", ")))
 
 
-MUTANTS = list(_read(Path(__file__).with_name("kernels.txt").read_text()))
+MUTANTS = list(_read(Path(__file__).with_name("kernels.txt").read_text("utf-8")))
