@@ -1,7 +1,6 @@
 import json
-import pickle
 from contextlib import suppress
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -132,14 +131,6 @@ def test_a_parsed_report_is_parsed_again_from_its_bytes():
     assert report.field(99) is None
 
 
-def test_what_is_verified_can_be_pickled_and_not_changed():
-    verified = verify()
-    assert pickle.loads(pickle.dumps(verified)) == verified
-    with pytest.raises(FrozenInstanceError):
-        verified.chip = "GB100"
-    assert type(verified).__module__ == "fastrack.attest"
-
-
 def test_errors_name_the_device():
     with pytest.raises(AttestationError, match=r"nonce of the GPU 3 report failed: expected 0909.*, got 00") as caught:
         verify(nonce=b"\x09" * 32, evidence="GPU 3 report")
@@ -147,11 +138,9 @@ def test_errors_name_the_device():
     assert (caught.value.wanted, caught.value.found) == ("09" * 32, NONCE.hex())
 
 
-def test_a_nonce_of_another_size_and_a_time_without_a_zone_are_mistakes_of_the_caller():
+def test_a_nonce_of_another_size_is_a_mistake_of_the_caller():
     with pytest.raises(ValueError, match="32 bytes, got 31"):
         verify(nonce=bytes(31))
-    with pytest.raises(ValueError, match="time zone"):
-        verify(now=NOW.replace(tzinfo=None))
 
 
 def test_revocation_is_checked_where_responses_are_passed():
@@ -365,13 +354,6 @@ def test_every_byte_of_a_chain_counts(make):
     check(device.pem)
     accepted = [index for index, bad in flips(device.pem) if not is_refused(check, bad)]
     assert accepted == []
-
-
-def test_every_truncation_of_a_report_is_refused():
-    report = foundry.report(foundry.hopper())
-    for size in range(len(report)):
-        with pytest.raises(FormatError):
-            attest.parse_gpu_report(report[:size])
 
 
 # Garbage.

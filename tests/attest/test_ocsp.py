@@ -1,4 +1,3 @@
-import pickle
 from datetime import timedelta
 
 import pytest
@@ -44,7 +43,6 @@ def test_a_good_response_is_verified(by_name, is_delegated, certid):
     assert (verified.this_update, verified.next_update) == (NOW - DAY, NOW + DAY)
     assert (verified.verified_at, verified.valid_until) == (NOW, NOW + DAY)
     assert verified.age == DAY
-    assert pickle.loads(pickle.dumps(verified)) == verified
 
 
 def test_a_response_may_be_signed_with_rsa():
@@ -170,11 +168,6 @@ def test_a_response_must_have_one_status_without_critical_extensions():
             )
 
 
-def test_a_time_without_a_zone_is_a_mistake_of_the_caller():
-    with pytest.raises(ValueError, match="time zone"):
-        verify(now=NOW.replace(tzinfo=None))
-
-
 def test_unused_bits_of_the_signature_are_refused():
     by = foundry.responder(ISSUER)
     for response in (foundry.status(ABOUT, ISSUER), foundry.status(ABOUT, ISSUER, by=by)):
@@ -196,13 +189,9 @@ def test_every_byte_of_a_response_counts(is_delegated):
     assert accepted == []
 
 
-def test_every_truncation_of_a_response_is_refused():
-    response = foundry.status(ABOUT, ISSUER, by=foundry.responder(ISSUER))
-    for size in range(len(response)):
-        with pytest.raises(FormatError):
-            verify(response[:size])
+def test_a_byte_after_a_response_is_refused():
     with pytest.raises(FormatError):
-        verify(response + b"\0")
+        verify(foundry.status(ABOUT, ISSUER, by=foundry.responder(ISSUER)) + b"\0")
 
 
 @settings(max_examples=200, deadline=None)

@@ -304,11 +304,6 @@ def test_what_was_not_verified_is_not_judged(thing):
         check("", thing)
 
 
-def test_a_time_without_a_zone_is_a_mistake_of_the_caller():
-    with pytest.raises(ValueError, match="time zone"):
-        check(now=NOW.replace(tzinfo=None))
-
-
 def test_the_defaults_are_strict():
     assert policy().gpu == GpuPolicy()
     assert policy().gpu.revocation is Revocation.CACHED
