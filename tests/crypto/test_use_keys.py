@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import numpy as np
@@ -31,11 +32,8 @@ def _no_default():
 
 
 def in_thread(function):
-    result = []
-    thread = threading.Thread(target=lambda: result.append(function()))
-    thread.start()
-    thread.join()
-    return result[0]
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
 
 
 def default():
@@ -112,11 +110,8 @@ def test_blocks_of_many_threads_do_not_mix_and_leave_nothing(key):
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        threads = [threading.Thread(target=work, args=(owner,)) for owner in (*owners, key)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(work, (*owners, key)))
     finally:
         sys.setswitchinterval(interval)
     assert not wrong
@@ -154,7 +149,6 @@ def test_a_block_may_end_in_another_context(key):
     assert default() is None
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_child_forked_while_a_thread_sets_a_default_is_not_blocked(key):
     with keyring._lock:
