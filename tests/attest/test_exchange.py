@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import cache, partial
+from itertools import starmap
 
 import pytest
 from helpers.cases import each
@@ -148,9 +149,7 @@ def test_a_machine_in_protected_pcie_mode_gets_the_keys_with_its_switches_alone(
             nvidia.report(device, nonce=binding.device_nonce(index), fields=fields)
             for index, (device, fields) in enumerate(devices)
         ]
-        evidence = tuple(
-            attest.DeviceEvidence(*pair) for pair in zip(reports, (one.pem for one, _ in devices), strict=True)
-        )
+        evidence = tuple(starmap(attest.DeviceEvidence, zip(reports, (one.pem for one, _ in devices), strict=True)))
         return attest.MachineEvidence(of.prove(binding.report_data(evidence)), evidence)
 
     def exchange(devices, **options):
@@ -227,9 +226,8 @@ def test_nonces_differ_by_challenge_key_and_index():
     first, second = attest.DeviceEvidence(b"ab", b"c"), attest.DeviceEvidence(b"a", b"bc")
     lists = [[], [first], [second], [first, second], [replace(first, ocsp=())], [replace(first, ocsp=(b"",))]]
     manifest = attest.ManifestEvidence(b"d")
-    lists += [
-        [replace(first, manifests=some)] for some in ((manifest,), (manifest, manifest), (replace(manifest, ocsp=()),))
-    ]
+    manifests = (manifest,), (manifest, manifest), (replace(manifest, ocsp=()),)
+    lists += [[replace(first, manifests=some)] for some in manifests]
     assert len({binding.report_data(some) for binding in bindings for some in lists}) == 54
 
 

@@ -240,13 +240,8 @@ def with_rsa_provisioner():
     hopper = foundry.hopper()
     ica = Authority("NVIDIA GH100 Provisioner ICA 1", hopper.chain[3], key=rsa_key("provisioner"))
     rom = Authority(foundry.device_name("GH100 A01 GSP BROM", "41E23D711E1C4FBFAC"), ica, key=foundry.new_key())
-    leaf = Authority(
-        hopper.leaf.subject,
-        rom,
-        key=foundry.new_key(),
-        ca=False,
-        extensions=[(foundry.COMPOSITE, foundry.composite(rom))],
-    )
+    made = [(foundry.COMPOSITE, foundry.composite(rom))]
+    leaf = Authority(hopper.leaf.subject, rom, key=foundry.new_key(), ca=False, extensions=made)
     return foundry.Device((leaf, rom, ica, *hopper.chain[3:]))
 
 
@@ -268,9 +263,7 @@ def wrong_devices():
         "the chain is in reverse order": foundry.Device(hopper.chain[::-1]),
         "the leaf is of another device": foundry.Device((hopper.leaf, *foundry.device().chain[1:])),
         "an authority has an RSA key": with_rsa_provisioner(),
-        "the extension has the key of another device": foundry.device(
-            extension=(foundry.COMPOSITE, foundry.composite(rom))
-        ),
+        "the extension has another device's key": foundry.device(extension=(foundry.COMPOSITE, foundry.composite(rom))),
         "a critical extension is unknown": foundry.device(extension=("1.2.3", b"\5\0"), critical=["1.2.3"]),
     }
 
@@ -305,10 +298,7 @@ def malformed_extensions():
         "tcb info without digests": (foundry.TCB_INFO, foundry.tcb_info(fwids=b"")),
         "tcb info with another hash": (foundry.TCB_INFO, foundry.tcb_info(fwids=of(oid=b"\x06\x01\x2a"))),
         "tcb info with a short digest": (foundry.TCB_INFO, foundry.tcb_info(fwids=of(bytes(47)))),
-        "tcb info twice the same member": (
-            foundry.TCB_INFO,
-            foundry.der(0x30, *2 * [foundry.der(0xA6, foundry.fwid())]),
-        ),
+        "tcb info twice a member": (foundry.TCB_INFO, foundry.der(0x30, *2 * [foundry.der(0xA6, foundry.fwid())])),
         "tcb info with a trailing byte": (foundry.TCB_INFO, tcb + b"\0"),
     }
 

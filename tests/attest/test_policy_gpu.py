@@ -183,9 +183,7 @@ def test_protected_pcie_is_accepted_if_the_policy_asks_for_it():
 def test_switches_have_manifests_too():
     assert refused_in("modes = ['PPCIE']", protected()).field == "measurements"
     gpus, switches = protected()[:8], protected()[8:]
-    found = [replace(MATCHED, report=report) for report in gpus] + [
-        replace(SWITCH, report=report) for report in switches
-    ]
+    found = [replace(MATCHED, report=gpu) for gpu in gpus] + [replace(SWITCH, report=switch) for switch in switches]
     check("modes = ['PPCIE']", *found)
     assert "switch" not in refused_in("modes = ['PPCIE']", [*found[:11], switches[3]]).field
     unchecked = replace(found[11], report=replace(switches[3], revocation_checked_at=None))

@@ -175,9 +175,7 @@ def wrong():
             "a chip id of a wrong size": {"machine": foundry.chip(chip_id=bytes(63))},
             "a wrapped chip id of a wrong size": {"machine": foundry.chip(chip_id=bytes(63), wrapped=True)},
             "a byte behind a patch level": {"machine": foundry.chip(replaced={"3.8": integer(115) + b"\0"})},
-            "a byte behind a wrapped chip id": {
-                "machine": foundry.chip(replaced={"4": octets(foundry.CHIP_ID) + b"\0"})
-            },
+            "a byte behind a wrapped id": {"machine": foundry.chip(replaced={"4": octets(foundry.CHIP_ID) + b"\0"})},
             "a patch level that is no integer": {"machine": foundry.chip(replaced={"3.8": octets(b"\x73")})},
             "a provider that is not ASCII": {"machine": foundry.chip(is_vlek=True, provider="Wölke")},
         }

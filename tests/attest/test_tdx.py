@@ -181,12 +181,8 @@ def test_the_parts_of_two_machines_make_no_quote():
 def test_an_error_names_what_was_wrong():
     with pytest.raises(AttestationError) as error:
         verify(foundry.quote(foundry.platform(), qe={"product": 1}))
-    assert (error.value.evidence, error.value.field, error.value.wanted, error.value.found) == (
-        "QE report",
-        "ISVPRODID",
-        2,
-        1,
-    )
+    found = error.value
+    assert (found.evidence, found.field, found.wanted, found.found) == ("QE report", "ISVPRODID", 2, 1)
 
 
 # Collateral that is wrong.
@@ -528,9 +524,8 @@ def test_a_state_of_the_module_or_the_enclave_that_intel_does_not_use_is_refused
 @pytest.fixture
 def real(evidence):
     folder = evidence / "tdx"
-    return (folder / "quote_v4.dat").read_bytes(), TdxCollateral.from_json(
-        (folder / "quote_v4_collateral.json").read_bytes()
-    )
+    collateral = TdxCollateral.from_json((folder / "quote_v4_collateral.json").read_bytes())
+    return (folder / "quote_v4.dat").read_bytes(), collateral
 
 
 def test_a_real_quote_with_its_collateral_is_verified(real):

@@ -265,9 +265,8 @@ class Clients:
 
     def expired(self, _):
         now = self.server.now()
-        challenge = replace(
-            attest.Challenge.generate(now=now), expires=now.replace(microsecond=0) - timedelta(seconds=1)
-        )
+        end = now.replace(microsecond=0) - timedelta(seconds=1)
+        challenge = replace(attest.Challenge.generate(now=now), expires=end)
         self.ledger.add_challenge(challenge, now=now)
         self.refuse("expired", attest.make_offer(challenge, small()).to_bytes(), 409)
 

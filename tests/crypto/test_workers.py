@@ -78,14 +78,8 @@ def run(kernels):
 
     def run(count, threads, *, nap=0, bad=workers.NONE_BAD, threshold=1):
         log = Log(count)
-        found = workers.run(
-            kernels.count_chunks,
-            (count, log.address, nap, bad),
-            count,
-            threads,
-            threshold=threshold,
-            waking_threshold=1,
-        )
+        arguments, options = (count, log.address, nap, bad), {"threshold": threshold, "waking_threshold": 1}
+        found = workers.run(kernels.count_chunks, arguments, count, threads, **options)
         return log.is_right, found
 
     return run

@@ -258,9 +258,8 @@ def begin(device, driver, sizes, nbytes=None):
 
 
 def run(message, size, offset=0, first=0):
-    return Segment(
-        message, first, first * CHUNK_SIZE, size, segment_size(first, size - first * CHUNK_SIZE, size), offset
-    )
+    start = first * CHUNK_SIZE
+    return Segment(message, first, start, size, segment_size(first, size - start, size), offset)
 
 
 @each(

@@ -46,12 +46,8 @@ def write_secret(algorithm, secret, key_id):
 def pairs():
     """Return identities and signers of every algorithm that are the same in every run, and their secret files."""
     chance = Random(3)
-    kinds = {
-        "MLKEM768_X25519": (Identity, 96),
-        "P-384": (Identity, 48),
-        "Ed25519": (Signer, 32),
-        "ML-DSA-65": (Signer, 32),
-    }
+    kinds = {"MLKEM768_X25519": (Identity, 96), "P-384": (Identity, 48)}
+    kinds |= {"Ed25519": (Signer, 32), "ML-DSA-65": (Signer, 32)}
     found = {}
     for algorithm, (kind, size) in kinds.items():
         secret = chance.randbytes(size)
@@ -156,10 +152,8 @@ class GrantsFiles:
         payload = self._payload
         for mark, text in self._wrapped.items():
             payload = payload.replace(text, mark)
-        return [
-            b"\0" + payload,
-            b"\1" + b'{"payload":"@@@@","payloadType":"text","signatures":[{"keyid":"","sig":""}]}',
-        ]
+        envelope = b'{"payload":"@@@@","payloadType":"text","signatures":[{"keyid":"","sig":""}]}'
+        return [b"\0" + payload, b"\1" + envelope]
 
     def run(self, data):
         payload, is_envelope = data[1:], data[:1] == b"\1"

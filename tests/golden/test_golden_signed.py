@@ -223,10 +223,8 @@ def test_grants_that_answer_an_offer_open(golden):
             assert grants.expires is not None
             assert grants.unlock(identity, now=NOW).first == key
             payload = grants_reader.read_grants(envelope, line)
-            assert (
-                grants_reader.unwrap(payload, golden(f"attestation/machine-{cpu}").read_text())
-                == contents.SECRETS[name]
-            )
+            machine = golden(f"attestation/machine-{cpu}").read_text()
+            assert grants_reader.unwrap(payload, machine) == contents.SECRETS[name]
         shown = cli("attest", "show", golden(f"attestation/grants-{cpu}.json"))
         assert challenge["id"] in json.dumps(shown)
 

@@ -99,10 +99,8 @@ def test_a_data_set_is_continued(golden):
     assert samples(path, key) == wanted
 
 
-TABLE = [
-    {name: as_value(values[row]) for name, values in contents.TABLE.items()}
-    for row in range(len(contents.TABLE["name"]))
-]
+_COLUMNS = contents.TABLE.items()
+TABLE = [{name: as_value(values[row]) for name, values in _COLUMNS} for row in range(len(contents.TABLE["name"]))]
 IMPORTED = {
     "images": [
         {"image": image, "path": path.encode(), "label": ["cat", "dog"].index(path[:3])}
