@@ -367,13 +367,8 @@ def test_garbage_in_an_extension_is_refused(data, oid, is_wrapped):
 
 def garbled(oid, value):
     device = foundry.hopper()
-    leaf = Authority(
-        foundry.device_name("GH100 A01 GSP FMC LF"),
-        device.chain[1],
-        ca=False,
-        key=device.leaf.key,
-        extensions=[(oid, value)],
-    )
+    name, options = foundry.device_name("GH100 A01 GSP FMC LF"), {"key": device.leaf.key, "extensions": [(oid, value)]}
+    leaf = Authority(name, device.chain[1], ca=False, **options)
     return foundry.Device((leaf, *device.chain[1:]))
 
 

@@ -84,7 +84,10 @@ def wrong_responses():
     def delegated(**options):
         return of(by=foundry.responder(ISSUER, **options))
 
-    stranger = Authority(ISSUER.subject, key=foundry.new_key())
+    def leaf(**options):
+        return Authority("OCSP Responder", ISSUER, ca=False, key=foundry.new_key(), **options)
+
+    stranger, responder = Authority(ISSUER.subject, key=foundry.new_key()), foundry.responder(ISSUER)
     return {
         "status of 'NVIDIA GH100 Provisioner ICA 1' revoked": of(good=False),
         "status of 'NVIDIA GH100 Provisioner ICA 1' unknown": of(unknown=True),
@@ -99,25 +102,14 @@ def wrong_responses():
         "responder below another authority": of(by=foundry.responder(CHAIN[4])),
         "responder without the purpose": delegated(usages=()),
         "responder with another purpose": delegated(usages=(x509.ExtendedKeyUsageOID.SERVER_AUTH,)),
-        "responder that is a leaf": of(by=Authority("OCSP Responder", ISSUER, ca=False, key=foundry.new_key())),
+        "responder that is a leaf": of(by=leaf()),
         "responder that has expired": delegated(end=NOW - DAY),
         "responder that is not valid yet": delegated(start=NOW + DAY),
         "responder that is an authority": delegated(ca=True, usage=key_usage("digital_signature")),
         "responder that issues certificates": delegated(ca=True),
-        "responder that has an unknown extension": of(
-            by=Authority(
-                "OCSP Responder",
-                ISSUER,
-                ca=False,
-                key=foundry.new_key(),
-                extensions=[OCSP_SIGNING, UNKNOWN],
-                critical=["1.2.3"],
-            )
-        ),
+        "responder that has an unknown extension": of(by=leaf(extensions=[OCSP_SIGNING, UNKNOWN], critical=["1.2.3"])),
         "responder that may not sign": delegated(usage=key_usage("key_agreement")),
-        "signature by another key, delegated": of(
-            by=foundry.responder(ISSUER), sent=[foundry.responder(ISSUER)], by_name=True
-        ),
+        "signature by another key, delegated": of(by=responder, sent=[foundry.responder(ISSUER)], by_name=True),
         "signature by another key": of(by=stranger, by_name=True, sent=()),
         "extensions": of(nonce=b"n" * 32, critical=True),
         "signature algorithm": of(algorithm=hashes.SHA224()),
@@ -163,9 +155,7 @@ def test_a_response_must_have_one_status_without_critical_extensions():
         verify(of(lambda statuses: with_extension(statuses, critical=True)))
     for times in (0, 2):
         with pytest.raises(FormatError, match="number of statuses"):
-            verify(
-                of(lambda statuses, times=times: foundry.der(0x30, statuses[foundry.header_size(statuses) :] * times))
-            )
+            verify(of(lambda found, n=times: foundry.der(0x30, found[foundry.header_size(found) :] * n)))
 
 
 def test_unused_bits_of_the_signature_are_refused():

@@ -34,9 +34,8 @@ def test_a_good_manifest_is_verified():
     assert (rim.product, rim.edition, rim.version, rim.tag_id) == ("GH100", "GPU", "580.159.03", "8aa5c875")
     assert [one.index for one in rim.measurements] == list(range(64))
     assert [one.index for one in rim.active] == [7, 23, 35]
-    assert rim.measurements[23] == attest.RimMeasurement(
-        23, "Measurement_23", True, (bytes(48), foundry.MEASUREMENTS[23])
-    )
+    values = bytes(48), foundry.MEASUREMENTS[23]
+    assert rim.measurements[23] == attest.RimMeasurement(23, "Measurement_23", True, values)
     assert verified.signer == "HCC RIM L4 Signer"
     assert (verified.verified_at, verified.valid_until) == (NOW, NOW + LONG)
     assert verified.revocation_checked_at is None

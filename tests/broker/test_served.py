@@ -328,13 +328,11 @@ def test_exchanges_of_many_clients_with_a_broker_that_is_killed(start, count, ki
     assert {kind for kind, _ in clients.refused} == {"replayed", "expired", "foreign", "altered"}
     server.kill()
     entries = read_log(server.folder / "broker.db")
-    by_event = {
-        event: Counter(e.details["challenge"] for e in entries if e.event == event) for event in ("offered", "granted")
-    }
-    for event in by_event.values():
-        assert set(event.values()) == {1}  # no challenge is used twice
-    assert set(clients.granted) <= set(by_event["granted"]) <= set(by_event["offered"])
-    lost = len(by_event["granted"]) - len(clients.granted)
+    events = "offered", "granted"
+    offered, granted = (Counter(e.details["challenge"] for e in entries if e.event == event) for event in events)
+    assert set(offered.values()) == set(granted.values()) == {1}  # no challenge is used twice
+    assert set(clients.granted) <= set(granted) <= set(offered)
+    lost = len(granted) - len(clients.granted)
     assert lost <= kills * THREADS
     assert sum(entry.event == "started" for entry in entries) == kills + 1
     assert all(isinstance(line, dict) for line in server.lines())

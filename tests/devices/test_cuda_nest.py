@@ -248,9 +248,9 @@ def test_a_table_is_part_of_the_command_and_crosses_no_staging_memory():
 # What the device is asked.
 
 
-def begin(device, driver, sizes, nbytes=None):
+def begin(device, driver, sizes):
     messages = [Message(size, seed=number) for number, size in enumerate(sizes)]
-    views = [device.view(driver.empty("U8", (size,), "cupy"), writable=True) for size in nbytes or sizes]
+    views = [device.view(driver.empty("U8", (size,), "cupy"), writable=True) for size in sizes]
     chunks = [HostMemory.of(message.sealed) for message in messages]
     none = [None] * len(sizes)
     keys = MessageKeys.of([message.key() for message in messages])

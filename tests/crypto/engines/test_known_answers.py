@@ -107,9 +107,8 @@ def test_a_result_of_a_message_that_is_wrong_is_found(number):
         jobs.memories[number].array[-1] ^= 1
         return bad
 
-    assert "of 128 bits in one call for many messages: expected sealed chunks to open" in find_job_fault(
-        engine, open_jobs
-    )
+    told = find_job_fault(engine, open_jobs)
+    assert "of 128 bits in one call for many messages: expected sealed chunks to open" in told
 
 
 @each("answer", [None, (0, 0), (1, 1)])
