@@ -1,5 +1,7 @@
+import ast
 import pickle
 from dataclasses import FrozenInstanceError
+from pathlib import Path
 
 import pytest
 import test_gpu
@@ -9,13 +11,14 @@ import test_rim
 import test_snp
 import test_tdx
 from helpers.cases import each
-from helpers.foundry import nvidia, snp, tdx
+from helpers.foundry import nvidia, snp
 from helpers.foundry.authority import NOW
 from hypothesis import given
 from hypothesis import strategies as st
 
 import fastrack
 from fastrack import FormatError, attest
+from fastrack.attest import TrustedRoots
 from fastrack.attest._errors import malformed, refused
 
 
@@ -34,6 +37,23 @@ def test_a_format_error_may_be_about_text():
     assert "expected a list as its tcbLevels, got 7" in str(error)
 
 
+@pytest.mark.parametrize("vendor", ["intel", "amd", "nvidia", "nvidia_rim"])
+def test_no_vendor_is_trusted_by_default_where_its_roots_are_given_in_another_way(vendor):
+    with pytest.raises(ValueError, match=f"expected other vendors, got {vendor}"):
+        TrustedRoots(others={vendor: frozenset()})
+    with pytest.raises(ValueError, match="An empty one trusts none"):
+        TrustedRoots(**{vendor: None})
+    assert getattr(TrustedRoots(**{vendor: frozenset()}), vendor) == frozenset()
+
+
+def test_no_file_imports_a_private_name_of_another():
+    folder = Path(attest.__file__).parent
+    for path in folder.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("fastrack.attest."):
+                assert not [each.name for each in node.names if each.name.startswith("_")], (path.name, node.lineno)
+
+
 # What holds of each kind of evidence: functions that verify a good one, and those that parse bytes, with good bytes.
 
 VERIFY = {
@@ -44,7 +64,7 @@ VERIFY = {
     "OCSP": test_ocsp.verify,
 }
 PARSE = {
-    "TDX": (attest.parse_tdx_quote, tdx.quote(test_tdx.PLATFORM)),
+    "TDX": (attest.parse_tdx_quote, test_tdx.QUOTE),
     "SEV-SNP": (attest.parse_snp_report, snp.report(test_snp.MILAN)),
     "GPU": (attest.parse_gpu_report, nvidia.report(nvidia.hopper())),
     "OCSP": (test_ocsp.verify, nvidia.status(test_ocsp.ABOUT, test_ocsp.ISSUER, by=nvidia.responder(test_ocsp.ISSUER))),

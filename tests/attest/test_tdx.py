@@ -17,6 +17,8 @@ from fastrack.attest._cpu.tdx import verify_signatures
 from fastrack.attest._cpu.tdx_pck import read_pck_identity
 
 DAY = timedelta(days=1)
+PLATFORM = foundry.platform()
+QUOTE = foundry.quote(PLATFORM)
 
 
 def collateral(**options):
@@ -24,8 +26,9 @@ def collateral(**options):
 
 
 def verify(quote=None, given=None, *, now=NOW, roots=None):
-    quote = foundry.quote(foundry.platform()) if quote is None else quote
-    return attest.verify_tdx_quote(quote, given or collateral(), now=now, roots=roots or foundry.intel().roots)
+    return attest.verify_tdx_quote(
+        QUOTE if quote is None else quote, given or collateral(), now=now, roots=roots or foundry.intel().roots
+    )
 
 
 @pytest.fixture(params=[(4, 2), (5, 2), (5, 3)], ids=["v4", "v5", "v5 of TDX 1.5"])
@@ -58,17 +61,16 @@ def test_a_good_quote_is_verified(layout):
 
 
 def test_a_parsed_quote_is_parsed_again_from_its_bytes():
-    quote = attest.parse_tdx_quote(foundry.quote(foundry.platform()))
+    quote = attest.parse_tdx_quote(QUOTE)
     forged = replace(quote, report=replace(quote.report, mrtd=bytes(48)), signed=b"", version=9)
     assert verify(forged).report == quote.report
 
 
 def test_a_quote_may_be_padded_with_zeros_alone():
-    quote = foundry.quote(foundry.platform())
-    assert attest.parse_tdx_quote(quote + bytes(100)).data == quote
-    verify(quote + bytes(100))
-    with pytest.raises(FormatError, match=f"padding at offset {len(quote) + 50}"):
-        verify(quote + bytes(50) + b"\1")
+    assert attest.parse_tdx_quote(QUOTE + bytes(100)).data == QUOTE
+    verify(QUOTE + bytes(100))
+    with pytest.raises(FormatError, match=f"padding at offset {len(QUOTE) + 50}"):
+        verify(QUOTE + bytes(50) + b"\1")
 
 
 @each(("attributes", "is_debug"), [(0, False), (1, True), (2, True), (1 << 8, False), (1 << 28, False)])
@@ -273,14 +275,10 @@ def wrong_collateral():
     }
 
 
-PLATFORM = foundry.platform()
-
-
 def test_wrong_collateral_is_refused():
-    quote = foundry.quote(PLATFORM)
-    verify(quote)
+    verify(QUOTE)
     for name, options in wrong_collateral().items():
-        assert is_refused(verify, quote, collateral(**options)), name
+        assert is_refused(verify, QUOTE, collateral(**options)), name
 
 
 def test_two_trusted_roots_are_not_mixed():
@@ -466,9 +464,9 @@ def test_every_byte_of_a_quote_counts(layout):
 @pytest.mark.slow
 @each("part", [field.name for field in fields(TdxCollateral)])
 def test_every_byte_of_collateral_counts(part):
-    quote, parts = foundry.quote(PLATFORM), foundry.collateral()
+    parts = foundry.collateral()
     for index, data in flips(parts[part]):
-        assert is_refused(verify, quote, TdxCollateral(**parts | {part: data})), f"byte {index}"
+        assert is_refused(verify, QUOTE, TdxCollateral(**parts | {part: data})), f"byte {index}"
 
 
 # Garbage.
@@ -477,10 +475,9 @@ def test_every_byte_of_collateral_counts(part):
 @settings(max_examples=30)
 @given(st.data())
 def test_a_quote_with_a_part_replaced_is_refused(data):
-    quote = foundry.quote(PLATFORM)
-    start = data.draw(st.integers(0, len(quote)))
-    changed = quote[:start] + data.draw(st.binary(max_size=50)) + quote[data.draw(st.integers(start, len(quote))) :]
-    if changed.rstrip(b"\0") != quote.rstrip(b"\0"):
+    start = data.draw(st.integers(0, len(QUOTE)))
+    changed = QUOTE[:start] + data.draw(st.binary(max_size=50)) + QUOTE[data.draw(st.integers(start, len(QUOTE))) :]
+    if changed.rstrip(b"\0") != QUOTE.rstrip(b"\0"):
         assert is_refused(verify, changed)
 
 

@@ -336,3 +336,15 @@ def test_exchanges_of_many_clients_with_a_broker_that_is_killed(start, count, ki
     assert lost <= kills * THREADS
     assert sum(entry.event == "started" for entry in entries) == kills + 1
     assert all(isinstance(line, dict) for line in server.lines())
+
+
+@pytest.mark.slow
+def test_ranks_on_different_machines_that_prove_what_they_are_become_a_group(start):
+    torch = pytest.importorskip("torch")
+    from helpers.network import Network, on_ranks
+
+    server = start(0)
+    rings = [fetch(server, machine(cpu, 0)) for cpu in ("tdx", "snp")]
+    assert rings[0].first == rings[1].first == server.key
+    results = on_ranks(Network(2), rings, lambda group: group.all_reduce(torch.ones(3)).tolist())
+    assert results == [[2, 2, 2]] * 2
