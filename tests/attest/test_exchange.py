@@ -1,7 +1,5 @@
 """The exchange between an owner and a machine, and its documents."""
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle

@@ -1,7 +1,5 @@
 """A broker among clients that hold connections, send without end, or come when the disk is full."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """The broker's memory: challenges that are used once, and a log that cannot be altered without a trace."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sqlite3

@@ -1,7 +1,5 @@
 """A broker that is really served, over TLS."""
 
-from __future__ import annotations
-
 import json
 import random
 import socket

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from helpers.cases import each
+from helpers.forking import in_forked_child
 
 import fastrack
 from fastrack import Key, KeyPermissionError, KeyRing, UnknownKeyError, use_keys
@@ -307,7 +308,6 @@ def test_a_provider_may_use_the_ring_that_asks_it(key):
     assert ring[key.id] is key
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_child_forked_during_a_look_up_is_not_blocked(key):
     asked, forked = threading.Event(), threading.Event()
 
@@ -321,12 +321,9 @@ def test_a_child_forked_during_a_look_up_is_not_blocked(key):
     thread = threading.Thread(target=lambda: ring[key.id])
     thread.start()
     asked.wait()
-    child = os.fork()
-    if not child:
-        os._exit(0 if ring[key.id] is key else 1)
+    assert in_forked_child(lambda: ring[key.id] is key)
     forked.set()
     thread.join()
-    assert os.waitpid(child, 0)[1] == 0
 
 
 # Files and folders

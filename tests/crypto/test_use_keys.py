@@ -2,8 +2,6 @@
 
 import asyncio
 import contextvars
-import os
-import signal
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +9,7 @@ from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from helpers.forking import in_forked_child
 
 import fastrack
 from fastrack import Key, KeyRing, UnknownKeyError, use_keys
@@ -149,15 +148,13 @@ def test_a_block_may_end_in_another_context(key):
     assert default() is None
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_child_forked_while_a_thread_sets_a_default_is_not_blocked(key):
+    def set_default():
+        with use_keys(key):
+            return default() is key
+
     with keyring._lock:
-        child = os.fork()
-        if not child:
-            signal.alarm(20)
-            with use_keys(key):
-                os._exit(0 if default() is key else 1)
-    assert os.waitpid(child, 0)[1] == 0
+        assert in_forked_child(set_default, seconds=20)
 
 
 def test_a_default_whose_object_is_kept_is_that_of_the_process(key):

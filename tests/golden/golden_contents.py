@@ -3,8 +3,6 @@
 README.md describes them. What stands here is fixed for ever, as the files are: add to it, but change nothing.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from math import prod

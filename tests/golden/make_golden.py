@@ -6,8 +6,6 @@ It runs in the environment of the tests, once for each minor version. README.md 
 exists is never written to: nothing that was released is made again.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io

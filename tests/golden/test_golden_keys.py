@@ -1,7 +1,5 @@
 """Keys of earlier versions open: key files, key pairs, grants and wrapped keys."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Sealed files and folders of earlier versions open, with fastrack and without."""
 
-from __future__ import annotations
-
 import json
 
 import golden_contents as contents

@@ -1,7 +1,5 @@
 """Documents of earlier versions open: manifests and anchors, attestation, and a broker's database."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Models, checkpoints and data sets of earlier versions open."""
 
-from __future__ import annotations
-
 import json
 
 import golden_contents as contents

@@ -1,7 +1,5 @@
 """The list of mutants: every edit still fits the kernels, and every test that it names is there."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Plugin of pytest: the kernels are those of the folder that FASTRACK_KERNELS names."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Keys on a PKCS#11 token: SoftHSM, in a folder of the test; and a stand-in for what SoftHSM 2.6 lacks."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
