@@ -159,8 +159,9 @@ def test_a_response_must_have_one_status_without_critical_extensions():
 
 
 def test_unused_bits_of_the_signature_are_refused():
-    by = foundry.responder(ISSUER)
-    for response in (foundry.status(ABOUT, ISSUER), foundry.status(ABOUT, ISSUER, by=by)):
+    made = (foundry.status(ABOUT, ISSUER, nonce=bytes([number])) for number in range(99))
+    even = next(response for response in made if response[-1] % 2 == 0)  # whose last bit may be unused
+    for response in (even, foundry.status(ABOUT, ISSUER, by=foundry.responder(ISSUER))):
         verify(response)
         ends = [index for index in range(len(response) - 3) if response[index : index + 1] == b"\0"]
         for index in ends:
