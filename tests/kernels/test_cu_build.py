@@ -4,8 +4,6 @@ NVRTC is what compiles them where there is a GPU. Its wheel is a test dependency
 version, and ``FASTRACK_NVRTC`` names folders with more of them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shutil

@@ -10,8 +10,6 @@ Some changes alter no result, and so are no mutants:
 - A comparison of tags that ends early gives the same verdict. Only the machine code shows that it does not.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path
