@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 from fuzz import mutators, targets
+from fuzz.common import Violation
 from fuzz.evidence import pack, unpack
-from fuzz.targets import Violation, guarded
+from fuzz.targets import guarded
 from helpers.cases import each
 from helpers.processes import run_python
 
