@@ -141,16 +141,6 @@ def test_what_is_closed_besides_does_no_harm(closed):
     assert run("verify", "nope", "-k", "owner.key").returncode == 1
 
 
-@pytest.mark.slow
-def test_a_file_goes_there_and_back(folder):
-    (folder / "notes.txt").write_bytes(b"not for everyone" * 5000)
-    environment = {**os.environ, "FASTRACK_KEY_FILE": "owner.key"}
-    for line in ("keygen owner.key", "seal notes.txt notes.sealed", "unseal notes.sealed back.txt"):
-        done = run(*line.split(), env=environment)
-        assert (done.returncode, done.stderr) == (0, b"")
-    assert (folder / "back.txt").read_bytes() == b"not for everyone" * 5000
-
-
 @pytest.mark.parametrize(("name", "told"), [(b"\x1b", b"\\x1b"), (b"\xff", b"\\udcff")], ids=["escape", "no Unicode"])
 def test_an_error_is_one_line_on_stderr(folder, name, told):
     done = run(b"inspect", b"missing%b.bin" % name, cwd=folder)

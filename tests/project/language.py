@@ -1,4 +1,4 @@
-"""Check the English of docstrings and comments. `python tests/project/language.py` prints the share of verbs."""
+"""Check the English of docstrings and comments."""
 
 import ast
 import io
@@ -82,16 +82,3 @@ def without_verb():
         for node, line, text in docstrings(path)
         if is_function(node) and ((str(path), line) in refused or NO_VERB.match(text))
     ]
-
-
-def main():
-    """Print all that does not fit, and the share of function docstrings that begin with a verb."""
-    total = sum(is_function(node) for path in sources() for node, _, _ in docstrings(path))
-    wrong, others = without_verb(), offences()
-    share = f"{total - len(wrong)} of {total} function docstrings begin with a verb ({1 - len(wrong) / total:.1%})"
-    sys.stdout.write("\n".join([*wrong, *others, share, ""]))
-    return 1 if wrong or others else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -475,13 +475,6 @@ def test_no_rows_are_an_empty_array(key, sealed_table):
     assert fastrack.unseal(fastrack.seal(np.empty((5, 0)), key)[[1, 2]], key).shape == (2, 0)
 
 
-def test_rows_that_are_not_there_are_refused_at_once(sealed_table):
-    with pytest.raises(IndexError):
-        sealed_table[100]
-    with pytest.raises(TypeError):
-        sealed_table["name"]
-
-
 # What a handle shows, and what it does not
 
 
@@ -528,7 +521,9 @@ def test_a_pickle_that_was_cut_short_is_refused(sealed):
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
 def test_a_copy_opens_like_the_original(sealed, key, duplicate):
-    assert np.array_equal(fastrack.unseal(duplicate(sealed), key, framework="numpy"), PLAIN)
+    for handle in (sealed, sealed[1:]):
+        opened = fastrack.unseal(duplicate(handle), key, framework="numpy")
+        assert np.array_equal(opened, PLAIN[-opened.size :])
 
 
 def shows_a_secret(text):
@@ -565,12 +560,6 @@ def test_no_error_shows_a_secret_even_with_the_values_of_variables(sealed, key):
         frames = told.stack[1:]  # the first is this test, which has the plaintext in its hands
         told.stack = traceback.StackSummary.from_list(frames)
         assert not shows_a_secret("".join(told.format()) + repr(caught.value) + str(caught.value))
-
-
-def test_bytes_that_are_given_for_a_key_are_not_repeated(sealed):
-    with pytest.raises(TypeError, match="bytes") as caught:
-        fastrack.unseal(sealed, SECRET)
-    assert not shows_a_secret("".join(traceback.format_exception(caught.value)))
 
 
 # One run of chunks at a time
@@ -662,13 +651,3 @@ def test_an_error_does_not_repeat_a_long_name_at_length():
             fastrack.unseal(altered, key)
         assert len(str(caught.value)) < 600
         assert caught.value.tensor == sealed.name
-
-
-@pytest.mark.parametrize(
-    "convert", [np.asarray, np.array, lambda handle: np.ones(10) + handle], ids=["as", "new", "sum"]
-)
-def test_a_handle_does_not_become_an_array_of_handles(convert):
-    sealed = fastrack.seal(np.arange(10), Key.generate())
-    for handle in (sealed, sealed[2:5], sealed[1]):
-        with pytest.raises(TypeError, match="sealed"):
-            convert(handle)
