@@ -2,6 +2,7 @@ import contextlib
 import os
 from unittest import mock
 
+import numpy as np
 import pytest
 from helpers.cases import each
 from helpers.processes import largest_file
@@ -122,6 +123,14 @@ def test_a_pipe_is_not_sealed_as_an_empty_file(cli, key, folder):
     os.mkfifo(folder / "pipe")
     assert "pipe: " in cli.error(f"seal pipe new {key}")
     assert "regular file" in cli.error(f"seal . new {key}")
+
+
+def test_an_array_of_text_is_an_error_of_its_file(cli, key):
+    np.savez("text.npz", a=np.array(["a", "b"]))
+    error = cli.json(f"seal text.npz new.sealed {key}", status=1)["error"]
+    assert error["type"] == "FormatError"
+    assert "text.npz: " in error["message"]
+    assert "cannot hold the NumPy dtype <U1" in error["message"]
 
 
 @pytest.mark.usefixtures("sealed")

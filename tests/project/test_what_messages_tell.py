@@ -256,15 +256,16 @@ def test_no_command_repeats_a_secret(name, monkeypatch):
     owner.save("owner.signer")
     owner.verifier.save("owner.pub")
     Path("policy.toml").write_text(policy(0))
-    machine = Machine("tdx", 0)
-    monkeypatch.setattr(attest, "collect_evidence", lambda binding, **_: machine.collect(binding))
-    monkeypatch.setattr("fastrack.attest._exchange.VENDOR_ROOTS", roots())
-    monkeypatch.setattr("fastrack._cli.commands.attest.read_clock", lambda: NOW)
     if name.startswith("broker"):
         server = pytest.importorskip("fastrack.attest._broker.server").uvicorn.Server
         monkeypatch.setattr(server, "run", lambda *_, **__: None)
-    for made in ("attest challenge challenge", "attest collect challenge offer"):
-        assert invoke(made.split()).exit_code == 0
+    if name.startswith("attest"):
+        machine = Machine("tdx", 0)
+        monkeypatch.setattr(attest, "collect_evidence", lambda binding, **_: machine.collect(binding))
+        monkeypatch.setattr("fastrack.attest._exchange.VENDOR_ROOTS", roots())
+        monkeypatch.setattr("fastrack._cli.commands.attest.read_clock", lambda: NOW)
+        for made in ("attest challenge challenge", "attest collect challenge offer"):
+            assert invoke(made.split()).exit_code == 0
     for kind in ("hex", "key=hex", "/hex", "URL", "URL with a slash"):
         done = invoke([part.format(HOSTILE[kind]) for part in COMMANDS[name].split()])
         text = "".join(done.output.split()).replace("│", "").lower()

@@ -522,11 +522,12 @@ def _seal_for_ever(source, folder):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_killed_process_leaves_no_half_of_a_folder(plain, tmp_path):
     for delay in (0, 2, 5, 9, 14):
         made = tmp_path / f"made-{delay}"
         made.mkdir()
-        process = multiprocessing.get_context("spawn").Process(target=_seal_for_ever, args=(plain, made))
+        process = multiprocessing.get_context("fork").Process(target=_seal_for_ever, args=(plain, made))
         process.start()
         while not list(made.iterdir()):
             time.sleep(0.001)
