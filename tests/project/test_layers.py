@@ -1,6 +1,7 @@
 """The packages import only what stands below them, and the contract that says so would notice otherwise."""
 
 import ast
+import functools
 import os
 import shutil
 import subprocess
@@ -78,18 +79,24 @@ def needs_of(folder):
 
     needs = {}
     for name, path in files.items():
-        found = set()
         stub = path.with_suffix(".pyi")
-        text = path.read_text() + (stub.read_text() if stub.exists() else "")
-        for node in ast.walk(ast.parse(text)):
-            if isinstance(node, ast.Import):
-                found |= {each.name for each in node.names}
-            elif isinstance(node, ast.ImportFrom):
-                found |= {f"{node.module}.{each.name}" for each in node.names}
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.add(node.value.partition(":")[0] if "._" in node.value else "")
+        found = named(path.read_text() + (stub.read_text() if stub.exists() else ""))
         needs[name] = {home(each) for each in found if each.startswith("fastrack.") or each == "fastrack"} - {name}
     return needs
+
+
+@functools.cache
+def named(text):
+    """Return what a module's text imports, and its strings that may name a module."""
+    found = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            found |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {f"{node.module}.{each.name}" for each in node.names}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value.partition(":")[0] if "._" in node.value else "")
+    return found
 
 
 def circle_of(folder):
