@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.commands import invoke
 from helpers.processes import run_python
 from safetensors.numpy import save_file
 
@@ -84,7 +85,7 @@ def test_a_command_whose_output_is_full_leaves_no_plaintext(folder, as_json):
         Path(path).write_bytes(b"a secret line\n")
     Path("lines.txt").write_bytes(b"a secret line\n")
     for line in ("x.bin x.safetensors", "study sealed", "-r study files"):
-        run("seal", *line.split(), "-k", "owner.key")
+        assert invoke(f"seal {line} -k owner.key".split()).exit_code == 0
     before = sorted(folder.rglob("*"))
     for line in (
         "unseal x.safetensors back",
@@ -114,7 +115,7 @@ def test_a_command_whose_output_is_full_leaves_no_plaintext(folder, as_json):
 def test_a_command_whose_output_is_closed_does_nothing(folder, closed):
     Key.generate().save("owner.key")
     Path("x.bin").write_bytes(b"secret")
-    run("seal", "x.bin", "x.safetensors", "-k", "owner.key")
+    assert invoke(["seal", "x.bin", "x.safetensors", "-k", "owner.key"]).exit_code == 0
     before = sorted(folder.iterdir())
     for line in ("unseal x.safetensors x -k owner.key", "verify x.safetensors -k owner.key -q", "keygen new.key"):
         command = f"exec {sys.executable} -m fastrack {line} {closed}"
