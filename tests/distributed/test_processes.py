@@ -216,74 +216,48 @@ def test_a_failure_of_one_process_is_raised_by_all_before_the_first_tensor(tmp_p
     run_ranks((2, fail, tmp_path / "c"), (2, mix, tmp_path / "d"), (2, alter_values, tmp_path / "e"))
 
 
-def save_until_killed(folder, number, progress):
+def save_until_killed(folder, number, progress, rank, processes, store):
+    if is_shared := processes > 1:
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=processes)
+        mesh = init_device_mesh("cpu", (processes,))
     for current in itertools.count(number):
-        state = {f"w{index}": torch.full((50_000,), float(current)) for index in range(4)}
-        dcp.save({**state, "number": current}, storage_writer=SealedWriter(folder, KEY), no_dist=True)
-        os.write(progress, b"+")
-
-
-def save_together_until_killed(folder, number, progress, store, rank):
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    mesh = init_device_mesh("cpu", (2,))
-    for current in itertools.count(number):
-        part = torch.full((50_000,), float(current))
-        state = {f"w{index}": DTensor.from_local(part, mesh, [Shard(0)], run_check=False) for index in range(2)}
-        dcp.save({**state, "number": current}, storage_writer=SealedWriter(folder, KEY))
+        state = {f"w{index}": torch.full((50_000,), float(current)) for index in range(3)}
+        if is_shared:
+            state = {name: DTensor.from_local(part, mesh, [Shard(0)], run_check=False) for name, part in state.items()}
+        writer = SealedWriter(folder, KEY)
+        dcp.save({**state, "number": current}, storage_writer=writer, no_dist=not is_shared)
         if rank == 0:
             os.write(progress, b"+")
 
 
-def kill_one_of_two(folder):
-    """Kill one of two processes that save together, at any moment, and the other one a little later."""
-    chooser, last = random.Random(0), 0
-    for attempt in range(KILLS // 3):
+def kill_saves(folder, processes, attempts):
+    """Kill processes that save together at any moment, one after another; what is there is whole, and the last."""
+    processes, attempts, chooser, last = int(processes), int(attempts), random.Random(0), 0
+    for attempt in range(attempts):
         source, progress = os.pipe()
         children = []
-        for rank in range(2):
+        for rank in range(processes):
             children.append(os.fork())
             if not children[-1]:
-                save_together_until_killed(folder, last + 1, progress, f"{folder}.store{attempt}", rank)
+                save_until_killed(folder, last + 1, progress, rank, processes, f"{folder}.store{attempt}")
         os.close(progress)
         done = len(os.read(source, 1))
-        time.sleep(chooser.uniform(0, 0.1))
-        for child in chooser.sample(children, 2):
+        time.sleep(chooser.uniform(0, 0.1) if processes > 1 else 0.01 + 0.00137 * (attempt % 20))
+        for child in chooser.sample(children, processes):
             os.kill(child, signal.SIGKILL)
             time.sleep(chooser.uniform(0, 0.01))
         for child in children:
             os.waitpid(child, 0)
         with os.fdopen(source, "rb") as rest:
             done += len(rest.read())
-        last = load_saved(folder, 2, 100_000, {last + done, last + done + 1})
-    assert last > KILLS // 3
-
-
-def load_saved(folder, count, size, numbers):
-    """Return the number of the checkpoint in a folder, which has to be whole, and one of these."""
-    state = {**{f"w{index}": torch.zeros(size) for index in range(count)}, "number": 0}
-    dcp.load(state, storage_reader=SealedReader(folder, KEY), no_dist=True)
-    assert state["number"] in numbers
-    assert all((state[f"w{index}"] == state["number"]).all() for index in range(count))
-    return state["number"]
-
-
-def kill_saves(folder):
-    last = 0
-    for attempt in range(KILLS):
-        source, progress = os.pipe()
-        child = os.fork()
-        if not child:
-            save_until_killed(folder, last + 1, progress)
-        os.close(progress)
-        done = len(os.read(source, 1))
-        time.sleep(0.01 + 0.00137 * (attempt % 20))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        with os.fdopen(source, "rb") as rest:
-            done += len(rest.read())
-        last = load_saved(folder, 4, 50_000, {last + done, last + done + 1})
-    assert last > KILLS
+        state = {**{f"w{index}": torch.zeros(50_000 * processes) for index in range(3)}, "number": 0}
+        dcp.load(state, storage_reader=SealedReader(folder, KEY), no_dist=True)
+        assert state["number"] in {last + done, last + done + 1}
+        assert all((state[f"w{index}"] == state["number"]).all() for index in range(3))
+        last = state["number"]
+    assert last >= attempts
 
 
 def test_a_process_that_is_killed_leaves_a_whole_checkpoint(tmp_path):
-    run_ranks((1, kill_saves, tmp_path / "one"), (1, kill_one_of_two, tmp_path / "two"), timeout=100 + 5 * KILLS)
+    stages = [(1, kill_saves, tmp_path / "one", 1, KILLS), (1, kill_saves, tmp_path / "two", 2, KILLS // 3)]
+    run_ranks(*stages, timeout=100 + 5 * KILLS)

@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from helpers.ranks import run_ranks
+from helpers.tampering import flip_byte
 
 import fastrack
 from fastrack import Key
@@ -70,9 +71,7 @@ def test_lightning_resumes_from_a_sealed_checkpoint(tmp_path):
     plugin.remove_checkpoint(url)
     with pytest.raises(FileNotFoundError):
         plugin.load_checkpoint(url)
-    content = bytearray(path.read_bytes())
-    content[-3] ^= 1
-    path.write_bytes(content)
+    flip_byte(path, -3)
     with pytest.raises(fastrack.AuthenticationError):
         train(tmp_path / "sealed", 4, path, plugins=[checkpoint_io(KEY)])
 

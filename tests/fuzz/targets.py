@@ -9,14 +9,9 @@ import json
 import os
 import pickle
 import resource
-import tempfile
 import warnings
 import zlib
-from contextlib import suppress
 from itertools import pairwise
-from pathlib import Path
-from random import Random
-from unittest import mock
 
 import numpy as np
 from helpers import engines
@@ -42,6 +37,7 @@ from fastrack._tensors import arrays, dtypes
 from fastrack._training import state as skeleton
 from fastrack.format import CHUNK_SIZE, message_size
 from fuzz import mutators
+from fuzz.common import FOLDER, attempt, clear, put, require, same_salts
 from fuzz.documents import Exchanges, GrantsFiles, KeyPairs, WrappedKeys
 from fuzz.engines import Engines
 from fuzz.evidence import GpuReports, OcspResponses, Policies, Rims, SnpReports, TdxQuotes
@@ -65,10 +61,6 @@ TENSORS = {
 SMALL = {"x": np.arange(3, dtype=np.float16)}
 
 
-class Violation(AssertionError):  # noqa: N818 - it is a finding
-    """A breach of an invariant."""
-
-
 def guarded(target, data):
     """Run a target, and look at what it leaves behind."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -86,32 +78,6 @@ def _require_few_files():
         require(left <= FILES // 2, f"{left} files were left open")
 
 
-def attempt(action, *errors):
-    """Return what `action` gives, or None after one of the errors that may come."""
-    with suppress(*errors):
-        return action()
-
-
-def require(condition, message):
-    if not condition:
-        raise Violation(message)
-
-
-_TEMPORARY = tempfile.TemporaryDirectory(prefix="fastrack-fuzz-")
-FOLDER = Path(_TEMPORARY.name)  # for the files that targets read
-
-
-def put(name, data):
-    path = FOLDER / name
-    path.write_bytes(data)
-    return path
-
-
-def clear():
-    for path in FOLDER.iterdir():
-        path.unlink()
-
-
 def _open_files():
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - of Linux
 
@@ -126,15 +92,10 @@ def take_open_files():
 take_open_files()
 
 
-def same_every_time(make):
-    """Call `make`, with random bytes that are the same in every run."""
-    with mock.patch("os.urandom", Random(1).randbytes):
-        return make()
-
-
 def sealed_file(key, tensors=TENSORS, **options):
     path = FOLDER / "seed.safetensors"
-    same_every_time(lambda: fastrack.save_file(tensors, path, key, **options))
+    with same_salts():
+        fastrack.save_file(tensors, path, key, **options)
     data = path.read_bytes()
     path.unlink()
     return data
@@ -296,11 +257,12 @@ class Messages:
     sizes = (0, 5, 16384, 40_000)
 
     def __init__(self):
-        self._sealed = [same_every_time(lambda s=s, k=k: self._seal(s, k)) for s in self.sizes for k in KEYS]
+        self._sealed = [self._seal(size, key) for size in self.sizes for key in KEYS]
         self._engines = [engines.make(name) for name in engines.NAMES if name not in engines.EMULATED]
 
     def _seal(self, size, key):
-        return fastrack.seal(np.random.default_rng(size).integers(1, 256, size, np.uint8), key, name="m")
+        with same_salts():
+            return fastrack.seal(np.random.default_rng(size).integers(1, 256, size, np.uint8), key, name="m")
 
     def seeds(self):
         return [bytes([at]) + bytes(sealed.message) for at, sealed in enumerate(self._sealed)]

@@ -6,8 +6,6 @@ It runs in the environment of the tests, once for each minor version. README.md 
 exists is never written to: nothing that was released is made again.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import io
@@ -119,35 +117,21 @@ def wrapped():
         return nonce + AESGCM(aes).encrypt(nonce, secret, data)
 
     context = json.dumps({"fastrack-key": OWNER.id}).encode()
-    uri = {"uri": "pkcs11:token=owner;object=wrapping"}
-    arn = "arn:aws:kms:eu-central-1:123456789012:key/11111111-2222-3333-4444-555555555555"
-    google = "projects/p/locations/eu/keyRings/r/cryptoKeys/owner"
-    azure = f"https://acme.vault.azure.net/keys/owner/{'0123456789abcdef' * 2}"
     tpm = len(b"public").to_bytes(2, "big") + b"public" + len(b"private").to_bytes(2, "big") + b"private"
-    parent = {"parent": "000b" + "5a" * 32}
-    made = {
-        "pkcs11-rsa-sha256": ("pkcs11", "RSA-OAEP-SHA256", oaep(hashes.SHA256()), uri),
-        "pkcs11-rsa-sha1": ("pkcs11", "RSA-OAEP-SHA1", oaep(hashes.SHA1()), uri),
-        "pkcs11-aes": ("pkcs11", "AES-KW", aes_key_wrap(aes, secret), uri),
-        "tpm": ("tpm", "TPM2-SEALED", tpm, parent),
-        "tpm-pcrs": ("tpm", "TPM2-SEALED", tpm, parent | {"pcrs": "sha256:0,7"}),
-        "vault-transit": (
-            "vault-transit",
-            "transit",
-            b"vault:v1:" + base64.b64encode(boxed()),
-            {"mount": "transit", "name": "owner"},
-        ),
-        "aws-kms": ("aws-kms", "SYMMETRIC_DEFAULT", boxed(context), {"key": arn}),
-        "gcp-kms": (
-            "gcp-kms",
-            "GOOGLE_SYMMETRIC_ENCRYPTION",
-            boxed(f"fastrack-key:{OWNER.id}".encode()),
-            {"key": google},
-        ),
-        "azure-keyvault": ("azure-keyvault", "RSA-OAEP-SHA256", oaep(hashes.SHA256()), {"key": azure}),
+    ciphertexts = {
+        "pkcs11-rsa-sha256": oaep(hashes.SHA256()),
+        "pkcs11-rsa-sha1": oaep(hashes.SHA1()),
+        "pkcs11-aes": aes_key_wrap(aes, secret),
+        "tpm": tpm,
+        "tpm-pcrs": tpm,
+        "vault-transit": b"vault:v1:" + base64.b64encode(boxed()),
+        "aws-kms": boxed(context),
+        "gcp-kms": boxed(f"fastrack-key:{OWNER.id}".encode()),
+        "azure-keyvault": oaep(hashes.SHA256()),
     }
-    for name, (provider, algorithm, ciphertext, parameters) in made.items():
-        WrappedKey(provider, algorithm, OWNER.id, OWNER.bits, ciphertext, parameters).save(f"{name}.wrapped")
+    for name, (provider, algorithm, parameters) in contents.WRAPPED.items():
+        found = WrappedKey(provider, algorithm, OWNER.id, OWNER.bits, ciphertexts[name], parameters)
+        found.save(f"{name}.wrapped")
 
 
 def tensors(described):
@@ -197,9 +181,8 @@ def folder():
 
 def training():
     module = torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Linear(6, 6, bias=False))
-    module.load_state_dict(
-        {name: torch.from_numpy(contents.numbers(name, "F32", shape)) for name, shape in contents.MODULE.items()}
-    )
+    shapes = contents.MODULE.items()
+    module.load_state_dict({name: torch.from_numpy(contents.numbers(name, "F32", shape)) for name, shape in shapes})
     module.add_module("2", torch.nn.Linear(6, 6, bias=False))
     module[2].weight = module[1].weight
     fastrack.save_model(module, "model.safetensors", OWNER, metadata=contents.METADATA)

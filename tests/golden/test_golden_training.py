@@ -1,7 +1,5 @@
 """Models, checkpoints and data sets of earlier versions open."""
 
-from __future__ import annotations
-
 import json
 
 import golden_contents as contents
@@ -99,10 +97,8 @@ def test_a_data_set_is_continued(golden):
     assert samples(path, key) == wanted
 
 
-TABLE = [
-    {name: as_value(values[row]) for name, values in contents.TABLE.items()}
-    for row in range(len(contents.TABLE["name"]))
-]
+_COLUMNS = contents.TABLE.items()
+TABLE = [{name: as_value(values[row]) for name, values in _COLUMNS} for row in range(len(contents.TABLE["name"]))]
 IMPORTED = {
     "images": [
         {"image": image, "path": path.encode(), "label": ["cat", "dog"].index(path[:3])}

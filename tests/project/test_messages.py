@@ -295,9 +295,12 @@ CASES = {
     "unseal_file: a member outside the archive": lambda: fastrack.unseal_file(saved({"../x": TABLE}), "new.npz", KEY),
     "unseal_file: a tensor in plain": lambda: fastrack.unseal_file("mixed.safetensors", "new.npz", KEY),
     "unseal_file: an absent tensor": lambda: fastrack.unseal_file("two.safetensors", "new.npz", KEY, names=["z"]),
-    "unseal_file: an archive without the dtype": lambda: fastrack.unseal_file(
-        saved({"x": torch.ones(1).bfloat16()}), "new.npz", KEY
-    ),
+    **{
+        f"unseal_file: {kind} without the dtype": lambda name=name: fastrack.unseal_file(
+            saved({"x": torch.ones(1).bfloat16()}), name, KEY
+        )
+        for kind, name in {"an archive": "new.npz", "an array": "new.npy"}.items()
+    },
     "unseal_file: nothing sealed": lambda: fastrack.unseal_file("plain.safetensors", "new.npz", KEY),
     "unseal_file: numbers as bytes": lambda: fastrack.unseal_file(saved({"x": TABLE}), "new.bin", KEY),
     "unseal_file: several tensors as one": lambda: fastrack.unseal_file("two.safetensors", "new.npy", KEY),

@@ -5,10 +5,12 @@ import os
 import shutil
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.tampering import flip_byte
 
 import fastrack
 from fastrack._remote import cache as module
@@ -92,10 +94,7 @@ def test_a_header_that_is_wrong_in_the_cache_is_downloaded_again(served, url, ke
 
 @pytest.mark.parametrize("how", ["unseal", "to_device", "verify"])
 def test_a_file_that_was_altered_on_the_server_is_refused(how, served, url, key):
-    path = served.folder / "a.safetensors"
-    content = bytearray(path.read_bytes())
-    content[2_000_000] ^= 1
-    path.write_bytes(content)
+    flip_byte(served.folder / "a.safetensors", 2_000_000)
     file = fastrack.load_file(url)
     uses = {
         "unseal": lambda: fastrack.unseal(file["images"], key),
@@ -267,13 +266,8 @@ def test_threads_share_downloads(served):
     file = served.open_remote("a")
     served.latency = 0.02
     before = len(served.requests)
-    results = []
-    threads = [threading.Thread(target=lambda: results.append(file.read(0, 4 * MIB))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == [data] * 8
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda _: file.read(0, 4 * MIB), range(8))) == [data] * 8
     assert len(served.requests) == before + 1
 
 

@@ -5,9 +5,9 @@ import multiprocessing
 import os
 import pickle
 import signal
-import threading
 import time
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -186,9 +186,6 @@ def test_names_that_offsets_and_lengths_have_are_refused(tmp_path, key):
                 writer.write({1: 1})
     with SealedWriter(tmp_path, key, records=["x"]) as writer, pytest.raises(ValueError, match="records="):
         writer.write({"y": 1})
-    for options in ({"records": "x"}, {"shard_size": 0}):
-        with pytest.raises((TypeError, ValueError), match=f"{next(iter(options))}="):
-            SealedWriter(tmp_path, key, **options)
     with pytest.raises(ValueError, match="one dimension"), SealedWriter(tmp_path, key, records=["x"]) as writer:
         writer.write({"x": np.zeros((2, 2))})
 
@@ -259,11 +256,8 @@ def test_threads_share_a_writer(tmp_path, key):
             for index in range(start, start + 200):
                 writer.write({"image": bytes([index % 256]) * (index % 50), "label": index})
 
-        threads = [threading.Thread(target=write, args=(start,)) for start in range(0, 1000, 200)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(5) as pool:
+            list(pool.map(write, range(0, 1000, 200)))
     found = sorted(read(tmp_path, key), key=lambda each: each["label"])
     assert_same(found, [{"image": bytes([i % 256]) * (i % 50), "label": i} for i in range(1000)])
 

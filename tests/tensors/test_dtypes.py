@@ -113,10 +113,10 @@ def test_bytes_are_counted_as_numpy_counts_them(name, shape):
     assert dtypes.nbytes(name, shape) == np.empty(shape, NUMPY[name]).nbytes
 
 
-@each(
-    ("name", "shape", "size"),
-    [("F4", (2, 3), 3), ("F6_E2M3", (4,), 3), ("F4", (0,), 0), ("F64", (2**63, 2**63), 2**129)],
-)
+PACKED = [("F4", (2, 3), 3), ("F6_E2M3", (4,), 3), ("F4", (0,), 0), ("F64", (2**63, 2**63), 2**129)]
+
+
+@each(("name", "shape", "size"), PACKED)
 def test_elements_of_a_part_of_a_byte_are_packed_and_no_count_overflows(name, shape, size):
     assert dtypes.nbytes(name, shape) == size
 

@@ -8,6 +8,7 @@ import threading
 import time
 import traceback
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -191,13 +192,9 @@ class TestEndings:
 
     def test_are_told_to_all_who_share_an_iterator(self, prefetch):
         iterator = iter(wrap(range(1000), prefetch=prefetch))
-        received = []
-        consumers = [threading.Thread(target=lambda: received.extend(iterator)) for _ in range(4)]
-        for consumer in consumers:
-            consumer.start()
-        for consumer in consumers:
-            consumer.join(PATIENCE)
-        assert sorted(received) == list(range(1000))
+        with ThreadPoolExecutor(4) as pool:
+            received = pool.map(lambda _: list(iterator), range(4), timeout=PATIENCE)
+            assert sorted(number for each in received for number in each) == list(range(1000))
 
     def test_let_the_wrapper_go(self, prefetch):
         wrapped = wrap(Watched(100), prefetch=prefetch)

@@ -171,11 +171,8 @@ def test_nothing_takes_the_place_of_openssl(cpu_with, monkeypatch):
 
 
 def test_an_engine_is_tested_once_in_a_process(monkeypatch):
-    tested = []
-    build = registry._build
-    monkeypatch.setattr(
-        registry, "_build", lambda name, threads: tested.append((name, threads)) or build(name, threads)
-    )
+    tested, build = [], registry._build
+    monkeypatch.setattr(registry, "_build", lambda *given: tested.append(given) or build(*given))
     for _ in range(2):
         for name in (None, *available_engines()):
             for threads in (2, 3):

@@ -59,9 +59,8 @@ class Call:
 
     def wrong(self):
         """The messages that hold something else than they should."""
-        return {
-            number for number, (_, _, text, target, *_) in enumerate(self.given) if target.data.tobytes() != bytes(text)
-        }
+        held = ((bytes(text), target.data.tobytes()) for _, _, text, target, *_ in self.given)
+        return {number for number, (text, found) in enumerate(held) if found != text}
 
 
 def test_messages_of_all_kinds_come_out_as_they_went_in(make_engine):

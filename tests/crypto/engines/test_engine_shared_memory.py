@@ -82,14 +82,9 @@ def test_ciphertext_that_changes_while_many_messages_are_opened_gives_plaintext_
             keys = MessageKeys.of([MessageKey.raw(KEY, bytes(12))] * 3)
             columns = [HostMemory.of(source)] * 3, [None] * 3, [None, pieces, None]
             bad = engine_under_test.open_jobs(Messages(keys, [PLAIN.size] * 3, targets, *columns))
-            refused = [
-                (message, chunk)
-                for message, opened in enumerate(out)
-                for chunk, verdict in enumerate(verdicts(opened))
-                if verdict != "opened"
-            ]
-            assert bad == (refused[0] if refused else None)
-            assert "forged" not in {verdict for opened in out for verdict in verdicts(opened)}
+            found = [((n, chunk), v) for n, opened in enumerate(out) for chunk, v in enumerate(verdicts(opened))]
+            assert bad == next((place for place, verdict in found if verdict != "opened"), None)
+            assert "forged" not in {verdict for _, verdict in found}
             return out[0]
 
         tally(attempt)
