@@ -63,6 +63,9 @@ class BouncePath:
     def plain_to_device(self, plain: Bytes, out: Bytes) -> None:
         """Move a plain tensor into `out`."""
         _encrypt(self._session, plain, self._bounce)
+        self._deliver(out)
+
+    def _deliver(self, out: Bytes) -> None:
         copy(self._device, self._bounce)
         _decrypt(self._session, self._device, out)
 
@@ -134,6 +137,9 @@ class ParallelBouncePath(_ChunkedPath):
         """Move a plain tensor into `out`."""
         self._session = new_key(self._bits)
         self._seal(self._session, plain, self._bounce)
+        self._deliver(out)
+
+    def _deliver(self, out: Bytes) -> None:
         copy(self._device, self._bounce)
         self._open(self._session, self._device, out)
 
