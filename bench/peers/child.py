@@ -47,21 +47,19 @@ class Worker:
 
     def do_seal(self):
         remove(self._path)
-        seconds, peak = self._run(lambda: self._peer.seal(self._arrays, self._path))
+        seconds = timed(lambda: self._peer.seal(self._arrays, self._path))
         start = time.perf_counter()
         if not self._peer.is_synced:
             sync(self._path)
         return {
             "seconds": seconds,
             "synced": seconds + time.perf_counter() - start,
-            "peak": peak,
             "bytes": sum(each.stat().st_size for each in files(self._path)),
         }
 
     def do_open(self):
         self._found = None
-        seconds, peak = self._run(self._open)
-        return {"seconds": seconds, "peak": peak}
+        return {"seconds": timed(self._open)}
 
     def do_verify(self):
         """Compare what was opened last with what was sealed."""
@@ -120,16 +118,13 @@ class Worker:
         if self._peer.is_read:
             touch(self._found)
 
-    @staticmethod
-    def _run(action):
-        """The seconds of an action, and how far the process's memory rose above where it was."""
-        gc.collect()
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: man 5 proc
-        before = sum_of("/proc/self/status", "VmRSS:")
-        start = time.perf_counter()
-        action()
-        seconds = time.perf_counter() - start
-        return seconds, sum_of("/proc/self/status", "VmHWM:") - before
+
+def timed(action):
+    """Return the seconds of an action, after garbage was collected."""
+    gc.collect()
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
 
 
 def version_of(package):

@@ -21,7 +21,7 @@ def main(argv):
         results = measure(slugs, options.size, options.rounds, folder)
     machine = read_machine() | {"system": f"{platform.system()} {platform.release()}"}
     report = Report(results, size=options.size, rounds=options.rounds, machine=machine)
-    print(f"\n{report.text()}")
+    print(f"\n{report.markdown()}")
     if options.json:
         options.json.write_text(json.dumps(report.as_dict(), indent=1) + "\n", encoding="utf-8")
     if options.markdown:

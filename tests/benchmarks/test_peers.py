@@ -46,8 +46,8 @@ class Broken:
 
 REPLIES = {
     "start": {"version": "1"},
-    "seal": {"seconds": 1.0, "synced": 2.0, "peak": 0, "bytes": 7, "owned": 3},
-    "open": {"seconds": 0.5, "peak": 5, "owned": 4},
+    "seal": {"seconds": 1.0, "synced": 2.0, "bytes": 7, "owned": 3},
+    "open": {"seconds": 0.5, "owned": 4},
     "verify": {"same": True},
     "forget": {},
     "warm": {},
@@ -131,20 +131,6 @@ def said_nothing(_):
     pass
 
 
-@pytest.fixture
-def worker(tmp_path):
-    child = Child("numpy", 1, tmp_path, 0)
-    yield child
-    child.end()
-
-
-def test_a_child_that_dies_is_reported(worker):
-    worker._process.kill()
-    worker._process.wait()
-    with pytest.raises(DeadError, match="the process ended with -9"):
-        worker.ask("start")
-
-
 def test_peers_take_turns(measured):
     slugs = ["tink", "age", "numpy", "fernet"]
     measured(slugs, 5)
@@ -183,10 +169,6 @@ def test_figures_are_medians_beside_fastracks():
     assert tink[1:6] == ("1.000", "1.000", "0.500", "0.00", "0.00")
     assert tink[8:] == ("100", "0.010", "2.00", "2.00", "2.00")
     assert fastrack[-3:] == ("1.00", "1.00", "1.00")
-
-
-FRESH = [("fastrack", 100, 0), ("fastrack", 150, 50), ("fastrack", 90, 0)]
-KEPT = [("fastrack-out", 3, 3), ("fastrack-out", 100, 100), ("safetensors-mapped", 0, 0)]
 
 
 @pytest.mark.slow
