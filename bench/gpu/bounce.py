@@ -11,7 +11,7 @@ class _ToGpu:
     def __init__(self, gpu, stream, size):
         super().__init__(size)
         self._gpu, self._stream = gpu, stream
-        self._bounce, self._there = gpu.host(self._bounce.size), gpu.memory(self._bounce.size)
+        self._bounce, self._there = gpu.driver.host(self._bounce.size), gpu.driver.memory(self._bounce.size)
 
     def move(self, message):
         self.sealed_to_device(message, None)

@@ -33,24 +33,25 @@ def wide_console() -> Console:
     return console
 
 
-def environment(device: str, settings: dict[str, Any], notes: Sequence[str]) -> dict[str, Any]:
-    """Return what a document says of the machine, the software and the settings."""
+def write_results(
+    path: Path | None, member: str, rows: Sequence[Any], device: str, settings: dict[str, Any], notes: Sequence[str]
+) -> None:
+    """Write rows as JSON to a file or to standard output, with the machine, the software and the settings."""
     from fastrack._crypto.engine import get_engine
 
+    if path is None:
+        return
     machine = {"cpu": asdict(read_cpu()), "memory": asdict(read_memory())}
     if device != "cpu":
         machine["graphics"] = asdict(read_graphics())
     engine = get_engine()
-    return {
+    document = {
         "machine": machine,
         "software": read_software(),
         "settings": {**settings, "engine": engine.name, "threads": engine.threads},
         "notes": list(notes),
+        member: [row.as_dict() for row in rows],
     }
-
-
-def write_document(document: dict[str, Any], path: Path) -> None:
-    """Write a document as JSON to a file, or to standard output."""
     if path == STDOUT:
         print_json(**document)
     else:

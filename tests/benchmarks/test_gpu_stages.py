@@ -13,12 +13,15 @@ from importlib.metadata import distribution
 from importlib.util import find_spec
 from pathlib import Path
 
+import fastjsonschema
 import pytest
 from helpers import host_cupy
 from helpers.stand_in_gpu import TINY, StandIn, StandInProduct
 from packaging.requirements import Requirement
+from test_results import SCHEMA
 
-from bench.gpu import candidates, command, gpu, kit, machine, needs, processes, record, summary
+from bench.gpu import __main__ as command
+from bench.gpu import candidates, gpu, kit, needs, processes, record, summary
 from bench.gpu.gpu import Skip, WrongResultError
 from bench.gpu.stage import Stage
 from bench.gpu.stages import figures, memcheck, profile, tests
@@ -110,6 +113,8 @@ def test_first_contact_goes_through_all_its_steps(run, tmp_path):
     status, (line,) = run("--stages", "first")
     assert status == 0
     document = document_of(tmp_path, "first")
+    if SCHEMA:  # the tests may run without the results
+        fastjsonschema.compile({**SCHEMA, "anyOf": [{"$ref": "#/definitions/gpu"}]})(document)
     steps = {step["name"]: step for step in document["steps"]}
     names = ["environment", "doctor", "driver", "known answers", "link", "latency", "kernels", "instruction rates"]
     assert list(steps) == names
@@ -159,11 +164,11 @@ def test_a_stage_that_is_killed_keeps_its_rows(run, tmp_path):
 def test_a_stage_that_hangs_is_ended_and_says_where(run, tmp_path, monkeypatch):
     monkeypatch.setattr(command, "_MARGIN", 4)
     start = time.perf_counter()
-    status, (line,) = run("--stages", "figures", "--seconds", "8", before=KILLED.format("import time; time.sleep(60)"))
+    status, (line,) = run("--stages", "figures", "--seconds", "12", before=KILLED.format("import time; time.sleep(60)"))
     assert time.perf_counter() - start < 40
     assert status == 1
     document = document_of(tmp_path, "figures")
-    assert line["why"] == document["why"] == "not done after 8 s"
+    assert line["why"] == document["why"] == "not done after 12 s"
     assert len(document["rows"]) == 3
     assert "in measure" in document["log"]  # where the thread stood
 
@@ -171,7 +176,7 @@ def test_a_stage_that_hangs_is_ended_and_says_where(run, tmp_path, monkeypatch):
 def test_a_run_that_is_told_to_end_ends_its_stage(tmp_path):
     script = f"""
 import sys
-from bench.gpu import command, needs
+from bench.gpu import __main__ as command, needs
 needs.missing = lambda: ([], [])
 command.PYTHON = {STAND_IN!r}
 command.main(["--stages", "figures", "--out", {str(tmp_path)!r}])
@@ -212,25 +217,11 @@ def test_a_device_that_does_not_answer_is_said_so(capfd, monkeypatch):
     assert "There is no usable CUDA device: RuntimeError: no CUDA-capable device" in capfd.readouterr().out
 
 
-def test_a_gpu_that_is_too_old_is_refused(monkeypatch):
-    cupy = host_cupy.install(monkeypatch)
-    properties = {"name": b"NVIDIA X", "major": 7, "minor": 5, "multiProcessorCount": 132}
-    monkeypatch.setattr(cupy.cuda.runtime, "getDeviceProperties", lambda index: properties)
-    with pytest.raises(RuntimeError, match=r"expected compute capability 8.0 or later, got 7.5"):
-        machine.read_gpu(0)
-    properties |= {"major": 8, "minor": 0}
-    found = machine.read_gpu(0)
-    assert (found["name"], found["multiprocessors"], found["capability"]) == ("NVIDIA X", 132, "8.0")
-    assert found["cuda"] == {"driver": 13000, "runtime": 13000, "nvrtc": None}
-
-
 def test_the_machine_is_read_without_the_packages_of_the_command_line():
-    """As where typer is not installed: modules of `fastrack._cli` are loaded by their paths."""
-    script = (
-        "import sys; sys.modules['typer'] = None; from bench import machine; print(machine.import_from_cli('machine'))"
-    )
+    missing = "import sys; sys.modules |= {'typer': None, 'rich': None, 'numpy': None}"
+    script = f"{missing}; import bench.gpu.machine as here; print(here.read_machine()['cpu']['threads'])"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert str(ROOT / "fastrack/_cli/machine.py") in done.stdout
+    assert int(done.stdout) > 0
 
 
 # A record.
@@ -286,22 +277,6 @@ def test_a_device_that_is_lost_is_left_alone(started):
     assert outcomes[1:] == [("skipped", "the device does not answer since the step 'kernels'"), ("done", "")]
 
 
-def test_a_step_ends_after_the_row_at_which_time_is_up(started):
-    started.record.document["limit"] = 0.2
-
-    def rows():
-        while True:
-            time.sleep(0.05)
-            yield row()
-
-    started.record.measure("kernels", rows)
-    started.record.step("late", lambda: "done")
-    steps = record.read(started.path)["steps"]
-    assert steps[0]["why"].startswith("TimeoutError: no time was left for the rest")
-    assert (steps[1]["outcome"], steps[1]["why"]) == ("skipped", "no time was left of 0.2 s")
-    assert 1 <= len(record.read(started.path)["rows"]) <= 5
-
-
 # Stages by themselves.
 
 
@@ -313,36 +288,25 @@ def test_the_gpu_itself_makes_the_calls_it_should(monkeypatch, started):
     figures.run(started)
     assert [step["why"] for step in started.record.document["steps"] if step["outcome"] == "FAILED"] == []
     assert len(started.record.rows) == 20 + 20 + 1 + 4 + SWEPT + 9 + 20
-    assert started.gpu.in_use() == 1 << 29
     assert started.gpu.is_well()
     assert cupy.violations == []
 
 
-def test_candidates_are_laid_over_the_kernels(monkeypatch, tmp_path):
-    folder = tmp_path / "candidates"
-    assert [(folder / name).mkdir(parents=True) for name in ("second", "first", "nothing")]
-    (folder / "README.md").write_text("about them")
-    (folder / "first/aes.cuh").write_text("// another")
-    (folder / "second/ghash.cuh").write_text("// another")
+def test_a_candidate_is_the_tree_with_its_edits(monkeypatch, tmp_path):
+    (tmp_path / "one").mkdir()
     edits = {"ghash.cuh": [("// GHASH (NIST", "// edited (NIST")]}
-    (folder / "first/candidate.py").write_text(f"EDITS = {edits}\ndef extend_state(state): return state + b'more'")
-    monkeypatch.setattr(candidates, "FOLDER", folder)
-    assert candidates.names() == ["first", "second"]
-    tree, (first, second) = find_kernels(), (tmp_path / name for name in ("first", "second"))
-    first.mkdir()
-    found = candidates.assemble("first", first)
-    assert (first / "aes.cuh").read_text() == "// another"
-    assert (first / "chunk.cuh").read_text() == (tree.folder / "chunk.cuh").read_text()
-    assert (first / "ghash.cuh").read_text().startswith("// edited (NIST")
+    (tmp_path / "one/candidate.py").write_text(f"EDITS = {edits}\ndef extend_state(state): return state + b'more'")
+    monkeypatch.setattr(candidates, "FOLDER", tmp_path)
+    assert candidates.names() == ["one"]
+    (tmp_path / "made").mkdir()
+    found, tree = candidates.assemble("one", tmp_path / "made"), find_kernels()
+    assert (tmp_path / "made/chunk.cuh").read_text() == (tree.folder / "chunk.cuh").read_text()
+    assert (tmp_path / "made/ghash.cuh").read_text().startswith("// edited (NIST")
     assert found.kernels.digest != tree.digest
-    assert (found.kernels.threads, found.blocks) == (512, 2)
-    assert StandIn().extend_state(b"state") == b"state"
     assert found.extend_state(b"state") == b"statemore"
-    second.mkdir()
-    assert candidates.assemble("second", second).extend_state(b"state") == b"state"
-    (folder / "second/candidate.py").write_text("EDITS = {'aes.cuh': [('no such text', '')]}")
+    (tmp_path / "one/candidate.py").write_text("EDITS = {'aes.cuh': [('no such text', '')]}")
     with pytest.raises(ValueError, match=r"expected 'no such text' once in aes.cuh, got it 0 times"):
-        candidates.assemble("second", second)
+        candidates.assemble("one", tmp_path / "made")
 
 
 DETAILS = """==PROF== Disconnected from process 7

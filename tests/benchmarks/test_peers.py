@@ -7,9 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from bench.peers import child, command, report, rounds
+from bench.peers import __main__ as command
+from bench.peers import child, children, report, rounds
 from bench.peers.catalog import PEERS
-from bench.peers.children import Child, DeadError
+from bench.peers.children import DeadError
 from bench.peers.rounds import Result
 
 HERE = ["fastrack", "fastrack-unsynced", "fastrack-out", "cobblestone", "fernet", "numpy"]
@@ -34,14 +35,6 @@ def results():
 
 def reported(found=None):
     return report.Report(found or results(), size=1, rounds=3, machine=MACHINE)
-
-
-class Broken:
-    name, package, settings, features = "broken", "nothing", "none", PEERS["age"].features
-    is_read, is_fresh, is_synced = True, True, False
-
-    def __init__(self):
-        import nothing_of_this_name  # noqa: F401
 
 
 REPLIES = {
@@ -131,6 +124,14 @@ def said_nothing(_):
     pass
 
 
+def test_a_child_that_dies_is_told(tmp_path):
+    worker = children.Child("numpy", 1, tmp_path, 0)
+    worker._process.kill()
+    with pytest.raises(DeadError, match="the process ended with -9"):
+        worker.ask("start")
+    worker.end()
+
+
 def test_peers_take_turns(measured):
     slugs = ["tink", "age", "numpy", "fernet"]
     measured(slugs, 5)
@@ -180,12 +181,6 @@ def test_the_command_writes_what_it_prints(tmp_path, capsys):
     assert json.loads((tmp_path / "a.json").read_text())["peers"][0]["error"] == ""
     assert (tmp_path / "a.md").read_text().count("np.load") >= 3
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a.json", "a.md"]
-
-
-def test_a_run_without_figures_of_fastrack_fails(monkeypatch, capsys):
-    monkeypatch.setattr(command, "measure", lambda *_, **__: [Result.of("fastrack")])
-    assert command.main(["--size", "1"]) == 1
-    assert "not measured: no round was run" in capsys.readouterr().out
 
 
 def test_wrong_options_are_refused(capsys):
