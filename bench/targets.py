@@ -28,7 +28,7 @@ from fastrack import Channel, Key, save_file, seal, verify_file
 from fastrack._bench import paths
 from fastrack._bench.measure import BOUNCE, COPY, medians, timed_rounds
 from fastrack._bench.paths import BouncePath, ParallelBouncePath, touched
-from fastrack._cli.measurements import reporter
+from fastrack._cli.console import reporter
 
 MIB = 1 << 20
 SIZES = (16, 64, 256)  # MiB, for which the targets of the paths are set
@@ -255,7 +255,7 @@ def main(argv):
     parser.add_argument("--repeat", type=int, default=9, metavar="N", help="rounds of measurement (default: 9)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
     options = parser.parse_args(argv)
-    with reporter() as say:
+    with reporter("measuring") as say:
         sizes = options.size or SIZES
         rows = measure_paths(sizes, bits=options.bits, repeat=options.repeat, say=say)
         largest = max(sizes)

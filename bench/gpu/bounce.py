@@ -16,7 +16,7 @@ class _ToGpu:
     def move(self, message):
         self.sealed_to_device(message, None)
 
-    def _deliver(self, _):
+    def _deliver(self, *_):
         self._gpu.upload(self._there.pointer, self._bounce, self._stream)
         self._gpu.wait(self._stream)
 

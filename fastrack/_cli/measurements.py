@@ -1,9 +1,7 @@
-"""Progress, documents and lists of written files, for the commands that measure."""
+"""Documents and lists of written files, for the commands that measure."""
 
 import json
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,14 +14,6 @@ from fastrack._cli.nvml import read_graphics
 from fastrack._util.atomic import new_file
 
 _WIDTH = 130  # columns of a table of steps, whose words would be broken in fewer
-
-
-@contextmanager
-def reporter() -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows on a terminal's stderr what is being measured."""
-    status = Console(stderr=True, highlight=False, markup=False).status("measuring")
-    with status if sys.stderr.isatty() else nullcontext():
-        yield lambda subject: status.update(f"measuring {subject}")
 
 
 def wide_console() -> Console:

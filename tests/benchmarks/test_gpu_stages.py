@@ -15,20 +15,17 @@ from pathlib import Path
 
 import fastjsonschema
 import pytest
-from helpers import host_cupy
-from helpers.stand_in_gpu import TINY, StandIn, StandInProduct
+from helpers.stand_in_gpu import TINY
 from packaging.requirements import Requirement
 from test_results import SCHEMA
 
 from bench.gpu import __main__ as command
-from bench.gpu import candidates, gpu, kit, needs, processes, record, summary
+from bench.gpu import kit, needs, processes, record, summary
 from bench.gpu.gpu import Skip, WrongResultError
 from bench.gpu.stage import Stage
-from bench.gpu.stages import figures, memcheck, profile, tests
+from bench.gpu.stages import memcheck, profile, tests
 from bench.gpu.timing import Row, Times
 from fastrack._crypto.workers import default_threads
-from fastrack._devices.cuda.nvrtc import find_kernels
-from fastrack._tensors import arrays
 from fastrack.errors import DeviceError
 
 ROOT = Path(__file__).parents[2]
@@ -263,50 +260,7 @@ def test_a_line_holds_what_fits_and_failures_first(started):
     assert told["left out"] > 5
 
 
-def test_a_device_that_is_lost_is_left_alone(started):
-    device = started.record.gpu = StandIn()
-
-    def fail():
-        device.well = False
-        raise DeviceError("cuda:0 failed: an illegal address")
-
-    started.record.step("kernels", fail)
-    started.record.step("timeline", lambda: None)
-    started.record.step("picture", lambda: None, here=False)
-    outcomes = [(step["outcome"], step["why"]) for step in record.read(started.path)["steps"]]
-    assert outcomes[1:] == [("skipped", "the device does not answer since the step 'kernels'"), ("done", "")]
-
-
 # Stages by themselves.
-
-
-def test_the_gpu_itself_makes_the_calls_it_should(monkeypatch, started):
-    """All figures by CuPy's own calls, over a CuPy of host memory."""
-    cupy = host_cupy.install(monkeypatch)
-    monkeypatch.setattr(arrays, "installed", lambda framework: False)
-    monkeypatch.setattr(gpu, "Product", lambda index, side: StandInProduct())
-    figures.run(started)
-    assert [step["why"] for step in started.record.document["steps"] if step["outcome"] == "FAILED"] == []
-    assert len(started.record.rows) == 20 + 20 + 1 + 4 + SWEPT + 9 + 20
-    assert started.gpu.is_well()
-    assert cupy.violations == []
-
-
-def test_a_candidate_is_the_tree_with_its_edits(monkeypatch, tmp_path):
-    (tmp_path / "one").mkdir()
-    edits = {"ghash.cuh": [("// GHASH (NIST", "// edited (NIST")]}
-    (tmp_path / "one/candidate.py").write_text(f"EDITS = {edits}\ndef extend_state(state): return state + b'more'")
-    monkeypatch.setattr(candidates, "FOLDER", tmp_path)
-    assert candidates.names() == ["one"]
-    (tmp_path / "made").mkdir()
-    found, tree = candidates.assemble("one", tmp_path / "made"), find_kernels()
-    assert (tmp_path / "made/chunk.cuh").read_text() == (tree.folder / "chunk.cuh").read_text()
-    assert (tmp_path / "made/ghash.cuh").read_text().startswith("// edited (NIST")
-    assert found.kernels.digest != tree.digest
-    assert found.extend_state(b"state") == b"statemore"
-    (tmp_path / "one/candidate.py").write_text("EDITS = {'aes.cuh': [('no such text', '')]}")
-    with pytest.raises(ValueError, match=r"expected 'no such text' once in aes.cuh, got it 0 times"):
-        candidates.assemble("one", tmp_path / "made")
 
 
 DETAILS = """==PROF== Disconnected from process 7

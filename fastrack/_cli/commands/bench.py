@@ -9,9 +9,9 @@ import typer
 from rich.console import Console
 
 from fastrack._bench.plots import check_picture, draw_ablation
-from fastrack._cli.console import STDOUT, new_table
+from fastrack._cli.console import STDOUT, new_table, reporter
 from fastrack._cli.files import check_target
-from fastrack._cli.measurements import reporter, show_paths, wide_console, write_results
+from fastrack._cli.measurements import show_paths, wide_console, write_results
 from fastrack._cli.options import Bits
 from fastrack._util.units import format_size
 
@@ -111,7 +111,7 @@ def measure(
     """Measure every step at these sizes (MiB), and show what is under way on a terminal's stderr."""
     from fastrack._bench.runner import ablate
 
-    with reporter() as report:
+    with reporter("measuring") as report:
         return ablate(sizes, directions=directions, device=device, bits=bits, repeat=repeat, progress=report)
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from fastrack._bench.plots import draw_collectives
-from fastrack._cli.console import STDOUT, new_table
-from fastrack._cli.measurements import reporter, show_paths, wide_console, write_results
+from fastrack._cli.console import STDOUT, new_table, reporter
+from fastrack._cli.measurements import show_paths, wide_console, write_results
 from fastrack._util.units import format_size
 from fastrack.errors import FastrackError
 
@@ -59,7 +59,7 @@ def bench_collectives(
     from fastrack._bench.collectives import measure_collectives
 
     ranks, sizes = list(ranks or RANKS), list(sizes or SIZES)
-    with reporter() as report:
+    with reporter("measuring") as report:
         rows = measure_collectives(ranks, sizes, bits=bits, repeat=repeat, specs=models.SPECS, progress=report)
     settings = {"bits": bits, "repeat": repeat, "ranks": ranks, "sizes_mib": sizes}
     write_results(as_json, "collectives", rows, "cpu", settings, [" ".join(note.split()) for note in NOTES])
