@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import import_private
 
 from fastrack import attest
 from fastrack.attest._formats import ocsp as _ocsp
 from fastrack.attest._formats import x509 as _x509
+from fastrack.attest._gpus import rim
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
@@ -21,10 +21,9 @@ from helpers.foundry import nvidia, snp, tdx
 from helpers.foundry.authority import NOW
 
 KEPT = (
-    import_private("fastrack.attest._formats.x509:_find_problem", "fastrack.attest._formats.links:_find_problem"),
-    import_private("fastrack.attest._gpus.rim:open_signed", "fastrack.attest._gpus.rim:_open_signed"),
+    rim.open_signed,
     *(_ocsp._load, _ocsp._verify_responder),
-    *(_x509._load_cached, _x509._write_pem, _x509._subject, _x509._issuer, _x509.subject_name),
+    *(_x509._find_problem, _x509._load_cached, _x509._write_pem, _x509._subject, _x509._issuer, _x509.subject_name),
 )
 
 

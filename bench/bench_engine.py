@@ -5,23 +5,14 @@ from itertools import cycle
 
 import numpy as np
 import pytest
-from conftest import MIB, import_private, size_name
+from conftest import MIB, size_name
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-available_engines = import_private("fastrack._crypto.engine:available_engines", "fastrack.aead:available")
-get_engine = import_private("fastrack._crypto.engine:get_engine", "fastrack.aead:engine")
-ciphertext_size = import_private(
-    "fastrack.format:ciphertext_size", "fastrack._crypto.cobblestone:ciphertext_size", "fastrack.cobblestone:raw_size"
-)
-GatherPlan = import_private("fastrack._crypto.base:GatherPlan", "fastrack._crypto.base:Pieces")
-make_plan = import_private("fastrack._crypto.gather:make_plan")
-MessageKey = import_private("fastrack._crypto.cobblestone:MessageKey", "fastrack.cobblestone:MessageKey")
-
-
-def expand_key(engine, key):
-    """Expand a message key, by the present name of the method or the earlier one."""
-    return engine.expand_key(key) if hasattr(engine, "expand_key") else engine.prepare(key)
-
+from fastrack._crypto.base import GatherPlan
+from fastrack._crypto.cobblestone import MessageKey
+from fastrack._crypto.engine import available_engines, get_engine
+from fastrack._crypto.gather import make_plan
+from fastrack.format import ciphertext_size
 
 SIZES = [64 << 10, MIB, 16 * MIB, 256 * MIB]
 ENGINES = [(name, threads) for name in available_engines() for threads in ((1,) if name == "openssl" else (1, None))]
@@ -40,7 +31,7 @@ def size(request):
 
 @pytest.fixture(params=[128, 256])
 def prepared(request, engine, size, plain, benchmark):
-    schedule = expand_key(engine, MessageKey.raw(os.urandom(request.param // 8), os.urandom(12)))
+    schedule = engine.expand_key(MessageKey.raw(os.urandom(request.param // 8), os.urandom(12)))
     message = np.zeros(ciphertext_size(size), np.uint8)
     engine.seal_run(schedule, plain[:size], message, 0)
     benchmark.group = f"AES-{request.param}-GCM, {size >> 10} KiB"
@@ -66,7 +57,7 @@ def test_seal(rate, engine, prepared, size, plain):
 def fastest():
     """The engine that transfers use, whatever its name on this machine."""
     engine = get_engine()
-    return engine, expand_key(engine, MessageKey.raw(os.urandom(32), os.urandom(12)))
+    return engine, engine.expand_key(MessageKey.raw(os.urandom(32), os.urandom(12)))
 
 
 @pytest.mark.guard
@@ -95,7 +86,7 @@ def test_fastest_windows(rate, fastest, plain):
     sizes, offsets = np.full(32, 2048), 2048 * np.arange(32)
     starts = 2048 * np.random.default_rng(0).integers(0, 32 * 1024, (1000, 32))
     made = [make_plan(each, sizes, offsets) for each in starts]
-    plans = cycle([GatherPlan.of(each) if hasattr(GatherPlan, "of") else GatherPlan(*each) for each in made])
+    plans = cycle([GatherPlan.of(each) for each in made])
     out = np.zeros(64 << 10, np.uint8)
     assert rate(out.size, lambda: engine.open_gather(schedule, message, out, next(plans))) is None
 
@@ -105,7 +96,7 @@ def test_fastest_windows(rate, fastest, plain):
 @pytest.mark.skipif("aesni" not in available_engines(), reason="this CPU has no AES-NI")
 def test_narrow_open_1mib(rate, plain, out):
     engine, message = get_engine("aesni", threads=1), np.zeros(ciphertext_size(MIB), np.uint8)
-    schedule = expand_key(engine, MessageKey.raw(os.urandom(32), os.urandom(12)))
+    schedule = engine.expand_key(MessageKey.raw(os.urandom(32), os.urandom(12)))
     engine.seal_run(schedule, plain[:MIB], message, 0)
     assert rate(MIB, engine.open_run, schedule, message, out[:MIB], 0) is None
 
