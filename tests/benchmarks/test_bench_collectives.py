@@ -17,12 +17,11 @@ from typer.testing import CliRunner
 from bench.collectives import tables
 from fastrack import Key
 from fastrack._bench import models
-from fastrack._bench.collectives import ALONE, GLOO, NAIVE, PLAIN, SEALED, STEPS, Collective, steps_of
+from fastrack._bench.collectives import ALONE, GLOO, NAIVE, PLAIN, SEALED, STEPS, Collective
 from fastrack._bench.models import SPECS, ResNetSpec, TransformerSpec
 from fastrack._bench.plots import draw_collectives
 from fastrack._bench.ring import CopyEngine, NaiveRing
 from fastrack._cli.app import app
-from fastrack._util.trace import recording, span
 
 WAYS = (GLOO, PLAIN, NAIVE, SEALED)
 TINY = (ResNetSpec("a ResNet", 2, 1, (4, 8)), TransformerSpec("a decoder", 1, 8, 1, 16, 2, 50, 16))
@@ -88,18 +87,6 @@ def test_a_model_has_the_size_of_its_name():
     for spec, count in zip(SPECS, (272_282, 11_172_170, 124_439_808), strict=True):
         with torch.device("meta"):
             assert sum(weight.numel() for weight in spec.build().parameters()) == pytest.approx(count, rel=0.01)
-
-
-def test_steps_are_those_of_the_spans():
-    with recording() as timeline, span("all_reduce"):
-        with span("seal"):
-            pass
-        with span("seal"):
-            pass
-    steps = steps_of(timeline)
-    assert set(steps) == {"seal", "other"}
-    spans = timeline.spans()
-    assert sum(steps.values()) == pytest.approx((spans[0].stop - spans[0].start) / 1e9)
 
 
 # The command.

@@ -125,25 +125,6 @@ def test_what_was_altered_on_the_way_to_the_host_is_refused_there_and_by_the_own
                 step.read(step.run())
 
 
-# What a step does and does not do on a GPU.
-
-
-def launched(driver, step):
-    del driver.launches[:]
-    step.run()
-    return [(kernel, blocks) for kernel, blocks, _ in driver.launches if not kernel.startswith("prepare")]
-
-
-def test_one_block_works_a_chain_and_all_of_them_work_what_is_parallel(driver):
-    for direction, kernel in (("to_device", "open_256"), ("to_host", "seal_256")):
-        with open_steps(direction, NBYTES, device="cuda:0") as opened:
-            by_name = {step.name: launched(driver, step) for step in opened.steps}
-        assert by_name[BOUNCE] == by_name[DIRECT] == [(kernel, 1)]
-        assert by_name[PARALLEL] == [(kernel, 6)]  # as many as there are chunks
-        assert len(by_name[OVERLAP]) > 1
-        assert by_name[COPY] == []
-
-
 # How it is counted.
 
 
@@ -176,21 +157,6 @@ def test_rounds_call_each_in_turn_after_it_has_settled():
 @pytest.fixture
 def few(monkeypatch):
     monkeypatch.setattr(ablation, "rounds_of", lambda nbytes, repeat: repeat)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("few")
-def test_rows_are_of_every_direction_size_and_step(device):
-    said = []
-    rows = ablate([1 / 16, 1 / 8], device=device, repeat=3, progress=said.append)
-    assert said == [f"{direction}, {size} MiB" for direction in DIRECTIONS for size in ("0.0625", "0.125")]
-    wanted = [(way, size, step) for way in DIRECTIONS for size in (1 << 16, 1 << 17) for step in STEPS]
-    assert [(row.direction, row.size, row.step) for row in rows] == wanted
-    for row in rows:
-        assert row.runs == 3
-        assert row.p99 is None
-        assert row.quartiles[0] <= row.seconds <= row.quartiles[1] <= row.max
-        assert row.cpu_per_gib > 0
 
 
 @pytest.mark.usefixtures("few")
