@@ -39,7 +39,7 @@ class Plan:
 
     pairs: int = 4  # of processes, for every benchmark
     most_pairs: int = 12  # for one that is undecided
-    seconds: float = 150  # in which undecided benchmarks may be measured again
+    seconds: float = 400  # in which undecided benchmarks may be measured again
     patience: float = 900  # seconds that a process may take
 
 
