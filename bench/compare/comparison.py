@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import groupby
 from math import exp, log, sqrt
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -77,11 +78,15 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The measurements of one process: seconds of a call by benchmark, and why others, or whole files, have none."""
+    """The measurements of one side: seconds of a call by benchmark, and why others, or whole files, have none."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
+
+    def add(self, other: Run) -> None:
+        for name in ("seconds", "failed", "skipped"):
+            getattr(self, name).update(getattr(other, name))
 
     def why(self, name: str) -> str:
         reasons = self.failed | self.skipped
@@ -100,9 +105,12 @@ def compare(pythons: dict[str, Path], suites: Path, say: Callable[[str], None], 
     names: list[str] = []
     start = time.monotonic()
     for number in range(plan.most_pairs):
-        say(f"pair {number + 1}, {len(names) or 'all'} guards")
         order = SIDES if number % 2 == 0 else SIDES[::-1]  # who comes second finds other caches
-        runs = {side: measure(pythons[side], suites, names, number, plan.patience) for side in order}
+        runs = {side: Run() for side in SIDES}
+        for part in _parts(suites, names):
+            say(f"pair {number + 1}, {part[0].partition('::')[0]}")
+            for side in order:
+                runs[side].add(measure(pythons[side], suites, part, number, plan.patience))
         base, head = (runs[side] for side in SIDES)
         for name in base.seconds.keys() & head.seconds.keys():
             pairs.setdefault(name, []).append((base.seconds[name], head.seconds[name]))
@@ -112,6 +120,7 @@ def compare(pythons: dict[str, Path], suites: Path, say: Callable[[str], None], 
             reasons = [f"{row.name}: {row.why}" for row in apart.values()] or ["no benchmark is marked as a guard"]
             raise CannotCompareError("\n".join(["there is nothing that both sides can run", *reasons]))
         if number + 1 < plan.pairs:
+            names = [row.name for row in rows]
             continue
         is_late = time.monotonic() - start > plan.seconds
         undecided = [row for row in rows if row.verdict is Verdict.UNDECIDED]
@@ -122,8 +131,15 @@ def compare(pythons: dict[str, Path], suites: Path, say: Callable[[str], None], 
     return [*rows, *apart.values()]
 
 
+def _parts(suites: Path, names: Sequence[str]) -> list[list[str]]:
+    """Return the guards of each file, or all files: both sides measure a file one right after the other."""
+    if not names:
+        return [[f"bench/{path.name}"] for path in sorted(suites.glob("bench/bench_*.py"))]
+    return [list(part) for _, part in groupby(sorted(names), key=lambda name: name.partition("::")[0])]
+
+
 def measure(python: Path, suites: Path, names: Sequence[str], number: int, patience: float) -> Run:
-    """Run these guards, or all, in a new process.
+    """Run these guards, or all of a file, in a new process.
 
     Seconds are the first quartile of the rounds: whatever else runs on the machine only adds to them.
     """
@@ -131,7 +147,7 @@ def measure(python: Path, suites: Path, names: Sequence[str], number: int, patie
     with tempfile.TemporaryDirectory(dir=suites.parent) as folder:
         found = Path(folder, "found.json")
         environment |= {"PYTHONHASHSEED": str(number + 1), "TMPDIR": folder, "COLUMNS": "400"}
-        command = [python, *_PYTEST, f"--benchmark-json={found}", *(names or ["bench"])]
+        command = [python, *_PYTEST, f"--benchmark-json={found}", *names]
         try:
             done = subprocess.run(
                 command, cwd=suites, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,

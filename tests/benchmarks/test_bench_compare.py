@@ -67,7 +67,7 @@ def test_only_what_is_slower_ends_with_1(tmp_path):
 
 
 @pytest.fixture
-def pairs(monkeypatch):
+def pairs(monkeypatch, tmp_path):
     """Compare sides whose processes tell what a function makes of the side and the number of the pair."""
     asked = []
 
@@ -75,39 +75,43 @@ def pairs(monkeypatch):
         def measured(python, _, names, number, *__):
             asked.append((python, tuple(names)))
             seconds, *others = tell(python, number)
-            return comparison.Run({name: seconds[name] for name in names or seconds}, *others)
+            asked_for = names if "::" in names[0] else seconds
+            return comparison.Run({name: seconds[name] for name in asked_for if name in seconds}, *others)
 
         monkeypatch.setattr(comparison, "measure", measured)
-        return compare({"base": "base", "head": "head"}, None, lambda _: None, plan), asked
+        (tmp_path / "bench").mkdir()
+        (tmp_path / "bench/bench_it.py").touch()
+        return compare({"base": "base", "head": "head"}, tmp_path, lambda _: None, plan), asked
 
     return run
 
 
 def test_only_undecided_guards_are_measured_again_and_sides_take_turns(pairs):
     def tell(side, number):
-        return ({"fine": 1.0, "wide": 1.0 + 0.3 * (side == "head") * (number % 3)},)
+        return ({"a::fine": 1.0, "a::wide": 1.0 + 0.3 * (side == "head") * (number % 3)},)
 
     rows, asked = pairs(tell, Plan(pairs=2, most_pairs=4, seconds=60))
-    assert {row.name: row.pairs for row in rows} == {"fine": 2, "wide": 4}
+    assert {row.name: row.pairs for row in rows} == {"a::fine": 2, "a::wide": 4}
     assert [side for side, _ in asked] == ["base", "head", "head", "base"] * 2
-    assert [names for _, names in asked] == [()] * 4 + [("wide",)] * 4
+    wanted = [("bench/bench_it.py",)] * 2 + [("a::fine", "a::wide")] * 2 + [("a::wide",)] * 4
+    assert [names for _, names in asked] == wanted
 
 
 def test_what_seems_slower_is_confirmed_even_if_time_is_up(pairs):
     def tell(side, number):
         wide = 1.0 + 0.3 * (side == "head") * (number % 3)
-        return ({"slow": 1.0 + 0.5 * (side == "head"), "wide": wide},)
+        return ({"a::slow": 1.0 + 0.5 * (side == "head"), "a::wide": wide},)
 
     rows, _ = pairs(tell, Plan(pairs=4, seconds=0))
     assert {row.name: (row.verdict, row.pairs) for row in rows} == {
-        "slow": (Verdict.SLOWER, CONFIRMED),
-        "wide": (Verdict.UNDECIDED, 4),
+        "a::slow": (Verdict.SLOWER, CONFIRMED),
+        "a::wide": (Verdict.UNDECIDED, 4),
     }
 
 
 def test_what_one_side_cannot_run_is_new_or_gone_with_the_reason(pairs):
     def tell(side, _):
-        there = {"both": 1.0, "b.py::new" if side == "head" else "h.py::gone": 1.0}
+        there = {"b.py::both": 1.0, "b.py::new" if side == "head" else "h.py::gone": 1.0}
         failed = {"b.py": "cannot import", "broken": side} if side == "base" else {"broken": side}
         return there, failed, {"skipped": "no such CPU"}
 
@@ -161,7 +165,7 @@ def test_guards_alone_are_measured_and_what_fails_is_told(tmp_path):
     marked = "".join(f"@pytest.mark.guard\n{guard}" for guard in guards)
     write_suite(tmp_path / "tree", f"{marked}def test_other(benchmark):\n    benchmark(int)\n")
     (tmp_path / "tree/bench/bench_other.py").write_text("from json import later\n")
-    found = measure(Path(sys.executable), tmp_path / "tree", [], 0, 60)
+    found = measure(Path(sys.executable), tmp_path / "tree", ["bench"], 0, 60)
     ((name, seconds),) = found.seconds.items()
     assert name == "bench/bench_it.py::test_good"
     assert 0.002 <= seconds < 0.1
@@ -176,7 +180,7 @@ def test_guards_alone_are_measured_and_what_fails_is_told(tmp_path):
 def test_a_process_that_dies_or_hangs_is_no_comparison(tmp_path, fault, told):
     write_suite(tmp_path / "tree", f"@pytest.mark.guard\ndef test_bad(benchmark):\n    {fault}\n")
     with pytest.raises(CannotCompareError, match=told):
-        measure(Path(sys.executable), tmp_path / "tree", [], 0, 4 if "sleep" in fault else 60)
+        measure(Path(sys.executable), tmp_path / "tree", ["bench"], 0, 4 if "sleep" in fault else 60)
 
 
 # The whole way, on a repository of a few files.
