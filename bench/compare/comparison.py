@@ -1,200 +1,88 @@
-"""Measure guards in two environments, by pytest-benchmark in pairs of processes, and judge their times.
-
-A pair gives one number, the log of head / base. Where a process's memory lies makes it faster or slower for as long as
-it lives, so only pairs are independent of one another: the interval is Student's, over the pairs.
-"""
+"""A whole comparison: pair after pair, of all guards at first, then of those about which more has to be known."""
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
-from itertools import groupby
-from math import exp, log, sqrt
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median, stdev
 
 from bench.compare import CannotCompareError
+from bench.compare.pairs import run_pair
+from bench.compare.report import short
+from bench.compare.verdicts import CONFIRMED, WORSE, Row, Verdict, judge, one_sided
 
-SIDES = ("base", "head")
-WORSE = 1.10  # from this ratio on, slower is too slow
-CONFIRMED = 6  # pairs before anything is called slower
-# Student's t, 0.995 quantile, by degrees of freedom: two-sided 99 %. NIST/SEMATECH e-Handbook, section 1.3.6.7.2.
-_T = (63.657, 9.925, 5.841, 4.604, 4.032, 3.707, 3.499, 3.355, 3.250, 3.169, 3.106, 3.055, 3.012, 2.977, 2.947)
-_PYTEST = (
-    *("-P", "-m", "pytest", "-m", "guard", "-q", "-rfEs", "--no-fold-skipped", "--tb=line"),
-    *("--continue-on-collection-errors", "-p", "no:cacheprovider", "--benchmark-only", "--benchmark-quiet"),
-    *("--benchmark-disable-gc", "--benchmark-warmup=on", "--benchmark-max-time=0.3"),
-)
+_SUSPICIOUS = 1.05
+_AT_ONCE = 8  # benchmarks that are measured again: a few at a time are decided sooner, if time is short
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The effort of a comparison."""
+    """The effort of a comparison: pairs of processes, rounds and seconds."""
 
     pairs: int = 4  # of processes, for every benchmark
     most_pairs: int = 12  # for one that is undecided
-    seconds: float = 400  # in which undecided benchmarks may be measured again
-    patience: float = 900  # seconds that a process may take
+    rounds: int = 31  # of each benchmark in a pair, if they do not take too long
+    seconds: float = 150  # in which undecided benchmarks may be measured again
+    patience: float = 120  # seconds that a process may be silent
 
 
-class Verdict(StrEnum):
-    OK = "ok"
-    FASTER = "faster"
-    SLOWER = "SLOWER"
-    UNDECIDED = "undecided"
-    NEW = "new"
-    GONE = "gone"
-    BROKEN = "broken"
+def compare(pythons: dict[str, Path], suites: Path, folder: Path, say, plan: Plan) -> list[Row]:
+    """Measure the suites under `suites` with the Python of each side; logs go to `folder`.
 
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """The time of head over that of the base: the estimate, and its 99 % confidence interval for a single look."""
-
-    ratio: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A benchmark. Seconds are medians; without an interval, `why` says what was in the way."""
-
-    name: str
-    verdict: Verdict
-    pairs: int = 0
-    base: float | None = None
-    head: float | None = None
-    interval: Interval | None = None
-    why: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """The measurements of one side: seconds of a call by benchmark, and why others, or whole files, have none."""
-
-    seconds: dict[str, float] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
-    skipped: dict[str, str] = field(default_factory=dict)
-
-    def add(self, other: Run) -> None:
-        for name in ("seconds", "failed", "skipped"):
-            getattr(self, name).update(getattr(other, name))
-
-    def why(self, name: str) -> str:
-        reasons = self.failed | self.skipped
-        return next((why for place, why in reasons.items() if name.startswith(place)), "it is not there")
-
-
-def compare(pythons: dict[str, Path], suites: Path, say: Callable[[str], None], plan: Plan) -> list[Row]:
-    """Measure the guards of `suites` with the Python of each side, in pairs of processes.
-
-    All guards are measured in some pairs, those that are undecided in more, as long as there is time.
-
-    Raises CannotCompareError if a process does not end as pytest does, or there is nothing that both sides can run.
+    Raises CannotCompareError if a side does not start, or there is nothing that both can run.
     """
-    pairs: dict[str, list[tuple[float, float]]] = {}
-    apart: dict[str, Row] = {}
-    names: list[str] = []
-    start = time.monotonic()
-    for number in range(plan.most_pairs):
-        order = SIDES if number % 2 == 0 else SIDES[::-1]  # who comes second finds other caches
-        runs = {side: Run() for side in SIDES}
-        for part in _parts(suites, names):
-            say(f"pair {number + 1}, {part[0].partition('::')[0]}")
-            for side in order:
-                runs[side].add(measure(pythons[side], suites, part, number, plan.patience))
-        base, head = (runs[side] for side in SIDES)
-        for name in base.seconds.keys() & head.seconds.keys():
-            pairs.setdefault(name, []).append((base.seconds[name], head.seconds[name]))
-        apart |= {row.name: row for row in _find_apart(base, head)}
-        rows = [judge(name, times) for name, times in sorted(pairs.items()) if name not in apart]
-        if not rows:
-            reasons = [f"{row.name}: {row.why}" for row in apart.values()] or ["no benchmark is marked as a guard"]
-            raise CannotCompareError("\n".join(["there is nothing that both sides can run", *reasons]))
-        if number + 1 < plan.pairs:
-            names = [row.name for row in rows]
-            continue
-        is_late = time.monotonic() - start > plan.seconds
-        undecided = [row for row in rows if row.verdict is Verdict.UNDECIDED]
-        # Whatever would be called slower on more pairs gets them, however long it takes.
-        names = [row.name for row in undecided if row.interval.low > WORSE or not is_late]
-        if not names:
-            break
-    return [*rows, *apart.values()]
+    measured: dict[str, list[list[tuple[float, float]]]] = {}
+    broken: dict[str, dict[str, str]] = {}
+    failures: Counter[str] = Counter()
+    start, number, last = time.monotonic(), 0, 0.0
+    names: list[str] | None = None
+    while names is None or names:
+        begin = time.monotonic()
+        found = run_pair(
+            pythons, suites, folder, number=number, rounds=plan.rounds, names=names, patience=plan.patience,
+            progress=lambda name, pair=number + 1: say(f"pair {pair}, {short(name)}"),
+        )  # fmt: skip
+        number += 1
+        for name in found.names:
+            measured.setdefault(name, []).extend([found.rounds[name]] if name in found.rounds else [])
+        failures.update(found.broken.keys())
+        # Twice, once it has run: a busy machine may hold one of them up for too long.
+        broken |= {name: why for name, why in found.broken.items() if failures[name] > 1 or not measured.get(name)}
+        last = time.monotonic() - begin
+        time_left = time.monotonic() - start + last < plan.seconds
+        names = _next({name: pairs for name, pairs in measured.items() if name not in broken}, plan, time_left)
+    rows = [judge(name, pairs) for name, pairs in measured.items() if name not in broken]
+    sided = [one_sided(name, why) for name, why in broken.items()]
+    if not rows:
+        reasons = "\n".join(f"{row.name}: {row.why}" for row in sided[:10]) or "no benchmark is marked as a guard"
+        raise CannotCompareError(f"there is nothing that both sides can run.\n{reasons}")
+    return rows + sided
 
 
-def _parts(suites: Path, names: Sequence[str]) -> list[list[str]]:
-    """Return the guards of each file, or all files: both sides measure a file one right after the other."""
-    if not names:
-        return [[f"bench/{path.name}"] for path in sorted(suites.glob("bench/bench_*.py"))]
-    return [list(part) for _, part in groupby(sorted(names), key=lambda name: name.partition("::")[0])]
+def rehearse(pythons: dict[str, Path], suites: Path, folder: Path, say, plan: Plan) -> None:
+    """Run everything without measuring it, if an environment is new: code is compiled, and kept for the pairs."""
+    marks = [python.parents[1] / "compiled" for python in pythons.values()]
+    if not all(mark.exists() for mark in marks):
+        say("compiling")
+        run_pair(pythons, suites, folder, number=0, rounds=0, patience=plan.patience)
+        for mark in marks:
+            mark.touch()
 
 
-def measure(python: Path, suites: Path, names: Sequence[str], number: int, patience: float) -> Run:
-    """Run these guards, or all of a file, in a new process.
+def _next(measured: dict[str, list[list[tuple[float, float]]]], plan: Plan, time_left: bool) -> list[str]:
+    """Choose the benchmarks to measure in another pair.
 
-    Seconds are the first quartile of the rounds: whatever else runs on the machine only adds to them.
+    What a process took down with it has to be made up for. Of undecided benchmarks those that seem slower come first,
+    for they matter, and of these the ones that need least to be called so; then those about which nothing is certain.
     """
-    environment = {name: text for name, text in os.environ.items() if name not in {"PYTHONPATH", "PYTEST_ADDOPTS"}}
-    with tempfile.TemporaryDirectory(dir=suites.parent) as folder:
-        found = Path(folder, "found.json")
-        environment |= {"PYTHONHASHSEED": str(number + 1), "TMPDIR": folder, "COLUMNS": "400"}
-        command = [python, *_PYTEST, f"--benchmark-json={found}", *names]
-        try:
-            done = subprocess.run(
-                command, cwd=suites, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                errors="replace", timeout=patience, check=False,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            raise CannotCompareError(f"{python.parents[1].name}: no end within {patience:.0f} s") from None
-        if done.returncode not in (0, 1, 5):  # all passed, some failed, there were none
-            tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-8:])
-            raise CannotCompareError(f"{python.parents[1].name}: the process ended with {done.returncode}\n{tail}")
-        measured = json.loads(found.read_text())["benchmarks"] if found.exists() and found.stat().st_size else []
-    run = Run({each["fullname"]: each["stats"]["q1"] for each in measured})
-    for kind, place, why in re.findall(r"^(FAILED|ERROR|SKIPPED) (\S+)(?: - (.*))?$", done.stdout, re.MULTILINE):
-        cause = re.search(rf"ERROR collecting {re.escape(place)} .*?^E +(.+?)$", done.stdout, re.DOTALL | re.MULTILINE)
-        reasons = run.skipped if kind == "SKIPPED" else run.failed
-        reasons.setdefault(place, why or (cause[1] if cause else "it failed"))
-        run.seconds.pop(place, None)  # what fails after it was measured
-    return run
-
-
-def _find_apart(base: Run, head: Run) -> list[Row]:
-    """Return rows of what is not measured on both sides, but for what both skip."""
-    mine, theirs = base.seconds.keys() - head.seconds.keys(), head.seconds.keys() - base.seconds.keys()
-    rows = [Row(name, Verdict.GONE, why=f"head: {head.why(name)}") for name in sorted(mine)]
-    rows += [Row(name, Verdict.NEW, why=f"base: {base.why(name)}") for name in sorted(theirs)]
-    for name in base.failed.keys() & head.failed.keys():
-        rows.append(Row(name, Verdict.BROKEN, why=f"base: {base.failed[name]}; head: {head.failed[name]}"))
-    return rows
-
-
-def judge(name: str, pairs: Sequence[tuple[float, float]]) -> Row:
-    """Judge a benchmark by the seconds of base and head, in pairs."""
-    found = interval([log(head / base) for base, head in pairs])
-    base, head = (median(times) for times in zip(*pairs, strict=True))
-    verdict = Verdict.OK
-    if found.low > WORSE and len(pairs) >= CONFIRMED:
-        verdict = Verdict.SLOWER
-    elif found.high > WORSE:
-        verdict = Verdict.UNDECIDED
-    elif found.high < 1 / WORSE:
-        verdict = Verdict.FASTER
-    return Row(name, verdict, len(pairs), base, head, found)
-
-
-def interval(logs: Sequence[float]) -> Interval:
-    middle = fmean(logs)
-    if len(logs) < 2:
-        return Interval(exp(middle), 0.0, float("inf"))
-    reach = _T[min(len(logs) - 1, len(_T)) - 1] * stdev(logs) / sqrt(len(logs))
-    return Interval(exp(middle), exp(middle - reach), exp(min(middle + reach, 700)))
+    rows = [judge(name, pairs) for name, pairs in measured.items() if 0 < len(pairs) < plan.most_pairs]
+    lacking = [name for name, pairs in measured.items() if len(pairs) < plan.pairs]
+    # What would be called slower with more pairs gets them, however long it takes.
+    almost = [row.name for row in rows if row.interval.low > WORSE and row.pairs < CONFIRMED]
+    lacking += [name for name in almost if name not in lacking]
+    if lacking or not time_left:
+        return lacking
+    undecided = sorted((row for row in rows if row.verdict is Verdict.UNDECIDED), key=lambda row: -row.interval.low)
+    suspicious = [row.name for row in undecided if row.interval.ratio > _SUSPICIOUS]
+    return suspicious[:_AT_ONCE] or [row.name for row in undecided]

@@ -1,7 +1,7 @@
 """A revision and the working tree, each installed into an environment of its own that is kept by its contents.
 
 What fastrack depends on is not installed again: it comes from the environment that runs the comparison, by a ``.pth``
-file. fastrack itself is built and installed, not linked, with its machine code and kernels.
+file. fastrack itself is built and installed, not linked, with its kernels; compiled code is kept beside it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ ROOT = Path(__file__).resolve().parents[2]
 _KEPT = 12  # environments
 _BUILT = ("fastrack", "kernels", "pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "LICENSE-numba")
 _FINISHED = "finished"
+
+
+def cache_of(root: Path) -> Path:
+    return root / ".benchmarks" / "compare"
 
 
 def take_revision(root: Path, revision: str, folder: Path) -> str:
@@ -116,7 +120,6 @@ def _install(source: Path, place: Path, python: Path) -> None:
         sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", "install", "--quiet",
         "--no-index", "--no-deps", "--no-build-isolation", "--ignore-installed", source,
     )  # fmt: skip
-    _run(python, "-I", "-c", "import fastrack, sys; assert fastrack.__file__.startswith(sys.prefix), fastrack.__file__")
 
 
 def _run(*command: str | Path) -> None:
