@@ -5,13 +5,22 @@ from itertools import cycle
 
 import numpy as np
 import pytest
-from conftest import MIB, size_name
+from conftest import MIB, import_private, size_name
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from fastrack._crypto.cobblestone import MessageKey
-from fastrack._crypto.engine import available_engines, get_engine
-from fastrack._crypto.gather import ByteRanges
-from fastrack.format import ciphertext_size
+available_engines = import_private("fastrack._crypto.engine:available_engines", "fastrack.aead:available")
+get_engine = import_private("fastrack._crypto.engine:get_engine", "fastrack.aead:engine")
+ciphertext_size = import_private(
+    "fastrack.format:ciphertext_size", "fastrack._crypto.cobblestone:ciphertext_size", "fastrack.cobblestone:raw_size"
+)
+ByteRanges = import_private("fastrack._crypto.gather:ByteRanges", "fastrack._sealed.indexing:ByteRanges")
+MessageKey = import_private("fastrack._crypto.cobblestone:MessageKey", "fastrack.cobblestone:MessageKey")
+
+
+def expand_key(engine, key):
+    """Expand a message key, by the present name of the method or the earlier one."""
+    return engine.expand_key(key) if hasattr(engine, "expand_key") else engine.prepare(key)
+
 
 SIZES = [64 << 10, MIB, 16 * MIB, 256 * MIB]
 ENGINES = [(name, threads) for name in available_engines() for threads in ((1,) if name == "openssl" else (1, None))]
@@ -30,7 +39,7 @@ def size(request):
 
 @pytest.fixture(params=[128, 256])
 def prepared(request, engine, size, plain, benchmark):
-    schedule = engine.expand_key(MessageKey.raw(os.urandom(request.param // 8), os.urandom(12)))
+    schedule = expand_key(engine, MessageKey.raw(os.urandom(request.param // 8), os.urandom(12)))
     message = np.zeros(ciphertext_size(size), np.uint8)
     engine.seal_run(schedule, plain[:size], message, 0)
     benchmark.group = f"AES-{request.param}-GCM, {size >> 10} KiB"
@@ -56,7 +65,7 @@ def test_seal(rate, engine, prepared, size, plain):
 def fastest():
     """The engine that transfers use, whatever its name on this machine."""
     engine = get_engine()
-    return engine, engine.expand_key(MessageKey.raw(os.urandom(32), os.urandom(12)))
+    return engine, expand_key(engine, MessageKey.raw(os.urandom(32), os.urandom(12)))
 
 
 @pytest.mark.guard
@@ -94,7 +103,7 @@ def test_fastest_windows(rate, fastest, plain):
 @pytest.mark.skipif("aesni" not in available_engines(), reason="this CPU has no AES-NI")
 def test_narrow_open_1mib(rate, plain, out):
     engine, message = get_engine("aesni", threads=1), np.zeros(ciphertext_size(MIB), np.uint8)
-    schedule = engine.expand_key(MessageKey.raw(os.urandom(32), os.urandom(12)))
+    schedule = expand_key(engine, MessageKey.raw(os.urandom(32), os.urandom(12)))
     engine.seal_run(schedule, plain[:MIB], message, 0)
     assert rate(MIB, engine.open_run, schedule, message, out[:MIB], 0) is None
 

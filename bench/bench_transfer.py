@@ -1,11 +1,15 @@
-"""Transfers to the `cpu` device: the direct path, and the plain copy that bounds it."""
+"""Transfers to the `cpu` device: the direct path, the bounce path in both forms, the plain copy that bounds them."""
 
 import numpy as np
 import pytest
-from conftest import MIB, size_name, sizes
+from conftest import MIB, import_private, size_name, sizes
 
 from fastrack import seal, unseal
 
+BouncePath, ParallelBouncePath = (
+    import_private(f"fastrack._bench.paths:{name}", f"fastrack.bounce:{name}")
+    for name in ("BouncePath", "ParallelBouncePath")
+)
 SIZES = [4 << 10, MIB, 16 * MIB, 64 * MIB, 256 * MIB]
 SMALL, MIDDLE, LARGE = SIZES[1:4]
 all_sizes = sizes(*SIZES)
@@ -55,6 +59,19 @@ def test_seal(rate, size, key, plain):
 @sizes(*SIZES, guards=[MIDDLE])
 def test_unseal(rate, size, key, plain):
     rate(size, unseal, seal(plain[:size], key), key, framework="numpy")
+
+
+@all_sizes
+@pytest.mark.parametrize("path", [BouncePath, ParallelBouncePath])
+def test_bounce_sealed(rate, size, path, plain, out):
+    bounce = path(size)
+    rate(size, bounce.sealed_to_device, bounce.seal(plain[:size]), out[:size])
+
+
+@all_sizes
+@pytest.mark.parametrize("path", [BouncePath, ParallelBouncePath])
+def test_bounce_plain(rate, size, path, plain, out):
+    rate(size, path(size).plain_to_device, plain[:size], out[:size])
 
 
 @pytest.mark.guard
