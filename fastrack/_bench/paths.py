@@ -21,7 +21,7 @@ from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.engine import get_engine
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.workers import default_threads
-from fastrack._devices.base import Device, Operation, Segment, Slab
+from fastrack._devices.base import Device, DeviceOperation, Segment, Slab
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._devices.cuda.driver import Driver
 from fastrack._tensors import arrays
@@ -232,7 +232,7 @@ class OneSlab:
         self._buffer.wait()
         operation.result()
 
-    def _begin(self, key: MessageKey, memory: object) -> Operation:
+    def _begin(self, key: MessageKey, memory: object) -> DeviceOperation:
         sealed = HostMemory.of(self.sealed, writable=True) if self._device.in_place else None
         if isinstance(memory, np.ndarray):
             memory = HostMemory.of(memory, writable=memory.flags.writeable)

@@ -66,12 +66,12 @@ def _try(engine: Engine, size: int, answer: str) -> str | None:
             return f"expected sealed chunks with the SHA-256 {answer}, got {digest}"
         bad = engine.open_run(schedule, sealed, opened, _FIRST)
         if bad is not None or not np.array_equal(opened, plain):
-            return f"expected sealed chunks to open, got {_describe(bad)}"
+            return f"expected sealed chunks to open, got {_chunk_number(bad)}"
         sealed[-1] ^= 1
         plain[CHUNK_SIZE:] = 0
         bad = engine.open_run(schedule, sealed, opened, _FIRST)
         if bad != _FIRST + 1:
-            return f"expected the second chunk's altered tag to be refused, got {_describe(bad)}"
+            return f"expected the second chunk's altered tag to be refused, got {_chunk_number(bad)}"
         if not np.array_equal(opened, plain):
             return "expected zeros in the place of the second chunk, got other bytes"
     finally:
@@ -152,5 +152,5 @@ def _try_jobs(engine: Engine, key_size: int, _: str) -> str | None:
     return None
 
 
-def _describe(bad: int | None) -> str:
+def _chunk_number(bad: int | None) -> str:
     return "other bytes" if bad is None else f"chunk {bad - _FIRST} refused"

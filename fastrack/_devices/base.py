@@ -88,14 +88,14 @@ class StagingBuffer(Protocol):
     def wait(self) -> None:
         """Wait until the device has finished with it. Call this before the host writes to it.
 
-        Errors of the device are raised by the `Operation` that they belong to.
+        Errors of the device are raised by the `DeviceOperation` that they belong to.
         """
 
     def wipe(self) -> None:
         """Overwrite it with zeros on the host and on the device, after the device has finished with it."""
 
 
-class Operation(Protocol):
+class DeviceOperation(Protocol):
     """The opening or sealing of the messages of one call. Call `finish` in any case, also after an error.
 
     There is one verdict on all of them. In place of every chunk that failed the result holds zeros.
@@ -140,8 +140,8 @@ class Device(Protocol):
     The first staged slab of an operation has up to `first_slab_size` bytes of plaintext, and each that follows is half
     as large again, up to `max_slab_size`: the device starts early, and the next slab is filled before the previous one
     is done. Both are multiples of 16384. A slab of many small segments holds less: beside its chunks, padded to
-    multiples of 16 bytes, its staging buffer has room for `segment_room` bytes for each segment, for a gather's plan
-    twice, and for the tags of both.
+    multiples of 16 bytes, its staging buffer has room for `segment_overhead` bytes for each segment, for a
+    gather's plan twice, and for the tags of both.
     """
 
     name: str  # "cpu" or "cuda:N"
@@ -149,7 +149,9 @@ class Device(Protocol):
     lanes: int  # groups of transfers that do not delay each other; each has its own staging buffers
     max_slab_size: int
     first_slab_size: int
-    segment_room: int  # bytes of a staging buffer that the device needs for each segment of a slab, for its own tables
+    segment_overhead: (
+        int  # bytes of a staging buffer that the device needs for each segment of a slab, for its own tables
+    )
 
     def framework(self, requested: Framework | None, source: Framework | None) -> Framework:
         """Return the framework of a result: the requested one, else that of the source if possible, else another.
@@ -169,7 +171,7 @@ class Device(Protocol):
     def staging_buffer(self, size: int) -> StagingBuffer:
         """Allocate a buffer for staged slabs of up to `size` bytes, page-locked where that applies."""
 
-    def begin(self, messages: Messages, note: SpanCallback | None = None) -> Operation:
+    def begin(self, messages: Messages, note: SpanCallback | None = None) -> DeviceOperation:
         """Begin to open messages into their memories, or to seal them from there.
 
         `note` receives the steps that run on the caller's thread.

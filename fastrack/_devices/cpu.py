@@ -25,7 +25,7 @@ class CpuDevice:
     lanes = 1
     max_slab_size = 32 << 20
     first_slab_size = max_slab_size
-    segment_room = 0
+    segment_overhead = 0
 
     def __init__(self, threads: int | None = None) -> None:
         self.engine = get_engine(threads=threads)
@@ -77,7 +77,7 @@ class CpuStagingBuffer:
 
 
 class CpuOperation:
-    """`Operation` whose every call is complete when it returns."""
+    """`DeviceOperation` whose every call is complete when it returns."""
 
     lane = 0
 

@@ -23,7 +23,7 @@ from fastrack._sealed.container import encode_header
 from fastrack._sealed.contexts import Binding, Kind, MessageContext, new_file_id
 from fastrack._sealed.headers import authenticate_headers
 from fastrack._sealed.messages import OpenMessage
-from fastrack._sealed.metadata import FORMAT_MARK, describe, encode_fields
+from fastrack._sealed.metadata import FORMAT_MARK, encode_fields, entry_of
 from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
@@ -37,7 +37,7 @@ from fastrack.errors import AuthenticationError, FormatError
 from fastrack.format import CHUNK_SIZE, ciphertext_size, message_size
 
 Progress = Callable[[int], None]
-SealElsewhere = Callable[[MessageContext, Key], Bytes]
+SealOnDevice = Callable[[MessageContext, Key], Bytes]
 """Return the message of a tensor, with this context and under this key."""
 _Entries = dict[str, tuple[str, tuple[int, ...]]]  # dtypes and shapes of tensors as they are stored
 
@@ -308,7 +308,7 @@ class Unsealer:
     def write_to(self, target: Path) -> None:
         authenticate_headers([self.file[name] for name in self.names if name in self.file], self.keys)
         suffix = target.suffix.lower()
-        entries = _by_alignment({name: self._describe(name) for name in self.names})
+        entries = _by_alignment({name: self._dtype_and_shape(name) for name in self.names})
         if suffix == ".npz":
             self._write_npz(entries, target)
             return
@@ -336,7 +336,7 @@ class Unsealer:
 
     def write_out(self, out: IO[bytes]) -> None:
         """Write one vector of bytes as it is, and other tensors as a safetensors file."""
-        entries = _by_alignment({name: self._describe(name) for name in self.names})
+        entries = _by_alignment({name: self._dtype_and_shape(name) for name in self.names})
         is_bytes = [(dtype, len(shape)) for dtype, shape in entries.values()] == [("U8", 1)]
         out.write(b"" if is_bytes else encode_header(entries, self.file.metadata))
         for name in entries:
@@ -360,7 +360,7 @@ class Unsealer:
         else:
             _write_plain(PlainTensor.stored(self.file, name), out, self.progress)
 
-    def _describe(self, name: str) -> tuple[str, tuple[int, ...]]:
+    def _dtype_and_shape(self, name: str) -> tuple[str, tuple[int, ...]]:
         if name in self.file:
             sealed = self.file[name]
             return sealed.dtype, sealed.shape
@@ -410,13 +410,13 @@ def write_sealed(
     kind: Kind = "tensor",
     sealed: Mapping[str, SealedTensor] | None = None,
     in_order: bool = False,
-    elsewhere: Mapping[str, SealElsewhere] | None = None,
+    sealers: Mapping[str, SealOnDevice] | None = None,
     file_id: str | None = None,
 ) -> None:
     """Write a new sealed file of these tensors, slab by slab; those in `sealed` are copied and bound to it.
 
     With `in_order`, which plain tensors do not go with, each is read after the one before. Otherwise they are sorted.
-    Functions in `elsewhere` seal tensors that are not in host memory. A `file_id` must be new.
+    Functions in `sealers` seal tensors that are not in host memory. A `file_id` must be new.
     """
     _check_texts(tensors, plain, metadata)
     file_id = file_id or new_file_id()
@@ -431,14 +431,14 @@ def write_sealed(
         entries = _by_alignment(entries)
     elif plain:
         raise ValueError("expected no plain tensors in order, as each has to be aligned. Seal a file")
-    sealed_entries: dict[str, Any] = {name: describe(context) for name, context in contexts.items()}
+    sealed_entries: dict[str, Any] = {name: entry_of(context) for name, context in contexts.items()}
     for name, tensor in (sealed or {}).items():
         binding = Binding.new(tensor.context, file_id, key)
         context = tensor.context
-        sealed_entries[name] = {**describe(context), "file": context.file, "binding": binding.header.hex()}
+        sealed_entries[name] = {**entry_of(context), "file": context.file, "binding": binding.header.hex()}
     fields = encode_fields(file_id, key.id, sealed_entries, kind)
-    elsewhere = elsewhere or {}
-    largest = max((tensors[name].nbytes for name in contexts if name not in elsewhere), default=0)
+    sealers = sealers or {}
+    largest = max((tensors[name].nbytes for name in contexts if name not in sealers), default=0)
     # One buffer for all messages: fresh memory costs more than AES.
     memory = arrays.empty_bytes(ciphertext_size(min(SLAB, largest)))
     if "format" in metadata:
@@ -448,8 +448,8 @@ def write_sealed(
     with _open_target(target, size, overwrite=overwrite) as out:
         out.write(header)
         for name in entries:
-            if name in elsewhere:
-                _write(out, elsewhere[name](contexts[name], key), tensors[name].nbytes, progress)
+            if name in sealers:
+                _write(out, sealers[name](contexts[name], key), tensors[name].nbytes, progress)
             elif name in contexts:
                 _write_message(tensors[name], contexts[name], key, memory, out, progress)
             else:

@@ -44,7 +44,7 @@ _SCAN_AFTER = 64  # the bytes kept are counted again when this part of the bound
 _KEEP_FREE = 10  # a call that has to evict evicts this part of the bound as well
 
 
-class Entry:
+class CachedFile:
     """The blocks of a remote file that are present, also once they are evicted: a file, mapped.
 
     content : the bytes of the remote file, zeros where they are absent
@@ -146,7 +146,7 @@ class Cache:
         with self._mutex:
             self._users.add(user)
 
-    def open(self, url: Url, version: Version) -> Entry:
+    def open(self, url: Url, version: Version) -> CachedFile:
         """Return the entry of a version of a file. One that cannot be told from others is shared with no one."""
         _make_private(self._folder)  # again, as paths are resolved again: rights may have changed, or it was removed
         told = version.validator or secrets.token_hex(16)
@@ -160,7 +160,7 @@ class Cache:
                 continue
             try:
                 if _is_whole(descriptor, version.size):
-                    return Entry(path, version.size, descriptor)
+                    return CachedFile(path, version.size, descriptor)
             finally:
                 os.close(descriptor)
             with contextlib.suppress(FileNotFoundError):  # another process was first

@@ -99,7 +99,7 @@ def retry(attempt: Callable[[], T], url: Url) -> T:
     raise OSError(errno.EIO, f"reading failed {ATTEMPTS} times, the last time with: {failure}; {advice}", str(url))
 
 
-def describe(error: BaseException) -> str:
+def error_code(error: BaseException) -> str:
     """Return the class of an error of another library, and its number or code.
 
     Its text is left out: it may hold signed URLs and credentials, or what a server says. For the same reason errors are

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from fastrack._crypto.base import HostMemory
 from fastrack._remote.blocks import BLOCK, blocks_of, count, steps
-from fastrack._remote.cache import Cache, Entry, Writer, open_cache
+from fastrack._remote.cache import Cache, CachedFile, Writer, open_cache
 from fastrack._remote.objects import RemoteObject, read_range
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.fork import register_fork_reset
@@ -67,7 +67,7 @@ class RemoteFile:
             if self._copy is not None and self._copy.entry.is_evicted:
                 self._copy = None
 
-    def fetch(self, ranges: Sequence[tuple[int, int]]) -> Entry:
+    def fetch(self, ranges: Sequence[tuple[int, int]]) -> CachedFile:
         """Download what is missing of ranges of bytes (start, stop), in parallel. Return what they are present in."""
         return fetch_files({self: partial(blocks_of, ranges)})[self]
 
@@ -111,7 +111,7 @@ class RemoteFile:
                 writer.mark(blocks)
 
 
-def fetch_files(wanted: Mapping[RemoteFile, Blocks]) -> dict[RemoteFile, Entry]:
+def fetch_files(wanted: Mapping[RemoteFile, Blocks]) -> dict[RemoteFile, CachedFile]:
     """Download what is missing of blocks of files, from all of them at once. Return what they are present in."""
     for attempt in itertools.count():
         copies = {file: file.copy() for file in wanted}
@@ -185,7 +185,7 @@ def open_remote(url: Url) -> tuple[RemoteFile, Callable[[int, int], bytes]]:
 class _Copy:
     """An entry of the cache, and the downloads of this process into it, of which no two are of the same block."""
 
-    def __init__(self, remote: RemoteObject, entry: Entry) -> None:
+    def __init__(self, remote: RemoteObject, entry: CachedFile) -> None:
         self.entry = entry
         self._object = remote
         self._lock = threading.Lock()

@@ -1,4 +1,4 @@
-"""Columns of samples, and the bytes of their values, for `SealedWriter`."""
+"""Columns of samples, and the bytes of their values, for `DatasetWriter`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Block:
         Raise TypeError or ValueError if they cannot be stored, or are not all of one dtype and shape.
         """
         if not are_records and arrays.framework_of(values) is not None:
-            dtype, shape = arrays.describe(values)
+            dtype, shape = arrays.dtype_and_shape(values)
             if not shape:
                 raise TypeError("expected an array of one dimension or more, got none")
             return cls(Column(dtype, shape[1:]), arrays.bytes_of(values), shape[0])
@@ -109,7 +109,7 @@ def encode(value: Any, *, is_record: bool = False) -> tuple[Column, Bytes]:
         value = np.asarray(value)
     if arrays.framework_of(value) is None:
         raise TypeError(f"expected bytes, text, a number or an array, got {type(value).__name__}")
-    dtype, shape = arrays.describe(value)
+    dtype, shape = arrays.dtype_and_shape(value)
     if is_record and len(shape) != 1:
         raise ValueError(f"expected records of one dimension, got shape {list(shape)}")
     return Column(dtype, None if is_record else shape), arrays.bytes_of(value)

@@ -1,4 +1,4 @@
-"""`SealedWriter`: samples, appended to the shards of a sealed data set."""
+"""`DatasetWriter`: samples, appended to the shards of a sealed data set."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SHARD = re.compile(r"shard-(\d{6,})\.safetensors")
 
 
 @public
-class SealedWriter:
+class DatasetWriter:
     """Write samples to a sealed data set: a folder of shards, each a sealed file.
 
     The class of this name in `fastrack.distributed` writes checkpoints of ``torch.distributed.checkpoint``.
@@ -80,7 +80,7 @@ class SealedWriter:
     --------
     >>> import fastrack
     >>> key = fastrack.Key.generate()
-    >>> with fastrack.SealedWriter("cities", key) as writer:
+    >>> with fastrack.DatasetWriter("cities", key) as writer:
     ...     writer.write({"name": "Geneva", "label": 3})
     ...     writer.write_batch({"name": ["Oslo", "Lima"], "label": [1, 4]})
     >>> writer.stored
@@ -185,10 +185,10 @@ class SealedWriter:
                 self._start_shard()
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a SealedWriter cannot be pickled, as its key stays in its process. Make one for each folder")
+        raise TypeError("a DatasetWriter cannot be pickled, as its key stays in its process. Make one for each folder")
 
     def __repr__(self) -> str:
-        return f"<SealedWriter to {str(self._folder)!r}: {self.stored} samples stored>"
+        return f"<DatasetWriter to {str(self._folder)!r}: {self.stored} samples stored>"
 
     def _block(self, name: str, values: Any) -> Block:
         if isinstance(values, Block):
@@ -201,7 +201,7 @@ class SealedWriter:
     def _append(self, blocks: dict[str, Block]) -> None:
         with self._lock:
             if self._is_closed:
-                raise ClosedError("this SealedWriter was closed. Make another one, which continues its folder")
+                raise ClosedError("this DatasetWriter was closed. Make another one, which continues its folder")
             counts = {name: block.count for name, block in blocks.items()}
             if len(set(counts.values())) > 1:
                 raise ValueError(f"batch: expected as many values in each column, got {counts!s:.300}")
@@ -323,7 +323,7 @@ class SealedWriter:
 
 
 def shards_in(folder: Path) -> list[Path]:
-    """Return the shards that a `SealedWriter` wrote into a folder, in order. Raise FormatError if one is missing."""
+    """Return the shards that a `DatasetWriter` wrote into a folder, in order. Raise FormatError if one is missing."""
     paths = sorted(path for path in folder.iterdir() if SHARD.fullmatch(path.name))
     for index, path in enumerate(paths):
         if path.name != f"shard-{index:06}.safetensors":

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from fastrack._keys.keyring import KeyLike
 from fastrack._samples import tables
-from fastrack._samples.dataset_writer import SealedWriter
+from fastrack._samples.dataset_writer import DatasetWriter
 from fastrack._samples.json_lines import JsonColumns
 from fastrack._util.locations import locate_local
 from fastrack._util.public import public
@@ -61,9 +61,9 @@ def import_samples(
         - A folder of files of one of these kinds, in the order of their names, without folders among them, or several
           such files.
         - A ``pyarrow.Table`` or ``RecordBatchReader``, a ``pandas.DataFrame`` or a ``datasets.Dataset``, as a Parquet
-          file, or an iterable of samples, as `SealedWriter.write` takes them.
+          file, or an iterable of samples, as `DatasetWriter.write` takes them.
     folder, key, shard_size
-        As for `SealedWriter`.
+        As for `DatasetWriter`.
     resume : bool
         Continue in a folder that has shards: read the source from its start again, compare its first samples with those
         of the shards, and store the rest. So a source that is another one, or was altered where it is stored, is
@@ -86,7 +86,7 @@ def import_samples(
     ImportError
         If PyArrow is needed and not installed.
     TypeError, ValueError, OSError, AuthenticationError
-        As from `SealedWriter`.
+        As from `DatasetWriter`.
 
     Examples
     --------
@@ -100,7 +100,7 @@ def import_samples(
     >>> data[0]
     (b'Oslo', 709037)
     """
-    with SealedWriter(folder, key, shard_size=shard_size) as writer:
+    with DatasetWriter(folder, key, shard_size=shard_size) as writer:
         if writer.stored and not resume:
             advice = "Choose another folder, or resume that run with its source (resume=, --resume)"
             raise FileExistsError(errno.EEXIST, f"has {writer.stored} samples already. {advice}", os.fspath(folder))
@@ -158,7 +158,7 @@ def _open_object(source: Any) -> Iterator[Batch]:
     if isinstance(source, Mapping) or not isinstance(source, Iterable):
         raise TypeError(
             f"import_samples: expected paths, a table or an iterable of samples, got {type(source).__name__}. Give "
-            "such an object, or write samples with a SealedWriter"
+            "such an object, or write samples with a DatasetWriter"
         )
     return ({name: [value] for name, value in sample.items()} for sample in source)
 

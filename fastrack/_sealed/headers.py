@@ -160,7 +160,7 @@ def fetch(wanted: Iterable[Wanted]) -> list[SealedTensor | None] | None:
     present = {file: StoredBytes(entry.content) for file, entry in fetch_files(found).items()}
     tensors = [tensor for tensor, _ in wanted]
     for number, tensor in enumerate(tensors):
-        if tensor is not None and isinstance(storage := tensor.origin[0], RemoteFile):
+        if tensor is not None and isinstance(storage := tensor.location[0], RemoteFile):
             tensors[number] = move_tensor(tensor, present[storage])
     return tensors
 
@@ -203,8 +203,8 @@ def _by_file(wanted: Iterable[Wanted]) -> dict[RemoteFile, Blocks]:
 
     parts: dict[RemoteFile, list[_Part]] = {}
     for tensor, ranges in wanted:
-        if tensor is not None and isinstance(storage := tensor.origin[0], RemoteFile):
-            parts.setdefault(storage, []).append((tensor.origin[1], tensor.message_size, ranges))
+        if tensor is not None and isinstance(storage := tensor.location[0], RemoteFile):
+            parts.setdefault(storage, []).append((tensor.location[1], tensor.message_size, ranges))
     return {file: partial(_blocks_of, some) for file, some in parts.items()}
 
 

@@ -18,7 +18,7 @@ Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class RowPlan:
+class RowSelection:
     """Rows of a tensor, as indices of its first dimension. It needs no memory for a range of rows.
 
     shape : the result's shape
@@ -37,14 +37,14 @@ class RowPlan:
     def __reduce__(self) -> tuple[object, ...]:
         return unpickle, ("RowPlan", self.shape, self.row_bytes, self.rows)
 
-    def select(self, index: Any) -> RowPlan:
+    def select(self, index: Any) -> RowSelection:
         """Resolve an index along the first dimension of the result, as `plan_rows` does."""
         inner = plan_rows(index, self.shape, self.nbytes)
         outer = self.rows
         if len(outer) != self.shape[0]:  # one row, of which rows are selected
             first = int(outer[0]) * self.shape[0]
             outer = range(first, first + self.shape[0])
-        return RowPlan(inner.shape, inner.row_bytes, _compose(outer, inner.rows))
+        return RowSelection(inner.shape, inner.row_bytes, _compose(outer, inner.rows))
 
     def ranges(self) -> EvenRanges:
         """Return the byte ranges of the rows."""
@@ -99,7 +99,7 @@ def _compose(outer: range | Indices, inner: range | Indices) -> range | Indices:
     return outer.start + inner * outer.step
 
 
-def plan_rows(rows: Any, shape: tuple[int, ...], nbytes: int) -> RowPlan:
+def plan_rows(rows: Any, shape: tuple[int, ...], nbytes: int) -> RowSelection:
     """Resolve an index along the first dimension as NumPy does, and raise IndexError and TypeError as it does."""
     if not shape:
         raise IndexError("rows of a sealed tensor: expected one dimension or more, got none. Open it whole")
@@ -111,7 +111,7 @@ def plan_rows(rows: Any, shape: tuple[int, ...], nbytes: int) -> RowPlan:
         return _one_row(rows, shape, row_bytes)
     if isinstance(rows, slice):
         chosen = range(*rows.indices(count))
-        return RowPlan((len(chosen), *shape[1:]), row_bytes, chosen)
+        return RowSelection((len(chosen), *shape[1:]), row_bytes, chosen)
     if hasattr(rows, "__array__"):
         # torch takes any tensor of one element for an integer, and NumPy only what has no dimensions.
         rows = np.asarray(rows)
@@ -123,14 +123,14 @@ def plan_rows(rows: Any, shape: tuple[int, ...], nbytes: int) -> RowPlan:
         else:
             return _one_row(row, shape, row_bytes)
     indices = as_indices(rows, count)
-    return RowPlan((indices.size, *shape[1:]), row_bytes, indices)
+    return RowSelection((indices.size, *shape[1:]), row_bytes, indices)
 
 
-def _one_row(row: int, shape: tuple[int, ...], row_bytes: int) -> RowPlan:
+def _one_row(row: int, shape: tuple[int, ...], row_bytes: int) -> RowSelection:
     count = shape[0]
     if not -count <= row < count:
         raise IndexError(f"row {row} is out of range: the tensor has {count} rows")
-    return RowPlan(shape[1:], row_bytes, range(row % count, row % count + 1))
+    return RowSelection(shape[1:], row_bytes, range(row % count, row % count + 1))
 
 
 def as_indices(rows: Any, count: int) -> Indices:

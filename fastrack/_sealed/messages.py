@@ -22,7 +22,7 @@ class OpenMessage:
 
     def __init__(self, sealed: SealedTensor, keys: KeyRing) -> None:
         self._sealed = sealed
-        self._storage, start = sealed.origin
+        self._storage, start = sealed.location
         self._start, self._end = start + HEADER_SIZE, start + sealed.message_size
         self._engine = get_engine()
         message_key = open_header(sealed, keys)

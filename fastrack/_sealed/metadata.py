@@ -149,13 +149,13 @@ def _read_layout(name: str, entry: Any, path: Location) -> Layout:
     )
 
 
-def describe(context: MessageContext) -> dict[str, Any]:
+def entry_of(context: MessageContext) -> dict[str, Any]:
     """Return what the metadata says of a tensor."""
     return {"dtype": context.dtype, "shape": list(context.shape)}
 
 
 def encode_fields(file_id: str, key_id: str, sealed: Mapping[str, Any], kind: Kind = "tensor") -> dict[str, str]:
-    """Return the metadata of a file with these sealed tensors, as `describe` describes them."""
+    """Return the metadata of a file with these sealed tensors, as `entry_of` describes them."""
     fields = {
         "fastrack.version": FORMAT_VERSION,
         "fastrack.file": file_id,

@@ -65,7 +65,7 @@ def seal(tensor: Any, key: KeyLike | None = None, name: str = "tensor") -> Seale
     key = sealing_key(key)
     if is_sharded(tensor):
         tensor, name = named_part(tensor, name)
-    dtype, shape = arrays.describe(tensor)
+    dtype, shape = arrays.dtype_and_shape(tensor)
     plain = arrays.bytes_of(tensor)
     context = MessageContext(name, dtype, shape, new_file_id())
     message = arrays.empty_bytes(message_size(plain.size))

@@ -16,8 +16,8 @@ from fastrack._keys.keys import Key
 from fastrack._sealed.container import encode_header
 from fastrack._sealed.contexts import Binding, Edition, MessageContext
 from fastrack._sealed.handle import NOT_OPEN, Handle
-from fastrack._sealed.indexing import Box, RowPlan, plan_rows
-from fastrack._sealed.metadata import describe, encode_fields, read_contents
+from fastrack._sealed.indexing import Box, RowSelection, plan_rows
+from fastrack._sealed.metadata import encode_fields, entry_of, read_contents
 from fastrack._sealed.storage import Extent, Storage, StoredBytes, read_head
 from fastrack._tensors import dtypes
 from fastrack._tensors.arrays import Bytes
@@ -162,7 +162,7 @@ class SealedTensor(Handle):
         return self._stop - self._start
 
     @property
-    def origin(self) -> tuple[Storage, int]:
+    def location(self) -> tuple[Storage, int]:
         """The storage of the message, and where in it the message begins."""
         return self._storage, self._start
 
@@ -227,7 +227,7 @@ class SealedTensor(Handle):
             raise ValueError(
                 f"{context.name!r:.200} is part of a {context.kind}, and of no other file. Unseal it first"
             )
-        fields = encode_fields(context.file, self.key_id, {context.name: describe(context)})
+        fields = encode_fields(context.file, self.key_id, {context.name: entry_of(context)})
         return encode_header({context.name: ("U8", (self.message_size,))}, fields) + bytes(self.message)
 
     @classmethod
@@ -289,13 +289,13 @@ def restore_tensor(
 
 def move_tensor(tensor: SealedTensor, storage: Storage) -> SealedTensor:
     """Return a tensor in another storage of the same bytes."""
-    start = tensor.origin[1]
+    start = tensor.location[1]
     message = Extent(storage, start, start + tensor.message_size)
     header = tensor._pinned_header  # noqa: SLF001 - of this module
     return SealedTensor(tensor.context, message, tensor.key_id, tensor.binding, tensor.path, header, tensor.edition)
 
 
-class TensorSlice(NamedTuple):
+class MessageRanges(NamedTuple):
     """Part of a result that comes from one sealed tensor. `ranges` computes its byte ranges when it is called."""
 
     tensor: SealedTensor
@@ -352,12 +352,12 @@ class SealedRows(Handle):
     def nbytes(self) -> int:
         return dtypes.nbytes(self.dtype, self.shape)
 
-    def select(self, keys: KeyRing) -> Sequence[TensorSlice]:
+    def select(self, keys: KeyRing) -> Sequence[MessageRanges]:
         """Return `slices`, after what these depend on was authenticated by `check_contexts`."""
         self.check_contexts(keys)
         return self.slices()
 
-    def slices(self) -> Sequence[TensorSlice]:
+    def slices(self) -> Sequence[MessageRanges]:
         """Return the slices of the result, one for each message. Their byte ranges are computed later."""
         raise NotImplementedError
 
@@ -381,7 +381,7 @@ class TensorRows(SealedRows):
 
     __slots__ = ("_plan", "_tensor")
 
-    def __init__(self, tensor: SealedTensor, plan: RowPlan | Box) -> None:
+    def __init__(self, tensor: SealedTensor, plan: RowSelection | Box) -> None:
         self.name = tensor.context.name
         self.dtype = tensor.context.dtype
         self.key_id = tensor.key_id
@@ -391,14 +391,14 @@ class TensorRows(SealedRows):
     @classmethod
     def of(cls, tensor: SealedTensor) -> TensorRows:
         """Return a handle on a whole tensor of any shape."""
-        return cls(tensor, RowPlan(tensor.shape, tensor.nbytes, range(1)))
+        return cls(tensor, RowSelection(tensor.shape, tensor.nbytes, range(1)))
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self._plan.shape
 
-    def slices(self) -> Sequence[TensorSlice]:
-        return (TensorSlice(self._tensor, self._plan.ranges),)
+    def slices(self) -> Sequence[MessageRanges]:
+        return (MessageRanges(self._tensor, self._plan.ranges),)
 
     def __getitem__(self, rows: Any) -> TensorRows:
         return TensorRows(self._tensor, self._plan.select(rows))

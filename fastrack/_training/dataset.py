@@ -10,12 +10,12 @@ import numpy as np
 
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._sealed.indexing import Indices, as_indices
-from fastrack._sealed.tensor import SealedRows, SealedTensor, TensorSlice
+from fastrack._sealed.tensor import MessageRanges, SealedRows, SealedTensor
 from fastrack._sets.load_file import resolve_anchor
 from fastrack._tensors import arrays
 from fastrack._training.collate import collate
 from fastrack._training.columns import find_tensors, join_columns, join_windows, list_shards, tuple_of_names
-from fastrack._training.handles import DatasetRef, JoinedRef, Lengths, RecordLayout, Samples
+from fastrack._training.handles import CombinedDataset, DatasetHandle, Lengths, RecordLayout, Samples
 from fastrack._training.shards import PathLike, Shards
 from fastrack._transfer.api import to_device
 from fastrack._util.pickles import unpickle
@@ -62,10 +62,10 @@ class SealedDataset(_Base[Sample_co]):
     Parameters
     ----------
     paths : path or sequence of paths
-        Sealed files, or the folder of a `SealedWriter`. Their samples follow each other in the order given.
+        Sealed files, or the folder of a `DatasetWriter`. Their samples follow each other in the order given.
     columns : sequence of str, optional
         Names of sealed tensors that share their first dimension, which counts the samples, and of columns of records
-        that a `SealedWriter` wrote. All of the first file by default.
+        that a `DatasetWriter` wrote. All of the first file by default.
     keys : KeySource, optional
         Keys to authenticate the shapes of all columns with, and so the number of samples. Without them the length, the
         shapes and the dtypes are those that the files claim: a column is authenticated when its first samples are
@@ -157,7 +157,7 @@ class SealedDataset(_Base[Sample_co]):
     ) -> None:
         ring = None if keys is None else KeyRing.resolve(keys)
         self._shards = shards
-        self._opening = None if transform is None else Opening(keys, transform)
+        self._opening = None if transform is None else SampleTransform(keys, transform)
         self._ref = join_columns(shards, tensors, ring, tuple_of_names(plain_columns, "plain_columns="), lengths)
         if ring is not None:
             for part in self._ref.parts:
@@ -297,7 +297,9 @@ class SealedDataset(_Base[Sample_co]):
         return unpickle, ("SealedDataset", self._ref, self._shards, self._opening)
 
 
-def restore_dataset(ref: DatasetRef | JoinedRef, shards: Shards, opening: Opening | None) -> SealedDataset[Any]:
+def restore_dataset(
+    ref: DatasetHandle | CombinedDataset, shards: Shards, opening: SampleTransform | None
+) -> SealedDataset[Any]:
     """Return the data set that a pickle describes."""
     data: SealedDataset[Any] = SealedDataset.__new__(SealedDataset)
     data._ref, data._shards, data._opening = ref, shards, opening  # noqa: SLF001
@@ -307,7 +309,7 @@ def restore_dataset(ref: DatasetRef | JoinedRef, shards: Shards, opening: Openin
 # Samples that are opened on the host, for a transform.
 
 
-class Opening:
+class SampleTransform:
     """Keys and function with which samples are opened, in the process that asks for them."""
 
     __slots__ = ("_keys", "_ring", "_transform")
@@ -317,7 +319,7 @@ class Opening:
         self._transform = transform
         self._ring: KeyRing | None = None  # made when the process opens its first samples
 
-    def open(self, source: DatasetRef | JoinedRef, rows: Indices) -> list[Any]:
+    def open(self, source: DatasetHandle | CombinedDataset, rows: Indices) -> list[Any]:
         """Open samples in one call, and return what the transform makes of each."""
         if self._ring is None:
             self._ring = KeyRing.resolve(self._keys)
@@ -327,7 +329,7 @@ class Opening:
         return unpickle, ("Opening", self._keys, self._transform)
 
 
-def _open_samples(source: DatasetRef | JoinedRef, rows: Indices, keys: KeyRing) -> Iterator[dict[str, Any]]:
+def _open_samples(source: DatasetHandle | CombinedDataset, rows: Indices, keys: KeyRing) -> Iterator[dict[str, Any]]:
     handles: dict[str, SealedRows] = {}
     starts: dict[str, list[int]] = {}
     for part in source.parts:
@@ -356,7 +358,7 @@ class _PackedRecords(SealedRows):
 
     __slots__ = ("_layout", "_ref", "_rows")
 
-    def __init__(self, ref: DatasetRef, layout: RecordLayout, rows: Indices) -> None:
+    def __init__(self, ref: DatasetHandle, layout: RecordLayout, rows: Indices) -> None:
         self.name = layout.names[0]
         self.dtype = layout.dtype(0)
         self.key_id = layout.shards.key_id
@@ -368,7 +370,7 @@ class _PackedRecords(SealedRows):
     def shape(self) -> tuple[int, ...]:
         return (int(self._layout.lengths(self._rows).sum()),)
 
-    def slices(self) -> Sequence[TensorSlice]:
+    def slices(self) -> Sequence[MessageRanges]:
         lengths = self._layout.lengths(self._rows)
         return self._layout.slices_at(self._rows, np.cumsum(lengths) - lengths)
 

@@ -24,7 +24,7 @@ from fastrack._sealed.contexts import MessageContext
 from fastrack._sealed.headers import authenticate_headers, authenticate_remote, prefetch
 from fastrack._sealed.indexing import Indices, highest_unsigned
 from fastrack._sealed.seal import unseal
-from fastrack._sealed.tensor import SealedRows, SealedTensor, TensorSlice
+from fastrack._sealed.tensor import MessageRanges, SealedRows, SealedTensor
 from fastrack._tensors import arrays, dtypes
 from fastrack._training.plain_columns import PlainColumns, Row
 from fastrack._training.shards import Shards
@@ -34,7 +34,7 @@ from fastrack.errors import ClosedError, FormatError, UnknownKeyError
 Packed = int | bytes | tuple[bytes, tuple[int, ...]]
 
 
-class DatasetRef:
+class DatasetHandle:
     """Data set that handles refer to, by reference in its process and by id in a pickle.
 
     dataset_id : 8 random bytes
@@ -43,7 +43,7 @@ class DatasetRef:
     has_records : True if samples have any length, and several of them are padded
     """
 
-    plain: PlainColumns | None = None  # which a `JoinedRef` may have
+    plain: PlainColumns | None = None  # which a `CombinedDataset` may have
 
     def __init__(self, layout: Layout, dataset_id: bytes | None = None) -> None:
         self.layout = layout
@@ -81,7 +81,7 @@ class DatasetRef:
         return self.layout.names
 
     @property
-    def parts(self) -> tuple[DatasetRef, ...]:
+    def parts(self) -> tuple[DatasetHandle, ...]:
         """Data sets whose columns stand side by side: this one alone."""
         return (self,)
 
@@ -125,7 +125,7 @@ class DatasetRef:
         return np.frombuffer(packed, self._packed_dtype).astype(np.int64).reshape(shape)
 
 
-class JoinedRef:
+class CombinedDataset:
     """Data sets of as many samples each, and unencrypted columns, whose columns stand side by side in a sample.
 
     Handles refer to the data set that their column is of. `names` is the order of the columns.
@@ -135,7 +135,7 @@ class JoinedRef:
 
     def __init__(
         self,
-        parts: Sequence[DatasetRef],
+        parts: Sequence[DatasetHandle],
         names: tuple[str, ...],
         plain: PlainColumns | None = None,
         dataset_id: bytes | None = None,
@@ -170,7 +170,7 @@ class Samples(Sequence[dict[str, Any]]):
 
     __slots__ = ("_ref", "_rows")
 
-    def __init__(self, ref: DatasetRef | JoinedRef, rows: Indices) -> None:
+    def __init__(self, ref: DatasetHandle | CombinedDataset, rows: Indices) -> None:
         self._ref = ref
         self._rows = rows  # which were checked
 
@@ -197,12 +197,12 @@ class Samples(Sequence[dict[str, Any]]):
 class DatasetRows(SealedRows):
     """Handle on samples of a data set in one column. `rows` is an integer, or an array of one dimension or two.
 
-    The numbers of the samples and of the column were checked, by `DatasetRef.require` or as an index is.
+    The numbers of the samples and of the column were checked, by `DatasetHandle.require` or as an index is.
     """
 
     __slots__ = ("_shape", "column", "needs_padding", "ref", "rows")
 
-    def __init__(self, ref: DatasetRef, column: int, rows: Row) -> None:
+    def __init__(self, ref: DatasetHandle, column: int, rows: Row) -> None:
         self.name, self.dtype, self.key_id = ref.labels[column]
         self.ref = ref
         self.column = column
@@ -216,12 +216,12 @@ class DatasetRows(SealedRows):
             self._shape = self.ref.layout.shape(self.column, self.rows)
         return self._shape
 
-    def select(self, keys: KeyRing) -> Sequence[TensorSlice]:
+    def select(self, keys: KeyRing) -> Sequence[MessageRanges]:
         if self.column not in self.ref.checked:
             self.ref.check_contexts(self.column, keys)
         return self.ref.layout.slices(self.column, self.rows)
 
-    def slices(self) -> Sequence[TensorSlice]:
+    def slices(self) -> Sequence[MessageRanges]:
         return self.ref.layout.slices(self.column, self.rows)
 
     def check_contexts(self, keys: KeyRing) -> None:
@@ -246,7 +246,7 @@ class Lengths:
 
     __slots__ = ("ref", "rows")
 
-    def __init__(self, ref: DatasetRef, rows: Row) -> None:
+    def __init__(self, ref: DatasetHandle, rows: Row) -> None:
         ref.require(rows)
         self.ref = ref
         self.rows = rows
@@ -294,16 +294,16 @@ def _find(dataset_id: bytes, packed: Packed) -> tuple[Any, Row]:
     return ref, ref.parts[0].unpack(packed)
 
 
-def restore_ref(dataset_id: bytes, layout: Layout) -> DatasetRef:
+def restore_ref(dataset_id: bytes, layout: Layout) -> DatasetHandle:
     """Return the reference of this process with that id, or else that which a pickle describes."""
-    return refs.get(dataset_id) or DatasetRef(layout, dataset_id)
+    return refs.get(dataset_id) or DatasetHandle(layout, dataset_id)
 
 
 def restore_joined(
-    parts: tuple[DatasetRef, ...], names: tuple[str, ...], plain: PlainColumns | None, dataset_id: bytes
-) -> JoinedRef:
+    parts: tuple[DatasetHandle, ...], names: tuple[str, ...], plain: PlainColumns | None, dataset_id: bytes
+) -> CombinedDataset:
     """Return the reference of this process with that id, or else that which a pickle describes."""
-    return refs.get(dataset_id) or JoinedRef(parts, names, plain, dataset_id)
+    return refs.get(dataset_id) or CombinedDataset(parts, names, plain, dataset_id)
 
 
 def restore_rows(dataset_id: bytes, column: int, packed: Packed) -> DatasetRows:
@@ -371,15 +371,15 @@ class EvenLayout:
         spec = self.columns[column]
         return [self.shards.tensor(shard, spec.index) for shard in range(len(self.shards))]
 
-    def slices(self, column: int, rows: Row) -> Sequence[TensorSlice]:
+    def slices(self, column: int, rows: Row) -> Sequence[MessageRanges]:
         spec = self.columns[column]
         if self.ends.size == 1:  # nothing to look up
             flat = np.array([rows]) if isinstance(rows, int) else rows.reshape(-1)
             opened = self.shards.opened[0]
             tensor = self.shards.tensor(0, spec.index) if opened is None else opened[spec.index]
-            return (TensorSlice(tensor, EvenRanges(flat, spec.stride, spec.size)),)
+            return (MessageRanges(tensor, EvenRanges(flat, spec.stride, spec.size)),)
         return [
-            TensorSlice(
+            MessageRanges(
                 self.shards.tensor(shard, spec.index),
                 EvenRanges(local, spec.stride, spec.size, order),
             )
@@ -409,14 +409,14 @@ class RecordLayout:
     def shape_tensors(self, column: int) -> Sequence[SealedTensor]:
         return ()  # the offsets were unsealed
 
-    def slices(self, column: int, rows: Row) -> Sequence[TensorSlice]:
+    def slices(self, column: int, rows: Row) -> Sequence[MessageRanges]:
         return self.slices_at(rows, np.arange(np.size(rows)) * self.shape(column, rows)[-1])
 
-    def slices_at(self, rows: Row, places: Indices) -> Sequence[TensorSlice]:
+    def slices_at(self, rows: Row, places: Indices) -> Sequence[MessageRanges]:
         """Return the slices of these records, each of which goes to its place in the result, in elements."""
         width = dtypes.nbytes(self.dtype(0), (1,))
         return [
-            TensorSlice(
+            MessageRanges(
                 self.shards.tensor(shard, 0),
                 partial(
                     ByteRanges,

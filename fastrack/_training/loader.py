@@ -194,7 +194,7 @@ class WrappedLoader:
         self._is_default = is_default
         self._prefetch = prefetch
         self._transform = transform
-        self._progress: Fetched | None = None  # holds the state after the batch returned last
+        self._progress: ReadyBatch | None = None  # holds the state after the batch returned last
         self._iterator: Callable[[], _Iterator | None] = lambda: None
         self.reset_after_fork()
         register_fork_reset(self)
@@ -207,7 +207,7 @@ class WrappedLoader:
         _require_distributed(self._inner)  # the process group may have been initialised since
         # A ring remembers keys, and those of `use_keys` may be of the block in which this iteration begins.
         keys = KeyRing(partial(_get_default_key, self._keys)) if self._is_default else self._keys
-        source = Source(self._inner, self._lock, self._device, keys, ahead=self._prefetch > 0)
+        source = BatchSource(self._inner, self._lock, self._device, keys, ahead=self._prefetch > 0)
         # Batches are prefetched on a stream of their own, so that neither stream waits for the other's work.
         side = side_stream(self._device) if self._prefetch else None
         iteration = PrefetchThread(source, self._prefetch, side) if self._prefetch else source
@@ -290,7 +290,7 @@ class _Iterator:
 
     def __init__(
         self,
-        iteration: Source | PrefetchThread,
+        iteration: BatchSource | PrefetchThread,
         side: SideStream | None,
         transform: Callable[[Any], Any] | None,
     ) -> None:
@@ -343,7 +343,7 @@ def _get_environment_key(key_id: str) -> Key:
 # The sources of an iteration: its batches, on request or fetched in advance.
 
 
-class Source:
+class BatchSource:
     """The batches of one iteration, each fetched and moved on request.
 
     The lock is that of the loader, and held while it is used: once it is acquired, an iteration that was stopped uses
@@ -353,7 +353,7 @@ class Source:
     def __init__(self, loader: Any, lock: threading.Lock, device: str, keys: KeyRing, *, ahead: bool) -> None:
         self._loader = loader
         self._downloads = ahead  # of the batches that follow, until a batch has nothing on a server
-        self._ahead: deque[Fetched] = deque()
+        self._ahead: deque[ReadyBatch] = deque()
         # So that the sizes that are downloaded are no claims.
         self._authenticated: weakref.WeakSet[SealedTensor] = weakref.WeakSet()
         self._lock = lock
@@ -363,16 +363,16 @@ class Source:
         self._has_state = hasattr(loader, "state_dict")
         self.is_stopped = False
 
-    def begin(self) -> Fetched:
+    def begin(self) -> ReadyBatch:
         with self._lock:
             self.batches = iter(self._loader)
             try:
                 state = copy.deepcopy(self._loader.state_dict()) if self._has_state else None
             except AttributeError:  # from a method without an implementation, as in Accelerate's loaders
                 state, self._has_state = None, False
-            return Fetched(state=state)
+            return ReadyBatch(state=state)
 
-    def fetch(self) -> Fetched:
+    def fetch(self) -> ReadyBatch:
         try:
             with self._lock:
                 item = self._next()
@@ -385,11 +385,11 @@ class Source:
         self.batches = None
         return item
 
-    def _next(self) -> Fetched:
+    def _next(self) -> ReadyBatch:
         """Return the next batch, or the end, with the state after it. Downloads for later ones begin meanwhile."""
         batches = None if self.is_stopped else self.batches  # `stop` may be called meanwhile
         if batches is None:
-            return Fetched(is_last=True)
+            return ReadyBatch(is_last=True)
         ahead = self._ahead
         if not ahead:
             ahead.append(self._take(batches))
@@ -405,7 +405,7 @@ class Source:
             raise item.error
         return item
 
-    def _take(self, batches: Iterator[Any]) -> Fetched:
+    def _take(self, batches: Iterator[Any]) -> ReadyBatch:
         try:
             batch = next(batches, _END)
             # A copy, since the state may be a part of the loader, which continues.
@@ -413,10 +413,10 @@ class Source:
         except BaseException as error:
             if not self._ahead:
                 raise
-            return Fetched(error=error, is_last=True)
+            return ReadyBatch(error=error, is_last=True)
         if batch is _END:
-            return Fetched(state=state, is_last=True)
-        item = Fetched(batch, state)
+            return ReadyBatch(state=state, is_last=True)
+        item = ReadyBatch(batch, state)
         if self._downloads:
             with suppress(OSError, FastrackError):  # which are raised when the batch is opened
                 wanted = list(wanted_of(batch))
@@ -437,7 +437,7 @@ class Source:
 
 
 class PrefetchThread(threading.Thread):
-    """Source that fetches batches in advance, on a thread. The loader's iterator is used and released there.
+    """BatchSource that fetches batches in advance, on a thread. The loader's iterator is used and released there.
 
     The iterator is made in the caller's thread. Workers forked from this thread would destroy torch's caches of the
     other threads, and hang if one of these is a process group.
@@ -445,13 +445,13 @@ class PrefetchThread(threading.Thread):
     The queues between the threads are written in C. They are not polled, and `stop` may be called from a destructor.
     """
 
-    def __init__(self, source: Source, prefetch: int, side: SideStream | None) -> None:
+    def __init__(self, source: BatchSource, prefetch: int, side: SideStream | None) -> None:
         super().__init__(name="fastrack-loader", daemon=True)
         self._source = source
         self._side = side
         self._context = copy_context()  # of the caller, whose block of `use_keys` may have the keys
         self._permits: SimpleQueue[bool] = SimpleQueue()  # a semaphore: True for each batch to fetch, False to stop
-        self._ready: SimpleQueue[Fetched] = SimpleQueue()
+        self._ready: SimpleQueue[ReadyBatch] = SimpleQueue()
         for _ in range(prefetch):
             self._permits.put(True)
         register_fork_reset(self)
@@ -459,18 +459,18 @@ class PrefetchThread(threading.Thread):
     def reset_after_fork(self) -> None:
         """Let the iteration raise in a forked child, which lacks this thread."""
         self._finish_with(
-            Fetched(error=ClosedError("this iteration belongs to the parent process. Begin another one here"))
+            ReadyBatch(error=ClosedError("this iteration belongs to the parent process. Begin another one here"))
         )
 
-    def begin(self) -> Fetched:
+    def begin(self) -> ReadyBatch:
         _stop_at_exit()
         first = self._source.begin()
         self.start()
         return first
 
-    def fetch(self) -> Fetched:
+    def fetch(self) -> ReadyBatch:
         if self._source.is_stopped:
-            return Fetched(is_last=True)
+            return ReadyBatch(is_last=True)
         self._permits.put(True)  # before an interrupt can occur: a lost permit would never be replaced
         item = self._ready.get()
         if item.is_last:
@@ -505,21 +505,21 @@ class PrefetchThread(threading.Thread):
                         self._side.reclaim()
                     ready.put(self._source.fetch())
         except BaseException as error:  # noqa: BLE001  (raised where the batch is asked for)
-            ready.put(Fetched(error=error))
+            ready.put(ReadyBatch(error=error))
         finally:
             self._source.batches = None
             if self._side is not None:
                 self._side.reclaim()
-            ready.put(Fetched(is_last=True))
+            ready.put(ReadyBatch(is_last=True))
 
-    def _finish_with(self, *items: Fetched) -> None:
+    def _finish_with(self, *items: ReadyBatch) -> None:
         self._ready = SimpleQueue()
-        for item in (*items, Fetched(is_last=True)):
+        for item in (*items, ReadyBatch(is_last=True)):
             self._ready.put(item)
 
 
 @dataclass(slots=True)
-class Fetched:
+class ReadyBatch:
     """A batch, of the loader or on the device, with the loader's state after it; an error in its place; or the end."""
 
     batch: Any = None

@@ -21,7 +21,7 @@ from fastrack._tensors.arrays import installed, storage_key
 from fastrack._tensors.sharded import is_sharded, local_box, local_part, sharding_problem
 from fastrack._training.sharded import save_gathered
 from fastrack._transfer.api import group, to_device
-from fastrack._transfer.inputs import FRESH
+from fastrack._transfer.inputs import ALLOCATE
 from fastrack._transfer.safe_open import require_tensors
 from fastrack._util.extras import require
 from fastrack._util.locations import locate
@@ -134,7 +134,7 @@ def load_model(
                 quoted = ", ".join(f'"{name}"' for name in names)
                 problems.insert(0, f"{kind} key(s) in state_dict: {quoted}.")
     if problems:
-        source = _describe(path)
+        source = _source_name(path)
         if not weights:
             raise FormatError(f"{source}: expected sealed weights, got none; `fastrack seal` seals a file")
         raise RuntimeError("\n\t".join([f"Error(s) in loading {source} into {type(module).__name__}:", *problems]))
@@ -292,7 +292,7 @@ def _open(
         return merge_tensors(files), files
 
 
-def _describe(source: object) -> str:
+def _source_name(source: object) -> str:
     """Return the name of what was to be loaded, for errors."""
     if isinstance(source, SealedFolder):
         return str(source.path)
@@ -432,7 +432,7 @@ def fill(steps: list[Step], keys: KeyRing) -> None:
         for device, here in devices.items():
             tensors = [step.local for step in here]
             shared = _in_shared_memory(tensors)
-            out = [step.local if step.fits and number not in shared else FRESH for number, step in enumerate(here)]
+            out = [step.local if step.fits and number not in shared else ALLOCATE for number, step in enumerate(here)]
             start = groups.enter_context(group(device))
             sealed = [step.sealed for step in here]
             moves.append((here, tensors, start.prepare(sealed, keys=keys, framework="torch", out=out)))

@@ -48,14 +48,14 @@ def save_gathered(
         numbers = iter(range(len(sharded)))
         for name, tensor in tensors.items():
             if is_sharded(tensor):
-                described[name] = _describe(tensor, next(numbers))
+                described[name] = _plain_tensor(tensor, next(numbers))
         write_sealed(described, locate(path), sealing_key(key), frozenset(), metadata or {}, None, kind=kind)
         outcome = _DONE
     finally:
         _broadcast(outcome)
 
 
-def _describe(tensor: Any, number: int) -> PlainTensor:
+def _plain_tensor(tensor: Any, number: int) -> PlainTensor:
     def load() -> Callable[[int, int], Bytes]:
         _broadcast(number)
         return arrays.reader(_gather(tensor))

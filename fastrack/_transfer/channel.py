@@ -15,7 +15,7 @@ from fastrack._crypto.engine import get_engine
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.session import Session
 from fastrack._devices import canonical, open_device
-from fastrack._devices.base import Device, Operation, Slab
+from fastrack._devices.base import Device, DeviceOperation, Slab
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._keys.keys import Key
 from fastrack._sealed.contexts import MessageContext, new_file_id
@@ -26,7 +26,7 @@ from fastrack._tensors.arrays import Bytes, Framework
 from fastrack._transfer.inputs import Inputs, Opened
 from fastrack._transfer.pending import Owner, Owners, add_notes
 from fastrack._transfer.slabs import Sizes, slabs_of
-from fastrack._transfer.staging import Lease, PlainSealer, StagingPool
+from fastrack._transfer.staging import BufferLease, PlainSealer, StagingPool
 from fastrack._util import trace
 from fastrack._util.fork import register_fork_reset
 from fastrack._util.guard import CloseGuard
@@ -118,7 +118,7 @@ class Channel:
         self._engine = get_engine(threads=threads)
         self._device = device
         self._session = Session()
-        self._sizes = Sizes(device.first_slab_size, device.max_slab_size, device.segment_room)
+        self._sizes = Sizes(device.first_slab_size, device.max_slab_size, device.segment_overhead)
         self._pools = [StagingPool(device, self._sizes.buffer_size, depth) for _ in range(device.lanes)]
         if not device.in_place:
             self._pools[0].reserve()  # before the first result takes what memory there is
@@ -173,7 +173,7 @@ class Channel:
         with self._guard:
             self._owners.current().wait()
             key = KeyRing.resolve(self._keys).first if key is None else sealing_key(key)
-            context = MessageContext(name, *arrays.describe(x), new_file_id())
+            context = MessageContext(name, *arrays.dtype_and_shape(x), new_file_id())
             message = self._seal(x, context, key)
         message.flags.writeable = False
         return SealedTensor(context, message, key.id)
@@ -286,7 +286,7 @@ class Channel:
         inputs = opened.inputs
         owner = None if self._device.in_place else owner
         outputs: Sequence[Any] = ()
-        operation: Operation | None = None
+        operation: DeviceOperation | None = None
         try:
             if inputs.tensors:
                 messages, outputs, targets, nbytes = opened.allocate(self._device)
@@ -342,7 +342,7 @@ class Channel:
             keys.wipe()
         return message
 
-    def _move(self, messages: Messages, record: Transfer, stage: str, *, wait: bool = True) -> Operation:
+    def _move(self, messages: Messages, record: Transfer, stage: str, *, wait: bool = True) -> DeviceOperation:
         """Open messages into their memories, or seal what is there. Without `wait` it may go on when this returns."""
         operation = self._device.begin(messages, record.note)
         step = operation.open if stage == "open" else operation.seal
@@ -355,7 +355,7 @@ class Channel:
         unissued, limit = 0, _FIRST_BATCH
         with (
             PlainSealer(self._engine, messages) as sealer,
-            Lease(self._pools, operation.lane) as buffers,
+            BufferLease(self._pools, operation.lane) as buffers,
             _finishing(operation, wait),
         ):
             for slab in slabs_of(messages.nbytes, messages.plans, self._sizes):
@@ -389,7 +389,7 @@ class Group:
     ) -> Callable[[], Any]:
         """Authenticate the headers of all tensors in `obj`, and return a function that moves them.
 
-        Nothing is allocated or written to before that is called. `FRESH` may stand in `out` for memory to allocate.
+        Nothing is allocated or written to before that is called. `ALLOCATE` may stand in `out` for memory to allocate.
         """
         channel, owner = self._channel, self._owner
         with channel._guard:  # noqa: SLF001 - its own
@@ -405,7 +405,7 @@ class Group:
 
 
 @contextmanager
-def _finishing(operation: Operation, wait: bool) -> Iterator[None]:
+def _finishing(operation: DeviceOperation, wait: bool) -> Iterator[None]:
     """End an operation, whatever happens. After an error, which is the one to raise, also wait for the operation."""
     try:
         try:

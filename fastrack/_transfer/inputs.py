@@ -21,7 +21,7 @@ from fastrack._tensors.arrays import Framework
 from fastrack._transfer.pending import Name
 from fastrack._util.tree import Tree
 
-FRESH: Final = object()
+ALLOCATE: Final = object()
 """A leaf of `out` for which fresh memory is allocated."""
 
 
@@ -71,7 +71,7 @@ class Inputs:
                         value, restore = arrays.in_memory_order(value)  # noqa: PLW2901 - the same tensor
                         if restore is not None:
                             self._restores[len(self.tensors)] = restore
-                    dtype, shape = arrays.describe(value)
+                    dtype, shape = arrays.dtype_and_shape(value)
                 except (TypeError, ValueError) as error:
                     self.add_path(error, index)
                     raise
@@ -89,10 +89,10 @@ class Inputs:
 
     def _view_outputs(self, device: Device, leaves: Sequence[Any]) -> None:
         for number, (index, dtype, shape) in enumerate(zip(self._indices, self.dtypes, self.shapes, strict=True)):
-            if leaves[index] is FRESH:
+            if leaves[index] is ALLOCATE:
                 continue
             try:
-                given = arrays.describe(leaves[index])
+                given = arrays.dtype_and_shape(leaves[index])
                 if given != (dtype, shape):
                     raise ValueError(  # noqa: TRY301 - the path of the leaf is added
                         f"out= must have the dtype and shape of what it receives: expected {dtype} {list(shape)}, got "

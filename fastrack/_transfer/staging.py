@@ -109,7 +109,7 @@ class StagingPool:
         return self._returned.pop(0)  # the device will be done with it first
 
 
-class Lease:
+class BufferLease:
     """The staging buffers that one operation holds, of the pool of its lane. Use it in a ``with`` statement."""
 
     def __init__(self, pools: Sequence[StagingPool], lane: int) -> None:

@@ -85,7 +85,7 @@ def own_files(folder: Path, key_id: str) -> Iterator[Path]:
                 yield path
 
 
-def describe(metadata: Metadata, shards: Mapping[MetadataIndex, Shard], key_id: str) -> dict[str, Any]:
+def checkpoint_index(metadata: Metadata, shards: Mapping[MetadataIndex, Shard], key_id: str) -> dict[str, Any]:
     """Return the pytree that `save_checkpoint` stores as the description.
 
     The table has a row for each shard, tensor after tensor: the number of its file, its number in that file, its

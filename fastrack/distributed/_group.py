@@ -15,7 +15,7 @@ from fastrack._keys.keyring import KeyLike, sealing_key
 from fastrack._util.shown import shown
 from fastrack.distributed._link import Link
 from fastrack.distributed._messages import Slabs
-from fastrack.distributed._operation import Operation, Reduction, split
+from fastrack.distributed._operation import CollectiveOperation, Reduction, split
 from fastrack.distributed._places import Place
 from fastrack.distributed._session import EVERYONE
 from fastrack.distributed._transport import PointToPoint, Transport
@@ -150,7 +150,7 @@ class SecureGroup:
         flat = tensor.view(-1)
         shards = [flat[part] for part in split(flat.numel(), self.size)]
         own = shards[self.rank]
-        with Operation(self._link, place, "all_reduce", op) as messages:
+        with CollectiveOperation(self._link, place, "all_reduce", op) as messages:
             parts = [messages.receive(rank, self.rank, own) for rank in self._link.others]
             sums = [messages.receive(rank, EVERYONE, shards[rank]) for rank in self._link.others]
             messages.send([messages.make(rank, shards[rank], [rank]) for rank in self._link.others])
@@ -187,7 +187,7 @@ class SecureGroup:
 
     def _reduce_scatter(self, place: Place, output: torch.Tensor, tensor: torch.Tensor, op: Reduction) -> None:
         shards = list(tensor.view(self.size, -1).unbind())
-        with Operation(self._link, place, "reduce_scatter", op) as messages:
+        with CollectiveOperation(self._link, place, "reduce_scatter", op) as messages:
             parts = [messages.receive(rank, self.rank, output) for rank in self._link.others]
             messages.send([messages.make(rank, shards[rank], [rank]) for rank in self._link.others])
             for slab in range(len(Slabs(output.nbytes))):
@@ -212,7 +212,7 @@ class SecureGroup:
 
     def _all_gather(self, place: Place, output: torch.Tensor, tensor: torch.Tensor) -> None:
         shards = list(output.view(self.size, -1).unbind())
-        with Operation(self._link, place, "all_gather") as messages:
+        with CollectiveOperation(self._link, place, "all_gather") as messages:
             others = [messages.receive(rank, EVERYONE, shards[rank]) for rank in self._link.others]
             messages.send([messages.make(EVERYONE, tensor, self._link.others)])
             if shards[self.rank].data_ptr() != tensor.data_ptr():
@@ -236,7 +236,7 @@ class SecureGroup:
         return self._run(lambda place: self._broadcast(place, tensor, source), tensor, async_op)
 
     def _broadcast(self, place: Place, tensor: torch.Tensor, source: int) -> None:
-        with Operation(self._link, place, "broadcast", f"of {source}") as messages:
+        with CollectiveOperation(self._link, place, "broadcast", f"of {source}") as messages:
             if source == self.rank:
                 messages.send([messages.make(EVERYONE, tensor, self._link.others)])
             else:
@@ -258,7 +258,9 @@ class SecureGroup:
         self._require_rank(target, other=True)
 
         def work(place: Place) -> None:
-            with Operation(self._link, place, "send", ranks=[target], source=self.rank, target=target) as messages:
+            with CollectiveOperation(
+                self._link, place, "send", ranks=[target], source=self.rank, target=target
+            ) as messages:
                 messages.send([messages.make(target, tensor, [target])])
 
         return self._run(work, tensor, async_op, is_filled=False)
@@ -275,7 +277,9 @@ class SecureGroup:
         self._require_rank(source, other=True)
 
         def work(place: Place) -> None:
-            with Operation(self._link, place, "send", ranks=[source], source=source, target=self.rank) as messages:
+            with CollectiveOperation(
+                self._link, place, "send", ranks=[source], source=source, target=self.rank
+            ) as messages:
                 messages.open([messages.receive(source, self.rank, tensor)], [tensor])
 
         return self._run(work, tensor, async_op)

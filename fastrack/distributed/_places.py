@@ -88,8 +88,8 @@ class HostPlace:
 class CudaPlace:
     """`Place` on a GPU, whose kernels seal and open, so that host memory holds sealed chunks alone.
 
-    Each run is one `Operation` of the device, and has its verdict when it returns. Sums are torch's. All that a group
-    does on the GPU is ordered by one stream, which waits for the caller's; the host waits for its end, so that every
+    Each run is one `DeviceOperation`, and has its verdict when it returns. Sums are torch's. All that a group does
+    on the GPU is ordered by one stream, which waits for the caller's; the host waits for its end, so that every
     stream finds the results.
 
     A run has `chunks` chunks at most. Raise DeviceError if the GPU cannot be used.

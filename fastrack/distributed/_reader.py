@@ -1,4 +1,4 @@
-"""`SealedReader`: each process opens the parts of shards that it needs."""
+"""`CheckpointReader`: each process opens the parts of shards that it needs."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ from fastrack.distributed._writer import VALUES
 from fastrack.errors import AuthenticationError, FormatError
 
 
-class SealedReader(InFolder, StorageReader):
-    """Storage reader of checkpoints that `SealedWriter` has sealed, for ``torch.distributed.checkpoint.load``.
+class CheckpointReader(InFolder, StorageReader):
+    """Storage reader of checkpoints that `CheckpointWriter` has sealed, for ``torch.distributed.checkpoint.load``.
 
     Each process opens only the chunks that hold what it needs, into the memory of its tensors, on any number of
     processes. No code from the checkpoint is run.
@@ -68,11 +68,11 @@ class SealedReader(InFolder, StorageReader):
     >>> import torch
     >>> import torch.distributed.checkpoint as dcp
     >>> import fastrack
-    >>> from fastrack.distributed import SealedReader, SealedWriter
+    >>> from fastrack.distributed import CheckpointReader, CheckpointWriter
     >>> key = fastrack.Key.generate()
-    >>> _ = dcp.save({"w": torch.arange(3)}, storage_writer=SealedWriter("checkpoint", key=key), no_dist=True)
+    >>> _ = dcp.save({"w": torch.arange(3)}, storage_writer=CheckpointWriter("checkpoint", key=key), no_dist=True)
     >>> state = {"w": torch.zeros(3, dtype=torch.int64)}
-    >>> dcp.load(state, storage_reader=SealedReader("checkpoint", keys=key), no_dist=True)
+    >>> dcp.load(state, storage_reader=CheckpointReader("checkpoint", keys=key), no_dist=True)
     >>> state["w"]
     tensor([0, 1, 2])
     """

@@ -1,4 +1,4 @@
-"""`SealedWriter`: each process seals its shards, and the coordinator commits."""
+"""`CheckpointWriter`: each process seals its shards, and the coordinator commits."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from fastrack._training.checkpoint import save_checkpoint
 from fastrack._training.state import encode_state
 from fastrack._transfer.api import seal_message
 from fastrack._util.locations import locate_local
-from fastrack.distributed._description import NAME, InFolder, Shard, describe, own_files, shard_file
+from fastrack.distributed._description import NAME, InFolder, Shard, checkpoint_index, own_files, shard_file
 
 VALUES = "values"
 """The message of all values of a process that are no tensors: the skeleton of a dict. Its arrays have numbers."""
 
 
-class SealedWriter(InFolder, StorageWriter):
+class CheckpointWriter(InFolder, StorageWriter):
     """Storage writer that seals a checkpoint, for ``torch.distributed.checkpoint.save`` and ``async_save``.
 
     The class of this name in `fastrack` writes samples of a data set.
@@ -61,9 +61,9 @@ class SealedWriter(InFolder, StorageWriter):
     >>> import torch
     >>> import torch.distributed.checkpoint as dcp
     >>> import fastrack
-    >>> from fastrack.distributed import SealedWriter
+    >>> from fastrack.distributed import CheckpointWriter
     >>> key = fastrack.Key.generate()
-    >>> _ = dcp.save({"w": torch.ones(3)}, storage_writer=SealedWriter("checkpoint", key=key), no_dist=True)
+    >>> _ = dcp.save({"w": torch.ones(3)}, storage_writer=CheckpointWriter("checkpoint", key=key), no_dist=True)
     """
 
     def __init__(self, path: str | os.PathLike[str], key: KeyLike | None = None) -> None:
@@ -110,7 +110,7 @@ class SealedWriter(InFolder, StorageWriter):
         """Commit the checkpoint, and remove the files of the one that it replaces."""
         key = self._sealing_key()
         shards = {result.index: result.storage_data for of_process in results for result in of_process}
-        save_checkpoint(self._path / NAME, describe(metadata, shards, key.id), key=key)
+        save_checkpoint(self._path / NAME, checkpoint_index(metadata, shards, key.id), key=key)
         kept = {shard_file(self._path, shard.file_id) for shard in shards.values()}
         for path in own_files(self._path, key.id):
             if path not in kept:
@@ -137,7 +137,7 @@ def _write_shards(plan: SavePlan, planner: SavePlanner, folder: Path, key: Key) 
     if values:
         tensors |= _encode_values(values)
     path = shard_file(folder, file_id)
-    write_sealed(tensors, path, key, frozenset(), {}, None, kind="checkpoint", elsewhere=elsewhere, file_id=file_id)
+    write_sealed(tensors, path, key, frozenset(), {}, None, kind="checkpoint", sealers=elsewhere, file_id=file_id)
     return results
 
 
@@ -171,7 +171,7 @@ class _Source:
         assert item.tensor_data is not None
         tensor = _resolve(planner, item)
         try:
-            dtype, shape = arrays.describe(tensor)
+            dtype, shape = arrays.dtype_and_shape(tensor)
         except TypeError as error:
             raise TypeError(f"{item.index.fqn!r:.200} cannot be saved: {error}") from error
         expected = item.tensor_data.properties.dtype, tuple(item.tensor_data.chunk.sizes)

@@ -150,7 +150,7 @@ def test_strategies_of_lightning_that_write_past_their_plugin_are_refused(fit, t
 
     for strategy in (ModelParallelStrategy(), FSDPStrategy(state_dict_type="sharded"), Own("cpu"), OwnOfFabric()):
         for plugin in (checkpoint_io(KEY), AsyncCheckpointIO(checkpoint_io(KEY))):
-            with pytest.raises(ValueError, match=f"got {type(strategy).__name__}.*SealedWriter"):
+            with pytest.raises(ValueError, match=f"got {type(strategy).__name__}.*CheckpointWriter"):
                 strategy.checkpoint_io = plugin
         plain = TorchCheckpointIO()
         strategy.checkpoint_io = plain  # which is no plugin of ours

@@ -206,7 +206,7 @@ def open_one(sealed):
         opened = attempt(lambda f=framework: fastrack.unseal(sealed, RING, framework=f), TypeError, *REFUSALS)
         require(opened is None or is_good, f"{sealed!r} opened in one way and not in another")
         if opened is not None:
-            found = arrays.describe(opened)
+            found = arrays.dtype_and_shape(opened)
             require(found == (sealed.dtype, sealed.shape), f"{sealed!r} became {found}")
             require(is_known(sealed, arrays.bytes_of(opened)), f"{sealed!r} opened to what nobody sealed")
     rows = attempt(lambda: sealed[-1:], IndexError, TypeError)
@@ -234,7 +234,7 @@ def is_known(sealed, memory):
     known = (TENSORS | SMALL).get(sealed.name)
     return (
         known is not None
-        and arrays.describe(known) == (sealed.dtype, sealed.shape)
+        and arrays.dtype_and_shape(known) == (sealed.dtype, sealed.shape)
         and arrays.bytes_of(known).tobytes() == memory.tobytes()
     )
 

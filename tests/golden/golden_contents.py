@@ -172,7 +172,7 @@ COUNT = 12
 
 
 def written(row):
-    """Return a sample that a SealedWriter wrote."""
+    """Return a sample that a DatasetWriter wrote."""
     return {
         "text": "é" * (row % 4) + f"line {row}",
         "raw": content(f"raw {row}", row * 7 % 40),

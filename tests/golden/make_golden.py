@@ -197,7 +197,7 @@ def save_shards(rank, store):
     import torch.distributed.checkpoint as dcp
     from torch.distributed.tensor import Shard, distribute_tensor
 
-    from fastrack.distributed import SealedWriter
+    from fastrack.distributed import DatasetWriter
 
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
     mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
@@ -206,15 +206,15 @@ def save_shards(rank, store):
         state[name] = torch.from_numpy(contents.numbers(name, "F32", shape))
     for name in contents.SHARDED:
         state[name] = distribute_tensor(state[name], mesh, [Shard(0)])
-    dcp.save(state, storage_writer=SealedWriter("distributed", OWNER))
+    dcp.save(state, storage_writer=DatasetWriter("distributed", OWNER))
     dist.destroy_process_group()
 
 
 def data():
-    with fastrack.SealedWriter("written", OWNER, records=["tokens"], shard_size=500) as writer:
+    with fastrack.DatasetWriter("written", OWNER, records=["tokens"], shard_size=500) as writer:
         for row in range(contents.COUNT // 2):
             writer.write(contents.written(row))
-    with fastrack.SealedWriter("written", OWNER, records=["tokens"], shard_size=500) as writer:  # which continues
+    with fastrack.DatasetWriter("written", OWNER, records=["tokens"], shard_size=500) as writer:  # which continues
         samples = [contents.written(row) for row in range(contents.COUNT // 2, contents.COUNT)]
         writer.write_batch({name: [sample[name] for sample in samples] for name in samples[0]})
     size = contents.STREAM_SIZE

@@ -91,7 +91,7 @@ def calls():
         "Key.save": {"path": "some.key"},
         "SealedDataset": {"paths": "x.safetensors", "columns": ["x"], **keys, "plain_columns": ["y"]},
         "SealedDataset[]": {"index": 0},
-        "SealedWriter": {"folder": "samples", **key, "records": ["r"], "shard_size": 8},
+        "DatasetWriter": {"folder": "samples", **key, "records": ["r"], "shard_size": 8},
         "SealedTensor[]": {"index": 0},
         "SealedTensor.to": {"device": "cpu"},
         "SealedFile[]": {"name": "x"},

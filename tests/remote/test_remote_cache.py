@@ -114,10 +114,10 @@ def test_a_file_that_is_whole_gives_way_to_what_else_a_call_needs(served, key, m
         fastrack.save_file({"x": rows}, served.folder / name, key)
     whole, other = fastrack.load_file(served.url("a")), fastrack.load_file(served.url("b"))
     fastrack.to_device(whole["x"], keys=key)
-    assert whole["x"].origin[0].copy().entry.is_complete
+    assert whole["x"].location[0].copy().entry.is_complete
     both = fastrack.to_device([whole["x"][[95]], other["x"][0:64]], keys=key, framework="numpy")
     np.testing.assert_array_equal(np.concatenate(both), rows[[95, *range(64)]])
-    assert not whole["x"].origin[0].copy().entry.is_complete
+    assert not whole["x"].location[0].copy().entry.is_complete
 
 
 def test_wrong_bytes_of_a_file_that_is_whole_cost_no_more_than_their_rows(served, url, key, images, cache):
@@ -338,7 +338,7 @@ def test_an_entry_that_is_damaged_while_it_is_open_is_known_by_its_mark(served, 
 
 def test_rows_of_files_that_do_not_fit_together_are_downloaded_once(served, key, monkeypatch):
     rows = np.random.default_rng(2).integers(0, 256, (64, 1 << 16), np.uint8)
-    with fastrack.SealedWriter(served.folder / "set", key, shard_size=rows.nbytes) as writer:
+    with fastrack.DatasetWriter(served.folder / "set", key, shard_size=rows.nbytes) as writer:
         for _ in range(3):
             writer.write_batch({"x": rows})
     monkeypatch.setenv("FASTRACK_CACHE_SIZE", "10M")

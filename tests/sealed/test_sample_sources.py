@@ -13,7 +13,7 @@ from helpers.cases import each
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fastrack import FormatError, SealedDataset, SealedWriter, import_samples
+from fastrack import DatasetWriter, FormatError, SealedDataset, import_samples
 
 
 def samples_of(folder, key):
@@ -428,14 +428,14 @@ def test_an_error_names_the_file_that_it_is_about(tmp_path, key, pa):
 
 def test_a_folder_is_continued_on_request_alone(tmp_path, key, monkeypatch):
     (tmp_path / "a.txt").write_text("".join(f"line {index}\n" for index in range(5000)))
-    write = SealedWriter.write_batch
+    write = DatasetWriter.write_batch
 
     def interrupt(self, batch):
         if self.stored > 2000:
             raise KeyboardInterrupt
         write(self, batch)
 
-    monkeypatch.setattr(SealedWriter, "write_batch", interrupt)
+    monkeypatch.setattr(DatasetWriter, "write_batch", interrupt)
     with pytest.raises(KeyboardInterrupt):
         import_samples(tmp_path / "a.txt", tmp_path / "out", key, shard_size=10_000)
     monkeypatch.undo()

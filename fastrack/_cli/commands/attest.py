@@ -122,7 +122,7 @@ def show(source: Annotated[str, typer.Argument(metavar="FILE", help=Document)], 
     """Show a challenge, an offer or grants, of which nothing is verified."""
     from fastrack.attest._offer import OFFER_LIMIT
 
-    kind, members = _describe(read_document(source, OFFER_LIMIT))
+    kind, members = _describe_document(read_document(source, OFFER_LIMIT))
     if as_json:
         print_json(kind=kind, verified=False, **members)
         return
@@ -220,7 +220,7 @@ def _verify(source: str, challenge: "Challenge", policy: Path, collateral: Path 
     )
 
 
-def _describe(data: bytes) -> tuple[str, dict[str, object]]:
+def _describe_document(data: bytes) -> tuple[str, dict[str, object]]:
     """Return the kind of a document, and what it claims."""
     from fastrack.attest import Challenge, Offer
     from fastrack.attest._exchange import GRANTS_KIND, read_envelopes

@@ -38,7 +38,7 @@ class CudaDevice:
     max_slab_size = 8 << 20
     first_slab_size = 2 << 20
     lanes = LANES
-    segment_room = 0
+    segment_overhead = 0
 
     def __init__(self, driver: Driver, *, share: float = 1.0, threads: int | None = None) -> None:
         if not 0 < share <= 1:

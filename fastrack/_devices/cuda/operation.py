@@ -32,7 +32,7 @@ class _Result:
 
 
 class CudaOperation:
-    """`Operation` on the streams of a lane.
+    """`DeviceOperation` on the streams of a lane.
 
     After an error later slabs are refused, staging buffers are freed all the same, and `result` raises it.
     """

@@ -60,7 +60,7 @@ class BusyError(AttestationError):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LogRecord:
     """An entry of the log. `hash` covers it and all entries before."""
 
     number: int
@@ -209,7 +209,7 @@ class Ledger:
             self._database.close()
 
 
-def read_log(path: str | os.PathLike[str], *, head: bytes | None = None) -> list[Entry]:
+def read_log(path: str | os.PathLike[str], *, head: bytes | None = None) -> list[LogRecord]:
     """Read the log of a broker's database, which is not changed, and verify it. A broker may be using it.
 
     Every entry has the hash that follows from it and the one before; each grant has its entry, and each entry of a
@@ -252,7 +252,7 @@ def _not_a_ledger(path: str | os.PathLike[str], error: sqlite3.Error) -> FormatE
     return FormatError(f"opening {path} failed: expected a broker's database, got {error}. Name another file.")
 
 
-def _verify_entries(rows: list[tuple[Any, ...]]) -> list[Entry]:
+def _verify_entries(rows: list[tuple[Any, ...]]) -> list[LogRecord]:
     entries, before = [], _FIRST
     for wanted, (number, time, event, details, found) in enumerate(rows, 1):
         if number != wanted:
@@ -264,11 +264,11 @@ def _verify_entries(rows: list[tuple[Any, ...]]) -> list[Entry]:
             raise _broken(f"text in entry {number}", "other values") from None
         if before != found:
             raise _broken(f"hash {before.hex()} at entry {number}", found.hex() if isinstance(found, bytes) else "none")
-        entries.append(Entry(number, time, event, members, found))
+        entries.append(LogRecord(number, time, event, members, found))
     return entries
 
 
-def _verify_grants(entries: list[Entry], grants: list[tuple[Any, ...]]) -> None:
+def _verify_grants(entries: list[LogRecord], grants: list[tuple[Any, ...]]) -> None:
     logged = {
         (
             entry.number,

@@ -9,7 +9,7 @@ from fastrack.errors import FastrackError
 T = TypeVar("T")
 
 
-class Kept(Generic[T]):
+class Cache(Generic[T]):
     """A function whose results are kept whatever name is given to the evidence, which only its errors have.
 
     The name is the last argument, and all can be hashed. `size` results are kept, and no error.

@@ -18,7 +18,7 @@ from fastrack._util.public import attest_public
 from fastrack.attest._errors import malformed, refused, require_in_force, require_time_zone
 from fastrack.attest._formats import der
 from fastrack.attest._formats import x509 as chains
-from fastrack.attest._formats.cache import Kept
+from fastrack.attest._formats.cache import Cache
 from fastrack.attest._formats.x509 import quoted_name, read_extension
 
 EVIDENCE = "OCSP response"
@@ -187,7 +187,7 @@ def _read(data: bytes, evidence: str) -> _Loaded:
     return _Loaded(response, tuple(chains.load_certificate(one, evidence=name) for one in encoded))
 
 
-_load = Kept(_read, 128)
+_load = Cache(_read, 128)
 
 
 def _require_strict(data: bytes, response: ocsp.OCSPResponse, evidence: str) -> None:
@@ -218,7 +218,7 @@ def _verify(loaded: _Loaded, issuer: x509.Certificate, evidence: str) -> x509.Ce
     return responder
 
 
-_verify_responder = Kept(_verify, 256)
+_verify_responder = Cache(_verify, 256)
 
 
 def _find_responder(loaded: _Loaded, issuer: x509.Certificate, evidence: str) -> x509.Certificate:

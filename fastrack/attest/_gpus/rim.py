@@ -16,7 +16,7 @@ from cryptography import x509
 
 from fastrack._util.public import attest_public
 from fastrack.attest._errors import refused, require_time_zone
-from fastrack.attest._formats.cache import Kept
+from fastrack.attest._formats.cache import Cache
 from fastrack.attest._formats.ocsp import check_revocation
 from fastrack.attest._formats.roots import NVIDIA_RIM_ROOTS, Roots
 from fastrack.attest._formats.signatures import P384
@@ -179,7 +179,7 @@ def _verify_signature(data: bytes, evidence: str) -> tuple[Rim, tuple[x509.Certi
     return rim, certificates
 
 
-open_signed = Kept(_verify_signature, 32)
+open_signed = Cache(_verify_signature, 32)
 
 
 def _read_rim(data: bytes, root: Element) -> Rim:

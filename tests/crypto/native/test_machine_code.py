@@ -98,7 +98,7 @@ def test_a_first_transfer_loads_neither_numba_nor_llvmlite():
 
 def test_a_module_of_other_sources_is_refused(monkeypatch, tmp_path):
     module = native.load()
-    made = native.describe(module)
+    made = native.module_facts(module)
     assert native.is_of_these_sources(module)
     assert "_crypto/native/gcm_ir.py" in made["sources"]
     assert "_crypto/gather.py" in made["sources"]
