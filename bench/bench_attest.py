@@ -22,8 +22,6 @@ KEPT = (
     import_private("fastrack.attest._formats.x509:_find_problem", "fastrack.attest._formats.links:_find_problem"),
     _x509._load_cached,
     _x509._write_pem,
-    _x509._subject,
-    _x509._issuer,
     _x509.subject_name,
 )
 

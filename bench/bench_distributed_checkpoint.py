@@ -17,7 +17,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from fastrack._bench.measure import timed_rounds
-from fastrack.distributed import SealedReader, SealedWriter
+from fastrack.distributed import CheckpointReader, CheckpointWriter
 
 MIB = 1 << 20
 TENSORS, SIZE = 32, 512 * MIB
@@ -40,9 +40,9 @@ def measure(folder, key, *, size=SIZE, rounds=ROUNDS):
     saved, loaded = state(torch.randn, size), state(torch.zeros, size)
     ways = {
         "save, plain": lambda: dcp.save(saved, storage_writer=dcp.FileSystemWriter(folder / "plain"), no_dist=True),
-        "save, sealed": lambda: dcp.save(saved, storage_writer=SealedWriter(folder / "sealed", key), no_dist=True),
+        "save, sealed": lambda: dcp.save(saved, storage_writer=CheckpointWriter(folder / "sealed", key), no_dist=True),
         "load, plain": lambda: dcp.load(loaded, storage_reader=dcp.FileSystemReader(folder / "plain"), no_dist=True),
-        "load, sealed": lambda: dcp.load(loaded, storage_reader=SealedReader(folder / "sealed", key), no_dist=True),
+        "load, sealed": lambda: dcp.load(loaded, storage_reader=CheckpointReader(folder / "sealed", key), no_dist=True),
     }
     order, seconds = Random(0), {name: [] for name in ways}
     with warnings.catch_warnings():

@@ -13,8 +13,7 @@ get_engine = import_private("fastrack._crypto.engine:get_engine", "fastrack.aead
 ciphertext_size = import_private(
     "fastrack.format:ciphertext_size", "fastrack._crypto.cobblestone:ciphertext_size", "fastrack.cobblestone:raw_size"
 )
-GatherPlan = import_private("fastrack._crypto.base:GatherPlan", "fastrack._crypto.base:Pieces")
-make_plan = import_private("fastrack._crypto.gather:make_plan")
+ByteRanges = import_private("fastrack._crypto.gather:ByteRanges", "fastrack._sealed.indexing:ByteRanges")
 MessageKey = import_private("fastrack._crypto.cobblestone:MessageKey", "fastrack.cobblestone:MessageKey")
 
 
@@ -94,8 +93,7 @@ def test_fastest_windows(rate, fastest, plain):
     engine.seal_run(schedule, plain[: 64 * MIB], message, 0)
     sizes, offsets = np.full(32, 2048), 2048 * np.arange(32)
     starts = 2048 * np.random.default_rng(0).integers(0, 32 * 1024, (1000, 32))
-    made = [make_plan(each, sizes, offsets) for each in starts]
-    plans = cycle([GatherPlan.of(each) if hasattr(GatherPlan, "of") else GatherPlan(*each) for each in made])
+    plans = cycle([ByteRanges(each, sizes, offsets).pieces() for each in starts])
     out = np.zeros(64 << 10, np.uint8)
     assert rate(out.size, lambda: engine.open_gather(schedule, message, out, next(plans))) is None
 

@@ -19,7 +19,7 @@ from fastrack.grants import Signer
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
-from bench_attest_gpu import forget
+from bench_attest import forget
 from helpers.foundry.authority import NOW
 from helpers.foundry.machine import Machine, policy, roots
 

@@ -8,30 +8,7 @@ import numpy as np
 import pytest
 from conftest import MIB
 
-from fastrack import SealedDataset, load_file, save_file, seal, to_device, verify_file
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory, key, plain):
-    path = tmp_path_factory.mktemp("files") / "data.safetensors"
-    save_file({"data": plain, "small": plain[:MIB]}, path, key)
-    return path
-
-
-@pytest.mark.benchmark(group="a file of 257 MiB")
-def test_read(rate, path):
-    rate(257 * MIB, path.read_bytes)
-
-
-@pytest.mark.benchmark(group="a file of 257 MiB")
-def test_verify(rate, path, key):
-    rate(257 * MIB, verify_file, path, key)
-
-
-@pytest.mark.benchmark(group="a file of 257 MiB")
-def test_to_device(rate, path, key, out):
-    with load_file(path) as file:
-        rate(256 * MIB, to_device, file["data"], keys=key, out=out)
+from fastrack import SealedDataset, load_file, save_file, seal, verify_file
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ comparable is the time until the weights are in the module. Fresh memory costs m
 the longer ago something was given back to the system; so the runs take turns, each time in another order.
 """
 
-from functools import partial
 from random import Random
 
 import pytest
@@ -56,33 +55,6 @@ def plain_fresh(path, **options):
 def plain_fresh_in_memory(path):
     copied = {name: tensor.clone() for name, tensor in safetensors.torch.load_file(path).items()}
     model("meta").load_state_dict(copied, assign=True)
-
-
-@pytest.mark.benchmark(group=GROUP + ", into its memory")
-def test_load_model(rate, paths, key, filled):
-    rate(SIZE, load_model, filled, paths[1], keys=key)
-
-
-@pytest.mark.benchmark(group=GROUP + ", into its memory")
-@pytest.mark.parametrize("load", [plain_in_place, safetensors.torch.load_model])
-def test_plain_into_its_memory(rate, paths, filled, load):
-    rate(SIZE, load, filled, paths[0])
-
-
-@pytest.mark.benchmark(group=GROUP + ", into fresh memory")
-def test_load_model_fresh(rate, paths, key):
-    rate(SIZE, lambda: load_model(model("meta"), paths[1], keys=key))
-
-
-@pytest.mark.benchmark(group=GROUP + ", into fresh memory")
-@pytest.mark.parametrize("load", [partial(plain_fresh, backend="pread"), plain_fresh_in_memory], ids=["read", "copied"])
-def test_plain_into_fresh_memory(rate, paths, load):
-    rate(SIZE, load, paths[0])
-
-
-@pytest.mark.benchmark(group=GROUP + ", mapped and not read")
-def test_plain_load_file(rate, paths):
-    rate(SIZE, plain_fresh, paths[0])
 
 
 @pytest.mark.benchmark(group=GROUP + ", in turns")

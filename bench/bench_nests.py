@@ -89,30 +89,3 @@ def test_load_plain(benchmark, tmp_path):
     module, path = transformer(), tmp_path / "model.safetensors"
     safetensors.torch.save_file(module.state_dict(), path)
     benchmark.pedantic(load_plain, (module, path), rounds=30, warmup_rounds=2)
-
-
-def small_parameters():
-    return torch.nn.ParameterList(torch.nn.Parameter(torch.rand(2048)) for _ in range(1024))
-
-
-@pytest.mark.benchmark(group="a model of 1024 parameters of 8 KiB")
-def test_load_small_parameters(benchmark, tmp_path, key):
-    module, path = small_parameters(), tmp_path / "model.safetensors"
-    save_model(module, path, key=key)
-    benchmark.pedantic(load_model, (module, path), {"keys": key}, rounds=30, warmup_rounds=2)
-
-
-def copy_plain(module, path):
-    """Copy what `load_file` maps into the parameters, as `load_state_dict` does, without its checks."""
-    parameters = dict(module.named_parameters())
-    with torch.no_grad():
-        for name, value in safetensors.torch.load_file(path).items():
-            parameters[name].copy_(value)
-
-
-@pytest.mark.benchmark(group="a model of 1024 parameters of 8 KiB")
-@pytest.mark.parametrize("load", [load_plain, copy_plain])
-def test_load_small_plain_parameters(benchmark, tmp_path, load):
-    module, path = small_parameters(), tmp_path / "model.safetensors"
-    safetensors.torch.save_file(module.state_dict(), path)
-    benchmark.pedantic(load, (module, path), rounds=30, warmup_rounds=2)

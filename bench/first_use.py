@@ -32,9 +32,6 @@ PARTS = {
     "spin": "threads that NumPy started, which wait for work",
     "cryptography": "import of cryptography",
     "safetensors": "import of safetensors",
-    "llvmlite": "import of llvmlite",
-    "numba": "import of numba",
-    "scipy": "import of scipy, by numba",
     "load": "machine code: its module, and a digest of its sources",
     "tests": "known answers of the engine",
     "rest": "all else, fastrack's own modules included",
@@ -94,17 +91,12 @@ def wrap(owner, name, part):
     function = getattr(owner, name)
     setattr(owner, name, lambda *arguments, **options: timed(part, function, *arguments, **options))
 
-PARTS = {"numpy", "cryptography", "safetensors", "llvmlite", "numba", "scipy"}
+PARTS = {"numpy", "cryptography", "safetensors"}
 builtins.__import__ = imported
 spent = {"interpreter": (began - float(os.environ["BENCH_STARTED"]), start[1])}
 import fastrack
-try:
-    from fastrack._crypto import native
-    wrap(native, "_find", "load")
-except ImportError:  # a checkout that compiles at run time, and keeps that on disk
-    from fastrack._crypto import library
-    wrap(library, "_load", "load")
-from fastrack._crypto import known_answers
+from fastrack._crypto import known_answers, native
+wrap(native, "_find", "load")
 wrap(known_answers, "find_fault", "tests")
 folder = sys.argv[1]
 file = fastrack.load_file(f"{folder}/sealed.safetensors")

@@ -11,13 +11,11 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -30,9 +28,11 @@ from fastrack import Channel, Key, save_file, seal, verify_file
 from fastrack._bench import paths
 from fastrack._bench.measure import BOUNCE, COPY, medians, timed_rounds
 from fastrack._bench.paths import BouncePath, ParallelBouncePath, touched
+from fastrack._cli.console import reporter
 
 MIB = 1 << 20
 SIZES = (16, 64, 256)  # MiB, for which the targets of the paths are set
+FRESH_COPY, PLAIN_BOUNCE = f"{COPY}, fresh", "bounce, plain tensor"
 _READ_SIZE = 128 << 10  # bytes that `cat` reads at a time
 
 
@@ -51,14 +51,6 @@ class Row:
     of_copy: float | None  # speed relative to the plain copy into memory of the same kind, prepared or fresh
 
 
-@dataclass(frozen=True, slots=True)
-class _Case:
-    path: str
-    run: Callable[[], Any]
-    bounce: str | None = BOUNCE
-    copy: str | None = COPY
-
-
 def measure_paths(sizes_mib=SIZES, *, bits=256, repeat=9, say=lambda _: None):
     """Return a `Row` for each path at each size, from the plain copy to the direct path."""
     rows = []
@@ -66,11 +58,13 @@ def measure_paths(sizes_mib=SIZES, *, bits=256, repeat=9, say=lambda _: None):
         nbytes = int(size * MIB)
         say(f"{size:g} MiB")
         with _open_cases(nbytes, bits) as cases:
-            seconds = medians({case.path: case.run for case in cases}, repeat)
-        for case in cases:
-            own = seconds[case.path]
-            over_bounce, of_copy = (seconds[other] / own if other else None for other in (case.bounce, case.copy))
-            rows.append(Row(nbytes, case.path, own, nbytes / own / 1e9, over_bounce, of_copy))
+            seconds = medians(cases, repeat)
+        for path, own in seconds.items():
+            over_bounce = of_copy = None
+            if not path.startswith(COPY):
+                over_bounce = seconds[PLAIN_BOUNCE if path.endswith("plain tensor") else BOUNCE] / own
+                of_copy = seconds[FRESH_COPY if path.endswith("fresh") else COPY] / own
+            rows.append(Row(nbytes, path, own, nbytes / own / 1e9, over_bounce, of_copy))
     return rows
 
 
@@ -84,22 +78,21 @@ def _open_cases(nbytes, bits):
     whole = chain.seal(plain)
     parallel = ParallelBouncePath(nbytes, bits)
     chunked = parallel.seal(plain)
-    plain_bounce = "bounce, plain tensor"
     with ExitStack() as stack:
         channel = stack.enter_context(Channel("cpu", keys=key))
         single = stack.enter_context(Channel("cpu", keys=key, threads=1))
-        yield [
-            _Case(COPY, lambda: paths.copy(out, plain), bounce=None, copy=None),
-            _Case("plain copy, fresh", plain.copy, bounce=None, copy=None),
-            _Case(BOUNCE, lambda: chain.sealed_to_device(whole, out)),
-            _Case("parallel bounce", lambda: parallel.sealed_to_device(chunked, out)),
-            _Case("pyca Cobblestone", _reference(sealed, key, bits)),
-            _Case("direct, one thread", lambda: single.to_device(sealed, out=out)),
-            _Case("direct", lambda: channel.to_device(sealed, out=out)),
-            _Case("direct, fresh", lambda: channel.to_device(sealed, framework="numpy"), copy="plain copy, fresh"),
-            _Case(plain_bounce, lambda: chain.plain_to_device(plain, out), bounce=plain_bounce),
-            _Case("direct, plain tensor", lambda: channel.to_device(plain, out=out), bounce=plain_bounce),
-        ]
+        yield {
+            COPY: lambda: paths.copy(out, plain),
+            FRESH_COPY: plain.copy,
+            BOUNCE: lambda: chain.sealed_to_device(whole, out),
+            "parallel bounce": lambda: parallel.sealed_to_device(chunked, out),
+            "pyca Cobblestone": _reference(sealed, key, bits),
+            "direct, one thread": lambda: single.to_device(sealed, out=out),
+            "direct": lambda: channel.to_device(sealed, out=out),
+            "direct, fresh": lambda: channel.to_device(sealed, framework="numpy"),
+            PLAIN_BOUNCE: lambda: chain.plain_to_device(plain, out),
+            "direct, plain tensor": lambda: channel.to_device(plain, out=out),
+        }
         if not np.array_equal(out, plain):
             raise RuntimeError("a path delivered something else than it was given")
 
@@ -254,21 +247,23 @@ def _read_all(path):
 
 def main(argv):
     """Print both tables. Return 0, or 1 if a target was missed."""
-    options = _parse(argv)
-    with _progress() as say:
+    parser = argparse.ArgumentParser("python -m bench.targets", description=__doc__.partition(":")[0])
+    parser.add_argument(
+        "--size", type=float, action="append", metavar="MIB", help="of the tensors; may be repeated (16, 64, 256)"
+    )
+    parser.add_argument("--bits", type=int, choices=(128, 256), default=256, help="of all keys (default: 256)")
+    parser.add_argument("--repeat", type=int, default=9, metavar="N", help="rounds of measurement (default: 9)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    options = parser.parse_args(argv)
+    with reporter("measuring") as say:
         sizes = options.size or SIZES
         rows = measure_paths(sizes, bits=options.bits, repeat=options.repeat, say=say)
         largest = max(sizes)
         scale = min(1.0, largest / max(SIZES))
         metrics = check_targets(rows, repeat=options.repeat, file_mib=max(1, int(4 * largest)), scale=scale, say=say)
     if options.json:
-        document = {
-            "machine": read_machine(),
-            "bits": options.bits,
-            "repeat": options.repeat,
-            "rows": [asdict(row) for row in rows],
-            "promised": [metric.as_dict() for metric in metrics],
-        }
+        document = {"machine": read_machine(), "bits": options.bits, "repeat": options.repeat}
+        document |= {"rows": [asdict(row) for row in rows], "promised": [metric.as_dict() for metric in metrics]}
         options.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     console = Console(highlight=False)
     console.print(path_table(rows))
@@ -279,14 +274,9 @@ def main(argv):
 def path_table(rows):
     table = Table("size", "path", "ms", "GB/s", "x bounce", "of copy")
     for row in rows:
-        table.add_row(
-            f"{row.size / MIB:g} MiB",
-            row.path,
-            f"{1000 * row.seconds:.2f}",
-            f"{row.gbps:.2f}",
-            "" if row.over_bounce is None else f"{row.over_bounce:.2f}",
-            "" if row.of_copy is None else f"{100 * row.of_copy:.0f} %",
-        )
+        ratios = ["", ""] if row.of_copy is None else [f"{row.over_bounce:.2f}", f"{100 * row.of_copy:.0f} %"]
+        times = [f"{1000 * row.seconds:.2f}", f"{row.gbps:.2f}"]
+        table.add_row(f"{row.size / MIB:g} MiB", row.path, *times, *ratios)
     return table
 
 
@@ -299,26 +289,6 @@ def target_table(metrics):
         sign = "<=" if metric.at_most else ">="
         table.add_row(metric.name, value, f"{sign} {metric.target:g} {metric.unit}", verdict)
     return table
-
-
-@contextmanager
-def _progress():
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    with Console(stderr=True).status("measuring") as status:
-        yield lambda text: status.update(f"measuring {text}")
-
-
-def _parse(argv):
-    parser = argparse.ArgumentParser("python -m bench.targets", description=__doc__.partition(":")[0])
-    parser.add_argument(
-        "--size", type=float, action="append", metavar="MIB", help="of the tensors; may be repeated (16, 64, 256)"
-    )
-    parser.add_argument("--bits", type=int, choices=(128, 256), default=256, help="of all keys (default: 256)")
-    parser.add_argument("--repeat", type=int, default=9, metavar="N", help="rounds of measurement (default: 9)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
-    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

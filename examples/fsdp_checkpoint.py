@@ -27,7 +27,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import fastrack
-from fastrack.distributed import SealedReader, SealedWriter, init_process_group
+from fastrack.distributed import CheckpointReader, CheckpointWriter, init_process_group
 
 
 def main() -> int:
@@ -89,13 +89,13 @@ def train(folder: Path, steps: int, crash_at: int) -> nn.Module:
 def save(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
     weights, moments = get_state_dict(model, optimizer)
     state = {"model": weights, "optimizer": moments, "step": step}
-    dcp.save(state, storage_writer=SealedWriter(folder))
+    dcp.save(state, storage_writer=CheckpointWriter(folder))
 
 
 def load(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     weights, moments = get_state_dict(model, optimizer)
     state = {"model": weights, "optimizer": moments, "step": 0}
-    dcp.load(state, storage_reader=SealedReader(folder))
+    dcp.load(state, storage_reader=CheckpointReader(folder))
     set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     if dist.get_rank() == 0:
         print(f"resumed at step {state['step']}", flush=True)

@@ -84,16 +84,7 @@ class Gpu:
         function((blocks,), (threads,), (out, clocks, np.uint32(3)), shared_mem=shared)
         return self._cupy.asnumpy(out), self._cupy.asnumpy(clocks)
 
-    # Memory, streams and what is put on them: the only place of the suite that asks a driver for these.
-
-    def memory(self, size):
-        return self.driver.memory(size)
-
-    def host(self, size):
-        return self.driver.host(size)
-
-    def stream(self, *, high_priority=False):
-        return self.driver.stream(high_priority=high_priority)
+    # What is put on streams: the only place of the suite that asks a driver for this.
 
     def upload(self, pointer, source, stream):
         with self._issuing() as commands:
@@ -117,9 +108,6 @@ class Gpu:
         with self._issuing() as commands:
             commands.record(event, stream)
         return event
-
-    def elapsed(self, before, after):
-        return self.driver.elapsed(before, after)
 
     def wait(self, stream):
         """Block until a stream has nothing left to do."""

@@ -39,7 +39,7 @@ class Pair:
 
 def require_same(what, gpu, pointer, expected, stream):
     """Raise `WrongResultError` if there is something else on the device than has to be there."""
-    staged = gpu.host(min(_PIECE, max(expected.size, 1)))
+    staged = gpu.driver.host(min(_PIECE, max(expected.size, 1)))
     for start in range(0, expected.size, _PIECE):
         part = expected[start : start + _PIECE]
         here = staged[: part.size]

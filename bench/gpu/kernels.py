@@ -16,8 +16,8 @@ _TILE = 64 * MIB
 
 def measure(gpu, plan):
     launches = Launches(gpu)
-    scratch = launches.gpu.memory(_ahead_of(plan))
-    tile = launches.gpu.host(min(_TILE, max(plan.kernel_sizes)))
+    scratch = launches.gpu.driver.memory(_ahead_of(plan))
+    tile = launches.gpu.driver.host(min(_TILE, max(plan.kernel_sizes)))
     tile[:] = noise(tile.size)
     for size in plan.kernel_sizes:
         for bits in (128, 256):
@@ -38,7 +38,7 @@ class _Case:
         self._count = chunk_count(size)
         gpu = launches.gpu
         state = ByteRuns(gpu).prepare(os.urandom(bits // 8), os.urandom(NONCE_SIZE)).data
-        self._state = gpu.memory(len(state))
+        self._state = gpu.driver.memory(len(state))
         launches.put(self._state.pointer, state)
         self._group = max(1, plan.group // size)
         self._sets = [_Set(gpu, size) for _ in range(max(self._group, sets_of(size, plan, most=4 * self._group)))]
@@ -109,5 +109,5 @@ class _Case:
 
 class _Set:
     def __init__(self, gpu, size):
-        self.plain, self.target = gpu.memory(size), gpu.memory(size)
-        self.sealed, self.verdict = gpu.memory(ciphertext_size(size)), gpu.memory(8)
+        self.plain, self.target = gpu.driver.memory(size), gpu.driver.memory(size)
+        self.sealed, self.verdict = gpu.driver.memory(ciphertext_size(size)), gpu.driver.memory(8)

@@ -7,8 +7,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from bench.gpu.gpu import WrongResultError
 from bench.gpu.launches import ByteRuns
-from fastrack._crypto.base import GatherPlan
 from fastrack._crypto.cobblestone import chunk_nonce
+from fastrack._crypto.gather import GatherPlan
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE
 
 _KEY = "feffe9928665731c6d6a8f9467308308"

@@ -10,12 +10,12 @@ SEALED, LOCKED = "to_device, sealed", "page-locked copy"
 
 
 def measure(gpu, plan):
-    key, stream = Key.generate(256), gpu.stream(high_priority=True)
+    key, stream = Key.generate(256), gpu.driver.stream(high_priority=True)
     with channel_on(gpu.driver, key) as channel:
         for size in plan.latency_sizes:
             print(f"    {size_of(size)}")
             plain = noise(size)
-            sealed, out, locked = seal(plain, key), gpu.array(size), gpu.host(size)
+            sealed, out, locked = seal(plain, key), gpu.array(size), gpu.driver.host(size)
             locked[:] = plain
             pointer = gpu.pointer(out)
 

@@ -22,8 +22,8 @@ class Launches:
 
     def __init__(self, gpu):
         self.gpu = gpu
-        self.stream = gpu.stream()
-        self._staging = gpu.host(1 << 16)
+        self.stream = gpu.driver.stream(high_priority=False)
+        self._staging = gpu.driver.host(1 << 16)
 
     def blocks(self, share, count):
         """The grid that fastrack would take."""
@@ -67,7 +67,7 @@ class Launches:
 
     def _staged(self, size):
         if self._staging.size < size:
-            self._staging = self.gpu.host(2 * size)
+            self._staging = self.gpu.driver.host(2 * size)
         return self._staging[:size]
 
 
@@ -139,7 +139,7 @@ class _Fenced:
         self._launches = launches
         self._size, self._before = size, _FENCE + offset
         self._all = size + 2 * _FENCE + offset
-        self._memory = launches.gpu.memory(self._all)
+        self._memory = launches.gpu.driver.memory(self._all)
         self.pointer = self._memory.pointer + self._before
         launches.gpu.fill(self._memory.pointer, _GUARD, self._all, launches.stream)
         if content is not None:

@@ -14,7 +14,7 @@ _PIN = 8 << 20
 def measure(gpu, plan):
     """Yield rows of copies by size, of the fill by threads, and of an allocation."""
     size = max(plan.link_sizes)
-    stream, locked, there = gpu.stream(high_priority=True), gpu.host(size), gpu.memory(size)
+    stream, locked, there = gpu.driver.stream(high_priority=True), gpu.driver.host(size), gpu.driver.memory(size)
     locked[:] = 7
 
     def up(count):
@@ -34,4 +34,4 @@ def measure(gpu, plan):
     print(f"    threads: {threads}")
     runs = {each: lambda _, each=each: wall(packing.copy, locked, source, each) for each in threads}
     yield from (Row("link", FILL, size, times, {"threads": n}) for n, times in interleave(runs, plan).items())
-    yield from rows("link", _PIN, {PIN: lambda _: wall(gpu.host, _PIN)}, plan)
+    yield from rows("link", _PIN, {PIN: lambda _: wall(gpu.driver.host, _PIN)}, plan)

@@ -7,7 +7,8 @@ import sys
 from dataclasses import asdict
 
 from bench.gpu import needs
-from bench.machine import ROOT, import_from_cli, read_machine
+from bench.machine import ROOT, read_machine
+from fastrack._cli import nvml
 
 _OLDEST = (8, 0)
 
@@ -26,7 +27,7 @@ def read(device):
     gpu = read_gpu(int(device.removeprefix("cuda:")))
     machine, graphics = read_machine(), None
     if needs.lacks("pynvml") is None:
-        graphics = asdict(import_from_cli("nvml").read_graphics())
+        graphics = asdict(nvml.read_graphics())
     machine["software"] |= needs.versions()
     system = f"{platform.system()} {platform.release()}"
     return machine | {"revision": _revision(), "system": system, "gpu": gpu, "graphics": graphics}

@@ -38,9 +38,10 @@ class Plan:
     loop_products: tuple[int, ...] = (1, 4, 16)  # in a batch
     tools: tuple[str, ...] = ("memcheck", "racecheck", "synccheck")  # of compute-sanitizer
 
-    def shortened(self, *, shares, budget):
-        """Return a plan that measures kernels at two sizes only."""
-        sizes = tuple(size for size in (8 * MIB, 256 * MIB) if size <= max(self.kernel_sizes)) or self.kernel_sizes
+    def shortened(self, *small, shares, budget):
+        """Return a plan that measures kernels at two sizes only, and at small ones."""
+        wanted = (*small, 8 * MIB, 256 * MIB)
+        sizes = tuple(size for size in wanted if size <= max(self.kernel_sizes)) or self.kernel_sizes
         return replace(self, kernel_sizes=sizes, kernel_shares=shares, rounds=7, budget=budget)
 
 

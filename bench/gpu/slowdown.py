@@ -51,7 +51,7 @@ class _Case:
     def __init__(self, gpu, plan):
         self._gpu, self._plan, self._product = gpu, plan, gpu.product(plan.matrix)
         self.pair = Pair(gpu, plan.stream_size)
-        self._locked, self._stream = gpu.host(plan.stream_size), gpu.stream(high_priority=True)
+        self._locked, self._stream = gpu.driver.host(plan.stream_size), gpu.driver.stream(high_priority=True)
         self._locked[:] = noise(plan.stream_size)
         self._pointers = [gpu.pointer(array) for array in self.pair.out]
 

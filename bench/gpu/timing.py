@@ -80,4 +80,4 @@ def on_device(gpu, stream, jobs, group=1, ahead=None):
         if number % group == 0:
             stamps.append(gpu.stamp(stream))
     gpu.wait(stream)
-    return median(gpu.elapsed(before, after) for before, after in pairwise(stamps)) / group
+    return median(gpu.driver.elapsed(before, after) for before, after in pairwise(stamps)) / group

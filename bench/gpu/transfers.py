@@ -37,15 +37,15 @@ class _Case:
     def __init__(self, gpu, channel, key, size, stock, plan):
         self._gpu, self._channel, self._key = gpu, channel, key
         count = sets_of(size, plan, most=32)
-        self._stream = gpu.stream(high_priority=True)
+        self._stream = gpu.driver.stream(high_priority=True)
         self._plains = plains_of(size, count, stock)
         self._sealed = [seal(plain, key) for plain in self._plains]
         self._out = [gpu.array(size) for _ in range(count)]
         self._pointers = [gpu.pointer(out) for out in self._out]
-        self._locked = [gpu.host(size) for _ in range(min(count, 4))]
+        self._locked = [gpu.driver.host(size) for _ in range(min(count, 4))]
         for number, locked in enumerate(self._locked):
             locked[:] = self._plains[number]
-        self._staged = gpu.host(self._sealed[0].chunks.size)
+        self._staged = gpu.driver.host(self._sealed[0].chunks.size)
         self._pageable = np.zeros(size, np.uint8)
         bounces = {BOUNCE: WholeBounce, PARALLEL_BOUNCE: ParallelBounce}
         self._bounces = {name: kind(gpu, self._stream, size) for name, kind in bounces.items()}

@@ -18,14 +18,7 @@ class Age(Peer):
 
     name, package = "age (pyrage)", "pyrage"
     settings = "X25519; encrypt_io and decrypt_io, from and into the arrays' own memory"
-    features = Features(
-        random_access="not in this package",
-        order_and_end="refused",
-        key_commitment="yes",
-        bounded_memory="yes",
-        other_tools="every age",
-        metadata="encrypted with the rest",
-    )
+    features = Features("not in this package", "refused", "yes", "yes", "no", "every age", "encrypted with the rest")
 
     def __init__(self):
         import pyrage

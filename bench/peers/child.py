@@ -1,13 +1,12 @@
-"""The process of one peer: ``python -m bench.peers.child NAME MIB FOLDER SEED``. It does as told, line by line."""
+"""The process of one peer, its data and its file."""
 
 import ctypes
 import gc
 import importlib
-import json
 import os
 import shutil
-import sys
 import time
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -18,23 +17,25 @@ MIB = 1 << 20
 PAGE = 4096
 
 
-def main(arguments):
-    replies = os.fdopen(os.dup(1), "w", buffering=1)
+def serve(pipe, *arguments):
+    """Be the process of one peer, and do as told until the pipe is closed."""
     os.dup2(2, 1)  # whatever a package prints
     worker = Worker(*arguments)
-    for line in sys.stdin:
-        try:
-            reply = getattr(worker, f"do_{line.strip()}")() or {}
-        except Exception as error:  # noqa: BLE001 - whatever it is, the table tells it
-            reply = {"error": told(error)}
-        replies.write(json.dumps(reply) + "\n")
+    with suppress(EOFError):
+        while True:
+            command = pipe.recv()
+            try:
+                reply = getattr(worker, f"do_{command}")() or {}
+            except Exception as error:  # noqa: BLE001 - whatever it is, the table tells it
+                reply = {"error": told(error)}
+            pipe.send(reply)
 
 
 class Worker:
     """A peer, its data and its file."""
 
     def __init__(self, name, size, folder, seed):
-        self._name, self._size, self._seed = name, int(size), int(seed)
+        self._name, self._size, self._seed = name, size, seed
         self._path = Path(folder) / name
 
     def do_start(self):
@@ -47,21 +48,19 @@ class Worker:
 
     def do_seal(self):
         remove(self._path)
-        seconds, peak = self._run(lambda: self._peer.seal(self._arrays, self._path))
+        seconds = timed(lambda: self._peer.seal(self._arrays, self._path))
         start = time.perf_counter()
         if not self._peer.is_synced:
             sync(self._path)
         return {
             "seconds": seconds,
             "synced": seconds + time.perf_counter() - start,
-            "peak": peak,
             "bytes": sum(each.stat().st_size for each in files(self._path)),
         }
 
     def do_open(self):
         self._found = None
-        seconds, peak = self._run(self._open)
-        return {"seconds": seconds, "peak": peak}
+        return {"seconds": timed(self._open)}
 
     def do_verify(self):
         """Compare what was opened last with what was sealed."""
@@ -120,16 +119,13 @@ class Worker:
         if self._peer.is_read:
             touch(self._found)
 
-    @staticmethod
-    def _run(action):
-        """The seconds of an action, and how far the process's memory rose above where it was."""
-        gc.collect()
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: man 5 proc
-        before = sum_of("/proc/self/status", "VmRSS:")
-        start = time.perf_counter()
-        action()
-        seconds = time.perf_counter() - start
-        return seconds, sum_of("/proc/self/status", "VmHWM:") - before
+
+def timed(action):
+    """Return the seconds of an action, after garbage was collected."""
+    gc.collect()
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
 
 
 def version_of(package):
@@ -187,7 +183,3 @@ def sum_of(path, *fields):
 def told(error):
     lines = str(error).splitlines()
     return f"{type(error).__name__}: {lines[0]}"[:200] if lines else type(error).__name__
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,18 +1,12 @@
 """The children, as the process that measures sees them: alive all along, and told when it is their turn."""
 
-import json
-import os
-import select
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 from contextlib import suppress
+from multiprocessing import get_context
 from pathlib import Path
 
-from bench.machine import ROOT
-from bench.peers.child import sum_of
+from bench.peers.child import serve, sum_of
 
 
 class DeadError(Exception):
@@ -23,29 +17,23 @@ class Child:
     """One peer in a process of its own, so that its memory and its threads are its own."""
 
     def __init__(self, name, size, folder, seed, *, limit=300):
-        self._limit, self._errors = limit, tempfile.TemporaryFile()  # noqa: SIM115 - `end` closes it
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.peers.child", name, str(size), str(folder), str(seed)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            cwd=ROOT,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        )
+        context = get_context("spawn")
+        self._limit = limit
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=serve, args=(theirs, name, size, folder, seed))
+        self._process.start()
+        theirs.close()
 
     def ask(self, command):
         try:
-            self._process.stdin.write(command.encode() + b"\n")
-            self._process.stdin.flush()
-        except BrokenPipeError:
-            raise DeadError(self._ending()) from None
-        if not select.select([self._process.stdout], [], [], self._limit)[0]:
-            self._process.kill()
-            raise DeadError(f"no answer to {command!r} in {self._limit} s")
-        line = self._process.stdout.readline()
-        if not line:
-            raise DeadError(self._ending())
-        reply = json.loads(line)
+            self._pipe.send(command)
+            if not self._pipe.poll(self._limit):
+                self._process.kill()
+                raise DeadError(f"no answer to {command!r} in {self._limit} s")
+            reply = self._pipe.recv()
+        except (OSError, EOFError):
+            self._process.join()
+            raise DeadError(f"the process ended with {self._process.exitcode}") from None
         if "error" in reply:
             raise DeadError(f"{command}: {reply['error']}")
         return reply
@@ -75,22 +63,10 @@ class Child:
         return {**reply, "owned": max(most, owned(pid)) - before}
 
     def end(self):
-        with suppress(BrokenPipeError):
-            self._process.stdin.close()
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process.stdout.close()
-        self._errors.close()
-
-    def _ending(self):
-        code = self._process.wait()
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return f"the process ended with {code}{f': {last[:200]}' if last else ''}"
+        self._pipe.close()
+        self._process.join(10)
+        self._process.kill()
+        self._process.join()
 
 
 def owned(pid):

@@ -18,12 +18,7 @@ class Cobblestone(Peer):
     name, package = "cryptography.cobblestone", "cryptography"
     settings = "Cobblestone256; unbuffered files, 1 MiB at a time, update_into memory made for it"
     features = Features(
-        random_access="not in this package",
-        order_and_end="refused",
-        key_commitment="yes",
-        bounded_memory="yes",
-        other_tools="any Cobblestone",
-        metadata="encrypted with the rest",
+        "not in this package", "refused", "yes", "yes", "no", "any Cobblestone", "encrypted with the rest"
     )
 
     def __init__(self):

@@ -17,13 +17,7 @@ class Cryptotensors(Peer):
 
     name, package = "cryptotensors", "cryptotensors"
     settings = "aes256gcm and ed25519 keys as JWK, format 2 with chunks of 2 MiB; torch.save_file, torch.load_file"
-    features = Features(
-        random_access="slices",
-        order_and_end="refused",
-        key_commitment="no",
-        bounded_memory="reading, not writing",
-        metadata="signed",
-    )
+    features = Features("slices", "refused", "no", "reading, not writing", "no", "no", "signed")
 
     def __init__(self):
         import cryptotensors.torch

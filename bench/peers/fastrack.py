@@ -17,13 +17,7 @@ class Fastrack(Peer):
     name, package, is_synced = "fastrack", "fastrack", True
     settings = "save_file, which syncs the file to disk; load_file and to_device, all threads"
     features = Features(
-        random_access="rows",
-        order_and_end="refused",
-        key_commitment="yes",
-        bounded_memory="yes",
-        gpu="yes; not yet run on one",
-        other_tools="safetensors and any Cobblestone",
-        metadata="authenticated",
+        "rows", "refused", "yes", "yes", "yes; not yet run on one", "safetensors and any Cobblestone", "authenticated"
     )
 
     def __init__(self):

@@ -16,14 +16,7 @@ class Fernet(Peer):
 
     name, package = "Fernet", "cryptography"
     settings = "one token of a safetensors header and the arrays; Fernet takes and gives bytes, so copies are its own"
-    features = Features(
-        random_access="no",
-        order_and_end="refused",
-        key_commitment="to half of it",
-        bounded_memory="no",
-        other_tools="every Fernet",
-        metadata="encrypted with the rest",
-    )
+    features = Features("no", "refused", "to half of it", "no", "no", "every Fernet", "encrypted with the rest")
 
     def __init__(self):
         from cryptography.fernet import Fernet

@@ -23,11 +23,13 @@ class Litdata(Peer):
         "StreamingDataLoader of its samples one by one, with a worker for each CPU"
     )
     features = Features(
-        random_access="samples",
-        order_and_end="samples can be exchanged",
-        key_commitment="to half of it",
-        bounded_memory="sample by sample",
-        metadata="names encrypted, index in the clear",
+        "samples",
+        "samples can be exchanged",
+        "to half of it",
+        "sample by sample",
+        "no",
+        "no",
+        "names encrypted, index in the clear",
     )
 
     def __init__(self):

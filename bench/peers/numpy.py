@@ -14,13 +14,13 @@ class Numpy(Peer):
     name, package = "np.load", "numpy"
     settings = "np.save of each array into a file of its own; np.load"
     features = Features(
-        random_access="rows, with mmap_mode",
-        order_and_end="cut: refused; reordered: no",
-        key_commitment="not encrypted",
-        bounded_memory="array by array",
-        gpu="not encrypted",
-        other_tools="every .npy reader",
-        metadata="in the clear",
+        "rows, with mmap_mode",
+        "cut: refused; reordered: no",
+        "not encrypted",
+        "array by array",
+        "not encrypted",
+        "every .npy reader",
+        "in the clear",
     )
 
     def seal(self, arrays, path):

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Features:
+class Features(NamedTuple):
     """Properties beyond speed, each in a few words. Every peer's file says where it was read or how it was tried."""
 
     random_access: str
-    order_and_end: str
+    order_and_end: str  # what comes of a file that was cut or reordered
     key_commitment: str
     bounded_memory: str
-    gpu: str = "no"
-    other_tools: str = "no"
-    metadata: str
-
-
-TITLES = {
-    "random_access": "random access",
-    "order_and_end": "cut or reordered",
-    "key_commitment": "commits to its key",
-    "bounded_memory": "bounded memory",
-    "gpu": "decrypts on the GPU",
-    "other_tools": "read by other tools",
-    "metadata": "names, dtypes, shapes",
-}
+    gpu: str  # whether it decrypts there
+    other_tools: str  # that read it
+    metadata: str  # names, dtypes and shapes
 
 
 class Peer:

@@ -5,12 +5,12 @@ from datetime import UTC, datetime
 
 from bench.peers.catalog import MEASURE, PEERS
 from bench.peers.child import MIB, TENSORS
-from bench.peers.peer import TITLES
 
 HEAD = ["", "seal, s", "seal, on disk, s", "open, s", "seal, GB/s", "open, GB/s", "seal, memory MiB"]
 HEAD += ["open, memory MiB", "overhead, bytes", "overhead, %", "seal, times fastrack's", "on disk, times fastrack's"]
 HEAD += ["open, times fastrack's"]
-FEATURES = ("", "a bit changed", "a page cut off", *TITLES.values())
+FEATURES = ["", "a bit changed", "a page cut off", "random access", "cut or reordered", "commits to its key"]
+FEATURES += ["bounded memory", "decrypts on the GPU", "read by other tools", "names, dtypes, shapes"]
 NOTES = """\
 Medians, the peers in turns, each after it has touched as much memory as it will need and given it back: a virtual
 machine may have to ask its host for memory first. Files are in the page cache when they are opened. "on disk": with an
@@ -36,7 +36,7 @@ class Report:
             "tensors": TENSORS,
             "rounds": self._rounds,
             "machine": self._machine,
-            "peers": [{**asdict(each), "features": asdict(PEERS[each.slug].features)} for each in self.results],
+            "peers": [{**asdict(each), "features": PEERS[each.slug].features._asdict()} for each in self.results],
         }
 
     def title(self):
@@ -60,14 +60,8 @@ class Report:
         for each in self.results:
             features = PEERS[each.slug].features
             tried = (each.flip or "not tried", each.cut or "not tried")
-            rows.setdefault(features, (each.name.partition(",")[0], *tried, *asdict(features).values()))
+            rows.setdefault(features, (each.name.partition(",")[0], *tried, *features))
         return list(rows.values())
-
-    def text(self):
-        figures = _columns("figures", HEAD, self.figures())
-        settings = _columns("settings", ("", "version", ""), self.settings(), left=3)
-        features = _columns("features", FEATURES, self.features(), left=10)
-        return f"{self.title()}\n\n{figures}\n\n{NOTES}\n\n{settings}\n\n{features}"
 
     def markdown(self):
         figures = _pipes(HEAD, self.figures())
@@ -102,14 +96,6 @@ class Report:
 def _beyond(result, nbytes):
     """Return the memory that an opening took besides its tensors, which count only where they are fresh memory."""
     return max(0, result.open_owned - nbytes * PEERS[result.slug].is_fresh)
-
-
-def _columns(title, head, rows, left=1):
-    """Columns for a terminal, the first ones to the left. A cell that says why there are no figures may run on."""
-    lines = [head, *rows]
-    widths = [max(len(line[at]) for line in lines if any(line[2:])) for at in range(len(head))]
-    form = "  ".join(f"{{:{'<' if at < left else '>'}{width}}}" for at, width in enumerate(widths))
-    return "\n".join([title, *(f"  {form.format(*line)}".rstrip() for line in lines)])
 
 
 def _pipes(head, rows, left=1):

@@ -23,9 +23,7 @@ class Result:
     error: str = ""
     bytes: int = 0  # of the file
     seal_owned: int = 0
-    seal_peak: int = 0  # of all resident memory, with what is mapped
     open_owned: int = 0
-    open_peak: int = 0
     seal: list[float] = field(default_factory=list)
     synced: list[float] = field(default_factory=list)
     open: list[float] = field(default_factory=list)
@@ -91,10 +89,9 @@ def _try_once(child, result):
     child.ask("forget")
     child.ask("trim")
     reply = child.ask_watched("seal")
-    result.bytes, result.seal_owned, result.seal_peak = reply["bytes"], reply["owned"], reply["peak"]
+    result.bytes, result.seal_owned = reply["bytes"], reply["owned"]
     child.ask("trim")
-    reply = child.ask_watched("open")
-    result.open_owned, result.open_peak = reply["owned"], reply["peak"]
+    result.open_owned = child.ask_watched("open")["owned"]
     child.ask("forget")
 
 

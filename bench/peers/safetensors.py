@@ -12,13 +12,13 @@ class Safetensors(Peer):
     name, package = "safetensors, read", "safetensors"
     settings = 'safetensors.torch.save_file; load_file(backend="pread")'
     features = Features(
-        random_access="slices",
-        order_and_end="cut: refused; reordered: no",
-        key_commitment="not encrypted",
-        bounded_memory="reading, not writing",
-        gpu="not encrypted",
-        other_tools="every safetensors reader",
-        metadata="in the clear",
+        "slices",
+        "cut: refused; reordered: no",
+        "not encrypted",
+        "reading, not writing",
+        "not encrypted",
+        "every safetensors reader",
+        "in the clear",
     )
 
     def __init__(self):

@@ -18,11 +18,7 @@ class Tensorizer(Peer):
         "readers; plaid_mode has no effect in this version"
     )
     features = Features(
-        random_access="tensors",
-        order_and_end="not protected, it says",
-        key_commitment="no",
-        bounded_memory="tensor by tensor",
-        metadata="in the clear, not authenticated",
+        "tensors", "not protected, it says", "no", "tensor by tensor", "no", "no", "in the clear, not authenticated"
     )
 
     def __init__(self):

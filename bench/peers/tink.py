@@ -17,12 +17,7 @@ class Tink(Peer):
     name, package = "Tink streaming AEAD", "tink"
     settings = "AES256_GCM_HKDF_1MB; unbuffered files, 1 MiB at a time, readinto the arrays' own memory"
     features = Features(
-        random_access="not in Python",
-        order_and_end="refused",
-        key_commitment="no",
-        bounded_memory="yes",
-        other_tools="Tink in other languages",
-        metadata="encrypted with the rest",
+        "not in Python", "refused", "no", "yes", "no", "Tink in other languages", "encrypted with the rest"
     )
 
     def __init__(self):

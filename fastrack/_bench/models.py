@@ -89,30 +89,15 @@ class _Decoder(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(spec.vocabulary, spec.width)
         self.places = nn.Embedding(spec.context, spec.width)
-        self.layers = nn.Sequential(*(_Layer(spec.width, spec.heads) for _ in range(spec.layers)))
-        self.norm = nn.LayerNorm(spec.width)
+        layer = nn.TransformerEncoderLayer(
+            spec.width, spec.heads, 4 * spec.width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        )
+        norm = nn.LayerNorm(spec.width)
+        self.layers = nn.TransformerEncoder(layer, spec.layers, norm, enable_nested_tensor=False)
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
-        hidden = self.tokens(text) + self.places.weight[: text.shape[1]]
-        logits: torch.Tensor = functional.linear(self.norm(self.layers(hidden)), self.tokens.weight)
+        length = text.shape[1]
+        hidden = self.tokens(text) + self.places.weight[:length]
+        hidden = self.layers(hidden, nn.Transformer.generate_square_subsequent_mask(length), is_causal=True)
+        logits: torch.Tensor = functional.linear(hidden, self.tokens.weight)
         return logits.flatten(0, 1)
-
-
-class _Layer(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
-        self.inputs = nn.Linear(width, 3 * width)
-        self.output = nn.Linear(width, width)
-        self.network = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width))
-
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        hidden = hidden + self.output(self._attend(self.norms[0](hidden)))
-        result: torch.Tensor = hidden + self.network(self.norms[1](hidden))
-        return result
-
-    def _attend(self, hidden: torch.Tensor) -> torch.Tensor:
-        parts = self.inputs(hidden).unflatten(-1, (3, self.heads, -1)).transpose(1, 3)
-        query, key, value = parts.unbind(2)
-        return functional.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).flatten(2)

@@ -9,17 +9,19 @@ ciphertext, which OpenSSL opens faster than a chunked one.
 from __future__ import annotations
 
 import os
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from fastrack._crypto.base import Bytes, Engine, HostMemory
+from fastrack._crypto.base import Bytes, Engine, HostMemory, Messages
 from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.engine import get_engine
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.workers import default_threads
-from fastrack._devices.base import Device, Messages, Operation, Segment, Slab
+from fastrack._devices.base import Device, DeviceOperation, Segment, Slab
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._devices.cuda.driver import Driver
 from fastrack._tensors import arrays
@@ -31,111 +33,164 @@ _ALTERED = "the message on the bounce path was altered"
 _ONE_BLOCK = 1e-9  # a share of one thread block
 
 
-class BouncePath:
-    """The bounce path with whole messages, OpenSSL and one thread; and `direct`, the same without its detour.
+class _Path:
+    """A path of tensors of one size by way of a bounce buffer, to a device that is host memory."""
 
-    The device is host memory. A tensor has at most 2 GiB less 17 bytes, which is what one call of OpenSSL takes.
-    """
-
-    def __init__(self, nbytes: int, bits: int = 256) -> None:
-        self._owner = AESGCM(AESGCM.generate_key(bits))
-        self._session = AESGCM(AESGCM.generate_key(bits))
+    def __init__(self, cipher: _Whole | _Chunks, nbytes: int) -> None:
+        self._cipher = cipher
+        self._owner = self._session = cipher.new_key()  # of the last message of each
         self._plain = touched(nbytes)
-        self._bounce = touched(nbytes + TAG_SIZE + NONCE_SIZE)
-        self._device = touched(nbytes + TAG_SIZE + NONCE_SIZE)
+        self._bounce = touched(cipher.size_of(nbytes))
 
     def seal(self, plain: Bytes) -> Bytes:
-        """Return `plain` as one AES-GCM message, sealed by the owner, with its nonce behind it."""
-        message = touched(plain.size + TAG_SIZE + NONCE_SIZE)
-        _encrypt(self._owner, plain, message)
+        """Return `plain` as a message of the owner, under a new key."""
+        message = touched(self._bounce.size)
+        self._owner = self._cipher.new_key()
+        self._cipher.seal(self._owner, plain, message)
         return message
 
     def open(self, message: Bytes) -> Bytes:
-        """Return the plaintext of a message from the device, in memory that the next call of any method overwrites."""
-        _decrypt(self._owner, message, self._plain)
+        """Return the plaintext of a message of the owner, in memory that the next call of any method overwrites."""
+        self._cipher.open(self._owner, message, self._plain)
         return self._plain
 
-    def sealed_to_device(self, message: Bytes, out: Bytes) -> None:
+    def sealed_to_device(self, message: Bytes, out: Any) -> None:
         """Move a message of the owner into `out`."""
-        _decrypt(self._owner, message, self._plain)
-        self.plain_to_device(self._plain, out)
+        self.plain_to_device(self.open(message), out)
 
-    def plain_to_device(self, plain: Bytes, out: Bytes) -> None:
+    def plain_to_device(self, plain: Bytes, out: Any) -> None:
         """Move a plain tensor into `out`."""
-        _encrypt(self._session, plain, self._bounce)
-        copy(self._device, self._bounce)
-        _decrypt(self._session, self._device, out)
+        self._session = self._cipher.new_key()
+        self._cipher.seal(self._session, plain, self._bounce)
+        self._deliver(self._session, self._bounce, out)
 
-    def to_host(self, tensor: Bytes) -> Bytes:
-        """Move a tensor of the device into a fresh message for the owner."""
-        _encrypt(self._session, tensor, self._device)
-        copy(self._bounce, self._device)
-        _decrypt(self._session, self._bounce, self._plain)
-        message = arrays.empty_bytes(self._bounce.size)
-        _encrypt(self._owner, self._plain, message)
-        return message
-
-    def direct_to_device(self, message: Bytes, out: Bytes) -> None:
+    def direct_to_device(self, message: Bytes, out: Any) -> None:
         """Move a message of the owner into `out` as it is: the device opens it."""
-        copy(self._device, message)
-        _decrypt(self._owner, self._device, out)
+        self._deliver(self._owner, message, out)
 
-    def direct_to_host(self, tensor: Bytes) -> Bytes:
-        """Move a tensor that the device seals for the owner into a fresh message."""
-        _encrypt(self._owner, tensor, self._device)
-        message = arrays.empty_bytes(self._device.size)
-        copy(message, self._device)
+    def to_host(self, tensor: Any) -> Bytes:
+        """Move a tensor of the device into a fresh message for the owner."""
+        self._session = self._cipher.new_key()
+        self._fetch(self._session, tensor, self._bounce)
+        self._cipher.open(self._session, self._bounce, self._plain)
+        message = arrays.empty_bytes(self._bounce.size)
+        self._owner = self._cipher.new_key()
+        self._cipher.seal(self._owner, self._plain, message)
         return message
 
+    def direct_to_host(self, tensor: Any) -> Bytes:
+        """Move a tensor that the device seals for the owner into a fresh message."""
+        message = arrays.empty_bytes(self._bounce.size)
+        self._owner = self._cipher.new_key()
+        self._fetch(self._owner, tensor, message)
+        return message
 
-class _ChunkedPath:
+    @cached_property
+    def _device(self) -> Bytes:
+        return touched(self._bounce.size)
+
+    def _deliver(self, key: Any, message: Bytes, out: Any) -> None:
+        copy(self._device, message)
+        self._cipher.open(key, self._device, out)
+
+    def _fetch(self, key: Any, tensor: Any, message: Bytes) -> None:
+        self._cipher.seal(key, tensor, self._device)
+        copy(message, self._device)
+
+
+class BouncePath(_Path):
+    """The bounce path with whole messages, OpenSSL and one thread; and `direct`, the same without its detour.
+
+    A tensor has at most 2 GiB less 17 bytes, which is what one call of OpenSSL takes.
+    """
+
+    def __init__(self, nbytes: int, bits: int = 256) -> None:
+        super().__init__(_Whole(bits), nbytes)
+
+
+class ParallelBouncePath(_Path):
+    """The bounce path in chunks, on all threads, with fastrack's engine, so that only the detour differs."""
+
+    def __init__(self, nbytes: int, bits: int = 256) -> None:
+        super().__init__(_Chunks(bits, get_engine()), nbytes)
+
+
+class OneBlockPath(_Path):
+    """`BouncePath` to a GPU, on which no kernel opens one long chain. Targets are views of arrays there.
+
+    Chunks that are processed in order stand for a chain: on the host by fastrack's engine on one thread, on the GPU by
+    one thread block.
+    """
+
+    def __init__(self, driver: Driver, nbytes: int, bits: int = 256) -> None:
+        super().__init__(_Chunks(bits, get_engine(threads=1)), nbytes)
+        self._remote = OneSlab(CudaDevice(driver, share=_ONE_BLOCK), nbytes)
+        self._bounce = self._remote.sealed
+
+    def _deliver(self, key: Any, message: Bytes, out: Any) -> None:
+        if message is not self._bounce:
+            copy(self._bounce, message)
+        self._remote.open(key, out)
+
+    def _fetch(self, key: Any, tensor: Any, message: Bytes) -> None:
+        self._remote.seal(key, tensor)
+        if message is not self._bounce:
+            copy(message, self._bounce)
+
+    def close(self) -> None:
+        """Close the GPU."""
+        self._remote.close()
+
+
+class _Whole:
+    """Messages that are one AES-GCM ciphertext of OpenSSL, with the nonce behind it."""
+
+    def __init__(self, bits: int) -> None:
+        self._key = AESGCM(AESGCM.generate_key(bits))
+
+    def size_of(self, nbytes: int) -> int:
+        return nbytes + TAG_SIZE + NONCE_SIZE
+
+    def new_key(self) -> AESGCM:
+        return self._key  # nonces are random, so one key will do
+
+    def seal(self, key: Any, plain: Bytes, message: Bytes) -> None:
+        nonce = os.urandom(NONCE_SIZE)
+        message[-NONCE_SIZE:] = np.frombuffer(nonce, np.uint8)
+        key.encrypt_into(nonce, plain.data, None, message[:-NONCE_SIZE].data)
+
+    def open(self, key: Any, message: Bytes, plain: Bytes) -> None:
+        try:
+            key.decrypt_into(message[-NONCE_SIZE:].tobytes(), message[:-NONCE_SIZE].data, None, plain.data)
+        except InvalidTag:
+            plain.fill(0)
+            raise AuthenticationError(_ALTERED) from None
+
+
+class _Chunks:
     """Messages in chunks, without a header, sealed and opened by one of fastrack's engines."""
 
-    def __init__(self, nbytes: int, bits: int, engine: Engine) -> None:
-        self._bits = bits
-        self._engine = engine
-        self._owner = new_key(bits)
-        self._plain = touched(nbytes)
+    def __init__(self, bits: int, engine: Engine) -> None:
+        self._bits, self._engine = bits, engine
 
-    def seal(self, plain: Bytes) -> Bytes:
-        """Return `plain` in chunks, sealed by the owner under a new key."""
-        message = touched(ciphertext_size(plain.size))
-        self._owner = new_key(self._bits)
-        self._seal(self._owner, plain, message)
-        return message
+    def size_of(self, nbytes: int) -> int:
+        return ciphertext_size(nbytes)
 
-    def _seal(self, key: MessageKey, plain: Bytes, message: Bytes) -> None:
+    def new_key(self) -> MessageKey:
+        """Return a fresh message key, one for each message, so that no nonce is used twice under it."""
+        return MessageKey.raw(os.urandom(self._bits // 8), os.urandom(NONCE_SIZE))
+
+    def seal(self, key: Any, plain: Bytes, message: Bytes) -> None:
         schedule = self._engine.expand_key(key)
         self._engine.seal_run(schedule, plain, message, 0)
         schedule.wipe()
 
-    def _open(self, key: MessageKey, message: Bytes, plain: Bytes) -> None:
+    def open(self, key: Any, message: Bytes, plain: Bytes) -> None:
         schedule = self._engine.expand_key(key)
         bad = self._engine.open_run(schedule, message, plain, 0)
         schedule.wipe()
         if bad is not None:
             raise AuthenticationError(_ALTERED, chunk=bad)
-
-
-class ParallelBouncePath(_ChunkedPath):
-    """The bounce path in chunks, on all threads, with fastrack's engine, so that only the detour differs."""
-
-    def __init__(self, nbytes: int, bits: int = 256) -> None:
-        super().__init__(nbytes, bits, get_engine())
-        self._bounce = touched(ciphertext_size(nbytes))
-        self._device = touched(ciphertext_size(nbytes))
-
-    def sealed_to_device(self, message: Bytes, out: Bytes) -> None:
-        """Move a message of the owner into `out`."""
-        self._open(self._owner, message, self._plain)
-        self.plain_to_device(self._plain, out)
-
-    def plain_to_device(self, plain: Bytes, out: Bytes) -> None:
-        """Move a plain tensor into `out`."""
-        self._session = new_key(self._bits)
-        self._seal(self._session, plain, self._bounce)
-        copy(self._device, self._bounce)
-        self._open(self._session, self._device, out)
 
 
 class OneSlab:
@@ -177,7 +232,7 @@ class OneSlab:
         self._buffer.wait()
         operation.result()
 
-    def _begin(self, key: MessageKey, memory: object) -> Operation:
+    def _begin(self, key: MessageKey, memory: object) -> DeviceOperation:
         sealed = HostMemory.of(self.sealed, writable=True) if self._device.in_place else None
         if isinstance(memory, np.ndarray):
             memory = HostMemory.of(memory, writable=memory.flags.writeable)
@@ -187,52 +242,6 @@ class OneSlab:
         """Wipe the memory and close the device."""
         self._buffer.wipe()
         self._device.close()
-
-
-class OneBlockPath(_ChunkedPath):
-    """`BouncePath` to a GPU, on which no kernel opens one long chain. Targets are views of arrays there.
-
-    Chunks that are processed in order stand for a chain: on the host by fastrack's engine on one thread, on the GPU by
-    one thread block.
-    """
-
-    def __init__(self, driver: Driver, nbytes: int, bits: int = 256) -> None:
-        super().__init__(nbytes, bits, get_engine(threads=1))
-        self._remote = OneSlab(CudaDevice(driver, share=_ONE_BLOCK), nbytes)
-
-    def open(self, message: Bytes) -> Bytes:
-        self._open(self._owner, message, self._plain)
-        return self._plain
-
-    def sealed_to_device(self, message: Bytes, out: object) -> None:
-        self._open(self._owner, message, self._plain)
-        session = new_key(self._bits)
-        self._seal(session, self._plain, self._remote.sealed)
-        self._remote.open(session, out)
-
-    def direct_to_device(self, message: Bytes, out: object) -> None:
-        copy(self._remote.sealed, message)
-        self._remote.open(self._owner, out)
-
-    def to_host(self, tensor: object) -> Bytes:
-        session = new_key(self._bits)
-        self._remote.seal(session, tensor)
-        self._open(session, self._remote.sealed, self._plain)
-        message = arrays.empty_bytes(self._remote.sealed.size)
-        self._owner = new_key(self._bits)
-        self._seal(self._owner, self._plain, message)
-        return message
-
-    def direct_to_host(self, tensor: object) -> Bytes:
-        self._owner = new_key(self._bits)
-        self._remote.seal(self._owner, tensor)
-        message = arrays.empty_bytes(self._remote.sealed.size)
-        copy(message, self._remote.sealed)
-        return message
-
-    def close(self) -> None:
-        """Close the GPU."""
-        self._remote.close()
 
 
 def copy(target: Bytes, source: Bytes) -> None:
@@ -250,22 +259,3 @@ def touched(size: int) -> Bytes:
     memory = arrays.empty_bytes(size)
     memory.fill(0)
     return memory
-
-
-def new_key(bits: int) -> MessageKey:
-    """Return a fresh message key, one for each message, so that no nonce is used twice under it."""
-    return MessageKey.raw(os.urandom(bits // 8), os.urandom(NONCE_SIZE))
-
-
-def _encrypt(cipher: AESGCM, plain: Bytes, message: Bytes) -> None:
-    nonce = os.urandom(NONCE_SIZE)
-    message[-NONCE_SIZE:] = np.frombuffer(nonce, np.uint8)
-    cipher.encrypt_into(nonce, plain.data, None, message[:-NONCE_SIZE].data)
-
-
-def _decrypt(cipher: AESGCM, message: Bytes, out: Bytes) -> None:
-    try:
-        cipher.decrypt_into(message[-NONCE_SIZE:].tobytes(), message[:-NONCE_SIZE].data, None, out.data)
-    except InvalidTag:
-        out.fill(0)
-        raise AuthenticationError(_ALTERED) from None

@@ -28,6 +28,7 @@ from fastrack._devices.cuda.driver import Driver
 from fastrack._keys.keyring import KeyRing
 from fastrack._keys.keys import Key
 from fastrack._sealed.contexts import MessageContext, new_file_id
+from fastrack._sealed.headers import open_header
 from fastrack._sealed.seal import seal, unseal
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._tensors import arrays
@@ -150,7 +151,7 @@ def _to_device(end: _Endpoint, whole: OneSlab, channel: Channel, plain: Bytes, k
     sealed, message = seal(plain, key), chain.seal(plain)
 
     def parallel() -> None:
-        message_key = sealed.open_header(ring)
+        message_key = open_header(sealed, ring)
         copy(whole.sealed, sealed.chunks)
         whole.open(message_key, end.view(writable=True))
 

@@ -102,6 +102,14 @@ def speed(count: int, seconds: float) -> float:
 
 
 @contextlib.contextmanager
+def reporter(verb: str) -> Iterator[Callable[[str], None]]:
+    """Yield a function that shows on a terminal's stderr what is being done, after this verb."""
+    status = Console(stderr=True, highlight=False, markup=False).status(verb)
+    with status if sys.stderr.isatty() else contextlib.nullcontext():
+        yield lambda subject: status.update(f"{verb} {subject}")
+
+
+@contextlib.contextmanager
 def progress_bar(verb: str, total: int) -> Iterator[Callable[[int], None]]:
     """Yield a function to call with each number of bytes done. A bar appears on a terminal's stderr after a second."""
     if not sys.stderr.isatty():

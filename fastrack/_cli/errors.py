@@ -90,7 +90,7 @@ def _status_of(error: Exception) -> int | None:
 
 def _fail(error: BaseException, *, as_json: bool, status: int) -> NoReturn:
     if as_json:
-        print_json(error=describe(error))
+        print_json(error=error_document(error))
     else:
         lines = [f"error: {message_of(error)}", *(f"note: {note}" for note in getattr(error, "__notes__", ()))]
         sys.stderr.write("".join(f"{clean(line)}\n" for line in lines))
@@ -108,7 +108,7 @@ def name_source(error: BaseException, source: str) -> str:
     return message if source in message else f"{source}: {message}"
 
 
-def describe(error: BaseException) -> dict[str, Any]:
+def error_document(error: BaseException) -> dict[str, Any]:
     """Return an error for JSON. `tensor` and `chunk` are null if the error has none."""
     document: dict[str, Any] = {"type": type(error).__name__, "message": message_of(error)}
     document |= {name: getattr(error, name, None) for name in ("tensor", "chunk")}

@@ -17,7 +17,7 @@ PACKAGES = ("numpy", "cryptography", "safetensors", "numba", "torch", "cupy")
 FEATURES = ("aes", "pclmulqdq", "vaes", "vpclmulqdq", "avx2", "avx512f")
 ARM_FEATURES = ("asimd", "aes", "pmull")
 
-# Signs of a guest of a CPU TEE beside those of the kinds of evidence, each of which names its own.
+# Signs of a guest of a CPU TEE that no kind of evidence names.
 _TEE_PATHS = {"sys/devices/platform/arm-cca-dev": "Arm CCA", "sys/kernel/config/tsm/report": "a confidential VM"}
 _TEE_FLAGS = {"sev_es": "AMD SEV-ES", "sev": "AMD SEV"}
 

@@ -1,9 +1,7 @@
-"""Progress, documents and lists of written files, for the commands that measure."""
+"""Documents and lists of written files, for the commands that measure."""
 
 import json
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,14 +16,6 @@ from fastrack._util.atomic import new_file
 _WIDTH = 130  # columns of a table of steps, whose words would be broken in fewer
 
 
-@contextmanager
-def reporter() -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows on a terminal's stderr what is being measured."""
-    status = Console(stderr=True, highlight=False, markup=False).status("measuring")
-    with status if sys.stderr.isatty() else nullcontext():
-        yield lambda subject: status.update(f"measuring {subject}")
-
-
 def wide_console() -> Console:
     """Return a console on standard output that breaks no words of a table."""
     console = stdout()
@@ -33,24 +23,25 @@ def wide_console() -> Console:
     return console
 
 
-def environment(device: str, settings: dict[str, Any], notes: Sequence[str]) -> dict[str, Any]:
-    """Return what a document says of the machine, the software and the settings."""
+def write_results(
+    path: Path | None, member: str, rows: Sequence[Any], device: str, settings: dict[str, Any], notes: Sequence[str]
+) -> None:
+    """Write rows as JSON to a file or to standard output, with the machine, the software and the settings."""
     from fastrack._crypto.engine import get_engine
 
+    if path is None:
+        return
     machine = {"cpu": asdict(read_cpu()), "memory": asdict(read_memory())}
     if device != "cpu":
         machine["graphics"] = asdict(read_graphics())
     engine = get_engine()
-    return {
+    document = {
         "machine": machine,
         "software": read_software(),
         "settings": {**settings, "engine": engine.name, "threads": engine.threads},
         "notes": list(notes),
+        member: [row.as_dict() for row in rows],
     }
-
-
-def write_document(document: dict[str, Any], path: Path) -> None:
-    """Write a document as JSON to a file, or to standard output."""
     if path == STDOUT:
         print_json(**document)
     else:

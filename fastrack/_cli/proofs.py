@@ -30,7 +30,8 @@ class Proof:
 
 def read_proofs(tee: CpuTee, graphics: Graphics, root: Path = ROOT) -> tuple[Proof, ...]:
     """Return the evidence that the CPU and each GPU could give."""
-    gpus = (_read_gpu(f"GPU {number}", gpu, graphics) for number, gpu in enumerate(graphics.gpus))
+    missing = (_missing_on_gpu(gpu, graphics) for gpu in graphics.gpus)
+    gpus = (Proof(f"GPU {number}", "gpu", problem is None, problem) for number, problem in enumerate(missing))
     return (_read_cpu(tee, root / _TSM), *gpus)
 
 
@@ -53,11 +54,6 @@ def _read_cpu(tee: CpuTee, folder: Path) -> Proof:
         return Proof("CPU", read_tsm_provider(folder), True, None)
     except DeviceError as error:
         return Proof("CPU", kind, False, str(error))
-
-
-def _read_gpu(part: str, gpu: Gpu, graphics: Graphics) -> Proof:
-    missing = _missing_on_gpu(gpu, graphics)
-    return Proof(part, "gpu", missing is None, missing)
 
 
 def _missing_on_gpu(gpu: Gpu, graphics: Graphics) -> str | None:

@@ -15,7 +15,7 @@ import typer
 from rich.table import Table
 
 from fastrack._cli.console import pluralize, print_lines, progress_bar, speed, taken_back
-from fastrack._cli.errors import describe, name_source, show_errors
+from fastrack._cli.errors import error_document, name_source, show_errors
 from fastrack._cli.files import as_location, check_directory, is_sealed_folder, is_stream, load_engine
 from fastrack._util.locations import Url
 from fastrack._util.units import format_size
@@ -73,7 +73,7 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the document, with the first error."""
-        return {**self.document, "error": describe(self.errors[0])} if self.errors else dict(self.document)
+        return {**self.document, "error": error_document(self.errors[0])} if self.errors else dict(self.document)
 
 
 class Meter:

@@ -6,21 +6,20 @@ import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from fastrack._crypto import cobblestone, gather
-from fastrack._crypto.cobblestone import DERIVED_SIZE, MessageKey
-from fastrack.format import CHUNK_SIZE, MAX_CHUNKS, TAG_SIZE
+from fastrack._crypto import cobblestone
+from fastrack._crypto.cobblestone import MessageKey
+from fastrack._crypto.gather import GatherPlan
+from fastrack.format import ciphertext_size
 
 if TYPE_CHECKING:
     from fastrack._crypto.message_keys import MessageKeys
 
 Bytes = npt.NDArray[np.uint8]
-Words = npt.NDArray[np.int64]
 Secret = cobblestone.Bytes
 Texts = Sequence[cobblestone.Bytes]
 _UINT8 = np.dtype(np.uint8)
@@ -40,67 +39,6 @@ class KeySchedule(ABC):
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a key schedule holds a secret and cannot be pickled")
-
-
-class GatherPlan:
-    """A list of byte ranges of chunks, and the offsets in the result that they are copied to. It does not change.
-
-    Attributes
-    ----------
-    chunks : int64 (n,); the numbers of the chunks to open, without duplicates
-    starts : int64 (n + 1,); the ranges of chunk `i` are `table[starts[i]:starts[i + 1]]`
-    table : int64 (m, 3); offset in the chunk, offset in the result, length; in bytes
-    """
-
-    __slots__ = ("_arrays", "_made")
-
-    def __init__(self, chunks: Words, starts: Words, table: Words) -> None:
-        self._arrays: gather.PlanArrays | None = gather.PlanArrays(chunks, starts, table)
-        self._made: gather.PlanMemory | gather.EvenRows | None = None
-
-    @classmethod
-    def of(cls, made: gather.PlanMemory | gather.EvenRows) -> Self:
-        """Return the plan that `gather` made, or that it makes when it is needed. Arrays are made if asked for."""
-        plan = cls.__new__(cls)
-        plan._arrays, plan._made = None, made  # noqa: SLF001 - its own
-        return plan
-
-    @property
-    def chunks(self) -> Words:
-        return self.arrays.chunks
-
-    @property
-    def starts(self) -> Words:
-        return self.arrays.starts
-
-    @property
-    def table(self) -> Words:
-        return self.arrays.table
-
-    @property
-    def arrays(self) -> gather.PlanArrays:
-        if self._arrays is None:
-            assert self._made is not None
-            if isinstance(self._made, gather.EvenRows):
-                self._made, _ = self._made.make_plan()
-            self._arrays = gather.arrays_of(self._made)
-        return self._arrays
-
-    def locate(self, sealed: int, plain: int, target: int) -> tuple[int, int, int, int]:
-        """Return the number of chunks, and the addresses of the arrays, for native code.
-
-        Raise ValueError if the plan reaches outside its message, of `sealed` bytes with tags and `plain` bytes without,
-        or outside its result of `target` bytes. Native code relies on this check.
-        """
-        count, made = chunks_between(sealed, plain), self._made
-        if isinstance(made, gather.EvenRows):
-            memory, is_inside = made.make_plan(count, plain, target)
-            if is_inside:
-                self._made = memory
-                return gather.locate(memory)
-        elif self.arrays.is_sound and gather.is_inside(self.arrays, count, plain, target):
-            return self.arrays.locate()
-        raise ValueError("expected a gather plan inside its message and its result, got one that reaches outside")
 
 
 class HostMemory(NamedTuple):
@@ -137,25 +75,60 @@ class HostMemory(NamedTuple):
 
 
 @dataclass(slots=True)
-class Jobs:
-    """Messages to open together, each of them whole or by the chunks of a gather: parallel sequences.
+class Messages:
+    """Messages to open or to seal together: parallel sequences, which a message's number indexes.
+
+    The sequences do not change while an operation of a device uses them.
 
     Attributes
     ----------
-    keys : the keys of the messages
-    nbytes : bytes of plaintext of each message
-    memories : memory that each message fills, or that its gather is copied to; writable
-    sealed : all chunks of each message; None for one in `plain`
-    plain : the plaintext of messages of which each chunk is sealed, and opened from there; None for others
-    plans : the gathers; None for messages that are opened whole
+    keys : the keys. The caller wipes them after `Operation.finish`. A device that has copied them may wipe them before.
+    nbytes : bytes of plaintext of each message, also where only some of its chunks are gathered
+    memories : the memory that each message fills, that its gather is copied to, or that it is sealed from: a
+        `HostMemory`, writable, for an engine, and a view of the array for a device. Messages of gathers may share one.
+        All are of one call of one thread, and so on one stream. A message that is opened or sealed in runs has a view
+        of `nbytes`, from its first byte on; only the bytes of its segments need to be memory.
+    sealed : the chunks of each message, all of them and without its header, in host memory: read to open it, written to
+        seal it. None for a message in `plain`, and for one whose chunks the caller puts into the staging buffers, or
+        takes from there
+    plain : the plaintext of a message that is sealed on its way. The caller seals it into the staging buffers, at the
+        offsets of its segments; an engine, and so a device that works in place, seals each chunk, and opens it into the
+        result. None for all others
+    plans : the gather of each message of which not all is wanted, which `Segment.plan` has parts of; None for others
     """
 
     keys: MessageKeys
     nbytes: Sequence[int]
-    memories: Sequence[HostMemory]
+    memories: Sequence[Any]
     sealed: Sequence[HostMemory | None]
     plain: Sequence[HostMemory | None]
     plans: Sequence[GatherPlan | None]
+
+    @property
+    def first_chunk(self) -> int:
+        """That of the first message."""
+        return 0
+
+    @property
+    def sealed_size(self) -> int:
+        """Bytes of all chunks of all messages."""
+        return sum(map(ciphertext_size, self.nbytes))
+
+    def __len__(self) -> int:
+        return len(self.nbytes)
+
+
+WORDS = 9
+"""The words of a row."""
+
+KEY, BITS, SOURCE, TARGET, SIZE, FIRST, CHUNKS, STARTS, RANGES = range(WORDS)
+"""The columns of the table.
+
+Addresses of the key, of the source and of the result; bits of the key; bytes of plaintext of the message; the number of
+chunks of the jobs before; and the addresses of a gather's plan, or `WHOLE` or `SEALS` in place of its chunks.
+"""
+
+WHOLE, SEALS = 0, 1  # no addresses
 
 
 class Engine(Protocol):
@@ -189,25 +162,11 @@ class Engine(Protocol):
     def open_gather(self, schedule: Any, source: Bytes, target: Bytes, plan: GatherPlan) -> int | None:
         """Open the chunks of `plan` from the whole raw message `source`, and copy their ranges to `target`."""
 
-    def open_jobs(self, jobs: Jobs) -> tuple[int, int] | None:
+    def open_jobs(self, jobs: Messages) -> tuple[int, int] | None:
         """Open messages in one call.
 
         Return the first message with a chunk that failed authentication, and its first such chunk, or None.
         """
-
-
-@lru_cache(maxsize=1024)
-def chunks_between(sealed: int, plain: int, first: int = 0) -> int:
-    """Return the number of chunks of a run of `sealed` bytes with tags and `plain` bytes without.
-
-    Raise ValueError if no run of chunks from `first` on has these sizes. Native code relies on this check.
-    """
-    count, remainder = divmod(sealed - plain, TAG_SIZE)
-    if remainder or count < 0 or not (count - 1) * CHUNK_SIZE <= plain <= count * CHUNK_SIZE:
-        raise ValueError(f"no run of chunks has {sealed} bytes sealed and {plain} bytes plain")
-    if not 0 <= first <= MAX_CHUNKS - count:
-        raise ValueError(f"expected chunks below number 2^38, got {count} chunks from number {first} on")
-    return count
 
 
 def check_buffers(source: Bytes, target: Bytes | None = None) -> None:
@@ -215,27 +174,11 @@ def check_buffers(source: Bytes, target: Bytes | None = None) -> None:
 
     Native code relies on this check.
     """
-    for array in (source,) if target is None else (source, target):
-        if array.dtype != _UINT8 or array.ndim != 1 or not array.flags.c_contiguous:
+    for each in (source,) if target is None else (source, target):
+        if each.dtype != _UINT8 or each.ndim != 1 or not each.flags.c_contiguous:
             raise ValueError("expected a one-dimensional, contiguous uint8 array as a buffer")
     if target is not None and not target.flags.writeable:
         raise ValueError("expected a writable target buffer, got a read-only one")
-
-
-def check_rows(rows: Sequence[int], target: memoryview) -> None:
-    """Raise ValueError unless all rows of derived keys are in the target, and that is writable.
-
-    Native code relies on this check.
-    """
-    if rows and not (min(rows) >= 0 and (max(rows) + 1) * DERIVED_SIZE <= target.nbytes and not target.readonly):
-        raise ValueError(
-            f"expected rows in {target.nbytes} bytes that can be written to, got rows {min(rows)} to {max(rows)}"
-        )
-
-
-def check_plan(plan: GatherPlan, sealed: int, plain: int, target: int) -> None:
-    """Raise ValueError as `GatherPlan.locate` does."""
-    plan.locate(sealed, plain, target)
 
 
 def address(array: npt.NDArray[Any]) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Final, NoReturn, Self
 
 from fastrack.errors import ClosedError, FormatError
@@ -129,3 +130,17 @@ def segment_size(first: int, size: int, plain_size: int) -> int:
     """Return the sealed size of a segment of `size` bytes of plaintext; the last segment has one more chunk."""
     is_last = first * CHUNK_SIZE + size == plain_size
     return size + TAG_SIZE * (size // CHUNK_SIZE + is_last)
+
+
+@lru_cache(maxsize=1024)
+def chunks_between(sealed: int, plain: int, first: int = 0) -> int:
+    """Return the number of chunks of a run of `sealed` bytes with tags and `plain` bytes without.
+
+    Raise ValueError if no run of chunks from `first` on has these sizes. Native code relies on this check.
+    """
+    count, remainder = divmod(sealed - plain, TAG_SIZE)
+    if remainder or count < 0 or not (count - 1) * CHUNK_SIZE <= plain <= count * CHUNK_SIZE:
+        raise ValueError(f"no run of chunks has {sealed} bytes sealed and {plain} bytes plain")
+    if not 0 <= first <= MAX_CHUNKS - count:
+        raise ValueError(f"expected chunks below number 2^38, got {count} chunks from number {first} on")
+    return count

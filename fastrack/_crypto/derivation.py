@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from fastrack._crypto.cobblestone import DERIVED_SIZE, MISMATCH, PREFIXES, Bytes, MessageKey
-from fastrack._crypto.engine import get_engine
-from fastrack._crypto.message_keys import MessageKeys
+from fastrack._crypto.engine import make_engine, selected_engine
 from fastrack.errors import AuthenticationError, FormatError
 from fastrack.format import COMMITMENT_SIZE, HEADER_SIZE, NONCE_SIZE, SALT_SIZE
 
@@ -36,7 +35,7 @@ def derive_rows(
     for header in headers:
         if len(header) != HEADER_SIZE:
             raise FormatError(f"expected a header of {HEADER_SIZE} bytes, got {len(header)}: the message was cut short")
-    engine, count = get_engine(threads=1), len(rows)
+    engine, count = make_engine(selected_engine().name, 1), len(rows)
     if count <= _BATCH:
         bad = engine.derive_keys(secret, headers, contexts, rows, target)
     else:
@@ -52,13 +51,6 @@ def derive_rows(
             "deriving a key failed: expected random bytes, got zeros only, as a wiped key leaves; load it again"
         )
     return bad
-
-
-def derive_keys(
-    keys: MessageKeys, secret: Bytes, headers: Sequence[Bytes], contexts: Sequence[Bytes], rows: Sequence[int]
-) -> int | None:
-    """Derive keys into rows of `keys`, as `derive_rows` does."""
-    return derive_rows(secret, headers, contexts, rows, keys.reserve(rows, 8 * len(secret)))
 
 
 def new_header(salt: Bytes) -> bytes:

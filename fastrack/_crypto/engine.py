@@ -38,7 +38,7 @@ def get_engine(name: str | None = None, *, threads: int | None = None) -> Engine
     Raise ValueError if this machine cannot run it. Raise DeviceError if it fails its known-answer test, or if
     `FASTRACK_ENGINE` names one that this machine cannot run.
     """
-    return _make(name or selected_engine().name, threads or default_threads())
+    return make_engine(name or selected_engine().name, threads or default_threads())
 
 
 @cache
@@ -52,19 +52,17 @@ def selected_engine() -> SelectedEngine:
     names = available_engines()
     forced = os.environ.get(ENGINE_VARIABLE)
     problem = native.problem()
-    if forced == JIT:
-        if problem is not None:
-            raise DeviceError(problem)
-        _require_correct(names[0])
-        return SelectedEngine(names[0], forced=True)
+    if forced == JIT and problem is not None:
+        raise DeviceError(problem)
     if forced:
-        if forced not in names:
+        name = names[0] if forced == JIT else forced
+        if name not in names:
             raise DeviceError(
                 f"{ENGINE_VARIABLE} cannot be used: expected an engine that this machine can run "
                 f"({', '.join(names)}), got {forced!r:.40}. Name one of these, or unset {ENGINE_VARIABLE}"
             )
-        _require_correct(forced)
-        return SelectedEngine(forced, forced=True)
+        _require_correct(name)
+        return SelectedEngine(name, forced=True)
     fault = _fault(names[0]) if problem is None else None
     if problem is not None:
         warning = f"fastrack runs without its machine code, on OpenSSL, which is slower: {problem}"
@@ -83,7 +81,8 @@ def selected_engine() -> SelectedEngine:
 
 
 @lru_cache(maxsize=32)
-def _make(name: str, threads: int) -> Engine:
+def make_engine(name: str, threads: int) -> Engine:
+    """Return the engine of that name, once tested, for this number of threads."""
     names = available_engines()
     if name not in names:
         raise ValueError(f"expected an engine that this machine can run ({', '.join(names)}), got {shown(name, 40)}")
@@ -113,7 +112,7 @@ def _require_correct(name: str) -> None:
 @cache
 def _fault(name: str) -> str | None:
     """Run the known-answer test of an engine once in a process, and return its failure, or None."""
-    from fastrack._crypto.known_answers import find_derivation_fault, find_fault
+    from fastrack._crypto.known_answers import find_derivation_fault, find_fault, find_job_fault
 
     engine = _build(name, 1)
-    return find_fault(engine) or find_derivation_fault(engine)
+    return find_fault(engine) or find_derivation_fault(engine) or find_job_fault(engine)

@@ -1,4 +1,4 @@
-"""Make and check gather plans.
+"""Gather plans: byte ranges of messages, sorted by the chunks that hold them, and checked before native code runs.
 
 The loops are here, and in the machine code (`native.kernels_plan`). Where there is none they run as they are.
 """
@@ -6,6 +6,8 @@ The loops are here, and in the machine code (`native.kernels_plan`). Where there
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -13,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fastrack._crypto import native
+from fastrack._crypto.cobblestone import chunks_between
 from fastrack.format import CHUNK_SIZE
 
 Words = npt.NDArray[np.int64]
-PlanMemory = tuple[Words, int]
-"""The memory that a loop has filled with the arrays of a `GatherPlan`, and the number of rows that it has room for."""
+_Memory = tuple[Words, int]  # that a loop has filled with the arrays of a plan, and the rows that it has room for
 
 _WORD = np.dtype(np.int64)
 _DIGIT_BITS = 8
@@ -29,45 +31,80 @@ COUNT, ROWS, PLACES = range(3)
 HEAD = 5
 
 
-class PlanArrays(NamedTuple):
-    """The arrays of a `GatherPlan`."""
+class GatherPlan:
+    """A list of byte ranges of chunks, and the offsets in the result that they are copied to. It does not change.
 
-    chunks: Words
-    starts: Words
-    table: Words
+    Attributes
+    ----------
+    chunks : int64 (n,); the numbers of the chunks to open, without duplicates
+    starts : int64 (n + 1,); the ranges of chunk `i` are `table[starts[i]:starts[i + 1]]`
+    table : int64 (m, 3); offset in the chunk, offset in the result, length; in bytes
+    """
+
+    __slots__ = ("_arrays", "_made")
+
+    def __init__(self, chunks: Words, starts: Words, table: Words) -> None:
+        self._arrays: tuple[Words, Words, Words] | None = (chunks, starts, table)
+        self._made: _Memory | EvenRanges | None = None
+
+    @classmethod
+    def of(cls, made: _Memory | EvenRanges) -> GatherPlan:
+        """Return the plan that a loop made, or makes when it is needed. Arrays are made if asked for."""
+        plan = cls.__new__(cls)
+        plan._arrays, plan._made = None, made  # noqa: SLF001 - its own
+        return plan
 
     @property
-    def is_sound(self) -> bool:
-        """True if the arrays are contiguous, of int64, and of shapes that fit each other."""
-        chunks, starts, table = self
-        valid = all(array.dtype == np.int64 and array.flags.c_contiguous for array in self)
+    def chunks(self) -> Words:
+        return self._split()[0]
+
+    @property
+    def starts(self) -> Words:
+        return self._split()[1]
+
+    @property
+    def table(self) -> Words:
+        return self._split()[2]
+
+    def _split(self) -> tuple[Words, Words, Words]:
+        if self._arrays is None:
+            assert self._made is not None
+            if isinstance(self._made, EvenRanges):
+                self._made, _ = self._made.make_plan()
+            self._arrays = arrays_of(*self._made)
+        return self._arrays
+
+    def locate(self, sealed: int, plain: int, target: int) -> tuple[int, int, int, int]:
+        """Return the number of chunks, and the addresses of the arrays, for native code.
+
+        Raise ValueError if the plan reaches outside its message, of `sealed` bytes with tags and `plain` bytes without,
+        or outside its result of `target` bytes. Native code relies on this check.
+        """
+        count, made = chunks_between(sealed, plain), self._made
+        if isinstance(made, EvenRanges):
+            memory, lies_inside = made.make_plan(count, plain, target)
+            if lies_inside:
+                self._made = memory
+                chunks, _, *places = memory[0][:HEAD].tolist()
+                return (chunks, *places) if places[0] else self._locate()
+        elif self._is_sound() and is_inside(self, count, plain, target):
+            return self._locate()
+        raise ValueError("expected a gather plan inside its message and its result, got one that reaches outside")
+
+    def _is_sound(self) -> bool:
+        """Return whether the arrays are contiguous, of int64, and of shapes that fit each other."""
+        chunks, starts, table = arrays = self._split()
+        valid = all(array.dtype == np.int64 and array.flags.c_contiguous for array in arrays)
         valid = valid and (chunks.ndim, starts.ndim, table.ndim) == (1, 1, 2) and table.shape[1] == 3
         return valid and starts.size == chunks.size + 1
 
-    def locate(self) -> tuple[int, int, int, int]:
-        """Return the number of chunks, and the addresses of the arrays, for native code."""
-        chunks, starts, table = (int(array.__array_interface__["data"][0]) for array in self)
+    def _locate(self) -> tuple[int, int, int, int]:
+        chunks, starts, table = (int(array.__array_interface__["data"][0]) for array in self._split())
         return self.chunks.size, chunks, starts, table
 
 
-def make_plan(starts: Words, sizes: Words, offsets: Words) -> PlanMemory:
-    """Split ranges of plaintext at chunk boundaries, sort them by chunk, and return the plan of their gather.
-
-    Range `i` has `sizes[i]` bytes from `starts[i]` on, and is copied to `offsets[i]` in the result; all are int64 (n,).
-    Ranges that are adjacent in the message and in the result are merged before.
-    """
-    ranges = tuple(np.ascontiguousarray(array, np.int64) for array in (starts, sizes, offsets))
-    if not starts.size == sizes.size == offsets.size:
-        raise ValueError(f"expected one size and offset for each start, got {[array.size for array in ranges]}")
-    loops = _loops()
-    room = loops.count_pieces(*ranges, starts.size)
-    words = np.empty(memory_size(room), np.int64)
-    loops.plan_ranges(*ranges, starts.size, words, room)
-    return words, room
-
-
-class EvenRows(NamedTuple):
-    """Ranges of one size, at multiples of a stride.
+class EvenRanges(NamedTuple):
+    """Byte ranges of one size, at multiples of a stride.
 
     rows : int64 (n,); range `i` begins `rows[i] * stride` bytes after the start of the message's plaintext
     order : int64 (n,); range `i` goes to byte `order[i] * size` of the result. Without it they follow each other
@@ -78,8 +115,21 @@ class EvenRows(NamedTuple):
     size: int
     order: Words | None = None
 
-    def make_plan(self, count: int = 0, plain: int = 0, target: int = 0) -> tuple[PlanMemory, bool]:
-        """Return what `make_plan` does for these ranges, and what `is_inside` does for that, by one native call."""
+    def __call__(self) -> EvenRanges:
+        """Return these ranges, as a function that computes ranges does: there is nothing to compute."""
+        return self
+
+    def expand(self) -> ByteRanges:
+        """Return the same ranges with their starts, sizes and places."""
+        order = np.arange(self.rows.size) if self.order is None else self.order
+        return ByteRanges(self.rows * self.stride, np.full(self.rows.size, self.size, np.int64), order * self.size)
+
+    def pieces(self) -> GatherPlan:
+        """Return the gather of these bytes, as `ByteRanges.pieces` does."""
+        return GatherPlan.of(self)
+
+    def make_plan(self, count: int = 0, plain: int = 0, target: int = 0) -> tuple[_Memory, bool]:
+        """Return the memory of the plan, and whether it `is_inside`, by one native call."""
         rows, stride, size, order = self
         if rows.dtype != _WORD or not rows.flags.c_contiguous:
             rows = np.ascontiguousarray(rows, _WORD)
@@ -88,32 +138,65 @@ class EvenRows(NamedTuple):
         if places.size != ranges:
             raise ValueError(f"expected one place for each row, got {[ranges, places.size]}")
         room = ranges * ((size + CHUNK_SIZE - 2) // CHUNK_SIZE + 1) if size else 0
-        words = np.empty(memory_size(room), _WORD)
+        words = np.empty(_SCRATCH + 6 * room + 1, _WORD)
         bounds = count, plain, target
-        is_inside = _loops().plan_rows(rows, places, order is not None, ranges, stride, size, words, room, *bounds)
-        return (words, room), is_inside
+        lies_inside = _loops().plan_rows(rows, places, order is not None, ranges, stride, size, words, room, *bounds)
+        return (words, room), lies_inside
 
 
-def arrays_of(memory: PlanMemory) -> PlanArrays:
-    """Return the arrays of a plan that a loop has made."""
-    words, room = memory
-    count, rows = words[:PLACES].tolist()
-    chunks, starts, table = offsets(room)
-    table_of = words[table : table + 3 * rows].reshape(-1, 3)
-    return PlanArrays(words[chunks : chunks + count], words[starts : starts + count + 1], table_of)
+@dataclass(frozen=True, slots=True)
+class ByteRanges:
+    """Byte ranges of a message's plaintext, and the offsets in a result that they go to.
+
+    starts, sizes, places : int64 (n,); range `i` has `sizes[i]` bytes from `starts[i]` on, and goes to `places[i]`
+    """
+
+    starts: Words
+    sizes: Words
+    places: Words
+
+    @classmethod
+    def concatenate(cls, parts: Iterable[LazyRanges], shifts: Sequence[int]) -> ByteRanges:
+        """Concatenate ranges, and move the places of each by the number of bytes in `shifts`."""
+        ranges = [part().expand() for part in parts]
+        return cls(
+            np.concatenate([each.starts for each in ranges]),
+            np.concatenate([each.sizes for each in ranges]),
+            np.concatenate([each.places + shift for each, shift in zip(ranges, shifts, strict=True)]),
+        )
+
+    def expand(self) -> ByteRanges:
+        """Return these ranges."""
+        return self
+
+    def pieces(self) -> GatherPlan:
+        """Return the gather of these bytes: split at chunk boundaries, with each chunk once and in ascending order.
+
+        Ranges that are adjacent in the message and in the result are merged before.
+        """
+        ranges = [np.ascontiguousarray(array, np.int64) for array in (self.starts, self.sizes, self.places)]
+        count = ranges[0].size
+        if any(array.size != count for array in ranges):
+            raise ValueError(f"expected one size and place for each start, got {[array.size for array in ranges]}")
+        loops = _loops()
+        room = loops.count_pieces(*ranges, count)
+        words = np.empty(memory_size(room), np.int64)
+        loops.plan_ranges(*ranges, count, words, room)
+        return GatherPlan.of((words, room))
 
 
-def locate(memory: PlanMemory) -> tuple[int, int, int, int]:
-    """Return the number of chunks, and the addresses of the arrays, for native code."""
-    count, _, chunks, starts, table = memory[0][:HEAD].tolist()
-    return (count, chunks, starts, table) if chunks else arrays_of(memory).locate()
+Ranges = ByteRanges | EvenRanges
+"""Byte ranges of a message's plaintext, and where they go."""
+
+LazyRanges = Callable[[], Ranges] | EvenRanges
+"""Function that computes them."""
 
 
-def is_inside(plan: PlanArrays, count: int, plain: int, target: int) -> bool:
+def is_inside(plan: GatherPlan, count: int, plain: int, target: int) -> bool:
     """Return whether a sound plan stays inside its message of `count` chunks and its result."""
-    loops = _loops()
-    places = plan if loops is sys.modules[__name__] else plan.locate()[1:]
-    return bool(loops.is_plan_inside(*places, plan.chunks.size, len(plan.table), count, plain, target))
+    loops, arrays = _loops(), (plan.chunks, plan.starts, plan.table)
+    places = arrays if loops is sys.modules[__name__] else plan._locate()[1:]  # noqa: SLF001 - of this module
+    return bool(loops.is_plan_inside(*places, arrays[0].size, len(arrays[2]), count, plain, target))
 
 
 @cache
@@ -163,8 +246,16 @@ def plan_rows(
 ) -> bool:  # fmt: skip
     """Fill memory as `finish` leaves it, with the plan of rows, and return what `is_inside` does for it."""
     fill_rows(rows, places, has_places, ranges, stride, size, words, room)
-    arrays = arrays_of((words, room))
-    return is_plan_inside(*arrays, arrays.chunks.size, len(arrays.table), count, plain, target)
+    chunks, starts, table = arrays_of(words, room)
+    return is_plan_inside(chunks, starts, table, chunks.size, len(table), count, plain, target)
+
+
+def arrays_of(words: Words, room: int) -> tuple[Words, Words, Words]:
+    """Return the arrays of a plan that a loop has made."""
+    count, rows = words[:PLACES].tolist()
+    chunks, starts, table = offsets(room)
+    table_of = words[table : table + 3 * rows].reshape(-1, 3)
+    return words[chunks : chunks + count], words[starts : starts + count + 1], table_of
 
 
 def fill_rows(

@@ -26,7 +26,7 @@ class InstructionSet(NamedTuple):
 
     @property
     def target(self) -> tuple[str, str]:
-        """LLVM's name of a microarchitecture level or "", and further features: the arguments of `compile_for`."""
+        """LLVM's name of a microarchitecture level or "", and further features: the attributes of functions."""
         level, features = _TARGETS[self.architecture, self.native]
         return level, ",".join(f"+{feature}" for feature in features)
 
@@ -68,7 +68,12 @@ def _cpu_features() -> frozenset[str]:
     code = native.load()
     if code is None:
         return frozenset()
-    return _arm_features(code.hwcap()) if hasattr(code, "hwcap") else _x86_features(code)
+    if not hasattr(code, "hwcap"):
+        return _x86_features(code)
+    word = code.hwcap()
+    found = {name for name, bit in _HWCAP.items() if word >> bit & 1}
+    # LLVM's "aes" includes the multiplication of polynomials.
+    return frozenset({"arm", *(found if "pmull" in found else found - {"aes"})})
 
 
 # Where CPUID tells of instructions: leaf, part, register and bit (Intel SDM, volume 2, CPUID).
@@ -112,9 +117,3 @@ def _x86_features(code: Any) -> frozenset[str]:
             word = read(*place)
             found |= {name for name, bit in bits.items() if word >> bit & 1}
     return frozenset(found)
-
-
-def _arm_features(word: int) -> frozenset[str]:
-    """Return what the kernel's word tells. LLVM's "aes" includes the multiplication of polynomials."""
-    found = {name for name, bit in _HWCAP.items() if word >> bit & 1}
-    return frozenset({"arm", *(found if "pmull" in found else found - {"aes"})})

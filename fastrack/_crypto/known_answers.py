@@ -11,8 +11,9 @@ from hashlib import sha256
 
 import numpy as np
 
-from fastrack._crypto.base import Engine, GatherPlan, HostMemory, Jobs
+from fastrack._crypto.base import Engine, HostMemory, Messages
 from fastrack._crypto.cobblestone import DERIVED_SIZE, MessageKey
+from fastrack._crypto.gather import GatherPlan
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack.format import CHUNK_SIZE, COMMITMENT_SIZE, NONCE_SIZE, SALT_SIZE, TAG_SIZE
 
@@ -65,12 +66,12 @@ def _try(engine: Engine, size: int, answer: str) -> str | None:
             return f"expected sealed chunks with the SHA-256 {answer}, got {digest}"
         bad = engine.open_run(schedule, sealed, opened, _FIRST)
         if bad is not None or not np.array_equal(opened, plain):
-            return f"expected sealed chunks to open, got {_describe(bad)}"
+            return f"expected sealed chunks to open, got {_chunk_number(bad)}"
         sealed[-1] ^= 1
         plain[CHUNK_SIZE:] = 0
         bad = engine.open_run(schedule, sealed, opened, _FIRST)
         if bad != _FIRST + 1:
-            return f"expected the second chunk's altered tag to be refused, got {_describe(bad)}"
+            return f"expected the second chunk's altered tag to be refused, got {_chunk_number(bad)}"
         if not np.array_equal(opened, plain):
             return "expected zeros in the place of the second chunk, got other bytes"
     finally:
@@ -115,37 +116,41 @@ def _name(number: int | None) -> str:
     return "none" if number is None else f"number {number}"
 
 
-def find_job_fault(engine: Engine, open_jobs: Callable[[Jobs], tuple[int, int] | None]) -> str | None:
-    """Test the native call for many messages, as `find_fault` tests an engine, which must have passed that.
+def find_job_fault(engine: Engine) -> str | None:
+    """Test that an engine opens many messages in one call, and refuses an altered chunk.
 
-    It opens a whole message, a gather and a plain tensor, and must refuse an altered chunk in the first two.
+    They are a whole message, a gather and a plain tensor; the chunk is one of the first two. The engine must have
+    passed `find_fault`.
     """
+    return _first_fault("of many messages with a key", _ANSWERS, partial(_try_jobs, engine))
+
+
+def _try_jobs(engine: Engine, key_size: int, _: str) -> str | None:
     plain = np.resize(np.arange(251, dtype=np.uint8), _SIZE)
     # Parts of groups of vectors and more than one, a whole chunk, and the last bytes.
     starts, table = [0, 2, 3], [[1, 0, 3000], [16000, 3000, 384], [1000, 3384, 61]]
     plan = GatherPlan(np.array([0, 1]), np.array(starts), np.array(table))
     parts = np.concatenate([plain[1:3001], plain[16000:CHUNK_SIZE], plain[CHUNK_SIZE + 1000 :]])
-    for size in _ANSWERS:
-        with_zeros = plain.copy(), parts.copy(), plain
-        with_zeros[0][CHUNK_SIZE:] = with_zeros[1][3384:] = 0
-        sealed = np.empty(_SIZE + 2 * TAG_SIZE, np.uint8)
-        message_key = MessageKey.raw(bytes(range(size)), _NONCE)
-        schedule = engine.expand_key(message_key)
-        engine.seal_run(schedule, plain, sealed, 0)
-        schedule.wipe()
-        for bad, answers in ((None, (plain, parts, plain)), ((0, 1), with_zeros)):
-            results = [np.full(each.size, 0xA5, np.uint8) for each in answers]
-            sources = HostMemory.of(sealed), HostMemory.of(sealed), None
-            keys = MessageKeys.of([message_key] * 3)
-            targets = [HostMemory.of(result, writable=True) for result in results]
-            jobs = Jobs(keys, [_SIZE] * 3, targets, sources, [None, None, HostMemory.of(plain)], [None, plan, None])
-            found = open_jobs(jobs)
-            if found != bad or not all(map(np.array_equal, results, answers)):
-                what = "sealed chunks to open" if bad is None else "an altered tag to be refused"
-                return f"with a key of {8 * size} bits in one call for many messages: expected {what}, got other bytes"
-            sealed[-1] ^= 1
+    with_zeros = plain.copy(), parts.copy(), plain
+    with_zeros[0][CHUNK_SIZE:] = with_zeros[1][3384:] = 0
+    sealed = np.empty(_SIZE + 2 * TAG_SIZE, np.uint8)
+    message_key = MessageKey.raw(bytes(range(key_size)), _NONCE)
+    schedule = engine.expand_key(message_key)
+    engine.seal_run(schedule, plain, sealed, 0)
+    schedule.wipe()
+    for bad, answers in ((None, (plain, parts, plain)), ((0, 1), with_zeros)):
+        results = [np.full(each.size, 0xA5, np.uint8) for each in answers]
+        sources = HostMemory.of(sealed), HostMemory.of(sealed), None
+        keys = MessageKeys.of([message_key] * 3)
+        targets = [HostMemory.of(result, writable=True) for result in results]
+        jobs = Messages(keys, [_SIZE] * 3, targets, sources, [None, None, HostMemory.of(plain)], [None, plan, None])
+        found = engine.open_jobs(jobs)
+        if found != bad or not all(map(np.array_equal, results, answers)):
+            what = "sealed chunks to open" if bad is None else "an altered tag to be refused"
+            return f"expected {what}, got other bytes"
+        sealed[-1] ^= 1
     return None
 
 
-def _describe(bad: int | None) -> str:
+def _chunk_number(bad: int | None) -> str:
     return "other bytes" if bad is None else f"chunk {bad - _FIRST} refused"

@@ -16,19 +16,10 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA512
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
-from fastrack._crypto.base import (
-    Bytes,
-    GatherPlan,
-    Jobs,
-    KeySchedule,
-    Secret,
-    Texts,
-    check_buffers,
-    check_plan,
-    check_rows,
-    chunks_between,
-)
-from fastrack._crypto.cobblestone import DERIVED_SIZE, PREFIXES, MessageKey, chunk_nonce
+from fastrack._crypto.base import Bytes, KeySchedule, Messages, Secret, Texts, check_buffers
+from fastrack._crypto.cobblestone import DERIVED_SIZE, PREFIXES, MessageKey, chunk_nonce, chunks_between
+from fastrack._crypto.gather import GatherPlan
+from fastrack._crypto.message_keys import check_rows
 from fastrack.errors import ClosedError
 from fastrack.format import CHUNK_SIZE, COMMITMENT_SIZE, NONCE_SIZE, SALT_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE
 
@@ -79,7 +70,7 @@ class OpenSSLEngine:
     def open_gather(self, schedule: OpenSSLSchedule, source: Bytes, target: Bytes, plan: GatherPlan) -> int | None:
         check_buffers(source, target)
         size = source.size - -(-source.size // SEALED_CHUNK_SIZE) * TAG_SIZE
-        check_plan(plan, source.size, size, target.size)
+        plan.locate(source.size, size, target.size)
         sealed_bytes, result = source.data, target.data
         private, scratch = _new(SEALED_CHUNK_SIZE), _new(CHUNK_SIZE)
         bad = []
@@ -93,7 +84,7 @@ class OpenSSLEngine:
         scratch[:] = bytes(CHUNK_SIZE)
         return min(bad, default=None)
 
-    def open_jobs(self, jobs: Jobs) -> tuple[int, int] | None:
+    def open_jobs(self, jobs: Messages) -> tuple[int, int] | None:
         first: tuple[int, int] | None = None
         for number in range(len(jobs.nbytes)):
             key = jobs.keys.key(number)
@@ -107,7 +98,7 @@ class OpenSSLEngine:
                 first = number, bad
         return first
 
-    def _open_job(self, schedule: OpenSSLSchedule, jobs: Jobs, number: int) -> int | None:
+    def _open_job(self, schedule: OpenSSLSchedule, jobs: Messages, number: int) -> int | None:
         source, plain, plan = jobs.sealed[number], jobs.plain[number], jobs.plans[number]
         target = jobs.memories[number].array
         if plain is not None:

@@ -59,7 +59,8 @@ class Session:
                 self._next_count() + random[start : start + _RANDOM_SIZE]
                 for start in range(0, len(random), _RANDOM_SIZE)
             )
-            derivation.derive_keys(keys, secret, list(map(derivation.new_header, salts)), [_CONTEXT] * len(rows), rows)
+            headers, memory = list(map(derivation.new_header, salts)), keys.reserve(rows, 8 * len(secret))
+            derivation.derive_rows(secret, headers, [_CONTEXT] * len(rows), rows, memory)
 
     def _require_secret(self) -> bytearray:
         if self._owner != os.getpid():  # a fork that Python did not detect

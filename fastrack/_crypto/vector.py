@@ -3,32 +3,32 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 from fastrack._crypto import workers
 from fastrack._crypto.base import (
+    FIRST,
+    SEALS,
+    WHOLE,
+    WORDS,
     Bytes,
-    GatherPlan,
-    Jobs,
     KeySchedule,
+    Messages,
     Secret,
     Texts,
     address,
     check_buffers,
-    check_plan,
-    check_rows,
-    chunks_between,
 )
-from fastrack._crypto.cobblestone import PREFIXES, MessageKey
+from fastrack._crypto.cobblestone import DERIVED_SIZE, PREFIXES, MessageKey, chunks_between
+from fastrack._crypto.gather import GatherPlan
 from fastrack._crypto.isa import SCHEDULE_SIZE
-from fastrack._crypto.job_table import JobTable
-from fastrack._crypto.known_answers import find_job_fault
-from fastrack.errors import ClosedError, DeviceError
-from fastrack.format import SEALED_CHUNK_SIZE, TAG_SIZE
+from fastrack._crypto.message_keys import check_rows
+from fastrack.errors import ClosedError
+from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE
 
 _ALIGNMENT = 64
 _PADDING = [b"\0\x80".ljust(2 + -(size + 2) % 8, b"\0") for size in range(8)]  # a counter, and padding to whole words
@@ -41,26 +41,12 @@ class VectorEngine:
         self.name = name
         self.threads = threads
         self._functions = functions
-        self._tested_jobs: Any = None
-
-    # No `cached_property`: on Python 3.11 it holds a lock, and would forever in a child forked during the test.
-
-    def _test_jobs(self) -> Any:
-        open_jobs = self._functions.open_jobs
-        fault = find_job_fault(self, partial(self._open_jobs, open_jobs))
-        if fault is not None:
-            raise DeviceError(
-                f"the engine {self.name!r} failed its test {fault}. Do not use it, and report this; "
-                "FASTRACK_ENGINE=openssl selects another engine"
-            )
-        self._tested_jobs = open_jobs
-        return open_jobs
 
     def derive_keys(
         self, secret: Secret, headers: Texts, contexts: Texts, rows: Sequence[int], target: memoryview
     ) -> int | None:
-        check_rows(rows, target)
         text, table = derivation_table(secret, headers, contexts, rows)
+        check_rows(rows, target)
         bad = self._functions.derive_keys(secret, len(secret), text, table, len(rows), target)
         return None if bad == len(rows) else int(bad)
 
@@ -73,43 +59,85 @@ class VectorEngine:
     def open_run(self, schedule: VectorSchedule, source: Bytes, target: Bytes, first: int) -> int | None:
         check_buffers(source, target)
         count = chunks_between(source.size, target.size, first)
-        arguments = (address(source), address(target), first, count, target.size)
-        return self._run(self._functions.open_run, schedule, arguments, count)
+        return self._run("open_run", schedule, count, address(source), address(target), first, count, target.size)
 
     def verify_run(self, schedule: VectorSchedule, source: Bytes, first: int) -> int | None:
         check_buffers(source)
         size = source.size - -(-source.size // SEALED_CHUNK_SIZE) * TAG_SIZE
         count = chunks_between(source.size, size, first)
-        arguments = (address(source), 0, first, count, size)
-        return self._run(self._functions.verify_run, schedule, arguments, count)
+        return self._run("verify_run", schedule, count, address(source), 0, first, count, size)
 
     def seal_run(self, schedule: VectorSchedule, source: Bytes, target: Bytes, first: int) -> None:
         check_buffers(source, target)
         count = chunks_between(target.size, source.size, first)
-        arguments = (address(source), address(target), first, count, source.size)
-        self._run(self._functions.seal_run, schedule, arguments, count)
+        self._run("seal_run", schedule, count, address(source), address(target), first, count, source.size)
 
     def open_gather(self, schedule: VectorSchedule, source: Bytes, target: Bytes, plan: GatherPlan) -> int | None:
         check_buffers(source, target)
         size = source.size - -(-source.size // SEALED_CHUNK_SIZE) * TAG_SIZE
-        check_plan(plan, source.size, size, target.size)
-        arguments = (address(source), address(target), plan.chunks, plan.starts, plan.table, plan.chunks.size, size)
-        return self._run(self._functions.open_gather, schedule, arguments, plan.chunks.size)
+        plan.locate(source.size, size, target.size)
+        arrays, count = (plan.chunks, plan.starts, plan.table), plan.chunks.size
+        return self._run("open_gather", schedule, count, address(source), address(target), *arrays, count, size)
 
-    def open_jobs(self, jobs: Jobs) -> tuple[int, int] | None:
-        return self._open_jobs(self._tested_jobs or self._test_jobs(), jobs)
-
-    def _open_jobs(self, open_jobs: Any, jobs: Jobs) -> tuple[int, int] | None:
+    def open_jobs(self, jobs: Messages) -> tuple[int, int] | None:
         table = JobTable(jobs)
         arguments = (table.address, len(jobs.nbytes), table.count)
-        bad = workers.run(open_jobs, arguments, table.count, self.threads)
+        bad = workers.run(self._functions.open_jobs, arguments, table.count, self.threads)
         return None if bad is None else table.find(bad)
 
-    def _run(self, kernel: Any, schedule: VectorSchedule, arguments: tuple[Any, ...], count: int) -> int | None:
+    def _run(self, name: str, schedule: VectorSchedule, count: int, *arguments: Any) -> int | None:
         if schedule.wiped:  # it holds zeros, which would be a known key
             raise ClosedError("expected a key schedule, got a wiped one; expand the message key again")
-        arguments = (schedule.bits, schedule.address, *arguments)
-        return workers.run(kernel, arguments, count, self.threads)
+        kernel = getattr(self._functions, name)
+        return workers.run(kernel, (schedule.bits, schedule.address, *arguments), count, self.threads)
+
+
+class JobTable:
+    """The table of some jobs, after each was found to stay inside its message and its result.
+
+    Attributes
+    ----------
+    address : of the table
+    count : the number of chunks of all jobs
+    keepalive : all that the addresses in the table point into
+    """
+
+    __slots__ = ("address", "count", "keepalive")
+
+    def __init__(self, jobs: Messages) -> None:
+        words: list[int] = []
+        count, key = 0, jobs.keys.address
+        columns = zip(jobs.keys.bits, jobs.nbytes, jobs.memories, jobs.sealed, jobs.plain, jobs.plans, strict=True)
+        for bits, nbytes, target, source, plain, plan in columns:
+            if source is None:
+                assert plain is not None
+                words += (key, bits, plain.address, target.address, nbytes, count, SEALS, 0, 0)
+                if plain.size != nbytes or target.size != nbytes:
+                    raise ValueError(f"expected {nbytes} bytes to seal, and a result of that size, got others")
+                count += nbytes // CHUNK_SIZE + 1
+            elif plan is None:
+                words += (key, bits, source.address, target.address, nbytes, count, WHOLE, 0, 0)
+                if target.size != nbytes:
+                    raise ValueError(f"expected a result of {nbytes} bytes, got {target.size}")
+                count += chunks_between(source.size, nbytes)
+            else:
+                chunks, *places = plan.locate(source.size, nbytes, target.size)
+                words += (key, bits, source.address, target.address, nbytes, count, *places)
+                count += chunks
+            key += DERIVED_SIZE
+        table = array("q", words)
+        self.address = table.buffer_info()[0]
+        self.count = count
+        self.keepalive = table, jobs
+
+    def find(self, chunk: int) -> tuple[int, int]:
+        """Return the job of a chunk, and its number in the message, given its number in the table."""
+        table, jobs = self.keepalive
+        firsts = table[FIRST::WORDS]
+        number = bisect_right(firsts, chunk) - 1
+        chunk -= firsts[number]
+        plan = jobs.plans[number]
+        return number, chunk if plan is None else int(plan.chunks[chunk])
 
 
 class VectorSchedule(KeySchedule):

@@ -49,7 +49,10 @@ def run(
     One more thread takes part for every `threshold` chunks, if it is awake, and is woken for every `waking_threshold`.
     """
     workers = min(threads - 1, count // threshold)
-    bad = share(kernel, (*arguments, _grain_size(count, workers + 1)), workers, count // waking_threshold)
+    fair = count // (workers + 1)
+    # A thread takes whole huge pages at a time, or an eighth of a fair share.
+    grain = _HUGE_PAGE if fair >= 8 * _HUGE_PAGE else max(1, fair // 8)
+    bad = share(kernel, (*arguments, grain), workers, count // waking_threshold)
     return None if bad == NONE_BAD else bad
 
 
@@ -74,12 +77,6 @@ def default_threads() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _grain_size(count: int, threads: int) -> int:
-    """Return the number of chunks that a thread takes at a time: whole huge pages, or an eighth of a fair share."""
-    share = count // threads
-    return _HUGE_PAGE if share >= 8 * _HUGE_PAGE else max(1, share // 8)
 
 
 def _new_boxes(count: int) -> int:

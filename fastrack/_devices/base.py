@@ -6,51 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from fastrack._crypto.base import Bytes, GatherPlan, Jobs
+from fastrack._crypto.base import Bytes, Messages
+from fastrack._crypto.gather import GatherPlan
 from fastrack._tensors.arrays import Framework
 from fastrack._util.trace import Detail
-from fastrack.format import ciphertext_size
 
 BAD_PLAN = -1  # the `chunk` of a `BadChunk` if what decides where bytes go was altered on its way to the device
 MAX_MESSAGES = 1 << 25  # of an operation: the numbers of a message and of a chunk, 38 bits, fit into one signed word
-
-
-@dataclass(slots=True)
-class Messages(Jobs):
-    """The messages of one operation: parallel sequences, which a message's number indexes.
-
-    There are at least one and at most `MAX_MESSAGES` of them. The sequences do not change while the operation lives.
-
-    Attributes
-    ----------
-    keys : the keys. The caller wipes them after `Operation.finish`. A device that has copied them may wipe them before.
-    nbytes : bytes of plaintext of each message, also where only some of its chunks are gathered
-    memories : a view of the array that each message fills, or is sealed from; messages of gathers may share one. All
-        are of one call of one thread, and so on one stream. A message that is opened or sealed in runs has a view of
-        `nbytes`, from its first byte on; only the bytes of its segments need to be memory.
-    sealed : the chunks of each message, all of them and without its header, in host memory: read by `open`, written by
-        `seal`. None for a message in `plain`, and for one whose chunks the caller puts into the staging buffers, or
-        takes from there
-    plain : the plaintext of a message that is sealed on its way. The caller seals it into the staging buffers, at the
-        offsets of its segments; a device that works in place seals each chunk, and opens it into the result. None for
-        all others
-    plans : the gather of each message of which not all is wanted, which `Segment.plan` has parts of; None for others
-    """
-
-    memories: Sequence[Any]
-
-    @property
-    def first_chunk(self) -> int:
-        """That of the first message."""
-        return 0
-
-    @property
-    def sealed_size(self) -> int:
-        """Bytes of all chunks of all messages."""
-        return sum(map(ciphertext_size, self.nbytes))
-
-    def __len__(self) -> int:
-        return len(self.nbytes)
 
 
 class Segment(NamedTuple):
@@ -126,14 +88,14 @@ class StagingBuffer(Protocol):
     def wait(self) -> None:
         """Wait until the device has finished with it. Call this before the host writes to it.
 
-        Errors of the device are raised by the `Operation` that they belong to.
+        Errors of the device are raised by the `DeviceOperation` that they belong to.
         """
 
     def wipe(self) -> None:
         """Overwrite it with zeros on the host and on the device, after the device has finished with it."""
 
 
-class Operation(Protocol):
+class DeviceOperation(Protocol):
     """The opening or sealing of the messages of one call. Call `finish` in any case, also after an error.
 
     There is one verdict on all of them. In place of every chunk that failed the result holds zeros.
@@ -178,8 +140,8 @@ class Device(Protocol):
     The first staged slab of an operation has up to `first_slab_size` bytes of plaintext, and each that follows is half
     as large again, up to `max_slab_size`: the device starts early, and the next slab is filled before the previous one
     is done. Both are multiples of 16384. A slab of many small segments holds less: beside its chunks, padded to
-    multiples of 16 bytes, its staging buffer has room for `segment_room` bytes for each segment, for a gather's plan
-    twice, and for the tags of both.
+    multiples of 16 bytes, its staging buffer has room for `segment_overhead` bytes for each segment, for a
+    gather's plan twice, and for the tags of both.
     """
 
     name: str  # "cpu" or "cuda:N"
@@ -187,7 +149,9 @@ class Device(Protocol):
     lanes: int  # groups of transfers that do not delay each other; each has its own staging buffers
     max_slab_size: int
     first_slab_size: int
-    segment_room: int  # bytes of a staging buffer that the device needs for each segment of a slab, for its own tables
+    segment_overhead: (
+        int  # bytes of a staging buffer that the device needs for each segment of a slab, for its own tables
+    )
 
     def framework(self, requested: Framework | None, source: Framework | None) -> Framework:
         """Return the framework of a result: the requested one, else that of the source if possible, else another.
@@ -207,7 +171,7 @@ class Device(Protocol):
     def staging_buffer(self, size: int) -> StagingBuffer:
         """Allocate a buffer for staged slabs of up to `size` bytes, page-locked where that applies."""
 
-    def begin(self, messages: Messages, note: SpanCallback | None = None) -> Operation:
+    def begin(self, messages: Messages, note: SpanCallback | None = None) -> DeviceOperation:
         """Begin to open messages into their memories, or to seal them from there.
 
         `note` receives the steps that run on the caller's thread.

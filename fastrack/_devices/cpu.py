@@ -6,9 +6,9 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-from fastrack._crypto.base import Bytes, Engine, HostMemory
+from fastrack._crypto.base import Bytes, Engine, HostMemory, Messages
 from fastrack._crypto.engine import get_engine
-from fastrack._devices.base import BadChunk, Messages, Slab, SpanCallback, StagingBuffer
+from fastrack._devices.base import BadChunk, Slab, SpanCallback, StagingBuffer
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Framework
 from fastrack.errors import DeviceError
@@ -25,7 +25,7 @@ class CpuDevice:
     lanes = 1
     max_slab_size = 32 << 20
     first_slab_size = max_slab_size
-    segment_room = 0
+    segment_overhead = 0
 
     def __init__(self, threads: int | None = None) -> None:
         self.engine = get_engine(threads=threads)
@@ -38,7 +38,7 @@ class CpuDevice:
         return requested or (source if source != "cupy" else None) or arrays.default_framework()
 
     def empty(self, dtype: str, shape: Sequence[int], framework: Framework) -> tuple[Any, HostMemory]:
-        size = dtypes.nbytes(dtype, shape)
+        size = dtypes.nbytes(dtype, tuple(shape))
         array, address, owner = arrays.empty(size, dtype, shape, framework)
         return array, HostMemory(address, size, owner)
 
@@ -77,7 +77,7 @@ class CpuStagingBuffer:
 
 
 class CpuOperation:
-    """`Operation` whose every call is complete when it returns."""
+    """`DeviceOperation` whose every call is complete when it returns."""
 
     lane = 0
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from fastrack._crypto.gather import EvenRanges
 from fastrack._keys.keyring import KeyRing, KeySource
-from fastrack._sealed.indexing import EvenRanges
 from fastrack._sealed.messages import OpenMessage
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._util.public import public
@@ -85,10 +85,6 @@ class _SealedBytes(io.RawIOBase):
 
     def seekable(self) -> bool:
         return True
-
-    def tell(self) -> int:
-        self._require_open()
-        return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         self._require_open()

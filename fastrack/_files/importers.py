@@ -41,7 +41,7 @@ class PlainTensor:
     @classmethod
     def of(cls, array: Any) -> PlainTensor:
         """Describe a tensor in memory, or mapped into it."""
-        dtype, shape = arrays.describe(array)
+        dtype, shape = arrays.dtype_and_shape(array)
         return cls(dtype, shape, lambda: arrays.reader(array))
 
     @classmethod

@@ -7,7 +7,7 @@ the file's metadata says what it decrypts to.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -283,11 +283,16 @@ def verify_file(
         ...
     fastrack.AuthenticationError: data.safetensors: tensor 'x', chunk 0: ...
     """
-    errors = [check.error for check in check_file(source, keys, progress=progress) if check.error is not None]
-    for error in errors[:1]:
-        for other in errors[1:]:
-            error.add_note(str(other))
-        raise error
+    raise_first(check.error for check in check_file(source, keys, progress=progress))
+
+
+def raise_first(errors: Iterable[Exception | None]) -> None:
+    """Raise the first of some errors, with notes of the others."""
+    found = [error for error in errors if error is not None]
+    for other in found[1:]:
+        found[0].add_note(str(other))
+    if found:
+        raise found[0]
 
 
 @public

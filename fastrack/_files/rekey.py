@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from typing import Self
+from functools import partial
 
 from fastrack._files.importers import PlainTensor
 from fastrack._files.reader import SealedFile, opened_file
@@ -38,20 +38,12 @@ def rekey_file(
 
     Parameters
     ----------
-    source : path or SealedFile
-        The sealed file, by its path or opened by `load_file`.
+    source, keys, plain, overwrite, progress
+        As for `unseal_file`.
     target : path
         The sealed file to write; it may replace the source.
-    keys : KeySource, optional
-        The keys of the source, as for `unseal`.
     key : KeyLike, optional
         The new key, as `seal` takes it.
-    plain : iterable of str
-        Names of tensors to copy although the file stores them unencrypted and unauthenticated. Others are refused.
-    overwrite : bool
-        Allow `target` to replace an existing file.
-    progress : callable, optional
-        As for `save_file`.
 
     Raises
     ------
@@ -71,49 +63,28 @@ def rekey_file(
     """
     ring, names = KeyRing.resolve(keys), plain_names(plain)
     location, new_key = locate(target), sealing_key(key)
-    with opened_file(source) as file, _Reopened(file, ring) as reopened:
+    with opened_file(source) as file, ExitStack() as stack:
         authenticate_headers([file[name] for name in file], ring)
-        tensors = {
-            name: reopened.describe(file[name]) if name in file else PlainTensor.stored(file, name)
-            for name in choose(file, None, names)
-        }
-        write_sealed(
-            tensors,
-            location,
-            new_key,
-            names,
-            file.metadata,
-            progress,
-            overwrite=overwrite,
-            kind=file.kind,
-        )
+        memory = arrays.empty_bytes(min(SLAB, max((tensor.nbytes for tensor in file.values()), default=0)))
+        stack.callback(memory.fill, 0)
+        current = stack.enter_context(ExitStack())  # the one message that is open
 
+        def reopen(tensor: SealedTensor) -> Callable[[int, int], Bytes]:
+            current.close()
+            opened = current.enter_context(OpenMessage(tensor, ring))
 
-class _Reopened:
-    """The plaintext of the tensors of a sealed file, one slab at a time."""
+            def read(start: int, stop: int) -> Bytes:
+                slab = memory[: stop - start]
+                opened.read(slab, start // CHUNK_SIZE)
+                return slab
 
-    def __init__(self, file: SealedFile, keys: KeyRing) -> None:
-        self._keys = keys
-        self._memory = arrays.empty_bytes(min(SLAB, max((tensor.nbytes for tensor in file.values()), default=0)))
-        self._current = ExitStack()
+            return read
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._current.close()
-        self._memory.fill(0)
-
-    def describe(self, tensor: SealedTensor) -> PlainTensor:
-        return PlainTensor(tensor.dtype, tensor.shape, lambda: self._open(tensor))
-
-    def _open(self, tensor: SealedTensor) -> Callable[[int, int], Bytes]:
-        self._current.close()
-        opened = self._current.enter_context(OpenMessage(tensor, self._keys))
-
-        def read(start: int, stop: int) -> Bytes:
-            slab = self._memory[: stop - start]
-            opened.read(slab, start // CHUNK_SIZE)
-            return slab
-
-        return read
+        tensors = {}
+        for name in choose(file, None, names):
+            if name in file:
+                sealed = file[name]
+                tensors[name] = PlainTensor(sealed.dtype, sealed.shape, partial(reopen, sealed))
+            else:
+                tensors[name] = PlainTensor.stored(file, name)
+        write_sealed(tensors, location, new_key, names, file.metadata, progress, overwrite=overwrite, kind=file.kind)

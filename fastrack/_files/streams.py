@@ -16,7 +16,7 @@ import numpy as np
 
 from fastrack._files.importers import PlainTensor, open_plain, read_array_header, refuse_malformed, refuse_sealed
 from fastrack._files.reader import SealedFile
-from fastrack._files.writer import Progress, Unsealer, choose, plain_names, seal_opened
+from fastrack._files.writer import Progress, Unsealer, choose, name_tensor, plain_names, write_sealed
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._keys.keys import Key
 from fastrack._sealed.container import parse_header
@@ -47,20 +47,11 @@ def seal_stream(
 
     A stream has the tensors of its `form`; without one it is bytes, whatever they look like.
     """
-    with open_plain(source) if isinstance(source, Path) else _open_stream(_Stream(source), form) as (tensors, stored):
-        seal_opened(
-            tensors,
-            stored,
-            target,
-            key,
-            label=str(source) if isinstance(source, Path) else _NAME,
-            plain=plain,
-            name=name,
-            metadata=metadata,
-            overwrite=overwrite,
-            progress=progress,
-            in_order=not isinstance(source, Path),
-        )
+    in_order = not isinstance(source, Path)
+    with open_plain(source) if isinstance(source, Path) else _open_stream(source, form) as (tensors, stored):
+        named, names = name_tensor(tensors, name, _NAME if in_order else str(source)), plain_names(plain)
+        chosen = stored if metadata is None else metadata
+        write_sealed(named, target, key, names, chosen, progress, overwrite=overwrite, in_order=in_order)
 
 
 def unseal_to_stream(
@@ -79,69 +70,49 @@ def unseal_to_stream(
     Unsealer(file, KeyRing.resolve(keys), choose(file, names, plain_names(plain)), True, progress).write_out(target)
 
 
-class _Stream:
-    """A stream of bytes that is read once, from its start to its end."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._ahead = b""
-
-    def peek(self, size: int) -> bytes:
-        """Return the next bytes without taking them; fewer at the end."""
-        self._ahead += self._take(size - len(self._ahead))
-        return self._ahead
-
-    def read(self, size: int) -> bytes:
-        """Return the next bytes; fewer at the end."""
-        start, self._ahead = self._ahead[:size], self._ahead[size:]
-        return start + self._take(size - len(start))
-
-    def read_all(self) -> bytearray:
-        """Return all that is left."""
-        content = bytearray()
-        while piece := self.read(_PIECE):
-            content += piece
-        return content
-
-    def _take(self, size: int) -> bytes:
-        pieces = []
-        while size > 0 and (piece := self._file.read(size)):
-            pieces.append(piece)
-            size -= len(piece)
-        return b"".join(pieces)
-
-
 @contextlib.contextmanager
 def _open_stream(
-    stream: _Stream, form: StreamForm | None
+    stream: IO[bytes], form: StreamForm | None
 ) -> Iterator[tuple[Mapping[str, PlainTensor], dict[str, str]]]:
     if form == "npy":
         yield {_NAME: _read_array(stream)}, {}
     elif form == "safetensors":
         yield _read_tensors(stream)
     else:
-        yield {_NAME: PlainTensor.of(np.frombuffer(stream.read_all(), np.uint8))}, {}
+        content = bytearray()
+        while piece := stream.read(_PIECE):
+            content += piece
+        yield {_NAME: PlainTensor.of(np.frombuffer(content, np.uint8))}, {}
 
 
-def _read_array(stream: _Stream) -> PlainTensor:
+def _read(stream: IO[bytes], size: int) -> bytes:
+    """Return the next bytes of a stream, which may give them in pieces; fewer at its end."""
+    pieces = []
+    while size > 0 and (piece := stream.read(size)):
+        pieces.append(piece)
+        size -= len(piece)
+    return b"".join(pieces)
+
+
+def _read_array(stream: IO[bytes]) -> PlainTensor:
     path = Path(f"{_NAME}.npy")
     with refuse_malformed(path):
-        array, shape, order = read_array_header(stream)  # type: ignore[arg-type] # which reads alone
+        array, shape, order = read_array_header(stream)
     dtype = dtypes.from_numpy(array)
     nbytes = dtypes.nbytes(dtype, shape)
     if order == "C" or sum(extent != 1 for extent in shape) < 2:
         return PlainTensor(dtype, shape, lambda: _reader(stream, nbytes, path, is_last=True))
-    content = stream.read(nbytes + 1)  # sealed in C order
+    content = _read(stream, nbytes + 1)  # sealed in C order
     if len(content) != nbytes:
         raise _wrong_length(path)
     return PlainTensor.of(np.frombuffer(content, array).reshape(shape, order="F"))
 
 
-def _read_tensors(stream: _Stream) -> tuple[dict[str, PlainTensor], dict[str, str]]:
+def _read_tensors(stream: IO[bytes]) -> tuple[dict[str, PlainTensor], dict[str, str]]:
     path = Path(f"{_NAME}.safetensors")
-    prefix = stream.read(HEADER_PREFIX)
+    prefix = _read(stream, HEADER_PREFIX)
     metadata, stored = parse_header(
-        prefix + stream.read(min(int.from_bytes(prefix, "little"), HEADER_LIMIT)), None, path
+        prefix + _read(stream, min(int.from_bytes(prefix, "little"), HEADER_LIMIT)), None, path
     )
     refuse_sealed(metadata, path)
     tensors: dict[str, PlainTensor] = {}
@@ -154,10 +125,10 @@ def _read_tensors(stream: _Stream) -> tuple[dict[str, PlainTensor], dict[str, st
     return tensors, metadata
 
 
-def _reader(stream: _Stream, nbytes: int, path: Path, *, is_last: bool) -> Callable[[int, int], Bytes]:
+def _reader(stream: IO[bytes], nbytes: int, path: Path, *, is_last: bool) -> Callable[[int, int], Bytes]:
     def read(start: int, stop: int) -> Bytes:
-        data = stream.read(stop - start)
-        if len(data) != stop - start or (is_last and stop == nbytes and stream.peek(1)):
+        data = _read(stream, stop - start)
+        if len(data) != stop - start or (is_last and stop == nbytes and stream.read(1)):
             raise _wrong_length(path)
         return np.frombuffer(data, np.uint8)
 

@@ -23,7 +23,7 @@ from fastrack._sealed.container import encode_header
 from fastrack._sealed.contexts import Binding, Kind, MessageContext, new_file_id
 from fastrack._sealed.headers import authenticate_headers
 from fastrack._sealed.messages import OpenMessage
-from fastrack._sealed.metadata import FORMAT_MARK, describe, encode_fields
+from fastrack._sealed.metadata import FORMAT_MARK, encode_fields, entry_of
 from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
@@ -37,7 +37,7 @@ from fastrack.errors import AuthenticationError, FormatError
 from fastrack.format import CHUNK_SIZE, ciphertext_size, message_size
 
 Progress = Callable[[int], None]
-SealElsewhere = Callable[[MessageContext, Key], Bytes]
+SealOnDevice = Callable[[MessageContext, Key], Bytes]
 """Return the message of a tensor, with this context and under this key."""
 _Entries = dict[str, tuple[str, tuple[int, ...]]]  # dtypes and shapes of tensors as they are stored
 
@@ -137,7 +137,7 @@ def _require_own(name: str, tensor: SealedTensor, key: Key, plain: frozenset[str
         raise ValueError(f"{name!r:.200} is part of a {tensor.context.kind}, and of no other file. Unseal it first")
     if name in plain:
         raise ValueError(f"plain= names {name!r:.200}, which is sealed. Unseal it first")
-    tensor.open_header(KeyRing(key)).wipe()
+    authenticate_headers([tensor], KeyRing(key))
 
 
 def write_checkpoint(tensors: Mapping[str, Any], path: str | os.PathLike[str], key: KeyLike | None) -> None:
@@ -200,40 +200,16 @@ def seal_file(
     ['images'] U8 (10, 28, 28)
     """
     with open_plain(source) as (tensors, stored):
-        seal_opened(
-            tensors,
-            stored,
-            locate(target),
-            sealing_key(key),
-            label=os.fspath(source),
-            plain=plain,
-            name=name,
-            metadata=metadata,
-            overwrite=overwrite,
-            progress=progress,
-        )
+        named, owner = name_tensor(tensors, name, os.fspath(source)), sealing_key(key)
+        chosen = stored if metadata is None else metadata
+        write_sealed(named, locate(target), owner, plain_names(plain), chosen, progress, overwrite=overwrite)
 
 
-def seal_opened(
-    tensors: Mapping[str, PlainTensor],
-    stored_metadata: Mapping[str, str],
-    target: Location | IO[bytes],
-    key: Key,
-    *,
-    label: str,
-    plain: Iterable[str],
-    name: str | None,
-    metadata: Mapping[str, str] | None,
-    overwrite: bool,
-    progress: Progress | None,
-    in_order: bool = False,
-) -> None:
-    """Seal the tensors of an open file, as `seal_file` says; with `in_order` each is read after the one before."""
+def name_tensor(tensors: Mapping[str, PlainTensor], name: str | None, label: str) -> Mapping[str, PlainTensor]:
+    """Return the tensors of a file, or its only one by another name."""
     if name is not None and len(tensors) != 1:
         raise FormatError(f"{label}: name=: expected a file of one tensor, got {len(tensors)}. Leave name= out")
-    named = tensors if name is None else {name: next(iter(tensors.values()))}
-    chosen = stored_metadata if metadata is None else metadata
-    write_sealed(named, target, key, plain_names(plain), chosen, progress, overwrite=overwrite, in_order=in_order)
+    return tensors if name is None else {name: next(iter(tensors.values()))}
 
 
 @public
@@ -332,7 +308,7 @@ class Unsealer:
     def write_to(self, target: Path) -> None:
         authenticate_headers([self.file[name] for name in self.names if name in self.file], self.keys)
         suffix = target.suffix.lower()
-        entries = _by_alignment({name: self._describe(name) for name in self.names})
+        entries = _by_alignment({name: self._dtype_and_shape(name) for name in self.names})
         if suffix == ".npz":
             self._write_npz(entries, target)
             return
@@ -360,7 +336,7 @@ class Unsealer:
 
     def write_out(self, out: IO[bytes]) -> None:
         """Write one vector of bytes as it is, and other tensors as a safetensors file."""
-        entries = _by_alignment({name: self._describe(name) for name in self.names})
+        entries = _by_alignment({name: self._dtype_and_shape(name) for name in self.names})
         is_bytes = [(dtype, len(shape)) for dtype, shape in entries.values()] == [("U8", 1)]
         out.write(b"" if is_bytes else encode_header(entries, self.file.metadata))
         for name in entries:
@@ -384,7 +360,7 @@ class Unsealer:
         else:
             _write_plain(PlainTensor.stored(self.file, name), out, self.progress)
 
-    def _describe(self, name: str) -> tuple[str, tuple[int, ...]]:
+    def _dtype_and_shape(self, name: str) -> tuple[str, tuple[int, ...]]:
         if name in self.file:
             sealed = self.file[name]
             return sealed.dtype, sealed.shape
@@ -434,13 +410,13 @@ def write_sealed(
     kind: Kind = "tensor",
     sealed: Mapping[str, SealedTensor] | None = None,
     in_order: bool = False,
-    elsewhere: Mapping[str, SealElsewhere] | None = None,
+    sealers: Mapping[str, SealOnDevice] | None = None,
     file_id: str | None = None,
 ) -> None:
     """Write a new sealed file of these tensors, slab by slab; those in `sealed` are copied and bound to it.
 
     With `in_order`, which plain tensors do not go with, each is read after the one before. Otherwise they are sorted.
-    Functions in `elsewhere` seal tensors that are not in host memory. A `file_id` must be new.
+    Functions in `sealers` seal tensors that are not in host memory. A `file_id` must be new.
     """
     _check_texts(tensors, plain, metadata)
     file_id = file_id or new_file_id()
@@ -455,14 +431,14 @@ def write_sealed(
         entries = _by_alignment(entries)
     elif plain:
         raise ValueError("expected no plain tensors in order, as each has to be aligned. Seal a file")
-    sealed_entries: dict[str, Any] = {name: describe(context) for name, context in contexts.items()}
+    sealed_entries: dict[str, Any] = {name: entry_of(context) for name, context in contexts.items()}
     for name, tensor in (sealed or {}).items():
         binding = Binding.new(tensor.context, file_id, key)
         context = tensor.context
-        sealed_entries[name] = {**describe(context), "file": context.file, "binding": binding.header.hex()}
+        sealed_entries[name] = {**entry_of(context), "file": context.file, "binding": binding.header.hex()}
     fields = encode_fields(file_id, key.id, sealed_entries, kind)
-    elsewhere = elsewhere or {}
-    largest = max((tensors[name].nbytes for name in contexts if name not in elsewhere), default=0)
+    sealers = sealers or {}
+    largest = max((tensors[name].nbytes for name in contexts if name not in sealers), default=0)
     # One buffer for all messages: fresh memory costs more than AES.
     memory = arrays.empty_bytes(ciphertext_size(min(SLAB, largest)))
     if "format" in metadata:
@@ -472,8 +448,8 @@ def write_sealed(
     with _open_target(target, size, overwrite=overwrite) as out:
         out.write(header)
         for name in entries:
-            if name in elsewhere:
-                _write(out, elsewhere[name](contexts[name], key), tensors[name].nbytes, progress)
+            if name in sealers:
+                _write(out, sealers[name](contexts[name], key), tensors[name].nbytes, progress)
             elif name in contexts:
                 _write_message(tensors[name], contexts[name], key, memory, out, progress)
             else:

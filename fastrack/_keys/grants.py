@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
@@ -284,7 +284,12 @@ class Grants:
         if not recipients:
             raise ValueError("signing grants failed: expected at least one recipient or a passphrase, got none")
         signed = replace(self, recipients=recipients, issued=_now(), serial=self.serial + 1)
-        payload = encode({**signed._constraints(), **signed._circumstances()})  # noqa: SLF001 - of the same class
+        circumstances = {
+            "issued": encode_time(signed.issued),
+            "recipients": [_encode_grant(grant) for grant in recipients],
+            "serial": signed.serial,
+        }
+        payload = encode(self._constraints() | circumstances)
         if len(payload) > _LIMIT // 2:
             raise ValueError(f"signing grants failed: expected at most {_LIMIT // 2} bytes, got {len(payload)}")
         _parse(payload, "grants to sign")
@@ -310,20 +315,13 @@ class Grants:
         OSError
             If it cannot be read.
         """
-        with open_regular(path) as file:
-            content = file.read(_LIMIT + 1)
-        return cls.from_bytes(content, owner=owner, source=str(path))
+        return cls.from_bytes(_read(path), owner=owner, source=str(path))
 
     @classmethod
     def from_bytes(cls, content: bytes, *, owner: Verifier | Iterable[Verifier], source: str = "the grants") -> Self:
         """Read the content of a grants file, as `load` does.
 
-        Raises
-        ------
-        SignatureError
-            If it was altered, or signed by another key.
-        FormatError
-            If it is not a grants file.
+        Raise SignatureError if it was altered, or signed by another key. Raise FormatError if it is not a grants file.
         """
         if len(content) > _LIMIT:
             raise FormatError(f"{source}: expected a grants file of at most {_LIMIT} bytes, got a larger one")
@@ -333,10 +331,7 @@ class Grants:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file, atomically. It replaces earlier grants of the same key, and no other key, grants or anchor.
 
-        Raises
-        ------
-        OSError
-            If it cannot be written.
+        Raise OSError if it cannot be written.
         """
         with new_file(Path(path), succeeds=self._is_of_key) as file:
             file.write(self.envelope)
@@ -408,13 +403,6 @@ class Grants:
             "version": 1,
         }
 
-    def _circumstances(self) -> dict[str, Any]:
-        return {
-            "issued": encode_time(self.issued),
-            "recipients": [_encode_grant(grant) for grant in self.recipients],
-            "serial": self.serial,
-        }
-
     def _info(self) -> bytes:
         return _LABEL + encode(self._constraints())
 
@@ -425,12 +413,8 @@ _NO_ID = "0" * 32
 def open_with_environment(path: str | os.PathLike[str]) -> KeyRing:
     """Unlock a grants file by the identity and the owner's public key that the environment names.
 
-    Raises
-    ------
-    UnknownKeyError
-        If a variable is not set.
-    GrantError, SignatureError, FormatError, KeyPermissionError, OSError
-        As `Grants.load`, `Grants.unlock`, `Identity.load` and `Verifier.load` do.
+    Raise UnknownKeyError if a variable is not set. Raise GrantError, SignatureError, FormatError, KeyPermissionError,
+    OSError as `Grants.load`, `Grants.unlock`, `Identity.load` and `Verifier.load` do.
     """
     paths = {variable: os.environ.get(variable) for variable in (IDENTITY_VARIABLE, OWNER_VARIABLE)}
     missing = [variable for variable, value in paths.items() if not value]
@@ -446,16 +430,14 @@ def open_with_environment(path: str | os.PathLike[str]) -> KeyRing:
 def read_unverified(path: str | os.PathLike[str]) -> Grants:
     """Return the content of a grants file without a look at its signature, to be shown and not to be used.
 
-    Raises
-    ------
-    FormatError
-        If it is not a grants file.
-    OSError
-        If it cannot be read.
+    Raise FormatError if it is not a grants file, and OSError if it cannot be read.
     """
+    return Grants(**_parse(read_unverified_payload(_read(path), source=str(path)), str(path)))
+
+
+def _read(path: str | os.PathLike[str]) -> bytes:
     with open_regular(path) as file:
-        content = file.read(_LIMIT + 1)
-    return Grants(**_parse(read_unverified_payload(content, source=str(path)), str(path)))
+        return file.read(_LIMIT + 1)
 
 
 def _now() -> datetime:
@@ -463,17 +445,10 @@ def _now() -> datetime:
 
 
 def _encode_grant(grant: Grant) -> dict[str, Any]:
-    entry: dict[str, Any] = {
-        "algorithm": grant.algorithm,
-        "ciphertext": encode_bytes(grant.ciphertext),
-        "id": grant.id,
-        "name": grant.name,
-    }
-    if grant.parameters is not None:
-        entry["iterations"] = grant.parameters.iterations
-        entry["lanes"] = grant.parameters.lanes
-        entry["memory"] = grant.parameters.memory
-        entry["salt"] = encode_bytes(grant.parameters.salt)
+    entry = {**asdict(grant), "ciphertext": encode_bytes(grant.ciphertext)}
+    parameters = entry.pop("parameters")
+    if parameters is not None:
+        entry |= {**parameters, "salt": encode_bytes(parameters["salt"])}
     return entry
 
 
@@ -491,16 +466,14 @@ def _parse(payload: bytes, source: str) -> dict[str, Any]:
         require(document["lineage"] is None or matches(ID, document["lineage"]), "lineage")
         for name in ("least_version", "serial"):
             require(is_number(document[name]), name)
-        return {
-            "key_id": document["key"],
-            "bits": document["bits"],
+        key_id = document.pop("key")
+        del document["version"]  # which `decode` has compared
+        return document | {
+            "key_id": key_id,
             "recipients": recipients,
             "files": None if files is None else tuple(files),
-            "lineage": document["lineage"],
-            "least_version": document["least_version"],
             "expires": None if expires is None else decode_time(expires),
             "issued": decode_time(document["issued"]),
-            "serial": document["serial"],
         }
 
 

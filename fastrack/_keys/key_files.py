@@ -39,22 +39,7 @@ _SECRET_LIMIT = 512
 
 
 class PublicKey:
-    """A public key with an id and a name. Subclasses have the algorithms, and what is done with the key.
-
-    Parameters
-    ----------
-    algorithm : str
-        One of `_readers`.
-    public : bytes
-        The public key.
-    name : str
-        A name for people, which is not authenticated.
-
-    Raises
-    ------
-    FormatError
-        If `public` is not a public key of that algorithm.
-    """
+    """A public key with an id, and a name for people, which is not authenticated. Subclasses say what it is for."""
 
     __slots__ = ("_key", "algorithm", "id", "name", "public")
 
@@ -83,29 +68,32 @@ class PublicKey:
     def parse(cls, text: str, *, source: str = "the text") -> Self:
         """Read the line of a public file.
 
-        Raises
-        ------
-        FormatError
-            If it is not a public key of this kind.
+        Raise FormatError if it is not a public key of this kind.
         """
-        algorithm, public, name = _parse_public(text, source)
+        match = _PUBLIC.fullmatch(text)
+        if match is None:
+            hint = "; it holds a secret key, of which the public file is wanted" if "fastrack-secret-1" in text else ""
+            raise FormatError(
+                f"{source} is not a fastrack public key: expected one line fastrack-public-1:ALGORITHM:KEY{hint}"
+            )
+        try:
+            public = decode_bytes(match["key"])
+        except ValueError as error:
+            raise FormatError(f"{source} is not a fastrack public key: {error}; get it again") from None
+        algorithm = match["algorithm"]
         if algorithm not in cls._readers:
             raise FormatError(
                 f"{source}: expected a public key of {' or '.join(cls._readers)}, got one of {algorithm:.40}; name the "
                 f"file of another, which `fastrack keygen {cls._option}` makes"
             )
-        return cls(algorithm, public, name)
+        return cls(algorithm, public, match["name"] or "")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read a public file that `save` or ``fastrack keygen`` wrote.
 
-        Raises
-        ------
-        FormatError
-            If it is not a public key of this kind, or if `path` looks like a key itself.
-        OSError
-            If it cannot be read.
+        Raise FormatError if it is not a public key of this kind, or if `path` looks like a key itself. Raise OSError if
+        it cannot be read.
         """
         with cls._open(Path(path)) as file:
             content = file.read(_PUBLIC_LIMIT + 1)
@@ -117,7 +105,12 @@ class PublicKey:
             file.write(f"{self}\n".encode())
 
     def __str__(self) -> str:
-        return _format_public(self.algorithm, self.public, self.name)
+        if self.name and re.fullmatch(_NAME, self.name) is None:
+            raise ValueError(
+                f"naming a public key failed: expected up to 64 characters of printable ASCII, got {shown(self.name)}"
+            )
+        end = f" {self.name}" if self.name else ""
+        return f"fastrack-public-1:{self.algorithm}:{encode_bytes(self.public)}{end}"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, type(self)) and (self.algorithm, self.public) == (other.algorithm, other.public)
@@ -154,16 +147,19 @@ class SecretKey(ABC):
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Load a secret file that `save` or ``fastrack keygen`` wrote.
 
-        Raises
-        ------
-        FormatError
-            If it is not such a file, or damaged, or if `path` looks like a key itself.
-        KeyPermissionError
-            If others may use it.
-        OSError
-            If it cannot be read.
+        Raise FormatError if it is not such a file, or damaged, or if `path` looks like a key itself. Raise
+        KeyPermissionError if others may use it. Raise OSError if it cannot be read.
         """
-        algorithm, key_id, secret = _load_secret(path, cls._option)
+        with read_private(path, _SECRET_LIMIT) as content:
+            match = _SECRET.fullmatch(content)
+            if match is None or match["header"] != match["algorithm"]:
+                if looks_damaged(content, b"# fastrack secret", b"fastrack-secret-1:"):
+                    raise FormatError(f"{path} is a damaged secret key file: {DAMAGED}")
+                raise FormatError(
+                    f"{path} is not a fastrack secret key file; `fastrack keygen {cls._option}` makes one"
+                )
+            algorithm, key_id = match["algorithm"].decode(), match["id"].decode()
+            secret = binascii.unhexlify(match["secret"])
         if algorithm not in cls._readers:
             raise FormatError(
                 f"{path}: expected a secret key of {' or '.join(cls._readers)}, got one of {algorithm:.40}; name the "
@@ -195,37 +191,3 @@ class SecretKey(ABC):
 def public_id(algorithm: str, public: bytes) -> str:
     """Return the id of a public key: 32 hexadecimal digits of SHA-256 over a label, the algorithm and the key."""
     return hashlib.sha256(b"fastrack/public-key-id@1\0" + algorithm.encode() + b"\0" + public).hexdigest()[:32]
-
-
-def _format_public(algorithm: str, public: bytes, name: str) -> str:
-    if name and re.fullmatch(_NAME, name) is None:
-        raise ValueError(
-            f"naming a public key failed: expected up to 64 characters of printable ASCII, got {shown(name)}"
-        )
-    return f"fastrack-public-1:{algorithm}:{encode_bytes(public)}{' ' if name else ''}{name}"
-
-
-def _parse_public(text: str, source: str) -> tuple[str, bytes, str]:
-    """Return the algorithm, the public key and the name in the line of a public file."""
-    match = _PUBLIC.fullmatch(text)
-    if match is None:
-        hint = "; it holds a secret key, of which the public file is wanted" if "fastrack-secret-1" in text else ""
-        raise FormatError(
-            f"{source} is not a fastrack public key: expected one line fastrack-public-1:ALGORITHM:KEY{hint}"
-        )
-    try:
-        public = decode_bytes(match["key"])
-    except ValueError as error:
-        raise FormatError(f"{source} is not a fastrack public key: {error}; get it again") from None
-    return match["algorithm"], public, match["name"] or ""
-
-
-def _load_secret(path: str | os.PathLike[str], option: str) -> tuple[str, str, bytes]:
-    """Return the algorithm, the id and the secret in a secret file."""
-    with read_private(path, _SECRET_LIMIT) as content:
-        match = _SECRET.fullmatch(content)
-        if match is None or match["header"] != match["algorithm"]:
-            if looks_damaged(content, b"# fastrack secret", b"fastrack-secret-1:"):
-                raise FormatError(f"{path} is a damaged secret key file: {DAMAGED}")
-            raise FormatError(f"{path} is not a fastrack secret key file; `fastrack keygen {option}` makes one")
-        return match["algorithm"].decode(), match["id"].decode(), binascii.unhexlify(match["secret"])

@@ -66,10 +66,7 @@ class KeyProvider(Protocol):
     def get_key(self, key_id: str) -> Key:
         """Return the key with this id.
 
-        Raises
-        ------
-        LookupError
-            If the provider has no such key; the next source is asked.
+        Raise LookupError if the provider has no such key; the next source is asked.
         """
         ...
 
@@ -131,6 +128,9 @@ class KeyRing:
     def __init__(self, keys: KeySource = (), *, ttl: float = CACHE_SECONDS) -> None:
         self._keys: dict[str, Key] = {}
         self._providers: _Providers | None = None  # as the ring may be shown in a traceback of what follows
+        if isinstance(keys, Key):  # as most are: calls that open small tensors make one each
+            self._keys[keys.id] = keys
+            return
         providers = []
         for source in _flatten(keys):
             if not isinstance(source, Key):
@@ -143,12 +143,8 @@ class KeyRing:
     def resolve(cls, keys: KeySource | None = None) -> KeyRing:
         """Return the ring of a ``keys=`` argument, else that of `use_keys`, else that of ``FASTRACK_KEY_FILE``.
 
-        Raises
-        ------
-        UnknownKeyError
-            If none is given.
-        FormatError, KeyPermissionError, OSError, TypeError
-            As `KeyRing` does.
+        Raise UnknownKeyError if none is given. Raise FormatError, KeyPermissionError, OSError or TypeError as `KeyRing`
+        does.
         """
         if isinstance(keys, KeyRing):
             return keys
@@ -179,10 +175,7 @@ class KeyRing:
     def first(self) -> Key:
         """The key that seals: the first that the ring holds, else that of the first provider that has one.
 
-        Raises
-        ------
-        UnknownKeyError
-            If there is none.
+        Raise UnknownKeyError if there is none.
         """
         for key in self:
             return key
@@ -288,14 +281,8 @@ class _Providers:
 def sealing_key(key: KeyLike | None = None) -> Key:
     """Return the key of a ``key=`` argument: the key itself, or that which its source seals with.
 
-    Raises
-    ------
-    TypeError
-        If it is no key and no source of keys.
-    UnknownKeyError
-        If the source knows no key that seals, or none is given.
-    FormatError, KeyPermissionError, OSError
-        As `KeyRing` does.
+    Raise TypeError if it is no key and no source of keys. Raise UnknownKeyError if the source knows no key that seals,
+    or none is given. Raise FormatError, KeyPermissionError or OSError as `KeyRing` does.
     """
     if isinstance(key, Key):
         return key

@@ -23,7 +23,7 @@ from typing import NoReturn, Self
 from cryptography.hazmat.primitives.hashes import SHA512
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
-from fastrack._crypto.message_key_cache import MessageKeyCache
+from fastrack._crypto.message_keys import MessageKeyCache
 from fastrack._crypto.secret_bytes import SecretBytes
 from fastrack._util.atomic import is_trusted_owner, new_file
 from fastrack._util.public import public
@@ -142,10 +142,7 @@ class Key:
     def from_bytes(cls, secret: Bytes) -> Self:
         """Make a key of bytes from another source, such as a key broker: 16 or 32 bytes, copied.
 
-        Raises
-        ------
-        FormatError
-            If it has another length, or is all zeros.
+        Raise FormatError if it has another length, or is all zeros.
         """
         return cls(secret)
 
@@ -153,25 +150,18 @@ class Key:
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Load a key file that `save` or ``fastrack keygen`` wrote.
 
-        Raises
-        ------
-        FormatError
-            If it is not an intact key file, or if `path` looks like a key itself; the message does not repeat it.
-        KeyPermissionError
-            If it is a key file, and its group or others have any permission, or another user than root owns it or may
-            replace it, as who may write to a folder above it. Not checked on systems without such permissions.
-        ValueError
-            If the path is a URL.
-        OSError
-            If it cannot be read.
+        Raise FormatError if it is not an intact key file, or if `path` looks like a key itself; the message does not
+        repeat it. Raise KeyPermissionError if it is a key file, and its group or others have any permission, or another
+        user than root owns it or may replace it, as who may write to a folder above it; systems without such
+        permissions check none. Raise ValueError if the path is a URL. Raise OSError if it cannot be read.
         """
         try:
             with read_private(path, _FILE_LIMIT) as content:
-                return cls._parse(content, len(content), str(path))
+                return cls._parse(content, str(path))
         except KeyPermissionError:
             if Path(path).is_file() and key_file_id(path) is None:  # another mode would not make it a key
                 with open_regular(path) as file, _wiped_content(file, _FILE_LIMIT) as content:
-                    cls._parse(content, len(content), str(path))
+                    cls._parse(content, str(path))
             raise
 
     @classmethod
@@ -194,35 +184,31 @@ class Key:
         if descriptor >= 1 << 31:  # which no system has, and Python refuses with an OverflowError
             raise OSError(errno.EBADF, os.strerror(errno.EBADF), str(descriptor))
         with io.FileIO(descriptor, closefd=False) as file, _wiped_content(file, _FILE_LIMIT) as content:
-            return cls._parse(content, len(content), name)
+            return cls._parse(content, name)
 
     @classmethod
     def from_text(cls, text: str) -> Self:
         """Make a key of the text of a key file, such as a secret from an environment variable.
 
-        Python's text cannot be overwritten: prefer `load` and `read`, which leave no copy.
-
-        Raises
-        ------
-        FormatError
-            If it is not the text of an intact key file. The message does not repeat it.
+        Python's text cannot be overwritten: prefer `load` and `read`, which leave no copy. Raise FormatError if it is
+        not the text of an intact key file. The message does not repeat it.
         """
         content = bytearray(text.encode())
         try:
-            return cls._parse(content, len(content), "the text")
+            return cls._parse(content, "the text")
         finally:
             content[:] = bytes(len(content))
 
     @classmethod
-    def _parse(cls, buffer: bytearray, size: int, name: str) -> Self:
-        match = _FILE_PATTERN.fullmatch(buffer, 0, size)
+    def _parse(cls, buffer: bytearray, name: str) -> Self:
+        match = _FILE_PATTERN.fullmatch(buffer)
         # Digit by digit, by index: a group of the match would be a copy that cannot be wiped.
         start, end = match.span("secret") if match else (0, 0)
         if match is None or int(match["bits"]) != 4 * (end - start):
             if looks_damaged(buffer, b"fastrack key,", b"fastrack-key-1:"):
                 raise FormatError(f"{name} is a damaged key file: {DAMAGED}")
             raise FormatError(
-                f"{name} is not a fastrack key file{_contents_hint(buffer, size)}; `fastrack keygen NEW.key` makes one"
+                f"{name} is not a fastrack key file{_contents_hint(buffer)}; `fastrack keygen NEW.key` makes one"
             )
         secret = bytearray((end - start) // 2)
         try:
@@ -240,16 +226,9 @@ class Key:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a new key file that only its owner may read (mode 0600), atomically. No file is ever replaced.
 
-        Raises
-        ------
-        FileExistsError
-            If `path` exists. It is left as it was.
-        GrantError
-            If the key is restricted to some files, which a key file cannot say.
-        ClosedError
-            If the key has been wiped.
-        OSError
-            If it cannot be written.
+        Raise FileExistsError if `path` exists. It is left as it was. Raise GrantError if the key is restricted to some
+        files, which a key file cannot say. Raise ClosedError if the key has been wiped. Raise OSError if it cannot be
+        written.
         """
         self.require_unrestricted()
         text = self._format()
@@ -378,14 +357,8 @@ def _derive_id(secret: bytearray) -> str:
 def read_private(path: str | os.PathLike[str], limit: int) -> Iterator[bytearray]:
     """Yield the first `limit` bytes and one more of a file with a secret. They are overwritten when the block ends.
 
-    Raises
-    ------
-    FormatError
-        If the path looks like a key itself.
-    KeyPermissionError
-        If others may use the file, own it, or may replace it.
-    OSError
-        If it cannot be read.
+    Raise FormatError if the path looks like a key itself. Raise KeyPermissionError if others may use the file, own it,
+    or may replace it. Raise OSError if it cannot be read.
     """
     path = Path(path)
     with open_pipe_or_regular(path) as file:
@@ -396,8 +369,10 @@ def read_private(path: str | os.PathLike[str], limit: int) -> Iterator[bytearray
 
 @contextmanager
 def _wiped_content(file: io.FileIO, limit: int) -> Iterator[bytearray]:
-    buffer = bytearray(limit + 1)
-    size = _read_into(file, buffer)
+    buffer, size = bytearray(limit + 1), 0
+    with memoryview(buffer) as view:
+        while size < len(buffer) and (count := file.readinto(view[size:])):
+            size += count
     content = bytearray(size)
     memoryview(content)[:] = memoryview(buffer)[:size]
     try:
@@ -432,9 +407,9 @@ def looks_damaged(buffer: bytearray, *beginnings: bytes) -> bool:
     return any(beginning in buffer for beginning in beginnings)
 
 
-def _contents_hint(buffer: bytearray, size: int) -> str:
+def _contents_hint(buffer: bytearray) -> str:
     """Return the kind of key that a file holds in place of one that seals, as a part of a message."""
-    if size in {16, 32}:
+    if len(buffer) in {16, 32}:
         return ", though it has as many bytes as a key, which Key.from_bytes() takes"
     kinds = ((b"fastrack-public-1:", "a public key"), (b"# fastrack secret key, ", "the secret key of a key pair"))
     return "".join(f": it holds {kind}" for beginning, kind in kinds if buffer.startswith(beginning))
@@ -459,11 +434,3 @@ def key_file_id(path: str | os.PathLike[str]) -> str | None:
     except OSError:
         return None
     return None if match is None else match["id"].decode()
-
-
-def _read_into(file: io.FileIO, buffer: bytearray) -> int:
-    size = 0
-    with memoryview(buffer) as view:
-        while size < len(buffer) and (count := file.readinto(view[size:])):
-            size += count
-    return size

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -85,10 +86,6 @@ def _read_hybrid_public(public: bytes) -> MLKEM768X25519PublicKey:
     )
 
 
-def _read_curve_public(public: bytes) -> ec.EllipticCurvePublicKey:
-    return ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP384R1(), public)
-
-
 _ALGORITHMS = {
     "MLKEM768_X25519": _Algorithm(
         Suite(KEM.MLKEM768_X25519, KDF.SHAKE256, AEAD.AES_256_GCM),
@@ -97,7 +94,10 @@ _ALGORITHMS = {
         _read_hybrid_public,
     ),
     "P-384": _Algorithm(
-        Suite(KEM.P384, KDF.HKDF_SHA384, AEAD.AES_256_GCM), _generate_curve_secret, _CurveSecret, _read_curve_public
+        Suite(KEM.P384, KDF.HKDF_SHA384, AEAD.AES_256_GCM),
+        _generate_curve_secret,
+        _CurveSecret,
+        partial(ec.EllipticCurvePublicKey.from_encoded_point, ec.SECP384R1()),
     ),
 }
 
@@ -189,10 +189,7 @@ class Identity(SecretKey):
     def decrypt(self, ciphertext: bytes, info: bytes) -> bytes:
         """Return the secret in what `Recipient.encrypt` made, with the same `info`.
 
-        Raises
-        ------
-        GrantError
-            If it was encrypted to another key or with other `info`, or altered.
+        Raise GrantError if it was encrypted to another key or with other `info`, or altered.
         """
         try:
             return _ALGORITHMS[self.recipient.algorithm].suite.decrypt(ciphertext, self._key.key, info)
@@ -215,10 +212,7 @@ class PassphraseParameters:
     def check(self) -> None:
         """Refuse parameters that are weaker than the defaults, or dearer than a machine can bear.
 
-        Raises
-        ------
-        FormatError
-            If one is out of bounds.
+        Raise FormatError if one is out of bounds.
         """
         if not (
             all(type(number) is int for number in (self.iterations, self.lanes, self.memory))
@@ -247,12 +241,8 @@ def encrypt_to_passphrase(
 def decrypt_with_passphrase(ciphertext: bytes, passphrase: str, parameters: PassphraseParameters, info: bytes) -> bytes:
     """Return the secret in what `encrypt_to_passphrase` made.
 
-    Raises
-    ------
-    FormatError
-        If the parameters are out of bounds.
-    GrantError
-        If the passphrase is another, or something was altered.
+    Raise FormatError if the parameters are out of bounds. Raise GrantError if the passphrase is another, or something
+    was altered.
     """
     parameters.check()
     try:

@@ -71,10 +71,7 @@ class Verifier(PublicKey):
     def verify(self, signature: bytes, message: bytes) -> None:
         """Verify a signature over a message.
 
-        Raises
-        ------
-        SignatureError
-            If it does not hold.
+        Raise SignatureError if it does not hold.
         """
         try:
             self._key.verify(signature, message)
@@ -158,12 +155,8 @@ def open_envelope(
 ) -> tuple[bytes, Verifier]:
     """Return the payload of a DSSE envelope, and the trusted key that signed it. Nothing of it is used before.
 
-    Raises
-    ------
-    FormatError
-        If it is not an envelope.
-    SignatureError
-        If it has another type, or no signature of a trusted key that holds.
+    Raise FormatError if it is not an envelope. Raise SignatureError if it has another type, or no signature of a
+    trusted key that holds.
     """
     payload, found_type, signatures = _parse_envelope(envelope, source)
     if found_type != payload_type:
@@ -187,10 +180,7 @@ def open_envelope(
 def read_unverified_payload(envelope: bytes, *, source: str = "the document") -> bytes:
     """Return the payload of a DSSE envelope without a look at its signatures. Nothing may rely on it.
 
-    Raises
-    ------
-    FormatError
-        If it is not an envelope.
+    Raise FormatError if it is not an envelope.
     """
     return _parse_envelope(envelope, source)[0]
 

@@ -115,10 +115,7 @@ class WrappedKey:
     def from_bytes(cls, content: bytes, *, source: str = "the text", wrapper: KeyWrapper | None = None) -> Self:
         """Make a wrapped key of the content of a file, which must be in canonical form.
 
-        Raises
-        ------
-        FormatError
-            If it is not the content of a wrapped key file.
+        Raise FormatError if it is not the content of a wrapped key file.
         """
         with parsing(f"{source} is not a wrapped key file", "`fastrack keygen NEW.key.wrapped --wrap URI` makes one"):
             document = decode(content, _MEMBERS, {"version": 1}, limit=_LIMIT, end=b"\n")
@@ -150,10 +147,7 @@ class WrappedKey:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a new file, atomically. No file is ever replaced.
 
-        Raises
-        ------
-        OSError
-            If it exists or cannot be written.
+        Raise OSError if it exists or cannot be written.
         """
         with new_file(Path(path), mode=0o644, overwrite=False) as file:
             file.write(self.to_bytes())
@@ -178,12 +172,7 @@ class WrappedKey:
     def get_key(self, key_id: str) -> Key:
         """Return the key if it has this id.
 
-        Raises
-        ------
-        UnknownKeyError
-            If it has another.
-        ProviderError, FormatError
-            As `unwrap` does.
+        Raise UnknownKeyError if it has another. Raise ProviderError or FormatError as `unwrap` does.
         """
         if key_id != self.key_id:
             raise UnknownKeyError(
@@ -310,14 +299,8 @@ def is_scheme(name: str) -> bool:
 def open_source(text: str) -> WrappedKey:
     """Return the wrapped key of a source of keys ``URI#PATH``: a file, and what unwraps it.
 
-    Raises
-    ------
-    UnknownKeyError
-        If it has no path.
-    FormatError
-        If the URI is wrong, or the file is no wrapped key file.
-    KeyPermissionError, ValueError, OSError
-        As `WrappedKey.load` does.
+    Raise UnknownKeyError if it has no path. Raise FormatError if the URI is wrong, or the file is no wrapped key file.
+    Raise KeyPermissionError, ValueError or OSError as `WrappedKey.load` does.
     """
     uri, _, path = text.partition("#")
     try:
@@ -342,13 +325,7 @@ def wrapped_key_id(path: Path) -> str | None:
 
 
 def import_client(module: str, extra: str) -> Any:
-    """Import the package of a vendor.
-
-    Raises
-    ------
-    ProviderError
-        If it is not installed.
-    """
+    """Import the package of a vendor, or raise ProviderError if it is not installed."""
     try:
         return import_module(module)
     except ImportError as error:
@@ -360,13 +337,7 @@ def import_client(module: str, extra: str) -> Any:
 def require_parameters(
     wrapped: WrappedKey, required: frozenset[str], optional: frozenset[str] = frozenset()
 ) -> Mapping[str, str]:
-    """Return the parameters of a file, if they have these names.
-
-    Raises
-    ------
-    FormatError
-        If they do not.
-    """
+    """Return the parameters of a file. Raise FormatError unless they have these names."""
     given = set(wrapped.parameters)
     if not required <= given <= required | optional:
         raise FormatError(
@@ -377,13 +348,7 @@ def require_parameters(
 
 
 def require_algorithm(wrapped: WrappedKey, *expected: str) -> str:
-    """Return the algorithm of a file, if it is one of these.
-
-    Raises
-    ------
-    FormatError
-        If it is not.
-    """
+    """Return the algorithm of a file. Raise FormatError unless it is one of these."""
     if wrapped.algorithm not in expected:
         raise FormatError(
             f"the wrapped file of key {wrapped.key_id} is wrong: expected the algorithm {' or '.join(expected)} of "

@@ -19,17 +19,14 @@ import shutil
 import stat
 import threading
 import time
-from collections.abc import Sequence
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol
 from weakref import WeakSet
 
-from fastrack._crypto.base import HostMemory
 from fastrack._remote.blocks import BLOCK
 from fastrack._remote.objects import Version
-from fastrack._tensors.arrays import Bytes
 from fastrack._tensors.mapped_file import map_file
 from fastrack._util.fork import register_fork_reset
 from fastrack._util.locations import Url
@@ -47,19 +44,19 @@ _SCAN_AFTER = 64  # the bytes kept are counted again when this part of the bound
 _KEEP_FREE = 10  # a call that has to evict evicts this part of the bound as well
 
 
-class Entry:
-    """`Storage` of the blocks of a remote file that are present, also once they are evicted: a file, mapped.
+class CachedFile:
+    """The blocks of a remote file that are present, also once they are evicted: a file, mapped.
 
+    content : the bytes of the remote file, zeros where they are absent
     flags : one byte for each block, 1 if it is present
     """
 
-    __slots__ = ("_content", "_inode", "_is_lost", "_mark", "_memory", "_path", "_used_at", "flags", "size")
+    __slots__ = ("_inode", "_is_lost", "_mark", "_path", "_used_at", "content", "flags", "size")
 
     def __init__(self, path: Path, size: int, descriptor: int) -> None:
         mapped = map_file(descriptor, _end(size))
         self.size = size
-        self._content = mapped[:size]
-        self._memory = HostMemory.of(mapped).part(0, size)
+        self.content = mapped[:size]
         self.flags = mapped[size : -len(_MARK)].data
         self._mark = mapped[-len(_MARK) :].data
         self._path = path
@@ -77,43 +74,27 @@ class Entry:
         """True if every block is present. Only found out for files of up to 1 GiB."""
         return len(self.flags) <= _FEW and not bytes(self.flags).count(0)
 
-    def touch(self) -> None:
-        """Note that the file is used, by the time of its last modification."""
+    def touch(self) -> bool:
+        """Note that the file is used, by the time of its last modification. Return False if it was evicted."""
         now = time.monotonic()
         if now - self._used_at > _TOUCH_AFTER:
             self._used_at = now
-            with contextlib.suppress(FileNotFoundError):
+            try:
+                self._is_lost |= os.lstat(self._path).st_ino != self._inode
                 os.utime(self._path, follow_symlinks=False)
+            except FileNotFoundError:  # removed by something that knows of no mark
+                self._is_lost = True
+        return not self.is_evicted
 
     def open_writer(self) -> Writer | None:
         """Open the mapped file for writing, and no other that has its name by now. Return None if it lost its name."""
         with contextlib.suppress(FileNotFoundError):
-            writer = Writer(os.open(self._path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW), self.size)
-            if writer.inode == self._inode:
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            writer = Writer(descriptor, self.size)
+            if os.fstat(descriptor).st_ino == self._inode:
                 return writer
         self._is_lost = True
         return None
-
-    def fetch(self, ranges: Sequence[tuple[int, int]]) -> Self:
-        """Do nothing, as what is present was chosen before."""
-        return self
-
-    def prefetch(self, ranges: Sequence[tuple[int, int]]) -> int:
-        """Do nothing."""
-        return 0
-
-    def discard(self, ranges: Sequence[tuple[int, int]]) -> bool:
-        """Do nothing."""
-        return False
-
-    def read(self, start: int, stop: int) -> bytes:
-        return self._content[start:stop].tobytes()
-
-    def view(self, start: int, stop: int) -> Bytes:
-        return self._content[start:stop]
-
-    def memory(self, start: int, stop: int) -> HostMemory:
-        return self._memory.part(start, stop)
 
 
 class Writer:
@@ -123,10 +104,6 @@ class Writer:
         self._descriptor = descriptor
         self._size = size
         self._close = os.close  # still bound while the interpreter shuts down
-
-    @property
-    def inode(self) -> int:
-        return os.fstat(self._descriptor).st_ino
 
     def write(self, offset: int, data: bytes | memoryview) -> None:
         view = memoryview(data)
@@ -169,9 +146,9 @@ class Cache:
         with self._mutex:
             self._users.add(user)
 
-    def open(self, url: Url, version: Version) -> Entry:
+    def open(self, url: Url, version: Version) -> CachedFile:
         """Return the entry of a version of a file. One that cannot be told from others is shared with no one."""
-        require_own(self._folder)  # again, as paths are resolved again: rights may have changed
+        _make_private(self._folder)  # again, as paths are resolved again: rights may have changed, or it was removed
         told = version.validator or secrets.token_hex(16)
         identity = "\0".join((url.full, told, str(version.size), _boot_id()))
         path = self._folder / f"{sha256(identity.encode('utf-8', 'surrogatepass')).hexdigest()[:40]}.data"
@@ -183,10 +160,11 @@ class Cache:
                 continue
             try:
                 if _is_whole(descriptor, version.size):
-                    return Entry(path, version.size, descriptor)
+                    return CachedFile(path, version.size, descriptor)
             finally:
                 os.close(descriptor)
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # another process was first
+                _remove(path)
 
     def reserve(self, missing: int, needed: int) -> None:
         """Make room for `missing` bytes of the `needed` ones of a call: evict what was used least recently."""
@@ -206,7 +184,13 @@ class Cache:
                 self._evict(min(bound - missing, bound - bound // _KEEP_FREE))
             self._added += missing
 
+    def bound(self) -> int:
+        """Return the bytes that the folder may keep."""
+        with self._mutex:
+            return self._bound()
+
     def _bound(self) -> int:
+        _make_private(self._folder)  # which may have been removed
         text = os.environ.get(SIZE_VARIABLE)
         if text:
             match = _SIZE.fullmatch(text)
@@ -313,11 +297,14 @@ def _remove(path: Path) -> None:
     """Remove a file, and its mark, so that all processes that have it open know."""
     doomed = path.with_name(f".{secrets.token_hex(8)}")
     path.rename(doomed)  # at once, so that the file that is marked is the one that is removed
-    descriptor = os.open(doomed, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     try:
-        os.pwrite(descriptor, bytes(len(_MARK)), max(os.fstat(descriptor).st_size - len(_MARK), 0))
+        with contextlib.suppress(OSError):  # a pipe has no mark; and that the file is gone `touch` sees as well
+            descriptor = os.open(doomed, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                os.pwrite(descriptor, bytes(len(_MARK)), max(os.fstat(descriptor).st_size - len(_MARK), 0))
+            finally:
+                os.close(descriptor)
     finally:
-        os.close(descriptor)
         doomed.unlink()
 
 

@@ -13,7 +13,7 @@ from fastrack._remote.objects import (
     Version,
     changed,
     check_size,
-    describe,
+    error_code,
     retry,
 )
 from fastrack._util.locations import Url
@@ -62,7 +62,9 @@ def find_store(url: Url, **options: Any) -> tuple[Any, str]:
             f"{url}: expected a URL that fsspec knows, got {'another' if known else 'another scheme'}"
         )
     except Exception as error:  # noqa: BLE001 - of any package
-        failure = OSError(errno.EIO, f"opening the store failed: {describe(error)}; check its configuration", str(url))
+        failure = OSError(
+            errno.EIO, f"opening the store failed: {error_code(error)}; check its configuration", str(url)
+        )
     raise failure
 
 
@@ -118,7 +120,7 @@ def _translated(url: Url, function: Any, *args: Any, **options: Any) -> Any:
             f"{url}: expected a file system with the operation {name!r}, got one without. Use another"
         )
     except Exception as error:  # noqa: BLE001 - of any package
-        failure = TransientError(describe(error))
+        failure = TransientError(error_code(error))
         if type(error).__name__ in {"NoCredentialsError", "PartialCredentialsError", "ProfileNotFound"}:
             message = f"no credentials were found ({type(error).__name__}); set them as the store's package says"
             failure = PermissionError(errno.EACCES, message, str(url))

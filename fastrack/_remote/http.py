@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit, urlunsplit
 from urllib.request import getproxies, proxy_bypass
 
-from fastrack._remote.objects import HEAD, Sink, TransientError, Version, changed, check_size, describe, retry
+from fastrack._remote.objects import HEAD, Sink, TransientError, Version, changed, check_size, error_code, retry
 from fastrack._util.fork import register_fork_reset
 from fastrack._util.locations import Url
 from fastrack._version import __version__
@@ -366,7 +366,7 @@ def _attempt(function: Callable[[], T], url: Url) -> T:
         message = f"the certificate of the server is not trusted: {error.verify_message}"
         failure = OSError(errno.EPROTO, message, str(url))
     except (OSError, HTTPException, ValueError) as error:
-        failure = TransientError(describe(error))
+        failure = TransientError(error_code(error))
         if refused := _REFUSED_TUNNEL.match(str(error)):
             failure = TransientError(f"the proxy answered {refused[1]}")
     raise failure

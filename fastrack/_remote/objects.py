@@ -55,14 +55,8 @@ class RemoteObject(Protocol):
     def read(self, start: int, stop: int, sink: Sink) -> None:
         """Give a range of bytes to `sink`, in order and in pieces.
 
-        Raises
-        ------
-        TransientError
-            If another attempt may succeed. The pieces that were given are right.
-        FormatError
-            If the object is another version by now, or the server cannot give ranges.
-        OSError
-            If it cannot be read.
+        Raise TransientError if another attempt may succeed, where the pieces that were given are right; FormatError if
+        the object is another version by now, or the server cannot give ranges; else OSError.
         """
         ...
 
@@ -105,7 +99,7 @@ def retry(attempt: Callable[[], T], url: Url) -> T:
     raise OSError(errno.EIO, f"reading failed {ATTEMPTS} times, the last time with: {failure}; {advice}", str(url))
 
 
-def describe(error: BaseException) -> str:
+def error_code(error: BaseException) -> str:
     """Return the class of an error of another library, and its number or code.
 
     Its text is left out: it may hold signed URLs and credentials, or what a server says. For the same reason errors are

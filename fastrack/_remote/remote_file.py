@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from fastrack._crypto.base import HostMemory
 from fastrack._remote.blocks import BLOCK, blocks_of, count, steps
-from fastrack._remote.cache import Cache, Entry, Writer, open_cache
+from fastrack._remote.cache import Cache, CachedFile, Writer, open_cache
 from fastrack._remote.objects import RemoteObject, read_range
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.fork import register_fork_reset
@@ -53,12 +53,12 @@ class RemoteFile:
     def copy(self) -> _Copy:
         """Return the copy on the local disk, or begin another if it was evicted, and note that it is used."""
         copy = self._copy
-        if copy is None or copy.entry.is_evicted:
+        if copy is None or not copy.entry.touch():
             with self._lock:  # else each thread would download into a copy of its own
                 copy = self._copy
                 if copy is None or copy.entry.is_evicted:
                     copy = self._copy = _Copy(self._object, self.cache.open(self._object.url, self._object.version))
-        copy.entry.touch()
+                    copy.entry.touch()
         return copy
 
     def release_evicted(self) -> None:
@@ -67,7 +67,7 @@ class RemoteFile:
             if self._copy is not None and self._copy.entry.is_evicted:
                 self._copy = None
 
-    def fetch(self, ranges: Sequence[tuple[int, int]]) -> Entry:
+    def fetch(self, ranges: Sequence[tuple[int, int]]) -> CachedFile:
         """Download what is missing of ranges of bytes (start, stop), in parallel. Return what they are present in."""
         return fetch_files({self: partial(blocks_of, ranges)})[self]
 
@@ -92,13 +92,13 @@ class RemoteFile:
         entry = self.copy().entry
         if not all(entry.flags[start // BLOCK : -(-stop // BLOCK)]):
             entry = self.fetch([(start, stop)])
-        return entry.read(start, stop)
+        return entry.content[start:stop].tobytes()
 
     def view(self, start: int, stop: int) -> Bytes:
-        return self.fetch([(start, min(stop, self.size))]).view(start, stop)
+        return self.fetch([(start, min(stop, self.size))]).content[start:stop]
 
     def memory(self, start: int, stop: int) -> HostMemory:
-        return self.fetch([(start, min(stop, self.size))]).memory(start, stop)
+        return HostMemory.of(self.view(start, stop))
 
     def keep_head(self, head: bytes) -> None:
         """Keep the bytes that were read to open the file."""
@@ -111,7 +111,7 @@ class RemoteFile:
                 writer.mark(blocks)
 
 
-def fetch_files(wanted: Mapping[RemoteFile, Blocks]) -> dict[RemoteFile, Entry]:
+def fetch_files(wanted: Mapping[RemoteFile, Blocks]) -> dict[RemoteFile, CachedFile]:
     """Download what is missing of blocks of files, from all of them at once. Return what they are present in."""
     for attempt in itertools.count():
         copies = {file: file.copy() for file in wanted}
@@ -133,18 +133,27 @@ def fetch_files(wanted: Mapping[RemoteFile, Blocks]) -> dict[RemoteFile, Entry]:
 def prefetch_files(wanted: Mapping[RemoteFile, Blocks]) -> int:
     """Begin to download what is missing of blocks of files, without waiting, and return the number of bytes.
 
-    Of very much only the beginning is downloaded.
+    Of very much only the beginning is downloaded, and of more files than the cache may keep only the first.
     """
-    begun = 0
+    found: dict[Cache, list[tuple[_Copy, list[range], int]]] = {}
     for file, blocks in wanted.items():
         copy = file.copy()
         if not copy.entry.is_complete:
             step = next(steps(blocks()), [])
-            if missing := copy.count_missing(step):
-                file.cache.reserve(missing * BLOCK, missing * BLOCK)
-                if writer := copy.entry.open_writer():
-                    copy.begin(step, writer)
-                    begun += missing * BLOCK
+            found.setdefault(file.cache, []).append((copy, step, copy.count_missing(step) * BLOCK))
+    begun = 0
+    for cache, parts in found.items():
+        if not any(missing for *_, missing in parts):
+            continue
+        ends = itertools.accumulate(count(step) * BLOCK for _, step, _ in parts)
+        room = cache.bound()  # beyond it a file would give way to one behind it, and be downloaded twice
+        chosen = [part for part, end in zip(parts, ends, strict=True) if end <= room]
+        size = sum(missing for *_, missing in chosen)
+        cache.reserve(size, size)
+        for copy, step, missing in chosen:
+            if missing and (writer := copy.entry.open_writer()):
+                copy.begin(step, writer)
+                begun += missing
     return begun
 
 
@@ -176,7 +185,7 @@ def open_remote(url: Url) -> tuple[RemoteFile, Callable[[int, int], bytes]]:
 class _Copy:
     """An entry of the cache, and the downloads of this process into it, of which no two are of the same block."""
 
-    def __init__(self, remote: RemoteObject, entry: Entry) -> None:
+    def __init__(self, remote: RemoteObject, entry: CachedFile) -> None:
         self.entry = entry
         self._object = remote
         self._lock = threading.Lock()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 from fastrack._remote.filesystem import find_store
-from fastrack._remote.objects import describe
+from fastrack._remote.objects import error_code
 from fastrack._util.locations import Url
 
 _PART = 16 << 20  # bytes, at least
@@ -69,7 +69,7 @@ def _discard(out: Any, url: Url, error: BaseException) -> None:
             command = f"aws s3api abort-multipart-upload {place} --upload-id {shlex.quote(str(upload))}"
             advice = f"Remove the parts of upload {upload}: {command}"
         error.add_note(
-            f"{url}: what was sent of it could not be removed: {describe(failure)}. It is kept, and may be charged "
+            f"{url}: what was sent of it could not be removed: {error_code(failure)}. It is kept, and may be charged "
             f"for. {advice}"
         )
     with contextlib.suppress(AttributeError):
@@ -88,7 +88,7 @@ def _call(url: Url, function: Callable[..., Any], *args: Any, **options: Any) ->
     except FileNotFoundError:
         failure = FileNotFoundError(errno.ENOENT, "the server has no such bucket or folder; make it", str(url))
     except Exception as error:  # noqa: BLE001 - of any package
-        failure = OSError(errno.EIO, f"writing failed: {describe(error)}. Try again", str(url))
+        failure = OSError(errno.EIO, f"writing failed: {error_code(error)}. Try again", str(url))
     raise failure
 
 

@@ -1,4 +1,4 @@
-"""Columns of samples, and the bytes of their values, for `SealedWriter`."""
+"""Columns of samples, and the bytes of their values, for `DatasetWriter`."""
 
 from __future__ import annotations
 
@@ -51,13 +51,10 @@ class Block:
     def of(cls, values: Any, *, are_records: bool = False, empty: Column | None = None) -> Block:
         """Encode an array of values, or a sequence of values; `empty` is the column if there is none.
 
-        Raises
-        ------
-        TypeError, ValueError
-            If they cannot be stored, or are not all of one dtype and shape.
+        Raise TypeError or ValueError if they cannot be stored, or are not all of one dtype and shape.
         """
         if not are_records and arrays.framework_of(values) is not None:
-            dtype, shape = arrays.describe(values)
+            dtype, shape = arrays.dtype_and_shape(values)
             if not shape:
                 raise TypeError("expected an array of one dimension or more, got none")
             return cls(Column(dtype, shape[1:]), arrays.bytes_of(values), shape[0])
@@ -112,7 +109,7 @@ def encode(value: Any, *, is_record: bool = False) -> tuple[Column, Bytes]:
         value = np.asarray(value)
     if arrays.framework_of(value) is None:
         raise TypeError(f"expected bytes, text, a number or an array, got {type(value).__name__}")
-    dtype, shape = arrays.describe(value)
+    dtype, shape = arrays.dtype_and_shape(value)
     if is_record and len(shape) != 1:
         raise ValueError(f"expected records of one dimension, got shape {list(shape)}")
     return Column(dtype, None if is_record else shape), arrays.bytes_of(value)

@@ -1,4 +1,4 @@
-"""`SealedWriter`: samples, appended to the shards of a sealed data set."""
+"""`DatasetWriter`: samples, appended to the shards of a sealed data set."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from fastrack._files.writer import write_sealed
 from fastrack._keys.keyring import KeyLike, KeyRing, sealing_key
 from fastrack._samples.blocks import OFFSETS, RECORDS, Block, Column, columns_of, require_names
 from fastrack._samples.stored import StoredSamples
+from fastrack._sealed.headers import authenticate_headers
 from fastrack._tensors import arrays, dtypes
 from fastrack._util.atomic import made_parents
 from fastrack._util.locations import locate_local
@@ -31,7 +32,7 @@ SHARD = re.compile(r"shard-(\d{6,})\.safetensors")
 
 
 @public
-class SealedWriter:
+class DatasetWriter:
     """Write samples to a sealed data set: a folder of shards, each a sealed file.
 
     The class of this name in `fastrack.distributed` writes checkpoints of ``torch.distributed.checkpoint``.
@@ -79,7 +80,7 @@ class SealedWriter:
     --------
     >>> import fastrack
     >>> key = fastrack.Key.generate()
-    >>> with fastrack.SealedWriter("cities", key) as writer:
+    >>> with fastrack.DatasetWriter("cities", key) as writer:
     ...     writer.write({"name": "Geneva", "label": 3})
     ...     writer.write_batch({"name": ["Oslo", "Lima"], "label": [1, 4]})
     >>> writer.stored
@@ -88,6 +89,11 @@ class SealedWriter:
     >>> fastrack.unseal(data[2]["name"], key, framework="numpy").tobytes()
     b'Lima'
     """
+
+    _count: int  # samples in memory
+    _size: int  # their bytes
+    _data: dict[str, bytearray]  # their values, by column
+    _offsets: dict[str, array[int]]  # ends of records, by column
 
     def __init__(
         self,
@@ -155,7 +161,8 @@ class SealedWriter:
         Raises
         ------
         TypeError, ValueError, OSError
-            As for `write`; ValueError also if columns differ in their number of samples.
+            As for `write`; ValueError also if columns differ in their number of samples. After an OSError the samples
+            of the batch that `stored` counts are kept, and no others.
         """
         self._append({name: self._block(name, values) for name, values in batch.items()})
 
@@ -178,10 +185,10 @@ class SealedWriter:
                 self._start_shard()
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a SealedWriter cannot be pickled, as its key stays in its process. Make one for each folder")
+        raise TypeError("a DatasetWriter cannot be pickled, as its key stays in its process. Make one for each folder")
 
     def __repr__(self) -> str:
-        return f"<SealedWriter to {str(self._folder)!r}: {self.stored} samples stored>"
+        return f"<DatasetWriter to {str(self._folder)!r}: {self.stored} samples stored>"
 
     def _block(self, name: str, values: Any) -> Block:
         if isinstance(values, Block):
@@ -194,7 +201,7 @@ class SealedWriter:
     def _append(self, blocks: dict[str, Block]) -> None:
         with self._lock:
             if self._is_closed:
-                raise ClosedError("this SealedWriter was closed. Make another one, which continues its folder")
+                raise ClosedError("this DatasetWriter was closed. Make another one, which continues its folder")
             counts = {name: block.count for name, block in blocks.items()}
             if len(set(counts.values())) > 1:
                 raise ValueError(f"batch: expected as many values in each column, got {counts!s:.300}")
@@ -208,11 +215,17 @@ class SealedWriter:
             while start < count:
                 room = self._shard_size - self._size + (ends[start - 1] if start else 0)
                 stop = max(int(np.searchsorted(ends, room, "right")), start if self._count else start + 1)
+                kept, size = self._count, self._size
                 if stop > start:
                     self._extend(blocks, start, stop)
                     self._size += int(ends[stop - 1] - (ends[start - 1] if start else 0))
                 if stop < count:
-                    self._write_shard()
+                    try:
+                        self._write_shard()
+                    except BaseException:  # the caller may give the batch again
+                        self._drop_after(kept)
+                        self._size = size
+                        raise
                 start = stop
 
     def _require_columns(self, columns: dict[str, Column]) -> None:
@@ -238,7 +251,6 @@ class SealedWriter:
                 )
 
     def _extend(self, blocks: dict[str, Block], start: int, stop: int) -> None:
-        sizes = {name: len(data) for name, data in self._data.items()}
         try:
             for name, block in blocks.items():
                 self._data[name] += block.between(start, stop).data
@@ -247,15 +259,22 @@ class SealedWriter:
                     ends = (block.ends[start + 1 : stop + 1] - block.ends[start]) // width + offsets[-1]
                     offsets.frombytes(ends.tobytes())
         except BaseException:  # interrupted, or out of memory: no column may be longer than the others
-            for name, size in sizes.items():
-                del self._data[name][size:]
-            for offsets in self._offsets.values():
-                del offsets[self._count + 1 :]
+            self._drop_after(self._count)
             raise
         self._count += stop - start
 
+    def _drop_after(self, count: int) -> None:
+        """Drop the samples in memory after the first `count`."""
+        for name, column in self._columns.items():
+            width, end = dtypes.nbytes(column.dtype, column.shape or (1,)), count
+            if name in self._offsets:
+                self._offsets[name] = self._offsets[name][: count + 1]
+                end = self._offsets[name][-1]
+            self._data[name] = self._data[name][: end * width]  # a copy: what has failed may still refer to the buffer
+        self._count = count
+
     def _start_shard(self) -> None:
-        self._count = self._size = 0  # samples and bytes in memory
+        self._count = self._size = 0
         self._data = {name: bytearray() for name in self._columns}
         self._offsets = {name: array("q", [0]) for name, column in self._columns.items() if column.shape is None}
 
@@ -292,8 +311,7 @@ class SealedWriter:
                     f"{path}: expected shards under the key {self._key.id}, got one under {file.key_id}. Give that "
                     "key, or choose another folder"
                 )
-            for name in file:
-                file[name].open_header(keys).wipe()
+            authenticate_headers([file[name] for name in file], keys)
             count, columns = columns_of([file[name].context for name in file], path)
         if columns != (self._columns or columns):
             raise FormatError(
@@ -305,7 +323,7 @@ class SealedWriter:
 
 
 def shards_in(folder: Path) -> list[Path]:
-    """Return the shards that a `SealedWriter` wrote into a folder, in order. Raise FormatError if one is missing."""
+    """Return the shards that a `DatasetWriter` wrote into a folder, in order. Raise FormatError if one is missing."""
     paths = sorted(path for path in folder.iterdir() if SHARD.fullmatch(path.name))
     for index, path in enumerate(paths):
         if path.name != f"shard-{index:06}.safetensors":

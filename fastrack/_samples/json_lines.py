@@ -33,7 +33,7 @@ class JsonColumns:
                 )
             for name, value in members.items():
                 kind = self._kinds[name]
-                if not _FITS[kind](value):
+                if not _KINDS[kind][0](value):
                     raise FormatError(
                         f"{path}, line {number}: {name!r:.80}: expected {kind}, as in the first line, got "
                         f"{type(value).__name__}"
@@ -61,35 +61,29 @@ def _is_number(value: Any) -> bool:
     return type(value) is float or (type(value) is int and abs(value) <= 2**53)
 
 
-# Kinds of columns, in the order in which a first value is tried, and the test of a value.
-_FITS: dict[str, Callable[[Any], bool]] = {
-    "text": lambda value: type(value) is str,
-    "a truth value": lambda value: type(value) is bool,
-    "an integer of 64 bits": _is_integer,
-    "a number": _is_number,
-    "a list of integers": lambda value: type(value) is list and all(map(_is_integer, value)),
-    "a list of numbers": lambda value: type(value) is list and all(map(_is_number, value)),
-    "JSON": lambda _: True,
-}
-_DTYPES = {
-    "a truth value": np.bool_,
-    "an integer of 64 bits": np.int64,
-    "a number": np.float64,
-    "a list of integers": np.int64,
-    "a list of numbers": np.float64,
+# Kinds of columns, in the order in which a first value is tried: the test of a value, and the dtype of numbers.
+_KINDS: dict[str, tuple[Callable[[Any], bool], Any]] = {
+    "text": (lambda value: type(value) is str, None),
+    "a truth value": (lambda value: type(value) is bool, np.bool_),
+    "an integer of 64 bits": (_is_integer, np.int64),
+    "a number": (_is_number, np.float64),
+    "a list of integers": (lambda value: type(value) is list and all(map(_is_integer, value)), np.int64),
+    "a list of numbers": (lambda value: type(value) is list and all(map(_is_number, value)), np.float64),
+    "JSON": (lambda _: True, None),
 }
 
 
 def _kind_of(value: Any) -> str:
     """Return the kind of a first value. An empty list does not say what others hold, and is kept as JSON."""
-    return "JSON" if value == [] else next(kind for kind, fits in _FITS.items() if fits(value))
+    return "JSON" if value == [] else next(kind for kind, (fits, _) in _KINDS.items() if fits(value))
 
 
 def _block_of(kind: str, values: list[Any]) -> Block:
+    dtype = _KINDS[kind][1]
     if kind == "text":
         return Block.of(values)
     if kind == "JSON":
         return Block.of([json.dumps(value, ensure_ascii=False, separators=(",", ":")) for value in values])
     if kind.startswith("a list"):
-        return Block.of([np.array(value, _DTYPES[kind]) for value in values], are_records=True)
-    return Block.of(np.array(values, _DTYPES[kind]))
+        return Block.of([np.array(value, dtype) for value in values], are_records=True)
+    return Block.of(np.array(values, dtype))

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from fastrack._keys.keyring import KeyLike
 from fastrack._samples import tables
-from fastrack._samples.dataset_writer import SealedWriter
+from fastrack._samples.dataset_writer import DatasetWriter
 from fastrack._samples.json_lines import JsonColumns
 from fastrack._util.locations import locate_local
 from fastrack._util.public import public
@@ -61,13 +61,9 @@ def import_samples(
         - A folder of files of one of these kinds, in the order of their names, without folders among them, or several
           such files.
         - A ``pyarrow.Table`` or ``RecordBatchReader``, a ``pandas.DataFrame`` or a ``datasets.Dataset``, as a Parquet
-          file, or an iterable of samples, as `SealedWriter.write` takes them.
-    folder : path
-        As for `SealedWriter`.
-    key : KeyLike, optional
-        The owner's key, as `seal` takes it.
-    shard_size : int
-        As for `SealedWriter`.
+          file, or an iterable of samples, as `DatasetWriter.write` takes them.
+    folder, key, shard_size
+        As for `DatasetWriter`.
     resume : bool
         Continue in a folder that has shards: read the source from its start again, compare its first samples with those
         of the shards, and store the rest. So a source that is another one, or was altered where it is stored, is
@@ -90,7 +86,7 @@ def import_samples(
     ImportError
         If PyArrow is needed and not installed.
     TypeError, ValueError, OSError, AuthenticationError
-        As from `SealedWriter`.
+        As from `DatasetWriter`.
 
     Examples
     --------
@@ -104,7 +100,7 @@ def import_samples(
     >>> data[0]
     (b'Oslo', 709037)
     """
-    with SealedWriter(folder, key, shard_size=shard_size) as writer:
+    with DatasetWriter(folder, key, shard_size=shard_size) as writer:
         if writer.stored and not resume:
             advice = "Choose another folder, or resume that run with its source (resume=, --resume)"
             raise FileExistsError(errno.EEXIST, f"has {writer.stored} samples already. {advice}", os.fspath(folder))
@@ -162,7 +158,7 @@ def _open_object(source: Any) -> Iterator[Batch]:
     if isinstance(source, Mapping) or not isinstance(source, Iterable):
         raise TypeError(
             f"import_samples: expected paths, a table or an iterable of samples, got {type(source).__name__}. Give "
-            "such an object, or write samples with a SealedWriter"
+            "such an object, or write samples with a DatasetWriter"
         )
     return ({name: [value] for name, value in sample.items()} for sample in source)
 
@@ -228,24 +224,15 @@ def _walk_links(folder: Path, above: tuple[tuple[int, int], ...] = ()) -> Iterat
             yield from _walk_links(Path(entry), above)
 
 
-def _read_text(files: _Files) -> Iterator[Batch]:
-    for batch in _read_lines(files):
-        yield {"text": [line for line, _, _ in batch]}
-
-
-def _read_json(files: _Files) -> Iterator[Batch]:
-    columns = JsonColumns()
-    for batch in _read_lines(files, bytes.strip):
-        yield columns.parse(batch)
-
-
-def _read_lines(files: _Files, keep: Callable[[bytes], object] = lambda _: True) -> Iterator[list[Line]]:
-    """Return lines to keep, of one file at a time: a limited number of them, and of bytes."""
+def _read_lines(
+    files: _Files, parse: Callable[[list[Line]], Batch], keep: Callable[[bytes], object] = lambda _: True
+) -> Iterator[Batch]:
+    """Parse lines to keep, of one file at a time: a limited number of them, and of bytes."""
     numbered = ((line, path, number) for path in files for number, line in enumerate(_lines_of(path), 1) if keep(line))
     for path, lines in groupby(numbered, itemgetter(1)):
         while batch := _take_lines(lines):
             files.current = path
-            yield batch
+            yield parse(batch)
 
 
 def _lines_of(path: Path) -> Iterator[bytes]:
@@ -327,8 +314,8 @@ def _members_of(file: IO[bytes], path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 _READERS: dict[str, Callable[[_Files], Iterator[Batch]]] = {
-    ".txt": _read_text,
-    ".jsonl": _read_json,
+    ".txt": lambda files: _read_lines(files, lambda lines: {"text": [line for line, _, _ in lines]}),
+    ".jsonl": lambda files: _read_lines(files, JsonColumns().parse, bytes.strip),
     ".tar": _read_archives,
     ".parquet": tables.read_files,
     ".arrow": tables.read_files,

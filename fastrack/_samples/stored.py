@@ -29,10 +29,7 @@ class StoredSamples:
     def take(self, blocks: Mapping[str, Block], count: int) -> int:
         """Return how many of `count` samples are the next ones here; less than all of them after the last one here.
 
-        Raises
-        ------
-        ValueError
-            If one of them is not as it is stored.
+        Raise ValueError if one of them is not as it is stored.
         """
         done = 0
         while done < count and self.taken < self.count:

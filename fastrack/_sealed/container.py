@@ -100,7 +100,7 @@ def _layout(dtype: str, text: str) -> Layout | None:
     try:
         shape = [int(extent) for extent in text.split(",")] if text else []
         if is_shape(shape) and ",".join(map(str, shape)) == text:
-            return Layout(dtype, tuple(shape), dtypes.nbytes(dtype, shape))
+            return Layout(dtype, tuple(shape), dtypes.nbytes(dtype, tuple(shape)))
     except (ValueError, FormatError):
         pass
     return None
@@ -199,7 +199,7 @@ def _read_tensor(name: str, entry: Any, body: int) -> StoredTensor:
     if type(dtype) is not str:
         raise ValueError(f"entry of {name!r:.80}: expected a dtype, got {dtype!r:.80}")
     try:
-        nbytes = dtypes.nbytes(dtype, shape)
+        nbytes = dtypes.nbytes(dtype, tuple(shape))
     except FormatError as error:
         raise ValueError(f"entry of {name!r:.80}: {error}") from None
     if type(offsets) is not list or list(map(type, offsets)) != [int, int]:

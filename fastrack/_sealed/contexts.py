@@ -53,16 +53,9 @@ class MessageContext(NamedTuple):
         """Return the key of a new message, and its header: a fresh salt and the commitment."""
         return _new_key(key, self.encode())
 
-    def open_header(self, header: bytes, key: Key) -> MessageKey:
-        """Return the message key, after the commitment in the header was checked."""
-        try:
-            return derivation.open_header(header, key.material(), self.encode())
-        except AuthenticationError as error:
-            raise self.mismatch(error) from None
-
-    def mismatch(self, error: AuthenticationError | None = None) -> AuthenticationError:
-        """Return the error for a header that does not match: that of `cobblestone`, with the name of the tensor."""
-        return AuthenticationError(f"tensor {shown(self.name, 200)}: {error or cobblestone.MISMATCH}", tensor=self.name)
+    def mismatch(self) -> AuthenticationError:
+        """Return the error for a header that does not match, with the name of the tensor."""
+        return AuthenticationError(f"tensor {shown(self.name, 200)}: {cobblestone.MISMATCH}", tensor=self.name)
 
 
 @lru_cache(maxsize=256)

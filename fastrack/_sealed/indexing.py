@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from fastrack._crypto import gather
-from fastrack._crypto.base import GatherPlan
-from fastrack._crypto.gather import EvenRows
+from fastrack._crypto.gather import EvenRanges
 from fastrack._util.pickles import unpickle
 from fastrack._util.shown import shown
 
@@ -20,64 +18,7 @@ Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class ByteRanges:
-    """Byte ranges of a message's plaintext, and the offsets in a result that they go to.
-
-    starts, sizes, places : int64 (n,); range `i` has `sizes[i]` bytes from `starts[i]` on, and goes to `places[i]`
-    """
-
-    starts: Indices
-    sizes: Indices
-    places: Indices
-
-    @classmethod
-    def concatenate(cls, parts: Iterable[LazyRanges], shifts: Sequence[int]) -> ByteRanges:
-        """Concatenate ranges, and move the places of each by the number of bytes in `shifts`."""
-        ranges = [part().expand() for part in parts]
-        return cls(
-            np.concatenate([each.starts for each in ranges]),
-            np.concatenate([each.sizes for each in ranges]),
-            np.concatenate([each.places for each in ranges])
-            + np.repeat(np.array(shifts), [each.starts.size for each in ranges]),
-        )
-
-    def expand(self) -> ByteRanges:
-        """Return these ranges."""
-        return self
-
-    def pieces(self) -> GatherPlan:
-        """Return the gather of these bytes, with each chunk once and in ascending order."""
-        return GatherPlan.of(gather.make_plan(self.starts, self.sizes, self.places))
-
-
-class EvenRanges(EvenRows):
-    """Byte ranges of one size, at multiples of a stride."""
-
-    __slots__ = ()
-
-    def __call__(self) -> EvenRanges:
-        """Return these ranges, as a function that computes ranges does: there is nothing to compute."""
-        return self
-
-    def expand(self) -> ByteRanges:
-        """Return the same ranges with their starts, sizes and places."""
-        order = np.arange(self.rows.size) if self.order is None else self.order
-        return ByteRanges(self.rows * self.stride, np.full(self.rows.size, self.size, np.int64), order * self.size)
-
-    def pieces(self) -> GatherPlan:
-        """Return what `ByteRanges.pieces` does."""
-        return GatherPlan.of(self)
-
-
-Ranges = ByteRanges | EvenRanges
-"""Byte ranges of a message's plaintext, and where they go."""
-
-LazyRanges = Callable[[], Ranges] | EvenRanges
-"""Function that computes them."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowPlan:
+class RowSelection:
     """Rows of a tensor, as indices of its first dimension. It needs no memory for a range of rows.
 
     shape : the result's shape
@@ -96,14 +37,14 @@ class RowPlan:
     def __reduce__(self) -> tuple[object, ...]:
         return unpickle, ("RowPlan", self.shape, self.row_bytes, self.rows)
 
-    def select(self, index: Any) -> RowPlan:
+    def select(self, index: Any) -> RowSelection:
         """Resolve an index along the first dimension of the result, as `plan_rows` does."""
         inner = plan_rows(index, self.shape, self.nbytes)
         outer = self.rows
         if len(outer) != self.shape[0]:  # one row, of which rows are selected
             first = int(outer[0]) * self.shape[0]
             outer = range(first, first + self.shape[0])
-        return RowPlan(inner.shape, inner.row_bytes, _compose(outer, inner.rows))
+        return RowSelection(inner.shape, inner.row_bytes, _compose(outer, inner.rows))
 
     def ranges(self) -> EvenRanges:
         """Return the byte ranges of the rows."""
@@ -113,6 +54,39 @@ class RowPlan:
         if rows.step == 1:
             return EvenRanges(np.array([rows.start]), self.row_bytes, self.nbytes)
         return EvenRanges(np.arange(rows.start, rows.stop, rows.step), self.row_bytes, self.row_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Offsets and sizes of a box in a tensor of shape `whole`, of elements of `itemsize` bytes.
+
+    shape : the result's shape: `sizes`, or another of as many elements
+    """
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    whole: tuple[int, ...]
+    itemsize: int
+    shape: tuple[int, ...]
+
+    def ranges(self) -> EvenRanges:
+        """Return the byte ranges of the box, each as long as its bytes follow one another in the tensor."""
+        if 0 in self.sizes:
+            return EvenRanges(np.empty(0, np.int64), 0, 0)
+        inner = len(self.whole)  # dimensions from this on are one range
+        while inner and self.sizes[inner - 1] == self.whole[inner - 1]:
+            inner -= 1
+        inner = max(inner - 1, 0)
+        starts = np.zeros(1, np.int64)
+        for dimension, (offset, size) in enumerate(zip(self.offsets, self.sizes, strict=True)):
+            stride = math.prod(self.whole[dimension + 1 :]) * self.itemsize
+            indices = np.arange(offset, offset + size) if dimension < inner else np.array([offset])
+            starts = (starts[:, None] + indices * stride).reshape(-1)
+        return EvenRanges(starts, 1, math.prod(self.sizes[inner:]) * self.itemsize)
+
+    def select(self, index: Any) -> NoReturn:
+        """Refuse to select rows of a box."""
+        raise TypeError("rows of a sealed tensor: expected a tensor or rows of it, got a box. Select both at once")
 
 
 def _compose(outer: range | Indices, inner: range | Indices) -> range | Indices:
@@ -125,7 +99,7 @@ def _compose(outer: range | Indices, inner: range | Indices) -> range | Indices:
     return outer.start + inner * outer.step
 
 
-def plan_rows(rows: Any, shape: tuple[int, ...], nbytes: int) -> RowPlan:
+def plan_rows(rows: Any, shape: tuple[int, ...], nbytes: int) -> RowSelection:
     """Resolve an index along the first dimension as NumPy does, and raise IndexError and TypeError as it does."""
     if not shape:
         raise IndexError("rows of a sealed tensor: expected one dimension or more, got none. Open it whole")
@@ -137,7 +111,7 @@ def plan_rows(rows: Any, shape: tuple[int, ...], nbytes: int) -> RowPlan:
         return _one_row(rows, shape, row_bytes)
     if isinstance(rows, slice):
         chosen = range(*rows.indices(count))
-        return RowPlan((len(chosen), *shape[1:]), row_bytes, chosen)
+        return RowSelection((len(chosen), *shape[1:]), row_bytes, chosen)
     if hasattr(rows, "__array__"):
         # torch takes any tensor of one element for an integer, and NumPy only what has no dimensions.
         rows = np.asarray(rows)
@@ -149,14 +123,14 @@ def plan_rows(rows: Any, shape: tuple[int, ...], nbytes: int) -> RowPlan:
         else:
             return _one_row(row, shape, row_bytes)
     indices = as_indices(rows, count)
-    return RowPlan((indices.size, *shape[1:]), row_bytes, indices)
+    return RowSelection((indices.size, *shape[1:]), row_bytes, indices)
 
 
-def _one_row(row: int, shape: tuple[int, ...], row_bytes: int) -> RowPlan:
+def _one_row(row: int, shape: tuple[int, ...], row_bytes: int) -> RowSelection:
     count = shape[0]
     if not -count <= row < count:
         raise IndexError(f"row {row} is out of range: the tensor has {count} rows")
-    return RowPlan(shape[1:], row_bytes, range(row % count, row % count + 1))
+    return RowSelection(shape[1:], row_bytes, range(row % count, row % count + 1))
 
 
 def as_indices(rows: Any, count: int) -> Indices:

@@ -7,9 +7,9 @@ from typing import Self
 
 from fastrack._crypto import cobblestone
 from fastrack._crypto.engine import get_engine
+from fastrack._crypto.gather import Ranges
 from fastrack._keys.keyring import KeyRing
-from fastrack._sealed.fetching import discard, fetch
-from fastrack._sealed.indexing import Ranges
+from fastrack._sealed.headers import discard, fetch, open_header
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.locations import Location
@@ -22,10 +22,10 @@ class OpenMessage:
 
     def __init__(self, sealed: SealedTensor, keys: KeyRing) -> None:
         self._sealed = sealed
-        self._storage, start = sealed.origin
+        self._storage, start = sealed.location
         self._start, self._end = start + HEADER_SIZE, start + sealed.message_size
         self._engine = get_engine()
-        message_key = sealed.open_header(keys)
+        message_key = open_header(sealed, keys)
         self._schedule = self._engine.expand_key(message_key)
         message_key.wipe()
 

@@ -143,19 +143,19 @@ def _read_layout(name: str, entry: Any, path: Location) -> Layout:
     if type(entry) is dict and entry.keys() == _MEMBERS:
         dtype, shape = entry["dtype"], entry["shape"]
         if type(dtype) is str and is_shape(shape):
-            return Layout(dtype, tuple(shape), dtypes.nbytes(dtype, shape))
+            return Layout(dtype, tuple(shape), dtypes.nbytes(dtype, tuple(shape)))
     raise FormatError(
         f"{path}: entry of {shown(name)}: expected a dtype and a shape, got {entry!r:.80}; the metadata was altered"
     )
 
 
-def describe(context: MessageContext) -> dict[str, Any]:
+def entry_of(context: MessageContext) -> dict[str, Any]:
     """Return what the metadata says of a tensor."""
     return {"dtype": context.dtype, "shape": list(context.shape)}
 
 
 def encode_fields(file_id: str, key_id: str, sealed: Mapping[str, Any], kind: Kind = "tensor") -> dict[str, str]:
-    """Return the metadata of a file with these sealed tensors, as `describe` describes them."""
+    """Return the metadata of a file with these sealed tensors, as `entry_of` describes them."""
     fields = {
         "fastrack.version": FORMAT_VERSION,
         "fastrack.file": file_id,

@@ -10,7 +10,7 @@ from typing import Any
 from fastrack._crypto.engine import get_engine
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._sealed.contexts import MessageContext, new_file_id
-from fastrack._sealed.fetching import fetch_headers, prefetch
+from fastrack._sealed.headers import fetch_headers, prefetch
 from fastrack._sealed.messages import OpenMessage
 from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._tensors import arrays
@@ -65,7 +65,7 @@ def seal(tensor: Any, key: KeyLike | None = None, name: str = "tensor") -> Seale
     key = sealing_key(key)
     if is_sharded(tensor):
         tensor, name = named_part(tensor, name)
-    dtype, shape = arrays.describe(tensor)
+    dtype, shape = arrays.dtype_and_shape(tensor)
     plain = arrays.bytes_of(tensor)
     context = MessageContext(name, dtype, shape, new_file_id())
     message = arrays.empty_bytes(message_size(plain.size))

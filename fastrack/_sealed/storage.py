@@ -11,7 +11,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -43,15 +43,11 @@ class Storage(Protocol):
         """Size of the file in bytes."""
         ...
 
-    def fetch(self, ranges: Sequence[tuple[int, int]]) -> Storage:
-        """Return a storage in which ranges of bytes (start, stop) are present, and stay so. On this machine all are.
-
-        It takes one call to fetch many ranges at once; `read`, `view` and `memory` fetch their own.
-        """
-        ...
-
     def prefetch(self, ranges: Sequence[tuple[int, int]]) -> int:
-        """Begin to fetch ranges of bytes, and return the number of bytes that are not on this machine yet."""
+        """Begin to fetch ranges of bytes (start, stop), and return the number of those that are not on this machine.
+
+        `read`, `view` and `memory` fetch their own.
+        """
         ...
 
     def discard(self, ranges: Sequence[tuple[int, int]]) -> bool:
@@ -124,9 +120,6 @@ class _Present:
 
     __slots__ = ()
 
-    def fetch(self, ranges: Sequence[tuple[int, int]]) -> Self:
-        return self
-
     def prefetch(self, ranges: Sequence[tuple[int, int]]) -> int:
         return 0
 
@@ -167,7 +160,7 @@ class MappedFile(_Present):
     that name has to be the same one, of the same size and time of modification.
     """
 
-    __slots__ = ("__weakref__", "_array", "_memory", "_parts", "_path", "_version", "is_recent", "size")
+    __slots__ = ("__weakref__", "_mapped", "_path", "_version", "is_recent", "size")
 
     def __init__(self, path: str | os.PathLike[str], file: io.FileIO) -> None:
         name = os.fspath(path)
@@ -175,43 +168,26 @@ class MappedFile(_Present):
         self._version = _version_of(file)
         self.size = self._version[0]
         self.is_recent = False  # used since it was last considered for unmapping
-        self._array: Bytes | None = None
-        self._memory: HostMemory | None = None
-        self._parts: dict[int, HostMemory] = {}  # of the map, by their starts
+        self._mapped: StoredBytes | None = None
         self._map(file)
 
     def read(self, start: int, stop: int) -> bytes:
         self.is_recent = True
-        array = self._array  # as in `view`: a call takes as long as what it does
-        if array is None:
-            array = self._map_again()
-        return array[start:stop].tobytes()
+        return (self._mapped or self._map_again()).read(start, stop)
 
     def view(self, start: int, stop: int) -> Bytes:
         self.is_recent = True
-        array = self._array
-        if array is None:
-            array = self._map_again()
-        return array[start:stop]
+        return (self._mapped or self._map_again()).view(start, stop)
 
     def memory(self, start: int, stop: int) -> HostMemory:
         self.is_recent = True
-        parts = self._parts
-        part = parts.get(start)
-        if part is None or part.size != stop - start:
-            memory = self._memory
-            if memory is None:
-                memory = HostMemory.of(self._map_again())
-                parts = self._parts
-            part = parts[start] = memory.part(start, stop)
-        return part
+        return (self._mapped or self._map_again()).memory(start, stop)
 
     def unmap(self) -> None:
         """Release the map, which ends with the last array on it."""
-        self._array = self._memory = None
-        self._parts = {}
+        self._mapped = None
 
-    def _map_again(self) -> Bytes:
+    def _map_again(self) -> StoredBytes:
         with open_regular(self._path) as file:
             if _version_of(file) != self._version:
                 error = FormatError(
@@ -221,14 +197,12 @@ class MappedFile(_Present):
                 raise error
             return self._map(file)
 
-    def _map(self, file: io.FileIO) -> Bytes:
-        array = _map(file, self.size)
-        self._memory = HostMemory.of(array)
-        self._array = array
+    def _map(self, file: io.FileIO) -> StoredBytes:
+        mapped = self._mapped = StoredBytes(_map(file, self.size))
         _mapped[weakref.ref(self, _forget)] = None
         while len(_mapped) > MAP_LIMIT and _unmap_one():
             pass
-        return array
+        return mapped
 
 
 _mapped: OrderedDict[weakref.ref[MappedFile], None] = OrderedDict()  # all that are, in the order of their mapping

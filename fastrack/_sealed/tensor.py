@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fastrack._crypto.base import HostMemory
-from fastrack._crypto.cobblestone import MessageKey
+from fastrack._crypto.gather import LazyRanges
 from fastrack._keys.keyring import KeyRing
 from fastrack._keys.keys import Key
 from fastrack._sealed.container import encode_header
 from fastrack._sealed.contexts import Binding, Edition, MessageContext
 from fastrack._sealed.handle import NOT_OPEN, Handle
-from fastrack._sealed.indexing import EvenRanges, LazyRanges, RowPlan, plan_rows
-from fastrack._sealed.metadata import describe, encode_fields, read_contents
+from fastrack._sealed.indexing import Box, RowSelection, plan_rows
+from fastrack._sealed.metadata import encode_fields, entry_of, read_contents
 from fastrack._sealed.storage import Extent, Storage, StoredBytes, read_head
 from fastrack._tensors import dtypes
 from fastrack._tensors.arrays import Bytes
@@ -27,7 +25,7 @@ from fastrack._util.locations import Location
 from fastrack._util.pickles import unpickle
 from fastrack._util.public import public
 from fastrack._util.shown import shown
-from fastrack.errors import AuthenticationError, FastrackError, FormatError, GrantError, UnknownKeyError
+from fastrack.errors import FastrackError, FormatError, GrantError
 from fastrack.format import HEADER_SIZE, message_size
 
 Proof = tuple[bytes, bytes, Binding | None]
@@ -164,7 +162,7 @@ class SealedTensor(Handle):
         return self._stop - self._start
 
     @property
-    def origin(self) -> tuple[Storage, int]:
+    def location(self) -> tuple[Storage, int]:
         """The storage of the message, and where in it the message begins."""
         return self._storage, self._start
 
@@ -185,32 +183,6 @@ class SealedTensor(Handle):
     def memory(self) -> HostMemory:
         """The same, for native code."""
         return self._storage.memory(self._start + HEADER_SIZE, self._stop)
-
-    def open_header(self, keys: KeyRing) -> MessageKey:
-        """Return the message key, after the header and the binding, if there is one, were authenticated."""
-        try:
-            key = keys[self.key_id]
-            self.check_origin(key)
-            return self._open_header(key)
-        except (AuthenticationError, GrantError, UnknownKeyError) as error:
-            self.add_path(error)
-            raise
-
-    def _open_header(self, key: Key) -> MessageKey:
-        try:
-            return self.context.open_header(self.header, key)
-        except AuthenticationError:
-            kept = (self._start, self._start + HEADER_SIZE)
-            if self._pinned_header is not None or not self._storage.discard([kept]):
-                raise
-            return self.context.open_header(self.header, key)
-
-    def check_origin(self, key: Key) -> None:
-        """Authenticate the binding, if there is one, and refuse a file that the key was not granted for."""
-        if key.is_restricted:
-            self.check_grant(key)
-        if self.binding is not None:
-            self.binding.check(self.context, key)
 
     def check_grant(self, key: Key) -> None:
         """Refuse a file or a version of a set that the key was not granted for."""
@@ -255,7 +227,7 @@ class SealedTensor(Handle):
             raise ValueError(
                 f"{context.name!r:.200} is part of a {context.kind}, and of no other file. Unseal it first"
             )
-        fields = encode_fields(context.file, self.key_id, {context.name: describe(context)})
+        fields = encode_fields(context.file, self.key_id, {context.name: entry_of(context)})
         return encode_header({context.name: ("U8", (self.message_size,))}, fields) + bytes(self.message)
 
     @classmethod
@@ -317,13 +289,13 @@ def restore_tensor(
 
 def move_tensor(tensor: SealedTensor, storage: Storage) -> SealedTensor:
     """Return a tensor in another storage of the same bytes."""
-    start = tensor.origin[1]
+    start = tensor.location[1]
     message = Extent(storage, start, start + tensor.message_size)
     header = tensor._pinned_header  # noqa: SLF001 - of this module
     return SealedTensor(tensor.context, message, tensor.key_id, tensor.binding, tensor.path, header, tensor.edition)
 
 
-class TensorSlice(NamedTuple):
+class MessageRanges(NamedTuple):
     """Part of a result that comes from one sealed tensor. `ranges` computes its byte ranges when it is called."""
 
     tensor: SealedTensor
@@ -380,12 +352,12 @@ class SealedRows(Handle):
     def nbytes(self) -> int:
         return dtypes.nbytes(self.dtype, self.shape)
 
-    def select(self, keys: KeyRing) -> Sequence[TensorSlice]:
+    def select(self, keys: KeyRing) -> Sequence[MessageRanges]:
         """Return `slices`, after what these depend on was authenticated by `check_contexts`."""
         self.check_contexts(keys)
         return self.slices()
 
-    def slices(self) -> Sequence[TensorSlice]:
+    def slices(self) -> Sequence[MessageRanges]:
         """Return the slices of the result, one for each message. Their byte ranges are computed later."""
         raise NotImplementedError
 
@@ -405,11 +377,11 @@ class SealedRows(Handle):
 
 
 class TensorRows(SealedRows):
-    """Handle on rows of one sealed tensor."""
+    """Handle on rows of one sealed tensor, or on a box of it."""
 
     __slots__ = ("_plan", "_tensor")
 
-    def __init__(self, tensor: SealedTensor, plan: RowPlan) -> None:
+    def __init__(self, tensor: SealedTensor, plan: RowSelection | Box) -> None:
         self.name = tensor.context.name
         self.dtype = tensor.context.dtype
         self.key_id = tensor.key_id
@@ -419,19 +391,21 @@ class TensorRows(SealedRows):
     @classmethod
     def of(cls, tensor: SealedTensor) -> TensorRows:
         """Return a handle on a whole tensor of any shape."""
-        return cls(tensor, RowPlan(tensor.shape, tensor.nbytes, range(1)))
+        return cls(tensor, RowSelection(tensor.shape, tensor.nbytes, range(1)))
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self._plan.shape
 
-    def slices(self) -> Sequence[TensorSlice]:
-        return (TensorSlice(self._tensor, self._plan.ranges),)
+    def slices(self) -> Sequence[MessageRanges]:
+        return (MessageRanges(self._tensor, self._plan.ranges),)
 
     def __getitem__(self, rows: Any) -> TensorRows:
         return TensorRows(self._tensor, self._plan.select(rows))
 
     def __reduce__(self) -> tuple[object, ...]:
+        if isinstance(self._plan, Box):
+            return unpickle, ("TensorBox", self._tensor, self._plan.offsets, self._plan.sizes, self._plan.shape)
         return unpickle, ("TensorRows", self._tensor, self._plan)
 
 
@@ -452,7 +426,7 @@ def select_box(tensor: SealedTensor, offsets: Sequence[int], sizes: Sequence[int
     if sizes == shape:
         return tensor
     _require_whole_bytes(tensor)
-    return TensorBox(tensor, offsets, sizes)
+    return restore_box(tensor, offsets, sizes, sizes)
 
 
 def select_slices(tensor: SealedTensor, index: tuple[Any, ...]) -> SealedRows:
@@ -486,7 +460,7 @@ def select_slices(tensor: SealedTensor, index: tuple[Any, ...]) -> SealedRows:
         ranges.append((row % extent, 1))
     offsets, sizes = tuple(offset for offset, _ in ranges), tuple(size for _, size in ranges)
     _require_whole_bytes(tensor)
-    return TensorBox(tensor, offsets, sizes, tuple(kept))
+    return restore_box(tensor, offsets, sizes, tuple(kept))
 
 
 def _require_whole_bytes(tensor: SealedTensor) -> None:
@@ -496,56 +470,8 @@ def _require_whole_bytes(tensor: SealedTensor) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Box:
-    """Offsets and sizes of a box in a tensor of some shape, of elements of `itemsize` bytes."""
-
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-    shape: tuple[int, ...]
-    itemsize: int
-
-    def ranges(self) -> EvenRanges:
-        """Return the byte ranges of the box, each as long as its bytes follow one another in the tensor."""
-        if 0 in self.sizes:
-            return EvenRanges(np.empty(0, np.int64), 0, 0)
-        inner = len(self.shape)  # dimensions from this on are one range
-        while inner and self.sizes[inner - 1] == self.shape[inner - 1]:
-            inner -= 1
-        inner = max(inner - 1, 0)
-        starts = np.zeros(1, np.int64)
-        for dimension, (offset, size) in enumerate(zip(self.offsets, self.sizes, strict=True)):
-            stride = math.prod(self.shape[dimension + 1 :]) * self.itemsize
-            indices = np.arange(offset, offset + size) if dimension < inner else np.array([offset])
-            starts = (starts[:, None] + indices * stride).reshape(-1)
-        return EvenRanges(starts, 1, math.prod(self.sizes[inner:]) * self.itemsize)
-
-
-class TensorBox(SealedRows):
-    """Handle on a box of one sealed tensor. Its shape is `sizes`, or another of as many elements."""
-
-    __slots__ = ("_box", "_shape", "_tensor")
-
-    def __init__(
-        self,
-        tensor: SealedTensor,
-        offsets: tuple[int, ...],
-        sizes: tuple[int, ...],
-        shape: tuple[int, ...] | None = None,
-    ) -> None:
-        self.name = tensor.name
-        self.dtype = tensor.dtype
-        self.key_id = tensor.key_id
-        self._tensor = tensor
-        self._box = _Box(offsets, sizes, tensor.shape, dtypes.BITS[tensor.dtype] // 8)
-        self._shape = sizes if shape is None else shape
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self._shape
-
-    def slices(self) -> Sequence[TensorSlice]:
-        return (TensorSlice(self._tensor, self._box.ranges),)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return unpickle, ("TensorBox", self._tensor, self._box.offsets, self._box.sizes, self._shape)
+def restore_box(
+    tensor: SealedTensor, offsets: tuple[int, ...], sizes: tuple[int, ...], shape: tuple[int, ...]
+) -> TensorRows:
+    """Return the part of a tensor that a pickle describes."""
+    return TensorRows(tensor, Box(offsets, sizes, tensor.shape, dtypes.BITS[tensor.dtype] // 8, shape))

@@ -153,9 +153,9 @@ class Anchor:
 
         Raises
         ------
-        AuthenticationError
-            If it has other content, or is sealed. `RollbackError` if it is no file of the set.
-        SignatureError, FormatError, OSError
+        RollbackError
+            If it is no file of the set, or is sealed.
+        AuthenticationError, SignatureError, FormatError, OSError
             As from `verify`.
         """
         path = locate_local(path)
@@ -176,13 +176,9 @@ class Anchor:
         Raises
         ------
         RollbackError
-            If the manifest or a file is older or another one, or missing, or is no part of the set.
-        AuthenticationError
-            If what is stored in plain was altered.
-        SignatureError
-            If the owner has not signed the manifest.
-        FormatError, OSError
-            If a file is no manifest or sealed file, or cannot be read.
+            As from `Manifest.verify`, or if the manifest is missing, or older than the anchor.
+        AuthenticationError, SignatureError, FormatError, OSError
+            As from `Manifest.verify` and `load_manifest`.
         """
         folder = locate_local(folder)
         manifest = self._load(folder / FOLDER_MANIFEST if self._manifest_path is None else self._manifest_path)

@@ -99,12 +99,7 @@ class SealedEntry:
     def check(self, file: SealedFile) -> None:
         """Compare an open file with this description. Contents of plain tensors are compared when they are read.
 
-        Raises
-        ------
-        RollbackError
-            If it is another file. The error names the file, and the tensor if it is about one.
-        AuthenticationError
-            If a message has not the listed digest.
+        Raise RollbackError for another file, and AuthenticationError for a message that has not the listed digest.
         """
         if file.file_id != self.file:
             raise self._other(file, f"file id {self.file}", file.file_id)

@@ -9,14 +9,14 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from fastrack._files.reader import SealedFile, verify_file
+from fastrack._files.reader import SealedFile, raise_first, verify_file
 from fastrack._files.writer import Progress
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._sealed.contexts import Edition
 from fastrack._sealed.seal import unseal
 from fastrack._sealed.tensor import SealedTensor
+from fastrack._sets.anchor import Anchor
 from fastrack._sets.entries import Entry, PlainEntry, SealedEntry, walk
 from fastrack._sets.load_file import load_file
 from fastrack._sets.manifest import parse_entry
@@ -25,9 +25,6 @@ from fastrack._util.documents import decode, parsing
 from fastrack._util.locations import Location, join, locate
 from fastrack._util.public import public
 from fastrack.errors import AuthenticationError, FormatError, RollbackError
-
-if TYPE_CHECKING:
-    from fastrack._sets.anchor import Anchor
 
 INDEX = "fastrack.folder"
 FILES, HEADER = "files", "header/"  # the tensor of the index that lists the files, and the prefix of those with headers
@@ -243,10 +240,8 @@ class SealedFolder:
 
         Parameters
         ----------
-        keys : KeySource, optional
-            As for `unseal`.
-        progress : callable, optional
-            Called with the number of bytes checked since the previous call.
+        keys, progress
+            As for `verify_file`.
 
         Raises
         ------
@@ -259,11 +254,7 @@ class SealedFolder:
         FormatError, OSError
             As from `load_file`.
         """
-        errors = [check.error for check in self.check(keys, progress=progress) if check.error is not None]
-        for error in errors[:1]:
-            for other in errors[1:]:
-                error.add_note(str(other))
-            raise error
+        raise_first(check.error for check in self.check(keys, progress=progress))
 
     def check(self, keys: KeySource | None = None, *, progress: Progress | None = None) -> list[FileCheck]:
         """Check all files as `verify` does, and return one `FileCheck` for each, foreign ones too."""

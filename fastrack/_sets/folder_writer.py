@@ -9,7 +9,6 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +17,8 @@ from fastrack._files.reader import SealedFile
 from fastrack._files.writer import Progress, plain_names, seal_file, write_plaintext, write_sealed
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._keys.keys import Key
+from fastrack._sealed.storage import HEADER_LIMIT, HEADER_PREFIX
+from fastrack._sets.anchor import Anchor
 from fastrack._sets.entries import Entry, PlainEntry, SealedEntry, walk
 from fastrack._sets.folder import FILES, FORMAT, HEADER, INDEX, SAFETENSORS, SealedFolder, open_folder
 from fastrack._sets.manifest import is_name
@@ -28,11 +29,6 @@ from fastrack._util.public import public
 from fastrack._util.regular_file import open_regular
 from fastrack.errors import FormatError
 
-if TYPE_CHECKING:
-    from fastrack._sets.anchor import Anchor
-
-_PREFIX = 8  # bytes at the start of a safetensors file: the size of the header, little-endian
-_HEADER_LIMIT = 100_000_000  # bytes; safetensors refuses to read more
 _BLOCK = 1 << 20
 _PRIVATE = 0o700  # the mode of a folder of plaintext
 # The folder of a model has a configuration beside weights of the names that libraries give them; that of a pipeline an
@@ -81,7 +77,8 @@ def seal_folder(
     key : KeyLike, optional
         The owner's key, as `seal` takes it.
     plain : iterable of str
-        Files to copy as they are: their paths in the folder, or globs of them, whose ``*`` stands for slashes too.
+        Files to copy as they are: their paths in the folder, or globs of them, whose ``*`` stands for slashes too. A
+        glob takes a link in only if it takes in the file that this leads to.
     progress : callable, optional
         Called with the number of bytes done since the previous call.
 
@@ -154,20 +151,18 @@ def require_inside(path: Path, folder: Path) -> None:
 
 def _plain_files(found: Mapping[str, Path], source: Path, patterns: Iterable[str]) -> set[str]:
     """Return the names of the files that are copied as they are."""
+    root = source.resolve()
+    # A link is what it leads to as well: it would make readable what is sealed by its own name.
+    names = {name: {name, Path(os.path.realpath(path)).relative_to(root).as_posix()} for name, path in found.items()}
     kept: set[str] = set()
     for pattern in sorted(patterns):
-        matches = {pattern} & found.keys() or set(fnmatch.filter(found, pattern))
+        globbed = {name for name, both in names.items() if len(fnmatch.filter(both, pattern)) == len(both)}
+        matches = {pattern} & found.keys() or globbed
         if not matches:
             raise ValueError(f"plain=: expected a file of {source} or a glob of some, got {pattern!r:.200}. Correct it")
         kept |= matches
     weights, models = _models_in(found)
-    root = source.resolve()
-    for name, path in found.items():
-        # A link is what it leads to as well: it would make readable what is sealed by its own name.
-        names = {name, Path(os.path.realpath(path)).relative_to(root).as_posix()}
-        if all(_is_plain(each, weights, models) for each in names):
-            kept.add(name)
-    return kept
+    return kept | {name for name, both in names.items() if all(_is_plain(each, weights, models) for each in both)}
 
 
 def _is_plain(name: str, weights: set[str], models: set[str]) -> bool:
@@ -209,9 +204,9 @@ def _seal(path: Path, place: Path, key: Key, progress: Progress | None) -> bytes
         write_sealed({path.name: whole_file(path)}, place, key, frozenset(), {}, progress)
         return None
     with open_regular(path) as file:
-        prefix = file.read(_PREFIX)
+        prefix = file.read(HEADER_PREFIX)
         size = int.from_bytes(prefix, "little")
-        header = prefix + file.read(size) if size <= _HEADER_LIMIT else prefix
+        header = prefix + file.read(size) if size <= HEADER_LIMIT else prefix
     seal_file(path, place, key, progress=progress)
     return header
 
@@ -235,7 +230,7 @@ def _bytes(content: bytes) -> PlainTensor:
 def _require_layout(header: bytes, entry: SealedEntry, path: Location) -> list[str]:
     """Return the names in a safetensors header, in the order of the bytes, if it describes the tensors of the entry."""
     try:
-        described = json.loads(header[_PREFIX:])
+        described = json.loads(header[HEADER_PREFIX:])
         described.pop("__metadata__", None)
         names = sorted(described, key=lambda name: described[name]["data_offsets"])
         found = {name: [described[name]["dtype"], described[name]["shape"]] for name in names}

@@ -95,15 +95,7 @@ class Manifest:
     def from_bytes(
         cls, content: bytes, *, owner: Verifier | Iterable[Verifier], source: str = "the manifest"
     ) -> Manifest:
-        """Read the content of a manifest, as `load_manifest` does.
-
-        Raises
-        ------
-        SignatureError
-            If it was altered, or signed by another key.
-        FormatError
-            If it is not a manifest.
-        """
+        """Read the content of a manifest. Errors are those of `load_manifest`."""
         end = content.find(b'"', len(_HEAD))
         tail = _TAIL.fullmatch(content, end)
         if not content.startswith(_HEAD) or tail is None or len(content) > _LIMIT:
@@ -147,7 +139,7 @@ class Manifest:
             self.check(name, path)
 
     def check(self, name: str, path: str | os.PathLike[str]) -> None:
-        """Compare one file with the set, as `verify` does.
+        """Compare one file with the set. Errors are those of `verify`.
 
         Parameters
         ----------
@@ -155,11 +147,6 @@ class Manifest:
             Its name in the set.
         path : path
             The file.
-
-        Raises
-        ------
-        RollbackError, AuthenticationError, FormatError, OSError
-            As from `verify`.
         """
         path = Path(path)
         entry = self.entry(name, path)

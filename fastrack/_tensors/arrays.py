@@ -54,7 +54,7 @@ def default_framework() -> Framework:
     return "torch" if installed("torch") else "numpy"
 
 
-def describe(array: Any) -> tuple[str, tuple[int, ...]]:
+def dtype_and_shape(array: Any) -> tuple[str, tuple[int, ...]]:
     """Return the safetensors dtype and shape of a dense array; raise TypeError for anything else."""
     framework = framework_of(array)
     if framework == "torch":

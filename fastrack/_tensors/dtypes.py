@@ -35,13 +35,9 @@ _FROM_TORCH = {name: dtype for dtype, name in _TORCH.items()}
 _PAIRED = "F4"
 
 
-def nbytes(dtype: str, shape: Sequence[int]) -> int:
-    """Return the bytes of a dense tensor of this dtype and shape; raise FormatError if there is none such."""
-    return _nbytes(dtype, tuple(shape))
-
-
 @lru_cache(maxsize=1024)
-def _nbytes(dtype: str, shape: tuple[int, ...]) -> int:
+def nbytes(dtype: str, shape: tuple[int, ...]) -> int:
+    """Return the bytes of a dense tensor of this dtype and shape; raise FormatError if there is none such."""
     bits = BITS.get(dtype)
     if bits is None:
         raise FormatError(f"unknown dtype: expected one of safetensors ({', '.join(BITS)}), got {dtype!r:.40}")

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from fastrack._crypto.gather import ByteRanges, LazyRanges
 from fastrack._keys.keyring import KeyRing
-from fastrack._sealed.indexing import ByteRanges, LazyRanges
-from fastrack._sealed.tensor import SealedRows, SealedTensor, TensorRows, TensorSlice
+from fastrack._sealed.tensor import MessageRanges, SealedRows, SealedTensor, TensorRows
 from fastrack._tensors import arrays
 from fastrack._training.handles import DatasetRows, Lengths, Samples
 from fastrack._util.pickles import unpickle
@@ -121,18 +121,18 @@ class StackedRows(SealedRows):
     def shape(self) -> tuple[int, ...]:
         return (len(self._handles), *self._handles[0].shape)
 
-    def slices(self) -> Sequence[TensorSlice]:
+    def slices(self) -> Sequence[MessageRanges]:
         size = self._handles[0].nbytes
         slices: dict[Any, tuple[SealedTensor, list[LazyRanges], list[int]]] = {}
         for index, rows in enumerate(self._handles):
             for tensor, ranges in rows.slices():
                 # A message is opened once, even if it was taken out of its file twice.
-                same = (*tensor.origin, tensor.context)
+                same = (*tensor.location, tensor.context)
                 _, parts, shifts = slices.setdefault(same, (tensor, [], []))
                 parts.append(ranges)
                 shifts.append(index * size)
         return [
-            TensorSlice(tensor, partial(ByteRanges.concatenate, parts, shifts))
+            MessageRanges(tensor, partial(ByteRanges.concatenate, parts, shifts))
             for tensor, parts, shifts in slices.values()
         ]
 

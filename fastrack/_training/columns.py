@@ -16,9 +16,8 @@ from fastrack._keys.keyring import KeyRing
 from fastrack._samples.blocks import LENGTHS, OFFSETS, RECORDS
 from fastrack._samples.dataset_writer import SHARD, shards_in
 from fastrack._sealed.indexing import Indices
-from fastrack._training.handles import DatasetRef
-from fastrack._training.joined import JoinedRef, PlainColumns
-from fastrack._training.layout import record_layout, row_layout, window_layout
+from fastrack._training.handles import CombinedDataset, DatasetHandle, record_layout, row_layout, window_layout
+from fastrack._training.plain_columns import PlainColumns
 from fastrack._training.shards import PathLike, Shards, require_samples
 from fastrack._util.locations import locate
 from fastrack._util.names import list_names
@@ -94,7 +93,7 @@ def join_columns(
     keys: KeyRing | None,
     plain: tuple[str, ...],
     lengths: str | None = None,
-) -> DatasetRef | JoinedRef:
+) -> DatasetHandle | CombinedDataset:
     """Lay out columns, as `find_tensors` returns them, and those of the names in `plain`.
 
     lengths : name of the lengths of records; by default that of their column with an ending
@@ -103,12 +102,12 @@ def join_columns(
     parts = []
     rows = [stored[0] for stored in tensors.values() if len(stored) == 1]
     if rows:
-        parts.append(DatasetRef(row_layout(shards if len(rows) == len(shards.names) else shards.select(rows))))
+        parts.append(DatasetHandle(row_layout(shards if len(rows) == len(shards.names) else shards.select(rows))))
     for name, stored in tensors.items():
         names.append(name)
         if len(stored) == 2:
             names.append(lengths or name + LENGTHS)
-            parts.append(DatasetRef(record_layout(shards.select(stored), keys, (name, names[-1]))))
+            parts.append(DatasetHandle(record_layout(shards.select(stored), keys, (name, names[-1]))))
     for part in parts:
         _require_alike(shards, parts[0].layout.ends, part.layout.ends)
     columns = PlainColumns(shards, plain, parts[0].layout.ends) if plain else None
@@ -117,7 +116,7 @@ def join_columns(
 
 def join_windows(
     shards: Shards, names: tuple[str, ...], plain: tuple[str, ...], size: int, step: int
-) -> DatasetRef | JoinedRef:
+) -> DatasetHandle | CombinedDataset:
     """Lay out windows on columns, of which those in `plain` are not sealed."""
     stored = {name: _tensor_of(shards, name) for name in names if name not in plain}
     if not stored:
@@ -125,17 +124,19 @@ def join_windows(
     layout = window_layout(shards.select(list(stored.values())), tuple(stored), size, step)
     chosen = tuple(name for name in names if name in plain)
     columns = PlainColumns(shards, chosen, layout.ends, size, step) if chosen else None
-    return _join([DatasetRef(layout)], names, columns)
+    return _join([DatasetHandle(layout)], names, columns)
 
 
-def _join(parts: list[DatasetRef], names: tuple[str, ...], plain: PlainColumns | None) -> DatasetRef | JoinedRef:
+def _join(
+    parts: list[DatasetHandle], names: tuple[str, ...], plain: PlainColumns | None
+) -> DatasetHandle | CombinedDataset:
     if len(set(names)) != len(names):
         raise ValueError(
             f"columns of samples: expected different names, got {', '.join(map(shown, names)):.300}. Rename a column"
         )
     if plain is not None:
         plain.check()
-    return JoinedRef(parts, names, plain) if plain is not None or len(parts) > 1 else parts[0]
+    return CombinedDataset(parts, names, plain) if plain is not None or len(parts) > 1 else parts[0]
 
 
 def _tensor_of(shards: Shards, column: str) -> str:

@@ -10,15 +10,14 @@ import numpy as np
 
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._sealed.indexing import Indices, as_indices
-from fastrack._sealed.tensor import SealedRows, SealedTensor
+from fastrack._sealed.tensor import MessageRanges, SealedRows, SealedTensor
 from fastrack._sets.load_file import resolve_anchor
 from fastrack._tensors import arrays
 from fastrack._training.collate import collate
 from fastrack._training.columns import find_tensors, join_columns, join_windows, list_shards, tuple_of_names
-from fastrack._training.handles import DatasetRef, Lengths, Samples
-from fastrack._training.joined import JoinedRef
-from fastrack._training.opening import Opening, Transform
+from fastrack._training.handles import CombinedDataset, DatasetHandle, Lengths, RecordLayout, Samples
 from fastrack._training.shards import PathLike, Shards
+from fastrack._transfer.api import to_device
 from fastrack._util.pickles import unpickle
 from fastrack._util.public import public
 
@@ -45,6 +44,8 @@ else:
         # A DataLoader without collate_fn= then makes the same batches, though one handle after the other.
         default_collate_fn_map.update(dict.fromkeys((SealedRows, SealedTensor, Lengths), _collate_handles))
 
+Transform = Callable[[dict[str, Any]], Any]
+
 
 @public
 class SealedDataset(_Base[Sample_co]):
@@ -61,10 +62,10 @@ class SealedDataset(_Base[Sample_co]):
     Parameters
     ----------
     paths : path or sequence of paths
-        Sealed files, or the folder of a `SealedWriter`. Their samples follow each other in the order given.
+        Sealed files, or the folder of a `DatasetWriter`. Their samples follow each other in the order given.
     columns : sequence of str, optional
         Names of sealed tensors that share their first dimension, which counts the samples, and of columns of records
-        that a `SealedWriter` wrote. All of the first file by default.
+        that a `DatasetWriter` wrote. All of the first file by default.
     keys : KeySource, optional
         Keys to authenticate the shapes of all columns with, and so the number of samples. Without them the length, the
         shapes and the dtypes are those that the files claim: a column is authenticated when its first samples are
@@ -156,10 +157,11 @@ class SealedDataset(_Base[Sample_co]):
     ) -> None:
         ring = None if keys is None else KeyRing.resolve(keys)
         self._shards = shards
-        self._opening = None if transform is None else Opening(keys, transform)
+        self._opening = None if transform is None else SampleTransform(keys, transform)
         self._ref = join_columns(shards, tensors, ring, tuple_of_names(plain_columns, "plain_columns="), lengths)
         if ring is not None:
-            self._ref.authenticate(ring)
+            for part in self._ref.parts:
+                part.authenticate(ring)
 
     @classmethod
     def records(
@@ -243,7 +245,7 @@ class SealedDataset(_Base[Sample_co]):
         """
         step = size if step is None else step
         names = (column,) if isinstance(column, str) else tuple(column)
-        plain = self._ref.plain.names if isinstance(self._ref, JoinedRef) and self._ref.plain is not None else ()
+        plain = () if self._ref.plain is None else self._ref.plain.names
         return restore_dataset(join_windows(self._shards, names, plain, size, step), self._shards, self._opening)
 
     @property
@@ -295,8 +297,82 @@ class SealedDataset(_Base[Sample_co]):
         return unpickle, ("SealedDataset", self._ref, self._shards, self._opening)
 
 
-def restore_dataset(ref: DatasetRef | JoinedRef, shards: Shards, opening: Opening | None) -> SealedDataset[Any]:
+def restore_dataset(
+    ref: DatasetHandle | CombinedDataset, shards: Shards, opening: SampleTransform | None
+) -> SealedDataset[Any]:
     """Return the data set that a pickle describes."""
     data: SealedDataset[Any] = SealedDataset.__new__(SealedDataset)
     data._ref, data._shards, data._opening = ref, shards, opening  # noqa: SLF001
     return data
+
+
+# Samples that are opened on the host, for a transform.
+
+
+class SampleTransform:
+    """Keys and function with which samples are opened, in the process that asks for them."""
+
+    __slots__ = ("_keys", "_ring", "_transform")
+
+    def __init__(self, keys: KeySource | None, transform: Transform) -> None:
+        self._keys = keys
+        self._transform = transform
+        self._ring: KeyRing | None = None  # made when the process opens its first samples
+
+    def open(self, source: DatasetHandle | CombinedDataset, rows: Indices) -> list[Any]:
+        """Open samples in one call, and return what the transform makes of each."""
+        if self._ring is None:
+            self._ring = KeyRing.resolve(self._keys)
+        return [self._transform(sample) for sample in _open_samples(source, rows, self._ring)]
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return unpickle, ("Opening", self._keys, self._transform)
+
+
+def _open_samples(source: DatasetHandle | CombinedDataset, rows: Indices, keys: KeyRing) -> Iterator[dict[str, Any]]:
+    handles: dict[str, SealedRows] = {}
+    starts: dict[str, list[int]] = {}
+    for part in source.parts:
+        layout = part.layout
+        if isinstance(layout, RecordLayout):
+            layout.open_offsets(keys)
+            name = layout.names[0]
+            handles[name] = _PackedRecords(part, layout, rows)
+            starts[name] = [0, *np.cumsum(layout.lengths(rows)).tolist()]
+        else:
+            handles |= part.sample(rows)
+    values: dict[str, Any] = to_device(handles, "cpu", keys=keys)
+    values = {name: values[name] for name in source.names if name in values}
+    if source.plain is not None:
+        values |= source.plain.sample(rows)
+    for index in range(rows.size):
+        sample = {name: value if name in starts else value[index] for name, value in values.items()}
+        for name, ends in starts.items():
+            record = sample[name][ends[index] : ends[index + 1]]
+            sample[name] = np.asarray(record).tobytes() if handles[name].dtype == "U8" else record
+        yield sample
+
+
+class _PackedRecords(SealedRows):
+    """Handle on records, one after the other without padding."""
+
+    __slots__ = ("_layout", "_ref", "_rows")
+
+    def __init__(self, ref: DatasetHandle, layout: RecordLayout, rows: Indices) -> None:
+        self.name = layout.names[0]
+        self.dtype = layout.dtype(0)
+        self.key_id = layout.shards.key_id
+        self._ref = ref
+        self._layout = layout
+        self._rows = rows
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (int(self._layout.lengths(self._rows).sum()),)
+
+    def slices(self) -> Sequence[MessageRanges]:
+        lengths = self._layout.lengths(self._rows)
+        return self._layout.slices_at(self._rows, np.cumsum(lengths) - lengths)
+
+    def check_contexts(self, keys: KeyRing) -> None:
+        self._ref.check_contexts(0, keys)

@@ -1,4 +1,4 @@
-"""Handles on the samples of a data set, and their transfer between processes.
+"""Handles on the samples of a data set, their transfer between processes, and the bytes of files that they are.
 
 A handle pickles as the id of its data set, its column and its row numbers. Worker processes thus send numbers only: no
 key, no ciphertext and no plaintext ever reaches one.
@@ -6,27 +6,35 @@ key, no ciphertext and no plaintext ever reaches one.
 
 from __future__ import annotations
 
+import math
 import os
+from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Protocol, overload
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import Any, overload
 from weakref import WeakValueDictionary
 
 import numpy as np
 
-from fastrack._keys.keyring import KeyRing
-from fastrack._sealed.fetching import fetch_headers
+from fastrack._crypto.gather import ByteRanges, EvenRanges
+from fastrack._keys.keyring import KeyRing, KeySource
+from fastrack._sealed.contexts import MessageContext
+from fastrack._sealed.headers import authenticate_headers, authenticate_remote, prefetch
 from fastrack._sealed.indexing import Indices, highest_unsigned
-from fastrack._sealed.tensor import SealedRows, TensorSlice
-from fastrack._tensors import arrays
-from fastrack._training.layout import Layout, RecordLayout
+from fastrack._sealed.seal import unseal
+from fastrack._sealed.tensor import MessageRanges, SealedRows, SealedTensor
+from fastrack._tensors import arrays, dtypes
+from fastrack._training.plain_columns import PlainColumns, Row
+from fastrack._training.shards import Shards
 from fastrack._util.pickles import unpickle
-from fastrack.errors import ClosedError, FormatError
+from fastrack.errors import ClosedError, FormatError, UnknownKeyError
 
-Row = int | Indices
 Packed = int | bytes | tuple[bytes, tuple[int, ...]]
 
 
-class DatasetRef:
+class DatasetHandle:
     """Data set that handles refer to, by reference in its process and by id in a pickle.
 
     dataset_id : 8 random bytes
@@ -35,16 +43,7 @@ class DatasetRef:
     has_records : True if samples have any length, and several of them are padded
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_packed_dtype",
-        "checked",
-        "count",
-        "dataset_id",
-        "has_records",
-        "labels",
-        "layout",
-    )  # fmt: skip
+    plain: PlainColumns | None = None  # which a `CombinedDataset` may have
 
     def __init__(self, layout: Layout, dataset_id: bytes | None = None) -> None:
         self.layout = layout
@@ -74,10 +73,7 @@ class DatasetRef:
         A file that claims to have none would otherwise never be opened, and its samples be missing unnoticed.
         """
         if column not in self.checked:
-            tensors = self.layout.shape_tensors(column)
-            fetch_headers(tensors)
-            for tensor in tensors:
-                tensor.open_header(keys).wipe()
+            authenticate_headers(self.layout.shape_tensors(column), keys)
             self.checked.add(column)
 
     @property
@@ -85,7 +81,7 @@ class DatasetRef:
         return self.layout.names
 
     @property
-    def parts(self) -> tuple[DatasetRef, ...]:
+    def parts(self) -> tuple[DatasetHandle, ...]:
         """Data sets whose columns stand side by side: this one alone."""
         return (self,)
 
@@ -129,15 +125,44 @@ class DatasetRef:
         return np.frombuffer(packed, self._packed_dtype).astype(np.int64).reshape(shape)
 
 
-class SampleSource(Protocol):
-    """Source of the samples of a data set by their numbers."""
+class CombinedDataset:
+    """Data sets of as many samples each, and unencrypted columns, whose columns stand side by side in a sample.
 
-    @property
-    def dataset_id(self) -> bytes: ...
-    def sample(self, rows: Row) -> dict[str, Any]: ...
-    def handles(self, rows: Row) -> dict[str, Any]: ...
-    def require(self, rows: Row) -> None: ...
-    def pack(self, rows: Row) -> Packed: ...
+    Handles refer to the data set that their column is of. `names` is the order of the columns.
+    """
+
+    __slots__ = ("__weakref__", "count", "dataset_id", "names", "parts", "plain")
+
+    def __init__(
+        self,
+        parts: Sequence[DatasetHandle],
+        names: tuple[str, ...],
+        plain: PlainColumns | None = None,
+        dataset_id: bytes | None = None,
+    ) -> None:
+        self.parts = tuple(parts)
+        self.names = names
+        self.plain = plain
+        self.count = self.parts[0].count
+        self.dataset_id = dataset_id or os.urandom(8)
+        refs[self.dataset_id] = self
+
+    def sample(self, rows: Row) -> dict[str, Any]:
+        """Return the columns of one sample, or of several stacked ones, after a check of their numbers."""
+        self.parts[0].require(rows)
+        return self.handles(rows)
+
+    def handles(self, rows: Row) -> dict[str, Any]:
+        """Return the same for numbers that were checked."""
+        columns: dict[str, Any] = {}
+        for part in self.parts:
+            columns |= part.handles(rows)
+        if self.plain is not None:
+            columns |= self.plain.sample(rows)
+        return {name: columns[name] for name in self.names}
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return unpickle, ("JoinedRef", self.parts, self.names, self.plain, self.dataset_id)
 
 
 class Samples(Sequence[dict[str, Any]]):
@@ -145,7 +170,7 @@ class Samples(Sequence[dict[str, Any]]):
 
     __slots__ = ("_ref", "_rows")
 
-    def __init__(self, ref: SampleSource, rows: Indices) -> None:
+    def __init__(self, ref: DatasetHandle | CombinedDataset, rows: Indices) -> None:
         self._ref = ref
         self._rows = rows  # which were checked
 
@@ -166,18 +191,18 @@ class Samples(Sequence[dict[str, Any]]):
         return self._ref.sample(int(self._rows[index]))
 
     def __reduce__(self) -> tuple[object, tuple[Any, ...]]:
-        return unpickle, ("Samples", self._ref.dataset_id, self._ref.pack(self._rows))
+        return unpickle, ("Samples", self._ref.dataset_id, self._ref.parts[0].pack(self._rows))
 
 
 class DatasetRows(SealedRows):
     """Handle on samples of a data set in one column. `rows` is an integer, or an array of one dimension or two.
 
-    The numbers of the samples and of the column were checked, by `DatasetRef.require` or as an index is.
+    The numbers of the samples and of the column were checked, by `DatasetHandle.require` or as an index is.
     """
 
     __slots__ = ("_shape", "column", "needs_padding", "ref", "rows")
 
-    def __init__(self, ref: DatasetRef, column: int, rows: Row) -> None:
+    def __init__(self, ref: DatasetHandle, column: int, rows: Row) -> None:
         self.name, self.dtype, self.key_id = ref.labels[column]
         self.ref = ref
         self.column = column
@@ -191,12 +216,12 @@ class DatasetRows(SealedRows):
             self._shape = self.ref.layout.shape(self.column, self.rows)
         return self._shape
 
-    def select(self, keys: KeyRing) -> Sequence[TensorSlice]:
+    def select(self, keys: KeyRing) -> Sequence[MessageRanges]:
         if self.column not in self.ref.checked:
             self.ref.check_contexts(self.column, keys)
         return self.ref.layout.slices(self.column, self.rows)
 
-    def slices(self) -> Sequence[TensorSlice]:
+    def slices(self) -> Sequence[MessageRanges]:
         return self.ref.layout.slices(self.column, self.rows)
 
     def check_contexts(self, keys: KeyRing) -> None:
@@ -221,7 +246,7 @@ class Lengths:
 
     __slots__ = ("ref", "rows")
 
-    def __init__(self, ref: DatasetRef, rows: Row) -> None:
+    def __init__(self, ref: DatasetHandle, rows: Row) -> None:
         ref.require(rows)
         self.ref = ref
         self.rows = rows
@@ -266,12 +291,19 @@ def _find(dataset_id: bytes, packed: Packed) -> tuple[Any, Row]:
             "unpickling samples: expected their data set in this process, got none. Keep the SealedDataset that the "
             "DataLoader was made with, and use its samples in that process"
         )
-    return ref, ref.unpack(packed)
+    return ref, ref.parts[0].unpack(packed)
 
 
-def restore_ref(dataset_id: bytes, layout: Layout) -> DatasetRef:
+def restore_ref(dataset_id: bytes, layout: Layout) -> DatasetHandle:
     """Return the reference of this process with that id, or else that which a pickle describes."""
-    return refs.get(dataset_id) or DatasetRef(layout, dataset_id)
+    return refs.get(dataset_id) or DatasetHandle(layout, dataset_id)
+
+
+def restore_joined(
+    parts: tuple[DatasetHandle, ...], names: tuple[str, ...], plain: PlainColumns | None, dataset_id: bytes
+) -> CombinedDataset:
+    """Return the reference of this process with that id, or else that which a pickle describes."""
+    return refs.get(dataset_id) or CombinedDataset(parts, names, plain, dataset_id)
 
 
 def restore_rows(dataset_id: bytes, column: int, packed: Packed) -> DatasetRows:
@@ -285,10 +317,234 @@ def restore_samples(dataset_id: bytes, packed: Packed) -> Samples:
     """Return the samples that a pickle describes."""
     ref, rows = _find(dataset_id, packed)
     assert not isinstance(rows, int)
-    ref.require(rows)
+    ref.parts[0].require(rows)
     return Samples(ref, rows)
 
 
 def restore_lengths(dataset_id: bytes, packed: Packed) -> Any:
     """Return the lengths that a pickle describes."""
     return Lengths(*_find(dataset_id, packed)).resolve()
+
+
+# Layouts: the bytes of sealed files that the samples of a data set are.
+
+
+@dataclass(frozen=True, slots=True)
+class EvenColumn:
+    """Column of samples of one size: rows or windows of tensor `index`, `stride` bytes apart."""
+
+    index: int
+    dtype: str
+    sample: tuple[int, ...]
+    stride: int
+    size: int
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return unpickle, ("EvenColumn", self.index, self.dtype, self.sample, self.stride, self.size)
+
+
+@dataclass(frozen=True, slots=True)
+class EvenLayout:
+    """Layout of samples of one shape at equal distances: rows, or windows.
+
+    ends : int64, the number of samples in each file and those before it
+    """
+
+    shards: Shards
+    names: tuple[str, ...]
+    columns: tuple[EvenColumn, ...]
+    ends: Indices
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return unpickle, ("EvenLayout", self.shards, self.names, self.columns, self.ends)
+
+    def dtype(self, column: int) -> str:
+        return self.columns[column].dtype
+
+    def shape(self, column: int, rows: Row) -> tuple[int, ...]:
+        """Return the shape of one sample, or of several stacked ones."""
+        sample = self.columns[column].sample
+        return sample if isinstance(rows, int) else (*rows.shape, *sample)
+
+    def shape_tensors(self, column: int) -> Sequence[SealedTensor]:
+        """Return the tensors whose shapes determine how many samples of a column each file has."""
+        spec = self.columns[column]
+        return [self.shards.tensor(shard, spec.index) for shard in range(len(self.shards))]
+
+    def slices(self, column: int, rows: Row) -> Sequence[MessageRanges]:
+        spec = self.columns[column]
+        if self.ends.size == 1:  # nothing to look up
+            flat = np.array([rows]) if isinstance(rows, int) else rows.reshape(-1)
+            opened = self.shards.opened[0]
+            tensor = self.shards.tensor(0, spec.index) if opened is None else opened[spec.index]
+            return (MessageRanges(tensor, EvenRanges(flat, spec.stride, spec.size)),)
+        return [
+            MessageRanges(
+                self.shards.tensor(shard, spec.index),
+                EvenRanges(local, spec.stride, spec.size, order),
+            )
+            for shard, local, order in _by_shard(self.ends, rows)
+        ]
+
+
+@dataclass(slots=True)
+class RecordLayout:
+    """Layout of samples of any length, one after the other. The second column is their lengths.
+
+    offsets : int64 for each file, the starts of its records and the end of the last one; None in other processes
+    """
+
+    shards: Shards
+    names: tuple[str, ...]
+    ends: Indices
+    offsets: list[Indices] | None = field(repr=False)
+
+    def dtype(self, column: int) -> str:
+        return self.shards.contexts[0][0].dtype
+
+    def shape(self, column: int, rows: Row) -> tuple[int, ...]:
+        lengths = self.lengths(rows)
+        return (int(lengths[0]),) if isinstance(rows, int) else (*rows.shape, int(lengths.max(initial=0)))
+
+    def shape_tensors(self, column: int) -> Sequence[SealedTensor]:
+        return ()  # the offsets were unsealed
+
+    def slices(self, column: int, rows: Row) -> Sequence[MessageRanges]:
+        return self.slices_at(rows, np.arange(np.size(rows)) * self.shape(column, rows)[-1])
+
+    def slices_at(self, rows: Row, places: Indices) -> Sequence[MessageRanges]:
+        """Return the slices of these records, each of which goes to its place in the result, in elements."""
+        width = dtypes.nbytes(self.dtype(0), (1,))
+        return [
+            MessageRanges(
+                self.shards.tensor(shard, 0),
+                partial(
+                    ByteRanges,
+                    offsets[local] * width,
+                    (offsets[local + 1] - offsets[local]) * width,
+                    places[order] * width,
+                ),
+            )
+            for shard, local, order in _by_shard(self.ends, rows)
+            for offsets in [self._offsets_of(shard)]
+        ]
+
+    def open_offsets(self, keys: KeySource | None) -> None:
+        """Unseal the offsets in a process that lacks them."""
+        if self.offsets is None:
+            opened = record_layout(self.shards, keys)
+            if not np.array_equal(opened.ends, self.ends):
+                raise FormatError(
+                    "records: expected the number of records in each file that the data set had when made, got "
+                    "another. Make the data set again"
+                )
+            self.offsets = opened.offsets
+
+    def lengths(self, rows: Row) -> Indices:
+        """Return the number of elements of each of these records."""
+        lengths = np.zeros(1 if isinstance(rows, int) else rows.size, np.int64)
+        for shard, local, order in _by_shard(self.ends, rows):
+            offsets = self._offsets_of(shard)
+            lengths[order] = offsets[local + 1] - offsets[local]
+        return lengths if isinstance(rows, int) else lengths.reshape(rows.shape)
+
+    def _offsets_of(self, shard: int) -> Indices:
+        if self.offsets is None:
+            raise TypeError("lengths of records are known only in the process that made the data set. Use them there")
+        return self.offsets[shard]
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return unpickle, ("RecordLayout", self.shards, self.names, self.ends, None)
+
+
+Layout = EvenLayout | RecordLayout
+"""Map from sample numbers, counted through all files, to bytes of sealed tensors."""
+
+
+def row_layout(shards: Shards) -> EvenLayout:
+    """Lay out samples that are the rows of tensors of equal length."""
+    ends = np.zeros(len(shards), np.int64)
+    for shard, contexts in enumerate(shards.contexts):
+        most = Counter(context.shape[0] for context in contexts if context.shape).most_common(1)
+        for context in contexts:
+            if not context.shape or context.shape[0] != most[0][0]:
+                raise ValueError(
+                    f"{shards.paths[shard]}: expected columns that share their first dimension, got "
+                    f"{context.name!r:.200} of shape {list(context.shape)}. Name the others in columns="
+                )
+        ends[shard] = most[0][0]
+    columns = tuple(_column(index, context, (), 1) for index, context in enumerate(shards.contexts[0]))
+    return EvenLayout(shards, shards.names, columns, np.cumsum(ends))
+
+
+def window_layout(shards: Shards, names: tuple[str, ...], size: int, step: int) -> EvenLayout:
+    """Lay out samples that are `size` neighbouring rows of the tensors, each `step` rows after the one before.
+
+    names : those of the columns
+    """
+    if size < 1 or step < 1:
+        raise ValueError(f"window: expected a size and a step of 1 or more, got {size} and {step}")
+    rows = row_layout(shards)
+    lengths = np.diff(rows.ends, prepend=0)
+    ends = np.cumsum(np.maximum(0, (lengths - size) // step + 1), dtype=np.int64)
+    windows = [_column(index, context, (size,), step) for index, context in enumerate(shards.contexts[0])]
+    return EvenLayout(shards, names, tuple(windows), ends)
+
+
+def record_layout(
+    shards: Shards, keys: KeySource | None, names: tuple[str, str] = ("records", "lengths")
+) -> RecordLayout:
+    """Lay out samples that are records of the first tensor, at the offsets that the second one holds.
+
+    names : those of the records and of their lengths in a sample
+    """
+    try:
+        offsets, ring = [], KeyRing.resolve(keys)
+    except UnknownKeyError as error:
+        error.add_note("records are found by their offsets, which are opened when the data set is made: give it keys=")
+        raise
+    indices = [shards.tensor(shard, 1) for shard in range(len(shards))]
+    if authenticate_remote(indices, ring):
+        prefetch((index, None) for index in indices)
+    for shard, (data, index) in enumerate(shards.contexts):
+        label = f"{shards.paths[shard]}: {index.name!r:.200}"
+        if index.dtype != "I64" or len(index.shape) != 1 or index.shape[0] < 1:
+            raise FormatError(
+                f"{label}: expected n + 1 offsets, I64 in one dimension, got {index.dtype} {list(index.shape)}"
+            )
+        if len(data.shape) != 1:
+            raise FormatError(
+                f"{shards.paths[shard]}: {data.name!r:.200}: expected records in one dimension, got shape "
+                f"{list(data.shape)}"
+            )
+        opened = unseal(indices[shard], ring, framework="numpy")
+        if opened[0] < 0 or opened[-1] > data.shape[0] or bool((opened[1:] < opened[:-1]).any()):
+            raise FormatError(
+                f"{label}: expected offsets that ascend, from 0 to at most the {data.shape[0]} elements of "
+                f"{data.name!r:.200}, got others"
+            )
+        offsets.append(opened)
+    ends = np.cumsum([opened.size - 1 for opened in offsets], dtype=np.int64)
+    return RecordLayout(shards, names, ends, offsets)
+
+
+def _column(index: int, context: MessageContext, window: tuple[int, ...], step: int) -> EvenColumn:
+    """Return a column of rows, or of windows of rows, of whole bytes."""
+    row, rest = divmod(dtypes.BITS[context.dtype] * math.prod(context.shape[1:]), 8)
+    if rest:
+        raise TypeError(f"{context.name!r:.200}: expected rows of whole bytes, got elements of less. Open it whole")
+    return EvenColumn(index, context.dtype, (*window, *context.shape[1:]), step * row, math.prod(window) * row)
+
+
+def _by_shard(ends: Indices, rows: Row) -> list[tuple[int, Indices, Indices]]:
+    """Return, for each file with some of the rows, its index, the rows counted in it, and their positions in `rows`."""
+    flat = np.array([rows]) if isinstance(rows, int) else rows.reshape(-1)
+    if ends.size == 1:
+        return [(0, flat, np.arange(flat.size))]
+    shards = np.searchsorted(ends, flat, side="right")
+    order = np.argsort(shards, kind="stable")
+    shards = shards[order]
+    local = flat[order] - np.concatenate([[0], ends])[shards]
+    bounds = [0, *(np.flatnonzero(shards[1:] != shards[:-1]) + 1).tolist(), flat.size]
+    parts = [(local[first:stop], order[first:stop]) for first, stop in pairwise(bounds) if first < stop]
+    return [(shard, *part) for shard, part in zip(np.unique(shards).tolist(), parts, strict=True)]

@@ -13,24 +13,24 @@ from fastrack._devices import canonical
 from fastrack._files.reader import SealedFile
 from fastrack._files.writer import save_file
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource
-from fastrack._sealed.tensor import SealedRows, SealedTensor
+from fastrack._sealed.tensor import SealedRows, SealedTensor, select_box
 from fastrack._sets.folder import SealedFolder, merge_tensors, open_folder
 from fastrack._sets.load_file import load_file, resolve_anchor
 from fastrack._tensors import dtypes
-from fastrack._tensors.arrays import storage_key
-from fastrack._tensors.sharded import is_sharded, local_part, sharding_problem
-from fastrack._training.sharded import replace_local, save_gathered, select_local
+from fastrack._tensors.arrays import installed, storage_key
+from fastrack._tensors.sharded import is_sharded, local_box, local_part, sharding_problem
+from fastrack._training.sharded import save_gathered
 from fastrack._transfer.api import group, to_device
-from fastrack._transfer.inputs import FRESH
+from fastrack._transfer.inputs import ALLOCATE
 from fastrack._transfer.safe_open import require_tensors
 from fastrack._util.extras import require
 from fastrack._util.locations import locate
 from fastrack._util.public import public
 from fastrack.errors import AuthenticationError, FormatError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING or installed("torch"):
     import torch
-
+if TYPE_CHECKING:
     from fastrack._sets.anchor import Anchor
 
 _Owners = Sequence[tuple[Any, str]]  # the modules and attributes that hold a tensor
@@ -129,9 +129,12 @@ def load_model(
     missing = [name for name in state if name not in weights and not _is_filled(state[name], steps)]
     unexpected = [name for name in weights if name not in state]
     if strict:
-        problems = [*_format_keys("Unexpected", unexpected), *_format_keys("Missing", missing), *problems]
+        for kind, names in (("Missing", missing), ("Unexpected", unexpected)):
+            if names:
+                quoted = ", ".join(f'"{name}"' for name in names)
+                problems.insert(0, f"{kind} key(s) in state_dict: {quoted}.")
     if problems:
-        source = _describe(path)
+        source = _source_name(path)
         if not weights:
             raise FormatError(f"{source}: expected sealed weights, got none; `fastrack seal` seals a file")
         raise RuntimeError("\n\t".join([f"Error(s) in loading {source} into {type(module).__name__}:", *problems]))
@@ -198,15 +201,11 @@ def save_model(
 
 def _require_module(module: object, usage: str) -> None:
     """Raise `TypeError` unless it is a module, as where arguments were exchanged."""
-    import torch
-
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"module: expected torch.nn.Module, got {type(module).__name__}. Call {usage}")
 
 
 def _require_saveable(name: str, value: Any) -> None:
-    import torch
-
     if not isinstance(value, torch.Tensor):
         raise TypeError(f"{name!r:.200}: expected a tensor, got {type(value).__name__}. Save it with save_checkpoint")
     _refuse_subclass(name, value)
@@ -257,8 +256,6 @@ class Step(NamedTuple):
 
 def _refuse_subclass(name: str, tensor: Any) -> None:
     """Refuse a subclass whose bytes are not laid out as those of a dense tensor of its shape."""
-    import torch
-
     kind = type(tensor)
     if kind is torch.nn.Parameter or kind is torch.Tensor:
         return
@@ -295,7 +292,7 @@ def _open(
         return merge_tensors(files), files
 
 
-def _describe(source: object) -> str:
+def _source_name(source: object) -> str:
     """Return the name of what was to be loaded, for errors."""
     if isinstance(source, SealedFolder):
         return str(source.path)
@@ -334,7 +331,7 @@ def _plan(
                 continue
             local = local_part(tensor)
             if is_sharded(tensor):
-                part = select_local(sealed, tensor)
+                part = select_box(sealed, *local_box(tensor))
                 fits = fits_in_place(part, local)
         place = _meta_device(tensor, device) if local.is_meta else places.get(local.device)
         if place is None:
@@ -345,8 +342,6 @@ def _plan(
 
 def _meta_device(tensor: Any, device: str | None) -> str:
     """Return the device on which a tensor of the meta device is made: by default that of its mesh, or "cpu"."""
-    import torch
-
     if device is None and is_sharded(tensor) and tensor.device_mesh.device_type == "cuda":
         return canonical(f"cuda:{torch.cuda.current_device()}")
     return canonical(device)
@@ -354,8 +349,6 @@ def _meta_device(tensor: Any, device: str | None) -> str:
 
 def _problem(sealed: SealedTensor, tensor: Any, owners: _Owners | None, device: str | None) -> str | None:
     """Return the reason why a tensor of the module cannot be filled, or None."""
-    import torch
-
     if owners is None:
         return "expected a parameter or buffer, got a value that state_dict computes. Load it separately"
     if torch.nn.parameter.is_lazy(tensor):
@@ -381,27 +374,20 @@ def _sharding_problem(tensor: Any, sealed: SealedTensor, device: str | None) -> 
 
 
 def _layout_problem(tensor: Any, local: Any, dtype: torch.dtype) -> str | None:
-    import torch
-
     if local.is_meta:
         if tensor.requires_grad and not (dtype.is_floating_point or dtype.is_complex):
             return f"expected a dtype that can have a gradient, got {dtype}"
     elif local.layout != torch.strided or local.is_quantized:
         return "expected a dense tensor in the module"
-    elif not local.is_contiguous() and _repeats(local):
+    elif not local.is_contiguous() and any(
+        stride == 0 and extent > 1 for stride, extent in zip(local.stride(), local.shape, strict=True)
+    ):
         return "several elements of the tensor share one address. Make it contiguous first"
     return None
 
 
-def _repeats(tensor: Any) -> bool:
-    """Return True if elements of a tensor share an address, as those of an expanded one."""
-    return any(stride == 0 and extent > 1 for stride, extent in zip(tensor.stride(), tensor.shape, strict=True))
-
-
 def _is_filled(tensor: Any, steps: list[Step]) -> bool:
     """Return True if a tensor lies in the memory of one that the steps fill."""
-    import torch
-
     if not isinstance(tensor, torch.Tensor):
         return False
     local = local_part(tensor)
@@ -428,18 +414,11 @@ def _extent(tensor: Any) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
-def _format_keys(kind: str, names: list[str]) -> list[str]:
-    quoted = ", ".join(f'"{name}"' for name in names)
-    return [f"{kind} key(s) in state_dict: {quoted}."] if names else []
-
-
 # Loading. Every check that is possible beforehand was made.
 
 
 def fill(steps: list[Step], keys: KeyRing) -> None:
     """Open all tensors, after all headers were authenticated. An error leaves zeros in those that were written to."""
-    import torch
-
     devices: dict[str, list[Step]] = {}
     for step in steps:
         devices.setdefault(step.device, []).append(step)
@@ -453,7 +432,7 @@ def fill(steps: list[Step], keys: KeyRing) -> None:
         for device, here in devices.items():
             tensors = [step.local for step in here]
             shared = _in_shared_memory(tensors)
-            out = [step.local if step.fits and number not in shared else FRESH for number, step in enumerate(here)]
+            out = [step.local if step.fits and number not in shared else ALLOCATE for number, step in enumerate(here)]
             start = groups.enter_context(group(device))
             sealed = [step.sealed for step in here]
             moves.append((here, tensors, start.prepare(sealed, keys=keys, framework="torch", out=out)))
@@ -471,7 +450,8 @@ def fill(steps: list[Step], keys: KeyRing) -> None:
 
 def _in_shared_memory(tensors: list[Any]) -> set[int]:
     """Return the numbers of tensors in memory that an earlier one lies in as well, which are filled after it."""
-    extents = [(*_extent(tensor), number) for number, tensor in enumerate(tensors) if _has_memory(tensor)]
+    there = [(tensor, number) for number, tensor in enumerate(tensors) if not tensor.is_meta and tensor.numel()]
+    extents = [(*_extent(tensor), number) for tensor, number in there]
     shared: set[int] = set()
     first, end = 0, 0  # of tensors that overlap: the lowest number, and the address after them
     for start, stop, number in sorted(extents):
@@ -483,14 +463,8 @@ def _in_shared_memory(tensors: list[Any]) -> set[int]:
     return shared
 
 
-def _has_memory(tensor: Any) -> bool:
-    return not tensor.is_meta and tensor.numel() > 0
-
-
 def fits_in_place(sealed: SealedTensor | SealedRows, tensor: Any) -> bool:
     """Return whether a tensor can be filled where it is, and in the type and shape that it has."""
-    import torch
-
     kind = type(tensor)
     if (kind is not torch.nn.Parameter and kind is not torch.Tensor) or tensor.is_meta:
         return False
@@ -512,10 +486,13 @@ def _clear(filled: list[Any], _: object, error: BaseException | None, *__: objec
 
 def _replace(step: Step, opened: Any) -> None:
     """Replace a tensor on the meta device, in all modules that hold it."""
-    import torch
-
     if is_sharded(step.tensor):
-        opened = replace_local(step.tensor, opened)
+        from torch.distributed.tensor import DTensor
+
+        whole = step.tensor
+        opened = DTensor.from_local(
+            opened, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
+        )
     if isinstance(step.tensor, torch.nn.Parameter):
         opened = torch.nn.Parameter(opened, requires_grad=step.tensor.requires_grad)
     for owner, name in step.owners:

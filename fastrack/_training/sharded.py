@@ -10,32 +10,15 @@ from fastrack._files.importers import PlainTensor
 from fastrack._files.writer import write_sealed
 from fastrack._keys.keyring import KeyLike, sealing_key
 from fastrack._sealed.contexts import Kind
-from fastrack._sealed.tensor import select_box
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
-from fastrack._tensors.sharded import is_sharded, local_box
+from fastrack._tensors.sharded import is_sharded
 from fastrack._util.locations import locate
 
 if TYPE_CHECKING:
-    import torch
-
-    from fastrack._sealed.tensor import SealedRows, SealedTensor
+    pass
 
 _DONE, _FAILED = -1, -2
-
-
-def select_local(sealed: SealedTensor, tensor: Any) -> SealedTensor | SealedRows:
-    """Return the part of a sealed tensor that belongs into the local part of a DTensor of the same shape."""
-    return select_box(sealed, *local_box(tensor))
-
-
-def replace_local(tensor: Any, part: torch.Tensor) -> Any:
-    """Return a DTensor like this one with another local part, on another device or of another dtype."""
-    from torch.distributed.tensor import DTensor
-
-    return DTensor.from_local(
-        part, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
-    )
 
 
 def save_gathered(
@@ -65,14 +48,14 @@ def save_gathered(
         numbers = iter(range(len(sharded)))
         for name, tensor in tensors.items():
             if is_sharded(tensor):
-                described[name] = _describe(tensor, next(numbers))
+                described[name] = _plain_tensor(tensor, next(numbers))
         write_sealed(described, locate(path), sealing_key(key), frozenset(), metadata or {}, None, kind=kind)
         outcome = _DONE
     finally:
         _broadcast(outcome)
 
 
-def _describe(tensor: Any, number: int) -> PlainTensor:
+def _plain_tensor(tensor: Any, number: int) -> PlainTensor:
     def load() -> Callable[[int, int], Bytes]:
         _broadcast(number)
         return arrays.reader(_gather(tensor))

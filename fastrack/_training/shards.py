@@ -92,16 +92,12 @@ class Shards:
     def select(self, names: Sequence[str]) -> Shards:
         """Return the same files with some of the tensors."""
         chosen = [self.names.index(name) for name in names]
-        selected = restore_shards(
-            [os.fspath(path) for path in self.paths],
-            tuple(names),
-            self.key_id,
-            [[contexts[column] for column in chosen] for contexts in self.contexts],
-            self._entries,
-        )
-        selected.opened = [
-            None if tensors is None else [tensors[column] for column in chosen] for tensors in self.opened
-        ]
+        selected = Shards.__new__(Shards)
+        selected.paths, selected.key_id = self.paths, self.key_id
+        selected._entries = self._entries  # noqa: SLF001 - its own
+        selected.names = tuple(names)
+        selected.contexts = [[contexts[column] for column in chosen] for contexts in self.contexts]
+        selected.opened = [tensors and [tensors[column] for column in chosen] for tensors in self.opened]
         return selected
 
     def _open_all(self) -> Iterator[SealedFile]:
@@ -123,23 +119,11 @@ def unpack_shards(
     paths: bytes, key_id: str, columns: list[_Column], entries: list[SealedEntry] | None = None
 ) -> Shards:
     """Return the files that a pickle describes. Each is opened when it is first needed."""
-    contexts = [list(row) for row in zip(*map(_unpack, columns), strict=True)]
-    names = tuple(name for name, *_ in columns)
-    return restore_shards(os.fsdecode(zlib.decompress(paths)).split("\0"), names, key_id, contexts, entries)
-
-
-def restore_shards(
-    paths: list[str],
-    names: tuple[str, ...],
-    key_id: str,
-    contexts: list[list[MessageContext]],
-    entries: list[SealedEntry] | None = None,
-) -> Shards:
-    """Return files of known contexts. Each is opened when it is first needed."""
     shards = Shards.__new__(Shards)
-    shards.paths = [locate(path) for path in paths]
-    shards.names, shards.key_id, shards.contexts = names, key_id, contexts
-    shards._entries, shards.opened = entries, [None] * len(paths)  # noqa: SLF001 - its own
+    shards.paths = [locate(path) for path in os.fsdecode(zlib.decompress(paths)).split("\0")]
+    shards.names, shards.key_id, shards._entries = tuple(name for name, *_ in columns), key_id, entries  # noqa: SLF001
+    shards.contexts = [list(row) for row in zip(*map(_unpack, columns), strict=True)]
+    shards.opened = [None] * len(shards.paths)
     return shards
 
 

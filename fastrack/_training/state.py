@@ -102,7 +102,7 @@ class _Encoder:
                 f"torch tensor, NumPy array or NumPy scalar, got {type(value).__qualname__}. Convert it first"
             )
         try:
-            arrays.describe(here)
+            arrays.dtype_and_shape(here)
         except TypeError as error:
             raise TypeError(f"{path}: {error}") from None
         number = self._numbers.setdefault(_key_of(value, here), len(self.arrays))

@@ -163,7 +163,8 @@ def to_device(
     >>> fastrack.to_device(sealed, keys=key, out=out) is out
     True
     """
-    if _is_traced():
+    dynamo = sys.modules.get("torch._C._dynamo.eval_frame")
+    if dynamo is not None and callable(dynamo.get_eval_frame_callback()):  # torch.compile would trace what is called
         torch = sys.modules["torch"]
         return torch.compiler.disable(to_device)(
             obj, device, keys=keys, framework=framework, out=out, non_blocking=non_blocking
@@ -171,19 +172,14 @@ def to_device(
     if not isinstance(obj, (Handle, dict, list, tuple)):
         _require_movable(obj)
     name = DEFAULT if device is None else device
-    is_known = isinstance(name, str) and name in _shared.channels
-    channel = _shared.channel(str(name) if is_known else canonical(name))
+    channel = _shared.channels.get(name) if isinstance(name, str) else None
+    if channel is None:
+        channel = _shared.channel(canonical(name))
     return channel.to_device(obj, keys=keys, framework=framework, out=out, non_blocking=non_blocking)
 
 
 # Has torch.compile break its graph at the call, as torch.compiler.disable does, which would import torch here.
 to_device._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF001
-
-
-def _is_traced() -> bool:
-    """Return True where torch.compile would trace the functions that are called."""
-    dynamo = sys.modules.get("torch._C._dynamo.eval_frame")
-    return dynamo is not None and callable(dynamo.get_eval_frame_callback())
 
 
 def _require_movable(obj: Any) -> None:

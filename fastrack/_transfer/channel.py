@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import operator
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any, NoReturn, Self
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self, TypeVar
 
-from fastrack._crypto.base import HostMemory
+from fastrack._crypto.base import HostMemory, Messages
 from fastrack._crypto.engine import get_engine
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.session import Session
 from fastrack._devices import canonical, open_device
-from fastrack._devices.base import BadChunk, Device, Messages, Operation
+from fastrack._devices.base import Device, DeviceOperation, Slab
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._keys.keys import Key
 from fastrack._sealed.contexts import MessageContext, new_file_id
@@ -21,19 +24,21 @@ from fastrack._sealed.tensor import SealedTensor
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes, Framework
 from fastrack._transfer.inputs import Inputs, Opened
-from fastrack._transfer.pending import Name, Owner, Owners, add_notes
-from fastrack._transfer.sealer import PlainSealer
+from fastrack._transfer.pending import Owner, Owners, add_notes
 from fastrack._transfer.slabs import Sizes, slabs_of
-from fastrack._transfer.staging import Lease, StagingPool
-from fastrack._transfer.stats import Recorder, Stats, Transfer
+from fastrack._transfer.staging import BufferLease, PlainSealer, StagingPool
+from fastrack._util import trace
 from fastrack._util.fork import register_fork_reset
-from fastrack._util.guard import CloseGuard
 from fastrack._util.public import public
+from fastrack._util.trace import Steps
 from fastrack.errors import AuthenticationError, ClosedError, DeviceError
 from fastrack.format import HEADER_SIZE, message_size
 
 DEPTH = 6  # buffers of a pool: filled, on their way, or waiting for a GPU whose multiprocessors are all taken
 _FIRST_BATCH, _BATCH = 2, 16  # slabs that are issued together: fewer at first, so that the device begins early
+_OPENING = {"source": "fill", "issue": "open", "store": "open", "wait": "wait"}  # the stage of a step
+_SEALING = {"source": "fill", "issue": "seal", "store": "seal", "wait": "wait"}
+_Result = TypeVar("_Result")
 
 
 @public
@@ -112,7 +117,7 @@ class Channel:
         self._engine = get_engine(threads=threads)
         self._device = device
         self._session = Session()
-        self._sizes = Sizes(device.first_slab_size, device.max_slab_size, device.segment_room)
+        self._sizes = Sizes(device.first_slab_size, device.max_slab_size, device.segment_overhead)
         self._pools = [StagingPool(device, self._sizes.buffer_size, depth) for _ in range(device.lanes)]
         if not device.in_place:
             self._pools[0].reserve()  # before the first result takes what memory there is
@@ -167,7 +172,7 @@ class Channel:
         with self._guard:
             self._owners.current().wait()
             key = KeyRing.resolve(self._keys).first if key is None else sealing_key(key)
-            context = MessageContext(name, *arrays.describe(x), new_file_id())
+            context = MessageContext(name, *arrays.dtype_and_shape(x), new_file_id())
             message = self._seal(x, context, key)
         message.flags.writeable = False
         return SealedTensor(context, message, key.id)
@@ -258,10 +263,11 @@ class Channel:
                 else:
                     owner.wait()
                     owner = None
+            keys = self._keys if keys is None else keys
             inputs = Inputs(obj, framework, self._device, out)
             opened = None
             try:
-                opened = self._authenticate(inputs, keys)
+                opened = Opened(inputs, keys, self._session)
                 return self._open(opened, owner)
             except AuthenticationError:
                 if opened is None:
@@ -269,11 +275,7 @@ class Channel:
                 if opened is None or not opened.discard():
                     raise
             # The bytes of a file on a server that were kept on this machine may have been wrong.
-            return self._open(self._authenticate(inputs, keys), owner)
-
-    def _authenticate(self, inputs: Inputs, keys: KeySource | None) -> Opened:
-        ring = KeyRing.resolve(self._keys if keys is None else keys) if inputs.is_sealed else None
-        return Opened(inputs, ring, self._session)
+            return self._open(Opened(inputs, keys, self._session), owner)
 
     def _open(self, opened: Opened, owner: Owner | None) -> Any:
         """Open all messages, and return the pytree of the results. An owner waits later.
@@ -283,7 +285,7 @@ class Channel:
         inputs = opened.inputs
         owner = None if self._device.in_place else owner
         outputs: Sequence[Any] = ()
-        operation: Operation | None = None
+        operation: DeviceOperation | None = None
         try:
             if inputs.tensors:
                 messages, outputs, targets, nbytes = opened.allocate(self._device)
@@ -292,11 +294,12 @@ class Channel:
                         for number in opened.padded:
                             self._device.clear(targets[number])
                         if opened.parts:
-                            operation = self._receive(messages, record, wait=owner is None)
+                            operation = self._move(messages, record, "open", wait=owner is None)
                             if owner is not None:
                                 owner.add(operation, opened.names())
                             elif (bad := operation.result()) is not None:
-                                _refuse(opened.name(bad.message), bad)
+                                name, path = opened.name(bad.message)
+                                raise bad_chunk(name, bad.chunk, path=path)  # noqa: TRY301 - after what is undone
                     except BaseException:
                         try:
                             if operation is not None:  # it must not write to arrays that were cleared
@@ -332,61 +335,79 @@ class Channel:
                 message = arrays.empty_bytes(message_size(nbytes))
                 message[:HEADER_SIZE] = header
                 sealed = HostMemory.of(message[HEADER_SIZE:], writable=True)
-                self._send(Messages(keys, [nbytes], [memory], [sealed], [None], [None]), record)
+                messages = Messages(keys, [nbytes], [memory], [sealed], [None], [None])
+                self._move(messages, record, "seal").result()
         finally:
             keys.wipe()
         return message
 
-    # The two directions.
-
-    def _receive(self, messages: Messages, record: Transfer, *, wait: bool) -> Operation:
-        """Open messages into their memories. Without `wait` the operation may go on when this returns."""
+    def _move(self, messages: Messages, record: Transfer, stage: str, *, wait: bool = True) -> DeviceOperation:
+        """Open messages into their memories, or seal what is there. Without `wait` it may go on when this returns."""
         operation = self._device.begin(messages, record.note)
+        step = operation.open if stage == "open" else operation.seal
         if self._device.in_place:
             try:
-                record.run("open", messages, "open", operation.open, None, None)
+                record.run(stage, messages, stage, step, None, None)
             finally:
                 operation.finish()
             return operation
         unissued, limit = 0, _FIRST_BATCH
         with (
             PlainSealer(self._engine, messages) as sealer,
-            Lease(self._pools, operation.lane) as buffers,
-            _Finishing(operation, wait),
+            BufferLease(self._pools, operation.lane) as buffers,
+            _finishing(operation, wait),
         ):
             for slab in slabs_of(messages.nbytes, messages.plans, self._sizes):
                 has_plain = sealer.concerns(slab)
                 buffer = record.run("wait", slab, "wait", buffers.acquire, has_plain)
                 if has_plain:
                     record.run("fill", slab, "source", sealer.fill, slab, buffer.memory)
-                record.run("open", slab, "submit", operation.open, slab, buffer)
+                record.run(stage, slab, "submit", step, slab, buffer)
                 unissued += 1
                 if has_plain or unissued == limit:
                     operation.issue()
                     unissued, limit = 0, _BATCH
-                    buffers.release()
+                    if stage == "open":  # sealed chunks stay in the buffers until these are used again, or to the end
+                        buffers.release()
         return operation
 
-    def _send(self, messages: Messages, record: Transfer) -> None:
-        """Seal what is in the memories of messages, which have no header."""
-        operation = self._device.begin(messages, record.note)
-        if self._device.in_place:
-            try:
-                record.run("seal", messages, "seal", operation.seal, None, None)
-            finally:
-                operation.finish()
-        else:
-            unissued, limit = 0, _FIRST_BATCH
-            # Sealed chunks stay in the buffers until these are used again, or to the end.
-            with Lease(self._pools, operation.lane) as buffers, _Finishing(operation, True):
-                for slab in slabs_of(messages.nbytes, messages.plans, self._sizes):
-                    buffer = record.run("wait", slab, "wait", buffers.acquire)
-                    record.run("seal", slab, "submit", operation.seal, slab, buffer)
-                    unissued += 1
-                    if unissued == limit:
-                        operation.issue()
-                        unissued, limit = 0, _BATCH
-        operation.result()
+
+class CloseGuard:
+    """A context manager that callers of a closeable object enter, and that refuses them once it is closed.
+
+    Thread-safe. A caller after `close_and_drain` gets a `ClosedError` with `closed_message`.
+    """
+
+    def __init__(self, closed_message: str) -> None:
+        self._closed_message = closed_message
+        self.is_open = True
+        self.reset_after_fork()
+        register_fork_reset(self)
+
+    def reset_after_fork(self) -> None:
+        """Forget all callers: none of their threads exists in a forked child."""
+        self._callers = 0
+        self._lock = threading.Lock()
+        self._left = threading.Condition(self._lock)
+
+    def close_and_drain(self) -> bool:
+        """Refuse new callers, wait for current ones, and return whether it was open."""
+        with self._lock:
+            was_open, self.is_open = self.is_open, False
+            self._left.wait_for(lambda: not self._callers)
+        return was_open
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self.is_open:
+                raise ClosedError(self._closed_message)
+            self._callers += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._callers -= 1
+            if not self.is_open:
+                self._left.notify_all()
 
 
 class Group:
@@ -405,12 +426,12 @@ class Group:
     ) -> Callable[[], Any]:
         """Authenticate the headers of all tensors in `obj`, and return a function that moves them.
 
-        Nothing is allocated or written to before that is called. `FRESH` may stand in `out` for memory to allocate.
+        Nothing is allocated or written to before that is called. `ALLOCATE` may stand in `out` for memory to allocate.
         """
         channel, owner = self._channel, self._owner
         with channel._guard:  # noqa: SLF001 - its own
             inputs = Inputs(obj, framework, channel._device, out)  # noqa: SLF001 - its own
-            opened = channel._authenticate(inputs, keys)  # noqa: SLF001 - its own
+            opened = Opened(inputs, channel._keys if keys is None else keys, channel._session)  # noqa: SLF001 - its own
 
         def move() -> Any:
             with channel._guard:  # noqa: SLF001 - its own
@@ -420,30 +441,132 @@ class Group:
         return move
 
 
-def _refuse(name: Name, bad: BadChunk) -> NoReturn:
-    raise bad_chunk(name[0], bad.chunk, path=name[1])
+@contextmanager
+def _finishing(operation: DeviceOperation, wait: bool) -> Iterator[None]:
+    """End an operation, whatever happens. After an error, which is the one to raise, also wait for the operation."""
+    try:
+        try:
+            yield
+        except BaseException:
+            with suppress(Exception):
+                operation.finish()
+            raise
+        operation.finish(wait=wait)
+    except BaseException:
+        with suppress(Exception):
+            operation.result()
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Totals of a channel's transfers. Each transfer counts its own seconds, even while others run.
+
+    Attributes
+    ----------
+    transfers : int
+        Tensors moved. A transfer that failed is counted only if the call did not wait for it.
+    bytes : int
+        Bytes of plaintext moved.
+    seconds : float
+        Time spent moving them; without waiting, the time until the device had all commands.
+    fill, open, seal : float
+        Parts of `seconds` spent filling slabs on the host, opening them on the device, and sealing them on the device.
+    """
+
+    transfers: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    fill: float = 0.0
+    open: float = 0.0
+    seal: float = 0.0
+
+    @property
+    def gbps(self) -> float:
+        """Plaintext moved per second, in 1e9 bytes."""
+        return self.bytes / self.seconds / 1e9 if self.seconds else 0.0
+
+    def as_dict(self) -> dict[str, float]:
+        """Return the totals by name, for JSON."""
+        return {**asdict(self), "gbps": self.gbps}
 
 
 @dataclass(slots=True)
-class _Finishing:
-    """End an operation, whatever happens. After an error, which is the one to raise, also wait for the operation."""
+class Transfer:
+    """The measurement of one call that moves `count` tensors, as a ``with`` block. They are counted unless it raises.
 
-    _operation: Operation
-    _wait: bool
+    It has the steps of the call if a trace is recorded.
+    """
 
-    def __enter__(self) -> None:
-        pass
+    recorder: Recorder
+    count: int
+    nbytes: int
+    direction: str
+    name: str | None
+    timeline: trace.Timeline | None = None
+    start: int = 0
+    current_span: str = ""
+    steps: Steps = field(default_factory=list)
+    stage_ns: dict[str, int] = field(default_factory={"fill": 0, "open": 0, "seal": 0, "wait": 0}.copy)
+
+    def __enter__(self) -> Self:
+        self.timeline = trace.active
+        if self.timeline is not None:
+            self.timeline.local.transfer = self
+        self.start = time.perf_counter_ns()
+        return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        failed = True
+        start, stop = self.start, time.perf_counter_ns()
+        if self.timeline is not None:
+            self.timeline.local.transfer = None
+            self.timeline.add_transfer(self.direction, start, stop, self.nbytes, self.name, self.steps)
+        if kind is None:
+            recorder, stages = self.recorder, self.stage_ns
+            moved = self.count, self.nbytes, stop - start, stages["fill"], stages["open"], stages["seal"]
+            with recorder.lock:
+                recorder.totals = tuple(map(operator.add, recorder.totals, moved))
+
+    def run(
+        self, stage: str, slab: Slab | Messages, label: str, function: Callable[..., _Result], *arguments: Any
+    ) -> _Result:
+        """Call a function, and add its time to a stage, unless it raises. A trace shows the call under `label`.
+
+        `slab` is what the function works on: a slab, or all messages.
+        """
+        self.current_span = label
+        start = time.perf_counter_ns()
         try:
-            if kind is None:
-                self._operation.finish(wait=self._wait)
-                failed = False
-            else:
-                with suppress(Exception):
-                    self._operation.finish()
+            result = function(*arguments)
+            self.stage_ns[stage] += time.perf_counter_ns() - start
         finally:
-            if failed:
-                with suppress(Exception):
-                    self._operation.result()
+            if self.timeline is not None:
+                self.steps += (label, start, time.perf_counter_ns(), slab.first_chunk, slab.sealed_size)
+        return result
+
+    def note(self, name: str, slab: Slab, start: int, stop: int) -> None:
+        """Add the time of a step that a device did for a slab on this thread."""
+        stages = _SEALING if self.direction == "to_host" else _OPENING
+        self.stage_ns[stages[name]] += stop - start
+        if self.timeline is not None:
+            self.steps += (name, start, stop, slab.first_chunk, slab.sealed_size)
+
+
+class Recorder:
+    """The sum of a channel's transfers. Thread-safe."""
+
+    def __init__(self) -> None:
+        # Tensors, bytes, and nanoseconds: all, and of each stage.
+        self.totals: tuple[int, ...] = (0, 0, 0, 0, 0, 0)
+        self.reset_after_fork()
+
+    def reset_after_fork(self) -> None:
+        """Replace the lock, which may be held at a fork."""
+        self.lock = threading.Lock()
+
+    @property
+    def total(self) -> Stats:
+        """The totals so far."""
+        with self.lock:
+            transfers, nbytes, elapsed, *stages = self.totals
+        return Stats(transfers, nbytes, elapsed / 1e9, *(stage / 1e9 for stage in stages))

@@ -1,27 +1,27 @@
-"""Prepare what a call moves: `Inputs`, then `Opened`, whose headers are authentic, then `Allocated` arrays."""
+"""Prepare what a call moves: `Inputs`, then `Opened`, whose headers are authentic, and which allocates the results."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import Any, Final
 
-from fastrack._crypto.base import GatherPlan, HostMemory
+from fastrack._crypto.base import HostMemory, Messages
+from fastrack._crypto.gather import EvenRanges, GatherPlan, LazyRanges
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.session import Session
-from fastrack._devices.base import MAX_MESSAGES, Device, Messages
-from fastrack._keys.keyring import KeyRing
-from fastrack._sealed.fetching import Wanted, discard, fetch
-from fastrack._sealed.headers import open_headers
-from fastrack._sealed.indexing import EvenRanges, LazyRanges
+from fastrack._devices.base import MAX_MESSAGES, Device
+from fastrack._keys.keyring import KeyRing, KeySource
+from fastrack._sealed.handle import Handle
+from fastrack._sealed.headers import Wanted, discard, fetch, open_headers
 from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Framework
 from fastrack._transfer.pending import Name
 from fastrack._util.tree import Tree
 
-FRESH: Final = object()
+ALLOCATE: Final = object()
 """A leaf of `out` for which fresh memory is allocated."""
 
 
@@ -43,26 +43,10 @@ class Inputs:
     targets, outputs : views of the arrays to fill, and these; None for one that is to be allocated
     """
 
-    __slots__ = (
-        "_indices",
-        "_restores",
-        "_tree",
-        "dtypes",
-        "framework",
-        "frameworks",
-        "is_filling",
-        "is_sealed",
-        "name",
-        "outputs",
-        "shapes",
-        "targets",
-        "tensors",
-    )  # fmt: skip
-
     def __init__(self, obj: Any, framework: Framework | None, device: Device, out: Any) -> None:
         if framework == "torch":
             arrays.require_installed(framework)
-        self._tree = Tree(obj)
+        self._tree = None if isinstance(obj, Handle) else Tree(obj)
         self._indices: list[int] = []  # of the leaves in the tree
         self._restores: dict[int, Callable[[Any], Any]] = {}  # give results the form of what they were made of
         self.tensors: list[Any] = []
@@ -72,7 +56,7 @@ class Inputs:
         self.framework: Framework | None = framework
         self.frameworks: list[Framework | None] = []
         name = None
-        for index, value in enumerate(self._tree.leaves):
+        for index, value in enumerate([obj] if self._tree is None else self._tree.leaves):
             source: Framework | None = None  # of something sealed
             if isinstance(value, SealedTensor):
                 name, dtype, shape = value.context[:3]
@@ -87,7 +71,7 @@ class Inputs:
                         value, restore = arrays.in_memory_order(value)  # noqa: PLW2901 - the same tensor
                         if restore is not None:
                             self._restores[len(self.tensors)] = restore
-                    dtype, shape = arrays.describe(value)
+                    dtype, shape = arrays.dtype_and_shape(value)
                 except (TypeError, ValueError) as error:
                     self.add_path(error, index)
                     raise
@@ -101,16 +85,19 @@ class Inputs:
         self.targets: list[Any] = [None] * len(self.tensors)
         self.outputs = self.targets.copy()
         if out is not None:
-            self._view_outputs(device, self._tree.leaves_of(out))
+            self._view_outputs(device, [out] if self._tree is None else self._tree.leaves_of(out))
 
     def _view_outputs(self, device: Device, leaves: Sequence[Any]) -> None:
         for number, (index, dtype, shape) in enumerate(zip(self._indices, self.dtypes, self.shapes, strict=True)):
-            if leaves[index] is FRESH:
+            if leaves[index] is ALLOCATE:
                 continue
             try:
-                given = arrays.describe(leaves[index])
+                given = arrays.dtype_and_shape(leaves[index])
                 if given != (dtype, shape):
-                    _refuse_unfit(given, dtype, shape)
+                    raise ValueError(  # noqa: TRY301 - the path of the leaf is added
+                        f"out= must have the dtype and shape of what it receives: expected {dtype} {list(shape)}, got "
+                        f"{given[0]} {list(given[1])}"
+                    )
                 self.targets[number] = device.view(leaves[index], writable=True)
             except (TypeError, ValueError) as error:
                 self.add_path(error, index)
@@ -119,6 +106,8 @@ class Inputs:
 
     def results(self, outputs: Sequence[Any]) -> Any:
         """Return the pytree with these arrays in place of the tensors."""
+        if self._tree is None:
+            return outputs[0]
         leaves = self._tree.leaves.copy()
         for index, output in zip(self._indices, outputs, strict=True):
             leaves[index] = output
@@ -161,18 +150,9 @@ class Inputs:
 
     def add_path(self, error: Exception, index: int) -> None:
         """Add the path of a leaf in the pytree to an error."""
-        path = self._tree.path(index)
+        path = "" if self._tree is None else self._tree.path(index)
         if path and len(error.args) == 1:
             error.args = (f"leaf {path}: {error}",)
-
-
-class Allocated(NamedTuple):
-    """The messages of a call for a device, the arrays that they make up, and the views of these."""
-
-    messages: Messages
-    outputs: list[Any]
-    targets: list[Any]
-    nbytes: int  # of all arrays
 
 
 class Opened:
@@ -187,11 +167,12 @@ class Opened:
 
     __slots__ = ("_is_remote", "_of", "_ranges", "_was_fetched", "inputs", "keys", "padded", "parts")
 
-    def __init__(self, inputs: Inputs, ring: KeyRing | None, session: Session) -> None:
+    def __init__(self, inputs: Inputs, keys: KeySource | None, session: Session) -> None:
         """Authenticate all headers, and derive the keys of all messages. Nothing is allocated or moved before.
 
         Of files on servers nothing but headers is downloaded.
         """
+        ring = KeyRing.resolve(keys) if inputs.is_sealed else None
         self.inputs = inputs
         self.padded: list[int] = []
         self._of: list[int] = []  # the tensor of each message
@@ -235,10 +216,11 @@ class Opened:
         for number, part in enumerate(self.parts):
             yield part, self._ranges.get(number)
 
-    def allocate(self, device: Device) -> Allocated:
+    def allocate(self, device: Device) -> tuple[Messages, list[Any], list[Any], int]:
         """Allocate the arrays that are not there. The sizes that headers claim are authentic by now.
 
-        What the call needs of files on servers is downloaded before.
+        Return the messages, the arrays that they make up, the views of these, and the bytes of all arrays. What the
+        call needs of files on servers is downloaded before.
         """
         inputs = self.inputs
         present = fetch(self._wanted()) if self._is_remote else None
@@ -274,7 +256,7 @@ class Opened:
         if inputs.is_filling:
             inputs.require_apart(targets, sources)
         memories = list(map(targets.__getitem__, self._of))
-        return Allocated(Messages(self.keys, nbytes, memories, sealed, plain, plans), outputs, targets, total)
+        return Messages(self.keys, nbytes, memories, sealed, plain, plans), outputs, targets, total
 
     def name(self, message: int) -> Name:
         """Return the name and the path of the tensor that a message is of; None twice for an array."""
@@ -284,13 +266,6 @@ class Opened:
     def names(self) -> list[Name]:
         """Return the names and paths of all messages, which keep no tensor alive."""
         return [self.name(message) for message in range(len(self.parts))]
-
-
-def _refuse_unfit(given: tuple[str, tuple[int, ...]], dtype: str, shape: tuple[int, ...]) -> NoReturn:
-    raise ValueError(
-        f"out= must have the dtype and shape of what it receives: expected {dtype} {list(shape)}, got "
-        f"{given[0]} {list(given[1])}"
-    )
 
 
 def wanted_of(tree: Any) -> Iterator[tuple[SealedTensor, LazyRanges | None]]:

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fastrack._devices.base import Operation
+from fastrack._devices.base import DeviceOperation
 from fastrack._sealed.messages import bad_chunk
 from fastrack._util.locations import Location
 from fastrack.errors import FastrackError
@@ -113,7 +113,7 @@ class Owner:
     def is_gone(self) -> bool:
         return self._caller() is None
 
-    def add(self, operation: Operation, names: Sequence[Name]) -> None:
+    def add(self, operation: DeviceOperation, names: Sequence[Name]) -> None:
         """Add an operation that opens messages of tensors of these names, from these files."""
         self._started.append(_Started(operation, names))
 
@@ -184,7 +184,7 @@ class Owner:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Started:
-    operation: Operation
+    operation: DeviceOperation
     names: Sequence[Name]  # of its messages, at least one
 
 

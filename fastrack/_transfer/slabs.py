@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fastrack._crypto import cobblestone
-from fastrack._crypto.base import GatherPlan
+from fastrack._crypto.gather import GatherPlan
 from fastrack._devices.base import Segment, Slab
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, ciphertext_size
 
@@ -25,27 +25,27 @@ Plans = Sequence[GatherPlan | None]  # of the messages of a call; None for one t
 class Sizes:
     """The sizes of staged slabs, in bytes of plaintext: multiples of 16384.
 
-    Beside its chunks a slab has room for `segment_room` bytes for each of its segments.
+    Beside its chunks a slab has room for `segment_overhead` bytes for each of its segments.
     """
 
-    lead: int  # size of the first slab; each that follows is half as large again, up to the limit
-    limit: int  # two chunks or more
-    segment_room: int = 0
+    first: int  # size of the first slab; each that follows is half as large again, up to the limit
+    largest: int  # two chunks or more
+    segment_overhead: int = 0
 
     @property
     def buffer_size(self) -> int:
         """Bytes of a staging buffer."""
-        return self.room(self.limit)
+        return self.buffer_size_for(self.largest)
 
-    def room(self, size: int) -> int:
+    def buffer_size_for(self, size: int) -> int:
         """Return the bytes of a staging buffer for one segment of `size` bytes of plaintext."""
-        return ciphertext_size(size) + self.segment_room
+        return ciphertext_size(size) + self.segment_overhead
 
     def __iter__(self) -> Iterator[int]:
-        size = self.lead
+        size = self.first
         while True:
             yield size
-            size = min(size + max(CHUNK_SIZE, size // 2 // CHUNK_SIZE * CHUNK_SIZE), self.limit)
+            size = min(size + max(CHUNK_SIZE, size // 2 // CHUNK_SIZE * CHUNK_SIZE), self.largest)
 
 
 def slabs_of(nbytes: Sequence[int], plans: Plans, sizes: Sizes) -> Iterator[Slab]:
@@ -131,10 +131,10 @@ class _Packing:
 
     def _free(self, size: int) -> int:
         """Return the bytes that are left for another segment, in a slab of that size."""
-        return self._sizes.room(size) - self._sizes.segment_room - self._offset - self._taken
+        return self._sizes.buffer_size_for(size) - self._sizes.segment_overhead - self._offset - self._taken
 
     def _add(self, segment: Segment) -> None:
         self.segments.append(segment)
         self._end = segment.offset + segment.sealed_size
         self._offset = self._end + -self._end % 16
-        self._taken += self._sizes.segment_room
+        self._taken += self._sizes.segment_overhead

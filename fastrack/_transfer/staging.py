@@ -1,4 +1,4 @@
-"""Staging buffers, which lie between a source and a device."""
+"""Staging buffers, which lie between a source and a device, and what seals plain tensors into them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from typing import Self
+from typing import Any, Self
 
-from fastrack._devices.base import Device, StagingBuffer
+from fastrack._crypto.base import Bytes, Engine, Messages
+from fastrack._devices.base import Device, Slab, StagingBuffer
 from fastrack.errors import DeviceError
 
 
@@ -108,7 +109,7 @@ class StagingPool:
         return self._returned.pop(0)  # the device will be done with it first
 
 
-class Lease:
+class BufferLease:
     """The staging buffers that one operation holds, of the pool of its lane. Use it in a ``with`` statement."""
 
     def __init__(self, pools: Sequence[StagingPool], lane: int) -> None:
@@ -154,6 +155,44 @@ class Lease:
                     self._pool.attach()
                     return buffer
             raise
+
+
+class PlainSealer:
+    """The host's sealer of the plain messages of a call. As a context manager, it wipes its key schedules."""
+
+    def __init__(self, engine: Engine, messages: Messages) -> None:
+        self._engine = engine
+        self._messages = messages
+        self._schedules: dict[int, Any] = {}
+
+    def concerns(self, slab: Slab) -> bool:
+        """Return whether a slab has segments of plain messages."""
+        plain = self._messages.plain
+        return any(plain[segment.message] is not None for segment in slab.segments)
+
+    def fill(self, slab: Slab, buffer: Bytes) -> None:
+        """Seal the segments of plain messages into a staging buffer."""
+        for number, first, start, stop, size, offset, _ in slab.segments:
+            plain = self._messages.plain[number]
+            if plain is None:
+                continue
+            schedule = self._schedules.get(number)
+            if schedule is None:
+                key = self._messages.keys.key(number)
+                try:
+                    schedule = self._schedules[number] = self._engine.expand_key(key)
+                finally:
+                    key.wipe()
+            self._engine.seal_run(schedule, plain.array[start:stop], buffer[offset : offset + size], first)
+            if stop == self._messages.nbytes[number]:
+                self._schedules.pop(number).wipe()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._schedules:
+            self._schedules.popitem()[1].wipe()
 
 
 def _wipe(buffers: Sequence[StagingBuffer]) -> None:

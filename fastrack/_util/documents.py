@@ -16,7 +16,8 @@ ID = re.compile(r"[0-9a-f]{32}")
 DIGEST = re.compile(r"[0-9a-f]{64}")  # SHA-256
 NUMBER_LIMIT = 2**53  # which not every JSON parser keeps exactly
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
-_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=True, check_circular=False)
+# NaN and infinities are no JSON, whatever Python's encoder does by default.
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), check_circular=False, allow_nan=False)
 
 
 def encode(document: Any, *, end: bytes = b"") -> bytes:
@@ -29,15 +30,13 @@ def decode(
 ) -> dict[str, Any]:
     """Parse an object in canonical form that has these members and no others, and of `fixed` these values.
 
-    Raises
-    ------
-    ValueError, RecursionError
-        If the content is another, or has more bytes than `limit`. A member that is there twice is not canonical.
+    Raise ValueError, RecursionError if the content is another, or has more bytes than `limit`. A member that is there
+    twice is not canonical.
     """
     if limit is not None and len(content) > limit:
         raise ValueError(f"expected at most {limit} bytes, got more")
     try:
-        document = json.loads(content.decode("ascii"))
+        document = json.loads(content.decode("ascii"), parse_constant=_refuse_constant)
     except ValueError:
         raise ValueError("it is no JSON") from None
     if encode(document, end=end) != content:
@@ -47,6 +46,10 @@ def decode(
     for name, value in fixed.items():
         require(type(document[name]) is int and document[name] == value, name)
     return document
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
 
 
 @contextmanager

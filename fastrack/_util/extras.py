@@ -4,13 +4,7 @@ import importlib
 
 
 def require(package: str, use: str, extra: str) -> None:
-    """Import a package, or raise an error that says what it is for and how to install it.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        If it is not installed.
-    """
+    """Import a package, or raise a `ModuleNotFoundError` that says what it is for and how to install it."""
     try:
         importlib.import_module(package)
     except ModuleNotFoundError as error:

@@ -45,12 +45,8 @@ def looks_secret(path: str | os.PathLike[str], *, may_be_id: bool = False) -> bo
 def refuse_key_text(path: str | os.PathLike[str], *, may_be_id: bool = False) -> None:
     """Refuse a path that looks like a key itself, which no message is to repeat.
 
-    With `may_be_id` 32 lower-case digits are taken for an id, which files that are written may be called.
-
-    Raises
-    ------
-    FormatError
-        If it does.
+    With `may_be_id` 32 lower-case digits are taken for an id, which files that are written may be called. Raise
+    FormatError if it does.
     """
     if looks_secret(path, may_be_id=may_be_id):
         raise FormatError(NOT_A_PATH)

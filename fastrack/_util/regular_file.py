@@ -29,7 +29,7 @@ def _open(path: str | os.PathLike[str], is_expected: Callable[[int], bool]) -> i
     name = os.fspath(path)
     require_local(name)
     try:
-        file = io.FileIO(name, opener=_open_without_waiting)
+        file = io.FileIO(name, opener=lambda name, flags: os.open(name, flags | getattr(os, "O_NONBLOCK", 0)))
     except IsADirectoryError:
         raise IsADirectoryError(errno.EISDIR, "expected a file, got a folder", name) from None
     except (OSError, ValueError):
@@ -41,10 +41,6 @@ def _open(path: str | os.PathLike[str], is_expected: Callable[[int], bool]) -> i
             raise OSError(errno.EINVAL, "not a regular file; put what it gives into one first", name)
         return file
     raise FormatError(NOT_A_PATH)  # after the block: the failure, which tells the path, is not its context
-
-
-def _open_without_waiting(name: str, flags: int) -> int:
-    return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def require_end(file: io.FileIO, size: int, path: str | os.PathLike[str]) -> None:

@@ -17,8 +17,6 @@ revocation list or OCSP response that was used, None if none was passed.
 A public name is imported when it is first used.
 """
 
-from __future__ import annotations
-
 from fastrack._util.public import lazy
 from fastrack.errors import AttestationError  # noqa: F401
 

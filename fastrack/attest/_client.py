@@ -1,7 +1,5 @@
 """Ask an owner's broker for keys: the machine's side of the exchange over HTTPS, by the standard library alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

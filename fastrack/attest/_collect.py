@@ -1,14 +1,4 @@
-"""Collect evidence of the machine that this runs on: its CPU by Linux configfs-tsm, its GPUs by NVML.
-
-Collateral is read from a folder, all of whose files may be absent::
-
-    tdx.json            collateral of TDX, as TdxCollateral.from_json reads it
-    vcek.der, vlek.der  the certificate of SEV-SNP
-    cert_chain.pem      its issuers
-    crl.der             the revocation list of AMD's root
-    rim/                reference manifests of NVIDIA
-    ocsp/               OCSP responses for devices and manifests, in DER
-"""
+"""Collect evidence of the machine that this runs on: its CPU by Linux configfs-tsm, its GPUs by NVML."""
 
 from __future__ import annotations
 
@@ -50,8 +40,10 @@ def collect_evidence(
     root : path-like
         The folder of configfs-tsm.
     collateral : path-like, optional
-        A folder of collateral. It may have ``tdx.json``; ``vcek.der`` or ``vlek.der``, ``cert_chain.pem`` and
-        ``crl.der`` of SEV-SNP; and the folders ``rim`` and ``ocsp``, of which the files that fit a device are sent.
+        A folder of collateral. It may have ``tdx.json``, as `TdxCollateral.from_json` reads it; of SEV-SNP the
+        certificate ``vcek.der`` or ``vlek.der``, its issuers ``cert_chain.pem``, and the root's revocation list
+        ``crl.der``; and the folders ``rim`` of NVIDIA's reference manifests and ``ocsp`` of OCSP responses for devices
+        and manifests, in DER, of which the files that fit a device are sent.
     nvml : module, optional
         `pynvml`, or a module like it.
     gpus : bool, optional
@@ -62,22 +54,18 @@ def collect_evidence(
     ------
     DeviceError
         If the machine, its kernel, a driver or a GPU cannot give evidence; the message says what is missing.
-    FormatError
-        If a file of collateral is malformed.
-    OSError
-        If a file cannot be read.
+    FormatError, OSError
+        If a file of collateral is malformed, or cannot be read.
 
     Examples
     --------
     >>> from datetime import UTC, datetime
-    >>> import fastrack
     >>> from fastrack import attest
     >>> challenge = attest.Challenge.generate(now=datetime(2026, 6, 1, tzinfo=UTC))
-    >>> try:
-    ...     attest.make_offer(challenge, lambda binding: attest.collect_evidence(binding, root="/none", gpus=False))
-    ... except fastrack.DeviceError as error:
-    ...     print(error)
-    collecting evidence of the CPU failed: expected the folder /none, got none. Run this in a confidential virtual ...
+    >>> attest.make_offer(challenge, lambda binding: attest.collect_evidence(binding, root="/none", gpus=False))
+    Traceback (most recent call last):
+        ...
+    fastrack.DeviceError: collecting evidence of the CPU failed: expected the folder /none, got none. Run this in a ...
     """
     folder = None if collateral is None else Path(collateral)
     store = DeviceCollateral(folder)

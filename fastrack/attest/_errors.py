@@ -1,7 +1,5 @@
 """Make the errors of this package, in one form: what failed, the value expected and found, and advice."""
 
-from __future__ import annotations
-
 from datetime import datetime
 
 from fastrack.errors import AttestationError, FormatError

@@ -145,14 +145,9 @@ class PendingOffer:
 
         Raises
         ------
-        SignatureError
-            If no trusted owner signed them.
-        GrantError
-            If they have expired, or are for another machine.
-        AttestationError
-            If they are for another challenge.
-        FormatError
-            If they are not a document of grants.
+        SignatureError, GrantError, AttestationError, FormatError
+            If no trusted owner signed them; they have expired, or are for another machine; they are for another
+            challenge; or they are not a document of grants.
         ClosedError
             If the keys were unlocked before, or this is a forked child.
         """
@@ -196,12 +191,8 @@ def make_offer(challenge: Challenge, collect: Collector) -> PendingOffer:
     challenge : Challenge
         The owner's challenge.
     collect : callable
-        A function that takes an `OfferBinding` and returns `MachineEvidence`, such as `collect_evidence`.
-
-    Raises
-    ------
-    DeviceError
-        If the machine cannot give evidence; from `collect_evidence`.
+        A function that takes an `OfferBinding` and returns `MachineEvidence`, such as `collect_evidence`, which raises
+        `DeviceError` if the machine cannot give any.
 
     Examples
     --------
@@ -273,8 +264,8 @@ def verify_offer(
 
     The report data of the CPU is that of this challenge, this key and these reports of devices; each device's nonce is
     its own; evidence and collateral are signed by the vendors and in force at `now`; the policy accepts the machine.
-    Whether the challenge was used before, the caller has to know. Other parameters and the errors are those of all
-    verifiers, which `fastrack.attest` describes.
+    Whether the challenge was used before, the caller has to know. `fastrack.attest` describes the other parameters and
+    the errors.
 
     Parameters
     ----------
@@ -463,12 +454,9 @@ def issue_grants(
 
     Raises
     ------
-    AttestationError
-        If the offer is no longer valid.
-    TypeError
-        If the offer was not verified.
-    ValueError
-        If there is no key, `now` has no time zone, or `lifetime` is not positive.
+    AttestationError, TypeError, ValueError
+        If the offer is no longer valid; was not verified; or there is no key, `now` has no time zone, or `lifetime` is
+        not positive.
 
     Examples
     --------

@@ -1,7 +1,5 @@
 """List the kinds of evidence of CPUs. A kind is all in the file that it is imported from."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 

@@ -16,15 +16,13 @@ The label is ASCII without a terminator, and is no prefix of another one. In a l
 The collateral of the CPU is not bound: it may come from the owner, and its issuers sign all of it.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from hashlib import sha256, sha384, sha512
-from typing import Any, Self
+from typing import Self
 
 from fastrack._util.documents import encode_time
 from fastrack._util.public import attest_public
@@ -237,14 +235,23 @@ class Offer:
     def to_bytes(self) -> bytes:
         """Return the document, in its one form. Equal manifests are written once."""
         manifests = list(dict.fromkeys(one for device in self.evidence.devices for one in device.manifests))
-        numbers = {manifest: number for number, manifest in enumerate(manifests)}
+        kind = kind_of_evidence(self.evidence.cpu)
+        devices = [
+            {
+                "chain": write_bytes(device.chain),
+                "manifests": [manifests.index(manifest) for manifest in device.manifests],
+                "ocsp": _write_list(device.ocsp),
+                "report": write_bytes(device.report),
+            }
+            for device in self.evidence.devices
+        ]
         return wire.encode(
             OFFER_KIND,
             _VERSION,
             {
                 "challenge": self.challenge_id,
-                "cpu": _write_cpu(self.evidence.cpu),
-                "devices": [_write_device(device, numbers) for device in self.evidence.devices],
+                "cpu": {**kind.write(self.evidence.cpu), "type": kind.name},
+                "devices": devices,
                 "manifests": [{"data": write_bytes(one.data), "ocsp": _write_list(one.ocsp)} for one in manifests],
                 "public": write_bytes(self.recipient.public),
             },
@@ -278,11 +285,6 @@ def read_challenge_id(beginning: bytes | bytearray) -> str:
     return match[1].decode()
 
 
-def _write_cpu(cpu: CpuEvidence) -> dict[str, Any]:
-    kind = kind_of_evidence(cpu)
-    return {**kind.write(cpu), "type": kind.name}
-
-
 def _read_cpu(reader: Reader) -> CpuEvidence:
     cpu = reader.member("cpu")
     kind = CPU_KINDS.get(name := cpu.text("type"))
@@ -291,15 +293,6 @@ def _read_cpu(reader: Reader) -> CpuEvidence:
     cpu.require_members({*kind.members, "type"})
     evidence: CpuEvidence = kind.read(cpu)
     return evidence
-
-
-def _write_device(device: DeviceEvidence, numbers: dict[ManifestEvidence, int]) -> dict[str, Any]:
-    return {
-        "chain": write_bytes(device.chain),
-        "manifests": [numbers[manifest] for manifest in device.manifests],
-        "ocsp": _write_list(device.ocsp),
-        "report": write_bytes(device.report),
-    }
 
 
 def _read_device(reader: Reader, manifests: Sequence[ManifestEvidence]) -> DeviceEvidence:

@@ -1,7 +1,5 @@
 """Judge what evidence has proved: which machines are given the key."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -33,12 +31,8 @@ class Policy:
 
     Attributes
     ----------
-    tdx : TdxPolicy or None
-        What is asked of machines with Intel TDX; None if they are not accepted.
-    snp : SnpPolicy or None
-        What is asked of machines with AMD SEV-SNP; None if they are not accepted.
-    gpu : GpuPolicy or None
-        What is asked of GPUs and NVSwitches; None if none are accepted.
+    tdx, snp, gpu : TdxPolicy, SnpPolicy and GpuPolicy, or None
+        What is asked of machines with Intel TDX and AMD SEV-SNP, and of GPUs and NVSwitches; None if none are accepted.
     others : mapping of str to object
         The sections of other kinds of CPUs, by their names.
 
@@ -116,10 +110,8 @@ class Policy:
         ------
         AttestationError
             If it is not; the error has the field, its value, and those that are allowed.
-        TypeError
-            If it is of another type, such as a quote that was only parsed.
-        ValueError
-            If `now` has no time zone.
+        TypeError, ValueError
+            If it is of another type, such as a quote that was only parsed; or `now` has no time zone.
         """
         require_time_zone(now)
         self._judge_cpu(verified, now, None)
@@ -127,7 +119,7 @@ class Policy:
     def check_gpus(self, devices: Iterable[VerifiedGpuReport | MatchedGpuReport], *, now: datetime) -> None:
         """Require that verified GPUs and NVSwitches are ones that this policy accepts, and that none is there twice.
 
-        The errors are those of `check_cpu`.
+        It raises the same errors as `check_cpu`.
 
         Parameters
         ----------

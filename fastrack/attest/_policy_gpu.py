@@ -1,7 +1,5 @@
 """Judge GPUs and NVSwitches: the section ``[gpu]`` of a policy."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -2,8 +2,8 @@
 
 `init_process_group` takes the place of torch's: whatever is sent through the group is sealed.
 
-`SealedWriter` and `SealedReader` are the StorageWriter and StorageReader of `torch.distributed.checkpoint`: each
-process seals its shards into a file of its own, and a sealed description of all of them, written last, is the commit.
+`CheckpointWriter` and `CheckpointReader` are the StorageWriter and StorageReader of `torch.distributed.checkpoint`.
+Each process seals its shards into a file of its own; a sealed description of all, written last, is the commit.
 Nothing of a checkpoint is a pickle. `checkpoint_io` and `checkpoint_callback` are for the trainers of Lightning and
 transformers.
 
@@ -12,12 +12,12 @@ Examples
 >>> import torch
 >>> import torch.distributed.checkpoint as dcp
 >>> import fastrack
->>> from fastrack.distributed import SealedReader, SealedWriter
+>>> from fastrack.distributed import CheckpointReader, CheckpointWriter
 >>> key = fastrack.Key.generate()
 >>> state = {"model": torch.nn.Linear(3, 2).state_dict(), "step": 100}
->>> _ = dcp.save(state, storage_writer=SealedWriter("checkpoint", key=key), no_dist=True)
+>>> _ = dcp.save(state, storage_writer=CheckpointWriter("checkpoint", key=key), no_dist=True)
 >>> state = {"model": torch.nn.Linear(3, 2).state_dict(), "step": 0}
->>> dcp.load(state, storage_reader=SealedReader("checkpoint", keys=key), no_dist=True)
+>>> dcp.load(state, storage_reader=CheckpointReader("checkpoint", keys=key), no_dist=True)
 >>> state["step"]
 100
 """
@@ -31,13 +31,13 @@ require("torch", "fastrack.distributed", "torch")
 # ruff: noqa: E402 - after the error that says what to install
 from fastrack.distributed._group import SecureGroup
 from fastrack.distributed._process_group import init_process_group
-from fastrack.distributed._reader import SealedReader
+from fastrack.distributed._reader import CheckpointReader
 from fastrack.distributed._trainers import checkpoint_callback, checkpoint_io
-from fastrack.distributed._writer import SealedWriter
+from fastrack.distributed._writer import CheckpointWriter
 
 __all__ = [
-    "SealedReader",
-    "SealedWriter",
+    "CheckpointReader",
+    "CheckpointWriter",
     "SecureGroup",
     "checkpoint_callback",
     "checkpoint_io",

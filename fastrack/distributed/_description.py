@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,6 +24,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from fastrack._files.reader import SealedFile
 from fastrack._tensors import dtypes
+from fastrack._util.locations import locate_local
 from fastrack.errors import FormatError
 
 NAME = "checkpoint.safetensors"
@@ -30,6 +32,7 @@ NAME = "checkpoint.safetensors"
 _VERSION = 1
 _ID = re.compile(r"[0-9a-f]{32}")
 _MAX_DIMENSIONS = 64
+_MEMBERS = {"distributed", "key", "files", "tensors", "values", "shards", "planner"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,6 +46,27 @@ class Shard:
     number: int | None = None
     dtype: str = ""
     shape: tuple[int, ...] = ()
+
+
+class InFolder:
+    """The folder of a checkpoint, which torch asks of a storage writer and a storage reader."""
+
+    _path: Path
+
+    @property
+    def checkpoint_id(self) -> str | os.PathLike[str]:
+        """The folder of the checkpoint."""
+        return self._path
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Return True for a path, and False for the address of another storage."""
+        return "://" not in os.fspath(checkpoint_id)
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin a checkpoint, in another folder if one is given."""
+        if checkpoint_id:
+            self._path = locate_local(checkpoint_id)
 
 
 def shard_file(folder: Path, file_id: str) -> Path:
@@ -61,7 +85,7 @@ def own_files(folder: Path, key_id: str) -> Iterator[Path]:
                 yield path
 
 
-def describe(metadata: Metadata, shards: Mapping[MetadataIndex, Shard], key_id: str) -> dict[str, Any]:
+def checkpoint_index(metadata: Metadata, shards: Mapping[MetadataIndex, Shard], key_id: str) -> dict[str, Any]:
     """Return the pytree that `save_checkpoint` stores as the description.
 
     The table has a row for each shard, tensor after tensor: the number of its file, its number in that file, its
@@ -110,8 +134,7 @@ def parse(document: Any, path: Path) -> tuple[Metadata, str]:
 
 
 def _parse(document: Any) -> tuple[Metadata, str]:
-    members = {"distributed", "key", "files", "tensors", "values", "shards", "planner"}
-    _require(type(document) is dict and document.keys() == members)
+    _require(type(document) is dict and document.keys() == _MEMBERS)
     _require(type(document["distributed"]) is int and document["distributed"] == _VERSION)
     files, table = document["files"], document["shards"]
     _require(type(files) is list and all(_ID.fullmatch(file_id) for file_id in files))

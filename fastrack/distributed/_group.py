@@ -15,7 +15,7 @@ from fastrack._keys.keyring import KeyLike, sealing_key
 from fastrack._util.shown import shown
 from fastrack.distributed._link import Link
 from fastrack.distributed._messages import Slabs
-from fastrack.distributed._operation import Operation, Reduction, split
+from fastrack.distributed._operation import CollectiveOperation, Reduction, split
 from fastrack.distributed._places import Place
 from fastrack.distributed._session import EVERYONE
 from fastrack.distributed._transport import PointToPoint, Transport
@@ -27,9 +27,11 @@ class SecureGroup:
 
     All ranks make the group together, and call its collectives in the same order. Each message has a key of its own,
     which is bound to the operation, its reduction, its number, the sender, the receiver, the dtype and the size. If one
-    message is
-    altered, repeated, misrouted or lost, **every** rank raises, and the group refuses all further operations: start the
-    ranks again from the last checkpoint.
+    message is altered, repeated, misrouted or lost, **every** rank raises, and the group refuses all further
+    operations: start the ranks again from the last checkpoint.
+
+    Tensors are in host memory or on a GPU, contiguous, and of the same dtype and size on all ranks. Those that an
+    operation fills hold zeros after an error.
 
     Parameters
     ----------
@@ -122,8 +124,7 @@ class SecureGroup:
         Parameters
         ----------
         tensor : torch.Tensor
-            Tensor in host memory or on a GPU, of the same shape and dtype on all ranks. It is changed in place; after
-            an error it holds zeros.
+            Tensor, which is changed in place.
         op : {"sum", "mean", "max", "min"}
             Reduction, the same on all ranks.
         async_op : bool
@@ -132,7 +133,7 @@ class SecureGroup:
         Returns
         -------
         torch.Tensor or torch.futures.Future
-            The tensor.
+            The tensor that is filled or sent.
 
         Raises
         ------
@@ -149,7 +150,7 @@ class SecureGroup:
         flat = tensor.view(-1)
         shards = [flat[part] for part in split(flat.numel(), self.size)]
         own = shards[self.rank]
-        with Operation(self._link, place, "all_reduce", op) as messages:
+        with CollectiveOperation(self._link, place, "all_reduce", op) as messages:
             parts = [messages.receive(rank, self.rank, own) for rank in self._link.others]
             sums = [messages.receive(rank, EVERYONE, shards[rank]) for rank in self._link.others]
             messages.send([messages.make(rank, shards[rank], [rank]) for rank in self._link.others])
@@ -167,21 +168,14 @@ class SecureGroup:
         Parameters
         ----------
         output : torch.Tensor
-            Shard in host memory or on a GPU, filled; after an error it holds zeros.
+            Shard, which is filled.
         tensor : torch.Tensor
-            Tensor on the same device, contiguous, with `size` times as many elements as `output`.
+            Tensor on the same device, with `size` times as many elements as `output`.
         op, async_op
-            As for `all_reduce`.
-
-        Returns
-        -------
-        torch.Tensor or torch.futures.Future
-            `output`.
+            As for `all_reduce`, whose result and errors these are too.
 
         Raises
         ------
-        AuthenticationError, ClosedError
-            As from `all_reduce`.
         ValueError
             If the numbers of elements do not fit, or the dtypes differ.
         """
@@ -193,7 +187,7 @@ class SecureGroup:
 
     def _reduce_scatter(self, place: Place, output: torch.Tensor, tensor: torch.Tensor, op: Reduction) -> None:
         shards = list(tensor.view(self.size, -1).unbind())
-        with Operation(self._link, place, "reduce_scatter", op) as messages:
+        with CollectiveOperation(self._link, place, "reduce_scatter", op) as messages:
             parts = [messages.receive(rank, self.rank, output) for rank in self._link.others]
             messages.send([messages.make(rank, shards[rank], [rank]) for rank in self._link.others])
             for slab in range(len(Slabs(output.nbytes))):
@@ -205,24 +199,11 @@ class SecureGroup:
         Parameters
         ----------
         output : torch.Tensor
-            Tensor in host memory or on a GPU, contiguous, with `size` times as many elements as `tensor`; after an
-            error it holds zeros.
+            Tensor with `size` times as many elements as `tensor`, which is filled.
         tensor : torch.Tensor
             Tensor of this rank, on the same device. It may be its place in `output`.
         async_op : bool
-            As for `all_reduce`.
-
-        Returns
-        -------
-        torch.Tensor or torch.futures.Future
-            `output`.
-
-        Raises
-        ------
-        AuthenticationError, ClosedError
-            As from `all_reduce`.
-        ValueError
-            As from `reduce_scatter`.
+            As for `reduce_scatter`, whose result and errors these are too.
         """
         check(output)
         check(tensor)
@@ -231,7 +212,7 @@ class SecureGroup:
 
     def _all_gather(self, place: Place, output: torch.Tensor, tensor: torch.Tensor) -> None:
         shards = list(output.view(self.size, -1).unbind())
-        with Operation(self._link, place, "all_gather") as messages:
+        with CollectiveOperation(self._link, place, "all_gather") as messages:
             others = [messages.receive(rank, EVERYONE, shards[rank]) for rank in self._link.others]
             messages.send([messages.make(EVERYONE, tensor, self._link.others)])
             if shards[self.rank].data_ptr() != tensor.data_ptr():
@@ -244,28 +225,18 @@ class SecureGroup:
         Parameters
         ----------
         tensor : torch.Tensor
-            Tensor in host memory or on a GPU, of the same shape and dtype on all ranks; after an error it holds zeros.
+            Tensor, which all ranks but `source` have filled.
         source : int
             Rank in the group.
         async_op : bool
-            As for `all_reduce`.
-
-        Returns
-        -------
-        torch.Tensor or torch.futures.Future
-            The tensor.
-
-        Raises
-        ------
-        AuthenticationError, ClosedError
-            As from `all_reduce`.
+            As for `all_reduce`, whose result and errors these are too.
         """
         check(tensor)
         self._require_rank(source)
         return self._run(lambda place: self._broadcast(place, tensor, source), tensor, async_op)
 
     def _broadcast(self, place: Place, tensor: torch.Tensor, source: int) -> None:
-        with Operation(self._link, place, "broadcast", f"of {source}") as messages:
+        with CollectiveOperation(self._link, place, "broadcast", f"of {source}") as messages:
             if source == self.rank:
                 messages.send([messages.make(EVERYONE, tensor, self._link.others)])
             else:
@@ -277,59 +248,38 @@ class SecureGroup:
         Parameters
         ----------
         tensor : torch.Tensor
-            Tensor in host memory or on a GPU.
+            Tensor to send.
         target : int
             Rank in the group.
         async_op : bool
-            As for `all_reduce`.
-
-        Returns
-        -------
-        torch.Tensor or torch.futures.Future
-            The tensor.
-
-        Raises
-        ------
-        AuthenticationError, ClosedError
-            As from `all_reduce`.
+            As for `all_reduce`, whose result and errors these are too.
         """
         check(tensor)
         self._require_rank(target, other=True)
 
         def work(place: Place) -> None:
-            with Operation(self._link, place, "send", ranks=[target], source=self.rank, target=target) as messages:
+            with CollectiveOperation(
+                self._link, place, "send", ranks=[target], source=self.rank, target=target
+            ) as messages:
                 messages.send([messages.make(target, tensor, [target])])
 
-        return self._run(work, None, async_op, tensor)
+        return self._run(work, tensor, async_op, is_filled=False)
 
     def receive(self, tensor: torch.Tensor, source: int, *, async_op: bool = False) -> Any:
         """Fill a tensor with the one that the rank `source` sends by `send`.
 
         Parameters
         ----------
-        tensor : torch.Tensor
-            Tensor in host memory or on a GPU, of the same size and dtype as the one sent; after an error it holds
-            zeros.
-        source : int
-            Rank in the group.
-        async_op : bool
-            As for `all_reduce`.
-
-        Returns
-        -------
-        torch.Tensor or torch.futures.Future
-            The tensor.
-
-        Raises
-        ------
-        AuthenticationError, ClosedError
-            As from `all_reduce`.
+        tensor, source, async_op
+            As for `send`, whose result and errors these are too; `tensor` is filled.
         """
         check(tensor)
         self._require_rank(source, other=True)
 
         def work(place: Place) -> None:
-            with Operation(self._link, place, "send", ranks=[source], source=source, target=self.rank) as messages:
+            with CollectiveOperation(
+                self._link, place, "send", ranks=[source], source=source, target=self.rank
+            ) as messages:
                 messages.open([messages.receive(source, self.rank, tensor)], [tensor])
 
         return self._run(work, tensor, async_op)
@@ -359,11 +309,7 @@ class SecureGroup:
         self._link.close()
 
     def _run(
-        self,
-        work: Callable[[Place], None],
-        filled: torch.Tensor | None,
-        async_op: bool,
-        sent: torch.Tensor | None = None,
+        self, work: Callable[[Place], None], tensor: torch.Tensor, async_op: bool, *, is_filled: bool = True
     ) -> Any:
         """Run an operation on the thread of the group. If it fails, clear what it fills, and end the group."""
         try:
@@ -371,10 +317,8 @@ class SecureGroup:
         except ClosedError:
             self._failed.clear()  # this error names the one that ended the group
             raise
-        result = sent if filled is None else filled
-        assert result is not None
-        place = self._link.place(result.device)
-        ordered = place.order(lambda: work(place), result)
+        place = self._link.place(tensor.device)
+        ordered = place.order(lambda: work(place), tensor)
         future = Told(devices=place.devices)
 
         def run() -> None:
@@ -385,24 +329,25 @@ class SecureGroup:
             except BaseException as error:  # noqa: BLE001 - it is raised where the operation was started
                 try:
                     self._end(error)
-                    if filled is not None:
-                        place.clear(filled)
+                    if is_filled:
+                        place.clear(tensor)
                 finally:
                     if async_op:
                         self._failed.append(future)
                     future.set_exception(error)
             else:
-                future.set_result(result)
+                future.set_result(tensor)
 
         task = self._thread.submit(run)
-        if not async_op:
-            try:
-                task.result()
-            except BaseException:  # an interrupt: no operation is left behind
-                self._link.transport.close()
-                wait([task])
-                raise
-        return future if async_op else future.wait()
+        if async_op:
+            return future
+        try:
+            task.result()
+        except BaseException:  # an interrupt: no operation is left behind
+            self._link.transport.close()
+            wait([task])
+            raise
+        return future.wait()
 
     def _require_open(self) -> None:
         if self._process != os.getpid():
@@ -454,25 +399,12 @@ class SecureGroup:
 class Told(torch.futures.Future[Any]):
     """A future of an operation that knows whether it was asked."""
 
-    def __init__(self, *, devices: list[Any] | None) -> None:
-        super().__init__(devices=devices)
-        self.is_told = False
+    is_told = False
 
-    def wait(self) -> Any:
-        self.is_told = True
-        return super().wait()
-
-    def value(self) -> Any:
-        self.is_told = True
-        return super().value()
-
-    def then(self, callback: Callable[[torch.futures.Future[Any]], Any]) -> torch.futures.Future[Any]:
-        self.is_told = True
-        return super().then(callback)
-
-    def add_done_callback(self, callback: Callable[[torch.futures.Future[Any]], None]) -> None:
-        self.is_told = True
-        super().add_done_callback(callback)
+    def __getattribute__(self, name: str) -> Any:
+        if name in {"wait", "value", "then", "add_done_callback"}:
+            self.is_told = True
+        return super().__getattribute__(name)
 
 
 def check(tensor: torch.Tensor) -> None:

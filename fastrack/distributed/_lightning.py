@@ -65,8 +65,8 @@ def _require_use(strategy: Any) -> None:
     if saving not in {Strategy, FabricStrategy} and (not name or getattr(strategy, name, None) != whole):
         raise ValueError(
             f"checkpoint_io: expected a strategy that saves with its plugin, got {type(strategy).__name__}, which "
-            "would write plain checkpoints by itself. Save with torch.distributed.checkpoint and a SealedWriter, or, "
-            "without Lightning's resuming, whole ones by ModelParallelStrategy(save_distributed_checkpoint=False) "
+            "would write plain checkpoints by itself. Save with torch.distributed.checkpoint and a CheckpointWriter, "
+            "or, without Lightning's resuming, whole ones by ModelParallelStrategy(save_distributed_checkpoint=False) "
             "or FSDPStrategy(state_dict_type='full')"
         )
 

@@ -28,13 +28,12 @@ class Link:
 
     def __init__(self, transport: Transport, key: Key, timeout: float) -> None:
         self.transport = transport
-        self.engine = get_engine()
         self.rank = transport.rank
         self.others = [rank for rank in range(transport.size) if rank != self.rank]
         self._timeout = timeout
         self._numbers: defaultdict[tuple[int, int], int] = defaultdict(int)
         self._buffers: dict[str, torch.Tensor] = {}  # of messages
-        self._plain: dict[str, torch.Tensor] = {}
+        self._host = HostPlace(get_engine())
         self._gpus: dict[torch.device, CudaPlace] = {}
         self._opening = threading.Lock()
         random = os.urandom(RANDOM_SIZE)
@@ -64,7 +63,7 @@ class Link:
     def place(self, device: torch.device) -> Place:
         """Return the place of the tensors on a device, which is opened first. Raise DeviceError if that fails."""
         if device.type == "cpu":
-            return HostPlace(self.engine, self._plain)
+            return self._host
         with self._opening:
             if device not in self._gpus:
                 self._gpus[device] = CudaPlace(device, SLAB_CHUNKS)
@@ -103,6 +102,6 @@ class Link:
         if hasattr(self, "session"):
             self.session.wipe()
         self._buffers.clear()
-        HostPlace(self.engine, self._plain).close()
+        self._host.close()
         while self._gpus:
             self._gpus.popitem()[1].close()

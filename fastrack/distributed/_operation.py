@@ -22,7 +22,7 @@ _ADDERS: dict[str, Any] = {"max": torch.maximum, "min": torch.minimum}  # others
 _ALIGNMENT = 64  # elements: shards of a tensor begin at whole cache lines
 
 
-class Operation:
+class CollectiveOperation:
     """The messages of one operation. When its block ends well, all ranks in it have confirmed that theirs did.
 
     All its tensors are at one place. `detail` is what else all ranks must agree in, such as the reduction: it is bound

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 
 import torch
 
-from fastrack._crypto.base import Bytes, Engine, HostMemory, address
+from fastrack._crypto.base import Bytes, Engine, HostMemory, Messages, address
 from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices import open_device
-from fastrack._devices.base import Messages, Segment, Slab
+from fastrack._devices.base import Segment, Slab
 from fastrack.errors import DeviceError
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE
 
@@ -55,13 +55,13 @@ class Place(Protocol):
 
 
 class HostPlace:
-    """`Place` in host memory, on an engine of the host. `buffers` are kept from one operation to the next."""
+    """`Place` in host memory, on an engine of the host."""
 
     devices: list[Any] | None = None
 
-    def __init__(self, engine: Engine, buffers: dict[str, torch.Tensor]) -> None:
-        self.engine = engine
-        self._buffers = buffers
+    def __init__(self, engine: Engine) -> None:
+        self.expand_key, self.seal_run, self.open_run = engine.expand_key, engine.seal_run, engine.open_run
+        self._buffers: dict[str, torch.Tensor] = {}
 
     def bytes_of(self, tensor: torch.Tensor) -> Bytes:
         memory: Bytes = _flat(tensor).numpy()
@@ -69,15 +69,6 @@ class HostPlace:
 
     def buffer(self, name: str, size: int) -> torch.Tensor:
         return reuse(self._buffers, name, size, "cpu")
-
-    def expand_key(self, key: MessageKey) -> Any:
-        return self.engine.expand_key(key)
-
-    def seal_run(self, schedule: Any, plain: Bytes, sealed: Bytes, first_chunk: int) -> None:
-        self.engine.seal_run(schedule, plain, sealed, first_chunk)
-
-    def open_run(self, schedule: Any, sealed: Bytes, target: Bytes, first_chunk: int) -> int | None:
-        return self.engine.open_run(schedule, sealed, target, first_chunk)
 
     def order(self, work: Callable[[], None], tensor: torch.Tensor) -> Callable[[], None]:
         return work
@@ -97,8 +88,8 @@ class HostPlace:
 class CudaPlace:
     """`Place` on a GPU, whose kernels seal and open, so that host memory holds sealed chunks alone.
 
-    Each run is one `Operation` of the device, and has its verdict when it returns. Sums are torch's. All that a group
-    does on the GPU is ordered by one stream, which waits for the caller's; the host waits for its end, so that every
+    Each run is one `DeviceOperation`, and has its verdict when it returns. Sums are torch's. All that a group does
+    on the GPU is ordered by one stream, which waits for the caller's; the host waits for its end, so that every
     stream finds the results.
 
     A run has `chunks` chunks at most. Raise DeviceError if the GPU cannot be used.

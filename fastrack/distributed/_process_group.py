@@ -19,6 +19,7 @@ from fastrack.distributed._operation import Reduction
 from fastrack.distributed._transport import PointToPoint
 
 BACKEND = "fastrack"
+Tensors = Sequence[torch.Tensor]
 
 _REDUCTIONS: list[tuple[Any, Reduction]] = [
     (dist.ReduceOp.SUM, "sum"),
@@ -147,39 +148,33 @@ class SealedProcessGroup(_Base):  # type: ignore[misc]
         self._group = group
         self._names = {"name": "", "description": ""}
 
-    def broadcast(self, tensors: Sequence[torch.Tensor], opts: Any) -> _Work:
+    def broadcast(self, tensors: Tensors, opts: Any) -> _Work:
         return _Work([self._group.broadcast(each.detach(), opts.rootRank, async_op=True) for each in tensors], tensors)
 
-    def allreduce(self, tensors: Sequence[torch.Tensor], opts: Any) -> _Work:
+    def allreduce(self, tensors: Tensors, opts: Any) -> _Work:
         op = _reduction(opts.reduceOp)
         return _Work([self._group.all_reduce(each.detach(), op, async_op=True) for each in tensors], tensors)
 
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> _Work:
         return self.all_gather_single_coalesced([output], [tensor], opts)
 
-    def all_gather_single_coalesced(
-        self, outputs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], opts: Any
-    ) -> _Work:
+    def all_gather_single_coalesced(self, outputs: Tensors, tensors: Tensors, opts: Any) -> _Work:
         pairs = zip(outputs, tensors, strict=True)
         return _Work([self._group.all_gather(out.detach(), own.detach(), async_op=True) for out, own in pairs], outputs)
 
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> _Work:
         return self.reduce_scatter_single_coalesced([output], [tensor], opts)
 
-    def reduce_scatter_single_coalesced(
-        self, outputs: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], opts: Any
-    ) -> _Work:
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, tensors: Tensors, opts: Any) -> _Work:
         op = _reduction(opts.reduceOp)
         pairs = zip(outputs, tensors, strict=True)
         futures = [self._group.reduce_scatter(out.detach(), all_.detach(), op, async_op=True) for out, all_ in pairs]
         return _Work(futures, outputs)
 
-    def reduce_scatter(
-        self, outputs: Sequence[torch.Tensor], tensors: Sequence[Sequence[torch.Tensor]], opts: Any
-    ) -> _Work:
+    def reduce_scatter(self, outputs: Tensors, tensors: Sequence[Tensors], opts: Any) -> _Work:
         return self.reduce_scatter_single_coalesced(outputs, [_joined(parts) for parts in tensors], opts)
 
-    def allgather(self, outputs: Sequence[Sequence[torch.Tensor]], tensors: Sequence[torch.Tensor], opts: Any) -> _Work:
+    def allgather(self, outputs: Sequence[Tensors], tensors: Tensors, opts: Any) -> _Work:
         wholes = [own.new_empty(self._group.size * own.numel()) for own in tensors]
         work = self.all_gather_single_coalesced(wholes, tensors, opts)
         work.fill += zip(wholes, outputs, strict=False)  # `gather` has outputs at its root alone
@@ -187,7 +182,7 @@ class SealedProcessGroup(_Base):  # type: ignore[misc]
 
     gather = allgather
 
-    def scatter(self, outputs: Sequence[torch.Tensor], tensors: Sequence[Sequence[torch.Tensor]], opts: Any) -> _Work:
+    def scatter(self, outputs: Tensors, tensors: Sequence[Tensors], opts: Any) -> _Work:
         (output,) = outputs
         whole = _joined(tensors[0]) if tensors else output.new_empty(self._group.size * output.numel())
         work = self.broadcast([whole], opts)
@@ -240,7 +235,7 @@ class _Work(dist.Work):
         super().__init__()
         self._futures = futures
         self._result = list(result)
-        self.fill: list[tuple[torch.Tensor, Sequence[torch.Tensor]]] = []
+        self.fill: list[tuple[torch.Tensor, Tensors]] = []
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         for future in self._futures:
@@ -260,11 +255,11 @@ class _Work(dist.Work):
         return torch.futures.collect_all(list(self._futures)).then(result)
 
 
-def _joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def _joined(tensors: Tensors) -> torch.Tensor:
     return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
 
-def _split(whole: torch.Tensor, targets: Sequence[torch.Tensor]) -> None:
+def _split(whole: torch.Tensor, targets: Tensors) -> None:
     for target, part in zip(targets, whole.view(len(targets), -1), strict=True):
         target.detach().copy_(part.view_as(target))
 

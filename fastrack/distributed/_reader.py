@@ -1,4 +1,4 @@
-"""`SealedReader`: each process opens the parts of shards that it needs."""
+"""`CheckpointReader`: each process opens the parts of shards that it needs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import io
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
@@ -23,6 +23,7 @@ from fastrack._sealed.contexts import Edition
 from fastrack._sealed.headers import open_headers
 from fastrack._sealed.seal import unseal
 from fastrack._sealed.tensor import SealedTensor, select_box
+from fastrack._sets.anchor import Anchor
 from fastrack._sets.load_file import load_file, resolve_anchor
 from fastrack._tensors.arrays import Framework
 from fastrack._training.checkpoint import find_message, load_checkpoint
@@ -30,16 +31,13 @@ from fastrack._training.model import Step, fill, fits_in_place
 from fastrack._training.state import decode_state
 from fastrack._transfer.api import to_device
 from fastrack._util.locations import locate_local
-from fastrack.distributed._description import NAME, Shard, parse, shard_file
+from fastrack.distributed._description import NAME, InFolder, Shard, parse, shard_file
 from fastrack.distributed._writer import VALUES
 from fastrack.errors import AuthenticationError, FormatError
 
-if TYPE_CHECKING:
-    from fastrack._sets.anchor import Anchor
 
-
-class SealedReader(StorageReader):
-    """Storage reader of checkpoints that `SealedWriter` has sealed, for ``torch.distributed.checkpoint.load``.
+class CheckpointReader(InFolder, StorageReader):
+    """Storage reader of checkpoints that `CheckpointWriter` has sealed, for ``torch.distributed.checkpoint.load``.
 
     Each process opens only the chunks that hold what it needs, into the memory of its tensors, on any number of
     processes. No code from the checkpoint is run.
@@ -70,11 +68,11 @@ class SealedReader(StorageReader):
     >>> import torch
     >>> import torch.distributed.checkpoint as dcp
     >>> import fastrack
-    >>> from fastrack.distributed import SealedReader, SealedWriter
+    >>> from fastrack.distributed import CheckpointReader, CheckpointWriter
     >>> key = fastrack.Key.generate()
-    >>> _ = dcp.save({"w": torch.arange(3)}, storage_writer=SealedWriter("checkpoint", key=key), no_dist=True)
+    >>> _ = dcp.save({"w": torch.arange(3)}, storage_writer=CheckpointWriter("checkpoint", key=key), no_dist=True)
     >>> state = {"w": torch.zeros(3, dtype=torch.int64)}
-    >>> dcp.load(state, storage_reader=SealedReader("checkpoint", keys=key), no_dist=True)
+    >>> dcp.load(state, storage_reader=CheckpointReader("checkpoint", keys=key), no_dist=True)
     >>> state["w"]
     tensor([0, 1, 2])
     """
@@ -96,20 +94,9 @@ class SealedReader(StorageReader):
         self._files: dict[str, SealedFile] = {}
         self._values: dict[str, dict[str, Any]] = {}  # by the ids of their files
 
-    @property
-    def checkpoint_id(self) -> str | os.PathLike[str]:
-        """The folder of the checkpoint."""
-        return self._path
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return True for a path, and False for the address of another storage."""
-        return "://" not in os.fspath(checkpoint_id)
-
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin to load, from another folder if one is given."""
-        if checkpoint_id:
-            self._path = locate_local(checkpoint_id)
+        super().reset(checkpoint_id)
         self._files, self._values = {}, {}
 
     def read_metadata(self) -> Metadata:

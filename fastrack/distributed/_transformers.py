@@ -48,7 +48,7 @@ class SealedFolderCallback(TrainerCallback):  # type: ignore[misc]  # not instal
             raise ValueError(
                 f"checkpoint_callback: expected all processes on one machine, since a folder in its memory has what "
                 f"they save, got process {args.process_index} as number {args.local_process_index} of its machine. "
-                "Save with torch.distributed.checkpoint and a SealedWriter"
+                "Save with torch.distributed.checkpoint and a CheckpointWriter"
             )
         later = [step for step in map(_step, self._folder.glob("checkpoint-*")) if step > state.global_step]
         if later:

@@ -1,4 +1,4 @@
-"""`SealedWriter`: each process seals its shards, and the coordinator commits."""
+"""`CheckpointWriter`: each process seals its shards, and the coordinator commits."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from fastrack._training.checkpoint import save_checkpoint
 from fastrack._training.state import encode_state
 from fastrack._transfer.api import seal_message
 from fastrack._util.locations import locate_local
-from fastrack.distributed._description import NAME, Shard, describe, own_files, shard_file
+from fastrack.distributed._description import NAME, InFolder, Shard, checkpoint_index, own_files, shard_file
 
 VALUES = "values"
 """The message of all values of a process that are no tensors: the skeleton of a dict. Its arrays have numbers."""
 
 
-class SealedWriter(StorageWriter):
+class CheckpointWriter(InFolder, StorageWriter):
     """Storage writer that seals a checkpoint, for ``torch.distributed.checkpoint.save`` and ``async_save``.
 
     The class of this name in `fastrack` writes samples of a data set.
@@ -61,9 +61,9 @@ class SealedWriter(StorageWriter):
     >>> import torch
     >>> import torch.distributed.checkpoint as dcp
     >>> import fastrack
-    >>> from fastrack.distributed import SealedWriter
+    >>> from fastrack.distributed import CheckpointWriter
     >>> key = fastrack.Key.generate()
-    >>> _ = dcp.save({"w": torch.ones(3)}, storage_writer=SealedWriter("checkpoint", key=key), no_dist=True)
+    >>> _ = dcp.save({"w": torch.ones(3)}, storage_writer=CheckpointWriter("checkpoint", key=key), no_dist=True)
     """
 
     def __init__(self, path: str | os.PathLike[str], key: KeyLike | None = None) -> None:
@@ -78,21 +78,6 @@ class SealedWriter(StorageWriter):
 
     def _sealing_key(self) -> Key:
         return self._default or sealing_key(self._key)
-
-    @property
-    def checkpoint_id(self) -> str | os.PathLike[str]:
-        """The folder of the checkpoint."""
-        return self._path
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return True for a path, and False for the address of another storage."""
-        return "://" not in os.fspath(checkpoint_id)
-
-    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin a checkpoint, in another folder if one is given."""
-        if checkpoint_id:
-            self._path = locate_local(checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *_: Any, use_collectives: bool = True, **kwargs: Any) -> None:
         """Refuse to save without a coordinator, since the checkpoint is committed at once."""
@@ -125,7 +110,7 @@ class SealedWriter(StorageWriter):
         """Commit the checkpoint, and remove the files of the one that it replaces."""
         key = self._sealing_key()
         shards = {result.index: result.storage_data for of_process in results for result in of_process}
-        save_checkpoint(self._path / NAME, describe(metadata, shards, key.id), key=key)
+        save_checkpoint(self._path / NAME, checkpoint_index(metadata, shards, key.id), key=key)
         kept = {shard_file(self._path, shard.file_id) for shard in shards.values()}
         for path in own_files(self._path, key.id):
             if path not in kept:
@@ -152,7 +137,7 @@ def _write_shards(plan: SavePlan, planner: SavePlanner, folder: Path, key: Key) 
     if values:
         tensors |= _encode_values(values)
     path = shard_file(folder, file_id)
-    write_sealed(tensors, path, key, frozenset(), {}, None, kind="checkpoint", elsewhere=elsewhere, file_id=file_id)
+    write_sealed(tensors, path, key, frozenset(), {}, None, kind="checkpoint", sealers=elsewhere, file_id=file_id)
     return results
 
 
@@ -186,7 +171,7 @@ class _Source:
         assert item.tensor_data is not None
         tensor = _resolve(planner, item)
         try:
-            dtype, shape = arrays.describe(tensor)
+            dtype, shape = arrays.dtype_and_shape(tensor)
         except TypeError as error:
             raise TypeError(f"{item.index.fqn!r:.200} cannot be saved: {error}") from error
         expected = item.tensor_data.properties.dtype, tuple(item.tensor_data.chunk.sizes)

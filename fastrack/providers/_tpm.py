@@ -128,7 +128,8 @@ class Tpm(KeyWrapper):
     def _open(self, tss: Any) -> Iterator[Any]:
         tcti = self._tcti or os.environ.get(TCTI_VARIABLE) or None
         try:
-            with _quiet(), tss.ESAPI(tcti) as tpm:
+            os.environ.setdefault("TSS2_LOG", "all+NONE")  # or the library writes its log to stderr; it is read once
+            with tss.ESAPI(tcti) as tpm:
                 yield tpm
         except tss.TSS2_Exception as error:
             raise ProviderError(f"asking {self!r} failed: {_explain(error)}") from None
@@ -182,13 +183,6 @@ def _flushed(tpm: Any, handle: Any) -> Iterator[None]:
 
 def _wipe(view: memoryview) -> None:
     view[:] = bytes(len(view))
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the TPM library from writing its log to stderr, unless the environment sets it. It is read once."""
-    os.environ.setdefault("TSS2_LOG", "all+NONE")
-    yield
 
 
 def _explain(error: Any) -> str:

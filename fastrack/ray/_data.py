@@ -13,7 +13,7 @@ from fastrack._devices import canonical
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._keys.keys import Key
 from fastrack._training.dataset import SealedDataset
-from fastrack._training.numbered import ROW_BYTES, NumberedSamples, divide, make_table
+from fastrack._training.row_tables import ROW_BYTES, RowTable, divide, make_table
 from fastrack._transfer.api import to_device
 from fastrack._util.key_text import refuse_key_text
 
@@ -45,7 +45,7 @@ class SealedDatasource(Datasource):  # type: ignore[misc]  # of untyped bases
 
     def __init__(self, data: SealedDataset) -> None:
         super().__init__()
-        self._samples = NumberedSamples(data)
+        self._samples = RowTable(data)
 
     def get_name(self) -> str:
         """Return the name of the read tasks."""
@@ -100,7 +100,7 @@ class SealedCollateFn(NumpyBatchCollateFn):  # type: ignore[misc]  # of untyped 
         super().__init__()
         if isinstance(keys, str):
             refuse_key_text(keys)
-        self._samples = NumberedSamples(data)
+        self._samples = RowTable(data)
         self._device = None if device is None else canonical(device)
         self._keys = keys
         self._ring: KeyRing | None = None

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import shutil
+import tempfile
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._sets.folder import SealedFolder, open_folder
 from fastrack.errors import FormatError
-from fastrack.transformers._copies import private_copy, refuse_foreign_code
 from fastrack.transformers._weights import lazy_weights
 
 if TYPE_CHECKING:
@@ -77,9 +81,9 @@ def from_pretrained(
     opened = open_folder(folder, ring, anchor)
     trusted = bool(kwargs.pop("trust_remote_code", False))
     is_model = _is_model(cls)
-    with private_copy(opened, code=trusted) as copy:
+    with PrivateCopy(opened, code=trusted) as copy:
         if trusted:
-            refuse_foreign_code(copy.path, opened)
+            _refuse_foreign_code(copy.path, opened)
         if is_model:
             loaded = _load_model(cls, copy.path, opened, ring, args, trusted, kwargs)
         else:
@@ -130,7 +134,7 @@ def load_adapter(
     opened = open_folder(folder, ring, anchor)
     if _ADAPTER not in opened.files:
         raise FormatError(f"{opened.path}: expected an adapter with {_ADAPTER}, got none. Name the folder of one")
-    with private_copy(opened) as copy:
+    with PrivateCopy(opened) as copy:
         config = PeftConfig.from_pretrained(str(copy.path))
     with opened.open("adapter_model.safetensors") as file:
         weights = lazy_weights(file, ring)
@@ -166,6 +170,51 @@ def _rename(loaded: Any, folder: SealedFolder) -> None:
     """Name the sealed folder as the origin, in place of the copy or of nothing."""
     if hasattr(loaded, "name_or_path"):
         loaded.name_or_path = str(folder.path)
+
+
+# Private copies of the files of a folder that are not sealed.
+
+
+class PrivateCopy:
+    """A copy of all files that are not sealed, as they were authenticated, and of code only if asked for.
+
+    Only this user can open it. It is removed at the end of the ``with`` block or with its owner.
+    """
+
+    def __init__(self, folder: SealedFolder, *, code: bool = False) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="fastrack-"))
+        self._remove = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+        for name in folder.plain_names:
+            if code or not name.endswith(".py"):
+                path = self.path / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(folder.read(name))
+
+    def keep_for(self, owner: object) -> None:
+        """Keep it as long as an object that may refer to it lives, such as a tokenizer to its vocabulary."""
+        with contextlib.suppress(TypeError):  # tuples, say, cannot be referred to weakly
+            weakref.finalize(owner, shutil.rmtree, self.path, ignore_errors=True)
+            self._remove.detach()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._remove()
+
+
+def _refuse_foreign_code(copy: Path, folder: SealedFolder) -> None:
+    """Refuse configurations that refer to code of other repositories, which nothing authenticates."""
+    for path in copy.rglob("*.json"):
+        try:
+            document = json.loads(path.read_bytes())
+        except (ValueError, RecursionError):
+            continue  # which is no configuration that could refer to anything
+        if isinstance(document, dict) and "--" in json.dumps(document.get("auto_map")):
+            raise ValueError(
+                f"{folder.place(path.relative_to(copy).as_posix())}: trust_remote_code=: expected code in this folder, "
+                "got a reference to another repository. Put the code into the folder, and seal it again"
+            )
 
 
 # Models.

@@ -18,20 +18,22 @@ if TYPE_CHECKING:
 
 
 def lazy_weights(tensors: Mapping[str, SealedTensor], keys: KeyRing) -> dict[str, SealedWeight]:
-    """Return what stands for the state dict of a model."""
-    opener = _Opener(keys)
-    return {name: SealedWeight(tensor, opener) for name, tensor in tensors.items()}
+    """Return the mapping that stands for the state dict of a model."""
+    local = threading.local()
+    return {name: SealedWeight(tensor, keys, local) for name, tensor in tensors.items()}
 
 
 class SealedWeight:
     """A sealed tensor or a part of one, as transformers expects the slices of safetensors.
 
-    ``weight[...]`` and ``weight[:, 2:4]`` open nothing yet; `to` opens it on its device.
+    ``weight[...]`` and ``weight[:, 2:4]`` open nothing yet; `to` opens it on its device. `local` has the memory in
+    which each thread opens weights that it then converts.
     """
 
-    def __init__(self, handle: SealedTensor | SealedRows, opener: _Opener) -> None:
+    def __init__(self, handle: SealedTensor | SealedRows, keys: KeyRing, local: threading.local) -> None:
         self._handle = handle
-        self._opener = opener
+        self._keys = keys
+        self._local = local
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -58,15 +60,25 @@ class SealedWeight:
         if index is Ellipsis:
             return self
         assert isinstance(self._handle, SealedTensor)
-        return SealedWeight(self._handle[index], self._opener)
+        return SealedWeight(self._handle[index], self._keys, self._local)
 
     def to(self, device: Any = None, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Open it on a device, and convert it there."""
+        import torch
+
+        handle, keys, opened = self._handle, self._keys, None
         name = canonical(f"cuda:{device}" if isinstance(device, int) else device)
         if dtype is None or dtype == self.dtype or name != "cpu":
-            opened = self._opener.open(self._handle, name)
+            opened = to_device(handle, name, keys=keys, framework="torch")
             return opened if dtype is None else opened.to(dtype)
-        return self._opener.open_converted(self._handle, dtype)
+        # Weights to convert are opened in memory where others were, as fresh memory takes longer than the conversion.
+        memory: Bytes | None = getattr(self._local, "memory", None)
+        if memory is None or memory.size < handle.nbytes:
+            memory = self._local.memory = arrays.empty_bytes(handle.nbytes)
+        opened = arrays.from_bytes(memory[: handle.nbytes], handle.dtype, handle.shape, "torch")
+        to_device(handle, "cpu", keys=keys, out=opened)
+        huge_pages = torch.from_numpy(arrays.empty_bytes(opened.numel() * dtype.itemsize))
+        return huge_pages.view(dtype).reshape(opened.shape).copy_(opened)
 
     @classmethod
     def __torch_function__(
@@ -77,34 +89,6 @@ class SealedWeight:
         if function is not torch.cat:
             raise TypeError(f"{function}: expected opened tensors, got sealed ones. Call their method to(device) first")
         return Concatenation(*args, **(kwargs or {}))
-
-
-class _Opener:
-    """The keys of a model's weights, and the memory in which each thread opens those that it then converts."""
-
-    def __init__(self, keys: KeyRing) -> None:
-        self._keys = keys
-        self._local = threading.local()
-
-    def open(self, handle: SealedTensor | SealedRows, device: str) -> torch.Tensor:
-        opened: torch.Tensor = to_device(handle, device, keys=self._keys, framework="torch")
-        return opened
-
-    def open_converted(self, handle: SealedTensor | SealedRows, dtype: torch.dtype) -> torch.Tensor:
-        """Open it in host memory, and convert it: where others were opened, as fresh memory takes longer than that."""
-        import torch
-
-        opened = arrays.from_bytes(self._memory(handle.nbytes), handle.dtype, handle.shape, "torch")
-        to_device(handle, "cpu", keys=self._keys, out=opened)
-        memory = arrays.empty_bytes(opened.numel() * dtype.itemsize)  # in huge pages
-        converted: torch.Tensor = torch.from_numpy(memory).view(dtype).reshape(opened.shape)
-        return converted.copy_(opened)
-
-    def _memory(self, size: int) -> Bytes:
-        memory: Bytes | None = getattr(self._local, "memory", None)
-        if memory is None or memory.size < size:
-            memory = self._local.memory = arrays.empty_bytes(size)
-        return memory[:size]
 
 
 class Concatenation:

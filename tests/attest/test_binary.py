@@ -21,10 +21,6 @@ def test_fields_are_read_in_order():
     cursor.done()
 
 
-def test_integers_may_be_big_endian():
-    assert Cursor(b"\1\2\3\4\5", "thing", byteorder="big").u24("a") == 0x010203
-
-
 @each(
     ("read", "said"),
     [

@@ -1,8 +1,6 @@
 """Evidence of this machine, from stand-ins of the kernel and of NVML."""
 
 # ruff: noqa: N802
-from __future__ import annotations
-
 import os
 import threading
 from types import SimpleNamespace

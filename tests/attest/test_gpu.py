@@ -1,7 +1,6 @@
 import json
-import pickle
 from contextlib import suppress
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -132,14 +131,6 @@ def test_a_parsed_report_is_parsed_again_from_its_bytes():
     assert report.field(99) is None
 
 
-def test_what_is_verified_can_be_pickled_and_not_changed():
-    verified = verify()
-    assert pickle.loads(pickle.dumps(verified)) == verified
-    with pytest.raises(FrozenInstanceError):
-        verified.chip = "GB100"
-    assert type(verified).__module__ == "fastrack.attest"
-
-
 def test_errors_name_the_device():
     with pytest.raises(AttestationError, match=r"nonce of the GPU 3 report failed: expected 0909.*, got 00") as caught:
         verify(nonce=b"\x09" * 32, evidence="GPU 3 report")
@@ -147,11 +138,9 @@ def test_errors_name_the_device():
     assert (caught.value.wanted, caught.value.found) == ("09" * 32, NONCE.hex())
 
 
-def test_a_nonce_of_another_size_and_a_time_without_a_zone_are_mistakes_of_the_caller():
+def test_a_nonce_of_another_size_is_a_mistake_of_the_caller():
     with pytest.raises(ValueError, match="32 bytes, got 31"):
         verify(nonce=bytes(31))
-    with pytest.raises(ValueError, match="time zone"):
-        verify(now=NOW.replace(tzinfo=None))
 
 
 def test_revocation_is_checked_where_responses_are_passed():
@@ -251,13 +240,8 @@ def with_rsa_provisioner():
     hopper = foundry.hopper()
     ica = Authority("NVIDIA GH100 Provisioner ICA 1", hopper.chain[3], key=rsa_key("provisioner"))
     rom = Authority(foundry.device_name("GH100 A01 GSP BROM", "41E23D711E1C4FBFAC"), ica, key=foundry.new_key())
-    leaf = Authority(
-        hopper.leaf.subject,
-        rom,
-        key=foundry.new_key(),
-        ca=False,
-        extensions=[(foundry.COMPOSITE, foundry.composite(rom))],
-    )
+    made = [(foundry.COMPOSITE, foundry.composite(rom))]
+    leaf = Authority(hopper.leaf.subject, rom, key=foundry.new_key(), ca=False, extensions=made)
     return foundry.Device((leaf, rom, ica, *hopper.chain[3:]))
 
 
@@ -279,9 +263,7 @@ def wrong_devices():
         "the chain is in reverse order": foundry.Device(hopper.chain[::-1]),
         "the leaf is of another device": foundry.Device((hopper.leaf, *foundry.device().chain[1:])),
         "an authority has an RSA key": with_rsa_provisioner(),
-        "the extension has the key of another device": foundry.device(
-            extension=(foundry.COMPOSITE, foundry.composite(rom))
-        ),
+        "the extension has another device's key": foundry.device(extension=(foundry.COMPOSITE, foundry.composite(rom))),
         "a critical extension is unknown": foundry.device(extension=("1.2.3", b"\5\0"), critical=["1.2.3"]),
     }
 
@@ -316,10 +298,7 @@ def malformed_extensions():
         "tcb info without digests": (foundry.TCB_INFO, foundry.tcb_info(fwids=b"")),
         "tcb info with another hash": (foundry.TCB_INFO, foundry.tcb_info(fwids=of(oid=b"\x06\x01\x2a"))),
         "tcb info with a short digest": (foundry.TCB_INFO, foundry.tcb_info(fwids=of(bytes(47)))),
-        "tcb info twice the same member": (
-            foundry.TCB_INFO,
-            foundry.der(0x30, *2 * [foundry.der(0xA6, foundry.fwid())]),
-        ),
+        "tcb info twice a member": (foundry.TCB_INFO, foundry.der(0x30, *2 * [foundry.der(0xA6, foundry.fwid())])),
         "tcb info with a trailing byte": (foundry.TCB_INFO, tcb + b"\0"),
     }
 
@@ -367,13 +346,6 @@ def test_every_byte_of_a_chain_counts(make):
     assert accepted == []
 
 
-def test_every_truncation_of_a_report_is_refused():
-    report = foundry.report(foundry.hopper())
-    for size in range(len(report)):
-        with pytest.raises(FormatError):
-            attest.parse_gpu_report(report[:size])
-
-
 # Garbage.
 
 
@@ -395,13 +367,8 @@ def test_garbage_in_an_extension_is_refused(data, oid, is_wrapped):
 
 def garbled(oid, value):
     device = foundry.hopper()
-    leaf = Authority(
-        foundry.device_name("GH100 A01 GSP FMC LF"),
-        device.chain[1],
-        ca=False,
-        key=device.leaf.key,
-        extensions=[(oid, value)],
-    )
+    name, options = foundry.device_name("GH100 A01 GSP FMC LF"), {"key": device.leaf.key, "extensions": [(oid, value)]}
+    leaf = Authority(name, device.chain[1], ca=False, **options)
     return foundry.Device((leaf, *device.chain[1:]))
 
 

@@ -15,9 +15,8 @@ WHEN = datetime(2026, 6, 1, tzinfo=UTC)
 def report(device=None, **options):
     device = device or foundry.hopper()
     data = foundry.report(device, **options)
-    return attest.verify_gpu_report(
-        data, device.pem, nonce=foundry.NONCE, now=NOW, roots=device.roots, evidence="GPU 3 report"
-    )
+    options = {"nonce": foundry.NONCE, "roots": device.roots, "evidence": "GPU 3 report"}
+    return attest.verify_gpu_report(data, device.pem, now=NOW, **options)
 
 
 def rim(data):

@@ -1,4 +1,3 @@
-import pickle
 from datetime import timedelta
 
 import pytest
@@ -44,7 +43,6 @@ def test_a_good_response_is_verified(by_name, is_delegated, certid):
     assert (verified.this_update, verified.next_update) == (NOW - DAY, NOW + DAY)
     assert (verified.verified_at, verified.valid_until) == (NOW, NOW + DAY)
     assert verified.age == DAY
-    assert pickle.loads(pickle.dumps(verified)) == verified
 
 
 def test_a_response_may_be_signed_with_rsa():
@@ -86,7 +84,10 @@ def wrong_responses():
     def delegated(**options):
         return of(by=foundry.responder(ISSUER, **options))
 
-    stranger = Authority(ISSUER.subject, key=foundry.new_key())
+    def leaf(**options):
+        return Authority("OCSP Responder", ISSUER, ca=False, key=foundry.new_key(), **options)
+
+    stranger, responder = Authority(ISSUER.subject, key=foundry.new_key()), foundry.responder(ISSUER)
     return {
         "status of 'NVIDIA GH100 Provisioner ICA 1' revoked": of(good=False),
         "status of 'NVIDIA GH100 Provisioner ICA 1' unknown": of(unknown=True),
@@ -101,25 +102,14 @@ def wrong_responses():
         "responder below another authority": of(by=foundry.responder(CHAIN[4])),
         "responder without the purpose": delegated(usages=()),
         "responder with another purpose": delegated(usages=(x509.ExtendedKeyUsageOID.SERVER_AUTH,)),
-        "responder that is a leaf": of(by=Authority("OCSP Responder", ISSUER, ca=False, key=foundry.new_key())),
+        "responder that is a leaf": of(by=leaf()),
         "responder that has expired": delegated(end=NOW - DAY),
         "responder that is not valid yet": delegated(start=NOW + DAY),
         "responder that is an authority": delegated(ca=True, usage=key_usage("digital_signature")),
         "responder that issues certificates": delegated(ca=True),
-        "responder that has an unknown extension": of(
-            by=Authority(
-                "OCSP Responder",
-                ISSUER,
-                ca=False,
-                key=foundry.new_key(),
-                extensions=[OCSP_SIGNING, UNKNOWN],
-                critical=["1.2.3"],
-            )
-        ),
+        "responder that has an unknown extension": of(by=leaf(extensions=[OCSP_SIGNING, UNKNOWN], critical=["1.2.3"])),
         "responder that may not sign": delegated(usage=key_usage("key_agreement")),
-        "signature by another key, delegated": of(
-            by=foundry.responder(ISSUER), sent=[foundry.responder(ISSUER)], by_name=True
-        ),
+        "signature by another key, delegated": of(by=responder, sent=[foundry.responder(ISSUER)], by_name=True),
         "signature by another key": of(by=stranger, by_name=True, sent=()),
         "extensions": of(nonce=b"n" * 32, critical=True),
         "signature algorithm": of(algorithm=hashes.SHA224()),
@@ -165,19 +155,13 @@ def test_a_response_must_have_one_status_without_critical_extensions():
         verify(of(lambda statuses: with_extension(statuses, critical=True)))
     for times in (0, 2):
         with pytest.raises(FormatError, match="number of statuses"):
-            verify(
-                of(lambda statuses, times=times: foundry.der(0x30, statuses[foundry.header_size(statuses) :] * times))
-            )
-
-
-def test_a_time_without_a_zone_is_a_mistake_of_the_caller():
-    with pytest.raises(ValueError, match="time zone"):
-        verify(now=NOW.replace(tzinfo=None))
+            verify(of(lambda found, n=times: foundry.der(0x30, found[foundry.header_size(found) :] * n)))
 
 
 def test_unused_bits_of_the_signature_are_refused():
-    by = foundry.responder(ISSUER)
-    for response in (foundry.status(ABOUT, ISSUER), foundry.status(ABOUT, ISSUER, by=by)):
+    made = (foundry.status(ABOUT, ISSUER, nonce=bytes([number])) for number in range(99))
+    even = next(response for response in made if response[-1] % 2 == 0)  # whose last bit may be unused
+    for response in (even, foundry.status(ABOUT, ISSUER, by=foundry.responder(ISSUER))):
         verify(response)
         ends = [index for index in range(len(response) - 3) if response[index : index + 1] == b"\0"]
         for index in ends:
@@ -196,13 +180,9 @@ def test_every_byte_of_a_response_counts(is_delegated):
     assert accepted == []
 
 
-def test_every_truncation_of_a_response_is_refused():
-    response = foundry.status(ABOUT, ISSUER, by=foundry.responder(ISSUER))
-    for size in range(len(response)):
-        with pytest.raises(FormatError):
-            verify(response[:size])
+def test_a_byte_after_a_response_is_refused():
     with pytest.raises(FormatError):
-        verify(response + b"\0")
+        verify(foundry.status(ABOUT, ISSUER, by=foundry.responder(ISSUER)) + b"\0")
 
 
 @settings(max_examples=200, deadline=None)

@@ -36,14 +36,9 @@ def with_lines(lines, text):
 
 
 def quote(*, info=None, **body):
-    return attest.verify_tdx_quote(
-        intel.quote(
-            PLATFORM, body=intel.td_report(**{"body_type": 2, **body}), version=5, body_type=body.get("body_type", 2)
-        ),
-        attest.TdxCollateral(**intel.collateral(info=info)),
-        now=NOW,
-        roots=intel.intel().roots,
-    )
+    data = intel.quote(PLATFORM, body=intel.td_report(**body), version=5, body_type=body.get("body_type", 2))
+    collateral = attest.TdxCollateral(**intel.collateral(info=info))
+    return attest.verify_tdx_quote(data, collateral, now=NOW, roots=intel.intel().roots)
 
 
 def report(*, machine=None, crl=None, **fields):

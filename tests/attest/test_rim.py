@@ -1,4 +1,3 @@
-import pickle
 import re
 from base64 import b64encode
 from contextlib import suppress
@@ -35,13 +34,11 @@ def test_a_good_manifest_is_verified():
     assert (rim.product, rim.edition, rim.version, rim.tag_id) == ("GH100", "GPU", "580.159.03", "8aa5c875")
     assert [one.index for one in rim.measurements] == list(range(64))
     assert [one.index for one in rim.active] == [7, 23, 35]
-    assert rim.measurements[23] == attest.RimMeasurement(
-        23, "Measurement_23", True, (bytes(48), foundry.MEASUREMENTS[23])
-    )
+    values = bytes(48), foundry.MEASUREMENTS[23]
+    assert rim.measurements[23] == attest.RimMeasurement(23, "Measurement_23", True, values)
     assert verified.signer == "HCC RIM L4 Signer"
     assert (verified.verified_at, verified.valid_until) == (NOW, NOW + LONG)
     assert verified.revocation_checked_at is None
-    assert pickle.loads(pickle.dumps(verified)) == verified
 
 
 def test_parsing_alone_does_not_look_at_the_signature():
@@ -189,13 +186,9 @@ def wrapped():
         "the signature is inside of the payload": good.replace(signature, "").replace(
             "    </ns0:Payload>", f"{signature}    </ns0:Payload>"
         ),
-        "there is another payload": good.replace(
-            "    <ns0:Payload", "    <ns0:Payload></ns0:Payload>\n    <ns0:Payload"
-        ),
+        "there is another payload": good.replace("    <ns0:Payload", "    <ns0:Payload/>\n    <ns0:Payload"),
         "there is another meta": good.replace("    <ns0:Meta", '    <ns0:Meta product="GB100"/>\n    <ns0:Meta'),
-        "an element of signatures is elsewhere": good.replace(
-            "></ns0:Entity>", f"><ds:X xmlns:ds='{DSIG}'/></ns0:Entity>"
-        ),
+        "another element is of signatures": good.replace("></ns0:Entity>", f"><ds:X xmlns:ds='{DSIG}'/></ns0:Entity>"),
         "there is no signature": good.replace(signature, ""),
         "the signature has an id": good.replace("<ds:Signature ", "<ds:Signature Id='a' "),
         "a key value is there": good.replace("<ds:KeyInfo>", "<ds:KeyInfo><ds:KeyValue/>"),

@@ -1,5 +1,5 @@
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import datetime, timedelta, timezone
 
 import pytest
 from cryptography.hazmat.primitives import hashes
@@ -87,9 +87,7 @@ WRONG = {
     "the leaf has another issuer": {"leaf": {"claimed_issuer": named("Root")}},
     "the root allows no authority below": {"root": {"path_length": 0}},
     "a critical extension is unknown": {"leaf": UNKNOWN},
-    "a critical extension above is unknown": {
-        "middle": {"extensions": [("1.2.3.4", b"\5\0")], "critical": {"1.2.3.4"}}
-    },
+    "a critical extension above is unknown": {"middle": UNKNOWN},
     "a critical extension of the root is unknown": {"root": UNKNOWN},
     "the names below the authority are constrained": {"middle": {"extensions": [("2.5.29.30", NAME_CONSTRAINTS)]}},
     "the authority's key is on another curve": {"middle": {"key": ec.generate_private_key(ec.SECP256K1())}},
@@ -297,16 +295,6 @@ def test_a_list_is_verified_at_a_time_with_a_zone():
 
 
 # Real ones.
-
-
-@pytest.mark.parametrize("name", ["hopper", "blackwell", "switch"])
-def test_real_chains_of_nvidia_hold(evidence, name):
-    from fastrack.attest import NVIDIA_ROOTS
-
-    text = (evidence / "nvidia" / f"{name}_chain.txt").read_bytes()
-    chain = _x509.load_chain(text, evidence="GPU chain")
-    found = _x509.verify_chain(chain, roots=NVIDIA_ROOTS, now=datetime(2026, 1, 1, tzinfo=UTC), evidence="GPU chain")
-    assert len(found.certificates) == 5
 
 
 @pytest.mark.parametrize("name", ["milan", "genoa"])

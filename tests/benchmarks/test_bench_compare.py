@@ -363,19 +363,7 @@ def test_the_same_tree_passes_and_a_slower_one_does_not(repository, capsys, tmp_
         module.write_text("TIME = 0.004\n")
     assert json.loads((tmp_path / "out.json").read_text())["exit_code"] == 0
     assert not left_behind(repository)
-
-
-@pytest.mark.slow
-def test_an_environment_is_built_once(repository, tmp_path):
-    environments.take_working_tree(repository, tmp_path)
-    said = []
-    for _ in range(2):
-        python = environments.build("base", tmp_path, tmp_path / "cache", said.append)
-    assert len(said) == 1
-    place = subprocess.run(
-        [python, "-I", "-c", "import fastrack; print(fastrack.__file__)"], cwd=tmp_path, capture_output=True, check=True
-    )
-    assert Path(place.stdout.decode()).is_relative_to(python.parents[1])
+    assert len(list(repository.glob(".benchmarks/compare/*/finished"))) == 3  # what did not change is built once
 
 
 @pytest.mark.slow

@@ -7,11 +7,8 @@ from pathlib import Path
 
 import fastjsonschema
 import pytest
-from helpers.stand_in_gpu import StandIn
 
-from bench.gpu import record
-from bench.gpu.stages import STAGES, profile
-from bench.gpu.timing import Row, Times
+from bench.gpu.stages import STAGES
 
 FOLDER = Path(__file__).parents[2] / "bench/results"
 SCHEMA = json.loads((FOLDER / "schema.json").read_text()) if FOLDER.is_dir() else {}
@@ -70,47 +67,3 @@ HARMLESS += ["to_device(sealed) / bounce path, 256 MiB"]
 
 def test_only_what_tells_of_a_host_is_found():
     assert [text for text in (*TELLING, *HARMLESS) if HOST.search(text)] == TELLING
-
-
-# What the stages write.
-
-MACHINE = {
-    "software": {"python": "3.12.3", "fastrack": "0.1.0", "torch": None},
-    "revision": None,
-    "system": "Linux 6.1",
-    "cpu": {"model": "X", "architecture": "x86_64", "features": {}, "threads": 16},
-    "memory": {"total": 1, "available": 1, "page": 4096, "huge_pages": None},
-    "gpu": {"name": "NVIDIA H100"},
-    "graphics": None,
-}
-
-
-@pytest.fixture(scope="module")
-def document(tmp_path_factory):
-    path = record.create(tmp_path_factory.mktemp("results"), "first", MACHINE, device="cuda:0", quick=False, seconds=60)
-    assert NAME.fullmatch(path.name)
-    kept = record.Record(path)
-    kept.gpu = StandIn()
-    kept.add(Row("kernels", "open", 1, Times([1.0, 2.0]), {"share": "1/4", "bits": 256}))
-    kept.add(profile.Metric("Launch Statistics", "Grid Size", "", "264"))
-    kept.step("known answers", lambda: 82, is_check=True)
-    kept.step("transfers", lambda: 1 / 0)
-    kept.finish()
-    return json.loads(path.read_text())
-
-
-def test_what_a_stage_writes_is_what_the_schema_says(document):
-    validator("gpu")(document)
-
-
-def test_what_a_stage_does_not_write_is_refused(document):
-    for change in (
-        {"stage": "other"},
-        {"version": 1},
-        {"rows": [{"step": "kernels"}]},
-        {"date": "yesterday"},
-        {"hostname": "node7"},
-        {"machine": {**MACHINE, "hostname": "node7"}},
-    ):
-        with pytest.raises(fastjsonschema.JsonSchemaValueException):
-            validator("gpu")({**document, **change})

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import ipaddress
 import json
 import os
@@ -12,16 +10,14 @@ import tempfile
 import time
 from contextlib import closing
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from http.client import HTTPSConnection
 from pathlib import Path
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import NameOID
+from helpers.foundry.authority import Authority, new_key
 
 import fastrack
 from fastrack.grants import Signer
@@ -29,35 +25,18 @@ from fastrack.grants import Signer
 
 def make_certificate(folder):
     """Write an authority (ca.pem), and a certificate of it for 127.0.0.1 with its key (tls.pem, tls.key)."""
-    now = datetime.now(UTC)
-    ca_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+    ca_key, key = new_key(), new_key()
+    of_issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
 
-    def build(name, subject_key, *, ca):
-        issuer = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Test CA")])
-        usage = dict.fromkeys(
-            ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only"), False
-        )
-        usage |= {"decipher_only": False, "digital_signature": not ca, "key_cert_sign": ca, "crl_sign": ca}
-        builder = (
-            x509.CertificateBuilder()
-            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
-            .issuer_name(issuer)
-            .public_key(subject_key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - timedelta(hours=1))
-            .not_valid_after(now + timedelta(days=1))
-            .add_extension(x509.BasicConstraints(ca, None), critical=True)
-            .add_extension(x509.KeyUsage(**usage), critical=True)
-            .add_extension(x509.SubjectKeyIdentifier.from_public_key(subject_key.public_key()), critical=False)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
-        )
-        if not ca:
-            address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-            builder = builder.add_extension(x509.SubjectAlternativeName([address]), critical=False)
-        return builder.sign(ca_key, hashes.SHA256())
+    def make(name, issuer, key, *extensions):
+        extensions = (x509.SubjectKeyIdentifier.from_public_key(key.public_key()), of_issuer, *extensions)
+        written = [(extension.oid.dotted_string, extension.public_bytes()) for extension in extensions]
+        return Authority(name, issuer, key=key, ca=issuer is None, extensions=written)
 
-    (folder / "ca.pem").write_bytes(build("Test CA", ca_key, ca=True).public_bytes(Encoding.PEM))
-    (folder / "tls.pem").write_bytes(build("broker", key, ca=False).public_bytes(Encoding.PEM))
+    ca = make("Test CA", None, ca_key)
+    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    (folder / "ca.pem").write_bytes(ca.pem)
+    (folder / "tls.pem").write_bytes(make("broker", ca, key, x509.SubjectAlternativeName([address])).pem)
     (folder / "tls.key").write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     (folder / "tls.key").chmod(0o600)
 

@@ -1,7 +1,5 @@
 """Serve a broker that trusts made-up vendors, and whose clock runs as the made-up evidence needs it."""
 
-from __future__ import annotations
-
 import json
 import sys
 from datetime import UTC, datetime, timedelta

@@ -1,7 +1,5 @@
 """A broker among clients that hold connections, send without end, or come when the disk is full."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -157,9 +155,8 @@ def test_a_process_without_descriptors_waits_and_says_so_in_few_lines(start):
     server = start()
     open_now = count_descriptors(server)
     for limit in (open_now + 1, 4096):
-        resource.prlimit(
-            server.process.pid, resource.RLIMIT_NOFILE, (limit, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
-        )
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (limit, hard))
         if limit == 4096:
             assert exchange(server) < 10
             break

@@ -1,7 +1,5 @@
 """The broker's memory: challenges that are used once, and a log that cannot be altered without a trace."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sqlite3
@@ -259,7 +257,6 @@ def test_other_files_are_refused(tmp_path):
 # The limit of requests.
 
 
-@pytest.mark.skipif(os.name != "posix", reason="takes rights of folders")
 def test_a_database_is_refused_where_others_may_put_a_journal_beside_it(tmp_path):
     tmp_path.chmod(0o1777)
     with pytest.raises(KeyPermissionError):

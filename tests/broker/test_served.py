@@ -1,7 +1,5 @@
 """A broker that is really served, over TLS."""
 
-from __future__ import annotations
-
 import json
 import random
 import socket
@@ -265,9 +263,8 @@ class Clients:
 
     def expired(self, _):
         now = self.server.now()
-        challenge = replace(
-            attest.Challenge.generate(now=now), expires=now.replace(microsecond=0) - timedelta(seconds=1)
-        )
+        end = now.replace(microsecond=0) - timedelta(seconds=1)
+        challenge = replace(attest.Challenge.generate(now=now), expires=end)
         self.ledger.add_challenge(challenge, now=now)
         self.refuse("expired", attest.make_offer(challenge, small()).to_bytes(), 409)
 
@@ -329,13 +326,23 @@ def test_exchanges_of_many_clients_with_a_broker_that_is_killed(start, count, ki
     assert {kind for kind, _ in clients.refused} == {"replayed", "expired", "foreign", "altered"}
     server.kill()
     entries = read_log(server.folder / "broker.db")
-    by_event = {
-        event: Counter(e.details["challenge"] for e in entries if e.event == event) for event in ("offered", "granted")
-    }
-    for event in by_event.values():
-        assert set(event.values()) == {1}  # no challenge is used twice
-    assert set(clients.granted) <= set(by_event["granted"]) <= set(by_event["offered"])
-    lost = len(by_event["granted"]) - len(clients.granted)
+    events = "offered", "granted"
+    offered, granted = (Counter(e.details["challenge"] for e in entries if e.event == event) for event in events)
+    assert set(offered.values()) == set(granted.values()) == {1}  # no challenge is used twice
+    assert set(clients.granted) <= set(granted) <= set(offered)
+    lost = len(granted) - len(clients.granted)
     assert lost <= kills * THREADS
     assert sum(entry.event == "started" for entry in entries) == kills + 1
     assert all(isinstance(line, dict) for line in server.lines())
+
+
+@pytest.mark.slow
+def test_ranks_on_different_machines_that_prove_what_they_are_become_a_group(start):
+    torch = pytest.importorskip("torch")
+    from helpers.network import Network, on_ranks
+
+    server = start(0)
+    rings = [fetch(server, machine(cpu, 0)) for cpu in ("tdx", "snp")]
+    assert rings[0].first == rings[1].first == server.key
+    results = on_ranks(Network(2), rings, lambda group: group.all_reduce(torch.ones(3)).tolist())
+    assert results == [[2, 2, 2]] * 2

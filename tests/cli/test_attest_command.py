@@ -33,6 +33,7 @@ def _owner(cli, folder, monkeypatch):
     monkeypatch.setattr(attest, "collect_evidence", lambda binding, **_: machine.collect(binding))
     monkeypatch.setattr("fastrack.attest._exchange.VENDOR_ROOTS", roots())
     monkeypatch.setattr(module, "read_clock", lambda: NOW)
+    cli("attest challenge challenge")
 
 
 class Collecting(threading.Thread):
@@ -55,7 +56,6 @@ GRANT = "--challenge challenge --policy policy.toml --sign owner.signer --key da
 
 
 def test_no_document_replaces_a_file(cli, folder):
-    cli("attest challenge challenge")
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     for line in (
         "challenge data.key",
@@ -75,7 +75,6 @@ def test_no_document_replaces_a_file(cli, folder):
 
 
 def test_an_exchange_by_files(cli, folder):
-    cli("attest challenge challenge")
     shown = cli.json("attest show challenge")
     assert (shown["kind"], shown["verified"]) == ("challenge", False)
     collecting = Collecting("machine.key")
@@ -105,7 +104,6 @@ def test_an_exchange_by_files(cli, folder):
 
 @pytest.mark.parametrize("link", [os.symlink, os.link])
 def test_a_challenge_with_two_names_is_used_once(cli, folder, link):
-    cli("attest challenge challenge")
     link("challenge", "other")
     cli("attest collect challenge offer")
     used = GRANT.replace("--challenge challenge", "--challenge other")
@@ -121,7 +119,6 @@ def test_a_challenge_with_two_names_is_used_once(cli, folder, link):
 
 
 def test_an_exchange_by_pipes(cli, folder):
-    cli("attest challenge challenge")
     os.mkfifo("offer")
     os.mkfifo("grants")
     collecting = Collecting(".")
@@ -143,7 +140,6 @@ def test_documents_pass_on_standard_streams(cli, folder, monkeypatch):
 
 
 def test_wrong_offers_are_refused(cli, folder):
-    cli("attest challenge challenge")
     cli("attest challenge other")
     cli("attest collect other offer")
     assert "verifying the challenge of the offer failed" in cli.error(f"attest grant offer {GRANT}")
@@ -168,7 +164,6 @@ def test_wrong_offers_are_refused(cli, folder):
 
 
 def test_a_restricted_key_is_not_stored(cli, folder):
-    cli("attest challenge challenge")
     collecting = Collecting("machine.key")
     while not (folder / "offer").exists():
         pass

@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file as save_plain
 
-from fastrack import Key, load_folder
-
 
 @pytest.fixture
 def model(folder):
@@ -75,19 +73,6 @@ def test_verify_names_each_bad_file(cli, key, sealed):
     assert "back" not in cli.names()
 
 
-@pytest.mark.usefixtures("sealed")
-def test_the_key_has_to_be_that_of_the_folder(cli):
-    cli("keygen other.key")
-    for command in ("verify sealed", "unseal sealed back"):
-        assert "key" in cli.error(f"{command} --key other.key")
-
-
-def test_nothing_is_replaced(cli, key, sealed):
-    for command in ("seal model sealed", "unseal sealed model", "seal model owner.key"):
-        assert "exists" in cli.error(f"{command} {key}")
-    assert contents(sealed.with_name("model"))["optimizer.pt"] == b"moments"
-
-
 @pytest.mark.parametrize(
     "line",
     [
@@ -132,9 +117,3 @@ def test_a_folder_follows_an_anchor(cli, key, sealed):
     cli(f"seal model new {key}")
     shutil.copy(sealed / "fastrack.manifest", sealed.with_name("new"))
     assert "fastrack.folder" in cli.error(f"unseal new again --anchor model.anchor {key}")
-
-
-def test_the_python_names_open_what_the_command_made(sealed, folder):
-    opened = load_folder(sealed, Key.load(folder / "owner.key"))
-    assert json.loads(opened.read("config.json")) == {"layers": 2}
-    assert sorted(opened.weights()) == ["w1", "w2"]

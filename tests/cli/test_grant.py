@@ -6,6 +6,7 @@ import sys
 
 import numpy as np
 import pytest
+from helpers.tampering import flip_byte
 
 import fastrack
 from fastrack.grants import Grants, Identity, Recipient, Verifier
@@ -15,6 +16,8 @@ from fastrack.grants import Grants, Identity, Recipient, Verifier
 def _pairs(cli, folder, monkeypatch):
     cli("keygen owner.signer --signer")
     for line in ("alice --identity", "bob --identity --algorithm P-384", "carol --identity --name Carol"):
+        cli(f"keygen {line}")
+    for line in ("owner.key", "other.key --bits 128"):
         cli(f"keygen {line}")
     np.save(folder / "data.npy", np.arange(1000))
     monkeypatch.setenv("FASTRACK_OWNER", "owner.signer.pub")
@@ -49,7 +52,7 @@ def test_a_sealer_that_keeps_no_key(cli, become, folder):
     become("alice")
     cli("unseal data.safetensors back.npy --key data.safetensors.grants")
     assert np.array_equal(np.load(folder / "back.npy"), np.arange(1000))
-    assert not list(folder.glob("*.key"))
+    assert sorted(path.name for path in folder.glob("*.key")) == ["other.key", "owner.key"]  # as before
 
 
 @pytest.mark.parametrize(
@@ -66,7 +69,6 @@ def test_a_sealer_that_keeps_no_key(cli, become, folder):
     ],
 )
 def test_what_cannot_be_granted_is_not_sealed(cli, folder, line, status, told):
-    cli("keygen owner.key")
     assert told in cli.error(f"seal data.npy data.safetensors {line}", status=status)
     assert not (folder / "data.safetensors").exists()
 
@@ -81,7 +83,6 @@ def test_a_file_whose_grants_cannot_be_written_is_removed(cli, folder, monkeypat
 
 
 def test_a_key_is_granted_changed_and_shown(cli, become, folder):
-    cli("keygen owner.key")
     cli("seal data.npy data.safetensors --key owner.key")
     before = (folder / "data.safetensors").read_bytes()
     cli("grant owner.key --to alice.pub --to bob.pub --sign owner.signer --file data.safetensors --expires 30d")
@@ -114,14 +115,12 @@ def test_another_owner_s_grants_do_not_open(cli, become, monkeypatch):
 
 @pytest.mark.parametrize("wrong", ["tomorrow", "30", "30y", "2027-13-01"])
 def test_a_wrong_end_is_told(cli, wrong):
-    cli("keygen owner.key")
     assert "expected a date" in cli.error(
         f"grant owner.key --to alice.pub --sign owner.signer --expires {wrong}", status=2
     )
 
 
 def test_a_grant_ends(cli, become):
-    cli("keygen owner.key")
     cli("seal data.npy data.safetensors --key owner.key")
     assert "which is over" in cli("grant owner.key --to alice.pub --sign owner.signer --expires 2020-01-01").stdout
     assert (
@@ -135,7 +134,6 @@ def test_a_passphrase_comes_from_a_private_file(cli, folder, monkeypatch):
     (folder / "pass").write_text("correct horse battery staple\n")
     (folder / "pass").chmod(0o600)
     monkeypatch.setenv("FASTRACK_PASSPHRASE_FILE", "pass")
-    cli("keygen owner.key")
     cli("grant owner.key --passphrase --sign owner.signer")
     grants = Grants.load("owner.key.grants", owner=Verifier.load("owner.signer.pub"))
     assert grants.unlock(passphrase="correct horse battery staple").first == fastrack.Key.load("owner.key")
@@ -145,8 +143,7 @@ def test_a_passphrase_comes_from_a_private_file(cli, folder, monkeypatch):
     )
 
 
-def test_a_passphrase_is_not_asked_for_without_a_terminal(cli, folder):
-    cli("keygen owner.key")
+def test_a_passphrase_is_not_asked_for_without_a_terminal(folder):
     line = "-W error -m fastrack grant owner.key --passphrase --sign owner.signer"
     command = [sys.executable, *line.split()]
     for given in (b"", b"correct horse battery staple\n" * 2):
@@ -158,8 +155,6 @@ def test_a_passphrase_is_not_asked_for_without_a_terminal(cli, folder):
 
 
 def test_grants_that_cannot_be_changed_so_are_bad_usage(cli):
-    for name in ("owner", "other"):
-        cli(f"keygen {name}.key")
     cli("grant owner.key --to alice.pub --sign owner.signer")
     line = "grant owner.key.grants --sign owner.signer"
     assert "expected key" in " ".join(cli.error(f"{line} --to bob.pub --key other.key", status=2).split())
@@ -167,7 +162,6 @@ def test_grants_that_cannot_be_changed_so_are_bad_usage(cli):
 
 
 def test_a_passphrase_is_typed_twice(cli, monkeypatch):
-    cli("keygen owner.key")
     text = "correct horse battery staple"
     typed = iter([text, text.upper(), text, text])
     monkeypatch.setattr("getpass.getpass", lambda _: next(typed))
@@ -179,7 +173,6 @@ def test_a_passphrase_is_typed_twice(cli, monkeypatch):
 
 
 def test_a_secret_in_place_of_its_path_is_not_repeated(cli, folder, monkeypatch):
-    cli("keygen owner.key")
     cli("grant owner.key --to alice.pub --sign owner.signer")
     text = (folder / "alice").read_text().splitlines()[1]
     for line in (
@@ -205,43 +198,36 @@ def test_a_file_is_sealed_anew(cli, folder, suffix):
         np.savez(folder / "data.npz", **arrays)
     else:
         np.save(folder / "data.npy", arrays["x"])
-    cli("keygen old.key")
-    cli("keygen new.key --bits 128")
-    cli(f"seal data.{suffix} data.safetensors --key old.key")
-    report = cli.json("rekey data.safetensors new.safetensors --key old.key --new new.key")
-    assert report["key_id"] == fastrack.Key.load("new.key").id
-    cli(f"unseal new.safetensors back.{suffix} --key new.key")
+    cli(f"seal data.{suffix} data.safetensors --key owner.key")
+    report = cli.json("rekey data.safetensors new.safetensors --key owner.key --new other.key")
+    assert report["key_id"] == fastrack.Key.load("other.key").id
+    cli(f"unseal new.safetensors back.{suffix} --key other.key")
     if suffix == "npz":
         with np.load(folder / "back.npz") as back:
             assert sorted(back) == sorted(arrays)
             assert all(np.array_equal(back[name], arrays[name]) for name in arrays)
     else:
         assert np.array_equal(np.load(folder / "back.npy"), arrays["x"])
-    assert "expected key" in cli.error("verify new.safetensors --key old.key")
-    assert "--force" in cli.error("rekey data.safetensors new.safetensors --key old.key --new new.key")
+    assert "expected key" in cli.error("verify new.safetensors --key owner.key")
+    assert "--force" in cli.error("rekey data.safetensors new.safetensors --key owner.key --new other.key")
 
 
 def test_a_file_may_replace_itself_and_stays_as_it_was_on_failure(cli, folder):
-    for name in ("old", "new"):
-        cli(f"keygen {name}.key")
-    cli("seal data.npy data.safetensors --key old.key")
-    cli("rekey data.safetensors data.safetensors --key old.key --new new.key --force")
-    cli("verify data.safetensors --key new.key")
-    content = bytearray((folder / "data.safetensors").read_bytes())
-    content[-1] ^= 1
-    (folder / "data.safetensors").write_bytes(content)
+    cli("seal data.npy data.safetensors --key owner.key")
+    cli("rekey data.safetensors data.safetensors --key owner.key --new other.key --force")
+    cli("verify data.safetensors --key other.key")
+    flip_byte(folder / "data.safetensors")
+    content = (folder / "data.safetensors").read_bytes()
     before = sorted(path.name for path in folder.iterdir())
-    assert "was altered" in cli.error("rekey data.safetensors data.safetensors --key new.key --new old.key --force")
+    assert "was altered" in cli.error("rekey data.safetensors data.safetensors --key other.key --new owner.key --force")
     assert (folder / "data.safetensors").read_bytes() == content
     assert sorted(path.name for path in folder.iterdir()) == before
 
 
 def test_what_is_stored_in_plain_is_copied_by_name_only(cli, folder):
-    for name in ("old", "new"):
-        cli(f"keygen {name}.key")
     np.savez(folder / "two.npz", x=np.arange(5), labels=np.arange(3))
-    cli("seal two.npz two.safetensors --key old.key --plain labels")
-    line = "rekey two.safetensors three.safetensors --key old.key --new new.key"
+    cli("seal two.npz two.safetensors --key owner.key --plain labels")
+    line = "rekey two.safetensors three.safetensors --key owner.key --new other.key"
     assert "unencrypted and unauthenticated" in cli.error(line)
     cli(f"{line} --plain labels")
     with fastrack.load_file("three.safetensors") as file:
@@ -250,18 +236,14 @@ def test_what_is_stored_in_plain_is_copied_by_name_only(cli, folder):
 
 @pytest.mark.usefixtures("folder")
 def test_a_checkpoint_stays_one(cli):
-    for name in ("old", "new"):
-        cli(f"keygen {name}.key")
-    fastrack.save_checkpoint("step.safetensors", {"step": 3, "w": np.arange(5)}, key="old.key")
-    cli("rekey step.safetensors again.safetensors --key old.key --new new.key")
-    assert fastrack.load_checkpoint("again.safetensors", keys="new.key")["step"] == 3
+    fastrack.save_checkpoint("step.safetensors", {"step": 3, "w": np.arange(5)}, key="owner.key")
+    cli("rekey step.safetensors again.safetensors --key owner.key --new other.key")
+    assert fastrack.load_checkpoint("again.safetensors", keys="other.key")["step"] == 3
     with fastrack.load_file("again.safetensors") as file:
         assert file.kind == "checkpoint"
 
 
 def test_a_file_is_not_sealed_anew_with_an_absent_tensor_in_plain(cli):
-    for name in ("owner", "other"):
-        cli(f"keygen {name}.key")
     cli("seal data.npy data.safetensors --key owner.key")
     line = "rekey data.safetensors new.safetensors --key owner.key --new other.key --plain date"
     said = " ".join(cli.error(line, status=2).split())

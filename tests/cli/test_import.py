@@ -35,21 +35,6 @@ def test_the_report_is_a_document(cli, key, lines):
     assert report["key_id"]
 
 
-def test_a_table_is_imported(cli, key, folder):
-    pa = pytest.importorskip("pyarrow")
-    pytest.importorskip("pyarrow.parquet").write_table(pa.table({"text": ["a", "b"]}), folder / "t.parquet")
-    assert cli.json(f"import t.parquet out {key}")["samples"] == 2
-    assert texts("out", "owner.key") == ["a", "b"]
-
-
-def test_a_folder_that_has_samples_is_continued_on_request(cli, key, lines):
-    cli(f"import {lines} out {key}")
-    assert "3000 samples" in cli.error(f"import {lines} out {key}")
-    assert "3000 samples" in cli(f"import {lines} out {key} --resume").stdout
-    (cli.folder / lines).write_text("one")
-    assert "resume=" in cli.error(f"import {lines} out {key} --resume")
-
-
 @each(("name", "content"), [("a.bin", b"x"), ("a.jsonl", b"{"), ("a.tar", b"x" * 600), ("a\x1b[1m.txt.gz", b"")])
 def test_what_cannot_be_imported_is_one_line(cli, key, name, content):
     (cli.folder / name).write_bytes(content)

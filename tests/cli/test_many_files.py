@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from helpers.commands import invoke
+from helpers.tampering import flip_byte
 
 from fastrack import Key, load_file, seal, unseal_file
 
@@ -24,12 +25,6 @@ def shards(key, folder):  # noqa: ARG001 - makes the key
     return folder / "data"
 
 
-def spoil(path):
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-
-
 def lines(result):
     return [json.loads(line) for line in result.stdout.splitlines()]
 
@@ -43,8 +38,8 @@ def test_all_files_are_verified_in_one_call(cli, key, paths):
 
 
 def test_each_bad_file_is_named_and_the_others_are_verified(cli, key, shards):
-    spoil(shards / "s01.safetensors")
-    spoil(shards / "more" / "s03.safetensors")
+    flip_byte(shards / "s01.safetensors")
+    flip_byte(shards / "more" / "s03.safetensors")
     (shards / "s02.safetensors").write_bytes(b"no such file")
     result = cli(f"verify -r data missing.safetensors {key}", status=1)
     errors = result.stderr.splitlines()
@@ -58,7 +53,7 @@ def test_each_bad_file_is_named_and_the_others_are_verified(cli, key, shards):
 
 
 def test_a_program_reads_one_document_a_line(cli, key, shards):
-    spoil(shards / "s01.safetensors")
+    flip_byte(shards / "s01.safetensors")
     result = cli(f"verify -r data missing --json {key}", status=1)
     documents = lines(result)
     assert result.stderr == ""
@@ -105,7 +100,7 @@ def test_a_link_to_a_folder_is_refused_and_not_followed(cli, key, shards):
 @pytest.mark.parametrize("name", ["a\nerror: b", "a\x1b[2J", "a\r", "\u202eb"])
 def test_hostile_names_are_escaped(cli, key, shards, name):
     (shards / "s01.safetensors").rename(shards / name)
-    spoil(shards / name)
+    flip_byte(shards / name)
     result = cli(f"verify 'data/*' {key}", status=1)
     assert name not in result.output
     assert len(result.stderr.splitlines()) == 3  # that one, the text and the folder

@@ -36,10 +36,7 @@ def names(folder):
 
 
 def run(*line, content=b""):
-    result = invoke(line, content)
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
+    return invoke(line, content)
 
 
 def test_a_folder_of_files_goes_there_and_back(cli, key, tree, folder):

@@ -177,7 +177,6 @@ def test_every_command_is_in_a_table():
 def attempt(cli, line):
     """Run a command, which may be refused, and return whether it was done."""
     result = invoke([part.strip("'") for part in line.split()])
-    assert result.exception is None or isinstance(result.exception, SystemExit), line
     assert not list(cli.folder.rglob(".fastrack-*")), line
     return result.exit_code == 0
 

@@ -1,6 +1,8 @@
 import pytest
+from helpers.tampering import tamper_file
 
 from fastrack import load_file
+from fastrack.format import chunk_offset
 
 
 def test_a_sound_file_is_authentic(cli, key, sealed):
@@ -25,17 +27,17 @@ def test_a_program_is_told_that_a_file_is_sound(cli, key, sealed, arrays):
     assert document["tensors"][1] == what | found
 
 
-def test_every_flipped_bit_is_found_and_placed(cli, key, sealed, flip):
-    flip(sealed, "x", 14)
+def test_every_flipped_bit_is_found_and_placed(cli, key, sealed, folder):
+    tamper_file(folder / sealed, "x", chunk_offset(14))
     said = cli(f"verify {sealed} {key}", status=1).stdout
     assert next(line for line in said.splitlines() if line.startswith("FAILED")).rstrip().endswith("chunk 14")
     assert "1 of 2 sealed tensors FAILED" in said
-    flip(sealed, "y", 0)
+    tamper_file(folder / sealed, "y", chunk_offset(0))
     assert "2 of 2 sealed tensors FAILED" in cli(f"verify {sealed} {key}", status=1).stdout
 
 
-def test_a_program_is_told_which_chunk_failed(cli, key, sealed, flip):
-    flip(sealed, "x", 3)
+def test_a_program_is_told_which_chunk_failed(cli, key, sealed, folder):
+    tamper_file(folder / sealed, "x", chunk_offset(3))
     document = cli.json(f"verify {sealed} {key}", status=1)
     assert document["ok"] is False
     found = [(check["name"], check["ok"], check["chunk"]) for check in document["tensors"]]
@@ -46,18 +48,9 @@ def test_a_program_is_told_which_chunk_failed(cli, key, sealed, flip):
 
 @pytest.mark.parametrize("place", [0, 23, 24, 55])
 def test_a_flipped_bit_of_a_header_is_found(cli, key, sealed, folder, place):
-    data = bytearray((folder / sealed).read_bytes())
-    with load_file(sealed) as file:
-        data[data.index(bytes(file["y"].message)) + place] ^= 128
-    (folder / sealed).write_bytes(data)
+    tamper_file(folder / sealed, "y", place)
     said = cli(f"verify {sealed} {key}", status=1).stdout
     assert next(line for line in said.splitlines() if line.startswith("FAILED")).rstrip().endswith("header")
-
-
-def test_a_changed_claim_is_found(cli, key, sealed, folder):
-    data = (folder / sealed).read_bytes()
-    (folder / sealed).write_bytes(data.replace(b'\\"I64\\"', b'\\"F64\\"'))
-    assert "FAILED" in cli(f"verify {sealed} {key}", status=1).stdout
 
 
 @pytest.mark.usefixtures("sealed")

@@ -9,7 +9,7 @@ from helpers.runs import flip
 
 from fastrack._crypto import derivation
 from fastrack._crypto.cobblestone import DERIVED_SIZE
-from fastrack._crypto.derivation import derive, derive_keys, derive_rows, new_header
+from fastrack._crypto.derivation import derive, derive_rows, new_header
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack.errors import FormatError
 from fastrack.format import COMMITMENT_SIZE, NONCE_SIZE
@@ -31,7 +31,7 @@ def test_batches_give_every_key(messages):
     headers, contexts, keys = messages
     rows = list(reversed(range(len(keys))))
     target = MessageKeys(len(keys))
-    assert derive_keys(target, SECRET, headers, contexts, rows) is None
+    assert derive_rows(SECRET, headers, contexts, rows, target.reserve(rows, 256)) is None
     for row, key in zip(rows, keys, strict=True):
         assert target.material(row) == key.material
     assert target.bits == [256] * len(keys)
@@ -42,7 +42,7 @@ def test_the_first_wrong_commitment_of_all_batches_is_found(messages, bad):
     headers, contexts = messages[0].copy(), messages[1]
     for number in {bad, 10}:
         headers[number] = flip(headers[number], 8 * 56 - 1)
-    assert derive_keys(MessageKeys(11), SECRET, headers, contexts, range(11)) == bad
+    assert derive_rows(SECRET, headers, contexts, range(11), MessageKeys(11).reserve(range(11), 256)) == bad
 
 
 @each("size", [0, 24, 55, 57])
@@ -62,7 +62,7 @@ def test_a_secret_that_is_wiped_meanwhile_derives_no_key(monkeypatch, size):
         secret[:] = bytes(size)
         return bad
 
-    monkeypatch.setattr(derivation, "get_engine", lambda **_: Wrong(derive_keys=derive_keys))
+    monkeypatch.setattr(derivation, "make_engine", lambda *_: Wrong(derive_keys=derive_keys))
     with pytest.raises(FormatError, match="zeros"):
         derive(secret, bytes(24), b"")
 

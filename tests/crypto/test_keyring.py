@@ -7,10 +7,12 @@ import subprocess
 import sys
 import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from helpers.cases import each
+from helpers.forking import in_forked_child
 
 import fastrack
 from fastrack import Key, KeyPermissionError, KeyRing, UnknownKeyError, use_keys
@@ -290,16 +292,9 @@ def test_the_cache_is_bounded_and_a_dropped_key_is_overwritten(monkeypatch):
 def test_threads_ask_a_provider_once(key):
     started, vault = threading.Barrier(8), Vault(key)
     ring = KeyRing(vault)
-
-    def look_up():
-        started.wait()
-        assert ring[key.id] is key
-
-    threads = [threading.Thread(target=look_up) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(8) as pool:
+        found = [pool.submit(lambda: (started.wait(), ring[key.id])) for _ in range(8)]
+    assert all(one.result()[1] is key for one in found)
     assert vault.asked == [key.id]
 
 
@@ -313,8 +308,6 @@ def test_a_provider_may_use_the_ring_that_asks_it(key):
     assert ring[key.id] is key
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_child_forked_during_a_look_up_is_not_blocked(key):
     asked, forked = threading.Event(), threading.Event()
 
@@ -328,12 +321,9 @@ def test_a_child_forked_during_a_look_up_is_not_blocked(key):
     thread = threading.Thread(target=lambda: ring[key.id])
     thread.start()
     asked.wait()
-    child = os.fork()
-    if not child:
-        os._exit(0 if ring[key.id] is key else 1)
+    assert in_forked_child(lambda: ring[key.id] is key)
     forked.set()
     thread.join()
-    assert os.waitpid(child, 0)[1] == 0
 
 
 # Files and folders
@@ -398,14 +388,14 @@ def test_a_platform_s_mode_is_taken_where_it_is_allowed(key, path, monkeypatch, 
         assert Key.load(path) == key
 
 
-@each("mode", [0o660, 0o620, 0o666, 0o604, 0o602, 0o755, 0o441])
+@each("mode", [0o660, 0o620, 0o666, 0o604, 0o602, 0o601, 0o755, 0o777, 0o441])
 def test_no_option_allows_writing_or_executing(path, monkeypatch, mode):
     path.chmod(mode)
-    for allowed in ("0440", "0640", "0444", "0644"):
+    for allowed in ("", "0440", "0640", "0444", "0644"):
         monkeypatch.setenv(KEY_MODE_VARIABLE, allowed)
         if mode == 0o604 and allowed in {"0444", "0644"}:
             continue
-        with pytest.raises(KeyPermissionError):
+        with pytest.raises(KeyPermissionError, match=f"{path} .*chmod 600"):
             Key.load(path)
 
 

@@ -12,9 +12,8 @@ from helpers.forking import in_forked_child
 
 import fastrack
 from fastrack import AuthenticationError, Channel, ClosedError, Key, SealedDataset, SealedTensor
-from fastrack._crypto import derivation, message_key_cache
-from fastrack._crypto.message_key_cache import MessageKeyCache
-from fastrack._crypto.message_keys import MessageKeys
+from fastrack._crypto import derivation, message_keys
+from fastrack._crypto.message_keys import MessageKeyCache, MessageKeys
 from fastrack._crypto.secret_bytes import SecretBytes
 
 TABLE = np.random.default_rng(0).integers(0, 256, (300, 200), np.uint8)
@@ -82,7 +81,7 @@ def test_wiped_message_keys_take_no_others(row):
     with pytest.raises(TypeError, match="read-only"):
         row.put(0, bytearray(range(1, 45)))
     with pytest.raises((BufferError, TypeError, ValueError)):
-        derivation.derive_keys(row, bytearray(32), [bytes(56)], [b"context"], [0])
+        derivation.derive_rows(bytearray(32), [bytes(56)], [b"context"], [0], row.reserve([0], 256))
     row.wipe()
     assert not any(row._flat)
 
@@ -136,7 +135,7 @@ class TestKeptKeys:
         assert wiped == [bytes(44)] * 2
 
     def test_are_as_many_as_the_limit_says_and_those_used_last(self, kept, row, monkeypatch):
-        monkeypatch.setattr(message_key_cache, "LIMIT", 3)
+        monkeypatch.setattr(message_keys, "LIMIT", 3)
         messages = [Message() for _ in range(5)]
         for message in messages[:3]:
             kept.store(message, b"", row, 0)

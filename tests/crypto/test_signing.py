@@ -55,9 +55,8 @@ def test_no_byte_of_payload_type_or_signature_may_change():
     signer = Signer.generate()
     envelope = json.loads(sign_envelope(b'{"a":1}', TYPE, [signer]))
     for member in ("payload", "sig"):
-        for index in range(
-            len(base64.b64decode(envelope["signatures"][0]["sig"] if member == "sig" else envelope["payload"]))
-        ):
+        holder = envelope["signatures"][0] if member == "sig" else envelope
+        for index in range(len(base64.b64decode(holder[member]))):
             changed = copy.deepcopy(envelope)
             holder = changed["signatures"][0] if member == "sig" else changed
             content = bytearray(base64.b64decode(holder[member]))

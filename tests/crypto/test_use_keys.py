@@ -2,14 +2,14 @@
 
 import asyncio
 import contextvars
-import os
-import signal
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 
 import numpy as np
 import pytest
+from helpers.forking import in_forked_child
 
 import fastrack
 from fastrack import Key, KeyRing, UnknownKeyError, use_keys
@@ -31,11 +31,8 @@ def _no_default():
 
 
 def in_thread(function):
-    result = []
-    thread = threading.Thread(target=lambda: result.append(function()))
-    thread.start()
-    thread.join()
-    return result[0]
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
 
 
 def default():
@@ -112,11 +109,8 @@ def test_blocks_of_many_threads_do_not_mix_and_leave_nothing(key):
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
-        threads = [threading.Thread(target=work, args=(owner,)) for owner in (*owners, key)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(work, (*owners, key)))
     finally:
         sys.setswitchinterval(interval)
     assert not wrong
@@ -154,16 +148,13 @@ def test_a_block_may_end_in_another_context(key):
     assert default() is None
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_child_forked_while_a_thread_sets_a_default_is_not_blocked(key):
+    def set_default():
+        with use_keys(key):
+            return default() is key
+
     with keyring._lock:
-        child = os.fork()
-        if not child:
-            signal.alarm(20)
-            with use_keys(key):
-                os._exit(0 if default() is key else 1)
-    assert os.waitpid(child, 0)[1] == 0
+        assert in_forked_child(set_default, seconds=20)
 
 
 def test_a_default_whose_object_is_kept_is_that_of_the_process(key):

@@ -4,7 +4,6 @@ import ctypes
 import os
 import random
 import signal
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -26,10 +25,6 @@ pytestmark = [
     pytest.mark.slow,  # to compile the kernels takes seconds
 ]
 needs_cpus = pytest.mark.skipif(default_threads() < 2, reason="there is one CPU")
-needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
-needs_affinity = pytest.mark.skipif(
-    not hasattr(os, "sched_getaffinity"), reason="this system does not say which CPUs a thread may use"
-)
 
 
 @pytest.fixture(scope="module")
@@ -83,14 +78,8 @@ def run(kernels):
 
     def run(count, threads, *, nap=0, bad=workers.NONE_BAD, threshold=1):
         log = Log(count)
-        found = workers.run(
-            kernels.count_chunks,
-            (count, log.address, nap, bad),
-            count,
-            threads,
-            threshold=threshold,
-            waking_threshold=1,
-        )
+        arguments, options = (count, log.address, nap, bad), {"threshold": threshold, "waking_threshold": 1}
+        found = workers.run(kernels.count_chunks, arguments, count, threads, **options)
         return log.is_right, found
 
     return run
@@ -105,9 +94,7 @@ def test_every_chunk_is_done_once(run, count, threads):
 
 
 def test_there_are_as_many_threads_as_cpus_to_run_on():
-    assert default_threads() >= 1
-    if hasattr(os, "sched_getaffinity"):
-        assert default_threads() == len(os.sched_getaffinity(0))
+    assert default_threads() == len(os.sched_getaffinity(0)) >= 1
 
 
 @needs_cpus
@@ -274,7 +261,6 @@ def test_many_callers_at_once(run, threads):
     assert {box.state for box in all_boxes()} <= {workers.NONE, workers.FREE}
 
 
-@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="this system has no timers that signal")
 def test_interrupts_at_any_moment_leave_no_thread_in_the_callers_memory(kernels):
     """Raise between any two instructions of Python: afterwards no count changes any more, and all boxes are free."""
     source = random.Random(1)
@@ -305,7 +291,6 @@ def test_interrupts_at_any_moment_leave_no_thread_in_the_callers_memory(kernels)
     assert all((log.counts == counts).all() for log, counts in watched)
 
 
-@needs_fork
 def test_forks_in_the_middle_of_calls(run):
     """The parent's calls go on, and each child has workers of its own."""
     over = threading.Event()
@@ -329,7 +314,6 @@ def test_forks_in_the_middle_of_calls(run):
         assert [call.result() for call in calls] == [{(True, None)}] * 3
 
 
-@needs_fork
 def test_a_fork_that_python_knows_nothing_of(run):
     """A child has boxes then whose threads are not there, and works alone."""
     assert run(100, 4, nap=100) == (True, None)
@@ -348,7 +332,6 @@ def test_a_fork_that_python_knows_nothing_of(run):
 
 
 @needs_cpus
-@needs_affinity
 def test_workers_leave_the_callers_cpu_to_the_caller(kernels):
     allowed, before = os.sched_getaffinity(0), native_threads()
 
@@ -372,7 +355,6 @@ def test_workers_leave_the_callers_cpu_to_the_caller(kernels):
 
 
 @needs_cpus
-@pytest.mark.skipif(sys.platform != "linux", reason="the signals of a thread are in a file of Linux")
 def test_workers_take_no_signals_but_faults_and_have_a_name(kernels):
     def work():
         roles = np.zeros(2, np.int64)
@@ -389,8 +371,6 @@ def test_workers_take_no_signals_but_faults_and_have_a_name(kernels):
     assert status["Name"] == "fastrack"
 
 
-@needs_fork
-@needs_affinity
 def test_a_thread_with_one_cpu_has_no_workers(run):
     def work():
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -435,7 +415,6 @@ def test_a_process_ends(end, printed):
     assert run_python(ENDS + end) == printed
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the size of a process is in a file of Linux")
 def test_where_no_thread_can_be_started_the_caller_works_alone():
     code = (
         ENDS

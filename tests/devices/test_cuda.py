@@ -12,9 +12,9 @@ from helpers.fake_cuda import MODES, FakeDriver
 from helpers.runs import as_pieces
 
 from fastrack import DeviceError
-from fastrack._crypto.base import GatherPlan
 from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.engine import get_engine
+from fastrack._crypto.gather import GatherPlan
 from fastrack._devices.base import BAD_PLAN, Segment
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._devices.cuda.gather_plan import PlanSealer, align

@@ -148,9 +148,8 @@ def test_a_caller_whose_stream_is_busy_leaves_slots_to_others():
     sealed = fastrack.seal(np.random.default_rng(0).integers(0, 256, SLABS * 2 * CHUNK_SIZE, np.uint8), KEY)
     gate = threading.Event()
     with Channel._from_device(SmallDevice(driver), keys=KEY) as opened:
-        busy, idle = (
-            FakeArray(driver, "u1", sealed.shape, stream=stream) for stream in (driver.user, driver._new_stream())
-        )
+        streams = driver.user, driver._new_stream()
+        busy, idle = (FakeArray(driver, "u1", sealed.shape, stream=stream) for stream in streams)
         driver.later(lambda: gate.wait(20))
         waiting = threading.Thread(target=opened.to_device, args=(sealed,), kwargs={"out": busy}, daemon=True)
         waiting.start()

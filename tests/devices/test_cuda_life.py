@@ -163,14 +163,12 @@ def _interrupt(*_, **__):
     raise KeyboardInterrupt
 
 
-def interrupted(patch, target, name, meanwhile=None):
-    """Have a function interrupted once it has returned; it gives its operands to `meanwhile` first."""
+def interrupted(patch, target, name):
+    """Have a function interrupted once it has returned."""
     function = getattr(target, name)
 
     def call(*operands):
         function(*operands)
-        if meanwhile:
-            meanwhile(*operands)
         raise KeyboardInterrupt
 
     patch.setattr(target, name, call)

@@ -12,10 +12,10 @@ from helpers.tampering import tampered
 
 import fastrack
 from fastrack import AuthenticationError, DeviceError
-from fastrack._crypto.base import HostMemory
+from fastrack._crypto.base import HostMemory, Messages
 from fastrack._crypto.cobblestone import segment_size
 from fastrack._crypto.message_keys import MessageKeys
-from fastrack._devices.base import BAD_PLAN, BadChunk, Messages, Segment, Slab
+from fastrack._devices.base import BAD_PLAN, BadChunk, Segment, Slab
 from fastrack._devices.cuda import buffers, launches
 from fastrack._devices.cuda.buffers import KEY_SIZE, STATE_SIZE, MessageState
 from fastrack._devices.cuda.device import CudaDevice
@@ -248,9 +248,9 @@ def test_a_table_is_part_of_the_command_and_crosses_no_staging_memory():
 # What the device is asked.
 
 
-def begin(device, driver, sizes, nbytes=None):
+def begin(device, driver, sizes):
     messages = [Message(size, seed=number) for number, size in enumerate(sizes)]
-    views = [device.view(driver.empty("U8", (size,), "cupy"), writable=True) for size in nbytes or sizes]
+    views = [device.view(driver.empty("U8", (size,), "cupy"), writable=True) for size in sizes]
     chunks = [HostMemory.of(message.sealed) for message in messages]
     none = [None] * len(sizes)
     keys = MessageKeys.of([message.key() for message in messages])
@@ -258,9 +258,8 @@ def begin(device, driver, sizes, nbytes=None):
 
 
 def run(message, size, offset=0, first=0):
-    return Segment(
-        message, first, first * CHUNK_SIZE, size, segment_size(first, size - first * CHUNK_SIZE, size), offset
-    )
+    start = first * CHUNK_SIZE
+    return Segment(message, first, start, size, segment_size(first, size - start, size), offset)
 
 
 @each(

@@ -8,12 +8,12 @@ import torch
 from helpers.cases import each
 
 from fastrack import Channel, DeviceError, Key, KeyRing, to_device
-from fastrack._crypto.base import HostMemory
+from fastrack._crypto.base import HostMemory, Messages
 from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.engine import get_engine
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices import canonical, open_device
-from fastrack._devices.base import BadChunk, Device, Messages
+from fastrack._devices.base import BadChunk, Device
 from fastrack._devices.cpu import CpuDevice
 from fastrack._tensors import arrays
 

@@ -180,18 +180,3 @@ def test_a_confirmation_of_another_operation_is_refused():
 def test_a_rank_with_another_key_is_refused_by_all():
     results = on_ranks(Network(3), [KEY, KEY, Key.generate()], lambda group: group.rank, timeout=5)
     assert all(isinstance(result, AuthenticationError) for result in results)
-
-
-@pytest.mark.parametrize("other", ["dtype", "count", "operation"])
-def test_ranks_that_call_something_else_are_told(other):
-    def action(group):
-        if group.rank == 0:
-            return group.all_reduce(torch.ones(5000))
-        if other == "dtype":
-            return group.all_reduce(torch.ones(5000, dtype=torch.int32))
-        if other == "count":
-            return group.all_reduce(torch.ones(5001))
-        return group.broadcast(torch.ones(5000), 0)
-
-    results = on_ranks(Network(2), KEY, action, timeout=1)
-    assert all(isinstance(result, AuthenticationError) for result in results)

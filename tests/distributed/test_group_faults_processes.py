@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from helpers.ranks import run_ranks
 from helpers.tampered_transport import TamperedTransport
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -21,8 +21,9 @@ TIMEOUT = 3  # seconds
 IN_TIME = 60  # seconds, on a busy machine
 
 
-def start(rank, size, folder):
-    torch.set_num_threads(1)
+def check_all(folder):
+    rank, size = dist.get_rank(), dist.get_world_size()
+    dist.destroy_process_group()
     _messages.SLAB_CHUNKS = 2
     store = dist.FileStore(f"{folder}/store", size)
     for kind in KINDS if size > 2 else ("flip", "drop"):  # the rest is for the night
@@ -77,4 +78,4 @@ def fsdp():
     [pytest.param(2, marks=pytest.mark.slow), *(pytest.param(size, marks=pytest.mark.nightly) for size in (3, 4))],
 )
 def test_every_rank_raises_in_time(size, tmp_path):
-    mp.spawn(start, (size, str(tmp_path)), size)
+    run_ranks((size, check_all, tmp_path), timeout=300)

@@ -1,13 +1,12 @@
 """Sealed collectives, DDP and FSDP2 among processes, on gloo: bit for bit what plain training gives."""
 
-import contextlib
 import os
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from helpers.ranks import run_ranks
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, bf16_compress_wrapper
 from torch.distributed.fsdp import fully_shard
@@ -19,19 +18,6 @@ from fastrack.distributed import SecureGroup, init_process_group
 pytestmark = pytest.mark.slow
 
 KEY = Key.from_bytes(bytes(range(32)))
-
-
-def start(rank, size, folder, action):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size)
-    action(rank, size, folder)
-    with contextlib.suppress(ClosedError):
-        dist.barrier()
-    dist.destroy_process_group()
-
-
-def spawn(size, folder, action):
-    mp.spawn(start, (size, str(folder), action), size)
 
 
 def model():
@@ -75,7 +61,8 @@ def ddp(rank, steps, hook=None):
     return train(module, rank, steps)
 
 
-def check_ddp(rank, size, folder):
+def check_ddp(folder):
+    rank, size = dist.get_rank(), dist.get_world_size()
     expected = ddp(rank, 10, added_in_rank_order)
     plain = ddp(rank, 5)
     dist.destroy_process_group()
@@ -95,23 +82,25 @@ def sharded():
     return module
 
 
-def check_training(rank, size, folder):
+def check_training(folder):
+    rank = dist.get_rank()
     expected = train(sharded(), rank, 20)
-    check_ddp(rank, size, folder)
+    check_ddp(folder)
     assert equal(train(sharded(), rank, 20), expected)
 
 
 def test_ddp_and_fsdp_end_with_the_weights_of_plain_training(tmp_path):
-    spawn(2, tmp_path, check_training)
+    run_ranks((2, check_training, tmp_path))
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("size", [3, 4])
 def test_ddp_of_more_ranks_ends_with_the_weights_of_plain_training(tmp_path, size):
-    spawn(size, tmp_path, check_ddp)
+    run_ranks((size, check_ddp, tmp_path))
 
 
-def check_failures(rank, *_):
+def check_failures():
+    rank = dist.get_rank()
     group = SecureGroup(KEY, timeout=4)
     tensor = torch.ones(5000)
     if rank == 0:
@@ -143,8 +132,8 @@ def check_failures(rank, *_):
         train(module, rank, 1)
     with pytest.raises(ClosedError):
         dist.barrier()
+    dist.destroy_process_group()
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_failure_of_one_rank_is_one_of_all(tmp_path):
-    spawn(2, tmp_path, check_failures)
+def test_a_failure_of_one_rank_is_one_of_all():
+    run_ranks((2, check_failures))

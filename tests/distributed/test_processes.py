@@ -21,7 +21,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from fastrack import AuthenticationError, Key, load_file
-from fastrack.distributed import SealedReader, SealedWriter
+from fastrack.distributed import CheckpointReader, CheckpointWriter
 
 KEY = Key.from_bytes(bytes(range(32)))
 KILLS = int(os.environ.get("FASTRACK_KILLS", "8"))
@@ -66,7 +66,7 @@ def first_save(folder, expected):
     columns = distribute_tensor(torch.arange(96.0).reshape(8, 12), mesh, [Shard(1)])
     state = dict(zip(("model", "optimizer"), get_state_dict(module, optimizer), strict=True))
     few = distribute_tensor(torch.arange(6.0).reshape(3, 2), mesh, [Shard(0)])  # one process has no row
-    dcp.save({**state, "columns": columns, "few": few, "step": 7}, storage_writer=SealedWriter(folder, KEY))
+    dcp.save({**state, "columns": columns, "few": few, "step": 7}, storage_writer=CheckpointWriter(folder, KEY))
     tensors = full(module, optimizer)
     if dist.get_rank() == 0:
         torch.save(tensors, expected)
@@ -81,7 +81,7 @@ def reshard(folder, expected, target=""):
     names = ("model", "optimizer")
     state = {**dict(zip(names, get_state_dict(module, optimizer), strict=True)), "columns": columns}
     state |= {"few": few, "step": 0}
-    dcp.load(state, storage_reader=SealedReader(folder, KEY))
+    dcp.load(state, storage_reader=CheckpointReader(folder, KEY))
     set_state_dict(module, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
     known = torch.load(expected)
     found = full(module, optimizer)
@@ -93,7 +93,7 @@ def reshard(folder, expected, target=""):
     assert few.full_tensor().tolist() == [[0, 1], [2, 3], [4, 5]]
     assert state["step"] == 7
     if target:
-        dcp.save(state, storage_writer=SealedWriter(target, KEY))
+        dcp.save(state, storage_writer=CheckpointWriter(target, KEY))
 
 
 def test_a_checkpoint_is_resharded_from_four_processes_to_two_and_three(tmp_path):
@@ -109,7 +109,7 @@ def fail(folder):
     """All processes raise what one of them finds, and none has written to a tensor."""
     rank, mesh = dist.get_rank(), init_device_mesh("cpu", (2,))
     whole = torch.arange(80_000.0).reshape(400, 200)
-    dcp.save({"w": distribute_tensor(whole, mesh, [Shard(0)])}, storage_writer=SealedWriter(folder, KEY))
+    dcp.save({"w": distribute_tensor(whole, mesh, [Shard(0)])}, storage_writer=CheckpointWriter(folder, KEY))
     path = shard_of(folder, rank)
     dist.barrier()
     content = path.read_bytes()
@@ -122,7 +122,7 @@ def fail(folder):
         dist.barrier()
         target = distribute_tensor(torch.ones(400, 200), mesh, [Shard(0)])
         with pytest.raises(CheckpointException) as info:
-            dcp.load({"w": target}, storage_reader=SealedReader(folder, KEY))
+            dcp.load({"w": target}, storage_reader=CheckpointReader(folder, KEY))
         [(failed, (error, _))] = info.value.failures.items()
         assert failed == 1
         assert isinstance(error, AuthenticationError if offset else FileNotFoundError)
@@ -135,8 +135,8 @@ def fail(folder):
     state = {"w": distribute_tensor(torch.ones(400, 200), mesh, [Shard(0)])}
     wrong = {**state, "f": print} if rank == 0 else {**state, "f": len}
     with pytest.raises(CheckpointException):
-        dcp.save(wrong, storage_writer=SealedWriter(folder, KEY))
-    dcp.load(state, storage_reader=SealedReader(folder, KEY))
+        dcp.save(wrong, storage_writer=CheckpointWriter(folder, KEY))
+    dcp.load(state, storage_reader=CheckpointReader(folder, KEY))
     assert torch.equal(state["w"].full_tensor(), whole)
 
 
@@ -145,21 +145,23 @@ def mix(folder):
     rank, mesh = dist.get_rank(), init_device_mesh("cpu", (2,))
     for seed in range(2):
         whole = torch.full((4, 2), float(seed))
-        dcp.save({"w": distribute_tensor(whole, mesh, [Shard(0)])}, storage_writer=SealedWriter(f"{folder}{seed}", KEY))
+        dcp.save(
+            {"w": distribute_tensor(whole, mesh, [Shard(0)])}, storage_writer=CheckpointWriter(f"{folder}{seed}", KEY)
+        )
     target = distribute_tensor(torch.full((4, 2), 7.0), mesh, [Shard(0)])
     with pytest.raises(CheckpointException) as info:
-        dcp.load({"w": target}, storage_reader=SealedReader(f"{folder}{rank}", KEY))
+        dcp.load({"w": target}, storage_reader=CheckpointReader(f"{folder}{rank}", KEY))
     [(error, _)] = info.value.failures.values()
     assert isinstance(error, AuthenticationError)
     assert "process 1" in str(error)
     assert target.to_local().min() == 7
     with pytest.raises(CheckpointException) as info:
-        dcp.save({"w": target}, storage_writer=SealedWriter(f"{folder}0", KEY if rank else Key.generate()))
+        dcp.save({"w": target}, storage_writer=CheckpointWriter(f"{folder}0", KEY if rank else Key.generate()))
     [(error, _)] = info.value.failures.values()
     assert isinstance(error, ValueError)
     assert KEY.id in str(error)
     state = {"w": target}
-    dcp.load(state, storage_reader=SealedReader(f"{folder}0", KEY))
+    dcp.load(state, storage_reader=CheckpointReader(f"{folder}0", KEY))
     assert target.to_local().max() == 0
 
 
@@ -168,7 +170,7 @@ def alter_values(folder):
     rank, mesh = dist.get_rank(), init_device_mesh("cpu", (2,))
     whole = torch.arange(8.0).reshape(4, 2)
     state = {"w": distribute_tensor(whole, mesh, [Shard(0)]), "history": (torch.arange(40_000), "text")}
-    dcp.save(state, storage_writer=SealedWriter(folder, KEY))
+    dcp.save(state, storage_writer=CheckpointWriter(folder, KEY))
     [path] = [path for path in Path(folder).glob("shards-*") if "values.0" in load_file(path).names]
     content = path.read_bytes()
     for offset in (30, 56 + 2 * 16400, None):
@@ -182,7 +184,7 @@ def alter_values(folder):
         target = distribute_tensor(torch.full((4, 2), 7.0), mesh, [Shard(0)])
         wanted = {"w": target} if rank == 0 else {"w": target, "history": None}
         with pytest.raises(CheckpointException) as info:
-            dcp.load(wanted, storage_reader=SealedReader(folder, KEY))
+            dcp.load(wanted, storage_reader=CheckpointReader(folder, KEY))
         [(failed, (error, _))] = info.value.failures.items()
         assert failed == 1
         assert isinstance(error, AuthenticationError)
@@ -193,7 +195,7 @@ def alter_values(folder):
             path.write_bytes(content)
     dist.barrier()
     wanted = {"w": target} if rank == 0 else {"w": target, "history": None}
-    dcp.load(wanted, storage_reader=SealedReader(folder, KEY))
+    dcp.load(wanted, storage_reader=CheckpointReader(folder, KEY))
     assert torch.equal(target.full_tensor(), whole)
     assert rank == 0 or torch.equal(wanted["history"][0], torch.arange(40_000))
 
@@ -216,74 +218,48 @@ def test_a_failure_of_one_process_is_raised_by_all_before_the_first_tensor(tmp_p
     run_ranks((2, fail, tmp_path / "c"), (2, mix, tmp_path / "d"), (2, alter_values, tmp_path / "e"))
 
 
-def save_until_killed(folder, number, progress):
+def save_until_killed(folder, number, progress, rank, processes, store):
+    if is_shared := processes > 1:
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=processes)
+        mesh = init_device_mesh("cpu", (processes,))
     for current in itertools.count(number):
-        state = {f"w{index}": torch.full((50_000,), float(current)) for index in range(4)}
-        dcp.save({**state, "number": current}, storage_writer=SealedWriter(folder, KEY), no_dist=True)
-        os.write(progress, b"+")
-
-
-def save_together_until_killed(folder, number, progress, store, rank):
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
-    mesh = init_device_mesh("cpu", (2,))
-    for current in itertools.count(number):
-        part = torch.full((50_000,), float(current))
-        state = {f"w{index}": DTensor.from_local(part, mesh, [Shard(0)], run_check=False) for index in range(2)}
-        dcp.save({**state, "number": current}, storage_writer=SealedWriter(folder, KEY))
+        state = {f"w{index}": torch.full((50_000,), float(current)) for index in range(3)}
+        if is_shared:
+            state = {name: DTensor.from_local(part, mesh, [Shard(0)], run_check=False) for name, part in state.items()}
+        writer = CheckpointWriter(folder, KEY)
+        dcp.save({**state, "number": current}, storage_writer=writer, no_dist=not is_shared)
         if rank == 0:
             os.write(progress, b"+")
 
 
-def kill_one_of_two(folder):
-    """Kill one of two processes that save together, at any moment, and the other one a little later."""
-    chooser, last = random.Random(0), 0
-    for attempt in range(KILLS // 3):
+def kill_saves(folder, processes, attempts):
+    """Kill processes that save together at any moment, one after another; what is there is whole, and the last."""
+    processes, attempts, chooser, last = int(processes), int(attempts), random.Random(0), 0
+    for attempt in range(attempts):
         source, progress = os.pipe()
         children = []
-        for rank in range(2):
+        for rank in range(processes):
             children.append(os.fork())
             if not children[-1]:
-                save_together_until_killed(folder, last + 1, progress, f"{folder}.store{attempt}", rank)
+                save_until_killed(folder, last + 1, progress, rank, processes, f"{folder}.store{attempt}")
         os.close(progress)
         done = len(os.read(source, 1))
-        time.sleep(chooser.uniform(0, 0.1))
-        for child in chooser.sample(children, 2):
+        time.sleep(chooser.uniform(0, 0.1) if processes > 1 else 0.01 + 0.00137 * (attempt % 20))
+        for child in chooser.sample(children, processes):
             os.kill(child, signal.SIGKILL)
             time.sleep(chooser.uniform(0, 0.01))
         for child in children:
             os.waitpid(child, 0)
         with os.fdopen(source, "rb") as rest:
             done += len(rest.read())
-        last = load_saved(folder, 2, 100_000, {last + done, last + done + 1})
-    assert last > KILLS // 3
-
-
-def load_saved(folder, count, size, numbers):
-    """Return the number of the checkpoint in a folder, which has to be whole, and one of these."""
-    state = {**{f"w{index}": torch.zeros(size) for index in range(count)}, "number": 0}
-    dcp.load(state, storage_reader=SealedReader(folder, KEY), no_dist=True)
-    assert state["number"] in numbers
-    assert all((state[f"w{index}"] == state["number"]).all() for index in range(count))
-    return state["number"]
-
-
-def kill_saves(folder):
-    last = 0
-    for attempt in range(KILLS):
-        source, progress = os.pipe()
-        child = os.fork()
-        if not child:
-            save_until_killed(folder, last + 1, progress)
-        os.close(progress)
-        done = len(os.read(source, 1))
-        time.sleep(0.01 + 0.00137 * (attempt % 20))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        with os.fdopen(source, "rb") as rest:
-            done += len(rest.read())
-        last = load_saved(folder, 4, 50_000, {last + done, last + done + 1})
-    assert last > KILLS
+        state = {**{f"w{index}": torch.zeros(50_000 * processes) for index in range(3)}, "number": 0}
+        dcp.load(state, storage_reader=CheckpointReader(folder, KEY), no_dist=True)
+        assert state["number"] in {last + done, last + done + 1}
+        assert all((state[f"w{index}"] == state["number"]).all() for index in range(3))
+        last = state["number"]
+    assert last >= attempts
 
 
 def test_a_process_that_is_killed_leaves_a_whole_checkpoint(tmp_path):
-    run_ranks((1, kill_saves, tmp_path / "one"), (1, kill_one_of_two, tmp_path / "two"), timeout=100 + 5 * KILLS)
+    stages = [(1, kill_saves, tmp_path / "one", 1, KILLS), (1, kill_saves, tmp_path / "two", 2, KILLS // 3)]
+    run_ranks(*stages, timeout=100 + 5 * KILLS)

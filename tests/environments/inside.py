@@ -30,7 +30,7 @@ def main(code="", when=""):
         "path": fastrack.__file__,
         "engine": selected_engine().name,
         "fault": selected_engine().fault,
-        "made_by": native.describe(native.load()),
+        "made_by": native.module_facts(native.load()),
         "loaded": loaded,
         "installed": [name for name in COMPILERS if find_spec(name)],
     }

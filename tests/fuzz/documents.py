@@ -27,10 +27,13 @@ from fastrack.errors import UnknownKeyError
 from fastrack.grants import Grants, Identity, Recipient, Signer, Verifier
 from fastrack.providers import WrappedKey, open_wrapper
 from fuzz import mutators
+from fuzz.common import attempt, put, require
 from fuzz.evidence import mutate_parts, pack, same_every_time, unpack
+from fuzz.mutators import behind_a_byte
 
 KEY = Key.from_bytes(bytes(range(32)))
 MARK = b"@@@@"
+REFUSALS = AttestationError, FormatError, SignatureError, GrantError
 END = datetime(2099, 1, 1, tzinfo=UTC)
 
 
@@ -43,12 +46,8 @@ def write_secret(algorithm, secret, key_id):
 def pairs():
     """Return identities and signers of every algorithm that are the same in every run, and their secret files."""
     chance = Random(3)
-    kinds = {
-        "MLKEM768_X25519": (Identity, 96),
-        "P-384": (Identity, 48),
-        "Ed25519": (Signer, 32),
-        "ML-DSA-65": (Signer, 32),
-    }
+    kinds = {"MLKEM768_X25519": (Identity, 96), "P-384": (Identity, 48)}
+    kinds |= {"Ed25519": (Signer, 32), "ML-DSA-65": (Signer, 32)}
     found = {}
     for algorithm, (kind, size) in kinds.items():
         secret = chance.randbytes(size)
@@ -82,6 +81,7 @@ class Exchanges:
     """A challenge, an offer for it, and the grants for the offer."""
 
     name = "exchange"
+    mutate = mutate_parts(3)
 
     def __init__(self):
         chance = Random(4)
@@ -107,35 +107,24 @@ class Exchanges:
         known = zip(self._known, marked, strict=True)
         return [pack([challenge.to_bytes(), offer.to_bytes(), grants]) for (challenge, offer), grants in known]
 
-    @staticmethod
-    def mutate(data, random):
-        return mutate_parts(data, random, 3)
-
     def run(self, data):
         first, second, third = unpack(data, 3)
         challenge, offer = _read(attest.Challenge, first), _read(attest.Offer, second)
         if challenge is not None and offer is not None:
-            with contextlib.suppress(AttestationError, FormatError):
-                verified = self._verify(challenge, offer)
-                if (challenge, offer) not in self._known or verified.recipient != identity().recipient:
-                    raise AssertionError("an offer was verified that no machine made")
-        for number, (_, known) in enumerate(self._known):
-            pending = attest.PendingOffer(known, identity())
-            grants = third.replace(MARK, self._envelopes[number])
-            with contextlib.suppress(AttestationError, FormatError, SignatureError, GrantError):
-                ring = pending.unlock(grants, owner=signer().verifier, now=NOW)
-                if list(ring) != [KEY]:
-                    raise AssertionError("grants gave another key")
+            verified = attempt(lambda: self._verify(challenge, offer), AttestationError, FormatError)
+            is_known = (challenge, offer) in self._known
+            is_good = verified is None or (is_known and verified.recipient == identity().recipient)
+            require(is_good, "an offer was verified that no machine made")
+        for (_, known), envelope in zip(self._known, self._envelopes, strict=True):
+            pending, grants = attest.PendingOffer(known, identity()), third.replace(MARK, envelope)
+            ring = attempt(lambda p=pending, g=grants: p.unlock(g, owner=signer().verifier, now=NOW), *REFUSALS)
+            require(ring is None or list(ring) == [KEY], "grants gave another key")
 
 
 def _read(kind, data):
     """Parse a document, which has one form only."""
-    try:
-        found = kind.from_bytes(data)
-    except FormatError:
-        return None
-    if found.to_bytes() != data:
-        raise AssertionError("a document has two forms")
+    found = attempt(lambda: kind.from_bytes(data), FormatError)
+    require(found is None or found.to_bytes() == data, "a document has two forms")
     return found
 
 
@@ -143,6 +132,7 @@ class GrantsFiles:
     """`Grants.from_bytes` and `unlock`, of a payload that was signed, or of an envelope. The first byte chooses."""
 
     name = "grants"
+    mutate = behind_a_byte(mutators.mutate_json)
 
     def __init__(self):
         derived = PassphraseParameters(bytes(range(16))), bytes(48)  # not by Argon2id, which takes long
@@ -162,34 +152,25 @@ class GrantsFiles:
         payload = self._payload
         for mark, text in self._wrapped.items():
             payload = payload.replace(text, mark)
-        return [
-            b"\0" + payload,
-            b"\1" + b'{"payload":"@@@@","payloadType":"text","signatures":[{"keyid":"","sig":""}]}',
-        ]
-
-    @staticmethod
-    def mutate(data, random):
-        return data[:1] + mutators.mutate_json(data[1:], random)
+        envelope = b'{"payload":"@@@@","payloadType":"text","signatures":[{"keyid":"","sig":""}]}'
+        return [b"\0" + payload, b"\1" + envelope]
 
     def run(self, data):
-        payload = data[1:]
+        payload, is_envelope = data[1:], data[:1] == b"\1"
         for mark, text in self._wrapped.items():
             payload = payload.replace(mark, text)
-        if data[:1] == b"\1":
+        if is_envelope:
             envelope = payload.replace(MARK, json.loads(self._envelope)["payload"].encode())
         else:
             envelope = sign_envelope(payload, PAYLOAD_TYPE, [signer()])
-        try:
-            grants = Grants.from_bytes(envelope, owner=signer().verifier)
-        except (FormatError, SignatureError):
+        grants = attempt(lambda: Grants.from_bytes(envelope, owner=signer().verifier), FormatError, SignatureError)
+        if grants is None:
             return
-        if data[:1] == b"\1":
-            raise AssertionError("an envelope without a signature was taken")
+        require(not is_envelope, "an envelope without a signature was taken")
         for algorithm in ("MLKEM768_X25519", "P-384"):
-            with contextlib.suppress(GrantError):
-                found = grants.unlock(identity(algorithm), now=NOW).first
-                if found != KEY or grants._constraints() != self._bound:
-                    raise AssertionError("a key came out under other conditions than it was granted under")
+            ring = attempt(lambda name=algorithm: grants.unlock(identity(name), now=NOW), GrantError)
+            bound = ring is None or (ring.first == KEY and grants._constraints() == self._bound)
+            require(bound, "a key came out under other conditions than it was granted under")
         for entry in grants.recipients:
             if (given := entry.parameters) is not None:  # which the derivation takes, or refuses before it begins
                 Argon2id(
@@ -201,11 +182,9 @@ class KeyPairs:
     """Public files, secret files, and ciphertexts for identities. The first byte chooses."""
 
     name = "pair"
+    mutate = behind_a_byte(mutators.mutate_bytes)
 
     def __init__(self):
-        from fuzz.targets import put
-
-        self._put = put
         self._ciphertexts = [one.recipient.encrypt(b"secret", b"info") for one in (identity(), identity("P-384"))]
 
     def seeds(self):
@@ -213,10 +192,6 @@ class KeyPairs:
         secret = [b"\1" + text for _, _, text in pairs().values()]
         masks = [bytes([2 + number]) + bytes(len(one)) for number, one in enumerate(self._ciphertexts)]
         return [*public, b"\0" + str(public_with_name()).encode(), *secret, *masks]
-
-    @staticmethod
-    def mutate(data, random):
-        return data[:1] + mutators.mutate_bytes(data[1:], random)
 
     def run(self, data):
         kind, data = data[:1], data[1:]
@@ -230,35 +205,28 @@ class KeyPairs:
     def _read_public(self, data):
         text = data.decode(errors="replace")
         for kind in (Recipient, Verifier):
-            with contextlib.suppress(FormatError):
-                found = kind.parse(text)
-                if str(found) != text.removesuffix("\n") or found.id != public_id(found.algorithm, found.public):
-                    raise AssertionError("a public key has two forms")
+            found = attempt(lambda k=kind: k.parse(text), FormatError)
+            if found is not None:
+                is_one = str(found) == text.removesuffix("\n") and found.id == public_id(found.algorithm, found.public)
+                require(is_one, "a public key has two forms")
 
     def _read_secret(self, data):
-        path = self._put("some.secret", data)
+        path = put("some.secret", data)
         path.chmod(0o600)
+        known = [one for _, one, _ in pairs().values()]
         for kind in (Identity, Signer):
-            try:
-                found = kind.load(path)
-            except FormatError:
-                continue
-            public = found.recipient if kind is Identity else found.verifier
-            if public not in [one for _, one, _ in pairs().values()] and public.id.encode() not in data:
-                raise AssertionError("a secret file gave a key of another id")
+            found = attempt(lambda k=kind: k.load(path), FormatError)
+            if found is not None:
+                public = found.recipient if kind is Identity else found.verifier
+                require(public in known or public.id.encode() in data, "a secret file gave a key of another id")
 
     def _decrypt(self, number, mask):
         whole = self._ciphertexts[number]
         altered = bytes(a ^ b for a, b in zip(whole, mask, strict=False)) + mask[len(whole) :]
         one = (identity(), identity("P-384"))[number]
-        try:
-            secret = one.decrypt(altered, b"info")
-        except GrantError:
-            if altered == whole:
-                raise AssertionError("what was encrypted does not open") from None
-            return
-        if altered != whole or secret != b"secret":
-            raise AssertionError("an altered ciphertext opened")
+        secret = attempt(lambda: one.decrypt(altered, b"info"), GrantError)
+        require(altered != whole or secret == b"secret", "what was encrypted does not open")
+        require(altered == whole or secret is None, "an altered ciphertext opened")
 
 
 def public_with_name():
@@ -290,6 +258,7 @@ class WrappedKeys:
     """Wrapped key files, URIs of providers, and both as a source of keys. The first byte chooses."""
 
     name = "wrapped"
+    mutate = behind_a_byte(mutators.mutate_any)
 
     def seeds(self):
         files = [
@@ -302,36 +271,22 @@ class WrappedKeys:
             [b"\0" + one.to_bytes() for one in files] + [b"\1" + one for one in uris] + [b"\2" + one for one in sources]
         )
 
-    @staticmethod
-    def mutate(data, random):
-        alter = mutators.mutate_json if data[1:2] == b"{" else mutators.mutate_bytes
-        return data[:1] + alter(data[1:], random)
-
     def run(self, data):
         kind, data = data[:1], data[1:]
+        text = data.decode(errors="replace")
         if kind == b"\0":
-            wrapped = self._read_file(data)
+            wrapped = _read(WrappedKey, data)
             if wrapped is not None:
-                with contextlib.suppress(FormatError, ProviderError):
-                    repr(_wrapper_class(wrapped.provider).from_wrapped(wrapped))
+                attempt(
+                    lambda: repr(_wrapper_class(wrapped.provider).from_wrapped(wrapped)), FormatError, ProviderError
+                )
         elif kind == b"\1":
-            with contextlib.suppress(ValueError):
-                repr(open_wrapper(data.decode(errors="replace")))
+            attempt(lambda: repr(open_wrapper(text)), ValueError)
         elif kind == b"\2":
-            text = data.decode(errors="replace").replace("\0", "")
             try:
-                open_source(text)
+                open_source(text.replace("\0", ""))
             except (FormatError, UnknownKeyError, OSError):
                 pass
             except ValueError as error:
                 if not str(error).endswith(NO_PATH):
                     raise
-
-    def _read_file(self, data):
-        try:
-            wrapped = WrappedKey.from_bytes(data)
-        except FormatError:
-            return None
-        if wrapped.to_bytes() != data:
-            raise AssertionError("a wrapped key has two forms")
-        return wrapped

@@ -8,10 +8,12 @@ from helpers import engines, reference
 from helpers.buffers import Guarded, as_array
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE
 
-from fastrack._crypto.base import GatherPlan, HostMemory, Jobs
+from fastrack._crypto.base import HostMemory, Messages
 from fastrack._crypto.cobblestone import DERIVED_SIZE, MessageKey
+from fastrack._crypto.gather import GatherPlan
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack.format import COMMITMENT_SIZE, MAX_CHUNKS, SALT_SIZE
+from fuzz.common import require
 
 LONGEST = 4  # chunks of a run
 ENDS = [0, 1, 15, 16, 17, 31, 32, 63, 64, 65, 127, 128, 255, 256, 511, 512, 513, 1023, 1024, 4095, 8191]
@@ -63,23 +65,23 @@ class Engines:
     def _seal(self, engine, schedule, case):
         target = self._take(case.sealed.size, case)
         engine.seal_run(schedule, self._put(case.plain, case), target, case.first)
-        require(np.array_equal(target, case.sealed), engine, "sealed something else")
+        require(np.array_equal(target, case.sealed), f"{engine.name} sealed something else")
 
     def _open(self, engine, schedule, case):
         source = self._put(case.sealed, case)
         bad, expected = case.damage(source, case.plain)
         wrong = case.first + min(bad) if bad else None
         target = self._take(case.plain.size, case)
-        require(engine.open_run(schedule, source, target, case.first) == wrong, engine, "misjudged a run")
-        require(np.array_equal(target, expected), engine, "opened a run to something else")
-        require(engine.verify_run(schedule, source, case.first) == wrong, engine, "misjudged what it verified")
+        require(engine.open_run(schedule, source, target, case.first) == wrong, f"{engine.name} misjudged a run")
+        require(np.array_equal(target, expected), f"{engine.name} opened a run to something else")
+        require(engine.verify_run(schedule, source, case.first) == wrong, f"{engine.name} misjudged what it verified")
 
     def _pass(self, engine, case):
         target = self._take(case.plain.size, case)
         source, memory = HostMemory.of(self._put(case.plain, case)), HostMemory.of(target, writable=True)
         keys = MessageKeys.of([MessageKey.raw(case.key, case.nonce)])
-        bad = engine.open_jobs(Jobs(keys, [source.size], [memory], [None], [source], [None]))
-        require(bad is None and np.array_equal(target, case.plain), engine, "passed something else")
+        bad = engine.open_jobs(Messages(keys, [source.size], [memory], [None], [source], [None]))
+        require(bad is None and np.array_equal(target, case.plain), f"{engine.name} passed something else")
 
     def _derive(self, engine, case):
         headers, contexts, rows, keys = case.derivations()
@@ -87,9 +89,9 @@ class Engines:
         pairs = enumerate(zip(headers, keys, strict=True))
         bad = [place for place, (header, key) in pairs if header[SALT_SIZE:] != key[-COMMITMENT_SIZE:]]
         found = engine.derive_keys(case.key, headers, contexts, rows, target.data)
-        require(found == min(bad, default=None), engine, "misjudged a commitment")
+        require(found == min(bad, default=None), f"{engine.name} misjudged a commitment")
         for row, key in zip(rows, keys, strict=True):
-            require(target[DERIVED_SIZE * row :][: len(key)].tobytes() == key, engine, "derived something else")
+            require(target[DERIVED_SIZE * row :][: len(key)].tobytes() == key, f"{engine.name} derived something else")
 
     def _gather(self, engine, schedule, case):
         pieces, size = case.plan()
@@ -100,17 +102,19 @@ class Engines:
         try:
             found = engine.open_gather(schedule, source, target, pieces)
         except ValueError:
-            require(not is_sound, engine, "refused a plan that is sound")
-            require((target == 0x5A).all(), engine, "wrote before it refused a plan")
+            require(not is_sound, f"{engine.name} refused a plan that is sound")
+            require((target == 0x5A).all(), f"{engine.name} wrote before it refused a plan")
             return
-        require(is_sound, engine, "followed a plan that is not sound")
-        require(found == min(bad.intersection(pieces.chunks.tolist()), default=None), engine, "misjudged a gather")
+        require(is_sound, f"{engine.name} followed a plan that is not sound")
+        require(
+            found == min(bad.intersection(pieces.chunks.tolist()), default=None), f"{engine.name} misjudged a gather"
+        )
         expected = np.full(size, 0x5A, np.uint8)
         for place, chunk in enumerate(pieces.chunks.tolist()):
             for offset, there, length in pieces.table[pieces.starts[place] : pieces.starts[place + 1]].tolist():
                 start = chunk * CHUNK_SIZE + offset
                 expected[there : there + length] = plain[start : start + length]
-        require(np.array_equal(target, expected), engine, "gathered something else")
+        require(np.array_equal(target, expected), f"{engine.name} gathered something else")
 
 
 class Case:
@@ -203,8 +207,3 @@ def stays_inside(pieces, plain, target):
             if min(offset, there, length) < 0 or offset + length > inner or there + length > target:
                 return False
     return True
-
-
-def require(condition, engine, message):
-    if not condition:
-        raise AssertionError(f"{engine.name} {message}")

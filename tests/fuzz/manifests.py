@@ -2,11 +2,7 @@
 
 import base64
 import json
-import tempfile
 from dataclasses import replace
-from pathlib import Path
-from random import Random
-from unittest import mock
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -17,11 +13,10 @@ from fastrack._keys.signing import Signer, sign_envelope
 from fastrack._sets.entries import PlainEntry, SealedEntry, encode
 from fastrack._sets.manifest import PAYLOAD_TYPE
 from fuzz import mutators
+from fuzz.common import FOLDER, attempt, put, require, same_salts
 
 KEY = Key.from_bytes(bytes(range(32)))
 OWNER = Signer("Ed25519", Ed25519PrivateKey.from_private_bytes(bytes(32)))
-_TEMPORARY = tempfile.TemporaryDirectory(prefix="fastrack-fuzz-")
-FOLDER = Path(_TEMPORARY.name)
 NAME, PLAIN = "data.safetensors", "config.json"
 
 
@@ -29,7 +24,7 @@ def sealed_file(folder):
     """Write a sealed file that is the same in every run."""
     path = folder / NAME
     tensors = {"x": [1.0, 2.0], "naïve": [[3.0]], "open": [4.0]}
-    with mock.patch("os.urandom", Random(1).randbytes):
+    with same_salts():
         fastrack.save_file({name: np.array(value) for name, value in tensors.items()}, path, KEY, plain=["open"])
     return path
 
@@ -72,17 +67,14 @@ class Manifests:
     def run(self, data):
         is_signed = data[:1] == b"\1"
         envelope = sign_envelope(data[1:], PAYLOAD_TYPE, [OWNER]) if is_signed else data[1:]
-        try:
-            manifest = Manifest.from_bytes(envelope, owner=OWNER.verifier)
-        except (FormatError, SignatureError):
+        manifest = attempt(lambda: Manifest.from_bytes(envelope, owner=OWNER.verifier), FormatError, SignatureError)
+        if manifest is None:
             return
-        if not is_signed and envelope not in self._envelopes:
-            raise AssertionError("a manifest was accepted that nothing signed")
-        if encode(json.loads(base64.b64decode(json.loads(envelope)["payload"]))) != data[1:] and is_signed:
-            raise AssertionError("a payload was accepted that is not canonical")
+        require(is_signed or envelope in self._envelopes, "a manifest was accepted that nothing signed")
+        payload = encode(json.loads(base64.b64decode(json.loads(envelope)["payload"])))
+        require(not is_signed or payload == data[1:], "a payload was accepted that is not canonical")
         for name, entry in manifest.files.items():
-            if name.startswith("/") or ".." in name.split("/"):
-                raise AssertionError(f"a name leads elsewhere: {name!r}")
+            require(not name.startswith("/") and ".." not in name.split("/"), f"a name leads elsewhere: {name!r}")
             if isinstance(entry, SealedEntry):
                 self._compare(entry)
 
@@ -93,8 +85,7 @@ class Manifests:
                 entry.check_plain(name, self._file.stored(name)[2], self._file.path)
         except AuthenticationError:
             return
-        if replace(entry, digests={}) != self._entry:
-            raise AssertionError("a file was taken for another")
+        require(replace(entry, digests={}) == self._entry, "a file was taken for another")
 
 
 def _canonical(text):
@@ -110,9 +101,6 @@ class Anchors:
 
     name = "anchor"
 
-    def __init__(self):
-        self._path = FOLDER / "anchor"
-
     def seeds(self):
         members = {"anchor": 1, "digest": "1" * 64, "lineage": "2" * 32, "owner": str(OWNER.verifier), "version": 7}
         return [encode(one) + b"\n" for one in (members, {**members, "digest": None, "lineage": None, "version": 0})]
@@ -124,13 +112,11 @@ class Anchors:
         return _canonical(mutators.mutate_json(data, random)) + b"\n"
 
     def run(self, data):
-        self._path.write_bytes(data)
-        self._path.chmod(0o600)
-        try:
-            anchor = Anchor(self._path)
-        except FormatError:
-            return
-        members = {name: getattr(anchor, name) for name in ("digest", "lineage", "version")}
-        members |= {"anchor": 1, "owner": str(anchor.owner)}
-        if encode(members) + b"\n" != data or not 0 <= anchor.version < 2**53:
-            raise AssertionError("an anchor was accepted that is not of the one form")
+        path = put("anchor", data)
+        path.chmod(0o600)
+        anchor = attempt(lambda: Anchor(path), FormatError)
+        if anchor is not None:
+            members = {name: getattr(anchor, name) for name in ("digest", "lineage", "version")}
+            members |= {"anchor": 1, "owner": str(anchor.owner)}
+            is_one = encode(members) + b"\n" == data and 0 <= anchor.version < 2**53
+            require(is_one, "an anchor was accepted that is not of the one form")

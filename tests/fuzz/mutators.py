@@ -72,6 +72,16 @@ def mutate_json(text, random):
     return write(mutate_tree(tree, random))
 
 
+def mutate_any(data, random):
+    """Alter JSON or anything else."""
+    return (mutate_json if data.lstrip()[:1] in {b"{", b"["} else mutate_bytes)(data, random)
+
+
+def behind_a_byte(mutate):
+    """Return a method that alters an input in this way behind its first byte, which chooses what to do with it."""
+    return staticmethod(lambda data, random: data[:1] + mutate(data[1:], random))
+
+
 def mutate_tree(tree, random):
     """Change, remove, repeat or move one value of a tree, in place."""
     places = _places(tree)

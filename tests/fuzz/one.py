@@ -37,15 +37,8 @@ def main():
         (corpus / f"seed-{number}").write_bytes(seed)
         targets.guarded(target, seed)  # compiles what will be needed, before the address space is limited
     _limit_addresses()
-    options = [
-        f"-artifact_prefix={crashes}/{name}-",
-        f"-max_len={LONGEST}",
-        f"-max_total_time={seconds}",
-        "-timeout=30",
-        "-rss_limit_mb=3000",
-        "-print_final_stats=1",
-        "-verbosity=1",
-    ]
+    options = [f"-artifact_prefix={crashes}/{name}-", f"-max_len={LONGEST}", f"-max_total_time={seconds}"]
+    options += ["-timeout=30", "-rss_limit_mb=3000", "-print_final_stats=1", "-verbosity=1"]
     places, once = inputs or [str(corpus)], partial(_run, target, crashes)
     atheris.Setup([sys.argv[0], *options, *places], once, custom_mutator=_mutator(target))
     atheris.Fuzz()

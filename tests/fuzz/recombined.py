@@ -6,12 +6,8 @@ The pieces are tokens of JSON, marks, chunks, tags and whole messages, so that m
 import hmac
 import json
 import re
-import tempfile
 from collections import defaultdict
 from math import prod
-from pathlib import Path
-from random import Random
-from unittest import mock
 
 import numpy as np
 import safetensors
@@ -22,12 +18,12 @@ from helpers import reference
 
 import fastrack
 from fastrack import AuthenticationError, FormatError, Key, UnknownKeyError
+from fuzz.common import FOLDER, attempt, require, same_salts
 from fuzz.mutators import join, parse, split, write
 
 SECRETS = [bytes(range(32)), bytes(range(1, 33)), bytes(range(16))]
 KEYS = [Key.from_bytes(secret) for secret in SECRETS]
 SECRET_OF = {key.id: secret for key, secret in zip(KEYS, SECRETS, strict=True)}
-FOLDER = tempfile.TemporaryDirectory(prefix="fastrack-fuzz-")
 HEADER_SIZE = 56
 BITS = {"U8": 8, "I16": 16, "I32": 32, "F32": 32, "F64": 64, "I64": 64}
 TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|-?\d+|[{}\[\],:]|true|false|null')
@@ -42,9 +38,9 @@ class Recombined:
     name = "recombined"
 
     def __init__(self):
-        self._path = Path(FOLDER.name, "file.safetensors")
+        self._path = FOLDER / "recombined.safetensors"
         self._sealed = defaultdict(set)  # by file id and name: each dtype, shape and content
-        with mock.patch("os.urandom", Random(1).randbytes):
+        with same_salts():
             self._files = self._make_files()
 
     def _make_files(self):
@@ -91,27 +87,20 @@ class Recombined:
 
     def run(self, data):
         self._path.write_bytes(data)
-        try:
-            file = fastrack.load_file(self._path)
-        except FormatError:
-            return
-        with file:
-            for name in file:
-                self._compare(file, name)
+        file = attempt(lambda: fastrack.load_file(self._path), FormatError)
+        if file is not None:
+            with file:
+                for name in file:
+                    self._compare(file, name)
 
     def _compare(self, file, name):
-        try:
-            array = fastrack.to_device(file[name], keys=KEYS, framework="numpy")
-        except (AuthenticationError, UnknownKeyError):
-            found = None
-        else:
-            found = (file[name].dtype, array.shape, array.tobytes())
-            if found not in self._sealed[file.file_id, name]:
-                raise AssertionError(f"{name!r} opened to what nobody sealed")
+        refusals = AuthenticationError, UnknownKeyError
+        array = attempt(lambda: fastrack.to_device(file[name], keys=KEYS, framework="numpy"), *refusals)
+        found = None if array is None else (file[name].dtype, array.shape, array.tobytes())
+        require(found is None or found in self._sealed[file.file_id, name], f"{name!r} opened to what nobody sealed")
         expected = read_by_format(self._path, name)
-        if found != expected:
-            who = "fastrack alone" if expected is None else "the other reader alone" if found is None else "each"
-            raise AssertionError(f"the two readers differ on {name!r}, which {who} opened")
+        who = "fastrack alone" if expected is None else "the other reader alone" if found is None else "each"
+        require(found == expected, f"the two readers differ on {name!r}, which {who} opened")
 
 
 def tensors(seed):

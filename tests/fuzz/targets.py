@@ -9,14 +9,9 @@ import json
 import os
 import pickle
 import resource
-import tempfile
 import warnings
 import zlib
-from contextlib import suppress
 from itertools import pairwise
-from pathlib import Path
-from random import Random
-from unittest import mock
 
 import numpy as np
 from helpers import engines
@@ -34,13 +29,15 @@ from fastrack import (
 )
 from fastrack._cli.commands.inspect import describe_contents, read_contents
 from fastrack._cli.console import print_lines
-from fastrack._crypto.base import GatherPlan
+from fastrack._crypto.gather import GatherPlan
 from fastrack._keys.keys import key_file_id
+from fastrack._sealed.headers import open_header
 from fastrack._sealed.messages import OpenMessage
 from fastrack._tensors import arrays, dtypes
 from fastrack._training import state as skeleton
 from fastrack.format import CHUNK_SIZE, message_size
 from fuzz import mutators
+from fuzz.common import FOLDER, attempt, clear, put, require, same_salts
 from fuzz.documents import Exchanges, GrantsFiles, KeyPairs, WrappedKeys
 from fuzz.engines import Engines
 from fuzz.evidence import GpuReports, OcspResponses, Policies, Rims, SnpReports, TdxQuotes
@@ -64,10 +61,6 @@ TENSORS = {
 SMALL = {"x": np.arange(3, dtype=np.float16)}
 
 
-class Violation(AssertionError):  # noqa: N818 - it is a finding
-    """A breach of an invariant."""
-
-
 def guarded(target, data):
     """Run a target, and look at what it leaves behind."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -85,32 +78,6 @@ def _require_few_files():
         require(left <= FILES // 2, f"{left} files were left open")
 
 
-def attempt(action, *errors):
-    """Return what `action` gives, or None after one of the errors that may come."""
-    with suppress(*errors):
-        return action()
-
-
-def require(condition, message):
-    if not condition:
-        raise Violation(message)
-
-
-_TEMPORARY = tempfile.TemporaryDirectory(prefix="fastrack-fuzz-")
-FOLDER = Path(_TEMPORARY.name)  # for the files that targets read
-
-
-def put(name, data):
-    path = FOLDER / name
-    path.write_bytes(data)
-    return path
-
-
-def clear():
-    for path in FOLDER.iterdir():
-        path.unlink()
-
-
 def _open_files():
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - of Linux
 
@@ -125,15 +92,10 @@ def take_open_files():
 take_open_files()
 
 
-def same_every_time(make):
-    """Call `make`, with random bytes that are the same in every run."""
-    with mock.patch("os.urandom", Random(1).randbytes):
-        return make()
-
-
 def sealed_file(key, tensors=TENSORS, **options):
     path = FOLDER / "seed.safetensors"
-    same_every_time(lambda: fastrack.save_file(tensors, path, key, **options))
+    with same_salts():
+        fastrack.save_file(tensors, path, key, **options)
     data = path.read_bytes()
     path.unlink()
     return data
@@ -213,7 +175,7 @@ class Metadata:
 def _size_of(entry):
     """Bytes of the message that an entry claims, if it claims any that is not too long."""
     try:
-        size = message_size(dtypes.nbytes(entry["dtype"], entry["shape"]))
+        size = message_size(dtypes.nbytes(entry["dtype"], tuple(entry["shape"])))
     except Exception:  # noqa: BLE001 - whatever it is, fastrack is to find it
         return 72
     return size if type(size) is int and size <= LARGEST else 72
@@ -244,7 +206,7 @@ def open_one(sealed):
         opened = attempt(lambda f=framework: fastrack.unseal(sealed, RING, framework=f), TypeError, *REFUSALS)
         require(opened is None or is_good, f"{sealed!r} opened in one way and not in another")
         if opened is not None:
-            found = arrays.describe(opened)
+            found = arrays.dtype_and_shape(opened)
             require(found == (sealed.dtype, sealed.shape), f"{sealed!r} became {found}")
             require(is_known(sealed, arrays.bytes_of(opened)), f"{sealed!r} opened to what nobody sealed")
     rows = attempt(lambda: sealed[-1:], IndexError, TypeError)
@@ -272,7 +234,7 @@ def is_known(sealed, memory):
     known = (TENSORS | SMALL).get(sealed.name)
     return (
         known is not None
-        and arrays.describe(known) == (sealed.dtype, sealed.shape)
+        and arrays.dtype_and_shape(known) == (sealed.dtype, sealed.shape)
         and arrays.bytes_of(known).tobytes() == memory.tobytes()
     )
 
@@ -295,11 +257,12 @@ class Messages:
     sizes = (0, 5, 16384, 40_000)
 
     def __init__(self):
-        self._sealed = [same_every_time(lambda s=s, k=k: self._seal(s, k)) for s in self.sizes for k in KEYS]
+        self._sealed = [self._seal(size, key) for size in self.sizes for key in KEYS]
         self._engines = [engines.make(name) for name in engines.NAMES if name not in engines.EMULATED]
 
     def _seal(self, size, key):
-        return fastrack.seal(np.random.default_rng(size).integers(1, 256, size, np.uint8), key, name="m")
+        with same_salts():
+            return fastrack.seal(np.random.default_rng(size).integers(1, 256, size, np.uint8), key, name="m")
 
     def seeds(self):
         return [bytes([at]) + bytes(sealed.message) for at, sealed in enumerate(self._sealed)]
@@ -326,7 +289,7 @@ class Messages:
         self._with_each_engine(sealed, plain, is_whole=is_whole)
 
     def _with_each_engine(self, sealed, plain, *, is_whole):
-        key = attempt(lambda: sealed.open_header(RING), AuthenticationError)
+        key = attempt(lambda: open_header(sealed, RING), AuthenticationError)
         if key is None:
             require(not is_whole, "a good header was refused")
             return

@@ -1,7 +1,5 @@
 """The golden files that a test is given."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from fnmatch import fnmatchcase

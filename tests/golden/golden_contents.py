@@ -3,8 +3,6 @@
 README.md describes them. What stands here is fixed for ever, as the files are: add to it, but change nothing.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from math import prod
@@ -46,14 +44,29 @@ def numbers(name, dtype, shape):
 
 # Keys and passphrases. They are for tests, and protect nothing.
 
-SECRETS = {
-    "owner256": content("key owner256", 32),
-    "owner128": content("key owner128", 16),
-    "next256": content("key next256", 32),
-}
+SECRETS = {name: content(f"key {name}", size) for name, size in (("owner256", 32), ("owner128", 16), ("next256", 32))}
 PASSPHRASE = "correct horse battery staple of a test"
 LINEAGE = "0123456789abcdef" * 2
 FILE_ID = "fedcba9876543210" * 2  # which one of the grants names
+
+# Wrapped keys: the provider, the algorithm and the parameters of each.
+
+_URI = {"uri": "pkcs11:token=owner;object=wrapping"}
+_AWS = "arn:aws:kms:eu-central-1:123456789012:key/11111111-2222-3333-4444-555555555555"
+_GOOGLE = "projects/p/locations/eu/keyRings/r/cryptoKeys/owner"
+_AZURE = f"https://acme.vault.azure.net/keys/owner/{'0123456789abcdef' * 2}"
+_PARENT = {"parent": "000b" + "5a" * 32}
+WRAPPED = {
+    "pkcs11-rsa-sha256": ("pkcs11", "RSA-OAEP-SHA256", _URI),
+    "pkcs11-rsa-sha1": ("pkcs11", "RSA-OAEP-SHA1", _URI),
+    "pkcs11-aes": ("pkcs11", "AES-KW", _URI),
+    "tpm": ("tpm", "TPM2-SEALED", _PARENT),
+    "tpm-pcrs": ("tpm", "TPM2-SEALED", _PARENT | {"pcrs": "sha256:0,7"}),
+    "vault-transit": ("vault-transit", "transit", {"mount": "transit", "name": "owner"}),
+    "aws-kms": ("aws-kms", "SYMMETRIC_DEFAULT", {"key": _AWS}),
+    "gcp-kms": ("gcp-kms", "GOOGLE_SYMMETRIC_ENCRYPTION", {"key": _GOOGLE}),
+    "azure-keyvault": ("azure-keyvault", "RSA-OAEP-SHA256", {"key": _AZURE}),
+}
 
 # Sealed files: names, dtypes and shapes. Elements of less than a byte fill whole bytes.
 
@@ -159,7 +172,7 @@ COUNT = 12
 
 
 def written(row):
-    """Return a sample that a SealedWriter wrote."""
+    """Return a sample that a DatasetWriter wrote."""
     return {
         "text": "é" * (row % 4) + f"line {row}",
         "raw": content(f"raw {row}", row * 7 % 40),

@@ -1,7 +1,5 @@
 """A copy of the golden files for a test, their keys, and the list of those that some test opens."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -4,8 +4,6 @@ README.md says what is where. The public interface opens them. What they hold is
 reader opens beside it that knows docs/format.md alone. A file that no test opens fails, and so does one that is gone.
 """
 
-from __future__ import annotations
-
 import hashlib
 from fnmatch import fnmatchcase
 from importlib import import_module

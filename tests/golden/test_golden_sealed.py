@@ -1,7 +1,5 @@
 """Sealed files and folders of earlier versions open, with fastrack and without."""
 
-from __future__ import annotations
-
 import json
 
 import golden_contents as contents
@@ -84,10 +82,8 @@ def test_a_sealed_file_opens(golden, tmp_path):
             for each, (dtype, shape) in tensors.items():
                 if dtype not in contents.NUMPY:
                     continue
-                opened, wanted = (
-                    fastrack.unseal(file[each], keys[key], framework="numpy"),
-                    contents.tensor(each, dtype, shape),
-                )
+                opened = fastrack.unseal(file[each], keys[key], framework="numpy")
+                wanted = contents.tensor(each, dtype, shape)
                 moved = fastrack.to_device(file[each], keys=keys[key], framework="numpy")
                 assert (opened.dtype, opened.shape, opened.tobytes()) == (wanted.dtype, shape, wanted.tobytes())
                 assert moved.tobytes() == wanted.tobytes()
@@ -137,9 +133,8 @@ def test_files_that_were_sealed_whole_open(golden, tmp_path):
 def test_a_tensor_that_was_stored_by_itself_opens(golden):
     data = golden("sealed/single.safetensors").read_bytes()
     sealed = fastrack.SealedTensor.from_bytes(data)
-    assert fastrack.unseal(sealed, owner_key(golden), framework="numpy").tobytes() == contents.tensor_bytes(
-        *contents.SINGLE
-    )
+    opened = fastrack.unseal(sealed, owner_key(golden), framework="numpy")
+    assert opened.tobytes() == contents.tensor_bytes(*contents.SINGLE)
     assert sealed.to_bytes() == data
 
 
@@ -195,12 +190,8 @@ def test_a_sealed_folder_opens(golden, tmp_path):
 @opens("folder/config.json", "folder/pytorch_model.bin", "folder/fastrack.folder", "folder/model-*")
 def test_a_sealed_folder_is_refused_if_a_file_was_altered_or_is_gone(golden):
     key = owner_key(golden)
-    for name in (
-        "config.json",
-        "pytorch_model.bin",
-        "model-00001-of-00002.safetensors",
-        "model-00002-of-00002.safetensors",
-    ):
+    weights = (f"model-0000{number}-of-00002.safetensors" for number in (1, 2))
+    for name in ("config.json", "pytorch_model.bin", *weights):
         path = golden(f"folder/{name}")
         content = path.read_bytes()
         alter(path)

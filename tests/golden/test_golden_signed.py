@@ -1,7 +1,5 @@
 """Documents of earlier versions open: manifests and anchors, attestation, and a broker's database."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
@@ -223,10 +221,8 @@ def test_grants_that_answer_an_offer_open(golden):
             assert grants.expires is not None
             assert grants.unlock(identity, now=NOW).first == key
             payload = grants_reader.read_grants(envelope, line)
-            assert (
-                grants_reader.unwrap(payload, golden(f"attestation/machine-{cpu}").read_text())
-                == contents.SECRETS[name]
-            )
+            machine = golden(f"attestation/machine-{cpu}").read_text()
+            assert grants_reader.unwrap(payload, machine) == contents.SECRETS[name]
         shown = cli("attest", "show", golden(f"attestation/grants-{cpu}.json"))
         assert challenge["id"] in json.dumps(shown)
 

@@ -1,7 +1,5 @@
 """Models, checkpoints and data sets of earlier versions open."""
 
-from __future__ import annotations
-
 import json
 
 import golden_contents as contents
@@ -55,11 +53,11 @@ def test_a_distributed_checkpoint_opens(golden):
     torch = pytest.importorskip("torch")
     import torch.distributed.checkpoint as dcp
 
-    from fastrack.distributed import SealedReader
+    from fastrack.distributed import CheckpointReader
 
     shapes = contents.SHARDED | contents.REPLICATED
     state = {name: torch.zeros(shape) for name, shape in shapes.items()} | dict.fromkeys(contents.VALUES)
-    reader = SealedReader(golden("training/distributed"), keys=owner_key(golden))
+    reader = CheckpointReader(golden("training/distributed"), keys=owner_key(golden))
     dcp.load(state, storage_reader=reader, no_dist=True)
     wanted = {name: torch.from_numpy(contents.numbers(name, "F32", shape)) for name, shape in shapes.items()}
     assert same(dict(sorted(state.items())), dict(sorted((wanted | contents.VALUES).items())))
@@ -92,17 +90,15 @@ def test_a_data_set_that_was_written_opens(golden):
 @opens("data/written/*")
 def test_a_data_set_is_continued(golden):
     key, path = owner_key(golden), golden("data/written")
-    with fastrack.SealedWriter(path, key, records=["tokens"]) as writer:
+    with fastrack.DatasetWriter(path, key, records=["tokens"]) as writer:
         assert writer.stored == contents.COUNT
         writer.write(contents.written(contents.COUNT))
     wanted = [as_values(contents.written(row)) for row in range(contents.COUNT + 1)]
     assert samples(path, key) == wanted
 
 
-TABLE = [
-    {name: as_value(values[row]) for name, values in contents.TABLE.items()}
-    for row in range(len(contents.TABLE["name"]))
-]
+_COLUMNS = contents.TABLE.items()
+TABLE = [{name: as_value(values[row]) for name, values in _COLUMNS} for row in range(len(contents.TABLE["name"]))]
 IMPORTED = {
     "images": [
         {"image": image, "path": path.encode(), "label": ["cat", "dog"].index(path[:3])}

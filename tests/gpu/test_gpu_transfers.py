@@ -272,11 +272,11 @@ class TestChannel:
         channel.synchronize()
         states = channel._device._states._all
         assert {state.capacity > 1 for state in states} == {False, True}  # for one message, and for many
-        stream = gpu.stream()
+        stream = gpu.driver.stream(high_priority=False)
         for state in states:
             keys = state.memory[: state._verdicts]
             for pointer, size in ((state.plan_key, keys.size), (state.states, STATE_SIZE * state.slots)):
-                secret = gpu.host(size)
+                secret = gpu.driver.host(size)
                 gpu.download(secret, pointer, stream)
                 gpu.wait(stream)
                 assert len(set(secret.tobytes())) == 1  # zeros, or what a new allocation holds
@@ -288,10 +288,10 @@ class TestChannel:
             slots = [slot for pool in channel._pools for slot in pool._returned]
             assert slots
             assert any(slot.memory.any() for slot in slots)
-        stream = gpu.stream()
+        stream = gpu.driver.stream(high_priority=False)
         for slot in slots:
             assert not slot.memory.any()
-            there = gpu.host(slot.memory.size)
+            there = gpu.driver.host(slot.memory.size)
             gpu.download(there, slot.device_ptr, stream)
             gpu.wait(stream)
             assert not there.any()

@@ -15,9 +15,10 @@ import numpy as np
 from helpers.llvm import binding, ir  # first, as it skips tests where there is no llvmlite
 
 # isort: split
-from fastrack._crypto.base import KeySchedule, check_buffers, check_plan, check_rows, chunks_between
-from fastrack._crypto.cobblestone import DERIVED_SIZE
+from fastrack._crypto.base import KeySchedule, check_buffers
+from fastrack._crypto.cobblestone import DERIVED_SIZE, chunks_between
 from fastrack._crypto.isa import INSTRUCTION_SETS
+from fastrack._crypto.message_keys import check_rows
 from fastrack._crypto.native import gcm_ir, gcm_ranges, gcm_reencrypt, hkdf_ir
 from fastrack._crypto.vector import derivation_table
 from fastrack.errors import ClosedError
@@ -197,7 +198,7 @@ class EmulatedEngine:
     def open_gather(self, schedule, source, target, plan):
         check_buffers(source, target)
         size = source.size - -(-source.size // SEALED_CHUNK_SIZE) * TAG_SIZE
-        check_plan(plan, source.size, size, target.size)
+        plan.locate(source.size, size, target.size)
         bad = []
         for index, chunk in enumerate(plan.chunks.tolist()):
             length = min(CHUNK_SIZE, size - chunk * CHUNK_SIZE)

@@ -7,7 +7,7 @@ testing._get_command = functools.cache(testing._get_command)
 
 
 def invoke(arguments, content=None):
-    """Run a command of fastrack in this process, on an input, and return its result."""
+    """Run a command of fastrack in this process, on an input, and return its result. An exception comes through."""
     from fastrack._cli.app import app
 
-    return testing.CliRunner().invoke(app, arguments, input=content)
+    return testing.CliRunner().invoke(app, arguments, input=content, catch_exceptions=False)

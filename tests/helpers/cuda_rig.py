@@ -6,11 +6,12 @@ from concurrent.futures import Future
 import numpy as np
 
 from fastrack import Channel, Key
-from fastrack._crypto.base import GatherPlan, HostMemory
+from fastrack._crypto.base import HostMemory, Messages
 from fastrack._crypto.cobblestone import MessageKey, iter_segments, segment_size
 from fastrack._crypto.engine import get_engine
+from fastrack._crypto.gather import GatherPlan
 from fastrack._crypto.message_keys import MessageKeys
-from fastrack._devices.base import Messages, Segment, Slab
+from fastrack._devices.base import Segment, Slab
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, ciphertext_size
 from helpers.fake_cuda import FakeDriver

@@ -4,6 +4,8 @@ import contextlib
 import random
 import threading
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import torch
 
@@ -80,7 +82,14 @@ class MemoryTransport:
     def receive(self, buffer, source):
         number = self._received[source]
         self._received[source] += 1
-        return Received(self, buffer, source, number)
+        return SimpleNamespace(wait=lambda seconds: self._fill(buffer, source, number, seconds))
+
+    def _fill(self, buffer, source, number, seconds):
+        data = self.network.take(source, self.rank, number, seconds)
+        if len(data) != buffer.numel():
+            raise ConnectionError("a message of another size")
+        if data:
+            buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
 
     def close(self):
         self.closed = True
@@ -89,21 +98,10 @@ class MemoryTransport:
 
 
 class Sent:
+    """A message that is on its way, or dropped."""
+
     def wait(self, seconds):
         pass
-
-
-class Received:
-    def __init__(self, transport, buffer, source, number):
-        self._arguments = transport, buffer, source, number
-
-    def wait(self, seconds):
-        transport, buffer, source, number = self._arguments
-        data = transport.network.take(source, transport.rank, number, seconds)
-        if len(data) != buffer.numel():
-            raise ConnectionError("a message of another size")
-        if data:
-            buffer.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
 
 
 def on_ranks(network, key, action, timeout=TIMEOUT):
@@ -112,17 +110,16 @@ def on_ranks(network, key, action, timeout=TIMEOUT):
     `key` may be a list, of one key for each rank.
     """
     keys = key if isinstance(key, list) else [key] * network.size
-    results = [None] * network.size
 
     def run(transport):
         try:
             group = SecureGroup.over(transport, keys[transport.rank], timeout=timeout)
             try:
-                results[transport.rank] = action(group)
+                return action(group)
             finally:
                 arrive(group)
         except Exception as error:  # noqa: BLE001 - the test looks at it
-            results[transport.rank] = error
+            return error
 
     barrier = threading.Barrier(network.size)
 
@@ -131,12 +128,8 @@ def on_ranks(network, key, action, timeout=TIMEOUT):
             barrier.wait(0.5)  # a group that is closed ends the operations of others
         group.close()
 
-    threads = [threading.Thread(target=run, args=(transport,)) for transport in network.transports()]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return results
+    with ThreadPoolExecutor(network.size) as pool:
+        return list(pool.map(run, network.transports()))
 
 
 def tensor_of(rank, count, dtype=torch.float32):

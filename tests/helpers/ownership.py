@@ -100,7 +100,7 @@ class SteppedWork:
 
 
 @dataclass(eq=False)
-class Operation:
+class DeviceOperation:
     """Record what was started, and for which thread or group."""
 
     name: str  # that its failure names
@@ -141,7 +141,7 @@ class Place:
     def __init__(self):
         self.device = SteppedDevice()
         self.channel = Channel._from_device(self.device, keys=KEY)
-        self.operations: list[Operation] = []
+        self.operations: list[DeviceOperation] = []
         self.ended = set()  # owners that nothing can be raised to any more
 
 
@@ -281,7 +281,9 @@ class Ownership(RuleBasedStateMachine):
         self._require_raised(place, owner, error, waits=False)
         assert len(device.begun) == (0 if known else 1)
         for work in device.begun:
-            place.operations.append(Operation(name or given[0].name, given[0].name, owner, name is not None, work))
+            place.operations.append(
+                DeviceOperation(name or given[0].name, given[0].name, owner, name is not None, work)
+            )
         device.begun.clear()
 
     def _message(self, fate) -> SealedTensor:

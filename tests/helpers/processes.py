@@ -18,12 +18,22 @@ def run_python(code, *arguments, cwd=None, status=0, limit=60, **variables):
 
 
 @contextmanager
-def room_for(descriptors):
-    """Let this process open so many files more, at most."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    highest = max(map(int, os.listdir("/proc/self/fd")))  # noqa: PTH208
-    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1 + descriptors, hard))
+def limited(kind, value):
+    """Bound a resource of this process: its files, or their size."""
+    soft, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (value, hard))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        resource.setrlimit(kind, (soft, hard))
+
+
+def room_for(descriptors):
+    """Let this process open so many files more, at most."""
+    highest = max(map(int, os.listdir("/proc/self/fd")))  # noqa: PTH208
+    return limited(resource.RLIMIT_NOFILE, highest + 1 + descriptors)
+
+
+def largest_file(size):
+    """Let no file of this process grow beyond so many bytes, as a full disk would."""
+    return limited(resource.RLIMIT_FSIZE, size)

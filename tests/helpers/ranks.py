@@ -18,7 +18,7 @@ def run(rank, world, store, function, arguments):
         if world > 1:
             dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
         function(*arguments)
-        if world > 1:
+        if dist.is_initialized():
             dist.barrier()
             dist.destroy_process_group()
         status = 0

@@ -3,8 +3,9 @@
 import numpy as np
 from hypothesis import strategies as st
 
-from fastrack._crypto.base import GatherPlan, HostMemory, Jobs
+from fastrack._crypto.base import HostMemory, Messages
 from fastrack._crypto.cobblestone import MessageKey
+from fastrack._crypto.gather import GatherPlan
 from fastrack._crypto.message_keys import MessageKeys
 from helpers.buffers import Fenced, as_array
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE
@@ -42,7 +43,7 @@ class Runs:
         """Seal every chunk and open it from there; gives the first bad chunk and the bytes that came out."""
         source, target = Fenced.holding(plain, offset), Fenced(len(plain), 63 - offset)
         source_memory, memory = HostMemory.of(source.data), HostMemory.of(target.data, writable=True)
-        bad = self.engine.open_jobs(Jobs(self.keys, [len(plain)], [memory], [None], [source_memory], [None]))
+        bad = self.engine.open_jobs(Messages(self.keys, [len(plain)], [memory], [None], [source_memory], [None]))
         assert target.stands
         assert source.data.tobytes() == bytes(plain)
         return None if bad is None else bad[1], target.data.tobytes()

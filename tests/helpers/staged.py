@@ -8,7 +8,7 @@ import time
 import numpy as np
 
 from fastrack import Channel, DeviceError
-from fastrack._crypto.base import GatherPlan
+from fastrack._crypto.gather import GatherPlan
 from fastrack._devices.base import BadChunk
 from fastrack._devices.cpu import CpuDevice
 from fastrack._tensors import arrays
@@ -35,7 +35,7 @@ class StagedDevice(CpuDevice):
     lanes = 1
     max_slab_size = 4 * CHUNK_SIZE
     first_slab_size = CHUNK_SIZE
-    segment_room = 100
+    segment_overhead = 100
 
     def __init__(self, threads=None):
         super().__init__(threads)
@@ -153,7 +153,7 @@ class StagedWork:
 
     def open(self, slab, buffer):
         stage(slab, self._messages, buffer)
-        end = slab.sealed_size + self._device.segment_room * len(slab.segments)
+        end = slab.sealed_size + self._device.segment_overhead * len(slab.segments)
         for segment in slab.segments:
             if segment.plan is not None:
                 end = put_plan(buffer.memory, end, segment.plan)
@@ -205,7 +205,7 @@ class StagedWork:
         self._over.set()
 
     def _open(self, slab, buffer):
-        end = slab.sealed_size + self._device.segment_room * len(slab.segments)
+        end = slab.sealed_size + self._device.segment_overhead * len(slab.segments)
         for segment in slab.segments:
             plan = segment.plan
             if plan is not None:

@@ -3,13 +3,15 @@
 Messages keep their sizes: gloo ends a process that gets a longer one than it awaits.
 """
 
+from helpers.network import Sent
+
 
 class TamperedTransport:
     """A transport that does `kind` to a message that this rank sends, at which the test aims."""
 
     def __init__(self, inner, kind):
         self._inner = inner
-        self._act = getattr(self, f"_{kind}")
+        self._kind = kind
         self._victim = None
         self._count = 0
         self._held = None
@@ -23,51 +25,26 @@ class TamperedTransport:
 
     def send(self, data, target):
         number, self._count = self._count, self._count + 1
-        if number == self._victim:
+        is_victim = number == self._victim
+        if is_victim:
             self._held = data.clone(), target
         if self._held is None:
             return self._inner.send(data, target)
         held, at = self._held
-        return self._act(held, at, data, target, number == self._victim)
-
-    def _pass(self, data, target):
-        """Send the last message that is altered."""
+        if self._kind == "drop":  # and all that follow it, as a connection does
+            return Sent() if target == at else self._inner.send(data, target)
+        if self._kind != "flip":
+            if is_victim and self._kind != "repeat":
+                return Sent()
+            # It is repeated, or exchanged with the next message of its size: for its rank, or for another one.
+            if is_victim or (target == at) == (self._kind == "misroute") or data.numel() != held.numel():
+                return self._inner.send(data, target)
         self._held = None
-        return self._inner.send(data, target)
-
-    def _flip(self, held, at, _data, _target, _first):
-        held[held.numel() // 2] ^= 1
-        return self._pass(held, at)
-
-    def _drop(self, _held, at, data, target, _first):
-        """Drop it and all that follow it, as a connection does."""
-        return Sent() if target == at else self._inner.send(data, target)
-
-    def _repeat(self, held, at, data, target, first):
-        """Have it arrive again, in place of the next of its size."""
-        if first or target != at or data.numel() != held.numel():
-            return self._inner.send(data, target)
-        return self._pass(held, at)
-
-    def _swap(self, held, at, data, target, first):
-        """Have the next of its size arrive before it."""
-        if first:
-            return Sent()
-        if target != at or data.numel() != held.numel():
-            return self._inner.send(data, target)
-        self._inner.send(data, target)
-        return self._pass(held, at)
-
-    def _misroute(self, held, at, data, target, first):
-        """Exchange it with the next of its size for another rank."""
-        if first:
-            return Sent()
-        if target == at or data.numel() != held.numel():
-            return self._inner.send(data, target)
-        self._inner.send(held, target)
-        return self._pass(data, at)
-
-
-class Sent:
-    def wait(self, seconds):
-        pass
+        if self._kind == "flip":
+            held[held.numel() // 2] ^= 1
+        elif self._kind == "swap":
+            self._inner.send(data, target)
+        elif self._kind == "misroute":
+            self._inner.send(held, target)
+            held = data
+        return self._inner.send(held, at)

@@ -21,15 +21,20 @@ def tampered(sealed, *places):
     return SealedTensor(sealed.context, message, sealed.key_id)
 
 
+def flip_byte(path, place=-1):
+    """Flip one bit of a file, in its last byte or in another one."""
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+
+
 def tamper_file(path, name, *places):
     """Flip one bit of that tensor's message in a sealed file, at each of these bytes."""
     with fastrack.load_file(path) as file:
-        message = bytes(file[name].message)
-    data = bytearray(path.read_bytes())
-    start = data.index(message)
+        start = path.read_bytes().index(bytes(file[name].message))
+        places = [start + place % file[name].message.nbytes for place in places]
     for place in places:
-        data[start + place] ^= 1
-    path.write_bytes(data)
+        flip_byte(path, place)
 
 
 def rewrite_file(path, change, target=None):

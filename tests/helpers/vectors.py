@@ -77,7 +77,7 @@ def is_a_run(vector):
 def derive_as_published(monkeypatch):
     """Derive keys with the hash of the vectors, which OpenSSL can replace."""
     monkeypatch.setattr(openssl, "_SHA512", SHA256())
-    monkeypatch.setattr(derivation, "get_engine", lambda **_: openssl.OpenSSLEngine())
+    monkeypatch.setattr(derivation, "make_engine", lambda *_: openssl.OpenSSLEngine())
 
 
 def _parse(case):

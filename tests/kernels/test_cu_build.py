@@ -4,8 +4,6 @@ NVRTC is what compiles them where there is a GPU. Its wheel is a test dependency
 version, and ``FASTRACK_NVRTC`` names folders with more of them.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shutil
@@ -140,10 +138,8 @@ def test_every_kernel_is_there_and_two_blocks_share_a_multiprocessor(reports, ar
 
 def test_the_sizes_are_plain_numbers_and_the_shared_memory_fits_a_multiprocessor():
     sizes = constants(SOURCE)
-    assert set(sizes) == {
-        *("THREADS", "STATE_BYTES", "SHARED_BYTES", "GATHER_SHARED_BYTES"),
-        *("KEY_BYTES", "SEGMENT_BYTES", "SEGMENTS"),
-    }
+    names = {"THREADS", "STATE_BYTES", "SHARED_BYTES", "GATHER_SHARED_BYTES", "KEY_BYTES", "SEGMENT_BYTES", "SEGMENTS"}
+    assert set(sizes) == names
     assert sizes["STATE_BYTES"] % 16 == 0
     assert sizes["THREADS"] == 512
     assert 2 * sizes["SHARED_BYTES"] <= SHARED_OF_TWO

@@ -8,15 +8,20 @@ from helpers.buffers import Fenced
 from helpers.cases import each
 from helpers.kernel_host import Host, Library, State, pack, read_only
 from helpers.kernel_nvrtc import Nvrtc, find_libraries
-from helpers.kernel_suite import assert_last_chunk, remains_of_secrets
-from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, noise
+from helpers.reference import CHUNK_SIZE, noise
 from helpers.runs import flip, plan
+from test_cu_chunks import (  # noqa: F401 - which run here on each candidate
+    message,
+    test_a_byte_at_any_place_of_a_full_chunk_counts,
+    test_a_last_chunk_of_any_length_opens_and_seals,
+    test_every_byte_of_a_tag_counts_and_of_one_every_bit,
+    test_no_kernel_leaves_a_secret_in_shared_memory,
+)
 
 from bench.gpu import candidates
 from bench.gpu.known import CASES
 from fastrack._devices.cuda.nvrtc import KERNELS
 
-LENGTHS = [0, 1, 15, 16, 17, 33, 511, 512, 513, 4096, 8191, 8192, 8193, CHUNK_SIZE - 17, CHUNK_SIZE - 1]
 REGISTERS = 65536
 # A spilled word or two would not be worth another order of the source before a measurement says that it is.
 SPILLED = 8
@@ -68,11 +73,6 @@ def test_a_published_case_is_a_chunk(host, case):
     assert host.open_run(state, flip(sealed, 8 * len(sealed) - 1)) == (0, bytes(len(plain)))
 
 
-@each("length", LENGTHS)
-def test_a_last_chunk_of_any_length_opens_and_seals(host, state, key, nonce, length):
-    assert_last_chunk(host, state, key, nonce, length)
-
-
 @each("chunks", [1, 2, 3, 5])
 @each("blocks", [1, 2, 4])
 def test_a_run_of_chunks_opens_and_seals(host, state, key, nonce, chunks, blocks):
@@ -81,14 +81,6 @@ def test_a_run_of_chunks_opens_and_seals(host, state, key, nonce, chunks, blocks
     for seed in (1, 7):
         assert host.open_run(state, sealed, 2**32 - 2, blocks=blocks, seed=seed) == (None, plain)
         assert host.seal_run(state, plain, 2**32 - 2, blocks=blocks, seed=seed) == sealed
-
-
-@each("byte", [0, 15, 16, 511, 512, 8191, 8192, 12288, 16367, 16383, 16384, 16399])
-def test_a_byte_at_any_place_counts(host, state, key, nonce, byte):
-    plain = noise(3 * CHUNK_SIZE, seed=1).tobytes()
-    altered = flip(reference.seal(key, nonce, plain, 7, ends=False), 8 * (SEALED_CHUNK_SIZE + byte) + byte % 8)
-    expected = plain[:CHUNK_SIZE] + bytes(CHUNK_SIZE) + plain[2 * CHUNK_SIZE :]
-    assert host.open_run(state, altered, 7, blocks=2) == (8, expected)
 
 
 @each("blocks", [1, 2, 3])
@@ -102,10 +94,6 @@ def test_pieces_are_gathered(host, state, key, nonce, blocks):
         expected = b"".join(plain[start : start + length] for start, length in ranges)
         packed = pack(sealed, pieces.chunks.tolist())
         assert host.gather(state, packed, pieces, total, size, blocks=blocks, offset=3) == (None, expected)
-
-
-def test_no_kernel_leaves_a_secret_in_shared_memory(host, key, nonce):
-    assert remains_of_secrets(host, key, nonce) == {"open": [], "seal": [], "gather": []}
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])

@@ -115,7 +115,7 @@ def test_every_byte_of_a_short_ciphertext_counts(host, state, key, nonce, length
         assert host.open_run(state, flip(sealed, 8 * byte + byte % 8), 5) == (5, bytes(length)), byte
 
 
-@each("byte", [0, 1, 15, 16, 511, 4095, 8175, 8176, 8191, 8192, 8193, 12288, 16367, 16368, 16383])
+@each("byte", [0, 1, 15, 16, 511, 512, 4095, 8175, 8176, 8191, 8192, 8193, 12288, 16367, 16368, 16383, 16384, 16399])
 def test_a_byte_at_any_place_of_a_full_chunk_counts(host, state, key, nonce, message, byte):
     altered = flip(message, 8 * (SEALED_CHUNK_SIZE + byte) + 3)
     bad, plain = host.open_run(state, altered, 7, blocks=2)

@@ -86,10 +86,8 @@ def test_a_key_of_another_message_opens_nothing(host):
     (first, nonce), (second, other) = KEYS[1], KEYS[2]
     states = host.prepare_all([(second, other), (first, nonce)])
     sealed = reference.seal(first, nonce, noise(100).tobytes())
-    assert host.open_nest(states, 256, [(0, 0, sealed), (1, 0, sealed)]) == (
-        name_of(0, 0),
-        [bytes(100), noise(100).tobytes()],
-    )
+    found = host.open_nest(states, 256, [(0, 0, sealed), (1, 0, sealed)])
+    assert found == (name_of(0, 0), [bytes(100), noise(100).tobytes()])
 
 
 def test_no_secret_stays_in_shared_memory(host, key, nonce):

@@ -4,8 +4,6 @@ A mutant is caught if a test fails that is named for it. One that does not compi
 is not.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import multiprocessing

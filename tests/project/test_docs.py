@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.cases import each
+from helpers.tampering import flip_byte
 
 import fastrack
 import fastrack.attest
@@ -99,24 +100,19 @@ def test_the_examples_run_without_torch(name, tmp_path):
     run_page(name, tmp_path, with_torch=False)
 
 
+OF_TORCH = {name: ["torch"] for name in ("training", "distributed", "collectives")}
+OF_TORCH["data"] = ["torch", "PIL", "pyarrow"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["training", "distributed"])
+@pytest.mark.parametrize("name", OF_TORCH)
 def test_the_examples_of_a_page_about_torch_run(name, tmp_path):
-    pytest.importorskip("torch")
-    run_page(f"docs/{name}.md", tmp_path, with_torch=True)
-
-
-@pytest.mark.slow
-def test_the_commands_of_the_page_about_collectives_run(tmp_path):
-    run_page("docs/collectives.md", tmp_path, with_torch=True, languages=["console"])
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.version_info >= (3, 14), reason="workers that are not forked import no function of a page")
-def test_the_examples_of_the_data_page_run(tmp_path):
-    for package in ("torch", "PIL", "pyarrow"):
+    if name == "data" and sys.version_info >= (3, 14):
+        pytest.skip("workers that are not forked import no function of a page")
+    for package in OF_TORCH[name]:
         pytest.importorskip(package)
-    run_page("docs/data.md", tmp_path, with_torch=True)
+    languages = ["console"] if name == "collectives" else ["python", "console"]
+    run_page(f"docs/{name}.md", tmp_path, with_torch=True, languages=languages)
 
 
 # The format.
@@ -151,9 +147,7 @@ def test_the_program_without_fastrack_refuses_an_altered_file(open_sealed, tmp_p
     key = fastrack.Key.generate()
     path = tmp_path / "sealed.safetensors"
     fastrack.save_file({"x": np.arange(10)}, path, key=key)
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
+    flip_byte(path)
     with pytest.raises(InvalidTag):
         open_sealed(path, "x", bytes(key.material()))
 

@@ -71,7 +71,7 @@ def saved(tensors, **options):
 
 
 def samples_of(*samples):
-    with fastrack.SealedWriter(new("samples"), KEY, shard_size=8) as writer:
+    with fastrack.DatasetWriter(new("samples"), KEY, shard_size=8) as writer:
         for sample in samples:
             writer.write(sample)
     return writer
@@ -295,9 +295,12 @@ CASES = {
     "unseal_file: a member outside the archive": lambda: fastrack.unseal_file(saved({"../x": TABLE}), "new.npz", KEY),
     "unseal_file: a tensor in plain": lambda: fastrack.unseal_file("mixed.safetensors", "new.npz", KEY),
     "unseal_file: an absent tensor": lambda: fastrack.unseal_file("two.safetensors", "new.npz", KEY, names=["z"]),
-    "unseal_file: an archive without the dtype": lambda: fastrack.unseal_file(
-        saved({"x": torch.ones(1).bfloat16()}), "new.npz", KEY
-    ),
+    **{
+        f"unseal_file: {kind} without the dtype": lambda name=name: fastrack.unseal_file(
+            saved({"x": torch.ones(1).bfloat16()}), name, KEY
+        )
+        for kind, name in {"an archive": "new.npz", "an array": "new.npy"}.items()
+    },
     "unseal_file: nothing sealed": lambda: fastrack.unseal_file("plain.safetensors", "new.npz", KEY),
     "unseal_file: numbers as bytes": lambda: fastrack.unseal_file(saved({"x": TABLE}), "new.bin", KEY),
     "unseal_file: several tensors as one": lambda: fastrack.unseal_file("two.safetensors", "new.npy", KEY),
@@ -364,17 +367,17 @@ CASES = {
     "SealedDataset.windows: plain columns alone": lambda: SealedDataset(
         saved({"x": TABLE, "p": TABLE}, plain=["p"]), plain_columns=["p"]
     ).windows("p", 1),
-    "SealedWriter: another key": lambda: fastrack.SealedWriter(samples(1), OTHER),
-    "SealedWriter: records= of text": lambda: fastrack.SealedWriter("samples", KEY, records="x"),
-    "SealedWriter: shard_size= of 0": lambda: fastrack.SealedWriter("samples", KEY, shard_size=0),
-    "SealedWriter: a pickle": lambda: pickle.dumps(fastrack.SealedWriter("samples", KEY)),
-    "SealedWriter: a file of other columns": lambda: samples(1, 0.5),
-    "SealedWriter.write: other columns": lambda: samples_of({"x": 1}, {"y": 1}),
-    "SealedWriter.write: a reserved name": lambda: samples_of({"x.offsets": 1}),
-    "SealedWriter.write: nothing": lambda: samples_of({"x": None}),
-    "SealedWriter.write: an array of another length": lambda: samples_of({"x": np.ones(2)}, {"x": np.ones(3)}),
-    "SealedWriter.write: an integer of 65 bits": lambda: samples_of({"x": 2**64}),
-    "SealedWriter.write: after its end": lambda: samples_of().write({"x": 1}),
+    "DatasetWriter: another key": lambda: fastrack.DatasetWriter(samples(1), OTHER),
+    "DatasetWriter: records= of text": lambda: fastrack.DatasetWriter("samples", KEY, records="x"),
+    "DatasetWriter: shard_size= of 0": lambda: fastrack.DatasetWriter("samples", KEY, shard_size=0),
+    "DatasetWriter: a pickle": lambda: pickle.dumps(fastrack.DatasetWriter("samples", KEY)),
+    "DatasetWriter: a file of other columns": lambda: samples(1, 0.5),
+    "DatasetWriter.write: other columns": lambda: samples_of({"x": 1}, {"y": 1}),
+    "DatasetWriter.write: a reserved name": lambda: samples_of({"x.offsets": 1}),
+    "DatasetWriter.write: nothing": lambda: samples_of({"x": None}),
+    "DatasetWriter.write: an array of another length": lambda: samples_of({"x": np.ones(2)}, {"x": np.ones(3)}),
+    "DatasetWriter.write: an integer of 65 bits": lambda: samples_of({"x": 2**64}),
+    "DatasetWriter.write: after its end": lambda: samples_of().write({"x": 1}),
     "import_samples: a folder that has samples": lambda: fastrack.import_samples([{"x": 1}], samples(1), KEY),
     "import_samples: fewer samples than before": lambda: fastrack.import_samples([], samples(1), KEY, resume=True),
     "import_samples: a number": lambda: fastrack.import_samples(5, new("samples"), KEY),

@@ -92,31 +92,25 @@ def files_under(folder):
     return {path.relative_to(ROOT).as_posix() for path in files if "__pycache__" not in path.parts}
 
 
-def test_the_wheel_holds_every_module(wheel):
-    assert files_under("fastrack") <= set(wheel.namelist())
-
-
-def test_the_kernels_travel_inside_the_package(wheel):
-    kernels = files_under("kernels")
+def test_the_wheel_holds_every_module_the_kernels_the_command_and_the_licences(wheel):
+    names, kernels, folder = set(wheel.namelist()), files_under("kernels"), f"{DIST}.dist-info"
+    assert files_under("fastrack") <= names
     assert kernels
-    assert {f"fastrack/{name}" for name in kernels} <= set(wheel.namelist())
     for name in kernels:
         assert wheel.read(f"fastrack/{name}") == (ROOT / name).read_bytes()
-
-
-def test_the_wheel_holds_the_package_for_every_platform_and_nothing_else(wheel):
-    assert Path(wheel.filename).name == f"{DIST}-py3-none-any.whl"
-    assert "fastrack/py.typed" in wheel.namelist()
-    tops = {name.partition("/")[0] for name in wheel.namelist()}
-    assert tops == {"fastrack", f"{DIST}.dist-info"}
-    assert not [name for name in wheel.namelist() if {"tests", "bench", "__pycache__"} & set(name.split("/"))]
-
-
-def test_the_wheel_installs_the_command_and_brings_the_licence(wheel):
-    folder = f"{DIST}.dist-info"
     assert "fastrack = fastrack._cli:main" in wheel.read(f"{folder}/entry_points.txt").decode()
     for name in ("LICENSE", "LICENSE-numba"):
         assert wheel.read(f"{folder}/licenses/{name}") == (ROOT / name).read_bytes()
+
+
+def test_the_wheel_holds_the_package_for_every_platform_and_nothing_else(wheel):
+    names = wheel.namelist()
+    assert Path(wheel.filename).name == f"{DIST}-py3-none-any.whl"
+    assert "Root-Is-Purelib: true" in wheel.read(f"{DIST}.dist-info/WHEEL").decode()
+    assert "fastrack/py.typed" in names
+    assert {name.partition("/")[0] for name in names} == {"fastrack", f"{DIST}.dist-info"}
+    assert not [name for name in names if {"tests", "bench", "__pycache__"} & set(name.split("/"))]
+    assert not [name for name in names if name.endswith((".so", ".o")) or "_native." in name]
 
 
 def test_numbas_licence_is_that_of_the_numba_that_is_compiled_with():
@@ -126,11 +120,6 @@ def test_numbas_licence_is_that_of_the_numba_that_is_compiled_with():
         pytest.skip("numba is not installed")
     (path,) = (path for path in files if path.name == "LICENSE")
     assert path.read_text() == (ROOT / "LICENSE-numba").read_text()
-
-
-def test_a_wheel_for_every_platform_has_no_machine_code(wheel):
-    assert not [name for name in wheel.namelist() if name.endswith((".so", ".o")) or "_native." in name]
-    assert "Root-Is-Purelib: true" in wheel.read(f"{DIST}.dist-info/WHEEL").decode()
 
 
 def test_the_metadata_says_what_the_project_is(metadata):
@@ -148,17 +137,11 @@ def test_the_metadata_says_what_the_project_is(metadata):
 
 
 def test_heavy_packages_are_extras(metadata):
-    assert set(metadata.get_all("Provides-Extra")) == {
-        *("torch", "jit", "broker", "cu12", "cu13", "demo", "bench"),
-        *("pkcs11", "tpm", "vault", "aws", "gcp", "azure"),
-        *("ray", "remote"),
-    }
+    extras = "torch jit broker cu12 cu13 demo bench pkcs11 tpm vault aws gcp azure ray remote"
+    assert set(metadata.get_all("Provides-Extra")) == set(extras.split())
+    heavy = ("torch", "cupy", "scikit", "matplotlib", "starlette", "uvicorn", "numba", "llvmlite")
     required = [line for line in metadata.get_all("Requires-Dist") if "extra ==" not in line]
-    assert not [
-        line
-        for line in required
-        if line.startswith(("torch", "cupy", "scikit", "matplotlib", "starlette", "uvicorn", "numba", "llvmlite"))
-    ]
+    assert not [line for line in required if line.startswith(heavy)]
 
 
 def test_the_citation_has_the_version():

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import traceback
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -16,12 +17,11 @@ from helpers.foundry.authority import NOW
 from helpers.foundry.machine import Machine, policy, roots
 
 import fastrack
-from fastrack import Anchor, Channel, Key, KeyRing, SealedDataset, SealedWriter, attest
+from fastrack import Anchor, Key, KeyRing, SealedDataset, attest, grants, providers
 from fastrack._keys.grants import PAYLOAD_TYPE
 from fastrack._keys.signing import sign_envelope
 from fastrack._util.shown import shown
-from fastrack.grants import Grants, Identity, Recipient, Signer, Verifier
-from fastrack.providers import AwsKms, AzureKeyVault, GcpKms, Pkcs11, Tpm, VaultTransit, WrappedKey, open_wrapper
+from fastrack.grants import Identity, Signer
 
 torch = pytest.importorskip("torch")
 
@@ -69,125 +69,94 @@ def calls():
     fastrack.seal_folder("folder", "sealed", KEY)
     handle, file = fastrack.seal(np.arange(4), KEY), fastrack.load_file("x.safetensors")
     recipient = Identity.generate().recipient
-    return {
-        "Anchor": (Anchor, {"path": "x.anchor"}),
-        "Anchor.create": (Anchor.create, {"path": "other.anchor", "owner": owner.verifier, "lineage": "0" * 32}),
-        "Channel": (Channel, {"device": "cpu", "keys": KEY, "threads": 1, "share": 1.0}),
-        "KeyRing": (KeyRing, {"keys": KEY, "ttl": 1.0}),
-        "Key.load": (Key.load, {"path": "no.key"}),
-        "Key.generate": (Key.generate, {"bits": 256}),
-        "Key.from_text": (Key.from_text, {"text": "text"}),
-        "Key.save": (KEY.save, {"path": "some.key"}),
-        "SealedDataset": (
-            SealedDataset,
-            {"paths": "x.safetensors", "columns": ["x"], "keys": KEY, "plain_columns": ["y"]},
-        ),
-        "SealedDataset[]": (SealedDataset("x.safetensors", ["x"], keys=KEY).__getitem__, {"index": 0}),
-        "SealedWriter": (SealedWriter, {"folder": "samples", "key": KEY, "records": ["r"], "shard_size": 8}),
-        "SealedTensor[]": (handle.__getitem__, {"index": 0}),
-        "SealedTensor.to": (handle.to, {"device": "cpu"}),
-        "SealedFile[]": (file.__getitem__, {"name": "x"}),
-        "SealedFile.plain[]": (file.plain.__getitem__, {"name": "y"}),
-        "import_samples": (fastrack.import_samples, {"source": "none", "folder": "imported", "key": KEY}),
-        "load_checkpoint": (fastrack.load_checkpoint, {"path": "state.safetensors", "keys": KEY, "device": "cpu"}),
-        "load_file": (fastrack.load_file, {"path": "x.safetensors", "file_id": file.file_id, "anchor": "x.anchor"}),
-        "load_folder": (fastrack.load_folder, {"path": "sealed", "keys": KEY, "anchor": "x.anchor"}),
-        "load_manifest": (fastrack.load_manifest, {"path": "x.safetensors.manifest", "owner": owner.verifier}),
-        "load_model": (
-            fastrack.load_model,
-            {"module": Model(), "path": "model.safetensors", "keys": KEY, "device": "cpu"},
-        ),
-        "load_tensors": (
-            fastrack.load_tensors,
-            {"path": "model.safetensors", "device": "cpu", "keys": KEY, "framework": "numpy"},
-        ),
-        "open_bytes": (fastrack.open_bytes, {"sealed": handle, "keys": KEY}),
-        "publish": (
-            fastrack.publish,
-            {"paths": "x.safetensors", "signer": owner, "manifest": "x.m", "anchor": "x.anchor"},
-        ),
-        "rekey_file": (
-            fastrack.rekey_file,
-            {"source": "x.safetensors", "target": "r.safetensors", "keys": KEY, "key": KEY, "plain": ["y"]},
-        ),
-        "safe_open": (
-            fastrack.safe_open,
-            {"filename": "model.safetensors", "framework": "pt", "device": "cpu", "keys": KEY},
-        ),
-        "save_checkpoint": (fastrack.save_checkpoint, {"path": "c.safetensors", "state": {"step": 1}, "key": KEY}),
-        "save_file": (
-            fastrack.save_file,
-            {"tensors": {"x": np.arange(3)}, "path": "s.safetensors", "key": KEY, "plain": [], "metadata": {"a": "b"}},
-        ),
-        "save_model": (
-            fastrack.save_model,
-            {"module": Model(), "path": "m.safetensors", "key": KEY, "metadata": {"a": "b"}},
-        ),
-        "seal": (fastrack.seal, {"tensor": np.arange(3), "key": KEY, "name": "x"}),
-        "seal_file": (
-            fastrack.seal_file,
-            {
-                "source": "plain.npy",
-                "target": "t.safetensors",
-                "key": KEY,
-                "plain": [],
-                "name": "x",
-                "metadata": {"a": "b"},
-            },
-        ),
-        "seal_folder": (fastrack.seal_folder, {"source": "folder", "target": "again", "key": KEY}),
-        "synchronize": (fastrack.synchronize, {"device": "cpu"}),
-        "to_device": (
-            fastrack.to_device,
-            {"obj": handle, "device": "cpu", "keys": KEY, "framework": "numpy", "out": None},
-        ),
-        "to_host": (fastrack.to_host, {"x": np.arange(3), "key": KEY, "name": "x"}),
-        "unseal": (fastrack.unseal, {"sealed": handle, "keys": KEY, "framework": "numpy"}),
-        "unseal_file": (
-            fastrack.unseal_file,
-            {"source": "x.safetensors", "target": "u.safetensors", "keys": KEY, "names": ["x"], "plain": ["y"]},
-        ),
-        "unseal_folder": (
-            fastrack.unseal_folder,
-            {"source": "sealed", "target": "unsealed", "keys": KEY, "anchor": "x.anchor"},
-        ),
-        "verify_file": (fastrack.verify_file, {"source": "x.safetensors", "keys": KEY}),
-        "wrap": (
-            lambda **given: list(fastrack.wrap(**given)),
-            {"loader": [handle], "device": "cpu", "keys": KEY, "prefetch": 2},
-        ),
-        "Grants.load": (Grants.load, {"path": "x.grants", "owner": owner.verifier}),
-        "Grants.issue": (
-            Grants.issue,
-            {
-                "key": KEY,
-                "recipients": [recipient],
-                "signer": owner,
-                "files": ["0" * 32],
-                "lineage": "0" * 32,
-                "least_version": 1,
-            },
-        ),
-        "Identity.load": (Identity.load, {"path": "x"}),
-        "Identity.generate": (Identity.generate, {"algorithm": "P-384", "name": "alice"}),
-        "Signer.load": (Signer.load, {"path": "x"}),
-        "Signer.generate": (Signer.generate, {"algorithm": "Ed25519", "name": "alice"}),
-        "Recipient.load": (Recipient.load, {"path": "x"}),
-        "Recipient.parse": (Recipient.parse, {"text": "x"}),
-        "Verifier.load": (Verifier.load, {"path": "x"}),
-        "WrappedKey.load": (WrappedKey.load, {"path": "x"}),
-        "open_wrapper": (open_wrapper, {"uri": "tpm:"}),
-        "fetch_keys": (attest.fetch_keys, {"url": "http://127.0.0.1:1", "owner": owner.verifier, "ca": None}),
-        "Policy.from_toml": (attest.Policy.from_toml, {"source": Path("none.toml")}),
-        "TdxCollateral.from_json": (attest.TdxCollateral.from_json, {"text": "{}"}),
-        "Challenge.from_bytes": (attest.Challenge.from_bytes, {"data": b"{}"}),
-        "AwsKms": (AwsKms, {"key": "alias/x"}),
-        "AzureKeyVault": (AzureKeyVault, {"key": "https://x.vault.azure.net/keys/x/y"}),
-        "GcpKms": (GcpKms, {"key": "projects/a/locations/b/keyRings/c/cryptoKeys/d"}),
-        "Pkcs11": (Pkcs11, {"uri": "pkcs11:token=T;object=O"}),
-        "Tpm": (Tpm, {"pcrs": "sha256:0"}),
-        "VaultTransit": (VaultTransit, {"mount": "transit", "name": "x"}),
+    key, keys, named = {"key": KEY}, {"keys": KEY}, {"name": "x", "metadata": {"a": "b"}}
+    placed = {"device": "cpu", **keys}
+    of_objects = {
+        "Key.save": KEY.save,
+        "SealedDataset[]": SealedDataset("x.safetensors", ["x"], keys=KEY).__getitem__,
+        "SealedTensor[]": handle.__getitem__,
+        "SealedTensor.to": handle.to,
+        "SealedFile[]": file.__getitem__,
+        "SealedFile.plain[]": file.plain.__getitem__,
+        "wrap": lambda **given: list(fastrack.wrap(**given)),
     }
+    given = {
+        "Anchor": {"path": "x.anchor"},
+        "Anchor.create": {"path": "other.anchor", "owner": owner.verifier, "lineage": "0" * 32},
+        "Channel": {**placed, "threads": 1, "share": 1.0},
+        "KeyRing": {**keys, "ttl": 1.0},
+        "Key.load": {"path": "no.key"},
+        "Key.generate": {"bits": 256},
+        "Key.from_text": {"text": "text"},
+        "Key.save": {"path": "some.key"},
+        "SealedDataset": {"paths": "x.safetensors", "columns": ["x"], **keys, "plain_columns": ["y"]},
+        "SealedDataset[]": {"index": 0},
+        "DatasetWriter": {"folder": "samples", **key, "records": ["r"], "shard_size": 8},
+        "SealedTensor[]": {"index": 0},
+        "SealedTensor.to": {"device": "cpu"},
+        "SealedFile[]": {"name": "x"},
+        "SealedFile.plain[]": {"name": "y"},
+        "import_samples": {"source": "none", "folder": "imported", **key},
+        "load_checkpoint": {"path": "state.safetensors", **placed},
+        "load_file": {"path": "x.safetensors", "file_id": file.file_id, "anchor": "x.anchor"},
+        "load_folder": {"path": "sealed", **keys, "anchor": "x.anchor"},
+        "load_manifest": {"path": "x.safetensors.manifest", "owner": owner.verifier},
+        "load_model": {"module": Model(), "path": "model.safetensors", **placed},
+        "load_tensors": {"path": "model.safetensors", **placed, "framework": "numpy"},
+        "open_bytes": {"sealed": handle, **keys},
+        "publish": {"paths": "x.safetensors", "signer": owner, "manifest": "x.m", "anchor": "x.anchor"},
+        "rekey_file": {"source": "x.safetensors", "target": "r.safetensors", **keys, **key, "plain": ["y"]},
+        "safe_open": {"filename": "model.safetensors", "framework": "pt", **placed},
+        "save_checkpoint": {"path": "c.safetensors", "state": {"step": 1}, **key},
+        "save_file": {"tensors": {"x": np.arange(3)}, "path": "s.safetensors", **key, "plain": [], "metadata": {}},
+        "save_model": {"module": Model(), "path": "m.safetensors", **key, "metadata": {"a": "b"}},
+        "seal": {"tensor": np.arange(3), **key, "name": "x"},
+        "seal_file": {"source": "plain.npy", "target": "t.safetensors", **key, "plain": [], **named},
+        "seal_folder": {"source": "folder", "target": "again", **key},
+        "synchronize": {"device": "cpu"},
+        "to_device": {"obj": handle, **placed, "framework": "numpy", "out": None},
+        "to_host": {"x": np.arange(3), **key, "name": "x"},
+        "unseal": {"sealed": handle, **keys, "framework": "numpy"},
+        "unseal_file": {"source": "x.safetensors", "target": "u.safetensors", **keys, "names": ["x"], "plain": ["y"]},
+        "unseal_folder": {"source": "sealed", "target": "unsealed", **keys, "anchor": "x.anchor"},
+        "verify_file": {"source": "x.safetensors", **keys},
+        "wrap": {"loader": [handle], **placed, "prefetch": 2},
+        "Grants.load": {"path": "x.grants", "owner": owner.verifier},
+        "Grants.issue": {
+            **key,
+            "recipients": [recipient],
+            "signer": owner,
+            "files": ["0" * 32],
+            "lineage": "0" * 32,
+            "least_version": 1,
+        },
+        "Identity.load": {"path": "x"},
+        "Identity.generate": {"algorithm": "P-384", "name": "alice"},
+        "Signer.load": {"path": "x"},
+        "Signer.generate": {"algorithm": "Ed25519", "name": "alice"},
+        "Recipient.load": {"path": "x"},
+        "Recipient.parse": {"text": "x"},
+        "Verifier.load": {"path": "x"},
+        "WrappedKey.load": {"path": "x"},
+        "open_wrapper": {"uri": "tpm:"},
+        "fetch_keys": {"url": "http://127.0.0.1:1", "owner": owner.verifier, "ca": None},
+        "Policy.from_toml": {"source": Path("none.toml")},
+        "TdxCollateral.from_json": {"text": "{}"},
+        "Challenge.from_bytes": {"data": b"{}"},
+        "AwsKms": {"key": "alias/x"},
+        "AzureKeyVault": {"key": "https://x.vault.azure.net/keys/x/y"},
+        "GcpKms": {"key": "projects/a/locations/b/keyRings/c/cryptoKeys/d"},
+        "Pkcs11": {"uri": "pkcs11:token=T;object=O"},
+        "Tpm": {"pcrs": "sha256:0"},
+        "VaultTransit": {"mount": "transit", "name": "x"},
+    }
+    return {name: (of_objects.get(name) or public(name), arguments) for name, arguments in given.items()}
+
+
+def public(name):
+    """Return a public function, of whichever package has its name."""
+    (home, *_) = [each for each in (fastrack, grants, attest, providers) if name.partition(".")[0] in each.__all__]
+    return attrgetter(name)(home)
 
 
 @pytest.fixture
@@ -287,16 +256,16 @@ def test_no_command_repeats_a_secret(name, monkeypatch):
     owner.save("owner.signer")
     owner.verifier.save("owner.pub")
     Path("policy.toml").write_text(policy(0))
-    machine = Machine("tdx", 0)
-    monkeypatch.setattr(attest, "collect_evidence", lambda binding, **_: machine.collect(binding))
-    monkeypatch.setattr("fastrack.attest._exchange.VENDOR_ROOTS", roots())
-    monkeypatch.setattr("fastrack._cli.commands.attest.read_clock", lambda: NOW)
     if name.startswith("broker"):
-        monkeypatch.setattr(
-            pytest.importorskip("fastrack.attest._broker.server").uvicorn.Server, "run", lambda *_, **__: None
-        )
-    for made in ("attest challenge challenge", "attest collect challenge offer"):
-        assert invoke(made.split()).exit_code == 0
+        server = pytest.importorskip("fastrack.attest._broker.server").uvicorn.Server
+        monkeypatch.setattr(server, "run", lambda *_, **__: None)
+    if name.startswith("attest"):
+        machine = Machine("tdx", 0)
+        monkeypatch.setattr(attest, "collect_evidence", lambda binding, **_: machine.collect(binding))
+        monkeypatch.setattr("fastrack.attest._exchange.VENDOR_ROOTS", roots())
+        monkeypatch.setattr("fastrack._cli.commands.attest.read_clock", lambda: NOW)
+        for made in ("attest challenge challenge", "attest collect challenge offer"):
+            assert invoke(made.split()).exit_code == 0
     for kind in ("hex", "key=hex", "/hex", "URL", "URL with a slash"):
         done = invoke([part.format(HOSTILE[kind]) for part in COMMANDS[name].split()])
         text = "".join(done.output.split()).replace("│", "").lower()
@@ -354,18 +323,8 @@ def test_a_grants_file_and_names_of_files_move_no_cursor(folder):
         (folder / name).mkdir()
         (folder / name / "\x1b[2K").touch()
     entry = {"algorithm": "P-384\x1b[2K", "ciphertext": "eA==", "id": "1" * 32, "name": "alice"}
-    document = {
-        "bits": 256,
-        "expires": None,
-        "files": None,
-        "issued": "2026-01-01T00:00:00Z",
-        "key": "a" * 32,
-        "least_version": 0,
-        "lineage": None,
-        "recipients": [entry],
-        "serial": 1,
-        "version": 1,
-    }
+    document = {"bits": 256, "issued": "2026-01-01T00:00:00Z", "key": "a" * 32, "recipients": [entry], "version": 1}
+    document |= {"expires": None, "files": None, "lineage": None, "least_version": 0, "serial": 1}
     payload = json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
     (folder / "x.grants").write_bytes(sign_envelope(payload, PAYLOAD_TYPE, [Signer.generate()]))
     for command in (

@@ -1,7 +1,5 @@
 """Servers on loopback that answer as the documentation of a vendor says. None of them is the real service."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """AWS KMS, against the documented wire format, not the real service."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """Azure Key Vault, against the documented wire format (HTTPS on loopback), not the real service."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import datetime as dt

@@ -1,7 +1,5 @@
 """Google Cloud KMS, against the documented wire format (gRPC on loopback), not the real service."""
 
-from __future__ import annotations
-
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 

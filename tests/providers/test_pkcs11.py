@@ -1,7 +1,5 @@
 """Keys on a PKCS#11 token: SoftHSM, in a folder of the test; and a stand-in for what SoftHSM 2.6 lacks."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -22,11 +20,7 @@ import fastrack
 from fastrack.errors import FormatError, KeyPermissionError, ProviderError
 from fastrack.providers import Pkcs11, WrappedKey
 
-MODULES = (
-    "/usr/lib/softhsm/libsofthsm2.so",
-    "/usr/lib64/pkcs11/libsofthsm2.so",
-    "/usr/local/lib/softhsm/libsofthsm2.so",
-)
+MODULES = [f"/usr/{folder}/libsofthsm2.so" for folder in ("lib/softhsm", "lib64/pkcs11", "local/lib/softhsm")]
 MODULE = next((path for path in MODULES if Path(path).exists()), None)
 PIN = "482913"
 AES_KEY = bytes(range(32))
@@ -295,9 +289,8 @@ def test_a_file_names_no_library(uri):
 
 
 def test_a_uri_is_written_in_one_form():
-    assert (
-        repr(Pkcs11("pkcs11:object=a%20b%3b;id=%01%ff;token=t")) == "<Pkcs11 pkcs11:token=t;object=a%20b%3B;id=%01%FF>"
-    )
+    shown = repr(Pkcs11("pkcs11:object=a%20b%3b;id=%01%ff;token=t"))
+    assert shown == "<Pkcs11 pkcs11:token=t;object=a%20b%3B;id=%01%FF>"
 
 
 # A stand-in for a token with RSA-OAEP and SHA-256, which SoftHSM 2.6 lacks. It shows the parameters of the call.

@@ -1,7 +1,5 @@
 """Keys sealed by a TPM 2.0: swtpm, started by the test."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import os

@@ -1,7 +1,5 @@
 """Wrapped key files, with a stand-in for the vault."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pickle

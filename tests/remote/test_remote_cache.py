@@ -2,12 +2,15 @@
 
 import multiprocessing
 import os
+import shutil
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.tampering import flip_byte
 
 import fastrack
 from fastrack._remote import cache as module
@@ -91,10 +94,7 @@ def test_a_header_that_is_wrong_in_the_cache_is_downloaded_again(served, url, ke
 
 @pytest.mark.parametrize("how", ["unseal", "to_device", "verify"])
 def test_a_file_that_was_altered_on_the_server_is_refused(how, served, url, key):
-    path = served.folder / "a.safetensors"
-    content = bytearray(path.read_bytes())
-    content[2_000_000] ^= 1
-    path.write_bytes(content)
+    flip_byte(served.folder / "a.safetensors", 2_000_000)
     file = fastrack.load_file(url)
     uses = {
         "unseal": lambda: fastrack.unseal(file["images"], key),
@@ -114,10 +114,10 @@ def test_a_file_that_is_whole_gives_way_to_what_else_a_call_needs(served, key, m
         fastrack.save_file({"x": rows}, served.folder / name, key)
     whole, other = fastrack.load_file(served.url("a")), fastrack.load_file(served.url("b"))
     fastrack.to_device(whole["x"], keys=key)
-    assert whole["x"].origin[0].copy().entry.is_complete
+    assert whole["x"].location[0].copy().entry.is_complete
     both = fastrack.to_device([whole["x"][[95]], other["x"][0:64]], keys=key, framework="numpy")
     np.testing.assert_array_equal(np.concatenate(both), rows[[95, *range(64)]])
-    assert not whole["x"].origin[0].copy().entry.is_complete
+    assert not whole["x"].location[0].copy().entry.is_complete
 
 
 def test_wrong_bytes_of_a_file_that_is_whole_cost_no_more_than_their_rows(served, url, key, images, cache):
@@ -266,13 +266,8 @@ def test_threads_share_downloads(served):
     file = served.open_remote("a")
     served.latency = 0.02
     before = len(served.requests)
-    results = []
-    threads = [threading.Thread(target=lambda: results.append(file.read(0, 4 * MIB))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == [data] * 8
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(lambda _: file.read(0, 4 * MIB), range(8))) == [data] * 8
     assert len(served.requests) == before + 1
 
 
@@ -301,23 +296,61 @@ def test_a_forked_child_reads_on(served):
     assert len(served.requests) == before
 
 
-@pytest.mark.parametrize("content", [b"", b"garbage", bytes(4000), bytes(2 * MIB + 24)])
+@pytest.mark.parametrize("content", [b"", b"garbage", bytes(4000), bytes(2 * MIB + 24), "a pipe"])
 def test_a_damaged_entry_is_made_anew(content, served, cache):
     data = served.write("a", 2 * MIB)
     assert served.open_remote("a").read(0, 2 * MIB) == data
     [path] = cache.glob("*.data")
     path.unlink()
-    path.write_bytes(content)
+    os.mkfifo(path) if content == "a pipe" else path.write_bytes(content)
     assert served.open_remote("a").read(0, 2 * MIB) == data
+    assert not list(cache.glob(".*"))
 
 
-def test_an_entry_that_was_removed_is_begun_again(served, cache):
+@pytest.mark.parametrize("is_downloaded", [False, True])
+@pytest.mark.parametrize(("removed", "seconds"), [("*.data", 0), (".", 0), (".", 1)])
+def test_what_was_removed_is_downloaded_again(removed, seconds, is_downloaded, served, cache, monkeypatch):
+    monkeypatch.setattr(module, "_TOUCH_AFTER", seconds)
     data = served.write("a", 2 * MIB)
     file = served.open_remote("a")
-    for path in cache.glob("*.data"):
-        path.unlink()
+    if is_downloaded:
+        assert file.read(0, 2 * MIB) == data
+    for path in [cache] if removed == "." else cache.glob("*.data"):
+        shutil.rmtree(path) if path == cache else path.unlink()
     assert file.read(0, 2 * MIB) == data
-    assert kept(cache) >= 2 * MIB
+    if not seconds or not is_downloaded:  # else it is noticed at the next use
+        assert kept(cache) >= 2 * MIB
+        assert not lost_maps()
+
+
+def test_an_entry_that_is_damaged_while_it_is_open_is_known_by_its_mark(served, cache):
+    data = served.write("a", 2 * MIB)
+    file = served.open_remote("a")
+    file.read(0, 2 * MIB)
+    entry = file.copy().entry
+    [path] = cache.glob("*.data")
+    with path.open("r+b") as spoiled:
+        spoiled.seek(-8, os.SEEK_END)
+        spoiled.write(b"no mark!")
+    assert served.open_remote("a").read(0, 2 * MIB) == data  # in another entry, begun in its place
+    assert entry.is_evicted
+
+
+def test_rows_of_files_that_do_not_fit_together_are_downloaded_once(served, key, monkeypatch):
+    rows = np.random.default_rng(2).integers(0, 256, (64, 1 << 16), np.uint8)
+    with fastrack.DatasetWriter(served.folder / "set", key, shard_size=rows.nbytes) as writer:
+        for _ in range(3):
+            writer.write_batch({"x": rows})
+    monkeypatch.setenv("FASTRACK_CACHE_SIZE", "10M")
+    shards = [served.url(f"set/{path.name}") for path in sorted((served.folder / "set").iterdir())]
+    data = fastrack.SealedDataset(shards, keys=key, columns=["x"])
+    for start in (0, 64):
+        fastrack.unseal(data[range(start, start + 48)]["x"], key)
+    before = len(served.requests)
+    found = fastrack.unseal(data[range(192)]["x"], key, framework="numpy")
+    np.testing.assert_array_equal(found, np.concatenate([rows] * 3))
+    ranges = [text.removeprefix("bytes=").split("-") for _, text in served.requests[before:]]
+    assert sum(int(last) + 1 - int(first) for first, last in ranges) < 7.5 * MIB  # 1, 1 and 4 MiB that were missing
 
 
 def test_a_folder_that_others_may_use_is_refused(served, monkeypatch, tmp_path):

@@ -125,13 +125,6 @@ def test_a_remote_file_is_unsealed_and_sealed_anew(url, key, images):
     )
 
 
-def test_plaintext_is_neither_read_from_a_server_nor_written_to_one(url, key):
-    with pytest.raises(ValueError, match="on this machine"):
-        fastrack.seal_file(url, "x.safetensors", key)
-    with pytest.raises(ValueError, match="on this machine"):
-        fastrack.unseal_file(url, "s3://bucket/plain.npy", key, names=["labels"])
-
-
 def test_a_file_url_is_a_path(served, key):
     fastrack.save_file({"x": np.arange(3)}, served.folder / "a.safetensors", key)
     path = served.folder / "a.safetensors"

@@ -29,7 +29,7 @@ FUNCTIONS = {
     "unseal_folder": lambda url, key: fastrack.unseal_folder("folder", url, key),
     "import_samples from": lambda url, key: fastrack.import_samples(url, "out", key),
     "import_samples to": lambda url, key: fastrack.import_samples("table.txt", url, key),
-    "SealedWriter": fastrack.SealedWriter,
+    "DatasetWriter": fastrack.DatasetWriter,
     "publish": lambda url, key: fastrack.publish(url, signer=grants.Signer.generate()),
     "publish to": lambda url, key: fastrack.publish("plain", manifest=url, signer=grants.Signer.generate()),
     "load_manifest": lambda url, key: fastrack.load_manifest(url, owner=grants.Signer.generate().verifier),
@@ -43,8 +43,8 @@ FUNCTIONS = {
     "Signer.save": lambda url, key: grants.Signer.generate().save(url),
     "Verifier.load": lambda url, key: grants.Verifier.load(url),
     "WrappedKey.load": lambda url, key: providers.WrappedKey.load(url),
-    "distributed.SealedWriter": distributed.SealedWriter,
-    "distributed.SealedReader": distributed.SealedReader,
+    "distributed.CheckpointWriter": distributed.CheckpointWriter,
+    "distributed.CheckpointReader": distributed.CheckpointReader,
 }  # fmt: skip
 
 

@@ -59,12 +59,11 @@ def test_neighbours_that_wait_are_asked_for_together_in_the_order_of_the_oldest(
     held.go.set()
     remote.fetch([(12 * BLOCK, 17 * BLOCK)])
     assert ranges(served) == [(30, 31), (7, 11), (20, 21), (4, 7), (31, 32), (29, 30), (12, 17)]
-    lease = remote.fetch([(0, SIZE)])
+    remote.fetch([(0, SIZE)])
     assert (
         sum(stop - first for first, stop in ranges(served)) == SIZE // BLOCK - 1
     )  # each once, and the first at opening
     assert bytes(remote.view(0, SIZE)) == data
-    del lease
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -102,7 +101,7 @@ def test_each_call_is_told_of_the_failure_of_a_joined_request_and_may_try_again(
 
 def test_the_headers_of_an_iteration_are_authenticated_once_before_its_downloads(url, key, images, monkeypatch):
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    from fastrack._training import prefetch
+    from fastrack._training import loader as loading
 
     seen = []
 
@@ -110,8 +109,8 @@ def test_the_headers_of_an_iteration_are_authenticated_once_before_its_downloads
         seen.extend(tensors)
         return authentic(tensors, ring)
 
-    authentic = prefetch.authenticate_remote
-    monkeypatch.setattr(prefetch, "authenticate_remote", authenticate)
+    authentic = loading.authenticate_remote
+    monkeypatch.setattr(loading, "authenticate_remote", authenticate)
     data = fastrack.SealedDataset([url], keys=key, columns=["images"])
     loader = torch.utils.data.DataLoader(data, batch_size=8, collate_fn=fastrack.collate)
     got = [batch["images"].numpy() for batch in fastrack.wrap(loader, keys=key)]

@@ -201,15 +201,15 @@ def test_what_is_told_of_an_error_is_its_class_and_its_number_or_code():
     class ClientError(Exception):
         response = {"Error": {"Code": "SlowDown", "Message": "hunter1"}}  # noqa: RUF012 - as in botocore
 
-    assert objects.describe(ClientError("hunter2")) == "ClientError (SlowDown)"
+    assert objects.error_code(ClientError("hunter2")) == "ClientError (SlowDown)"
     ClientError.response = {"Error": {"Code": "hunter1" * 3}}
-    assert objects.describe(ClientError("hunter2")) == "ClientError"
+    assert objects.error_code(ClientError("hunter2")) == "ClientError"
     ClientError.response = None
-    assert objects.describe(ClientError("hunter2")) == "ClientError"
-    assert objects.describe(ConnectionResetError(104, "hunter1")) == "ConnectionResetError (Connection reset by peer)"
-    assert objects.describe(OSError("hunter1")) == "OSError"
-    assert SECRET not in objects.describe(ssl.SSLError(1, "hunter1"))
+    assert objects.error_code(ClientError("hunter2")) == "ClientError"
+    assert objects.error_code(ConnectionResetError(104, "hunter1")) == "ConnectionResetError (Connection reset by peer)"
+    assert objects.error_code(OSError("hunter1")) == "OSError"
+    assert SECRET not in objects.error_code(ssl.SSLError(1, "hunter1"))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     with pytest.raises(ssl.SSLError) as caught:
         context.load_verify_locations(cadata=b"hunter1")
-    assert SECRET not in objects.describe(caught.value)
+    assert SECRET not in objects.error_code(caught.value)

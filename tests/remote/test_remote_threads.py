@@ -2,6 +2,7 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from fastrack._remote import cache
 from fastrack._remote.objects import Version
@@ -32,15 +33,12 @@ def test_an_evicted_file_is_downloaded_once_by_all_threads():
         cache._remove(file.copy().entry._path)
         remote.nbytes, begin = 0, threading.Barrier(THREADS)
 
-        def fetch(begin=begin):
+        def fetch(_, begin=begin):
             begin.wait()
             file.fetch([(0, 16 * MIB)])
 
-        threads = [threading.Thread(target=fetch) for _ in range(THREADS)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(fetch, range(THREADS)))
         assert remote.nbytes == 16 * MIB
 
 

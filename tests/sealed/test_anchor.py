@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.cases import each
 
 import fastrack
 from fastrack import Anchor, AuthenticationError, FormatError, Key, KeyPermissionError, RollbackError, SignatureError
@@ -60,6 +61,7 @@ def test_an_anchor_follows_its_owner(anchor):
         assert publish(version).version == version
         assert opened(anchor) == version
         assert Anchor(anchor).version == version
+    assert repr(Anchor(anchor)).startswith("<Anchor 'reader.anchor': version 3 of lineage ")
 
 
 def test_an_older_file_an_older_manifest_and_both_are_refused(anchor):
@@ -154,10 +156,6 @@ def test_a_new_anchor_may_know_lineage_and_least_version():
     Anchor.create("c", owner=OWNER.verifier, least_version=2)
     with pytest.raises(RollbackError, match="version 2 or later"):
         opened("c")
-    with pytest.raises(ValueError, match="lineage="):
-        Anchor.create("d", owner=OWNER.verifier, lineage="x")
-    with pytest.raises(ValueError, match="least_version="):
-        Anchor.create("d", owner=OWNER.verifier, least_version=-1)
 
 
 def test_an_object_stays_at_its_version(anchor):
@@ -392,25 +390,29 @@ def test_a_data_set_takes_one_version_of_all_its_files(anchor):
     assert fastrack.unseal(fastrack.SealedDataset(paths, keys=KEY, anchor=anchor)[5]["x"], KEY, framework="numpy") == 3
 
 
-def test_records_take_an_anchor(anchor):
-    fastrack.save_file({"data": np.arange(6), "offsets": np.array([0, 2, 6])}, NAME, KEY)
-    fastrack.publish(NAME, signer=OWNER)
-    assert len(fastrack.SealedDataset.records(NAME, keys=KEY, anchor=anchor)) == 2
-    fastrack.save_file({"data": np.arange(6), "offsets": np.array([0, 2, 6])}, NAME, KEY)
-    with pytest.raises(RollbackError):
-        fastrack.SealedDataset.records(NAME, keys=KEY, anchor=anchor)
+RECORDS = {"data": np.arange(6), "offsets": np.array([0, 2, 6])}
 
 
-def test_a_checkpoint_takes_an_anchor(anchor):
+@each(
+    ("write", "open_it"),
+    [
+        (lambda: fastrack.save_file(RECORDS, NAME, KEY), fastrack.SealedDataset.records),
+        (lambda: fastrack.save_file(RECORDS, NAME, KEY), fastrack.load_tensors),
+        (lambda: fastrack.save_file(RECORDS, NAME, KEY), fastrack.safe_open),
+        (lambda: fastrack.save_checkpoint(NAME, {"step": 1}, key=KEY), fastrack.load_checkpoint),
+    ],
+)
+def test_whatever_opens_a_file_takes_an_anchor(anchor, write, open_it):
     kept = []
-    for step in (1, 2):
-        fastrack.save_checkpoint(NAME, {"step": step}, key=KEY)
+    for _ in range(2):
+        write()
         fastrack.publish(NAME, signer=OWNER)
-        assert fastrack.load_checkpoint(NAME, keys=KEY, anchor=anchor) == {"step": step}
+        assert open_it(NAME, keys=KEY, anchor=anchor)
         kept.append(Kept())
     kept[0].put_back()
     with pytest.raises(RollbackError):
-        fastrack.load_checkpoint(NAME, keys=KEY, anchor=anchor)
+        open_it(NAME, keys=KEY, anchor=anchor)
+    kept[1].put_back()  # which the next version follows
 
 
 def test_a_model_takes_an_anchor_and_keeps_its_weights_if_it_is_refused(anchor):
@@ -477,14 +479,9 @@ def test_a_link_to_a_file_is_known_by_its_own_name(anchor):
 def test_files_are_published_with_a_manifest_of_their_own():
     for name in "ab":
         fastrack.save_file({"x": np.arange(3)}, f"{name}.sealed", KEY)
-    with pytest.raises(ValueError, match="got 2 paths"):
-        fastrack.publish(["a.sealed", "b.sealed"], signer=OWNER)
     manifest = fastrack.publish(["a.sealed", "b.sealed"], signer=OWNER, manifest="ab.manifest")
     assert list(manifest.files) == ["a.sealed", "b.sealed"]
     assert {entry.kind for entry in manifest.files.values()} == {"tensor"}
-    Path("elsewhere").mkdir()
-    with pytest.raises(ValueError, match="in the folder of"):
-        fastrack.publish("a.sealed", signer=OWNER, manifest="elsewhere/a.manifest")
 
 
 def test_an_empty_folder_and_an_unsafe_name_are_refused():
@@ -534,12 +531,6 @@ def test_an_owner_with_an_anchor_does_not_publish_from_an_older_version():
 def test_a_new_set_takes_the_lineage_of_its_anchor():
     Anchor.create("owner.anchor", owner=OWNER.verifier, lineage="5" * 32)
     assert publish(1, anchor="owner.anchor").lineage == "5" * 32
-
-
-def test_shown_as_text(anchor):
-    publish(1)
-    opened(anchor)
-    assert repr(Anchor(anchor)).startswith("<Anchor 'reader.anchor': version 1 of lineage ")
 
 
 # A manifest that storage moves to another folder of its set

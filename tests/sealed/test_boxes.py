@@ -93,3 +93,8 @@ def test_an_index_that_does_not_fit_is_refused_as_numpy_does(index):
 def test_an_index_of_another_kind_is_refused(index):
     with pytest.raises(TypeError):
         SEALED[(300, 100)][index]
+
+
+def test_rows_of_a_box_are_refused():
+    with pytest.raises(TypeError, match="got a box"):
+        SEALED[300, 100][:10, 2:4][0]

@@ -1,8 +1,6 @@
 """Test the operations that sealed tensors and handles share with arrays, and those they refuse."""
 
-import copy
 import itertools
-import pickle
 
 import numpy as np
 import pytest
@@ -76,18 +74,13 @@ def test_a_handle_that_was_never_set_up_is_no_endless_loop():
             _ = kind.__new__(kind).name
 
 
-def test_they_are_copied_and_pickled_as_before(sealed, key):
-    for handle in (sealed, sealed[1:]):
-        for other in (copy.copy(handle), copy.deepcopy(handle), pickle.loads(pickle.dumps(handle))):
-            assert fastrack.unseal(other, key, framework="numpy").shape == handle.shape
-
-
 @each(
     "convert",
     [
         np.array,
         np.asarray,
         np.from_dlpack,
+        lambda handle: np.ones(10) + handle,
         torch.tensor,
         torch.as_tensor,
         torch.from_dlpack,

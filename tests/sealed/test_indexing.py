@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 import fastrack
 from fastrack import Key
 from fastrack._crypto import gather as plans
-from fastrack._sealed.indexing import ByteRanges, EvenRanges, plan_rows
+from fastrack._crypto.gather import ByteRanges, EvenRanges
+from fastrack._sealed.indexing import plan_rows
 from fastrack.format import CHUNK_SIZE
 
 # Bytes in a row: none, a few, next to a chunk, and more than one.

@@ -23,14 +23,12 @@ def run_many(count):
     return accepted
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(0)
-def test_no_schedule_makes_a_reader_go_back():
-    assert run_many(SCHEDULES) > SCHEDULES  # the reader opens something in most of them
-
-
-def test_a_few_schedules_make_no_reader_go_back():
-    assert run_many(10)
+@pytest.mark.parametrize(
+    "count", [10, pytest.param(60, marks=pytest.mark.slow), pytest.param(SCHEDULES, marks=pytest.mark.nightly)]
+)
+def test_no_schedule_makes_a_reader_go_back(count):
+    assert run_many(count) > count  # the reader opens something in most of them
 
 
 @each(

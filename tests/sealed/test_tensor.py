@@ -22,6 +22,7 @@ from fastrack import AuthenticationError, FormatError, Key, KeyRing, SealedRows,
 from fastrack._crypto.engine import get_engine
 from fastrack._devices.base import BAD_PLAN
 from fastrack._sealed.contexts import MessageContext
+from fastrack._sealed.headers import open_header
 from fastrack._sealed.messages import OpenMessage, bad_chunk
 from fastrack._tensors import arrays, dtypes
 from fastrack.errors import ClosedError
@@ -261,25 +262,22 @@ def test_every_flipped_bit_of_the_header_is_refused(key, sealed):
         message[bit // 8] ^= 1 << bit % 8
 
 
-@pytest.mark.slow
-def test_every_flipped_bit_of_the_chunks_is_refused(key, sealed):
+@pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.nightly)])  # each byte, and each bit
+def test_a_flipped_bit_anywhere_in_the_chunks_is_refused(key, sealed, step):
     # By the engine itself, chunk by chunk: a third of a million calls that would take minutes one layer up.
     chunks = sealed.chunks.copy()
     engine = get_engine(threads=1)
-    message_key = sealed.open_header(KeyRing(key))
+    message_key = open_header(sealed, KeyRing(key))
     schedule = engine.expand_key(message_key)
-    flips = 1 << np.arange(8, dtype=np.uint8)
     for chunk in range(3):
         source = chunks[chunk * SEALED_CHUNK_SIZE : (chunk + 1) * SEALED_CHUNK_SIZE]
-        target = np.full(source.size - TAG_SIZE, 0xAA, np.uint8)
-        for place in range(source.size):
-            for flip in flips:
-                source[place] ^= flip
-                assert engine.open_run(schedule, source, target, chunk) == chunk
-                source[place] ^= flip
-            # Zeros over zeros show nothing, so the target is filled again for each byte.
+        target = np.empty(source.size - TAG_SIZE, np.uint8)
+        for bit in range(0, 8 * source.size, step):
+            target.fill(0xAA)  # zeros over zeros show nothing
+            source[bit // 8] ^= 1 << bit % 8
+            assert engine.open_run(schedule, source, target, chunk) == chunk
             assert not target.any()
-            target.fill(0xAA)
+            source[bit // 8] ^= 1 << bit % 8
         assert engine.open_run(schedule, source, target, chunk) is None
         assert np.array_equal(target, PLAIN[chunk * CHUNK_SIZE : (chunk + 1) * CHUNK_SIZE])
 
@@ -475,13 +473,6 @@ def test_no_rows_are_an_empty_array(key, sealed_table):
     assert fastrack.unseal(fastrack.seal(np.empty((5, 0)), key)[[1, 2]], key).shape == (2, 0)
 
 
-def test_rows_that_are_not_there_are_refused_at_once(sealed_table):
-    with pytest.raises(IndexError):
-        sealed_table[100]
-    with pytest.raises(TypeError):
-        sealed_table["name"]
-
-
 # What a handle shows, and what it does not
 
 
@@ -528,7 +519,9 @@ def test_a_pickle_that_was_cut_short_is_refused(sealed):
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
 def test_a_copy_opens_like_the_original(sealed, key, duplicate):
-    assert np.array_equal(fastrack.unseal(duplicate(sealed), key, framework="numpy"), PLAIN)
+    for handle in (sealed, sealed[1:]):
+        opened = fastrack.unseal(duplicate(handle), key, framework="numpy")
+        assert np.array_equal(opened, PLAIN[-opened.size :])
 
 
 def shows_a_secret(text):
@@ -565,12 +558,6 @@ def test_no_error_shows_a_secret_even_with_the_values_of_variables(sealed, key):
         frames = told.stack[1:]  # the first is this test, which has the plaintext in its hands
         told.stack = traceback.StackSummary.from_list(frames)
         assert not shows_a_secret("".join(told.format()) + repr(caught.value) + str(caught.value))
-
-
-def test_bytes_that_are_given_for_a_key_are_not_repeated(sealed):
-    with pytest.raises(TypeError, match="bytes") as caught:
-        fastrack.unseal(sealed, SECRET)
-    assert not shows_a_secret("".join(traceback.format_exception(caught.value)))
 
 
 # One run of chunks at a time
@@ -662,13 +649,3 @@ def test_an_error_does_not_repeat_a_long_name_at_length():
             fastrack.unseal(altered, key)
         assert len(str(caught.value)) < 600
         assert caught.value.tensor == sealed.name
-
-
-@pytest.mark.parametrize(
-    "convert", [np.asarray, np.array, lambda handle: np.ones(10) + handle], ids=["as", "new", "sum"]
-)
-def test_a_handle_does_not_become_an_array_of_handles(convert):
-    sealed = fastrack.seal(np.arange(10), Key.generate())
-    for handle in (sealed, sealed[2:5], sealed[1]):
-        with pytest.raises(TypeError, match="sealed"):
-            convert(handle)

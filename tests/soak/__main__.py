@@ -57,9 +57,8 @@ def _begin(*, light):
     together.install()
     fastrack.to_device(fastrack.seal(torch.zeros(1 << 20), KEYS[0]), keys=KEYS)
     if not light:
-        multiprocessing.set_forkserver_preload(
-            ["torch", "fastrack._training.dataset", "fastrack._training.collate", "helpers.loading"]
-        )
+        loaded = ["torch", "fastrack._training.dataset", "fastrack._training.collate", "helpers.loading"]
+        multiprocessing.set_forkserver_preload(loaded)
         multiprocessing.forkserver.ensure_running()
 
 

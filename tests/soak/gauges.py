@@ -1,7 +1,5 @@
 """Gauges of a process's resources, and the check that all were given back."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os

@@ -47,12 +47,9 @@ def nest(worker):
     given = {"a": [one, Pair(third, "text")], "b": (two, {"c": third}), "d": None}
     with worker.way() as way:
         moved = worker.give(way, given, framework="numpy")
-    for found, array in zip(
-        [moved["a"][0], moved["a"][1].left, moved["b"][0], moved["b"][1]["c"]],
-        [first, third, second, third],
-        strict=True,
-    ):
-        worker.check(found, array, "a nest")
+    found = moved["a"][0], moved["a"][1].left, moved["b"][0], moved["b"][1]["c"]
+    for one, array in zip(found, (first, third, second, third), strict=True):
+        worker.check(one, array, "a nest")
     assert moved["a"][1].right == "text"
     assert moved["d"] is None
 

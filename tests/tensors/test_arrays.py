@@ -54,7 +54,7 @@ def test_an_array_comes_back_from_its_bytes(name, shape):
     array = np.arange(dtypes.nbytes(name, shape), dtype=np.uint8).view(dtypes.to_numpy(name)).reshape(shape)
     memory = arrays.bytes_of(array)
     back = arrays.from_bytes(memory.copy(), name, shape, "numpy")
-    assert arrays.describe(array) == arrays.describe(back) == (name, shape)
+    assert arrays.dtype_and_shape(array) == arrays.dtype_and_shape(back) == (name, shape)
     assert back.tobytes() == array.tobytes()
 
 
@@ -65,7 +65,7 @@ def test_a_tensor_comes_back_from_its_bytes(name, shape):
         return  # torch has no pair without a dimension
     dtype = dtypes.to_torch(name)
     tensor = torch.arange(int(np.prod(shape)) * dtype.itemsize, dtype=torch.uint8).view(dtype).reshape(shape)
-    described, stored = arrays.describe(tensor)
+    described, stored = arrays.dtype_and_shape(tensor)
     memory = arrays.empty_bytes(dtypes.nbytes(described, stored))
     memory[:] = arrays.bytes_of(tensor)
     back = arrays.from_bytes(memory, described, stored, "torch")
@@ -120,7 +120,7 @@ def test_a_conjugated_or_negated_view_gives_the_bytes_it_stands_for():
 
 def test_a_parameter_gives_its_bytes_without_its_gradient():
     parameter = torch.nn.Parameter(torch.ones(3))
-    assert arrays.describe(parameter) == ("F32", (3,))
+    assert arrays.dtype_and_shape(parameter) == ("F32", (3,))
     assert arrays.bytes_of(parameter).tobytes() == np.ones(3, np.float32).tobytes()
 
 
@@ -128,7 +128,7 @@ def test_a_parameter_gives_its_bytes_without_its_gradient():
 def test_what_is_no_array_is_refused(thing):
     assert arrays.framework_of(thing) is None
     with pytest.raises(TypeError, match="expected a NumPy array, a torch tensor or a CuPy array, got"):
-        arrays.describe(thing)
+        arrays.dtype_and_shape(thing)
     with pytest.raises(TypeError, match="expected an array in host memory"):
         arrays.bytes_of(thing)
 
@@ -145,7 +145,7 @@ def test_a_cupy_array_is_known_by_its_class_alone(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     array = cupy.ndarray()
     assert arrays.framework_of(array) == "cupy"
-    assert arrays.describe(array) == ("F32", (2, 3))
+    assert arrays.dtype_and_shape(array) == ("F32", (2, 3))
     with pytest.raises(TypeError, match="host memory"):
         arrays.bytes_of(array)
 

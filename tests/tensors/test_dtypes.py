@@ -108,15 +108,15 @@ def test_what_this_torch_lacks_is_said_to_be_lacking(monkeypatch):
             dtypes.to_torch(name)
 
 
-@given(st.sampled_from(sorted(NUMPY)), st.lists(st.integers(0, 6), max_size=4))
+@given(st.sampled_from(sorted(NUMPY)), st.lists(st.integers(0, 6), max_size=4).map(tuple))
 def test_bytes_are_counted_as_numpy_counts_them(name, shape):
     assert dtypes.nbytes(name, shape) == np.empty(shape, NUMPY[name]).nbytes
 
 
-@each(
-    ("name", "shape", "size"),
-    [("F4", (2, 3), 3), ("F6_E2M3", (4,), 3), ("F4", (0,), 0), ("F64", (2**63, 2**63), 2**129)],
-)
+PACKED = [("F4", (2, 3), 3), ("F6_E2M3", (4,), 3), ("F4", (0,), 0), ("F64", (2**63, 2**63), 2**129)]
+
+
+@each(("name", "shape", "size"), PACKED)
 def test_elements_of_a_part_of_a_byte_are_packed_and_no_count_overflows(name, shape, size):
     assert dtypes.nbytes(name, shape) == size
 
@@ -150,7 +150,7 @@ def test_torch_counts_pairs_where_two_elements_share_a_byte():
         dtypes.shape_of_torch("F4", ())
 
 
-@pytest.mark.parametrize(("dtype", "shape"), [("U" * 10**6, []), ("F32", [-1] * 10**5), ("F4", [1] * 10**5)])
+@pytest.mark.parametrize(("dtype", "shape"), [("U" * 10**6, ()), ("F32", (-1,) * 10**5), ("F4", (1,) * 10**5)])
 def test_a_message_does_not_repeat_at_length_what_a_file_says(dtype, shape):
     with pytest.raises(FormatError) as caught:
         dtypes.nbytes(dtype, shape)

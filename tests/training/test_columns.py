@@ -18,16 +18,16 @@ import fastrack
 from fastrack import (
     Anchor,
     AuthenticationError,
+    DatasetWriter,
     FormatError,
     Key,
     RollbackError,
     SealedDataset,
-    SealedWriter,
     UnknownKeyError,
     collate,
     wrap,
 )
-from fastrack._training import opening
+from fastrack._training import dataset as opening
 from fastrack.grants import Signer
 
 pytestmark = [
@@ -53,7 +53,7 @@ def row(index):
 @pytest.fixture(scope="module")
 def folder(key, tmp_path_factory):
     folder = tmp_path_factory.mktemp("written") / "data"
-    with SealedWriter(folder, key, records=["tokens"], shard_size=1200) as writer:
+    with DatasetWriter(folder, key, records=["tokens"], shard_size=1200) as writer:
         for index in range(COUNT):
             sample = {"text": texts(index), "label": index, "tokens": tokens(index), "row": row(index)}
             writer.write(sample)
@@ -207,7 +207,7 @@ def test_plain_columns_that_do_not_fit(tmp_path, key):
 
 
 def test_an_absent_column_is_told_with_the_columns_there_are_and_the_nearest(tmp_path, key):
-    with SealedWriter(tmp_path / "data", key) as writer:
+    with DatasetWriter(tmp_path / "data", key) as writer:
         writer.write({"text": b"one", "label": 1})
     told = "has no column {!r}; it has 'label', 'text'"
     for name, nearest in (("texts", ". Did you mean 'text'?"), ("offsets", "")):
@@ -377,7 +377,7 @@ def test_windows_and_plain_columns_are_transformed(tmp_path, key):
 
 
 def test_records_are_opened_without_padding(tmp_path, key, monkeypatch):
-    with SealedWriter(tmp_path, key) as writer:
+    with DatasetWriter(tmp_path, key) as writer:
         writer.write_batch({"x": [bytes(1 << 20), *[b"1"] * 500]})
     data = SealedDataset(tmp_path, keys=key, transform=lambda sample: len(sample["x"]))
     move = mock.Mock(side_effect=fastrack.to_device)
@@ -388,7 +388,7 @@ def test_records_are_opened_without_padding(tmp_path, key, monkeypatch):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_altered_record_is_refused_in_the_worker(tmp_path, key, workers):
-    with SealedWriter(tmp_path, key) as writer:
+    with DatasetWriter(tmp_path, key) as writer:
         writer.write_batch({"x": [bytes(30_000)] * 8, "y": range(8)})
     path = tmp_path / "shard-000000.safetensors"
     tamper_file(path, "x.records", 100_000)

@@ -9,7 +9,6 @@ import pytest
 import safetensors.torch
 import torch
 
-import fastrack.transformers
 from fastrack import Key, load_folder, seal_folder
 from fastrack._keys.keyring import KeyRing
 from fastrack.errors import AuthenticationError, FormatError, RollbackError, UnknownKeyError
@@ -217,7 +216,3 @@ def test_a_model_needs_a_configuration(tmp_path):
     seal_folder(tmp_path / "plain", tmp_path / "sealed", KEY)
     with pytest.raises(FormatError, match="load_adapter"):
         from_pretrained(Model, tmp_path / "sealed", keys=KEY)
-
-
-def test_the_public_names_are_these():
-    assert fastrack.transformers.__all__ == ["from_pretrained", "load_adapter"]

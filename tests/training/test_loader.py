@@ -18,7 +18,7 @@ from helpers.loading import Numbers, Resumable, Stream, threads_left, wait_until
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, SequentialSampler, TensorDataset
 
 import fastrack
-import fastrack._training.prefetch
+import fastrack._training.loader
 import fastrack._transfer.api
 from fastrack import Key, UnknownKeyError, wrap
 
@@ -464,7 +464,7 @@ class TestStreams:
             seen.append(getattr(here, "stream", None))
             return {"x": Tensor(), "n": batch}
 
-        monkeypatch.setattr(fastrack._training.prefetch, "to_device", to_device)
+        monkeypatch.setattr(fastrack._training.loader, "to_device", to_device)
         return cuda, seen
 
     def test_is_one_of_their_own_and_they_are_handed_over_to_the_consumers(self, torch_with_streams):
@@ -485,10 +485,9 @@ class TestStreams:
 
     def test_is_left_alone_without_a_gpu(self, torch_with_streams):
         cuda, seen = torch_with_streams
-        cuda.is_available = lambda: False
-        assert [batch["n"] for batch in wrap([1], "cuda")] == [1]
-        cuda.is_available = None
-        assert [batch["n"] for batch in wrap([1], "cpu")] == [1]
+        for device, is_available in (("cuda", lambda: False), ("cpu", None)):
+            cuda.is_available = is_available
+            assert [batch["n"] for batch in wrap([1], device)] == [1]
         assert seen == [None, None]
 
 
@@ -558,15 +557,15 @@ class TestSeveralProcesses:
         assert [batch.tolist() for batch in wrap(loader)] == [[0, 1], [4, 5]]
 
 
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [("x.safetensors", "load_file"), (Path("x"), "load_file"), (torch.nn.Linear(2, 2), "Linear.*load_model")],
-    ids=["text", "path", "module"],
-)
-def test_what_would_pass_untouched_and_was_hardly_meant_to_is_refused(given, told):
-    with pytest.raises(TypeError, match=told):
-        fastrack.to_device(given)
-    assert fastrack.to_device([given]) == [given]
+def test_what_would_pass_untouched_and_was_hardly_meant_to_is_refused():
+    for given, told in (
+        (Path("x"), "load_file"),
+        ("x.safetensors", "load_file"),
+        (torch.nn.Linear(2, 2), "Linear.*load_model"),
+    ):
+        with pytest.raises(TypeError, match=told):
+            fastrack.to_device(given)
+        assert fastrack.to_device([given]) == [given]
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])

@@ -8,6 +8,7 @@ import threading
 import time
 import traceback
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from helpers.tampering import tampered
 from torch.utils.data import DataLoader
 
 import fastrack
-import fastrack._training.prefetch
+import fastrack._training.loader
 import fastrack._transfer.api
 from fastrack import AuthenticationError, DeviceError, Key, wrap
 
@@ -191,13 +192,9 @@ class TestEndings:
 
     def test_are_told_to_all_who_share_an_iterator(self, prefetch):
         iterator = iter(wrap(range(1000), prefetch=prefetch))
-        received = []
-        consumers = [threading.Thread(target=lambda: received.extend(iterator)) for _ in range(4)]
-        for consumer in consumers:
-            consumer.start()
-        for consumer in consumers:
-            consumer.join(PATIENCE)
-        assert sorted(received) == list(range(1000))
+        with ThreadPoolExecutor(4) as pool:
+            received = pool.map(lambda _: list(iterator), range(4), timeout=PATIENCE)
+            assert sorted(number for each in received for number in each) == list(range(1000))
 
     def test_let_the_wrapper_go(self, prefetch):
         wrapped = wrap(Watched(100), prefetch=prefetch)
@@ -415,8 +412,8 @@ class TestTheEndOfTheProcess:
     def test_does_not_wait_forever(self, monkeypatch, ahead):
         may_go = threading.Event()
         iterator = iter(wrap(Watched(3, lambda i: may_go.wait(PATIENCE)), prefetch=ahead))
-        monkeypatch.setattr(fastrack._training.prefetch, "_EXIT_TIMEOUT", 0.05)
-        fastrack._training.prefetch._stop_all()
+        monkeypatch.setattr(fastrack._training.loader, "_EXIT_TIMEOUT", 0.05)
+        fastrack._training.loader._stop_all()
         assert loader_threads()
         may_go.set()
         assert list(iterator) == []

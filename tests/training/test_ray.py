@@ -156,9 +156,9 @@ def test_a_key_does_not_travel(data, key, key_file):
 
 
 def batch_of(data):
-    from fastrack._training.numbered import NumberedSamples
+    from fastrack._training.row_tables import RowTable
 
-    return {name: torch.from_numpy(column) for name, column in NumberedSamples(data).table(0, 3).items()}
+    return {name: torch.from_numpy(column) for name, column in RowTable(data).table(0, 3).items()}
 
 
 def test_what_is_no_data_set_is_refused(path):

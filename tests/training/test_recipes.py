@@ -29,7 +29,7 @@ def test_a_recipe_trains_on_augmented_samples(tmp_path, key, package):
     space = {"torch": torch, "io": io, "Image": image}
     exec(recipe, space)
 
-    with fastrack.SealedWriter(tmp_path, key) as writer:
+    with fastrack.DatasetWriter(tmp_path, key) as writer:
         for number in range(6):
             memory = io.BytesIO()
             image.fromarray(np.full((260, 300, 3), 40 * number, np.uint8)).save(memory, "PNG")

@@ -76,7 +76,7 @@ def opened(monkeypatch):
 
     def noted(self, device):
         result = allocate(self, device)
-        for size, plan in zip(result.messages.nbytes, result.messages.plans, strict=True):
+        for size, plan in zip(result[0].nbytes, result[0].plans, strict=True):
             sizes.append(size if plan is None else int(plan.chunks.size) * 16384)
         return result
 

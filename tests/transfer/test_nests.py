@@ -96,13 +96,6 @@ def test_messages_of_both_key_sizes_and_of_bound_tensors_share_an_operation(chan
         assert np.array_equal(there, here)
 
 
-def test_an_error_names_the_leaf(channel):
-    with pytest.raises(TypeError, match=r"leaf \['a'\]\[1\].*complex"):
-        channel.to_device({"a": [np.ones(3), np.ones(3, complex)]})
-    with pytest.raises(ValueError, match=r"leaf \['a'\]\[1\].*out="):
-        channel.to_device({"a": [np.ones(3), np.ones(3)]}, out={"a": [np.ones(3), np.ones(4)]})
-
-
 @pytest.mark.parametrize("place", ["begin", "open", "result"])
 def test_an_interruption_leaves_zeros_and_no_key(key, monkeypatch, place):
     arrays = plains(5)
@@ -141,16 +134,6 @@ def test_an_interruption_of_clearing_leaves_zeros(channel, key, monkeypatch, pla
     with pytest.raises(KeyboardInterrupt):
         channel.to_device(sealed, out=out)
     assert not any(array.any() for array in out)
-
-
-def test_a_tensor_taken_out_of_its_file_again_for_each_leaf_of_a_mapping(channel, key, tmp_path):
-    arrays = {f"tensor {number}": array for number, array in enumerate(plains(5))}
-    fastrack.save_file(arrays, tmp_path / "x", key)
-    with fastrack.load_file(tmp_path / "x") as file:
-        moved = channel.to_device(file, framework="numpy")
-    assert {name: array.tolist() for name, array in moved.items()} == {
-        name: array.tolist() for name, array in arrays.items()
-    }
 
 
 def test_one_tensor_may_stand_many_times_in_a_nest(channel, key):

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fastrack._crypto.base import GatherPlan
+from fastrack._crypto.gather import EvenRanges, GatherPlan
 from fastrack._devices.cuda.gather_plan import room_for
-from fastrack._sealed.indexing import EvenRanges, plan_rows
+from fastrack._sealed.indexing import plan_rows
 from fastrack._transfer import slabs as slabs_module
 from fastrack._transfer.slabs import Sizes
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, ciphertext_size
@@ -47,7 +47,7 @@ def test_slabs_are_the_message_in_order(chunks, rest, sizes):
         assert segment.start == segment.first_chunk * CHUNK_SIZE
         start, sealed = segment.stop, sealed + segment.sealed_size
     assert (start, sealed) == (nbytes, ciphertext_size(nbytes))
-    assert all(segment.sealed_size <= ciphertext_size(sizes.limit) for segment in segments)
+    assert all(segment.sealed_size <= ciphertext_size(sizes.largest) for segment in segments)
     assert all(segment.stop > segment.start for segment in segments) or nbytes == 0
 
 
@@ -69,7 +69,7 @@ def messages(draw):
 @given(messages(), sizes(least=2), st.sampled_from([0, 8, 100]))
 def test_many_messages_share_slabs_in_order_and_fit_into_a_buffer(messages, sizes, room):
     nbytes, plans = messages
-    sizes = Sizes(sizes.lead, sizes.limit, room)
+    sizes = Sizes(sizes.first, sizes.largest, room)
     done, last = [0] * len(nbytes), -1
     for slab in slabs_module.slabs_of(nbytes, plans, sizes):
         end, tables = 0, 0
@@ -136,7 +136,7 @@ def check_gathers(pieces, nbytes, sizes):
         arrays = (part.chunks, part.starts, part.table)
         assert all(array.dtype == np.int64 and array.flags.c_contiguous for array in arrays)
         room = ciphertext_size(max(size, 2 * CHUNK_SIZE))
-        assert room_for(part, slab.sealed_size) <= room <= ciphertext_size(sizes.limit)
+        assert room_for(part, slab.sealed_size) <= room <= ciphertext_size(sizes.largest)
     found = np.concatenate([entries(slab.plan) for slab in slabs]) if slabs else np.empty((0, 4), np.int64)
     assert np.array_equal(found, entries(pieces))
     return slabs

@@ -279,9 +279,8 @@ def irreplaceable(tmp_path):
     Identity.generate().save(folder / "identity")
     Anchor.create(folder / "anchor", owner=signer.verifier)
     Grants.issue(key, [Identity.generate().recipient], signer=signer).save(folder / "grants")
-    WrappedKey("aws-kms", "SYMMETRIC_DEFAULT", key.id, key.bits, b"ciphertext", {"key": "owner"}).save(
-        folder / "wrapped"
-    )
+    wrapped = WrappedKey("aws-kms", "SYMMETRIC_DEFAULT", key.id, key.bits, b"ciphertext", {"key": "owner"})
+    wrapped.save(folder / "wrapped")
     (folder / "attested").write_text('{"challenge":"00","grants":["AA=="]}\n')
     (folder / "edited").write_bytes(b"\xef\xbb\xbf\r\n" + (folder / "key").read_bytes().replace(b"\n", b"\r\n"))
     (folder / "bare").write_bytes((folder / "key").read_bytes().partition(b"\n")[2])

@@ -37,6 +37,14 @@ def test_another_form_of_the_same_document_is_refused():
             decode(content)
 
 
+def test_a_number_that_is_no_json_is_neither_read_nor_written():
+    for number in ("NaN", "Infinity", "-Infinity", "1e999"):
+        with pytest.raises(ValueError, match=r"no JSON|JSON compliant"):
+            decode(f'{{"a":1,"b":{number}}}\n'.encode())
+        with pytest.raises(ValueError, match="JSON compliant"):
+            documents.encode({"a": [float(number.replace("1e999", "inf"))]})
+
+
 def test_another_document_is_refused():
     for content in (b"", b"{", b"\xff", b"[]\n", b'"a"\n', b"null\n", b'{"a":1}\n', b'{"a":1,"b":1,"c":1}\n'):
         with pytest.raises(ValueError, match=r"no JSON|others"):

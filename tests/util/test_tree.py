@@ -1,7 +1,5 @@
 """Nests keep their shape, their types and every leaf that is not asked to change."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections import Counter, OrderedDict, UserDict, defaultdict, namedtuple
 from collections.abc import MutableMapping

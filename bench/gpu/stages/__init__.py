@@ -3,7 +3,7 @@
 from importlib import import_module
 
 STAGES = {
-    "first": "first contact: versions, known answers, transfers, link, latency, kernels, instruction rates",
+    "first": "first contact: versions, known answers, link, latency, kernels, instruction rates",
     "tests": "the tests of tests/gpu",
     "memcheck": "a few chunks through every kernel under memcheck, racecheck and synccheck",
     "variants": "the kernels next to every candidate, with three splits of shared memory",

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 from bench.gpu.gpu import Skip
+from bench.gpu.plan import KIB, MIB
 from bench.gpu.processes import run as run_process
 
 _QUERY = "driver_version,pcie.link.gen.current,pcie.link.gen.max,pcie.link.width.current,clocks.sm,clocks.max.sm"
@@ -13,15 +14,14 @@ _QUERY += ",power.limit,mig.mode.current"
 
 
 def run(stage):
-    from bench.gpu import kernels, known, latency, link, micro, moves, single
+    from bench.gpu import kernels, known, latency, link, micro
 
-    record, short = stage.record, stage.plan.shortened(shares=(1, 1 / 4), budget=4.0)
+    record, short = stage.record, stage.plan.shortened(16 * KIB, MIB, shares=(1, 1 / 4), budget=4.0)
     record.step("environment", read_environment, here=False)
     record.step("doctor", ask_doctor, here=False)
     record.step("driver", lambda: stage.gpu.kernels(), is_check=True)  # noqa: PLW0108 - it opens the GPU
     record.step("known answers", lambda: known.check(stage.gpu), is_check=True)
-    record.step("moves", lambda: moves.check(stage.gpu), is_check=True)
-    for name, part in (("link", link), ("latency", latency), ("kernels", kernels), ("single kernels", single)):
+    for name, part in (("link", link), ("latency", latency), ("kernels", kernels)):
         record.measure(name, lambda part=part: part.measure(stage.gpu, short))
     record.step("instruction rates", lambda: micro.measure(stage.gpu))
 

@@ -155,7 +155,7 @@ def show(source: Annotated[str, typer.Argument(metavar="FILE", help=Document)], 
     """Show a challenge, an offer or grants, of which nothing is verified."""
     from fastrack.attest._offer import OFFER_LIMIT
 
-    kind, members = _describe(read_document(source, OFFER_LIMIT))
+    kind, members = _describe_document(read_document(source, OFFER_LIMIT))
     if as_json:
         print_json(kind=kind, verified=False, **members)
         return
@@ -260,7 +260,7 @@ def _verify(offer: "Offer", challenge: "Challenge", policy: Path, collateral: Pa
     )
 
 
-def _describe(data: bytes) -> tuple[str, dict[str, object]]:
+def _describe_document(data: bytes) -> tuple[str, dict[str, object]]:
     """Return the kind of a document, and what it claims."""
     from fastrack.attest import Challenge, Offer, draft_policy
     from fastrack.attest._exchange import GRANTS_KIND, read_envelopes

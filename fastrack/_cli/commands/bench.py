@@ -9,9 +9,9 @@ import typer
 from rich.console import Console
 
 from fastrack._bench.plots import check_picture, draw_ablation
-from fastrack._cli.console import STDOUT, new_table
+from fastrack._cli.console import STDOUT, new_table, reporter
 from fastrack._cli.files import check_target
-from fastrack._cli.measurements import environment, reporter, show_paths, wide_console, write_document
+from fastrack._cli.measurements import show_paths, wide_console, write_results
 from fastrack._cli.options import Bits
 from fastrack._util.units import format_size
 
@@ -62,6 +62,8 @@ def bench(
     ] = None,
 ) -> None:
     """Measure the steps from the bounce path to fastrack, in both directions. The machine should be idle."""
+    from fastrack._bench.runner import trace_transfers
+    from fastrack._bench.steps import notes
     from fastrack._devices import canonical
 
     device = canonical(device)
@@ -77,18 +79,11 @@ def bench(
         bench_collectives(ranks, size, bits=int(bits), repeat=repeat, picture=picture, as_json=as_json)
         return
     rows = measure(size or SIZES, device=device, bits=int(bits), repeat=repeat)
-    if as_json is not None:
-        from fastrack._bench.steps import notes
-
-        settings = {"device": device, "bits": int(bits), "repeat": repeat, "sizes_mib": list(size or SIZES)}
-        write_document(
-            {**environment(device, settings, notes(device)), "ablation": [row.as_dict() for row in rows]}, as_json
-        )
+    settings = {"device": device, "bits": int(bits), "repeat": repeat, "sizes_mib": list(size or SIZES)}
+    write_results(as_json, "ablation", rows, device, settings, notes(device))
     if picture is not None:
         draw_ablation(rows, device, picture)
     if timeline is not None:
-        from fastrack._bench.runner import trace_transfers
-
         trace_transfers(max(row.size for row in rows), timeline, device=device, bits=int(bits))
     if as_json == STDOUT:
         return
@@ -116,7 +111,7 @@ def measure(
     """Measure every step at these sizes (MiB), and show what is under way on a terminal's stderr."""
     from fastrack._bench.runner import ablate
 
-    with reporter() as report:
+    with reporter("measuring") as report:
         return ablate(sizes, directions=directions, device=device, bits=bits, repeat=repeat, progress=report)
 
 

@@ -1,5 +1,6 @@
 """``fastrack broker``: serve the owner's side of the exchange, and verify its log."""
 
+from dataclasses import asdict
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated
@@ -114,10 +115,7 @@ def log(
     found = entries[-1].hash.hex() if entries else None
     shown = entries[-last:]
     if as_json:
-        rows = [
-            {"number": e.number, "time": e.time, "event": e.event, "details": e.details, "hash": e.hash.hex()}
-            for e in shown
-        ]
+        rows = [asdict(entry) | {"hash": entry.hash.hex()} for entry in shown]
         print_json(path=str(database), ok=True, entries=rows, count=len(entries), head=found)
         return
     console = stdout()

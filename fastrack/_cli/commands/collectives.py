@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from fastrack._bench.plots import draw_collectives
-from fastrack._cli.console import STDOUT, new_table
-from fastrack._cli.measurements import environment, reporter, show_paths, wide_console, write_document
+from fastrack._cli.console import STDOUT, new_table, reporter
+from fastrack._cli.measurements import show_paths, wide_console, write_results
 from fastrack._util.units import format_size
 from fastrack.errors import FastrackError
 
@@ -59,13 +59,10 @@ def bench_collectives(
     from fastrack._bench.collectives import measure_collectives
 
     ranks, sizes = list(ranks or RANKS), list(sizes or SIZES)
-    with reporter() as report:
+    with reporter("measuring") as report:
         rows = measure_collectives(ranks, sizes, bits=bits, repeat=repeat, specs=models.SPECS, progress=report)
-    if as_json is not None:
-        settings = {"bits": bits, "repeat": repeat, "ranks": ranks, "sizes_mib": sizes}
-        notes = [" ".join(note.split()) for note in NOTES]
-        document = {**environment("cpu", settings, notes), "collectives": [row.as_dict() for row in rows]}
-        write_document(document, as_json)
+    settings = {"bits": bits, "repeat": repeat, "ranks": ranks, "sizes_mib": sizes}
+    write_results(as_json, "collectives", rows, "cpu", settings, [" ".join(note.split()) for note in NOTES])
     if picture is not None:
         draw_collectives(rows, picture)
     if as_json == STDOUT:

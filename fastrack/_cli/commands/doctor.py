@@ -90,7 +90,7 @@ def read_machine_code() -> dict[str, str | None]:
     from fastrack._crypto import native
 
     module = native.load()
-    made = {} if module is None else native.describe(module)
+    made = {} if module is None else native.module_facts(module)
     made_by = f"numba {made['numba']}, LLVM {made['llvm']}" if made else None
     return {"path": getattr(module, "__file__", None), "made_by": made_by, "problem": native.problem()}
 

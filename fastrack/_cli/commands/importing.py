@@ -1,15 +1,12 @@
 """``fastrack import``: seal samples that are in files of other formats."""
 
-import contextlib
-import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fastrack._cli.console import clean, pluralize, tell
+from fastrack._cli.console import clean, pluralize, reporter, tell
 from fastrack._cli.files import load_engine, open_ring
 from fastrack._cli.options import Json, KeyFile
 from fastrack.errors import FormatError
@@ -47,7 +44,14 @@ def import_(
     load_engine("sealing")
     start = time.perf_counter()
     try:
-        with _counter() as progress:
+        with reporter("importing:") as report:
+            read = 0
+
+            def progress(samples: int) -> None:
+                nonlocal read
+                read += samples
+                report(f"{read} samples")
+
             count = import_samples(
                 sources if len(sources) > 1 else sources[0],
                 folder,
@@ -74,18 +78,3 @@ def import_(
         samples=count,
         seconds=seconds,
     )
-
-
-@contextlib.contextmanager
-def _counter() -> Iterator[Callable[[int], None]]:
-    """Yield a function to call with each number of samples read. A terminal's stderr shows their sum."""
-    if not sys.stderr.isatty():
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn
-
-    columns = (SpinnerColumn(), TextColumn("importing: {task.completed} samples"))
-    with Progress(*columns, console=Console(stderr=True, highlight=False), transient=True) as progress:
-        task = progress.add_task("importing", total=None)
-        yield lambda count: progress.advance(task, count)

@@ -52,7 +52,7 @@ def inspect(
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ListedTensor:
     """A tensor of a file. If it is sealed, `stored_bytes` and `chunks` are those of its message."""
 
     name: str
@@ -79,7 +79,7 @@ class Contents:
     samples: int | None
     columns: tuple[str, ...] | None
     file_bytes: int
-    tensors: tuple[Entry, ...]
+    tensors: tuple[ListedTensor, ...]
     metadata: dict[str, str]
 
     @property
@@ -152,7 +152,7 @@ def read_contents(path: Path) -> Contents:
                 tensor = file[name]
                 dtype, shape, nbytes = tensor.dtype, tensor.shape, tensor.nbytes
                 chunks = chunk_count(nbytes)
-            entries.append(Entry(name, dtype, shape, name in file, nbytes, end - begin, chunks))
+            entries.append(ListedTensor(name, dtype, shape, name in file, nbytes, end - begin, chunks))
         samples, columns = _samples_of(path, file)
         return Contents(
             path=str(as_location(path)),
@@ -169,7 +169,7 @@ def read_contents(path: Path) -> Contents:
 
 
 def _samples_of(path: Path, file: "SealedFile") -> tuple[int | None, tuple[str, ...] | None]:
-    """Return the number of samples and the columns of a file of a `SealedWriter`; None of another file."""
+    """Return the number of samples and the columns of a file of a `DatasetWriter`; None of another file."""
     from fastrack._samples.blocks import RECORDS, columns_of
     from fastrack._samples.dataset_writer import SHARD
 

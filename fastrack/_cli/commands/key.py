@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from fastrack._cli.console import clean, new_table, print_json, print_lines
-from fastrack._cli.errors import describe, name_source, show_errors
+from fastrack._cli.errors import error_document, name_source, show_errors
 from fastrack._cli.files import open_ring
 from fastrack._cli.options import Json
 from fastrack.errors import FastrackError, FormatError
@@ -56,7 +56,7 @@ def key(
 def _document(failed: list[tuple[str, Exception]]) -> dict[str, Any]:
     if not failed:
         return {}
-    errors = [{"source": source, "error": describe(error)} for source, error in failed]
+    errors = [{"source": source, "error": error_document(error)} for source, error in failed]
     return {"failed": errors, "error": errors[0]["error"]}
 
 

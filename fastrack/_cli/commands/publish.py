@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastrack._cli.commands.grant import load_signer
+from fastrack._cli.commands.grant import Sign, load_signer
 from fastrack._cli.console import clean, pluralize, tell
 from fastrack._cli.errors import refuse_values
 from fastrack._cli.files import check_directory
@@ -18,9 +18,7 @@ if TYPE_CHECKING:
 def publish(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="A folder, a file, or several.")],
     *,
-    sign: Annotated[
-        Path | None, typer.Option("--sign", metavar="SIGNER", help="The owner's signing key, of `keygen --signer`.")
-    ] = None,
+    sign: Sign = None,
     out: Annotated[
         Path | None,
         typer.Option(

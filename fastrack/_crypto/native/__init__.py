@@ -90,12 +90,12 @@ _ADVICE = (
 
 def is_of_these_sources(module: ModuleType) -> bool:
     """Return whether a module was made of the sources that are here. A program may be shipped without them."""
-    made = describe(module)
+    made = module_facts(module)
     there = [name for name in made["sources"] if (_PACKAGE / name).is_file()]
     return not there or made["digest"] == digest_of(made["sources"])
 
 
-def describe(module: ModuleType) -> dict[str, Any]:
+def module_facts(module: ModuleType) -> dict[str, Any]:
     """Return what a module of machine code tells of itself: its sources, their digest, and what made it."""
     return dict(json.loads(module.__doc__ or "{}"))
 

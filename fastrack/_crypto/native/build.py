@@ -49,14 +49,9 @@ def functions_of_isa(name: str, isa: InstructionSet) -> dict[str, Any]:
     return {function + suffix_of(name): code for function, code in functions.items()}
 
 
-def common_functions(architecture: str) -> dict[str, Any]:
-    """Return the functions for every CPU of an architecture, by their names in the module."""
-    return {**build_cpu(architecture), **build_plans(), **find(COMPILERS["commands"])()}
-
-
 def make_object(target: Target, *, name: str) -> bytes:
     """Return the object code of the native module for a platform, or without a `name` that for this process."""
-    functions = common_functions(target.architecture)
+    functions = {**build_cpu(target.architecture), **build_plans(), **find(COMPILERS["commands"])()}  # for every CPU
     isas = {isa: INSTRUCTION_SETS[isa] for isa in target.isas}
     for name_of_isa, isa in isas.items():
         functions |= functions_of_isa(name_of_isa, isa)

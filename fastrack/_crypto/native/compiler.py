@@ -57,21 +57,13 @@ def cipher(isa: InstructionSet | None) -> ir.Module:
     return ir.Module(f"fastrack_cipher_{isa}")
 
 
-def call_cipher(
-    builder: ir.IRBuilder, isa: InstructionSet | None, build: Callable[[ir.Module], ir.Function], *arguments: ir.Value
-) -> ir.Value:
-    """Call a function that `build` defines in a module, if needed, and that numba never sees.
-
-    numba compiles what it lowers for the CPU of this process at once, where others would end the process.
-    """
-    function = declare_cipher(builder.module, isa, build)
-    return builder.call(function, arguments)
-
-
 def declare_cipher(
     module: ir.Module, isa: InstructionSet | None, build: Callable[[ir.Module], ir.Function]
 ) -> ir.Function:
-    """Return the declaration of a function that `build` defines in the module of an instruction set."""
+    """Return the declaration of a function that `build` defines in a module, if needed, and that numba never sees.
+
+    numba compiles what it lowers for the CPU of this process at once, where others would end the process.
+    """
     defined = build(cipher(isa))
     defined.linkage = "external"
     binding.add_symbol(defined.name, 1)  # numba links what it compiles, and nothing runs that
@@ -103,11 +95,16 @@ def compile_functions(
     linked = binding.parse_assembly("")
     rows = []
     for symbol, function in (*functions.items(), *helpers.items()):
-        kinds = _argument_kinds(function.py_func)
-        is_void = inspect.signature(function.py_func).return_annotation == "None"
-        linked.link_in(
-            _lower(function.py_func, f"fastrack_c_{symbol}", len(kinds), types.void if is_void else types.int64)
-        )
+        signature = inspect.signature(function.py_func)
+        kinds = [parameter.annotation for parameter in signature.parameters.values()]
+        if not set(kinds) <= set(_KINDS):
+            raise TypeError(f"expected arguments of {', '.join(_KINDS)}, got {signature} of {function}")
+        is_void = signature.return_annotation == "None"
+        # A module that has the function, with C's calling convention, and all that it calls.
+        callback = cfunc((types.void if is_void else types.int64)(*[types.int64] * len(kinds)))(function.py_func)
+        lowered = binding.parse_assembly(callback.inspect_llvm())
+        lowered.get_function(callback.native_name).name = f"fastrack_c_{symbol}"
+        linked.link_in(lowered)
         if symbol in functions:
             rows.append((symbol, kinds, is_void, function.targetoptions["nogil"]))
     for isa in (None, *isas):
@@ -121,14 +118,6 @@ def compile_functions(
     return bytes(machine.emit_object(whole))
 
 
-def _lower(function: Any, symbol: str, count: int, result: types.Type) -> Any:
-    """Return a module that has a function with C's calling convention as `symbol`, and all that it calls."""
-    callback = cfunc(result(*[types.int64] * count))(function)
-    module = binding.parse_assembly(callback.inspect_llvm())
-    module.get_function(callback.native_name).name = symbol
-    return module
-
-
 def _require_known(module: Any) -> None:
     foreign = {function.name for function in module.functions if function.is_declaration}
     foreign = {name for name in foreign if not _ALLOWED.fullmatch(name)}
@@ -137,15 +126,6 @@ def _require_known(module: Any) -> None:
             f"expected compiled functions that neither raise nor allocate, got calls of {', '.join(sorted(foreign))}. "
             "Unset variables of numba that change what it compiles, such as NUMBA_BOUNDSCHECK and NUMBA_OPT"
         )
-
-
-def _argument_kinds(function: Any) -> list[str]:
-    kinds = []
-    for parameter in inspect.signature(function).parameters.values():
-        if parameter.annotation not in _KINDS:
-            raise TypeError(f"expected arguments of {', '.join(_KINDS)}, got {parameter} in {function}")
-        kinds.append(parameter.annotation)
-    return kinds
 
 
 def _optimize(module: Any, machine: Any, *, exported: str) -> None:

@@ -9,7 +9,7 @@ from llvmlite import ir
 from fastrack._crypto.native.compiler import compiled_with_lock
 from fastrack._crypto.native.intrinsics import emitted, word_pointer
 from fastrack._crypto.native.kernels_chunks import Array
-from fastrack._crypto.native.llvm import I32, I64, declare
+from fastrack._crypto.native.llvm import I32, I64, call
 
 _AT_HWCAP = 16  # of getauxval: the instructions that the kernel lets programs use
 
@@ -57,5 +57,4 @@ def _xcr0(builder: ir.IRBuilder) -> ir.Value:
 
 @emitted
 def _hwcap(builder: ir.IRBuilder) -> ir.Value:
-    signature = ir.FunctionType(I64, [I64])
-    return builder.call(declare(builder.module, "getauxval", signature), [I64(_AT_HWCAP)])
+    return call(builder, "getauxval", I64, I64(_AT_HWCAP))

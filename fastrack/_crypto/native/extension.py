@@ -6,11 +6,12 @@ The module is of Python's stable interface (PEP 384, as of 3.11, and multi-phase
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from llvmlite import ir
 
 from fastrack._crypto import workers
-from fastrack._crypto.native.llvm import I8, I32, I64, declare
+from fastrack._crypto.native.llvm import I8, I32, I64, VOID, call, declare, pointer
 
 METHODS = "fastrack_methods"  # the symbol of the table of the functions that Python calls
 INIT = "PyInit__native"
@@ -39,7 +40,10 @@ def emit_module(rows: Sequence[Row], triple: str, name: str, doc: str) -> ir.Mod
         (symbol, _emit_wrapper(module, symbol, kinds, is_void=is_void, releases_lock=releases))
         for symbol, kinds, is_void, releases in rows
     ]
-    methods = _emit_table(module, table)
+    none, flags = ir.Constant(_POINTER, None), I32(_METH_FASTCALL)
+    entries = [_METHOD([_text(module, symbol), code.bitcast(_POINTER), flags, none]) for symbol, code in table]
+    entries.append(_METHOD([none, none, I32(0), none]))
+    methods = _constant(module, METHODS, ir.Constant(ir.ArrayType(_METHOD, len(entries)), entries))
     if name:
         _emit_init(module, methods, name, doc)
     return module
@@ -50,7 +54,7 @@ def _emit_wrapper(module: ir.Module, name: str, kinds: list[str], *, is_void: bo
 
     A call by `ctypes` would take a microsecond more.
     """
-    kind = ir.FunctionType(ir.VoidType() if is_void else I64, [I64] * len(kinds))
+    kind = ir.FunctionType(VOID if is_void else I64, [I64] * len(kinds))
     target = ir.Function(module, kind, f"fastrack_c_{name}")
     arguments = [_POINTER, _POINTER.as_pointer(), I64]
     wrapper = ir.Function(module, ir.FunctionType(_POINTER, arguments), f"fastrack_python_{name}")
@@ -61,15 +65,11 @@ def _emit_wrapper(module: ir.Module, name: str, kinds: list[str], *, is_void: bo
     is_kernel = kinds[-1:] == ["Counters"]
     given = [*(kind for kind in kinds if kind not in {"Role", "Counters"}), *["int"] * 4 * is_kernel]
 
-    def python(name: str, result: ir.Type, *values: ir.Value) -> ir.Value:
-        function = module.globals.get(name)
-        if function is None:
-            function = ir.Function(module, ir.FunctionType(result, [value.type for value in values]), name)
-        return builder.call(function, values)
+    python = partial(call, builder)
 
     def release() -> None:
         for view in views:
-            python("PyBuffer_Release", ir.VoidType(), view)
+            python("PyBuffer_Release", VOID, view)
 
     def fail_if(condition: ir.Value) -> None:
         with builder.if_then(condition, likely=False):
@@ -96,7 +96,7 @@ def _emit_wrapper(module: ir.Module, name: str, kinds: list[str], *, is_void: bo
     state = python("PyEval_SaveThread", _POINTER) if releases_lock else None
     result = _emit_shared(builder, target, kinds, words) if is_kernel else builder.call(target, words)
     if state is not None:
-        python("PyEval_RestoreThread", ir.VoidType(), state)
+        python("PyEval_RestoreThread", VOID, state)
     release()
     builder.ret(python("PyLong_FromLongLong", _POINTER, result if is_kernel or not is_void else I64(0)))
     return wrapper
@@ -123,10 +123,9 @@ def _emit_shared(builder: ir.IRBuilder, kernel: ir.Function, kinds: list[str], w
     builder.store(I64(workers.NONE_BAD), word(workers.WORDS + workers.BAD))
     module = builder.module
     entry = _emit_entry(module, kernel, first=0 if kinds[0] == "Role" else 1)
-    share = declare(module, "fastrack_c_share", ir.FunctionType(ir.VoidType(), [I64] * 7))
-    serve = declare(module, "fastrack_c_serve", ir.FunctionType(ir.VoidType(), [I64]))
-    functions = (builder.ptrtoint(function, I64) for function in (entry, serve))
-    builder.call(share, [*functions, builder.ptrtoint(block, I64), helpers, wakes, boxes, spans])
+    serve = declare(module, "fastrack_c_serve", ir.FunctionType(VOID, [I64]))
+    addresses = (builder.ptrtoint(value, I64) for value in (entry, serve, block))
+    call(builder, "fastrack_c_share", VOID, *addresses, helpers, wakes, boxes, spans)
     return builder.load(word(workers.WORDS + workers.BAD))
 
 
@@ -134,22 +133,11 @@ def _emit_entry(module: ir.Module, kernel: ir.Function, first: int) -> ir.Functi
     """Emit the function that calls a kernel with the words at an address, from word `first` on."""
     entry = ir.Function(module, ir.FunctionType(I32, [I64]), f"{kernel.name}_entry")
     builder = ir.IRBuilder(entry.append_basic_block())
-    block = builder.inttoptr(entry.args[0], I64.as_pointer())
+    block = pointer(builder, entry.args[0])
     words = range(first, first + len(kernel.args))
     builder.call(kernel, [builder.load(builder.gep(block, [I64(index)])) for index in words])
     builder.ret(I32(0))
     return entry
-
-
-def _emit_table(module: ir.Module, functions: list[tuple[str, ir.Function]]) -> ir.GlobalVariable:
-    """Emit the array of `PyMethodDef`."""
-    none = ir.Constant(_POINTER, None)
-    entries = [
-        _METHOD([_text(module, name), function.bitcast(_POINTER), I32(_METH_FASTCALL), none])
-        for name, function in functions
-    ]
-    entries.append(_METHOD([none, none, I32(0), none]))
-    return _constant(module, METHODS, ir.Constant(ir.ArrayType(_METHOD, len(entries)), entries))
 
 
 def _emit_init(module: ir.Module, methods: ir.GlobalVariable, name: str, doc: str) -> None:
@@ -157,20 +145,13 @@ def _emit_init(module: ir.Module, methods: ir.GlobalVariable, name: str, doc: st
     none = ir.Constant(_POINTER, None)
     base = _BASE([I64(1), none, none, I64(0), none])  # as PyModuleDef_HEAD_INIT
     slots = _constant(module, "fastrack_slots", ir.Constant(ir.ArrayType(I64, 2), [0, 0]))  # none: there is no state
-    members = [
-        base,
-        _text(module, name),
-        _text(module, doc),
-        I64(0),
-        methods.bitcast(_POINTER),
-        slots.bitcast(_POINTER),
-    ]
+    tables = (table.bitcast(_POINTER) for table in (methods, slots))
+    members = [base, _text(module, name), _text(module, doc), I64(0), *tables, none, none, none]
     # Python writes to this one, where it counts references.
-    definition = _global(module, "fastrack_definition", _DEFINITION([*members, none, none, none]))
+    definition = _global(module, "fastrack_definition", _DEFINITION(members))
     function = ir.Function(module, ir.FunctionType(_POINTER, []), INIT)
     builder = ir.IRBuilder(function.append_basic_block())
-    init = declare(module, "PyModuleDef_Init", ir.FunctionType(_POINTER, [_POINTER]))
-    builder.ret(builder.call(init, [definition.bitcast(_POINTER)]))
+    builder.ret(call(builder, "PyModuleDef_Init", _POINTER, definition.bitcast(_POINTER)))
 
 
 def _text(module: ir.Module, text: str) -> ir.Constant:

@@ -22,7 +22,7 @@ from functools import cache, partial
 from llvmlite import ir
 
 from fastrack._crypto.isa import InstructionSet
-from fastrack._crypto.native.llvm import I1, I8, I32, I64, I128, Emitter, compile_for, declare, define, emit_loop
+from fastrack._crypto.native.llvm import I1, I8, I32, I64, I128, VOID, Emitter, call, define, emit_loop, pointer
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE
 
 Builder = Callable[[ir.Function, "Variant"], None]  # emits the code of a function
@@ -33,7 +33,7 @@ _VECTORS = 8  # processed at once: enough to hide the latency of an AES round
 # The order of hashing: the first vector depends on the hash of the previous iteration, so it comes last.
 _ORDER = (*range(1, _VECTORS), 0)
 
-_LINE = 64  # bytes of a cache line
+LINE = 64  # bytes of a cache line
 _PREFETCH_DISTANCE = 2048  # in bytes; gains 2 to 3 % where memory bandwidth is the limit
 
 # The layout of a schedule, in bytes from a 64-byte boundary.
@@ -81,17 +81,14 @@ def chunk_function(module: ir.Module, variant: Variant, name: str) -> ir.Functio
 
 
 def define_chunk(module: ir.Module, variant: Variant, name: str, arguments: int, build: Builder) -> ir.Function:
-    """Return the function of a chunk with so many arguments; `build` it if needed."""
+    """Return the function of a chunk with so many arguments; `build` it if needed.
 
-    def emit(function: ir.Function) -> None:
-        compile_for(function, *variant.isa.target)
-        if name == "expand_key":
-            isolate_frame(function)
-        else:
-            clear_registers(function)  # in case it is not inlined into its run
-        build(function, variant)
-
-    return define(module, f"fastrack_{name}_{variant.suffix}", arguments, emit)
+    It clears registers in case it is not inlined into its run.
+    """
+    symbol, inlines = f"fastrack_{name}_{variant.suffix}", name != "expand_key"
+    return define(
+        module, symbol, arguments, lambda made: build(made, variant), variant.isa, inlines=inlines, clears=True
+    )
 
 
 def run_function(module: ir.Module, variant: Variant, name: str) -> ir.Function:
@@ -112,11 +109,8 @@ def define_run(
 
     Arguments that only some functions of chunks have come last, and are the same for each chunk.
     """
-    more = len(chunk.args) - 5
 
     def emit(function: ir.Function) -> None:
-        compile_for(function, *variant.isa.target)
-        isolate_frame(function)
         schedule, source, target, first, count, size, *others = function.args
         builder = ir.IRBuilder(function.append_basic_block())
 
@@ -134,21 +128,8 @@ def define_run(
 
         builder.ret(*emit_loop(builder, count, [count], body))
 
-    return define(module, f"fastrack_{name}_run_{variant.suffix}", 6 + more, emit)
-
-
-def isolate_frame(function: ir.Function) -> None:
-    """Give `function` its own stack frame, for a wiper to overwrite, and let it clear all registers."""
-    function.attributes.add("noinline")
-    clear_registers(function)
-
-
-def clear_registers(function: ir.Function) -> None:
-    """Let `function` clear all registers when it returns, before a function that saves them puts them on the stack.
-
-    LLVM's value "used" would omit the vector registers from the sixteenth on that were used in part.
-    """
-    set.add(function.attributes, '"zero-call-used-regs"="all"')  # llvmlite has no call for string attributes
+    symbol, arguments = f"fastrack_{name}_run_{variant.suffix}", len(chunk.args) + 1
+    return define(module, symbol, arguments, emit, variant.isa, clears=True)
 
 
 def stack_wiper(module: ir.Module) -> ir.Function:
@@ -158,7 +139,6 @@ def stack_wiper(module: ir.Module) -> ir.Function:
     """
 
     def emit(function: ir.Function) -> None:
-        function.attributes.add("noinline")
         builder = ir.IRBuilder(function.append_basic_block())
         stack = builder.alloca(I8, STACK_SIZE)
         fill_zero(builder, builder.ptrtoint(stack, I64), I64(STACK_SIZE))
@@ -188,10 +168,10 @@ def _build_expand_key(function: ir.Function, variant: Variant) -> None:
         emit.store(emit.halves(power), schedule, _HASH_HALVES + offset, align=16)
         power = emit.multiply(power, first)
 
-    nonce = builder.add(material, I64(variant.bits // 8))
-    low = builder.zext(builder.load(builder.inttoptr(nonce, I64.as_pointer()), align=1), I128)
-    rest = builder.add(nonce, I64(8))
-    high = builder.zext(builder.load(builder.inttoptr(rest, I32.as_pointer()), align=1), I128)
+    low, high = (
+        builder.zext(builder.load(pointer(builder, material, variant.bits // 8 + place, kind), align=1), I128)
+        for place, kind in ((0, I64), (8, I32))
+    )
     block = builder.or_(low, builder.shl(high, I128(64)))
     emit.store(emit.reverse_bytes(builder.bitcast(block, emit.type)), schedule, _NONCE, align=16)
     builder.ret(I64(1))
@@ -286,24 +266,20 @@ class _Chunk:
 
     def run(self, size: ir.Value, *addresses: ir.Value | None) -> None:
         """Process so many bytes of the buffers at these addresses: source and target, which may be None."""
-        group = I64(self.variant.group)
-        groups = self.builder.udiv(size, group)
+        builder, group = self.builder, I64(self.variant.group)
+        groups = builder.udiv(size, group)
         self._groups(groups, *addresses)
-        done = self.builder.mul(groups, group)
-        remaining = self.builder.sub(size, done)
-        counter = self.builder.add(self.builder.udiv(done, I64(16)), I64(2))
-        self._rest(remaining, counter, *self._moved(addresses, done))
-
-    def _rest(self, size: ir.Value, counter: ir.Value, *addresses: ir.Value | None) -> None:
-        """Process single blocks, then a part of one."""
-        builder = self.builder
-        blocks = builder.udiv(size, I64(16))
-        self._blocks(blocks, counter, *addresses)
+        done = builder.mul(groups, group)
+        remaining = builder.sub(size, done)
+        counter = builder.add(builder.udiv(done, I64(16)), I64(2))
+        rest = self._moved(addresses, done)
+        blocks = builder.udiv(remaining, I64(16))
+        self._blocks(blocks, counter, *rest)
         done = builder.mul(blocks, I64(16))
-        left = builder.sub(size, done)
+        left = builder.sub(remaining, done)
         before = builder.block, self.hashes
         with builder.if_then(builder.icmp_unsigned(">", left, I64(0))):
-            self._last(left, builder.add(counter, blocks), *self._moved(addresses, done))
+            self._last(left, builder.add(counter, blocks), *self._moved(rest, done))
             within = builder.block, self.hashes
         self.hashes = [builder.phi(self.small.type) for _ in self.hashes]
         for block, values in (before, within):
@@ -378,8 +354,7 @@ class _Chunk:
 
     def _counter(self, number: ir.Value) -> ir.Value:
         """Return `number` at the position of the counter, big-endian, in every lane."""
-        swap = declare(self.builder.module, "llvm.bswap.i32", ir.FunctionType(I32, [I32]))
-        swapped = self.builder.call(swap, [self.builder.trunc(number, I32)])
+        swapped = call(self.builder, "llvm.bswap.i32", I32, self.builder.trunc(number, I32))
         block = self.builder.insert_element(ir.VectorType(I32, 4)([0] * 4), swapped, I32(3))
         return self.wide.broadcast(self.builder.bitcast(block, self.small.type))
 
@@ -398,7 +373,7 @@ class _Chunk:
         return states
 
     def _prefetch(self, source: ir.Value, target: ir.Value) -> None:
-        for offset in range(_PREFETCH_DISTANCE, _PREFETCH_DISTANCE + self.variant.group, _LINE):
+        for offset in range(_PREFETCH_DISTANCE, _PREFETCH_DISTANCE + self.variant.group, LINE):
             self.wide.prefetch(source, offset)
             self.wide.prefetch(target, offset, write=True)
 
@@ -439,7 +414,8 @@ class _Chunk:
         builder, (source, target) = self.builder, addresses
         scratch = builder.ptrtoint(self.scratch, I64)
         fill_zero(builder, scratch, I64(16))
-        copy(builder, scratch, source, size)
+        # LLVM would copy from the source again where the bytes stay as they are, and they may be others by then.
+        copy(builder, scratch, source, size, once=True)
         text = self.small.load(scratch)
         if target is None:
             self._absorb(text)
@@ -504,16 +480,10 @@ class _Hashing:
 
 def fill_zero(builder: ir.IRBuilder, address: ir.Value, size: ir.Value) -> None:
     """Overwrite memory with zeros, by a store that the optimizer must not remove."""
-    pointer = I8.as_pointer()
-    signature = ir.FunctionType(ir.VoidType(), [pointer, I8, I64, I1])
-    fill = declare(builder.module, "llvm.memset.p0.i64", signature)
-    builder.call(fill, [builder.inttoptr(address, pointer), I8(0), size, I1(1)])
+    call(builder, "llvm.memset.p0.i64", VOID, pointer(builder, address, kind=I8), I8(0), size, I1(1))
 
 
 def copy(builder: ir.IRBuilder, target: ir.Value, source: ir.Value, size: ir.Value, *, once: bool = False) -> None:
-    """Copy memory between buffers that do not overlap. With `once`, `source` is read, whatever is known of it."""
-    pointer = I8.as_pointer()
-    signature = ir.FunctionType(ir.VoidType(), [pointer, pointer, I64, I1])
-    move = declare(builder.module, "llvm.memcpy.p0.p0.i64", signature)
-    addresses = (builder.inttoptr(address, pointer) for address in (target, source))
-    builder.call(move, [*addresses, size, I1(int(once))])
+    """Copy memory between buffers that do not overlap. With `once`, `source` is read here, and not again later."""
+    memory = (pointer(builder, address, kind=I8) for address in (target, source))
+    call(builder, "llvm.memcpy.p0.p0.i64", VOID, *memory, size, I1(int(once)))

@@ -8,19 +8,9 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from fastrack._crypto.native.gcm_ir import (
-    _LINE,
-    _VECTORS,
-    Variant,
-    VectorAt,
-    _Chunk,
-    _Hashing,
-    copy,
-    define_chunk,
-    fill_zero,
-    isolate_frame,
-)
-from fastrack._crypto.native.llvm import I8, I64, compile_for, define, emit_loop
+from fastrack._crypto.native import gcm_ir
+from fastrack._crypto.native.gcm_ir import _VECTORS, Variant, VectorAt, _Chunk, _Hashing, define_chunk
+from fastrack._crypto.native.llvm import I8, I64, define, emit_loop, pointer
 
 
 def ranges_function(module: ir.Module, variant: Variant, name: str) -> ir.Function:
@@ -35,28 +25,25 @@ def ranges_function(module: ir.Module, variant: Variant, name: str) -> ir.Functi
     decrypt = define_chunk(module, variant, "decrypt", 6, _build_decrypt)
 
     def emit(function: ir.Function) -> None:
-        compile_for(function, *variant.isa.target)
-        isolate_frame(function)
         schedule, source, target, chunk, size, ahead, table, count, buffer = function.args
         builder = ir.IRBuilder(function.append_basic_block())
         good = builder.call(collect, [schedule, source, buffer, chunk, size, ahead])
         is_good = builder.icmp_unsigned("!=", good, I64(0))
 
-        def body(index: ir.Value) -> list[ir.Value]:
-            row = builder.inttoptr(builder.add(table, builder.mul(index, I64(24))), I64.as_pointer())
+        def body(index: ir.Value) -> None:
+            row = pointer(builder, builder.add(table, builder.mul(index, I64(24))))
             start, place, length = (builder.load(builder.gep(row, [I64(column)])) for column in range(3))
             destination = builder.add(target, place)
             with builder.if_else(is_good) as (then, otherwise):
                 with then:
                     builder.call(decrypt, [schedule, buffer, destination, chunk, start, length])
                 with otherwise:
-                    fill_zero(builder, destination, length)
-            return []
+                    gcm_ir.fill_zero(builder, destination, length)
 
         emit_loop(builder, count, [], body)
         builder.ret(good)
 
-    return define(module, f"fastrack_{name}_{variant.suffix}", 9, emit)
+    return define(module, f"fastrack_{name}_{variant.suffix}", 9, emit, variant.isa, clears=True)
 
 
 def _build_collect(function: ir.Function, variant: Variant) -> None:
@@ -88,7 +75,7 @@ class _Collect(_Chunk):
     def _prefetch(self, source: ir.Value, target: ir.Value) -> None:
         # This chunk was prefetched while the one before was hashed, which takes a tenth of the time from memory.
         ahead = self.builder.add(source, self.distance)
-        for offset in range(0, self.variant.group, _LINE):
+        for offset in range(0, self.variant.group, gcm_ir.LINE):
             self.wide.prefetch(ahead, offset, locality=2)
 
 
@@ -122,7 +109,7 @@ class _Decrypt(_Chunk):
             for lane, value in enumerate(result):
                 wide.store(value, address, width * lane)
             with builder.if_then(builder.not_(is_whole)):
-                copy(builder, place, builder.add(part, builder.sub(begin, low)), wanted)
+                gcm_ir.copy(builder, place, builder.add(part, builder.sub(begin, low)), wanted)
             return [next_start]
 
         seed = wide.xor(origin, self._counter(builder.mul(first, I64(self.variant.group // 16))))

@@ -16,8 +16,8 @@ from llvmlite import ir
 
 from fastrack._crypto.cobblestone import DERIVED_SIZE, PREFIX_SIZE
 from fastrack._crypto.isa import InstructionSet
-from fastrack._crypto.native.gcm_ir import copy, fill_zero, isolate_frame
-from fastrack._crypto.native.llvm import I8, I64, call, compile_for, define, emit_loop
+from fastrack._crypto.native.gcm_ir import copy, fill_zero
+from fastrack._crypto.native.llvm import I8, I64, call, define, emit_loop, pointer
 from fastrack._crypto.native.sha512_ir import BLOCK_WORDS, STATE_WORDS, broadcast, compress_function, initial_state
 from fastrack.format import COMMITMENT_SIZE, HEADER_SIZE, NONCE_SIZE, SALT_SIZE
 
@@ -58,12 +58,9 @@ def derive_function(module: ir.Module, isa: InstructionSet) -> ir.Function:
 def _define(
     module: ir.Module, isa: InstructionSet, name: str, lanes: int, arguments: int, build: Callable[[_Function], None]
 ) -> ir.Function:
-    def emit(function: ir.Function) -> None:
-        compile_for(function, *isa.target)
-        function.attributes.add("noinline")  # it is called at several places
-        build(_Function(function, isa, lanes))
-
-    return define(module, f"fastrack_{name}_{'_'.join(map(str, (*isa, lanes)))}", arguments, emit)
+    symbol = f"fastrack_{name}_{'_'.join(map(str, (*isa, lanes)))}"
+    clears = build is _build_derive  # the others are called by it
+    return define(module, symbol, arguments, lambda made: build(_Function(made, isa, lanes)), isa, clears=clears)
 
 
 class _Function:
@@ -81,31 +78,19 @@ class _Function:
             address = self.builder.add(address, self.builder.mul(value, I64(step)))
         return self.builder.add(address, I64(offset))
 
-    def load(self, address: ir.Value) -> ir.Value:
-        return self.builder.load(self.builder.inttoptr(address, I64.as_pointer()), align=8)
+    def load(self, address: ir.Value, align: int = 8) -> ir.Value:
+        return self.builder.load(pointer(self.builder, address), align=align)
 
-    def store(self, address: ir.Value, word: ir.Value) -> None:
-        self.builder.store(word, self.builder.inttoptr(address, I64.as_pointer()), align=8)
+    def store(self, address: ir.Value, word: ir.Value, align: int = 8) -> None:
+        self.builder.store(word, pointer(self.builder, address), align=align)
 
     def read(self, address: ir.Value) -> ir.Value:
         """Load a big-endian word from any address."""
-        return self._swap(self.builder.load(self.builder.inttoptr(address, I64.as_pointer()), align=1))
+        return call(self.builder, "llvm.bswap.i64", I64, self.load(address, align=1))
 
     def write(self, address: ir.Value, word: ir.Value) -> None:
         """Store a big-endian word to any address."""
-        self.builder.store(self._swap(word), self.builder.inttoptr(address, I64.as_pointer()), align=1)
-
-    def _swap(self, word: ir.Value) -> ir.Value:
-        return call(self.builder, "llvm.bswap.i64", I64, word)
-
-    def each(self, count: int | ir.Value, body: Callable[[ir.Value], None]) -> None:
-        """Emit a loop without values."""
-
-        def step(index: ir.Value) -> list[ir.Value]:
-            body(index)
-            return []
-
-        emit_loop(self.builder, I64(count) if isinstance(count, int) else count, [], step)
+        self.store(address, call(self.builder, "llvm.bswap.i64", I64, word), align=1)
 
     def lane(self, memory: ir.Value, offset: int, index: int, lane: int | ir.Value) -> ir.Value:
         """Return the address of a word of a lane."""
@@ -115,8 +100,8 @@ class _Function:
     def store_all(self, memory: ir.Value, offset: int, index: int, word: ir.Value) -> None:
         """Store a word in all lanes."""
         value = broadcast(self.builder, word, self.lanes)
-        address = self.builder.inttoptr(self.lane(memory, offset, index, 0), value.type.as_pointer())
-        self.builder.store(value, address, align=8)
+        address = self.lane(memory, offset, index, 0)
+        self.builder.store(value, pointer(self.builder, address, kind=value.type), align=8)
 
     def spread(self, memory: ir.Value, pad: int) -> None:
         """Copy the state after a padded key to all lanes."""
@@ -135,7 +120,6 @@ class _Function:
 
 def _build_derive(emit: _Function) -> None:
     secret, size, text, table, count, target = emit.function.args
-    isolate_frame(emit.function)
     builder, module, isa = emit.builder, emit.function.module, emit.isa
     room = builder.alloca(I8, _MEMORY_SIZE)
     room.align = 64
@@ -235,7 +219,7 @@ def _write_rows(emit: _Function, memory: ir.Value, used: ir.Value, first: int, c
         for index in range(count):
             emit.write(emit.place(row, 8 * (first + index)), emit.load(emit.lane(memory, _STATE, index, lane)))
 
-    emit.each(used, write)
+    emit_loop(emit.builder, used, [], write)
 
 
 def _build_expand(emit: _Function) -> None:
@@ -269,17 +253,12 @@ def _build_expand(emit: _Function) -> None:
             is_last = builder.zext(builder.icmp_unsigned("==", builder.add(block, I64(1)), blocks), I64)
             builder.call(fill, [emit.place(memory, 0, (lane, 8)), text, start, before, counter, is_last])
 
-        emit.each(lanes, prepare)
+        emit_loop(builder, I64(lanes), [], prepare)
         emit.compress(memory)
 
     (most,) = emit_loop(builder, I64(lanes), [I64(0)], find_most)
-    emit.each(most, absorb)
-    _finish(emit, memory)
-    builder.ret(I64(0))
-
-
-def _finish(emit: _Function, memory: ir.Value) -> None:
-    """Emit the outer hash: of the digest in the state, and of its padding."""
+    emit_loop(builder, most, [], absorb)
+    # The outer hash: of the digest in the state, and of its padding.
     emit.copy_state(memory, _BLOCK)
     for index in range(STATE_WORDS, BLOCK_WORDS):
         word = {STATE_WORDS: _FIRST_BIT, BLOCK_WORDS - 1: 8 * (_BLOCK_SIZE + _DIGEST_SIZE)}.get(index, 0)
@@ -287,6 +266,7 @@ def _finish(emit: _Function, memory: ir.Value) -> None:
     emit.store_all(memory, _MASK, 0, I64(_ALL))
     emit.spread(memory, 1)
     emit.compress(memory)
+    builder.ret(I64(0))
 
 
 def _build_fill(emit: _Function) -> None:
@@ -315,7 +295,7 @@ def _build_fill(emit: _Function) -> None:
         value = builder.select(builder.icmp_signed("<", word, I64(0)), earlier, value)
         emit.store(emit.place(memory, _BLOCK, (index, 8 * emit.lanes)), value)
 
-    emit.each(BLOCK_WORDS, write)
+    emit_loop(builder, I64(BLOCK_WORDS), [], write)
     with builder.if_then(builder.icmp_unsigned("!=", is_last, I64(0))):
         total = builder.shl(emit.place(end, _BLOCK_SIZE + 1, (before, 8)), I64(3))
         emit.store(emit.place(memory, _BLOCK + 8 * emit.lanes * (BLOCK_WORDS - 1)), total)

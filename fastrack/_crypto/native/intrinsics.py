@@ -17,10 +17,10 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from fastrack._crypto.native.llvm import I32, I64, declare
+from fastrack._crypto.native import llvm
+from fastrack._crypto.native.llvm import I32, I64, pointer
 
 _CLOCK = 8 if sys.platform == "darwin" else 1  # CLOCK_UPTIME_RAW, CLOCK_MONOTONIC: that of `time.perf_counter_ns`
-_HAS_AFFINITY = sys.platform == "linux"
 _SIGNAL_WORDS = 16  # of `sigset_t`
 _NAME = b"fastrack"  # of threads, one word
 
@@ -60,24 +60,23 @@ def put(builder: ir.IRBuilder, address: ir.Value, index: ir.Value, value: ir.Val
 @emitted
 def load(builder: ir.IRBuilder, address: ir.Value) -> ir.Value:
     """Read a word that other threads may write."""
-    return builder.load_atomic(builder.inttoptr(address, I64.as_pointer()), "seq_cst", 8)
+    return builder.load_atomic(pointer(builder, address), "seq_cst", 8)
 
 
 @emitted
 def exchange(builder: ir.IRBuilder, address: ir.Value, expected: ir.Value, value: ir.Value) -> ir.Value:
     """Compare and swap a word, and return its previous value."""
-    pointer = builder.inttoptr(address, I64.as_pointer())
-    return builder.extract_value(builder.cmpxchg(pointer, expected, value, "seq_cst"), 0)
+    return builder.extract_value(builder.cmpxchg(pointer(builder, address), expected, value, "seq_cst"), 0)
 
 
 @emitted
 def fetch_add(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> ir.Value:
-    return builder.atomic_rmw("add", builder.inttoptr(address, I64.as_pointer()), value, "seq_cst")
+    return builder.atomic_rmw("add", pointer(builder, address), value, "seq_cst")
 
 
 @emitted
 def fetch_min(builder: ir.IRBuilder, address: ir.Value, value: ir.Value) -> ir.Value:
-    return builder.atomic_rmw("min", builder.inttoptr(address, I64.as_pointer()), value, "seq_cst")
+    return builder.atomic_rmw("min", pointer(builder, address), value, "seq_cst")
 
 
 # C functions.
@@ -98,17 +97,19 @@ def now(builder: ir.IRBuilder) -> ir.Value:
     """Return the nanoseconds of the monotonic clock, as `time.perf_counter_ns`."""
     with builder.goto_entry_block():
         timespec = builder.alloca(I64, 2)
-    kind = ir.FunctionType(I32, [I32, I64.as_pointer()])
-    builder.call(declare(builder.module, "clock_gettime", kind), [I32(_CLOCK), timespec])
+    llvm.call(builder, "clock_gettime", I32, I32(_CLOCK), timespec)
     seconds, nanoseconds = (builder.load(builder.gep(timespec, [I32(index)])) for index in range(2))
     return builder.add(builder.mul(seconds, I64(10**9)), nanoseconds)
 
 
-def _libc(name: str, *operands: str) -> Any:
-    """Make a function for compiled code of a function of the C library, which takes words and returns an int."""
+def _libc(name: str, *operands: str, is_there: bool = True) -> Any:
+    """Make a function for compiled code of a function of the C library, which takes words and returns an int.
+
+    It returns -1 if the function is not there.
+    """
 
     def emit(builder: ir.IRBuilder, *words: ir.Value) -> ir.Value:
-        return _call_libc(builder, name, *words)
+        return _call_libc(builder, name, *words) if is_there else I64(-1)
 
     parameters = [Parameter(each, Parameter.POSITIONAL_OR_KEYWORD) for each in ("builder", *operands)]
     vars(emit)["__signature__"] = Signature(parameters)  # numba reads how many there are
@@ -119,6 +120,12 @@ sleep = _libc("usleep", "microseconds")
 sched_yield = _libc("sched_yield")
 lock, unlock = _libc("pthread_mutex_lock", "mutex"), _libc("pthread_mutex_unlock", "mutex")
 wait, wake = _libc("pthread_cond_wait", "condition", "mutex"), _libc("pthread_cond_signal", "condition")
+
+# CPUs, which Linux tells and takes: the one of this thread, and masks of so many bytes of those that a thread may use.
+_IS_LINUX = sys.platform == "linux"
+current_cpu = _libc("sched_getcpu", is_there=_IS_LINUX)
+read_affinity = _libc("sched_getaffinity", "thread", "size", "mask", is_there=_IS_LINUX)
+set_affinity = _libc("pthread_setaffinity_np", "thread", "size", "mask", is_there=_IS_LINUX)
 
 
 @emitted
@@ -137,19 +144,18 @@ def create_thread(builder: ir.IRBuilder, handle: ir.Value, function: ir.Value, a
     _call_libc(builder, "pthread_sigmask", I64(signal.SIG_SETMASK), signals, before)
     status = _call_libc(builder, "pthread_create", handle, I64(0), function, argument)
     _call_libc(builder, "pthread_sigmask", I64(signal.SIG_SETMASK), before, I64(0))
-    if sys.platform == "linux":
+    if _IS_LINUX:
         with builder.if_then(builder.icmp_signed("==", status, I64(0))):
             for index, text in enumerate((_NAME, b"")):
                 builder.store(I64(int.from_bytes(text, "little")), word_pointer(builder, name, I64(index)))
-            thread = builder.load(builder.inttoptr(handle, I64.as_pointer()))
-            _call_libc(builder, "pthread_setname_np", thread, name)
+            _call_libc(builder, "pthread_setname_np", builder.load(pointer(builder, handle)), name)
     return status
 
 
 @emitted
 def this_thread(builder: ir.IRBuilder) -> ir.Value:
     """Return the `pthread_t` of this thread."""
-    return builder.call(declare(builder.module, "pthread_self", ir.FunctionType(I64, [])), [])
+    return llvm.call(builder, "pthread_self", I64)
 
 
 @emitted
@@ -159,26 +165,8 @@ def make_wakeup(builder: ir.IRBuilder, mutex: ir.Value, condition: ir.Value) -> 
     _call_libc(builder, "pthread_cond_init", condition, I64(0))
 
 
-@emitted
-def current_cpu(builder: ir.IRBuilder) -> ir.Value:
-    """Return the number of the CPU of this thread, or -1 where the system cannot tell."""
-    return _call_libc(builder, "sched_getcpu") if _HAS_AFFINITY else I64(-1)
-
-
-@emitted
-def read_affinity(builder: ir.IRBuilder, size: ir.Value, mask: ir.Value) -> ir.Value:
-    """Write the CPUs that this thread may use to a mask of so many bytes, and return 0 or an error."""
-    return _call_libc(builder, "sched_getaffinity", I64(0), size, mask) if _HAS_AFFINITY else I64(-1)
-
-
-@emitted
-def set_affinity(builder: ir.IRBuilder, thread: ir.Value, size: ir.Value, mask: ir.Value) -> ir.Value:
-    """Restrict a thread to the CPUs of a mask, and return 0 or an error."""
-    return _call_libc(builder, "pthread_setaffinity_np", thread, size, mask) if _HAS_AFFINITY else I64(-1)
-
-
 def word_pointer(builder: ir.IRBuilder, address: ir.Value, index: ir.Value) -> ir.Value:
-    return builder.inttoptr(builder.add(address, builder.mul(index, I64(8))), I64.as_pointer())
+    return pointer(builder, builder.add(address, builder.mul(index, I64(8))))
 
 
 def emit_call(builder: ir.IRBuilder, function: ir.Value, arguments: Sequence[ir.Value]) -> ir.Value:
@@ -189,5 +177,4 @@ def emit_call(builder: ir.IRBuilder, function: ir.Value, arguments: Sequence[ir.
 
 
 def _call_libc(builder: ir.IRBuilder, name: str, *arguments: ir.Value) -> ir.Value:
-    function = declare(builder.module, name, ir.FunctionType(I32, [I64] * len(arguments)))
-    return builder.sext(builder.call(function, arguments), I64)
+    return builder.sext(llvm.call(builder, name, I32, *arguments), I64)

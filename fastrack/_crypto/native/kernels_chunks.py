@@ -17,7 +17,7 @@ from numba.extending import intrinsic
 
 from fastrack._crypto.isa import InstructionSet
 from fastrack._crypto.native import gcm_ir, gcm_ranges, gcm_reencrypt, hkdf_ir, llvm
-from fastrack._crypto.native.compiler import call_cipher, compiled, compiled_with_lock, declare_cipher
+from fastrack._crypto.native.compiler import compiled, compiled_with_lock, declare_cipher
 from fastrack._crypto.native.intrinsics import at, emitted, fetch_add, fetch_min
 from fastrack._crypto.workers import BAD
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE
@@ -46,7 +46,7 @@ def build_runs(*isa: object) -> dict[str, Any]:
 
     @compiled_with_lock
     def derive_keys(secret: Array, size: int, text: Array, table: Array, count: int, target: Array) -> int:
-        bad = int(_derive(variant, (secret, size, text, table, count, target)))
+        bad = int(_call(variant, "derive", 256, (secret, size, text, table, count, target)))
         wipe_stack()
         return bad
 
@@ -131,10 +131,15 @@ def _build_gather(variant: str) -> Any:
     return open_gather
 
 
+def _derive(module: ir.Module, variant: gcm_ir.Variant, name: str) -> ir.Function:
+    return hkdf_ir.derive_function(module, variant.isa)  # of keys of any size
+
+
 _FUNCTIONS = {
     "expand_key": gcm_ir.chunk_function,
     "reencrypt": gcm_reencrypt.reencrypt_function,
     "ranges": gcm_ranges.ranges_function,
+    "derive": _derive,
 }
 
 
@@ -148,36 +153,14 @@ def _call(typingctx: Any, variant: Any, name: Any, bits: Any, arguments: Any) ->
     build = _FUNCTIONS.get(name.literal_value, gcm_ir.run_function)
 
     def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        isa = _isa_of(variant)
-        short, long = (
-            declare_cipher(
-                builder.module,
-                isa,
-                partial(build, variant=gcm_ir.Variant(size, isa), name=name.literal_value),
-            )
-            for size in (128, 256)
-        )
+        architecture, width, native = variant.literal_value.split("/")
+        isa = InstructionSet(architecture, int(width), int(native))
+        of_sizes = (partial(build, variant=gcm_ir.Variant(size, isa), name=name.literal_value) for size in (128, 256))
+        short, long = (declare_cipher(builder.module, isa, of_size) for of_size in of_sizes)
         function = builder.select(builder.icmp_unsigned("==", values[2], llvm.I64(256)), long, short)
         return builder.call(function, cgutils.unpack_tuple(builder, values[3]))
 
     return types.int64(variant, name, types.int64, words), codegen
-
-
-@intrinsic(prefer_literal=True)
-def _derive(typingctx: Any, variant: Any, arguments: Any) -> Any:
-    """Call the function of `hkdf_ir` of the instruction set that the literal `variant` names."""
-
-    def codegen(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> ir.Value:
-        isa = _isa_of(variant)
-        words = cgutils.unpack_tuple(builder, values[1])
-        return call_cipher(builder, isa, partial(hkdf_ir.derive_function, isa=isa), *words)
-
-    return types.int64(variant, types.UniTuple(types.int64, len(arguments))), codegen
-
-
-def _isa_of(variant: Any) -> InstructionSet:
-    architecture, width, native = variant.literal_value.split("/")
-    return InstructionSet(architecture, int(width), int(native))
 
 
 @emitted
@@ -211,4 +194,4 @@ chunk_buffer = memory_on_stack(SEALED_CHUNK_SIZE)
 @emitted
 def wipe_stack(builder: ir.IRBuilder) -> None:
     """Overwrite the stack below the frame of this function, where functions that it called have left data."""
-    call_cipher(builder, None, gcm_ir.stack_wiper)
+    builder.call(declare_cipher(builder.module, None, gcm_ir.stack_wiper), [])

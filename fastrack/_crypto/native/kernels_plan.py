@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import isfunction
 from typing import Any
 
 from llvmlite import ir
@@ -15,20 +16,9 @@ from fastrack._crypto.native.kernels_chunks import Array, Counters, copy_bytes
 from fastrack._crypto.native.llvm import I64
 from fastrack.format import SEALED_CHUNK_SIZE
 
-for _function in (
-    gather.memory_size,
-    gather.offsets,
-    gather.merge,
-    gather.count_pieces,
-    gather.split,
-    gather.rotate,
-    gather.sort,
-    gather.finish,
-    gather.plan_ranges,
-    gather.fill_rows,
-    gather.is_plan_inside,
-):
-    register_jitable(_function)
+for _function in filter(isfunction, vars(gather).values()):
+    if _function.__module__ == gather.__name__:  # numba compiles those that are called here
+        register_jitable(_function)
 
 
 def build_plans() -> dict[str, Any]:

@@ -8,36 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from fastrack._crypto import base
 from fastrack._crypto.isa import SCHEDULE_SIZE
-from fastrack._crypto.job_table import (
-    BITS,
-    CHUNKS,
-    FIRST,
-    KEY,
-    RANGES,
-    SEALS,
-    SIZE,
-    SOURCE,
-    STARTS,
-    TARGET,
-    WHOLE,
-    WORDS,
-)
+from fastrack._crypto.native import kernels_chunks
 from fastrack._crypto.native.compiler import compiled
 from fastrack._crypto.native.intrinsics import at, fetch_add, fetch_min
-from fastrack._crypto.native.kernels_chunks import (
-    BAD_OFFSET,
-    Counters,
-    _call,
-    build_ranges,
-    chunk_buffer,
-    memory_on_stack,
-    wipe,
-    wipe_stack,
-)
+from fastrack._crypto.native.kernels_chunks import BAD_OFFSET, Counters, _call, wipe
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE
 
-_schedule = memory_on_stack(SCHEDULE_SIZE)
+_schedule = kernels_chunks.memory_on_stack(SCHEDULE_SIZE)
 
 
 def build_jobs(*isa: object) -> dict[str, Any]:
@@ -48,11 +27,11 @@ def build_jobs(*isa: object) -> dict[str, Any]:
     """
     variant = "/".join(map(str, isa))
 
-    open_ranges = build_ranges(variant)
+    open_ranges = kernels_chunks.build_ranges(variant)
 
     @compiled
     def open_jobs(table: int, jobs: int, count: int, grain: int, counters: Counters) -> None:
-        schedule, buffer = _schedule(), chunk_buffer()
+        schedule, buffer = _schedule(), kernels_chunks.chunk_buffer()
         current = -1
         done = 0
         while True:
@@ -63,22 +42,22 @@ def build_jobs(*isa: object) -> dict[str, Any]:
             done += stop - start
             job = _find(table, jobs, start)
             while start < stop:
-                following = count if job + 1 == jobs else at(table, (job + 1) * WORDS + FIRST)
+                following = count if job + 1 == jobs else at(table, (job + 1) * base.WORDS + base.FIRST)
                 end = min(stop, following)
                 if start == end:  # a job without chunks
                     job += 1
                     continue
-                row = table + job * WORDS * 8
-                bits, source, target = at(row, BITS), at(row, SOURCE), at(row, TARGET)
-                size, chunks = at(row, SIZE), at(row, CHUNKS)
+                row = table + job * base.WORDS * 8
+                bits, source, target = at(row, base.BITS), at(row, base.SOURCE), at(row, base.TARGET)
+                size, chunks = at(row, base.SIZE), at(row, base.CHUNKS)
                 if job != current:
-                    _call(variant, "expand_key", bits, (schedule, at(row, KEY)))
+                    _call(variant, "expand_key", bits, (schedule, at(row, base.KEY)))
                     current = job
-                first = at(row, FIRST)
+                first = at(row, base.FIRST)
                 index = start - first
-                if chunks in (WHOLE, SEALS):
+                if chunks in (base.WHOLE, base.SEALS):
                     dst, remaining = target + index * CHUNK_SIZE, size - index * CHUNK_SIZE
-                    if chunks == WHOLE:
+                    if chunks == base.WHOLE:
                         src = source + index * SEALED_CHUNK_SIZE
                         bad = _call(variant, "open", bits, (schedule, src, dst, index, end - start, remaining))
                     else:
@@ -87,7 +66,7 @@ def build_jobs(*isa: object) -> dict[str, Any]:
                     if bad < end - start:
                         fetch_min(counters + BAD_OFFSET, start + bad)
                 else:
-                    starts, rows = at(row, STARTS), at(row, RANGES)
+                    starts, rows = at(row, base.STARTS), at(row, base.RANGES)
                     for entry in range(index, index + end - start):
                         chunk, after = at(chunks, entry), at(chunks, min(entry + 1, following - first - 1))
                         low, high = at(starts, entry), at(starts, entry + 1)
@@ -98,7 +77,7 @@ def build_jobs(*isa: object) -> dict[str, Any]:
         if done:
             wipe(buffer, SEALED_CHUNK_SIZE)
             wipe(schedule, SCHEDULE_SIZE)
-            wipe_stack()
+            kernels_chunks.wipe_stack()
 
     return {"open_jobs": open_jobs}
 
@@ -109,7 +88,7 @@ def _find(table: int, jobs: int, chunk: int) -> int:
     low, high = 0, jobs
     while high - low > 1:
         middle = (low + high) // 2
-        if at(table, middle * WORDS + FIRST) <= chunk:
+        if at(table, middle * base.WORDS + base.FIRST) <= chunk:
             low = middle
         else:
             high = middle

@@ -26,54 +26,11 @@ from __future__ import annotations
 
 from llvmlite import ir
 
+from fastrack._crypto import workers as layout
+from fastrack._crypto.native import intrinsics
 from fastrack._crypto.native.compiler import compiled
-from fastrack._crypto.native.intrinsics import (
-    at,
-    call,
-    create_thread,
-    current_cpu,
-    emitted,
-    exchange,
-    load,
-    lock,
-    make_wakeup,
-    now,
-    put,
-    read_affinity,
-    sched_yield,
-    set_affinity,
-    this_thread,
-    unlock,
-    wait,
-    wake,
-)
+from fastrack._crypto.native.intrinsics import at, call, emitted, exchange, load, now, put
 from fastrack._crypto.native.llvm import I64
-from fastrack._crypto.workers import (
-    ARGUMENTS,
-    AWAKE,
-    BOX_SIZE,
-    CALLING,
-    CLAIMED,
-    CONDITION,
-    DONE,
-    ENTRY,
-    FREE,
-    MASK,
-    MUTEX,
-    NONE,
-    OWNER,
-    POSTED,
-    RUNNING,
-    SHARED,
-    START,
-    STATE,
-    STAYS,
-    STOP,
-    STREAK,
-    THREAD,
-    WORDS,
-    WORKER,
-)
 
 _MASK_WORDS = 16  # of 64 CPUs each, as in `cpu_set_t`
 _FOLLOWS = 200_000  # nanoseconds
@@ -100,33 +57,33 @@ def share(entry: int, serve: int, block: int, workers: int, wakes: int, boxes: i
     call(entry, (block,))
     box = boxes
     while posted > 0:
-        box += BOX_SIZE
-        if load(box + 8 * OWNER) != block:
+        box += layout.BOX_SIZE
+        if load(box + 8 * layout.OWNER) != block:
             continue
         posted -= 1
-        if exchange(box + 8 * STATE, POSTED, CLAIMED) != POSTED:
-            while load(box + 8 * STATE) != DONE:
-                sched_yield()
+        if exchange(box + 8 * layout.STATE, layout.POSTED, layout.CLAIMED) != layout.POSTED:
+            while load(box + 8 * layout.STATE) != layout.DONE:
+                intrinsics.sched_yield()
             if spans:
                 row = 1 + 3 * at(spans, 0)
-                put(spans, row, (box - boxes) // BOX_SIZE)
-                put(spans, row + 1, at(box, START))
-                put(spans, row + 2, at(box, STOP))
+                put(spans, row, (box - boxes) // layout.BOX_SIZE)
+                put(spans, row + 1, at(box, layout.START))
+                put(spans, row + 2, at(box, layout.STOP))
                 put(spans, 0, at(spans, 0) + 1)
-        put(box, OWNER, 0)
-        put(box, STATE, FREE)
+        put(box, layout.OWNER, 0)
+        put(box, layout.STATE, layout.FREE)
     if workers > 0:
-        put(boxes, SHARED, now())
+        put(boxes, layout.SHARED, now())
 
 
 @compiled
 def _count_streak(boxes: int) -> int:
     """Return the number of calls before this one that came one soon after the other, all of this thread."""
-    thread, streak = this_thread(), 0
-    if load(boxes + 8 * CALLING) == thread and now() - load(boxes + 8 * SHARED) < _FOLLOWS:
-        streak = load(boxes + 8 * STREAK) + 1
-    put(boxes, CALLING, thread)
-    put(boxes, STREAK, streak)
+    thread, streak = intrinsics.this_thread(), 0
+    if load(boxes + 8 * layout.CALLING) == thread and now() - load(boxes + 8 * layout.SHARED) < _FOLLOWS:
+        streak = load(boxes + 8 * layout.STREAK) + 1
+    put(boxes, layout.CALLING, thread)
+    put(boxes, layout.STREAK, streak)
     return streak
 
 
@@ -140,28 +97,28 @@ def _post(entry: int, serve: int, block: int, workers: int, wakes: int, stays: b
     others = _read_other_cpus(mask)
     if others == 0:
         return 0
-    stop = boxes + BOX_SIZE * at(boxes, 0)
+    stop = boxes + layout.BOX_SIZE * at(boxes, 0)
     posted = 0
     for sleeping in range(2):  # those that are awake first
         box = boxes
         while posted < workers and box < stop and wakes >= sleeping:
-            box += BOX_SIZE
-            state, is_awake = load(box + 8 * STATE), load(box + 8 * AWAKE) != 0
-            if (sleeping == 0 and not is_awake) or (state != FREE and state != NONE):
+            box += layout.BOX_SIZE
+            state, is_awake = load(box + 8 * layout.STATE), load(box + 8 * layout.AWAKE) != 0
+            if (sleeping == 0 and not is_awake) or (state != layout.FREE and state != layout.NONE):
                 continue
-            if exchange(box + 8 * STATE, state, CLAIMED) != state:
+            if exchange(box + 8 * layout.STATE, state, layout.CLAIMED) != state:
                 continue
-            if state == NONE:
-                make_wakeup(box + 8 * MUTEX, box + 8 * CONDITION)
-                if create_thread(box + 8 * THREAD, serve, box) != 0:
-                    put(box, STATE, NONE)
+            if state == layout.NONE:
+                intrinsics.make_wakeup(box + 8 * layout.MUTEX, box + 8 * layout.CONDITION)
+                if intrinsics.create_thread(box + 8 * layout.THREAD, serve, box) != 0:
+                    put(box, layout.STATE, layout.NONE)
                     return posted
             if others > 0:
                 _move(box, mask)
             _fill(box, entry, block, stays)
             posted += 1
             if not is_awake:
-                wake(box + 8 * CONDITION)
+                intrinsics.wake(box + 8 * layout.CONDITION)
                 wakes -= 1
     return posted
 
@@ -169,13 +126,13 @@ def _post(entry: int, serve: int, block: int, workers: int, wakes: int, stays: b
 @compiled
 def _fill(box: int, entry: int, block: int, stays: bool) -> None:
     """Write work into a box, and post it."""
-    put(box, STAYS, stays)
-    put(box, OWNER, block)
-    put(box, ENTRY, entry)
-    put(box, ARGUMENTS, WORKER)
-    for word in range(1, WORDS):
-        put(box, ARGUMENTS + word, at(block, word))
-    put(box, STATE, POSTED)
+    put(box, layout.STAYS, stays)
+    put(box, layout.OWNER, block)
+    put(box, layout.ENTRY, entry)
+    put(box, layout.ARGUMENTS, layout.WORKER)
+    for word in range(1, layout.WORDS):
+        put(box, layout.ARGUMENTS + word, at(block, word))
+    put(box, layout.STATE, layout.POSTED)
 
 
 @compiled
@@ -187,8 +144,8 @@ def _read_other_cpus(mask: int) -> int:
     """
     for word in range(_MASK_WORDS):
         put(mask, word, 0)
-    cpu = current_cpu()
-    if cpu < 0 or cpu >= 64 * _MASK_WORDS or read_affinity(8 * _MASK_WORDS, mask) != 0:
+    cpu = intrinsics.current_cpu()
+    if cpu < 0 or cpu >= 64 * _MASK_WORDS or intrinsics.read_affinity(0, 8 * _MASK_WORDS, mask) != 0:
         return -1
     put(mask, cpu // 64, at(mask, cpu // 64) & ~(1 << cpu % 64))
     for word in range(_MASK_WORDS):
@@ -201,33 +158,33 @@ def _read_other_cpus(mask: int) -> int:
 def _move(box: int, mask: int) -> None:
     """Restrict a worker to the CPUs of a mask. A sandbox may forbid it."""
     for word in range(_MASK_WORDS):
-        if at(box, MASK + word) != at(mask, word):
+        if at(box, layout.MASK + word) != at(mask, word):
             for other in range(_MASK_WORDS):
-                put(box, MASK + other, at(mask, other))
-            set_affinity(at(box, THREAD), 8 * _MASK_WORDS, mask)
+                put(box, layout.MASK + other, at(mask, other))
+            intrinsics.set_affinity(at(box, layout.THREAD), 8 * _MASK_WORDS, mask)
             break
 
 
 @compiled
 def serve(box: int) -> None:
     """Do the work that is posted in a box, until the process ends."""
-    last = 0
+    last, state = 0, box + 8 * layout.STATE
     while True:
-        if load(box + 8 * STATE) == POSTED and exchange(box + 8 * STATE, POSTED, RUNNING) == POSTED:
-            put(box, START, now())
-            call(at(box, ENTRY), (box + 8 * ARGUMENTS,))
+        if load(state) == layout.POSTED and exchange(state, layout.POSTED, layout.RUNNING) == layout.POSTED:
+            put(box, layout.START, now())
+            call(at(box, layout.ENTRY), (box + 8 * layout.ARGUMENTS,))
             last = now()
-            put(box, STOP, last)
-            put(box, AWAKE, at(box, STAYS))
-            put(box, STATE, DONE)
-        elif load(box + 8 * AWAKE) != 0 and now() - last < _FOLLOWS:
-            sched_yield()
+            put(box, layout.STOP, last)
+            put(box, layout.AWAKE, at(box, layout.STAYS))
+            put(box, layout.STATE, layout.DONE)
+        elif load(box + 8 * layout.AWAKE) != 0 and now() - last < _FOLLOWS:
+            intrinsics.sched_yield()
         else:
-            put(box, AWAKE, 0)
-            lock(box + 8 * MUTEX)
-            if load(box + 8 * STATE) != POSTED:
-                wait(box + 8 * CONDITION, box + 8 * MUTEX)
-            unlock(box + 8 * MUTEX)
+            put(box, layout.AWAKE, 0)
+            intrinsics.lock(box + 8 * layout.MUTEX)
+            if load(state) != layout.POSTED:
+                intrinsics.wait(box + 8 * layout.CONDITION, box + 8 * layout.MUTEX)
+            intrinsics.unlock(box + 8 * layout.MUTEX)
 
 
 @emitted

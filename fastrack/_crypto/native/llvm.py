@@ -14,6 +14,7 @@ from llvmlite import ir
 from fastrack._crypto.isa import InstructionSet
 
 I1, I8, I32, I64, I128 = (ir.IntType(bits) for bits in (1, 8, 32, 64, 128))
+VOID = ir.VoidType()
 _BYTES, _WORDS = ir.VectorType(I8, 16), ir.VectorType(I64, 2)
 
 # The reduction constant of a carry-less multiplier, as (low, high) words: x^128 + x^7 + x^2 + x + 1 in the bit order of
@@ -36,29 +37,21 @@ class Emitter:
 
     def load(self, address: ir.Value, offset: int = 0, align: int = 1, *, once: bool = False) -> ir.Value:
         """Load a vector. With `once`, memory is read exactly once, however often the value is used."""
-        pointer = self._pointer(address, offset)
-        loaded = self.builder.load(pointer, align=align)
+        loaded = self.builder.load(pointer(self.builder, address, offset, self.type), align=align)
         if once:
             _make_volatile(loaded)
         return loaded
 
     def store(self, value: ir.Value, address: ir.Value, offset: int = 0, align: int = 1) -> None:
-        self.builder.store(value, self._pointer(address, offset), align=align)
+        self.builder.store(value, pointer(self.builder, address, offset, self.type), align=align)
 
     def prefetch(self, address: ir.Value, offset: int, *, write: bool = False, locality: int = 3) -> None:
         """Prefetch the cache line at an address that will be read or written soon. The address may be invalid.
 
         A locality of 3 prefetches into all caches, and one of 2 into all but the first.
         """
-        pointer = I8.as_pointer()
-        line = self.builder.inttoptr(self.builder.add(address, I64(offset)), pointer)
-        signature = ir.FunctionType(ir.VoidType(), [pointer, I32, I32, I32])
-        hint = declare(self.builder.module, "llvm.prefetch.p0", signature)
-        self.builder.call(hint, [line, I32(int(write)), I32(locality), I32(1)])
-
-    def _pointer(self, address: ir.Value, offset: int) -> ir.Value:
-        moved = self.builder.add(address, I64(offset)) if offset else address
-        return self.builder.inttoptr(moved, self.type.as_pointer())
+        line = pointer(self.builder, address, offset, I8)
+        call(self.builder, "llvm.prefetch.p0", VOID, line, I32(int(write)), I32(locality), I32(1))
 
     # Constants and movement.
 
@@ -245,22 +238,51 @@ def declare(module: ir.Module, name: str, signature: ir.FunctionType) -> ir.Func
     return module.globals.get(name) or ir.Function(module, signature, name)
 
 
-def define(module: ir.Module, name: str, arguments: int, build: Callable[[ir.Function], None]) -> ir.Function:
-    """Return the internal function of that name, from 64-bit integers to one, and `build` it if needed."""
+def define(
+    module: ir.Module,
+    name: str,
+    arguments: int,
+    build: Callable[[ir.Function], None],
+    isa: InstructionSet | None = None,
+    *,
+    inlines: bool = False,
+    clears: bool = False,
+) -> ir.Function:
+    """Return the internal function of that name, from 64-bit integers to one, and `build` it if needed.
+
+    It is compiled for an instruction set of its own: otherwise LLVM aborts the process at an instruction that the
+    target of the module lacks. Unless it `inlines` it has its own stack frame, for a wiper to overwrite. With `clears`
+    it clears all registers when it returns, before a function that saves them puts them on the stack.
+    """
     function = module.globals.get(name)
     if function is None:
         function = ir.Function(module, ir.FunctionType(I64, [I64] * arguments), name)
         function.linkage = "internal"
+        if not inlines:
+            function.attributes.add("noinline")
+        texts = {}  # which llvmlite has no call for
+        if isa is not None:
+            texts["target-cpu"], texts["target-features"] = isa.target
+        if clears:
+            texts["zero-call-used-regs"] = "all"  # "used" would omit vector registers from the sixteenth on
+        for key, value in texts.items():
+            if value:  # a CPU on Arm would prevent inlining: LLVM inlines no function that is tuned in another way
+                set.add(function.attributes, f'"{key}"="{value}"')
         build(function)
     return function
 
 
+def pointer(builder: ir.IRBuilder, address: ir.Value, offset: int = 0, kind: ir.Type = I64) -> ir.Value:
+    """Return the address of so many bytes after another as a pointer to a value of that type."""
+    return builder.inttoptr(builder.add(address, I64(offset)) if offset else address, kind.as_pointer())
+
+
 def emit_loop(
-    builder: ir.IRBuilder, count: ir.Value, seeds: Sequence[ir.Value], body: Callable[..., Sequence[ir.Value]]
+    builder: ir.IRBuilder, count: ir.Value, seeds: Sequence[ir.Value], body: Callable[..., Sequence[ir.Value] | None]
 ) -> list[ir.Value]:
     """Emit `for index in range(count): values = body(index, *values)`, and return the values after it.
 
-    The values, which are `seeds` at first, stay in registers.
+    The values, which are `seeds` at first, stay in registers. A body returns None if there are none.
     """
     entry = builder.block
     head, inside, done = (builder.append_basic_block() for _ in range(3))
@@ -271,7 +293,7 @@ def emit_loop(
     builder.cbranch(builder.icmp_unsigned("<", index, count), inside, done)
 
     builder.position_at_end(inside)
-    changed = [builder.add(index, I64(1)), *body(index, *values)]
+    changed = [builder.add(index, I64(1)), *(body(index, *values) or ())]
     for phi, seed, value in zip(phis, (I64(0), *seeds), changed, strict=True):
         phi.add_incoming(seed, entry)
         phi.add_incoming(value, builder.block)
@@ -279,17 +301,6 @@ def emit_loop(
 
     builder.position_at_end(done)
     return values
-
-
-def compile_for(function: ir.Function, cpu: str, features: str) -> None:
-    """Compile `function` for features of its own, and a microarchitecture level or `cpu` unless that is empty.
-
-    Otherwise LLVM aborts the process at an instruction that the target of the module lacks. A `cpu` on Arm would
-    prevent inlining, as LLVM inlines no function there that is tuned in another way than its caller.
-    """
-    for name, value in (("target-cpu", cpu), ("target-features", features)):
-        if value:
-            set.add(function.attributes, f'"{name}"="{value}"')  # llvmlite has no call for string attributes
 
 
 def _make_volatile(load: Any) -> None:

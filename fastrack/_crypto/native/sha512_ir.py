@@ -5,19 +5,18 @@ It is built of additions, rotations and logic alone: no branch and no address de
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from decimal import Decimal, localcontext
+from functools import reduce
 from itertools import count, islice
-from math import isqrt
 
 from llvmlite import ir
 
 from fastrack._crypto.isa import InstructionSet
-from fastrack._crypto.native.llvm import I32, I64, compile_for, declare, define, emit_loop
+from fastrack._crypto.native.llvm import I32, I64, call, define, emit_loop, pointer
 
 BLOCK_WORDS, STATE_WORDS = 16, 8  # of 64 bits
 
 _ROUNDS = 80
-_Make = Callable[..., ir.Value]
 
 
 def compress_function(module: ir.Module, isa: InstructionSet, lanes: int) -> ir.Function:
@@ -27,42 +26,20 @@ def compress_function(module: ir.Module, isa: InstructionSet, lanes: int) -> ir.
     `i * lanes + k`. `state` has 8 words a lane, `block` 16, and `mask` one: all bits set, or zero in a lane whose state
     is to stay as it is.
     """
-
-    def emit(function: ir.Function) -> None:
-        compile_for(function, *isa.target)
-        function.attributes.add("noinline")  # it is called at several places
-        _Compression(function, lanes).run()
-
-    return define(module, f"fastrack_sha512_{'_'.join(map(str, isa))}_{lanes}", 3, emit)
+    symbol = f"fastrack_sha512_{'_'.join(map(str, isa))}_{lanes}"
+    return define(module, symbol, 3, lambda function: _Compression(function, lanes).run(), isa)
 
 
 def initial_state() -> list[int]:
     """Return the words of the state before the first block: those of the square roots of primes (section 5.3.5)."""
-    return [_fraction_of_root(prime, isqrt) for prime in _primes(STATE_WORDS)]
+    return _fractions_of_roots(STATE_WORDS, 2)
 
 
-def _round_constants() -> list[int]:
-    """Return the words of the cube roots of primes (section 4.2.3)."""
-    return [_fraction_of_root(prime, lambda square: _cube_root(square << 64)) for prime in _primes(_ROUNDS)]
-
-
-def _primes(number: int) -> list[int]:
-    return list(islice((n for n in count(2) if all(n % divisor for divisor in range(2, isqrt(n) + 1))), number))
-
-
-def _fraction_of_root(prime: int, root: Callable[[int], int]) -> int:
-    """Return the first 64 bits of the fractional part of a root."""
-    return root(prime << 128) % 2**64
-
-
-def _cube_root(value: int) -> int:
-    """Return the integer part of a cube root, bit by bit."""
-    root = 0
-    for bit in range(value.bit_length() // 3, -1, -1):
-        larger = root | 1 << bit
-        if larger**3 <= value:
-            root = larger
-    return root
+def _fractions_of_roots(number: int, degree: int) -> list[int]:
+    """Return the first 64 bits of the fractional parts of the roots of the first primes, of so many."""
+    primes = islice((n for n in count(2) if all(n % divisor for divisor in range(2, n))), number)
+    with localcontext(prec=60):
+        return [int(Decimal(prime) ** (1 / Decimal(degree)) % 1 * 2**64) for prime in primes]
 
 
 class _Compression:
@@ -121,21 +98,14 @@ class _Compression:
         parts = [self._rotate(value, bits) for bits in rotations]
         if shift:
             parts.append(self._builder.lshr(value, self._repeat(shift)))
-        return self._reduce(self._builder.xor, parts)
+        return reduce(self._builder.xor, parts)
 
     def _rotate(self, value: ir.Value, bits: int) -> ir.Value:
         name = "i64" if self._lanes == 1 else f"v{self._lanes}i64"
-        rotate = declare(self._builder.module, f"llvm.fshr.{name}", ir.FunctionType(self._type, [self._type] * 3))
-        return self._builder.call(rotate, [value, value, self._repeat(bits)])
+        return call(self._builder, f"llvm.fshr.{name}", self._type, value, value, self._repeat(bits))
 
     def _sum(self, *values: ir.Value) -> ir.Value:
-        return self._reduce(self._builder.add, list(values))
-
-    def _reduce(self, operation: _Make, values: list[ir.Value]) -> ir.Value:
-        result = values[0]
-        for value in values[1:]:
-            result = operation(result, value)
-        return result
+        return reduce(self._builder.add, values)
 
     def _repeat(self, value: int) -> ir.Constant:
         return I64(value) if self._lanes == 1 else self._type([value] * self._lanes)
@@ -148,8 +118,7 @@ class _Compression:
         return self._builder.load(self._pointer(address, index), align=8)
 
     def _pointer(self, address: ir.Value, index: int) -> ir.Value:
-        moved = self._builder.add(address, I64(8 * index * self._lanes))
-        return self._builder.inttoptr(moved, self._type.as_pointer())
+        return pointer(self._builder, address, 8 * index * self._lanes, self._type)
 
 
 def broadcast(builder: ir.IRBuilder, word: ir.Value, lanes: int) -> ir.Value:
@@ -165,7 +134,7 @@ def _constants(module: ir.Module) -> ir.GlobalVariable:
     name = "fastrack_sha512_constants"
     table = module.globals.get(name)
     if table is None:
-        words = _round_constants()
+        words = _fractions_of_roots(_ROUNDS, 3)  # of cube roots (section 4.2.3)
         table = ir.GlobalVariable(module, ir.ArrayType(I64, len(words)), name)
         table.initializer = table.type.pointee(words)
         table.global_constant = True

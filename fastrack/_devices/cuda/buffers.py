@@ -136,10 +136,6 @@ class MessageState:
         commands.fill(self.verdict, 0xFF, 2 * _WORD, stream)
         commands.upload(self.keys, self.memory[KEY_SIZE : self._verdicts], stream)
 
-    def upload_plan_key(self, commands: Commands, stream: Any) -> None:
-        """Upload the key of the plans."""
-        commands.upload(self.plan_key, self.memory[:KEY_SIZE], stream)
-
     def download_verdicts(self, commands: Commands, stream: Any) -> None:
         """Wipe the keys on the device, then on the host by the download of the verdicts, and reset the device's."""
         self.wipe_device(commands, stream)

@@ -119,9 +119,7 @@ class Commands:
 
     def copy(self, target: Bytes, source: Bytes) -> None:
         """Copy within host memory, between arrays of the same size."""
-        self._keepalive += (target, source)
-        self.copies += source.size
-        self.code.extend((COPY, 5, address(target), address(source), source.size))
+        self.copy_memory(address(target), address(source), source.size, (target, source))
 
     def copy_memory(self, target: int, source: int, size: int, owner: object) -> None:
         """Copy within host memory, between addresses. The list keeps `owner` alive."""

@@ -49,7 +49,11 @@ class CupyDriver:
         self.name = f"cuda:{index}"
         self.index = index
         self._torch_is_usable = False  # until checked
-        self._cupy = _import_cupy(self.name)
+        try:
+            import cupy
+        except ImportError as error:
+            raise DeviceError(f"{self.name} needs CuPy, which cannot be imported ({error}): {_INSTALL}") from error
+        self._cupy: Any = cupy
         self.runtime = self._cupy.cuda.runtime
         self._errors = (self.runtime.CUDARuntimeError, self._cupy.cuda.driver.CUDADriverError)
         self.errors = (*self._errors, MemoryError)
@@ -355,14 +359,6 @@ def _is_confidential() -> bool:
     finally:
         with suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
-
-
-def _import_cupy(name: str) -> Any:
-    try:
-        import cupy
-    except ImportError as error:
-        raise DeviceError(f"{name} needs CuPy, which cannot be imported ({error}): {_INSTALL}") from error
-    return cupy
 
 
 _Dropped = deque[tuple[Callable[[int], None], int]]

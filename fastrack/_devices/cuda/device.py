@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fastrack._crypto.base import Messages
 from fastrack._crypto.engine import get_engine
 from fastrack._crypto.session import Session
 from fastrack._crypto.workers import default_threads
-from fastrack._devices.base import Messages, SpanCallback
+from fastrack._devices.base import SpanCallback
 from fastrack._devices.cuda.buffers import CudaStagingBuffer, MessageStatePool
 from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.driver import Driver, View
@@ -37,7 +38,7 @@ class CudaDevice:
     max_slab_size = 8 << 20
     first_slab_size = 2 << 20
     lanes = LANES
-    segment_room = 0
+    segment_overhead = 0
 
     def __init__(self, driver: Driver, *, share: float = 1.0, threads: int | None = None) -> None:
         if not 0 < share <= 1:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastrack._crypto.base import Bytes, Engine, GatherPlan
+from fastrack._crypto.base import Bytes, Engine
 from fastrack._crypto.cobblestone import MessageKey
+from fastrack._crypto.gather import GatherPlan
 from fastrack.format import CHUNK_SIZE, TAG_SIZE
 
 

@@ -6,48 +6,15 @@ from typing import Any
 
 from llvmlite import ir
 
+from fastrack._crypto.native import intrinsics
 from fastrack._crypto.native.compiler import compiled, compiled_with_lock
-from fastrack._crypto.native.intrinsics import (
-    at,
-    call,
-    emit_call,
-    emitted,
-    exchange,
-    fetch_add,
-    load,
-    now,
-    put,
-    sched_yield,
-    sleep,
-    word_pointer,
-)
+from fastrack._crypto.native.intrinsics import at, call, emitted, fetch_add, load, now, put
 from fastrack._crypto.native.kernels_chunks import Counters, Role, copy_bytes
 from fastrack._crypto.native.llvm import I32, I64
 from fastrack._crypto.workers import CALLER
 from fastrack._devices.cuda import commands as opcodes
+from fastrack._devices.cuda import native as layout
 from fastrack._devices.cuda.captures import THREAD_LOCAL
-from fastrack._devices.cuda.native import (
-    _BASE,
-    _CHUNKS,
-    _CHUNKS_A_PIECE,
-    _COUNT,
-    _DONE,
-    _EXCHANGE_MODE,
-    _LIMIT,
-    _MODE,
-    _NEXT,
-    _OVER,
-    _PIECE,
-    _POP,
-    _POPPED,
-    _POSITION,
-    _PUSH,
-    _SIZE,
-    _SOURCE,
-    _STATUS,
-    _TARGET,
-    STOPPED,
-)
 from fastrack.format import SEALED_CHUNK_SIZE
 
 _NOT_READY, _IMPLICIT = 600, 906  # CUDA_ERROR_NOT_READY, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT
@@ -80,10 +47,10 @@ def build_commands() -> dict[str, Any]:
 
 def _build_run(*, stops: bool) -> Any:
     def run(words: int, start: int, count: int, table: int, context: int, shared: int, parallel: bool) -> None:
-        status = call(at(table, _PUSH), (context,))
+        status = call(at(table, layout.PUSH), (context,))
         pushed = status == 0
-        put(shared, _MODE, THREAD_LOCAL)
-        exchanged = pushed and call(at(table, _EXCHANGE_MODE), (shared + 8 * _MODE,)) == 0
+        put(shared, layout.MODE, THREAD_LOCAL)
+        exchanged = pushed and call(at(table, layout.EXCHANGE), (shared + 8 * layout.MODE,)) == 0
         position = start
         while status == 0 and position < count:
             here = words + 8 * position
@@ -103,14 +70,14 @@ def _build_run(*, stops: bool) -> Any:
                 if stops:
                     status = call(function, (at(here, 2),))
                     if status == _NOT_READY:
-                        status = STOPPED
+                        status = layout.STOPPED
             elif code == opcodes.POLL:
                 stop = now() + at(here, 3)
                 status = call(function, (at(here, 2),))
                 while status == _NOT_READY and now() < stop:
                     status = call(function, (at(here, 2),))
                 if status == _NOT_READY:
-                    status = STOPPED if stops and at(here, 4) else 0
+                    status = layout.STOPPED if stops and at(here, 4) else 0
             elif code == opcodes.CAPTURING:
                 status = call(function, (at(here, 2), here + 24))
                 if status == _IMPLICIT:  # the default stream, while another stream is captured
@@ -122,17 +89,17 @@ def _build_run(*, stops: bool) -> Any:
                 _copy_shared(shared, parallel, at(here, 2), at(here, 3), at(here, 4), at(here, 5), at(here, 6))
             elif code == opcodes.TIMESTAMP:
                 put(here, 2, now())
-            if status in (0, STOPPED):
+            if status in (0, layout.STOPPED):
                 position += length
-        put(shared, _OVER, 1)
+        put(shared, layout.OVER, 1)
         if exchanged:  # the thread is the caller's, whose own calls CUDA is to check as before
-            call(at(table, _EXCHANGE_MODE), (shared + 8 * _MODE,))
+            call(at(table, layout.EXCHANGE), (shared + 8 * layout.MODE,))
         if pushed:
-            other = call(at(table, _POP), (shared + 8 * _POPPED,))
+            other = call(at(table, layout.POP), (shared + 8 * layout.POPPED,))
             if status == 0:
                 status = other
-        put(shared, _POSITION, position)
-        put(shared, _STATUS, status)
+        put(shared, layout.POSITION, position)
+        put(shared, layout.STATUS, status)
 
     return run
 
@@ -141,26 +108,26 @@ def _build_run(*, stops: bool) -> Any:
 def _copy_until_over(shared: int) -> None:
     """Copy pieces until the list is over."""
     idle = 0
-    while load(shared + 8 * _OVER) == 0:
+    while load(shared + 8 * layout.OVER) == 0:
         if _take_piece(shared):
             idle = 0
         else:
             idle += 1
             if idle < _SPINS:
-                sched_yield()
+                intrinsics.sched_yield()
             else:
-                sleep(_NAP)
+                intrinsics.sleep(_NAP)
 
 
 @compiled
 def _copy_piece(shared: int, piece: int) -> None:
-    target, source = at(shared, _TARGET), at(shared, _SOURCE)
-    size, chunks, count = at(shared, _SIZE), at(shared, _CHUNKS), at(shared, _COUNT)
+    target, source = at(shared, layout.TARGET), at(shared, layout.SOURCE)
+    size, chunks, count = at(shared, layout.SIZE), at(shared, layout.CHUNKS), at(shared, layout.COUNT)
     if chunks == 0:
-        start = piece * _PIECE
-        copy_bytes(target + start, source + start, min(_PIECE, size - start))
+        start = piece * layout.PIECE
+        copy_bytes(target + start, source + start, min(layout.PIECE, size - start))
         return
-    index, stop = piece * _CHUNKS_A_PIECE, min((piece + 1) * _CHUNKS_A_PIECE, count)
+    index, stop = piece * layout.CHUNKS_A_PIECE, min((piece + 1) * layout.CHUNKS_A_PIECE, count)
     while index < stop:
         chunk, after = at(chunks, index), index + 1
         while after < stop and at(chunks, after) - chunk == after - index:  # consecutive chunks are one copy
@@ -175,36 +142,36 @@ def _copy_piece(shared: int, piece: int) -> None:
 @compiled
 def _take_piece(shared: int) -> bool:
     """Copy the next piece, if there is one. The shared words of a copy stay unchanged until all its pieces are done."""
-    piece = load(shared + 8 * _NEXT)
-    while piece < load(shared + 8 * _LIMIT):
-        if exchange(shared + 8 * _NEXT, piece, piece + 1) == piece:
-            _copy_piece(shared, piece - at(shared, _BASE))
-            fetch_add(shared + 8 * _DONE, 1)
+    piece = load(shared + 8 * layout.NEXT)
+    while piece < load(shared + 8 * layout.LIMIT):
+        if intrinsics.exchange(shared + 8 * layout.NEXT, piece, piece + 1) == piece:
+            _copy_piece(shared, piece - at(shared, layout.BASE))
+            fetch_add(shared + 8 * layout.DONE, 1)
             return True
-        piece = load(shared + 8 * _NEXT)
+        piece = load(shared + 8 * layout.NEXT)
     return False
 
 
 @compiled
 def _copy_shared(shared: int, parallel: bool, target: int, source: int, size: int, chunks: int, count: int) -> None:
     """Copy on all threads of this list: `size` bytes, or, with `chunks`, these of a message of `size` bytes."""
-    pieces = -(-count // _CHUNKS_A_PIECE) if chunks else -(-size // _PIECE)
-    base = load(shared + 8 * _LIMIT)
-    put(shared, _TARGET, target)
-    put(shared, _SOURCE, source)
-    put(shared, _SIZE, size)
-    put(shared, _CHUNKS, chunks)
-    put(shared, _COUNT, count)
-    put(shared, _BASE, base)
+    pieces = -(-count // layout.CHUNKS_A_PIECE) if chunks else -(-size // layout.PIECE)
+    base = load(shared + 8 * layout.LIMIT)
+    put(shared, layout.TARGET, target)
+    put(shared, layout.SOURCE, source)
+    put(shared, layout.SIZE, size)
+    put(shared, layout.CHUNKS, chunks)
+    put(shared, layout.COUNT, count)
+    put(shared, layout.BASE, base)
     if not parallel:
         for piece in range(pieces):
             _copy_piece(shared, piece)
         return
-    fetch_add(shared + 8 * _LIMIT, pieces)  # starts the workers
+    fetch_add(shared + 8 * layout.LIMIT, pieces)  # starts the workers
     while _take_piece(shared):
         pass
-    while load(shared + 8 * _DONE) < base + pieces:
-        sched_yield()
+    while load(shared + 8 * layout.DONE) < base + pieces:
+        intrinsics.sched_yield()
 
 
 @emitted
@@ -216,8 +183,10 @@ def _launch(builder: ir.IRBuilder, function: ir.Value, command: ir.Value) -> ir.
         argument = builder.add(command, I64(8 * (_FIRST_ARGUMENT + index)))
         builder.store(argument, builder.gep(pointers, [I32(index)]))
     handle, blocks, threads, shared, stream = (
-        builder.load(word_pointer(builder, command, I64(index))) for index in range(2, _FIRST_ARGUMENT)
+        builder.load(intrinsics.word_pointer(builder, command, I64(index))) for index in range(2, _FIRST_ARGUMENT)
     )
     arguments = builder.ptrtoint(pointers, I64)
     one, none = I64(1), I64(0)
-    return emit_call(builder, function, [handle, blocks, one, one, threads, one, one, shared, stream, arguments, none])
+    return intrinsics.emit_call(
+        builder, function, [handle, blocks, one, one, threads, one, one, shared, stream, arguments, none]
+    )

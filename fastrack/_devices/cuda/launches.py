@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fastrack._crypto.base import GatherPlan, check_plan, chunks_between
-from fastrack._devices.base import Messages, Segment, Slab
+from fastrack._crypto.base import Messages
+from fastrack._crypto.cobblestone import chunks_between
+from fastrack._crypto.gather import GatherPlan
+from fastrack._devices.base import Segment, Slab
 from fastrack._devices.cuda.gather_plan import join_plans
 from fastrack._devices.cuda.table import MAX_SEGMENTS, TableSegment, name_of, pack_table
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, ciphertext_size
@@ -101,7 +103,7 @@ def _check_gather(segment: Segment, plan: GatherPlan, messages: Messages) -> int
     """Require a gather within its message and its result, and return its number of chunks."""
     number, stop = segment.message, segment.stop
     whole = ciphertext_size(stop)
-    check_plan(plan, whole, stop, messages.memories[number].size)
+    plan.locate(whole, stop, messages.memories[number].size)
     count = int(plan.chunks.size)
     sealed = messages.sealed[number]
     if sealed is not None and sealed.size != whole:

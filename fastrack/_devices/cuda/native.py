@@ -20,20 +20,20 @@ from fastrack.format import SEALED_CHUNK_SIZE
 STOPPED = -1  # returned by `Native.run` for a list that a command stopped before its end
 
 # The table of libcuda's functions: indices are opcodes, and three that are none.
-_PUSH, _EXCHANGE_MODE, _POP = 0, 14, 15
+PUSH, EXCHANGE, POP = 0, 14, 15
 _TABLE = 16
 _VERSION = 12000  # of the driver API, for cuGetProcAddress
 
 # The words that the threads of a list share; those that are written often have a cache line of their own.
-_NEXT, _DONE, _LIMIT = 0, 8, 16  # grains of all copies so far: the next one, those done, and their number
-_TARGET, _SOURCE, _SIZE, _CHUNKS, _COUNT, _BASE, _OVER = 24, 25, 26, 27, 28, 29, 30
-_POSITION, _POPPED, _STATUS = 31, 32, 33  # of the command that stopped; unused result of cuCtxPopCurrent; result
-_MODE = 34  # of the calling thread before the list, which is restored after it
+NEXT, DONE, LIMIT = 0, 8, 16  # grains of all copies so far: the next one, those done, and their number
+TARGET, SOURCE, SIZE, CHUNKS, COUNT, BASE, OVER = 24, 25, 26, 27, 28, 29, 30
+POSITION, POPPED, STATUS = 31, 32, 33  # of the command that stopped; unused result of cuCtxPopCurrent; result
+MODE = 34  # of the calling thread before the list, which is restored after it
 _SHARED = 40
 
-_CHUNKS_A_PIECE = 16
-_PIECE = _CHUNKS_A_PIECE * SEALED_CHUNK_SIZE
-_PARALLEL_THRESHOLD = 2 * _PIECE  # bytes that one thread copies while another wakes up
+CHUNKS_A_PIECE = 16
+PIECE = CHUNKS_A_PIECE * SEALED_CHUNK_SIZE
+_PARALLEL_THRESHOLD = 2 * PIECE  # bytes that one thread copies while another wakes up
 MAX_THREADS = 8  # that copy, with the issuing one: 55 GB/s at 7 GB/s each
 
 
@@ -75,9 +75,9 @@ class Native:
         self._table = np.zeros(_TABLE, np.int64)
         for code, name in NAMES.items():
             self._table[code] = functions[name]
-        self._table[_PUSH] = functions["cuCtxPushCurrent"]
-        self._table[_POP] = functions["cuCtxPopCurrent"]
-        self._table[_EXCHANGE_MODE] = functions[EXCHANGE_MODE]
+        self._table[PUSH] = functions["cuCtxPushCurrent"]
+        self._table[POP] = functions["cuCtxPopCurrent"]
+        self._table[EXCHANGE] = functions[EXCHANGE_MODE]
         self._context = context
         self._code = native.functions()
 
@@ -101,4 +101,4 @@ class Native:
         else:
             copiers = min(min(threads, MAX_THREADS) - 1, commands.copies // _PARALLEL_THRESHOLD)
             workers.share(self._code.run_commands, (*arguments, copiers > 0), copiers, copiers)
-        return int(shared[_STATUS]), int(shared[_POSITION])
+        return int(shared[STATUS]), int(shared[POSITION])

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 
-from fastrack._devices.base import BadChunk, Messages, Slab, SpanCallback, StagingBuffer
+from fastrack._crypto.base import Messages
+from fastrack._devices.base import BadChunk, Slab, SpanCallback, StagingBuffer
 from fastrack._devices.cuda.buffers import CudaStagingBuffer
 from fastrack._devices.cuda.clock import Clock
 from fastrack._devices.cuda.commands import Commands
@@ -31,7 +32,7 @@ class _Result:
 
 
 class CudaOperation:
-    """`Operation` on the streams of a lane.
+    """`DeviceOperation` on the streams of a lane.
 
     After an error later slabs are refused, staging buffers are freed all the same, and `result` raises it.
     """

@@ -20,10 +20,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from operator import itemgetter
 
-from fastrack._crypto.base import Engine
+from fastrack._crypto.base import Engine, Messages
 from fastrack._crypto.session import Session
-from fastrack._devices.base import BAD_PLAN, BadChunk, Messages, Segment, Slab
-from fastrack._devices.cuda.buffers import STATE_SIZE, CudaStagingBuffer, MessageState, MessageStatePool
+from fastrack._devices.base import BAD_PLAN, BadChunk, Segment, Slab
+from fastrack._devices.cuda.buffers import KEY_SIZE, STATE_SIZE, CudaStagingBuffer, MessageState, MessageStatePool
 from fastrack._devices.cuda.clock import Clock
 from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.driver import Event, Stream
@@ -270,7 +270,7 @@ class MessageRecorder:
                 self._plans = PlanSealer(self._resources.engine, key)
             finally:
                 key.wipe()
-            self._state.upload_plan_key(commands, self._lane.kernels)
+            commands.upload(self._state.plan_key, self._state.memory[:KEY_SIZE], self._lane.kernels)
             self._launch(commands, "prepare", 1, [self._state.plan_key, self._state.plan_state, 0, 0, 1])
         return self._plans
 

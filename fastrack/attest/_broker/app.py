@@ -1,7 +1,5 @@
 """The ASGI application of a broker: ``POST /v1/challenges`` and ``POST /v1/offers``."""
 
-from __future__ import annotations
-
 import json
 import logging
 import math

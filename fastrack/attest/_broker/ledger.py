@@ -5,8 +5,6 @@ the first), and the entry as canonical JSON. An entry that is altered, removed o
 are replaced too; so note the last hash elsewhere from time to time.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sqlite3
@@ -62,7 +60,7 @@ class BusyError(AttestationError):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LogRecord:
     """An entry of the log. `hash` covers it and all entries before."""
 
     number: int
@@ -103,7 +101,7 @@ class Ledger:
                 return
             if application or version or self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 raise sqlite3.DatabaseError("one of another program or version")
-            for statement in _split(_SCHEMA):
+            for statement in _SCHEMA.split(";\n"):  # of which triggers hold others, each within a line
                 self._database.execute(statement)
             self._database.execute(f"PRAGMA application_id = {_APPLICATION}")
             self._database.execute(f"PRAGMA user_version = {_VERSION}")
@@ -130,13 +128,10 @@ class Ledger:
                 ended = "DELETE FROM challenges WHERE used IS NULL AND expires <= ?"
                 count -= self._database.execute(ended, (encode_time(now),)).rowcount
             if count >= _OPEN_LIMIT:
-                raise BusyError(
-                    f"making a challenge failed: expected fewer than {_OPEN_LIMIT} open ones, got {count}. Try later.",
-                    evidence="challenge",
-                    field="number",
-                    wanted=_OPEN_LIMIT,
-                    found=count,
+                message = (
+                    f"making a challenge failed: expected fewer than {_OPEN_LIMIT} open ones, got {count}. Try later."
                 )
+                raise BusyError(message, evidence="challenge", field="number", wanted=_OPEN_LIMIT, found=count)
             self._database.execute(
                 "INSERT INTO challenges (id, document, expires) VALUES (?, ?, ?)",
                 (challenge.id, challenge.to_bytes(), encode_time(challenge.expires)),
@@ -214,7 +209,7 @@ class Ledger:
             self._database.close()
 
 
-def read_log(path: str | os.PathLike[str], *, head: bytes | None = None) -> list[Entry]:
+def read_log(path: str | os.PathLike[str], *, head: bytes | None = None) -> list[LogRecord]:
     """Read the log of a broker's database, which is not changed, and verify it. A broker may be using it.
 
     Every entry has the hash that follows from it and the one before; each grant has its entry, and each entry of a
@@ -257,7 +252,7 @@ def _not_a_ledger(path: str | os.PathLike[str], error: sqlite3.Error) -> FormatE
     return FormatError(f"opening {path} failed: expected a broker's database, got {error}. Name another file.")
 
 
-def _verify_entries(rows: list[tuple[Any, ...]]) -> list[Entry]:
+def _verify_entries(rows: list[tuple[Any, ...]]) -> list[LogRecord]:
     entries, before = [], _FIRST
     for wanted, (number, time, event, details, found) in enumerate(rows, 1):
         if number != wanted:
@@ -269,11 +264,11 @@ def _verify_entries(rows: list[tuple[Any, ...]]) -> list[Entry]:
             raise _broken(f"text in entry {number}", "other values") from None
         if before != found:
             raise _broken(f"hash {before.hex()} at entry {number}", found.hex() if isinstance(found, bytes) else "none")
-        entries.append(Entry(number, time, event, members, found))
+        entries.append(LogRecord(number, time, event, members, found))
     return entries
 
 
-def _verify_grants(entries: list[Entry], grants: list[tuple[Any, ...]]) -> None:
+def _verify_grants(entries: list[LogRecord], grants: list[tuple[Any, ...]]) -> None:
     logged = {
         (
             entry.number,
@@ -298,13 +293,3 @@ def _broken(wanted: str, found: str) -> AuthenticationError:
 def _hash_entry(before: bytes, number: int, time: str, event: str, details: str) -> bytes:
     entry = {"details": details, "event": event, "number": number, "time": time}
     return sha256(_LABEL + before + encode(entry)).digest()
-
-
-def _split(script: str) -> Iterator[str]:
-    """Yield the statements of a script, of which triggers hold others."""
-    statement = ""
-    for line in script.splitlines(keepends=True):
-        statement += line
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""

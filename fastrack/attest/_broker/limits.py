@@ -1,7 +1,5 @@
 """Limit the rate of requests, and what is in use at a time, by client address."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter, OrderedDict

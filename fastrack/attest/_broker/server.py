@@ -1,7 +1,5 @@
 """Serve a broker's application by uvicorn, over TLS, with logs of one JSON object a line."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

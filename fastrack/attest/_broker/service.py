@@ -1,7 +1,5 @@
 """The decisions of a broker, without HTTP: make challenges, and answer offers with grants."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta

@@ -71,28 +71,21 @@ class SnpReport:
 
     Attributes
     ----------
-    version : int
-        2 to 5.
+    version, guest_svn, vmpl : int
+        2 to 5; the security version that the owner of the guest gave it; and the privilege level of the software that
+        asked for the report, where 0 is the highest.
     product : SnpProduct or None
         The product by family and model of the CPU, which reports have from version 3 on; None before.
-    guest_svn : int
-        The security version that the owner of the guest gave it.
-    policy : int
-        The policy of the guest, 64 bits. See `is_debug`, `is_migratable` and `allows_smt`.
+    policy, platform_info : int
+        The policy of the guest and the state of the platform, 64 bits each. Properties name their bits.
     family_id, image_id : bytes
         Identifiers that the owner of the guest chose, 16 bytes each.
-    vmpl : int
-        The privilege level of the software that asked for the report; 0 is the highest.
-    platform_info : int
-        The state of the platform, 64 bits. See `has_smt` and `is_alias_checked`.
     signing_key : str
         "VCEK", of the chip, or "VLEK", of a cloud provider.
-    report_data : bytes
-        64 bytes that the guest chose.
+    report_data, host_data : bytes
+        64 bytes that the guest chose, and 32 that the host chose.
     measurement : bytes
         Measurement of the initial memory of the guest, 48 bytes.
-    host_data : bytes
-        32 bytes that the host chose.
     id_key_digest, author_key_digest : bytes
         Digests of the keys that signed the guest's identity, 48 bytes each.
     report_id, report_id_ma : bytes
@@ -173,10 +166,7 @@ class SnpReport:
 def parse_snp_report(data: bytes) -> SnpReport:
     """Parse a report of AMD SEV-SNP, of version 2 to 5. Nothing is verified.
 
-    Parameters
-    ----------
-    data : bytes
-        The report of 1184 bytes, as ``/sys/kernel/config/tsm/report/*/outblob`` has it.
+    It has 1184 bytes, and is found in ``/sys/kernel/config/tsm/report/*/outblob``.
 
     Examples
     --------

@@ -4,9 +4,7 @@ Structure and rules: Intel, "Intel SGX and Intel TDX Registration and Provisioni
 (TCB info version 3, enclave identity version 2).
 """
 
-from __future__ import annotations
-
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import StrEnum
@@ -16,9 +14,9 @@ from fastrack._util.public import attest_public
 from fastrack.attest._cpu.tdx_pck import PckIdentity
 from fastrack.attest._cpu.tdx_quote import QeReport, TdReport, TdxQuote
 from fastrack.attest._errors import malformed, refused, require_in_force
-from fastrack.attest._formats.json import Node
 from fastrack.attest._formats.roots import Roots
 from fastrack.attest._formats.signatures import P256
+from fastrack.attest._formats.wire import Reader
 from fastrack.attest._formats.x509 import VerifiedChain, load_chain, subject_name, verify_chain
 
 _SIGNER = "Intel SGX TCB Signing"
@@ -171,7 +169,7 @@ class TdxCollateral:
         fastrack.FormatError: reading the TDX collateral failed: expected a member 'tcb_info' as its content, got ...
         """
         document = "TDX collateral"
-        node = Node.parse(text.encode(errors="surrogatepass") if isinstance(text, str) else text, document)
+        node = Reader.parse(text.encode(errors="surrogatepass") if isinstance(text, str) else text, document)
         names = [part.name for part in fields(cls)]
         parts = {name: _read_part(node, name) for name in names}
         if unknown := node.names - set(names):
@@ -179,7 +177,7 @@ class TdxCollateral:
         return cls(**parts)
 
 
-def _read_part(node: Node, name: str) -> bytes:
+def _read_part(node: Reader, name: str) -> bytes:
     if name.endswith("_signature"):
         return node.hexadecimal(name, 64)
     if name.endswith("_crl"):
@@ -191,7 +189,7 @@ def _read_part(node: Node, name: str) -> bytes:
 class Document:
     """A signed JSON document, verified."""
 
-    content: Node
+    content: Reader
     chain: VerifiedChain
     issued_at: datetime
     valid_until: datetime
@@ -209,7 +207,7 @@ def verify_documents(collateral: TdxCollateral, *, roots: Roots, now: datetime) 
     def verify(text: bytes, signature: bytes, evidence: str) -> Document:
         signer = signers[chains[evidence]]
         P256.verify(signer.leaf.public_key(), signature, text, evidence)
-        content = Node.parse(text, evidence)
+        content = Reader.parse(text, evidence)
         issued_at, next_update = content.time("issueDate"), content.time("nextUpdate")
         require_in_force(evidence, "validity", issued_at, next_update, now, _NEWER)
         return Document(content, signer, issued_at, next_update, content.integer("tcbEvaluationDataNumber"))
@@ -237,15 +235,13 @@ def find_tcb(tcb_info: Document, qe_identity: Document, pck: PckIdentity, quote:
     )
 
 
-def _find_platform_level(tcb_info: Node, pck: PckIdentity, report: TdReport) -> TcbLevel:
+def _find_platform_level(tcb_info: Reader, pck: PckIdentity, report: TdReport) -> TcbLevel:
     """Find the TCB level of a platform: the first of which every security version is reached."""
     tcb_info.expect("id", "TDX")
     tcb_info.expect("version", 3)
     tcb_info.expect("tcbType", 0)
-    for name, found in (("fmspc", pck.fmspc), ("pceId", pck.pce_id)):
-        wanted = tcb_info.hexadecimal(name, len(found))
-        if wanted != found:
-            raise refused("TCB info", name, wanted=found, found=wanted, advice=_OTHER)
+    wanted = {"fmspc": pck.fmspc, "pceId": pck.pce_id}
+    _require_equal("TCB info", ((n, value, tcb_info.hexadecimal(n, len(value))) for n, value in wanted.items()), _OTHER)
     # The first two belong to the TDX module, which has levels of its own once its version is above 0.
     first = 2 if report.tee_tcb_svn[1] else 0
     for level in tcb_info.items("tcbLevels"):
@@ -259,7 +255,7 @@ def _find_platform_level(tcb_info: Node, pck: PckIdentity, report: TdReport) -> 
     raise refused("TDX quote", "TCB", wanted="a known level", found=report.tee_tcb_svn + pck.cpu_svn, advice=_UNKNOWN)
 
 
-def _find_module_level(tcb_info: Node, report: TdReport) -> TcbLevel | None:
+def _find_module_level(tcb_info: Reader, report: TdReport) -> TcbLevel | None:
     """Find the TCB level of the TDX module, and verify signer and attributes. Modules of version 0 have no level."""
     svn, version = report.tee_tcb_svn[:2]
     if not version:
@@ -273,42 +269,42 @@ def _find_module_level(tcb_info: Node, report: TdReport) -> TcbLevel | None:
     raise refused("TDX quote", "TDX module", wanted="a module of the TCB info", found=name, advice=_UNKNOWN)
 
 
-def _find_qe_level(identity: Node, report: QeReport) -> TcbLevel:
+def _find_qe_level(identity: Reader, report: QeReport) -> TcbLevel:
     """Verify that a QE report is by Intel's quoting enclave for TDX, and find its TCB level."""
     identity.expect("id", "TD_QE")
     identity.expect("version", 2)
-    checks: Collection[tuple[str, object, object]] = (
+    checks = (
         ("MRSIGNER", identity.hexadecimal("mrsigner", 32), report.mrsigner),
         ("ISVPRODID", identity.integer("isvprodid"), report.isv_prod_id),
         # In the order of the bytes in memory, as attributes are. Intel's document says nothing about it; all are 0.
         ("MISCSELECT", *_masked(identity, "miscselect", report.miscselect)),
         ("ATTRIBUTES", *_masked(identity, "attributes", report.attributes)),
     )
-    for name, wanted, found in checks:
-        if wanted != found:
-            advice = "The quote was made by another enclave than Intel's; do not trust it."
-            raise refused("QE report", name, wanted=wanted, found=found, advice=advice)
+    _require_equal("QE report", checks, "The quote was made by another enclave than Intel's; do not trust it.")
     return _find_svn_level(identity, report.isv_svn, "quoting enclave", f"SVN {report.isv_svn}")
 
 
-def _check_module(identity: Node, report: TdReport) -> None:
+def _check_module(identity: Reader, report: TdReport) -> None:
     checks = (
         ("MRSIGNERSEAM", identity.hexadecimal("mrsigner", 48), report.mrsignerseam),
         ("SEAMATTRIBUTES", *_masked(identity, "attributes", report.seam_attributes)),
     )
+    _require_equal("TDX quote", checks, "The TDX module is not the one that Intel signed; do not trust the machine.")
+
+
+def _require_equal(evidence: str, checks: Iterable[tuple[str, object, object]], advice: str) -> None:
     for name, wanted, found in checks:
         if wanted != found:
-            advice = "The TDX module is not the one that Intel signed; do not trust the machine."
-            raise refused("TDX quote", name, wanted=wanted, found=found, advice=advice)
+            raise refused(evidence, name, wanted=wanted, found=found, advice=advice)
 
 
-def _masked(identity: Node, name: str, found: bytes) -> tuple[bytes, bytes]:
+def _masked(identity: Reader, name: str, found: bytes) -> tuple[bytes, bytes]:
     """Return the wanted value, and the bits of `found` that it speaks about."""
     mask = identity.hexadecimal(f"{name}Mask", len(found))
     return identity.hexadecimal(name, len(found)), bytes(a & b for a, b in zip(found, mask, strict=True))
 
 
-def _find_svn_level(identity: Node, svn: int, what: str, found: str) -> TcbLevel:
+def _find_svn_level(identity: Reader, svn: int, what: str, found: str) -> TcbLevel:
     for level in identity.items("tcbLevels"):
         if svn >= level.member("tcb").integer("isvsvn"):
             found_level = _read_level(level)
@@ -319,7 +315,7 @@ def _find_svn_level(identity: Node, svn: int, what: str, found: str) -> TcbLevel
     raise refused("TDX quote", what, wanted="a known level", found=found, advice=_UNKNOWN)
 
 
-def _read_level(level: Node) -> TcbLevel:
+def _read_level(level: Reader) -> TcbLevel:
     text = level.text("tcbStatus")
     try:
         status = TcbStatus(text)
@@ -328,7 +324,7 @@ def _read_level(level: Node) -> TcbLevel:
     return TcbLevel(status, level.time("tcbDate"), level.texts("advisoryIDs"))
 
 
-def _read_components(tcb: Node, name: str) -> tuple[int, ...]:
+def _read_components(tcb: Reader, name: str) -> tuple[int, ...]:
     found = tcb.integers(name, "svn")
     if len(found) != 16:
         raise malformed("TCB info", name, None, wanted="16 components", found=len(found))

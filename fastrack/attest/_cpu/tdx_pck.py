@@ -3,8 +3,6 @@
 Layout: Intel, "Intel SGX PCK Certificate and Certificate Revocation List Profile Specification", section 1.3.5.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from cryptography import x509

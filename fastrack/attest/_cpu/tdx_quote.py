@@ -4,20 +4,22 @@ Layouts: Intel, "Intel TDX DCAP Quote Generation Library", appendix A.3 (version
 are little-endian.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
+from struct import Struct
 from typing import Final
 
 from fastrack._util.public import attest_public
 from fastrack.attest._errors import malformed
-from fastrack.attest._formats.binary import Cursor, Layout
+from fastrack.attest._formats.binary import Cursor
 
 _TDX = 0x81  # the TEE type
 _ECDSA_P256 = 2  # the type of the attestation key
 _INTEL_VENDOR: Final = bytes.fromhex("939a7233f79c4ca9940a0db3957f0607")
 _TD_1_0, _TD_1_5 = 2, 3  # types of bodies of version 5
-_BODY_SIZES = {_TD_1_0: 584, _TD_1_5: 648}
+# The fields of `TdReport` in their order, where the registers are four; and those of `QeReport` after its data.
+_BODIES = {_TD_1_0: Struct("<16s48s48s8sQQ48s48s48s48s48s48s48s48s64s")}
+_BODIES[_TD_1_5] = Struct(f"{_BODIES[_TD_1_0].format}16s48s")
+_QE_BODY = Struct("<16x4s28x16s64x32s96xHH60x64s")
 _PCK_CHAIN, _QE_REPORT = 5, 6  # types of certification data
 
 EVIDENCE = "TDX quote"
@@ -32,16 +34,12 @@ class TdReport:
     ----------
     tee_tcb_svn : bytes
         Security versions of the TDX module and of SEAM, 16 bytes. Byte 1 is the version of the module.
-    mrseam, mrsignerseam : bytes
-        Measurement of the TDX module and of its signer, 48 bytes each.
+    mrtd, mrseam, mrsignerseam : bytes
+        Measurements of the initial memory of the TD, of the TDX module and of its signer, 48 bytes each.
     seam_attributes : bytes
         Attributes of the TDX module, 8 bytes.
-    td_attributes : int
-        Attributes of the TD, 64 bits. See `is_debug`.
-    xfam : int
-        Extended features that the TD may use, 64 bits.
-    mrtd : bytes
-        Measurement of the initial memory of the TD, 48 bytes.
+    td_attributes, xfam : int
+        Attributes of the TD (see `is_debug`), and extended features that it may use, 64 bits each.
     mrconfigid, mrowner, mrownerconfig : bytes
         Identifiers that the host sets, 48 bytes each.
     rtmrs : tuple of bytes
@@ -130,10 +128,7 @@ class TdxQuote:
 def parse_tdx_quote(data: bytes) -> TdxQuote:
     """Parse a quote of Intel TDX, of version 4 or 5. Nothing is verified.
 
-    Parameters
-    ----------
-    data : bytes
-        The quote, as ``/sys/kernel/config/tsm/report/*/outblob`` has it. Zero bytes may follow; nothing else.
+    It is found in ``/sys/kernel/config/tsm/report/*/outblob``. Zero bytes may follow; nothing else.
 
     Examples
     --------
@@ -153,10 +148,9 @@ def parse_tdx_quote(data: bytes) -> TdxQuote:
     cursor.expect(_INTEL_VENDOR, "QE vendor")
     user_data = cursor.take(20, "user data")
     body_type = _read_body_type(cursor) if version == 5 else _TD_1_0
-    body = cursor.part(_BODY_SIZES[body_type], f"{EVIDENCE}, TD report")
-    values = body.fields(_REPORT if body_type == _TD_1_0 else (*_REPORT, *_REPORT_1_5))
-    body.done()
-    registers = tuple(values.pop(f"rtmr{number}") for number in range(4))
+    body = _BODIES[body_type]
+    values = body.unpack(cursor.take(body.size, f"{EVIDENCE}, TD report"))
+    values = (*values[:10], values[10:14], *values[14:])
     signed = data[: cursor.offset]
     signatures = cursor.part(cursor.u32("size of the signature data"), f"{EVIDENCE}, signature data")
     end = cursor.offset
@@ -165,23 +159,20 @@ def parse_tdx_quote(data: bytes) -> TdxQuote:
     attestation_key = signatures.take(64, "attestation key")
     certification = _read_certification(signatures, _QE_REPORT)
     signatures.done()
-    qe_data = certification.take(384, "QE report")
-    qe_report = Cursor(qe_data, f"{EVIDENCE}, QE report")
-    qe_values = qe_report.fields(_QE_REPORT_FIELDS)
-    qe_report.done()
+    qe_report = certification.take(_QE_BODY.size, "QE report")
     qe_signature = certification.take(64, "signature of the QE report")
     qe_auth_data = certification.take(certification.u16("size of the QE authentication data"), "QE authentication data")
     chain = _read_certification(certification, _PCK_CHAIN)
     certification.done()
     return TdxQuote(
         version=version,
-        report=TdReport(rtmrs=registers, **values),
+        report=TdReport(*values),
         data=data[:end],
         user_data=user_data,
         signed=signed,
         signature=signature,
         attestation_key=attestation_key,
-        qe_report=QeReport(qe_data, **qe_values),
+        qe_report=QeReport(qe_report, *_QE_BODY.unpack(qe_report)),
         qe_signature=qe_signature,
         qe_auth_data=qe_auth_data,
         pck_chain=chain.rest("PCK chain"),
@@ -191,43 +182,12 @@ def parse_tdx_quote(data: bytes) -> TdxQuote:
 def _read_body_type(cursor: Cursor) -> int:
     offset = cursor.offset
     body_type = cursor.u16("type of the body")
-    if body_type not in _BODY_SIZES:
+    if body_type not in _BODIES:
         raise malformed(EVIDENCE, "type of the body", offset, wanted="2 or 3, of a TD", found=body_type)
-    cursor.expect(_BODY_SIZES[body_type].to_bytes(4, "little"), "size of the body")
+    cursor.expect(_BODIES[body_type].size.to_bytes(4, "little"), "size of the body")
     return body_type
 
 
 def _read_certification(cursor: Cursor, wanted: int) -> Cursor:
     cursor.expect(wanted.to_bytes(2, "little"), "type of the certification data")
     return cursor.part(cursor.u32("size of the certification data"), f"{EVIDENCE}, certification data {wanted}")
-
-
-_REPORT: Layout = (
-    ("tee_tcb_svn", "TEE_TCB_SVN", 16),
-    ("mrseam", "MRSEAM", 48),
-    ("mrsignerseam", "MRSIGNERSEAM", 48),
-    ("seam_attributes", "SEAMATTRIBUTES", 8),
-    ("td_attributes", "TDATTRIBUTES", Cursor.u64),
-    ("xfam", "XFAM", Cursor.u64),
-    ("mrtd", "MRTD", 48),
-    ("mrconfigid", "MRCONFIGID", 48),
-    ("mrowner", "MROWNER", 48),
-    ("mrownerconfig", "MROWNERCONFIG", 48),
-    *((f"rtmr{number}", f"RTMR{number}", 48) for number in range(4)),
-    ("report_data", "REPORTDATA", 64),
-)
-_REPORT_1_5: Layout = (("tee_tcb_svn2", "TEE_TCB_SVN2", 16), ("mrservicetd", "MRSERVICETD", 48))
-_QE_REPORT_FIELDS: Layout = (
-    ("", "CPUSVN", 16),
-    ("miscselect", "MISCSELECT", 4),
-    ("", "reserved", 28),
-    ("attributes", "ATTRIBUTES", 16),
-    ("", "MRENCLAVE", 32),
-    ("", "reserved", 32),
-    ("mrsigner", "MRSIGNER", 32),
-    ("", "reserved", 96),
-    ("isv_prod_id", "ISVPRODID", Cursor.u16),
-    ("isv_svn", "ISVSVN", Cursor.u16),
-    ("", "reserved", 60),
-    ("report_data", "REPORTDATA", 64),
-)

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from fastrack.attest._errors import malformed
 
-ByteOrder = Literal["little", "big"]
+
+def _integer(size: int) -> Callable[[Cursor, str], int]:
+    def read(self: Cursor, field: str) -> int:
+        """Read an unsigned integer, little-endian, of as many bits as the name of the method says."""
+        return int.from_bytes(self.take(size, field), "little")
+
+    return read
 
 
 class Cursor:
@@ -17,13 +23,12 @@ class Cursor:
     offset, which counts from the whole evidence: the structure begins at its byte `start`. No byte past it is read.
     """
 
-    __slots__ = ("_byteorder", "_data", "_offset", "_start", "structure")
+    __slots__ = ("_data", "_offset", "_start", "structure")
 
-    def __init__(self, data: bytes, structure: str, *, start: int = 0, byteorder: ByteOrder = "little") -> None:
+    def __init__(self, data: bytes, structure: str, *, start: int = 0) -> None:
         self._data = data
         self._offset = 0
         self._start = start
-        self._byteorder: ByteOrder = byteorder
         self.structure = structure
 
     @property
@@ -47,25 +52,7 @@ class Cursor:
         self._offset = end
         return self._data[start:end]
 
-    def u8(self, field: str) -> int:
-        """Read an unsigned integer of 8 bits."""
-        return self.take(1, field)[0]
-
-    def u16(self, field: str) -> int:
-        """Read an unsigned integer of 16 bits."""
-        return int.from_bytes(self.take(2, field), self._byteorder)
-
-    def u24(self, field: str) -> int:
-        """Read an unsigned integer of 24 bits."""
-        return int.from_bytes(self.take(3, field), self._byteorder)
-
-    def u32(self, field: str) -> int:
-        """Read an unsigned integer of 32 bits."""
-        return int.from_bytes(self.take(4, field), self._byteorder)
-
-    def u64(self, field: str) -> int:
-        """Read an unsigned integer of 64 bits."""
-        return int.from_bytes(self.take(8, field), self._byteorder)
+    u8, u16, u24, u32, u64 = (_integer(size) for size in (1, 2, 3, 4, 8))
 
     def fields(self, layout: Layout) -> dict[str, Any]:
         """Read fields one after the other, and return the values of those that have a name, by these names."""
@@ -92,7 +79,7 @@ class Cursor:
     def part(self, size: int, structure: str) -> Cursor:
         """Read `size` bytes as a structure of its own. Its offsets go on from those of this one."""
         offset = self.offset
-        return Cursor(self.take(size, structure), structure, start=offset, byteorder=self._byteorder)
+        return Cursor(self.take(size, structure), structure, start=offset)
 
     def rest(self, field: str) -> bytes:
         """Read all bytes that are left."""

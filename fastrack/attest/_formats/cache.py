@@ -1,7 +1,5 @@
 """Keep what depends on bytes alone, so that what all devices of a machine have in common is verified once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable
 from functools import lru_cache
 from typing import Generic, TypeVar
@@ -11,7 +9,7 @@ from fastrack.errors import FastrackError
 T = TypeVar("T")
 
 
-class Kept(Generic[T]):
+class Cache(Generic[T]):
     """A function whose results are kept whatever name is given to the evidence, which only its errors have.
 
     The name is the last argument, and all can be hashed. `size` results are kept, and no error.

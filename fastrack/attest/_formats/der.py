@@ -4,17 +4,13 @@ Only what DER allows is read: tags of one byte, lengths that are definite and as
 object identifiers in their only form.
 """
 
-from __future__ import annotations
-
 from fastrack.attest._errors import malformed
 from fastrack.attest._formats.binary import Cursor
 
-BOOLEAN = 0x01
 INTEGER = 0x02
 OCTET_STRING = 0x04
 OBJECT_IDENTIFIER = 0x06
 ENUMERATED = 0x0A
-UTF8_STRING = 0x0C
 IA5_STRING = 0x16
 SEQUENCE = 0x30
 SET = 0x31
@@ -61,7 +57,7 @@ def read_last(cursor: Cursor, tag: int, field: str) -> Cursor:
 
 def open_value(value: bytes, structure: str, tag: int, field: str) -> Cursor:
     """Return a cursor over the content of an element that is a whole value, such as that of an extension."""
-    return read_last(Cursor(value, structure, byteorder="big"), tag, field)
+    return read_last(Cursor(value, structure), tag, field)
 
 
 def read_bytes(cursor: Cursor, tag: int, field: str) -> bytes:

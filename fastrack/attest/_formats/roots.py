@@ -3,8 +3,6 @@
 Each verifier takes other ones by `roots=`, for tests and private PKIs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Final, TypeAlias
 

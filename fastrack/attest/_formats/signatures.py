@@ -1,8 +1,7 @@
 """Verify ECDSA signatures that consist of two integers of fixed size, as hardware makes them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
+from typing import Literal
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -10,7 +9,6 @@ from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 from cryptography.hazmat.primitives.hashes import SHA256, SHA384, HashAlgorithm
 
 from fastrack.attest._errors import malformed, refused
-from fastrack.attest._formats.binary import ByteOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +34,7 @@ class Curve:
         data: bytes,
         evidence: str,
         field: str = "signature",
-        byteorder: ByteOrder = "big",
+        byteorder: Literal["little", "big"] = "big",
     ) -> None:
         """Verify a signature r || s over `data`, both numbers in `byteorder`, by a key of this curve."""
         if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, self.kind):

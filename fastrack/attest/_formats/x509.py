@@ -5,8 +5,6 @@ verifier keeps none, knows no RSASSA-PSS, which AMD signs with, and refuses date
 the authorities of NVIDIA's reference manifests write, against section 4.1.2.5.
 """
 
-from __future__ import annotations
-
 import threading
 import warnings
 from base64 import b64decode
@@ -195,7 +193,7 @@ def verify_crl(
 ) -> VerifiedCrl:
     """Verify that an authority, whose certificate was verified, issued a complete list, which is in force at `now`."""
     require_time_zone(now)
-    if crl.issuer != _subject(issuer):
+    if crl.issuer != issuer.subject:
         wanted, found = issuer.subject.rfc4514_string(), crl.issuer.rfc4514_string()
         advice = "Fetch the list that belongs to this authority."
         raise refused(evidence, "issuer", wanted=wanted, found=found, advice=advice)
@@ -212,7 +210,7 @@ def verify_crl(
     start, end = crl.last_update_utc, crl.next_update_utc
     advice = "Fetch a current list, and check the time that was passed as now=."
     end = require_in_force(evidence, "validity", start, end, now, advice)
-    return VerifiedCrl(crl, _subject(issuer), start, end)
+    return VerifiedCrl(crl, issuer.subject, start, end)
 
 
 def _is_signed(crl: x509.CertificateRevocationList, issuer: x509.Certificate) -> bool:
@@ -224,7 +222,7 @@ def _is_signed(crl: x509.CertificateRevocationList, issuer: x509.Certificate) ->
 
 def require_unrevoked(certificate: x509.Certificate, verified: VerifiedCrl, *, evidence: str) -> None:
     """Require that a verified list is that of a certificate's issuer, and does not have it."""
-    field, issuer = f"revocation of {quoted_name(certificate)}", _issuer(certificate)
+    field, issuer = f"revocation of {quoted_name(certificate)}", certificate.issuer
     if issuer != verified.issuer:
         wanted, found = (f"the list of {name.rfc4514_string()}" for name in (issuer, verified.issuer))
         advice = "Fetch the list of the authority that issued the certificate."
@@ -340,16 +338,6 @@ def reading(evidence: str) -> Iterator[None]:
             raise ValueError("a part of a name is too short or too long")
     except UNREADABLE as error:
         raise malformed(evidence, "encoding", None, wanted="an X.509 structure", found=str(error)) from None
-
-
-@lru_cache(maxsize=64)
-def _subject(certificate: x509.Certificate) -> x509.Name:
-    return certificate.subject
-
-
-@lru_cache(maxsize=64)
-def _issuer(certificate: x509.Certificate) -> x509.Name:
-    return certificate.issuer
 
 
 def _reset_after_fork() -> None:

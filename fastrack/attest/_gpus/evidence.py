@@ -1,7 +1,5 @@
 """Verify attestation reports of NVIDIA's GPUs and NVSwitches with the certificates that the devices hand out."""
 
-from __future__ import annotations
-
 import hmac
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
@@ -61,10 +59,9 @@ class VerifiedGpuReport:
         The name of this report for errors, such as "GPU 3 report".
     architecture : GpuArchitecture
         The generation, by the names in the certificates.
-    model : str
-        The name of the device in its certificate, such as "GH100 A01 GSP BROM"; NVIDIA's claim ``hwmodel``.
-    chip : str
-        The chip, such as "GH100", by the report or else the certificate; reference manifests name it as their product.
+    model, chip : str
+        The name of the device in its certificate, such as "GH100 A01 GSP BROM", NVIDIA's claim ``hwmodel``; and the
+        chip, such as "GH100", by the report or else the certificate, which is the product in reference manifests.
     chip_id : str
         The serial number in the name of the device's own certificate, in hexadecimal. It never changes.
     ueid : int
@@ -72,29 +69,24 @@ class VerifiedGpuReport:
         ``ueid``.
     project, project_sku, chip_sku : str or None
         The board; None for switches.
-    driver_version : str or None
-        The version of the driver; None for switches.
-    vbios_version : str
-        The version of the VBIOS, or of the BIOS of a switch.
+    driver_version, vbios_version : str
+        Versions of the driver, None for switches, and of the VBIOS, or of the BIOS of a switch.
     mode : GpuMode or None
         The confidential mode, by the feature flag or the status of protected PCIe; None for switches, and for firmware
         that reports neither.
     linked_to : frozenset of str
         The chip ids of the devices at the other ends of its NVLinks: of switches for a GPU, of GPUs for a switch.
-    is_locked : bool or None
-        True if a switch is locked, so that its links do not change; None for GPUs.
-    is_pcie_protected : bool or None
-        True if the GPU reports protected PCIe; None if it does not say.
-    is_nvdec_enabled : bool or None
-        False if the first video decoder is off, so that its measurement has no reference value; None for switches.
-    fwid : bytes
-        The digest of the firmware that the signing key was made for, by the certificate; 48 bytes.
-    nonce : bytes
-        The nonce that the report was asked with.
+    is_locked, is_pcie_protected, is_nvdec_enabled : bool or None
+        True if a switch is locked, so that its links do not change, None for GPUs; True if the GPU reports protected
+        PCIe, None if it does not say; and False if the first video decoder is off, so that its measurement has no
+        reference value, None for switches.
+    fwid, nonce : bytes
+        The digest of the firmware that the signing key was made for, by the certificate, 48 bytes; and the nonce that
+        the report was asked with.
     measurements : tuple of bytes
         SHA-384 digests by index, from 0, as reference manifests count.
     verified_at, revocation_checked_at, valid_until : datetime.datetime
-        Times of everything that was verified, as `fastrack.attest` describes them.
+        The times that `fastrack.attest` describes.
 
     Examples
     --------
@@ -157,8 +149,8 @@ def verify_gpu_report(
 
     The key of the first certificate signed the report; the five certificates lead from it, by the device and its
     provisioning authority, to the root, and are of one chip; the nonce is the expected one; the firmware that the
-    report names is that in the certificate. Other parameters and the errors are those of all verifiers, which
-    `fastrack.attest` describes; `ocsp` is for the certificates between leaf and root.
+    report names is that in the certificate. `fastrack.attest` describes the other parameters and the errors; `ocsp` is
+    for the certificates between leaf and root.
 
     Parameters
     ----------
@@ -172,13 +164,11 @@ def verify_gpu_report(
     Examples
     --------
     >>> from datetime import UTC, datetime
-    >>> import fastrack
     >>> from fastrack import attest
-    >>> try:
-    ...     attest.verify_gpu_report(b"no report", b"", nonce=bytes(32), now=datetime(2026, 6, 1, tzinfo=UTC))
-    ... except fastrack.FormatError as error:
-    ...     print(error)
-    reading the GPU report failed: expected 11 as its SPDM version of the request at offset 0, got 6e. It is ...
+    >>> attest.verify_gpu_report(b"no report", b"", nonce=bytes(32), now=datetime(2026, 6, 1, tzinfo=UTC))
+    Traceback (most recent call last):
+        ...
+    fastrack.FormatError: reading the GPU report failed: expected 11 as its SPDM version of the request at offset 0, ...
     """
     if len(nonce) != NONCE_SIZE:
         raise ValueError(f"expected nonce= with {NONCE_SIZE} bytes, got {len(nonce)}")
@@ -211,7 +201,7 @@ def verify_gpu_report(
         vbios_version=fields.vbios_version(),
         mode=fields.mode(),
         linked_to=fields.linked_to(),
-        is_locked=fields.is_locked(),
+        is_locked=parsed.field(OpaqueField.LOCK) == b"\1\0" if is_switch else None,
         is_pcie_protected=fields.switched_on(OpaqueField.PROTECTED_PCIE),
         is_nvdec_enabled=fields.switched_on(OpaqueField.NVDEC_STATUS),
         nonce=parsed.nonce,
@@ -306,10 +296,6 @@ class ReportFields:
             raise malformed(EVIDENCE, number.label, None, wanted=f"ids of {_ID_SIZE} bytes", found=value)
         found = (ids[start : start + _ID_SIZE][::step] for start in range(0, len(ids), _ID_SIZE))
         return frozenset(f"{kind}{one.hex().upper()}" for one in found if any(one))
-
-    def is_locked(self) -> bool | None:
-        """Decode the lock of a switch, which is 1 in two bytes."""
-        return self._fields.get(OpaqueField.LOCK) == b"\1\0" if self._is_switch else None
 
     def switched_on(self, number: OpaqueField) -> bool | None:
         """Decode a status, which is 0xAA for on and 0x55 for off."""

@@ -6,8 +6,6 @@ Extensions that hold the digest of the firmware that a key was made for (FWID): 
 does.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from enum import StrEnum

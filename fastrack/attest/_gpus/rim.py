@@ -4,8 +4,6 @@ A manifest is a SWID tag (ISO/IEC 19770-2:2015; TCG, "Reference Integrity Manife
 XML Signature (https://www.w3.org/TR/xmldsig-core1/) by ECDSA on P-384 with SHA-384.
 """
 
-from __future__ import annotations
-
 import hmac
 import re
 from base64 import b64decode, b64encode
@@ -18,7 +16,7 @@ from cryptography import x509
 
 from fastrack._util.public import attest_public
 from fastrack.attest._errors import refused, require_time_zone
-from fastrack.attest._formats.cache import Kept
+from fastrack.attest._formats.cache import Cache
 from fastrack.attest._formats.ocsp import check_revocation
 from fastrack.attest._formats.roots import NVIDIA_RIM_ROOTS, Roots
 from fastrack.attest._formats.signatures import P384
@@ -75,13 +73,9 @@ class Rim:
 
     Examples
     --------
-    >>> import fastrack
     >>> from fastrack import attest
-    >>> try:
-    ...     attest.parse_rim(b"<!DOCTYPE tag><tag/>")
-    ... except fastrack.FormatError as error:
-    ...     print(error)
-    reading the RIM failed: expected elements and text alone as its text in line 1, got a document type. It is ...
+    >>> attest.Rim.__match_args__[:3]
+    ('data', 'tag_id', 'product')
     """
 
     data: bytes
@@ -120,12 +114,7 @@ class VerifiedRim:
 
 @attest_public
 def parse_rim(data: bytes) -> Rim:
-    """Parse a manifest, without a look at its signature.
-
-    Parameters
-    ----------
-    data : bytes
-        The file: XML in UTF-8.
+    """Parse a manifest, a file of XML in UTF-8, without a look at its signature.
 
     Examples
     --------
@@ -151,8 +140,7 @@ def verify_rim(
     """Verify a manifest, offline.
 
     The signature is over the whole document but itself, and by the key of the first certificate in it; the certificates
-    lead to the root and are valid at `now`. Other parameters and the errors are those of all verifiers, which
-    `fastrack.attest` describes.
+    lead to the root and are valid at `now`. `fastrack.attest` describes the other parameters and the errors.
 
     Parameters
     ----------
@@ -162,13 +150,11 @@ def verify_rim(
     Examples
     --------
     >>> from datetime import UTC, datetime
-    >>> import fastrack
     >>> from fastrack import attest
-    >>> try:
-    ...     attest.verify_rim(b"no manifest", now=datetime(2026, 6, 1, tzinfo=UTC))
-    ... except fastrack.FormatError as error:
-    ...     print(error)
-    reading the RIM failed: expected well-formed XML as its text, got syntax error: line 1, column 0. It is damaged, ...
+    >>> attest.verify_rim(b"no manifest", now=datetime(2026, 6, 1, tzinfo=UTC))
+    Traceback (most recent call last):
+        ...
+    fastrack.FormatError: reading the RIM failed: expected well-formed XML as its text, got syntax error: line 1, ...
     """
     require_time_zone(now)
     parsed, certificates = open_signed(bytes(rim.data if isinstance(rim, Rim) else rim), evidence=evidence)
@@ -193,7 +179,7 @@ def _verify_signature(data: bytes, evidence: str) -> tuple[Rim, tuple[x509.Certi
     return rim, certificates
 
 
-open_signed = Kept(_verify_signature, 32)
+open_signed = Cache(_verify_signature, 32)
 
 
 def _read_rim(data: bytes, root: Element) -> Rim:
@@ -226,28 +212,22 @@ def _read_measurements(payload: Element) -> tuple[RimMeasurement, ...]:
         if element.name != (_SWID, "Resource") or element.attribute("type") != "Measurement":
             raise element.refusal("type", "a measurement", "a reference value of another kind")
         element.only()
-        measurement = _read_measurement(element)
-        if measurement.index in measurements:
-            raise element.refusal("attribute index", "each once", f"{measurement.index} twice")
-        measurements[measurement.index] = measurement
+        active = element.attribute("active")
+        if active not in {"True", "False"}:
+            raise element.refusal("attribute active", "True or False", active)
+        if element.attribute("size") != str(DIGEST_SIZE):
+            raise element.refusal("attribute size", DIGEST_SIZE, element.attribute("size"))
+        count = _read_number(element, "alternatives")
+        values = [element.attribute(f"Hash{number}", _HASHES) for number in range(count)]
+        if not count or sum(namespace == _HASHES for namespace, _ in element.attributes) != count:
+            raise element.refusal("attribute alternatives", "the number of values, from 1", count)
+        if wrong := [value for value in values if not _DIGEST.fullmatch(value)]:
+            raise element.refusal("value", "a digest of SHA-384 in hexadecimal", wrong[0])
+        index, digests = _read_number(element, "index"), tuple(map(bytes.fromhex, values))
+        if index in measurements:
+            raise element.refusal("attribute index", "each once", f"{index} twice")
+        measurements[index] = RimMeasurement(index, element.attribute("name"), active == "True", digests)
     return tuple(measurements[index] for index in sorted(measurements))
-
-
-def _read_measurement(element: Element) -> RimMeasurement:
-    active = element.attribute("active")
-    if active not in {"True", "False"}:
-        raise element.refusal("attribute active", "True or False", active)
-    if element.attribute("size") != str(DIGEST_SIZE):
-        raise element.refusal("attribute size", DIGEST_SIZE, element.attribute("size"))
-    count = _read_number(element, "alternatives")
-    values = [element.attribute(f"Hash{number}", _HASHES) for number in range(count)]
-    if not count or sum(namespace == _HASHES for namespace, _ in element.attributes) != count:
-        raise element.refusal("attribute alternatives", "the number of values, from 1", count)
-    for value in values:
-        if not _DIGEST.fullmatch(value):
-            raise element.refusal("value", "a digest of SHA-384 in hexadecimal", value)
-    digests = tuple(bytes.fromhex(value) for value in values)
-    return RimMeasurement(_read_number(element, "index"), element.attribute("name"), active == "True", digests)
 
 
 def _read_number(element: Element, name: str) -> int:

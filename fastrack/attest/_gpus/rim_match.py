@@ -1,7 +1,5 @@
 """Compare the measurements of a device with those of its reference manifests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

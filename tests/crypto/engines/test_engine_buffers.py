@@ -12,8 +12,8 @@ from helpers.runs import Runs, plan
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fastrack._crypto.base import check_buffers, chunks_between
-from fastrack._crypto.cobblestone import MessageKey
+from fastrack._crypto.base import check_buffers
+from fastrack._crypto.cobblestone import MessageKey, chunks_between
 
 KEY = bytes(range(32))
 PLAIN = noise(2 * CHUNK_SIZE + 777).tobytes()
@@ -164,10 +164,7 @@ def test_a_run_outside_the_38_bits_of_chunk_numbers_is_refused(make_engine, firs
     engine = make_engine(1)
     schedule = engine.expand_key(MessageKey.raw(bytes(16), bytes(12)))
     plain, sealed = np.zeros(20_000, np.uint8), np.zeros(20_032, np.uint8)
-    for run, buffers in (
-        (engine.seal_run, (plain, sealed)),
-        (engine.open_run, (sealed, plain)),
-        (engine.verify_run, (sealed,)),
-    ):
+    calls = (engine.seal_run, plain, sealed), (engine.open_run, sealed, plain), (engine.verify_run, sealed)
+    for run, *buffers in calls:
         with pytest.raises(ValueError, match="2\\^38"):
             run(schedule, *buffers, first)

@@ -22,7 +22,7 @@ needs_vectors = pytest.mark.skipif(available_engines()[0] == "openssl", reason="
 
 
 def forget():
-    for cached in (registry.selected_engine, registry._fault, registry._make):
+    for cached in (registry.selected_engine, registry._fault, registry.make_engine):
         cached.cache_clear()
 
 
@@ -135,7 +135,11 @@ def fail_to_compile(*_):
 @needs_vectors
 @pytest.mark.parametrize(
     ("method", "wrong", "told"),
-    [("seal_run", seal_other_bytes, "expected sealed chunks"), ("expand_key", fail_to_compile, "no such instruction")],
+    [
+        ("seal_run", seal_other_bytes, "expected sealed chunks"),
+        ("expand_key", fail_to_compile, "no such instruction"),
+        ("open_jobs", lambda *_: None, "of many messages"),
+    ],
 )
 def test_openssl_takes_the_place_of_an_engine_that_fails(monkeypatch, method, wrong, told):
     monkeypatch.setattr(VectorEngine, method, wrong)
@@ -167,11 +171,8 @@ def test_nothing_takes_the_place_of_openssl(cpu_with, monkeypatch):
 
 
 def test_an_engine_is_tested_once_in_a_process(monkeypatch):
-    tested = []
-    build = registry._build
-    monkeypatch.setattr(
-        registry, "_build", lambda name, threads: tested.append((name, threads)) or build(name, threads)
-    )
+    tested, build = [], registry._build
+    monkeypatch.setattr(registry, "_build", lambda *given: tested.append(given) or build(*given))
     for _ in range(2):
         for name in (None, *available_engines()):
             for threads in (2, 3):

@@ -64,9 +64,8 @@ def test_a_wrong_commitment_is_found_in_every_lane(engine_under_test, size):
     chance = random.Random(size)
     for count in (1, 2, 7, 8, 9, MOST):
         for bad in range(count):
-            batch = Batch(
-                chance.randbytes(size), [chance.randbytes(chance.randrange(300)) for _ in range(count)], chance
-            )
+            contexts = [chance.randbytes(chance.randrange(300)) for _ in range(count)]
+            batch = Batch(chance.randbytes(size), contexts, chance)
             bit = 8 * SALT_SIZE + chance.randrange(8 * COMMITMENT_SIZE)
             batch.headers[bad] = flip(batch.headers[bad], bit)
             assert (count, bad, batch.run(engine_under_test)) == (count, bad, bad)

@@ -11,8 +11,9 @@ from helpers.forking import in_forked_child
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE
 from helpers.runs import plan, zeroed
 
-from fastrack._crypto.base import GatherPlan, HostMemory, Jobs
+from fastrack._crypto.base import HostMemory, Messages
 from fastrack._crypto.cobblestone import MessageKey
+from fastrack._crypto.gather import GatherPlan
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack.errors import ClosedError
 
@@ -44,7 +45,7 @@ class Call:
     def open(self, engine):
         keys = MessageKeys.of([MessageKey.raw(key, bytes(12)) for key, *_ in self.given])
         memories = [HostMemory.of(source.data) for _, source, *_ in self.given]
-        jobs = Jobs(
+        jobs = Messages(
             keys,
             [size for *_, size, _ in self.given],
             [HostMemory.of(target.data, writable=True) for _, _, _, target, *_ in self.given],
@@ -58,9 +59,8 @@ class Call:
 
     def wrong(self):
         """The messages that hold something else than they should."""
-        return {
-            number for number, (_, _, text, target, *_) in enumerate(self.given) if target.data.tobytes() != bytes(text)
-        }
+        held = ((bytes(text), target.data.tobytes()) for _, _, text, target, *_ in self.given)
+        return {number for number, (text, found) in enumerate(held) if found != text}
 
 
 def test_messages_of_all_kinds_come_out_as_they_went_in(make_engine):
@@ -130,11 +130,11 @@ def test_what_reaches_outside_is_refused_before_anything_is_opened(engine_under_
     memory = [HostMemory.of(Fenced(116).data), HostMemory.of(Fenced(sealed).data)]
     targets = [HostMemory.of(good.data[:100], writable=True), HostMemory.of(out.data, writable=True)]
     with pytest.raises(ValueError, match=r"expected|no run"):
-        engine_under_test.open_jobs(Jobs(keys, [100, size], targets, memory, [None] * 2, [None, gathered]))
+        engine_under_test.open_jobs(Messages(keys, [100, size], targets, memory, [None] * 2, [None, gathered]))
     assert out.stands
     plain = [None, HostMemory.of(Fenced(size + 1).data)]
     with pytest.raises(ValueError, match=r"expected|no run"):
-        engine_under_test.open_jobs(Jobs(keys, [100, size], targets, [memory[0], None], plain, [None] * 2))
+        engine_under_test.open_jobs(Messages(keys, [100, size], targets, [memory[0], None], plain, [None] * 2))
 
 
 def test_a_plan_with_gaps_in_memory_is_refused(engine_under_test):
@@ -144,7 +144,7 @@ def test_a_plan_with_gaps_in_memory_is_refused(engine_under_test):
     target = HostMemory.of(np.zeros(10, np.uint8), writable=True)
     memory = HostMemory.of(as_array(bytes(116)))
     with pytest.raises(ValueError, match="plan"):
-        engine_under_test.open_jobs(Jobs(keys, [100], [target], [memory], [None], [gathered]))
+        engine_under_test.open_jobs(Messages(keys, [100], [target], [memory], [None], [gathered]))
 
 
 def test_many_threads_open_many_small_messages_at_once(make_engine):
@@ -157,7 +157,7 @@ def test_many_threads_open_many_small_messages_at_once(make_engine):
         targets = [np.zeros(3000, np.uint8) for _ in text]
         memory = [HostMemory.of(each, writable=True) for each in targets]
         columns = [HostMemory.of(each) for each in sealed], [None] * len(text), [None] * len(text)
-        assert engine.open_jobs(Jobs(keys, [3000] * len(text), memory, *columns)) is None
+        assert engine.open_jobs(Messages(keys, [3000] * len(text), memory, *columns)) is None
         return all(target.tobytes() == bytes(each) for target, each in zip(targets, text, strict=True))
 
     with ThreadPoolExecutor(4) as pool:
@@ -172,7 +172,7 @@ def test_wiped_keys_and_those_of_another_process_open_and_seal_nothing(engine_un
         for sealed, source in ((HostMemory.of(forged), None), (None, HostMemory.of(plain))):
             memory = HostMemory.of(target, writable=True)
             with pytest.raises(ClosedError):
-                engine_under_test.open_jobs(Jobs(keys, [100], [memory], [sealed], [source], [None]))
+                engine_under_test.open_jobs(Messages(keys, [100], [memory], [sealed], [source], [None]))
         return bool(target.all())
 
     keys = MessageKeys.of([MessageKey.raw(bytes(range(32)), bytes(12))])

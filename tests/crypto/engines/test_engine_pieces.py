@@ -10,7 +10,7 @@ from helpers.runs import Runs, as_pieces, flip, plain_size_of, plan, ranges_with
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from fastrack._crypto.base import GatherPlan, check_plan
+from fastrack._crypto.gather import GatherPlan
 
 KEY = bytes(range(32))
 NONCE = bytes(range(12))
@@ -60,12 +60,8 @@ def test_pieces_that_begin_and_end_anywhere_are_slices_of_the_plaintext(engine_u
     ranges += [(start, stop - start) for start in edges for stop in edges if 0 <= start < stop]
     ranges += [(start, 20_000 - start) for start in (CHUNK_SIZE, CHUNK_SIZE + 1, 19_999, 19_983)]
     for start, length in ranges:
-        assert (start, length, *runs.gather(sealed, [(start, length)])) == (
-            start,
-            length,
-            None,
-            [PLAIN[start : start + length]],
-        )
+        expected = [PLAIN[start : start + length]]
+        assert (start, length, *runs.gather(sealed, [(start, length)])) == (start, length, None, expected)
     assert runs.gather(sealed, ranges) == (None, [PLAIN[start : start + length] for start, length in ranges])
     bad, pieces = runs.gather(flip(sealed, 8 * 9000), ranges)
     assert bad == 0
@@ -155,14 +151,14 @@ def test_a_plan_that_reaches_outside_is_refused(runs, change):
     target = np.full(100, 0xA5, np.uint8)
     pieces = as_pieces(**(GOOD | change))
     with pytest.raises(ValueError, match="reaches outside"):
-        check_plan(pieces, len(SEALED), SIZE, target.size)
+        pieces.locate(len(SEALED), SIZE, target.size)
     with pytest.raises(ValueError, match="reaches outside"):
         runs.engine.open_gather(runs.schedule, as_array(SEALED), target, pieces)
     assert (target == 0xA5).all()
 
 
 def test_the_plan_that_the_malformed_ones_differ_from_is_taken():
-    assert check_plan(as_pieces(**GOOD), len(SEALED), SIZE, 100) is None
+    as_pieces(**GOOD).locate(len(SEALED), SIZE, 100)
 
 
 @each("field", ["chunks", "starts", "table"])
@@ -171,7 +167,7 @@ def test_a_plan_of_other_numbers_is_refused(field, dtype):
     good = as_pieces(**GOOD)
     arrays = {name: getattr(good, name) for name in GOOD}
     with pytest.raises(ValueError, match="reaches outside"):
-        check_plan(GatherPlan(**(arrays | {field: arrays[field].astype(dtype)})), len(SEALED), SIZE, 100)
+        GatherPlan(**(arrays | {field: arrays[field].astype(dtype)})).locate(len(SEALED), SIZE, 100)
 
 
 @each("field", ["chunks", "starts", "table"])
@@ -197,10 +193,10 @@ def test_a_plan_is_taken_exactly_if_every_piece_lies_inside(data, changes):
         part[data.draw(st.integers(0, part.size - 1))] = data.draw(NUMBER)
     lists = {name: part.tolist() for name, part in plan.items()}
     if lies_inside(**lists):
-        assert check_plan(as_pieces(**lists), len(SEALED), SIZE, 100) is None
+        as_pieces(**lists).locate(len(SEALED), SIZE, 100)
     else:
         with pytest.raises(ValueError, match="reaches outside"):
-            check_plan(as_pieces(**lists), len(SEALED), SIZE, 100)
+            as_pieces(**lists).locate(len(SEALED), SIZE, 100)
 
 
 def lies_inside(chunks, starts, table):
@@ -222,7 +218,7 @@ def test_a_chunk_is_taken_exactly_if_the_message_has_it(size, chunk):
     assume(size % SEALED_CHUNK_SIZE == 0 or size % SEALED_CHUNK_SIZE >= 16)
     pieces = as_pieces([chunk], [0, 1], [[0, 0, 0]])
     if 0 <= chunk < -(-size // SEALED_CHUNK_SIZE):
-        assert check_plan(pieces, size, plain_size_of(size), 0) is None
+        pieces.locate(size, plain_size_of(size), 0)
     else:
         with pytest.raises(ValueError, match="reaches outside"):
-            check_plan(pieces, size, plain_size_of(size), 0)
+            pieces.locate(size, plain_size_of(size), 0)

@@ -16,7 +16,7 @@ from helpers.reference import hash_key, round_keys
 from fastrack._crypto.derivation import derive
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/PID/mem")]
+pytestmark = pytest.mark.slow
 
 NONCE = bytes.fromhex("f0e1d2c3b4a5968778695a4b")
 CHUNKS = 512  # enough for helper threads
@@ -30,7 +30,8 @@ import gc, os, signal, sys
 from pathlib import Path
 import numpy as np
 from helpers import engines
-from fastrack._crypto.base import GatherPlan, HostMemory, Jobs
+from fastrack._crypto.base import HostMemory, Messages
+from fastrack._crypto.gather import GatherPlan
 from fastrack._crypto.cobblestone import MessageKey
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE
 from fastrack._crypto.derivation import derive
@@ -90,7 +91,7 @@ def run_jobs(engine, key, work):
     plan = GatherPlan(numbers, np.arange(count + 1), table) if work == "jobs gather" else None
     memory = HostMemory.of(target, writable=True)
     given = (None, HostMemory.of(plain[:target.size])) if is_plain else (HostMemory.of(source), None)
-    bad = engine.open_jobs(Jobs(keys, [target.size], [memory], *([each] for each in given), [plan]))
+    bad = engine.open_jobs(Messages(keys, [target.size], [memory], *([each] for each in given), [plan]))
     assert is_plain or not target[:100].any(), "plaintext of a bad chunk came out"
     target[:] = 0
     keys.wipe()

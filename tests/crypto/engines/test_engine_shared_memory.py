@@ -10,7 +10,7 @@ from helpers.meddler import shared_with_a_meddler
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, noise
 from helpers.runs import Runs, plan
 
-from fastrack._crypto.base import HostMemory, Jobs
+from fastrack._crypto.base import HostMemory, Messages
 from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.message_keys import MessageKeys
 
@@ -81,15 +81,10 @@ def test_ciphertext_that_changes_while_many_messages_are_opened_gives_plaintext_
         def attempt():
             keys = MessageKeys.of([MessageKey.raw(KEY, bytes(12))] * 3)
             columns = [HostMemory.of(source)] * 3, [None] * 3, [None, pieces, None]
-            bad = engine_under_test.open_jobs(Jobs(keys, [PLAIN.size] * 3, targets, *columns))
-            refused = [
-                (message, chunk)
-                for message, opened in enumerate(out)
-                for chunk, verdict in enumerate(verdicts(opened))
-                if verdict != "opened"
-            ]
-            assert bad == (refused[0] if refused else None)
-            assert "forged" not in {verdict for opened in out for verdict in verdicts(opened)}
+            bad = engine_under_test.open_jobs(Messages(keys, [PLAIN.size] * 3, targets, *columns))
+            found = [((n, chunk), v) for n, opened in enumerate(out) for chunk, v in enumerate(verdicts(opened))]
+            assert bad == next((place for place, verdict in found if verdict != "opened"), None)
+            assert "forged" not in {verdict for _, verdict in found}
             return out[0]
 
         tally(attempt)

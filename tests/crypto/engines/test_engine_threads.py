@@ -1,6 +1,5 @@
 """Many threads, forks, a process that exits: an engine gives the same answers, and no thread waits forever."""
 
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -16,8 +15,6 @@ from helpers.runs import Runs, flip
 
 from fastrack._crypto import workers
 from fastrack._crypto.workers import default_threads
-
-needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
 
 
 def test_sixteen_threads_share_an_engine(make_engine):
@@ -43,7 +40,6 @@ def test_sixteen_threads_share_an_engine(make_engine):
 # Forks
 
 
-@needs_fork
 def test_a_forked_child_starts_its_own_threads(make_engine):
     runs = Runs(make_engine(4), bytes(32))
     plain = noise(8 * 1024**2).tobytes()
@@ -62,7 +58,6 @@ def test_a_forked_child_starts_its_own_threads(make_engine):
 
 
 @pytest.mark.slow
-@needs_fork
 def test_a_child_forked_in_the_middle_of_a_run_is_right_too(make_engine):
     runs = Runs(make_engine(4), bytes(32))
     plain = noise(8 * 1024**2).tobytes()

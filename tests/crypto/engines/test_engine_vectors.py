@@ -101,10 +101,8 @@ def test_slices_of_a_published_message_are_read_where_its_chunks_are_valid(engin
         return
     chunks = reference.open_each(vector.aead_key, vector.base_nonce, raw)
     assert (vector.name.partition("_")[2] in VALID_END) == (not vector.valid and chunks[-1] is not None)
-    zeroed = b"".join(
-        bytes(min(CHUNK_SIZE, size - index * CHUNK_SIZE)) if chunk is None else chunk
-        for index, chunk in enumerate(chunks)
-    )
+    sizes = (min(CHUNK_SIZE, size - index * CHUNK_SIZE) for index in range(len(chunks)))
+    zeroed = b"".join(bytes(size) if chunk is None else chunk for size, chunk in zip(sizes, chunks, strict=True))
     runs = Runs(engine_under_test, vector.aead_key, vector.base_nonce)
     places = [k * CHUNK_SIZE + more for k in range(4) for more in (-1, 0, 9)]
     edges = {min(size, max(0, place)) for place in (*places, size // 2, size - 1, size)}

@@ -127,6 +127,15 @@ def test_every_vector_of_the_text_is_read_by_a_load_that_may_not_be_repeated(nam
     assert len(set(others)) <= 1
 
 
+@each_form
+@each("name", ["open", "verify", "collect"])
+def test_the_last_bytes_of_the_ciphertext_are_read_once(name, variant):
+    text, _ = compiled(name, variant)
+    scratch = re.findall(r"(\S+) = alloca ", text)
+    copies = re.findall(r"call void @llvm\.mem(?:cpy|move)[^(]*\(ptr [^,]*, ptr [^,%]*(\S+), i64 \S+, i1 (\w+)\)", text)
+    assert [is_volatile for source, is_volatile in copies if source not in scratch] == ["true"]
+
+
 @each_native_form
 @each("name", ["open", "seal"])
 def test_the_machine_code_reads_every_vector_of_a_group_once(name, variant):

@@ -31,8 +31,8 @@ from helpers import reference
 from helpers.cases import each
 
 from fastrack._crypto import native
+from fastrack._crypto.base import SEALS, WHOLE
 from fastrack._crypto.cobblestone import DERIVED_SIZE, PREFIXES
-from fastrack._crypto.job_table import SEALS, WHOLE
 from fastrack._crypto.vector import SCHEDULE_SIZE, derivation_table
 from fastrack._crypto.workers import NONE_BAD
 from fastrack.format import CHUNK_SIZE, COMMITMENT_SIZE, SALT_SIZE, SEALED_CHUNK_SIZE

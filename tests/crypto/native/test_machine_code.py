@@ -98,7 +98,7 @@ def test_a_first_transfer_loads_neither_numba_nor_llvmlite():
 
 def test_a_module_of_other_sources_is_refused(monkeypatch, tmp_path):
     module = native.load()
-    made = native.describe(module)
+    made = native.module_facts(module)
     assert native.is_of_these_sources(module)
     assert "_crypto/native/gcm_ir.py" in made["sources"]
     assert "_crypto/gather.py" in made["sources"]
@@ -150,9 +150,8 @@ def test_what_is_refused_is_not_used_and_the_reason_is_given(another_module):
 @pytest.mark.nightly
 def test_a_process_may_compile_for_itself():
     needs_compiler()
-    examine = (
-        "from fastrack._cli.commands.doctor import read_machine_code as read\nprint(read()['path'], read()['made_by'])"
-    )
+    examine = "from fastrack._cli.commands.doctor import read_machine_code as read\n"
+    examine += "print(read()['path'], read()['made_by'])"
     said = run_python(f"{FIRST_TRANSFER}\n{examine}", limit=240, FASTRACK_ENGINE="jit").splitlines()
     engine, *loaded = said[0].split()
     assert engine == (*supported_instruction_sets(), "openssl")[0]
@@ -163,14 +162,8 @@ def test_a_process_may_compile_for_itself():
 @pytest.mark.parametrize(
     ("code", "told"),
     [
-        (
-            "sys.modules['numba'] = None",
-            r"FASTRACK_ENGINE=jit failed: .*numba.* Run `pip install 'fastrack-io\[jit\]'`",
-        ),
-        (
-            "binding.llvm_version_info = (20, 1, 8)",
-            "expected LLVM 22 or later, .* got LLVM 20.1.8. Install a later numba",
-        ),
+        ("sys.modules['numba'] = None", r"=jit failed: .*numba.* Run `pip install 'fastrack-io\[jit\]'`"),
+        ("binding.llvm_version_info = (20, 1, 8)", "expected LLVM 22 or later, .* got LLVM 20.1.8. Install"),
     ],
 )
 def test_what_cannot_compile_is_told_before_it_does(code, told):

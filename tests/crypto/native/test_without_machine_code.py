@@ -109,7 +109,6 @@ try:
 except fastrack.DeviceError as error:
     print(error)
 """)
-    assert said.startswith(
-        "opening 'cuda:0' failed: expected fastrack's machine code, which issues its commands, got none: "
-    )
+    expected = "opening 'cuda:0' failed: expected fastrack's machine code, which issues its commands, got none: "
+    assert said.startswith(expected)
     assert said.endswith("Until then use device='cpu'\n")

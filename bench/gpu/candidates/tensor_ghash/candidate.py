@@ -169,25 +169,16 @@ EDITS = {
 
 def extend_state(state):
     """Append H^(1 + 32 n) for n from 0 to 31, and the matrix by which a group's bits are multiplied."""
-    powers = _group_powers(state)
-    return bytes(state) + powers + _matrix(state).tobytes()
+    powers = (_power(state, 1 + _GROUP * n).to_bytes(16, "little") for n in range(32))
+    return bytes(state) + b"".join(powers) + _matrix(state).tobytes()
 
 
 def _power(state, exponent):
+    """Return a power of H, divided by x. A state has those up to 513, so later ones are products."""
+    if exponent > 513:
+        return _product(_power(state, exponent - 512), _power(state, 512))
     place = _POWERS + 16 * exponent
     return int.from_bytes(state[place : place + 16], "little")
-
-
-def _group_powers(state):
-    """H^(1 + 32 n), divided by x. A state has powers up to 513, so the later half are products."""
-    found = []
-    for n in range(32):
-        exponent = 1 + _GROUP * n
-        if exponent <= 513:
-            found.append(_power(state, exponent))
-        else:
-            found.append(_product(_power(state, exponent - 512), _power(state, 512)))
-    return b"".join(power.to_bytes(16, "little") for power in found)
 
 
 def _product(a, b):
@@ -222,13 +213,5 @@ def _matrix(state):
     bits = np.unpackbits(columns, axis=2, bitorder="little")  # block, bit, row
     rows = bits.transpose(2, 0, 1).reshape(128, _GROUP, 4, 32)  # row, block, word, bit
     words = np.packbits(rows, axis=3, bitorder="little").view("<u4")[..., 0]  # row, block, word
-    made = np.empty((8, 8, 2, 32, 4), "<u4")
-    lane = np.arange(32)
-    group, item = lane // 4, lane % 4
-    for part in range(8):
-        for tile in range(8):
-            for half in range(2):
-                for word in range(4):  # a.x, a.y, a.z, a.w
-                    row = 16 * group + 2 * tile + word % 2
-                    made[part, tile, half, :, word] = words[row, 4 * part + item, 2 * half + word // 2]
-    return made
+    part, tile, half, lane, word = np.indices((8, 8, 2, 32, 4), sparse=True)  # words: a.x, a.y, a.z, a.w
+    return words[16 * (lane // 4) + 2 * tile + word % 2, 4 * part + lane % 4, 2 * half + word // 2]

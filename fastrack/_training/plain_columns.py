@@ -1,86 +1,20 @@
-"""Samples whose columns are of several kinds, side by side: rows, records of any length, and unencrypted tensors."""
+"""Columns of samples that the files of a data set store unencrypted."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from fastrack._keys.keyring import KeyRing
 from fastrack._sealed.indexing import Indices
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
-from fastrack._training.handles import DatasetRef, Packed, Row, refs
 from fastrack._training.shards import Shards
 from fastrack._util.names import list_names
 from fastrack._util.pickles import unpickle
 from fastrack._util.shown import shown
 
-
-class JoinedRef:
-    """Data sets of as many samples each, and unencrypted columns, whose columns stand side by side in a sample.
-
-    Handles refer to the data set that their column is of. `names` is the order of the columns.
-    """
-
-    __slots__ = ("__weakref__", "count", "dataset_id", "names", "parts", "plain")
-
-    def __init__(
-        self,
-        parts: Sequence[DatasetRef],
-        names: tuple[str, ...],
-        plain: PlainColumns | None = None,
-        dataset_id: bytes | None = None,
-    ) -> None:
-        self.parts = tuple(parts)
-        self.names = names
-        self.plain = plain
-        self.count = self.parts[0].count
-        self.dataset_id = dataset_id or os.urandom(8)
-        refs[self.dataset_id] = self
-
-    def sample(self, rows: Row) -> dict[str, Any]:
-        """Return the columns of one sample, or of several stacked ones, after a check of their numbers."""
-        self.require(rows)
-        return self.handles(rows)
-
-    def handles(self, rows: Row) -> dict[str, Any]:
-        """Return the same for numbers that were checked."""
-        columns: dict[str, Any] = {}
-        for part in self.parts:
-            columns |= part.handles(rows)
-        if self.plain is not None:
-            columns |= self.plain.sample(rows)
-        return {name: columns[name] for name in self.names}
-
-    def authenticate(self, keys: KeyRing) -> None:
-        """Authenticate the shapes of all sealed columns."""
-        for part in self.parts:
-            part.authenticate(keys)
-
-    def require(self, rows: Row) -> None:
-        """Check numbers of samples, as `DatasetRef.require` does."""
-        self.parts[0].require(rows)
-
-    def pack(self, rows: Row) -> Packed:
-        """Return the row numbers in as few bytes as they take."""
-        return self.parts[0].pack(rows)
-
-    def unpack(self, packed: Packed) -> Row:
-        """Return the row numbers that `pack` packed."""
-        return self.parts[0].unpack(packed)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return unpickle, ("JoinedRef", self.parts, self.names, self.plain, self.dataset_id)
-
-
-def restore_joined(
-    parts: tuple[DatasetRef, ...], names: tuple[str, ...], plain: PlainColumns | None, dataset_id: bytes
-) -> JoinedRef:
-    """Return the reference of this process with that id, or else that which a pickle describes."""
-    return refs.get(dataset_id) or JoinedRef(parts, names, plain, dataset_id)
+Row = int | Indices
 
 
 class PlainColumns:

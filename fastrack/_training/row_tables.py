@@ -14,9 +14,7 @@ import numpy as np
 from fastrack._keys.keyring import KeyRing
 from fastrack._sealed.indexing import Indices
 from fastrack._training.dataset import SealedDataset
-from fastrack._training.handles import DatasetRef
-from fastrack._training.joined import JoinedRef
-from fastrack._training.layout import EvenLayout, RecordLayout, record_layout
+from fastrack._training.handles import CombinedDataset, DatasetHandle, EvenLayout, RecordLayout
 from fastrack._util.shown import shown
 from fastrack.errors import FormatError
 
@@ -26,7 +24,7 @@ ROW_BYTES: Final = 16  # of the two numbers of a sample
 
 
 @dataclass(frozen=True)
-class NumberedSamples:
+class RowTable:
     """The samples of a data set as rows of a table: the id of the data set, and the number of the sample."""
 
     data: SealedDataset
@@ -45,7 +43,7 @@ class NumberedSamples:
         return len(self.data)
 
     @property
-    def _ref(self) -> DatasetRef | JoinedRef:
+    def _ref(self) -> DatasetHandle | CombinedDataset:
         return self.data._ref  # noqa: SLF001 - of this package
 
     @cached_property
@@ -90,18 +88,11 @@ class NumberedSamples:
             raise ValueError(f"batch: expected each column once, got another {shown(name, 200)} beside the sealed one")
         return {**samples, **others}
 
-    def with_lengths(self, keys: KeyRing) -> NumberedSamples:
+    def with_lengths(self, keys: KeyRing) -> RowTable:
         """Return the same samples, with the lengths of records, which no pickle has."""
         for part in self._ref.parts:
-            layout = part.layout
-            if isinstance(layout, RecordLayout) and layout.offsets is None:
-                opened = record_layout(layout.shards, keys)
-                if not np.array_equal(opened.ends, layout.ends):
-                    raise FormatError(
-                        "records: expected the number of records in each file that the data set had when made, got "
-                        "another. Make the data set again"
-                    )
-                layout.offsets = opened.offsets
+            if isinstance(part.layout, RecordLayout):
+                part.layout.open_offsets(keys)
         return self
 
 
@@ -117,7 +108,7 @@ def divide(count: int, parts: int) -> list[tuple[int, int]]:
     return list(pairwise(ends))
 
 
-def _digest(ref: DatasetRef | JoinedRef) -> int:
+def _digest(ref: DatasetHandle | CombinedDataset) -> int:
     """Return 63 bits of a hash of what determines the samples. It finds mistakes, not attacks."""
     digest = hashlib.sha256(repr(ref.names).encode())
     for part in ref.parts:

@@ -7,7 +7,7 @@ import pytest
 from helpers.forking import in_forked_child
 
 from fastrack import ClosedError
-from fastrack._util.guard import CloseGuard
+from fastrack._transfer.channel import CloseGuard
 
 
 def test_callers_enter_until_it_is_closed_which_happens_once():
