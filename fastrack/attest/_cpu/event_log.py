@@ -17,7 +17,7 @@ from hashlib import sha384
 from fastrack._util.public import attest_public
 from fastrack.attest._errors import malformed, refused
 from fastrack.attest._formats.binary import Cursor
-from fastrack.attest._formats.json import Node
+from fastrack.attest._formats.wire import Reader
 
 REGISTERS = 4
 EVENT_LOG_LIMIT = 4 << 20  # bytes; those of firmware have 64 to 256 KiB
@@ -254,12 +254,12 @@ def _read_header(header: Cursor) -> dict[int, int]:
 
 def _read_dstack(data: bytes) -> Iterator[MeasuredEvent]:
     """Read the log of dstack."""
-    log = Node.parse(data, _EVIDENCE)
+    log = Reader.parse(data, _EVIDENCE)
     if isinstance(log.value, dict):
         log = log.member("event_log")
         if isinstance(log.value, str):
-            log = Node.parse(log.value.encode(), _EVIDENCE)
-    for number, event in enumerate(Node({"events": log.value}, _EVIDENCE).items("events")):
+            log = Reader.parse(log.value.encode(), _EVIDENCE)
+    for number, event in enumerate(Reader({"events": log.value}, _EVIDENCE).items("events")):
         if number >= _EVENTS_LIMIT:
             raise malformed(_EVIDENCE, "events", None, wanted=f"at most {_EVENTS_LIMIT}", found="more")
         read = _read_dstack_event(event)
@@ -267,7 +267,7 @@ def _read_dstack(data: bytes) -> Iterator[MeasuredEvent]:
             yield read
 
 
-def _read_dstack_event(event: Node) -> MeasuredEvent:
+def _read_dstack_event(event: Reader) -> MeasuredEvent:
     """Read an event. The digests of those of the workload are computed, and compared where the log has them."""
     register, kind = event.integer("imr"), event.member("event_type").value
     if register >= REGISTERS:
@@ -287,7 +287,7 @@ def _read_dstack_event(event: Node) -> MeasuredEvent:
     return MeasuredEvent(register, kind, digest, payload)
 
 
-def _dstack_content(event: Node, payload: bytes) -> bytes:
+def _dstack_content(event: Reader, payload: bytes) -> bytes:
     """Return the bytes whose digest a runtime event of dstack adds."""
     name = event.text("event")
     if "version" in event.names and event.integer("version") == 2:

@@ -39,8 +39,8 @@ from fastrack.attest._cpu.tdx_quote import parse_tdx_quote
 from fastrack.attest._errors import malformed, refused, require_time_zone
 from fastrack.attest._exchange import VENDOR_ROOTS, TrustedRoots
 from fastrack.attest._fetch.client import Answer, Client
-from fastrack.attest._formats.json import Node
 from fastrack.attest._formats.ocsp import verify_ocsp_response
+from fastrack.attest._formats.wire import Reader
 from fastrack.attest._formats.x509 import load_chain, subject_name
 from fastrack.attest._gpus.evidence import VerifiedGpuReport, verify_gpu_report
 from fastrack.attest._gpus.report import parse_gpu_report
@@ -402,7 +402,7 @@ def _fetch_rim(run: _Fetching, rim_id: str) -> FetchedDocument:
         answer = run.client.ask(
             f"{run.services.nvidia_rim}/v1/rim/{percent_encode(rim_id)}", limit=2 * LARGEST
         )  # base64 in JSON
-        node = Node.parse(answer.body, f"answer about {rim_id}")
+        node = Reader.parse(answer.body, f"answer about {rim_id}")
         node.expect("id", rim_id)
         node.expect("rim_format", "TCG")
         try:
