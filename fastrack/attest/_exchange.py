@@ -241,13 +241,27 @@ class VerifiedOffer:
             "challenge": self.challenge_id,
             "recipient": self.recipient.id,
             "cpu": {"type": kind.name, **kind.describe(self.cpu)},
-            "devices": [
-                {"chip": one.chip, "chip_id": one.chip_id, "driver": one.driver_version, "vbios": one.vbios_version}
-                for one in map(report_of, self.devices)
-            ],
+            "devices": [_describe_device(device) for device in self.devices],
             "verified_at": self.verified_at.isoformat(),
             "valid_until": self.valid_until.isoformat(),
         }
+
+
+def _describe_device(device: MatchedGpuReport | VerifiedGpuReport) -> dict[str, object]:
+    """Return the claims of a device, those that NVIDIA has for its own tokens (EAT, RFC 9711) by its names."""
+    report = report_of(device)
+    claims: dict[str, object] = {
+        "chip": report.chip,
+        "chip_id": report.chip_id,
+        "driver": report.driver_version,
+        "vbios": report.vbios_version,
+        "mode": None if report.mode is None else str(report.mode),
+        "hwmodel": report.model,
+        "ueid": str(report.ueid),
+    }
+    if isinstance(device, MatchedGpuReport):
+        claims["measres"] = "success"  # compared with reference manifests, and equal
+    return claims
 
 
 @attest_public

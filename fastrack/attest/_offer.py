@@ -290,7 +290,7 @@ def _read_cpu(reader: Reader) -> CpuEvidence:
     kind = CPU_KINDS.get(name := cpu.text("type"))
     if kind is None:
         raise cpu.member("type").refusal(" or ".join(CPU_KINDS), f"{name:.40}")
-    cpu.require_members({*kind.members, "type"})
+    cpu.require_members({*kind.members, *cpu.names.intersection(kind.optional), "type"})
     evidence: CpuEvidence = kind.read(cpu)
     return evidence
 

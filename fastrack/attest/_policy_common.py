@@ -127,6 +127,22 @@ class Line:
         return f"# {self.covers}\n{'# ' * self.is_open}{self.key} = {write_toml(self.value)}"
 
 
+def to_claims(lines: Iterable[Line]) -> dict[str, object]:
+    """Return what lines say, for JSON: bytes in hexadecimal, and the one value of a list by itself."""
+    return {line.key: _to_claim(line.value) for line in lines}
+
+
+def _to_claim(value: object) -> object:
+    if isinstance(value, (set, frozenset)):
+        claims = sorted(map(str, map(_to_claim, value)))
+        return claims[0] if len(claims) == 1 else claims
+    if isinstance(value, Mapping):
+        return {str(name): _to_claim(one) for name, one in value.items()}
+    if isinstance(value, bytes):
+        return value.hex()
+    return value if isinstance(value, (bool, int)) else str(value)
+
+
 def write_toml(value: object) -> str:
     """Write a value in TOML: text, a number, true or false, bytes in hexadecimal, a set or a table of such."""
     if isinstance(value, bytes):

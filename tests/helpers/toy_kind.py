@@ -66,6 +66,7 @@ TOY = CpuKind(
     evidence=ToyEvidence,
     verified=VerifiedToy,
     members=("model", "report"),
+    optional=(),
     write=lambda evidence: {"model": write_bytes(evidence.model), "report": write_bytes(evidence.report)},
     read=lambda cpu: ToyEvidence(cpu.binary("report", limit=REPORT_LIMIT), cpu.binary("model", limit=CHAIN_LIMIT)),
     collect=lambda data, _: ToyEvidence(data, b"none"),

@@ -57,6 +57,8 @@ class CpuKind(Generic[E, V, P]):
     verified: type[V]
     members: tuple[str, ...]
     """The names of its members in an offer, but "type"."""
+    optional: tuple[str, ...]
+    """The names of members that may be absent."""
     write: Callable[[E], dict[str, Any]]
     """Return these members."""
     read: Callable[[Reader], E]

@@ -233,6 +233,7 @@ SNP = CpuKind(
     evidence=SnpEvidence,
     verified=VerifiedSnpReport,
     members=_MEMBERS,
+    optional=(),
     write=lambda evidence: {name: write_bytes(getattr(evidence, name)) for name in _MEMBERS},
     read=_read,
     collect=lambda report, table: SnpEvidence(report, **read_certificate_table(table)),
@@ -243,6 +244,6 @@ SNP = CpuKind(
     check=_check,
     draft=_draft,
     draft_claims=lambda evidence: _draft_report(parse_snp_report(evidence.report)),
-    describe=lambda verified: {"product": str(verified.product), "measurement": verified.report.measurement.hex()},
+    describe=lambda verified: {"product": str(verified.product), **rules.to_claims(_draft_report(verified.report))},
     flag="sev_snp",
 )

@@ -140,8 +140,8 @@ def _read_rule(table: Table) -> EventRule:
 def _write(evidence: TdxEvidence) -> dict[str, Any]:
     parts = evidence.collateral
     collateral = None if parts is None else {name: write_bytes(getattr(parts, name)) for name in _PARTS}
-    log = write_bytes(evidence.event_log)
-    return {"collateral": collateral, "event_log": log, "quote": write_bytes(evidence.quote)}
+    members = {"collateral": collateral, "quote": write_bytes(evidence.quote)}
+    return members if evidence.event_log is None else {**members, "event_log": write_bytes(evidence.event_log)}
 
 
 def _read(cpu: Reader) -> TdxEvidence:
@@ -149,7 +149,7 @@ def _read(cpu: Reader) -> TdxEvidence:
         parts = cpu.child(name, _PARTS)
         return TdxCollateral(**{part: parts.binary(part, limit=PART_LIMIT) for part in _PARTS})
 
-    log = cpu.or_none("event_log", lambda name: cpu.binary(name, limit=EVENT_LOG_LIMIT))
+    log = cpu.binary("event_log", limit=EVENT_LOG_LIMIT) if "event_log" in cpu.names else None
     return TdxEvidence(cpu.binary("quote", limit=_QUOTE_LIMIT), cpu.or_none("collateral", read), log)
 
 
@@ -185,10 +185,11 @@ def _verify(evidence: TdxEvidence, now: datetime, roots: Roots) -> VerifiedTdxQu
 
 
 def _describe(verified: VerifiedTdxQuote) -> dict[str, object]:
-    tcb, report = verified.tcb, verified.report
-    registers = {f"rtmr{number}": register.hex() for number, register in enumerate(report.rtmrs)}
-    claims = {"mrtd": report.mrtd.hex(), "tcb_status": str(tcb.status), **registers}
-    return {**claims, "advisories": list(tcb.advisory_ids)}
+    tcb = verified.tcb
+    claims = rules.to_claims(_draft_report(verified.report, None))
+    platform = {"fmspc": verified.platform.fmspc.hex(), "ppid": verified.platform.ppid.hex()}
+    state = {"tcb_status": str(tcb.status), "evaluation_number": tcb.evaluation_number}
+    return {**claims, **state, "advisories": list(tcb.advisory_ids), **platform}
 
 
 def _draft(verified: VerifiedTdxQuote) -> Iterator[Line]:
@@ -304,7 +305,8 @@ TDX = CpuKind(
     roots=INTEL_ROOTS,
     evidence=TdxEvidence,
     verified=VerifiedTdxQuote,
-    members=("collateral", "event_log", "quote"),
+    members=("collateral", "quote"),
+    optional=("event_log",),
     write=_write,
     read=_read,
     collect=_collect,
