@@ -35,10 +35,13 @@ class DeviceCollateral:
         What the folder lacks stays as the machine sent it.
         """
         certificates = load_chain(device.chain, evidence="certificate chain of a GPU")
-        fields = ReportFields(parse_gpu_report(device.report), is_switch=False)
         name = subject_name(certificates[1 % len(certificates)])
+        is_switch = name.startswith("LS")
+        fields = ReportFields(parse_gpu_report(device.report), is_switch=is_switch)
         chip = fields.text_or_none(OpaqueField.CHIP) or name.split(" ")[0].replace("_", "")
-        versions = [fields.text(OpaqueField.DRIVER_VERSION).upper(), fields.vbios_version().upper()]
+        versions = [fields.vbios_version().upper()]
+        if not is_switch:
+            versions.insert(0, fields.text(OpaqueField.DRIVER_VERSION).upper())
         found = [
             manifest
             for version in versions

@@ -151,7 +151,7 @@ def write_toml(value: object) -> str:
         return f"{{ {', '.join(f'{name} = {write_toml(one)}' for name, one in value.items())} }}"
     if isinstance(value, (set, frozenset)):
         return f"[{', '.join(sorted(map(write_toml, value)))}]"
-    return json.dumps(value)  # whose strings are basic strings of TOML
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # a basic string of TOML
 
 
 def draft_revocation(checked_at: datetime | None) -> Line:

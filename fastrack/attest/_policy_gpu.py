@@ -174,7 +174,8 @@ def draft_gpus(devices: Sequence[VerifiedGpuReport | MatchedGpuReport]) -> Itera
     matched = all(isinstance(device, MatchedGpuReport) for device in devices)
     covers = "comparison of all measurements with NVIDIA's reference manifests"
     yield Line("require_manifests", matched, covers, not matched)
-    dates = [report.revocation_checked_at for report in reports]
+    rims = [rim for device in devices if isinstance(device, MatchedGpuReport) for rim in device.rims]
+    dates = [*(report.revocation_checked_at for report in reports), *(rim.revocation_checked_at for rim in rims)]
     yield rules.draft_revocation(None if None in dates else dates[0])
 
 

@@ -275,7 +275,7 @@ def _describe_document(data: bytes) -> tuple[str, dict[str, object]]:
         cpu = {"type": kind_of_evidence(offer.evidence.cpu).name}
         members: dict[str, object] = {"challenge": offer.challenge_id, "recipient": offer.recipient.id, "cpu": cpu}
         members["devices"] = len(offer.evidence.devices)
-        with suppress(FormatError):  # what it claims that a policy can name, if it can be read
+        with suppress(FormatError, ValueError):  # what it claims that a policy can name, if it can be read
             members["claims"] = tomllib.loads(draft_policy(offer.evidence))
         return "offer", members
     if _is(data, GRANTS_KIND):

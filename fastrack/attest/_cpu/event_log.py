@@ -10,7 +10,7 @@ Sources: UEFI 2.11, section 38 (registers and their order); TCG PC Client Platfo
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha384
 
@@ -175,18 +175,19 @@ class EventLog:
         """Return the events of one RTMR."""
         return tuple(event for event in self.events if event.register == register)
 
-    def require(self, rtmrs: Sequence[bytes]) -> None:
-        """Require that the events are those that made the four RTMRs of a verified quote.
+    def require(self, rtmrs: Sequence[bytes], registers: Iterable[int] = range(REGISTERS)) -> None:
+        """Require that the events are those that made RTMRs of a verified quote, all four or some.
 
         Raises
         ------
         AttestationError
             If they are not; it names the first register that differs.
         """
-        for number, (found, wanted) in enumerate(zip(self.rtmrs, rtmrs, strict=True)):
-            if found != wanted:
+        made = self.rtmrs
+        for number in registers:
+            if made[number] != rtmrs[number]:
                 advice = "The log was altered, is of another boot, or lacks events; collect it anew on the machine."
-                raise refused(_EVIDENCE, f"RTMR{number}", wanted=wanted, found=found, advice=advice)
+                raise refused(_EVIDENCE, f"RTMR{number}", wanted=rtmrs[number], found=made[number], advice=advice)
 
 
 def text_digests(text: str) -> frozenset[bytes]:
@@ -258,7 +259,7 @@ def _read_dstack(data: bytes) -> Iterator[MeasuredEvent]:
     if isinstance(log.value, dict):
         log = log.member("event_log")
         if isinstance(log.value, str):
-            log = Reader.parse(log.value.encode(), _EVIDENCE)
+            log = Reader.parse(log.value.encode(errors="surrogatepass"), _EVIDENCE)
     for number, event in enumerate(Reader({"events": log.value}, _EVIDENCE).items("events")):
         if number >= _EVENTS_LIMIT:
             raise malformed(_EVIDENCE, "events", None, wanted=f"at most {_EVENTS_LIMIT}", found="more")
@@ -290,6 +291,8 @@ def _read_dstack_event(event: Reader) -> MeasuredEvent:
 def _dstack_content(event: Reader, payload: bytes) -> bytes:
     """Return the bytes whose digest a runtime event of dstack adds."""
     name = event.text("event")
+    if not name.isprintable():
+        raise event.member("event").refusal("printable text", ascii(name))
     if "version" in event.names and event.integer("version") == 2:
         members = {"name": name, "payload": payload.hex(), "type": _RUNTIME}
         return json.dumps(members, separators=(",", ":"), sort_keys=True, ensure_ascii=False).encode()

@@ -158,7 +158,7 @@ def _draft_report(report: SnpReport) -> Iterator[Line]:
     yield Line("min_tcb", floors, "lowest patch levels: reported, committed and at launch")
     if any(report.chip_id):
         yield Line("chip_ids", {report.chip_id}, "this machine alone; leave it out for others like it")
-    yield Line("max_vmpl", report.vmpl, "privilege of the software that asked; 0 is the highest")
+    yield Line("max_vmpl", report.vmpl, "privilege of the software that asked; 0 is the highest", report.vmpl > 0)
     yield Line("allow_smt", report.allows_smt, "threads that share a core")
     yield Line("require_alias_check", report.is_alias_checked, "check for aliases of memory (AMD-SB-3015)")
     yield from rules.draft_openings(debug=report.is_debug, migration=report.is_migratable)

@@ -21,6 +21,7 @@ from fastrack.attest._formats.roots import INTEL_ROOTS, Roots
 from fastrack.attest._formats.toml import Table
 from fastrack.attest._formats.wire import PART_LIMIT, Reader, write_bytes
 from fastrack.attest._policy_common import Line
+from fastrack.errors import AttestationError
 
 _PARTS = tuple(part.name for part in fields(TdxCollateral))
 _QUOTE_LIMIT = 64 << 10
@@ -42,6 +43,7 @@ _LINES = {
     "rtmr1": 'rtmr1 = "any"  # or a list: boot loader and kernel',
     "rtmr2": 'rtmr2 = "any"  # or a list: kernel command line and initrd',
 }
+_EVENT_REGISTERS = tuple(f"rtmr{number}" for number in range(REGISTERS))
 CCEL = "/sys/firmware/acpi/tables/data/CCEL"  # where Linux has the event log
 _COLLATERAL_AGE = timedelta(days=30)  # the time for which Intel issues a TCB info
 _EVALUATION_NUMBER = 17  # what Intel answered with in May 2025, and has followed by higher ones since
@@ -115,6 +117,8 @@ class TdxPolicy:
     events: Mapping[str, tuple[EventRule, ...]] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
+        if unknown := set(self.events).difference(_EVENT_REGISTERS):
+            raise ValueError(f"expected events= of {', '.join(_EVENT_REGISTERS)}, got {', '.join(sorted(unknown))}")
         rules.require_named(self.measurements, set(_LINES) - set(self.events))
 
 
@@ -122,8 +126,7 @@ def _read_events(table: Table) -> dict[str, tuple[EventRule, ...]]:
     """Read the tables ``[[cpu.tdx.events.rtmr1]]``, of which each describes one event."""
     if (registers := table.table("events")) is None:
         return {}
-    names = [f"rtmr{number}" for number in range(REGISTERS)]
-    found = {name: tuple(map(_read_rule, registers.tables(name))) for name in names if registers.has(name)}
+    found = {name: tuple(map(_read_rule, registers.tables(name))) for name in _EVENT_REGISTERS if registers.has(name)}
     registers.done()
     return found
 
@@ -179,8 +182,10 @@ def _verify(evidence: TdxEvidence, now: datetime, roots: Roots) -> VerifiedTdxQu
     verified = verify_tdx_quote(evidence.quote, evidence.collateral, now=now, roots=roots)
     if evidence.event_log is None:
         return verified
+    # Software may add to the last two after the start, which the log of firmware does not have: what a policy says of
+    # events is compared with the registers that it names.
     log = EventLog.parse(evidence.event_log)
-    log.require(verified.report.rtmrs)
+    log.require(verified.report.rtmrs, (0, 1))
     return replace(verified, event_log=log)
 
 
@@ -196,8 +201,10 @@ def _draft(verified: VerifiedTdxQuote) -> Iterator[Line]:
     tcb, log = verified.tcb, verified.event_log
     yield from _draft_report(verified.report, log)
     advisories = f"; of advisories apply {', '.join(tcb.advisory_ids)}" if tcb.advisory_ids else ""
-    yield Line("tcb_status", {tcb.status}, f"state of the platform, in Intel's words{advisories}")
-    yield Line("min_evaluation_number", tcb.evaluation_number, "number of Intel's judgement; raise it as Intel does")
+    weak = tcb.status is not TcbStatus.UP_TO_DATE
+    yield Line("tcb_status", {tcb.status}, f"state of the platform, in Intel's words{advisories}", weak)
+    number = max(tcb.evaluation_number, _EVALUATION_NUMBER)
+    yield Line("min_evaluation_number", number, "number of Intel's judgement; raise it as Intel does")
     yield Line("max_collateral_age_days", _COLLATERAL_AGE.days, "days since Intel issued it")
     yield Line("platforms", {verified.platform.ppid}, "this machine alone (PPID); leave it out for others like it")
 
@@ -249,7 +256,7 @@ def _check(policy: TdxPolicy, verified: VerifiedTdxQuote, judge: rules.Judge) ->
         if allowed is not None:
             judge.require(name.upper(), _register(report, name), allowed, name)
     for name, events in policy.events.items():
-        _check_events(name, events, verified.event_log, judge)
+        _check_events(name, events, verified, judge)
     _check_attributes(policy, report, judge)
     judge.require("TCB status", tcb.status, policy.tcb_status, "tcb_status")
     if refused_ids := policy.refused_advisories.intersection(tcb.advisory_ids):
@@ -263,20 +270,25 @@ def _check(policy: TdxPolicy, verified: VerifiedTdxQuote, judge: rules.Judge) ->
     judge.require_age("age of the collateral", verified.collateral_issued_at, longest, key)
 
 
-def _check_events(name: str, wanted: tuple[EventRule, ...], log: EventLog | None, judge: rules.Judge) -> None:
+def _check_events(name: str, wanted: tuple[EventRule, ...], verified: VerifiedTdxQuote, judge: rules.Judge) -> None:
     """Require that the events of a register are those that a policy names, in their order, and no others."""
-    title, key = name.upper(), f"events.{name}"
+    title, key, log, number = name.upper(), f"events.{name}", verified.event_log, int(name[-1])
     if log is None:
         advice = "Collect the offer as root, where the kernel has the table CCEL; or name the register itself."
         judge.refuse("event log", f"one, for the events of {title}", "none", key, advice)
         return
-    events = log.of(int(name[-1]))
+    try:
+        log.require(verified.report.rtmrs, (number,))
+    except AttestationError as error:
+        judge.note(error)
+        return
+    events = log.of(number)
     if len(events) != len(wanted):
         judge.refuse(f"events of {title}", f"{len(wanted)} of them", len(events), key)
-    for number, (event, rule) in enumerate(zip(events, wanted, strict=False), 1):
+    for place, (event, rule) in enumerate(zip(events, wanted, strict=False), 1):
         if rule.digests is not None and event.digest not in rule.digests:
             shown = ", ".join(sorted(digest.hex() for digest in rule.digests))
-            judge.refuse(f"event {number} of {title} ({event.name})", f"one of {shown}", event.digest, key)
+            judge.refuse(f"event {place} of {title} ({event.name})", f"one of {shown}", event.digest, key)
 
 
 def _check_attributes(policy: TdxPolicy, report: TdReport, judge: rules.Judge) -> None:

@@ -39,6 +39,10 @@ class Answer:
     headers: Mapping[str, str]
 
 
+class _RefusedError(OSError):
+    """An answer that would be the same when asked for again."""
+
+
 class _NoRedirect(HTTPRedirectHandler):
     """Follow no redirect: a document is asked of the service that was named."""
 
@@ -78,6 +82,8 @@ class Client:
                 wait = max(wait, _read_delay(error.headers))
                 if time.monotonic() + wait > end:
                     _refuse(url, error)
+            except _RefusedError:
+                raise
             except (OSError, HTTPException) as error:
                 reason = error.reason if isinstance(error, URLError) else error
                 if isinstance(reason, ssl.SSLError) or attempt == _ATTEMPTS - 1 or time.monotonic() + wait > end:
@@ -92,7 +98,7 @@ class Client:
             while part := answer.read1(64 << 10):
                 body += part
                 if len(body) > limit:
-                    raise _failure(request.full_url, f"up to {limit} bytes", "more", "Check the address.")
+                    raise _RefusedError(*_failure(request.full_url, f"up to {limit} bytes", "more", "Check it.").args)
                 if time.monotonic() > end:
                     raise TimeoutError("the answer came too slowly")
             length = answer.headers.get("Content-Length")
