@@ -48,12 +48,18 @@ class DeviceCollateral:
             for rim, manifest in self._manifests
             if (rim.product, rim.version.upper()) == (chip, version)
         ]
-        ocsp = self._find_responses(certificates) or device.ocsp
+        ocsp = self._find_responses(certificates, device.ocsp)
         return replace(device, manifests=tuple(found) or device.manifests, ocsp=ocsp)
 
-    def _find_responses(self, certificates: Sequence[x509.Certificate]) -> tuple[bytes, ...] | None:
+    def _find_responses(
+        self, certificates: Sequence[x509.Certificate], sent: tuple[bytes, ...] | None = None
+    ) -> tuple[bytes, ...] | None:
+        """Return the responses about certificates: for each the folder's, or else those that were sent."""
         serials = {certificate.serial_number for certificate in certificates}
-        found = tuple(data for numbers, data in self._responses if serials & numbers)
+        kept = [(numbers & serials, data) for numbers, data in self._responses if serials & numbers]
+        covered = {number for numbers, _ in kept for number in numbers}
+        others = [data for data in sent or () if not _serial_numbers(Path("an offer"), data) <= covered]
+        found = (*(data for _, data in kept), *others)
         return found or None
 
 

@@ -11,6 +11,7 @@ Nothing here remembers which challenges were used: the owner does, as the broker
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -400,7 +401,10 @@ def complete_evidence(
     kind, devices = kind_of_evidence(evidence.cpu), evidence.devices
     if not isinstance(collateral, TdxCollateral):
         collateral = Path(collateral)
-        devices = tuple(map(DeviceCollateral(collateral).complete, devices))
+        if not collateral.is_dir():  # which would be the machine's collateral, unheard
+            raise NotADirectoryError(errno.ENOTDIR, "expected a folder of collateral, got none", str(collateral))
+        if devices:
+            devices = tuple(map(DeviceCollateral(collateral).complete, devices))
     return MachineEvidence(kind.complete(evidence.cpu, collateral), devices)
 
 

@@ -149,6 +149,18 @@ def test_a_draft_lets_no_debugger_in_by_itself():
     assert attest.Policy.from_toml(text).snp.revocation is attest.Revocation.CACHED
 
 
+def test_a_draft_is_never_weaker_than_the_defaults_by_itself():
+    verified, _ = draft(Machine("tdx", 0), 0)
+    platform = replace(verified.cpu.tcb.platform, status=attest.TcbStatus.REVOKED)
+    tcb = replace(verified.cpu.tcb, platform=platform, evaluation_number=3)
+    policy = attest.Policy.from_toml(attest.draft_policy(replace(verified.cpu, tcb=tcb)))
+    assert policy.tdx.tcb_status == {attest.TcbStatus.UP_TO_DATE}
+    assert policy.tdx.min_evaluation_number == 17
+    verified, _ = draft(Machine("snp", 0), 0)
+    text = attest.draft_policy(replace(verified.cpu, report=replace(verified.cpu.report, vmpl=3)))
+    assert attest.Policy.from_toml(text).snp.max_vmpl == 0
+
+
 def test_a_draft_of_claims_alone_says_so():
     for kind in ("tdx", "snp"):
         text = attest.draft_policy(attest.MachineEvidence(Machine(kind, 0).prove(bytes(64))))

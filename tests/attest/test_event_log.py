@@ -229,6 +229,16 @@ def test_a_log_of_another_boot_is_refused_with_the_offer():
         attest.verify_evidence(evidence, now=NOW, roots=machine_roots())
 
 
+def test_software_may_add_to_a_register_that_no_event_of_the_policy_is_of():
+    log = attest.EventLog.parse(ccel())
+    rtmrs = [*log.rtmrs[:3], bytes(48)]
+    quote = tdx.quote(tdx.platform(), body=tdx.td_report(report_data=bytes(64), rtmrs=rtmrs))
+    evidence = attest.MachineEvidence(attest.TdxEvidence(quote, attest.TdxCollateral(**tdx.collateral()), ccel()))
+    verified, _ = attest.verify_evidence(evidence, now=NOW, roots=machine_roots())
+    assert judge(RULES, verified) == []
+    assert judge(RULES + "[[cpu.tdx.events.rtmr3]]\nany = true", verified) == ["RTMR3"]
+
+
 def test_a_rule_says_one_thing_and_registers_are_named():
     for text, wanted in (
         (RULES.replace('texts = ["quiet", "quiet root=/dev/vda"]', ""), "digests, texts, or any"),

@@ -3,7 +3,6 @@
 import json
 import time
 from datetime import timedelta
-from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import quote as percent_encode
@@ -19,6 +18,7 @@ from fastrack.attest._fetch import client as clients
 
 TCB = "/tdx/certification/v4/tcb"
 AMD = "/vcek/v1/Milan/"
+TDX = f"tdx-{tdx.FMSPC.hex()}.json"
 
 
 @pytest.fixture
@@ -67,9 +67,9 @@ def test_what_was_fetched_verifies_and_is_not_asked_for_again(start, tmp_path, c
     assert all(document.is_new and document.valid_until > NOW for document in documents)
     names = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     assert {document.name for document in documents} == names
-    assert {name.partition("/")[0] for name in names} == (
-        {"tdx.json", "rim", "ocsp"} if cpu == "tdx" else {"vcek.der", "cert_chain.pem", "crl.der", "rim", "ocsp"}
-    )
+    amd = {"vcek-0102030405060708-3-0-8-115.der", "cert_chain-Milan.pem", "crl-Milan.der"}
+    cpus = {f"tdx-{tdx.FMSPC.hex()}.json"} if cpu == "tdx" else amd
+    assert {name.partition("/")[0] for name in names} == cpus | {"rim", "ocsp"}
     assert service.asked.pop("/") == len(list((tmp_path / "ocsp").iterdir()))  # each certificate once, of two GPUs
     assert set(service.asked.values()) == {1}
     before = {name: (tmp_path / name).read_bytes() for name in names}
@@ -83,7 +83,7 @@ def test_documents_are_kept_byte_for_byte_as_they_were_signed(start, tmp_path):
     service = start()
     fetch(service, tmp_path)
     wanted = attest.TdxCollateral(**tdx.collateral())
-    found = attest.TdxCollateral.from_json((tmp_path / "tdx.json").read_bytes())
+    found = attest.TdxCollateral.from_json((tmp_path / TDX).read_bytes())
     assert (found.tcb_info, found.qe_identity) == (wanted.tcb_info, wanted.qe_identity)
     assert (found.tcb_info_issuer_chain, found.pck_crl_issuer_chain) == (
         wanted.tcb_info_issuer_chain,
@@ -107,7 +107,7 @@ def test_the_folder_is_what_the_exchange_needs(start, tmp_path):
     service = start()
     fetch(service, tmp_path)
     machine = service.machine
-    own, machine.collateral = attest.TdxCollateral.from_json((tmp_path / "tdx.json").read_bytes()), None
+    own, machine.collateral = attest.TdxCollateral.from_json((tmp_path / TDX).read_bytes()), None
     challenge, pending = offer_of(machine)
     verified = attest.verify_offer(
         attest.Offer.from_bytes(pending.to_bytes()),
@@ -123,12 +123,12 @@ def test_the_folder_is_what_the_exchange_needs(start, tmp_path):
 def test_documents_that_end_are_fetched_anew(start, tmp_path):
     service = start()
     fetch(service, tmp_path)
-    stale = tmp_path / "tdx.json"
+    stale = tmp_path / TDX
     old = tdx.collateral(info=tdx.tcb_info(start=NOW - timedelta(40), end=NOW - timedelta(10)))
     stale.write_text(tdx.as_json(old))
     service.asked.clear()
     (document,) = (one for one in fetch(service, tmp_path) if one.is_new)
-    assert document.name == "tdx.json"
+    assert document.name == TDX
     assert service.asked[TCB] == 1
     assert set(service.asked) == {
         TCB,
@@ -219,11 +219,48 @@ def test_a_revoked_certificate_is_told_and_its_response_not_kept(start, tmp_path
     service = start()
     rom = service.machine.devices[0].chain[1]
     revoked = nvidia.status(rom, service.machine.devices[0].chain[2], good=False)
-    first, name = [], f"ocsp/{rom.certificate.serial_number:x}.der"
     service.answers["/"] = [(200, {}, revoked)]
     with pytest.raises(AttestationError, match="revoked"):
-        first += fetch(service, tmp_path)
-    assert not (tmp_path / name).exists()
+        fetch(service, tmp_path)
+    assert not list(tmp_path.glob(f"ocsp/*-{rom.certificate.serial_number:x}.der"))
+
+
+def test_a_document_is_asked_for_again_after_half_of_its_life_and_kept_to_its_end(start, tmp_path):
+    service = start(gpus=0)
+    fetch(service, tmp_path)
+    issued, end = NOW - timedelta(1), NOW + timedelta(29)
+    service.asked.clear()
+    half = issued + (end - issued) / 2
+    fetch(service, tmp_path, now=half - timedelta(1))
+    assert not service.asked
+    fetch(service, tmp_path, refresh=True)
+    assert service.asked.pop(TCB) == 1
+    service.answers[TCB] = [(404, {}, b"")]
+    (kept,) = fetch(service, tmp_path, now=half + timedelta(1))
+    assert service.asked[TCB] == 1
+    assert not kept.is_new
+    assert (tmp_path / TDX).exists()
+
+
+def test_one_folder_serves_machines_of_two_kinds(start, tmp_path):
+    for cpu in ("tdx", "snp"):
+        fetch(start(cpu, gpus=1), tmp_path)
+    for cpu in ("tdx", "snp"):
+        machine = Machine(cpu, 1)
+        challenge, pending = offer_of(machine)
+        offer = attest.Offer.from_bytes(pending.to_bytes())
+        judge = attest.Policy.from_toml(policy(1))
+        assert attest.verify_offer(offer, challenge, judge, now=NOW, roots=roots(), collateral=tmp_path)
+    with pytest.raises(NotADirectoryError):
+        attest.verify_offer(offer, challenge, judge, now=NOW, roots=roots(), collateral=tmp_path / "none")
+
+
+def test_a_machine_of_another_platform_is_judged_by_its_own_collateral(start, tmp_path):
+    fetch(start(gpus=0), tmp_path)
+    (tmp_path / TDX).rename(tmp_path / "tdx-000000000000.json")
+    challenge, pending = offer_of(Machine("tdx", 0))
+    judge = attest.Policy.from_toml(policy(0))
+    assert attest.verify_offer(pending.offer, challenge, judge, now=NOW, roots=roots(), collateral=tmp_path)
 
 
 def test_a_service_that_is_busy_is_asked_again_as_it_wants(start, tmp_path, waits):
@@ -254,12 +291,14 @@ def test_a_service_that_stays_busy_ends_the_wait_with_words(start, tmp_path, wai
 def test_what_kds_has_nothing_about_is_said_before_it_is_asked(start, tmp_path):
     service = start("snp", gpus=0)
     machine = service.machine
-    for changes, text in (({"chip_id": bytes(64)}, "masks"), ({"version": 2}, "--product")):
-        report = snp.report(machine.chip, **changes)
-        evidence = attest.MachineEvidence(attest.SnpEvidence(report, b"", b""))
-        with pytest.raises(AttestationError, match=text):
-            list(attest.fetch_collateral(evidence, tmp_path, services=service.services, roots=roots(), now=NOW))
+    options = {"services": service.services, "roots": roots(), "now": NOW}
+    evidence = attest.MachineEvidence(attest.SnpEvidence(snp.report(machine.chip, version=2)))
+    with pytest.raises(AttestationError, match="--product"):
+        list(attest.fetch_collateral(evidence, tmp_path, **options))
     assert not service.asked
+    evidence = attest.MachineEvidence(attest.SnpEvidence(snp.report(machine.chip, chip_id=bytes(64))))
+    documents = list(attest.fetch_collateral(evidence, tmp_path, **options))
+    assert [document.name for document in documents] == ["cert_chain-Milan.pem", "crl-Milan.der"]  # the rest the host has
 
 
 def test_evidence_that_is_not_genuine_asks_for_nothing(start, tmp_path):
@@ -310,5 +349,4 @@ def test_recorded_answers_of_amd_become_certificates_that_verify(start, tmp_path
     given = attest.MachineEvidence(attest.SnpEvidence(report, b"", b""))
     now = NOW.replace(year=2025, month=7, day=1)
     documents = attest.fetch_collateral(given, tmp_path, services=service.services, now=now, product="Genoa")
-    assert [document.name for document in documents] == ["vcek.der", "cert_chain.pem", "crl.der"]
-    assert sha256((tmp_path / "vcek.der").read_bytes()).digest()
+    assert [document.name for document in documents] == ["cert_chain-Genoa.pem", "vcek-c70912d8d216bd3f-10-0-23-84.der", "crl-Genoa.der"]

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from helpers.foundry import tdx
 from helpers.foundry.authority import NOW
 from helpers.foundry.machine import Machine, roots
 from helpers.vendor_services import VendorServices
@@ -32,6 +33,7 @@ def service(monkeypatch):
         yield running
 
 
+TDX = f"tdx-{tdx.FMSPC.hex()}.json"
 SIGN = "--sign owner.signer --key data.key --out grants"
 
 
@@ -81,8 +83,8 @@ def test_a_second_fetch_asks_for_nothing_and_says_what_holds(cli, folder, servic
     moved = cli.json("attest fetch offer elsewhere --bundle collateral")["documents"]
     assert len(moved) == len(first)
     assert not service.asked
-    (folder / "collateral" / "tdx.json").unlink()
-    assert "expected tdx.json in the bundle, got none" in cli.error("attest fetch offer third --bundle collateral")
+    (folder / "collateral" / TDX).unlink()
+    assert f"expected {TDX} in the bundle, got none" in cli.error("attest fetch offer third --bundle collateral")
 
 
 def test_a_policy_is_drafted_of_evidence_that_verifies_alone(cli, folder, service):

@@ -27,6 +27,9 @@ def fetch(
     product: Annotated[
         str | None, typer.Option(metavar="NAME", help="Milan or Genoa, for reports of SEV-SNP that do not tell.")
     ] = None,
+    refresh: Annotated[
+        bool, typer.Option("--refresh", help="Ask for newer lists, though those there are fresh.")
+    ] = False,
     ca: Annotated[Path | None, typer.Option(metavar="PEM", help="The authority of a mirror or proxy.")] = None,
     intel: Annotated[str | None, Base] = None,
     intel_roots: Annotated[str | None, Base] = None,
@@ -58,6 +61,7 @@ def fetch(
         product=product,
         ca=None if ca is None else str(ca),
         bundle=bundle,
+        refresh=refresh,
         now=read_clock(),
     ):
         documents.append(document)

@@ -123,11 +123,31 @@ def _read(cpu: Reader) -> SnpEvidence:
 def _complete(evidence: SnpEvidence, collateral: TdxCollateral | Path) -> SnpEvidence:
     if not isinstance(collateral, Path):
         return evidence
-    files = {"leaf": ("vcek.der", "vlek.der"), "issuers": ("cert_chain.pem",), "crl": ("crl.der",)}
-    found = {
-        part: [data for name in names if (data := read_collateral(collateral / name))] for part, names in files.items()
-    }
-    return replace(evidence, **{part: data[0] for part, data in found.items() if data})
+    report = parse_snp_report(evidence.report)
+    own = {"leaf": f"{report.signing_key.lower()}.der", "issuers": "cert_chain.pem", "crl": "crl.der"}
+    for part, name in snp_files(report, report.product or _find_product(report, collateral)).items():
+        data = read_collateral(collateral / name)
+        if data is None and getattr(evidence, part) is None:  # a folder of one machine, whose owner filled it
+            data = read_collateral(collateral / own[part])
+        if data is not None:
+            evidence = replace(evidence, **{part: data})
+    return evidence
+
+
+def snp_files(report: SnpReport, product: SnpProduct) -> dict[str, str]:
+    """Return the names of the files of collateral for a report. The leaf is of one chip and its levels."""
+    levels = report.reported_tcb
+    numbers = (levels.fmc, levels.bootloader, levels.tee, levels.snp, levels.microcode)
+    tcb = "-".join(str(number) for number in numbers if number is not None)
+    kind, vlek = report.signing_key.lower(), "" if report.signing_key == "VCEK" else "vlek-"
+    leaf = f"{kind}-{report.chip_id[:8].hex()}-{tcb}.der"
+    return {"leaf": leaf, "issuers": f"{vlek}cert_chain-{product}.pem", "crl": f"{vlek}crl-{product}.der"}
+
+
+def _find_product(report: SnpReport, folder: Path) -> SnpProduct:
+    """Return the product of a report of version 2, which does not tell: the one whose leaf the folder has."""
+    names = {product: snp_files(report, product) for product in SnpProduct}
+    return next((product for product in names if (folder / names[product]["issuers"]).exists()), SnpProduct.MILAN)
 
 
 def _verify(evidence: SnpEvidence, now: datetime, roots: Roots) -> VerifiedSnpReport:

@@ -15,11 +15,13 @@ from fastrack.attest._cpu.event_log import EVENT_LOG_LIMIT, REGISTERS, EventLog,
 from fastrack.attest._cpu.kind import CpuKind, read_collateral
 from fastrack.attest._cpu.tdx import VerifiedTdxQuote, verify_tdx_quote
 from fastrack.attest._cpu.tdx_collateral import TcbStatus, TdxCollateral
+from fastrack.attest._cpu.tdx_pck import read_pck_identity
 from fastrack.attest._cpu.tdx_quote import EVIDENCE, TdReport, parse_tdx_quote
 from fastrack.attest._errors import refused
 from fastrack.attest._formats.roots import INTEL_ROOTS, Roots
 from fastrack.attest._formats.toml import Table
 from fastrack.attest._formats.wire import PART_LIMIT, Reader, write_bytes
+from fastrack.attest._formats.x509 import load_chain
 from fastrack.attest._policy_common import Line
 from fastrack.errors import AttestationError
 
@@ -165,11 +167,24 @@ def _collect(report: bytes, _: bytes) -> TdxEvidence:
 
 def _complete(evidence: TdxEvidence, collateral: TdxCollateral | Path) -> TdxEvidence:
     if isinstance(collateral, Path):
-        text = read_collateral(collateral / "tdx.json")
+        text = read_collateral(collateral / tdx_file(read_fmspc(evidence.quote)))
+        if text is None and evidence.collateral is None:  # a folder of one machine, whose owner filled it
+            text = read_collateral(collateral / "tdx.json")
         if text is None:
             return evidence
         collateral = TdxCollateral.from_json(text)
     return replace(evidence, collateral=collateral)
+
+
+def tdx_file(fmspc: str) -> str:
+    """Return the name of the file of collateral for platforms of an FMSPC."""
+    return f"tdx-{fmspc}.json"
+
+
+def read_fmspc(quote: bytes) -> str:
+    """Return the FMSPC of the platform that a quote claims to be of."""
+    certificates = load_chain(parse_tdx_quote(quote).pck_chain, evidence="PCK chain")
+    return read_pck_identity(certificates[0]).fmspc.hex()
 
 
 def _verify(evidence: TdxEvidence, now: datetime, roots: Roots) -> VerifiedTdxQuote:

@@ -29,11 +29,11 @@ from fastrack._util.atomic import new_file
 from fastrack._util.public import attest_public
 from fastrack.attest._cpu.kind import LARGEST, read_collateral
 from fastrack.attest._cpu.snp import verify_snp_report
-from fastrack.attest._cpu.snp_kind import SnpEvidence
+from fastrack.attest._cpu.snp_kind import SnpEvidence, snp_files
 from fastrack.attest._cpu.snp_report import SnpProduct, SnpReport, parse_snp_report
 from fastrack.attest._cpu.tdx import verify_signatures, verify_tdx_quote
 from fastrack.attest._cpu.tdx_collateral import TdxCollateral
-from fastrack.attest._cpu.tdx_kind import TdxEvidence
+from fastrack.attest._cpu.tdx_kind import TdxEvidence, tdx_file
 from fastrack.attest._cpu.tdx_pck import read_pck_identity
 from fastrack.attest._cpu.tdx_quote import parse_tdx_quote
 from fastrack.attest._errors import malformed, refused, require_time_zone
@@ -41,7 +41,7 @@ from fastrack.attest._exchange import VENDOR_ROOTS, TrustedRoots
 from fastrack.attest._fetch.client import Answer, Client
 from fastrack.attest._formats.ocsp import verify_ocsp_response
 from fastrack.attest._formats.wire import Reader
-from fastrack.attest._formats.x509 import load_chain, subject_name
+from fastrack.attest._formats.x509 import fingerprint, load_chain, load_crl, require_unrevoked, subject_name, verify_crl
 from fastrack.attest._gpus.evidence import VerifiedGpuReport, verify_gpu_report
 from fastrack.attest._gpus.report import parse_gpu_report
 from fastrack.attest._gpus.rim import open_signed, verify_rim
@@ -49,6 +49,7 @@ from fastrack.attest._offer import DeviceEvidence, MachineEvidence
 from fastrack.errors import AttestationError, FormatError
 
 _OCSP_LIMIT = 64 << 10
+_FRESH = 0.5  # the part of its lifetime after which a document is asked for again
 _RIM_ID = re.compile(r"[A-Z0-9_.]{1,128}", re.IGNORECASE)
 _CHAIN_NAMES = {  # of the headers with the certificates of a signer; the first of TCB info is that of version 3
     "tcb": ("tcb-info-issuer-chain", "sgx-tcb-info-issuer-chain"),
@@ -115,6 +116,10 @@ class FetchedDocument:
     is_new: bool
 
 
+_Lifetime = tuple[datetime | None, datetime]  # the time from which on a newer one may be had, if ever, and the end
+_Verify = Callable[[bytes], _Lifetime]
+
+
 @dataclass(frozen=True, slots=True)
 class _Fetching:
     """What all documents of a run have in common."""
@@ -124,11 +129,8 @@ class _Fetching:
     client: Client
     roots: TrustedRoots
     now: datetime
-    bundle: Path | None = None
-
-    def ask(self, name: str, url: str, *, limit: int = LARGEST) -> bytes:
-        """Return the file of the bundle, or what a service answers that is kept as it is."""
-        return self.client.ask(url, limit=limit).body if self.bundle is None else self.carried(name)
+    bundle: Path | None
+    refresh: bool
 
     def carried(self, name: str) -> bytes:
         """Return a file of the bundle."""
@@ -140,15 +142,20 @@ class _Fetching:
             )
         return data
 
-    def kept(self, name: str, verify: Callable[[bytes], datetime]) -> datetime | None:
-        """Return the end of a file that still holds; None if there is none that does."""
-        data = read_collateral(self.folder / name)
-        if data is None:
-            return None
+    def kept(self, name: str, verify: _Verify) -> _Lifetime | None:
+        """Return the lifetime of a file that still holds; None if there is none that does."""
         try:
-            return verify(data)
+            data = read_collateral(self.folder / name)
+            return None if data is None else verify(data)
         except (AttestationError, FormatError):
             return None
+
+    def is_fresh(self, lifetime: _Lifetime) -> bool:
+        """Return whether a document need not be asked for again: nothing newer is to be had, or it is new enough."""
+        since, until = lifetime
+        if since is None:
+            return True
+        return not self.refresh and self.now < since + (until - since) * _FRESH
 
     def write(self, name: str, data: bytes) -> None:
         path = self.folder / name
@@ -156,16 +163,23 @@ class _Fetching:
         with new_file(path, overwrite=True) as file:
             file.write(data)
 
-    def document(
-        self, name: str, about: str, verify: Callable[[bytes], datetime], fetch: Callable[[], bytes]
-    ) -> FetchedDocument:
-        """Keep the file that still holds, or fetch another, verify it, and write it."""
-        if (end := self.kept(name, verify)) is not None:
-            return FetchedDocument(name, about, end, is_new=False)
-        data = fetch() if self.bundle is None else self.carried(name)
-        end = verify(data)
+    def document(self, name: str, about: str, verify: _Verify, fetch: Callable[[], bytes]) -> FetchedDocument:
+        """Keep the file that is fresh, or fetch another, verify it, and write it.
+
+        One that is no longer fresh, and holds, is kept where no newer one can be had.
+        """
+        kept = self.kept(name, verify)
+        if kept is not None and self.is_fresh(kept):
+            return FetchedDocument(name, about, kept[1], is_new=False)
+        try:
+            data = fetch() if self.bundle is None else self.carried(name)
+            until = verify(data)[1]
+        except (OSError, AttestationError, FormatError):
+            if kept is None:
+                raise
+            return FetchedDocument(name, about, kept[1], is_new=False)
         self.write(name, data)
-        return FetchedDocument(name, about, end, is_new=True)
+        return FetchedDocument(name, about, until, is_new=True)
 
 
 @attest_public
@@ -178,6 +192,7 @@ def fetch_collateral(
     product: str | None = None,
     ca: str | None = None,
     bundle: str | Path | None = None,
+    refresh: bool = False,
     now: datetime | None = None,
 ) -> Iterator[FetchedDocument]:
     """Fetch the collateral that evidence names into a folder, and yield each document when it is there.
@@ -201,6 +216,9 @@ def fetch_collateral(
         A file of certificates, in PEM, that those of the services must lead to. By default those of the system.
     bundle : path-like, optional
         A folder that was filled for the same offer elsewhere: documents are taken from it, and no service is asked.
+    refresh : bool
+        Whether documents that are replaced by newer ones, such as revocation lists, are asked for though they are
+        fresh. By default each is asked for again after half of its lifetime, and kept to its end if that fails.
     now : datetime.datetime, optional
         The time. By default that of the clock.
 
@@ -234,6 +252,7 @@ def fetch_collateral(
         roots,
         now,
         None if bundle is None else Path(bundle),
+        refresh,
     )
     if isinstance(evidence.cpu, TdxEvidence):
         yield _fetch_tdx(run, evidence.cpu.quote)
@@ -251,8 +270,10 @@ def _fetch_tdx(run: _Fetching, quote: bytes) -> FetchedDocument:
     fmspc = read_pck_identity(chain.leaf).fmspc.hex()
     authority = "platform" if "Platform" in subject_name(chain.issuer) else "processor"
 
-    def verify(data: bytes) -> datetime:
-        return verify_tdx_quote(parsed, TdxCollateral.from_json(data), now=run.now, roots=run.roots.intel).valid_until
+    def verify(data: bytes) -> _Lifetime:
+        collateral = TdxCollateral.from_json(data)
+        verified = verify_tdx_quote(parsed, collateral, now=run.now, roots=run.roots.intel)
+        return verified.collateral_issued_at, verified.valid_until
 
     def fetch() -> bytes:
         base, ask = run.services.intel, run.client.ask
@@ -275,7 +296,7 @@ def _fetch_tdx(run: _Fetching, quote: bytes) -> FetchedDocument:
         )
         return write_tdx_collateral(parts)
 
-    return run.document("tdx.json", f"FMSPC {fmspc}", verify, fetch)
+    return run.document(tdx_file(fmspc), f"FMSPC {fmspc}", verify, fetch)
 
 
 def write_tdx_collateral(collateral: TdxCollateral) -> bytes:
@@ -300,7 +321,9 @@ def _split_signed(body: bytes, member: bytes, document: str) -> tuple[bytes, byt
 def _read_chain(answer: Answer, kind: str, document: str) -> bytes:
     for name in _CHAIN_NAMES[kind]:
         if (value := answer.headers.get(name)) is not None:
-            return unquote(value).encode()  # not unquote_plus: a plus sign of base64 may stand for itself
+            return unquote(
+                value, errors="strict"
+            ).encode()  # not unquote_plus: a plus sign of base64 may stand for itself
     raise malformed(document, "issuer chain", None, wanted=f"the header {_CHAIN_NAMES[kind][0]}", found="none")
 
 
@@ -312,57 +335,56 @@ def _fetch_snp(run: _Fetching, report: SnpReport, product: str | None) -> Iterat
     if name is None:
         advice = "Name it: product= or --product, Milan or Genoa."
         raise refused("SNP report", "product", wanted="one that the report names", found="none", advice=advice)
-    if report.signing_key != "VCEK":
-        advice = "The host hands it to the guest: pass it as vlek.der; only its issuers and list are public."
-        raise refused("SNP report", "signing key", wanted="VCEK", found=report.signing_key, advice=advice)
-    if not any(report.chip_id):
-        advice = "The host masks it; ask the host for the certificate, and pass it as vcek.der."
-        raise refused("SNP report", "CHIP_ID", wanted="the chip's", found="zeros", advice=advice)
-    base = f"{run.services.amd}/vcek/v1/{name}"
+    kind = report.signing_key.lower()
+    base = f"{run.services.amd}/{kind}/v1/{name}"
     tcb = report.reported_tcb
     chip = report.chip_id[: 8 if name is SnpProduct.TURIN else 64].hex()
     levels = {"fmcSPL": tcb.fmc, "blSPL": tcb.bootloader, "teeSPL": tcb.tee, "snpSPL": tcb.snp}
     levels["ucodeSPL"] = tcb.microcode
     query = "&".join(f"{key}={value:02d}" for key, value in levels.items() if value is not None)
+    names = snp_files(report, name)
 
-    parts: dict[str, bytes] = {}
+    def verify_issuers(data: bytes) -> _Lifetime:
+        chain = load_chain(data, evidence="AMD chain")
+        root = fingerprint(chain[-1])
+        if len(chain) != 2 or root not in run.roots.amd:
+            advice = "The service answered with another chain; ask another one."
+            raise refused(
+                "AMD chain", "root", wanted="one that is trusted, above one authority", found=root, advice=advice
+            )
+        return None, min(certificate.not_valid_after_utc for certificate in chain)
 
-    def verify(data: bytes, part: str) -> datetime:
-        """Verify a part together with those before it."""
-        found = {**parts, part: data}
-        verified = verify_snp_report(
-            report, found["leaf"], found["issuers"], now=run.now, roots=run.roots.amd, crl=found.get("crl")
-        )
-        parts[part] = data
-        return verified.valid_until
-
-    issuers = read_collateral(run.folder / "cert_chain.pem")
-    fetched = issuers is None or not _is_chain(issuers, name)
-    parts["issuers"] = run.ask("cert_chain.pem", f"{base}/cert_chain") if fetched else issuers or b""
-    about = f"chip {chip[:16]}..."
-    leaf = run.document(
-        "vcek.der",
-        about,
-        lambda data: verify(data, "leaf"),
-        lambda: run.client.ask(f"{base}/{chip}?{query}", limit=LARGEST).body,
-    )
-    if fetched:
-        run.write("cert_chain.pem", parts["issuers"])
-    yield leaf
-    yield FetchedDocument("cert_chain.pem", f"issuers of {name}", leaf.valid_until, is_new=fetched)
     yield run.document(
-        "crl.der",
+        names["issuers"],
+        f"issuers of {name}",
+        verify_issuers,
+        lambda: run.client.ask(f"{base}/cert_chain", limit=LARGEST).body,
+    )
+    issuers = (run.folder / names["issuers"]).read_bytes()
+    authority, root = load_chain(issuers, evidence="AMD chain")
+
+    def verify_leaf(data: bytes) -> _Lifetime:
+        return None, verify_snp_report(report, data, issuers, now=run.now, roots=run.roots.amd).valid_until
+
+    def verify_list(data: bytes) -> _Lifetime:
+        revoked = "AMD revocation list"
+        verified = verify_crl(load_crl(data, evidence=revoked), root, now=run.now, evidence=revoked)
+        require_unrevoked(authority, verified, evidence=revoked)
+        return verified.issued_at, verified.valid_until
+
+    if kind == "vcek" and any(report.chip_id):  # else the service has none: the host hands it to the guest
+        yield run.document(
+            names["leaf"],
+            f"chip {chip[:16]}...",
+            verify_leaf,
+            lambda: run.client.ask(f"{base}/{chip}?{query}", limit=LARGEST).body,
+        )
+    yield run.document(
+        names["crl"],
         f"revocation list of {name}",
-        lambda data: verify(data, "crl"),
+        verify_list,
         lambda: run.client.ask(f"{base}/crl", limit=LARGEST).body,
     )
-
-
-def _is_chain(data: bytes, product: SnpProduct) -> bool:
-    try:
-        return subject_name(load_chain(data, evidence="AMD chain")[0]) == f"SEV-{product}"
-    except FormatError:
-        return False
 
 
 # NVIDIA's services.
@@ -390,13 +412,13 @@ def _fetch_rim(run: _Fetching, rim_id: str) -> FetchedDocument:
     if not _RIM_ID.fullmatch(rim_id):
         raise malformed("GPU report", "versions", None, wanted="letters, digits, points and lines", found=rim_id)
 
-    def verify(data: bytes) -> datetime:
+    def verify(data: bytes) -> _Lifetime:
         verified = verify_rim(data, now=run.now, roots=run.roots.nvidia_rim, evidence=f"manifest {rim_id}")
         version = rim_id.rpartition("_")[2]
         if version.upper() not in {verified.rim.version.upper(), verified.rim.version.upper().replace(".", "")}:
             advice = "The service answered with another manifest; ask another one."
             raise refused(f"manifest {rim_id}", "version", wanted=version, found=verified.rim.version, advice=advice)
-        return verified.valid_until
+        return None, verified.valid_until
 
     def fetch() -> bytes:
         answer = run.client.ask(
@@ -425,12 +447,14 @@ def _fetch_responses(run: _Fetching, chains: Iterable[Sequence[x509.Certificate]
 
         def verify(
             data: bytes, certificate: x509.Certificate = certificate, issuer: x509.Certificate = issuer
-        ) -> datetime:
-            return verify_ocsp_response(data, certificate, issuer, now=run.now).valid_until
+        ) -> _Lifetime:
+            verified = verify_ocsp_response(data, certificate, issuer, now=run.now)
+            return verified.this_update, verified.valid_until
 
         def fetch(body: bytes = request.public_bytes(Encoding.DER)) -> bytes:
             kind = "application/ocsp-request"
             return run.client.ask(run.services.nvidia_ocsp, limit=_OCSP_LIMIT, body=body, kind=kind).body
 
         about = f"status of {subject_name(certificate)}"
-        yield run.document(f"ocsp/{certificate.serial_number:x}.der", about, verify, fetch)
+        name = f"ocsp/{fingerprint(issuer)[:16]}-{certificate.serial_number:x}.der"
+        yield run.document(name, about, verify, fetch)
