@@ -222,7 +222,7 @@ class DatasetWriter:
                 if stop < count:
                     try:
                         self._write_shard()
-                    except BaseException:  # the caller may give the batch again
+                    except BaseException:  # the caller gives again what `stored` does not count
                         self._drop_after(kept)
                         self._size = size
                         raise

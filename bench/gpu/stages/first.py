@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 
-from bench.gpu.gpu import Skip
+from bench.gpu.gpu import Skip, WrongResultError
 from bench.gpu.plan import KIB, MIB
 from bench.gpu.processes import run as run_process
 
@@ -18,7 +18,7 @@ def run(stage):
 
     record, short = stage.record, stage.plan.shortened(16 * KIB, MIB, shares=(1, 1 / 4), budget=4.0)
     record.step("environment", read_environment, here=False)
-    record.step("doctor", ask_doctor, here=False)
+    record.step("doctor", ask_doctor, here=False, is_check=True)  # whose self-test moves tensors, and forges one
     record.step("driver", lambda: stage.gpu.kernels(), is_check=True)  # noqa: PLW0108 - it opens the GPU
     record.step("known answers", lambda: known.check(stage.gpu), is_check=True)
     for name, part in (("link", link), ("latency", latency), ("kernels", kernels)):
@@ -51,4 +51,7 @@ def ask_doctor():
     if start < 0:
         raise Skip(f"fastrack doctor cannot be run: {(output.strip().splitlines() or ['it said nothing'])[-1]}")
     found = json.loads(output[start:])
-    return {"cuda": found.get("cuda"), "engine": found.get("engine")}
+    cuda = found.get("cuda")
+    if cuda is not None and not cuda["usable"]:
+        raise WrongResultError(str(cuda["problem"]))
+    return {"cuda": cuda, "engine": found.get("engine")}
