@@ -8,17 +8,18 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final, NamedTuple, NoReturn, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Self
 from weakref import ReferenceType, ref
-
-import numpy as np
-import numpy.typing as npt
 
 from fastrack._crypto.cobblestone import DERIVED_SIZE, MessageKey
 from fastrack._crypto.secret_bytes import SecretBytes
 from fastrack._util.fork import register_fork_reset
 from fastrack.errors import ClosedError
 from fastrack.format import NONCE_SIZE
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 LIMIT: Final = 4096
 """The number of message keys that are kept beside a key, of those that were used last."""
@@ -63,6 +64,8 @@ class MessageKeys:
     def memory(self) -> npt.NDArray[np.uint8]:
         """The rows, as uint8 (n, 80)."""
         self._require_usable(self.bits)
+        import numpy as np  # not before: keys are made and kept without it
+
         return np.frombuffer(self._flat, np.uint8).reshape(-1, _ROW_SIZE)
 
     def reserve(self, rows: Sequence[int], bits: int) -> memoryview:

@@ -7,6 +7,7 @@ it. Bytes are base64 with padding (RFC 4648, section 4). The members "kind" and 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -72,7 +73,12 @@ class Reader:
     def parse(cls, text: bytes, document: str) -> Self:
         """Parse a document in UTF-8, in which no object has a member twice."""
         try:
-            value = json.loads(text.decode(), object_pairs_hook=documents.unique, parse_constant=_refuse_constant)
+            value = json.loads(
+                text.decode(),
+                object_pairs_hook=documents.unique,
+                parse_constant=_refuse_constant,
+                parse_float=_parse_finite,
+            )
         except (ValueError, RecursionError) as error:
             raise malformed(document, "text", None, wanted="JSON", found=str(error) or type(error).__name__) from None
         return cls(value, document)
@@ -210,6 +216,14 @@ class Reader:
     def refusal(self, wanted: object, found: object) -> FormatError:
         """Make the error for this value."""
         return malformed(self.document, self.path or "content", None, wanted=wanted, found=found)
+
+
+def _parse_finite(text: str) -> float:
+    """Read a number that is no integer. None is larger than a float can be: ``1e999`` would read as infinity."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text:.40} is out of range")
+    return number
 
 
 def _refuse_constant(name: str) -> NoReturn:
