@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
 from fastrack import KeyRing, load_model, save_model, seal
 from fastrack._crypto.message_keys import MessageKeys
-from fastrack._sealed.headers import open_headers
+from fastrack._sealed.message_headers import open_headers
 
 NESTS = {"1024-of-8KiB": (1024, 8 << 10), "8-of-4KiB": (8, 4 << 10)}
 INFO = os.urandom(186)  # as long as that of a tensor with a name of a few words

@@ -28,7 +28,7 @@ from fastrack._devices.cuda.driver import Driver
 from fastrack._keys.keyring import KeyRing
 from fastrack._keys.keys import Key
 from fastrack._sealed.contexts import MessageContext, new_file_id
-from fastrack._sealed.headers import open_header
+from fastrack._sealed.message_headers import open_header
 from fastrack._sealed.seal import seal, unseal
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._tensors import arrays

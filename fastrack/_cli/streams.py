@@ -64,7 +64,7 @@ def open_sealed(
 
 def _read_sealed_header(stream: IO[bytes]) -> bytes:
     """Return the header of a sealed file. Any other file is refused, as plaintext is not copied to a disk."""
-    from fastrack._sealed.container import parse_header
+    from fastrack._sealed.file_header import parse_header
     from fastrack._sealed.storage import HEADER_LIMIT, HEADER_PREFIX
 
     prefix = stream.read(HEADER_PREFIX)

@@ -15,8 +15,8 @@ from typing import Any, Protocol, Self
 
 from fastrack._crypto import cobblestone
 from fastrack._keys.keyring import KeyRing, KeySource
-from fastrack._sealed.container import StoredTensor
 from fastrack._sealed.contexts import Edition
+from fastrack._sealed.file_header import StoredTensor
 from fastrack._sealed.messages import OpenMessage, bad_chunk
 from fastrack._sealed.metadata import read_contents
 from fastrack._sealed.storage import Extent, Storage, open_storage

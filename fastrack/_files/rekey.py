@@ -11,7 +11,7 @@ from fastrack._files.importers import PlainTensor
 from fastrack._files.reader import SealedFile, opened_file
 from fastrack._files.writer import SLAB, Progress, choose, plain_names, write_sealed
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource, sealing_key
-from fastrack._sealed.headers import authenticate_headers
+from fastrack._sealed.message_headers import authenticate_headers
 from fastrack._sealed.messages import OpenMessage
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._tensors import arrays

@@ -19,7 +19,7 @@ from fastrack._files.reader import SealedFile
 from fastrack._files.writer import Progress, Unsealer, choose, name_tensor, plain_names, write_sealed
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._keys.keys import Key
-from fastrack._sealed.container import parse_header
+from fastrack._sealed.file_header import parse_header
 from fastrack._sealed.storage import HEADER_LIMIT, HEADER_PREFIX
 from fastrack._tensors import dtypes
 from fastrack._tensors.arrays import Bytes

@@ -19,9 +19,9 @@ from fastrack._files.importers import PlainTensor, open_plain, require_safe_memb
 from fastrack._files.reader import SealedFile, opened_file
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._keys.keys import Key
-from fastrack._sealed.container import encode_header
 from fastrack._sealed.contexts import Binding, Kind, MessageContext, new_file_id
-from fastrack._sealed.headers import authenticate_headers
+from fastrack._sealed.file_header import encode_header
+from fastrack._sealed.message_headers import authenticate_headers
 from fastrack._sealed.messages import OpenMessage
 from fastrack._sealed.metadata import FORMAT_MARK, encode_fields, entry_of
 from fastrack._sealed.tensor import SealedRows, SealedTensor

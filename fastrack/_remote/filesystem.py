@@ -5,17 +5,8 @@ from __future__ import annotations
 import errno
 from typing import Any, cast
 
-from fastrack._remote.objects import (
-    HEAD,
-    RemoteObject,
-    Sink,
-    TransientError,
-    Version,
-    changed,
-    check_size,
-    error_code,
-    retry,
-)
+from fastrack._remote.objects import HEAD, RemoteObject, Sink, Version, changed, check_size, error_code
+from fastrack._remote.retries import TransientError, retry
 from fastrack._util.locations import Url
 from fastrack.errors import FormatError
 

@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit, urlunsplit
 from urllib.request import getproxies, proxy_bypass
 
-from fastrack._remote.objects import HEAD, Sink, TransientError, Version, changed, check_size, error_code, retry
+from fastrack._remote.objects import HEAD, Sink, Version, changed, check_size, error_code
+from fastrack._remote.retries import TransientError, retry
 from fastrack._util.fork import register_fork_reset
 from fastrack._util.locations import Url
 from fastrack._version import __version__

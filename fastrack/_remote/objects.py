@@ -1,30 +1,24 @@
-"""Objects on servers, of which ranges are read: the protocol, retries, and the choice of a client by the URL."""
+"""Objects on servers, of which ranges are read: their protocol, and what all clients check."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import random
 import re
 import socket
 import ssl
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from fastrack._util.locations import Url
 from fastrack.errors import FormatError
 
-ATTEMPTS = 6
-_FIRST_DELAY, _LONGEST_DELAY = 0.1, 5.0  # seconds
 HEAD = 1 << 18  # bytes that opening an object reads
 LARGEST = 5 << 40  # bytes of an object, as many as S3 allows
 
 _CODE = re.compile(r"[A-Za-z_]{3,40}")  # which no signature is
 
-T = TypeVar("T")
 Sink = Callable[[int, bytes | memoryview], None]
 """Takes bytes of an object, which stay until it returns, and where in it they begin."""
 
@@ -59,44 +53,6 @@ class RemoteObject(Protocol):
         the object is another version by now, or the server cannot give ranges; else OSError.
         """
         ...
-
-
-class TransientError(OSError):
-    """A failure that may pass: of the connection, or of a server that is busy. `delay` is what the server asked for."""
-
-    def __init__(self, message: str, delay: float = 0.0) -> None:
-        super().__init__(message)
-        self.delay = delay
-
-
-def read_range(remote: RemoteObject, start: int, stop: int, sink: Sink) -> None:
-    """Read a range as `RemoteObject.read` does, and try again from where it was cut when that may help."""
-
-    def give(offset: int, piece: bytes | memoryview) -> None:
-        nonlocal start
-        sink(offset, piece)
-        start = offset + len(piece)
-
-    def attempt() -> None:
-        if start < stop:
-            remote.read(start, stop, give)
-
-    retry(attempt, remote.url)
-
-
-def retry(attempt: Callable[[], T], url: Url) -> T:
-    """Call a function until it raises no `TransientError`, with longer and longer random delays, or give up."""
-    delay = _FIRST_DELAY
-    for number in range(1, ATTEMPTS + 1):
-        try:
-            return attempt()
-        except TransientError as error:
-            failure, demanded = str(error), error.delay
-        if number < ATTEMPTS and (number > 1 or demanded):  # a closed connection is worth another one at once
-            time.sleep(min(_LONGEST_DELAY, max(demanded, delay)) * random.uniform(0.5, 1))  # noqa: S311
-            delay *= 2
-    advice = "check the connection and the server, and try again"
-    raise OSError(errno.EIO, f"reading failed {ATTEMPTS} times, the last time with: {failure}; {advice}", str(url))
 
 
 def error_code(error: BaseException) -> str:

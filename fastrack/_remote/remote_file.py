@@ -13,7 +13,8 @@ from typing import NamedTuple
 from fastrack._crypto.base import HostMemory
 from fastrack._remote.blocks import BLOCK, blocks_of, count, steps
 from fastrack._remote.cache import Cache, CachedFile, Writer, open_cache
-from fastrack._remote.objects import RemoteObject, read_range
+from fastrack._remote.objects import RemoteObject
+from fastrack._remote.retries import read_range
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.fork import register_fork_reset
 from fastrack._util.locations import Url

@@ -20,7 +20,7 @@ from fastrack._files.writer import write_sealed
 from fastrack._keys.keyring import KeyLike, KeyRing, sealing_key
 from fastrack._samples.blocks import OFFSETS, RECORDS, Block, Column, columns_of, require_names
 from fastrack._samples.stored import StoredSamples
-from fastrack._sealed.headers import authenticate_headers
+from fastrack._sealed.message_headers import authenticate_headers
 from fastrack._tensors import arrays, dtypes
 from fastrack._util.atomic import made_parents
 from fastrack._util.locations import locate_local

@@ -9,7 +9,7 @@ from fastrack._crypto import cobblestone
 from fastrack._crypto.engine import get_engine
 from fastrack._crypto.gather import Ranges
 from fastrack._keys.keyring import KeyRing
-from fastrack._sealed.headers import discard, fetch, open_header
+from fastrack._sealed.message_headers import discard, fetch, open_header
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.locations import Location

@@ -11,16 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from fastrack._sealed.container import Layout, StoredTensor, is_shape, parse_header, parse_layouts
 from fastrack._sealed.contexts import Binding, Kind, MessageContext
+from fastrack._sealed.file_header import Layout, StoredTensor, is_shape, parse_header, parse_layouts
 from fastrack._tensors import dtypes
 from fastrack._util.documents import unique
 from fastrack._util.locations import Location
 from fastrack._util.shown import shown
 from fastrack.errors import FormatError
-from fastrack.format import HEADER_SIZE, message_size
+from fastrack.format import FORMAT_VERSION, HEADER_SIZE, message_size
 
-FORMAT_VERSION = "1"
 FORMAT_MARK = (
     "sealed by fastrack: "  # before the `format` of the owner, so that a loader of plain weights that asks stops
 )

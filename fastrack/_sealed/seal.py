@@ -10,7 +10,7 @@ from typing import Any
 from fastrack._crypto.engine import get_engine
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._sealed.contexts import MessageContext, new_file_id
-from fastrack._sealed.headers import fetch_headers, prefetch
+from fastrack._sealed.message_headers import fetch_headers, prefetch
 from fastrack._sealed.messages import OpenMessage
 from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._tensors import arrays

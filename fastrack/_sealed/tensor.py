@@ -13,8 +13,8 @@ from fastrack._crypto.base import HostMemory
 from fastrack._crypto.gather import LazyRanges
 from fastrack._keys.keyring import KeyRing
 from fastrack._keys.keys import Key
-from fastrack._sealed.container import encode_header
 from fastrack._sealed.contexts import Binding, Edition, MessageContext
+from fastrack._sealed.file_header import encode_header
 from fastrack._sealed.handle import NOT_OPEN, Handle
 from fastrack._sealed.indexing import Box, RowSelection, plan_rows
 from fastrack._sealed.metadata import encode_fields, entry_of, read_contents

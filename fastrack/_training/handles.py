@@ -21,8 +21,8 @@ import numpy as np
 from fastrack._crypto.gather import ByteRanges, EvenRanges
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._sealed.contexts import MessageContext
-from fastrack._sealed.headers import authenticate_headers, authenticate_remote, prefetch
 from fastrack._sealed.indexing import Indices, highest_unsigned
+from fastrack._sealed.message_headers import authenticate_headers, authenticate_remote, prefetch
 from fastrack._sealed.seal import unseal
 from fastrack._sealed.tensor import MessageRanges, SealedRows, SealedTensor
 from fastrack._tensors import arrays, dtypes

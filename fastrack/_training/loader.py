@@ -24,8 +24,8 @@ from fastrack._devices import canonical
 from fastrack._devices.side_stream import SideStream, side_stream
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._keys.keys import Key
-from fastrack._sealed.headers import authenticate_remote
-from fastrack._sealed.headers import prefetch as begin_downloads
+from fastrack._sealed.message_headers import authenticate_remote
+from fastrack._sealed.message_headers import prefetch as begin_downloads
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._transfer.api import to_device
 from fastrack._transfer.inputs import wanted_of

@@ -14,7 +14,7 @@ from fastrack._crypto.session import Session
 from fastrack._devices.base import MAX_MESSAGES, Device
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._sealed.handle import Handle
-from fastrack._sealed.headers import Wanted, discard, fetch, open_headers
+from fastrack._sealed.message_headers import Wanted, discard, fetch, open_headers
 from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Framework

@@ -20,7 +20,7 @@ from fastrack._devices import canonical
 from fastrack._files.reader import SealedFile
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._sealed.contexts import Edition
-from fastrack._sealed.headers import open_headers
+from fastrack._sealed.message_headers import open_headers
 from fastrack._sealed.seal import unseal
 from fastrack._sealed.tensor import SealedTensor, select_box
 from fastrack._sets.anchor import Anchor

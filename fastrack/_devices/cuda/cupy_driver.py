@@ -19,7 +19,7 @@ from fastrack._devices.cuda.captures import BesideCaptures
 from fastrack._devices.cuda.commands import NAMES, Commands, Function
 from fastrack._devices.cuda.driver import View
 from fastrack._devices.cuda.native import STOPPED, Native, find_functions
-from fastrack._devices.cuda.nvrtc import KERNELS, Kernels, find_kernels
+from fastrack._devices.cuda.nvrtc import Kernels, compile_kernels, find_kernels
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Framework
 from fastrack._util.fork import after_fork
@@ -33,7 +33,6 @@ _TIMED, _BLOCKING_SYNC = 0, 1 | 2  # cudaEventDefault; cudaEventBlockingSync | c
 _LOWEST, _HIGHEST = 0, -5  # stream priorities, which CUDA clamps to its range
 _NO_MEMORY, _OLD_DRIVER, _NO_DEVICE = 2, 35, 100  # cudaError
 
-_MAX_SHARED = 100  # percent of a multiprocessor's memory as shared memory; with less, one block fits instead of two
 
 _INSTEAD = "or use device='cpu'"
 _INSTALL = f"pip install 'fastrack-io[cu13]', or 'fastrack-io[cu12]' where the driver is for CUDA 12, {_INSTEAD}"
@@ -244,15 +243,8 @@ class CupyDriver:
             )
 
     def _compile(self, sources: Kernels) -> tuple[Any, dict[str, Function]]:
-        """Compile the kernels, which CuPy caches on disk. Return their module, and each kernel by its name."""
-        functions = {}
         try:
-            module = self._cupy.RawModule(code=sources.code, options=sources.options, backend="nvrtc")
-            for name in KERNELS:
-                kernel = module.get_function(name)
-                kernel.max_dynamic_shared_size_bytes = shared = sources.shared(name)
-                kernel.preferred_shared_memory_carveout = _MAX_SHARED
-                functions[name] = Function(int(kernel.kernel.ptr), sources.threads, shared)
+            return compile_kernels(self._cupy, sources)
         except (*self._errors, DeviceError):
             raise
         except Exception as error:
@@ -262,7 +254,6 @@ class CupyDriver:
                 f"{self.name} cannot be used: its kernels do not compile; "
                 f"if the compiler is missing, {_INSTALL}\n{lines}"
             ) from error
-        return module, functions
 
     def _open_native(self) -> Native:
         functions = find_functions()
