@@ -55,11 +55,11 @@ class Storage(Protocol):
         ...
 
     def read(self, start: int, stop: int) -> bytes:
-        """Return a copy of a range of bytes. It is shorter where the file was cut short."""
+        """Return a copy of a range of bytes. It is shorter if the file was truncated."""
         ...
 
     def view(self, start: int, stop: int) -> Bytes:
-        """Return a range of bytes without a copy, as a read-only array. It is valid as long as the array."""
+        """Return a range of bytes without a copy, as a read-only array that keeps the bytes valid."""
         ...
 
     def memory(self, start: int, stop: int) -> HostMemory:

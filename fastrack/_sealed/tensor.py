@@ -242,7 +242,7 @@ class SealedTensor(Handle):
         Raises
         ------
         FormatError
-            If `data` is not such a file.
+            If `data` is another file.
         """
         storage = StoredBytes(np.frombuffer(bytes(data), np.uint8))
         contents = read_contents(read_head(storage.read, storage.size), storage.size, Path("<bytes>"))

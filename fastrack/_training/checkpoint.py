@@ -123,7 +123,7 @@ def load_checkpoint(
     UnknownKeyError
         If the key that sealed it is not among `keys`.
     FormatError
-        If it is no checkpoint.
+        If it is not a checkpoint.
     DeviceError, RollbackError, SignatureError, OSError
         As from `to_device` and `load_file`.
 

@@ -240,7 +240,7 @@ class SealedDataset(_Base[Sample_co]):
         Raises
         ------
         ValueError
-            If there is no such column or none that is sealed, or `size` or `step` is not positive.
+            If a column is absent, no column is sealed, or `size` or `step` is not positive.
         """
         step = size if step is None else step
         names = (column,) if isinstance(column, str) else tuple(column)

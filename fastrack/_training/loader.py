@@ -78,7 +78,7 @@ def wrap(
     Raises
     ------
     DeviceError
-        If there is no such kind of device.
+        If the kind of `device` is unknown.
     TypeError, ValueError
         If `loader` is not iterable or is wrapped already, or `prefetch` is negative; or if several processes of
         `torch.distributed` would each get all samples, which iterating checks again.
@@ -230,7 +230,7 @@ class WrappedLoader:
         parts += [getattr(batch_sampler, "sampler", None), getattr(self._inner, "dataset", None)]
         listeners = {id(part): part for part in parts if hasattr(part, "set_epoch")}
         if not listeners:
-            raise AttributeError  # `__getattr__` then asks the loader, which raises its own error
+            raise AttributeError  # `__getattr__` then asks the loader, which raises its error
 
         def set_epoch(epoch: int) -> None:
             for part in listeners.values():
@@ -352,7 +352,7 @@ class BatchSource:
 
     def __init__(self, loader: Any, lock: threading.Lock, device: str, keys: KeyRing, *, ahead: bool) -> None:
         self._loader = loader
-        self._downloads = ahead  # for batches in advance, until a batch has no remote parts
+        self._downloads = ahead  # begin downloads in advance, until a batch has no remote parts
         self._ahead: deque[ReadyBatch] = deque()
         # Only authenticated sizes are downloaded.
         self._authenticated: weakref.WeakSet[SealedTensor] = weakref.WeakSet()

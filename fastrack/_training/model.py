@@ -90,14 +90,14 @@ def load_model(
     UnknownKeyError
         If the file's key is not among `keys`.
     FormatError, RollbackError, SignatureError, OSError
-        As from `load_file` and `load_folder`; also if two files have a tensor of equal name.
+        As from `load_file` and `load_folder`; also if two files share the name of a tensor.
     DeviceError
         If a device cannot be used, or fails.
 
     Notes
     -----
-    Only an altered chunk or a failing device can raise after loading has begun: the parameters loaded before then
-    hold zeros, because a partly loaded model is unusable.
+    Only an altered chunk or a failing device can raise after loading has begun. All parameters loaded until then are
+    set to zero, because a partly loaded model is unusable.
 
     Examples
     --------
@@ -200,7 +200,7 @@ def save_model(
 
 
 def _require_module(module: object, usage: str) -> None:
-    """Raise `TypeError` unless `module` is one: arguments may be swapped."""
+    """Refuse anything but a torch module, for example if arguments are swapped."""
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"module: expected torch.nn.Module, got {type(module).__name__}. Call {usage}")
 

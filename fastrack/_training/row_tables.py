@@ -61,7 +61,7 @@ class RowTable:
         Raises
         ------
         FormatError
-            If the table has no sample numbers, or of other files.
+            If the table has no sample numbers of these files.
         ValueError
             If another column has the name of one of the data set.
         """

@@ -1,6 +1,6 @@
 """Skeletons of checkpoints: canonical JSON of a pytree, with numbers in place of arrays.
 
-A skeleton holds the type of each value, and no names of classes or functions; nothing of it is run.
+A skeleton holds the type of each value, and no names of classes or functions; no part of it is run.
 """
 
 from __future__ import annotations

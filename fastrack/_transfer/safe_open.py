@@ -63,7 +63,7 @@ def load_tensors(
     AuthenticationError, UnknownKeyError, DeviceError, TypeError
         As from `to_device`.
     ValueError
-        If there is no such framework.
+        If `framework` is unknown.
     FormatError
         If nothing in the file is sealed, if it is a checkpoint, or as from `load_file`.
     RollbackError, SignatureError, OSError
@@ -116,9 +116,9 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
     Raises
     ------
     ValueError
-        If there is no such framework.
+        If `framework` is unknown.
     DeviceError
-        If there is no such kind of device.
+        If the kind of `device` is unknown.
     FormatError, RollbackError, SignatureError, OSError
         As from `load_file`.
 

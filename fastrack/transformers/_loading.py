@@ -51,7 +51,7 @@ def from_pretrained(
         As for `fastrack.load_folder`.
     **kwargs
         Arguments of ``cls.from_pretrained``: ``dtype``, ``device_map``, ``subfolder``, ``variant`` and so on. With
-        ``trust_remote_code=True`` authenticated code in the folder is run, and no other code.
+        ``trust_remote_code=True``, authenticated code in the folder is run, and no other code.
 
     Returns
     -------
@@ -61,7 +61,7 @@ def from_pretrained(
     Raises
     ------
     ValueError
-        If an argument would load other files, or write weights to a disk in plain.
+        If an argument would load another source, or write weights to a disk in plain.
     AuthenticationError
         If a file or a chunk was altered. `RollbackError` if a file is missing, or of another seal.
     UnknownKeyError, FormatError, SignatureError, DeviceError, OSError
