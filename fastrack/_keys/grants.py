@@ -260,7 +260,7 @@ class Grants:
         Raises
         ------
         GrantError
-            If `recipients` has another name or id.
+            If a name or id in `recipients` is unknown.
         ValueError
             If no recipient remains.
         """

@@ -184,7 +184,7 @@ class KeyRing:
         raise UnknownKeyError("expected a key to seal with, got an empty key ring")
 
     def get_key(self, key_id: str) -> Key:
-        """Return the key with this id, like ``ring[key_id]``. It makes a ring a `KeyProvider`."""
+        """Return the key with this id, like ``ring[key_id]``. A ring is itself a `KeyProvider`."""
         return self[key_id]
 
     def get_sealing_key(self) -> Key:
