@@ -41,7 +41,7 @@ _INSTALL = f"pip install 'fastrack-io[cu13]', or 'fastrack-io[cu12]' where the d
 class CupyDriver:
     """`Driver` for the GPU of CUDA's number `index`.
 
-    Raise DeviceError if it cannot be used; the message says what is missing.
+    Raise DeviceError if the GPU cannot be used; the message names the missing part.
     """
 
     def __init__(self, index: int) -> None:
@@ -71,7 +71,7 @@ class CupyDriver:
 
     def host(self, size: int) -> Bytes:
         pointer = self._allocate(lambda: self.runtime.hostAlloc(size, _PORTABLE))
-        # The ctypes array is the base of all views, and so the owner of the memory.
+        # The ctypes array is the base of all views, and therefore owns the memory.
         memory = (ctypes.c_uint8 * size).from_address(pointer)
         self._when_dropped(memory, self.runtime.freeHost, pointer)
         return np.frombuffer(memoryview(memory), np.uint8)
@@ -93,13 +93,13 @@ class CupyDriver:
     def reclaim(self) -> None:
         """Free memory, streams and events without references.
 
-        Not done when the reference is dropped: freeing memory waits for the whole device, and the garbage collector may
+        Not done when the last reference is dropped: a free waits for the whole device, and the garbage collector may
         run on a thread that the device waits for.
         """
         side_stream.reclaim(self.index)
         if not self._dropped:
             return
-        # A device that failed frees nothing, and another thread may be faster.
+        # A failed device frees nothing, and another thread may empty the list first.
         with suppress(DeviceError, IndexError), _Current(self):
             while True:
                 destroy, number = self._dropped.popleft()
@@ -144,7 +144,7 @@ class CupyDriver:
     def view(self, array: Any, *, writable: bool) -> View:
         framework = arrays.framework_of(array)
         if framework == "torch" and str(array.device) != self.name:
-            arrays.flat_torch(array, self.name)  # raises an error that names the difference
+            arrays.flat_torch(array, self.name)  # raises an error that describes the difference
         if framework == "torch":
             stream = self._torch.cuda.current_stream(self.index)
             self._refuse_capture(stream.cuda_stream)
@@ -163,9 +163,9 @@ class CupyDriver:
             return View(flat.data.ptr, flat.nbytes, _Handle(stream.ptr), (flat, stream))
 
     def _refuse_capture(self, stream: int) -> None:
-        """Raise an error if a CUDA graph captures a stream, before any work is put on it.
+        """Raise DeviceError if a CUDA graph captures a stream, before any work is put on it.
 
-        The graph would repeat the copies of one message, from memory that has been freed.
+        A replay of the graph would copy one message again, from memory that has been freed.
         """
         commands = Commands()
         status = commands.capturing(_Handle(stream))
@@ -177,7 +177,7 @@ class CupyDriver:
             )
 
     def _allocate(self, allocate: Callable[[], Any]) -> Any:
-        """Allocate, and try again after the pools of the frameworks have freed their unused memory."""
+        """Allocate memory, and if there is none, try again after the frameworks have freed their pools."""
         self.reclaim()
         try:
             with _Current(self):
@@ -289,7 +289,7 @@ class _Handle:
 class _Current:
     """A context manager that makes a device current, and raises `DeviceError` for errors of CUDA.
 
-    Calls within it stand beside captures of other threads, as in `BesideCaptures`.
+    Calls inside the block do not disturb captures of other threads, like calls in `BesideCaptures`.
     """
 
     __slots__ = ("_before", "_captures", "_driver")
@@ -308,7 +308,7 @@ class _Current:
                 self._before = before
         except driver.errors as error:
             raise _device_error(driver.name, error) from error
-        self._captures.__enter__()  # last: where this method raises, nothing restores the mode of the thread
+        self._captures.__enter__()  # last: if this method raises, nothing restores the mode of the thread
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -336,7 +336,7 @@ def _is_confidential() -> bool:
     """Return whether the driver reports confidential mode."""
     try:
         import pynvml
-    except ImportError:  # transfers are right without the answer, which only decides which thread makes blocking calls
+    except ImportError:  # transfers are correct either way: the mode only decides which thread makes blocking calls
         return False
     try:
         pynvml.nvmlInit()
@@ -353,5 +353,5 @@ def _is_confidential() -> bool:
 
 
 _Dropped = deque[tuple[Callable[[int], None], int]]
-_dropped: dict[int, _Dropped] = {}  # by device: destructor and handle of all that awaits `reclaim`
+_dropped: dict[int, _Dropped] = {}  # by device: destructors and handles that await `reclaim`
 after_fork(_dropped.clear)  # the handles belong to the parent

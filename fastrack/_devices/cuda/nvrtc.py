@@ -22,7 +22,7 @@ _CONSTANT = re.compile(r"^#define FASTRACK_(\w+) (\d+)\s*$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The sources."""
+    """The sources of the kernels, and their constants."""
 
     folder: Path
     code: str  # the text of the main file
@@ -31,7 +31,7 @@ class Kernels:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Options of the compiler, with the digest, as a cache may know only these and the main file."""
+        """Compiler options. They include the digest, since a cache may use only options and main file as its key."""
         return ("-std=c++17", f"-I{self.folder}", f"-DFASTRACK_SOURCES={self.digest}")
 
     @property
@@ -52,11 +52,11 @@ class Kernels:
 def find_kernels() -> Kernels:
     """Return the sources of this installation, from the package or from the checkout that contains it.
 
-    Raise DeviceError if there are none.
+    Raise DeviceError if there are no sources.
     """
     package = Path(str(files("fastrack")))
     checkout = package.parent
-    # Without the project file this is no checkout, and `kernels` may be another package in site-packages.
+    # Without the project file this is no checkout: `kernels` may be another package in site-packages.
     folders = [package / "kernels"]
     if (checkout / "pyproject.toml").is_file():
         folders.append(checkout / "kernels")
