@@ -168,9 +168,9 @@ def _one_sided(sides: dict[str, dict[str, Any]]) -> dict[str, dict[str, str]]:
     for side, other in (SIDES, SIDES[::-1]):
         errors, theirs = sides[side]["errors"], sides[other]["names"]
         missing = {name: "it is not there" for name in theirs if name not in sides[side]["names"]}
-        for place, text in errors.items():
-            below = [name for name in theirs if name.startswith(place)]
-            missing |= {name: text for name in below if name in missing} if below else {place: text}
+        for node, text in errors.items():
+            below = [name for name in theirs if name.startswith(node)]
+            missing |= {name: text for name in below if name in missing} if below else {node: text}
         for name, why in missing.items():
             broken.setdefault(name, {})[side] = why
     return broken

@@ -205,8 +205,8 @@ class Cache:
     def _scan(self) -> list[tuple[int, int, Path]]:
         """Count the bytes that the folder keeps. Return the last use of each file, its bytes, and its path."""
         files = []
-        with os.scandir(self._folder) as found:
-            for file in found:
+        with os.scandir(self._folder) as entries:
+            for file in entries:
                 with contextlib.suppress(FileNotFoundError):
                     status = file.stat(follow_symlinks=False)
                     if stat.S_ISREG(status.st_mode):  # anything else is not the cache's to remove

@@ -128,7 +128,7 @@ class SealedEntry:
             actual = f"{context.dtype} {list(context.shape)} of file {context.file}"
             raise self._other(file, f"{dtype} {shape} of file {origin}", actual, name)
         if encode_bytes(tensor.header) != header:
-            listed, actual = (one.hex()[:_SHOWN] for one in (self.header(name), tensor.header))
+            listed, actual = (salt.hex()[:_SHOWN] for salt in (self.header(name), tensor.header))
             raise self._other(file, f"the message whose salt begins with {listed}", actual, name)
         if name in self.digests and sha256_of(tensor.message) != self.digests[name]:
             raise self._altered(file.path, name)

@@ -215,7 +215,7 @@ class SealedFolder:
     def weights(self, subfolder: str = "", variant: str | None = None) -> dict[str, SealedTensor]:
         """Return the weights of a model: all tensors of ``model.safetensors``, or of the shards that its index names.
 
-        The names of adapters and diffusion models are known too. By default, all ``.safetensors`` files are merged.
+        The names of adapters and diffusion models are known too. Without such a file, all ``.safetensors`` files count.
 
         Parameters
         ----------

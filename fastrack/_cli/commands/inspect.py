@@ -105,7 +105,7 @@ def _report(path: Path) -> Report:
 
 
 def _report_folder(path: Path) -> Report:
-    """Return the files of a sealed folder, and the ids in its index, which is not opened."""
+    """Return the files of a sealed folder, and the ids in its index, which is not decrypted."""
     from fastrack._sets.folder import INDEX
 
     with open_sealed(path / INDEX) as index:
