@@ -1,4 +1,4 @@
-"""Read objects of the stores that fsspec knows. Addresses and credentials come from its configuration, and theirs."""
+"""Read objects of the stores that fsspec knows. Addresses and credentials come from fsspec and the stores."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class _StoreObject:
 
 
 def _translated(url: Url, function: Any, *args: Any, **options: Any) -> Any:
-    """Call a function of fsspec. What may pass is raised as `TransientError`."""
+    """Call a function of fsspec. Raise `TransientError` for a failure that another attempt may not meet."""
     failure: Exception
     try:
         return function(*args, **options)

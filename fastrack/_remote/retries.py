@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class TransientError(OSError):
-    """A failure that may pass: of the connection, or of a server that is busy. `delay` is what the server asked for."""
+    """A transient failure, of the connection or a busy server. `delay` is the time that the server asked for."""
 
     def __init__(self, message: str, delay: float = 0.0) -> None:
         super().__init__(message)
@@ -26,7 +26,7 @@ class TransientError(OSError):
 
 
 def read_range(remote: RemoteObject, start: int, stop: int, sink: Sink) -> None:
-    """Read a range as `RemoteObject.read` does, and try again from where it was cut when that may help."""
+    """Read a range like `RemoteObject.read`. After a `TransientError`, continue where it was cut."""
 
     def give(offset: int, piece: bytes | memoryview) -> None:
         nonlocal start
@@ -48,7 +48,7 @@ def retry(attempt: Callable[[], T], url: Url) -> T:
             return attempt()
         except TransientError as error:
             failure, demanded = str(error), error.delay
-        if number < ATTEMPTS and (number > 1 or demanded):  # a closed connection is worth another one at once
+        if number < ATTEMPTS and (number > 1 or demanded):  # a closed connection is tried again without a delay
             time.sleep(min(_LONGEST_DELAY, max(demanded, delay)) * random.uniform(0.5, 1))  # noqa: S311
             delay *= 2
     advice = "check the connection and the server, and try again"

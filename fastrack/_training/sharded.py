@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastrack._files.importers import PlainTensor
 from fastrack._files.writer import write_sealed
@@ -14,9 +14,6 @@ from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
 from fastrack._tensors.sharded import is_sharded
 from fastrack._util.locations import locate
-
-if TYPE_CHECKING:
-    pass
 
 _DONE, _FAILED = -1, -2
 

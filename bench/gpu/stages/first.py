@@ -1,4 +1,4 @@
-"""Make first contact with a GPU: what is there, whether it is right, and what bounds it."""
+"""Make first contact with a GPU: its properties, right results, and its bounds."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def run(stage):
 
 
 def read_environment():
-    """Return what `nvidia-smi` and the C library say."""
+    """Return the reports of `nvidia-smi` and the C library."""
     command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
@@ -35,15 +35,15 @@ def read_environment():
         raise Skip(f"nvidia-smi cannot be run: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
         raise Skip("nvidia-smi does not answer") from error
-    found = [line.split(", ") for line in done.stdout.splitlines()]
+    rows = [line.split(", ") for line in done.stdout.splitlines()]
     return {
-        "nvidia-smi": dict(zip(_QUERY.split(","), zip(*found, strict=True), strict=False)),
+        "nvidia-smi": dict(zip(_QUERY.split(","), zip(*rows, strict=True), strict=False)),
         "libc": os.confstr("CS_GNU_LIBC_VERSION"),
     }
 
 
 def ask_doctor():
-    """Return what ``fastrack doctor`` says of CUDA and of the host's engine."""
+    """Return the report of ``fastrack doctor`` on CUDA and the host's engine."""
     code, output = run_process([sys.executable, "-m", "fastrack", "doctor", "--json"], 90)
     if code is None:
         raise TimeoutError("fastrack doctor did not end")
