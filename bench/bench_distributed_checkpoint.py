@@ -15,9 +15,12 @@ from statistics import median
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from conftest import import_private
 
 from fastrack._bench.measure import timed_rounds
-from fastrack.distributed import CheckpointReader, CheckpointWriter
+
+CheckpointReader = import_private("fastrack.distributed:CheckpointReader", "fastrack.distributed:SealedReader")
+CheckpointWriter = import_private("fastrack.distributed:CheckpointWriter", "fastrack.distributed:SealedWriter")
 
 MIB = 1 << 20
 TENSORS, SIZE = 32, 512 * MIB
