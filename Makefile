@@ -44,7 +44,7 @@ test: $(STAMP) $(NATIVE)  ## run the quick tests; under three minutes on two cor
 	$(BIN)/python -m pytest $(PARALLEL) $(QUICK)
 
 test-all: $(STAMP) $(NATIVE)  ## run all tests but those of the emulator, and those for the night
-	$(BIN)/python -m pytest $(PARALLEL) -m "not nightly"
+	$(BIN)/python -m pytest $(PARALLEL) --numprocesses 3 -m "not nightly"  # slow ones wait for processes of their own
 
 test-nightly: $(STAMP) $(EMULATOR)/.installed $(NATIVE)  ## run the tests that take long, those of the emulator too
 	$(BIN)/python -m pytest $(PARALLEL) -m nightly

@@ -1,7 +1,7 @@
 """Attestation evidence of CPUs, verified offline on one core. The tests' foundry makes and signs all of it.
 
-"Cold" clears all that is kept between calls before each round: parsed certificates and their names. Machines of a kind
-have all of them but one in common.
+"Cold" clears all caches before each round: parsed certificates and their names. Machines of a kind share all
+certificates but one.
 """
 
 import sys
@@ -33,7 +33,7 @@ def forget():
 
 @pytest.fixture(params=["cold", "warm"])
 def run(request, benchmark):
-    """Run a function with what calls keep between them, or without."""
+    """Run a function with warm or cold caches."""
 
     def run(action, *arguments, **options):
         def call():

@@ -63,7 +63,7 @@ def test_seal(rate, engine, prepared, size, plain):
 
 @pytest.fixture
 def fastest():
-    """The engine that transfers use, whatever its name on this machine."""
+    """The engine that transfers use on this machine."""
     engine = get_engine()
     return engine, expand_key(engine, MessageKey.raw(os.urandom(32), os.urandom(12)))
 
@@ -93,7 +93,7 @@ def test_fastest_windows(rate, fastest, plain):
     engine.seal_run(schedule, plain[: 64 * MIB], message, 0)
     sizes, offsets = np.full(32, 2048), 2048 * np.arange(32)
     starts = 2048 * np.random.default_rng(0).integers(0, 32 * 1024, (1000, 32))
-    plans = cycle([ByteRanges(each, sizes, offsets).pieces() for each in starts])
+    plans = cycle([ByteRanges(first, sizes, offsets).pieces() for first in starts])
     out = np.zeros(64 << 10, np.uint8)
     assert rate(out.size, lambda: engine.open_gather(schedule, message, out, next(plans))) is None
 

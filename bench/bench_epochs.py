@@ -60,7 +60,7 @@ CASES = {  # how to make arrays, samples of a batch, and the size of a window
 
 def mapped(array, path):
     np.save(path, array)
-    return np.load(path, mmap_mode="c")  # torch wants to be able to write
+    return np.load(path, mmap_mode="c")  # torch requires writable memory
 
 
 def times_of(moved):
@@ -74,7 +74,7 @@ def times_of(moved):
 
 
 def epochs(case, scale, batches, folder, key, channel):
-    """Return what runs an epoch, by the way it takes."""
+    """Return functions that run an epoch, by way."""
     make, batch, window = CASES[case]
     arrays = make(scale)
     save_file(arrays, folder / "sealed.safetensors", key=key)
@@ -82,7 +82,7 @@ def epochs(case, scale, batches, folder, key, channel):
     sealed = SealedDataset(folder / "sealed.safetensors")
     if window:
         sealed = sealed.windows("tokens", window)
-        arrays, maps = ({"tokens": each["tokens"].reshape(-1, window)} for each in (arrays, maps))
+        arrays, maps = ({"tokens": columns["tokens"].reshape(-1, window)} for columns in (arrays, maps))
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def through(data, move=lambda each: each, **options):
@@ -96,12 +96,12 @@ def epochs(case, scale, batches, folder, key, channel):
 
 
 def measure(case, *, scale=1.0, repeat=5, batches=None):
-    """Return the median seconds of a batch, by the way it takes."""
+    """Return the median seconds of a batch, by way."""
     key = Key.generate()
     with tempfile.TemporaryDirectory() as folder, Channel("cpu", keys=key) as channel:
         ways = epochs(case, scale, batches, Path(folder), key, channel)
         rounds = [{name: run() for name, run in ways.items()} for _ in range(repeat + 1)][1:]
-    return {name: median(spent for each in rounds for spent in each[name]) for name in ways}
+    return {name: median(spent for times in rounds for spent in times[name]) for name in ways}
 
 
 def main():

@@ -1,8 +1,8 @@
 """A whole offer, verified on one core: TDX, GPUs, manifests, OCSP responses. The tests' foundry makes all of it.
 
-"Cold" clears all that is kept between calls before each round: links of chains, opened manifests, responses and
-certificates. The time is looked at in every call. "Warm" is a broker that has seen collateral and chains before,
-with evidence for a challenge of its own in each round.
+"Cold" clears all caches before each round: links of chains, opened manifests, responses and certificates. Every call
+checks validity periods. "Warm" is a broker that has seen collateral and chains before, with evidence for a new
+challenge in each round.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def make(of):
 @pytest.mark.parametrize("is_cold", [True, False], ids=["cold", "warm"])
 @pytest.mark.parametrize("cpu", ["tdx", "snp"])
 def test_verify_offer(benchmark, cpu, is_cold, own_manifests):
-    found, trusted = attest.Policy.from_toml(policy(GPUS)), roots()
+    accepted, trusted = attest.Policy.from_toml(policy(GPUS)), roots()
     of = machine(cpu, own_manifests)
 
     def prepare():
         challenge, data = make(of)
         if is_cold:
             forget()
-        return (data, challenge, found), {"now": NOW, "roots": trusted}
+        return (data, challenge, accepted), {"now": NOW, "roots": trusted}
 
     verified = benchmark.pedantic(attest.verify_offer, setup=prepare, rounds=ROUNDS, warmup_rounds=2)
     assert len(verified.devices) == GPUS

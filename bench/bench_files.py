@@ -13,9 +13,9 @@ from fastrack import SealedDataset, load_file, save_file, seal, verify_file
 
 @pytest.fixture(scope="module")
 def memory():
-    """A folder in memory, where there is one: a disk is another thing to measure."""
-    place = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=place if os.access(place, os.W_OK) else None) as folder:
+    """A folder in memory, if there is one, so that no disk is measured."""
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared if os.access(shared, os.W_OK) else None) as folder:
         yield Path(folder)
 
 

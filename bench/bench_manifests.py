@@ -6,12 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import import_private
 
 from fastrack import Anchor, Manifest, load_file, publish, save_file
-from fastrack._files.reader import SealedFile
-from fastrack._sets.entries import SealedEntry
-from fastrack._sets.manifest import sign_manifest
 from fastrack.grants import Signer
+
+SealedFile = import_private("fastrack._files.reader:SealedFile", "fastrack._sealed.reader:SealedFile")
+SealedEntry = import_private("fastrack._sets.entries:SealedEntry", "fastrack._sealed.entries:SealedEntry")
+sign_manifest = import_private("fastrack._sets.manifest:sign_manifest", "fastrack._sealed.manifest:sign_manifest")
 
 COUNT = 1000
 NAME = "model.safetensors"

@@ -1,8 +1,8 @@
 """Weights into a module, from a warm cache: 1 GiB of bfloat16 in 32 tensors, sealed and in plain.
 
-`safetensors.torch.load_file` alone maps the file and reads nothing, unless it is asked to (`backend="pread"`); what is
-comparable is the time until the weights are in the module. Fresh memory costs more than everything else, and the more
-the longer ago something was given back to the system; so the runs take turns, each time in another order.
+`safetensors.torch.load_file` alone maps the file and reads nothing, except with `backend="pread"`. So the time until
+the weights are in the module is compared. Fresh memory costs more than everything else, and more the longer ago memory
+was given back to the system, so the runs take turns, in another order each time.
 """
 
 from random import Random
@@ -68,13 +68,13 @@ def test_ratio(benchmark, paths, key, filled):
         "plain, fresh, copied": lambda: plain_fresh_in_memory(paths[0]),
         "plain, mapped": lambda: plain_fresh(paths[0]),
     }
-    found = medians(ways, ROUNDS, order=Random(0))
+    seconds = medians(ways, ROUNDS, order=Random(0))
     ratios = {
-        "sealed to plain": found["sealed"] / found["plain"],
-        "fresh, to read": found["sealed, fresh"] / found["plain, fresh, read"],
-        "fresh, to copied": found["sealed, fresh"] / found["plain, fresh, copied"],
+        "sealed to plain": seconds["sealed"] / seconds["plain"],
+        "fresh, to read": seconds["sealed, fresh"] / seconds["plain, fresh, read"],
+        "fresh, to copied": seconds["sealed, fresh"] / seconds["plain, fresh, copied"],
     }
-    benchmark.extra_info["milliseconds"] = {name: round(1e3 * value, 1) for name, value in found.items()}
+    benchmark.extra_info["milliseconds"] = {name: round(1e3 * value, 1) for name, value in seconds.items()}
     benchmark.extra_info["ratios"] = {name: round(value, 2) for name, value in ratios.items()}
     print(benchmark.extra_info)
     benchmark.pedantic(ways["sealed"], rounds=1)

@@ -27,7 +27,7 @@ SIZE, BATCH, FILES = 65_536, 64, 8
 
 
 def write(folder, rows):
-    """Write the same rows as sealed and as plain files, and return what reads each, and the sum of all bytes."""
+    """Write the same rows as sealed and as plain files, and return functions to read them, and the sum of all bytes."""
     random = np.random.default_rng(0)
     key = Key.generate()
     key.save(folder / "owner.key")
@@ -49,11 +49,11 @@ def write(folder, rows):
 
 
 def epoch(read, collate, total, *, shuffle):
-    """Return what runs an epoch that reads every byte of every row, as their sum has to be `total`."""
+    """Return a function that runs an epoch and reads every byte of every row: their sum has to be `total`."""
 
     def run():
-        found = read().random_shuffle(seed=0) if shuffle else read()
-        batches = found.iter_torch_batches(batch_size=BATCH, collate_fn=collate)
+        rows = read().random_shuffle(seed=0) if shuffle else read()
+        batches = rows.iter_torch_batches(batch_size=BATCH, collate_fn=collate)
         assert sum(batch["data"].sum().item() for batch in batches) == total
 
     return run

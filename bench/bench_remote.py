@@ -1,11 +1,11 @@
-"""Measure epochs over shards on a server beside the same from local disk, and clients beside each other.
+"""Measure epochs over shards on a server against shards on local disk, and compare clients.
 
     PYTHONPATH=.:tests python -m bench.bench_remote [--rounds 3] [--latencies 1 10 50] [--step 20]
 
 The server is a process of its own on the loopback interface, and waits before each answer. Rows of 64 KiB are shuffled
 over eight shards of 16 MiB, in batches of 64. With a step, each batch is followed by a sleep, as by work on a GPU. In
-each round all cases run in turns; medians are shown. The clients read 512 ranges of 256 KiB, 32 at once; the first of
-them is a bare loop of `recv_into`, and shows what the server and the machine can do.
+each round all cases run in turns; medians are shown. The clients read 512 ranges of 256 KiB, 32 at a time; the first
+is a bare loop of `recv_into`, the limit of the server and the machine.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def make_clients(endpoint, starts):
 
 
 def receive(endpoint, start):
-    """Receive a range with as little work as can be: the headers are not looked at. Each thread has its connection."""
+    """Receive a range with the least work: headers are ignored. Each thread has its connection."""
     if getattr(_thread, "endpoint", None) != endpoint:
         _thread.endpoint = endpoint
         _thread.socket = socket.create_connection((urlsplit(endpoint).hostname, urlsplit(endpoint).port))

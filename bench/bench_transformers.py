@@ -1,8 +1,8 @@
 """Model folders through transformers, from a warm cache: 236 MiB of bfloat16 in 5 shards, sealed and in plain.
 
-On `cpu` a plain `from_pretrained` that keeps the dtype maps the shards, and reads nothing. What is comparable is one
-that reads them (`disable_mmap=True`, which it chooses by itself on some file systems), or converts them. Runs take
-turns, each time in another order.
+On `cpu` a plain `from_pretrained` that keeps the dtype maps the shards, and reads nothing. It is compared with calls
+that read them (`disable_mmap=True`, the default on some file systems) or convert them. Runs take turns, in another
+order each time.
 """
 
 from functools import partial
@@ -54,7 +54,7 @@ def test_ratio(benchmark, folders, key):
         "plain, converted": partial(cls.from_pretrained, plain, dtype=torch.float32),
     }
     ways |= {f"{name}, used": partial(used, ways[name]) for name in ("sealed", "plain, mapped")}
-    found = medians(ways, ROUNDS, order=Random(0))
+    seconds = medians(ways, ROUNDS, order=Random(0))
     pairs = {
         "sealed to read": ("sealed", "plain, read"),
         "sealed to mapped": ("sealed", "plain, mapped"),
@@ -63,7 +63,7 @@ def test_ratio(benchmark, folders, key):
     }
     size = sum(path.stat().st_size for path in plain.glob("*.safetensors"))
     benchmark.extra_info["MiB"] = size // MIB
-    benchmark.extra_info["milliseconds"] = {name: round(1e3 * value, 1) for name, value in found.items()}
-    benchmark.extra_info["ratios"] = {name: round(found[a] / found[b], 2) for name, (a, b) in pairs.items()}
+    benchmark.extra_info["milliseconds"] = {name: round(1e3 * value, 1) for name, value in seconds.items()}
+    benchmark.extra_info["ratios"] = {name: round(seconds[a] / seconds[b], 2) for name, (a, b) in pairs.items()}
     print(benchmark.extra_info)
     benchmark.pedantic(ways["sealed"], rounds=1)

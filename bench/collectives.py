@@ -35,10 +35,10 @@ def _times(rows):
     for (subject, size, ranks), group in groupby(
         _sorted(rows), key=lambda row: (row["subject"], row["size"], row["ranks"])
     ):
-        found = {row["way"]: row for row in group}
-        ratios = [f"{found[way]['over_gloo']:.2f}" if way in found else "" for way in ways[1:]]
-        ratio = found["naive"]["seconds"] / found["sealed"]["seconds"]
-        times = f"{1000 * found['gloo']['seconds']:.1f}"
+        by_way = {row["way"]: row for row in group}
+        ratios = [f"{by_way[way]['over_gloo']:.2f}" if way in by_way else "" for way in ways[1:]]
+        ratio = by_way["naive"]["seconds"] / by_way["sealed"]["seconds"]
+        times = f"{1000 * by_way['gloo']['seconds']:.1f}"
         yield f"| {subject} | {format_size(size)} | {ranks} | {times} | {' | '.join(ratios)} | {ratio:.2f} |"
 
 
@@ -53,7 +53,7 @@ def _steps(rows):
 
 
 def _sorted(rows):
-    """Return the rows by subject, size and ranks, subjects in the order in which they were measured."""
+    """Return the rows by subject, size and ranks, subjects in the order of measurement."""
     subjects = list(dict.fromkeys(row["subject"] for row in rows))
     return sorted(rows, key=lambda row: (subjects.index(row["subject"]), row["size"], row["ranks"]))
 

@@ -1,6 +1,6 @@
 """Shared data for the suites. Every suite is grouped so that a thing and its measure stand side by side.
 
-What is marked as a guard is what `make bench-compare` looks at. Its names last: one that is renamed is a new benchmark.
+`make bench-compare` measures the benchmarks that are marked as guards. A renamed guard is a new benchmark.
 """
 
 from pkgutil import resolve_name
@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 
 def import_private(*names):
-    """Import a private name by its present path or, in an earlier revision, by the path that it had there.
+    """Import a private name by its present path or, in an earlier revision, by its earlier path.
 
     Names are as of `pkgutil.resolve_name`, the present one first. `make bench-compare` runs these suites on both sides.
     """
@@ -27,7 +27,7 @@ def import_private(*names):
 
 
 def sizes(*sizes, guards=()):
-    """Give the fixture `size` these numbers of bytes, some of which are guards."""
+    """Give the fixture `size` these numbers of bytes, and mark `guards` among them."""
     marks = {size: pytest.mark.guard if size in guards else () for size in sizes}
     cases = [pytest.param(size, id=size_name(size), marks=marks[size]) for size in sizes]
     return pytest.mark.parametrize("size", cases, indirect=True)
@@ -65,12 +65,12 @@ def sealed(plain, key):
 
 @pytest.fixture
 def rate(benchmark):
-    """Run and note 1e9 bytes a second, of the median, beside the times."""
+    """Run and note 1e9 bytes a second, of the median, along with the times."""
 
     def run(size, action, *arguments, **options):
         rounds = max(5, min(200, (1 << 31) // max(size, 1 << 20)))
         result = benchmark.pedantic(action, arguments, options, rounds=rounds, warmup_rounds=1)
-        if benchmark.stats:  # with --benchmark-disable there are none
+        if benchmark.stats:  # absent with --benchmark-disable
             benchmark.extra_info["GB/s"] = round(size / benchmark.stats.stats.median / 1e9, 2)
         return result
 

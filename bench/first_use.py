@@ -42,8 +42,8 @@ PARTS = {
 BELOW = ("interpreter", "numpy", "spin", "cryptography", "safetensors")  # parts that a program without fastrack has too
 TARGETS = {"total": 0.25, "above": 0.1}  # seconds of CPU time
 
-# Imports are timed without those that they cause of other parts. "rest" is what no part has. Each time is a pair: of
-# the wall clock, and of the CPU, which other work on the machine changes less.
+# Imports are timed without nested imports of other parts. "rest" is the time outside of all parts. Each time is a pair:
+# of the wall clock, and of the CPU, which other work on the machine changes less.
 CHILD = """
 import time
 began, start = time.time(), (time.perf_counter(), time.process_time())
@@ -134,7 +134,7 @@ def main() -> None:
     parser.add_argument("--beside", type=Path, metavar="CHECKOUT", help="another checkout, in turns with this one")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all times there")
     options = parser.parse_args()
-    # The path of an environment's interpreter is a link, which is not to be followed.
+    # The interpreter of an environment is a link, which must not be followed.
     first = options.python.absolute() if options.python else ROOT
     subjects = [first, *([options.beside.resolve()] if options.beside else [])]
     times = measure(subjects, options.processes, options.size)
@@ -153,17 +153,17 @@ def measure(subjects: list[Path], processes: int, size: int) -> dict[str, dict[s
         rounds = [[json.loads(run(subject, CHILD, folder)) for subject in subjects] for _ in range(processes)]
     results = {}
     for index, subject in enumerate(subjects):
-        runs = [each[index] for each in rounds]
-        parts = {part: [tuple(each.get(part, (0.0, 0.0))) for each in runs] for part in PARTS}
-        for place, total in enumerate(parts["total"]):
-            below = [parts[part][place] for part in BELOW]
-            parts["above"][place] = total[0] - sum(pair[0] for pair in below), total[1] - sum(pair[1] for pair in below)
+        runs = [times[index] for times in rounds]
+        parts = {part: [tuple(times.get(part, (0.0, 0.0))) for times in runs] for part in PARTS}
+        for row, total in enumerate(parts["total"]):
+            below = [parts[part][row] for part in BELOW]
+            parts["above"][row] = total[0] - sum(pair[0] for pair in below), total[1] - sum(pair[1] for pair in below)
         results[str(subject)] = parts
     return results
 
 
 def run(subject: Path, code: str, folder: str, *arguments: str) -> str:
-    """Run a program with the fastrack of a subject. That of an environment has the bytecode that pip has made."""
+    """Run a program with the fastrack of a subject. An environment has the bytecode that pip compiled."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     if subject.is_dir():
         environment |= {"PYTHONPATH": str(subject), "PYTHONPYCACHEPREFIX": folder}
@@ -189,7 +189,7 @@ def show(times: dict[str, dict[str, list[tuple[float, float]]]]) -> None:
 
 
 def name_of(subject: str) -> str:
-    """Return a checkout's folder, or that of an environment."""
+    """Return the folder of a checkout or of an environment."""
     path = Path(subject)
     return path.name if path.is_dir() else path.parents[1].name
 

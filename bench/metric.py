@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 class Metric:
     """A measured number next to its target."""
 
-    name: str  # what was measured, and against what
+    name: str  # the measurement and its reference
     value: float | None  # None if it was not measured
     unit: str  # "x" for a ratio
     target: float  # the bound that it has to keep
@@ -23,6 +23,6 @@ class Metric:
         return self.value <= self.target if self.at_most else self.value >= self.target
 
     def as_dict(self):
-        """Return the metric for JSON, in which the target is called `reach`."""
+        """Return the metric for JSON, where the target is called `reach`."""
         document = asdict(self)
         return document | {"reach": document.pop("target"), "is_met": self.is_met}

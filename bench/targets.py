@@ -31,7 +31,7 @@ from fastrack._bench.paths import BouncePath, ParallelBouncePath, touched
 from fastrack._cli.console import reporter
 
 MIB = 1 << 20
-SIZES = (16, 64, 256)  # MiB, for which the targets of the paths are set
+SIZES = (16, 64, 256)  # MiB, with targets for the paths
 FRESH_COPY, PLAIN_BOUNCE = f"{COPY}, fresh", "bounce, plain tensor"
 _READ_SIZE = 128 << 10  # bytes that `cat` reads at a time
 
@@ -59,12 +59,12 @@ def measure_paths(sizes_mib=SIZES, *, bits=256, repeat=9, say=lambda _: None):
         say(f"{size:g} MiB")
         with _open_cases(nbytes, bits) as cases:
             seconds = medians(cases, repeat)
-        for path, own in seconds.items():
+        for path, spent in seconds.items():
             over_bounce = of_copy = None
             if not path.startswith(COPY):
-                over_bounce = seconds[PLAIN_BOUNCE if path.endswith("plain tensor") else BOUNCE] / own
-                of_copy = seconds[FRESH_COPY if path.endswith("fresh") else COPY] / own
-            rows.append(Row(nbytes, path, own, nbytes / own / 1e9, over_bounce, of_copy))
+                over_bounce = seconds[PLAIN_BOUNCE if path.endswith("plain tensor") else BOUNCE] / spent
+                of_copy = seconds[FRESH_COPY if path.endswith("fresh") else COPY] / spent
+            rows.append(Row(nbytes, path, spent, nbytes / spent / 1e9, over_bounce, of_copy))
     return rows
 
 
@@ -115,7 +115,7 @@ def _reference(sealed, key, bits):
 
 # The targets.
 
-RATIOS = (  # at least so many times as fast as another path, at every size
+RATIOS = (  # the least speed relative to another path, at every size
     ("direct", "plain copy", 1.0),
     ("direct, fresh", "plain copy, fresh", 1.2),
     ("direct", "pyca Cobblestone", 3),
@@ -124,7 +124,7 @@ RATIOS = (  # at least so many times as fast as another path, at every size
 CALLS = {4 << 10: 18, 64 << 10: 24, MIB: 60}  # microseconds of a call, by bytes of the tensor
 EPOCHS = {"224x224x3, batch 64": 1.05, "windows of 1024, batch 32": 1.2}
 NOT_BUILT, NOT_MEASURED = "not built yet", "not yet measured"
-# What no machine without a GPU can measure, and what there is no code for.
+# Targets that take a GPU, and targets without code.
 PENDING = (
     (Metric("model folder into a server, of the server's start with a plain one", None, "x", 1.1, True), NOT_BUILT),
     (Metric("KV block of 8 to 80 MiB, store, over LMCache aesgcm", None, "x", 12), NOT_BUILT),
@@ -137,7 +137,7 @@ PENDING = (
 
 
 def check_targets(rows, *, repeat=9, file_mib=1024, scale=1.0, say=lambda _: None):
-    """Return a `Metric` for every target: those of paths from `rows`, at each size, and others measured here."""
+    """Return a `Metric` for every target: for paths from `rows`, at each size, and for others measured here."""
     seconds = {(row.size, row.path): row.seconds for row in rows}
     sizes = dict.fromkeys(row.size for row in rows)
     metrics = [
@@ -162,16 +162,16 @@ def check_targets(rows, *, repeat=9, file_mib=1024, scale=1.0, say=lambda _: Non
     metrics.append(Metric(name, _verify_share(file_mib, repeat), "x", 0.8))
     for case, target in EPOCHS.items():
         say(f"epochs: {case}")
-        found = bench_epochs.measure(case, scale=scale, repeat=min(repeat, 5), batches=200)
+        spent = bench_epochs.measure(case, scale=scale, repeat=min(repeat, 5), batches=200)
         name = f"sealed epoch, {case}, of plain in memory"
-        metrics.append(Metric(name, found["sealed"] / found["plain, in memory"], "x", target, at_most=True))
+        metrics.append(Metric(name, spent["sealed"] / spent["plain, in memory"], "x", target, at_most=True))
     say("distributed checkpoints")
-    place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=place) as folder:
+    shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    with tempfile.TemporaryDirectory(dir=shared) as folder:
         size = int(bench_distributed_checkpoint.SIZE * scale)
-        found = bench_distributed_checkpoint.measure(Path(folder), Key.generate(), size=size, rounds=repeat)
+        spent = bench_distributed_checkpoint.measure(Path(folder), Key.generate(), size=size, rounds=repeat)
     for step, target in (("save", 1.8), ("load", 6.5)):
-        speed = found[f"{step}, plain"] / found[f"{step}, sealed"]
+        speed = spent[f"{step}, plain"] / spent[f"{step}, sealed"]
         metrics.append(Metric(f"distributed checkpoint, {step}, over plain", speed, "x", target))
     return metrics
 
@@ -181,7 +181,7 @@ def _small_calls():
     with Channel("cpu", keys=key) as channel:
         tensors = {size: (seal(np.zeros(size, np.uint8), key), np.ones(size, np.uint8)) for size in CALLS}
         runs = {size: partial(channel.to_device, sealed, out=out) for size, (sealed, out) in tensors.items()}
-        # One size after the other: what is promised is a call in a streak of such calls.
+        # One size after the other: the target is for a call in a streak of such calls.
         return {size: 1e6 * medians({size: run}, 1000)[size] for size, run in runs.items()}
 
 
@@ -190,8 +190,8 @@ def _nest_over_keys(repeat):
     sealed = [seal(np.zeros(size, np.uint8), key, f"layers.{number}.weight") for number in range(count)]
     with Channel("cpu", keys=key) as channel:
         runs = {"nest": partial(channel.to_device, sealed), "keys": partial(bench_nests.derive, count)}
-        found = medians(runs, 5 * repeat, settle=1)
-    return found["nest"] / found["keys"]
+        spent = medians(runs, 5 * repeat, settle=1)
+    return spent["nest"] / spent["keys"]
 
 
 def _busy_share(size, repeat):
@@ -230,12 +230,12 @@ def _verify_share(mib, repeat):
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "verify.safetensors"
         save_file({"data": np.ones(mib * MIB, np.uint8)}, path, key)
-        found = medians({"verify": lambda: verify_file(path, key), "cat": lambda: _read_all(path)}, repeat)
-    return found["cat"] / found["verify"]
+        spent = medians({"verify": lambda: verify_file(path, key), "cat": lambda: _read_all(path)}, repeat)
+    return spent["cat"] / spent["verify"]
 
 
 def _read_all(path):
-    """Read a file as `cat file > /dev/null` does, without the start of a process."""
+    """Read a file like `cat file > /dev/null`, without the start of a process."""
     buffer = bytearray(_READ_SIZE)
     with path.open("rb", buffering=0) as file:
         while file.readinto(buffer):
@@ -281,7 +281,7 @@ def path_table(rows):
 
 
 def target_table(metrics):
-    """Return a table of the targets, and of those for which there is no figure, with the reason."""
+    """Return a table of the targets. Targets without a figure have the reason."""
     table = Table("what, and what it is against", "measured", "to reach", "")
     verdicts = [(metric, "reached" if metric.is_met else "MISSED") for metric in metrics]
     for metric, verdict in (*verdicts, *PENDING):

@@ -1,16 +1,16 @@
 """Sealed tensors, from their owner to a device, without a detour through plaintext.
 
-Public is what `__all__` and `fastrack.errors` hold. A public name is imported when it is first used, so that
-``import fastrack`` costs little and needs no GPU. Packages import only those below them::
+The public names are in `__all__` and `fastrack.errors`. A public name is imported when it is first used, so that
+``import fastrack`` costs little and needs no GPU. Packages import only lower ones::
 
     _cli  >  _training  >  _transfer  >  _files  >  _sealed | _devices  >  _keys  >  _crypto  >  _util  >  errors
 
-``docs/dev/architecture.md`` has them all, and describes each.
+``docs/dev/architecture.md`` describes all packages.
 """
 
 from __future__ import annotations
 
-from fastrack import _version, errors  # noqa: F401 - both are there without a look at `__getattr__`
+from fastrack import _version, errors  # noqa: F401 - present without `__getattr__`
 from fastrack._util import registry as _registry
 from fastrack._util.pickles import unpickle as _unpickle  # noqa: F401 - pickles of handles name it
 from fastrack._util.public import lazy as _lazy
@@ -45,7 +45,7 @@ _NAMES = {
     "errors": tuple(errors.__all__),
 }
 _HOMES = {name: f"fastrack.{module}" for module, names in _NAMES.items() for name in names}
-__all__ = sorted(_HOMES)  # noqa: PLE0605 - one table has them
+__all__ = sorted(_HOMES)  # noqa: PLE0605 - from one table
 __getattr__, __dir__ = _lazy(__name__, _NAMES, globals())
 
 _registry.COMPILERS |= {

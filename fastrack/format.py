@@ -19,6 +19,7 @@ from fastrack.errors import FormatError
 __all__ = [
     "CHUNK_SIZE",
     "COMMITMENT_SIZE",
+    "FORMAT_VERSION",
     "HEADER_SIZE",
     "MAX_CHUNKS",
     "MAX_PLAIN_SIZE",
@@ -34,6 +35,7 @@ __all__ = [
     "raw_plain_size",
 ]
 
+FORMAT_VERSION: Final = "1"  #: the version of the format, in the header of every sealed file
 CHUNK_SIZE: Final = 16384  #: bytes of plaintext in every chunk except the last
 TAG_SIZE: Final = 16  #: bytes of the AES-GCM tag that ends every chunk
 SEALED_CHUNK_SIZE: Final = CHUNK_SIZE + TAG_SIZE  #: bytes from the start of one chunk to the start of the next

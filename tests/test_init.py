@@ -36,6 +36,7 @@ def test_importing_fastrack_loads_nothing_heavy():
     heavy = {"numpy", "numba", "torch", "cupy", "cryptography", "safetensors", "rich", "typer", "pynvml"}
     assert not loaded_by("import fastrack") & heavy
     assert "numpy" not in loaded_by("import fastrack; dir(fastrack)")
+    assert "numpy" not in loaded_by("import fastrack; fastrack.Key.generate()")
     assert not loaded_by("import fastrack.attest") & {"cryptography", "numpy", "socket", "ssl", "urllib.request"}
 
 

@@ -2,4 +2,4 @@
 
 
 class CannotCompareError(Exception):
-    """There is no comparison to be had; the message says what to do."""
+    """No comparison is possible; the message has advice."""

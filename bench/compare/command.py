@@ -22,7 +22,7 @@ from bench.compare.verdicts import Verdict
 
 
 def main(arguments: list[str], plan: Plan = Plan(), root: Path = environments.ROOT) -> int:  # noqa: B008
-    """Return the exit code: 0 nothing is slower, 1 something is or runs no more, 2 no comparison, 130 interrupted."""
+    """Return the exit code: 0 nothing is slower, 1 a benchmark is slower or fails, 2 no comparison, 130 interrupted."""
     parser = argparse.ArgumentParser("python -m bench.compare", description="Is the working tree slower than BASE?")
     parser.add_argument("base", nargs="?", metavar="BASE", help="a branch, tag or commit")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
@@ -63,7 +63,7 @@ def _compare_with(base: str, plan: Plan, root: Path) -> Report:
 
 
 def _try_itself(times: int, console: Console, plan: Plan, root: Path) -> int:
-    """Compare the working tree with itself, with and without a slow-down. As said: 0, or 1 if any went wrong."""
+    """Compare the working tree with itself, with and without a slow-down. Return 1 if one went wrong, else 0."""
     right = {"planted": 0, "unchanged": 0}
     for turn in range(times):
         for kind in right:
@@ -86,7 +86,7 @@ def _compare_trees(trees: dict[str, Path], labels: tuple[str, str], say: Callabl
     cache = folder.parent
     pythons = {side: environments.build(side, tree, cache, say) for side, tree in trees.items()}
     environments.forget_old(cache)
-    shutil.rmtree(trees["head"] / "fastrack")  # installed by now, and not to be imported from here
+    shutil.rmtree(trees["head"] / "fastrack")  # installed already, and not to be imported from here
     rehearse(pythons, trees["head"], folder, say, plan)
     start = time.monotonic()
     rows = compare(pythons, trees["head"], folder, say, plan)
@@ -97,7 +97,7 @@ def _compare_trees(trees: dict[str, Path], labels: tuple[str, str], say: Callabl
 
 @contextmanager
 def _trees(root: Path) -> Iterator[dict[str, Path]]:
-    """Give an empty folder for each side, in a new one."""
+    """Yield an empty folder for each side, in a new folder."""
     cache = environments.cache_of(root)
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="run-", dir=cache) as folder:
@@ -109,7 +109,7 @@ def _trees(root: Path) -> Iterator[dict[str, Path]]:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """On a terminal, one line of what goes on; elsewhere nothing."""
+    """Show the current step in one line on a terminal; elsewhere nothing."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda _: None

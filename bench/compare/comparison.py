@@ -1,4 +1,4 @@
-"""A whole comparison: pair after pair, of all guards at first, then of those about which more has to be known."""
+"""A whole comparison: pair after pair, of all guards at first, then of undecided ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.compare.report import short
 from bench.compare.verdicts import CONFIRMED, WORSE, Row, Verdict, judge, one_sided
 
 _SUSPICIOUS = 1.05
-_AT_ONCE = 8  # benchmarks that are measured again: a few at a time are decided sooner, if time is short
+_AT_ONCE = 8  # benchmarks to measure again: with little time left, a few are decided sooner than all
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +23,14 @@ class Plan:
     pairs: int = 4  # of processes, for every benchmark
     most_pairs: int = 12  # for one that is undecided
     rounds: int = 31  # of each benchmark in a pair, if they do not take too long
-    seconds: float = 150  # in which undecided benchmarks may be measured again
+    seconds: float = 150  # for measuring undecided benchmarks again
     patience: float = 120  # seconds that a process may be silent
 
 
 def compare(pythons: dict[str, Path], suites: Path, folder: Path, say, plan: Plan) -> list[Row]:
     """Measure the suites under `suites` with the Python of each side; logs go to `folder`.
 
-    Raises CannotCompareError if a side does not start, or there is nothing that both can run.
+    Raises CannotCompareError if a side does not start, or there is no benchmark that both can run.
     """
     measured: dict[str, list[list[tuple[float, float]]]] = {}
     broken: dict[str, dict[str, str]] = {}
@@ -39,16 +39,16 @@ def compare(pythons: dict[str, Path], suites: Path, folder: Path, say, plan: Pla
     names: list[str] | None = None
     while names is None or names:
         begin = time.monotonic()
-        found = run_pair(
+        results = run_pair(
             pythons, suites, folder, number=number, rounds=plan.rounds, names=names, patience=plan.patience,
             progress=lambda name, pair=number + 1: say(f"pair {pair}, {short(name)}"),
         )  # fmt: skip
         number += 1
-        for name in found.names:
-            measured.setdefault(name, []).extend([found.rounds[name]] if name in found.rounds else [])
-        failures.update(found.broken.keys())
-        # Twice, once it has run: a busy machine may hold one of them up for too long.
-        broken |= {name: why for name, why in found.broken.items() if failures[name] > 1 or not measured.get(name)}
+        for name in results.names:
+            measured.setdefault(name, []).extend([results.rounds[name]] if name in results.rounds else [])
+        failures.update(results.broken.keys())
+        # Two failures, if it ran once: a busy machine may delay one of them for too long.
+        broken |= {name: why for name, why in results.broken.items() if failures[name] > 1 or not measured.get(name)}
         last = time.monotonic() - begin
         time_left = time.monotonic() - start + last < plan.seconds
         names = _next({name: pairs for name, pairs in measured.items() if name not in broken}, plan, time_left)
@@ -73,12 +73,12 @@ def rehearse(pythons: dict[str, Path], suites: Path, folder: Path, say, plan: Pl
 def _next(measured: dict[str, list[list[tuple[float, float]]]], plan: Plan, time_left: bool) -> list[str]:
     """Choose the benchmarks to measure in another pair.
 
-    What a process took down with it has to be made up for. Of undecided benchmarks those that seem slower come first,
-    for they matter, and of these the ones that need least to be called so; then those about which nothing is certain.
+    Benchmarks that a dead process left out come first. Undecided ones follow: likely regressions, nearest to a verdict
+    first, or else all others.
     """
     rows = [judge(name, pairs) for name, pairs in measured.items() if 0 < len(pairs) < plan.most_pairs]
     lacking = [name for name, pairs in measured.items() if len(pairs) < plan.pairs]
-    # What would be called slower with more pairs gets them, however long it takes.
+    # A benchmark that more pairs would call slower gets them, however long it takes.
     almost = [row.name for row in rows if row.interval.low > WORSE and row.pairs < CONFIRMED]
     lacking += [name for name in almost if name not in lacking]
     if lacking or not time_left:

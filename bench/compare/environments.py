@@ -1,7 +1,7 @@
 """A revision and the working tree, each installed into an environment of its own that is kept by its contents.
 
-What fastrack depends on is not installed again: it comes from the environment that runs the comparison, by a ``.pth``
-file. fastrack itself is built and installed, not linked, with its kernels; compiled code is kept beside it.
+Dependencies are not installed again: a ``.pth`` file adds the environment that runs the comparison. fastrack itself is
+built and installed, not linked, with its kernels; compiled code is kept in its environment.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def take_revision(root: Path, revision: str, folder: Path) -> str:
 
 
 def take_working_tree(root: Path, folder: Path) -> str:
-    """Put the working tree's files into `folder`, changed and new ones too, and say what it is."""
+    """Put the working tree's files into `folder`, changed and new ones too, and return its label."""
     listed = _git(root, "ls-files", "--cached", "--others", "--exclude-standard", "-z").decode().split("\0")
     for name in filter(None, listed):
         source, target = root / name, folder / name
-        if source.is_file():  # it may be deleted, and not yet committed as such
+        if source.is_file():  # it may be deleted without a commit
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source, target)
     changed = _git(root, "status", "--porcelain", "--", *_BUILT)
@@ -60,41 +60,41 @@ def take_working_tree(root: Path, folder: Path) -> str:
 def build(side: str, source: Path, cache: Path, say) -> Path:
     """Install the tree in `source`, or find it installed, and return the environment's Python.
 
-    Both sides have environments of their own, with paths of one length, even where their contents are the same: so a
-    comparison of a tree with itself goes the same way as any other.
+    Each side has its own environment, with paths of equal length, even for equal contents: a comparison of a tree with
+    itself runs like any other.
     """
-    place = cache / f"{side}-{_digest(source)}"
-    python = place / "bin" / "python"
-    if not (place / _FINISHED).exists():
-        say(f"building {place.name}")
-        shutil.rmtree(place, ignore_errors=True)
+    environment = cache / f"{side}-{_digest(source)}"
+    python = environment / "bin" / "python"
+    if not (environment / _FINISHED).exists():
+        say(f"building {environment.name}")
+        shutil.rmtree(environment, ignore_errors=True)
         try:
-            _install(source, place, python)
+            _install(source, environment, python)
         except BaseException:
-            shutil.rmtree(place, ignore_errors=True)
+            shutil.rmtree(environment, ignore_errors=True)
             raise
-    (place / _FINISHED).touch()
+    (environment / _FINISHED).touch()
     return python
 
 
 def forget_old(cache: Path) -> None:
-    """Keep the environments that were used last."""
+    """Remove all but the most recently used environments."""
     places = sorted((mark.stat().st_mtime, mark.parent) for mark in cache.glob(f"*/{_FINISHED}"))
-    for _, place in places[:-_KEPT]:
-        shutil.rmtree(place, ignore_errors=True)
+    for _, environment in places[:-_KEPT]:
+        shutil.rmtree(environment, ignore_errors=True)
 
 
 def check_requirements(base: Path, head: Path) -> list[str]:
-    """Return what to tell about dependencies, which both sides share; raise if a side needs others."""
-    wanted, present = _requirements(base), _requirements(head)
-    for name, requirements in (("base", wanted), ("working tree", present)):
+    """Return notes on dependencies, which both sides share; raise if a side needs others."""
+    needed, present = _requirements(base), _requirements(head)
+    for name, requirements in (("base", needed), ("working tree", present)):
         missing = [text for text in sorted(requirements) if not _is_met(Requirement(text))]
         if missing:
             raise CannotCompareError(
                 f"the {name} needs {', '.join(missing)}, and this environment has another version or none; "
                 "install what both sides accept, or compare with a later base"
             )
-    differing = ", ".join(sorted(wanted ^ present))
+    differing = ", ".join(sorted(needed ^ present))
     return [f"dependencies differ ({differing}); both sides ran with those installed here"] if differing else []
 
 

@@ -19,7 +19,7 @@ WORKER = Path(__file__).with_name("worker.py")
 SIDES = ("base", "head")
 _ROUND = 0.003  # seconds that a round is to take, if one call takes less
 _MOST_CALLS = 5000
-_ENOUGH = 0.75  # seconds for one benchmark in one pair, if these are that many rounds
+_ENOUGH = 0.75  # seconds for one benchmark in one pair, if they have enough rounds
 _FEWEST = 11
 _FAREWELL = 10  # seconds to clean up, before a worker is killed
 
@@ -28,14 +28,14 @@ _FAREWELL = 10  # seconds to clean up, before a worker is killed
 class Found:
     """The measurements of one pair of runs."""
 
-    names: list[str] = field(default_factory=list)  # of the benchmarks that were to be measured
+    names: list[str] = field(default_factory=list)  # of the benchmarks to measure
     rounds: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # by benchmark, seconds of base and head
-    broken: dict[str, dict[str, str]] = field(default_factory=dict)  # by benchmark and side, why it was not measured
+    broken: dict[str, dict[str, str]] = field(default_factory=dict)  # by benchmark and side, the reason
 
 
 @dataclass
 class DeadError(Exception):
-    """A worker said nothing more."""
+    """A worker stopped answering."""
 
     side: str
     why: str
@@ -53,7 +53,7 @@ class Worker:
         environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONHASHSEED": str(seed)}
         environment["TMPDIR"] = tempfile.mkdtemp(prefix="tmp-", dir=log.parent)
         with log.open("ab") as output:
-            # In a session of its own, as a Ctrl-C is for the coordinator, which ends the workers.
+            # In a session of its own: a Ctrl-C is for the coordinator, which ends the workers.
             self._process = subprocess.Popen(
                 command, cwd=root, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                 pass_fds=(mine, theirs), start_new_session=True,
@@ -81,12 +81,12 @@ class Worker:
         return json.loads(text)
 
     def hang_up(self) -> None:
-        """Close the pipes, upon which it ends as soon as it looks at them."""
+        """Close the pipes, so that the worker ends once it reads them."""
         for pipe in (self._read, self._write):
             os.close(pipe)
 
     def end(self) -> None:
-        """Kill it, and what it has started, if it runs on."""
+        """Kill the worker and its children, if it is still running."""
         try:
             self._process.wait(_FAREWELL)
         except subprocess.TimeoutExpired:
@@ -115,10 +115,10 @@ def run_pair(
 ) -> Found:
     """Measure `names`, or all guards that both sides have, with a new process a side.
 
-    Raises CannotCompareError if a side does not even start, or `fastrack` is not the environment's own there.
+    Raises CannotCompareError if a side does not even start, or imports `fastrack` from outside of its environment.
     """
     workers: dict[str, Worker] = {}
-    found = Found()
+    results = Found()
     try:
         for side in SIDES if number % 2 == 0 else SIDES[::-1]:
             log = folder / f"{side}.log"
@@ -127,35 +127,35 @@ def run_pair(
         sides = {worker.side: _collect(worker, pythons[worker.side]) for worker in pair}
         if names is None:
             names = [name for name in sides["base"]["names"] if name in sides["head"]["names"]]
-            found.broken = _one_sided(sides)
-        found.names = names
+            results.broken = _one_sided(sides)
+        results.names = names
         for worker in pair:
             worker.say(run=names)
         for name in names:
             progress(name)
             try:
-                measured = _measure(pair, name, rounds, found)
+                measured = _measure(pair, name, rounds, results)
             except DeadError as dead:
-                found.broken.setdefault(name, {})[dead.side] = dead.why
+                results.broken.setdefault(name, {})[dead.side] = dead.why
                 break
             if measured:
-                found.rounds[name] = measured
+                results.rounds[name] = measured
     finally:
         for worker in workers.values():
             worker.hang_up()
         for worker in workers.values():
             worker.end()
-    return found
+    return results
 
 
 def _collect(worker: Worker, python: Path) -> dict[str, Any]:
-    """Return the names of a side's benchmarks and, by place in the suites, errors that kept others from being there."""
+    """Return the names of a side's benchmarks and, by place in the suites, the errors of collecting others."""
     prefix = python.parents[1].resolve()
     try:
-        place = Path(worker.hear()["fastrack"])
-        if not place.is_relative_to(prefix):
+        module = Path(worker.hear()["fastrack"])
+        if not module.is_relative_to(prefix):
             raise CannotCompareError(
-                f"{worker.side} imports fastrack from {place}, not from {prefix}; remove {prefix.parent} and try again"
+                f"{worker.side} imports fastrack from {module}, not from {prefix}; remove {prefix.parent} and try again"
             )
         return worker.hear()
     except DeadError as dead:
@@ -163,21 +163,21 @@ def _collect(worker: Worker, python: Path) -> dict[str, Any]:
 
 
 def _one_sided(sides: dict[str, dict[str, Any]]) -> dict[str, dict[str, str]]:
-    """By benchmark and side, why it cannot be measured there."""
+    """Return the reasons why benchmarks cannot be measured, by benchmark and side."""
     broken: dict[str, dict[str, str]] = {}
     for side, other in (SIDES, SIDES[::-1]):
         errors, theirs = sides[side]["errors"], sides[other]["names"]
         missing = {name: "it is not there" for name in theirs if name not in sides[side]["names"]}
-        for place, text in errors.items():
-            below = [name for name in theirs if name.startswith(place)]
-            missing |= {name: text for name in below if name in missing} if below else {place: text}
+        for node, text in errors.items():
+            below = [name for name in theirs if name.startswith(node)]
+            missing |= {name: text for name in below if name in missing} if below else {node: text}
         for name, why in missing.items():
             broken.setdefault(name, {})[side] = why
     return broken
 
 
 def _measure(pair: list[Worker], name: str, rounds: int, found: Found) -> list[tuple[float, float]]:
-    """Rounds of one benchmark; none if a side does not come that far."""
+    """Measure the rounds of one benchmark; none if a side fails before."""
     first = {worker.side: worker.hear() for worker in pair}
     waiting = [worker for worker in pair if first[worker.side]["say"] == "ready"]
     failed = {side: told for side, told in first.items() if told["say"] == "done"}
@@ -197,7 +197,7 @@ def _measure(pair: list[Worker], name: str, rounds: int, found: Found) -> list[t
 
 
 def _rounds(pair: list[Worker], rounds: int) -> tuple[list[tuple[float, float]], dict[str, Any]]:
-    """Alternating who is first. The first rounds warm up, compile, and tell how many calls make one."""
+    """Measure rounds, with alternating order. The first ones warm up, compile, and set the calls of a round."""
     calls, measured = 1, []
     warmups, start = 3, time.monotonic()
     for number in range(-warmups, rounds):

@@ -24,12 +24,12 @@ class Report:
     base: str
     head: str
     rows: list[Row]
-    notes: list[str]  # what to know beside the rows
+    notes: list[str]  # for the reader of the rows
     seconds: float  # that the measuring took
 
     @property
     def code(self) -> int:
-        """The exit code: 1 if anything is slower, or a guard does not run any more."""
+        """The exit code: 1 if a benchmark is slower, or a guard fails."""
         return int(any(row.verdict in _FAILURES for row in self.rows))
 
     def write(self, path: Path) -> None:
@@ -64,8 +64,8 @@ def _cells(row: Row) -> list[str]:
     name = escape(short(row.name))
     if row.interval is None:
         return [name, "", "", "", "", row.verdict]
-    found = row.interval
-    ratio = f"{found.ratio:.2f} \\[{found.low:.2f}, {found.high:.2f}]"
+    interval = row.interval
+    ratio = f"{interval.ratio:.2f} \\[{interval.low:.2f}, {interval.high:.2f}]"
     return [name, _time(row.base), _time(row.head), ratio, str(row.pairs), row.verdict]
 
 

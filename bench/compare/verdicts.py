@@ -1,8 +1,8 @@
 """Judge the times of a benchmark, measured in pairs of processes.
 
-A pair gives one number, the middle over its rounds of log(head / base): neighbours in time have had the same machine,
-and a median forgives rounds in which something else ran. Where a process's memory lies makes it faster or slower for as
-long as it lives, so only pairs are independent of one another: the interval is Student's, over the pairs' medians.
+A pair gives one number, the middle over its rounds of log(head / base): neighbours in time share the state of the
+machine, and a median forgives disturbed rounds. The addresses of its memory make a process faster or slower for its
+lifetime, so only pairs are independent of one another: the interval is Student's, over the pairs' medians.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from math import exp, log, sqrt
 from statistics import fmean, median, stdev
 
 WORSE = 1.10  # from this ratio on, slower is too slow
-CONFIRMED = 6  # pairs before anything is called slower
+CONFIRMED = 6  # pairs before a benchmark is called slower
 # Student's t, 0.995 quantile, by degrees of freedom: two-sided 99 %. NIST/SEMATECH e-Handbook, section 1.3.6.7.2.
 _T = (63.657, 9.925, 5.841, 4.604, 4.032, 3.707, 3.499, 3.355, 3.250, 3.169, 3.106, 3.055, 3.012, 2.977, 2.947)
 
@@ -39,7 +39,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A benchmark. Seconds are medians; without an interval, `why` says what was in the way."""
+    """A benchmark. Seconds are medians; without an interval, `why` has the reason."""
 
     name: str
     verdict: Verdict
@@ -51,23 +51,23 @@ class Row:
 
 
 def judge(name: str, pairs: list[list[tuple[float, float]]]) -> Row:
-    """Of seconds of base and head, in rounds, in pairs."""
+    """Judge a benchmark by the seconds of base and head, in rounds, in pairs."""
     middles = [_middle([log(head / base) for base, head in rounds]) for rounds in pairs]
-    found = interval(middles)
+    estimate = interval(middles)
     base, head = (median(times[side] for rounds in pairs for times in rounds) for side in (0, 1))
-    return Row(name, verdict(found, len(pairs)), len(pairs), base, head, found)
+    return Row(name, verdict(estimate, len(pairs)), len(pairs), base, head, estimate)
 
 
 def _middle(logs: list[float]) -> float:
-    """The median of the rounds in which base was first, and of those in which head was, with equal weight.
+    """Return the mean of the medians of rounds with base first and with head first.
 
-    Who comes second finds other caches. One median of all would be that of whichever came first once more often.
+    The second side finds other caches. One median of all rounds would favour the more frequent order.
     """
     return fmean(median(half) for half in (logs[::2], logs[1::2]) if half)
 
 
 def one_sided(name: str, broken: dict[str, str]) -> Row:
-    """Of a benchmark that some side cannot run, and why not."""
+    """Return the row of a benchmark that a side cannot run, with the reason."""
     kinds = {"base": Verdict.NEW, "head": Verdict.GONE}
     kind = kinds[next(iter(broken))] if len(broken) == 1 else Verdict.BROKEN
     return Row(name, kind, why="; ".join(f"{side}: {why}" for side, why in broken.items()))

@@ -1,8 +1,8 @@
 """One side of a pair: a pytest process that measures a round when it is told to, and at no other time.
 
-Run by the Python of one environment, from which `fastrack` has to come, as ``python -P worker.py ROOT READ WRITE``: the
-folder that has the suites, and the ends of the pipes to the coordinator. It imports nothing of its neighbours, which
-that environment does not have.
+Run by the Python of one environment, which must have `fastrack`, as ``python -P worker.py ROOT READ WRITE``: the
+folder that has the suites, and the ends of the pipes to the coordinator. It imports nothing of its package, which
+the environment lacks.
 
 Messages are JSON, one a line. This side says ``hello`` and ``collected``; of every benchmark ``ready``, ``took`` after
 each round, and ``done``. The coordinator says ``run`` once; of every benchmark ``round``, for each, and ``end``.
@@ -42,7 +42,7 @@ class Line:
 
 
 class Rounds:
-    """Takes the place of pytest-benchmark's fixture, as far as the suites use it."""
+    """Stands in for pytest-benchmark's fixture, as far as the suites use it."""
 
     def __init__(self, line: Line, name: str):
         self._line, self._name, self._used = line, name, False
@@ -52,13 +52,13 @@ class Rounds:
         return self.pedantic(action, arguments, options)
 
     def pedantic(self, action, args=(), kwargs=None, *, rounds=1, iterations=1, warmup_rounds=0):
-        """Run rounds of as many calls as the coordinator says; its numbers count, not these."""
+        """Run rounds with the coordinator's number of calls; the arguments are ignored."""
         if self._used:
             raise RuntimeError(f"{self._name} measures twice; make it two benchmarks")
         self._used, options = True, kwargs or {}
         self._line.say("ready", name=self._name)
         gc.collect()
-        gc.freeze()  # or some round pays for a walk through all that torch has imported
+        gc.freeze()  # or some round pays for a collection of all objects that torch has imported
         try:
             while (order := self._line.hear())["do"] == "round":
                 self._line.say("took", seconds=_time(action, args, options, order["calls"]))
@@ -93,9 +93,9 @@ class Baton:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config, items):
-        found = [item for item in items if item.get_closest_marker("guard")]
-        self.line.say("collected", names=[item.nodeid for item in found], errors=self.errors)
-        by_name = {item.nodeid: item for item in found}
+        guards = [item for item in items if item.get_closest_marker("guard")]
+        self.line.say("collected", names=[item.nodeid for item in guards], errors=self.errors)
+        by_name = {item.nodeid: item for item in guards}
         items[:] = [by_name[name] for name in self.line.hear()["run"]]
 
     def pytest_runtest_logreport(self, report):
@@ -107,7 +107,7 @@ class Baton:
 
 
 def _time(action, arguments, options, calls: int) -> float:
-    """Seconds of so many calls. If they are short, after one that brings back what was driven out of the caches."""
+    """Return the seconds of some calls. Short calls follow an untimed one, which refills the caches."""
     if calls > 1:
         action(*arguments, **options)
     start = perf_counter()
@@ -133,9 +133,9 @@ def main(root: str, read: str, write: str) -> int:
 def measure(root: str, line: Line) -> int:
     import fastrack
 
-    place = Path(fastrack.__file__).resolve()
-    line.say("hello", fastrack=str(place))
-    if not place.is_relative_to(Path(sys.prefix).resolve()):
+    module = Path(fastrack.__file__).resolve()
+    line.say("hello", fastrack=str(module))
+    if not module.is_relative_to(Path(sys.prefix).resolve()):
         return 2
     options = ["--rootdir", root, "-c", f"{root}/pyproject.toml", "--continue-on-collection-errors", "-m", "guard"]
     options += ["-p", "no:cacheprovider", "--tb=short", "-q", "-s", f"{root}/bench"]

@@ -1,7 +1,7 @@
-"""The bounce path with a GPU at its end, at its best: what the host does, and the copy. The GPU's part is left out.
+"""The bounce path with a GPU at its end, at its best: the host's part, and the copy. The GPU's part is left out.
 
-Today's GPUs authenticate one long chain before they decrypt, and here is no kernel that does so. Without it the bounce
-path comes off better than it is.
+Today's GPUs authenticate one long chain before they decrypt, and no kernel here does so. Without it the bounce path
+looks better than it is.
 """
 
 from fastrack._bench.paths import BouncePath, ParallelBouncePath
@@ -26,4 +26,4 @@ class WholeBounce(_ToGpu, BouncePath):
 
 
 class ParallelBounce(_ToGpu, ParallelBouncePath):
-    """Do the same with chunks, all threads and fastrack's engine. What is left is the detour."""
+    """Bounce chunks with all threads and fastrack's engine, so that only the detour differs."""

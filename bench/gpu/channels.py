@@ -1,4 +1,4 @@
-"""Channels to the GPU whose settings are those of a measurement rather than fastrack's."""
+"""Channels to the GPU with the settings of a measurement, not fastrack's."""
 
 from contextlib import contextmanager
 
@@ -11,7 +11,7 @@ DEFAULTS = {"slab": CudaDevice.max_slab_size, "lead": CudaDevice.first_slab_size
 
 @contextmanager
 def channel_on(driver, key, *, share=1.0, slab=None, lead=None, depth=None, threads=None):
-    """Open a channel over this driver. Settings that are absent are those of `DEFAULTS`, and all threads."""
+    """Open a channel over this driver. Absent settings come from `DEFAULTS`, with all threads."""
     device = CudaDevice(driver, share=share, threads=threads)
     device.max_slab_size = slab or device.max_slab_size
     device.first_slab_size = min(lead or device.first_slab_size, device.max_slab_size)

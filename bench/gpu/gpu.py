@@ -6,16 +6,16 @@ from unittest.mock import patch
 from bench.gpu import needs
 
 _COPY = 3  # cudaMemcpyDeviceToDevice
-_SPIN = 10_000_000  # nanoseconds: to sleep sooner would cost what is measured some microseconds
+_SPIN = 10_000_000  # nanoseconds: to sleep sooner would add some microseconds to a measurement
 _LOCAL, _REGISTERS, _CARVEOUT = 3, 4, 9  # CUfunction_attribute
 
 
 class Skip(Exception):  # noqa: N818 - it is no error
-    """A step cannot be done here; says why."""
+    """A step cannot be done here; the text has the reason."""
 
 
 class WrongResultError(Exception):
-    """Something else came out than had to."""
+    """A result differs from the expected one."""
 
 
 def require(*modules):
@@ -45,7 +45,7 @@ class Gpu:
     @property
     def state_size(self):
         """Bytes of the state of a key."""
-        from fastrack._devices.cuda.buffers import STATE_SIZE  # late: what is missing is told without NumPy too
+        from fastrack._devices.cuda.buffers import STATE_SIZE  # late: missing packages are reported without NumPy too
 
         return self._candidate.kernels.constants["STATE_BYTES"] if self._candidate else STATE_SIZE
 
@@ -53,16 +53,16 @@ class Gpu:
         return self._candidate.extend_state(state) if self._candidate else state
 
     def kernels(self):
-        """Return what each kernel takes, by name: registers and local bytes a thread, blocks a multiprocessor."""
+        """Return the resources of each kernel, by name: registers and local bytes a thread, blocks a multiprocessor."""
         from cupy_backends.cuda.api import driver as cuda
 
-        found = {}
+        resources = {}
         for name, function in self.driver.functions.items():
             room = (function.handle, function.threads, function.shared)
             blocks = cuda.occupancyMaxActiveBlocksPerMultiprocessor(*room)
             registers, local = (cuda.funcGetAttribute(number, function.handle) for number in (_REGISTERS, _LOCAL))
-            found[name] = {"registers": registers, "local": local, "blocks": blocks}
-        return found
+            resources[name] = {"registers": registers, "local": local, "blocks": blocks}
+        return resources
 
     def split_shared_memory(self, percent):
         """Set how much of a multiprocessor's memory is to be shared memory; -1 leaves it to the CUDA driver."""
@@ -84,7 +84,7 @@ class Gpu:
         function((blocks,), (threads,), (out, clocks, np.uint32(3)), shared_mem=shared)
         return self._cupy.asnumpy(out), self._cupy.asnumpy(clocks)
 
-    # What is put on streams: the only place of the suite that asks a driver for this.
+    # Work on streams: only here does the suite ask a driver for it.
 
     def upload(self, pointer, source, stream):
         with self._issuing() as commands:
@@ -119,7 +119,7 @@ class Gpu:
 
     @contextmanager
     def _issuing(self):
-        from fastrack._devices.cuda.commands import Commands  # which imports NumPy
+        from fastrack._devices.cuda.commands import Commands  # imports NumPy
 
         commands = Commands()
         yield commands
@@ -145,7 +145,7 @@ class Gpu:
         return Product(self.index, side)
 
     def in_use(self):
-        """Bytes of its memory that are taken, by whomever."""
+        """Bytes of its memory in use, by any process."""
         with self._cupy.cuda.Device(self.index):
             free, total = self._cupy.cuda.runtime.memGetInfo()
         return total - free
@@ -180,7 +180,7 @@ class Product:
             torch.cuda.synchronize(device)
 
     def run(self, count):
-        """Seconds of one product, on average over so many in a row."""
+        """Return the average seconds of a product, over `count` products in a row."""
         torch = self._torch
         with torch.cuda.device(self._index), torch.cuda.stream(self._stream):
             before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Random bytes on the host, and what is made of them before anything is measured."""
+"""Random bytes on the host, and buffers and tensors made of them."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ def noise(size):
 
 
 def sets_of(size, plan, most=64):
-    """Count the buffers of that size that no cache holds all at once."""
+    """Count the buffers of a size that together exceed every cache."""
     return max(2, min(most, -(-plan.spread // max(size, 1))))
 
 
@@ -25,7 +25,7 @@ def plains_of(size, count, stock):
 
 
 class Pair:
-    """Two sealed tensors of one size, to be moved in turn, so that no cache holds what is moved next."""
+    """Two sealed tensors of one size, to be moved in turn, so that no cache holds the next one."""
 
     def __init__(self, gpu, size):
         self.size, self.key, stock = size, Key.generate(256), noise(size + MIB)
@@ -33,12 +33,12 @@ class Pair:
         self.out = [gpu.array(size) for _ in self.sealed]
 
     def mover(self, channel):
-        """Return what moves one of them by this channel, by its number."""
+        """Return a function that moves one of them by this channel, by its number."""
         return lambda number: channel.to_device(self.sealed[number % 2], out=self.out[number % 2])
 
 
 def require_same(what, gpu, pointer, expected, stream):
-    """Raise `WrongResultError` if there is something else on the device than has to be there."""
+    """Raise `WrongResultError` unless the device holds the expected bytes."""
     staged = gpu.driver.host(min(_PIECE, max(expected.size, 1)))
     for start in range(0, expected.size, _PIECE):
         part = expected[start : start + _PIECE]

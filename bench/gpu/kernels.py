@@ -42,13 +42,13 @@ class _Case:
         launches.put(self._state.pointer, state)
         self._group = max(1, plan.group // size)
         self._sets = [_Set(gpu, size) for _ in range(max(self._group, sets_of(size, plan, most=4 * self._group)))]
-        for each in self._sets:
-            self._fill(each)
+        for buffers in self._sets:
+            self._fill(buffers)
 
     def rows(self):
-        found = interleave(self._runs(), self._plan)
+        measured = interleave(self._runs(), self._plan)
         self._require_right()
-        for (path, share), times in found.items():
+        for (path, share), times in measured.items():
             settings = {"share": share} if share else {}
             yield Row("kernels", path, self._size, times, {"bits": self._bits, **settings})
 
@@ -62,7 +62,7 @@ class _Case:
         return runs
 
     def _time(self, job, blocks):
-        jobs = [lambda each=each: job(each, blocks) for each in self._sets]
+        jobs = [lambda buffers=buffers: job(buffers, blocks) for buffers in self._sets]
         return on_device(self._launches.gpu, self._launches.stream, jobs, self._group, self._ahead)
 
     def _ahead(self):
@@ -94,16 +94,16 @@ class _Case:
         """Open every set once more, into memory that holds something else."""
         gpu, launches = self._launches.gpu, self._launches
         part = self._tile[: min(self._size, self._tile.size)]
-        for each in self._sets:
-            gpu.fill(each.target.pointer, 0x5A, self._size, launches.stream)
-            self._open(each, launches.blocks(1, self._count))
-            if int.from_bytes(launches.get(each.verdict.pointer, 8), "little") != GOOD:
+        for buffers in self._sets:
+            gpu.fill(buffers.target.pointer, 0x5A, self._size, launches.stream)
+            self._open(buffers, launches.blocks(1, self._count))
+            if int.from_bytes(launches.get(buffers.verdict.pointer, 8), "little") != GOOD:
                 raise WrongResultError(f"a chunk of {size_of(self._size)} was refused, though it was not altered")
         last = self._sets[-1].target.pointer
         require_same("the kernels", gpu, last, part, launches.stream)
         tail = (self._size - 1) // CHUNK_SIZE * CHUNK_SIZE
-        place = tail % self._tile.size
-        ending = self._tile[place : place + self._size - tail]
+        offset = tail % self._tile.size
+        ending = self._tile[offset : offset + self._size - tail]
         require_same("the kernels", gpu, last + tail, ending, launches.stream)
 
 

@@ -110,8 +110,8 @@ def _gather(runs, state, case, sealed, plain, options):
         starts.append(len(table))
     packed = b"".join(sealed[number * SEALED_CHUNK_SIZE : (number + 1) * SEALED_CHUNK_SIZE] for number in order)
     pieces = GatherPlan(np.array(order, np.int64), np.array(starts, np.int64), np.array(table, np.int64).reshape(-1, 3))
-    found = runs.gather(state, packed, pieces, len(plain), len(expected), **options)
-    _expect(f"{case}, gathered", found, (None, expected))
+    result = runs.gather(state, packed, pieces, len(plain), len(expected), **options)
+    _expect(f"{case}, gathered", result, (None, expected))
     return 1
 
 

@@ -26,7 +26,7 @@ class Launches:
         self._staging = gpu.driver.host(1 << 16)
 
     def blocks(self, share, count):
-        """The grid that fastrack would take."""
+        """Return fastrack's grid."""
         return max(1, min(count, int(share * self.gpu.driver.multiprocessors) * self.gpu.resident))
 
     def open(self, bits, blocks, state, sealed, target, first, count, size, verdict):
@@ -38,8 +38,8 @@ class Launches:
         self.gpu.launch(f"seal_{bits}", blocks, arguments, self.stream)
 
     def gather(self, bits, blocks, state, sealed, target, plan, counts, verdicts):
-        """`plan` is chunks, starts and table, and `counts` those of chunks and of pieces, the message's and the
-        result's bytes; `verdicts` are those on the message and on the plan.
+        """`plan` is chunks, starts and table; `counts` are chunks, pieces, the message's and the result's bytes;
+        `verdicts` are on the message and on the plan.
         """
         (count, pieces, total, limit), (verdict, plan_verdict) = counts, verdicts
         table = pack_table([TableSegment(target, 0, total, limit, 0, 0)])
@@ -84,7 +84,7 @@ class ByteRuns:
         self._launches = Launches(gpu)
 
     def prepare(self, key, nonce):
-        """Have the device expand a message key, and return its state, with what a candidate needs besides."""
+        """Have the device expand a message key, and return its state, extended for a candidate."""
         gpu, bits = self._launches.gpu, 8 * len(key)
         kind = (bits + (_POWERS << 16)).to_bytes(4, "little")
         row = self._fenced(KEY_SIZE, (key + nonce).ljust(KEY_SIZE - len(kind), b"\0") + kind)
@@ -146,12 +146,12 @@ class _Fenced:
             launches.put(self.pointer, content)
 
     def content(self):
-        """Return the content once the stream has done all it was given."""
-        found = self._launches.get(self._memory.pointer, self._all)
-        fences = found[: self._before] + found[self._before + self._size :]
+        """Return the content after all work of the stream."""
+        memory = self._launches.get(self._memory.pointer, self._all)
+        fences = memory[: self._before] + memory[self._before + self._size :]
         if fences != bytes([_GUARD]) * len(fences):
             raise WrongResultError("a kernel wrote outside its buffer")
-        return found[self._before : self._before + self._size]
+        return memory[self._before : self._before + self._size]
 
 
 def _verdict(word):

@@ -1,4 +1,4 @@
-"""Measure what bounds a transfer: copies between page-locked memory and the device, and the host's own copy."""
+"""Measure the bounds of a transfer: copies between page-locked memory and the device, and the host's own copy."""
 
 import os
 
@@ -30,8 +30,8 @@ def measure(gpu, plan):
         yield from rows("link", count, runs, plan)
     source = np.full(size, 9, np.uint8)
     cores = len(os.sched_getaffinity(0))
-    threads = [each for each in plan.fill_threads if each <= cores]
+    threads = [count for count in plan.fill_threads if count <= cores]
     print(f"    threads: {threads}")
-    runs = {each: lambda _, each=each: wall(packing.copy, locked, source, each) for each in threads}
+    runs = {n: lambda _, n=n: wall(packing.copy, locked, source, n) for n in threads}
     yield from (Row("link", FILL, size, times, {"threads": n}) for n, times in interleave(runs, plan).items())
     yield from rows("link", _PIN, {PIN: lambda _: wall(gpu.driver.host, _PIN)}, plan)

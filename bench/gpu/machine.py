@@ -1,4 +1,4 @@
-"""``python -m bench.gpu.machine cuda:0``: print what results say of the machine, as JSON. Compiles no kernel."""
+"""``python -m bench.gpu.machine cuda:0``: print the machine's part of results, as JSON. Compiles no kernel."""
 
 import json
 import platform
@@ -37,23 +37,23 @@ def read_gpu(index):
     import cupy
 
     runtime = cupy.cuda.runtime
-    found = runtime.getDeviceProperties(index)
-    capability = (int(found["major"]), int(found["minor"]))
+    properties = runtime.getDeviceProperties(index)
+    capability = (int(properties["major"]), int(properties["minor"]))
     if capability < _OLDEST:
         raise RuntimeError(f"expected compute capability 8.0 or later, got {capability[0]}.{capability[1]}")
-    name = found["name"]
+    name = properties["name"]
     return {
         "name": name.decode(errors="replace") if isinstance(name, bytes) else str(name),
-        "memory": int(found.get("totalGlobalMem", 0)),
-        "multiprocessors": int(found.get("multiProcessorCount", 0)),
+        "memory": int(properties.get("totalGlobalMem", 0)),
+        "multiprocessors": int(properties.get("multiProcessorCount", 0)),
         "capability": f"{capability[0]}.{capability[1]}",
-        "l2": int(found.get("l2CacheSize", 0)),
+        "l2": int(properties.get("l2CacheSize", 0)),
         "cuda": {"driver": runtime.driverGetVersion(), "runtime": runtime.runtimeGetVersion(), "nvrtc": read_nvrtc()},
     }
 
 
 def read_nvrtc():
-    """Return the version of the compiler that CuPy finds, or None if it finds none."""
+    """Return the version of CuPy's compiler, or None without one."""
     try:
         from cupy_backends.cuda.libs import nvrtc
 

@@ -1,4 +1,4 @@
-"""Measure rates of the kernels' instructions, in lanes a clock on a multiprocessor, and see where blocks go."""
+"""Measure rates of the kernels' instructions, in lanes a clock on a multiprocessor, and the placement of blocks."""
 
 from pathlib import Path
 

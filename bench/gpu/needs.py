@@ -15,18 +15,18 @@ from fastrack._crypto import native
 class Need:
     """A package."""
 
-    module: str  # what is imported
+    module: str  # the module to import
     names: tuple[str, ...]  # distributions that have it
     oldest: int = 0  # the first number of the oldest version that will do
-    purpose: str | None = None  # what cannot be done without it; None where that is everything
+    purpose: str | None = None  # the work that takes it; None for all of it
 
     def problem(self):
         if find_spec(self.module) is None:
             return f"{self.names[0]} is not installed"
-        found = self.version()
-        number = re.match(r"\d+", found or "")
+        version = self.version()
+        number = re.match(r"\d+", version or "")
         if number and int(number[0]) < self.oldest:
-            return f"{self.names[0]} {found} is older than {self.oldest}"
+            return f"{self.names[0]} {version} is older than {self.oldest}"
         return None
 
     def version(self):
@@ -66,4 +66,4 @@ def lacks(*modules):
 
 
 def versions():
-    return {need.module: found for need in NEEDS if (found := need.version())}
+    return {need.module: version for need in NEEDS if (version := need.version())}

@@ -7,7 +7,7 @@ _PATHS = (LOCKED, PAGEABLE, SEALED, PLAIN, BACK, PARALLEL_BOUNCE, BOUNCE)
 
 
 def draw(rows, timeline, path):
-    """Save it. What was not measured is left out."""
+    """Save it, without absent measurements."""
     from matplotlib.figure import Figure  # its own canvas: no window, no global state
 
     figure = Figure(figsize=(11, 8), layout="constrained")
@@ -23,8 +23,8 @@ def _draw_timeline(axes, timeline):
         return
     for height, spans in ((1, timeline.copies), (0, timeline.opens)):
         for number, (start, stop) in enumerate(spans):
-            place, width = 1e3 * start, 1e3 * (stop - start)
-            axes.barh(height, width, left=place, height=0.8, color=("#3b6ea5", "#a5c4e4")[number % 2])
+            begin, width = 1e3 * start, 1e3 * (stop - start)
+            axes.barh(height, width, left=begin, height=0.8, color=("#3b6ea5", "#a5c4e4")[number % 2])
     axes.set_yticks([0, 1], ["open", "copy"])
     axes.set_xlabel("ms")
     axes.set_title(

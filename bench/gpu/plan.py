@@ -20,13 +20,13 @@ class Plan:
     ablation_sizes: tuple[int, ...] = (64 * KIB, 16 * MIB, 256 * MIB, GIB)
     rounds: int = 15  # at most; each runs every path once, in turn
     budget: float = 8.0  # seconds after which a comparison starts no other round, once it has three
-    spread: int = 256 * MIB  # that the buffers of a path take together at least, so that no cache holds them
-    group: int = 16 * MIB  # that kernels work on between two readings of the device's clock, if a run has less
+    spread: int = 256 * MIB  # least sum of a path's buffers, so that no cache holds them
+    group: int = 16 * MIB  # least work of kernels between two readings of the device's clock
     sweep_size: int = 256 * MIB
     sweep_slabs: tuple[int, ...] = (MIB, 2 * MIB, 4 * MIB, 8 * MIB, 16 * MIB, 32 * MIB)
     sweep_depths: tuple[int, ...] = (2, 3, 4, 6, 8)
     sweep_leads: tuple[int, ...] = (256 * KIB, MIB, 2 * MIB, 4 * MIB, 8 * MIB)
-    lead_sizes: tuple[int, ...] = (MIB, 4 * MIB, 16 * MIB)  # of transfers of which the first slab is a large part
+    lead_sizes: tuple[int, ...] = (MIB, 4 * MIB, 16 * MIB)  # of transfers with a large first slab
     sweep_shares: tuple[float, ...] = (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16)
     timeline_size: int = 256 * MIB
     matrix: int = 8192  # its side
@@ -40,8 +40,8 @@ class Plan:
 
     def shortened(self, *small, shares, budget):
         """Return a plan that measures kernels at two sizes only, and at small ones."""
-        wanted = (*small, 8 * MIB, 256 * MIB)
-        sizes = tuple(size for size in wanted if size <= max(self.kernel_sizes)) or self.kernel_sizes
+        candidates = (*small, 8 * MIB, 256 * MIB)
+        sizes = tuple(size for size in candidates if size <= max(self.kernel_sizes)) or self.kernel_sizes
         return replace(self, kernel_sizes=sizes, kernel_shares=shares, rounds=7, budget=budget)
 
 

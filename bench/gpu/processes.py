@@ -1,4 +1,4 @@
-"""Processes of their own: run with a time limit, and ended with all that they started."""
+"""Processes of their own: run with a time limit, and ended with their children."""
 
 import os
 import shutil
@@ -10,15 +10,15 @@ from pathlib import Path
 
 from bench.machine import ROOT
 
-_GRACE = 5  # seconds in which a process may end its own children before it is killed
+_GRACE = 5  # seconds for a process to end its own children before it is killed
 
 
 def run(command, seconds):
-    """Return the exit status of a command, or None if it took too long, and all that it printed.
+    """Return the exit status of a command, or None if it took too long, and its output.
 
-    It gets a process group of its own, but stays in the session: what ends the session ends it too.
+    It gets a process group of its own, but stays in the session, so that it ends with the session.
     """
-    # Last, as the kit has a fastrack of its own.
+    # Last, because the kit has its own fastrack.
     path = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), str(ROOT)])
     process = subprocess.Popen(
         command,
@@ -44,13 +44,13 @@ def run(command, seconds):
 def find_tool(name, *places):
     """Return the path of a tool of the CUDA toolkit, or None. `places` are folders of it within a toolkit."""
     homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda"]
-    paths = (Path(home) / place / name for place in places for home in homes if home)
+    paths = (Path(home) / folder / name for folder in places for home in homes if home)
     there = (str(path) for path in paths if path.is_file() and os.access(path, os.X_OK))
     return shutil.which(name) or next(there, None)
 
 
 def exit_on_sigterm():
-    """Turn SIGTERM into `SystemExit`, so that what `run` started ends with this process."""
+    """Turn SIGTERM into `SystemExit`, so that processes of `run` end with this one."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 

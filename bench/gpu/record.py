@@ -12,7 +12,7 @@ from bench.machine import ROOT
 
 VERSION = 2
 RUNNING, DONE, SKIPPED, FAILED = "running", "done", "skipped", "FAILED"
-_LOG = 6000  # characters kept of what a process printed
+_LOG = 6000  # characters kept of a process's output
 _PATH = re.compile(r"(?<![\w.+/:-])/(?:[\w.+@-]+/)+")
 
 
@@ -77,10 +77,10 @@ def clean(text):
 
 
 class Record:
-    """Collect what a stage finds."""
+    """Collect the results of a stage."""
 
     def __init__(self, path):
-        self.gpu = None  # once it was opened, it is asked after every step that failed whether it still answers
+        self.gpu = None  # once opened, it must answer after every failed step
         self.rows = []
         self._path, self.document = path, read(path)
         self._start = time.perf_counter()
@@ -91,7 +91,7 @@ class Record:
         return self.document["limit"] - (time.perf_counter() - self._start)
 
     def step(self, name, action, *, is_check=False, here=True):
-        """Do a part, whatever became of those before, keep what it returns, and return whether it was done.
+        """Do a part even if earlier ones failed, keep its result, and return whether it was done.
 
         `here` says that it needs the device in this process. A failed check is worse than a figure that is missing.
         """
@@ -102,8 +102,8 @@ class Record:
         start = time.perf_counter()
         try:
             self._require_possible(here=here)
-            found = json.dumps(action())
-            step |= {"found": json.loads(clean(found)), "outcome": DONE}
+            result = json.dumps(action())
+            step |= {"found": json.loads(clean(result)), "outcome": DONE}
         except Skip as skip:
             step |= {"outcome": SKIPPED, "why": str(skip)}
         except Exception as error:  # noqa: BLE001 - the others go on
@@ -123,8 +123,8 @@ class Record:
         """Do a step that yields rows. Each is on disk before the next one is measured."""
 
         def action():
-            for found in rows():
-                self.add(found)
+            for row in rows():
+                self.add(row)
                 if self.left <= 0:
                     raise TimeoutError("no time was left for the rest; the rows so far are kept")
 

@@ -1,4 +1,4 @@
-"""Measure how much sealed data that streams in slows a matrix product beside it."""
+"""Measure how much a stream of sealed data slows a matrix product."""
 
 import threading
 import time
@@ -21,7 +21,7 @@ def beside(share):
 
 
 def measure(gpu, plan):
-    """Yield rows of the time of one product, by what runs beside it, with the speed of that."""
+    """Yield rows of the time of one product, by the concurrent work, with its speed."""
     case = _Case(gpu, plan)
     with ExitStack() as stack:
         actions = {ALONE: None, COPYING: case.copy}
@@ -33,7 +33,7 @@ def measure(gpu, plan):
 
 
 def sweep(gpu, plan):
-    """Yield rows of the time of one product beside sealed data at a share of a quarter, with one setting changed."""
+    """Yield rows of the time of one product during a stream at a share of a quarter, with one setting changed."""
     case = _Case(gpu, plan)
     for setting, values in (("depth", plan.sweep_depths), ("lead", plan.sweep_leads), ("slab", plan.sweep_slabs)):
         print(f"    {setting}: {values}")
@@ -46,7 +46,7 @@ def sweep(gpu, plan):
 
 
 class _Case:
-    """Hold a product, and sealed data to stream in beside it."""
+    """Hold a product, and sealed data to stream in during it."""
 
     def __init__(self, gpu, plan):
         self._gpu, self._plan, self._product = gpu, plan, gpu.product(plan.matrix)
@@ -62,10 +62,10 @@ class _Case:
     def rows(self, step, actions):
         plan, speeds = self._plan, {name: [] for name in actions}
         runs = {name: _run(self._product, plan, action, speeds[name]) for name, action in actions.items()}
-        found = interleave(runs, plan)
-        for name, times in found.items():
+        measured = interleave(runs, plan)
+        for name, times in measured.items():
             gbps = median_high(speeds[name] or [0.0])
-            told = {"beside": name, "beside_gbps": gbps, "slowed": times.median / found[ALONE].median}
+            told = {"beside": name, "beside_gbps": gbps, "slowed": times.median / measured[ALONE].median}
             yield Row(step, "matrix product", 3 * 2 * plan.matrix**2, times, told)
 
 
@@ -84,7 +84,7 @@ def _run(product, plan, action, speeds):
 
 @contextmanager
 def _repeated(action):
-    """Repeat an action on a thread until the block ends. Gives how often it was done, once it was done twice."""
+    """Repeat an action on a thread until the block ends. Yield a function that counts the runs, after the first two."""
     done, failures = [0], []
     warm, stop = threading.Event(), threading.Event()
 

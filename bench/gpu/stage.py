@@ -12,7 +12,7 @@ from bench.gpu.record import Record
 
 
 class Stage:
-    """Hold what the function of a stage is given: the path of its document, where rows go, the device and the plan."""
+    """Hold the arguments of a stage: the path of its document, the record for rows, the device and the plan."""
 
     def __init__(self, path, plan=None):
         self.path, self.record = path, Record(path)
@@ -22,7 +22,7 @@ class Stage:
 
     @cached_property
     def gpu(self):
-        """Return the GPU, which is opened at the first use."""
+        """Return the GPU, opened at the first use."""
         from bench.gpu.gpu import Gpu
 
         self.record.gpu = gpu = Gpu(self.device)

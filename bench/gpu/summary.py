@@ -1,4 +1,4 @@
-"""Sum up a stage in one line of JSON: how it ended, what failed, and its key figures, as many as fit."""
+"""Sum up a stage in one line of JSON: how it ended, what failed, and the key figures that fit."""
 
 import json
 import re
@@ -10,7 +10,7 @@ LIMIT = 1500  # characters
 _KEY_SIZE = 256 * MIB
 _KEY_METRIC = re.compile(r"Throughput|Duration|SM Frequency|Occupancy|Issue|Eligible|Stall|Bank|Config|Registers")
 _WHY = 160  # characters of a reason
-_UNITS = {"latency": ("us", 1e6), "loop": ("ms", 1e3)}  # of steps whose times are told, in place of GB/s
+_UNITS = {"latency": ("us", 1e6), "loop": ("ms", 1e3)}  # of steps with times in place of GB/s
 _TOLD = {"step", "path", "size", "seconds", "gbps", "slowed", "beside", "beside_gbps"}
 
 
@@ -55,7 +55,7 @@ def _figure(row):
 
 
 def _is_key(row, sizes):
-    """Return whether a row is told: of each step the few that say most."""
+    """Return whether a row is a key figure: a few of each step."""
     match row["step"]:
         case "profile":
             return _KEY_METRIC.search(row["metric"])
@@ -69,7 +69,7 @@ def _is_key(row, sizes):
 
 
 def _compact(found):
-    """Leave out what is not known, and digits that say nothing."""
+    """Leave out unknown values, and meaningless digits."""
     if isinstance(found, dict):
         values = list(found.values())
         if len(values) > 1 and isinstance(values[0], dict) and all(value == values[0] for value in values):

@@ -1,6 +1,6 @@
 """Measure `to_device` by slab, depth of the staging pool, share of the GPU, and threads that copy to staging buffers.
 
-The size of the first slab is varied on small transfers, as it is no large part of others.
+The size of the first slab is varied on small transfers, where it is a large part.
 """
 
 from contextlib import ExitStack
@@ -17,13 +17,13 @@ PATH = "to_device, sealed"
 
 def measure(gpu, plan):
     most = _most_threads()
-    threads = tuple(each for each in plan.fill_threads if each <= most)
+    threads = tuple(count for count in plan.fill_threads if count <= most)
     pair = Pair(gpu, plan.sweep_size)
     settings = {"slab": plan.sweep_slabs, "depth": plan.sweep_depths, "share": plan.sweep_shares, "threads": threads}
     for setting, values in settings.items():
         yield from _vary(gpu, plan, pair, setting, values)
     for size in plan.lead_sizes:
-        leads = tuple(each for each in plan.sweep_leads if each <= size)
+        leads = tuple(lead for lead in plan.sweep_leads if lead <= size)
         yield from _vary(gpu, plan, Pair(gpu, size), "lead", leads)
 
 
@@ -34,9 +34,9 @@ def _vary(gpu, plan, pair, setting, values):
         for value in values:
             move = pair.mover(stack.enter_context(channel_on(gpu.driver, pair.key, **{setting: value})))
             runs[value] = lambda number, move=move: wall(move, number)
-        found = interleave(runs, plan)
+        measured = interleave(runs, plan)
     others = {**DEFAULTS, "share": "1", "threads": _most_threads()}
-    for value, times in found.items():
+    for value, times in measured.items():
         settings = {**others, setting: fraction(value) if setting == "share" else value}
         yield Row("sweep", PATH, pair.size, times, {"varied": setting, **settings})
 

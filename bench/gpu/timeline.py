@@ -23,12 +23,12 @@ class Timeline:
     size: int
     copies: tuple[tuple[float, float], ...]
     opens: tuple[tuple[float, float], ...]
-    seconds: float  # that the whole call took, by the host's clock
-    fill: float  # the share of that in which the host filled slabs
+    seconds: float  # of the whole call, by the host's clock
+    fill: float  # the share of `seconds` for filling slabs on the host
 
     @property
     def overlap(self):
-        """Return in which share of the time spent opening something was being copied at the same time."""
+        """Return the share of the opening time with a copy at the same time."""
         pairs = product(self.opens, self.copies)
         both = sum(max(0.0, min(stop, end) - max(start, begin)) for (start, stop), (begin, end) in pairs)
         return both / _total(self.opens) if _total(self.opens) else 0.0
@@ -60,7 +60,7 @@ def measure(gpu, plan, show):
     """A row of all runs' times. The run of the median time goes to `show`."""
     key = Key.generate(256)
     sealed, out = seal(noise(plan.timeline_size), key), gpu.array(plan.timeline_size)
-    found = []
+    runs = []
     with channel_on(gpu.driver, key) as channel:
         for _ in range(_RUNS + 1):
             before = channel.stats
@@ -68,21 +68,21 @@ def measure(gpu, plan, show):
                 seconds = wall(channel.to_device, sealed, out=out)
             after = channel.stats
             fill = (after.fill - before.fill) / max(after.seconds - before.seconds, 1e-9)
-            found.append(_timeline(spans.spans(), plan.timeline_size, seconds, fill))
-    found = sorted(found[1:], key=lambda each: each.seconds)
-    chosen = found[len(found) // 2]
+            runs.append(_timeline(spans.spans(), plan.timeline_size, seconds, fill))
+    runs = sorted(runs[1:], key=lambda run: run.seconds)
+    chosen = runs[len(runs) // 2]
     for (_, copied), (opened, _) in zip(chosen.copies, chosen.opens, strict=True):
         if opened < copied - 1e-5:
             raise WrongResultError("a slab was opened before it was there")
-    taken = [each.seconds for each in found]
-    share = median(each.overlap for each in found)
+    taken = [run.seconds for run in runs]
+    share = median(run.overlap for run in runs)
     print(f"    {len(chosen.copies)} slabs; while {100 * share:.0f} % of the opening, something was being copied")
     show(chosen)
     yield Row("timeline", "to_device, sealed, with events", plan.timeline_size, Times(taken))
 
 
 def _timeline(spans, size, seconds, fill):
-    """Pick the device's work out of all that was recorded."""
+    """Pick the device's work out of the recorded spans."""
     there = [span for span in spans if span.process != "host"]
     zero = min((span.start for span in there), default=0)
     copies, opens = (

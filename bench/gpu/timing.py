@@ -1,4 +1,4 @@
-"""Rows of a report, and rounds of runs that return their own seconds, such as those of a device's clock."""
+"""Rows of a report, and rounds of runs that return their own seconds, such as by a device's clock."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ MIN_ROUNDS = 3
 class Row:
     """One figure.
 
-    step, path : which part measured it, and what
+    step, path : the part that measured it, and its subject
     size : bytes of plaintext
     times : seconds of a run
-    settings : what else it depends on
+    settings : other parameters
     """
 
     step: str
@@ -39,7 +39,7 @@ class Row:
 
 
 def interleave(runs, plan):
-    """Times by name. Each of `runs` takes the number of the round and gives seconds; those of round 0 are dropped."""
+    """Times by name. Each of `runs` takes the number of the round and returns seconds; round 0 is dropped."""
     seconds = {name: [] for name in runs}
     for run in runs.values():
         run(0)
@@ -59,7 +59,7 @@ def rows(step, size, runs, plan, **settings):
 
 
 def wall(action, *arguments, **options):
-    """Seconds on the host's clock that a call takes. Its result is given back after the clock was read."""
+    """Seconds on the host's clock that a call takes. Its result is freed after the clock was read."""
     start = time.perf_counter()
     result = action(*arguments, **options)
     taken = time.perf_counter() - start

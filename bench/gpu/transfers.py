@@ -26,9 +26,9 @@ def measure(gpu, plan):
         for size in plan.transfer_sizes:
             print(f"    {size_of(size)}")
             case = _Case(gpu, channel, key, size, stock, plan)
-            found = list(rows("transfers", size, case.runs(), plan, bits=256))
+            measured = list(rows("transfers", size, case.runs(), plan, bits=256))
             case.require_right()
-            yield from found
+            yield from measured
             del case
             gpu.tidy()
 

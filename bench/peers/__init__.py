@@ -1,1 +1,1 @@
-"""fastrack beside what people use now: ``python -m bench.peers``, or ``make peers`` with all of them installed."""
+"""fastrack against other libraries: ``python -m bench.peers``, or ``make peers`` with all of them installed."""

@@ -27,7 +27,7 @@ def main(argv):
         options.json.write_text(json.dumps(report.as_dict(), indent=1) + "\n", encoding="utf-8")
     if options.markdown:
         options.markdown.write_text(report.markdown(), encoding="utf-8")
-    return int(any(each.slug == MEASURE and not each.is_whole for each in results))
+    return int(any(result.slug == MEASURE and not result.is_whole for result in results))
 
 
 def _parse(argv):

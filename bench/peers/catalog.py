@@ -27,4 +27,4 @@ PEERS = {
     "safetensors-mapped": SafetensorsMapped,
     "numpy": Numpy,
 }
-MEASURE = "fastrack"  # what the others are compared with
+MEASURE = "fastrack"  # the reference of the comparison

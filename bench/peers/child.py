@@ -18,7 +18,7 @@ PAGE = 4096
 
 
 def serve(pipe, *arguments):
-    """Be the process of one peer, and do as told until the pipe is closed."""
+    """Be the process of one peer, and obey commands until the pipe is closed."""
     os.dup2(2, 1)  # whatever a package prints
     worker = Worker(*arguments)
     with suppress(EOFError):
@@ -55,7 +55,7 @@ class Worker:
         return {
             "seconds": seconds,
             "synced": seconds + time.perf_counter() - start,
-            "bytes": sum(each.stat().st_size for each in files(self._path)),
+            "bytes": sum(file.stat().st_size for file in files(self._path)),
         }
 
     def do_open(self):
@@ -63,22 +63,22 @@ class Worker:
         return {"seconds": timed(self._open)}
 
     def do_verify(self):
-        """Compare what was opened last with what was sealed."""
+        """Compare the last opened arrays with the sealed ones."""
         return {"same": same(self._found, self._arrays)}
 
     def do_forget(self):
-        """Drop what was opened, so that no peer holds memory while another is measured."""
+        """Drop the opened arrays, so that no peer holds memory while another is measured."""
         self._found = None
 
     def do_trim(self):
-        """Give back what malloc keeps, so that memory taken anew is seen to be taken."""
+        """Return malloc's free memory, so that new allocations are visible."""
         gc.collect()
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(0)
 
     def do_warm(self):
-        """Touch as much memory as will be needed, and give it back.
+        """Touch the memory that a run needs, and free it.
 
         A virtual machine may have to ask its host for memory that it has not used for a while, which takes up to half a
         second for 256 MiB, and falls on the peer that is first.
@@ -100,16 +100,16 @@ class Worker:
         return self._try(lambda path: os.truncate(path, path.stat().st_size - PAGE))
 
     def _try(self, change):
-        """Open a copy that was changed, and tell what came of it."""
+        """Open a copy that was changed, and return the outcome."""
         self._found = None
         other = self._path.with_name(f"{self._path.name}-changed")
         (shutil.copytree if self._path.is_dir() else shutil.copyfile)(self._path, other)
         try:
-            change(max(files(other), key=lambda each: (each.stat().st_size, each.name)))
-            found = self._peer.open(other)
-            return {"outcome": "not noticed" if same(found, self._arrays) else "other data came out"}
+            change(max(files(other), key=lambda file: (file.stat().st_size, file.name)))
+            opened = self._peer.open(other)
+            return {"outcome": "not noticed" if same(opened, self._arrays) else "other data came out"}
         except Exception as error:  # noqa: BLE001 - whatever it is, it was noticed
-            # Without the folder, which says more of this machine than of the peer.
+            # Without the folder: it describes this machine, not the peer.
             return {"outcome": "refused", "by": told(error).replace(f"{self._path.parent}/", "")}
         finally:
             remove(other)
@@ -129,7 +129,7 @@ def timed(action):
 
 
 def version_of(package):
-    """The version of what is imported, which a checkout has even where it is not installed."""
+    """Return a package's version, from the module if it runs from a checkout."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -140,7 +140,7 @@ def make_arrays(size, seed):
     """`size` MiB of normal deviates, as eight matrices of float32."""
     random = np.random.default_rng(seed)
     shape = (size * MIB // TENSORS // PAGE, PAGE // 4)
-    return {f"layer.{place}": random.standard_normal(shape, np.float32) for place in range(TENSORS)}
+    return {f"layer.{number}": random.standard_normal(shape, np.float32) for number in range(TENSORS)}
 
 
 def same(found, arrays):
@@ -151,17 +151,17 @@ def same(found, arrays):
 
 
 def touch(arrays):
-    """Read a byte of every page, so that all of them are there."""
+    """Read a byte of every page, so that all pages are in memory."""
     return sum(int(np.asarray(array).reshape(-1).view(np.uint8)[::PAGE].sum()) for array in arrays.values())
 
 
 def files(path):
-    return [each for each in path.rglob("*") if each.is_file()] if path.is_dir() else [path]
+    return [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
 
 
 def sync(path):
-    for each in files(path):
-        descriptor = os.open(each, os.O_RDONLY)
+    for file in files(path):
+        descriptor = os.open(file, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:

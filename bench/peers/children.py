@@ -1,4 +1,4 @@
-"""The children, as the process that measures sees them: alive all along, and told when it is their turn."""
+"""The children of the measuring process: alive all along, and called in turn."""
 
 import threading
 import time
@@ -39,10 +39,10 @@ class Child:
         return reply
 
     def ask_watched(self, command):
-        """The same, with the most memory of its own that it held beyond what it had, in bytes.
+        """Send a command like `ask`, and add the peak of additional memory of the process, in bytes.
 
-        Pages of a mapped file belong to the page cache and do not count, those of its own children do. Looked up about
-        every millisecond, so that something shorter may be missed.
+        Pages of a mapped file belong to the page cache and do not count; memory of its children does. It is read about
+        every millisecond, so that a shorter peak may be missed.
         """
         pid, most, done = self._process.pid, 0, threading.Event()
         before = owned(pid)
@@ -70,7 +70,7 @@ class Child:
 
 
 def owned(pid):
-    """Bytes of memory that a process has for itself, and its children beside it."""
+    """Bytes of private memory of a process and its children."""
     try:
         total = sum_of(f"/proc/{pid}/status", "RssAnon:", "RssShmem:")
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()

@@ -1,7 +1,7 @@
 """``cryptography.cobblestone``, the same cipher and format that fastrack uses for each tensor.
 
-Features: c2sp.org/chunked-encryption for the format; the classes' methods (update, update_into, finalize) for what the
-package does with it: from the start to the end only.
+Features: c2sp.org/chunked-encryption for the format; the classes' methods (update, update_into, finalize) for the
+package's access: from the start to the end only.
 """
 
 import numpy as np

@@ -1,9 +1,9 @@
 """cryptotensors, with its keys given as its documentation gives them.
 
 Features: FORMAT.md of cryptotensors (chunks of 2 MiB with counted nonces and their tags in a header that an Ed25519 key
-signs; data keys wrapped with AES-GCM, which commits to no key), and slices as safetensors has them. Tried: a header
-with another name, dtype or shape and a file with two chunks exchanged are refused. What it holds when it seals, every
-run tells: all of the file.
+signs; data keys wrapped with AES-GCM, which commits to no key), and slices like safetensors. Tried: a header
+with another name, dtype or shape and a file with two chunks exchanged are refused. Every run
+shows its memory when it seals: all of the file.
 """
 
 import base64

@@ -29,4 +29,4 @@ class Numpy(Peer):
             np.save(path / f"{name}.npy", array)
 
     def open(self, path):
-        return {each.stem: np.load(each) for each in sorted(path.iterdir())}
+        return {file.stem: np.load(file) for file in sorted(path.iterdir())}

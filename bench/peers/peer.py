@@ -9,11 +9,11 @@ class Features(NamedTuple):
     """Properties beyond speed, each in a few words. Every peer's file says where it was read or how it was tried."""
 
     random_access: str
-    order_and_end: str  # what comes of a file that was cut or reordered
+    order_and_end: str  # the outcome for a cut or reordered file
     key_commitment: str
     bounded_memory: str
-    gpu: str  # whether it decrypts there
-    other_tools: str  # that read it
+    gpu: str  # whether it decrypts on a GPU
+    other_tools: str  # other readers of the format
     metadata: str  # names, dtypes and shapes
 
 
@@ -22,11 +22,11 @@ class Peer:
 
     Each has a `name`, the `package` whose version is told, `settings` and `features`; a method `seal(arrays, path)`,
     which writes NumPy arrays by name to a path where nothing is yet, as a file or a folder; and `open(path)`, which
-    brings all of them back, as what numpy.asarray makes an array of without a copy.
+    returns all of them, as objects that numpy.asarray takes without a copy.
     """
 
     is_read = True  # whether `open` brings every byte into memory of the process; a map alone does not
-    is_fresh = True  # whether what `open` gives is memory of the process that it did not have before
+    is_fresh = True  # whether `open` returns newly allocated memory of the process
     is_synced = False  # whether `seal` returns when the file is on disk
 
 

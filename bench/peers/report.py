@@ -25,7 +25,7 @@ class Report:
     def __init__(self, results, *, size, rounds, machine):
         self.results, self._size, self._rounds, self._machine = results, size, rounds, machine
         self._now = datetime.now(UTC)
-        self._base = next((each for each in results if each.slug == MEASURE and each.is_whole), None)
+        self._base = next((result for result in results if result.slug == MEASURE and result.is_whole), None)
 
     def as_dict(self):
         return {
@@ -36,7 +36,7 @@ class Report:
             "tensors": TENSORS,
             "rounds": self._rounds,
             "machine": self._machine,
-            "peers": [{**asdict(each), "features": PEERS[each.slug].features._asdict()} for each in self.results],
+            "peers": [{**asdict(result), "features": PEERS[result.slug].features._asdict()} for result in self.results],
         }
 
     def title(self):
@@ -49,18 +49,18 @@ class Report:
 
     def figures(self):
         """Return the rows of the table of figures; a peer without figures says why."""
-        return [self._figures(each) for each in self.results]
+        return [self._figures(result) for result in self.results]
 
     def settings(self):
-        return [(each.name, each.version or "not here", each.settings) for each in self.results]
+        return [(result.name, result.version or "not here", result.settings) for result in self.results]
 
     def features(self):
-        """The rows of the table of features: the first of those that are one and the same way to keep tensors."""
+        """The rows of the table of features: one for each way to keep tensors."""
         rows = {}
-        for each in self.results:
-            features = PEERS[each.slug].features
-            tried = (each.flip or "not tried", each.cut or "not tried")
-            rows.setdefault(features, (each.name.partition(",")[0], *tried, *features))
+        for result in self.results:
+            features = PEERS[result.slug].features
+            tried = (result.flip or "not tried", result.cut or "not tried")
+            rows.setdefault(features, (result.name.partition(",")[0], *tried, *features))
         return list(rows.values())
 
     def markdown(self):
@@ -77,7 +77,7 @@ class Report:
         seconds = {what: result.median(what) for what in ("seal", "synced", "open")}
         return (
             result.name,
-            *(f"{each:.3f}" for each in seconds.values()),
+            *(f"{value:.3f}" for value in seconds.values()),
             f"{nbytes / seconds['seal'] / 1e9:.2f}",
             f"{nbytes / seconds['open'] / 1e9:.2f}" if result.is_read else "reads nothing",
             f"{result.seal_owned / MIB:.0f}",
@@ -94,7 +94,7 @@ class Report:
 
 
 def _beyond(result, nbytes):
-    """Return the memory that an opening took besides its tensors, which count only where they are fresh memory."""
+    """Return the memory of an opening beyond its tensors, which are subtracted only if they are fresh memory."""
     return max(0, result.open_owned - nbytes * PEERS[result.slug].is_fresh)
 
 

@@ -1,4 +1,4 @@
-"""Measure all peers, in turns, so that what else the machine does falls on all of them."""
+"""Measure all peers, in turns, so that other work of the machine falls on all of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.peers.children import Child, DeadError
 
 @dataclass(slots=True)
 class Result:
-    """Results of a peer. With an error, those from before it."""
+    """Results of a peer. With an error, results from before it."""
 
     slug: str
     name: str
@@ -82,7 +82,7 @@ def _start(child, result):
 
 
 def _try_once(child, result):
-    """Seal and open, so that all is loaded and compiled that will be; then again, and look how much memory it takes."""
+    """Seal and open once to load and compile everything, then again to measure memory."""
     child.ask("seal")
     child.ask("open")
     _compare(child)
@@ -103,7 +103,7 @@ def _seal(child, result):
 
 
 def _open(child, result, *, is_last):
-    """Open, and the last time compare what came, after the time was taken."""
+    """Open. Compare the arrays the last time, untimed."""
     child.ask("warm")
     result.open.append(child.ask("open")["seconds"])
     if is_last:

@@ -1,6 +1,6 @@
 """Plain safetensors: the limit, for it neither encrypts nor authenticates.
 
-Features: the safetensors README (format, lazy loading, what is checked), and the trials of every run.
+Features: the safetensors README (format, lazy loading, checks), and the trials of every run.
 """
 
 from bench.peers.peer import Features, Peer, as_torch
@@ -34,7 +34,7 @@ class Safetensors(Peer):
 
 
 class SafetensorsClone(Safetensors):
-    """Read, by copying what was mapped."""
+    """Read, by copying mapped memory."""
 
     name = "safetensors, mapped and copied"
     settings = "safetensors.torch.save_file; load_file, then clone() of each tensor"

@@ -1,1 +1,1 @@
-"""Measure what sealed transfers cost, step by step."""
+"""Measure the cost of sealed transfers, step by step."""

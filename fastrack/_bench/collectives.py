@@ -37,13 +37,13 @@ _TIMEOUT = 300.0  # seconds for a message
 _OPERATION = "all_reduce"  # the span that encloses the steps
 _POLL = 0.2  # seconds
 
-_processes: Any = torch.multiprocessing  # which has no types
+_processes: Any = torch.multiprocessing  # untyped
 AllReduce = Callable[[torch.Tensor], torch.futures.Future[torch.Tensor]]
 
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """The measurement of one way to add what all ranks have: of a bucket, or of the gradients of a model."""
+    """The measurement of one way to add a bucket, or the gradients of a model, over all ranks."""
 
     subject: str  # "all-reduce" of a bucket, or the name of a model
     ranks: int
@@ -53,7 +53,7 @@ class Collective:
     seconds: float  # median of the runs, each as long as on the slowest rank
     quartiles: tuple[float, float]  # the first and the third quartile of the seconds
     over_gloo: float  # time relative to gloo
-    steps: dict[str, float]  # seconds by step on rank 0, medians of the runs; none of what is not fastrack's
+    steps: dict[str, float]  # seconds by step on rank 0, medians of the runs; empty for other libraries
 
     def as_dict(self) -> dict[str, Any]:
         """Return the measurement for JSON."""
@@ -143,7 +143,7 @@ def _run(rank: int, task: Task, pipe: Connection) -> None:
 
 @contextlib.contextmanager
 def open_ways(secret: bytes) -> Iterator[dict[str, AllReduce]]:
-    """Yield functions by name that begin to replace a tensor by the sum of those of all ranks."""
+    """Yield functions by name that begin to replace a tensor by the sum over all ranks."""
     key = Key.from_bytes(secret)
     ring = NaiveRing(PointToPoint.among(None, _TIMEOUT), secret)
     with SecureGroup(key) as sealed, SecureGroup(key) as plain, contextlib.closing(ring):
@@ -164,13 +164,13 @@ def _gloo(tensor: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
 
 
 def _measure_bucket(ways: Mapping[str, AllReduce], size: int, task: Task) -> Iterator[Collective]:
-    given = torch.randn(size // 4, generator=torch.Generator().manual_seed(dist.get_rank()))
-    expected, bucket = given.clone(), given.clone()
+    initial = torch.randn(size // 4, generator=torch.Generator().manual_seed(dist.get_rank()))
+    expected, bucket = initial.clone(), initial.clone()
     dist.all_reduce(expected)
 
     def check(_: str) -> None:
         torch.testing.assert_close(bucket, expected)
-        bucket.copy_(given)
+        bucket.copy_(initial)
 
     runs = {name: lambda way=way: way(bucket).wait() for name, way in ways.items()}
     return _rows(ALL_REDUCE, size, runs, check, task)
@@ -194,10 +194,10 @@ def _measure_training(ways: Mapping[str, AllReduce], spec: Spec, task: Task) -> 
         optimizer.step()
 
     def check(way: str) -> None:
-        """Compare the gradients with those that gloo gave at first."""
+        """Compare the gradients with the first gradients of gloo."""
         if way != ALONE:
-            found = torch.stack([weight.grad.norm() for weight in inner.parameters() if weight.grad is not None])
-            torch.testing.assert_close(found, norms.setdefault(GLOO, found), rtol=1e-3, atol=1e-5)
+            current = torch.stack([weight.grad.norm() for weight in inner.parameters() if weight.grad is not None])
+            torch.testing.assert_close(current, norms.setdefault(GLOO, current), rtol=1e-3, atol=1e-5)
         optimizer.zero_grad()
 
     runs = {way: lambda way=way: iterate(way) for way in (ALONE, *ways)}
@@ -206,7 +206,7 @@ def _measure_training(ways: Mapping[str, AllReduce], spec: Spec, task: Task) -> 
 
 
 def _hook(chosen: dict[str, AllReduce], bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """Average a bucket as torch does without a hook, by the way that was chosen."""
+    """Average a bucket like torch without a hook, by the chosen way."""
     future = chosen["way"](bucket.buffer().div_(dist.get_world_size()))
     return future.then(lambda done: done.value())
 
@@ -226,31 +226,31 @@ def _rows(
                 took = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
             dist.all_reduce(took, dist.ReduceOp.MAX)
             check(way)
-            if number:  # the first is to warm up
+            if number:  # the first round warms up
                 seconds[way].append(took.item())
                 steps[way].append(steps_of(timeline))
-    times = {way: Times(found) for way, found in seconds.items()}
-    for way, found in times.items():
-        medians = {step: Times([each.get(step, 0.0) for each in steps[way]]).median for step in STEPS}
+    times = {way: Times(timing) for way, timing in seconds.items()}
+    for way, timing in times.items():
+        medians = {step: Times([spent.get(step, 0.0) for spent in steps[way]]).median for step in STEPS}
         yield Collective(
             subject=subject,
             ranks=task.ranks,
             size=size,
             way=way,
             runs=task.repeat,
-            seconds=found.median,
-            quartiles=found.quartiles,
-            over_gloo=found.median / times[GLOO].median,
+            seconds=timing.median,
+            quartiles=timing.quartiles,
+            over_gloo=timing.median / times[GLOO].median,
             steps=medians if any(steps[way]) else {},
         )
 
 
 def steps_of(timeline: Timeline) -> dict[str, float]:
-    """Return the seconds of each step of the collectives of a timeline, and of what is none of them."""
-    found: dict[str, float] = {}
+    """Return the seconds of each step of the collectives of a timeline, and of "other"."""
+    seconds: dict[str, float] = {}
     for span in timeline.spans():
-        found[span.name] = found.get(span.name, 0.0) + (span.stop - span.start) / 1e9
-    if _OPERATION in found:
-        total = found.pop(_OPERATION)
-        found["other"] = max(total - sum(found.values()), 0.0)
-    return found
+        seconds[span.name] = seconds.get(span.name, 0.0) + (span.stop - span.start) / 1e9
+    if _OPERATION in seconds:
+        total = seconds.pop(_OPERATION)
+        seconds["other"] = max(total - sum(seconds.values()), 0.0)
+    return seconds

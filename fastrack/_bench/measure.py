@@ -62,7 +62,7 @@ def timed_rounds(
     """Return the times of `repeat` rounds, by name. Each round calls each function once, in turn.
 
     A slow moment of the machine thus falls on all functions. Each is called `settle` times without measurement before
-    each timed call, so that caches hold its own data, and not that of the function before. `order` shuffles each round,
+    each timed call, so that caches hold its own data, not another function's. `order` shuffles each round,
     for functions that leave memory to the next one as fresh or used.
     """
     seconds: dict[str, list[float]] = {name: [] for name in runs}

@@ -1,4 +1,4 @@
-"""Models to train, from a small ResNet to one of GPT-2's size, in plain torch on random data."""
+"""Models to train, from a small ResNet to the size of GPT-2, in plain torch on random data."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Reference paths, for measurement only: transfers of sealed data as they are done without fastrack.
+"""Reference paths, for measurement only: transfers of sealed data without fastrack.
 
-On the bounce path the host decrypts what the owner sealed, encrypts it again under the session key into a bounce
+On the bounce path the host decrypts the owner's message, encrypts it again under the session key into a bounce
 buffer, copies that to the device, and the device decrypts it. Each step ends before the next begins. The path is as
-fast as it can be: every buffer is allocated and touched beforehand, all threads copy, and a message is one AES-GCM
+fast as possible: every buffer is allocated and touched beforehand, all threads copy, and a message is one AES-GCM
 ciphertext, which OpenSSL opens faster than a chunked one.
 """
 
@@ -65,7 +65,7 @@ class _Path:
         self._deliver(self._session, self._bounce, out)
 
     def direct_to_device(self, message: Bytes, out: Any) -> None:
-        """Move a message of the owner into `out` as it is: the device opens it."""
+        """Move a message of the owner into `out` without opening it on the host: the device opens it."""
         self._deliver(self._owner, message, out)
 
     def to_host(self, tensor: Any) -> Bytes:
@@ -99,9 +99,9 @@ class _Path:
 
 
 class BouncePath(_Path):
-    """The bounce path with whole messages, OpenSSL and one thread; and `direct`, the same without its detour.
+    """The bounce path with whole messages, OpenSSL and one thread; and `direct`, without the detour over the host.
 
-    A tensor has at most 2 GiB less 17 bytes, which is what one call of OpenSSL takes.
+    A tensor has at most 2 GiB less 17 bytes, the limit of one call of OpenSSL.
     """
 
     def __init__(self, nbytes: int, bits: int = 256) -> None:
@@ -116,7 +116,7 @@ class ParallelBouncePath(_Path):
 
 
 class OneBlockPath(_Path):
-    """`BouncePath` to a GPU, on which no kernel opens one long chain. Targets are views of arrays there.
+    """`BouncePath` to a GPU, where no kernel opens one long chain. Targets are views of arrays there.
 
     Chunks that are processed in order stand for a chain: on the host by fastrack's engine on one thread, on the GPU by
     one thread block.
@@ -152,7 +152,7 @@ class _Whole:
         return nbytes + TAG_SIZE + NONCE_SIZE
 
     def new_key(self) -> AESGCM:
-        return self._key  # nonces are random, so one key will do
+        return self._key  # nonces are random, so one key is enough
 
     def seal(self, key: Any, plain: Bytes, message: Bytes) -> None:
         nonce = os.urandom(NONCE_SIZE)

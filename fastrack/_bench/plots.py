@@ -55,9 +55,9 @@ def draw_ablation(rows: "Sequence[Measured]", device: str, path: Path, losses: S
     for axes, direction in zip(panels, directions, strict=False):
         for number, step in enumerate(steps):
             here = [row for row in rows if (row.direction, row.step) == (direction, step)]
-            left = [sizes.index(row.size) - 0.42 + width * (number + 0.5) for row in here]
+            x = [sizes.index(row.size) - 0.42 + width * (number + 0.5) for row in here]
             colour = _COLOURS[number % len(_COLOURS)]
-            bars = axes.bar(left, [row.gbps for row in here], 0.92 * width, label=step, color=colour)
+            bars = axes.bar(x, [row.gbps for row in here], 0.92 * width, label=step, color=colour)
             axes.bar_label(bars, [f"{row.over_bounce:.1f}x" for row in here], fontsize=7, padding=1)
         axes.set_xticks(range(len(sizes)), [format_size(size) for size in sizes])
         axes.set_yscale("log")
@@ -78,7 +78,7 @@ def draw_ablation(rows: "Sequence[Measured]", device: str, path: Path, losses: S
 def draw_collectives(rows: "Sequence[Collective]", path: Path) -> None:
     """Save a bar chart of times relative to gloo, a panel for each number of ranks, and of the steps of a collective.
 
-    Steps are those of the largest bucket, or of the first model if there is none. `check_picture` tells whether the
+    Steps are shown for the largest bucket, or the first model if there is none. `check_picture` tells whether the
     chart can be saved.
     """
     from matplotlib.figure import Figure
@@ -95,8 +95,8 @@ def draw_collectives(rows: "Sequence[Collective]", path: Path) -> None:
     for axes, count in zip(panels, ranks, strict=False):
         for number, way in enumerate(ways):
             here = [row for row in rows if (row.ranks, row.way) == (count, way)]
-            left = [subjects.index((row.subject, row.size)) - 0.42 + width * (number + 0.5) for row in here]
-            bars = axes.bar(left, [row.over_gloo for row in here], 0.92 * width, label=way, color=_COLOURS[-1 - number])
+            x = [subjects.index((row.subject, row.size)) - 0.42 + width * (number + 0.5) for row in here]
+            bars = axes.bar(x, [row.over_gloo for row in here], 0.92 * width, label=way, color=_COLOURS[-1 - number])
             axes.bar_label(bars, [f"{row.over_gloo:.2f}" for row in here], fontsize=7, padding=1)
         axes.axhline(1, linewidth=0.6, color="black")
         axes.set_xticks(range(len(subjects)), [f"{subject}\n{format_size(size)}" for subject, size in subjects])

@@ -20,7 +20,7 @@ _TIMEOUT = 300.0  # seconds for one hop
 
 
 class CopyEngine:
-    """Moves chunks as an engine does, without a cipher. It is its own key schedule."""
+    """Moves chunks like an engine, without a cipher. It is its own key schedule."""
 
     def expand_key(self, _key: object) -> CopyEngine:
         return self
@@ -45,7 +45,7 @@ def _copy(source: Bytes, source_stride: int, target: Bytes, target_stride: int, 
 class NaiveRing:
     """A ring all-reduce that encrypts each shard anew for every hop, each by one call of OpenSSL's AES-GCM.
 
-    Of 2 (n - 1) hops the first half adds, and the second half hands the sums round. Buffers are used again.
+    The first half of the 2 (n - 1) hops adds, and the second half passes the sums on. Buffers are reused.
     """
 
     def __init__(self, transport: Transport, key: bytes) -> None:
@@ -54,10 +54,10 @@ class NaiveRing:
         self._cipher = AESGCM(key)
         self._hops = 0
         self._buffers: Sequence[torch.Tensor] = ()
-        self._thread = ThreadPoolExecutor(1, "naive-ring")  # as of a group, so that both run beside a backward pass
+        self._thread = ThreadPoolExecutor(1, "naive-ring")  # like a group's thread, to run during a backward pass
 
     def all_reduce(self, tensor: torch.Tensor, *, async_op: bool = False) -> Any:
-        """Replace a contiguous tensor by the sum of those of all ranks; at once, or with a future of it."""
+        """Replace a contiguous tensor by the sum over all ranks; with `async_op`, return a future."""
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
 
         def run() -> None:
@@ -65,7 +65,7 @@ class NaiveRing:
                 with torch.no_grad(), span("all_reduce"):
                     self._all_reduce(tensor.view(-1))
             except Exception as error:  # noqa: BLE001 - it is raised where the operation was started
-                self._transport.close()  # so that the other ranks do not wait
+                self._transport.close()  # the other ranks must not wait
                 future.set_exception(error)  # type: ignore[arg-type]
             else:
                 future.set_result(tensor)
@@ -89,8 +89,8 @@ class NaiveRing:
             message = arrived[: opened.numel() + TAG_SIZE]
             pending: list[Pending] = [self._transport.receive(message, left), self._transport.send(sealed, right)]
             with span("wait"):
-                for each in pending:
-                    each.wait(_TIMEOUT)
+                for transfer in pending:
+                    transfer.wait(_TIMEOUT)
             with span("open"):
                 self._cipher.decrypt_into(self._nonce(left), message.numpy().data, None, opened.numpy().data)
             if not sums:
@@ -98,7 +98,7 @@ class NaiveRing:
                     target.add_(opened.view(target.dtype))
 
     def _memory(self, nbytes: int) -> Sequence[torch.Tensor]:
-        """Return room for a message that leaves, one that arrives, and its plaintext."""
+        """Return buffers for an outgoing message, an incoming one, and its plaintext."""
         if not self._buffers or self._buffers[2].numel() < nbytes:
             self._buffers = [torch.zeros(nbytes + extra, dtype=torch.uint8) for extra in (TAG_SIZE, TAG_SIZE, 0)]
         return self._buffers

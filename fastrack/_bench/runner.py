@@ -1,4 +1,4 @@
-"""Measurement of the steps from the bounce path to fastrack, and of the plain copy, which is the limit."""
+"""Measurement of the steps from the bounce path to fastrack, and of the plain copy, the limit."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def ablate(
 
 
 def rounds_of(nbytes: int, repeat: int) -> int:
-    """Return the number of rounds: `repeat` for a large tensor, and as many as a `p99` takes up to 16 MiB."""
+    """Return the number of rounds: `repeat` for a large tensor, and enough for a `p99` up to 16 MiB."""
     return repeat if nbytes > _SMALL else min(_MAX_ROUNDS, _TOTAL // nbytes)
 
 

@@ -1,6 +1,6 @@
-"""The steps from the bounce path to fastrack, each of which adds one idea. `fastrack._bench.runner` measures them.
+"""The steps from the bounce path to fastrack. Each adds one idea. `fastrack._bench.runner` measures them.
 
-All steps move the same tensor, under keys of the same size. Every step is as fast as it can be without the ideas that
+All steps move the same tensor, under keys of the same size. Every step is as fast as possible without the ideas that
 follow: its buffers are allocated and touched beforehand, all threads copy, one long chain is one call of OpenSSL, and
 nothing is released before its tag was verified.
 
@@ -28,7 +28,7 @@ from fastrack._devices.cuda.driver import Driver
 from fastrack._keys.keyring import KeyRing
 from fastrack._keys.keys import Key
 from fastrack._sealed.contexts import MessageContext, new_file_id
-from fastrack._sealed.headers import open_header
+from fastrack._sealed.message_headers import open_header
 from fastrack._sealed.seal import seal, unseal
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._tensors import arrays
@@ -45,7 +45,7 @@ Direction = Literal["to_device", "to_host"]
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 
 _BLOCK = 16 << 20  # bytes that are compared at a time
-_FILLER = 0x5A  # a byte that no tensor of random bytes consists of
+_FILLER = 0x5A  # no tensor of random bytes consists of this byte alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Step:
 
     name: str  # one of `STEPS`
     run: Callable[[], Any]  # moves the tensor once, and returns the result if that is new memory
-    read: Callable[[Any], Bytes]  # returns the plaintext that arrived, given that result
+    read: Callable[[Any], Bytes]  # returns the plaintext that arrived, from the result of `run`
     passes: tuple[str, ...]  # the passes over all bytes, in order
 
     @property
@@ -77,7 +77,7 @@ class Steps:
     _forget: Callable[[], None]
 
     def check(self) -> None:
-        """Run every step once, which also warms up, and raise `RuntimeError` if other bytes arrive than were sent."""
+        """Run every step once, which also warms up, and raise `RuntimeError` if the bytes that arrive differ."""
         for step in self.steps:
             self._forget()
             if not _equal(step.read(step.run()), self._plain):
@@ -88,9 +88,9 @@ class Steps:
 def open_steps(
     direction: Direction, nbytes: int, *, device: object = None, bits: int = 256, driver: Driver | None = None
 ) -> Iterator[Steps]:
-    """Prepare all steps of one direction for a tensor of random bytes, in eight times as much memory.
+    """Prepare all steps of one direction for a tensor of random bytes. They take eight times its memory.
 
-    `driver` is that of the GPU, if it is open already.
+    `driver` is the GPU's, if it is open already.
     """
     key = Key.generate(bits)
     plain = np.random.default_rng(0).integers(0, 256, nbytes, dtype=np.uint8)
@@ -259,7 +259,7 @@ class _CpuEndpoint:
 
 
 class _CudaEndpoint:
-    """The same on a GPU, with one thread block for a chain."""
+    """The end of a transfer on a GPU, with one thread block for a chain."""
 
     def __init__(self, driver: Driver, plain: Bytes, bits: int) -> None:
         self.array = driver.empty("U8", plain.shape, "cupy")

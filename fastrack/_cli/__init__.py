@@ -7,11 +7,11 @@ from pathlib import Path
 
 
 def main() -> None:
-    """Run the command line, and exit with its status; with that of an interruption while it is still being loaded.
+    """Run the command line, and exit with its status, or the status of an interruption while it is being loaded.
 
-    An exception that no command expects is a line too. In Python's development mode, ``-X dev``, it is a traceback.
+    An unexpected exception is one line on stderr. In Python's development mode, ``-X dev``, it is a traceback.
     """
-    if not _has_streams():  # before the work, whose result could not be told
+    if not _has_streams():  # before the work: its result could not be printed
         sys.exit(1)
     try:
         from fastrack._cli.app import main as run
@@ -29,9 +29,9 @@ def main() -> None:
 
 
 def _has_streams() -> bool:
-    """Return True if standard output is open, and open what else is closed.
+    """Return True if standard output is open, and open the other closed streams.
 
-    The number of a closed stream would be given to the next file, into which messages would be written then.
+    The next file would get the number of a closed stream, and messages would be written into the file.
     """
     closed = [name for name in ("stdin", "stdout", "stderr") if getattr(sys, name) is None]
     for name in closed:
@@ -43,13 +43,13 @@ def _has_streams() -> bool:
 
 
 def _describe(error: Exception) -> str:
-    if isinstance(error, OSError):  # of the output, as all others were told
+    if isinstance(error, OSError):  # of the output: all other errors were printed
         return str(error.strerror or error)
     what = f"{type(error).__name__}: {error!s:.500}".encode("unicode_escape").decode()
     return f"{what}. This is a defect of fastrack: report it with what `python -X dev -m fastrack` prints in its place"
 
 
 def _abandon_output() -> None:
-    """Leave out what is in the buffer of standard output, which Python would try to write again."""
+    """Discard the buffer of standard output, which Python would try to write again."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""The program ``fastrack`` and its commands, in the order in which a newcomer needs them."""
+"""The program ``fastrack`` and its commands, in the order a newcomer needs them."""
 
 import io
 import signal
@@ -40,7 +40,7 @@ def main() -> None:
     """Run the command line, and exit with its status."""
     # Raise an exception on SIGTERM, so that temporary files are removed as after Ctrl-C.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    for stream in (sys.stdout, sys.stderr):  # a name that a terminal cannot show ends no command after its work
+    for stream in (sys.stdout, sys.stderr):  # a name that a terminal cannot show must not fail a finished command
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     app(prog_name="fastrack")

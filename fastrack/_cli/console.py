@@ -37,7 +37,7 @@ def print_lines(lines: Iterable[str | Table], console: Console | None = None) ->
 
 
 def tell(lines: Iterable[str | Table], *, as_json: bool, **document: Any) -> None:
-    """Print what a command has done: for people, or with ``--json`` the one document."""
+    """Print the result of a command: for people, or with ``--json`` as one document."""
     if as_json:
         print_json(**document)
     else:
@@ -45,7 +45,7 @@ def tell(lines: Iterable[str | Table], *, as_json: bool, **document: Any) -> Non
 
 
 def new_table(*columns: str, right: tuple[str, ...] = ()) -> Table:
-    """Return an empty table with these columns, those of `right` aligned to the right."""
+    """Return an empty table with these columns; columns in `right` are aligned to the right."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
@@ -53,18 +53,18 @@ def new_table(*columns: str, right: tuple[str, ...] = ()) -> Table:
 
 
 def print_json(**document: Any) -> None:
-    """Print the one document of a command with ``--json``, in ASCII."""
+    """Print the document of a command with ``--json``, in ASCII."""
     sys.stdout.write(json.dumps(document, indent=2) + "\n")
     sys.stdout.flush()
 
 
 @contextlib.contextmanager
 def taken_back(plaintext: Iterable[Path]) -> Iterator[None]:
-    """Remove plaintext again if standard output does not take what is said of it: then the command has failed."""
+    """Remove plaintext again if its report cannot be written to standard output: the command has failed then."""
     try:
         yield
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader has had enough, and the work is done
+    except BrokenPipeError:  # the reader closed the pipe, but the work is done
         raise
     except OSError as error:
         paths = [path.resolve() for path in plaintext]  # a link leads to the file that was written
@@ -103,7 +103,7 @@ def speed(count: int, seconds: float) -> float:
 
 @contextlib.contextmanager
 def reporter(verb: str) -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows on a terminal's stderr what is being done, after this verb."""
+    """Yield a function that shows the current step on a terminal's stderr, after this verb."""
     status = Console(stderr=True, highlight=False, markup=False).status(verb)
     with status if sys.stderr.isatty() else contextlib.nullcontext():
         yield lambda subject: status.update(f"{verb} {subject}")

@@ -35,22 +35,22 @@ def read_document(path: str, limit: int, *, wait: float = 0.0) -> bytes:
     if path == "-":
         data = sys.stdin.buffer.readline(limit + 1)
     else:
-        place = locate_local(path)
+        file_path = locate_local(path)
         end = time.monotonic() + wait
-        while not place.exists() and time.monotonic() < end:
+        while not file_path.exists() and time.monotonic() < end:
             time.sleep(_POLL)
-        if place.is_dir():
+        if file_path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "expected a file, got a folder", path)
-        with place.open("rb") as file:
+        with file_path.open("rb") as file:
             data = file.read(limit + 1)
     if not data or len(data) > limit:
-        found = f"more than {limit} bytes" if data else "the end of the input"
-        raise FormatError(f"reading {path} failed: expected one document, got {found}. Check its origin.")
+        actual = f"more than {limit} bytes" if data else "the end of the input"
+        raise FormatError(f"reading {path} failed: expected one document, got {actual}. Check its origin.")
     return data
 
 
 def check_document(path: str) -> None:
-    """Refuse to replace a file, which might be a key, and a path that cannot be written, before anything is done."""
+    """Refuse an existing file, which might be a key, and a path that cannot be written, before any work."""
     if path == "-":
         return
     check_directory(Path(path))

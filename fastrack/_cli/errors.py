@@ -22,7 +22,7 @@ def handle_errors(command: Callable[Parameters, None]) -> Callable[Parameters, N
     """Return the command with errors of the data, the key or the system as a line on stderr, without a traceback.
 
     With ``--json`` (the parameter `as_json`) the error is printed on stdout as a document; but not if the parameter is
-    the path of another file, as stdout is for people then.
+    the path of a file, since stdout is for people then.
     """
     _take_paths(command)
 
@@ -31,7 +31,7 @@ def handle_errors(command: Callable[Parameters, None]) -> Callable[Parameters, N
         as_json = options.get("as_json") in (True, STDOUT)
         try:
             command(*args, **options)
-        except BrokenPipeError:  # the reader of the output has ended, for which typer exits without a word
+        except BrokenPipeError:  # the reader of the output has ended: typer exits without a message
             raise
         except (FastrackError, OSError, MemoryError, ImportError, ValueError) as error:
             status = _status_of(error)
@@ -44,14 +44,14 @@ def handle_errors(command: Callable[Parameters, None]) -> Callable[Parameters, N
                 raise
             _fail(error, as_json=True, status=2)
         except KeyboardInterrupt as error:
-            _fail(error, as_json=as_json, status=130)  # as of a process that SIGINT ended
+            _fail(error, as_json=as_json, status=130)  # like a process that SIGINT ended
 
     return run
 
 
 @contextlib.contextmanager
 def refuse_values(option: str) -> Iterator[None]:
-    """Tell that a value which the library refuses is bad usage of an option."""
+    """Report a value that the library refuses as bad usage of an option."""
     try:
         yield
     except ValueError as error:
@@ -61,14 +61,14 @@ def refuse_values(option: str) -> Iterator[None]:
 
 
 def path(text: str) -> Path:
-    """Return the path that an argument is. An empty one, as of an unset variable, would be the current folder."""
+    """Return an argument as a path. Refuse an empty one, for example of an unset variable: it is the current folder."""
     if not text:
         raise typer.BadParameter("expected a path, got an empty text; . is the current folder")
     return Path(text)
 
 
 def _take_paths(command: Callable[..., None]) -> None:
-    """Have a command refuse empty paths, and tell that a file cannot be read itself: Typer takes that for bad usage."""
+    """Make a command refuse empty paths, and report unreadable files itself: Typer reports them as bad usage."""
     for annotation in command.__annotations__.values():
         for parameter in getattr(annotation, "__metadata__", ()):
             parameter.readable = False
@@ -77,12 +77,12 @@ def _take_paths(command: Callable[..., None]) -> None:
 
 
 def _types_in(annotation: object) -> set[object]:
-    """Return the types in an annotation, such as that of several paths or none."""
+    """Return the types in an annotation, such as ``list[Path] | None``."""
     return {annotation}.union(*map(_types_in, get_args(annotation)))
 
 
 def _status_of(error: Exception) -> int | None:
-    """Return the exit status for an error, or None for one that is a defect."""
+    """Return the exit status for an error, or None for a defect."""
     if isinstance(error, (FastrackError, OSError, MemoryError, ImportError)):
         return 1
     return 2 if str(error).endswith(NO_PATH) else None
@@ -103,7 +103,7 @@ def show_errors(messages: Iterable[str]) -> None:
 
 
 def name_source(error: BaseException, source: str) -> str:
-    """Return the message of an error, with the source that it is about."""
+    """Return the message of an error, with the source that it concerns."""
     message = message_of(error)
     return message if source in message else f"{source}: {message}"
 

@@ -43,7 +43,7 @@ def as_location(path: Path) -> Location:
 
 
 def check_target(path: Path, *, force: bool) -> None:
-    """Refuse to replace a file without `force`, and anything that is no regular file. A server checks for itself."""
+    """Refuse to replace a file without `force`, and anything that is no regular file. A server checks URLs itself."""
     if isinstance(as_location(path), Url):
         return
     check_directory(path)
@@ -83,24 +83,24 @@ def check_directory(path: Path) -> None:
 def open_ring(sources: str | Sequence[str] | None, *, to: Literal["open", "seal"] = "open") -> "KeyRing":
     """Return the keys of the sources that ``--key`` names, or else of the source that the environment names.
 
-    What is said where there are none depends on what they are for: a new key opens nothing.
+    Without keys, the advice of the error depends on `to`, because a new key opens nothing.
     """
     from fastrack._keys.keyring import KEY_FILE_VARIABLE, KeyRing
     from fastrack._util.key_text import looks_secret
 
-    given = [sources] if isinstance(sources, str) else list(sources or ())
-    if any(map(looks_secret, given)):
+    named = [sources] if isinstance(sources, str) else list(sources or ())
+    if any(map(looks_secret, named)):
         raise typer.BadParameter(
             "expected the path of a key file, got a key, which other users can read on a command line. Make a new key",
             param_hint="--key",
         )
-    if not all(given):
+    if not all(named):
         raise typer.BadParameter("expected the path of a key file, got an empty text", param_hint="--key")
-    if not given and not os.environ.get(KEY_FILE_VARIABLE):
-        made, found = "`fastrack keygen` makes one", "`fastrack inspect` shows the id of the key that opens a file"
-        advice = made if to == "seal" else found
+    if not named and not os.environ.get(KEY_FILE_VARIABLE):
+        made, identified = "`fastrack keygen` makes one", "`fastrack inspect` shows the id of the key that opens a file"
+        advice = made if to == "seal" else identified
         raise UnknownKeyError(f"no key was given; name a key file with --key or {KEY_FILE_VARIABLE}. {advice}")
-    return KeyRing.resolve(given or None)
+    return KeyRing.resolve(named or None)
 
 
 def check_sealed(file: "SealedFile", ring: "KeyRing") -> None:
@@ -110,16 +110,16 @@ def check_sealed(file: "SealedFile", ring: "KeyRing") -> None:
     try:
         ring[file.key_id or ""]
     except UnknownKeyError as error:
-        given = ", ".join(key.id for key in ring)
-        reason = f"expected key {file.key_id}, got {given}; name its source with --key" if given else str(error)
+        ids = ", ".join(key.id for key in ring)
+        reason = f"expected key {file.key_id}, got {ids}; name its source with --key" if ids else str(error)
         raise UnknownKeyError(f"{clean(str(file.path))}: {reason}") from error
 
 
 def match_names(patterns: Sequence[str], names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the names that are given or match a pattern, in their order, and what of the patterns matches none."""
+    """Return the names that match a pattern, in their order, and the patterns without a match."""
     chosen = {pattern: [pattern] if pattern in names else fnmatch.filter(names, pattern) for pattern in patterns}
-    found = {name for matched in chosen.values() for name in matched}
-    return [name for name in names if name in found], [pattern for pattern, matched in chosen.items() if not matched]
+    selected = {name for matched in chosen.values() for name in matched}
+    return [name for name in names if name in selected], [pattern for pattern, matched in chosen.items() if not matched]
 
 
 def check_expected(file: "SealedFile", names: Sequence[str] | None) -> None:
@@ -135,7 +135,7 @@ def check_expected(file: "SealedFile", names: Sequence[str] | None) -> None:
 
 
 def load_engine(verb: str) -> None:
-    """Load the native code of a command, so that the time that is shown leaves it out."""
+    """Load the native code of a command, so that its reported time excludes the loading."""
     from fastrack._crypto.engine import get_engine
 
     if verb != "reading":

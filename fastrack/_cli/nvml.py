@@ -22,7 +22,7 @@ class Confidential:
 
     enabled: bool | None = None
     environment: str | None = None  # "production", "simulation" or "unavailable"
-    devtools: bool | None = None  # True if debugging tools are allowed, with which nothing is protected
+    devtools: bool | None = None  # True if debugging tools are allowed: nothing is protected then
     ready: bool | None = None  # True if the GPUs accept work
     multi_gpu: str | None = None  # "none", "protected PCIe" or "NVLink encryption"
 
@@ -120,7 +120,7 @@ def _multi_gpu(queries: _Queries) -> str | None:
     nvml = queries.nvml
     try:
         settings = nvml.c_nvmlSystemConfComputeSettings_v1_t()
-    except AttributeError:  # a pynvml from before these settings
+    except AttributeError:  # a pynvml without these settings
         return None
     # pynvml returns the status of this call, and does not raise.
     status = queries.ask("multi-GPU mode", "nvmlSystemGetConfComputeSettings", ctypes.byref(settings))

@@ -1,4 +1,4 @@
-"""The evidence that this machine could give to `fastrack attest collect`, and what is missing. None is asked for."""
+"""The evidence that this machine could give to `fastrack attest collect`, and its missing parts. None is requested."""
 
 import os
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class Proof:
     part: str
     kind: str | None  # "tdx", "snp" or "gpu"; None if it is not known
     possible: bool
-    missing: str | None  # what is missing and what to do, if it is not possible
+    missing: str | None  # the missing part and advice, if it is not possible
 
     def __str__(self) -> str:
         from fastrack.attest._kinds import CPU_KINDS
@@ -39,13 +39,13 @@ def _read_cpu(tee: CpuTee, folder: Path) -> Proof:
     from fastrack.attest._collect import read_tsm_provider
     from fastrack.attest._kinds import CPU_KINDS
 
-    found = {kind.platform: kind for kind in CPU_KINDS.values()}.get(tee.kind or "")
-    kind = None if found is None else found.name
+    known = {kind.platform: kind for kind in CPU_KINDS.values()}.get(tee.kind or "")
+    kind = None if known is None else known.name
     if not folder.is_dir():
         platforms = " or ".join(kind.platform for kind in CPU_KINDS.values())
         missing = f"this is no guest of {platforms}. Run it in a confidential virtual machine"
-        if found is not None:
-            missing = f"there is no folder /{_TSM}. Use Linux 6.7 or later, mount configfs, and load {found.provider}"
+        if known is not None:
+            missing = f"there is no folder /{_TSM}. Use Linux 6.7 or later, mount configfs, and load {known.provider}"
         return Proof("CPU", kind, False, missing)
     if not os.access(folder, os.W_OK):
         missing = f"/{_TSM} cannot be written by this user. Run `fastrack attest collect` as root"

@@ -41,7 +41,7 @@ class Job:
 
     @property
     def is_sealed_folder(self) -> bool:
-        """True of a folder that `seal` made."""
+        """True for a folder that `seal` made."""
         return is_sealed_folder(self.source)
 
 
@@ -77,7 +77,7 @@ class Report:
 
 
 class Meter:
-    """The progress of a job and the time that it takes. One of many jobs shows its progress with that of the others."""
+    """The progress of a job and the time that it takes. Many jobs share one progress bar."""
 
     def __init__(self, verb: Verb, advance: Callable[[int], None] | None = None) -> None:
         self._verb = verb
@@ -89,7 +89,7 @@ class Meter:
     def run(self, total: int) -> Iterator[Callable[[int], None]]:
         """Take the time of the block, and yield a function to call with each number of bytes done."""
         shared = self._advance
-        load_engine(self._verb)  # so that no time of a report has it
+        load_engine(self._verb)  # outside the time of the report
         with progress_bar(self._verb, total) if shared is None else contextlib.nullcontext(shared) as advance:
 
             def count(nbytes: int) -> None:
@@ -101,7 +101,7 @@ class Meter:
             self.seconds = time.perf_counter() - start
 
     def describe(self, nbytes: int) -> dict[str, float]:
-        """Return the members of a document about the time that so many bytes took."""
+        """Return the time and the rate for `nbytes` bytes, as members of a document."""
         return {"seconds": self.seconds, "gbps": speed(nbytes, self.seconds)}
 
 
@@ -138,11 +138,11 @@ def expand(
     anchor: "Anchor | None" = None,
     inside: bool = False,
 ) -> Jobs:
-    """Return a job for each file that paths, globs and, with `recursive`, folders name; in folders those of `suffix`.
+    """Return a job for each file that paths and globs name, and with `recursive` for each file of a folder.
 
-    A job for what does not exist reports its error beside those of other files; with an anchor that goes for what its
-    set has in a folder. A sealed folder is one job, as its files belong together. Files in the folder `target` are left
-    out, unless they are named. With `inside`, links that lead out of a folder are refused.
+    Files in a folder must end with `suffix`. A job for a missing file reports its error along with other files; with an
+    anchor, files of its set that a folder lacks get one too. A sealed folder is one job, as its files belong together.
+    Files in `target` are left out unless they are named. With `inside`, links that lead out of a folder are refused.
     """
     from fastrack._sets.folder_writer import require_inside
 
@@ -150,11 +150,11 @@ def expand(
         return Jobs((Job(paths[0], Path(paths[0].name)),))
     if any(map(is_stream, paths)):
         raise typer.BadParameter("expected - alone, got it with other files", param_hint="SOURCE")
-    found: dict[Path, Job] = {}
+    by_path: dict[Path, Job] = {}
     left_out = 0
-    for path in (match for given in paths for match in _matches(given)):
+    for path in (match for pattern in paths for match in _matches(pattern)):
         if not recursive or not path.is_dir() or is_sealed_folder(path):
-            found.setdefault(path, Job(path, Path(path.name)))
+            by_path.setdefault(path, Job(path, Path(path.name)))
             continue
         names = list(_walk(path, target))
         if inside:
@@ -164,10 +164,10 @@ def expand(
         left_out += len(names) - len(taken)
         listed = map(Path, () if anchor is None else anchor.names_in(path))
         taken += [name for name in listed if name.name.endswith(suffix) and not (path / name).exists()]
-        found |= {path / name: Job(path / name, name) for name in taken if path / name not in found}
+        by_path |= {path / name: Job(path / name, name) for name in taken if path / name not in by_path}
     if target is not None:
-        _check_targets(found.values(), target)
-    return Jobs(tuple(found.values()), many=True, left_out=left_out)
+        _check_targets(by_path.values(), target)
+    return Jobs(tuple(by_path.values()), many=True, left_out=left_out)
 
 
 def run(
@@ -183,8 +183,8 @@ def run(
 ) -> None:
     """Work on each job, print the reports, and exit with status 1 if there are errors.
 
-    Of one job an error is that of the command. Of many it is that of its file, which `member` of its document has, and
-    the others are worked on; a `summary` follows. With `in_full` the reports of many are as those of one.
+    An error of a single job fails the command. With many jobs it belongs to its file, which `member` of its document
+    names; the others go on, and a `summary` follows. With `in_full`, many jobs print full reports.
     """
     reports, plaintext, later = list[Report](), list[Path](), list[str]()
 
@@ -207,7 +207,7 @@ def run(
                 take(report)
         finally:
             if as_json:
-                sys.stdout.flush()  # what was done is told, whatever ended the rest
+                sys.stdout.flush()  # finished jobs are reported, even after an error
             elif jobs.many or quiet:
                 show_errors(
                     name_source(error, report.document[member] if jobs.many else "")
@@ -222,7 +222,7 @@ def run(
 
 
 def _work_on_each(jobs: Jobs, work: Work, verb: Verb, member: str, take: Callable[[Report], None]) -> None:
-    load_engine(verb)  # which fails for the command, not for each file
+    load_engine(verb)  # here, so that it fails once for the command, not for each file
     sizes = [_size_of(job.source) for job in jobs.jobs]
     with progress_bar(verb, sum(sizes)) as progress:
         for job, size in zip(jobs.jobs, sizes, strict=True):
@@ -234,7 +234,7 @@ def _work_on_each(jobs: Jobs, work: Work, verb: Verb, member: str, take: Callabl
             except BrokenPipeError:
                 raise
             except (FastrackError, OSError, MemoryError, ImportError, typer.BadParameter) as error:
-                error.__cause__ = error.__context__ = None  # their frames, and its own, hold results and open files
+                error.__cause__ = error.__context__ = None  # frames of tracebacks hold results and open files
                 report = Report({member: str(as_location(job.source))}, errors=(error.with_traceback(None),))
             assert report is not None
             take(report)
@@ -256,16 +256,16 @@ def count_sound(reports: Sequence[Report]) -> str:
 
 
 def refuse_options(given: Mapping[str, object], reason: str) -> None:
-    """Refuse options that do not go with what a command line names."""
+    """Refuse options that do not apply to the files of a command line."""
     wrong = [option for option, value in given.items() if value]
     if wrong:
         raise typer.BadParameter(reason, param_hint=", ".join(wrong))
 
 
 def _check_targets(jobs: Iterable[Job], target: Path) -> None:
-    """Refuse files of one name, of which the folder of the target would hold one, and what cannot be that folder.
+    """Refuse two files of one name for the target folder, and a target that cannot be a folder.
 
-    It is made for the first of them, so that none is left empty.
+    The first file makes the folder, so that no empty folder is left behind.
     """
     first: dict[Path, Path] = {}  # names, and the file that has each
     for job in jobs:
@@ -289,21 +289,21 @@ def _is_glob(path: Path) -> bool:
 def _matches(path: Path) -> list[Path]:
     if not _is_glob(path):
         return [path]
-    return [Path(found) for found in sorted(glob.glob(str(path), recursive=True))] or [path]  # noqa: PTH207 - a text
+    return [Path(match) for match in sorted(glob.glob(str(path), recursive=True))] or [path]  # noqa: PTH207 - a text
 
 
 def _walk(folder: Path, target: Path | None) -> Iterator[Path]:
-    """Return the files in a folder and in those below it, in order, sealed folders as one, and none in `target`."""
+    """Return the files in a folder tree, in order, without files in `target`. A sealed folder counts as a file."""
     outside = None if target is None or target.resolve() == folder.resolve() else target.resolve()
     for here, folders, files in os.walk(folder, onerror=_raise):
-        place = Path(here)
-        folders[:] = sorted(name for name in folders if outside is None or (place / name).resolve() != outside)
+        parent = Path(here)
+        folders[:] = sorted(name for name in folders if outside is None or (parent / name).resolve() != outside)
         for name in folders:
-            if (place / name).is_symlink():
-                raise OSError(None, "expected no link to a folder; name what it leads to", str(place / name))
-        sealed = [name for name in folders if is_sealed_folder(place / name)]
+            if (parent / name).is_symlink():
+                raise OSError(None, "expected no link to a folder; name what it leads to", str(parent / name))
+        sealed = [name for name in folders if is_sealed_folder(parent / name)]
         folders[:] = [name for name in folders if name not in sealed]
-        yield from ((place / name).relative_to(folder) for name in (*sealed, *sorted(files)))
+        yield from ((parent / name).relative_to(folder) for name in (*sealed, *sorted(files)))
 
 
 def _raise(error: OSError) -> None:

@@ -37,7 +37,7 @@ def standard_output() -> IO[bytes]:
 def open_sealed(
     path: Path, *, file_id: str | None = None, anchor: "Anchor | Path | None" = None
 ) -> "Iterator[SealedFile]":
-    """Open a sealed file. Standard input is copied into an unnamed file first, sealed as it is."""
+    """Open a sealed file. Standard input is first copied into an unnamed file, still sealed."""
     from fastrack._sets.load_file import load_file
 
     if not is_stream(path):
@@ -63,8 +63,8 @@ def open_sealed(
 
 
 def _read_sealed_header(stream: IO[bytes]) -> bytes:
-    """Return the header of a sealed file. Any other file is refused, as plaintext is not copied to a disk."""
-    from fastrack._sealed.container import parse_header
+    """Return the header of a sealed file. Refuse any other file: plaintext is not copied to a disk."""
+    from fastrack._sealed.file_header import parse_header
     from fastrack._sealed.storage import HEADER_LIMIT, HEADER_PREFIX
 
     prefix = stream.read(HEADER_PREFIX)

@@ -1,6 +1,6 @@
-"""Derive message keys with HKDF-Expand-SHA-512, as c2sp.org/chunked-encryption specifies, and authenticate headers.
+"""Derive message keys by HKDF-Expand-SHA-512, as c2sp.org/chunked-encryption specifies, and authenticate headers.
 
-The engine of the process computes them, for several messages in one call.
+The engine of the process derives the keys of several messages in one call.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fastrack._crypto.engine import make_engine, selected_engine
 from fastrack.errors import AuthenticationError, FormatError
 from fastrack.format import COMMITMENT_SIZE, HEADER_SIZE, NONCE_SIZE, SALT_SIZE
 
-_BATCH: Final = 1024  # messages of a call: native code holds the interpreter's lock for half a millisecond
+_BATCH: Final = 1024  # messages per call: native code holds the GIL for half a millisecond
 _NO_COMMITMENT: Final = bytes(COMMITMENT_SIZE)
 _ZEROS: Final = bytes(max(PREFIXES))
 
@@ -24,11 +24,11 @@ def derive_rows(
 ) -> int | None:
     """Derive the keys of messages from the salts in their headers and from their contexts.
 
-    AES key, base nonce and commitment of each are written to its row of `target`, of `DERIVED_SIZE` bytes. Return the
-    first message whose commitment differs from that in its header, or None.
+    Each row of `target` has `DERIVED_SIZE` bytes and receives the AES key, base nonce and commitment of one message.
+    Return the first message whose header holds another commitment, or None.
 
     `secret` is the owner's key: 16 bytes for Cobblestone-128, 32 bytes for Cobblestone-256. Raise FormatError if it or
-    a header has another length, or the secret is all zeros.
+    a header has another length, or if the secret is all zeros.
     """
     if len(secret) not in PREFIXES:
         raise FormatError(f"expected a key of 16 or 32 bytes, got {len(secret)}")
@@ -42,10 +42,10 @@ def derive_rows(
         bad = None
         for start in range(0, count, _BATCH):
             part = slice(start, start + _BATCH)
-            found = engine.derive_keys(secret, headers[part], contexts[part], rows[part], target)
-            if bad is None and found is not None:
-                bad = start + found
-    # Only now: another thread may have wiped it meanwhile.
+            bad_in_part = engine.derive_keys(secret, headers[part], contexts[part], rows[part], target)
+            if bad is None and bad_in_part is not None:
+                bad = start + bad_in_part
+    # After the derivation: another thread may have wiped the secret during it.
     if hmac.compare_digest(secret, _ZEROS[: len(secret)]):
         raise FormatError(
             "deriving a key failed: expected random bytes, got zeros only, as a wiped key leaves; load it again"
@@ -54,7 +54,7 @@ def derive_rows(
 
 
 def new_header(salt: Bytes) -> bytes:
-    """Return the header of a message whose commitment is not known yet."""
+    """Return a header with a salt and an empty commitment."""
     if len(salt) != SALT_SIZE:
         raise FormatError(f"expected a salt of {SALT_SIZE} bytes, got {len(salt)}")
     return b"".join((salt, _NO_COMMITMENT))
@@ -74,7 +74,7 @@ def open_header(header: Bytes, secret: Bytes, context: Bytes) -> MessageKey:
     """Derive the key of a message from its header, its first 56 bytes, and check the commitment in the header.
 
     `context` is the data that the message was bound to when it was sealed. Raise AuthenticationError if the key or the
-    context differs, or the header was altered; no chunk has been decrypted then. Raise FormatError if the header or the
+    context differs, or the header was altered, before any chunk is decrypted. Raise FormatError if the header or the
     secret has another length.
     """
     message_key, is_authentic = _derive(secret, header, context)

@@ -20,7 +20,7 @@ ENGINES = (*INSTRUCTION_SETS, "openssl")
 
 @dataclass(frozen=True, slots=True)
 class SelectedEngine:
-    """The engine of this process, and the reason for it."""
+    """The engine of this process, and the reason for its selection."""
 
     name: str
     forced: bool = False  # True if the environment variable `FASTRACK_ENGINE` chose it
@@ -33,20 +33,20 @@ def available_engines() -> tuple[str, ...]:
 
 
 def get_engine(name: str | None = None, *, threads: int | None = None) -> Engine:
-    """Return the engine of that name, or the selected one; one instance for each number of threads.
+    """Return the engine `name`, by default the selected engine. Each number of threads has one instance.
 
-    Raise ValueError if this machine cannot run it. Raise DeviceError if it fails its known-answer test, or if
-    `FASTRACK_ENGINE` names one that this machine cannot run.
+    Raise ValueError if this machine cannot run the engine. Raise DeviceError if it fails its known-answer test, or if
+    `FASTRACK_ENGINE` names an engine that this machine cannot run.
     """
     return make_engine(name or selected_engine().name, threads or default_threads())
 
 
 @cache
 def selected_engine() -> SelectedEngine:
-    """Select the engine of this process: that of `FASTRACK_ENGINE`, or the fastest if it passes its known-answer test.
+    """Select the engine named by `FASTRACK_ENGINE`, or else the fastest engine of this machine.
 
-    An engine that fails, and machine code that is not there, are reported by one `RuntimeWarning`, and replaced by
-    OpenSSL. Raise DeviceError if `FASTRACK_ENGINE` names an engine that this machine cannot run or that fails, or if
+    OpenSSL replaces the fastest engine if it fails its known-answer test or has no machine code. One `RuntimeWarning`
+    reports it. Raise DeviceError if `FASTRACK_ENGINE` names an engine that this machine cannot run or that fails, or if
     OpenSSL fails.
     """
     names = available_engines()
@@ -82,7 +82,7 @@ def selected_engine() -> SelectedEngine:
 
 @lru_cache(maxsize=32)
 def make_engine(name: str, threads: int) -> Engine:
-    """Return the engine of that name, once tested, for this number of threads."""
+    """Return the engine `name` for a number of threads, after its known-answer test."""
     names = available_engines()
     if name not in names:
         raise ValueError(f"expected an engine that this machine can run ({', '.join(names)}), got {shown(name, 40)}")

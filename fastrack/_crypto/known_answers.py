@@ -1,6 +1,6 @@
-"""Known-answer tests of engines. Every engine must pass once in a process, before it is first used.
+"""Known-answer tests of engines. Every process runs the tests of an engine before its first use.
 
-An engine may compute wrong results though its source is right: a compiler or a CPU may be at fault.
+An engine may compute wrong results from correct source: a compiler or a CPU may be at fault.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fastrack._crypto.gather import GatherPlan
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack.format import CHUNK_SIZE, COMMITMENT_SIZE, NONCE_SIZE, SALT_SIZE, TAG_SIZE
 
-# A whole chunk, and a shorter one that takes all paths of the code: groups of vectors, single blocks, part of a block.
+# A whole chunk, and a shorter chunk for every path of the code: groups of vectors, single blocks, part of a block.
 _SIZE = CHUNK_SIZE + 1061
 _FIRST = (1 << 32) + 5
 _NONCE = bytes(range(100, 100 + NONCE_SIZE))
@@ -31,7 +31,7 @@ _ANSWERS = {
 # Contexts of several lengths: their last words end, and their padding begins, at different places.
 _CONTEXTS = [bytes(range(length)) for length in (0, 37, 38, 101, 102, 103, 119, 165, 166, 230)]
 
-# SHA-256 of the keys, base nonces and commitments under them, computed with OpenSSL, by key size in bytes.
+# SHA-256 of the keys, base nonces and commitments for these contexts, computed with OpenSSL, by key size in bytes.
 _DERIVED = {
     16: "e49187407171e32d5d558d21b6316c3a4d4e8213ad704eed78ff028b947b417d",
     32: "02b4ef88bd64f8eeb17fa9436c0e53d9303d95a94d1c7bc256559ddf97ba090c",
@@ -80,7 +80,7 @@ def _try(engine: Engine, size: int, answer: str) -> str | None:
 
 
 def find_derivation_fault(engine: Engine) -> str | None:
-    """Test that an engine derives message keys, several at once and one, and refuses a wrong commitment."""
+    """Test that an engine derives one or several message keys in a call, and refuses a wrong commitment."""
     return _first_fault("of deriving keys", _DERIVED, partial(_try_derivation, engine))
 
 
@@ -97,8 +97,8 @@ def _try_derivation(engine: Engine, key_size: int, answer: str) -> str | None:
     right = [header[:SALT_SIZE] + bytes(keys[row][-COMMITMENT_SIZE:]) for row, header in enumerate(headers)]
     ends = [header[:-1] + bytes([header[-1] ^ 1]) for header in right]
     last = count - 1
-    # Headers of a call from number `first` on, and what is to be found among them.
-    for first, given, bad in (
+    # Headers of a call from number `first` on, and the number of the bad header among them.
+    for first, tried, bad in (
         (0, right, None),
         (0, ends[:1] + right[1:], 0),
         (0, right[:last] + ends[last:], last),
@@ -106,9 +106,9 @@ def _try_derivation(engine: Engine, key_size: int, answer: str) -> str | None:
         (last, ends[last:], 0),
     ):
         rows = range(count) if first == 0 else [count]
-        found = engine.derive_keys(secret, given, _CONTEXTS[first:], rows, memory)
-        if found != bad:
-            return f"expected of {len(given)} commitments {_name(bad)} to be refused, got {_name(found)}"
+        refused = engine.derive_keys(secret, tried, _CONTEXTS[first:], rows, memory)
+        if refused != bad:
+            return f"expected of {len(tried)} commitments {_name(bad)} to be refused, got {_name(refused)}"
     return None if keys[count] == keys[last] else "expected the same key of a message alone, got another"
 
 
@@ -119,15 +119,15 @@ def _name(number: int | None) -> str:
 def find_job_fault(engine: Engine) -> str | None:
     """Test that an engine opens many messages in one call, and refuses an altered chunk.
 
-    They are a whole message, a gather and a plain tensor; the chunk is one of the first two. The engine must have
-    passed `find_fault`.
+    The messages are a whole message, a gather and a plain tensor. The altered chunk is in the whole message and in the
+    gather. The engine must have passed `find_fault`.
     """
     return _first_fault("of many messages with a key", _ANSWERS, partial(_try_jobs, engine))
 
 
 def _try_jobs(engine: Engine, key_size: int, _: str) -> str | None:
     plain = np.resize(np.arange(251, dtype=np.uint8), _SIZE)
-    # Parts of groups of vectors and more than one, a whole chunk, and the last bytes.
+    # Parts of groups of vectors, several groups, a whole chunk, and the last bytes.
     starts, table = [0, 2, 3], [[1, 0, 3000], [16000, 3000, 384], [1000, 3384, 61]]
     plan = GatherPlan(np.array([0, 1]), np.array(starts), np.array(table))
     parts = np.concatenate([plain[1:3001], plain[16000:CHUNK_SIZE], plain[CHUNK_SIZE + 1000 :]])
@@ -139,13 +139,13 @@ def _try_jobs(engine: Engine, key_size: int, _: str) -> str | None:
     engine.seal_run(schedule, plain, sealed, 0)
     schedule.wipe()
     for bad, answers in ((None, (plain, parts, plain)), ((0, 1), with_zeros)):
-        results = [np.full(each.size, 0xA5, np.uint8) for each in answers]
+        results = [np.full(answer.size, 0xA5, np.uint8) for answer in answers]
         sources = HostMemory.of(sealed), HostMemory.of(sealed), None
         keys = MessageKeys.of([message_key] * 3)
         targets = [HostMemory.of(result, writable=True) for result in results]
         jobs = Messages(keys, [_SIZE] * 3, targets, sources, [None, None, HostMemory.of(plain)], [None, plan, None])
-        found = engine.open_jobs(jobs)
-        if found != bad or not all(map(np.array_equal, results, answers)):
+        refused = engine.open_jobs(jobs)
+        if refused != bad or not all(map(np.array_equal, results, answers)):
             what = "sealed chunks to open" if bad is None else "an altered tag to be refused"
             return f"expected {what}, got other bytes"
         sealed[-1] ^= 1

@@ -1,6 +1,6 @@
-"""Copy ciphertext within host memory, for measurements of what a copy costs.
+"""Copy ciphertext within host memory, to measure the cost of a copy.
 
-A copy is one native call on several threads, as one thread reaches a fifth of the bandwidth of PCIe.
+A copy is one native call on several threads, since one thread reaches a fifth of the bandwidth of PCIe.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from fastrack._crypto import native, workers
 from fastrack._crypto.base import Bytes, address, check_buffers
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE
 
-PARALLEL_THRESHOLD = (512 << 10) // CHUNK_SIZE  # chunks that one thread copies before another has woken up
+PARALLEL_THRESHOLD = (512 << 10) // CHUNK_SIZE  # chunks that one thread copies while another wakes up
 
 
 def copy(target: Bytes, source: Bytes, threads: int) -> None:

@@ -1,4 +1,4 @@
-"""The keys of messages: `MessageKeys` of one call, and `MessageKeyCache` of those that are read again and again."""
+"""The keys of messages: `MessageKeys` for one call, and `MessageKeyCache` for messages that are read repeatedly."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final, NamedTuple, NoReturn, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Self
 from weakref import ReferenceType, ref
-
-import numpy as np
-import numpy.typing as npt
 
 from fastrack._crypto.cobblestone import DERIVED_SIZE, MessageKey
 from fastrack._crypto.secret_bytes import SecretBytes
@@ -20,20 +17,24 @@ from fastrack._util.fork import register_fork_reset
 from fastrack.errors import ClosedError
 from fastrack.format import NONCE_SIZE
 
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
 LIMIT: Final = 4096
-"""The number of message keys that are kept beside a key, of those that were used last."""
+"""The number of message keys in the cache of a key; the least recently used are dropped."""
 
 _NOTHING: Final = memoryview(b"")
 _ROW_SIZE: Final = DERIVED_SIZE  # bytes from one key to the next
 
 
 class MessageKeys:
-    """The secrets of a call's messages, by their number, in one buffer. They are overwritten when it is deleted.
+    """The secrets of a call's messages, by message number, in one buffer. Deleting the object overwrites the buffer.
 
-    They are used in the process that they were made in, and not after `wipe`: ClosedError is raised then.
+    Raise ClosedError if the secrets are used after `wipe`, or in another process than their own.
 
-    Row `i` of `memory` begins with the AES key of message `i`, of `bits[i]` bits, and its base nonce, of 12 bytes. What
-    follows in the row has no meaning. Native code reads the rows from `address` on.
+    Row `i` of `memory` begins with the AES key of message `i`, of `bits[i]` bits, and its base nonce, of 12 bytes. The
+    rest of the row has no meaning. Native code reads the rows from `address` on.
     """
 
     __slots__ = ("_flat", "_is_wiped", "_process", "_view", "bits")
@@ -43,7 +44,7 @@ class MessageKeys:
         self._view = memoryview(self._flat)
         self._process = os.getpid()
         self._is_wiped = False
-        self.bits = [0] * count  # of rows without a key
+        self.bits = [0] * count  # 0 for a row without a key
 
     @classmethod
     def of(cls, keys: Sequence[MessageKey]) -> Self:
@@ -63,10 +64,12 @@ class MessageKeys:
     def memory(self) -> npt.NDArray[np.uint8]:
         """The rows, as uint8 (n, 80)."""
         self._require_usable(self.bits)
+        import numpy as np  # not before: keys are made and kept without it
+
         return np.frombuffer(self._flat, np.uint8).reshape(-1, _ROW_SIZE)
 
     def reserve(self, rows: Sequence[int], bits: int) -> memoryview:
-        """Return the memory of all rows, into some of which AES keys of so many bits are to be derived."""
+        """Set the key size of some rows, and return the memory of all rows to derive the AES keys into."""
         for row in rows:
             self.bits[row] = bits
         return self._view
@@ -78,24 +81,24 @@ class MessageKeys:
         self.bits[row] = 8 * (len(material) - NONCE_SIZE)
 
     def material(self, row: int) -> SecretBytes:
-        """Return a copy of an AES key and its base nonce, which has to be wiped too."""
+        """Return a copy of an AES key and its base nonce. The caller wipes the copy."""
         self._require_usable(self.bits[row : row + 1])
         start = row * _ROW_SIZE
         return SecretBytes(self._view[start : start + self.bits[row] // 8 + NONCE_SIZE])
 
     def key(self, row: int) -> MessageKey:
-        """Return a copy of one of them, which has to be wiped too."""
+        """Return a copy of the message key in a row. The caller wipes the copy."""
         return MessageKey(self.material(row))
 
     def wipe(self) -> None:
-        """Overwrite all of them with zeros."""
+        """Overwrite all keys with zeros."""
         self._is_wiped = True
-        if self._view:  # else it was done, and nothing was written since, as that takes the view
+        if self._view:  # empty after an earlier `wipe`, and no key can be written without it
             self._view[:] = bytes(len(self._view))
             self._view = _NOTHING
 
     def _require_usable(self, bits: Sequence[int]) -> None:
-        # Zeros would be known keys, and the other process may seal something else under the same keys.
+        # Zeros would be known keys, and a forked process may seal other data under the same keys.
         if self._is_wiped or self._process != os.getpid():
             raise ClosedError("expected message keys of this process, got wiped ones or another's; derive new ones")
         if 0 in bits:
@@ -116,7 +119,7 @@ class MessageKeys:
 
 
 def check_rows(rows: Sequence[int], target: memoryview) -> None:
-    """Raise ValueError unless all rows of derived keys are in the target, and that is writable.
+    """Raise ValueError unless the target is writable and has all rows of derived keys.
 
     Native code relies on this check.
     """
@@ -133,11 +136,11 @@ class _Kept(NamedTuple):
 
 
 class MessageKeyCache:
-    """The message keys that were derived from one owner's key, each as long as its message and no longer than that key.
+    """A cache of the message keys derived from one owner's key.
 
-    The owner of a message is any object that stands for it. When that object is deleted, when the owner's key is wiped
-    or deleted, in a forked child, and when more than `LIMIT` others were used since, the key is overwritten with zeros.
-    It is in no pickle. Several threads may use an object.
+    Any object may stand for a message. A message key is overwritten with zeros when the object of its message is
+    deleted, when the owner's key is wiped or deleted, in a forked child, and when more than `LIMIT` other keys were
+    used since. The cache cannot be pickled. Several threads may use it.
     """
 
     __slots__ = ("__weakref__", "_entries", "_is_wiped", "_process")
@@ -148,14 +151,14 @@ class MessageKeyCache:
         register_fork_reset(self)
 
     def reset_after_fork(self) -> None:
-        """Drop all, as they are keys of another process."""
-        # There is no lock, as `wipe` may interrupt any of these methods. Each step on the mapping is one of the
-        # interpreter's.
-        self._entries: OrderedDict[int, _Kept] = OrderedDict()  # that which was used last comes last
+        """Drop all keys, which belong to the parent process."""
+        # No lock: `wipe` may interrupt any of these methods. Each step on the mapping is atomic in the
+        # interpreter.
+        self._entries: OrderedDict[int, _Kept] = OrderedDict()  # the most recently used comes last
         self._process = os.getpid()
 
     def load(self, message: object, proof: object, keys: MessageKeys, row: int) -> bool:
-        """Copy the key of a message to a row, and return whether it was kept with an equal proof."""
+        """Copy the key of a message to a row, and return whether the cache had it with an equal proof."""
         number = id(message)
         kept = self._entries.get(number)
         if kept is None:
@@ -163,16 +166,16 @@ class MessageKeyCache:
         owner, known, secret = kept
         if owner() is not message or known != proof or self._is_wiped or self._process != os.getpid():
             return False
-        try:  # `suppress` would take longer than all of this
+        try:  # `suppress` would take longer than the whole method
             self._entries.move_to_end(number)
-        except KeyError:  # it was just dropped
+        except KeyError:  # another thread just dropped it
             return False
         keys.put(row, secret)
-        # Only now: `wipe` says so before it overwrites a secret, and zeros would be a known key.
+        # Checked last: `wipe` sets the flag before it overwrites a secret, and zeros would be a known key.
         return not self._is_wiped
 
     def store(self, message: object, proof: object, keys: MessageKeys, row: int) -> None:
-        """Keep a copy of the key in a row, with all values that were compared to authenticate it as its proof."""
+        """Keep a copy of the key in a row. `proof` holds all values that were compared to authenticate it."""
         if not self._is_usable():
             return
         number = id(message)
@@ -181,11 +184,11 @@ class MessageKeyCache:
         while len(self._entries) > LIMIT:
             with suppress(KeyError):
                 self._entries.popitem(last=False)
-        if not self._is_usable():  # it was wiped meanwhile
+        if not self._is_usable():  # another thread wiped the cache
             self.wipe()
 
     def wipe(self) -> None:
-        """Overwrite all of them with zeros, and keep none from now on."""
+        """Overwrite all keys with zeros, and keep none from now on."""
         self._is_wiped = True
         while self._entries:
             with suppress(KeyError):

@@ -1,8 +1,8 @@
-"""Engine for CPUs that run no instruction set of the machine code: OpenSSL, one chunk a call of pyca/cryptography.
+"""Engine for CPUs without a supported instruction set: OpenSSL, by one call of pyca/cryptography per chunk.
 
-This is the only Python loop over chunks. pyca has no call for several messages, and resets no nonce of a GCM context; a
-new context for each chunk takes twice as long as `AESGCM`. More threads would make it slower: each call of 16 KiB takes
-the interpreter's lock twice.
+This is the only Python loop over chunks. pyca has no call for several messages and cannot reset the nonce of a GCM
+context; a new context for each chunk takes twice as long as `AESGCM`. More threads would be slower: each call of 16 KiB
+takes the GIL twice.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class OpenSSLEngine:
 
 
 def _open(schedule: OpenSSLSchedule, source: Bytes, target: Bytes | None, first: int, size: int) -> int | None:
-    """Open chunks of so many bytes of plaintext into the target, or without one into memory that is overwritten."""
+    """Open chunks with `size` bytes of plaintext into the target, or without a target into a scratch buffer."""
     count = chunks_between(source.size, size, first)
     sealed_bytes, private, scratch = source.data, _new(SEALED_CHUNK_SIZE), _new(CHUNK_SIZE if target is None else 0)
     bad = []
@@ -125,7 +125,7 @@ def _open(schedule: OpenSSLSchedule, source: Bytes, target: Bytes | None, first:
 
 
 def _reencrypt(schedule: OpenSSLSchedule, source: Bytes, target: Bytes) -> int | None:
-    """Seal each chunk of plaintext in memory of this call, and open it from there into the target."""
+    """Seal each chunk of plaintext into private memory, and open it from there into the target."""
     before, after = source.data, target.data
     private, sealed = _new(SEALED_CHUNK_SIZE), _new(SEALED_CHUNK_SIZE)
     bad = []
@@ -138,14 +138,14 @@ def _reencrypt(schedule: OpenSSLSchedule, source: Bytes, target: Bytes) -> int |
 
 
 class OpenSSLSchedule(KeySchedule):
-    """A cipher object, its key and the base nonce. OpenSSL's internal copies of them cannot be overwritten.
+    """A cipher object, its key and the base nonce. OpenSSL's internal copies of the key cannot be overwritten.
 
-    The key is copied, since with OpenSSL before 3.2 pyca reads it again for each chunk, and the caller may wipe the
-    message key as soon as it is expanded.
+    The key is copied: with OpenSSL before 3.2 pyca reads it again for each chunk, and the caller may wipe the message
+    key after `expand_key`.
 
     OpenSSL reads ciphertext twice, to authenticate and to decrypt it, and another process may write to shared buffers
-    in between. So the ciphertext of a chunk is processed in `private`, memory of `SEALED_CHUNK_SIZE` bytes that no
-    other process can access.
+    in between. The ciphertext of a chunk is therefore processed in `private`, memory of `SEALED_CHUNK_SIZE` bytes that
+    no other process can access.
     """
 
     _key = bytearray()  # if `__init__` raises
@@ -161,8 +161,8 @@ class OpenSSLSchedule(KeySchedule):
         try:
             self._ready().decrypt_into(chunk_nonce(self._nonce, chunk), ciphertext, None, target)
         except InvalidTag:
-            # OpenSSL leaves the plaintext in the target, and the end of it on its stack. The same call under a key of
-            # zeros overwrites both.
+            # OpenSSL leaves the plaintext in the target, and the end of the plaintext on its stack. A call under a key
+            # of zeros overwrites both.
             with suppress(InvalidTag):
                 _ZERO_CIPHER.decrypt_into(bytes(NONCE_SIZE), ciphertext, None, target)
             target[:] = bytes(target.nbytes)
@@ -186,17 +186,17 @@ class OpenSSLSchedule(KeySchedule):
 
 
 def _overwrite_freed() -> None:
-    """Overwrite what derivations have left in freed memory, as far as that can be done.
+    """Overwrite secrets of derivations in freed memory, as far as Python allows.
 
-    `cryptography` has freed, but not wiped, `bytes` with the blocks T(1) and T(2) of the expansion (RFC 5869, section
-    2.3). New objects of the same size overwrite them, unless other objects did; so do those of the next derivation.
+    `cryptography` frees, but does not wipe, `bytes` with the blocks T(1) and T(2) of the expansion (RFC 5869, section
+    2.3). New objects of equal size take that memory, unless other objects already did.
     """
     size = _SHA512.digest_size
     _covers = bytes(size), bytes(size), bytes(size), bytes(size)
 
 
 def _new(size: int) -> memoryview:
-    """Return memory of this process; its slices cost half as much as those of an array."""
+    """Return private memory. A slice costs half as much as a slice of an array."""
     return memoryview(bytearray(size))
 
 

@@ -1,4 +1,4 @@
-"""Bytes of a secret that are overwritten when they are deleted."""
+"""Secret bytes that are overwritten when the object is deleted."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ class SecretBytes(bytearray):
     """The bytes of a secret, overwritten when the object is deleted.
 
     A view keeps the object alive, so no view outlives the bytes. `__del__` binds the type `bytes` in advance, since the
-    interpreter may have deleted all global names when it is called.
+    interpreter may delete all global names before the call.
     """
 
     def wipe(self) -> None:
-        """Overwrite them with zeros."""
+        """Overwrite the bytes with zeros."""
         self[:] = bytes(len(self))
 
     def __del__(self, zeros: type[bytes] = bytes) -> None:

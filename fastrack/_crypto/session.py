@@ -15,7 +15,7 @@ from fastrack.errors import ClosedError
 from fastrack.format import SALT_SIZE
 
 _CONTEXT = b"fastrack/transfer@1\0"
-_RANDOM_SIZE = 16  # random bytes of each salt; the others are a counter
+_RANDOM_SIZE = 16  # random bytes of each salt; the rest is a counter
 
 
 class Session:
@@ -51,7 +51,7 @@ class Session:
             return derivation.derive(secret, self._next_count() + os.urandom(_RANDOM_SIZE), _CONTEXT)
 
     def next_keys(self, keys: MessageKeys, rows: Sequence[int]) -> None:
-        """Derive the message keys of several transfers, as `next_key` does, into these rows."""
+        """Derive the message keys of several transfers into rows of `keys`, one new salt per key."""
         with self._lock:
             secret = self._require_secret()
             random = os.urandom(_RANDOM_SIZE * len(rows))
@@ -74,7 +74,7 @@ class Session:
         return self._counter.to_bytes(SALT_SIZE - _RANDOM_SIZE, "big")
 
     def wipe(self) -> None:
-        """Overwrite the secret with zeros; `next_key` raises from then on."""
+        """Overwrite the secret with zeros. `next_key` raises ClosedError afterwards."""
         with self._lock:
             if self._secret is not None:
                 self._secret[:] = bytes(len(self._secret))

@@ -1,4 +1,4 @@
-"""Engine for CPUs with instructions for AES and GHASH, one native call a run."""
+"""Engine for CPUs with instructions for AES and GHASH, by one native call per run."""
 
 from __future__ import annotations
 
@@ -93,13 +93,13 @@ class VectorEngine:
 
 
 class JobTable:
-    """The table of some jobs, after each was found to stay inside its message and its result.
+    """The table of a call's jobs. Each job is checked to stay inside its message and its result.
 
     Attributes
     ----------
-    address : of the table
+    address : the address of the table
     count : the number of chunks of all jobs
-    keepalive : all that the addresses in the table point into
+    keepalive : the owners of all memory that the table points to
     """
 
     __slots__ = ("address", "count", "keepalive")
@@ -131,7 +131,7 @@ class JobTable:
         self.keepalive = table, jobs
 
     def find(self, chunk: int) -> tuple[int, int]:
-        """Return the job of a chunk, and its number in the message, given its number in the table."""
+        """Return the job of chunk number `chunk` of the table, and the number of that chunk in its message."""
         table, jobs = self.keepalive
         firsts = table[FIRST::WORDS]
         number = bisect_right(firsts, chunk) - 1
@@ -158,7 +158,7 @@ class VectorSchedule(KeySchedule):
 
 
 def derivation_table(secret: Secret, headers: Texts, contexts: Texts, rows: Sequence[int]) -> tuple[bytes, array[int]]:
-    """Return what `hkdf_ir` reads of messages: their text, and the table of the sizes of their contexts and of rows."""
+    """Return the input of `hkdf_ir`: the text of all messages, and a table of context sizes and rows."""
     text: list[Secret] = [PREFIXES[len(secret)]]
     table = array("q")
     for header, context, row in zip(headers, contexts, rows, strict=True):

@@ -16,7 +16,7 @@ _CUDA = re.compile(r"cuda(?::(\d{1,9}))?")
 
 
 def canonical(device: object = None) -> str:
-    """Return the name of a device, by default "cpu", as fastrack writes it: "cpu", or "cuda:N".
+    """Return the canonical name of a device: "cpu", which is the default, or "cuda:N".
 
     `device` may also be a `torch.device`. Raise DeviceError if the kind of device is unknown.
     """
@@ -26,7 +26,7 @@ def canonical(device: object = None) -> str:
         return "cpu"
     if cuda:
         return f"cuda:{int(cuda[1] or 0)}"
-    from fastrack._keys.keyring import KeyProvider, KeyRing  # which builds of the machine code have no need of
+    from fastrack._keys.keyring import KeyProvider, KeyRing  # deferred: builds of the machine code do not need it
     from fastrack._keys.keys import Key
 
     is_file = isinstance(device, str) and os.path.isfile(name)  # noqa: PTH113 - pathlib raises for a long text
@@ -42,7 +42,7 @@ def open_device(name: str, threads: int | None = None, share: float | None = Non
 
     `threads` is the maximum number of threads of the host, by default the number of its CPUs, and `share` the maximum
     share of a GPU's multiprocessors, above 0 and at most 1, by default all. Raise DeviceError if this machine cannot
-    use the device; the message says what to install or to use instead.
+    use the device; the message names a package to install or an alternative.
     """
     if name == "cpu":
         from fastrack._devices.cpu import CpuDevice

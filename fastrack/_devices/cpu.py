@@ -17,7 +17,7 @@ from fastrack.errors import DeviceError
 class CpuDevice:
     """`Device` on the cores of the host.
 
-    Chunks are opened from their source straight into the result, by one native call for all messages of an operation.
+    One native call opens all messages of an operation, directly from their sources into the results.
     """
 
     name = "cpu"
@@ -61,7 +61,7 @@ class CpuDevice:
 
 
 class CpuStagingBuffer:
-    """`StagingBuffer` in ordinary memory, free again when the call that uses it returns."""
+    """`StagingBuffer` in ordinary memory. Each call finishes with it before returning."""
 
     def __init__(self, memory: Bytes) -> None:
         self.memory = memory
@@ -70,14 +70,14 @@ class CpuStagingBuffer:
         return True
 
     def wait(self) -> None:
-        """Return at once."""
+        """Do nothing: no call leaves the buffer in use."""
 
     def wipe(self) -> None:
         self.memory.fill(0)
 
 
 class CpuOperation:
-    """`DeviceOperation` whose every call is complete when it returns."""
+    """`DeviceOperation` whose calls all complete before returning."""
 
     lane = 0
 
@@ -104,7 +104,7 @@ class CpuOperation:
                 key.wipe()
 
     def issue(self) -> None:
-        """Do nothing: every call is complete when it returns."""
+        """Do nothing: every call completes before returning."""
 
     def finish(self, *, wait: bool = False) -> None:
         """Do nothing: the caller wipes the keys."""

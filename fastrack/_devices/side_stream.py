@@ -1,4 +1,4 @@
-"""The CUDA stream on which a loader prefetches batches, so that the caller's streams do not wait for them."""
+"""The CUDA stream that prefetches batches of a loader, so that the caller's streams do not wait for them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _Returned = tuple[Any, Any, int]  # an array, the stream that used it, and the t
 
 
 def side_stream(device: str) -> SideStream | None:
-    """Return the side stream of a device: always the same, so that memory stays in the pool of one stream.
+    """Return the side stream of a device. Each device has one, so that memory stays in one pool.
 
-    Return None for the host, and for a GPU that neither torch nor CuPy can use; opening the device reports that.
+    Return None for the host, and for a GPU that neither torch nor CuPy can use; `open_device` reports the reason.
     """
     if device == "cpu":
         return None
@@ -35,7 +35,7 @@ def side_stream(device: str) -> SideStream | None:
 
 
 def reclaim(index: int, *, wait: bool = False) -> None:
-    """Free the memory of batches that no stream uses; with `wait`, of all batches without references."""
+    """Free the memory of batches that no stream uses, or with `wait` of all batches without references."""
     stream = _streams.get(index)
     if stream is not None:
         stream.reclaim(wait=wait)
@@ -58,11 +58,11 @@ after_fork(_reset_after_fork)
 
 
 class SideStream:
-    """A CUDA stream of device `index` on which results are allocated and filled before another stream uses them.
+    """A CUDA stream of device `index` that allocates and fills results before another stream uses them.
 
-    The memory of a result is reused only after that other stream has finished with it. For torch,
+    The memory of a result is reused only after the other stream has finished with it. For torch,
     `torch.Tensor.record_stream` ensures that; for CuPy, which has no equivalent, this class does. `torch` and `cupy`
-    are the modules, or None for one that cannot use the device.
+    are the modules, or None for a module that cannot use the device.
     """
 
     def __init__(self, index: int, torch: Any, cupy: Any) -> None:
@@ -89,13 +89,13 @@ class SideStream:
             yield
 
     def hand_over(self, nest: Any) -> Any:
-        """Hand complete results over to the caller's current stream. Return the tree, perhaps with other arrays."""
+        """Hand complete results over to the caller's current stream. Return the tree, perhaps with new arrays."""
         with BesideCaptures():
             self._record_events()
             return tree_map(self._hand_over, nest)
 
     def reclaim(self, *, wait: bool = False) -> None:
-        """Free the memory that no stream uses; with `wait`, all memory without references."""
+        """Free the memory that no stream uses, or with `wait` all memory without references."""
         with BesideCaptures():
             self._record_events()
             for _ in range(len(self._in_use)):
@@ -120,13 +120,13 @@ class SideStream:
         return leaf
 
     def _record_events(self) -> None:
-        """Record an event for each returned array, after which its memory is free."""
+        """Record an event for each returned array. Its memory is free after the event."""
         for _ in range(len(self._returned)):
             try:
                 array, stream, thread = returned = self._returned.popleft()
             except IndexError:  # another thread was faster
                 return
-            if stream.ptr == _PER_THREAD and thread != threading.get_ident():  # this handle is another stream here
+            if stream.ptr == _PER_THREAD and thread != threading.get_ident():  # here the handle means another stream
                 self._returned.append(returned)
                 continue
             with array.device:
@@ -136,7 +136,7 @@ class SideStream:
 
 
 class _Owner:
-    """The owner of memory that was handed over to a stream; it returns the array after the last reference to it."""
+    """The owner of memory that was handed over to a stream. Its deletion returns the array."""
 
     __slots__ = ("_item", "_returned")
 

@@ -22,9 +22,9 @@ _BUFFER = 128 << 10  # bytes of plaintext; eight chunks
 def open_bytes(sealed: SealedTensor, keys: KeySource | None = None) -> io.BufferedReader:
     """Open a sealed vector of bytes as a binary file for reading.
 
-    `seal_file` makes such a vector of any file that has no tensors. What takes a file object then reads from the sealed
-    file as it would from the original one: ``pyarrow.parquet.ParquetFile``, ``PIL.Image.open``, `tarfile`, `zipfile`.
-    A read decrypts the chunks that it needs, and each is authenticated before any byte of it is returned.
+    `seal_file` seals any file without tensors as such a vector. Libraries that take a file object can then read the
+    sealed file like the original: ``pyarrow.parquet.ParquetFile``, ``PIL.Image.open``, `tarfile`, `zipfile`.
+    A read decrypts the chunks that it needs, and authenticates each chunk before it returns its bytes.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ def open_bytes(sealed: SealedTensor, keys: KeySource | None = None) -> io.Buffer
     Returns
     -------
     io.BufferedReader
-        The file. Threads may share it, as with any file of Python. It holds a key until it is closed.
+        The file. Threads may share it. It holds a key until it is closed.
 
     Raises
     ------
@@ -77,7 +77,7 @@ class _SealedBytes(io.RawIOBase):
         self.name = sealed.name
         self._size = sealed.nbytes
         self._position = 0
-        self._lock = threading.Lock()  # no read uses a key that `close` wipes meanwhile
+        self._lock = threading.Lock()  # `close` wipes the key only between reads
         self._message = OpenMessage(sealed, keys)
 
     def readable(self) -> bool:

@@ -30,8 +30,8 @@ _ESCAPES_FOLDER = re.compile(r"^([/\\]|[a-z]:)|(^|[/\\])\.\.([/\\]|$)", re.IGNOR
 class PlainTensor:
     """Dtype and shape of a plain tensor, and access to its bytes.
 
-    `load` may be slow and take memory. It returns a function of a start and a stop, multiples of 16 KiB, that returns
-    the bytes between them. All bytes are read, in order.
+    `load` may be slow and take memory. It returns a function that returns the bytes from a start to a stop, both
+    multiples of 16 KiB. All bytes are read, in order.
     """
 
     dtype: str
@@ -40,13 +40,13 @@ class PlainTensor:
 
     @classmethod
     def of(cls, array: Any) -> PlainTensor:
-        """Describe a tensor in memory, or mapped into it."""
+        """Describe an array in memory, which may be mapped."""
         dtype, shape = arrays.dtype_and_shape(array)
         return cls(dtype, shape, lambda: arrays.reader(array))
 
     @classmethod
     def stored(cls, file: SealedFile, name: str) -> PlainTensor:
-        """Describe a tensor as it is stored in a file."""
+        """Describe a tensor by its stored dtype and shape."""
         dtype, shape, _, _ = file.describe(name)
         return cls(dtype, shape, lambda: arrays.reader(file.stored(name)[2]))
 
@@ -82,7 +82,7 @@ def open_plain(path: str | os.PathLike[str]) -> Iterator[tuple[Mapping[str, Plai
 
 
 def whole_file(path: Path) -> PlainTensor:
-    """Return the content of any file as one vector of bytes, which is mapped."""
+    """Map the content of a file as one vector of bytes."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         require_end(file, size, path)
@@ -144,7 +144,7 @@ def _from_stream(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) 
         with refuse_malformed(path):
             data = file.read(stop - start)
             at_end = file.tell() == member.file_size
-            if len(data) != stop - start or (at_end and file.read(1)):  # at the end its checksum is compared
+            if len(data) != stop - start or (at_end and file.read(1)):  # the read at the end compares the checksum
                 raise ValueError(f"{member.filename!r:.80} is not as long as the archive says")
         return np.frombuffer(data, np.uint8)
 
@@ -161,7 +161,7 @@ def read_array_header(file: IO[bytes]) -> tuple[np.dtype[Any], tuple[int, ...], 
     """Read the header of an .npy file, up to its first element. NumPy raises many types for malformed ones."""
     try:
         version = np.lib.format.read_magic(file)
-    except ValueError:  # which repeats the bytes that are there
+    except ValueError:  # its text repeats bytes of the file
         raise ValueError("expected the magic number of the format, got none") from None
     if version == (1, 0):
         shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)

@@ -1,7 +1,7 @@
 """Sealed safetensors files: reading them lazily, and checking them.
 
 A sealed file is an ordinary safetensors file. A sealed tensor is a `U8` vector in it that holds a Cobblestone message;
-the file's metadata says what it decrypts to.
+the file's metadata gives its dtype and shape.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, Protocol, Self
 
 from fastrack._crypto import cobblestone
 from fastrack._keys.keyring import KeyRing, KeySource
-from fastrack._sealed.container import StoredTensor
 from fastrack._sealed.contexts import Edition
+from fastrack._sealed.file_header import StoredTensor
 from fastrack._sealed.messages import OpenMessage, bad_chunk
 from fastrack._sealed.metadata import read_contents
 from fastrack._sealed.storage import Extent, Storage, open_storage
@@ -89,7 +89,7 @@ class SealedFile(Mapping[str, SealedTensor]):
     """
 
     _entry: Pins | None
-    edition: Edition | None = None  # of the set that an anchor has found the file in. Not public
+    edition: Edition | None = None  # of the set that lists the file, if an anchor was given. Not public
     stored_metadata: dict[str, str]  # with `FORMAT_MARK`. Not public
 
     def __init__(
@@ -108,7 +108,7 @@ class SealedFile(Mapping[str, SealedTensor]):
         except FormatError as error:
             error.path = self.path
             raise
-        self._entry = entry  # after its check, which looks at what is in the file
+        self._entry = entry  # after `check`, which reads the tensors of this file
         self.edition = None if entry is None else entry.edition
 
     def _read(self, storage: Storage, head: bytes, file_id: str | None) -> None:
@@ -146,7 +146,7 @@ class SealedFile(Mapping[str, SealedTensor]):
         return self._open_storage().size
 
     def describe(self, name: str) -> StoredTensor:
-        """Return what the header says of a tensor as it is stored. A sealed tensor is stored as a `U8` vector."""
+        """Return the header entry of a stored tensor. A sealed tensor is stored as a `U8` vector."""
         return self._stored[name]
 
     def stored(self, name: str) -> tuple[str, tuple[int, ...], Bytes]:
@@ -288,11 +288,11 @@ def verify_file(
 
 def raise_first(errors: Iterable[Exception | None]) -> None:
     """Raise the first of some errors, with notes of the others."""
-    found = [error for error in errors if error is not None]
-    for other in found[1:]:
-        found[0].add_note(str(other))
-    if found:
-        raise found[0]
+    failures = [error for error in errors if error is not None]
+    for other in failures[1:]:
+        failures[0].add_note(str(other))
+    if failures:
+        raise failures[0]
 
 
 @public
@@ -302,23 +302,23 @@ def check_file(
     *,
     progress: Callable[[int], None] | None = None,
 ) -> list[TensorCheck]:
-    """Authenticate a file as `verify_file` does, and return the result for each sealed tensor, in its order.
+    """Authenticate a file like `verify_file`, and return the result for each sealed tensor, in file order.
 
     Parameters
     ----------
     source, keys, progress
-        As those of `verify_file`.
+        As for `verify_file`.
 
     Returns
     -------
     list
-        Of each tensor its ``name``, ``dtype``, ``shape`` and ``nbytes``, and ``error``: None if every chunk is
+        For each tensor its ``name``, ``dtype``, ``shape``, ``nbytes`` and ``error``, which is None if every chunk is
         authentic, or the `AuthenticationError` or `UnknownKeyError` that opening it would raise.
 
     Raises
     ------
     FormatError, OSError
-        As `verify_file` does.
+        As from `verify_file`.
 
     Examples
     --------

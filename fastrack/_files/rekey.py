@@ -1,4 +1,4 @@
-"""Seal what is sealed under another key, in one pass and without plaintext on disk."""
+"""Seal a sealed file under another key, in one pass and without plaintext on disk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastrack._files.importers import PlainTensor
 from fastrack._files.reader import SealedFile, opened_file
 from fastrack._files.writer import SLAB, Progress, choose, plain_names, write_sealed
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource, sealing_key
-from fastrack._sealed.headers import authenticate_headers
+from fastrack._sealed.message_headers import authenticate_headers
 from fastrack._sealed.messages import OpenMessage
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._tensors import arrays
@@ -34,7 +34,7 @@ def rekey_file(
 ) -> None:
     """Seal the tensors of a sealed file under another key, slab by slab, without plaintext on disk.
 
-    The new file has an id of its own. To let others open a file as it is, grant them its key: see `fastrack.grants`.
+    The new file has an id of its own. To share a file without rewriting it, grant its key: see `fastrack.grants`.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ def rekey_file(
         authenticate_headers([file[name] for name in file], ring)
         memory = arrays.empty_bytes(min(SLAB, max((tensor.nbytes for tensor in file.values()), default=0)))
         stack.callback(memory.fill, 0)
-        current = stack.enter_context(ExitStack())  # the one message that is open
+        current = stack.enter_context(ExitStack())  # the message that is open, at most one
 
         def reopen(tensor: SealedTensor) -> Callable[[int, int], Bytes]:
             current.close()

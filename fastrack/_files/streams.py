@@ -1,8 +1,7 @@
 """Sealing from and to streams, such as standard input and output, without plaintext on disk.
 
-A stream is sealed as the bytes that it has, and read into memory first: a sealed file begins with its sizes. The
-tensors of a stream that was said to be .npy or .safetensors are sealed while they are read, as its header has their
-sizes.
+A stream of bytes is read into memory before it is sealed, because a sealed file begins with its sizes. If the caller
+gives the format as .npy or .safetensors, its header has the sizes, and tensors are sealed while they are read.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from fastrack._files.reader import SealedFile
 from fastrack._files.writer import Progress, Unsealer, choose, name_tensor, plain_names, write_sealed
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._keys.keys import Key
-from fastrack._sealed.container import parse_header
+from fastrack._sealed.file_header import parse_header
 from fastrack._sealed.storage import HEADER_LIMIT, HEADER_PREFIX
 from fastrack._tensors import dtypes
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.locations import Location
 from fastrack.errors import FormatError
 
-_NAME = "stdin"  # of a tensor that has none, and of the stream in errors
+_NAME = "stdin"  # default name of the tensor, and of the stream in errors
 _PIECE = 1 << 20  # bytes
 StreamForm = Literal["npy", "safetensors"]
 
@@ -43,7 +42,7 @@ def seal_stream(
     progress: Progress | None = None,
     form: StreamForm | None = None,
 ) -> None:
-    """Seal a file or a stream into another, as `seal_file` does. After an error a stream is cut short.
+    """Seal a file or a stream into another, like `seal_file`. After an error a stream is cut short.
 
     A stream has the tensors of its `form`; without one it is bytes, whatever they look like.
     """
@@ -63,9 +62,9 @@ def unseal_to_stream(
     plain: Iterable[str] = (),
     progress: Progress | None = None,
 ) -> None:
-    """Decrypt a sealed file into a stream: one vector of bytes as it is, and other tensors as a safetensors file.
+    """Decrypt a sealed file into a stream: one vector of bytes unchanged, and other tensors as a safetensors file.
 
-    Each slab is authenticated before it is written, but those before an altered one are out by then.
+    Each slab is authenticated before it is written. An altered slab fails after earlier ones were written.
     """
     Unsealer(file, KeyRing.resolve(keys), choose(file, names, plain_names(plain)), True, progress).write_out(target)
 
@@ -86,7 +85,7 @@ def _open_stream(
 
 
 def _read(stream: IO[bytes], size: int) -> bytes:
-    """Return the next bytes of a stream, which may give them in pieces; fewer at its end."""
+    """Read exactly `size` bytes of a stream, or fewer at its end."""
     pieces = []
     while size > 0 and (piece := stream.read(size)):
         pieces.append(piece)

@@ -19,9 +19,9 @@ from fastrack._files.importers import PlainTensor, open_plain, require_safe_memb
 from fastrack._files.reader import SealedFile, opened_file
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._keys.keys import Key
-from fastrack._sealed.container import encode_header
 from fastrack._sealed.contexts import Binding, Kind, MessageContext, new_file_id
-from fastrack._sealed.headers import authenticate_headers
+from fastrack._sealed.file_header import encode_header
+from fastrack._sealed.message_headers import authenticate_headers
 from fastrack._sealed.messages import OpenMessage
 from fastrack._sealed.metadata import FORMAT_MARK, encode_fields, entry_of
 from fastrack._sealed.tensor import SealedRows, SealedTensor
@@ -39,7 +39,7 @@ from fastrack.format import CHUNK_SIZE, ciphertext_size, message_size
 Progress = Callable[[int], None]
 SealOnDevice = Callable[[MessageContext, Key], Bytes]
 """Return the message of a tensor, with this context and under this key."""
-_Entries = dict[str, tuple[str, tuple[int, ...]]]  # dtypes and shapes of tensors as they are stored
+_Entries = dict[str, tuple[str, tuple[int, ...]]]  # stored dtype and shape of each tensor
 
 SLAB = 8 << 20  # bytes, so that ciphertext is still in the caches when it is written
 _PRIVATE = 0o600  # the mode of a file of plaintext
@@ -57,17 +57,17 @@ def save_file(
 ) -> None:
     """Seal tensors into a new file.
 
-    The file replaces an existing one when it is complete and on disk. A failure leaves the existing file as it was.
+    The file replaces an existing one when it is complete and on disk. A failure leaves the existing file unchanged.
 
     Parameters
     ----------
     tensors : mapping of str to numpy.ndarray, torch.Tensor or SealedTensor
-        Tensors in host memory. A `SealedTensor` must have this name and key; it is stored as it is and bound to the
-        file, and nothing of it is decrypted.
+        Tensors in host memory. A `SealedTensor` must have this name and key; it is bound to the file
+        and stored without being decrypted.
     path : path or URL
         The file to write; a ``.safetensors`` suffix is customary. A store such as ``s3://`` gets it in parts.
     key : KeyLike, optional
-        The owner's key, as `seal` takes it.
+        The owner's key, as for `seal`.
     plain : iterable of str
         Names of tensors to store unencrypted and unauthenticated.
     metadata : mapping of str to str, optional
@@ -206,7 +206,7 @@ def seal_file(
 
 
 def name_tensor(tensors: Mapping[str, PlainTensor], name: str | None, label: str) -> Mapping[str, PlainTensor]:
-    """Return the tensors of a file, or its only one by another name."""
+    """Return the tensors of a file; `name` renames its only one."""
     if name is not None and len(tensors) != 1:
         raise FormatError(f"{label}: name=: expected a file of one tensor, got {len(tensors)}. Leave name= out")
     return tensors if name is None else {name: next(iter(tensors.values()))}
@@ -276,7 +276,7 @@ def unseal_file(
 
 
 def choose(file: SealedFile, names: Iterable[str] | None, plain: frozenset[str]) -> list[str]:
-    """Return the names to copy, all by default; those that are stored unencrypted must be among `plain`."""
+    """Return the names to copy, all by default; unencrypted tensors must be among `plain`."""
     if not file:
         raise FormatError(f"{file.path}: expected a sealed tensor, got none; there is nothing to unseal")
     chosen = list(dict.fromkeys(file.names if names is None else names))
@@ -335,7 +335,7 @@ class Unsealer:
                 self._write(name, out)
 
     def write_out(self, out: IO[bytes]) -> None:
-        """Write one vector of bytes as it is, and other tensors as a safetensors file."""
+        """Write one vector of bytes unchanged, and other tensors as a safetensors file."""
         entries = _by_alignment({name: self._dtype_and_shape(name) for name in self.names})
         is_bytes = [(dtype, len(shape)) for dtype, shape in entries.values()] == [("U8", 1)]
         out.write(b"" if is_bytes else encode_header(entries, self.file.metadata))
@@ -413,9 +413,9 @@ def write_sealed(
     sealers: Mapping[str, SealOnDevice] | None = None,
     file_id: str | None = None,
 ) -> None:
-    """Write a new sealed file of these tensors, slab by slab; those in `sealed` are copied and bound to it.
+    """Write a new sealed file of these tensors, slab by slab. Messages in `sealed` are copied and bound to it.
 
-    With `in_order`, which plain tensors do not go with, each is read after the one before. Otherwise they are sorted.
+    With `in_order`, which excludes plain tensors, tensors are read in the given order. Otherwise they are sorted.
     Functions in `sealers` seal tensors that are not in host memory. A `file_id` must be new.
     """
     _check_texts(tensors, plain, metadata)
@@ -470,7 +470,7 @@ def _check_texts(tensors: Mapping[str, PlainTensor], plain: frozenset[str], meta
 
 
 def _open_target(target: Location | IO[bytes], size: int, *, overwrite: bool) -> AbstractContextManager[IO[bytes]]:
-    """Open a file of ciphertext for writing, on this machine or on a server. A file that is open stays open."""
+    """Open a file of ciphertext for writing, on this machine or on a server. An open file stays open."""
     if isinstance(target, Url):
         from fastrack._remote.upload import new_object
 

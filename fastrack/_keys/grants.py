@@ -1,4 +1,4 @@
-"""Grants files: signed documents with a key that is encrypted to each recipient. ``docs/format.md`` has the format."""
+"""Grants files: signed documents with a key encrypted to each recipient. ``docs/format.md`` has the format."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Grant:
     id : str
         The id of the recipient; 32 zeros for a passphrase.
     name : str
-        The name of the recipient, as the owner wrote it.
+        The name that the owner gave the recipient.
     ciphertext : bytes
         The encrypted key.
     parameters : PassphraseParameters or None
@@ -92,21 +92,21 @@ class Grants:
     key_id : str
         The id of the granted key.
     bits : int
-        Its size: 128 or 256.
+        The size of the granted key: 128 or 256.
     recipients : tuple of Grant
-        Its recipients.
+        The recipients of the key.
     files : tuple of str or None
-        The ids of the sealed files that it may open; None for all.
+        The ids of the sealed files that the key may open; None for all.
     lineage : str or None
-        The lineage of the set whose files it may open, as its manifest says; None for all.
+        The lineage of the set whose files the key may open, as in its manifest; None for all.
     least_version : int
-        The least version of a set whose files it may open. Both take an anchor to open with.
+        The least version of a set whose files the key may open. Both limits need an anchor to open with.
     expires : datetime.datetime or None
         The end of the grant, in UTC.
     issued : datetime.datetime
         The time when this file was signed, in UTC.
     serial : int
-        The number of this file among those with the same key; later ones have higher numbers.
+        The serial number among grants files of this key; later files have higher numbers.
     envelope : bytes
         The signed document.
 
@@ -151,19 +151,19 @@ class Grants:
         Parameters
         ----------
         key : Key
-            The key. It can be forgotten afterwards: a sealer that keeps no copy and is no recipient cannot open.
+            The key. It can be deleted afterwards: a sealer without a copy or a grant cannot open.
         recipients : iterable of Recipient
-            The public keys to encrypt it to.
+            The public keys to encrypt the key to.
         signer : Signer
             The owner's signing key.
         passphrase : str, optional
-            A passphrase that opens it too. Choose a long one: guesses cost 64 MiB of memory and some 0.1 s each.
+            A passphrase that opens the key too. Choose a long passphrase: a guess costs 64 MiB of memory and 0.1 s.
         files : iterable of str, optional
-            The ids of the sealed files that the key may open, as `SealedFile.file_id` has them. By default all.
+            The ids of the sealed files that the key may open, from `SealedFile.file_id`. By default all.
         lineage : str, optional
             The lineage of the set whose files the key may open, with an anchor. By default all.
         least_version : int
-            The least version of a set whose files the key may open, with an anchor. By default all, without one too.
+            The least version of a set whose files the key may open, with an anchor. By default no anchor is needed.
         expires : datetime.datetime, optional
             The end of the grant, with a time zone. By default never.
 
@@ -214,9 +214,9 @@ class Grants:
         Raises
         ------
         ValueError
-            If neither `key` nor `identity` is given, or the key is another, or no recipient remains.
+            If neither `key` nor `identity` is given, or `key` is not the granted key, or no recipient remains.
         GrantError
-            If `identity` is not a recipient, or the key is restricted to other files than the grants.
+            If `identity` is not a recipient, or the key is restricted to files other than in the grants.
         """
         if key is None and identity is not None:
             key = self.unlock(identity).first
@@ -248,7 +248,7 @@ class Grants:
     def remove(self, recipients: Iterable[Recipient | str], *, signer: Signer) -> Self:
         """Return grants without these recipients, signed anew.
 
-        They may have kept the key, and older grants files: to lock them out of new data, seal it under another key.
+        Removed recipients may have kept the key and older grants files: seal new data under another key.
 
         Parameters
         ----------
@@ -260,18 +260,18 @@ class Grants:
         Raises
         ------
         GrantError
-            If one is not a recipient.
+            If a name or id in `recipients` is unknown.
         ValueError
-            If none remains.
+            If no recipient remains.
         """
         remaining = list(self.recipients)
         for recipient in recipients:
-            wanted = recipient.id if isinstance(recipient, Recipient) else recipient
-            wanted = _NO_ID if wanted == "passphrase" else wanted
-            kept = [grant for grant in remaining if wanted not in {grant.id, grant.name}]
+            name = recipient.id if isinstance(recipient, Recipient) else recipient
+            name = _NO_ID if name == "passphrase" else name
+            kept = [grant for grant in remaining if name not in {grant.id, grant.name}]
             if len(kept) == len(remaining):
                 known = ", ".join(
-                    "passphrase" if each.id == _NO_ID else each.name or each.id for each in self.recipients
+                    "passphrase" if grant.id == _NO_ID else grant.name or grant.id for grant in self.recipients
                 )
                 raise GrantError(
                     "removing a recipient failed: expected the name or the id of one, got "
@@ -304,22 +304,22 @@ class Grants:
         path : path-like
             The file.
         owner : Verifier or iterable of Verifier
-            The public keys of the owners that are trusted.
+            The public keys of trusted owners.
 
         Raises
         ------
         SignatureError
-            If it was altered, or signed by another key. Nothing of it was used.
+            If the file was altered, or signed by another key. None of its content was used.
         FormatError
-            If it is not a grants file.
+            If the file is not a grants file.
         OSError
-            If it cannot be read.
+            If the file cannot be read.
         """
         return cls.from_bytes(_read(path), owner=owner, source=str(path))
 
     @classmethod
     def from_bytes(cls, content: bytes, *, owner: Verifier | Iterable[Verifier], source: str = "the grants") -> Self:
-        """Read the content of a grants file, as `load` does.
+        """Read and verify the content of a grants file.
 
         Raise SignatureError if it was altered, or signed by another key. Raise FormatError if it is not a grants file.
         """
@@ -329,9 +329,9 @@ class Grants:
         return cls(**_parse(payload, source), envelope=content)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the file, atomically. It replaces earlier grants of the same key, and no other key, grants or anchor.
+        """Write the file, atomically. Earlier grants of this key are replaced, but no other grants, key or anchor.
 
-        Raise OSError if it cannot be written.
+        Raise OSError if the file cannot be written.
         """
         with new_file(Path(path), succeeds=self._is_of_key) as file:
             file.write(self.envelope)
@@ -349,7 +349,7 @@ class Grants:
     ) -> KeyRing:
         """Return a ring with the granted key, restricted to the files and the set that the grant names.
 
-        A key for a lineage, or for a least version, opens only what is opened with an anchor of such a set.
+        A key for a lineage, or for a least version, opens only files that are opened with an anchor of such a set.
 
         Parameters
         ----------
@@ -358,7 +358,7 @@ class Grants:
         passphrase : str, optional
             The passphrase, in place of an identity.
         now : datetime.datetime, optional
-            The time to compare the end of the grant with. By default that of the clock.
+            The time to compare with the end of the grant. By default the current time.
 
         Raises
         ------
@@ -374,8 +374,8 @@ class Grants:
             raise GrantError(
                 f"the grant of key {self.key_id} expired at {encode_time(self.expires)}; ask the owner for a new one"
             )
-        wanted = _NO_ID if identity is None else identity.recipient.id
-        entry = next((grant for grant in self.recipients if grant.id == wanted), None)
+        recipient_id = _NO_ID if identity is None else identity.recipient.id
+        entry = next((grant for grant in self.recipients if grant.id == recipient_id), None)
         if entry is None:
             recipient = "a passphrase" if identity is None else repr(identity.recipient)
             raise GrantError(f"key {self.key_id} was not granted to {recipient}; ask the owner to add it")
@@ -411,10 +411,10 @@ _NO_ID = "0" * 32
 
 
 def open_with_environment(path: str | os.PathLike[str]) -> KeyRing:
-    """Unlock a grants file by the identity and the owner's public key that the environment names.
+    """Unlock a grants file with the identity and the owner's public key that the environment names.
 
-    Raise UnknownKeyError if a variable is not set. Raise GrantError, SignatureError, FormatError, KeyPermissionError,
-    OSError as `Grants.load`, `Grants.unlock`, `Identity.load` and `Verifier.load` do.
+    Raise UnknownKeyError if a variable is not set, and the errors of `Grants.load`, `Grants.unlock`, `Identity.load`
+    and `Verifier.load`.
     """
     paths = {variable: os.environ.get(variable) for variable in (IDENTITY_VARIABLE, OWNER_VARIABLE)}
     missing = [variable for variable, value in paths.items() if not value]
@@ -428,9 +428,9 @@ def open_with_environment(path: str | os.PathLike[str]) -> KeyRing:
 
 
 def read_unverified(path: str | os.PathLike[str]) -> Grants:
-    """Return the content of a grants file without a look at its signature, to be shown and not to be used.
+    """Return the content of a grants file, only for display: the signature is not checked.
 
-    Raise FormatError if it is not a grants file, and OSError if it cannot be read.
+    Raise FormatError if the file is not a grants file, and OSError if it cannot be read.
     """
     return Grants(**_parse(read_unverified_payload(_read(path), source=str(path)), str(path)))
 
@@ -453,7 +453,7 @@ def _encode_grant(grant: Grant) -> dict[str, Any]:
 
 
 def _parse(payload: bytes, source: str) -> dict[str, Any]:
-    """Return the fields of `Grants` in a payload, which must be in canonical form."""
+    """Return the fields of `Grants` from a payload, which must be canonical."""
     with parsing(f"{source} is not a grants file", "get it again from its owner"):
         document = decode(payload, _MEMBERS, {"version": 1})
         entries, files, expires = document["recipients"], document["files"], document["expires"]
@@ -467,7 +467,7 @@ def _parse(payload: bytes, source: str) -> dict[str, Any]:
         for name in ("least_version", "serial"):
             require(is_number(document[name]), name)
         key_id = document.pop("key")
-        del document["version"]  # which `decode` has compared
+        del document["version"]  # checked by `decode`
         return document | {
             "key_id": key_id,
             "recipients": recipients,

@@ -1,6 +1,6 @@
-"""Key pairs, and their files: text that names an algorithm and holds a key, and is read in one form only.
+"""Key pairs, and their files: text with the name of an algorithm and a key, which is read in one form only.
 
-A secret file has two lines, like a key file, and the same permissions; a public file has one::
+A secret file has two lines and the permissions of a key file; a public file has one line::
 
     # fastrack secret key, Ed25519, id 3f0c...       (32 hexadecimal digits)
     fastrack-secret-1:Ed25519:9d41...                (the secret, in hexadecimal)
@@ -39,12 +39,12 @@ _SECRET_LIMIT = 512
 
 
 class PublicKey:
-    """A public key with an id, and a name for people, which is not authenticated. Subclasses say what it is for."""
+    """A public key with an id, and a name for people, which is not authenticated. Subclasses define its use."""
 
     __slots__ = ("_key", "algorithm", "id", "name", "public")
 
     _readers: ClassVar[Mapping[str, Callable[[bytes], Any]]]
-    """For each algorithm the function that reads a public key."""
+    """The functions that read a public key, by algorithm."""
 
     _option: ClassVar[str]
     """The option of ``fastrack keygen`` that makes such a key."""
@@ -68,7 +68,7 @@ class PublicKey:
     def parse(cls, text: str, *, source: str = "the text") -> Self:
         """Read the line of a public file.
 
-        Raise FormatError if it is not a public key of this kind.
+        Raise FormatError if the line is not a public key of this kind.
         """
         match = _PUBLIC.fullmatch(text)
         if match is None:
@@ -92,8 +92,8 @@ class PublicKey:
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read a public file that `save` or ``fastrack keygen`` wrote.
 
-        Raise FormatError if it is not a public key of this kind, or if `path` looks like a key itself. Raise OSError if
-        it cannot be read.
+        Raise FormatError if the file is no public key of this kind, or if `path` looks like a key itself. Raise OSError
+        if the file cannot be read.
         """
         with cls._open(Path(path)) as file:
             content = file.read(_PUBLIC_LIMIT + 1)
@@ -123,12 +123,12 @@ class PublicKey:
 
 
 class SecretKey(ABC):
-    """A secret key with its public key. It can be neither pickled nor copied. Subclasses say what is done with it."""
+    """A secret key with its public key. It can be neither pickled nor copied. Subclasses define its use."""
 
     __slots__ = ()
 
     _readers: ClassVar[Mapping[str, Callable[[bytes], Any]]]
-    """For each algorithm the function that reads a secret key."""
+    """The functions that read a secret key, by algorithm."""
 
     _option: ClassVar[str]
     """The option of ``fastrack keygen`` that makes such a key."""
@@ -147,8 +147,8 @@ class SecretKey(ABC):
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Load a secret file that `save` or ``fastrack keygen`` wrote.
 
-        Raise FormatError if it is not such a file, or damaged, or if `path` looks like a key itself. Raise
-        KeyPermissionError if others may use it. Raise OSError if it cannot be read.
+        Raise FormatError if the file is no secret file of this kind or damaged, or if `path` looks like a key itself.
+        Raise KeyPermissionError if others may use the file. Raise OSError if it cannot be read.
         """
         with read_private(path, _SECRET_LIMIT) as content:
             match = _SECRET.fullmatch(content)

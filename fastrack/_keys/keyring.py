@@ -1,7 +1,7 @@
 """Find keys by their ids: in memory, in key files and folders, and at key providers.
 
-``keys=`` takes a source of keys, wherever a function opens, and ``key=`` one key, wherever a function seals. Without
-them the default of `use_keys` counts, and then the source that the environment variable ``FASTRACK_KEY_FILE`` names.
+Functions that open take a source of keys as ``keys=``, and functions that seal take one key as ``key=``. Both fall back
+to the default of `use_keys`, then to the source in the environment variable ``FASTRACK_KEY_FILE``.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from fastrack._util.registry import KEY_SOURCES, find
 from fastrack.errors import UnknownKeyError
 
 KEY_FILE_VARIABLE = "FASTRACK_KEY_FILE"
-"""The environment variable that names the source of keys where no ``keys=`` is given and `use_keys` set none."""
+"""The environment variable with the source of keys, used without ``keys=`` and without `use_keys`."""
 
 ENTRY_POINTS = "fastrack.key_providers"
-"""The group of entry points that make key providers of texts like ``scheme:rest``, by their schemes."""
+"""The group of entry points that make key providers from texts like ``scheme:rest``, by scheme."""
 
 CACHE_SIZE = 64
-"""The number of keys of providers that a ring remembers."""
+"""The number of provider keys in the cache of a ring."""
 
 CACHE_SECONDS = 300.0
-"""The time for which a ring remembers the key of a provider."""
+"""The seconds that a ring caches the key of a provider."""
 
 
 @public
@@ -45,7 +45,7 @@ CACHE_SECONDS = 300.0
 class KeyProvider(Protocol):
     """An object that finds keys by their ids, such as a client of a vault.
 
-    A provider may also have a method ``get_sealing_key()``, which takes nothing and returns the `Key` that seals.
+    A provider may also have a method ``get_sealing_key()``, without arguments, which returns the `Key` that seals.
 
     Examples
     --------
@@ -66,7 +66,7 @@ class KeyProvider(Protocol):
     def get_key(self, key_id: str) -> Key:
         """Return the key with this id.
 
-        Raise LookupError if the provider has no such key; the next source is asked.
+        Raise LookupError if the provider has no such key. The ring then asks the next source.
         """
         ...
 
@@ -76,7 +76,7 @@ KeySource: TypeAlias = Union[
 ]
 """The type of ``keys=``.
 
-A key; a provider, a function or a mapping that has keys by their ids; the path of a key file or of a folder of key
+A key; a provider, a function or a mapping that finds keys by id; the path of a key file or of a folder of key
 files; ``-`` for standard input; ``fd:N`` for a file descriptor; ``scheme:rest`` for a provider by its scheme; or an
 iterable of these.
 """
@@ -86,25 +86,25 @@ KeyLike: TypeAlias = Key | KeyProvider | str | os.PathLike[str]
 
 @public
 class KeyRing:
-    """An ordered collection of sources of keys, by the ids that sealed tensors name. The first key seals.
+    """An ordered collection of sources of keys, searched by the ids in sealed tensors. The first key seals.
 
-    Keys that are given, or in given files, are held as long as the ring. Keys of providers and folders are remembered:
-    up to 64, for `ttl` seconds, and dropped at the first look-up after that. The secret of a dropped key is overwritten
-    as soon as it is not in use any more. Several threads may use a ring; a provider is asked by one at a time.
+    The ring holds keys, and the keys of key files, for its whole life. It caches up to 64 keys of providers and folders
+    for `ttl` seconds, and drops expired keys at the next look-up. The secret of a dropped key is overwritten after its
+    last use. Several threads may use a ring; only one of them calls a provider at a time.
 
     Parameters
     ----------
     keys : KeySource
-        A key; a `KeyProvider`, or a function or mapping that gives a key for an id, or None; the path of a key file, or
-        of a folder of them; ``"-"``, ``"fd:3"`` or ``"scheme:rest"``; a ring; or any iterable of these. Duplicates are
+        A key; a `KeyProvider`, or a function or mapping from an id to a key or None; the path of a key file or of a
+        key folder; ``"-"``, ``"fd:3"`` or ``"scheme:rest"``; a ring; or any iterable of these. Duplicates are
         dropped.
     ttl : float
-        The time in seconds for which the key of a provider is remembered.
+        The seconds that the key of a provider is cached.
 
     Raises
     ------
     FormatError, KeyPermissionError, OSError
-        If a key file cannot be used, as `Key.load` says.
+        If `Key.load` cannot load a key file.
     TypeError
         If `keys` contains anything else.
 
@@ -127,8 +127,8 @@ class KeyRing:
 
     def __init__(self, keys: KeySource = (), *, ttl: float = CACHE_SECONDS) -> None:
         self._keys: dict[str, Key] = {}
-        self._providers: _Providers | None = None  # as the ring may be shown in a traceback of what follows
-        if isinstance(keys, Key):  # as most are: calls that open small tensors make one each
+        self._providers: _Providers | None = None  # set first: a traceback may show the ring
+        if isinstance(keys, Key):  # fast path: each call that opens a small tensor makes a ring of one key
             self._keys[keys.id] = keys
             return
         providers = []
@@ -141,10 +141,10 @@ class KeyRing:
 
     @classmethod
     def resolve(cls, keys: KeySource | None = None) -> KeyRing:
-        """Return the ring of a ``keys=`` argument, else that of `use_keys`, else that of ``FASTRACK_KEY_FILE``.
+        """Return the ring of a ``keys=`` argument, falling back to `use_keys`, then to ``FASTRACK_KEY_FILE``.
 
-        Raise UnknownKeyError if none is given. Raise FormatError, KeyPermissionError, OSError or TypeError as `KeyRing`
-        does.
+        Raise UnknownKeyError without any source of keys, and FormatError, KeyPermissionError, OSError or TypeError from
+        `KeyRing`.
         """
         if isinstance(keys, KeyRing):
             return keys
@@ -173,9 +173,9 @@ class KeyRing:
 
     @property
     def first(self) -> Key:
-        """The key that seals: the first that the ring holds, else that of the first provider that has one.
+        """The key that seals: the first key of the ring, else the sealing key of the first provider with one.
 
-        Raise UnknownKeyError if there is none.
+        Raise UnknownKeyError if there is no such key.
         """
         for key in self:
             return key
@@ -184,7 +184,7 @@ class KeyRing:
         raise UnknownKeyError("expected a key to seal with, got an empty key ring")
 
     def get_key(self, key_id: str) -> Key:
-        """Return the key with this id, as ``ring[key_id]`` does: a ring is a `KeyProvider`."""
+        """Return the key with this id, like ``ring[key_id]``. A ring is itself a `KeyProvider`."""
         return self[key_id]
 
     def get_sealing_key(self) -> Key:
@@ -196,12 +196,12 @@ class KeyRing:
             return self._keys[key_id]
         except KeyError:
             pass
-        given = ", ".join(self._keys)
+        own_ids = ", ".join(self._keys)
         if self._providers is None:
             raise UnknownKeyError(
-                f"key {key_id} is needed but was not given (given: {given or 'none'}); add it to keys="
+                f"key {key_id} is needed but was not given (given: {own_ids or 'none'}); add it to keys="
             )
-        return self._providers.get(key_id, given)
+        return self._providers.get(key_id, own_ids)
 
     def __contains__(self, key: object) -> bool:
         """Return whether the ring holds this key, or a key with this id. Providers are not asked."""
@@ -221,7 +221,7 @@ class KeyRing:
 
 
 class _Providers:
-    """The providers of a ring, and the keys that they gave lately."""
+    """The providers of a ring, and a cache of their keys."""
 
     def __init__(self, providers: list[Any], ttl: float) -> None:
         self.names = [_name(provider) for provider in providers]
@@ -232,7 +232,7 @@ class _Providers:
         register_fork_reset(self)
 
     def reset_after_fork(self) -> None:
-        self._lock = threading.RLock()  # a provider may itself open what is sealed under other keys
+        self._lock = threading.RLock()  # reentrant: a provider may open files sealed under other keys
 
     def get(self, key_id: str, given: str) -> Key:
         with self._lock:
@@ -279,10 +279,10 @@ class _Providers:
 
 
 def sealing_key(key: KeyLike | None = None) -> Key:
-    """Return the key of a ``key=`` argument: the key itself, or that which its source seals with.
+    """Return the key of a ``key=`` argument: the key itself, or the sealing key of its source.
 
-    Raise TypeError if it is no key and no source of keys. Raise UnknownKeyError if the source knows no key that seals,
-    or none is given. Raise FormatError, KeyPermissionError or OSError as `KeyRing` does.
+    Raise TypeError if `key` is no key and no source of keys. Raise UnknownKeyError if the source has no sealing key, or
+    there is no source. Raise FormatError, KeyPermissionError or OSError from `KeyRing`.
     """
     if isinstance(key, Key):
         return key
@@ -291,35 +291,35 @@ def sealing_key(key: KeyLike | None = None) -> Key:
 
 @dataclass(slots=True, eq=False)
 class _Default:
-    """The default that one call of `use_keys` set. While `owner` lives, a block of its thread may be about to begin."""
+    """The default set by one call of `use_keys`. While `owner` lives, its thread may be about to begin a block."""
 
     ring: KeyRing | None
     owner: Callable[[], use_keys | None]
     thread: int
-    is_settled: bool = False  # the object was kept, and no block began
+    is_settled: bool = False  # True if the owner lives on without a block
 
 
 @public
-class use_keys:  # noqa: N801 - called like a function, as torch.no_grad is
-    """Set the keys that count where neither ``keys=`` nor ``key=`` is given. In a ``with`` statement, until its end.
+class use_keys:  # noqa: N801 - called like a function, such as torch.no_grad
+    """Set the default for ``keys=`` and ``key=``, or use it as a context manager for one block.
 
-    Called alone it sets the default of the whole process, all its threads and loaders included; forked workers inherit
-    it, spawned ones do not. In a ``with`` statement the keys are those of the block: of its thread or task, of the
-    loaders of `wrap` that begin there and of workers that are forked there, and of no other thread. A block precedes
-    the default of the process, and that the environment variable ``FASTRACK_KEY_FILE``. Calls without arguments find
-    their keys so, such as ``batch.to(device)`` in the trainers of Lightning, Transformers and Accelerate.
+    A plain call sets the default of the whole process, with all its threads and loaders. Forked workers inherit it,
+    spawned workers do not. A ``with`` statement sets the keys for its block only: for its thread or task, for loaders
+    of `wrap` that begin there and for workers that are forked there. The keys of a block take precedence over the
+    default of the process, and the default over the environment variable ``FASTRACK_KEY_FILE``. Calls without key
+    arguments use them, such as ``batch.to(device)`` in the trainers of Lightning, Transformers and Accelerate.
 
     Parameters
     ----------
     keys : KeySource or None
-        As `KeyRing` takes it. None removes the default.
+        The argument of `KeyRing`. None removes the default.
     ttl : float
-        The time in seconds for which the key of a provider is remembered.
+        The seconds that the key of a provider is cached.
 
     Raises
     ------
     FormatError, KeyPermissionError, OSError, TypeError
-        As `KeyRing` does. The default stays as it was.
+        If `KeyRing` raises it. The default is not changed.
 
     Examples
     --------
@@ -345,7 +345,7 @@ class use_keys:  # noqa: N801 - called like a function, as torch.no_grad is
 
     def __enter__(self) -> Self:
         global _default  # noqa: PLW0603
-        with _lock:  # what the call set is taken back, also from under what other threads set since
+        with _lock:  # undo the default of the call, also below later defaults of other threads
             if _default is self._own:
                 _default = self._before
             for other in _callers:
@@ -357,7 +357,7 @@ class use_keys:  # noqa: N801 - called like a function, as torch.no_grad is
         return self
 
     def __exit__(self, *_: object) -> None:
-        with suppress(ValueError):  # the block ends in another context, as of a generator, which never had the keys
+        with suppress(ValueError):  # a generator may end the block in another context, without the keys
             _of_block.reset(self._tokens.pop())
 
     def __repr__(self) -> str:
@@ -365,12 +365,12 @@ class use_keys:  # noqa: N801 - called like a function, as torch.no_grad is
 
 
 def _settled_default() -> _Default | None:
-    """Return the default of the process, but not what a ``with`` of another thread sets before its block begins."""
+    """Return the default of the process, without the keys of a ``with`` block that is about to begin elsewhere."""
     deadline = time.monotonic() + _BEGINNING
     while (default := _default) is not None and not default.is_settled and default.owner() is not None:
         if default.thread == threading.get_ident():
             break
-        if time.monotonic() > deadline:  # the object is kept, as by a notebook, and no block follows
+        if time.monotonic() > deadline:  # a notebook, for example, keeps the object without a block
             default.is_settled = True
         time.sleep(0.001)
     return default
@@ -379,7 +379,7 @@ def _settled_default() -> _Default | None:
 _BEGINNING = 0.5  # seconds; a block begins microseconds after its keys were given
 _of_block: ContextVar[_Default | None] = ContextVar("fastrack keys", default=None)
 _default: _Default | None = None
-_callers: weakref.WeakSet[use_keys] = weakref.WeakSet()  # whose blocks have not begun
+_callers: weakref.WeakSet[use_keys] = weakref.WeakSet()  # calls whose blocks have not begun
 _lock = threading.Lock()
 
 
@@ -392,7 +392,7 @@ after_fork(_renew_lock)
 
 
 class KeyFolder:
-    """A folder of key files, such as a mounted secret, whose files may change while it is in use."""
+    """A folder of key files, such as a mounted secret. Its files may change while it is in use."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -415,7 +415,7 @@ class KeyFolder:
         return sorted(path for path in self._path.iterdir() if not path.name.startswith(".") and path.is_file())
 
 
-_DIGITS = 32  # of a descriptor: more make a path, rather than a number that takes long to read
+_DIGITS = 32  # of a descriptor; more digits are a path, since a huge number takes long to parse
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+")
 
 
@@ -443,7 +443,7 @@ def _open_source(source: str | os.PathLike[str]) -> Key | object:
 
 
 def is_wrapped(path: Path) -> bool:
-    """Return whether a path is that of a wrapped key file, by its suffix."""
+    """Return whether a path names a wrapped key file, by its suffix."""
     return path.suffix == ".wrapped"
 
 
@@ -457,7 +457,7 @@ def _load(path: Path) -> Key:
 
 
 def _opener(source: str | os.PathLike[str]) -> Callable[[], Key | object] | None:
-    """Return the function that opens a descriptor or a provider, or None for a path. A file that exists is a path."""
+    """Return the function that opens a descriptor or a provider, or None for a path or an existing file."""
     if not isinstance(source, str) or os.path.lexists(source) or looks_secret(source):
         return None
     if source == "-":
@@ -483,7 +483,7 @@ def _find_scheme(scheme: str) -> Callable[[str], object] | None:
 
 
 def _flatten(keys: object) -> Iterator[Key | Any]:
-    """Yield the keys and the providers of a source, in their order."""
+    """Yield the keys and the providers of a source, in order."""
     if isinstance(keys, Key):
         yield keys
     elif isinstance(keys, KeyRing):
@@ -507,14 +507,14 @@ def _flatten(keys: object) -> Iterator[Key | Any]:
 
 
 def _ask(provider: Any) -> Callable[[str], object]:
-    """Return the function that finds a key of a provider by its id."""
+    """Return the function of a provider that finds a key by id."""
     if isinstance(provider, KeyProvider):
         return provider.get_key
     return provider.get if isinstance(provider, Mapping) else provider
 
 
 def _name(provider: object) -> str:
-    """Return what messages call a provider; its repr might hold a secret."""
+    """Return the name of a provider for messages. Its repr might hold a secret."""
     name = getattr(provider, "__qualname__", None)
     return name if isinstance(name, str) else type(provider).__qualname__
 

@@ -1,7 +1,7 @@
 """Generate keys, and store them in key files.
 
 A key file has two lines of ASCII. It is read only if it has exactly this form (the final newline is optional), the id
-is that of the key, and the file grants its group and others no rights but those that ``FASTRACK_KEY_MODE`` allows::
+matches the key, and group and others have only the rights that ``FASTRACK_KEY_MODE`` allows::
 
     # fastrack key, 256 bits, id 3f0c...      (32 hexadecimal digits)
     fastrack-key-1:9d41...                    (64 of them; 32 for a 128-bit key)
@@ -33,7 +33,7 @@ from fastrack._util.shown import shown
 from fastrack.errors import ClosedError, FormatError, GrantError, KeyPermissionError
 
 KEY_MODE_VARIABLE = "FASTRACK_KEY_MODE"
-"""The environment variable with the mode that key files may have, for platforms that set it: 0440 or 0444."""
+"""The environment variable with the allowed mode of key files, for platforms that set it: 0440 or 0444."""
 
 Bytes = bytes | bytearray | memoryview
 
@@ -75,9 +75,9 @@ class Key:
     Raises
     ------
     FormatError
-        If it has another length, or is all zeros, like an overwritten key.
+        If the secret has another length, or is all zeros, like an overwritten key.
     TypeError
-        If it is text or a path.
+        If the secret is text or a path.
 
     Examples
     --------
@@ -132,7 +132,7 @@ class Key:
         Raises
         ------
         ValueError
-            If it is neither.
+            If `bits` is neither.
         """
         if bits not in {8 * size for size in _SIZES}:
             raise ValueError(f"expected a key of 256 or 128 bits, got {shown(bits)}")
@@ -140,9 +140,9 @@ class Key:
 
     @classmethod
     def from_bytes(cls, secret: Bytes) -> Self:
-        """Make a key of bytes from another source, such as a key broker: 16 or 32 bytes, copied.
+        """Make a key from bytes of another source, such as a key broker: 16 or 32 bytes, copied.
 
-        Raise FormatError if it has another length, or is all zeros.
+        Raise FormatError if the secret has another length, or is all zeros.
         """
         return cls(secret)
 
@@ -150,16 +150,16 @@ class Key:
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Load a key file that `save` or ``fastrack keygen`` wrote.
 
-        Raise FormatError if it is not an intact key file, or if `path` looks like a key itself; the message does not
-        repeat it. Raise KeyPermissionError if it is a key file, and its group or others have any permission, or another
-        user than root owns it or may replace it, as who may write to a folder above it; systems without such
-        permissions check none. Raise ValueError if the path is a URL. Raise OSError if it cannot be read.
+        Raise FormatError if the file is not an intact key file, or if `path` looks like a key itself; the message does
+        not repeat it. Raise KeyPermissionError if group or others have any permission on a key file, or if another user
+        than root owns it or may replace it, for example by write access to a folder above it; systems without such
+        permissions check none. Raise ValueError if `path` is a URL. Raise OSError if the file cannot be read.
         """
         try:
             with read_private(path, _FILE_LIMIT) as content:
                 return cls._parse(content, str(path))
         except KeyPermissionError:
-            if Path(path).is_file() and key_file_id(path) is None:  # another mode would not make it a key
+            if Path(path).is_file() and key_file_id(path) is None:  # with any mode it is no key file
                 with open_regular(path) as file, _wiped_content(file, _FILE_LIMIT) as content:
                     cls._parse(content, str(path))
             raise
@@ -176,22 +176,22 @@ class Key:
         Raises
         ------
         FormatError
-            If what it gives is not an intact key file.
+            If its content is not an intact key file.
         OSError
             If it cannot be read.
         """
         name = f"file descriptor {descriptor}" if descriptor else "standard input"
-        if descriptor >= 1 << 31:  # which no system has, and Python refuses with an OverflowError
+        if descriptor >= 1 << 31:  # no valid descriptor; Python would raise an OverflowError
             raise OSError(errno.EBADF, os.strerror(errno.EBADF), str(descriptor))
         with io.FileIO(descriptor, closefd=False) as file, _wiped_content(file, _FILE_LIMIT) as content:
             return cls._parse(content, name)
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Make a key of the text of a key file, such as a secret from an environment variable.
+        """Make a key from the text of a key file, such as a secret in an environment variable.
 
-        Python's text cannot be overwritten: prefer `load` and `read`, which leave no copy. Raise FormatError if it is
-        not the text of an intact key file. The message does not repeat it.
+        Python's text cannot be overwritten: prefer `load` and `read`, which leave no copy. Raise FormatError if the
+        text is no intact key file. The message does not repeat it.
         """
         content = bytearray(text.encode())
         try:
@@ -226,7 +226,7 @@ class Key:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a new key file that only its owner may read (mode 0600), atomically. No file is ever replaced.
 
-        Raise FileExistsError if `path` exists. It is left as it was. Raise GrantError if the key is restricted to some
+        Raise FileExistsError if `path` exists, and keep that file. Raise GrantError if the key is restricted to some
         files, which a key file cannot say. Raise ClosedError if the key has been wiped. Raise OSError if it cannot be
         written.
         """
@@ -261,26 +261,26 @@ class Key:
 
     @property
     def files(self) -> frozenset[str] | None:
-        """The ids of the sealed files that the key may open, as a grant says; None if it is not restricted."""
+        """The ids of the sealed files that the key may open under its grant; None if it is not restricted."""
         return self._files
 
     @property
     def lineage(self) -> str | None:
-        """The lineage of the set whose files the key may open, as a grant says; None if it is not restricted."""
+        """The lineage of the set whose files the key may open under its grant; None if it is not restricted."""
         return self._lineage
 
     @property
     def least_version(self) -> int:
-        """The least version of a set whose files the key may open, as a grant says; 0 if it is not restricted."""
+        """The least version of a set whose files the key may open under its grant; 0 if it is not restricted."""
         return self._least_version
 
     @property
     def is_restricted(self) -> bool:
-        """True if a grant says which files the key may open."""
+        """True if a grant restricts the files that the key may open."""
         return self._files is not None or self._lineage is not None or self._least_version > 0
 
     def restrict(self, files: Iterable[str] | None = None, lineage: str | None = None, least_version: int = 0) -> None:
-        """Restrict the key to files with these ids or of a set. Not public: a grant does it. It cannot be undone."""
+        """Restrict the key to files with these ids or of a set, permanently. Not public: for grants."""
         if lineage is not None:
             files = files if self._lineage in {None, lineage} else ()
             self._lineage = lineage
@@ -290,7 +290,7 @@ class Key:
         self._least_version = max(least_version, self._least_version)
 
     def require_unrestricted(self) -> None:
-        """Raise GrantError if the key is restricted: where it goes, that would be lost. Not public."""
+        """Raise GrantError if the key is restricted, since an export would lose the restriction. Not public."""
         if self.is_restricted:
             raise GrantError(
                 f"storing key {self.id} failed: expected one for all files, got one that is restricted to some, which "
@@ -305,7 +305,7 @@ class Key:
     def material(self) -> memoryview:
         """Return a read-only view of the secret. Not public: for key derivation inside the package.
 
-        The view keeps the secret alive, but `wipe` overwrites it all the same. Raise ClosedError if it has done so.
+        The view keeps the secret alive, but `wipe` still overwrites it. Raise ClosedError after `wipe`.
         """
         if self._wiped:
             raise ClosedError(f"key {self._id} was wiped; load it again")
@@ -313,7 +313,7 @@ class Key:
 
     @property
     def message_keys(self) -> MessageKeyCache:
-        """The keys of messages that were derived from this one and are in use. Not public."""
+        """The cache of message keys derived from this key. Not public."""
         kept = self._message_keys
         if kept is None:
             kept = self._message_keys = MessageKeyCache()
@@ -322,7 +322,7 @@ class Key:
         return kept
 
     def wipe(self) -> None:
-        """Overwrite the secret with zeros. The key cannot be used from then on; its id stays."""
+        """Overwrite the secret with zeros. The key cannot be used afterwards, but keeps its id."""
         self._wiped = True
         self._secret.wipe()
         if self._message_keys is not None:
@@ -355,10 +355,10 @@ def _derive_id(secret: bytearray) -> str:
 
 @contextmanager
 def read_private(path: str | os.PathLike[str], limit: int) -> Iterator[bytearray]:
-    """Yield the first `limit` bytes and one more of a file with a secret. They are overwritten when the block ends.
+    """Yield up to `limit` + 1 bytes of a file with a secret, and overwrite them when the block ends.
 
-    Raise FormatError if the path looks like a key itself. Raise KeyPermissionError if others may use the file, own it,
-    or may replace it. Raise OSError if it cannot be read.
+    Raise FormatError if the path looks like a key itself. Raise KeyPermissionError if others own the file, or may use
+    or replace it. Raise OSError if the file cannot be read.
     """
     path = Path(path)
     with open_pipe_or_regular(path) as file:
@@ -403,12 +403,12 @@ DAMAGED = "expected its two lines of ASCII as they were written, got others; res
 
 
 def looks_damaged(buffer: bytearray, *beginnings: bytes) -> bool:
-    """Return whether one of the lines of a key file is there: it was cut, or saved by an editor."""
+    """Return whether a buffer has a line of a key file, which was cut or saved by an editor."""
     return any(beginning in buffer for beginning in beginnings)
 
 
 def _contents_hint(buffer: bytearray) -> str:
-    """Return the kind of key that a file holds in place of one that seals, as a part of a message."""
+    """Return the part of a message that names another kind of key in a file."""
     if len(buffer) in {16, 32}:
         return ", though it has as many bytes as a key, which Key.from_bytes() takes"
     kinds = ((b"fastrack-public-1:", "a public key"), (b"# fastrack secret key, ", "the secret key of a key pair"))
@@ -416,7 +416,7 @@ def _contents_hint(buffer: bytearray) -> str:
 
 
 def _allowed_mode() -> int:
-    """Return the permissions of group and others that key files may have."""
+    """Return the permissions that key files may grant to group and others."""
     text = os.environ.get(KEY_MODE_VARIABLE, "")
     if text not in _MODES:
         modes = ", ".join(filter(None, _MODES))

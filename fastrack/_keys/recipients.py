@@ -1,8 +1,8 @@
 """Encrypt short secrets to public keys by HPKE (RFC 9180), and to passphrases by Argon2id (RFC 9106).
 
-The suites are MLKEM768_X25519 with SHAKE256 and AES-256-GCM, which holds against quantum computers, and P-384 with
-HKDF-SHA-384 and AES-256-GCM, of NIST's algorithms alone. Both are used in base mode, for one message each: HPKE does
-not authenticate the sender, so a document that carries such a ciphertext is signed.
+The suites are MLKEM768_X25519 with SHAKE256 and AES-256-GCM, which resists quantum computers, and P-384 with
+HKDF-SHA-384 and AES-256-GCM, which has algorithms of NIST only. Base mode encrypts one message and does not
+authenticate the sender, so documents with a ciphertext are signed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class _Algorithm:
 
 
 class _HybridSecret:
-    """A key pair of MLKEM768_X25519, with its bytes, which cryptography's class does not give."""
+    """A key pair of MLKEM768_X25519, with its bytes, which the class of cryptography does not expose."""
 
     def __init__(self, secret: bytes) -> None:
         if len(secret) != _MLKEM_SEED + _X25519:
@@ -110,14 +110,14 @@ class Recipient(PublicKey):
     algorithm : {"MLKEM768_X25519", "P-384"}
         The key encapsulation mechanism.
     public : bytes
-        The public key: those of ML-KEM-768 and X25519, 1216 bytes, or an uncompressed point of P-384, 97 bytes.
+        The public keys of ML-KEM-768 and X25519, 1216 bytes, or an uncompressed point of P-384, 97 bytes.
     name : str
         A name for people.
 
     Raises
     ------
     FormatError
-        If `public` is not a public key of that algorithm.
+        If `public` is not a public key of `algorithm`.
 
     Examples
     --------
@@ -133,12 +133,12 @@ class Recipient(PublicKey):
     _readers = MappingProxyType({name: kind.read_public for name, kind in _ALGORITHMS.items()})
 
     def encrypt(self, secret: bytes | bytearray | memoryview, info: bytes) -> bytes:
-        """Return a secret, encrypted to this key: encapsulated key || ciphertext || tag. `info` is authenticated."""
+        """Return a secret encrypted to this key: encapsulated key || ciphertext || tag. `info` is authenticated."""
         return _ALGORITHMS[self.algorithm].suite.encrypt(secret, self._key, info)
 
 
 class Identity(SecretKey):
-    """A secret key that opens what was encrypted to its `recipient`. `generate` and `load` make one.
+    """A secret key that decrypts secrets encrypted to its `recipient`. `generate` and `load` make one.
 
     It can be neither pickled nor copied.
 
@@ -166,14 +166,14 @@ class Identity(SecretKey):
         Parameters
         ----------
         algorithm : {"MLKEM768_X25519", "P-384"}
-            The key encapsulation mechanism: a hybrid that holds against quantum computers, or a NIST curve alone.
+            The key encapsulation mechanism: a hybrid that resists quantum computers, or a NIST curve alone.
         name : str
             A name for people: up to 64 characters of printable ASCII.
 
         Raises
         ------
         ValueError
-            If the algorithm is another.
+            If `algorithm` is unknown.
         """
         if algorithm not in _ALGORITHMS:
             raise ValueError(f"expected an algorithm of {', '.join(_ALGORITHMS)}, got {shown(algorithm)}")
@@ -187,9 +187,9 @@ class Identity(SecretKey):
         return bytes(self._key.secret)
 
     def decrypt(self, ciphertext: bytes, info: bytes) -> bytes:
-        """Return the secret in what `Recipient.encrypt` made, with the same `info`.
+        """Return the secret in a ciphertext of `Recipient.encrypt`.
 
-        Raise GrantError if it was encrypted to another key or with other `info`, or altered.
+        Raise GrantError if the ciphertext was altered, or encrypted to another key or with other `info`.
         """
         try:
             return _ALGORITHMS[self.recipient.algorithm].suite.decrypt(ciphertext, self._key.key, info)
@@ -210,9 +210,9 @@ class PassphraseParameters:
     memory: int = 64 * 1024  # KiB
 
     def check(self) -> None:
-        """Refuse parameters that are weaker than the defaults, or dearer than a machine can bear.
+        """Refuse parameters that are weaker than the defaults, or too expensive for a machine.
 
-        Raise FormatError if one is out of bounds.
+        Raise FormatError if a parameter is out of bounds.
         """
         if not (
             all(type(number) is int for number in (self.iterations, self.lanes, self.memory))
@@ -231,18 +231,18 @@ def encrypt_to_passphrase(
 ) -> tuple[PassphraseParameters, bytes]:
     """Return fresh parameters, and a secret encrypted under the key that Argon2id derives from a passphrase.
 
-    The ciphertext and the tag are those of AES-256-GCM. The nonce is zero: the key is used once,
-    since its salt is random.
+    AES-256-GCM makes the ciphertext and the tag. The nonce is zero: the key is used once, since its salt
+    is random.
     """
     parameters = PassphraseParameters(os.urandom(16))
     return parameters, _passphrase_cipher(passphrase, parameters).encrypt(bytes(12), bytes(secret), info)
 
 
 def decrypt_with_passphrase(ciphertext: bytes, passphrase: str, parameters: PassphraseParameters, info: bytes) -> bytes:
-    """Return the secret in what `encrypt_to_passphrase` made.
+    """Return the secret in a ciphertext of `encrypt_to_passphrase`.
 
-    Raise FormatError if the parameters are out of bounds. Raise GrantError if the passphrase is another, or something
-    was altered.
+    Raise FormatError if the parameters are out of bounds. Raise GrantError if the passphrase is wrong, or the
+    ciphertext, parameters or `info` were altered.
     """
     parameters.check()
     try:

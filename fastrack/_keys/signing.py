@@ -1,7 +1,7 @@
 """Sign documents, and verify them: Ed25519 (RFC 8032) or ML-DSA-65 (FIPS 204), in DSSE envelopes.
 
-An envelope is a JSON object with the payload in base64, its type, and signatures over both, as the Dead Simple Signing
-Envelope, version 1.0, defines them; in-toto and Sigstore use the same.
+An envelope is a JSON object with the payload in base64, its type, and signatures over both. Version 1.0 of the Dead
+Simple Signing Envelope defines it; in-toto and Sigstore use it too.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Verifier(PublicKey):
     Raises
     ------
     FormatError
-        If `public` is not a public key of that algorithm.
+        If `public` is not a public key of `algorithm`.
 
     Examples
     --------
@@ -66,12 +66,12 @@ class Verifier(PublicKey):
 
     _option = "--signer"
     _readers = MappingProxyType(_READ_PUBLIC)
-    _open = staticmethod(open_own)  # it decides whose signatures are trusted
+    _open = staticmethod(open_own)  # the file decides which signatures are trusted
 
     def verify(self, signature: bytes, message: bytes) -> None:
         """Verify a signature over a message.
 
-        Raise SignatureError if it does not hold.
+        Raise SignatureError if the signature is wrong.
         """
         try:
             self._key.verify(signature, message)
@@ -85,7 +85,7 @@ class Verifier(PublicKey):
 class Signer(SecretKey):
     """A secret key that signs. `generate` and `load` make one.
 
-    The secret is in OpenSSL's memory, which is cleared when the object is deleted. It cannot be pickled or copied.
+    The secret is in OpenSSL's memory, which is cleared when the object is deleted. Signers cannot be pickled or copied.
 
     Examples
     --------
@@ -115,14 +115,14 @@ class Signer(SecretKey):
         Parameters
         ----------
         algorithm : {"Ed25519", "ML-DSA-65"}
-            The algorithm; ML-DSA-65 holds against quantum computers, with signatures of 3309 bytes instead of 64.
+            The algorithm; ML-DSA-65 resists quantum computers, with signatures of 3309 bytes instead of 64.
         name : str
             A name for people: up to 64 characters of printable ASCII.
 
         Raises
         ------
         ValueError
-            If the algorithm is another.
+            If `algorithm` is unknown.
         """
         if algorithm not in _GENERATE:
             raise ValueError(f"expected an algorithm of {', '.join(_GENERATE)}, got {shown(algorithm)}")
@@ -142,10 +142,10 @@ class Signer(SecretKey):
 
 
 def sign_envelope(payload: bytes, payload_type: str, signers: Iterable[Signer]) -> bytes:
-    """Return a DSSE envelope, with one signature of each signer."""
+    """Return a DSSE envelope with a signature of each signer."""
     message = _pre_authentication_encoding(payload_type, payload)
     signatures = [{"keyid": signer.verifier.id, "sig": encode_bytes(signer.sign(message))} for signer in signers]
-    # Put together by hand, as `json` takes longer over a large payload than the signature takes.
+    # Joined by hand: for a large payload `json` would take longer than the signature.
     head = encode({"payloadType": payload_type, "signatures": signatures}, end=b"\n")
     return b'{"payload":"%s",%s' % (base64.b64encode(payload), head[1:])
 
@@ -153,10 +153,10 @@ def sign_envelope(payload: bytes, payload_type: str, signers: Iterable[Signer]) 
 def open_envelope(
     envelope: bytes, payload_type: str, trusted: Verifier | Iterable[Verifier], *, source: str = "the document"
 ) -> tuple[bytes, Verifier]:
-    """Return the payload of a DSSE envelope, and the trusted key that signed it. Nothing of it is used before.
+    """Return the payload of a DSSE envelope after verification, and the trusted key that signed it.
 
-    Raise FormatError if it is not an envelope. Raise SignatureError if it has another type, or no signature of a
-    trusted key that holds.
+    Raise FormatError if `envelope` is no envelope. Raise SignatureError if it has another type, or no valid signature
+    of a trusted key.
     """
     payload, found_type, signatures = _parse_envelope(envelope, source)
     if found_type != payload_type:
@@ -178,9 +178,9 @@ def open_envelope(
 
 
 def read_unverified_payload(envelope: bytes, *, source: str = "the document") -> bytes:
-    """Return the payload of a DSSE envelope without a look at its signatures. Nothing may rely on it.
+    """Return the unverified payload of a DSSE envelope. It must not be trusted.
 
-    Raise FormatError if it is not an envelope.
+    Raise FormatError if `envelope` is no envelope.
     """
     return _parse_envelope(envelope, source)[0]
 
@@ -204,6 +204,6 @@ def _parse_envelope(envelope: bytes, source: str) -> tuple[bytes, str, list[byte
 
 
 def _pre_authentication_encoding(payload_type: str, payload: bytes) -> bytes:
-    """Return the bytes that are signed: PAE of DSSE 1.0, "protocol"."""
+    """Return the bytes to sign: PAE of DSSE 1.0, "protocol"."""
     kind = payload_type.encode()
     return b"DSSEv1 %d %s %d %s" % (len(kind), kind, len(payload), payload)

@@ -1,4 +1,4 @@
-"""Wrapped key files, and the base of what wraps and unwraps their keys. ``docs/format.md`` has the format."""
+"""Wrapped key files, and the base class of the wrappers of their keys. ``docs/format.md`` has the format."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _VALUE = re.compile(r"[ -~]{1,2048}")
 class WrappedKey:
     """A key that is encrypted by a token, a TPM or a vault: the content of a wrapped key file.
 
-    It is no secret. It is a key provider that has one key, and asks for it to be decrypted each time that it is asked;
-    a `fastrack.KeyRing` remembers the key for some minutes.
+    It is no secret. It is a key provider with one key, which the wrapper decrypts again at each request; a
+    `fastrack.KeyRing` caches the key for some minutes.
 
     Parameters
     ----------
     provider : str
-        The kind of what decrypts: "pkcs11", "tpm", "vault-transit", "aws-kms", "gcp-kms" or "azure-keyvault".
+        The kind of wrapper that decrypts: "pkcs11", "tpm", "vault-transit", "aws-kms", "gcp-kms" or "azure-keyvault".
     algorithm : str
-        The algorithm by which the key is encrypted.
+        The algorithm that encrypts the key.
     key_id : str
         The id of the key.
     bits : int
@@ -47,9 +47,9 @@ class WrappedKey:
     ciphertext : bytes
         The encrypted key.
     parameters : mapping
-        Names of the key that decrypts, without secrets, addresses and libraries: the environment has those.
+        The names of the key that decrypts. Secrets, addresses and libraries are in the environment instead.
     wrapper : KeyWrapper, optional
-        The object that decrypts. By default one as `provider` and `parameters` say. Not in the file.
+        The object that decrypts. By default made from `provider` and `parameters`. Not in the file.
 
     Raises
     ------
@@ -94,14 +94,14 @@ class WrappedKey:
         path : path-like
             The file.
         wrapper : KeyWrapper, optional
-            The object that decrypts. By default one as the file and the environment say.
+            The object that decrypts. By default made from the file and the environment.
 
         Raises
         ------
         FormatError
-            If it is not a wrapped key file.
+            If the file is not a wrapped key file.
         KeyPermissionError
-            If another user owns it, may write to it or replace it, and could so choose the key that seals.
+            If another user owns the file, or may write to or replace it, and so choose the key that seals.
         ValueError
             If the path is a URL.
         OSError
@@ -113,9 +113,9 @@ class WrappedKey:
 
     @classmethod
     def from_bytes(cls, content: bytes, *, source: str = "the text", wrapper: KeyWrapper | None = None) -> Self:
-        """Make a wrapped key of the content of a file, which must be in canonical form.
+        """Make a wrapped key from the content of a file, which must be canonical.
 
-        Raise FormatError if it is not the content of a wrapped key file.
+        Raise FormatError if `content` is no wrapped key file.
         """
         with parsing(f"{source} is not a wrapped key file", "`fastrack keygen NEW.key.wrapped --wrap URI` makes one"):
             document = decode(content, _MEMBERS, {"version": 1}, limit=_LIMIT, end=b"\n")
@@ -147,18 +147,18 @@ class WrappedKey:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a new file, atomically. No file is ever replaced.
 
-        Raise OSError if it exists or cannot be written.
+        Raise OSError if the file exists or cannot be written.
         """
         with new_file(Path(path), mode=0o644, overwrite=False) as file:
             file.write(self.to_bytes())
 
     def unwrap(self, wrapper: KeyWrapper | None = None) -> Key:
-        """Return the key, decrypted by what holds the wrapping key.
+        """Return the key, decrypted by the token, TPM or vault.
 
         Parameters
         ----------
         wrapper : KeyWrapper, optional
-            The object that decrypts. By default that of `load`, or one as the file and the environment say.
+            The object that decrypts. By default the wrapper of `load`, or one made from file and environment.
 
         Raises
         ------
@@ -172,7 +172,7 @@ class WrappedKey:
     def get_key(self, key_id: str) -> Key:
         """Return the key if it has this id.
 
-        Raise UnknownKeyError if it has another. Raise ProviderError or FormatError as `unwrap` does.
+        Raise UnknownKeyError if it has another id. Raise ProviderError or FormatError from `unwrap`.
         """
         if key_id != self.key_id:
             raise UnknownKeyError(
@@ -181,18 +181,18 @@ class WrappedKey:
         return self.unwrap()
 
     def get_sealing_key(self) -> Key:
-        """Return the key, as `unwrap` does."""
+        """Return the decrypted key."""
         return self.unwrap()
 
 
 class KeyWrapper(ABC):
-    """The base of `Pkcs11`, `Tpm`, `VaultTransit`, `AwsKms`, `GcpKms` and `AzureKeyVault`."""
+    """The base class of `Pkcs11`, `Tpm`, `VaultTransit`, `AwsKms`, `GcpKms` and `AzureKeyVault`."""
 
     provider: ClassVar[str]
     """The name of the provider in wrapped key files, which is also the scheme of its URIs."""
 
     def wrap(self, key: Key) -> WrappedKey:
-        """Return a key, encrypted by the key that the token, TPM or vault holds.
+        """Encrypt a key by the token, TPM or vault.
 
         Parameters
         ----------
@@ -204,7 +204,7 @@ class KeyWrapper(ABC):
         ProviderError
             If the token, TPM or vault is absent, not configured, or does not encrypt.
         GrantError
-            If the key is restricted to some files, which a wrapped key cannot say.
+            If the key is restricted to some files, which a wrapped key cannot express.
         ClosedError
             If the key has been wiped.
         """
@@ -213,7 +213,7 @@ class KeyWrapper(ABC):
         return WrappedKey(self.provider, algorithm, key.id, key.bits, ciphertext, parameters)
 
     def unwrap(self, wrapped: WrappedKey) -> Key:
-        """Return the key in a wrapped key, decrypted.
+        """Decrypt a wrapped key.
 
         Parameters
         ----------
@@ -223,7 +223,7 @@ class KeyWrapper(ABC):
         Raises
         ------
         ProviderError
-            If it was wrapped by another provider, or does not decrypt, or the key has another id than the file says.
+            If another provider wrapped the key, or it does not decrypt, or its id is not the id in the file.
         """
         if wrapped.provider != self.provider:
             raise ProviderError(
@@ -249,12 +249,12 @@ class KeyWrapper(ABC):
     @classmethod
     @abstractmethod
     def from_uri(cls, uri: str) -> Self:
-        """Make a wrapper as a URI says."""
+        """Make a wrapper from a URI."""
 
     @classmethod
     @abstractmethod
     def from_wrapped(cls, wrapped: WrappedKey) -> Self:
-        """Make a wrapper as the parameters of a file and the environment say. The parameters are not trusted."""
+        """Make a wrapper from the parameters of a file, which are not trusted, and the environment."""
 
     @abstractmethod
     def _encrypt(self, secret: memoryview, key_id: str) -> tuple[str, bytes, dict[str, str]]:
@@ -262,7 +262,7 @@ class KeyWrapper(ABC):
 
     @abstractmethod
     def _decrypt(self, wrapped: WrappedKey) -> bytes | bytearray:
-        """Return the secret. A bytearray is wiped by the caller."""
+        """Return the secret. The caller wipes a bytearray."""
 
 
 def open_wrapper(uri: str) -> KeyWrapper:
@@ -276,7 +276,7 @@ def open_wrapper(uri: str) -> KeyWrapper:
     Raises
     ------
     ValueError
-        If it is no such URI. The message does not repeat it, as it might hold a PIN by mistake.
+        If `uri` is no such URI. The message does not repeat it, since it might contain a PIN by mistake.
 
     Examples
     --------
@@ -292,15 +292,15 @@ def open_wrapper(uri: str) -> KeyWrapper:
 
 
 def is_scheme(name: str) -> bool:
-    """Return whether a name is the scheme of a wrapper, which is also the name of its provider in wrapped key files."""
+    """Return whether a name is the scheme of a wrapper, and so its provider in wrapped key files."""
     return name in KEY_SOURCES and not name.startswith(".")
 
 
 def open_source(text: str) -> WrappedKey:
-    """Return the wrapped key of a source of keys ``URI#PATH``: a file, and what unwraps it.
+    """Return the wrapped key of a source of keys ``URI#PATH``: a wrapper, and the file that it unwraps.
 
-    Raise UnknownKeyError if it has no path. Raise FormatError if the URI is wrong, or the file is no wrapped key file.
-    Raise KeyPermissionError, ValueError or OSError as `WrappedKey.load` does.
+    Raise UnknownKeyError without a path. Raise FormatError if the URI is wrong, or the file is no wrapped key file.
+    Raise KeyPermissionError, ValueError or OSError from `WrappedKey.load`.
     """
     uri, _, path = text.partition("#")
     try:
@@ -316,7 +316,7 @@ def open_source(text: str) -> WrappedKey:
 
 
 def wrapped_key_id(path: Path) -> str | None:
-    """Return the id of the key in a wrapped key file, or None if it is not one that can be read."""
+    """Return the id of the key in a wrapped key file, or None if the file cannot be read as one."""
     try:
         with open_regular(path) as file:
             return WrappedKey.from_bytes(file.read(_LIMIT + 1)).key_id
@@ -338,8 +338,8 @@ def require_parameters(
     wrapped: WrappedKey, required: frozenset[str], optional: frozenset[str] = frozenset()
 ) -> Mapping[str, str]:
     """Return the parameters of a file. Raise FormatError unless they have these names."""
-    given = set(wrapped.parameters)
-    if not required <= given <= required | optional:
+    names = set(wrapped.parameters)
+    if not required <= names <= required | optional:
         raise FormatError(
             f"the wrapped file of key {wrapped.key_id} is wrong: expected the parameters "
             f"{', '.join(sorted(required | optional)) or 'none'} of {wrapped.provider}, got others; restore it"
@@ -348,7 +348,7 @@ def require_parameters(
 
 
 def require_algorithm(wrapped: WrappedKey, *expected: str) -> str:
-    """Return the algorithm of a file. Raise FormatError unless it is one of these."""
+    """Return the algorithm of a file. Raise FormatError unless it is in `expected`."""
     if wrapped.algorithm not in expected:
         raise FormatError(
             f"the wrapped file of key {wrapped.key_id} is wrong: expected the algorithm {' or '.join(expected)} of "
@@ -358,5 +358,5 @@ def require_algorithm(wrapped: WrappedKey, *expected: str) -> str:
 
 
 def _wrapper_class(provider: str) -> type[KeyWrapper]:
-    found: type[KeyWrapper] = find(KEY_SOURCES[provider])
-    return found
+    wrapper_class: type[KeyWrapper] = find(KEY_SOURCES[provider])
+    return wrapper_class

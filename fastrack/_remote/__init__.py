@@ -1,1 +1,1 @@
-"""Files on servers: read by ranges, which are kept on the local disk, and written in parts."""
+"""Files on servers: read by ranges that are kept on the local disk, and written in parts."""

@@ -1,4 +1,4 @@
-"""Blocks of a remote file, which are present or absent together, as ranges of their numbers."""
+"""Blocks of a remote file, each present or absent as a whole, as ranges of their numbers."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def merge(blocks: list[range]) -> list[range]:
     if len(blocks) == 1 and blocks[0]:
         return blocks
     merged: list[range] = []
-    for each in sorted(blocks, key=_start):
-        if merged and each.start <= merged[-1].stop:
-            if each.stop > merged[-1].stop:
-                merged[-1] = range(merged[-1].start, each.stop)
-        elif each:
-            merged.append(each)
+    for run in sorted(blocks, key=_start):
+        if merged and run.start <= merged[-1].stop:
+            if run.stop > merged[-1].stop:
+                merged[-1] = range(merged[-1].start, run.stop)
+        elif run:
+            merged.append(run)
     return merged
 
 
@@ -38,18 +38,18 @@ def count(blocks: Iterable[range]) -> int:
 
 
 def steps(blocks: Sequence[range]) -> Iterator[list[range]]:
-    """Divide blocks into steps of bounded size, so that what is kept of them in memory is bounded too."""
+    """Divide blocks into steps of bounded size, to bound the memory that a step takes."""
     step: list[range] = []
-    left = _STEP
-    for each in blocks:
-        first = each.start
-        while first < each.stop:
-            part = range(first, min(first + left, each.stop))
+    room = _STEP
+    for run in blocks:
+        first = run.start
+        while first < run.stop:
+            part = range(first, min(first + room, run.stop))
             step.append(part)
-            first, left = part.stop, left - len(part)
-            if not left:
+            first, room = part.stop, room - len(part)
+            if not room:
                 yield step
-                step, left = [], _STEP
+                step, room = [], _STEP
     if step:
         yield step
 

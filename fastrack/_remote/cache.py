@@ -1,11 +1,11 @@
-"""The folder on the local disk that keeps blocks of remote files, as they are on their servers, within a bound.
+"""The folder on the local disk that keeps unchanged blocks of remote files, within a bound.
 
 A version of a remote file has one file here, whose name is a hash of its URL and version. It is as large as the remote
 file, but sparse: it has the blocks that were read. Behind them are a flag for each block, 1 if it is present, and a
-mark. Processes share the file. What is in it is not trusted: tags tell wrong bytes, and then they are dropped.
+mark. Processes share the file. Its content is not trusted: blocks that fail authentication are dropped.
 
-When there is too much, the files that were used least recently are removed, open or not: the kernel keeps what is
-mapped, so a call ends with the file that it began with. Its mark is gone, and the next call begins another file.
+Above the bound, the files that were used least recently are removed, open or not. The kernel keeps mapped memory, so a
+running call continues on the removed file. The file has lost its mark, and the next call begins another file.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ SIZE_VARIABLE = "FASTRACK_CACHE_SIZE"
 _MARK = b"fastrack blocks2"
 _SIZE = re.compile(r"(\d{1,6})([KMGT])i?B?", re.IGNORECASE)
 _UNITS = {"K": 10, "M": 20, "G": 30, "T": 40}
-_FEW = 4096  # blocks, of which a look at all flags is quicker than one at some
+_FEW = 4096  # blocks: up to here checking all flags is quicker than checking some
 _TOUCH_AFTER = 1.0  # seconds between two notes of the last use
 _SCAN_AFTER = 64  # the bytes kept are counted again when this part of the bound was added
 _KEEP_FREE = 10  # a call that has to evict evicts this part of the bound as well
 
 
 class CachedFile:
-    """The blocks of a remote file that are present, also once they are evicted: a file, mapped.
+    """The mapped file with the present blocks of a remote file. It stays usable after eviction.
 
     content : the bytes of the remote file, zeros where they are absent
     flags : one byte for each block, 1 if it is present
@@ -66,12 +66,12 @@ class CachedFile:
 
     @property
     def is_evicted(self) -> bool:
-        """True if another file, of any process, has to be begun in the place of this one."""
+        """True if a new file has to be begun in place of this one, in any process."""
         return self._is_lost or not self._mark[0]
 
     @property
     def is_complete(self) -> bool:
-        """True if every block is present. Only found out for files of up to 1 GiB."""
+        """True if every block is present. Only checked for files of up to 1 GiB."""
         return len(self.flags) <= _FEW and not bytes(self.flags).count(0)
 
     def touch(self) -> bool:
@@ -82,12 +82,12 @@ class CachedFile:
             try:
                 self._is_lost |= os.lstat(self._path).st_ino != self._inode
                 os.utime(self._path, follow_symlinks=False)
-            except FileNotFoundError:  # removed by something that knows of no mark
+            except FileNotFoundError:  # removed by another program, which sets no mark
                 self._is_lost = True
         return not self.is_evicted
 
     def open_writer(self) -> Writer | None:
-        """Open the mapped file for writing, and no other that has its name by now. Return None if it lost its name."""
+        """Open the mapped file for writing, but no newer file of its name. Return None if it lost its name."""
         with contextlib.suppress(FileNotFoundError):
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             writer = Writer(descriptor, self.size)
@@ -120,7 +120,7 @@ class Writer:
 
 
 class _User(Protocol):
-    """An object that has an entry open, and lets go of it once that is evicted."""
+    """An object that holds an entry, and releases it after eviction."""
 
     def release_evicted(self) -> None: ...
 
@@ -138,17 +138,17 @@ class Cache:
         register_fork_reset(self)
 
     def reset_after_fork(self) -> None:
-        """Forget what the parent's threads do."""
+        """Forget the work of the parent's threads."""
         self._mutex = threading.Lock()
 
     def add_user(self, user: _User) -> None:
-        """Have an object let go of entries that are evicted: a map keeps its place on the disk."""
+        """Register an object that releases evicted entries: a map keeps its place on the disk."""
         with self._mutex:
             self._users.add(user)
 
     def open(self, url: Url, version: Version) -> CachedFile:
-        """Return the entry of a version of a file. One that cannot be told from others is shared with no one."""
-        _make_private(self._folder)  # again, as paths are resolved again: rights may have changed, or it was removed
+        """Return the entry of a version of a file. A version without a validator is not shared."""
+        _make_private(self._folder)  # again, because permissions may have changed, or the folder was removed
         told = version.validator or secrets.token_hex(16)
         identity = "\0".join((url.full, told, str(version.size), _boot_id()))
         path = self._folder / f"{sha256(identity.encode('utf-8', 'surrogatepass')).hexdigest()[:40]}.data"
@@ -167,7 +167,7 @@ class Cache:
                 _remove(path)
 
     def reserve(self, missing: int, needed: int) -> None:
-        """Make room for `missing` bytes of the `needed` ones of a call: evict what was used least recently."""
+        """Make room for `missing` bytes of the `needed` ones of a call: evict the least recently used files."""
         with self._mutex:
             bound = self._bound()
             if self._kept is None or self._added > bound // _SCAN_AFTER:
@@ -190,7 +190,7 @@ class Cache:
             return self._bound()
 
     def _bound(self) -> int:
-        _make_private(self._folder)  # which may have been removed
+        _make_private(self._folder)  # the folder may have been removed
         text = os.environ.get(SIZE_VARIABLE)
         if text:
             match = _SIZE.fullmatch(text)
@@ -205,8 +205,8 @@ class Cache:
     def _scan(self) -> list[tuple[int, int, Path]]:
         """Count the bytes that the folder keeps. Return the last use of each file, its bytes, and its path."""
         files = []
-        with os.scandir(self._folder) as found:
-            for file in found:
+        with os.scandir(self._folder) as entries:
+            for file in entries:
                 with contextlib.suppress(FileNotFoundError):
                     status = file.stat(follow_symlinks=False)
                     if stat.S_ISREG(status.st_mode):  # anything else is not the cache's to remove
@@ -251,7 +251,7 @@ def _folder() -> Path:
 
 
 def _make_private(folder: Path) -> None:
-    """Make a folder that only this user can use: what it holds may be unencrypted, or unauthenticated."""
+    """Make a folder that only this user can use: its content may be unencrypted, or unauthenticated."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     require_own(folder)
@@ -280,7 +280,7 @@ def _make_sparse(path: Path, size: int) -> None:
         except OSError as error:
             advice = f"a file of {size} bytes, as its server says, does not fit; name another folder with {VARIABLE}"
             raise OSError(error.errno, advice, str(path.parent)) from None
-        with contextlib.suppress(FileExistsError, FileNotFoundError):  # others made it, or evicted all that is here
+        with contextlib.suppress(FileExistsError, FileNotFoundError):  # another process made it, or evicted everything
             os.link(temporary, path)
     finally:
         os.close(descriptor)
@@ -296,9 +296,9 @@ def _is_whole(descriptor: int, size: int) -> bool:
 def _remove(path: Path) -> None:
     """Remove a file, and its mark, so that all processes that have it open know."""
     doomed = path.with_name(f".{secrets.token_hex(8)}")
-    path.rename(doomed)  # at once, so that the file that is marked is the one that is removed
+    path.rename(doomed)  # first, so that the marked file is the removed one
     try:
-        with contextlib.suppress(OSError):  # a pipe has no mark; and that the file is gone `touch` sees as well
+        with contextlib.suppress(OSError):  # a pipe has no mark, and `touch` also notices a removed file
             descriptor = os.open(doomed, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
                 os.pwrite(descriptor, bytes(len(_MARK)), max(os.fstat(descriptor).st_size - len(_MARK), 0))
@@ -309,7 +309,7 @@ def _remove(path: Path) -> None:
 
 
 def _boot_id() -> str:
-    """Return what tells this boot of the machine from others: a block that is present may be lost when it crashes."""
+    """Return the id of this boot of the machine: a crash may lose blocks that are flagged as present."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
     except OSError:

@@ -1,21 +1,12 @@
-"""Read objects of the stores that fsspec knows. Addresses and credentials come from its configuration, and theirs."""
+"""Read objects of the stores that fsspec knows. Addresses and credentials come from fsspec and the stores."""
 
 from __future__ import annotations
 
 import errno
 from typing import Any, cast
 
-from fastrack._remote.objects import (
-    HEAD,
-    RemoteObject,
-    Sink,
-    TransientError,
-    Version,
-    changed,
-    check_size,
-    error_code,
-    retry,
-)
+from fastrack._remote.objects import HEAD, RemoteObject, Sink, Version, changed, check_size, error_code
+from fastrack._remote.retries import TransientError, retry
 from fastrack._util.locations import Url
 from fastrack.errors import FormatError
 
@@ -106,7 +97,7 @@ class _StoreObject:
 
 
 def _translated(url: Url, function: Any, *args: Any, **options: Any) -> Any:
-    """Call a function of fsspec. What may pass is raised as `TransientError`."""
+    """Call a function of fsspec. Raise `TransientError` for a failure that another attempt may not meet."""
     failure: Exception
     try:
         return function(*args, **options)

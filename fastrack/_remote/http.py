@@ -1,4 +1,4 @@
-"""Read ranges of files over HTTP and HTTPS. What a server answers is compared with what was asked for."""
+"""Read ranges of files over HTTP and HTTPS. Every answer is compared with its request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 from urllib.parse import SplitResult, unquote, urljoin, urlsplit, urlunsplit
 from urllib.request import getproxies, proxy_bypass
 
-from fastrack._remote.objects import HEAD, Sink, TransientError, Version, changed, check_size, error_code, retry
+from fastrack._remote.objects import HEAD, Sink, Version, changed, check_size, error_code
+from fastrack._remote.retries import TransientError, retry
 from fastrack._util.fork import register_fork_reset
 from fastrack._util.locations import Url
 from fastrack._version import __version__
@@ -28,7 +29,7 @@ _TIMEOUT = 30.0  # seconds without an answer
 _SLOWEST = 128 << 10  # bytes a second, after that time
 _IDLE = 20.0  # seconds after which a connection that is not in use may have been closed by the server
 _PIECE = 1 << 18  # bytes of a body that are received before they are used
-_HEADERS = 1 << 20  # bytes of an answer beside its body
+_HEADERS = 1 << 20  # bytes of an answer without its body
 _REDIRECTS = 5
 _MOVED = {301, 302, 303, 307, 308}
 _BUSY = {408, 425, 429, 500, 502, 503, 504}
@@ -45,10 +46,10 @@ Sign = Callable[[], str]
 class HttpObject:
     """`RemoteObject` on an HTTP server that gives ranges.
 
-    Each range is asked for on the condition that the object is the one that was opened, by its entity tag or its time
-    of modification, and each answer has to say so.
+    Each request is conditional on the version that was opened, by its entity tag or its time of modification, and
+    each answer has to confirm it.
 
-    `sign` returns the URL to ask, if it is another one than the object's, such as one that is signed for some time.
+    `sign` returns the URL to request, if it differs from the object's, such as a presigned URL.
     """
 
     def __init__(self, url: Url, sign: Sign | None = None) -> None:
@@ -65,7 +66,7 @@ class HttpObject:
     def _open(self) -> tuple[bytes, Version]:
         with self._request(0, HEAD) as connection:
             response = connection.response
-            if response.status == 416:  # of an empty file no range exists
+            if response.status == 416:  # an empty file has no range
                 return b"", Version(0, None)
             first, stop, size = self._content_range(response)
             if first != 0 or stop != min(HEAD, size):
@@ -158,7 +159,7 @@ class HttpObject:
         return first, last + 1, size
 
     def _receive(self, connection: _Connection, start: int, stop: int, sink: Sink) -> None:
-        """Give the body of an answer to `sink`, and no more of it than was asked for."""
+        """Give the body of an answer to `sink`, up to the requested size."""
         while start < stop:
             piece = connection.buffer[: stop - start]
             count = _attempt(partial(connection.response.readinto, piece), self.url)
@@ -229,7 +230,7 @@ class _Connection:
             raise
 
     def release(self) -> None:
-        """Have the connection used again, if all of the answer was read."""
+        """Return the connection to the pool, if all of the answer was read."""
         if self.response.length == 0 and not self.response.will_close:
             self.response.close()
             _pool.put(self)
@@ -237,12 +238,12 @@ class _Connection:
             self.close()
 
     def close(self) -> None:
-        self.response.close()  # which may own the connection
+        self.response.close()  # it may own the connection
         self._http.close()
 
 
 class _BoundedResponse(HTTPResponse):
-    """An answer of which the server sends neither much more than was asked for, nor too slowly."""
+    """An answer that may be neither much longer than requested nor too slow."""
 
     def __init__(self, *args: Any, limit: int, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -338,10 +339,10 @@ def _credentials(parts: SplitResult) -> dict[str, str]:
 
 
 def _split(target: str, url: Url, base: SplitResult | None = None, *, what: str = "a URL") -> SplitResult:
-    """Return the parts of a URL, or of one relative to `base`, that can be sent as it is."""
+    """Return the parts of a URL, or of one relative to `base`; refuse one that needs quoting."""
     with contextlib.suppress(ValueError):
         parts = urlsplit(target if base is None else urljoin(base.geturl(), target))
-        _ = parts.port  # which may be no number
+        _ = parts.port  # raises if it is no number
         if parts.scheme in {"http", "https"} and parts.hostname and _PRINTABLE.fullmatch(target):
             return parts
     what = what if base is None else "a redirection to one"
@@ -356,7 +357,7 @@ def _origin(parts: SplitResult) -> tuple[str | None, int | None]:
 
 
 def _attempt(function: Callable[[], T], url: Url) -> T:
-    """Call a function on the connection. Errors tell nothing of what it sends and receives."""
+    """Call a function on the connection. Errors reveal no data that it sends or receives."""
     failure: OSError
     try:
         return function()

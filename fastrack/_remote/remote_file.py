@@ -13,16 +13,17 @@ from typing import NamedTuple
 from fastrack._crypto.base import HostMemory
 from fastrack._remote.blocks import BLOCK, blocks_of, count, steps
 from fastrack._remote.cache import Cache, CachedFile, Writer, open_cache
-from fastrack._remote.objects import RemoteObject, read_range
+from fastrack._remote.objects import RemoteObject
+from fastrack._remote.retries import read_range
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.fork import register_fork_reset
 from fastrack._util.locations import Url
 
-PARALLEL = 64  # requests at once
+PARALLEL = 64  # requests at a time
 _REQUEST = 4 << 20  # bytes that one request asks for at most
-_JOINED = 1 << 20  # of runs that came one by one: a run waits for all that comes with it
+_JOINED = 1 << 20  # bytes of adjacent runs that one request joins: each waits for all of them
 
-Blocks = Callable[[], Sequence[range]]  # which are only computed for a file that is not complete
+Blocks = Callable[[], Sequence[range]]  # only computed for a file that is not complete
 
 
 class RemoteFile:
@@ -62,17 +63,17 @@ class RemoteFile:
         return copy
 
     def release_evicted(self) -> None:
-        """Let go of a copy that was evicted. Calls that use it, and arrays of it, keep it until they end."""
+        """Release an evicted copy. Running calls and existing arrays keep it until they end."""
         with self._lock:
             if self._copy is not None and self._copy.entry.is_evicted:
                 self._copy = None
 
     def fetch(self, ranges: Sequence[tuple[int, int]]) -> CachedFile:
-        """Download what is missing of ranges of bytes (start, stop), in parallel. Return what they are present in."""
+        """Download the missing blocks of byte ranges (start, stop), in parallel. Return the file that holds them."""
         return fetch_files({self: partial(blocks_of, ranges)})[self]
 
     def prefetch(self, ranges: Sequence[tuple[int, int]]) -> int:
-        """Begin to download what is missing of ranges, without waiting, and return the number of bytes."""
+        """Begin to download the missing blocks of ranges, without waiting, and return the number of bytes."""
         return prefetch_files({self: partial(blocks_of, ranges)})
 
     def discard(self, ranges: Sequence[tuple[int, int]]) -> bool:
@@ -84,8 +85,8 @@ class RemoteFile:
         """Forget blocks whose bytes are wrong, so that they are downloaded again."""
         writer = self.copy().entry.open_writer()
         if writer is not None:
-            for each in blocks:
-                writer.mark(each, 0)
+            for run in blocks:
+                writer.mark(run, 0)
 
     def read(self, start: int, stop: int) -> bytes:
         stop = min(stop, self.size)
@@ -112,7 +113,7 @@ class RemoteFile:
 
 
 def fetch_files(wanted: Mapping[RemoteFile, Blocks]) -> dict[RemoteFile, CachedFile]:
-    """Download what is missing of blocks of files, from all of them at once. Return what they are present in."""
+    """Download the missing blocks of files, in parallel. Return the cached files that hold them."""
     for attempt in itertools.count():
         copies = {file: file.copy() for file in wanted}
         blocks = {file: wanted[file]() for file, copy in copies.items() if not copy.entry.is_complete}
@@ -122,7 +123,7 @@ def fetch_files(wanted: Mapping[RemoteFile, Blocks]) -> dict[RemoteFile, CachedF
             for cache in {file.cache for file in missing}:
                 cache.reserve(sum(number for file, number in missing.items() if file.cache is cache) * BLOCK, needed)
         writers = {file: writer for file in missing if (writer := copies[file].entry.open_writer())}
-        if len(writers) == len(missing):  # else one was evicted, as there was no other room for this call
+        if len(writers) == len(missing):  # else this call evicted one of its own files to make room
             break
     begun = {file: copies[file].begin(next(steps(blocks[file])), writer) for file, writer in writers.items()}
     for file, writer in writers.items():
@@ -131,18 +132,18 @@ def fetch_files(wanted: Mapping[RemoteFile, Blocks]) -> dict[RemoteFile, CachedF
 
 
 def prefetch_files(wanted: Mapping[RemoteFile, Blocks]) -> int:
-    """Begin to download what is missing of blocks of files, without waiting, and return the number of bytes.
+    """Begin to download missing blocks of files, without waiting, and return the number of bytes.
 
-    Of very much only the beginning is downloaded, and of more files than the cache may keep only the first.
+    Only the beginning of a large file is downloaded, and only the first files if the cache cannot keep all.
     """
-    found: dict[Cache, list[tuple[_Copy, list[range], int]]] = {}
+    by_cache: dict[Cache, list[tuple[_Copy, list[range], int]]] = {}
     for file, blocks in wanted.items():
         copy = file.copy()
         if not copy.entry.is_complete:
             step = next(steps(blocks()), [])
-            found.setdefault(file.cache, []).append((copy, step, copy.count_missing(step) * BLOCK))
+            by_cache.setdefault(file.cache, []).append((copy, step, copy.count_missing(step) * BLOCK))
     begun = 0
-    for cache, parts in found.items():
+    for cache, parts in by_cache.items():
         if not any(missing for *_, missing in parts):
             continue
         ends = itertools.accumulate(count(step) * BLOCK for _, step, _ in parts)
@@ -169,7 +170,7 @@ def open_object(url: Url) -> RemoteObject:
 
 
 def open_remote(url: Url) -> tuple[RemoteFile, Callable[[int, int], bytes]]:
-    """Open a file on a server. Return a function as well that reads its beginning, which is fresh from the server."""
+    """Open a file on a server. Return a function as well that reads its fresh beginning from memory."""
     remote = open_object(url)
     head = remote.head
     remote.head = b""  # thousands of files may be open
@@ -183,53 +184,53 @@ def open_remote(url: Url) -> tuple[RemoteFile, Callable[[int, int], bytes]]:
 
 
 class _Copy:
-    """An entry of the cache, and the downloads of this process into it, of which no two are of the same block."""
+    """An entry of the cache, and the downloads of this process into it: at most one for each block."""
 
     def __init__(self, remote: RemoteObject, entry: CachedFile) -> None:
         self.entry = entry
         self._object = remote
         self._lock = threading.Lock()
         self._pending: dict[int, Future[None]] = {}  # by block
-        self._starts: dict[int, _Task] = {}  # those that no thread has begun, by their first block
-        self._ends: dict[int, _Task] = {}  # and by the block behind them
+        self._starts: dict[int, _Task] = {}  # tasks that no thread has begun, by their first block
+        self._ends: dict[int, _Task] = {}  # the same tasks, by the block after their last
 
     def count_missing(self, blocks: Sequence[range]) -> int:
         flags = self.entry.flags
-        return sum(bytes(flags[each.start : each.stop]).count(0) for step in steps(blocks) for each in step)
+        return sum(bytes(flags[run.start : run.stop]).count(0) for step in steps(blocks) for run in step)
 
     def begin(self, blocks: Iterable[range], writer: Writer) -> list[Future[None]]:
-        """Begin to download those of these blocks that are missing, unless others have. Return the downloads."""
+        """Begin to download the missing blocks, except pending ones. Return the downloads."""
         return self._submit(blocks, writer)[0]
 
     def fill(self, blocks: Sequence[range], writer: Writer, begun: list[Future[None]]) -> None:
-        """Download those of these blocks that are missing, of which `begun` are downloads of the first ones."""
+        """Download the missing blocks. `begun` are the downloads of the first blocks."""
         _finish(begun)
         for step in steps(blocks):
             while self.count_missing(step):
-                own, others = self._submit(step, writer)
-                wait(others)  # those that failed are begun again
-                _finish(own)
+                downloads, others = self._submit(step, writer)
+                wait(others)  # failed downloads are begun again
+                _finish(downloads)
 
     def _submit(self, blocks: Iterable[range], writer: Writer) -> tuple[list[Future[None]], set[Future[None]]]:
-        """Begin to download those of these blocks that are missing. Return the downloads, and those of other calls."""
-        own: list[Future[None]] = []
+        """Begin to download the missing blocks. Return the new downloads and the pending ones of other calls."""
+        downloads: list[Future[None]] = []
         with self._lock:
             runs, others = self._runs(blocks)
             for run in runs:
                 task = _Task(run, writer, Future())
-                own.append(task.future)
+                downloads.append(task.future)
                 self._pending.update(dict.fromkeys(run, task.future))
                 self._starts[run.start] = self._ends[run.stop] = task
                 _threads.submit(partial(self._run, task))
-        return own, others
+        return downloads, others
 
     def _runs(self, blocks: Iterable[range]) -> tuple[list[range], set[Future[None]]]:
         """Return runs of missing blocks, of a request's size at most, without those that are pending elsewhere."""
         runs: list[range] = []
         others: set[Future[None]] = set()
-        for each in blocks:
-            runs.append(each[:0])
-            for block in each:
+        for candidates in blocks:
+            runs.append(candidates[:0])
+            for block in candidates:
                 if self.entry.flags[block]:  # before `pending`: blocks that are downloaded are in both
                     continue
                 if (other := self._pending.get(block)) is not None:
@@ -241,7 +242,7 @@ class _Copy:
         return [run for run in runs if run], others
 
     def _run(self, task: _Task) -> None:
-        """Download a run of blocks, unless it was downloaded with another, and with it those beside it."""
+        """Download a run of blocks together with its neighbours, unless it was downloaded with one of them."""
         tasks = self._take(task)
         if not tasks:
             return
@@ -256,27 +257,27 @@ class _Copy:
         with self._lock:
             for block in blocks:
                 self._pending.pop(block, None)
-        for each in tasks:
+        for joined in tasks:
             if failure is None:
-                each.future.set_result(None)
+                joined.future.set_result(None)
             else:
-                each.future.set_exception(failure)
+                joined.future.set_exception(failure)
 
     def _take(self, task: _Task) -> list[_Task]:
-        """Return a task with those that are beside it, in ascending order, unless a thread has begun it."""
+        """Return a task with its neighbours, in ascending order; nothing if a thread has begun it."""
         with self._lock:
             if self._starts.get(task.run.start) is not task:
                 return []
             tasks = [task]
-            left = _JOINED // BLOCK - len(task.run)
-            while (after := self._starts.get(tasks[-1].run.stop)) and len(after.run) <= left:
+            room = _JOINED // BLOCK - len(task.run)
+            while (after := self._starts.get(tasks[-1].run.stop)) and len(after.run) <= room:
                 tasks.append(after)
-                left -= len(after.run)
-            while (before := self._ends.get(tasks[0].run.start)) and len(before.run) <= left:
+                room -= len(after.run)
+            while (before := self._ends.get(tasks[0].run.start)) and len(before.run) <= room:
                 tasks.insert(0, before)
-                left -= len(before.run)
-            for each in tasks:
-                del self._starts[each.run.start], self._ends[each.run.stop]
+                room -= len(before.run)
+            for taken in tasks:
+                del self._starts[taken.run.start], self._ends[taken.run.stop]
         return tasks
 
 

@@ -18,10 +18,10 @@ _PARTS = 9000  # of an object; stores allow 10,000
 
 @contextlib.contextmanager
 def new_object(url: Url, size: int, *, overwrite: bool = True) -> Iterator[BinaryIO]:
-    """Open an object of `size` bytes for writing. It is completed when the block ends well, and else nothing is left.
+    """Open an object of `size` bytes for writing. It is completed if the block succeeds; otherwise nothing is left.
 
     If parts are left nevertheless, a note of the error says how to remove them. Without `overwrite` an existing object
-    is kept, unless it appears meanwhile.
+    is kept, unless it appears during the write.
     """
     if url.scheme in {"http", "https"}:
         raise OSError(errno.EROFS, "HTTP servers are read only; give the URL of a store, such as s3://", str(url))
@@ -32,7 +32,7 @@ def new_object(url: Url, size: int, *, overwrite: bool = True) -> Iterator[Binar
     try:
         writer: Any = _Writer(out, url)
         yield writer
-        _call(url, out.close)  # which uploads the last part
+        _call(url, out.close)  # uploads the last part
         _call(url, out.commit)
     except BaseException as error:
         _discard(out, url, error)
@@ -54,19 +54,19 @@ class _Writer:
         return int(_call(self._url, self._out.write, view))
 
     def flush(self) -> None:
-        """Do nothing: parts are sent as they are filled."""
+        """Do nothing: a part is sent once it is full."""
 
 
 def _discard(out: Any, url: Url, error: BaseException) -> None:
-    """Remove what was sent of an object that is not completed, or add to the error how to do it."""
+    """Remove the sent parts of an incomplete object, or add a note on their removal to the error."""
     upload = (getattr(out, "mpu", None) or {}).get("UploadId")
     try:
         out.discard()
     except Exception as failure:  # noqa: BLE001 - of any package
         advice = "Remove unfinished uploads of that name with the tools of the store"
         if upload is not None:
-            place = f"--bucket {shlex.quote(str(out.bucket))} --key {shlex.quote(str(out.key))}"
-            command = f"aws s3api abort-multipart-upload {place} --upload-id {shlex.quote(str(upload))}"
+            options = f"--bucket {shlex.quote(str(out.bucket))} --key {shlex.quote(str(out.key))}"
+            command = f"aws s3api abort-multipart-upload {options} --upload-id {shlex.quote(str(upload))}"
             advice = f"Remove the parts of upload {upload}: {command}"
         error.add_note(
             f"{url}: what was sent of it could not be removed: {error_code(failure)}. It is kept, and may be charged "
@@ -77,7 +77,7 @@ def _discard(out: Any, url: Url, error: BaseException) -> None:
 
 
 def _call(url: Url, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Call a function of fsspec, whose errors may hold what is secret."""
+    """Call a function of fsspec, whose errors may hold secrets."""
     failure: OSError
     try:
         return function(*args, **options)

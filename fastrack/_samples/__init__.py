@@ -1,1 +1,1 @@
-"""Samples: data sets as shards, and what they are imported from."""
+"""Samples: data sets as shards, and their import from other formats."""

@@ -20,7 +20,7 @@ from fastrack._files.writer import write_sealed
 from fastrack._keys.keyring import KeyLike, KeyRing, sealing_key
 from fastrack._samples.blocks import OFFSETS, RECORDS, Block, Column, columns_of, require_names
 from fastrack._samples.stored import StoredSamples
-from fastrack._sealed.headers import authenticate_headers
+from fastrack._sealed.message_headers import authenticate_headers
 from fastrack._tensors import arrays, dtypes
 from fastrack._util.atomic import made_parents
 from fastrack._util.locations import locate_local
@@ -38,16 +38,16 @@ class DatasetWriter:
     The class of this name in `fastrack.distributed` writes checkpoints of ``torch.distributed.checkpoint``.
 
     Samples are collected in memory, at most one shard of them. A full shard is sealed into a new file, which gets its
-    name when it is complete and on disk; plaintext is never written. A folder that has shards is continued after them.
-    So a run that was ended at any time, by SIGKILL or a loss of power too, is resumed by a new writer: `stored` is the
-    number of samples that need not be written again.
+    name when it is complete and on disk; plaintext is never written. A writer continues after existing shards, so a
+    new writer resumes a run that ended at any time, even by SIGKILL or a loss of power: `stored` is the number of
+    samples that need not be written again.
 
     Parameters
     ----------
     folder : path
         Folder for the shards, which is made with the first of them if there is none. `SealedDataset` opens it.
     key : KeyLike, optional
-        The owner's key, as `seal` takes it.
+        The owner's key, as for `seal`.
     records : iterable of str
         Columns of arrays of one dimension that differ in length, such as tokens. Columns of bytes and text always do.
     shard_size : int
@@ -67,7 +67,7 @@ class DatasetWriter:
     Attributes
     ----------
     stored : int
-        Number of samples in complete shards on disk, those of earlier runs included.
+        Number of samples in complete shards on disk, including earlier runs.
 
     Notes
     -----
@@ -125,7 +125,7 @@ class DatasetWriter:
         self._start_shard()
 
     def expect_stored(self) -> StoredSamples:
-        """Take the first samples for those that are stored: each is compared with what is stored, and not written."""
+        """Compare the first samples with the stored ones instead of writing them again."""
         self._expected = StoredSamples(self._folder, shards_in(self._folder), self.stored, KeyRing(self._key))
         return self._expected
 
@@ -142,8 +142,8 @@ class DatasetWriter:
         Raises
         ------
         TypeError, ValueError
-            If a value has no such type, or the sample differs from those before in columns, dtypes or shapes. Nothing
-            of it is kept then.
+            If a value has no such type, or the sample differs from earlier samples in columns, dtypes or shapes.
+            The sample is dropped then.
         OSError
             If a shard cannot be written. `write` and `close` try it again.
         """
@@ -167,7 +167,7 @@ class DatasetWriter:
         self._append({name: self._block(name, values) for name, values in batch.items()})
 
     def close(self) -> None:
-        """Write the samples that are still in memory, and end. Further calls do nothing."""
+        """Write the samples that are still in memory, and close. Further calls do nothing."""
         with self._lock:
             if not self._is_closed:
                 self._write_shard()
@@ -222,14 +222,14 @@ class DatasetWriter:
                 if stop < count:
                     try:
                         self._write_shard()
-                    except BaseException:  # the caller may give the batch again
+                    except BaseException:  # the caller gives again what `stored` does not count
                         self._drop_after(kept)
                         self._size = size
                         raise
                 start = stop
 
     def _require_columns(self, columns: dict[str, Column]) -> None:
-        """Refuse samples that differ from those before. The first ones set the columns."""
+        """Refuse samples with other columns than the first ones."""
         label = f"sample {self.stored + self._count}"
         if not self._columns:
             require_names(columns)
@@ -270,7 +270,7 @@ class DatasetWriter:
             if name in self._offsets:
                 self._offsets[name] = self._offsets[name][: count + 1]
                 end = self._offsets[name][-1]
-            self._data[name] = self._data[name][: end * width]  # a copy: what has failed may still refer to the buffer
+            self._data[name] = self._data[name][: end * width]  # a copy: a failed call may still refer to the buffer
         self._count = count
 
     def _start_shard(self) -> None:

@@ -61,7 +61,7 @@ def _is_number(value: Any) -> bool:
     return type(value) is float or (type(value) is int and abs(value) <= 2**53)
 
 
-# Kinds of columns, in the order in which a first value is tried: the test of a value, and the dtype of numbers.
+# Kinds of columns, tried in this order on the first value: the test of a value, and the dtype of numbers.
 _KINDS: dict[str, tuple[Callable[[Any], bool], Any]] = {
     "text": (lambda value: type(value) is str, None),
     "a truth value": (lambda value: type(value) is bool, np.bool_),
@@ -74,7 +74,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], Any]] = {
 
 
 def _kind_of(value: Any) -> str:
-    """Return the kind of a first value. An empty list does not say what others hold, and is kept as JSON."""
+    """Return the kind of a first value. An empty list has no type of elements, and is kept as JSON."""
     return "JSON" if value == [] else next(kind for kind, (fits, _) in _KINDS.items() if fits(value))
 
 

@@ -53,11 +53,11 @@ def import_samples(
           (the number of the class, in alphabetical order) and "path", in the order of torchvision's ``ImageFolder``.
         - ``.txt``: "text", a record for each line, without its end.
         - ``.jsonl``: a column for each member of the first object. Text, numbers and lists of numbers are stored as
-          such, and what else there is as JSON.
+          such, and any other value as JSON.
         - ``.tar``, as of WebDataset: a column for each ending of the files with one name, and "__key__". "cls" is a
           number, all others are bytes.
-        - ``.parquet``, ``.arrow`` and ``.feather``, with PyArrow: a column for each of theirs. Numbers stay as they
-          are, dates become the integers that Arrow stores, text, bytes and lists of numbers are records.
+        - ``.parquet``, ``.arrow`` and ``.feather``, with PyArrow: a column for each of theirs. Numbers are copied,
+          dates become the integers that Arrow stores, text, bytes and lists of numbers are records.
         - A folder of files of one of these kinds, in the order of their names, without folders among them, or several
           such files.
         - A ``pyarrow.Table`` or ``RecordBatchReader``, a ``pandas.DataFrame`` or a ``datasets.Dataset``, as a Parquet
@@ -65,9 +65,9 @@ def import_samples(
     folder, key, shard_size
         As for `DatasetWriter`.
     resume : bool
-        Continue in a folder that has shards: read the source from its start again, compare its first samples with those
-        of the shards, and store the rest. So a source that is another one, or was altered where it is stored, is
-        refused, and one that has grown at its end is continued.
+        Continue in a folder that has shards: read the source from its start again, compare its first samples with the
+        stored samples, and store the rest. A different source, or one whose stored part was altered, is refused; a
+        source that has grown at its end is continued.
     progress : callable, optional
         Called with the number of samples read since the previous call, those that are stored already included.
 
@@ -130,7 +130,7 @@ def import_samples(
 
 
 class _Files:
-    """Files of a source, in order. `current` is the one that the last samples are from, for errors."""
+    """Files of a source, in order. `current` is the file of the last samples, for errors."""
 
     def __init__(self, paths: list[Path]) -> None:
         self.paths, self.current = paths, paths[0]
@@ -142,11 +142,11 @@ class _Files:
 
 
 def _files_of(source: Any) -> _Files | None:
-    """Return the paths that a source is, or None for an object."""
+    """Return the files of a source given by paths, or None for an object."""
     if isinstance(source, (str, os.PathLike)):
         return _Files([locate_local(source)])
-    if isinstance(source, Sequence) and source and all(isinstance(each, (str, os.PathLike)) for each in source):
-        return _Files([locate_local(each) for each in source])
+    if isinstance(source, Sequence) and source and all(isinstance(path, (str, os.PathLike)) for path in source):
+        return _Files([locate_local(path) for path in source])
     return None
 
 
@@ -164,30 +164,30 @@ def _open_object(source: Any) -> Iterator[Batch]:
 
 
 def _open_files(files: _Files, target: Path) -> Iterator[Batch]:
-    place = files.current
-    if len(files.paths) == 1 and place.is_dir():
+    source = files.current
+    if len(files.paths) == 1 and source.is_dir():
         here = target.resolve()
-        found = sorted(path for path in place.iterdir() if not (path.is_dir() and path.resolve() == here))
-        entries = [path for path in found if not path.name.startswith(".")]
+        listed = sorted(path for path in source.iterdir() if not (path.is_dir() and path.resolve() == here))
+        entries = [path for path in listed if not path.name.startswith(".")]
         folders = [path for path in entries if path.is_dir()]
         has_images = any(path.suffix.lower() in _IMAGES for path in entries)
         if has_images or (entries and folders == entries):
-            classes = [path for path in found if path.is_dir()]  # of any name, as in ImageFolder
+            classes = [path for path in listed if path.is_dir()]  # of any name, like ImageFolder
             return _read_images(files, [] if has_images else classes)
         files.paths = [path for path in entries if path not in folders]
         if folders and files.paths:
             raise FormatError(
-                f"{place}: expected files alone, or folders of images alone, got the folder {folders[0].name!r:.80} "
+                f"{source}: expected files alone, or folders of images alone, got the folder {folders[0].name!r:.80} "
                 f"beside {files.paths[0].name!r:.80}. Move one away, or name the files"
             )
     for path in files.paths:
-        path.stat()  # which raises the error of one that is missing
+        path.stat()  # raises the error for a missing file
     kinds = {path.suffix.lower(): path.name for path in reversed(files.paths)}
     read = _READERS.get(next(iter(kinds))) if len(kinds) == 1 else None
     if read is None:
         got = ", ".join(f"{name!r:.80}" for name in sorted(kinds.values())) or "none"
         raise FormatError(
-            f"{place}: expected images, or files that all end with one of {', '.join(_READERS)}, got {got:.200}. "
+            f"{source}: expected images, or files that all end with one of {', '.join(_READERS)}, got {got:.200}. "
             "Name files of one of these kinds, or import a table, such as that of pandas.read_csv"
         )
     return read(files)
@@ -196,14 +196,14 @@ def _open_files(files: _Files, target: Path) -> Iterator[Batch]:
 def _read_images(files: _Files, classes: list[Path]) -> Iterator[Batch]:
     """Read the samples of torchvision's ImageFolder, in its order, or without labels if there are no classes."""
     folder = files.current
-    found: list[tuple[int, Path]] = []
+    images: list[tuple[int, Path]] = []
     for label, path in enumerate(classes or [folder]):
-        count = len(found)
+        count = len(images)
         for root, names in sorted(_walk_links(path)):
-            found += [(label, Path(root, name)) for name in sorted(names) if Path(name).suffix.lower() in _IMAGES]
-        if len(found) == count:
+            images += [(label, Path(root, name)) for name in sorted(names) if Path(name).suffix.lower() in _IMAGES]
+        if len(images) == count:
             raise FormatError(f"{path}: expected images of this class, got none. Remove the folder")
-    for label, path in found:
+    for label, path in images:
         files.current = path
         with io.BufferedReader(open_regular(path)) as file:
             batch = {"image": [file.read()], "path": [str(path.relative_to(folder))]}
@@ -211,13 +211,13 @@ def _read_images(files: _Files, classes: list[Path]) -> Iterator[Batch]:
 
 
 def _walk_links(folder: Path, above: tuple[tuple[int, int], ...] = ()) -> Iterator[tuple[str, list[str]]]:
-    """Return folders and the names in them, and follow links as ImageFolder does; refuse one that leads to itself."""
+    """Return folders and the names in them; follow links like ImageFolder, and refuse a link that leads to itself."""
     status = folder.stat()
     above += ((status.st_dev, status.st_ino),)
     if above[-1] in above[:-1]:
         raise FormatError(f"{folder}: expected a folder of images, got a link to one that it is in. Remove the link")
-    with os.scandir(folder) as found:  # which knows what is a folder: there may be millions of images
-        entries = list(found)
+    with os.scandir(folder) as iterator:  # knows folders without a `stat` for each of millions of images
+        entries = list(iterator)
     yield str(folder), [entry.name for entry in entries if not entry.is_dir()]
     for entry in entries:
         if entry.is_dir():
@@ -227,7 +227,7 @@ def _walk_links(folder: Path, above: tuple[tuple[int, int], ...] = ()) -> Iterat
 def _read_lines(
     files: _Files, parse: Callable[[list[Line]], Batch], keep: Callable[[bytes], object] = lambda _: True
 ) -> Iterator[Batch]:
-    """Parse lines to keep, of one file at a time: a limited number of them, and of bytes."""
+    """Parse batches of lines of one file at a time, limited in lines and bytes."""
     numbered = ((line, path, number) for path in files for number, line in enumerate(_lines_of(path), 1) if keep(line))
     for path, lines in groupby(numbered, itemgetter(1)):
         while batch := _take_lines(lines):
@@ -259,7 +259,7 @@ def _read_archives(files: _Files) -> Iterator[Batch]:
 
 
 def _samples_of(path: Path) -> Iterator[dict[str, Any]]:
-    """Return the samples of a tar archive as WebDataset writes it: files that follow each other and have one key."""
+    """Return the samples of a WebDataset archive: consecutive files with one key."""
     sample: dict[str, Any] = {}
     with io.BufferedReader(open_regular(path)) as file:
         for name, content in _members_of(file, path):

@@ -1,4 +1,4 @@
-"""Samples that a folder of shards has, to be compared with those of a source that is imported again."""
+"""Stored samples of a folder of shards, compared with a source that is imported again."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class StoredSamples:
         self._left = 0
 
     def take(self, blocks: Mapping[str, Block], count: int) -> int:
-        """Return how many of `count` samples are the next ones here; less than all of them after the last one here.
+        """Compare `count` samples with the next stored ones. Return how many were compared: fewer at the last one.
 
-        Raise ValueError if one of them is not as it is stored.
+        Raise ValueError if a sample differs from the stored one.
         """
         done = 0
         while done < count and self.taken < self.count:

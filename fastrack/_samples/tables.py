@@ -45,8 +45,8 @@ def open_table(source: Any) -> Iterator[Any] | None:
 def read_batches(batches: Iterable[Any], *, follow_paths: bool = False) -> Iterator[Mapping[str, Block]]:
     """Return record batches as columns.
 
-    Without `follow_paths`, a file is refused that stands in a table by its path alone: the table's author would choose
-    which files of this machine are read.
+    Without `follow_paths`, a file given by its path alone is refused: the table's author would choose which files of
+    this machine are read.
     """
     for batch in batches:
         if batch.num_rows:
@@ -63,7 +63,7 @@ def _pyarrow() -> Any:
 
 
 def _batches_of(path: Path) -> Iterator[Any]:
-    """Return the record batches of a file. Those of Arrow files are validated, as their reader does not do so."""
+    """Return the record batches of a file. Batches of Arrow files are validated here, since PyArrow does not do so."""
     pa = _pyarrow()
     with open_regular(path) as file:
         try:
@@ -90,7 +90,7 @@ def _block_of(name: str, array: Any, follow_paths: bool = False) -> Block:
     pa = _pyarrow()
     array = _stored_values(name, array)
     types, kind = pa.types, array.type
-    if types.is_struct(kind) and {field.name for field in kind} == {"bytes", "path"}:  # files, as of datasets
+    if types.is_struct(kind) and {field.name for field in kind} == {"bytes", "path"}:  # files of `datasets`
         files = [_content_of(name, value, follow_paths) for value in array.to_pylist()]
         return Block.of(files, empty=Column("U8", None))
     if str(kind) in _BYTES:
@@ -110,7 +110,7 @@ def _block_of(name: str, array: Any, follow_paths: bool = False) -> Block:
 
 
 def _stored_values(name: str, array: Any) -> Any:
-    """Return values of a type that Arrow stores as it is: no categories, extensions or dates. Refuse nulls."""
+    """Return values by the type that Arrow stores: no categories, extensions or dates. Refuse nulls."""
     pa = _pyarrow()
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()

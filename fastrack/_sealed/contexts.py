@@ -1,4 +1,4 @@
-"""The values that messages are bound to: `MessageContext`, and `Binding` of one that was put into a file."""
+"""The values that messages are bound to: `MessageContext`, and `Binding` for a message added to a file."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Kind = Literal["tensor", "checkpoint", "folder"]
 """The use that a message is sealed for. It is authenticated, as the first part of the context."""
 
 Edition = tuple[str, int]
-"""Lineage and version of a set of files, of which an anchor has found a file."""
+"""Lineage and version of a set of files, in which an anchor found a file."""
 
 
 class MessageContext(NamedTuple):
-    """The values that a message is bound to. Its key is derived from them, so others fail before a chunk is opened."""
+    """The values that a message is bound to. Its key is derived from them: wrong values fail before a chunk opens."""
 
     name: str
     dtype: str
@@ -60,14 +60,14 @@ class MessageContext(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _around_name(kind: str, dtype: str, file: str, shape: tuple[int, ...]) -> tuple[str, str]:
-    """Return the parts of a context before and after the name, which tensors of a file may have in common."""
+    """Return the parts of a context before and after the name, which tensors of a file may share."""
     extents = ",".join(map(int.__repr__, shape))
     return f'fastrack/{kind}@1\0{{"dtype":{_quote(dtype)},"file":{_quote(file)},"name":', f',"shape":[{extents}]}}'
 
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """The file that a message sealed earlier was put into, and a header that authenticates this.
+    """The file that an earlier message was added to, and a header that authenticates this.
 
     Without it, tensors from several files of one owner could be recombined into one file unnoticed.
     """
@@ -80,7 +80,7 @@ class Binding:
 
     @classmethod
     def new(cls, context: MessageContext, file: str, key: Key) -> Binding:
-        """Bind the message of that context to a file. The header is that of a message without chunks."""
+        """Bind the message of `context` to a file, by the header of a message without chunks."""
         message_key, header = _new_key(key, _binding_context(context, file))
         message_key.wipe()
         return cls(file, header.tobytes())

@@ -31,11 +31,11 @@ class Handle:
     @overload
     def size(self, dim: int) -> int: ...
     def size(self, dim: int | None = None) -> int | tuple[int, ...]:
-        """Return the shape, or the extent of one dimension, as `torch.Tensor.size` does."""
+        """Return the shape, or the extent of one dimension, like `torch.Tensor.size`."""
         return self.shape if dim is None else self.shape[dim]
 
     def numel(self) -> int:
-        """Return the number of elements, as `torch.Tensor.numel` does."""
+        """Return the number of elements, like `torch.Tensor.numel`."""
         return math.prod(self.shape)
 
     def to(
@@ -47,7 +47,7 @@ class Handle:
         out: Any = None,
         non_blocking: bool = False,
     ) -> Any:
-        """Open it on a device, as `fastrack.to_device` does."""
+        """Open the tensor, like `fastrack.to_device`."""
         return find(METHODS["to"])(self, device, keys=keys, framework=framework, out=out, non_blocking=non_blocking)
 
     def __array__(self, *_: object, **__: object) -> NoReturn:
@@ -55,7 +55,7 @@ class Handle:
         raise TypeError(f"expected an array, got {self!r}, {NOT_OPEN}")
 
     def __dlpack__(self, **_: object) -> NoReturn:
-        """Refuse the conversion that ``torch.tensor`` attempts before that of each element."""
+        """Refuse ``torch.tensor``, which would go on to convert each element."""
         raise TypeError(f"expected a tensor, got {self!r}, {NOT_OPEN}")
 
     __dlpack_device__ = __dlpack__
@@ -64,17 +64,17 @@ class Handle:
     def __torch_function__(
         cls, function: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> NoReturn:
-        """Refuse a function of torch that was given a handle, as by a module to which a sealed batch was passed."""
-        given = [*args, *(kwargs or {}).values()]
-        given += [part for value in given if isinstance(value, (list, tuple)) for part in value]
-        handle = next((value for value in given if isinstance(value, cls)), cls.__name__)
+        """Refuse to call a function of torch on a handle, for example in a module that gets a sealed batch."""
+        values = [*args, *(kwargs or {}).values()]
+        values += [part for value in values if isinstance(value, (list, tuple)) for part in value]
+        handle = next((value for value in values if isinstance(value, cls)), cls.__name__)
         name = getattr(function, "__name__", "a function of torch")
         raise TypeError(f"{name}: expected a tensor, got {handle!r}, {NOT_OPEN}, or the batches of a loader with wrap")
 
     if not TYPE_CHECKING:  # with it, type checkers would accept misspelt names
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Raise `AttributeError` that says what to do, as for the other methods of arrays."""
+            """Raise `AttributeError` with advice, for example for other methods of arrays."""
             kind = next(base.__name__ for base in type(self).__mro__ if base.__module__ == "fastrack")
             message = f"{kind!r} object has no attribute {name!r}"
             if not name.startswith("_"):

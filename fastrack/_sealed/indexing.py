@@ -38,10 +38,10 @@ class RowSelection:
         return unpickle, ("RowPlan", self.shape, self.row_bytes, self.rows)
 
     def select(self, index: Any) -> RowSelection:
-        """Resolve an index along the first dimension of the result, as `plan_rows` does."""
+        """Resolve an index along the first dimension of the result, like `plan_rows`."""
         inner = plan_rows(index, self.shape, self.nbytes)
         outer = self.rows
-        if len(outer) != self.shape[0]:  # one row, of which rows are selected
+        if len(outer) != self.shape[0]:  # select rows within a single row
             first = int(outer[0]) * self.shape[0]
             outer = range(first, first + self.shape[0])
         return RowSelection(inner.shape, inner.row_bytes, _compose(outer, inner.rows))
@@ -60,7 +60,7 @@ class RowSelection:
 class Box:
     """Offsets and sizes of a box in a tensor of shape `whole`, of elements of `itemsize` bytes.
 
-    shape : the result's shape: `sizes`, or another of as many elements
+    shape : the result's shape: `sizes`, or a reshape of it
     """
 
     offsets: tuple[int, ...]
@@ -70,7 +70,7 @@ class Box:
     shape: tuple[int, ...]
 
     def ranges(self) -> EvenRanges:
-        """Return the byte ranges of the box, each as long as its bytes follow one another in the tensor."""
+        """Return the byte ranges of the box, each as long as the contiguous bytes of the tensor allow."""
         if 0 in self.sizes:
             return EvenRanges(np.empty(0, np.int64), 0, 0)
         inner = len(self.whole)  # dimensions from this on are one range
@@ -90,7 +90,7 @@ class Box:
 
 
 def _compose(outer: range | Indices, inner: range | Indices) -> range | Indices:
-    """Return the elements of `outer` at the places `inner`."""
+    """Return the elements of `outer` at indices `inner`."""
     if not isinstance(outer, range):
         return outer[np.arange(inner.start, inner.stop, inner.step) if isinstance(inner, range) else inner]
     if isinstance(inner, range):
@@ -100,7 +100,7 @@ def _compose(outer: range | Indices, inner: range | Indices) -> range | Indices:
 
 
 def plan_rows(rows: Any, shape: tuple[int, ...], nbytes: int) -> RowSelection:
-    """Resolve an index along the first dimension as NumPy does, and raise IndexError and TypeError as it does."""
+    """Resolve an index along the first dimension, with NumPy's semantics, IndexError and TypeError."""
     if not shape:
         raise IndexError("rows of a sealed tensor: expected one dimension or more, got none. Open it whole")
     count = shape[0]
@@ -113,7 +113,7 @@ def plan_rows(rows: Any, shape: tuple[int, ...], nbytes: int) -> RowSelection:
         chosen = range(*rows.indices(count))
         return RowSelection((len(chosen), *shape[1:]), row_bytes, chosen)
     if hasattr(rows, "__array__"):
-        # torch takes any tensor of one element for an integer, and NumPy only what has no dimensions.
+        # torch takes any tensor of one element for an integer, NumPy only an array without dimensions.
         rows = np.asarray(rows)
     if not isinstance(rows, bool):
         try:
@@ -134,7 +134,7 @@ def _one_row(row: int, shape: tuple[int, ...], row_bytes: int) -> RowSelection:
 
 
 def as_indices(rows: Any, count: int) -> Indices:
-    """Return a vector of integers, or a mask, as row numbers from 0 on. It raises as `plan_rows` does."""
+    """Return a vector of integers, or a mask, as row numbers from 0 on. Errors as for `plan_rows`."""
     array = np.asarray(rows)
     if array.size == 0 and not isinstance(rows, np.ndarray):
         array = array.astype(np.int64)
@@ -160,5 +160,5 @@ def as_indices(rows: Any, count: int) -> Indices:
 
 
 def highest_unsigned(array: Indices) -> int:
-    """Return the highest of some row numbers, taken as unsigned: a negative one is higher than any other."""
+    """Return the highest row number, taken as unsigned: any negative number is higher than all others."""
     return int(np.maximum.reduce(array.view(np.uint64), axis=None))

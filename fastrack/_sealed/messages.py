@@ -9,7 +9,7 @@ from fastrack._crypto import cobblestone
 from fastrack._crypto.engine import get_engine
 from fastrack._crypto.gather import Ranges
 from fastrack._keys.keyring import KeyRing
-from fastrack._sealed.headers import discard, fetch, open_header
+from fastrack._sealed.message_headers import discard, fetch, open_header
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.locations import Location
@@ -32,7 +32,7 @@ class OpenMessage:
     def read(self, memory: Bytes, first: int = 0) -> None:
         """Authenticate and decrypt the whole chunks from `first` on that fill `memory`.
 
-        If one was altered, `memory` is filled with zeros, and AuthenticationError is raised.
+        If a chunk was altered, fill `memory` with zeros, and raise AuthenticationError.
         """
         start, stop = self._span(first, memory.size)
         bad = self._attempt(
@@ -44,16 +44,16 @@ class OpenMessage:
             raise bad_chunk(self._sealed.name, bad, path=self._sealed.path)
 
     def gather(self, ranges: Ranges, memory: Bytes) -> None:
-        """Authenticate and decrypt parts of the message into `memory`, as `read` does."""
+        """Authenticate and decrypt parts of the message into `memory`, like `read`."""
         pieces = ranges.pieces()
-        wanted = [(self._sealed, lambda: ranges)]
+        parts = [(self._sealed, lambda: ranges)]
 
         def gather() -> int | None:
-            [sealed] = fetch(wanted) or [self._sealed]
+            [sealed] = fetch(parts) or [self._sealed]
             assert sealed is not None
             return self._engine.open_gather(self._schedule, sealed.chunks, memory, pieces)
 
-        bad = self._attempt(gather, lambda: discard(wanted))
+        bad = self._attempt(gather, lambda: discard(parts))
         if bad is not None:
             memory.fill(0)
             raise bad_chunk(self._sealed.name, bad, path=self._sealed.path)
@@ -64,20 +64,20 @@ class OpenMessage:
 
         def verify() -> int | None:
             part = self._storage.view(start, stop)
-            self._storage.prefetch([(stop, min(2 * stop - start, self._end))])  # it comes while this run is verified
+            self._storage.prefetch([(stop, min(2 * stop - start, self._end))])  # downloads during this run
             return self._engine.verify_run(self._schedule, part, first)
 
         return self._attempt(verify, lambda: self._storage.discard([(start, stop)]))
 
     def _attempt(self, function: Callable[[], int | None], forget: Callable[[], bool]) -> int | None:
-        """Call a function on chunks, and once more if one is wrong that was kept of a file on a server."""
+        """Call a function on chunks, and once more if a chunk from the cache of a remote file is wrong."""
         bad = function()
         if bad is not None and bad >= 0 and forget():
             bad = function()
         return bad
 
     def _span(self, first: int, size: int) -> tuple[int, int]:
-        """Return where in the storage the chunks of `size` bytes of plaintext are."""
+        """Return the start and stop in the storage of the chunks of `size` bytes."""
         start = self._start + first * SEALED_CHUNK_SIZE
         return start, start + cobblestone.segment_size(first, size, self._sealed.nbytes)
 
@@ -91,7 +91,7 @@ class OpenMessage:
 def bad_chunk(
     name: str | None, chunk: int, outcome: str = "nothing of the tensor was handed out", *, path: Location | None = None
 ) -> AuthenticationError:
-    """Return the error for an altered chunk, or for an altered gather plan, which a negative `chunk` stands for."""
+    """Return the error for an altered chunk, or for an altered gather plan if `chunk` is negative."""
     prefix = "" if path is None else f"{path}: "
     if chunk < 0:
         return AuthenticationError(

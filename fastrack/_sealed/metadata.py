@@ -1,6 +1,6 @@
-"""The metadata of sealed files, in their safetensors headers: what messages decrypt to, and what they are bound to.
+"""The metadata of sealed files, in their safetensors headers: dtypes and shapes of messages, and their bindings.
 
-What is read is untrusted.
+Input is untrusted.
 """
 
 from __future__ import annotations
@@ -11,18 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from fastrack._sealed.container import Layout, StoredTensor, is_shape, parse_header, parse_layouts
 from fastrack._sealed.contexts import Binding, Kind, MessageContext
+from fastrack._sealed.file_header import Layout, StoredTensor, is_shape, parse_header, parse_layouts
 from fastrack._tensors import dtypes
 from fastrack._util.documents import unique
 from fastrack._util.locations import Location
 from fastrack._util.shown import shown
 from fastrack.errors import FormatError
-from fastrack.format import HEADER_SIZE, message_size
+from fastrack.format import FORMAT_VERSION, HEADER_SIZE, message_size
 
-FORMAT_VERSION = "1"
 FORMAT_MARK = (
-    "sealed by fastrack: "  # before the `format` of the owner, so that a loader of plain weights that asks stops
+    "sealed by fastrack: "  # before the owner's `format`, so that a loader of plain weights that checks it stops
 )
 _HEX_ID = re.compile(r"[0-9a-f]{32}")
 _HEX_HEADER = re.compile(r"[0-9a-f]{112}")
@@ -31,9 +30,9 @@ _MEMBERS = {"dtype", "shape"}
 
 @dataclass(slots=True)
 class Contents:
-    """The header of a file: the tensors as they are stored, the owner's metadata, and that of fastrack.
+    """The header of a file: the stored tensors, the owner's metadata, and fastrack's metadata.
 
-    Ids are None if nothing is sealed. `layouts` and `bindings` are of sealed tensors, by their names.
+    Ids are None if nothing is sealed. `layouts` and `bindings` are of sealed tensors, by name.
     """
 
     stored: dict[str, StoredTensor]
@@ -61,7 +60,7 @@ class Contents:
 
 
 def read_contents(head: bytes, size: int | None, path: Location) -> Contents:
-    """Read the header of a file of `size` bytes, None if that is not known. Raise FormatError if it is damaged."""
+    """Read the header of a file of `size` bytes (None if not known). Raise FormatError if it is damaged."""
     metadata, stored = parse_header(head, size, path)
     fields = {key: value for key, value in metadata.items() if key.startswith("fastrack.")}
     contents = Contents(stored, {key: value for key, value in metadata.items() if key not in fields})
@@ -97,7 +96,7 @@ def _read_fields(contents: Contents, fields: dict[str, str], path: Location) -> 
 
 
 def _read_layouts(text: str | None, contents: Contents, path: Location) -> dict[str, Layout]:
-    """Read any JSON that lists tensors, as `parse_layouts` does that of fastrack, and the bindings in it."""
+    """Read tensors and bindings from any JSON. `parse_layouts` reads only fastrack's own."""
     layouts: dict[str, Layout] = {}
     assert contents.file_id is not None
     for name, entry in _read_json(text, path).items():
@@ -129,7 +128,7 @@ def _read_json(text: str | None, path: Location) -> dict[str, Any]:
 
 
 def _take_binding(name: str, entry: dict[str, Any], file: str, path: Location) -> tuple[str, Binding]:
-    """Remove its own file id and its binding from the entry of a tensor that was sealed earlier, and return them."""
+    """Remove the original file id and the binding from the entry of an earlier message, and return both."""
     own_id, header = entry.pop("file", None), entry.pop("binding")
     if not isinstance(own_id, str) or not isinstance(header, str) or not _HEX_HEADER.fullmatch(header):
         raise FormatError(
@@ -150,12 +149,12 @@ def _read_layout(name: str, entry: Any, path: Location) -> Layout:
 
 
 def entry_of(context: MessageContext) -> dict[str, Any]:
-    """Return what the metadata says of a tensor."""
+    """Return the metadata entry of a tensor."""
     return {"dtype": context.dtype, "shape": list(context.shape)}
 
 
 def encode_fields(file_id: str, key_id: str, sealed: Mapping[str, Any], kind: Kind = "tensor") -> dict[str, str]:
-    """Return the metadata of a file with these sealed tensors, as `entry_of` describes them."""
+    """Return the metadata of a file with sealed tensors, given by their `entry_of`."""
     fields = {
         "fastrack.version": FORMAT_VERSION,
         "fastrack.file": file_id,

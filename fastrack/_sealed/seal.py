@@ -10,7 +10,7 @@ from typing import Any
 from fastrack._crypto.engine import get_engine
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._sealed.contexts import MessageContext, new_file_id
-from fastrack._sealed.headers import fetch_headers, prefetch
+from fastrack._sealed.message_headers import fetch_headers, prefetch
 from fastrack._sealed.messages import OpenMessage
 from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._tensors import arrays
@@ -24,16 +24,16 @@ from fastrack.format import HEADER_SIZE, message_size
 def seal(tensor: Any, key: KeyLike | None = None, name: str = "tensor") -> SealedTensor:
     """Encrypt a tensor under a key, and bind it to its name, dtype and shape.
 
-    Of a DTensor, as in a module that ``fully_shard`` has sharded, each process seals the part that it has, and nothing
-    is sent. The name has the place of the part in the whole: ``w[256:512, 0:64]``.
+    Of a DTensor, for example in a module sharded by ``fully_shard``, each process seals its own part, and nothing is
+    sent. The name has the position of the part in the whole: ``w[256:512, 0:64]``.
 
     Parameters
     ----------
     tensor : numpy.ndarray or torch.Tensor
         Tensor of any shape in host memory, of any dtype that safetensors has.
     key : KeyLike, optional
-        The owner's key, or its key file, or a provider of one; by default that of `use_keys` or of
-        ``FASTRACK_KEY_FILE``, as `KeyRing` says. 256 bits mean Cobblestone-256, 128 bits Cobblestone-128.
+        The owner's key, its key file, or a provider. Defaults to the key of `use_keys`, then to
+        ``FASTRACK_KEY_FILE`` (see `KeyRing`). 256 bits mean Cobblestone-256, 128 bits Cobblestone-128.
     name : str
         Name of the tensor. It is authenticated.
 
@@ -48,7 +48,7 @@ def seal(tensor: Any, key: KeyLike | None = None, name: str = "tensor") -> Seale
     TypeError
         If `tensor` is not a tensor in host memory, its dtype has no safetensors name, or `name` is not text.
     ValueError
-        If `tensor` is a DTensor with partial sums, or of which a process has no single range along each dimension.
+        If `tensor` is a DTensor with partial sums, or the part of a process is not one range along each dimension.
 
     Examples
     --------
@@ -95,7 +95,7 @@ def unseal(
         Tensor or rows to decrypt.
     keys : KeySource, optional
         Keys that may open it: a key, a key file, a `KeyProvider`, a function that finds a key by its id, and all
-        that `KeyRing` takes. By default those of `use_keys`, else those that ``FASTRACK_KEY_FILE`` names.
+        that `KeyRing` takes. Defaults to the keys of `use_keys`, then to ``FASTRACK_KEY_FILE``.
     framework : {"torch", "numpy"}, optional
         Framework of the result. By default torch if it is installed, else numpy.
 
@@ -107,13 +107,13 @@ def unseal(
     Raises
     ------
     AuthenticationError
-        If the key is another one, or anything was altered. No plaintext is returned then.
+        If the key is wrong, or anything was altered. No plaintext is returned then.
     UnknownKeyError
         If the key that sealed it is not among `keys`.
     TypeError
-        If `sealed` is neither of these types, or `framework` lacks its dtype.
+        If `sealed` is of another type, or `framework` lacks its dtype.
     ModuleNotFoundError
-        If `framework` is torch, which is not installed.
+        If `framework` is torch, and torch is missing.
 
     Examples
     --------
@@ -155,7 +155,7 @@ def _advise_unseal(given: object) -> str:
 
 
 def _unseal_rows(rows: SealedRows, keys: KeyRing, framework: Framework) -> Any:
-    """Decrypt rows. All headers are authenticated before anything of the size that they claim is done."""
+    """Decrypt rows. Authenticate all headers before their sizes are used."""
     with ExitStack() as stack:
         parts = rows.select(keys)
         fetch_headers(tensor for tensor, _ in parts)

@@ -1,4 +1,4 @@
-"""Storage of sealed files: mapped files, of which a process may have more than the kernel maps, and bytes in memory."""
+"""Storage of sealed files: mapped files, possibly more than the kernel has maps for, and bytes in memory."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _ATTEMPTS = 100
 
 
 class Storage(Protocol):
-    """The bytes of one version of a sealed file, wherever they are kept. Nothing of them is authenticated.
+    """The unauthenticated bytes of one version of a sealed file, in memory, on disk or on a server.
 
-    Tensors that were taken out of a file keep its storage, which is released with the last of them.
+    Tensors from a file keep its storage alive: it is released with the last tensor.
     """
 
     @property
@@ -44,22 +44,22 @@ class Storage(Protocol):
         ...
 
     def prefetch(self, ranges: Sequence[tuple[int, int]]) -> int:
-        """Begin to fetch ranges of bytes (start, stop), and return the number of those that are not on this machine.
+        """Begin to fetch ranges of bytes (start, stop), and return the number of bytes missing on this machine.
 
-        `read`, `view` and `memory` fetch their own.
+        `read`, `view` and `memory` fetch on demand.
         """
         ...
 
     def discard(self, ranges: Sequence[tuple[int, int]]) -> bool:
-        """Forget wrong bytes that were kept of a file elsewhere. Return False if nothing of it is kept."""
+        """Discard wrong bytes from the cache of a remote file. Return False if none are cached."""
         ...
 
     def read(self, start: int, stop: int) -> bytes:
-        """Return a copy of a range of bytes. It is shorter where the file was cut short."""
+        """Return a copy of a range of bytes. It is shorter if the file was truncated."""
         ...
 
     def view(self, start: int, stop: int) -> Bytes:
-        """Return a range of bytes without a copy, as a read-only array. It is valid as long as the array."""
+        """Return a range of bytes without a copy, as a read-only array that keeps the bytes valid."""
         ...
 
     def memory(self, start: int, stop: int) -> HostMemory:
@@ -79,7 +79,7 @@ def open_storage(path: str | os.PathLike[str], *, mapped: bool = True) -> tuple[
         with _open_file(path) as file:
             version = _version_of(file)
             storage: Storage = MappedFile(path, file) if mapped else StoredBytes(_read_whole(file))
-            # The header is not read from the map: a file that is truncated meanwhile would end the process.
+            # The header is not read from the map: a concurrent truncation of the file would end the process.
             read = functools.partial(_pread, file.fileno()) if mapped else storage.read
             header = read_head(read, storage.size)
             if _version_of(file) == version:
@@ -96,9 +96,9 @@ def _open_file(path: str | os.PathLike[str]) -> io.FileIO:
 
 
 def read_head(read: Callable[[int, int], bytes], size: int) -> bytes:
-    """Return the header of a safetensors file, of which `read` returns a range. Its first 8 bytes say how long it is.
+    """Return the header of a safetensors file. `read` returns a range of the file; its first 8 bytes have the length.
 
-    What is shorter than that is no header.
+    A shorter file returns less.
     """
     head = read(0, min(size, _FIRST_READ))
     stop = HEADER_PREFIX + int.from_bytes(head[:HEADER_PREFIX], "little")
@@ -116,7 +116,7 @@ class Extent(NamedTuple):
 
 
 class _Present:
-    """The part of `Storage` that does nothing where all bytes are on this machine."""
+    """The methods of `Storage` that do nothing if all bytes are on this machine."""
 
     __slots__ = ()
 
@@ -154,10 +154,10 @@ class StoredBytes(_Present):
 
 
 class MappedFile(_Present):
-    """A regular file, mapped without a descriptor. Of very many, those used least recently are unmapped meanwhile.
+    """A regular file, mapped without a descriptor. Beyond `MAP_LIMIT`, files used least recently are unmapped.
 
-    While it is mapped it is the file that was opened first, whatever has its name by now. To map it again, the file of
-    that name has to be the same one, of the same size and time of modification.
+    The map stays on the first file, even if another file takes its name. Mapping it again requires a file of that name
+    with an unchanged inode, size and time of modification.
     """
 
     __slots__ = ("__weakref__", "_mapped", "_path", "_version", "is_recent", "size")
@@ -205,7 +205,7 @@ class MappedFile(_Present):
         return mapped
 
 
-_mapped: OrderedDict[weakref.ref[MappedFile], None] = OrderedDict()  # all that are, in the order of their mapping
+_mapped: OrderedDict[weakref.ref[MappedFile], None] = OrderedDict()  # in the order of their mapping
 
 
 def _forget(reference: weakref.ref[MappedFile]) -> None:
@@ -213,7 +213,7 @@ def _forget(reference: weakref.ref[MappedFile]) -> None:
 
 
 def _unmap_one() -> bool:
-    """Unmap the first file that was not used since the last time that it was considered."""
+    """Unmap the first file that was not used since it was last considered."""
     while _mapped:
         with contextlib.suppress(KeyError):  # another thread took the last one
             reference, _ = _mapped.popitem(last=False)

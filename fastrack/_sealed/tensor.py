@@ -1,4 +1,4 @@
-"""Sealed tensors in memory, `SealedTensor`, and handles on their rows and on boxes such as shards, `SealedRows`."""
+"""`SealedTensor`, a sealed tensor in memory, and `SealedRows`, a handle on rows or on a box such as a shard."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fastrack._crypto.base import HostMemory
 from fastrack._crypto.gather import LazyRanges
 from fastrack._keys.keyring import KeyRing
 from fastrack._keys.keys import Key
-from fastrack._sealed.container import encode_header
 from fastrack._sealed.contexts import Binding, Edition, MessageContext
+from fastrack._sealed.file_header import encode_header
 from fastrack._sealed.handle import NOT_OPEN, Handle
 from fastrack._sealed.indexing import Box, RowSelection, plan_rows
 from fastrack._sealed.metadata import encode_fields, entry_of, read_contents
@@ -29,7 +29,7 @@ from fastrack.errors import FastrackError, FormatError, GrantError
 from fastrack.format import HEADER_SIZE, message_size
 
 Proof = tuple[bytes, bytes, Binding | None]
-"""All values that authenticate the key of a message: its header, its context as it is encoded, and its binding."""
+"""All values that authenticate the key of a message: its header, its encoded context, and its binding."""
 
 
 @public
@@ -41,7 +41,7 @@ class SealedTensor(Handle):
 
     ``sealed[rows]`` is a handle (`SealedRows`) on rows along the first dimension, selected by an integer, a slice, an
     array of integers or a boolean mask. ``sealed[:, 2:4]`` selects along several dimensions, by integers and slices
-    without a step. Opening it opens only the chunks that hold those rows or that part.
+    without a step. Opening a handle opens only the chunks that hold the selected part.
 
     Attributes
     ----------
@@ -60,7 +60,7 @@ class SealedTensor(Handle):
     key_id : str
         Id of the key that opens it.
     path : pathlib.Path, URL or None
-        File that it was taken from, for errors to name. It is not part of a pickle.
+        File of the tensor, for error messages. It is not part of a pickle.
 
     Examples
     --------
@@ -141,7 +141,7 @@ class SealedTensor(Handle):
 
     @property
     def header(self) -> bytes:
-        """Header of the message; that of the manifest if there is one, whatever is in the file by now."""
+        """Header of the message, from the manifest if there is one, else from the file."""
         if self._pinned_header is not None:
             return self._pinned_header
         return self._storage.read(self._start, self._start + HEADER_SIZE)
@@ -163,7 +163,7 @@ class SealedTensor(Handle):
 
     @property
     def location(self) -> tuple[Storage, int]:
-        """The storage of the message, and where in it the message begins."""
+        """The storage of the message, and the start of the message in it."""
         return self._storage, self._start
 
     @property
@@ -181,11 +181,11 @@ class SealedTensor(Handle):
 
     @property
     def memory(self) -> HostMemory:
-        """The same, for native code."""
+        """Memory of `chunks`."""
         return self._storage.memory(self._start + HEADER_SIZE, self._stop)
 
     def check_grant(self, key: Key) -> None:
-        """Refuse a file or a version of a set that the key was not granted for."""
+        """Refuse a file, or a version of a set, outside the grant of the key."""
         if key.files is not None:
             file = self.context.file if self.binding is None else self.binding.file
             if file not in key.files:
@@ -232,7 +232,7 @@ class SealedTensor(Handle):
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> SealedTensor:
-        """Read a file written by `to_bytes`. Nothing of it is run, decrypted or authenticated before it is opened.
+        """Read a file written by `to_bytes`. This runs no code, and decrypts and authenticates nothing.
 
         Parameters
         ----------
@@ -242,7 +242,7 @@ class SealedTensor(Handle):
         Raises
         ------
         FormatError
-            If `data` is not such a file.
+            If `data` is another file.
         """
         storage = StoredBytes(np.frombuffer(bytes(data), np.uint8))
         contents = read_contents(read_head(storage.read, storage.size), storage.size, Path("<bytes>"))
@@ -288,7 +288,7 @@ def restore_tensor(
 
 
 def move_tensor(tensor: SealedTensor, storage: Storage) -> SealedTensor:
-    """Return a tensor in another storage of the same bytes."""
+    """Return the tensor in another storage of its bytes."""
     start = tensor.location[1]
     message = Extent(storage, start, start + tensor.message_size)
     header = tensor._pinned_header  # noqa: SLF001 - of this module
@@ -304,7 +304,7 @@ class MessageRanges(NamedTuple):
 
 @public
 class SealedRows(Handle):
-    """Handle on rows of sealed tensors, none of which is opened yet.
+    """Handle on rows of sealed tensors that are not opened yet.
 
     ``sealed[rows]``, `SealedDataset` and `collate` make it; `to_device` and `unseal` open it. Rows of a sealed tensor
     can be indexed again, as ``sealed[:10][2]``.
@@ -342,7 +342,7 @@ class SealedRows(Handle):
     dtype: str
     key_id: str
     needs_padding = False
-    """True if the slices leave bytes of the result that must be zeros."""
+    """True if the result has padding, which must be zeros."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -353,7 +353,7 @@ class SealedRows(Handle):
         return dtypes.nbytes(self.dtype, self.shape)
 
     def select(self, keys: KeyRing) -> Sequence[MessageRanges]:
-        """Return `slices`, after what these depend on was authenticated by `check_contexts`."""
+        """Return `slices`, after `check_contexts` has authenticated their shapes."""
         self.check_contexts(keys)
         return self.slices()
 
@@ -362,9 +362,9 @@ class SealedRows(Handle):
         raise NotImplementedError
 
     def check_contexts(self, keys: KeyRing) -> None:
-        """Authenticate the shapes that the selection of rows depends on, beside those of the tensors in `slices`.
+        """Authenticate the shapes of further tensors that determine the selection of rows.
 
-        Samples may be missing or have other numbers if a file of the same data set was altered.
+        An altered file of a data set could otherwise drop or renumber the samples of other files.
         """
 
     def __len__(self) -> int:
@@ -410,9 +410,9 @@ class TensorRows(SealedRows):
 
 
 def select_box(tensor: SealedTensor, offsets: Sequence[int], sizes: Sequence[int]) -> SealedTensor | SealedRows:
-    """Return the part of a tensor from `offsets` on that has the shape `sizes`: a handle, or the tensor if it is all.
+    """Return a handle on the box of a tensor at `offsets` with the shape `sizes`, or the tensor if this is all of it.
 
-    Raise IndexError if the box is not inside the tensor, and TypeError if elements of less than a byte are cut.
+    Raise IndexError if the box is not inside the tensor, and TypeError for elements smaller than a byte.
     """
     offsets, sizes = tuple(offsets), tuple(sizes)
     shape = tensor.shape
@@ -430,31 +430,31 @@ def select_box(tensor: SealedTensor, offsets: Sequence[int], sizes: Sequence[int
 
 
 def select_slices(tensor: SealedTensor, index: tuple[Any, ...]) -> SealedRows:
-    """Return the part of a tensor that an index of integers and slices of step 1 selects, as NumPy does.
+    """Return the part of a tensor at an index of integers and slices of step 1, like NumPy.
 
-    Raise IndexError if it does not fit the tensor, and TypeError for what else NumPy takes as an index.
+    Raise IndexError if the index does not fit the tensor, and TypeError for other kinds of NumPy indices.
     """
-    count = sum(each is Ellipsis for each in index)
+    count = sum(item is Ellipsis for item in index)
     missing = len(tensor.shape) - len(index) + count
     if count > 1 or missing < 0:
         raise IndexError(
             f"index of tensor {tensor.name!r:.200}: expected at most {len(tensor.shape)} dimensions, and ... once, got "
             f"{shown(index, 100)}"
         )
-    place = next((number for number, each in enumerate(index) if each is Ellipsis), len(index))
+    split = next((number for number, item in enumerate(index) if item is Ellipsis), len(index))
     whole = (slice(None),) * missing
     ranges, kept = [], []
-    for each, extent in zip(index[:place] + whole + index[place + 1 :], tensor.shape, strict=True):
-        if isinstance(each, slice):
-            start, stop, step = each.indices(extent)
+    for item, extent in zip(index[:split] + whole + index[split + 1 :], tensor.shape, strict=True):
+        if isinstance(item, slice):
+            start, stop, step = item.indices(extent)
             if step != 1:
-                raise TypeError(f"index of tensor {tensor.name!r:.200}: expected slices of step 1, got {shown(each)}")
+                raise TypeError(f"index of tensor {tensor.name!r:.200}: expected slices of step 1, got {shown(item)}")
             ranges.append((start, max(stop - start, 0)))
             kept.append(ranges[-1][1])
             continue
-        if isinstance(each, bool) or not hasattr(each, "__index__") or getattr(each, "shape", ()) != ():
-            raise TypeError(f"index of tensor {tensor.name!r:.200}: expected integers and slices, got {shown(each)}")
-        row = operator.index(each)
+        if isinstance(item, bool) or not hasattr(item, "__index__") or getattr(item, "shape", ()) != ():
+            raise TypeError(f"index of tensor {tensor.name!r:.200}: expected integers and slices, got {shown(item)}")
+        row = operator.index(item)
         if not -extent <= row < extent:
             raise IndexError(f"index {row} of tensor {tensor.name!r:.200} is out of range: {extent} are there")
         ranges.append((row % extent, 1))

@@ -1,1 +1,1 @@
-"""Sets of files: what is in them, who published it, and which version is the newest."""
+"""Sets of files: their signed manifests, and anchors for the newest version."""

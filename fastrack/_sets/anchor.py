@@ -33,8 +33,8 @@ _MEMBERS = {"anchor", "digest", "lineage", "owner", "version"}
 class Anchor:
     """The newest version of a set of files that was seen, kept in a file of its own.
 
-    Functions that open files take an anchor, or its path, as ``anchor=``. They then open what the owner's newest
-    manifest lists, and nothing else. The anchor moves forward when a file of a newer version was opened, and never
+    Functions that open files take an anchor, or its path, as ``anchor=``. They then open only files in the owner's
+    newest manifest. The anchor moves forward when a file of a newer version was opened, and never
     back. `create` makes one; keep it where an attacker who can replace the data cannot write.
 
     One object stays at the version of the manifest that it read first, so that all files opened with it are of one
@@ -45,8 +45,8 @@ class Anchor:
     path : path
         The anchor file.
     manifest : path, optional
-        The manifest. By default that beside the file, ``NAME.manifest``, else the ``fastrack.manifest`` in its folder
-        or in the nearest one above. A file is known by its path relative to the folder of the manifest.
+        The manifest. By default ``NAME.manifest`` next to the file, else the ``fastrack.manifest`` in its folder or in
+        the nearest one above. A file is known by its path relative to the folder of the manifest.
 
     Raises
     ------
@@ -55,7 +55,7 @@ class Anchor:
     KeyPermissionError
         If another user owns it, may write to it or replace it, and so could choose the owner that is trusted.
     OSError
-        If it cannot be read. A missing anchor is never made again by itself, as nothing would be remembered then.
+        If it cannot be read. A missing anchor is never recreated: it would remember nothing.
 
     Attributes
     ----------
@@ -123,7 +123,7 @@ class Anchor:
         owner : Verifier
             The public key of the owner, from `fastrack.grants`.
         lineage : str, optional
-            The id of the set. By default that of the first manifest. `fastrack.grants.Grants` may have one.
+            The id of the set, by default from the first manifest. `fastrack.grants.Grants` may have one.
         least_version : int
             The least version that is accepted.
 
@@ -145,11 +145,11 @@ class Anchor:
 
     @classmethod
     def resolve(cls, anchor: Anchor | str | os.PathLike[str]) -> Anchor:
-        """Return the anchor, or that of this path."""
+        """Return an anchor, opened if it is given by its path."""
         return anchor if isinstance(anchor, Anchor) else cls(anchor)
 
     def read(self, path: str | os.PathLike[str]) -> bytes:
-        """Return the content of a file of the set that is not sealed, such as a configuration, once it was compared.
+        """Read a file of the set that is not sealed, such as a configuration, and compare it with the manifest.
 
         Raises
         ------
@@ -171,7 +171,7 @@ class Anchor:
         return content
 
     def verify(self, folder: str | os.PathLike[str]) -> Manifest:
-        """Compare a folder with its manifest, as `Manifest.verify` does, and move the anchor forward.
+        """Compare a folder with its manifest, like `Manifest.verify`, and move the anchor forward.
 
         Raises
         ------
@@ -209,7 +209,7 @@ class Anchor:
         manifest = self._load(manifest_path)
         prefix = name_in_set(folder, manifest_path) + "/"
         if self._manifest_path is None:
-            _refuse_moved(folder, manifest_path, lambda name: any(one.startswith(f"{name}/") for one in manifest.files))
+            _refuse_moved(folder, manifest_path, lambda name: any(key.startswith(f"{name}/") for key in manifest.files))
         if prefix == "./":
             return list(manifest.files)
         return [name.removeprefix(prefix) for name in manifest.files if name.startswith(prefix)]
@@ -220,13 +220,13 @@ class Anchor:
             raise self._load(self._find_manifest(path)).missing(path)
 
     def accept(self, manifest: Manifest, path: Path) -> None:
-        """Take this manifest for the present one, unless it is older than the anchor or forked from it."""
+        """Make this manifest the present one; refuse one that is older than the anchor or forked from it."""
         self._state = self._reread()
         self._state.require_before(manifest, path, self.path)
         self._manifest = manifest
 
     def advance(self) -> None:
-        """Write the present manifest into the anchor file, unless that is newer by now."""
+        """Write the present manifest into the anchor file, unless the file is newer already."""
         manifest = self._manifest
         assert manifest is not None
         state = _State(self.owner, manifest.lineage, manifest.version, manifest.digest)
@@ -240,7 +240,7 @@ class Anchor:
         self._state = state
 
     def _reread(self) -> _State:
-        """Return the anchor as it is on disk now, where another process may have moved it forward."""
+        """Read the anchor file again, since another process may have moved it forward."""
         stored = _read(self.path)
         if stored.owner != self.owner:
             raise RollbackError(
@@ -278,14 +278,14 @@ _MISSING = "no such manifest; `fastrack publish` writes one, and Anchor(manifest
 
 
 def find_manifest(path: Path) -> Path:
-    """Return the manifest of a file or a folder: its own, or that of the nearest folder above that has one."""
-    own = manifest_path(path)
-    if own.exists():
-        return own
+    """Return the manifest of a file or a folder: its own, or the nearest one above."""
+    manifest = manifest_path(path)
+    if manifest.exists():
+        return manifest
     for folder in Path(os.path.abspath(path)).parents:  # noqa: PTH100 - `resolve` would follow links
         if (folder / FOLDER_MANIFEST).exists():
             return folder / FOLDER_MANIFEST
-    raise FileNotFoundError(errno.ENOENT, _MISSING, str(own))
+    raise FileNotFoundError(errno.ENOENT, _MISSING, str(manifest))
 
 
 def manifest_path(path: Path) -> Path:
@@ -299,13 +299,13 @@ def name_in_set(path: Path, manifest: Path) -> str:
 
 
 def _refuse_moved(path: Path, manifest: Path, is_listed: Callable[[str], bool]) -> None:
-    """Refuse a path whose end is a longer name of the set than the place of the manifest gives it.
+    """Refuse a path that ends with a longer name of the set than its path relative to the manifest.
 
-    Where manifests are found by their place, storage that copies one into a folder of its set would rename the files.
+    Storage that copies a manifest into a folder of its set would otherwise rename the files.
     """
     parts = Path(os.path.abspath(path)).parts[1:]  # noqa: PTH100 - `resolve` would follow links
-    place = Path(name_in_set(path, manifest)).parts
-    for count in range(len(place) + 1, len(parts) + 1):
+    expected = Path(name_in_set(path, manifest)).parts
+    for count in range(len(expected) + 1, len(parts) + 1):
         name = "/".join(parts[-count:])
         if is_listed(name):
             raise RollbackError(
@@ -382,7 +382,7 @@ def _read(path: Path) -> _State:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[io.FileIO]:
-    """Hold the lock on a file that others may replace while they hold it."""
+    """Lock a file that a holder of the lock may replace."""
     while True:
         with io.FileIO(path, "r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)

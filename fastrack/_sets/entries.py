@@ -1,4 +1,4 @@
-"""The files in a manifest: what it says of each, and the comparison of open files with that."""
+"""Entries of a manifest: the description of each file, and the comparison of open files with it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from fastrack._files.reader import SealedFile
 
 SUFFIX = ".manifest"
-PROOF_SUFFIX = ".tlog-proof"  # of proofs of transparency logs, which earlier versions read beside a manifest
+PROOF_SUFFIX = ".tlog-proof"  # of proofs of transparency logs, which earlier versions read next to a manifest
 _LEFT_OUT = re.compile(rf"\..*|.*({re.escape(SUFFIX)}|{re.escape(PROOF_SUFFIX)}|\.grants)", re.DOTALL)
-_HEADER_LENGTH = 4 * -(-HEADER_SIZE // 3)  # of its base64, the last character of which has two bits that are zero
+_HEADER_LENGTH = 4 * -(-HEADER_SIZE // 3)  # of its base64, whose last character has two bits that are zero
 _HEADERS = re.compile(rf"(?:[A-Za-z0-9+/]{{{_HEADER_LENGTH - 2}}}[AEIMQUYcgkosw048]=)*")
 _DIGESTS = re.compile(r"(?:[0-9a-f]{64})*")
 _DTYPE = re.compile(r"[A-Z0-9_]{1,16}")
@@ -69,10 +69,10 @@ class SealedEntry:
             file.key_id,
             file.kind,
             _digest_of_metadata(file.stored_metadata),
-            {name: [one.dtype, list(one.shape), encode_bytes(one.header)] for name, one in tensors.items()},
+            {name: [tensor.dtype, list(tensor.shape), encode_bytes(tensor.header)] for name, tensor in tensors.items()},
             {name: _describe_plain(*file.stored(name)) for name in file.plain},
-            {name: one.context.file for name, one in tensors.items() if one.context.file != file.file_id},
-            {name: sha256_of(one.message) for name, one in tensors.items()} if digests else {},
+            {name: tensor.context.file for name, tensor in tensors.items() if tensor.context.file != file.file_id},
+            {name: sha256_of(tensor.message) for name, tensor in tensors.items()} if digests else {},
         )
 
     @classmethod
@@ -86,10 +86,10 @@ class SealedEntry:
         _check_tensors(sealed, _HEADERS, _HEADER_LENGTH, "sealed")
         _check_tensors(plain, _DIGESTS, 64, "plain")
         require(not sealed.keys() & plain.keys(), "names of sealed and of plain tensors")
-        require(origins.keys() <= sealed.keys() and all(matches(ID, one) for one in origins.values()), "origins")
+        require(origins.keys() <= sealed.keys() and all(matches(ID, origin) for origin in origins.values()), "origins")
         require(members["file"] not in origins.values(), "origins")
         require(digests.keys() in (set(), sealed.keys()), "digests")
-        require(all(matches(DIGEST, one) for one in digests.values()), "digests")
+        require(all(matches(DIGEST, digest) for digest in digests.values()), "digests")
         return cls(**members, manifest=manifest)
 
     def members(self) -> dict[str, Any]:
@@ -125,11 +125,11 @@ class SealedEntry:
             raise self._other(file, "it to be sealed", "an unencrypted one" if name in file.plain else "none", name)
         context, origin = tensor.context, self.origins.get(name, self.file)
         if (context.dtype, list(context.shape), context.file) != (dtype, shape, origin):
-            found = f"{context.dtype} {list(context.shape)} of file {context.file}"
-            raise self._other(file, f"{dtype} {shape} of file {origin}", found, name)
+            actual = f"{context.dtype} {list(context.shape)} of file {context.file}"
+            raise self._other(file, f"{dtype} {shape} of file {origin}", actual, name)
         if encode_bytes(tensor.header) != header:
-            listed, found = (one.hex()[:_SHOWN] for one in (self.header(name), tensor.header))
-            raise self._other(file, f"the message whose salt begins with {listed}", found, name)
+            listed, actual = (salt.hex()[:_SHOWN] for salt in (self.header(name), tensor.header))
+            raise self._other(file, f"the message whose salt begins with {listed}", actual, name)
         if name in self.digests and sha256_of(tensor.message) != self.digests[name]:
             raise self._altered(file.path, name)
 
@@ -170,7 +170,7 @@ def restore_entry(members: bytes, manifest: str, edition: Edition | None = None)
 
 @dataclass(frozen=True, slots=True)
 class PlainEntry:
-    """The part of a manifest that describes a file in which nothing is sealed, by its size and SHA-256."""
+    """The part of a manifest that describes a file without sealed tensors, by its size and SHA-256."""
 
     size: int
     sha256: str
@@ -178,7 +178,7 @@ class PlainEntry:
 
     @classmethod
     def of(cls, path: Path) -> Self:
-        """Describe a file, all of which is read."""
+        """Describe a file, which is read to its end."""
         with open_regular(path) as file:
             digest = hashlib.file_digest(file, "sha256")
             return cls(file.tell(), digest.hexdigest())
@@ -201,7 +201,7 @@ class PlainEntry:
             raise self._altered(path)
 
     def read(self, path: Location) -> bytes:
-        """Return the content of the file, or raise `AuthenticationError` if it is another."""
+        """Return the content of the file, or raise `AuthenticationError` if it differs."""
         if isinstance(path, Url):
             return self._read_remote(path)
         with open_regular(path) as file:
@@ -217,7 +217,7 @@ class PlainEntry:
 
         remote, _ = open_remote(url)
         if remote.size == self.size:
-            for _ in range(2):  # what the cache has may be wrong once
+            for _ in range(2):  # the cached copy may be wrong once
                 content = remote.read(0, self.size)
                 if sha256_of(content) == self.sha256:
                     return content
@@ -236,8 +236,8 @@ Entry = SealedEntry | PlainEntry
 
 
 def walk(folder: Path) -> dict[str, Path]:
-    """Return the files in a folder and in those below it, by their relative paths; manifests and such are left out."""
-    found = {}
+    """Return the files in a folder tree by their relative paths, without manifests, proofs and grants."""
+    paths = {}
     for here, folders, files in os.walk(folder, onerror=_raise):
         folders[:] = [name for name in folders if not name.startswith(".")]
         for name in folders:
@@ -245,8 +245,8 @@ def walk(folder: Path) -> dict[str, Path]:
                 raise FormatError(f"{Path(here) / name}: expected no link to a folder in a set. Copy the folder")
         for name in files:
             if _LEFT_OUT.fullmatch(name) is None:
-                found[(Path(here) / name).relative_to(folder).as_posix()] = Path(here) / name
-    return found
+                paths[(Path(here) / name).relative_to(folder).as_posix()] = Path(here) / name
+    return paths
 
 
 def _raise(error: OSError) -> None:
@@ -266,13 +266,13 @@ def _describe_plain(dtype: str, shape: tuple[int, ...], content: Bytes) -> list[
 
 
 def _check_tensors(tensors: Any, form: re.Pattern[str], size: int, member: str) -> None:
-    """Check the dtypes, shapes and pins (headers or digests) of tensors: all at once, as there may be many."""
-    "".join(tensors).encode()  # which refuses lone surrogates
-    require({(type(one), len(one)) for one in tensors.values()} <= {(list, 3)}, member)
+    """Check the dtypes, shapes and pins (headers or digests) of tensors, in bulk because there may be many."""
+    "".join(tensors).encode()  # refuses lone surrogates
+    require({(type(entry), len(entry)) for entry in tensors.values()} <= {(list, 3)}, member)
     if tensors:
         found_dtypes, shapes, pins = zip(*tensors.values(), strict=True)
         require(all(matches(_DTYPE, dtype) for dtype in set(found_dtypes)), member)
-        require({len(one) for one in pins} == {size}, member)
+        require({len(pin) for pin in pins} == {size}, member)
         require(form.fullmatch("".join(pins)), member)
         require({type(shape) for shape in shapes} == {list}, member)
         extents = [extent for shape in shapes for extent in shape]

@@ -1,4 +1,4 @@
-"""Sealed folders: files that belong together, such as those of a model, under one key and one index."""
+"""Sealed folders: files that belong together, such as a model, under one key and one index."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def load_folder(
     *,
     anchor: Anchor | str | os.PathLike[str] | None = None,
 ) -> SealedFolder:
-    """Open a sealed folder: authenticate its index, which says what its files have to be.
+    """Open a sealed folder: authenticate its index, which lists and pins its files.
 
     Parameters
     ----------
@@ -49,8 +49,8 @@ def load_folder(
     keys : KeySource, optional
         As for `unseal`. The index is sealed.
     anchor : Anchor or path, optional
-        The index has to be as its owner's newest manifest lists it, as for `load_file`. The whole folder is of that
-        version then. Without an anchor an older copy of the whole folder is authentic.
+        The index has to match its owner's newest manifest, as for `load_file`, which fixes the version of the whole
+        folder. Without an anchor an older copy of the whole folder is authentic.
 
     Returns
     -------
@@ -100,7 +100,7 @@ def load_folder(
 def open_folder(
     source: SealedFolder | str | os.PathLike[str], keys: KeyRing, anchor: Anchor | str | os.PathLike[str] | None
 ) -> SealedFolder:
-    """Open a sealed folder by its path, or return one that is open, which takes no anchor any more."""
+    """Open a sealed folder by its path, or return an open one, which takes no anchor."""
     if not isinstance(source, SealedFolder):
         return load_folder(source, keys, anchor=anchor)
     if anchor is not None:
@@ -131,7 +131,7 @@ class SealedFolder:
     file_id : str
         Id of its index.
     files : mapping of str to entries
-        What the index says of each file, by the names of the files.
+        Entries of the index, by the names of the files.
 
     Examples
     --------
@@ -215,7 +215,7 @@ class SealedFolder:
     def weights(self, subfolder: str = "", variant: str | None = None) -> dict[str, SealedTensor]:
         """Return the weights of a model: all tensors of ``model.safetensors``, or of the shards that its index names.
 
-        The names of adapters and diffusion models are known too. Without such a file it is all ``.safetensors`` files.
+        The names of adapters and diffusion models are known too. Without such a file, all ``.safetensors`` files count.
 
         Parameters
         ----------
@@ -318,14 +318,14 @@ class SealedFolder:
             index = f"{prefix}{stem}{SAFETENSORS}.index{variant}.json"
             if index in self.files:
                 return self._shards(prefix, index)
-        found = [name for name in self.files if name.startswith(prefix) and "/" not in name.removeprefix(prefix)]
-        found = [name for name in found if name.lower().endswith(SAFETENSORS)]
-        if not found or variant:
+        names = [name for name in self.files if name.startswith(prefix) and "/" not in name.removeprefix(prefix)]
+        names = [name for name in names if name.lower().endswith(SAFETENSORS)]
+        if not names or variant:
             raise FormatError(
                 f"{self.place(prefix)}: expected a model{variant}{SAFETENSORS} or its index, got neither. Name the "
                 "folder of a model"
             )
-        return found
+        return names
 
     def _shards(self, prefix: str, index: str) -> list[str]:
         try:
@@ -341,7 +341,7 @@ class SealedFolder:
 
     @contextlib.contextmanager
     def _present(self, name: str) -> Iterator[Location]:
-        """Yield the path of a file; that it is missing is an error about the folder."""
+        """Yield the path of a file. A missing file raises an error about the folder."""
         path = self.place(name)
         try:
             yield path
@@ -362,7 +362,7 @@ def _size(entry: Entry) -> int:
 
 
 def parse_index(content: bytes, path: Location) -> dict[str, Entry]:
-    """Return the entries in an index. A holder of the key made it; the program may still have been at fault."""
+    """Return the entries in an index. A holder of the key made it, but the program may have been faulty."""
     index = join(path, INDEX)
     with parsing(f"{index} is not the index of a sealed folder", "get it again from its owner"):
         document = decode(content, {"files", "format"}, {"format": FORMAT})
@@ -370,7 +370,7 @@ def parse_index(content: bytes, path: Location) -> dict[str, Entry]:
 
 
 def merge_tensors(files: Iterable[SealedFile]) -> dict[str, SealedTensor]:
-    """Return the sealed tensors of all files, each of which has to have other names."""
+    """Merge the sealed tensors of files, whose names must differ."""
     tensors: dict[str, SealedTensor] = {}
     for file in files:
         for name, tensor in file.items():

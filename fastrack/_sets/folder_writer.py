@@ -31,13 +31,13 @@ from fastrack.errors import FormatError
 
 _BLOCK = 1 << 20
 _PRIVATE = 0o700  # the mode of a folder of plaintext
-# The folder of a model has a configuration beside weights of the names that libraries give them; that of a pipeline an
-# index, and weights in the folders below it.
+# The folder of a model has a configuration and weights under the names that libraries give them. The folder of a
+# pipeline has an index, and weights in the folders below it.
 _CONFIGURATIONS = ("config.json", "adapter_config.json")
 _PIPELINE = "model_index.json"
 _STEMS = r"(model|adapter_model|diffusion_pytorch_model|pytorch_model|open_clip_model)"
 _WEIGHTS = re.compile(rf"{_STEMS}([.-].*)?\.(safetensors|bin)", re.DOTALL)
-# The index of shards says no more than they do by themselves, and stays plain beside them in any folder.
+# The index of shards reveals no more than their headers, and stays plain in any folder.
 _SHARDS = re.compile(rf"{_STEMS}\.(safetensors|bin)\.index(\.[^.]+)?\.json")
 # Names of configuration, code, documentation and tokenizers, which stay plain in the folder of a model alone.
 _PLAIN = re.compile(
@@ -56,28 +56,28 @@ def seal_folder(
     plain: Iterable[str] = (),
     progress: Progress | None = None,
 ) -> None:
-    """Seal a folder, such as that of a model, into a new folder with files of the same names.
+    """Seal a folder, such as a model, into a new folder with files of the same names.
 
     Files of tensors (``.safetensors``) are sealed tensor by tensor, and all others whole, whatever their suffix. Two
-    kinds stay plain, for anyone to read: what `plain` names; and configuration, code, documentation and tokenizers of a
+    kinds stay plain, for anyone to read: files in `plain`; and configuration, code, documentation and tokenizers of a
     model (``.json``, ``.txt``, ``.md``, ``.py``, ``.jinja``, ``.yaml``, and names of tokenizers). These are in or below
-    a folder that has a ``config.json`` or ``adapter_config.json`` beside weights, such as ``model.safetensors`` or
-    ``pytorch_model.bin``, or a ``model_index.json`` above them. The index of shards stays plain beside them anywhere.
+    a folder that has a ``config.json`` or ``adapter_config.json`` and weights, such as ``model.safetensors`` or
+    ``pytorch_model.bin``, or a ``model_index.json`` above them. The index of shards stays plain in any folder.
 
-    An index, ``fastrack.folder``, lists all files and is sealed under the same key. So a file of another seal in place
-    of one of these is refused, as is a plain one that was altered.
+    An index, ``fastrack.folder``, lists all files and is sealed under the same key. A file from another seal
+    in place of a listed one is refused, and so is an altered plain file.
 
     Parameters
     ----------
     source : path
         The folder. Files and folders in it whose names begin with a dot are left out, as are manifests, proofs and
-        grants. A link to what lies outside it is refused.
+        grants. A link that leads outside the folder is refused.
     target : path
         The folder to make. It has that name when it is complete and on disk, and replaces nothing.
     key : KeyLike, optional
-        The owner's key, as `seal` takes it.
+        The owner's key, as for `seal`.
     plain : iterable of str
-        Files to copy as they are: their paths in the folder, or globs of them, whose ``*`` stands for slashes too. A
+        Files to copy unchanged: their paths in the folder, or globs of them, whose ``*`` stands for slashes too. A
         glob takes a link in only if it takes in the file that this leads to.
     progress : callable, optional
         Called with the number of bytes done since the previous call.
@@ -111,26 +111,26 @@ def seal_folder(
     ['config.json', 'model.safetensors']
     """
     source, target, owner = locate_local(source), locate_local(target), sealing_key(key)
-    found = {name: path for name, path in sorted(walk(source).items()) if _require_name(name, path)}
-    if INDEX in found:
+    files = {name: path for name, path in sorted(walk(source).items()) if _require_name(name, path)}
+    if INDEX in files:
         raise FormatError(f"{source} is sealed already; `fastrack unseal` opens it")
-    for path in found.values():
+    for path in files.values():
         require_inside(path, source)
-    kept = _plain_files(found, source, plain_names(plain))
-    if kept == found.keys():
-        names = f"{', '.join(map(repr, found)):.300}, which stay plain" if found else "none"
+    kept = _plain_files(files, source, plain_names(plain))
+    if kept == files.keys():
+        names = f"{', '.join(map(repr, files)):.300}, which stay plain" if files else "none"
         raise FormatError(f"{source}: expected a file to seal, got {names}. Name another folder")
     with new_folder(target) as folder:
         entries: dict[str, Entry] = {}
         tensors: dict[str, PlainTensor] = {}
-        for name, path in found.items():
-            place = folder / name
-            place.parent.mkdir(parents=True, exist_ok=True)
+        for name, path in files.items():
+            out = folder / name
+            out.parent.mkdir(parents=True, exist_ok=True)
             if name in kept:
-                entries[name] = _copy(path, place, progress)
+                entries[name] = _copy(path, out, progress)
                 continue
-            header = _seal(path, place, owner, progress)
-            with SealedFile(place) as file:
+            header = _seal(path, out, owner, progress)
+            with SealedFile(out) as file:
                 entries[name] = entry = SealedEntry.of(file)
             if header is not None:
                 _require_layout(header, entry, path)
@@ -141,7 +141,7 @@ def seal_folder(
 
 
 def require_inside(path: Path, folder: Path) -> None:
-    """Refuse a link that leads out of a folder: what it leads to was never meant to be sealed with the folder."""
+    """Refuse a link that leads out of a folder: its target was not meant to be sealed with the folder."""
     if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(folder.resolve()):
         raise FormatError(
             f"{str(path)!r:.300}: expected a file of the folder, got a link that leads outside. Put a copy in its "
@@ -150,9 +150,9 @@ def require_inside(path: Path, folder: Path) -> None:
 
 
 def _plain_files(found: Mapping[str, Path], source: Path, patterns: Iterable[str]) -> set[str]:
-    """Return the names of the files that are copied as they are."""
+    """Return the names of the files to copy unchanged."""
     root = source.resolve()
-    # A link is what it leads to as well: it would make readable what is sealed by its own name.
+    # A link also counts by the name of its target: a plain link would reveal a target that is sealed.
     names = {name: {name, Path(os.path.realpath(path)).relative_to(root).as_posix()} for name, path in found.items()}
     kept: set[str] = set()
     for pattern in sorted(patterns):
@@ -162,7 +162,7 @@ def _plain_files(found: Mapping[str, Path], source: Path, patterns: Iterable[str
             raise ValueError(f"plain=: expected a file of {source} or a glob of some, got {pattern!r:.200}. Correct it")
         kept |= matches
     weights, models = _models_in(found)
-    return kept | {name for name, both in names.items() if all(_is_plain(each, weights, models) for each in both)}
+    return kept | {name for name, both in names.items() if all(_is_plain(alias, weights, models) for alias in both)}
 
 
 def _is_plain(name: str, weights: set[str], models: set[str]) -> bool:
@@ -173,12 +173,12 @@ def _is_plain(name: str, weights: set[str], models: set[str]) -> bool:
 
 
 def _models_in(names: Iterable[str]) -> tuple[set[str], set[str]]:
-    """Return the folders of weights, and those of models."""
+    """Return the folders with weights, and the folders of models."""
     split = [name.rpartition("/") for name in names]
     weights = {folder for folder, _, last in split if _WEIGHTS.fullmatch(last)}
     models = weights & {folder for folder, _, last in split if last in _CONFIGURATIONS}
     pipelines = {folder for folder, _, last in split if last == _PIPELINE}
-    pipelines = {folder for folder in pipelines if any(_is_below(f"{each}/", {folder}) for each in weights)}
+    pipelines = {folder for folder in pipelines if any(_is_below(f"{inner}/", {folder}) for inner in weights)}
     return weights, models | pipelines
 
 
@@ -233,10 +233,10 @@ def _require_layout(header: bytes, entry: SealedEntry, path: Location) -> list[s
         described = json.loads(header[HEADER_PREFIX:])
         described.pop("__metadata__", None)
         names = sorted(described, key=lambda name: described[name]["data_offsets"])
-        found = {name: [described[name]["dtype"], described[name]["shape"]] for name in names}
+        tensors = {name: [described[name]["dtype"], described[name]["shape"]] for name in names}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        found, names = {}, []
-    if entry.plain or found != {name: tensor[:2] for name, tensor in entry.sealed.items()}:
+        tensors, names = {}, []
+    if entry.plain or tensors != {name: tensor[:2] for name, tensor in entry.sealed.items()}:
         raise FormatError(f"{path} changed while it was read, or its header does not fit it. Seal it again")
     return names
 
@@ -250,7 +250,7 @@ def unseal_folder(
     anchor: Anchor | str | os.PathLike[str] | None = None,
     progress: Progress | None = None,
 ) -> None:
-    """Decrypt a sealed folder into a new folder, whose files are byte for byte as they were before.
+    """Decrypt a sealed folder into a new folder, with byte for byte the original files.
 
     Parameters
     ----------
@@ -258,12 +258,12 @@ def unseal_folder(
         The sealed folder, by its path, its URL, or opened by `load_folder`.
     target : path
         The folder to make, which only you may open (mode 0700); those above it are made too. It has that name when it
-        is complete and on disk, and replaces nothing. A process that is killed leaves what it had written in
-        ``.fastrack-….part``, in plain.
+        is complete and on disk, and replaces nothing. A killed process leaves its plaintext in
+        ``.fastrack-….part``.
     keys : KeySource, optional
         As for `unseal`.
     anchor : Anchor or path, optional
-        As for `load_folder`, which takes it for a folder that is open.
+        As for `load_folder`. Only for a folder given by its path or URL.
     progress : callable, optional
         Called with the number of bytes written since the previous call.
 
@@ -290,10 +290,10 @@ def unseal_folder(
     >>> Path("back/optimizer.bin").read_bytes()
     b'moments'
     """
-    ring, place = KeyRing.resolve(keys), locate_local(target)
+    ring, out_folder = KeyRing.resolve(keys), locate_local(target)
     opened = open_folder(source, ring, anchor)
-    # The folders above may be missing, as of a run that is resumed on another machine.
-    with made_parents(place), new_folder(place, mode=_PRIVATE) as folder:
+    # The folders above may be missing, for example in a run that is resumed on another machine.
+    with made_parents(out_folder), new_folder(out_folder, mode=_PRIVATE) as folder:
         for name, entry in opened.files.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -319,5 +319,5 @@ def _unseal(
         else:
             names = _require_layout(header, entry, file.path)
             out.write(header)
-        for each in names:
-            write_plaintext(file[each], keys, out, progress)
+        for tensor_name in names:
+            write_plaintext(file[tensor_name], keys, out, progress)

@@ -1,4 +1,4 @@
-"""Open sealed files, also as an anchor has them: `load_file`."""
+"""Open sealed files, with an anchor or without: `load_file`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def load_file(
     Parameters
     ----------
     path : path or URL
-        The sealed file. Of one on a server, such as ``s3://bucket/name``, ranges are read and kept on the local disk.
+        The sealed file. A file on a server, such as ``s3://bucket/name``, is read by ranges and kept on the local disk.
     file_id : str, optional
         Expected file id, kept in a trusted place since the file was sealed. Every file has its own, so an older or
         another file of the same key is refused.
@@ -30,8 +30,8 @@ def load_file(
         Map the file into memory. If False, all of it is read now, so that a file that is truncated later, or a network
         file system that fails, cannot end the process.
     anchor : Anchor or path, optional
-        The file has to be as its owner's newest manifest lists it, which `Anchor` explains. Its plain tensors are then
-        authenticated as well, and so is its metadata.
+        The file has to match its owner's newest manifest: see `Anchor`. Its plain tensors and its metadata are then
+        authenticated as well.
 
     Returns
     -------

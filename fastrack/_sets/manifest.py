@@ -36,7 +36,7 @@ _FORMAT = 1
 _LIMIT = 64 << 20  # bytes of a manifest: some 200,000 tensors
 _NAME_LIMIT = 1024  # characters in the name of a file
 _UNSAFE = re.compile(r"[\x00-\x1f\x7f\\]|\A/|(?:\A|/)\.{0,2}(?:/|\Z)")  # and empty names
-# The one form of an envelope with one signature. What `json` makes of it is no larger than the file.
+# The one form of an envelope with one signature. Parsed by `json` it is no larger than the file.
 _HEAD = b'{"payload":"'
 _TAIL = re.compile(
     rb'","payloadType":"[A-Za-z0-9./+-]{1,100}",'
@@ -63,7 +63,7 @@ class Manifest:
     history : tuple of str
         The digests of the versions before, from the last one back, 1024 at most.
     digest : str
-        The SHA-256 of what was signed, in hexadecimal.
+        The SHA-256 of the signed content, in hexadecimal.
     envelope : bytes
         The signed document.
 
@@ -95,7 +95,7 @@ class Manifest:
     def from_bytes(
         cls, content: bytes, *, owner: Verifier | Iterable[Verifier], source: str = "the manifest"
     ) -> Manifest:
-        """Read the content of a manifest. Errors are those of `load_manifest`."""
+        """Read the content of a manifest. Raises the errors of `load_manifest`."""
         end = content.find(b'"', len(_HEAD))
         tail = _TAIL.fullmatch(content, end)
         if not content.startswith(_HEAD) or tail is None or len(content) > _LIMIT:
@@ -108,7 +108,7 @@ class Manifest:
 
     @property
     def log_entry(self) -> bytes:
-        """The text by which an owner may enter the manifest in a transparency log. fastrack itself asks no log."""
+        """The text to enter in a transparency log. fastrack itself asks no log."""
         return f"fastrack/manifest@1\n{self.lineage}\n{self.version}\n{self.digest}\n".encode()
 
     def verify(self, folder: str | os.PathLike[str]) -> None:
@@ -126,20 +126,20 @@ class Manifest:
         RollbackError
             If a file is missing, is no part of the set, or has messages of another version.
         AuthenticationError
-            If what is stored in plain was altered.
+            If a plain file or plain tensor was altered.
         FormatError, OSError
             As from `load_file`.
         """
         folder = Path(folder)
-        found = walk(folder)
+        paths = walk(folder)
         for name in self.files:
-            if name not in found:
+            if name not in paths:
                 raise self.missing(folder / name)
-        for name, path in found.items():
+        for name, path in paths.items():
             self.check(name, path)
 
     def check(self, name: str, path: str | os.PathLike[str]) -> None:
-        """Compare one file with the set. Errors are those of `verify`.
+        """Compare one file with the set. Raises the errors of `verify`.
 
         Parameters
         ----------
@@ -155,7 +155,7 @@ class Manifest:
             return
         with SealedFile(path, entry=entry) as file:
             for plain in file.plain:
-                file.stored(plain)  # which compares its bytes
+                file.stored(plain)  # compares its bytes
 
     def missing(self, path: Path) -> RollbackError:
         """Return the error for a file of the set that is not there."""
@@ -166,7 +166,7 @@ class Manifest:
         )
 
     def entry(self, name: str, path: Path) -> Entry:
-        """Return the description of a file, whose path is for errors."""
+        """Return the description of a file; `path` is for errors."""
         entry = self.files.get(name)
         if entry is None:
             raise RollbackError(
@@ -249,11 +249,11 @@ def _not_a_manifest(source: str) -> FormatError:
 
 
 def _is_canonical(text: bytes) -> bool:
-    """Return True if this valid base64 is the one for its content: without escapes, and unused bits are zero."""
+    """Return True if valid base64 is canonical: without escapes, and with zeros for unused bits."""
     return b"\\" not in text and base64.b64encode(base64.b64decode(text[-4:])) == text[-4:]
 
 
-# Parsing. The owner has signed the payload; the owner's program may still have been at fault.
+# Parsing. The owner has signed the payload, but the owner's program may have been faulty.
 
 
 def _parse(payload: bytes, source: str) -> dict[str, Any]:
@@ -263,7 +263,7 @@ def _parse(payload: bytes, source: str) -> dict[str, Any]:
         version, history = document["version"], document["history"]
         require(is_number(version) and version > 0, "version")
         require(type(history) is list and len(history) == min(version - 1, HISTORY_LIMIT), "history")
-        require(all(matches(DIGEST, one) for one in history), "history")
+        require(all(matches(DIGEST, digest) for digest in history), "history")
         require(matches(ID, document["lineage"]), "lineage")
         label = f"version {version} of {source}"
         return {
@@ -284,5 +284,5 @@ def parse_entry(name: str, members: Mapping[str, Any], manifest: str) -> Entry:
 
 def is_name(name: str) -> bool:
     """Return True if a manifest may have a file of this name: a relative path with slashes, in its normal form."""
-    name.encode()  # which refuses lone surrogates
+    name.encode()  # refuses lone surrogates
     return len(name) <= _NAME_LIMIT and _UNSAFE.search(name) is None

@@ -30,38 +30,38 @@ def publish(
 ) -> Manifest:
     """Sign a manifest of files, as the next version of the set if there is a manifest already.
 
-    It lists sealed files by the headers of their messages, which takes no key and does not read the messages; and what
-    is not sealed by its SHA-256. One process at a time may publish a set: two would fork it.
+    It lists sealed files by the headers of their messages, without a key and without reading the messages, and plain
+    files and tensors by their SHA-256. One process at a time may publish a set: two would fork it.
 
     Parameters
     ----------
     paths : path or sequence of paths
-        A folder, a file, or several. Of a folder all files are part of the set, but for those whose names begin with
-        a dot, manifests, proofs and grants.
+        A folder, a file, or several. The set has all files of a folder, except files whose names begin with a
+        dot, manifests, proofs and grants.
     signer : Signer
         The owner's signing key, from `fastrack.grants`.
     manifest : path, optional
         The manifest to write, in a folder that holds all the files. By default ``fastrack.manifest`` in a folder, and
-        ``NAME.manifest`` beside a file. It replaces the version before.
+        ``NAME.manifest`` next to a file. It replaces the previous version.
     digests : bool
         List the SHA-256 of all messages as well, which reads them. A header pins a message against all but holders of
         the key, and its digest against them too.
     anchor : Anchor or path, optional
-        The owner's own anchor: the version before must not be older than that.
+        The owner's own anchor: the previous version must not be older than it.
 
     Returns
     -------
     Manifest
-        What was signed.
+        The signed manifest.
 
     Raises
     ------
     ValueError
         If there is no file, a file is not in the folder of the manifest, or several paths are given without `manifest`.
     SignatureError
-        If another key signed the version before.
+        If another key signed the previous version.
     RollbackError
-        If the version before is older than the anchor, forked from it, or missing.
+        If the previous version is older than the anchor, forked from it, or missing.
     FormatError
         If a sealed file is malformed, or the manifest would be too large.
     OSError
@@ -79,13 +79,13 @@ def publish(
     >>> manifest.version
     2
     """
-    given = [locate_local(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
-    if not given or (manifest is None and len(given) != 1):
-        raise ValueError(f"publishing failed: expected one path, or manifest=, got {len(given)} paths")
-    target = manifest_path(given[0]) if manifest is None else locate_local(manifest)
+    chosen = [locate_local(path) for path in ([paths] if isinstance(paths, (str, os.PathLike)) else paths)]
+    if not chosen or (manifest is None and len(chosen) != 1):
+        raise ValueError(f"publishing failed: expected one path, or manifest=, got {len(chosen)} paths")
+    target = manifest_path(chosen[0]) if manifest is None else locate_local(manifest)
     anchored = None if anchor is None else Anchor.resolve(anchor)
     previous = _previous(target, signer, anchored)
-    files = {name: describe(path, digests=digests) for name, path in sorted(_members(given, target).items())}
+    files = {name: describe(path, digests=digests) for name, path in sorted(_members(chosen, target).items())}
     if previous is not None:
         history = (previous.digest, *previous.history)[:HISTORY_LIMIT]
         envelope = sign_manifest(files, signer, previous.lineage, history, previous.version + 1)
@@ -102,7 +102,7 @@ def publish(
 
 
 def describe(path: Path, *, digests: bool = False) -> Entry:
-    """Return the entry of a file. One that is no safetensors file, or has nothing sealed in it, is hashed."""
+    """Return the entry of a file. A file without sealed tensors is hashed."""
     try:
         file = SealedFile(path)
     except FormatError:
@@ -115,24 +115,24 @@ def describe(path: Path, *, digests: bool = False) -> Entry:
 
 def _members(given: Iterable[Path], manifest: Path) -> dict[str, Path]:
     """Return all files by their names in the set."""
-    found = {}
+    members = {}
     for path in given:
         refuse_key_text(path)
-        for each in walk(path).values() if path.is_dir() else [path]:
-            name = name_in_set(each, manifest)
+        for file in walk(path).values() if path.is_dir() else [path]:
+            name = name_in_set(file, manifest)
             if name.split("/")[0] == ".." or not is_name(name):
                 raise ValueError(
-                    f"{each}: expected a file in the folder of {manifest}, with a name without control "
+                    f"{file}: expected a file in the folder of {manifest}, with a name without control "
                     f"characters and backslashes, got {shown(name, 200)}. Rename it, or name another manifest"
                 )
-            found[name] = each
-    if not found:
+            members[name] = file
+    if not members:
         raise ValueError(f"publishing {manifest} failed: expected a file, got none. Name files, or a folder of them")
-    return found
+    return members
 
 
 def _previous(target: Path, signer: Signer, anchor: Anchor | None) -> Manifest | None:
-    """Return the version before, if there is one."""
+    """Return the previous version, if there is one."""
     if anchor is not None and anchor.owner != signer.verifier:
         raise ValueError(f"{anchor.path}: expected an anchor of {signer.verifier!r}, got one of {anchor.owner!r}")
     try:

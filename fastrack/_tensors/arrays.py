@@ -23,7 +23,7 @@ _HUGE_PAGE = 2 << 20
 _ALIGNMENT = 64
 _BYTE: Any = ctypes.c_char
 _SHARED = frozenset(["BOOL", "U8", "I8", "I16", "I32", "I64", "F16", "F32", "F64"])  # dtypes of every NumPy and torch
-_SMALL = 1 << 20  # bytes below which the allocation is what an array costs
+_SMALL = 1 << 20  # bytes below which allocation dominates the cost of an array
 
 
 def framework_of(value: object) -> Framework | None:
@@ -44,13 +44,13 @@ def installed(framework: Framework) -> bool:
 
 
 def require_installed(framework: Framework | None) -> None:
-    """Raise `ModuleNotFoundError` that says what to install, if results are requested of torch and it is absent."""
+    """Raise `ModuleNotFoundError` with advice if torch results are requested and torch is absent."""
     if framework == "torch" and not installed("torch"):
         extras.require("torch", "a torch.Tensor", "torch")
 
 
 def default_framework() -> Framework:
-    """Return the framework of results where none is requested: torch if it is installed, else numpy."""
+    """Return the default framework of results: torch if it is installed, else numpy."""
     return "torch" if installed("torch") else "numpy"
 
 
@@ -80,7 +80,7 @@ def bytes_of(array: Any, *, writable: bool = False) -> Bytes:
 
 
 def writable_memory(array: Any) -> tuple[int, int, object]:
-    """Return the address and the size in bytes of an array in host memory to be filled, and the owner of the memory."""
+    """Return the address and the size in bytes of a host array to fill, and the owner of the memory."""
     if type(array) is np.ndarray:
         _require_writable(array)
         return _address(array), array.nbytes, array
@@ -105,7 +105,7 @@ def _require_writable(array: npt.NDArray[Any]) -> None:
 
 
 def reader(array: Any) -> Callable[[int, int], Bytes]:
-    """Return a function `(start, stop)` to the bytes of an array in host memory; both are multiples of its itemsize.
+    """Return a function from `(start, stop)`, multiples of the itemsize, to the bytes of an array in host memory.
 
     An array that is not contiguous is copied range by range, never as a whole.
     """
@@ -137,7 +137,7 @@ def empty_bytes(size: int) -> Bytes:
 def empty(size: int, dtype: str, shape: Sequence[int], framework: Framework) -> tuple[Any, int, object]:
     """Allocate an array of `size` bytes in host memory; return it, its address, and the owner of the memory.
 
-    Arrays of less than a MiB are of the framework's own memory.
+    Arrays of less than a MiB use the framework's allocator.
     """
     if framework == "torch" and size < _SMALL:
         import torch
@@ -174,7 +174,7 @@ def from_bytes(memory: Bytes, dtype: str, shape: Sequence[int], framework: Frame
 
 def _torch_address(tensor: Any) -> int | None:
     """Return the address of a torch tensor, 0 if it has no memory, or None if a transform of torch hides it."""
-    if type(tensor).__name__ == "FakeTensor":  # which warns of the question
+    if type(tensor).__name__ == "FakeTensor":  # data_ptr() would warn
         return 0
     try:
         return int(tensor.data_ptr())
@@ -185,12 +185,12 @@ def _torch_address(tensor: Any) -> int | None:
 def _without_memory(tensor: Any) -> TypeError:
     import torch
 
-    kind, place = "tensor of a transform of torch.func", "that transform"
+    kind, scope = "tensor of a transform of torch.func", "that transform"
     if type(tensor).__name__ == "FakeTensor":
-        kind, place = "FakeTensor", "FakeTensorMode"
+        kind, scope = "FakeTensor", "FakeTensorMode"
     elif torch._is_functional_tensor(tensor):  # noqa: SLF001 - the only test there is
-        kind, place = "functional tensor", "torch.func.functionalize and torch.export"
-    return TypeError(f"expected a tensor with memory, got a {kind}, which has none. Call fastrack outside of {place}")
+        kind, scope = "functional tensor", "torch.func.functionalize and torch.export"
+    return TypeError(f"expected a tensor with memory, got a {kind}, which has none. Call fastrack outside of {scope}")
 
 
 def flat_torch(tensor: Any, device: str, *, writable: bool = False) -> Any:
@@ -204,7 +204,7 @@ def flat_torch(tensor: Any, device: str, *, writable: bool = False) -> Any:
 
 
 def _require_torch(tensor: Any, device: str, *, writable: bool) -> None:
-    """Raise unless a torch tensor is dense and on `device`; and if it is to be filled, unless that can be done."""
+    """Raise unless a torch tensor is dense and on `device`, and, if `writable`, can be filled in place."""
     import torch
 
     if (device != "cpu" if tensor.is_cpu else device != str(tensor.device)) or tensor.layout != torch.strided:
@@ -222,15 +222,15 @@ def _require_torch(tensor: Any, device: str, *, writable: bool) -> None:
     if tensor.requires_grad and torch.is_grad_enabled():
         raise ValueError("a tensor that requires a gradient cannot be filled: autograd would not know. Pass .detach()")
     if not tensor.is_inference():
-        torch.autograd.graph.increment_version(tensor)  # so that autograd refuses what it saved of the old contents
+        torch.autograd.graph.increment_version(tensor)  # so that autograd refuses saved references to the old contents
 
 
 def in_memory_order(tensor: Any) -> tuple[Any, Callable[[Any], Any] | None]:
     """Return a torch tensor with its dimensions in memory order, and a function that restores its form on a result.
 
     The form is the order of the dimensions, such as ``channels_last``, and for torch the subclass with its attributes,
-    such as a bounding box of torchvision. Parameters become plain tensors. None instead of a function means that there
-    is nothing to restore.
+    such as a bounding box of torchvision. Parameters become plain tensors. The function is None if there is nothing to
+    restore.
     """
     import torch
 
@@ -262,7 +262,7 @@ def in_memory_order(tensor: Any) -> tuple[Any, Callable[[Any], Any] | None]:
 
 
 def storage_key(array: Any) -> Hashable:
-    """Return a key that two arrays of one framework share if and only if they view the same memory in the same way.
+    """Return a key that two arrays of one framework share if and only if they view one memory in the same way.
 
     An array without memory, which is empty or on torch's meta device, shares its key with no other. A key is valid as
     long as its array lives.

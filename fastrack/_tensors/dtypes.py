@@ -37,13 +37,13 @@ _PAIRED = "F4"
 
 @lru_cache(maxsize=1024)
 def nbytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """Return the bytes of a dense tensor of this dtype and shape; raise FormatError if there is none such."""
+    """Return the bytes of a dense tensor of a dtype and shape; raise FormatError if either is invalid."""
     bits = BITS.get(dtype)
     if bits is None:
         raise FormatError(f"unknown dtype: expected one of safetensors ({', '.join(BITS)}), got {dtype!r:.40}")
     if shape and min(shape) < 0:
         raise FormatError(f"expected a shape without negative dimensions, got {list(shape)!s:.80}")
-    # Equal shapes share a result, so that of floats must not be kept for that of integers.
+    # The cache takes (2.0,) for (2,): operator.index refuses floats before a result is kept.
     size, rest = divmod(math.prod(map(operator.index, shape)) * bits, 8)
     if rest:
         raise FormatError(f"expected a shape that fills whole bytes, got {list(shape)!s:.80} of {dtype}")
@@ -60,7 +60,7 @@ def holds_numbers(dtype: Any) -> bool:
 
 @cache  # the name of a dtype takes microseconds to compute
 def from_numpy(dtype: Any) -> str:
-    """Return the safetensors name of a NumPy dtype, or of one of ml_dtypes; raise TypeError if it has none."""
+    """Return the safetensors name of a dtype of NumPy or ml_dtypes; raise TypeError if it has none."""
     name = _FROM_NUMPY.get(dtype.name)
     if name is None or (dtype.byteorder not in "=|" and not dtype.isnative):
         raise TypeError(
@@ -78,7 +78,7 @@ def _conversion_of(dtype: Any) -> str:
 
 
 def to_numpy(dtype: str) -> Any:
-    """Return the NumPy dtype of a safetensors name; raise TypeError if NumPy has none here."""
+    """Return the NumPy dtype of a safetensors name; raise TypeError if NumPy lacks it."""
     import numpy as np
 
     if dtype in NUMPY:
@@ -107,7 +107,7 @@ def from_torch(dtype: Any) -> str:
 
 @cache
 def to_torch(dtype: str) -> Any:
-    """Return the torch dtype of a safetensors name; raise TypeError if this torch has none."""
+    """Return the torch dtype of a safetensors name; raise TypeError if torch lacks it."""
     import torch
 
     result = getattr(torch, _TORCH.get(dtype, ""), None)

@@ -12,7 +12,7 @@ import numpy as np
 from fastrack._tensors.arrays import Bytes
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-# The last one is off_t, which has 64 bits on every Linux that fastrack runs on.
+# The last argument is off_t, which has 64 bits on every supported Linux.
 _LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
 _LIBC.mmap.restype = ctypes.c_void_p
 _LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
@@ -20,7 +20,7 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 def map_file(descriptor: int, size: int) -> Bytes:
-    """Map the first bytes of a file, at least one. The map outlives the descriptor, and ends with the array."""
+    """Map the first bytes of a file, one or more. The map outlives the descriptor, and ends with the array."""
     address = _LIBC.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
     if address == _FAILED:
         number = ctypes.get_errno()

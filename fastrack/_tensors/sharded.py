@@ -1,4 +1,4 @@
-"""DTensors: the part of a tensor that a process has, and its place in the whole."""
+"""DTensors: the local part of a tensor, and its position in the whole."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _is_dtensor(kind: type) -> bool:
 
 
 def local_part(tensor: Any) -> torch.Tensor:
-    """Return the part of a tensor that this process has, detached and in the same memory: all, if it is no DTensor."""
+    """Return the local part of a tensor, detached and without a copy; the whole tensor if it is no DTensor."""
     import torch
 
     part: torch.Tensor = tensor
@@ -42,7 +42,7 @@ def sharding_problem(tensor: Any) -> str | None:
     for number, placement in enumerate(tensor.placements):
         if placement.is_partial():
             problem = "expected a tensor that is sharded or replicated, got partial sums. Redistribute it first"
-        elif hasattr(placement, "split_factor"):  # strided, as FSDP shards what is sharded for tensor parallelism
+        elif hasattr(placement, "split_factor"):  # strided: FSDP on top of tensor parallelism
             later = [
                 mesh.size(other)
                 for other in range(number + 1, mesh.ndim)
@@ -56,14 +56,14 @@ def sharding_problem(tensor: Any) -> str | None:
 
 
 def named_part(tensor: Any, name: str) -> tuple[torch.Tensor, str]:
-    """Return the part of a DTensor that this process has, and its name: that of the whole, and its place there."""
+    """Return the local part of a DTensor, and its name: the name of the whole with the position of the part."""
     if (problem := sharding_problem(tensor)) is not None:
         raise ValueError(f"{name!r:.200}: {problem}")
-    place = ", ".join(f"{start}:{start + size}" for start, size in zip(*local_box(tensor), strict=True))
-    return local_part(tensor), f"{name}[{place}]"
+    position = ", ".join(f"{start}:{start + size}" for start, size in zip(*local_box(tensor), strict=True))
+    return local_part(tensor), f"{name}[{position}]"
 
 
 def local_box(tensor: Any) -> tuple[Sequence[int], Sequence[int]]:
-    """Return offsets and sizes of the part of a DTensor that this process has."""
+    """Return offsets and sizes of the local part of a DTensor."""
     [chunk] = tensor.__create_chunk_list__()  # DTensor's protocol for checkpoints
     return chunk.offsets, chunk.sizes

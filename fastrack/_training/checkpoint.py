@@ -50,7 +50,7 @@ def save_checkpoint(path: str | os.PathLike[str], state: Any, key: KeyLike | Non
     Raises
     ------
     TypeError
-        If a value is of another type, is not in host memory, or is of a dtype that has no safetensors name. The message
+        If a value is of another type, is not in host memory, or is of a dtype without a safetensors name. The message
         has its path in the pytree.
     ValueError
         If the pytree is more than 64 levels deep.
@@ -61,12 +61,12 @@ def save_checkpoint(path: str | os.PathLike[str], state: Any, key: KeyLike | Non
 
     Notes
     -----
-    A state with DTensors is saved by all processes together, as `save_model` saves a sharded module: each calls this
-    with a state of the same structure, and what the process of rank 0 has is written. It opens with whole tensors.
+    A state with DTensors is saved by all processes together, like a sharded module by `save_model`: each calls this
+    with a state of the same structure, and the state of rank 0 is written. It opens with whole tensors.
 
     Every value is encrypted, and so are the keys of the dicts and the nesting. Not encrypted are the number of arrays,
-    their dtypes and shapes, and the size of the rest. An older checkpoint of the same key in place of a newer one is
-    detected by an `Anchor` if each is published when it was saved, as `publish` does.
+    their dtypes and shapes, and the size of the rest. An `Anchor` detects an older checkpoint in place of a newer one
+    if each checkpoint is published with `publish` after it was saved.
 
     Examples
     --------
@@ -119,7 +119,7 @@ def load_checkpoint(
     Raises
     ------
     AuthenticationError
-        If the key is another one, or anything was altered.
+        If the key is wrong, or anything was altered.
     UnknownKeyError
         If the key that sealed it is not among `keys`.
     FormatError
@@ -168,7 +168,7 @@ def load_checkpoint(
 
 
 def find_message(file: SealedFile, name: str) -> SealedTensor:
-    """Return a message that a checkpoint says is in a file."""
+    """Return a message that a checkpoint refers to."""
     sealed = file.get(name)
     if sealed is None:
         raise AuthenticationError(

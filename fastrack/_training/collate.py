@@ -1,4 +1,4 @@
-"""`collate`: makes a batch of samples, and one handle of handles."""
+"""`collate`: makes a batch of samples, and one handle of several."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def collate(samples: Sequence[Any]) -> Any:
     """Collate samples into a batch, for the ``collate_fn=`` of a `torch.utils.data.DataLoader`.
 
     Handles on sealed rows become one handle, with a new first dimension that counts the samples, and nothing is opened.
-    Everything else becomes what ``torch.utils.data.default_collate`` makes of it, if torch is installed: numbers and
-    tensors a tensor, strings a list; else a NumPy array, or a list. Dicts, lists, tuples and named tuples may hold
-    these, to any depth.
+    Other values go through ``torch.utils.data.default_collate`` if torch is installed: numbers and tensors become a
+    tensor, strings a list. Without torch they become a NumPy array, or a list. Dicts, lists, tuples and named tuples
+    may nest.
 
     Parameters
     ----------
     samples : sequence
-        Samples of one structure, such as those of a `SealedDataset`.
+        Samples of one structure, such as samples of a `SealedDataset`.
 
     Returns
     -------
@@ -126,9 +126,9 @@ class StackedRows(SealedRows):
         slices: dict[Any, tuple[SealedTensor, list[LazyRanges], list[int]]] = {}
         for index, rows in enumerate(self._handles):
             for tensor, ranges in rows.slices():
-                # A message is opened once, even if it was taken out of its file twice.
-                same = (*tensor.location, tensor.context)
-                _, parts, shifts = slices.setdefault(same, (tensor, [], []))
+                # A message is opened once, even if its file has two handles on it.
+                message = (*tensor.location, tensor.context)
+                _, parts, shifts = slices.setdefault(message, (tensor, [], []))
                 parts.append(ranges)
                 shifts.append(index * size)
         return [

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def list_shards(paths: PathLike | Sequence[PathLike], anchor: Anchor | None) -> PathLike | Sequence[PathLike]:
-    """Return the sealed files of a folder, and other paths as they are. With an anchor none may be missing."""
+    """Return the sealed files of a folder, and other paths unchanged. With an anchor none may be missing."""
     if not isinstance(paths, (str, os.PathLike)):
         return paths
     folder = locate(paths)
@@ -37,15 +37,15 @@ def list_shards(paths: PathLike | Sequence[PathLike], anchor: Anchor | None) -> 
             names = sorted(name for name in anchor.names_in(folder) if re.fullmatch(r"[^/]+\.safetensors", name))
             for name in list(filter(SHARD.fullmatch, names)) or names:
                 anchor.require_file(folder / name)
-        found = shards_in(folder) or sorted(folder.glob("*.safetensors"))
-        if not found:
+        shards = shards_in(folder) or sorted(folder.glob("*.safetensors"))
+        if not shards:
             raise FileNotFoundError(errno.ENOENT, "expected .safetensors files in this folder, got none", str(folder))
-        return found
+        return shards
     return paths
 
 
 def tuple_of_names(names: Sequence[str], label: str) -> tuple[str, ...]:
-    """Return names as a tuple; refuse a single text, which is a sequence too."""
+    """Return names as a tuple; refuse a text, which is also a sequence."""
     if isinstance(names, str):
         raise TypeError(f"{label}: expected a sequence of names, got one text. Give [{shown(names, 200)}]")
     return tuple(names)
@@ -73,7 +73,7 @@ def find_tensors(paths: PathLike | Sequence[PathLike], columns: Sequence[str] | 
 
 
 def _columns_in(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return the columns that these tensors hold, with the names of the tensors of each."""
+    """Return the columns in tensors of these names, each with the names of its tensors."""
     bases = [name.removesuffix(RECORDS) for name in names if name.endswith(RECORDS)]
     offsets = {base + OFFSETS for base in bases}
     columns = dict.fromkeys(name.removesuffix(RECORDS) for name in names if name not in offsets)
@@ -94,9 +94,9 @@ def join_columns(
     plain: tuple[str, ...],
     lengths: str | None = None,
 ) -> DatasetHandle | CombinedDataset:
-    """Lay out columns, as `find_tensors` returns them, and those of the names in `plain`.
+    """Lay out the columns of `find_tensors`, and the unencrypted columns in `plain`.
 
-    lengths : name of the lengths of records; by default that of their column with an ending
+    lengths : column name of record lengths; by default the name of the records + `LENGTHS`
     """
     names: list[str] = []
     parts = []
@@ -117,7 +117,7 @@ def join_columns(
 def join_windows(
     shards: Shards, names: tuple[str, ...], plain: tuple[str, ...], size: int, step: int
 ) -> DatasetHandle | CombinedDataset:
-    """Lay out windows on columns, of which those in `plain` are not sealed."""
+    """Lay out windows on columns. The columns in `plain` are not sealed."""
     stored = {name: _tensor_of(shards, name) for name in names if name not in plain}
     if not stored:
         raise ValueError(f"windows: expected a sealed column among them, got {list(names)!s:.300}. Add one")

@@ -49,46 +49,46 @@ Transform = Callable[[dict[str, Any]], Any]
 
 @public
 class SealedDataset(_Base[Sample_co]):
-    """Data set of samples in sealed files, for `torch.utils.data.DataLoader`. It opens nothing of them.
+    """Data set of samples in sealed files, for `torch.utils.data.DataLoader`. It does not open them.
 
     ``data[i]`` is a dict with a handle (`SealedRows`) for each column. `fastrack.collate` makes one handle for each
     column of several samples, and `to_device` opens it, out of the chunks that hold the samples. Slices, vectors of
-    integers and masks select several samples at once. The class needs no torch; where torch is installed, it is a
+    integers and masks select several samples. The class needs no torch; where torch is installed, it is a
     `torch.utils.data.Dataset`.
 
-    With `transform` a sample is what that returns. The samples are opened in the process that asks for them, such as a
-    worker of a `DataLoader`, which needs the keys then.
+    With `transform` a sample is the result of that function. Samples are then opened in the process that asks for
+    them, such as a worker of a `DataLoader`, which needs the keys.
 
     Parameters
     ----------
     paths : path or sequence of paths
-        Sealed files, or the folder of a `DatasetWriter`. Their samples follow each other in the order given.
+        Sealed files, or the folder of a `DatasetWriter`. Samples are numbered in the order of the files.
     columns : sequence of str, optional
         Names of sealed tensors that share their first dimension, which counts the samples, and of columns of records
-        that a `DatasetWriter` wrote. All of the first file by default.
+        that a `DatasetWriter` wrote. By default all columns of the first file.
     keys : KeySource, optional
-        Keys to authenticate the shapes of all columns with, and so the number of samples. Without them the length, the
-        shapes and the dtypes are those that the files claim: a column is authenticated when its first samples are
-        opened, and a sampler that was made before that may use a false length.
+        Keys to authenticate the shapes of all columns with, and so the number of samples. Without keys, length, shapes
+        and dtypes are claims of the files: a column is authenticated when its first samples are opened, and a sampler
+        made earlier may use a false length.
     file_ids : sequence of str, optional
         The ``SealedFile.file_id`` that each file must have, in the order of `paths`. They are authenticated with the
-        shapes. Without them, an older or another file of the same owner with the same columns is accepted.
+        shapes. Without them, an older or a different file of this owner with equal columns is accepted.
     anchor : Anchor or path, optional
-        All files have to be as their owner's newest manifest lists them, of one version, as for `load_file`. A folder
-        has to have all that it lists there.
+        Require all files to match one version of their owner's newest manifest, as for `load_file`. A folder must have
+        all files that the manifest lists in it.
     plain_columns : sequence of str
         Names of tensors that the files store unencrypted and unauthenticated, to be columns as well. A sample has
-        copies of their rows. With `anchor` they are authenticated.
+        copies of their rows. An `anchor` authenticates them.
     transform : callable, optional
-        Function of an opened sample: a dict of columns. Records of U8 are `bytes`, all others arrays of torch if it is
-        installed, else of NumPy. It takes `keys`, or their defaults, and spawned workers need keys that can be pickled,
-        such as the path of a key file or a provider.
+        Function of an opened sample: a dict of columns. Records of U8 are `bytes`, other values arrays of torch if it
+        is installed, else of NumPy. Samples are opened with `keys`, or its defaults; spawned workers need keys that can
+        be pickled, such as the path of a key file or a provider.
 
     Raises
     ------
     AuthenticationError, UnknownKeyError
-        If `keys` are given, or there are columns of records, and a shape was altered or the key of a file is not among
-        them.
+        If a shape was altered or a file's key is not among `keys`. Checked if `keys` are given or there are columns of
+        records.
     ValueError
         If a file lacks a column, or columns differ in length or between files.
     FormatError, OSError
@@ -105,13 +105,12 @@ class SealedDataset(_Base[Sample_co]):
 
     Notes
     -----
-    A column of records, such as ``text``, gives a sample two columns: ``text`` and its length, ``text.lengths``. Of
-    several samples they are as `records` says.
+    A column of records, such as ``text``, gives a sample two columns: ``text`` and its length, ``text.lengths``. See
+    `records` for several samples.
 
-    A data set that claims to have no samples is never opened, so that only `keys` detect a false claim.
+    A data set that claims to have no samples is never opened, so only `keys` detect a false claim.
 
-    Worker processes send numbers of samples, which the process of this object resolves: keep it while its loader is in
-    use.
+    Worker processes send numbers of samples, which this process resolves: keep the data set while its loader is in use.
 
     Examples
     --------
@@ -204,13 +203,13 @@ class SealedDataset(_Base[Sample_co]):
         AuthenticationError, UnknownKeyError
             If the offsets cannot be unsealed.
         ValueError
-            If a file lacks one of the tensors, or `data` is "lengths", which would stand twice in a sample.
+            If a file lacks one of the tensors, or `data` is "lengths", the name of another column.
 
         Notes
         -----
-        The offsets are unsealed on the host, here. The host learns nothing new from them, as it sees which bytes are
-        moved. They are in no pickle: a spawned worker has the number of samples without their lengths. A forked worker
-        has a copy of them, as of everything.
+        The offsets are unsealed on the host, by this call. The host learns nothing new: it sees which bytes are moved.
+        Pickles have no offsets: a spawned worker knows the number of samples, but not their lengths. A forked worker
+        has a copy of the offsets.
         """
         if data == "lengths":
             raise ValueError("data=: expected another name than 'lengths', which the length of a sample has. Rename it")
@@ -225,8 +224,8 @@ class SealedDataset(_Base[Sample_co]):
     def windows(self, column: str | Sequence[str], size: int, step: int | None = None) -> SealedDataset[Sample_co]:
         """Return a data set of the same files, whose samples are windows on long columns.
 
-        Sample `i` of a file is ``tensor[i * step : i * step + size]``. No window crosses the end of a file; the rows
-        that are left there are in none.
+        Sample `i` of a file is ``tensor[i * step : i * step + size]``. No window crosses the end of a file; the
+        remaining rows are in no window.
 
         Parameters
         ----------
@@ -241,7 +240,7 @@ class SealedDataset(_Base[Sample_co]):
         Raises
         ------
         ValueError
-            If there is no such column or none that is sealed, or `size` or `step` is not positive.
+            If a column is absent, no column is sealed, or `size` or `step` is not positive.
         """
         step = size if step is None else step
         names = (column,) if isinstance(column, str) else tuple(column)
@@ -310,7 +309,7 @@ def restore_dataset(
 
 
 class SampleTransform:
-    """Keys and function with which samples are opened, in the process that asks for them."""
+    """Keys and function that open samples, in the process that asks for them."""
 
     __slots__ = ("_keys", "_ring", "_transform")
 
@@ -320,7 +319,7 @@ class SampleTransform:
         self._ring: KeyRing | None = None  # made when the process opens its first samples
 
     def open(self, source: DatasetHandle | CombinedDataset, rows: Indices) -> list[Any]:
-        """Open samples in one call, and return what the transform makes of each."""
+        """Open samples in one call, and return the results of the transform."""
         if self._ring is None:
             self._ring = KeyRing.resolve(self._keys)
         return [self._transform(sample) for sample in _open_samples(source, rows, self._ring)]

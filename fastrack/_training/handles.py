@@ -1,7 +1,7 @@
-"""Handles on the samples of a data set, their transfer between processes, and the bytes of files that they are.
+"""Handles on the samples of a data set, their transfer between processes, and the layout of samples in files.
 
-A handle pickles as the id of its data set, its column and its row numbers. Worker processes thus send numbers only: no
-key, no ciphertext and no plaintext ever reaches one.
+A handle pickles as the id of its data set, its column and its row numbers. Worker processes send numbers only: no key,
+no ciphertext and no plaintext ever reaches a worker.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import numpy as np
 from fastrack._crypto.gather import ByteRanges, EvenRanges
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._sealed.contexts import MessageContext
-from fastrack._sealed.headers import authenticate_headers, authenticate_remote, prefetch
 from fastrack._sealed.indexing import Indices, highest_unsigned
+from fastrack._sealed.message_headers import authenticate_headers, authenticate_remote, prefetch
 from fastrack._sealed.seal import unseal
 from fastrack._sealed.tensor import MessageRanges, SealedRows, SealedTensor
 from fastrack._tensors import arrays, dtypes
@@ -38,12 +38,12 @@ class DatasetHandle:
     """Data set that handles refer to, by reference in its process and by id in a pickle.
 
     dataset_id : 8 random bytes
-    labels : for each column, what its handles have in common: name, dtype, and key id
-    checked : the columns of which `check_contexts` has authenticated the shapes
-    has_records : True if samples have any length, and several of them are padded
+    labels : for each column, the name, dtype and key id of its handles
+    checked : the columns whose shapes `check_contexts` has authenticated
+    has_records : True if samples have any length, so that stacked samples are padded
     """
 
-    plain: PlainColumns | None = None  # which a `CombinedDataset` may have
+    plain: PlainColumns | None = None  # only a `CombinedDataset` may have them
 
     def __init__(self, layout: Layout, dataset_id: bytes | None = None) -> None:
         self.layout = layout
@@ -56,12 +56,12 @@ class DatasetHandle:
         refs[self.dataset_id] = self
 
     def sample(self, rows: Row) -> dict[str, Any]:
-        """Return the handles on one sample, or on several stacked ones, by column, after a check of their numbers."""
+        """Check the numbers of samples, and return handles on one sample, or on several stacked ones, by column."""
         self.require(rows)
         return self.handles(rows)
 
     def handles(self, rows: Row) -> dict[str, Any]:
-        """Return the same for numbers that were checked."""
+        """Return `sample`'s result for checked rows."""
         names = self.layout.names
         if isinstance(self.layout, RecordLayout):
             return {names[0]: DatasetRows(self, 0, rows), names[1]: Lengths(self, rows).resolve()}
@@ -70,7 +70,7 @@ class DatasetHandle:
     def check_contexts(self, column: int, keys: KeyRing) -> None:
         """Authenticate, once, the shapes that determine how many samples each file has.
 
-        A file that claims to have none would otherwise never be opened, and its samples be missing unnoticed.
+        A file that claims to have no samples would otherwise never be opened, and its samples be missing.
         """
         if column not in self.checked:
             authenticate_headers(self.layout.shape_tensors(column), keys)
@@ -82,7 +82,7 @@ class DatasetHandle:
 
     @property
     def parts(self) -> tuple[DatasetHandle, ...]:
-        """Data sets whose columns stand side by side: this one alone."""
+        """Data sets whose columns are combined: this data set alone."""
         return (self,)
 
     def authenticate(self, keys: KeyRing) -> None:
@@ -108,7 +108,7 @@ class DatasetHandle:
             )
 
     def pack(self, rows: Row) -> Packed:
-        """Return the row numbers in as few bytes as they take."""
+        """Return the row numbers packed in few bytes."""
         if isinstance(rows, int):
             return rows
         packed = rows.astype(self._packed_dtype).tobytes()
@@ -126,9 +126,9 @@ class DatasetHandle:
 
 
 class CombinedDataset:
-    """Data sets of as many samples each, and unencrypted columns, whose columns stand side by side in a sample.
+    """Data sets of equal length, and unencrypted columns, combined into samples with the columns of all.
 
-    Handles refer to the data set that their column is of. `names` is the order of the columns.
+    A handle refers to the data set of its column. `names` is the order of the columns.
     """
 
     __slots__ = ("__weakref__", "count", "dataset_id", "names", "parts", "plain")
@@ -148,12 +148,12 @@ class CombinedDataset:
         refs[self.dataset_id] = self
 
     def sample(self, rows: Row) -> dict[str, Any]:
-        """Return the columns of one sample, or of several stacked ones, after a check of their numbers."""
+        """Check the sample numbers, and return the columns of one sample, or of several stacked ones."""
         self.parts[0].require(rows)
         return self.handles(rows)
 
     def handles(self, rows: Row) -> dict[str, Any]:
-        """Return the same for numbers that were checked."""
+        """Return `sample`'s result for checked rows."""
         columns: dict[str, Any] = {}
         for part in self.parts:
             columns |= part.handles(rows)
@@ -172,7 +172,7 @@ class Samples(Sequence[dict[str, Any]]):
 
     def __init__(self, ref: DatasetHandle | CombinedDataset, rows: Indices) -> None:
         self._ref = ref
-        self._rows = rows  # which were checked
+        self._rows = rows  # already checked
 
     def stack(self) -> dict[str, Any]:
         """Return one handle on all of the samples for each column."""
@@ -197,7 +197,7 @@ class Samples(Sequence[dict[str, Any]]):
 class DatasetRows(SealedRows):
     """Handle on samples of a data set in one column. `rows` is an integer, or an array of one dimension or two.
 
-    The numbers of the samples and of the column were checked, by `DatasetHandle.require` or as an index is.
+    The numbers of the samples and of the column were checked, by `DatasetHandle.require` or by indexing.
     """
 
     __slots__ = ("_shape", "column", "needs_padding", "ref", "rows")
@@ -234,7 +234,7 @@ class DatasetRows(SealedRows):
             if not isinstance(handle, DatasetRows) or (handle.ref, handle.column) != (self.ref, self.column):
                 return None
             rows.append(handle.rows)
-        alike = {np.shape(each) for each in rows} == {np.shape(self.rows)}
+        alike = {np.shape(numbers) for numbers in rows} == {np.shape(self.rows)}
         return DatasetRows(self.ref, self.column, np.array(rows, np.int64)) if alike else None
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -295,14 +295,14 @@ def _find(dataset_id: bytes, packed: Packed) -> tuple[Any, Row]:
 
 
 def restore_ref(dataset_id: bytes, layout: Layout) -> DatasetHandle:
-    """Return the reference of this process with that id, or else that which a pickle describes."""
+    """Return the data set of this process with that id, or else the pickled one."""
     return refs.get(dataset_id) or DatasetHandle(layout, dataset_id)
 
 
 def restore_joined(
     parts: tuple[DatasetHandle, ...], names: tuple[str, ...], plain: PlainColumns | None, dataset_id: bytes
 ) -> CombinedDataset:
-    """Return the reference of this process with that id, or else that which a pickle describes."""
+    """Return the data set of this process with that id, or else the pickled one."""
     return refs.get(dataset_id) or CombinedDataset(parts, names, plain, dataset_id)
 
 
@@ -326,7 +326,7 @@ def restore_lengths(dataset_id: bytes, packed: Packed) -> Any:
     return Lengths(*_find(dataset_id, packed)).resolve()
 
 
-# Layouts: the bytes of sealed files that the samples of a data set are.
+# Layouts: the bytes of sealed files that hold the samples of a data set.
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,7 +347,7 @@ class EvenColumn:
 class EvenLayout:
     """Layout of samples of one shape at equal distances: rows, or windows.
 
-    ends : int64, the number of samples in each file and those before it
+    ends : int64, the cumulative number of samples, by file
     """
 
     shards: Shards
@@ -413,7 +413,7 @@ class RecordLayout:
         return self.slices_at(rows, np.arange(np.size(rows)) * self.shape(column, rows)[-1])
 
     def slices_at(self, rows: Row, places: Indices) -> Sequence[MessageRanges]:
-        """Return the slices of these records, each of which goes to its place in the result, in elements."""
+        """Return the slices of records that go to `places`, in elements, in the result."""
         width = dtypes.nbytes(self.dtype(0), (1,))
         return [
             MessageRanges(
@@ -430,7 +430,7 @@ class RecordLayout:
         ]
 
     def open_offsets(self, keys: KeySource | None) -> None:
-        """Unseal the offsets in a process that lacks them."""
+        """Unseal the offsets if this process lacks them."""
         if self.offsets is None:
             opened = record_layout(self.shards, keys)
             if not np.array_equal(opened.ends, self.ends):
@@ -441,7 +441,7 @@ class RecordLayout:
             self.offsets = opened.offsets
 
     def lengths(self, rows: Row) -> Indices:
-        """Return the number of elements of each of these records."""
+        """Return the number of elements of each record."""
         lengths = np.zeros(1 if isinstance(rows, int) else rows.size, np.int64)
         for shard, local, order in _by_shard(self.ends, rows):
             offsets = self._offsets_of(shard)
@@ -478,9 +478,9 @@ def row_layout(shards: Shards) -> EvenLayout:
 
 
 def window_layout(shards: Shards, names: tuple[str, ...], size: int, step: int) -> EvenLayout:
-    """Lay out samples that are `size` neighbouring rows of the tensors, each `step` rows after the one before.
+    """Lay out samples that are `size` neighbouring rows of the tensors, with starts that are `step` rows apart.
 
-    names : those of the columns
+    names : the column names
     """
     if size < 1 or step < 1:
         raise ValueError(f"window: expected a size and a step of 1 or more, got {size} and {step}")
@@ -494,9 +494,9 @@ def window_layout(shards: Shards, names: tuple[str, ...], size: int, step: int) 
 def record_layout(
     shards: Shards, keys: KeySource | None, names: tuple[str, str] = ("records", "lengths")
 ) -> RecordLayout:
-    """Lay out samples that are records of the first tensor, at the offsets that the second one holds.
+    """Lay out samples that are records of the first tensor, at the offsets in the second tensor.
 
-    names : those of the records and of their lengths in a sample
+    names : names of the records and of their lengths in a sample
     """
     try:
         offsets, ring = [], KeyRing.resolve(keys)
@@ -537,7 +537,7 @@ def _column(index: int, context: MessageContext, window: tuple[int, ...], step: 
 
 
 def _by_shard(ends: Indices, rows: Row) -> list[tuple[int, Indices, Indices]]:
-    """Return, for each file with some of the rows, its index, the rows counted in it, and their positions in `rows`."""
+    """Return, for each file with some of the rows, its index, the rows within it, and their positions in `rows`."""
     flat = np.array([rows]) if isinstance(rows, int) else rows.reshape(-1)
     if ends.size == 1:
         return [(0, flat, np.arange(flat.size))]

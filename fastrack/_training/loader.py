@@ -24,8 +24,8 @@ from fastrack._devices import canonical
 from fastrack._devices.side_stream import SideStream, side_stream
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._keys.keys import Key
-from fastrack._sealed.headers import authenticate_remote
-from fastrack._sealed.headers import prefetch as begin_downloads
+from fastrack._sealed.message_headers import authenticate_remote
+from fastrack._sealed.message_headers import prefetch as begin_downloads
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._transfer.api import to_device
 from fastrack._transfer.inputs import wanted_of
@@ -36,7 +36,7 @@ from fastrack.errors import ClosedError, FastrackError
 
 _EXIT_TIMEOUT = 5  # seconds that the exit of the process waits for prefetch threads
 _AHEAD = 64  # batches with parts on servers that are taken from the loader before they are opened
-_AHEAD_BYTES = 128 << 20  # of downloads for them that began
+_AHEAD_BYTES = 128 << 20  # of downloads begun for these batches
 _END = object()
 
 
@@ -64,7 +64,7 @@ def wrap(
         Keys of the sealed tensors, as `to_device` takes them. The defaults are looked up at the first sealed tensor.
         The loader and its workers do not get them.
     prefetch : int
-        Number of batches that a thread keeps ready while the caller works on one, and one more while the caller waits.
+        Number of batches that a thread keeps ready while the caller works on a batch; one more while the caller waits.
         With 0 there is no thread, and each batch is fetched and moved on request.
     transform : callable, optional
         Function of a batch on the device that returns the batch to use. It is called in the thread that asks for the
@@ -78,10 +78,10 @@ def wrap(
     Raises
     ------
     DeviceError
-        If there is no such kind of device.
+        If the kind of `device` is unknown.
     TypeError, ValueError
         If `loader` is not iterable or is wrapped already, or `prefetch` is negative; or if several processes of
-        `torch.distributed` would each get all samples. Iterating raises the latter as well.
+        `torch.distributed` would each get all samples, which iterating checks again.
     FormatError, KeyPermissionError, OSError
         If a key file in `keys` cannot be used.
 
@@ -91,14 +91,14 @@ def wrap(
 
     On a GPU, batches are moved on a stream of their own, concurrently with the model's work, and are complete when they
     are returned: the caller's current stream, of torch or CuPy, need not wait. Their memory is reused after the work on
-    that stream, as by `torch.Tensor.record_stream`; the caller records use on further streams. Without prefetch a
+    that stream, like with `torch.Tensor.record_stream`; the caller records use on further streams. Without prefetch a
     batch is moved on the caller's stream.
 
-    An iteration also ends when the iterator is closed or garbage, as after ``break``, and with it the thread, the
-    loader's iterator and its workers. A loader that can be iterated only once, such as a generator, has lost the
-    prefetched batches then; ``prefetch=0`` avoids this.
+    An iteration also ends when its iterator is closed or garbage, for example after ``break``; its thread, the
+    loader's iterator and its workers end too. A loader that can be iterated only once, such as a generator, then loses
+    the prefetched batches; ``prefetch=0`` avoids this.
 
-    Of files on servers, more batches are taken from the loader in advance, so that their parts are downloaded in
+    With remote files, more batches are taken from the loader in advance, so that their parts are downloaded in
     parallel: up to 64 batches, or 128 MiB of downloads.
 
     Examples
@@ -205,7 +205,7 @@ class WrappedLoader:
 
     def __iter__(self) -> _Iterator:
         _require_distributed(self._inner)  # the process group may have been initialised since
-        # A ring remembers keys, and those of `use_keys` may be of the block in which this iteration begins.
+        # A fresh ring: a ring remembers keys, and `use_keys` may have other keys at the next iteration.
         keys = KeyRing(partial(_get_default_key, self._keys)) if self._is_default else self._keys
         source = BatchSource(self._inner, self._lock, self._device, keys, ahead=self._prefetch > 0)
         # Batches are prefetched on a stream of their own, so that neither stream waits for the other's work.
@@ -230,7 +230,7 @@ class WrappedLoader:
         parts += [getattr(batch_sampler, "sampler", None), getattr(self._inner, "dataset", None)]
         listeners = {id(part): part for part in parts if hasattr(part, "set_epoch")}
         if not listeners:
-            raise AttributeError  # `__getattr__` asks the loader then, and its error is raised
+            raise AttributeError  # `__getattr__` then asks the loader, which raises its error
 
         def set_epoch(epoch: int) -> None:
             for part in listeners.values():
@@ -262,12 +262,12 @@ class WrappedLoader:
 
 
 class _StatefulLoader(WrappedLoader):
-    """Wrapped loader with the state of the loader, to be resumed."""
+    """Wrapped loader with the state of the loader, to resume it."""
 
     __slots__ = ()
 
     def state_dict(self) -> Any:
-        """Return the state of the loader after the batch returned last, regardless of the batches prefetched since."""
+        """Return the state of the loader after the last returned batch, regardless of prefetched batches."""
         if self._progress is not None and self._progress.state is not None:
             return self._progress.state
         with self._lock:
@@ -323,7 +323,7 @@ class _Iterator:
         self._source.wait()
 
     def __del__(self) -> None:
-        self._source.stop()  # without waiting: the garbage may be collected under a lock that the thread waits for
+        self._source.stop()  # without waiting: the thread may wait for a lock that is held while this runs
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -346,15 +346,15 @@ def _get_environment_key(key_id: str) -> Key:
 class BatchSource:
     """The batches of one iteration, each fetched and moved on request.
 
-    The lock is that of the loader, and held while it is used: once it is acquired, an iteration that was stopped uses
-    the loader no more.
+    The loader's lock is held while the loader is used: once another caller has it, a stopped iteration no longer
+    uses the loader.
     """
 
     def __init__(self, loader: Any, lock: threading.Lock, device: str, keys: KeyRing, *, ahead: bool) -> None:
         self._loader = loader
-        self._downloads = ahead  # of the batches that follow, until a batch has nothing on a server
+        self._downloads = ahead  # begin downloads in advance, until a batch has no remote parts
         self._ahead: deque[ReadyBatch] = deque()
-        # So that the sizes that are downloaded are no claims.
+        # Only authenticated sizes are downloaded.
         self._authenticated: weakref.WeakSet[SealedTensor] = weakref.WeakSet()
         self._lock = lock
         self._device = device
@@ -386,8 +386,8 @@ class BatchSource:
         return item
 
     def _next(self) -> ReadyBatch:
-        """Return the next batch, or the end, with the state after it. Downloads for later ones begin meanwhile."""
-        batches = None if self.is_stopped else self.batches  # `stop` may be called meanwhile
+        """Return the next batch, or the end, with the state after it. Begin downloads for later batches."""
+        batches = None if self.is_stopped else self.batches  # read once: another thread may call `stop`
         if batches is None:
             return ReadyBatch(is_last=True)
         ahead = self._ahead
@@ -397,7 +397,7 @@ class BatchSource:
             self._downloads
             and len(ahead) <= _AHEAD
             and not ahead[-1].is_last
-            and sum(one.nbytes for one in ahead) < _AHEAD_BYTES
+            and sum(item.nbytes for item in ahead) < _AHEAD_BYTES
         ):
             ahead.append(self._take(batches))
         item = ahead.popleft()
@@ -418,12 +418,12 @@ class BatchSource:
             return ReadyBatch(state=state, is_last=True)
         item = ReadyBatch(batch, state)
         if self._downloads:
-            with suppress(OSError, FastrackError):  # which are raised when the batch is opened
-                wanted = list(wanted_of(batch))
-                new = [tensor for tensor, _ in wanted if tensor not in self._authenticated]
+            with suppress(OSError, FastrackError):  # opening the batch raises them again
+                messages = list(wanted_of(batch))
+                new = [tensor for tensor, _ in messages if tensor not in self._authenticated]
                 if new and authenticate_remote(new, self._keys):
                     self._authenticated.update(new)
-                nbytes = begin_downloads(wanted)
+                nbytes = begin_downloads(messages)
                 self._downloads = nbytes is not None
                 item.nbytes = nbytes or 0
         return item
@@ -440,9 +440,9 @@ class PrefetchThread(threading.Thread):
     """BatchSource that fetches batches in advance, on a thread. The loader's iterator is used and released there.
 
     The iterator is made in the caller's thread. Workers forked from this thread would destroy torch's caches of the
-    other threads, and hang if one of these is a process group.
+    other threads, and hang if such a cache is a process group.
 
-    The queues between the threads are written in C. They are not polled, and `stop` may be called from a destructor.
+    The queues between the threads are written in C: no polling, and `stop` may be called from a destructor.
     """
 
     def __init__(self, source: BatchSource, prefetch: int, side: SideStream | None) -> None:
@@ -526,12 +526,12 @@ class ReadyBatch:
     state: Any = None
     error: BaseException | None = None
     is_last: bool = False
-    nbytes: int = 0  # that began to be downloaded for it
+    nbytes: int = 0  # of its downloads
 
 
 @functools.cache
 def _stop_at_exit() -> None:
-    """Register the exit handler late: it runs before those of torch, which must still be able to end its workers."""
+    """Register the exit handler late: it runs before torch's handlers, which must still be able to end workers."""
     atexit.register(_stop_all)
 
 

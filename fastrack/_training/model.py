@@ -46,13 +46,13 @@ def load_model(
     strict: bool = True,
     anchor: Anchor | str | os.PathLike[str] | None = None,
 ) -> Any:
-    """Load sealed weights into the parameters and buffers of a torch module, on the devices that these are on.
+    """Load sealed weights into the parameters and buffers of a torch module, on their devices.
 
     A tensor is authenticated and decrypted in the parameter's own memory. If its dtype differs, or the parameter is not
-    contiguous, a temporary on the same device is used.
+    contiguous, a temporary tensor on that device is used.
 
-    Of DTensors, as in a module that ``fully_shard`` has sharded, each process opens only the chunks that hold its part.
-    On the meta device they come into being as shards. Processes do not wait for each other.
+    Of DTensors, for example in a module sharded by ``fully_shard``, each process opens only the chunks of its part.
+    DTensors on the meta device become shards. Processes do not wait for each other.
 
     Parameters
     ----------
@@ -61,16 +61,16 @@ def load_model(
         that share their memory, one in the file suffices. The hooks of ``load_state_dict`` are not run. Buffers that
         are not persistent are in no file; on the meta device they stay there, for the module to make again.
     path : path, sequence of paths or SealedFolder
-        Sealed file, from `save_model` or with the same names; or a folder from `seal_folder`, by its path or opened by
-        `load_folder`, of which the weights are loaded (`SealedFolder.weights`); or several files, which together have
-        the names, each once. The files of a folder are bound together, and those of a sequence only by an anchor.
+        Sealed file, from `save_model` or with such names; or a folder from `seal_folder`, by its path or opened by
+        `load_folder`, whose weights are loaded (`SealedFolder.weights`); or several files, which together have each
+        name once. The files of a folder are bound together, but files of a sequence only by an anchor.
     keys : KeySource, optional
         As for `to_device`.
     device : str or torch.device, optional
-        Device on which parameters of torch's meta device are made, with the dtype of the file: "cpu", the default, or
-        "cuda:N". Others stay on their device. For DTensors the default is the device of their mesh.
+        Device for parameters on torch's meta device, which get the dtype of the file: "cpu", the default, or "cuda:N".
+        Other parameters stay on their device. For DTensors the default is the device of their mesh.
     strict : bool
-        Require that the names in the file and in the module are the same.
+        Require equal names in the file and in the module.
     anchor : Anchor or path, optional
         As for `load_file` and `load_folder`.
 
@@ -82,7 +82,7 @@ def load_model(
     Raises
     ------
     TypeError
-        If a tensor to fill is a subclass with storage of its own other than DTensor, as in a module that was quantised.
+        If a tensor to fill is a subclass with storage of its own other than DTensor, as in a quantised module.
     RuntimeError
         If a shape or dtype does not match, or names differ and `strict` is True, as from ``load_state_dict``.
     AuthenticationError
@@ -90,14 +90,14 @@ def load_model(
     UnknownKeyError
         If the file's key is not among `keys`.
     FormatError, RollbackError, SignatureError, OSError
-        As from `load_file` and `load_folder`; also if two files have a tensor of one name.
+        As from `load_file` and `load_folder`; also if two files share the name of a tensor.
     DeviceError
         If a device cannot be used, or fails.
 
     Notes
     -----
-    All errors but those of an altered chunk and of a failing device are raised before anything is loaded. These two
-    leave zeros in the parameters loaded before, because a partly loaded model is unusable.
+    Only an altered chunk or a failing device can raise after loading has begun. All parameters loaded until then are
+    set to zero, because a partly loaded model is unusable.
 
     Examples
     --------
@@ -155,9 +155,9 @@ def save_model(
     It is written slab by slab, without a second copy of the model, and replaces an existing file when it is complete
     and on disk. Of tensors that share their memory, one is stored, under the first of their names.
 
-    A module with DTensors, as one that ``fully_shard`` has sharded, is saved by all processes together: each calls this
-    with its shards, whole tensors are gathered one at a time, and the process of rank 0 writes the file. To save
-    shards where they are, use `fastrack.distributed`.
+    A module with DTensors, for example one sharded by ``fully_shard``, is saved by all processes together: each calls
+    this with its shards, whole tensors are gathered one at a time, and the process of rank 0 writes the file. To save
+    separate shards, use `fastrack.distributed`.
 
     Parameters
     ----------
@@ -200,7 +200,7 @@ def save_model(
 
 
 def _require_module(module: object, usage: str) -> None:
-    """Raise `TypeError` unless it is a module, as where arguments were exchanged."""
+    """Refuse anything but a torch module, for example if arguments are swapped."""
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"module: expected torch.nn.Module, got {type(module).__name__}. Call {usage}")
 
@@ -240,9 +240,9 @@ class Step(NamedTuple):
 
     Attributes
     ----------
-    sealed : of a DTensor, the part that belongs to this process
-    local : the part of `tensor` that this process has, or all of it
-    fits : whether it can be filled where it is, and in the type that it has
+    sealed : of a DTensor, the part of this process
+    local : the local part of a DTensor, else `tensor`
+    fits : whether `local` can be filled in place, in its own dtype
     owners : of a tensor that may be replaced
     """
 
@@ -255,7 +255,7 @@ class Step(NamedTuple):
 
 
 def _refuse_subclass(name: str, tensor: Any) -> None:
-    """Refuse a subclass whose bytes are not laid out as those of a dense tensor of its shape."""
+    """Refuse a subclass whose bytes are not laid out like a dense tensor of its shape."""
     kind = type(tensor)
     if kind is torch.nn.Parameter or kind is torch.Tensor:
         return
@@ -279,7 +279,7 @@ def _open(
     keys: KeyRing,
     anchor: Anchor | str | os.PathLike[str] | None,
 ) -> tuple[dict[str, SealedTensor], list[SealedFile]]:
-    """Return all sealed tensors of a file, a folder or several files, and the files, which are closed."""
+    """Return all sealed tensors of a file, a folder or several files, and the closed files."""
     if isinstance(source, SealedFolder) or (isinstance(source, (str, os.PathLike)) and Path(source).is_dir()):
         return open_folder(source, keys, anchor).weights(), []
     if isinstance(source, (str, os.PathLike)):
@@ -293,7 +293,7 @@ def _open(
 
 
 def _source_name(source: object) -> str:
-    """Return the name of what was to be loaded, for errors."""
+    """Return the name of the source of weights, for errors."""
     if isinstance(source, SealedFolder):
         return str(source.path)
     return str(locate(source)) if isinstance(source, (str, os.PathLike)) else "several files"
@@ -314,7 +314,7 @@ def _plan(
     module: Any, state: dict[str, Any], weights: Mapping[str, SealedTensor], device: str | None
 ) -> tuple[list[Step], list[str]]:
     owners = _owners(module)
-    places: dict[torch.device, str] = {}
+    names: dict[torch.device, str] = {}
     steps, problems = [], []
     for name, tensor in state.items():
         sealed = weights.get(name)
@@ -333,15 +333,15 @@ def _plan(
             if is_sharded(tensor):
                 part = select_box(sealed, *local_box(tensor))
                 fits = fits_in_place(part, local)
-        place = _meta_device(tensor, device) if local.is_meta else places.get(local.device)
-        if place is None:
-            place = places[local.device] = canonical(local.device)
-        steps.append(Step(part, tensor, local, place, fits, held or ()))
+        target = _meta_device(tensor, device) if local.is_meta else names.get(local.device)
+        if target is None:
+            target = names[local.device] = canonical(local.device)
+        steps.append(Step(part, tensor, local, target, fits, held or ()))
     return steps, problems
 
 
 def _meta_device(tensor: Any, device: str | None) -> str:
-    """Return the device on which a tensor of the meta device is made: by default that of its mesh, or "cpu"."""
+    """Return the device for a tensor on the meta device: by default the device of its mesh, or "cpu"."""
     if device is None and is_sharded(tensor) and tensor.device_mesh.device_type == "cuda":
         return canonical(f"cuda:{torch.cuda.current_device()}")
     return canonical(device)
@@ -387,7 +387,7 @@ def _layout_problem(tensor: Any, local: Any, dtype: torch.dtype) -> str | None:
 
 
 def _is_filled(tensor: Any, steps: list[Step]) -> bool:
-    """Return True if a tensor lies in the memory of one that the steps fill."""
+    """Return True if a tensor lies in memory that the steps fill."""
     if not isinstance(tensor, torch.Tensor):
         return False
     local = local_part(tensor)
@@ -407,7 +407,7 @@ def _covers(outer: Any, inner: Any) -> bool:
 
 
 def _extent(tensor: Any) -> tuple[int, int]:
-    """Return the addresses of the first element and after the last one."""
+    """Return the addresses of the first element and after the last."""
     if tensor.is_contiguous():
         return tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
     last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -418,7 +418,7 @@ def _extent(tensor: Any) -> tuple[int, int]:
 
 
 def fill(steps: list[Step], keys: KeyRing) -> None:
-    """Open all tensors, after all headers were authenticated. An error leaves zeros in those that were written to."""
+    """Authenticate all headers, then open all tensors. An error leaves zeros in tensors that were written to."""
     devices: dict[str, list[Step]] = {}
     for step in steps:
         devices.setdefault(step.device, []).append(step)
@@ -449,7 +449,7 @@ def fill(steps: list[Step], keys: KeyRing) -> None:
 
 
 def _in_shared_memory(tensors: list[Any]) -> set[int]:
-    """Return the numbers of tensors in memory that an earlier one lies in as well, which are filled after it."""
+    """Return the numbers of tensors that overlap an earlier tensor in memory, to be filled after it."""
     there = [(tensor, number) for number, tensor in enumerate(tensors) if not tensor.is_meta and tensor.numel()]
     extents = [(*_extent(tensor), number) for tensor, number in there]
     shared: set[int] = set()
@@ -464,7 +464,7 @@ def _in_shared_memory(tensors: list[Any]) -> set[int]:
 
 
 def fits_in_place(sealed: SealedTensor | SealedRows, tensor: Any) -> bool:
-    """Return whether a tensor can be filled where it is, and in the type and shape that it has."""
+    """Return whether a tensor can be filled in place, in its own dtype and shape."""
     kind = type(tensor)
     if (kind is not torch.nn.Parameter and kind is not torch.Tensor) or tensor.is_meta:
         return False

@@ -18,7 +18,7 @@ Row = int | Indices
 
 
 class PlainColumns:
-    """Columns that the files of a data set store unencrypted. Nothing authenticates them but a manifest.
+    """Columns that the files of a data set store unencrypted. Only a manifest authenticates them.
 
     After unpickling, the files are opened when they are first needed.
 
@@ -26,7 +26,7 @@ class PlainColumns:
     ----------
     shards : the sealed files
     names : names of the columns
-    ends : int64, the number of samples in each file and those before it
+    ends : int64, the cumulative number of samples, by file
     size, step : length of windows, and rows from one to the next; without a size, samples are rows
     """
 
@@ -60,7 +60,7 @@ class PlainColumns:
         return sample
 
     def check(self) -> None:
-        """Open the columns, and raise if a file lacks one, or they differ in length or kind from the others."""
+        """Open the columns. Raise if a file lacks one, or if one differs in length or kind from the others."""
         self._open()
 
     def _open(self) -> dict[str, list[Bytes]]:

@@ -48,7 +48,7 @@ class RowTable:
 
     @cached_property
     def dataset_id(self) -> int:
-        """Id of the files and of how samples lie in them: the same in every process that has the same files."""
+        """Id of the files and of the layout of samples in them, equal in every process that has these files."""
         return _digest(self._ref)
 
     def table(self, start: int, stop: int) -> dict[str, Indices]:
@@ -56,12 +56,12 @@ class RowTable:
         return make_table(self.dataset_id, start, stop)
 
     def handles(self, table: Mapping[str, Any]) -> dict[str, Any]:
-        """Return handles on the samples of a table, by column, beside the other columns of the table.
+        """Return handles on the samples of a table, by column, with the other columns of the table.
 
         Raises
         ------
         FormatError
-            If the table has no such numbers, or those of other files.
+            If the table has no sample numbers of these files.
         ValueError
             If another column has the name of one of the data set.
         """
@@ -89,7 +89,7 @@ class RowTable:
         return {**samples, **others}
 
     def with_lengths(self, keys: KeyRing) -> RowTable:
-        """Return the same samples, with the lengths of records, which no pickle has."""
+        """Open the lengths of records, which no pickle has, and return this table."""
         for part in self._ref.parts:
             if isinstance(part.layout, RecordLayout):
                 part.layout.open_offsets(keys)
@@ -97,7 +97,7 @@ class RowTable:
 
 
 def make_table(dataset_id: int, start: int, stop: int) -> dict[str, Indices]:
-    """Return the columns of the samples from `start` to `stop` of the data set with an id."""
+    """Return the columns of the samples from `start` to `stop` of a data set."""
     return {DATASET: np.full(stop - start, dataset_id, np.int64), ROW: np.arange(start, stop)}
 
 
@@ -109,7 +109,7 @@ def divide(count: int, parts: int) -> list[tuple[int, int]]:
 
 
 def _digest(ref: DatasetHandle | CombinedDataset) -> int:
-    """Return 63 bits of a hash of what determines the samples. It finds mistakes, not attacks."""
+    """Return 63 bits of a hash of files, columns and layout. It finds mistakes, not attacks."""
     digest = hashlib.sha256(repr(ref.names).encode())
     for part in ref.parts:
         layout = part.layout

@@ -1,10 +1,10 @@
-"""Load DTensors from sealed files, and write them into one: each process has a part of them."""
+"""Write DTensors, each process with its own part, into one sealed file."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastrack._files.importers import PlainTensor
 from fastrack._files.writer import write_sealed
@@ -14,9 +14,6 @@ from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
 from fastrack._tensors.sharded import is_sharded
 from fastrack._util.locations import locate
-
-if TYPE_CHECKING:
-    pass
 
 _DONE, _FAILED = -1, -2
 
@@ -29,7 +26,7 @@ def save_gathered(
     metadata: Mapping[str, str] | None = None,
     kind: Kind = "tensor",
 ) -> None:
-    """Seal tensors into a file as `save_file` does, with DTensors gathered one at a time. All processes call this.
+    """Seal tensors into a file, like `save_file`, with DTensors gathered one at a time. All processes call this.
 
     The process of rank 0 writes. If it fails, the others raise RuntimeError.
     """
@@ -65,7 +62,7 @@ def _plain_tensor(tensor: Any, number: int) -> PlainTensor:
 
 
 def _broadcast(number: int = 0) -> int:
-    """Return the number that the process of rank 0 has given to its call: of the tensor to gather next, or an end."""
+    """Return the `number` of rank 0 in every process: the next tensor to gather, or an outcome."""
     import torch
     import torch.distributed as dist
 

@@ -1,4 +1,4 @@
-"""Several sealed files that have the same tensors."""
+"""Several sealed files with equally named tensors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fastrack._sets.anchor import Anchor
     from fastrack._sets.entries import SealedEntry
 
-_PARALLEL = 32  # files on servers that are opened at once
+_PARALLEL = 32  # remote files that are opened in parallel
 
 PathLike = str | os.PathLike[str]
 _Column = tuple[str, str, tuple[int, ...], bytes, bytes]  # name, dtype, shape of a row, numbers of rows, file ids
@@ -31,7 +31,7 @@ _ID_SIZE = 16
 
 
 class Shards:
-    """The same tensors of several sealed files. After unpickling, the files are opened when they are first needed."""
+    """Tensors of equal names in several sealed files. After unpickling, a file is opened when it is first needed."""
 
     def __init__(
         self,
@@ -40,12 +40,12 @@ class Shards:
         file_ids: Sequence[str] | None = None,
         anchor: Anchor | None = None,
     ) -> None:
-        given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
-        if not given:
+        listed = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+        if not listed:
             raise ValueError("paths: expected one sealed file or more, got none")
-        self.paths = [_absolute(locate(path)) for path in given]
+        self.paths = [_absolute(locate(path)) for path in listed]
         self._entries: list[SealedEntry] | None = None
-        expected = _expected_ids(file_ids, len(given))
+        expected = _expected_ids(file_ids, len(listed))
         if anchor is not None:
             self._entries = [anchor.sealed_entry(path) for path in self.paths]
         self.opened: list[list[SealedTensor] | None] = []
@@ -86,11 +86,11 @@ class Shards:
         return tensors[column]
 
     def open(self, shard: int) -> SealedFile:
-        """Open a file, as its entry in the manifest has it if there is one."""
+        """Open a file, pinned to its manifest entry if there is one."""
         return SealedFile(self.paths[shard], entry=None if self._entries is None else self._entries[shard])
 
     def select(self, names: Sequence[str]) -> Shards:
-        """Return the same files with some of the tensors."""
+        """Return these shards restricted to `names`."""
         chosen = [self.names.index(name) for name in names]
         selected = Shards.__new__(Shards)
         selected.paths, selected.key_id = self.paths, self.key_id
@@ -101,7 +101,7 @@ class Shards:
         return selected
 
     def _open_all(self) -> Iterator[SealedFile]:
-        """Yield all files, in order. Those on servers are opened in parallel."""
+        """Yield all files, in order. Remote files are opened in parallel."""
         if any(isinstance(path, Url) for path in self.paths):
             with ThreadPoolExecutor(_PARALLEL) as threads:
                 yield from threads.map(self.open, range(len(self.paths)))
@@ -118,7 +118,7 @@ class Shards:
 def unpack_shards(
     paths: bytes, key_id: str, columns: list[_Column], entries: list[SealedEntry] | None = None
 ) -> Shards:
-    """Return the files that a pickle describes. Each is opened when it is first needed."""
+    """Return the shards that a pickle describes. Files are opened when first needed."""
     shards = Shards.__new__(Shards)
     shards.paths = [locate(path) for path in os.fsdecode(zlib.decompress(paths)).split("\0")]
     shards.names, shards.key_id, shards._entries = tuple(name for name, *_ in columns), key_id, entries  # noqa: SLF001
@@ -128,10 +128,10 @@ def unpack_shards(
 
 
 def _pack(contexts: Sequence[MessageContext]) -> _Column:
-    """Return the contexts of a column in few bytes, as there may be very many files."""
+    """Return the contexts of a column in few bytes: there may be very many files."""
     first = contexts[0]
     rows = zlib.compress(np.array([context.shape[0] for context in contexts], np.int64).tobytes(), 1)
-    return first.name, first.dtype, first.shape[1:], rows, bytes.fromhex("".join(one.file for one in contexts))
+    return first.name, first.dtype, first.shape[1:], rows, bytes.fromhex("".join(context.file for context in contexts))
 
 
 def _unpack(column: _Column) -> list[MessageContext]:
@@ -167,13 +167,13 @@ def _expected_ids(file_ids: Sequence[str] | None, count: int) -> list[str] | Non
 
 
 def require_samples(file: SealedFile) -> None:
-    """Refuse a sealed file of another kind than one with samples."""
+    """Refuse a sealed file that cannot hold samples."""
     if file.kind != "tensor":
         raise FormatError(f"{file.path}: expected a file of samples, got a {file.kind}. Open it with load_{file.kind}")
 
 
 def _require_distinct(file: SealedFile, expected: str | None, first_with: dict[str, Location]) -> None:
-    """Refuse a file with another id than expected, and one with the id of another: a file and its copy."""
+    """Refuse a file with another id than expected, and a second file with the id of an earlier one."""
     if expected is not None and file.file_id != expected:
         raise FormatError(
             f"{file.path}: expected the file id {expected:.50}, got {file.file_id}. Get it again from its owner"

@@ -1,6 +1,6 @@
-"""Skeletons of checkpoints: canonical JSON of a pytree, with numbers in place of its arrays.
+"""Skeletons of checkpoints: canonical JSON of a pytree, with numbers in place of arrays.
 
-A skeleton holds the type of each value, and no names of classes or functions; nothing of it is run.
+A skeleton holds the type of each value, and no names of classes or functions; no part of it is run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Fetch = Callable[[int, Framework], Any]
 def encode_state(state: Any, path: str = "state") -> tuple[bytes, list[Any]]:
     """Return the skeleton of a pytree, and the arrays that it refers to by number, each memory once.
 
-    Errors name an entry by its path, which begins as given.
+    Errors name an entry by its path below `path`.
     """
     encoder = _Encoder()
     document = {"checkpoint": _VERSION, "state": encoder.encode_value(state, path, 0)}
@@ -76,7 +76,7 @@ class _Encoder:
             return [kind.__name__, items]
         if kind in {dict, OrderedDict}:
             entries = [self._encode_entry(key, item, path, depth) for key, item in value.items()]
-            metadata = getattr(value, "_metadata", None)  # of the state dict of a module, for its `load_state_dict`
+            metadata = getattr(value, "_metadata", None)  # of a module's state dict, for `load_state_dict`
             if metadata is None:
                 return ["dict", entries]
             return ["state_dict", entries, self.encode_value(metadata, f"{path}._metadata", depth + 1)]
@@ -112,7 +112,7 @@ class _Encoder:
 
 
 def _key_of(value: Any, here: Any) -> Hashable:
-    """Return a key that two arrays share if they are the same. `here` is the part of a DTensor on this process."""
+    """Return a key that equal views of one memory share. `here` is the local part of a DTensor."""
     if here is value:
         return storage_key(value)
     return (storage_key(here), value.placements, value.shape) if here.numel() else id(value)

@@ -95,27 +95,26 @@ def to_device(
     obj : array, SealedTensor, SealedRows, or a pytree of these
         Arrays of NumPy or torch in host memory, sealed tensors or rows of these, of any shape and of any dtype that
         safetensors has; or a pytree of dicts, lists, tuples, named tuples and dataclasses that holds them. Other leaves
-        are returned as they are: arrays of text, objects, dates or records, and objects of other classes, even if these
+        are returned unchanged: arrays of text, objects, dates or records, and objects of other classes, even if these
         hold tensors.
     device : str or torch.device, optional
         "cpu", the default, or "cuda:N".
     keys : KeySource, optional
         The keys of sealed tensors, as `KeyRing` takes them: a key, a key file, a `KeyProvider`, a function that finds a
-        key by its id. By default those of `use_keys`, else those that ``FASTRACK_KEY_FILE`` names. Plain tensors
-        need none.
+        key by its id. Defaults to the keys of `use_keys`, then to ``FASTRACK_KEY_FILE``. Plain tensors need none.
     framework : {"torch", "numpy", "cupy"}, optional
-        The framework of the results. If absent, the framework of the input; for sealed tensors torch if it is
-        installed, else numpy.
+        The framework of the results. Defaults to the framework of the input; for sealed tensors to torch if it is
+        installed, else to numpy.
     out : array or pytree of arrays, optional
         Arrays to fill and return, in a pytree like `obj`: of the same shapes and dtypes, contiguous, on the device, and
         in memory of their own. Excludes `framework`. The first touch of fresh memory takes longer than the cipher, so
-        that a loop that fills the same arrays again is faster.
+        a loop that reuses its arrays is faster.
     non_blocking : bool
-        Return before the transfer is done, if the device can; work that is given to the device after that finds the
-        results complete. A failure is raised once, to the thread that made this call: by its next `to_device` to this
-        device if it is known by then, and at the latest by its next call that waits, which is `synchronize`, `to_host`,
-        or `to_device` without this option. The bytes of a chunk that failed are zeros from the start, and the rest of
-        the result is what was sealed. "cpu" always waits.
+        Return before the transfer is done, if the device can; later work on the device sees complete results. A failure
+        is raised once, in the thread that made this call: by its next `to_device` to this device if the failure is
+        known by then, and at the latest by its next call that waits: `synchronize`, `to_host`, or `to_device` without
+        this option. The bytes of a failed chunk are zeros from the start; the other bytes of the result are the sealed
+        ones. "cpu" always waits.
 
     Returns
     -------
@@ -126,20 +125,20 @@ def to_device(
     Raises
     ------
     AuthenticationError
-        If a chunk, a header or the key is not what the owner used. The first such tensor of the pytree is named, and
-        all arrays of `out` hold zeros.
+        If a chunk or a header was altered, or the key is wrong. The error names the first such tensor of the pytree,
+        and all arrays of `out` hold zeros.
     UnknownKeyError
         If the key of a sealed tensor was not given.
     DeviceError
         If the device cannot be used, or fails.
     TypeError, ValueError
-        If a tensor cannot be moved, as one that is sparse, nested or of complex128, or if `out` does not fit. The
-        message has the path of the leaf in the pytree.
+        If a tensor cannot be moved (sparse, nested or complex128), or if `out` does not fit. The message has the path
+        of the leaf in the pytree.
 
     Notes
     -----
-    An `AuthenticationError` or `DeviceError` may also be of an earlier transfer to this device that the same thread did
-    not wait for; then nothing was moved. If a thread or the process ends without another call, the failures of its
+    An `AuthenticationError` or `DeviceError` may also come from an earlier transfer to this device that this thread did
+    not wait for; nothing is moved then. If a thread or the process ends without another call, the failures of its
     transfers are reported as `ResourceWarning`, which Python shows with ``-X dev`` only, and to the logger "fastrack".
 
     Examples
@@ -157,14 +156,14 @@ def to_device(
     >>> batch["x"].shape, batch["label"]
     ((2, 2), 'cat')
 
-    Fill an array that is there, which is faster:
+    Fill an existing array, which is faster:
 
     >>> out = np.zeros(5)
     >>> fastrack.to_device(sealed, keys=key, out=out) is out
     True
     """
     dynamo = sys.modules.get("torch._C._dynamo.eval_frame")
-    if dynamo is not None and callable(dynamo.get_eval_frame_callback()):  # torch.compile would trace what is called
+    if dynamo is not None and callable(dynamo.get_eval_frame_callback()):  # torch.compile would trace the call
         torch = sys.modules["torch"]
         return torch.compiler.disable(to_device)(
             obj, device, keys=keys, framework=framework, out=out, non_blocking=non_blocking
@@ -183,7 +182,7 @@ to_device._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF
 
 
 def _require_movable(obj: Any) -> None:
-    """Raise `TypeError` for a path or a module, which would be returned as it is."""
+    """Refuse a path or a module, which `to_device` would return unchanged."""
     if isinstance(obj, os.PathLike) or (isinstance(obj, str) and Path(obj).suffix == ".safetensors"):
         raise TypeError(f"expected tensors, got the path {shown(obj)}. Use load_file to open a sealed file")
     module = getattr(sys.modules.get("torch.nn"), "Module", ())
@@ -197,7 +196,7 @@ def _require_movable(obj: Any) -> None:
 def to_host(x: Any, key: KeyLike | None = None, *, name: str = "tensor") -> SealedTensor:
     """Seal a tensor on the device that holds it, and copy it to the host sealed.
 
-    Of a DTensor each process seals the part that it has, under a name with its place, as `seal` does.
+    Each process seals its own part of a DTensor, under a name with the part's position, like `seal`.
 
     Parameters
     ----------
@@ -206,12 +205,12 @@ def to_host(x: Any, key: KeyLike | None = None, *, name: str = "tensor") -> Seal
     key : KeyLike, optional
         The key to seal under, as `seal` takes it.
     name : str
-        The name of the tensor, which is authenticated with it.
+        The name of the tensor. It is authenticated.
 
     Returns
     -------
     SealedTensor
-        Of the shape and dtype of `x`, in host memory.
+        The message of `x`, in host memory.
 
     Raises
     ------
@@ -222,7 +221,7 @@ def to_host(x: Any, key: KeyLike | None = None, *, name: str = "tensor") -> Seal
     AuthenticationError
         If an earlier transfer to the device that this thread did not wait for was altered.
     DeviceError
-        If the device fails, or has failed in such an earlier transfer.
+        If the device fails, or failed in an earlier transfer.
 
     Examples
     --------
@@ -241,7 +240,7 @@ def to_host(x: Any, key: KeyLike | None = None, *, name: str = "tensor") -> Seal
 
 
 def seal_message(x: Any, context: MessageContext, key: Key) -> Bytes:
-    """Seal a tensor on the device that holds it, as `to_host` does, and return its message, with this context."""
+    """Seal a tensor on the device that holds it, like `to_host`, and return a message bound to `context`."""
     return _shared.channel(_device_of(x)).seal_message(x, context, key)
 
 
@@ -249,7 +248,7 @@ def seal_message(x: Any, context: MessageContext, key: Key) -> Bytes:
 def synchronize(device: object = None) -> None:
     """Wait for the transfers to a device that this thread started with ``non_blocking=True``.
 
-    Other threads have to wait for theirs.
+    Each thread waits for its own.
 
     Parameters
     ----------
@@ -259,9 +258,8 @@ def synchronize(device: object = None) -> None:
     Raises
     ------
     AuthenticationError
-        If a chunk was altered. Names the first such tensor and chunk, with a note for each further transfer that
-        failed. Do not use the arrays that were returned for these. The next call raises failures of later transfers
-        only.
+        If a chunk was altered. Names the first altered tensor and chunk, with a note for each further failed transfer.
+        Do not use the arrays of failed transfers. The next call raises failures of later transfers only.
     DeviceError
         If the device failed.
 

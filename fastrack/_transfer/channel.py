@@ -55,7 +55,7 @@ class Channel:
         Keys of sealed tensors, as `to_device` takes them. The defaults are looked up at each call with a sealed tensor.
         Plain tensors need no key.
     threads : int, optional
-        Number of the host's threads that may work on a transfer, by default the number of its CPUs.
+        Number of host threads that work on a transfer, by default the number of CPUs.
     share : float, optional
         On a GPU, the share of the room for thread blocks that transfers may take, above 0 and at most 1, by default 1.
         Without effect on "cpu".
@@ -120,7 +120,7 @@ class Channel:
         self._sizes = Sizes(device.first_slab_size, device.max_slab_size, device.segment_overhead)
         self._pools = [StagingPool(device, self._sizes.buffer_size, depth) for _ in range(device.lanes)]
         if not device.in_place:
-            self._pools[0].reserve()  # before the first result takes what memory there is
+            self._pools[0].reserve()  # before the first result takes the memory
         self._owners = Owners()
         self._stats = Recorder()
         self._guard = CloseGuard("this channel was closed; open another one")
@@ -148,7 +148,7 @@ class Channel:
     ) -> Any:
         """Move tensors to the channel's device, sealed on the way.
 
-        Parameters and errors are those of `fastrack.to_device`. `keys` default to those of the channel.
+        Parameters and errors as for `fastrack.to_device`. `keys` defaults to the keys of the channel.
 
         Raises
         ------
@@ -162,7 +162,7 @@ class Channel:
     def to_host(self, x: Any, key: KeyLike | None = None, *, name: str = "tensor") -> SealedTensor:
         """Seal a tensor on the channel's device, and copy it to the host sealed.
 
-        Parameters and errors are those of `fastrack.to_host`. `key` defaults to the first key of the channel.
+        Parameters and errors as for `fastrack.to_host`. `key` defaults to the first key of the channel.
 
         Raises
         ------
@@ -178,7 +178,7 @@ class Channel:
         return SealedTensor(context, message, key.id)
 
     def seal_message(self, x: Any, context: MessageContext, key: Key) -> Bytes:
-        """Seal a tensor on the channel's device, and return its message. The context must be that of `x`."""
+        """Seal a tensor on the channel's device, and return its message. The context must describe `x`."""
         with self._guard:
             self._owners.current().wait()
             return self._seal(x, context, key)
@@ -186,17 +186,17 @@ class Channel:
     def synchronize(self) -> None:
         """Wait for all transfers that this thread started on this channel, and raise their failures.
 
-        Errors are those of `fastrack.synchronize`.
+        Errors as for `fastrack.synchronize`.
         """
         with self._guard:
             self._owners.current().wait()
 
     @contextmanager
     def group(self) -> Iterator[Group]:
-        """Collect the failures of the transfers of a ``with`` block apart from those of their thread.
+        """Keep the failures of a ``with`` block's transfers apart from other failures of the thread.
 
-        The end of the block waits for all of its transfers and raises the first failure; or, if the block raised an
-        error, adds the failures to this as notes.
+        The end of the block waits for its transfers and raises the first failure. If the block raised an error, the
+        failures become notes of that error.
         """
         owner = self._owners.open_group()
         try:
@@ -204,7 +204,7 @@ class Channel:
             with self._guard:
                 owner.wait()
         except BaseException as error:
-            with suppress(ClosedError), self._guard:  # a channel that is closed has waited for them
+            with suppress(ClosedError), self._guard:  # a closed channel has waited for all transfers
                 owner.drain()
             add_notes(error, owner.take())
             raise
@@ -221,7 +221,7 @@ class Channel:
             Failures of other threads' transfers are reported as `ResourceWarning` and to the logger "fastrack".
         """
         if self._guard.close_and_drain():
-            with ExitStack() as closing:  # all of them, even if one fails
+            with ExitStack() as closing:  # every step runs, even if one fails
                 closing.callback(self._device.close)
                 for pool in self._pools:
                     closing.callback(pool.close)
@@ -254,9 +254,9 @@ class Channel:
         out: Any = None,
         non_blocking: bool = True,
     ) -> Any:
-        """Move all tensors in `obj`, unless a transfer that the owner, by default the thread, started has failed."""
+        """Move all tensors in `obj`, unless an earlier transfer of `owner`, by default the thread, has failed."""
         with self._guard:
-            if not self._device.in_place:  # else nothing was left to wait for
+            if not self._device.in_place:  # else every earlier transfer is done
                 owner = owner or self._owners.current()
                 if non_blocking:
                     owner.check()
@@ -274,11 +274,11 @@ class Channel:
                     self._clear(inputs.targets)
                 if opened is None or not opened.discard():
                     raise
-            # The bytes of a file on a server that were kept on this machine may have been wrong.
+            # The wrong bytes may be in the cache of a remote file, which was discarded: download them again.
             return self._open(Opened(inputs, keys, self._session), owner)
 
     def _open(self, opened: Opened, owner: Owner | None) -> Any:
-        """Open all messages, and return the pytree of the results. An owner waits later.
+        """Open all messages and return the pytree of results. With `owner`, do not wait.
 
         After an error all arrays hold zeros.
         """
@@ -299,10 +299,10 @@ class Channel:
                                 owner.add(operation, opened.names())
                             elif (bad := operation.result()) is not None:
                                 name, path = opened.name(bad.message)
-                                raise bad_chunk(name, bad.chunk, path=path)  # noqa: TRY301 - after what is undone
+                                raise bad_chunk(name, bad.chunk, path=path)  # noqa: TRY301 - for the handler below
                     except BaseException:
                         try:
-                            if operation is not None:  # it must not write to arrays that were cleared
+                            if operation is not None:  # which must not write to cleared arrays
                                 with suppress(DeviceError):
                                     operation.result()
                         finally:
@@ -313,16 +313,16 @@ class Channel:
         return inputs.results(outputs)
 
     def _clear(self, targets: Sequence[Any]) -> None:
-        """Overwrite arrays with zeros after an error, which is the one to raise even if this fails as well."""
-        left = [target for target in reversed(targets) if target is not None]
+        """Overwrite arrays with zeros after an error. Device errors are suppressed: the caller raises."""
+        remaining = [target for target in reversed(targets) if target is not None]
         try:
-            while left:
+            while remaining:
                 with suppress(DeviceError):
-                    self._device.clear(left[-1])
-                left.pop()
+                    self._device.clear(remaining[-1])
+                remaining.pop()
         finally:
-            if left:  # an interrupt
-                self._clear(left)
+            if remaining:  # an interrupt ended the loop
+                self._clear(remaining)
 
     def _seal(self, x: Any, context: MessageContext, key: Key) -> Bytes:
         message_key, header = context.new_key(key)
@@ -342,7 +342,7 @@ class Channel:
         return message
 
     def _move(self, messages: Messages, record: Transfer, stage: str, *, wait: bool = True) -> DeviceOperation:
-        """Open messages into their memories, or seal what is there. Without `wait` it may go on when this returns."""
+        """Open messages into their memories, or seal these. Without `wait` the device may still work on return."""
         operation = self._device.begin(messages, record.note)
         step = operation.open if stage == "open" else operation.seal
         if self._device.in_place:
@@ -367,13 +367,13 @@ class Channel:
                 if has_plain or unissued == limit:
                     operation.issue()
                     unissued, limit = 0, _BATCH
-                    if stage == "open":  # sealed chunks stay in the buffers until these are used again, or to the end
+                    if stage == "open":  # when sealing, a buffer holds its chunks until it is reused
                         buffers.release()
         return operation
 
 
 class CloseGuard:
-    """A context manager that callers of a closeable object enter, and that refuses them once it is closed.
+    """A context manager around calls of a closeable object. It refuses calls once the object is closed.
 
     Thread-safe. A caller after `close_and_drain` gets a `ClosedError` with `closed_message`.
     """
@@ -411,14 +411,14 @@ class CloseGuard:
 
 
 class Group:
-    """The transfers of a ``with`` block, none of which waits."""
+    """The non-blocking transfers of a ``with`` block."""
 
     def __init__(self, channel: Channel, owner: Owner) -> None:
         self._channel = channel
         self._owner = owner
 
     def __call__(self, obj: Any, **options: Any) -> Any:
-        """Move all tensors in `obj` as `Channel.to_device` does. Raise the failures of the block that are known."""
+        """Move all tensors in `obj`, like `Channel.to_device`. Raise the known failures of the block."""
         return self._channel._transfer(self._owner, obj, **options)  # noqa: SLF001 - its own
 
     def prepare(
@@ -426,7 +426,7 @@ class Group:
     ) -> Callable[[], Any]:
         """Authenticate the headers of all tensors in `obj`, and return a function that moves them.
 
-        Nothing is allocated or written to before that is called. `ALLOCATE` may stand in `out` for memory to allocate.
+        The function allocates and writes; nothing does before. An `ALLOCATE` in `out` requests fresh memory.
         """
         channel, owner = self._channel, self._owner
         with channel._guard:  # noqa: SLF001 - its own
@@ -443,7 +443,7 @@ class Group:
 
 @contextmanager
 def _finishing(operation: DeviceOperation, wait: bool) -> Iterator[None]:
-    """End an operation, whatever happens. After an error, which is the one to raise, also wait for the operation."""
+    """Finish an operation, even after an error. Then also wait for it, and raise the error of the block."""
     try:
         try:
             yield
@@ -469,7 +469,7 @@ class Stats:
     bytes : int
         Bytes of plaintext moved.
     seconds : float
-        Time spent moving them; without waiting, the time until the device had all commands.
+        Time spent on transfers; without waiting, until the device had all commands.
     fill, open, seal : float
         Parts of `seconds` spent filling slabs on the host, opening them on the device, and sealing them on the device.
     """
@@ -493,9 +493,9 @@ class Stats:
 
 @dataclass(slots=True)
 class Transfer:
-    """The measurement of one call that moves `count` tensors, as a ``with`` block. They are counted unless it raises.
+    """The measurement of a call that moves `count` tensors, as a ``with`` block. A block that raises is not counted.
 
-    It has the steps of the call if a trace is recorded.
+    `steps` is filled if a trace is recorded.
     """
 
     recorder: Recorder
@@ -532,7 +532,7 @@ class Transfer:
     ) -> _Result:
         """Call a function, and add its time to a stage, unless it raises. A trace shows the call under `label`.
 
-        `slab` is what the function works on: a slab, or all messages.
+        `slab` is the function's input: a slab, or all messages.
         """
         self.current_span = label
         start = time.perf_counter_ns()
@@ -556,7 +556,7 @@ class Recorder:
     """The sum of a channel's transfers. Thread-safe."""
 
     def __init__(self) -> None:
-        # Tensors, bytes, and nanoseconds: all, and of each stage.
+        # Tensors, bytes, nanoseconds in all, and nanoseconds in each stage.
         self.totals: tuple[int, ...] = (0, 0, 0, 0, 0, 0)
         self.reset_after_fork()
 

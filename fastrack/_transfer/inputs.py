@@ -1,4 +1,4 @@
-"""Prepare what a call moves: `Inputs`, then `Opened`, whose headers are authentic, and which allocates the results."""
+"""Prepare the tensors of a call: `Inputs` lists them, `Opened` authenticates headers and allocates the results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fastrack._crypto.session import Session
 from fastrack._devices.base import MAX_MESSAGES, Device
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._sealed.handle import Handle
-from fastrack._sealed.headers import Wanted, discard, fetch, open_headers
+from fastrack._sealed.message_headers import Wanted, discard, fetch, open_headers
 from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Framework
@@ -26,21 +26,21 @@ ALLOCATE: Final = object()
 
 
 class Inputs:
-    """The tensors of a pytree, in its order, and the arrays of `out` that they are to fill, if it is given.
+    """The tensors of a pytree, in its order, and the arrays of `out` to fill, if any.
 
-    Without `out` the dimensions of torch tensors are taken in the order of their memory. A tensor that cannot be moved,
-    as one that is sparse, nested or of complex128, raises `TypeError`; arrays that do not fit it, `ValueError`.
+    Without `out`, the dimensions of torch tensors are put in memory order. A tensor that cannot be moved (sparse,
+    nested or complex128) raises `TypeError`; an array of `out` that does not fit raises `ValueError`.
 
-    There is a list for each attribute of tensors, since thousands of objects would keep the garbage collector busy.
+    Each attribute of the tensors is a list: thousands of objects would keep the garbage collector busy.
 
     Attributes
     ----------
     tensors : sealed tensors, handles on rows, and arrays
     is_sealed : whether some are sealed
-    name : the name of the sealed tensor, if there is nothing else
-    dtypes, shapes : as safetensors has them
-    framework, frameworks : that of all results if it is requested, and those of arrays
-    targets, outputs : views of the arrays to fill, and these; None for one that is to be allocated
+    name : the name of the sealed tensor, if it is the only tensor
+    dtypes, shapes : in safetensors notation
+    framework, frameworks : requested for all results, and of each array (None if sealed)
+    targets, outputs : views of the arrays to fill, and the arrays; None where one is to be allocated
     """
 
     def __init__(self, obj: Any, framework: Framework | None, device: Device, out: Any) -> None:
@@ -48,7 +48,7 @@ class Inputs:
             arrays.require_installed(framework)
         self._tree = None if isinstance(obj, Handle) else Tree(obj)
         self._indices: list[int] = []  # of the leaves in the tree
-        self._restores: dict[int, Callable[[Any], Any]] = {}  # give results the form of what they were made of
+        self._restores: dict[int, Callable[[Any], Any]] = {}  # give results the form of their inputs
         self.tensors: list[Any] = []
         self.is_sealed, self.is_filling = False, out is not None
         self.dtypes: list[str] = []
@@ -57,7 +57,7 @@ class Inputs:
         self.frameworks: list[Framework | None] = []
         name = None
         for index, value in enumerate([obj] if self._tree is None else self._tree.leaves):
-            source: Framework | None = None  # of something sealed
+            source: Framework | None = None  # stays None for a sealed tensor
             if isinstance(value, SealedTensor):
                 name, dtype, shape = value.context[:3]
             elif isinstance(value, SealedRows):
@@ -92,11 +92,11 @@ class Inputs:
             if leaves[index] is ALLOCATE:
                 continue
             try:
-                given = arrays.dtype_and_shape(leaves[index])
-                if given != (dtype, shape):
+                actual = arrays.dtype_and_shape(leaves[index])
+                if actual != (dtype, shape):
                     raise ValueError(  # noqa: TRY301 - the path of the leaf is added
                         f"out= must have the dtype and shape of what it receives: expected {dtype} {list(shape)}, got "
-                        f"{given[0]} {list(given[1])}"
+                        f"{actual[0]} {list(actual[1])}"
                     )
                 self.targets[number] = device.view(leaves[index], writable=True)
             except (TypeError, ValueError) as error:
@@ -105,7 +105,7 @@ class Inputs:
             self.outputs[number] = leaves[index]
 
     def results(self, outputs: Sequence[Any]) -> Any:
-        """Return the pytree with these arrays in place of the tensors."""
+        """Return the pytree with `outputs` in place of the tensors."""
         if self._tree is None:
             return outputs[0]
         leaves = self._tree.leaves.copy()
@@ -124,7 +124,7 @@ class Inputs:
             raise
 
     def require_apart(self, targets: Sequence[Any], sources: Sequence[HostMemory]) -> None:
-        """Refuse an array to fill in memory of another one or of a source: messages are opened in any order."""
+        """Refuse an output that shares memory with another output or a source: messages open in any order."""
         if len(sources) == len(targets) == 1:
             source, target = sources[0], targets[0]
             if source.address >= target.address + target.size or target.address >= source.address + source.size:
@@ -139,7 +139,7 @@ class Inputs:
             (number, "another array to fill") for (_, stop, _), (start, _, number) in pairwise(spans) if start < stop
         ]
         for source in sources:
-            last = bisect_left(starts, source.address + source.size) - 1  # that begins before the end of the source
+            last = bisect_left(starts, source.address + source.size) - 1  # the last span before the end of the source
             if source.size and last >= 0 and spans[last][1] > source.address:
                 shared.append((spans[last][2], "a tensor that is moved"))
         if shared:
@@ -161,8 +161,8 @@ class Opened:
     Attributes
     ----------
     keys : the keys of the messages, which the caller wipes
-    parts : for each message, the sealed tensor that it is of, and None for an array
-    padded : the numbers of tensors of which messages leave bytes that must be zeros
+    parts : the sealed tensor of each message; None for an array
+    padded : the numbers of tensors with padding, which must be zeros
     """
 
     __slots__ = ("_is_remote", "_of", "_ranges", "_was_fetched", "inputs", "keys", "padded", "parts")
@@ -170,13 +170,13 @@ class Opened:
     def __init__(self, inputs: Inputs, keys: KeySource | None, session: Session) -> None:
         """Authenticate all headers, and derive the keys of all messages. Nothing is allocated or moved before.
 
-        Of files on servers nothing but headers is downloaded.
+        Only the headers of remote files are downloaded.
         """
         ring = KeyRing.resolve(keys) if inputs.is_sealed else None
         self.inputs = inputs
         self.padded: list[int] = []
         self._of: list[int] = []  # the tensor of each message
-        self._ranges: dict[int, LazyRanges] = {}  # of messages of which rows are wanted
+        self._ranges: dict[int, LazyRanges] = {}  # of messages that are read in part
         parts: list[SealedTensor | None] = []
         plain: list[int] = []
         for number, value in enumerate(inputs.tensors):
@@ -209,7 +209,7 @@ class Opened:
             raise
 
     def discard(self) -> bool:
-        """Forget what was kept of files on servers, after a failure. Return False if nothing of these was used."""
+        """Discard the cached bytes of remote files after a failure. Return False if none were used."""
         return self._was_fetched and discard(self._wanted())
 
     def _wanted(self) -> Iterator[Wanted]:
@@ -217,16 +217,16 @@ class Opened:
             yield part, self._ranges.get(number)
 
     def allocate(self, device: Device) -> tuple[Messages, list[Any], list[Any], int]:
-        """Allocate the arrays that are not there. The sizes that headers claim are authentic by now.
+        """Allocate the missing arrays, whose sizes were authenticated with the headers.
 
-        Return the messages, the arrays that they make up, the views of these, and the bytes of all arrays. What the
-        call needs of files on servers is downloaded before.
+        Return the messages, the arrays, the views of the arrays, and the size of all arrays in bytes. The required
+        parts of remote files are downloaded first.
         """
         inputs = self.inputs
         present = fetch(self._wanted()) if self._is_remote else None
         self._was_fetched = present is not None
         targets, outputs, total = inputs.targets.copy(), inputs.outputs.copy(), 0
-        frameworks: dict[Framework | None, Framework] = {}  # of results, by those of what they are made of
+        frameworks: dict[Framework | None, Framework] = {}  # of results, by the frameworks of inputs
         columns = zip(inputs.dtypes, inputs.shapes, inputs.frameworks, strict=True)
         for number, (dtype, shape, framework) in enumerate(columns):
             if targets[number] is None:
@@ -259,17 +259,17 @@ class Opened:
         return Messages(self.keys, nbytes, memories, sealed, plain, plans), outputs, targets, total
 
     def name(self, message: int) -> Name:
-        """Return the name and the path of the tensor that a message is of; None twice for an array."""
+        """Return the name and the path of the tensor of a message; (None, None) for an array."""
         tensor = self.parts[message]
         return (None, None) if tensor is None else (tensor.name, tensor.path)
 
     def names(self) -> list[Name]:
-        """Return the names and paths of all messages, which keep no tensor alive."""
+        """Return the names and paths of all messages. They keep no tensor alive."""
         return [self.name(message) for message in range(len(self.parts))]
 
 
 def wanted_of(tree: Any) -> Iterator[tuple[SealedTensor, LazyRanges | None]]:
-    """Yield the messages of a pytree, and what computes the bytes wanted of each; None for all."""
+    """Yield the messages of a pytree, each with its lazy byte ranges; None for all bytes."""
     for leaf in Tree(tree).leaves:
         if isinstance(leaf, SealedTensor):
             yield leaf, None

@@ -1,4 +1,4 @@
-"""Owners of operations, to which failures of operations that no call waited for are raised."""
+"""Owners of operations. They raise the failures of operations that no call waited for."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _log = logging.getLogger("fastrack")
 class Owners:
     """The owners of one channel's operations: each thread, and each group. Thread-safe.
 
-    A failure is raised to its owner, once, and to no other. One that cannot be raised any more, because the owner's
+    A failure is raised once, to its owner only. A failure that cannot be raised any more, because the owner's
     thread ended, another thread closed the channel, or the channel or the process ended, is reported as a
     `ResourceWarning` and to the logger "fastrack". A forked child starts without owners: the operations go on in its
     parent.
@@ -67,15 +67,15 @@ class Owners:
             self._owners.remove(owner)
 
     def close(self) -> None:
-        """Wait for all operations, report the failures of other owners, and raise those of the calling thread."""
-        own, others = self.current(), self._owners.copy()
+        """Wait for all operations. Report the failures of other owners, and raise the failures of this thread."""
+        current, others = self.current(), self._owners.copy()
         for owner in others:
             owner.drain()
-        others.remove(own)
+        others.remove(current)
         for owner in others:
             owner.report()
         self._owners.clear()
-        _raise(own.take())
+        _raise(current.take())
 
     def give_up(self, timeout: float) -> None:
         """Report the failures of all owners, after waiting up to `timeout` seconds for their operations."""
@@ -98,14 +98,14 @@ class Owners:
 class Owner:
     """The operations that one caller started, and their failures. `caller` returns None once the caller has ended.
 
-    Few operations are kept: those that are done are dropped by the next call of their owner, which raises their
-    failures, and those that are not done are bounded by the channel's staging buffers.
+    Few operations are kept: the owner's next call drops the finished ones and raises their failures, and the
+    channel's staging buffers bound the number of unfinished ones.
     """
 
     def __init__(self, name: str, caller: Callable[[], object]) -> None:
         self._name = name
         self._caller = caller
-        self._lock = threading.RLock()  # the end of the process reads what a daemon thread goes on using
+        self._lock = threading.RLock()  # a daemon thread may still use the owner while the process ends
         self._started: list[_Started] = []
         self._failures: list[FastrackError] = []
 
@@ -114,15 +114,15 @@ class Owner:
         return self._caller() is None
 
     def add(self, operation: DeviceOperation, names: Sequence[Name]) -> None:
-        """Add an operation that opens messages of tensors of these names, from these files."""
+        """Add an operation that opens messages, with the name and path of each."""
         self._started.append(_Started(operation, names))
 
     def poll(self) -> bool:
         """Collect the results of operations that are done, without waiting, and return whether none is left."""
         if self._lock.acquire(blocking=False):
             try:
-                for one in [one for one in self._started if one.operation.done()]:
-                    self._collect_results(one)
+                for started in [started for started in self._started if started.operation.done()]:
+                    self._collect_results(started)
             finally:
                 self._lock.release()
         return not self._started
@@ -130,17 +130,17 @@ class Owner:
     def drain(self) -> None:
         """Wait for all operations, and collect their results."""
         with self._lock:
-            for one in self._started.copy():
-                self._collect_results(one)
+            for started in self._started.copy():
+                self._collect_results(started)
 
     def take(self) -> list[FastrackError]:
-        """Return the failures that are known, and forget them."""
+        """Return the known failures, and forget them."""
         with self._lock:
             failures, self._failures = self._failures, []
         return failures
 
     def check(self) -> None:
-        """Raise the failures that are known without waiting."""
+        """Raise the known failures, without waiting."""
         self.poll()
         _raise(self.take())
 
@@ -150,18 +150,18 @@ class Owner:
         _raise(self.take())
 
     def report(self) -> None:
-        """Report the failures that are known, which no call is left to raise."""
+        """Report the known failures, which no call is left to raise."""
         for failure in self.take():
             _report(f"a transfer of {self._name} failed, and no call was left to raise it: {failure}. {_ADVICE}")
 
     def give_up(self) -> None:
-        """Report the failures that are known, and the operations that are not done."""
+        """Report the known failures, and the unfinished operations."""
         self.report()
-        left, self._started = self._started, []
-        for one in left:
-            name, path = one.names[0]
+        unfinished, self._started = self._started, []
+        for started in unfinished:
+            name, path = started.names[0]
             prefix = "" if path is None else f"{path}: "
-            more = f" and {len(one.names) - 1} more are" if len(one.names) > 1 else " is"
+            more = f" and {len(started.names) - 1} more are" if len(started.names) > 1 else " is"
             _report(
                 f"a transfer of {self._name} may fail, and no call was left to raise it: {prefix}tensor "
                 f"{name!r:.200}{more} on its way. {_ADVICE}"
@@ -176,7 +176,7 @@ class Owner:
                 failure = bad_chunk(name, bad.chunk, _OUTCOME, path=path)
         except FastrackError as error:
             failure = error.with_traceback(None)  # the frames would keep the operation alive
-        if one in self._started:  # a signal handler may have collected it meanwhile
+        if one in self._started:  # else a signal handler has collected it
             if failure is not None:
                 self._failures.append(failure)
             self._started.remove(one)  # last, so that an interrupt loses no failure

@@ -38,7 +38,7 @@ def load_tensors(
     framework: str | None = None,
     anchor: Anchor | str | os.PathLike[str] | None = None,
 ) -> dict[str, Any]:
-    """Open all sealed tensors of a file on a device, in one transfer, as ``load_file`` of safetensors does.
+    """Open all sealed tensors of a file on a device, in one transfer, like ``load_file`` of safetensors.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def load_tensors(
     AuthenticationError, UnknownKeyError, DeviceError, TypeError
         As from `to_device`.
     ValueError
-        If there is no such framework.
+        If `framework` is unknown.
     FormatError
         If nothing in the file is sealed, if it is a checkpoint, or as from `load_file`.
     RollbackError, SignatureError, OSError
@@ -91,7 +91,7 @@ def load_tensors(
 
 
 def require_tensors(file: SealedFile) -> None:
-    """Refuse a sealed file of another kind, in which the names of tensors are numbers."""
+    """Refuse a sealed file of another kind, whose tensors are named by numbers."""
     if file.kind != "tensor":
         raise FormatError(f"{file.path}: expected a file of tensors, got a {file.kind}. Open it with load_{file.kind}")
 
@@ -116,16 +116,16 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
     Raises
     ------
     ValueError
-        If there is no such framework.
+        If `framework` is unknown.
     DeviceError
-        If there is no such kind of device.
+        If the kind of `device` is unknown.
     FormatError, RollbackError, SignatureError, OSError
         As from `load_file`.
 
     Notes
     -----
-    The names, shapes and dtypes are those that the file claims, until a tensor is opened. Unencrypted tensors are left
-    out. `load_file` gives handles in place of tensors, which travel in batches and open several at once.
+    Names, shapes and dtypes are unauthenticated claims of the file until a tensor is opened. Unencrypted tensors are
+    left out. `load_file` returns handles instead, which travel in batches; one call opens several.
 
     Examples
     --------
@@ -168,7 +168,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         return list(self._file)
 
     def metadata(self) -> dict[str, str]:
-        """Return the metadata of the file without fastrack's own. It is neither encrypted nor authenticated."""
+        """Return the owner's metadata of the file. It is neither encrypted nor authenticated."""
         return dict(self._file.metadata)
 
     def get_tensor(self, name: str) -> Any:
@@ -181,10 +181,10 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         return opened
 
     def get_slice(self, name: str) -> _Slice:
-        """Return an object that opens the parts of a tensor by which it is indexed, out of their chunks alone.
+        """Return a slice object for a tensor. Indexing it opens a part, out of the part's chunks alone.
 
-        It has ``get_shape()`` and ``get_dtype()``, and takes the indices that `SealedTensor` takes, or ``...`` for the
-        whole.
+        It has ``get_shape()`` and ``get_dtype()``, and takes the indices of `SealedTensor`, or ``...`` for the whole
+        tensor.
         """
         return _Slice(self, self._file[name])
 
@@ -202,7 +202,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
 
 
 class _Slice:
-    """Tensor of an open file, whose parts are opened when they are asked for."""
+    """Tensor of an open file. Indexing it opens the part that is asked for."""
 
     __slots__ = ("_file", "_sealed")
 

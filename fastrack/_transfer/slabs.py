@@ -12,20 +12,20 @@ from fastrack._crypto.gather import GatherPlan
 from fastrack._devices.base import Segment, Slab
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, ciphertext_size
 
-# Bytes that a gather plan takes in a staging buffer, which holds it twice: sealed and opened. A tag is added for each
-# 16384 bytes of it, so that one more byte for each chunk and each range is enough.
+# Bytes of a gather plan in a staging buffer, which holds the plan twice: sealed and opened. The plan has a tag for each
+# 16384 bytes, so one more byte for each chunk and each range is enough.
 _PIECE = 2 * 3 * 8 + 1
 _CHUNK = 2 * 2 * 8 + 1
 _MARGIN = 2 * 8 + 16 + 2 * 16  # the last start, one more tag, and the alignment of both
 
-Plans = Sequence[GatherPlan | None]  # of the messages of a call; None for one that is moved whole
+Plans = Sequence[GatherPlan | None]  # of the messages of a call; None for a whole message
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """The sizes of staged slabs, in bytes of plaintext: multiples of 16384.
 
-    Beside its chunks a slab has room for `segment_overhead` bytes for each of its segments.
+    A slab has room for its chunks, and for `segment_overhead` bytes for each segment.
     """
 
     first: int  # size of the first slab; each that follows is half as large again, up to the limit
@@ -49,7 +49,7 @@ class Sizes:
 
 
 def slabs_of(nbytes: Sequence[int], plans: Plans, sizes: Sizes) -> Iterator[Slab]:
-    """Divide messages of so many bytes of plaintext each into slabs of these sizes."""
+    """Split messages into slabs that fit the staging buffers."""
     packing = _Packing(sizes)
     for number, (size, plan) in enumerate(zip(nbytes, plans, strict=True)):
         yield from packing.add_run(number, size) if plan is None else packing.add_gather(number, size, plan)
@@ -130,7 +130,7 @@ class _Packing:
         self._offset = self._end = self._taken = 0
 
     def _free(self, size: int) -> int:
-        """Return the bytes that are left for another segment, in a slab of that size."""
+        """Return the bytes that are free for another segment, in a slab of `size`."""
         return self._sizes.buffer_size_for(size) - self._sizes.segment_overhead - self._offset - self._taken
 
     def _add(self, segment: Segment) -> None:

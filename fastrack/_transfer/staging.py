@@ -1,4 +1,4 @@
-"""Staging buffers, which lie between a source and a device, and what seals plain tensors into them."""
+"""Staging buffers between a source and a device, and the sealer of plain tensors into them."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class StagingPool:
         self.reset_after_fork()
 
     def reset_after_fork(self) -> None:
-        """Forget all buffers: those of a forked child's parent stay with the parent."""
-        self._returned: list[StagingBuffer] = []  # in the order in which they were released
+        """Forget all buffers: in a forked child they belong to the parent."""
+        self._returned: list[StagingBuffer] = []  # in the order of their release
         self._made = 0
         self._change = threading.Condition()
 
     def acquire(self, *, block: bool) -> StagingBuffer | None:
-        """Return a buffer, one that the device is done with if there is any. Raise if there is no memory for the first.
+        """Return a buffer, preferably one that the device is done with. Raise if there is no memory for any.
 
         If all are taken, wait for one if `block`, else return None. A caller that already holds a buffer must not
         block: two such callers would deadlock.
@@ -55,7 +55,7 @@ class StagingPool:
                 self._change.notify()
                 if not isinstance(error, DeviceError) or not self._made:
                     raise
-                self.depth = self._made  # there may be no memory for another, and those that exist have to do
+                self.depth = self._made  # without memory for another, the existing buffers have to do
         return self.acquire(block=block)
 
     def release(self, buffer: StagingBuffer) -> None:
@@ -77,7 +77,7 @@ class StagingPool:
             self.release(buffer)
 
     def detach(self) -> StagingBuffer | None:
-        """Remove a buffer that is not taken from the pool and return it, or None if there is none."""
+        """Remove a free buffer from the pool and return it, or None if no buffer is free."""
         with self._change:
             if not self._returned:
                 return None
@@ -85,12 +85,12 @@ class StagingPool:
             return self._returned.pop(0)
 
     def attach(self) -> None:
-        """Count a buffer that was detached from another pool, and is taken, as one of this pool."""
+        """Count a buffer, detached from another pool and in use, as one of this pool."""
         with self._change:
             self._made += 1
 
     def close(self) -> None:
-        """Wipe the buffers and drop them: those that are taken, when they are released."""
+        """Wipe and drop the free buffers now, buffers in use when they are released."""
         with self._change:
             self._closed = True
             returned, self._returned = self._returned, []
@@ -99,7 +99,7 @@ class StagingPool:
         _wipe(returned)
 
     def _choose(self) -> StagingBuffer | None:
-        """Return the buffer to use next, or None, with its place counted, if it is to be allocated."""
+        """Return the next buffer, or count a new one and return None: the caller allocates it."""
         for index in reversed(range(len(self._returned))):  # the one used last, which is in the caches
             if self._returned[index].ready():
                 return self._returned.pop(index)
@@ -110,7 +110,7 @@ class StagingPool:
 
 
 class BufferLease:
-    """The staging buffers that one operation holds, of the pool of its lane. Use it in a ``with`` statement."""
+    """The staging buffers of one operation, from the pool of its lane. Use it in a ``with`` statement."""
 
     def __init__(self, pools: Sequence[StagingPool], lane: int) -> None:
         self._pools = pools
@@ -124,9 +124,9 @@ class BufferLease:
         self.release()
 
     def acquire(self, to_fill: bool = False) -> StagingBuffer:
-        """Return another buffer of the pool, or the one of those held that was used the longest time ago.
+        """Return another buffer of the pool, or else the held buffer that was used least recently.
 
-        With `to_fill` the device has finished with it, and the caller may write to it.
+        With `to_fill`, wait for the device: the caller may write to the buffer.
         """
         held = self._held
         buffer = None
@@ -145,7 +145,7 @@ class BufferLease:
             self._pool.release(self._held.popleft())
 
     def _acquire_another(self, *, block: bool) -> StagingBuffer | None:
-        """Acquire a buffer of the pool, or one that another pool does not need if there is no memory for the first."""
+        """Acquire a buffer of the pool, or without memory for a first one, a free buffer of another pool."""
         try:
             return self._pool.acquire(block=block)
         except DeviceError:
@@ -196,7 +196,7 @@ class PlainSealer:
 
 
 def _wipe(buffers: Sequence[StagingBuffer]) -> None:
-    with ExitStack() as wiping:  # all of them, even if one fails
+    with ExitStack() as wiping:  # every buffer is wiped, even if one fails
         for buffer in buffers:
             wiping.callback(buffer.wipe)
             wiping.callback(buffer.wait)

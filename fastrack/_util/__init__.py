@@ -1,1 +1,1 @@
-"""Utilities that know neither tensors nor cryptography: files, forks, guards, trees, traces."""
+"""Utilities without tensors or cryptography: files, forks, guards, trees, traces."""

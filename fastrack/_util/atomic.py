@@ -22,15 +22,15 @@ from fastrack._util.regular_file import open_regular
 
 _DESCRIPTORS = "/proc/self/fd"
 _HAS_DESCRIPTORS = Path(_DESCRIPTORS).is_dir()
-_HELD = re.compile(rf"{_DESCRIPTORS}/\d+(/.*)?", re.DOTALL)  # a folder that is held: resolved by the kernel alone
+_HELD = re.compile(rf"{_DESCRIPTORS}/\d+(/.*)?", re.DOTALL)  # an open folder, which the kernel alone resolves
 _UNNAMED: int = getattr(os, "O_TMPFILE", 0) if _HAS_DESCRIPTORS else 0
 _MAX_LINKS = 40
 _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE
 _WRITE = 2  # SYNC_FILE_RANGE_WRITE
 _LARGE = 1 << 20
 
-# What cannot be made again once it is lost, by the beginning of its file. Each of these says what it is in its first
-# member or line; in a signed envelope that stands behind the payload.
+# The beginnings of files that cannot be made again once lost. The first member or line of such a file names its kind;
+# in a signed envelope the kind stands behind the payload.
 _IRREPLACEABLE = {
     "a key": re.compile(rb"# fastrack key\b|fastrack-key-1:"),
     "the secret key of a key pair": re.compile(rb"# fastrack secret key\b|fastrack-secret-1:"),
@@ -44,9 +44,9 @@ _IRREPLACEABLE = {
         re.DOTALL,
     ),
 }
-_BEGINNING = 64  # bytes that tell that a file is none of these
-_DOCUMENT = 16 << 20  # bytes of the largest of them
-_MARGIN = re.compile(rb"(\xef\xbb\xbf)?\s*")  # what an editor may have put before
+_BEGINNING = 64  # bytes that show whether a file may be irreplaceable
+_DOCUMENT = 16 << 20  # bytes of the largest irreplaceable file
+_MARGIN = re.compile(rb"(\xef\xbb\xbf)?\s*")  # an editor may add these in front
 
 
 @contextlib.contextmanager
@@ -60,17 +60,17 @@ def new_file(
 ) -> Iterator[BinaryIO]:
     """Open a file for writing that gets the name `path` when the block ends well, and vanishes if it does not.
 
-    Until then it has no name (``O_TMPFILE``), where the file system supports that: no other user can open it, and
-    nothing is left of it if the process is killed. Elsewhere it has a temporary name meanwhile.
+    Until then the file has no name (``O_TMPFILE``) if the file system supports that: no other user can open it, and a
+    killed process leaves nothing behind. On other file systems it has a temporary name.
 
-    Space for `size` bytes is allocated first, where the file system supports that: a full disk is then detected before
-    anything is written, and some file systems, such as ext4, write faster.
+    Space for `size` bytes is allocated first if the file system supports that: a full disk is then detected before
+    the first write, and some file systems, such as ext4, write faster.
 
-    A symbolic link at `path` that this user or root owns is followed; that of another user is refused, as are
-    directories and special files. A new file has `mode`, before the umask, and one that replaces a file of this user
-    has the mode of that. Without `overwrite` an existing file is kept, even one that appears meanwhile, and
-    `FileExistsError` is raised. A key, an anchor or grants are always kept, unless `succeeds` says of their content
-    that the new file is the next version of it.
+    A symbolic link at `path` is followed if this user or root owns it. Links of other users, directories and special
+    files are refused. A new file has `mode`, before the umask; a file of this user keeps its mode when it is replaced.
+    Without `overwrite` an existing file is kept, even a file that another process writes in between, and
+    `FileExistsError` is raised. A key, an anchor or grants are always kept, unless `succeeds` returns True for their
+    content because the new file is the next version.
     """
     refuse_key_text(path, may_be_id=True)
     path = _resolve(path, overwrite=overwrite)
@@ -89,7 +89,7 @@ def new_file(
                 if temporary is None:
                     temporary = _give_name(descriptor, path, overwrite=overwrite)
             if temporary is not None:
-                if overwrite:  # a key may have been written there meanwhile
+                if overwrite:  # another process may have written a key there since the first check
                     require_replaceable(path, succeeds)
                 _rename(temporary, path, overwrite=overwrite)
         finally:
@@ -105,7 +105,7 @@ def new_file(
 
 
 def _resolve(path: Path, *, overwrite: bool) -> Path:
-    """Return the path of a new file without links, or refuse it."""
+    """Return the path of a new file with all links resolved, or refuse the path."""
     require_local(path)
     if path.is_dir():
         message = "expected the path of a file, got a directory; name a file in it"
@@ -119,7 +119,7 @@ def _resolve(path: Path, *, overwrite: bool) -> Path:
 
 
 def require_replaceable(path: Path, succeeds: Callable[[bytes], bool] | None = None) -> None:
-    """Refuse to replace a key, an anchor or grants, whatever else may be replaced; as `new_file` does."""
+    """Raise FileExistsError if `path` is a key, an anchor or grants, unless `succeeds` accepts its content."""
     try:
         with open_regular(path) as file:
             beginning = file.read(_BEGINNING)
@@ -139,11 +139,11 @@ def require_replaceable(path: Path, succeeds: Callable[[bytes], bool] | None = N
 def new_folder(path: Path, *, mode: int = 0o777) -> Iterator[Path]:
     """Yield an empty folder that gets the name `path` when the block ends well, and vanishes if it does not.
 
-    Until then it has a temporary name, which it keeps if the process is killed, and only this user can open it. Nothing
-    is ever replaced. The files in it are on disk by then if `new_file` wrote them. It has `mode`, before the umask.
+    Until then the folder has a temporary name, which remains if the process is killed, and only this user can open it.
+    Nothing is ever replaced. Files that `new_file` wrote in it are on disk by the end. `mode` is before the umask.
 
-    The path that is yielded leads to the folder even if another user, who may write in the folder around it, renames it
-    and puts another one or a link in its place. Then nothing gets the name `path`.
+    The yielded path leads to the folder even if another user, who may write to the parent, renames the folder and puts
+    another folder or a link in its place. The name `path` is then not given to any folder.
     """
     require_local(path)
     refuse_key_text(path, may_be_id=True)
@@ -160,8 +160,8 @@ def new_folder(path: Path, *, mode: int = 0o777) -> Iterator[Path]:
             with _errors_of(path):
                 opened = _open_folder(name, parent, stack)
             status = os.fstat(opened)
-            if status.st_uid != os.geteuid() or os.listdir(opened):  # noqa: PTH208 - of the folder that is held
-                raise _was_exchanged(path)  # noqa: TRY301 - what is in it is not removed below
+            if status.st_uid != os.geteuid() or os.listdir(opened):  # noqa: PTH208 - an open descriptor
+                raise _was_exchanged(path)  # noqa: TRY301 - the handler must not remove the content of another folder
             descriptor = opened
             os.fchmod(descriptor, 0o700)
             held = Path(_DESCRIPTORS, str(descriptor)) if _HAS_DESCRIPTORS else path.parent / name
@@ -172,7 +172,7 @@ def new_folder(path: Path, *, mode: int = 0o777) -> Iterator[Path]:
             os.fchmod(descriptor, stat.S_IMODE(status.st_mode))
             _rename_folder(name, parent, os.fstat(descriptor), path)
         except BaseException:
-            if descriptor is not None:  # of the folder that is held, by whatever name
+            if descriptor is not None:  # the open folder, under any name
                 shutil.rmtree(".", ignore_errors=True, dir_fd=descriptor)
             with contextlib.suppress(OSError):
                 os.rmdir(name, dir_fd=parent)
@@ -181,19 +181,19 @@ def new_folder(path: Path, *, mode: int = 0o777) -> Iterator[Path]:
 
 
 def _open_folder(path: Path | str, parent: int | None, stack: contextlib.ExitStack) -> int:
-    """Open a folder, and no link to one, until the stack ends."""
+    """Open a folder until the stack ends, and refuse a link to a folder."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
     stack.callback(os.close, descriptor)
     return descriptor
 
 
 def _rename_folder(name: str, parent: int, held: os.stat_result, path: Path) -> None:
-    """Give a folder its name if it is the one that is held. A rename replaces an empty folder: that is refused, too."""
+    """Rename a folder if it still is the open folder `held`. An existing folder is kept, even an empty one."""
     try:
-        found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        status = os.stat(name, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:
         raise _was_exchanged(path) from None
-    if (found.st_dev, found.st_ino) != (held.st_dev, held.st_ino):
+    if (status.st_dev, status.st_ino) != (held.st_dev, held.st_ino):
         raise _was_exchanged(path)
     if os.path.lexists(path):
         raise _exists(path)
@@ -206,7 +206,7 @@ def _rename_folder(name: str, parent: int, held: os.stat_result, path: Path) -> 
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder, which loses its name first, so that it is never there in part."""
+    """Remove a folder. It is renamed first, so that no partial folder has its name."""
     temporary = _temporary_name(path.parent)
     path.rename(temporary)
     sync_directory(path.parent)
@@ -215,7 +215,7 @@ def remove_folder(path: Path) -> None:
 
 @contextlib.contextmanager
 def made_parents(path: Path) -> Iterator[None]:
-    """Make the folders above a path that are missing; if the block fails, remove those again that are empty."""
+    """Make the missing folders above a path. If the block fails, remove the new folders that are empty."""
     missing = [parent for parent in (path.parent, *path.parent.parents) if not parent.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -229,7 +229,7 @@ def made_parents(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _name_in_errors(held: Path, path: Path) -> Iterator[None]:
-    """Have errors of the system name a file by the folder that it was to be in."""
+    """Replace the temporary folder in the file names of errors by the final folder."""
     try:
         yield
     except OSError as error:
@@ -245,7 +245,7 @@ def _was_exchanged(path: Path) -> PermissionError:
 
 @contextlib.contextmanager
 def _errors_of(path: Path) -> Iterator[None]:
-    """Have errors name this path, rather than the temporary one beside it."""
+    """Replace the temporary path in errors by the final path."""
     try:
         yield
     except OSError as error:
@@ -253,7 +253,7 @@ def _errors_of(path: Path) -> Iterator[None]:
 
 
 def _follow(path: Path) -> Path:
-    """Follow symbolic links that this user or root owns. Another user's link leads to a file of that user's choice."""
+    """Follow symbolic links that this user or root owns. Other users may change where their links lead."""
     for _ in range(_MAX_LINKS):
         try:
             before = path.lstat()
@@ -286,9 +286,9 @@ def _mode_to_keep(path: Path) -> int | None:
 
 
 def _create(directory: Path, mode: int) -> tuple[int, Path | None]:
-    """Open an unnamed file, or else one with a temporary name; return its descriptor and that name, or None."""
+    """Open an unnamed file, or else a temporary file. Return its descriptor, and the temporary path or None."""
     if _UNNAMED:
-        with contextlib.suppress(OSError):  # file systems without O_TMPFILE; any other error comes again below
+        with contextlib.suppress(OSError):  # file systems without O_TMPFILE; the call below raises any other error
             return os.open(directory, os.O_WRONLY | os.O_CLOEXEC | _UNNAMED, mode), None
     temporary = _temporary_name(directory)
     return os.open(temporary, os.O_WRONLY | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode), temporary
@@ -299,7 +299,7 @@ def _temporary_name(directory: Path) -> Path:
 
 
 def _give_name(descriptor: int, path: Path, *, overwrite: bool) -> Path | None:
-    """Link an unnamed file to its name or, if a file has that name, to a temporary one; return that, or None."""
+    """Link an unnamed file to `path`, or to a temporary path if `path` exists. Return the temporary path or None."""
     try:
         _link(descriptor, path)
     except FileExistsError:
@@ -317,13 +317,13 @@ def _link(descriptor: int, path: Path) -> None:
 
 
 def _rename(temporary: Path, path: Path, *, overwrite: bool) -> None:
-    """Rename a file, without replacing another one unless `overwrite`: a link never does, unlike a rename."""
+    """Rename a file. Without `overwrite` a link takes the place of the rename, since it never replaces a file."""
     if not overwrite:
         try:
             os.link(temporary, path)
         except FileExistsError:
             raise _exists(path) from None
-        except OSError:  # a file system without links: create an empty file of that name, then replace it
+        except OSError:  # a file system without links: create an empty file at `path`, then replace it
             try:
                 path.touch(mode=0o600, exist_ok=False)
             except FileExistsError:
@@ -339,7 +339,7 @@ def _exists(path: Path) -> FileExistsError:
 
 
 class _CompleteWriter:
-    """A raw file whose `write` writes everything, and starts writing large blocks to the disk at once."""
+    """A raw file whose `write` writes all bytes and immediately starts to flush large blocks to the disk."""
 
     def __init__(self, raw: Any) -> None:
         self._raw = raw
@@ -360,7 +360,7 @@ class _CompleteWriter:
 
 
 def _allocate(descriptor: int, size: int) -> None:
-    """Allocate `size` bytes, where the file system supports it."""
+    """Allocate `size` bytes if the file system supports it."""
     if size >= _LARGE and _fallocate is not None and _fallocate(descriptor, _KEEP_SIZE, 0, size):
         error = ctypes.get_errno()
         if error in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
@@ -382,7 +382,7 @@ _sync_file_range = _from_libc("sync_file_range", ctypes.c_int, ctypes.c_int64, c
 
 
 def sync_directory(directory: Path) -> None:
-    """Write a directory to the disk, so that a new name lasts. A failure is ignored: the file itself is on disk."""
+    """Write a directory to the disk, so that a new name lasts. Failures are ignored: the file itself is on disk."""
     with contextlib.suppress(OSError):
         descriptor = os.open(directory, os.O_RDONLY)
         try:

@@ -1,4 +1,4 @@
-"""Documents in canonical JSON, of which each content has one form only: ASCII, members in order, no spaces."""
+"""Documents in canonical JSON, where each content has one form only: ASCII, sorted members, no spaces."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from fastrack.errors import FormatError
 
 ID = re.compile(r"[0-9a-f]{32}")
 DIGEST = re.compile(r"[0-9a-f]{64}")  # SHA-256
-NUMBER_LIMIT = 2**53  # which not every JSON parser keeps exactly
+NUMBER_LIMIT = 2**53  # not every JSON parser keeps larger integers exactly
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
-# NaN and infinities are no JSON, whatever Python's encoder does by default.
+# NaN and infinities are no JSON, though Python's encoder writes them by default.
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), check_circular=False, allow_nan=False)
 
 
 def encode(document: Any, *, end: bytes = b"") -> bytes:
-    """Return the canonical form of a value, with what ends a file after it."""
+    """Return the canonical form of a value, followed by `end`."""
     return _ENCODER.encode(document).encode() + end
 
 
 def decode(
     content: bytes, members: Collection[str], fixed: Mapping[str, int], *, limit: int | None = None, end: bytes = b""
 ) -> dict[str, Any]:
-    """Parse an object in canonical form that has these members and no others, and of `fixed` these values.
+    """Parse a canonical JSON object with exactly these members. The members in `fixed` must have the given values.
 
-    Raise ValueError, RecursionError if the content is another, or has more bytes than `limit`. A member that is there
-    twice is not canonical.
+    Raise ValueError or RecursionError if the content differs, or has more bytes than `limit`. A repeated member is not
+    canonical.
     """
     if limit is not None and len(content) > limit:
         raise ValueError(f"expected at most {limit} bytes, got more")
@@ -54,7 +54,7 @@ def _refuse_constant(name: str) -> None:
 
 @contextmanager
 def parsing(problem: str, advice: str) -> Iterator[None]:
-    """Turn what malformed content raises where its members are used into a `FormatError`."""
+    """Convert the errors of malformed members into a `FormatError`."""
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -62,27 +62,27 @@ def parsing(problem: str, advice: str) -> Iterator[None]:
 
 
 def require(holds: object, member: str) -> None:
-    """Raise `ValueError` about a member unless a condition on its value holds."""
+    """Raise ValueError about a member unless the condition `holds` is true."""
     if not holds:
         raise ValueError(f"member {member!r} has a value out of range")
 
 
 def matches(pattern: re.Pattern[str], value: object) -> bool:
-    """Return True if a value is a text of which all matches a pattern."""
+    """Return True if a value is a text that fully matches a pattern."""
     return isinstance(value, str) and pattern.fullmatch(value) is not None
 
 
 def is_number(value: object) -> bool:
-    """Return True if a value is an integer from 0 that every JSON parser keeps."""
+    """Return True if a value is an integer from 0 that every JSON parser keeps exactly."""
     return type(value) is int and 0 <= value < NUMBER_LIMIT
 
 
 def unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse a JSON object that has a member twice, since parsers differ in which one they take."""
-    found = dict(members)
-    if len(found) != len(members):
+    """Refuse a JSON object with a repeated member, since parsers differ in the value that they take."""
+    document = dict(members)
+    if len(document) != len(members):
         raise ValueError("expected each member once")
-    return found
+    return document
 
 
 def encode_bytes(content: bytes) -> str:
@@ -91,7 +91,7 @@ def encode_bytes(content: bytes) -> str:
 
 
 def decode_bytes(text: str) -> bytes:
-    """Return the bytes of base64, which has one form only: unused bits are zero."""
+    """Return the bytes of canonical base64, whose unused bits are zero."""
     content = base64.b64decode(text.encode(), validate=True)
     if encode_bytes(content) != text:
         raise ValueError("expected base64 in canonical form")

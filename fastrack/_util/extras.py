@@ -1,10 +1,10 @@
-"""Packages that an extra of fastrack installs."""
+"""Optional packages, which the extras of fastrack install."""
 
 import importlib
 
 
 def require(package: str, use: str, extra: str) -> None:
-    """Import a package, or raise a `ModuleNotFoundError` that says what it is for and how to install it."""
+    """Import a package, or raise a `ModuleNotFoundError` with its use and the command that installs it."""
     try:
         importlib.import_module(package)
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Reset state in forked children: secrets that must not be used twice, and locks that a lost thread may hold."""
+"""Reset state in forked children: secrets that must not be used twice, and locks that a parent's thread may hold."""
 
 from __future__ import annotations
 

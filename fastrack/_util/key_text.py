@@ -9,15 +9,15 @@ from fastrack.errors import FormatError
 
 _BASE64 = r"[A-Za-z0-9+/_-]"
 _LOOKS_SECRET = re.compile(
-    r"(?i:fastrack-(?:key|secret)-1:)"  # a key file's second line, or all of it
-    # Hexadecimal; with a suffix, in a longer name or in a folder it is the name of a file, such as a digest.
+    r"(?i:fastrack-(?:key|secret)-1:)"  # the second line of a key file, or the whole file
+    # Hexadecimal; digits with a suffix, in a longer name or in a folder are a file name, such as a digest.
     r"|(?:^/|(?<![\w./-]))(?:0[xX])?(?:[0-9A-Fa-f]{2}[:\s-]?){16,}(?![\w./-])"
     rf"|(?<!{_BASE64})(?:{_BASE64}{{22}}==|{_BASE64}{{43}}=)(?![\w=])"  # base64 of 16 or 32 bytes
-    # The same without padding, alone or as a value.
+    # Base64 without padding, alone or as a value.
     rf"|(?:^|(?<=[\"'=:,\s]))(?=\S*[0-9])(?=\S*[A-Z])(?=\S*[a-z])(?:{_BASE64}{{22}}|{_BASE64}{{43}})(?=$|[\"',}}\s])"
 )
 _ID = re.compile(r"[0-9a-f]{32}")
-# Most paths, which a search for keys would take longer to find innocent: a key in one is hexadecimal, or all of it.
+# Most paths; a full search would be slower. A key in such a path is hexadecimal, or the whole path.
 _ORDINARY = re.compile(r"[\w./-]+")
 _HEX_DIGITS = re.compile(r"[0-9A-Fa-f-]{32}")
 _ALL_BASE64 = {22, 43}  # characters of 16 or 32 bytes without padding
@@ -28,7 +28,7 @@ NOT_A_PATH = (
 
 
 def has_key(text: str, *, may_be_id: bool = False) -> bool:
-    """Return whether a text has in it what looks like a key. With `may_be_id` 32 lower-case digits do not."""
+    """Return whether a text contains a likely key. With `may_be_id`, 32 lower-case hexadecimal digits are an id."""
     if _ORDINARY.fullmatch(text) and len(text) not in _ALL_BASE64 and not _HEX_DIGITS.search(text):
         return False
     if may_be_id and _ID.fullmatch(text):
@@ -37,16 +37,16 @@ def has_key(text: str, *, may_be_id: bool = False) -> bool:
 
 
 def looks_secret(path: str | os.PathLike[str], *, may_be_id: bool = False) -> bool:
-    """Return whether a path has a key in it and names no file."""
+    """Return whether a path contains a likely key and no such file exists."""
     text = os.fsdecode(path)
     return has_key(text, may_be_id=may_be_id) and not os.path.lexists(text)
 
 
 def refuse_key_text(path: str | os.PathLike[str], *, may_be_id: bool = False) -> None:
-    """Refuse a path that looks like a key itself, which no message is to repeat.
+    """Raise FormatError if a path looks like a key itself. The message does not repeat it.
 
-    With `may_be_id` 32 lower-case digits are taken for an id, which files that are written may be called. Raise
-    FormatError if it does.
+    With `may_be_id`, 32 lower-case hexadecimal digits are taken for an id, which is a valid name for a new
+    file.
     """
     if looks_secret(path, may_be_id=may_be_id):
         raise FormatError(NOT_A_PATH)

@@ -1,4 +1,4 @@
-"""Tell URLs from paths: files may be on the local disk, or on a server."""
+"""Distinguish URLs from paths: files are on the local disk or on a server."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from urllib.parse import quote, unquote
 
 from fastrack._util.key_text import refuse_key_text
 
-_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")  # schemes of one letter would be drives
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")  # a single letter would be a drive
 _HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(:\d*)?")
 
 _COLLAPSED = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")  # as `Path` writes a URL
 
 
 class Url(os.PathLike[str]):
-    """The URL of a file. Its text leaves out what may be secret: user, password, query and fragment.
+    """The URL of a file. Its text leaves out possible secrets: user, password, query and fragment.
 
-    `os.fspath` returns all of it.
+    `os.fspath` returns the full URL.
     """
 
     __slots__ = ("_shown", "full", "scheme")
@@ -31,7 +31,7 @@ class Url(os.PathLike[str]):
         self.scheme = match[1].lower()
         rest = re.split(r"[?#]", url[match.end() :], maxsplit=1)[0]
         host, slash, path = rest.partition("/")
-        is_cut = ":" in host and "@" in path  # then a colon may precede a password with a slash in it, and no port
+        is_cut = ":" in host and "@" in path  # the colon may precede a password with a slash, rather than a port
         host = host.rpartition("@")[2]
         is_told = _HOST.fullmatch(host) and not is_cut
         self._shown = f"{self.scheme}://{host}{slash}{path}" if is_told else f"{self.scheme}://..."
@@ -43,7 +43,7 @@ class Url(os.PathLike[str]):
 
     @property
     def suffix(self) -> str:
-        """The suffix of the name, as of a `pathlib.Path`."""
+        """The suffix of the name, like `pathlib.Path.suffix`."""
         return Path(self.name).suffix
 
     def __fspath__(self) -> str:
@@ -66,7 +66,7 @@ class Url(os.PathLike[str]):
 
 
 def without_password(text: str) -> str:
-    """Return a text without what may be secret, if it is a URL, also one that `pathlib` made a path of."""
+    """Return a text without possible secrets if it is a URL, or a `pathlib.Path` made from a URL."""
     match = _COLLAPSED.match(text)
     return text if match is None else str(Url(f"{match[1]}://{text[match.end() :]}"))
 
@@ -76,7 +76,7 @@ NO_PATH = "expected a path on this machine, got a URL. Copy it here first"  # th
 
 
 def locate(path: str | os.PathLike[str]) -> Location:
-    """Return a path as a `Path`, or as a `Url` if it is one of a server. A ``file://`` URL is a path."""
+    """Return a `Path`, or a `Url` for a file on a server. A ``file://`` URL becomes a path."""
     text = os.fspath(path)
     if not text:
         raise ValueError("expected a path, got an empty text. Name a file or a folder; . is the current one")
@@ -93,14 +93,14 @@ def locate(path: str | os.PathLike[str]) -> Location:
 
 
 def join(location: Location, name: str) -> Location:
-    """Return the place of a file in a folder, by its name with slashes."""
+    """Return the location of a file in a folder. `name` may contain slashes."""
     if isinstance(location, Path):
         return location / name
     return Url(f"{location.full.rstrip('/')}/{quote(name) if location.scheme in {'http', 'https'} else name}")
 
 
 def locate_local(path: str | os.PathLike[str]) -> Path:
-    """Return a path as a `Path`, and refuse the URL of a server."""
+    """Return a `Path`, and refuse the URL of a server."""
     location = locate(path)
     if isinstance(location, Url):
         raise _no_path(location)
@@ -109,7 +109,7 @@ def locate_local(path: str | os.PathLike[str]) -> Path:
 
 
 def require_local(path: str | os.PathLike[str]) -> None:
-    """Refuse a URL in the place of a path, also one that `pathlib` made a path of."""
+    """Refuse a URL, or a `pathlib.Path` made from a URL."""
     text = os.fsdecode(path)
     if (match := _COLLAPSED.match(text)) and not os.path.lexists(f"{match[1]}:"):
         raise _no_path(Url(f"{match[1]}://{text[match.end() :]}"))

@@ -1,13 +1,13 @@
-"""Names that are looked for and absent."""
+"""Suggest similar names when a lookup fails."""
 
 from collections.abc import Iterable
 
 _LONGEST = 300  # characters of a list of names
-_CLOSE = 80  # and of one name
+_CLOSE = 80  # characters of a single name
 
 
 def list_names(absent: object, present: Iterable[str]) -> str:
-    """Return the end of a message about an absent name: the names that are there, and the nearest one if it is near."""
+    """Return the end of a message about an absent name: the present names, and a similar name if there is one."""
     from difflib import get_close_matches  # deferred: few processes need it
 
     names = list(present)

@@ -16,7 +16,7 @@ def public(thing: T) -> T:
 
 
 def attest_public(thing: T) -> T:
-    """Set ``__module__`` of a class or function to "fastrack.attest", as `public` does for the names of `fastrack`."""
+    """Set ``__module__`` of a class or function to "fastrack.attest", like `public` for `fastrack`."""
     thing.__module__ = "fastrack.attest"
     return thing
 
@@ -24,9 +24,9 @@ def attest_public(thing: T) -> T:
 def lazy(
     package: str, names: Mapping[str, Sequence[str]], namespace: dict[str, Any]
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` of a package, which import a public name when it is first used.
+    """Return `__getattr__` and `__dir__` for a package that imports its public names on first use.
 
-    `names` has the modules of the package, each with the names that come from it; ``__init__.pyi`` tells type checkers.
+    `names` has the modules of the package, each with its public names; ``__init__.pyi`` tells type checkers.
     """
     homes = {name: f"{package}.{module}" for module, listed in names.items() for name in listed}
 

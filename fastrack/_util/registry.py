@@ -1,6 +1,6 @@
 """Find functions and classes of higher modules by tables, so that no lower module imports them.
 
-``fastrack/__init__.py`` fills them. Their values are places, as ``module:object``, relative to the package.
+``fastrack/__init__.py`` fills the tables. A value is ``module:object``, relative to the package.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from importlib import import_module
 from typing import Any
 
 PICKLED: dict[str, str] = {}
-"""Names in pickles, each with the function or class that takes the values beside it."""
+"""Names in pickles, each with the function or class that is called with the pickled values."""
 
 KEY_SOURCES: dict[str, str] = {}
-"""Suffixes of files that hold keys, with what opens them, and schemes of what wraps keys, with their classes."""
+"""Suffixes of key files, with the functions that open them, and schemes of key wrappers, with their classes."""
 
 COMPILERS: dict[str, str] = {}
 """Functions that make machine code: the module in this process, and the parts that a device adds to it."""
 
 METHODS: dict[str, str] = {}
-"""Methods of sealed tensors, each with the function that does their work."""
+"""Methods of sealed tensors, each with the function that implements it."""
 
 
 def find(place: str) -> Any:
-    """Import the object at a place."""
+    """Import the object that a value of a table names."""
     module, _, name = place.partition(":")
     return getattr(import_module(f"fastrack.{module}"), name)

@@ -14,12 +14,12 @@ from fastrack.errors import FormatError
 
 
 def open_regular(path: str | os.PathLike[str]) -> io.FileIO:
-    """Open a regular file for reading; a pipe is refused rather than waited for."""
+    """Open a regular file for reading. A pipe is refused, and never waited for."""
     return _open(path, stat.S_ISREG)
 
 
 def open_pipe_or_regular(path: str | os.PathLike[str]) -> io.FileIO:
-    """Open a regular file or a pipe for reading. A pipe that no process writes to is empty, and not waited for."""
+    """Open a regular file or a pipe for reading. A pipe without a writer reads as empty, and is not waited for."""
     file = _open(path, lambda mode: stat.S_ISREG(mode) or stat.S_ISFIFO(mode))
     os.set_blocking(file.fileno(), True)
     return file
@@ -40,11 +40,11 @@ def _open(path: str | os.PathLike[str], is_expected: Callable[[int], bool]) -> i
             file.close()
             raise OSError(errno.EINVAL, "not a regular file; put what it gives into one first", name)
         return file
-    raise FormatError(NOT_A_PATH)  # after the block: the failure, which tells the path, is not its context
+    raise FormatError(NOT_A_PATH)  # outside the handler, so that its context is not the error with the path
 
 
 def require_end(file: io.FileIO, size: int, path: str | os.PathLike[str]) -> None:
-    """Raise `OSError` if a file has more than `size` bytes, as files of /proc and growing files do."""
+    """Raise OSError if a file has more than `size` bytes, like files of /proc and growing files."""
     file.seek(size)
     if file.read(1):
         message = f"expected {size} bytes as its size says, got more; copy it, and use the copy"

@@ -1,4 +1,4 @@
-"""Refuse files whose content decides something, where another user may replace what they hold."""
+"""Refuse trusted files that another user may replace or write to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fastrack._util.regular_file import open_regular
 from fastrack.errors import KeyPermissionError
 
 _MAX_LINKS = 40
-_OVERFLOW_UID = 65534  # which stands for each user that a user namespace does not map, root among them
+_OVERFLOW_UID = 65534  # stands for every user that a user namespace does not map, including root
 _ALL_MAPPED = ["0", "0", "4294967295"]
 
 
@@ -30,36 +30,36 @@ def open_own(path: str | os.PathLike[str]) -> io.FileIO:
 
 
 def require_own(path: str | os.PathLike[str], status: os.stat_result | None = None) -> None:
-    """Raise `KeyPermissionError` if another user than root owns a file or folder, may write to it, or may replace it.
+    """Raise KeyPermissionError if a user other than this one and root owns, may write to or may replace a path.
 
-    Users may replace it if they own or may write to a folder above it, but for folders with the sticky bit, such as
-    ``/tmp``, or if they own a link on the way to it. `status` is that of the open file, where it is open. Nothing is
-    checked on systems without such rights.
+    A user may replace a file or folder by owning a link on the way to it, or by owning or writing to a folder above
+    it; write access to a folder with the sticky bit, such as ``/tmp``, does not count. `status` is the status of an
+    open file. Nothing is checked on systems without such rights.
     """
     if os.name != "posix":
         return
     path = Path(path)
     _require(path, path, path.stat() if status is None else status)
-    for place, above in _way(path.absolute(), _MAX_LINKS):
+    for parent, above in _way(path.absolute(), _MAX_LINKS):
         if not (above.st_uid == _OVERFLOW_UID and _is_root_unmapped()):
-            _require(path, place, above)
+            _require(path, parent, above)
 
 
 def _way(path: Path, links: int) -> Iterator[tuple[Path, os.stat_result]]:
     """Yield the folders and links that lead to an absolute path, each with its status, from the root on.
 
-    Once no other user can exchange a folder, what is found in it is what this process has opened.
+    The order matters: once no other user can replace a folder, its entries are the ones that this process opened.
     """
-    for place in (*reversed(path.parents), path):
+    for part in (*reversed(path.parents), path):
         try:
-            status = place.lstat()
-        except FileNotFoundError:  # a link of /proc to what has no name, such as a pipe
+            status = part.lstat()
+        except FileNotFoundError:  # a link of /proc to an unnamed file, such as a pipe
             return
         is_link = stat.S_ISLNK(status.st_mode)
-        if is_link or place != path:
-            yield place, status
+        if is_link or part != path:
+            yield part, status
         if is_link and links:
-            yield from _way(place.parent / place.readlink(), links - 1)
+            yield from _way(part.parent / part.readlink(), links - 1)
 
 
 def _require(path: Path, place: Path, status: os.stat_result) -> None:
@@ -82,8 +82,8 @@ def _others_may_write(place: Path, status: os.stat_result, *, is_above: bool) ->
 
 
 def _is_alone(place: Path, group: int) -> bool:
-    """Return whether a group has no other member than this user, as with the usual umask of 002."""
-    # An access control list shows its rights as the group's.
+    """Return whether a group has no member but this user and root, which is usual with the umask 002."""
+    # The mode shows the rights of an access control list as rights of the group.
     has_list = hasattr(os, "listxattr") and "system.posix_acl_access" in os.listxattr(place)
     return not has_list and _members(group) <= {os.geteuid(), 0}
 
@@ -102,7 +102,7 @@ def _members(group: int) -> set[int]:
 
 @functools.cache
 def _is_root_unmapped() -> bool:
-    """Return whether the machine's root has no number of its own here, as in a user namespace."""
+    """Return whether this user namespace maps no number to the machine's root."""
     try:
         return Path("/proc/self/uid_map").read_text(encoding="ascii").split() != _ALL_MAPPED
     except OSError:

@@ -11,9 +11,9 @@ HIDDEN = "what looks like a key, which is not repeated here"
 
 
 def shown(value: object, limit: int = 80, *, may_be_id: bool = False) -> str:
-    """Return an argument as a message shows it: an integer, a text or a path, and of any other object its type.
+    """Return the text of an argument for a message: an integer, a text or a path, or the type of any other object.
 
-    A key is not told, nor are user, password and query of a URL. With `may_be_id` 32 lower-case digits are.
+    Keys, and user, password and query of a URL, are hidden. With `may_be_id`, 32 lower-case digits are shown.
     """
     if isinstance(value, (str, os.PathLike)):
         text = os.fsdecode(value)

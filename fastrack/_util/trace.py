@@ -1,4 +1,4 @@
-"""Record when each step of every transfer happens, on which thread, and on which stream of a device."""
+"""Record the time, thread and device stream of each step of every transfer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fastrack.errors import DeviceError
 
 Detail = Mapping[str, int | str]
 
-Steps = list[str | int]  # five items a step: name, start, stop, first chunk of the slab, and its sealed size
+Steps = list[str | int]  # five items per step: name, start, stop, first chunk of the slab, and its sealed size
 _Span = tuple[str, int, int, int, Detail]
 
 _HOST = "host"
@@ -32,10 +32,10 @@ _HOST = "host"
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A step with its start and its end, as Perfetto draws it."""
+    """A step with its start and its end, one bar in Perfetto."""
 
     name: str  # the step
-    start: int  # nanoseconds since the timeline began, as is `stop`
+    start: int  # nanoseconds since the timeline began, like `stop`
     stop: int
     process: str  # "host", or a device such as "cuda:0"
     thread: str  # the name of a thread of the host, or of a stream of the device
@@ -44,7 +44,7 @@ class Span:
 
 
 class Timeline:
-    """A collection of spans, added by any thread. Times are those of `time.perf_counter_ns`."""
+    """A collection of spans, added by any thread. Times are from `time.perf_counter_ns`."""
 
     def __init__(self) -> None:
         self.zero = time.perf_counter_ns()
@@ -64,7 +64,7 @@ class Timeline:
         self._spans.append((name, start, stop, self._track(), detail))
 
     def add_worker(self, number: int, start: int, stop: int) -> None:
-        """Add the step that the calling thread executes as a span of a worker thread that took part in it."""
+        """Add a span of a worker thread that took part in the current step of the calling thread."""
         transfer = getattr(self.local, "transfer", None)
         if transfer is None:
             return
@@ -82,10 +82,10 @@ class Timeline:
     def add_deferred(
         self, name: str, stream: tuple[str, str, int], times: Callable[[], tuple[int, int]], detail: Detail
     ) -> None:
-        """Add a span on a stream of a device, whose start and stop are known once it is over.
+        """Add a span on a stream of a device. Its start and stop become known after its end.
 
-        `stream` is the name of the device, that of the stream, and a number, as each channel has its own streams.
-        `times` returns start and stop, or raises `DeviceError`: such a span is lost, and counted.
+        `stream` has the names of the device and of the stream, and a number, since each channel has its own streams.
+        `times` returns start and stop. If it raises `DeviceError`, the span is counted as lost.
         """
         with self._lock:
             track = self._streams.get(stream)
@@ -95,9 +95,9 @@ class Timeline:
         self._deferred.append((name, times, track, detail))
 
     def spans(self) -> list[Span]:
-        """Return all spans so far, sorted by track and start, an enclosing span before those it encloses.
+        """Return all spans so far, sorted by track and start, with an enclosing span before its inner spans.
 
-        Waits for spans of devices to end.
+        Waits for the end of spans on devices.
         """
         deferred, self._deferred = self._deferred, []
         ends: dict[int, int] = {}
@@ -136,7 +136,7 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     Parameters
     ----------
     path : path
-        The file to write when the block ends, even by an error: JSON in the Chrome trace event format, which
+        The file to write at the end of the block, even after an error: JSON in the Chrome trace event format, which
         https://ui.perfetto.dev, ``chrome://tracing`` and other viewers read. An existing file is replaced.
 
     Raises
@@ -151,7 +151,7 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     Each thread has a track, and each stream of a GPU. A transfer is a span, ``to_device`` or ``to_host``, that encloses
 
     - ``prepare``: keys are derived and commitments checked, up to the first slab;
-    - ``wait``: the device still uses every staging buffer;
+    - ``wait``: every staging buffer is still in use by the device;
     - ``source``: a slab is read into its staging buffer; a plain tensor is sealed on the way;
     - ``open``, ``seal``: a slab is authenticated and decrypted, or encrypted. On "cpu" these spans are on the threads
       that do it. On a GPU they are on its track ``kernels``, and the host has ``submit`` instead, when it queues the
@@ -165,14 +165,14 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
     - ``seal``, ``open``: a slab of a message is encrypted, or authenticated and decrypted;
     - ``wait``: a slab of another rank's message is awaited;
     - ``add``: the slabs of all ranks are added;
-    - ``drain``: what was sent is awaited, at the end;
+    - ``drain``: all sends are awaited, at the end;
     - ``confirm``: the ranks tell each other that all their messages were authentic.
 
-    Times of a GPU are taken by CUDA events and fitted to the host's clock once a message. The file holds names and
-    sizes of tensors, but nothing of their contents.
+    CUDA events take the times of a GPU, which are fitted to the host's clock once per message. The file holds names and
+    sizes of tensors, but no contents.
 
-    The trace is kept in memory until the block ends: about 200 bytes a step, and four CUDA events a slab. Record some
-    batches rather than a day.
+    The trace is kept in memory until the block ends: about 200 bytes per step, and four CUDA events per slab. Record
+    some batches rather than a day.
 
     Examples
     --------
@@ -203,7 +203,7 @@ def trace(path: str | os.PathLike[str]) -> Iterator[None]:
 
 @contextmanager
 def recording() -> Iterator[Timeline]:
-    """Collect the spans of all transfers while the block runs. Raise if a trace is being recorded already."""
+    """Collect the spans of all transfers while the block runs. Raise RuntimeError if a trace is already recorded."""
     global active  # noqa: PLW0603
     timeline = Timeline()
     with _lock:
@@ -214,7 +214,7 @@ def recording() -> Iterator[Timeline]:
         yield timeline
     finally:
         with _lock:
-            if active is timeline:  # in a forked child another one may have begun
+            if active is timeline:  # in a forked child another timeline may have begun
                 active = None
 
 
@@ -238,7 +238,7 @@ def span(name: str) -> Iterator[None]:
 
 
 def to_chrome(timeline: Timeline) -> dict[str, Any]:
-    """Return a timeline in the Chrome trace event format, whose times are microseconds."""
+    """Return a timeline in the Chrome trace event format, with times in microseconds."""
     spans = timeline.spans()
     events: list[dict[str, Any]] = []
     processes = {_HOST: 1}
@@ -271,7 +271,7 @@ def to_chrome(timeline: Timeline) -> dict[str, Any]:
 def _spans_of(
     track: int, name: str, start: int, stop: int, size: int, tensor: str | None, flat: Steps
 ) -> Iterator[_Span]:
-    """Yield the spans of a transfer: itself, its steps, and the time before the first and after the last of them."""
+    """Yield the spans of a transfer: the transfer, its steps, and the time before the first and after the last step."""
     steps: Any = list(zip(*(flat[field::5] for field in range(5)), strict=True))
     yield name, start, stop, track, {"bytes": size, **({} if tensor is None else {"tensor": tensor})}
     yield "prepare", start, steps[0][1] if steps else stop, track, {}
@@ -286,7 +286,7 @@ def _metadata(kind: str, process: int, track: int, **args: object) -> dict[str, 
 
 
 def _write(timeline: Timeline, path: Path, process: int, _: object, error: BaseException | None, *__: object) -> None:
-    """Write the trace of a block that has ended, by this error if there was one, unless this is a forked child."""
+    """Write the trace of a block that ended, possibly with `error`, unless this is a forked child."""
     if os.getpid() != process:
         return
     try:
@@ -299,7 +299,7 @@ def _write(timeline: Timeline, path: Path, process: int, _: object, error: BaseE
 
 
 def _reset() -> None:
-    """Record nothing in a forked child: the trace that its parent began is the parent's."""
+    """Record nothing in a forked child: the trace belongs to the parent."""
     global active, _lock
     active, _lock = None, threading.Lock()
 

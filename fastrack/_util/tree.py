@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 
 class Tree:
-    """A pytree taken apart: its leaves in order, from which trees of the same structure can be made.
+    """The structure of a pytree and its leaves in order. `rebuild` makes a tree of this structure from other leaves.
 
-    The containers are those of the original, which stay as they are.
+    The original containers are referenced, and never changed.
     """
 
     __slots__ = ("_keys", "_node", "leaves")
@@ -23,7 +23,7 @@ class Tree:
         self._keys: list[Any] | None = None
         self._node: _Node | None = None
         cls: Any = type(tree)
-        if cls is dict:  # of leaves, as most batches are: nothing but its keys has to be known
+        if cls is dict:  # fast path: most batches are a dict of leaves, whose structure is its keys
             self._keys, self.leaves = list(tree), list(tree.values())
             for leaf in self.leaves:
                 cls = type(leaf)
@@ -51,7 +51,7 @@ class Tree:
         return leaves
 
     def rebuild(self, leaves: Iterable[Any]) -> Any:
-        """Return a tree like this one with other leaves, in its order."""
+        """Return a tree of this structure with other leaves, in order."""
         if self._keys is not None:
             return dict(zip(self._keys, leaves, strict=True))
         if self._node is None:
@@ -59,12 +59,12 @@ class Tree:
         return _put_together(self._node, iter(leaves))
 
     def path(self, index: int) -> str:
-        """Return the path of the leaf with that number, such as ``['image'][2]``; it is empty for a single leaf."""
+        """Return the path of leaf number `index`, such as ``['image'][2]``. The path of a single leaf is empty."""
         return _path(self._root, index)[0]
 
 
 def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Return a tree like `tree` with `function(leaf)` in place of each leaf; `tree` stays as it is."""
+    """Return a copy of `tree` with `function(leaf)` in place of each leaf. `tree` is not changed."""
     apart = Tree(tree)
     return apart.rebuild(map(function, apart.leaves))
 
@@ -79,7 +79,7 @@ class _Kind(Enum):
 class _Node(NamedTuple):
     kind: _Kind
     tree: Any
-    keys: Sequence[Any]  # of a mapping, fields of a dataclass, or numbers
+    keys: Sequence[Any]  # keys of a mapping, fields of a dataclass, or numbers
     parts: list[_Node | None]  # None stands for a leaf
 
 
@@ -104,7 +104,7 @@ def _take_apart(tree: Any, leaves: list[Any]) -> _Node | None:
     elif kind is _Kind.SEQUENCE:
         keys, values = range(len(tree)), tree
     else:
-        # Without those that were declared and never set.
+        # Without fields that were declared and never set.
         keys = [field.name for field in dataclasses.fields(tree) if hasattr(tree, field.name)]
         values = [getattr(tree, name) for name in keys]
     return _Node(kind, tree, keys, [_take_apart(value, leaves) for value in values])
@@ -144,7 +144,7 @@ def _put_together(node: _Node | None, leaves: Iterator[Any]) -> Any:
 
 
 def _path(node: _Node | None, index: int) -> tuple[str, int]:
-    """Return the path of a leaf, and the number of leaves that are left to pass if it is not in this part."""
+    """Return the path of a leaf, and the number of leaves still to pass, negative if the leaf is in this part."""
     if node is None:
         return "", index - 1
     names = getattr(node.tree, "_fields", None) if node.kind is _Kind.SEQUENCE else None

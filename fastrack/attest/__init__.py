@@ -1,18 +1,16 @@
 """Verification of attestation evidence of confidential machines, offline.
 
 Evidence, certificates, collateral and the time are all arguments: no function opens a socket, reads a clock or asks a
-service. Parsers return values that nothing vouches for, such as `TdxQuote`; verifiers raise
-`fastrack.AttestationError`, or return a type of its own, such as `VerifiedTdxQuote`, that says what was proved. A
-`Policy` then judges what was proved.
+service. Parsers return untrusted values, such as `TdxQuote`; verifiers raise `fastrack.AttestationError`, or return
+proved claims as another type, such as `VerifiedTdxQuote`. A `Policy` then judges these claims.
 
-Parsers and verifiers raise `FormatError` if a structure is malformed; the message has the field and its offset. What
-does not hold is an `AttestationError`, which has the evidence, the field, and the values wanted and found. All
-verifiers take `now`, the time with a time zone (else a `ValueError`), and where they have them `roots`, the SHA-256
-fingerprints of the roots that are trusted, by default the vendor's, `ocsp`, OCSP responses in DER that all certificates
-but the root must have, without which revocation is not checked, and `evidence`, a name for errors, such as "GPU 3
-report". All that was verified has `verified_at`, the time at which everything was valid, and `valid_until`, the first
-time at which a certificate or document is no longer; and some have `revocation_checked_at`, the time of the oldest
-revocation list or OCSP response that was used, None if none was passed.
+Parsers and verifiers raise `FormatError` for a malformed structure, with the field and its offset. Failed checks raise
+`AttestationError`, with the evidence, the field, and the values wanted and found. All verifiers take `now`, the time
+with a time zone (else a `ValueError`). Some take `roots`, the SHA-256 fingerprints of the trusted roots, by default the
+vendor's; `ocsp`, OCSP responses in DER for all certificates but the root, without which revocation is not checked; and
+`evidence`, a name for errors, such as "GPU 3 report". Verified values have `verified_at`, the time of verification, and
+`valid_until`, the first time that a certificate or document expires. Some have `revocation_checked_at`, the time of the
+oldest revocation list or OCSP response that was used, None if none was passed.
 
 A public name is imported when it is first used.
 """
@@ -56,5 +54,5 @@ _NAMES = {
     "_policy_gpu": ("GpuPolicy",),
 }
 _HOMES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
-__all__ = sorted([*_HOMES, "AttestationError"])  # noqa: PLE0605 - one table has them
+__all__ = sorted([*_HOMES, "AttestationError"])  # noqa: PLE0605 - the names of one table
 __getattr__, __dir__ = lazy(__name__, _NAMES, globals())

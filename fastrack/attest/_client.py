@@ -1,4 +1,4 @@
-"""Ask an owner's broker for keys: the machine's side of the exchange over HTTPS, by the standard library alone."""
+"""Ask an owner's broker for keys: the machine's side of the exchange over HTTPS, by the standard library."""
 
 import json
 import os
@@ -25,7 +25,7 @@ from fastrack.errors import AttestationError
 from fastrack.grants import Verifier
 
 _ERROR_LIMIT = 16 << 10
-_SHOWN = 400  # characters of a broker's reason that a message repeats
+_SHOWN = 400  # characters of a broker's reason shown in a message
 
 
 @attest_public
@@ -38,39 +38,39 @@ def fetch_keys(
     timeout: float = 60.0,
     now: datetime | None = None,
 ) -> KeyRing:
-    """Fetch an owner's keys for this machine from a broker: prove what the machine is, and open what is granted.
+    """Fetch an owner's keys from a broker: prove the identity of this machine, and open the grants.
 
-    A challenge, fresh evidence and the grants pass once. The certificate of the broker protects the connection; keys
-    are encrypted to this process, and the owner's signature over them is verified besides.
+    A challenge, fresh evidence and the grants are exchanged once. The broker's certificate protects the connection;
+    keys are also encrypted to this process, and the owner's signature is verified.
 
     Parameters
     ----------
     url : str
-        The address of the broker, ``https://HOST:PORT``. Without TLS only if the host is a loopback address.
+        The address of the broker, ``https://HOST:PORT``. Plain HTTP is allowed only for a loopback address.
     owner : Verifier or iterable of Verifier
-        The public keys of the owners that are trusted.
+        The public keys of the trusted owners.
     collect : callable
         A function that takes an `OfferBinding` and returns `MachineEvidence`.
     ca : path-like, optional
-        A file of certificates, in PEM, that the broker's must lead to. By default those of the system.
+        A file of trusted certificates in PEM for the broker. By default the system's certificates.
     timeout : float
-        The time in seconds from the call to the answer with the keys, however slowly that comes. `collect` is part of
-        it, but is not interrupted.
+        The time limit in seconds for the whole call. The time of `collect` counts, but `collect` is not
+        interrupted.
     now : datetime.datetime, optional
-        The time to compare the end of the grants with. By default that of the clock.
+        The time to check the grants' expiry against. By default the current time.
 
     Raises
     ------
     AttestationError
-        If the broker refuses; the error has the evidence, the field and the value that it found.
+        If the broker refuses; the error has the evidence, the field and the value found.
     DeviceError
         If the machine cannot give evidence.
     SignatureError, GrantError, FormatError
-        If an answer is not what it should be.
+        If an answer is invalid.
     OSError
-        If the broker cannot be reached, or breaks off. A TimeoutError if it takes too long.
+        If the broker cannot be reached, or disconnects. TimeoutError if it takes too long.
     ValueError
-        If `url` is not an address that is allowed.
+        If `url` is not an allowed address.
 
     Examples
     --------
@@ -116,10 +116,9 @@ def _is_loopback(host: str) -> bool:
 def _post(
     address: SplitResult, context: ssl.SSLContext | None, end: float, path: str, body: bytes, limit: int
 ) -> bytes:
-    """Send a document, and return the one that comes back, before `end` on the monotonic clock.
+    """Send a document, and return the answer, before `end` on the monotonic clock.
 
-    The network is asked in a thread: the time limit of a socket holds for each read alone, and names are looked up
-    without one.
+    A thread does the work: the time limit of a socket holds only for each read, and name resolution has none.
     """
     connection: HTTPConnection
     host, seconds = address.hostname or "", max(end - time.monotonic(), 0.001)
@@ -137,7 +136,7 @@ def _post(
     except TimeoutError:
         if connection.sock is not None:
             with suppress(OSError):
-                connection.sock.shutdown(socket.SHUT_RDWR)  # which ends the thread
+                connection.sock.shutdown(socket.SHUT_RDWR)  # ends the thread
         raise TimeoutError(f"{message} in time, got none. Try again, or give it more with timeout=") from None
     if status == 200 and len(content) <= limit:
         return content
@@ -148,16 +147,16 @@ def _ask(answer: Future[tuple[int, bytes]], connection: HTTPConnection, path: st
     with closing(connection):
         try:
             connection.request("POST", path, body, {"Content-Type": "application/json"})
-            with connection.getresponse() as response:  # which keeps the socket open until it is closed too
+            with connection.getresponse() as response:  # the socket stays open until the response is closed
                 answer.set_result((response.status, response.read(limit)))
         except BaseException as error:  # noqa: BLE001 - the caller raises it
             answer.set_exception(error)
 
 
 def _describe_refusal(path: str, status: int, content: bytes) -> AttestationError:
-    """Make the error for an answer that is no document; the reason in it is the broker's, and shown as it is."""
+    """Make the error for an answer that is no document, with the broker's own reason."""
     reason: dict[str, Any] = {}
-    with suppress(ValueError, RecursionError, TypeError, KeyError, AttributeError):  # of what is no such document
+    with suppress(ValueError, RecursionError, TypeError, KeyError, AttributeError):  # for any other document
         reason = dict(json.loads(content[:_ERROR_LIMIT])["error"].items())
     evidence, named, found, message = (_text(reason.get(name)) for name in ("evidence", "field", "found", "message"))
     told = message or f"status {status} of HTTP"

@@ -4,14 +4,14 @@ from datetime import datetime
 
 from fastrack.errors import AttestationError, FormatError
 
-_SHOWN = 160  # characters of a value that a message repeats
+_SHOWN = 160  # characters of a value shown in a message
 
 
 def refused(evidence: str, field: str, *, wanted: object, found: object, advice: str) -> AttestationError:
-    """Make the error for a field of evidence that has another value than it should.
+    """Make the error for a wrong value in a field of evidence.
 
-    `wanted` is the value that it should have, or a description of the allowed ones. Bytes are shown in hexadecimal, and
-    kept so in the error. `advice` is one sentence about what to do, with its full stop.
+    `wanted` is the expected value, or a description of allowed values. Bytes are shown and kept in hexadecimal.
+    `advice` is one sentence about what to do, with its full stop.
     """
     wanted, found = (value.hex() if isinstance(value, bytes) else value for value in (wanted, found))
     return AttestationError(
@@ -24,9 +24,9 @@ def refused(evidence: str, field: str, *, wanted: object, found: object, advice:
 
 
 def malformed(structure: str, field: str, offset: int | None, *, wanted: object, found: object) -> FormatError:
-    """Make the error for bytes that do not have the form of a structure.
+    """Make the error for bytes that do not form a structure.
 
-    `offset` counts bytes from the start of the structure; None where the structure is text.
+    `offset` counts bytes from the start of the structure; None for text.
     """
     place = "" if offset is None else f" at offset {offset}"
     return FormatError(
@@ -44,9 +44,9 @@ def require_time_zone(now: datetime) -> None:
 def require_in_force(
     evidence: str, field: str, start: datetime, end: datetime | None, now: datetime, advice: str, subject: str = ""
 ) -> datetime:
-    """Require a time from the start to the end of a document, and return its end, which it must have.
+    """Require `now` from the start to the end of a document, and return the end, which must not be None.
 
-    `subject` is a part of the message, before these times.
+    `subject` stands before the times in the message.
     """
     if end is None or not start <= now <= end:
         wanted = f"{subject}{start.isoformat()} to {end.isoformat() if end else 'a next update, which it lacks'}"

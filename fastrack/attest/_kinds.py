@@ -1,4 +1,4 @@
-"""List the kinds of evidence of CPUs. A kind is all in the file that it is imported from."""
+"""List the kinds of CPU evidence. Each has a file of its own."""
 
 from collections.abc import Mapping
 from typing import Any, TypeAlias
@@ -20,12 +20,12 @@ VerifiedCpu: TypeAlias = VerifiedTdxQuote | VerifiedSnpReport
 
 
 def kind_of_evidence(value: object) -> CpuKind[Any, Any, Any]:
-    """Return the kind of the evidence of a CPU. Raise `TypeError` if it is of none."""
+    """Return the kind of CPU evidence. Raise `TypeError` for other values."""
     return _find_kind(value, {kind.evidence: kind for kind in CPU_KINDS.values()}, "")
 
 
 def kind_of_verified(value: object) -> CpuKind[Any, Any, Any]:
-    """Return the kind of what was verified. Raise `TypeError` if it is of none, such as parsed evidence."""
+    """Return the kind of verified evidence. Raise `TypeError` for other values, such as parsed evidence."""
     return _find_kind(value, {kind.verified: kind for kind in CPU_KINDS.values()}, "; verify the evidence first")
 
 

@@ -1,13 +1,13 @@
-"""Challenges and offers: the documents by which a machine asks an owner for a key, and what binds their parts.
+"""Challenges and offers: the documents of a machine's request for keys, and the binding of their parts.
 
-An owner sends a `Challenge`. A machine makes a fresh key pair of HPKE, asks its devices for evidence with nonces that
-are derived from the challenge and the public key, asks its CPU for evidence about all of that, and sends an `Offer`.
+An owner sends a `Challenge`. A machine makes a fresh HPKE key pair, asks its devices for evidence with nonces derived
+from the challenge and the public key, asks its CPU for evidence that covers all of it, and sends an `Offer`.
 
-`OfferBinding` says what is hashed. All hashes are over strings of this form, so that no two inputs give the same one::
+`OfferBinding` defines the hashes. All hashes are over strings of this form, which differ for different inputs::
 
     label || part 1 || part 2 || ...         each part: its length in 4 bytes, big-endian, and its bytes
 
-The label is ASCII without a terminator, and is no prefix of another one. In a list, which has no label, the parts are::
+Labels are ASCII without a terminator, and no label is a prefix of another. Lists have no label, and these parts::
 
     device    = list(report, chain, responses, list(manifest 0, manifest 1, ...))
     manifest  = list(data, responses)
@@ -35,7 +35,7 @@ from fastrack.grants import Recipient
 CHALLENGE_KIND, OFFER_KIND = "fastrack/challenge", "fastrack/offer"
 ALGORITHM = "MLKEM768_X25519"
 OFFER_LIMIT = 8 << 20  # bytes of a document
-BEGINNING_SIZE = len('{"challenge":"') + 32  # bytes of an offer, up to the end of its challenge's id
+BEGINNING_SIZE = len('{"challenge":"') + 32  # bytes of an offer up to its challenge's id
 CHALLENGE_LIMIT = 1024
 DEVICES_LIMIT = 32  # GPUs and switches of a machine
 DEFAULT_LIFETIME = timedelta(minutes=5)
@@ -54,7 +54,7 @@ _MANIFESTS_LIMIT = 2 * DEVICES_LIMIT
 @attest_public
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """The start of an exchange: 32 random bytes of the owner, which the machine's evidence must be about.
+    """The start of an exchange: 32 random bytes of the owner, which the evidence must cover.
 
     An offer names it by `id`, 32 hexadecimal digits. It `expires` at a time in whole seconds of UTC.
 
@@ -82,7 +82,7 @@ class Challenge:
         now : datetime.datetime
             The time, with a time zone, else a `ValueError`.
         lifetime : datetime.timedelta
-            The time for which an offer may answer it: a second to seven days, else a `ValueError`.
+            The time limit for an offer: a second to seven days, else a `ValueError`.
         """
         require_time_zone(now)
         if not timedelta(seconds=1) <= lifetime <= LONGEST_LIFETIME:
@@ -91,13 +91,13 @@ class Challenge:
         return cls(os.urandom(_ID_SIZE).hex(), os.urandom(_NONCE_SIZE), expires)
 
     def to_bytes(self) -> bytes:
-        """Return the document, in its one form."""
+        """Return the canonical document."""
         members = {"expires": encode_time(self.expires), "id": self.id, "nonce": write_bytes(self.nonce)}
         return wire.encode(CHALLENGE_KIND, _VERSION, members)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Parse a document. Raise `FormatError` if it is not a challenge in its one form."""
+        """Parse a document. Raise `FormatError` if it is not a canonical challenge."""
         reader = wire.decode(data, CHALLENGE_KIND, _VERSION, ("expires", "id", "nonce"), limit=CHALLENGE_LIMIT)
         nonce = reader.binary("nonce", limit=_NONCE_SIZE, size=_NONCE_SIZE)
         return cls(reader.id("id"), nonce, reader.time("expires"))
@@ -106,7 +106,7 @@ class Challenge:
 @attest_public
 @dataclass(frozen=True, slots=True)
 class ManifestEvidence:
-    """A reference manifest, with OCSP responses in DER; None if its revocation is not to be checked.
+    """A reference manifest, with OCSP responses in DER; None to skip the check of revocation.
 
     Examples
     --------
@@ -124,9 +124,8 @@ class ManifestEvidence:
 class DeviceEvidence:
     """The report of a GPU or NVSwitch with its certificates in PEM.
 
-    The report was asked for with the nonce of `OfferBinding.device_nonce`. `manifests` are the reference manifests for
-    this device; equal ones of several devices are sent once. `ocsp` has OCSP responses in DER; None if revocation is
-    not to be checked.
+    The report's nonce is `OfferBinding.device_nonce`. `manifests` are the reference manifests for this device; an offer
+    has equal manifests only once. `ocsp` has OCSP responses in DER; None to skip the check of revocation.
 
     Examples
     --------
@@ -144,7 +143,7 @@ class DeviceEvidence:
 @attest_public
 @dataclass(frozen=True, slots=True)
 class MachineEvidence:
-    """The evidence of a CPU, and that of its GPUs and switches, in the order of their indexes.
+    """The evidence of a CPU and of its GPUs and switches, in the order of their indexes.
 
     Examples
     --------
@@ -160,10 +159,10 @@ class MachineEvidence:
 @attest_public
 @dataclass(frozen=True, slots=True)
 class OfferBinding:
-    """The values that the evidence of an offer must have, for one challenge and one public key of a machine.
+    """The values required in the evidence of an offer, for one challenge and one public key.
 
-    Every hash is over a label and parts, each with its length before it in 4 bytes, big-endian. "challenge" is the
-    whole document of the challenge in canonical form, "public key" the 1216 raw bytes of the HPKE key (ML-KEM-768, then
+    Every hash is over a label and parts, each after its length in 4 bytes, big-endian. "challenge" is the canonical
+    document of the challenge, "public key" the 1216 raw bytes of the HPKE key (ML-KEM-768, then
     X25519), and "index" 4 bytes, big-endian, counted from 0 in the order of the offer.
 
     Examples
@@ -186,11 +185,11 @@ class OfferBinding:
         return sha256(_frame(b"fastrack/gpu@1", parts)).digest()
 
     def report_data(self, devices: Iterable[DeviceEvidence]) -> bytes:
-        """Return the 64 bytes for the CPU's evidence, which is made after that of all devices.
+        """Return the 64 bytes for the CPU's evidence, which is collected after the devices.
 
         They are SHA-512("fastrack/offer@1", challenge, public key, digest), where the digest is
         SHA-384("fastrack/gpus@1", device 0, device 1, ...). A device is the list of its report, its chain, its OCSP
-        responses, and the list of its manifests with theirs. The parts of a list have their lengths before them too.
+        responses, and its list of manifests with OCSP responses. Lists also have lengths before their parts.
         """
         evidence = _frame(b"fastrack/gpus@1", map(_frame_device, devices))
         parts = (self.challenge.to_bytes(), self.recipient.public, sha384(evidence).digest())
@@ -198,7 +197,7 @@ class OfferBinding:
 
 
 def _frame_device(device: DeviceEvidence) -> bytes:
-    manifests = (_frame(b"", (one.data, _frame_responses(one.ocsp))) for one in device.manifests)
+    manifests = (_frame(b"", (manifest.data, _frame_responses(manifest.ocsp))) for manifest in device.manifests)
     parts = (device.report, device.chain, _frame_responses(device.ocsp), _frame(b"", manifests))
     return _frame(b"", parts)
 
@@ -214,10 +213,10 @@ def _frame(label: bytes, parts: Iterable[bytes]) -> bytes:
 @attest_public
 @dataclass(frozen=True, slots=True)
 class Offer:
-    r"""An offer as it was parsed. All values are untrusted: `verify_offer` returns those that are proved.
+    r"""A parsed offer. All values are untrusted: `verify_offer` returns proved values.
 
-    It names the challenge that it answers, by `challenge_id`; the public key `recipient`, to which the machine wants
-    the owner's keys encrypted; and the `evidence` of CPU and devices.
+    It has the `challenge_id` of its challenge, the machine's public key `recipient`, for encrypting the owner's keys,
+    and the `evidence` of CPU and devices.
 
     Examples
     --------
@@ -233,8 +232,8 @@ class Offer:
     evidence: MachineEvidence
 
     def to_bytes(self) -> bytes:
-        """Return the document, in its one form. Equal manifests are written once."""
-        manifests = list(dict.fromkeys(one for device in self.evidence.devices for one in device.manifests))
+        """Return the canonical document. Equal manifests are written once."""
+        manifests = list(dict.fromkeys(manifest for device in self.evidence.devices for manifest in device.manifests))
         kind = kind_of_evidence(self.evidence.cpu)
         devices = [
             {
@@ -252,23 +251,23 @@ class Offer:
                 "challenge": self.challenge_id,
                 "cpu": {**kind.write(self.evidence.cpu), "type": kind.name},
                 "devices": devices,
-                "manifests": [{"data": write_bytes(one.data), "ocsp": _write_list(one.ocsp)} for one in manifests],
+                "manifests": [{"data": write_bytes(rim.data), "ocsp": _write_list(rim.ocsp)} for rim in manifests],
                 "public": write_bytes(self.recipient.public),
             },
         )
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Parse a document. Raise `FormatError` if it is not an offer of up to 8 MiB in its one form."""
+        """Parse a document. Raise `FormatError` if it is not a canonical offer of up to 8 MiB."""
         members = ("challenge", "cpu", "devices", "manifests", "public")
         reader = wire.decode(data, OFFER_KIND, _VERSION, members, limit=OFFER_LIMIT)
         manifests = [
-            ManifestEvidence(one.binary("data", limit=wire.PART_LIMIT), _read_ocsp(one))
-            for one in reader.children("manifests", ("data", "ocsp"), limit=_MANIFESTS_LIMIT)
+            ManifestEvidence(node.binary("data", limit=wire.PART_LIMIT), _read_ocsp(node))
+            for node in reader.children("manifests", ("data", "ocsp"), limit=_MANIFESTS_LIMIT)
         ]
         names = ("chain", "manifests", "ocsp", "report")
-        devices = tuple(_read_device(one, manifests) for one in reader.children("devices", names, limit=DEVICES_LIMIT))
-        # Each manifest belongs to a device, and they are in the order of their first use.
+        devices = tuple(_read_device(row, manifests) for row in reader.children("devices", names, limit=DEVICES_LIMIT))
+        # Each manifest belongs to a device, and manifests are in the order of first use.
         used = list(dict.fromkeys(manifest for device in devices for manifest in device.manifests))
         if used != manifests:
             raise reader.member("manifests").refusal("different ones, each of a device, in their order", "others")
@@ -278,7 +277,7 @@ class Offer:
 
 
 def read_challenge_id(beginning: bytes | bytearray) -> str:
-    """Read the id of the challenge from the first `BEGINNING_SIZE` bytes of an offer, before the rest is there."""
+    """Read the id of the challenge from the first `BEGINNING_SIZE` bytes of an offer, before the rest arrives."""
     match = _BEGINNING.match(beginning)
     if match is None:
         raise malformed("fastrack offer", "beginning", None, wanted="the id of a challenge", found="other text")
@@ -314,7 +313,7 @@ def _read_ocsp(reader: Reader) -> tuple[bytes, ...] | None:
 
 
 def open_offer(offer: Offer | bytes) -> Offer:
-    """Return an offer as it was parsed. Raise `TypeError` if it is neither an offer nor bytes."""
+    """Return a parsed offer. Raise `TypeError` for values other than offers and bytes."""
     if isinstance(offer, Offer):
         return offer
     if isinstance(offer, (bytes, bytearray, memoryview)):

@@ -1,10 +1,10 @@
 """Sealed training on several machines: collectives of DDP and FSDP2, and checkpoints.
 
-`init_process_group` takes the place of torch's: whatever is sent through the group is sealed.
+`init_process_group` replaces the function of torch: every message of the group is sealed.
 
 `CheckpointWriter` and `CheckpointReader` are the StorageWriter and StorageReader of `torch.distributed.checkpoint`.
-Each process seals its shards into a file of its own; a sealed description of all, written last, is the commit.
-Nothing of a checkpoint is a pickle. `checkpoint_io` and `checkpoint_callback` are for the trainers of Lightning and
+Each process seals its shards into its own file; a sealed description, written last, commits the checkpoint.
+A checkpoint holds no pickle. `checkpoint_io` and `checkpoint_callback` are for the trainers of Lightning and
 transformers.
 
 Examples

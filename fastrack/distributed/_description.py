@@ -1,4 +1,4 @@
-"""The description of a checkpoint: where each shard of each tensor lies, in which of the files. It has no pickle."""
+"""The description of a checkpoint: the file and the position of each shard of each tensor. It holds no pickle."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _MEMBERS = {"distributed", "key", "files", "tensors", "values", "shards", "plann
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shard:
-    """A message of a checkpoint: its number in the file with this id, and what it opens to.
+    """A message of a checkpoint: its file, its number in the file, and its dtype and shape.
 
-    Of values that are no tensors, which lie together in one message, `number` is None.
+    `number` is None for values that are no tensors: these share one message.
     """
 
     file_id: str
@@ -49,7 +49,7 @@ class Shard:
 
 
 class InFolder:
-    """The folder of a checkpoint, which torch asks of a storage writer and a storage reader."""
+    """The checkpoint folder that torch asks storage writers and readers for."""
 
     _path: Path
 
@@ -60,24 +60,24 @@ class InFolder:
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return True for a path, and False for the address of another storage."""
+        """Return True for a path, and False for the URL of another storage."""
         return "://" not in os.fspath(checkpoint_id)
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin a checkpoint, in another folder if one is given."""
+        """Begin a checkpoint, in `checkpoint_id` if it is given."""
         if checkpoint_id:
             self._path = locate_local(checkpoint_id)
 
 
 def shard_file(folder: Path, file_id: str) -> Path:
-    """Return the path of the file of one process."""
+    """Return the path of a process's file."""
     return folder / f"shards-{file_id}.safetensors"
 
 
 def own_files(folder: Path, key_id: str) -> Iterator[Path]:
-    """Return the files of processes under this key, also of checkpoints that were replaced or not finished.
+    """Return the shard files under this key, including files of replaced or unfinished checkpoints.
 
-    What else has such a name, in a folder that is used for more than a checkpoint, is not looked for.
+    Other files with a similar name, for example in a shared folder, are skipped.
     """
     for path in folder.glob("shards-*.safetensors"):
         with contextlib.suppress(OSError, FormatError), SealedFile(path) as file:
@@ -88,8 +88,8 @@ def own_files(folder: Path, key_id: str) -> Iterator[Path]:
 def checkpoint_index(metadata: Metadata, shards: Mapping[MetadataIndex, Shard], key_id: str) -> dict[str, Any]:
     """Return the pytree that `save_checkpoint` stores as the description.
 
-    The table has a row for each shard, tensor after tensor: the number of its file, its number in that file, its
-    offsets and its sizes.
+    The table has a row for each shard, tensor after tensor: the number of the file, the number in the file, the
+    offsets, the sizes.
     """
     files = list(dict.fromkeys(shard.file_id for shard in shards.values()))
     numbers = {file_id: number for number, file_id in enumerate(files)}
@@ -123,7 +123,7 @@ def _find(shards: Mapping[MetadataIndex, Shard], index: MetadataIndex) -> Shard:
 
 
 def parse(document: Any, path: Path) -> tuple[Metadata, str]:
-    """Return the metadata in a description, and the key id of its files. Anything malformed raises FormatError."""
+    """Return the metadata and the key id of a description. Raise FormatError if it is malformed."""
     try:
         return _parse(document)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError, RuntimeError) as error:

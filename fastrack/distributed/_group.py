@@ -23,26 +23,26 @@ from fastrack.errors import AuthenticationError, ClosedError, DeviceError
 
 
 class SecureGroup:
-    """Ranks of `torch.distributed` that send each other sealed messages alone.
+    """Ranks of `torch.distributed` that exchange only sealed messages.
 
-    All ranks make the group together, and call its collectives in the same order. Each message has a key of its own,
-    which is bound to the operation, its reduction, its number, the sender, the receiver, the dtype and the size. If one
-    message is altered, repeated, misrouted or lost, **every** rank raises, and the group refuses all further
-    operations: start the ranks again from the last checkpoint.
+    All ranks make the group together, and call its collectives in the same order. Each message has its own key,
+    bound to the operation, its reduction, its number, the sender, the receiver, the dtype and the size. If a message
+    is altered, repeated, misrouted or lost, **every** rank raises, and the group refuses all further operations:
+    start the ranks again from the last checkpoint.
 
-    Tensors are in host memory or on a GPU, contiguous, and of the same dtype and size on all ranks. Those that an
-    operation fills hold zeros after an error.
+    Tensors are in host memory or on a GPU, contiguous, and of the same dtype and size on all ranks. Output tensors
+    hold zeros after an error.
 
     Parameters
     ----------
     key : Key, KeyRing, KeyProvider or path
-        Secret that only the ranks have, from the same source or each from its own: a key file, what grants were
-        unlocked to, or what a broker gave. It seals nothing itself: with new random bytes of each rank it gives the
-        secret of this session, so that no key is used twice, whatever a checkpoint restores.
+        Secret that only the ranks have, from one source or one per rank: a key file, unlocked grants, or keys from
+        a broker. It seals nothing itself: the session secret is derived from it and from new random bytes of each
+        rank, so that no key is used twice, even after a restart from a checkpoint.
     group : torch.distributed.ProcessGroup, optional
-        Ranks that take part; all by default. Another process group of them, on gloo, carries the messages.
+        Participating ranks; all by default. A separate gloo process group carries the messages.
     timeout : float
-        Seconds that a rank waits for a message of another.
+        Seconds to wait for a message of another rank.
 
     Raises
     ------
@@ -62,10 +62,10 @@ class SecureGroup:
 
     Notes
     -----
-    `all_reduce` is a reduce-scatter, in which each rank adds one shard of all ranks **in the order of ranks**, and an
-    all-gather, in which the sum of a shard is sealed once for all. While one slab of 4 MiB is on its way, the next is
-    sealed. The sums are those of the same additions in plain, bit for bit. The kernels of a GPU seal and open what is
-    on it, and host memory then holds sealed chunks alone.
+    `all_reduce` is a reduce-scatter and an all-gather. Each rank adds one shard of all ranks **in the order of ranks**,
+    and seals the sum once for all ranks. While one slab of 4 MiB is sent, the next is sealed. Sums equal the same
+    additions in plaintext, bit for bit. Tensors on a GPU are sealed and opened by its kernels, and host memory then
+    holds only sealed chunks.
 
     The network sees sizes, times and who sends to whom. All ranks trust each other: each can send wrong gradients.
 
@@ -90,13 +90,13 @@ class SecureGroup:
             secret = sealing_key(key)
         except BaseException:
             with contextlib.suppress(RuntimeError):  # of gloo, if another rank has failed and gone
-                PointToPoint.among(group, timeout).close()  # so that the others need not wait
+                PointToPoint.among(group, timeout).close()  # so that other ranks need not wait for the timeout
             raise
         self._setup(PointToPoint.among(group, timeout), secret, timeout)
 
     @classmethod
     def over(cls, transport: Transport, key: KeyLike | None = None, *, timeout: float = 300.0) -> Self:
-        """Make a group whose messages another transport carries. Not public."""
+        """Make a group over another transport. Not public."""
         group = cls.__new__(cls)
         group._setup(transport, key, timeout)  # noqa: SLF001 - its own
         return group
@@ -113,34 +113,34 @@ class SecureGroup:
         except BaseException:
             transport.close()
             raise
-        # One thread runs one operation after the other, so that their messages never mix.
+        # A single thread runs the operations in order, so that their messages never mix.
         self._thread = ThreadPoolExecutor(1, "fastrack-group")
 
     # Collectives
 
     def all_reduce(self, tensor: torch.Tensor, op: Reduction = "sum", *, async_op: bool = False) -> Any:
-        """Replace a tensor by the sum, mean, maximum or minimum of those of all ranks, added in the order of ranks.
+        """Reduce a tensor over all ranks, in place, by sum, mean, maximum or minimum, in the order of ranks.
 
         Parameters
         ----------
         tensor : torch.Tensor
-            Tensor, which is changed in place.
+            Tensor to change in place.
         op : {"sum", "mean", "max", "min"}
             Reduction, the same on all ranks.
         async_op : bool
-            Return at once, with a `torch.futures.Future` of the tensor. It must not be used until then.
+            Return a `torch.futures.Future` of the tensor. Use the tensor only once it is done.
 
         Returns
         -------
         torch.Tensor or torch.futures.Future
-            The tensor that is filled or sent.
+            The filled or sent tensor.
 
         Raises
         ------
         AuthenticationError
-            If a message of any rank was altered, repeated, misrouted or lost, on every rank.
+            On every rank, if any message was altered, repeated, misrouted or lost.
         ClosedError
-            If the group was closed, or an operation has failed before.
+            If the group was closed, or an earlier operation failed.
         """
         check(tensor)
         require_reduction(op, tensor)
@@ -149,14 +149,14 @@ class SecureGroup:
     def _all_reduce(self, place: Place, tensor: torch.Tensor, op: Reduction) -> None:
         flat = tensor.view(-1)
         shards = [flat[part] for part in split(flat.numel(), self.size)]
-        own = shards[self.rank]
+        shard = shards[self.rank]
         with CollectiveOperation(self._link, place, "all_reduce", op) as messages:
-            parts = [messages.receive(rank, self.rank, own) for rank in self._link.others]
+            parts = [messages.receive(rank, self.rank, shard) for rank in self._link.others]
             sums = [messages.receive(rank, EVERYONE, shards[rank]) for rank in self._link.others]
             messages.send([messages.make(rank, shards[rank], [rank]) for rank in self._link.others])
-            total = messages.make(EVERYONE, own, self._link.others)
+            total = messages.make(EVERYONE, shard, self._link.others)
             for slab in range(len(total.slabs)):
-                messages.add(slab, parts, own, own, op)
+                messages.add(slab, parts, shard, shard, op)
                 total.send(slab, self._link.transport)
             messages.open(sums, [shards[rank] for rank in self._link.others])
 
@@ -168,11 +168,11 @@ class SecureGroup:
         Parameters
         ----------
         output : torch.Tensor
-            Shard, which is filled.
+            Shard to fill.
         tensor : torch.Tensor
             Tensor on the same device, with `size` times as many elements as `output`.
         op, async_op
-            As for `all_reduce`, whose result and errors these are too.
+            As for `all_reduce`, with the same result and errors.
 
         Raises
         ------
@@ -194,16 +194,16 @@ class SecureGroup:
                 messages.add(slab, parts, shards[self.rank], output.view(-1), op)
 
     def all_gather(self, output: torch.Tensor, tensor: torch.Tensor, *, async_op: bool = False) -> Any:
-        """Fill `output` with the tensors of all ranks, one after the other. Each rank seals its own once.
+        """Fill `output` with the tensors of all ranks, in order. Each rank seals its tensor once.
 
         Parameters
         ----------
         output : torch.Tensor
-            Tensor with `size` times as many elements as `tensor`, which is filled.
+            Tensor to fill, with `size` times as many elements as `tensor`.
         tensor : torch.Tensor
-            Tensor of this rank, on the same device. It may be its place in `output`.
+            Tensor of this rank, on the same device. It may be a slice of `output`.
         async_op : bool
-            As for `reduce_scatter`, whose result and errors these are too.
+            As for `reduce_scatter`, with the same result and errors.
         """
         check(output)
         check(tensor)
@@ -220,16 +220,16 @@ class SecureGroup:
             messages.open(others, [shards[rank] for rank in self._link.others])
 
     def broadcast(self, tensor: torch.Tensor, source: int, *, async_op: bool = False) -> Any:
-        """Replace a tensor by that of the rank `source`, which seals it once for all.
+        """Copy a tensor of the rank `source` to all ranks. It is sealed once.
 
         Parameters
         ----------
         tensor : torch.Tensor
-            Tensor, which all ranks but `source` have filled.
+            Tensor to send on `source`, and to fill elsewhere.
         source : int
             Rank in the group.
         async_op : bool
-            As for `all_reduce`, whose result and errors these are too.
+            As for `all_reduce`, with the same result and errors.
         """
         check(tensor)
         self._require_rank(source)
@@ -243,7 +243,7 @@ class SecureGroup:
                 messages.open([messages.receive(source, EVERYONE, tensor)], [tensor])
 
     def send(self, tensor: torch.Tensor, target: int, *, async_op: bool = False) -> Any:
-        """Send a tensor to one rank, which calls `receive`, and wait until it was authenticated there.
+        """Send a tensor to one rank, which calls `receive`, and wait until it is authenticated.
 
         Parameters
         ----------
@@ -252,7 +252,7 @@ class SecureGroup:
         target : int
             Rank in the group.
         async_op : bool
-            As for `all_reduce`, whose result and errors these are too.
+            As for `all_reduce`, with the same result and errors.
         """
         check(tensor)
         self._require_rank(target, other=True)
@@ -266,12 +266,12 @@ class SecureGroup:
         return self._run(work, tensor, async_op, is_filled=False)
 
     def receive(self, tensor: torch.Tensor, source: int, *, async_op: bool = False) -> Any:
-        """Fill a tensor with the one that the rank `source` sends by `send`.
+        """Fill a tensor that the rank `source` sends with `send`.
 
         Parameters
         ----------
         tensor, source, async_op
-            As for `send`, whose result and errors these are too; `tensor` is filled.
+            As for `send`, with the same result and errors; `tensor` is filled.
         """
         check(tensor)
         self._require_rank(source, other=True)
@@ -287,15 +287,15 @@ class SecureGroup:
     # The life of a group
 
     def close(self) -> None:
-        """Wait for the operations that have begun, wipe the secrets and close the connections.
+        """Wait for pending operations, wipe the secrets and close the connections.
 
-        Call it on all ranks: one that is closed while others use it ends their operations with an error.
+        Call it on all ranks: closing one rank ends the operations of the others with an error.
 
         Raises
         ------
         AuthenticationError, ClosedError
-            The error of an operation that was begun with `async_op`, if neither its future nor another operation has
-            raised it. At the end of a `with` statement that another error ends, it becomes a note of that one.
+            The error of an `async_op` operation that neither its future nor another operation has raised. If
+            another exception ends the `with` statement, the error becomes a note on that exception.
         """
         if self._process == os.getpid():
             self._thread.shutdown(wait=True)
@@ -311,11 +311,11 @@ class SecureGroup:
     def _run(
         self, work: Callable[[Place], None], tensor: torch.Tensor, async_op: bool, *, is_filled: bool = True
     ) -> Any:
-        """Run an operation on the thread of the group. If it fails, clear what it fills, and end the group."""
+        """Run an operation on the thread of the group. On failure, clear its output and end the group."""
         try:
             self._require_open()
         except ClosedError:
-            self._failed.clear()  # this error names the one that ended the group
+            self._failed.clear()  # ClosedError names the error that ended the group
             raise
         place = self._link.place(tensor.device)
         ordered = place.order(lambda: work(place), tensor)
@@ -326,7 +326,7 @@ class SecureGroup:
                 self._require_open()
                 with torch.no_grad():
                     ordered()
-            except BaseException as error:  # noqa: BLE001 - it is raised where the operation was started
+            except BaseException as error:  # noqa: BLE001 - raised again where the operation was started
                 try:
                     self._end(error)
                     if is_filled:
@@ -343,7 +343,7 @@ class SecureGroup:
             return future
         try:
             task.result()
-        except BaseException:  # an interrupt: no operation is left behind
+        except BaseException:  # an interrupt: leave no operation running
             self._link.transport.close()
             wait([task])
             raise
@@ -397,7 +397,7 @@ class SecureGroup:
 
 
 class Told(torch.futures.Future[Any]):
-    """A future of an operation that knows whether it was asked."""
+    """A future that records whether its result was asked for."""
 
     is_told = False
 

@@ -18,7 +18,7 @@ from fastrack._training.checkpoint import load_checkpoint, save_checkpoint
 from fastrack._training.state import encode_state
 from fastrack._util.locations import locate
 
-# Strategies that save by themselves, unless an attribute has the value with which they hand a whole checkpoint on.
+# Strategies that write files themselves, and the attribute value that makes them save through the plugin instead.
 _WHOLE = {FSDPStrategy: ("_state_dict_type", "full"), ModelParallelStrategy: ("_save_distributed_checkpoint", False)}
 
 
@@ -35,24 +35,24 @@ class SealedCheckpointIO(CheckpointIO):  # type: ignore[misc]  # not installed w
         """Seal a checkpoint into a new file."""
         if storage_options is not None:
             raise TypeError("saving a sealed checkpoint failed: expected storage_options=None, got others. Omit them")
-        place = locate(path)
-        if isinstance(place, Path):
-            place.parent.mkdir(parents=True, exist_ok=True)
+        location = locate(path)
+        if isinstance(location, Path):
+            location.parent.mkdir(parents=True, exist_ok=True)
         save_checkpoint(path, checkpoint, key=self._key)
 
     def load_checkpoint(self, path: str | os.PathLike[str], map_location: Any = None, **_: Any) -> Any:
-        """Open a checkpoint in host memory, from where Lightning takes it to its devices."""
+        """Open a checkpoint in host memory; Lightning moves it to its devices."""
         return load_checkpoint(path, keys=self._ring)
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Remove a checkpoint, which may be a folder that a strategy has written."""
+        """Remove a checkpoint: a file, or a folder that a strategy wrote."""
         files = get_filesystem(path)
         if files.exists(path):
             files.rm(path, recursive=True)
 
 
 def _is_ours(plugin: Any) -> bool:
-    """Return whether a plugin seals, or has one that seals do its work, as Lightning's asynchronous one may."""
+    """Return whether a plugin seals, or wraps a plugin that does, such as Lightning's asynchronous one."""
     while plugin is not None and not isinstance(plugin, SealedCheckpointIO):
         plugin = getattr(plugin, "checkpoint_io", None)
     return plugin is not None
@@ -72,7 +72,7 @@ def _require_use(strategy: Any) -> None:
 
 
 def _require_storable(module: Any) -> None:
-    """Refuse hyperparameters that no sealed checkpoint holds, before the first step rather than after an epoch."""
+    """Refuse hyperparameters that cannot be sealed, before the first step and not only after an epoch."""
     for owner in (module, module.trainer.datamodule):
         hparams = getattr(owner, "hparams", None) or {}
         try:
@@ -84,7 +84,7 @@ def _require_storable(module: Any) -> None:
 
 
 def _watch(strategies: Any) -> None:
-    """Have a base class of strategies look at a plugin of ours: Lightning tells no plugin which strategy has it."""
+    """Have a base class check its sealing plugin: Lightning tells no plugin its strategy."""
     plugin = strategies.checkpoint_io
 
     def set_plugin(strategy: Any, value: Any) -> None:

@@ -21,9 +21,9 @@ from fastrack.errors import AuthenticationError
 
 
 class Link:
-    """A session of this rank with all others. It is made on all ranks at once.
+    """A session of this rank with all others. All ranks start it together.
 
-    Raise AuthenticationError if another rank has another key, or is not heard of.
+    Raise AuthenticationError if another rank has another key, or is silent.
     """
 
     def __init__(self, transport: Transport, key: Key, timeout: float) -> None:
@@ -48,20 +48,20 @@ class Link:
         self.confirm("start", deadline, self.others)
 
     def deadline(self) -> float:
-        """Return the time on the monotonic clock at which an operation that begins now has failed."""
+        """Return the monotonic time when an operation that begins now times out."""
         return time.monotonic() + self._timeout
 
     def next_number(self, source: int, target: int) -> int:
-        """Return the number of an operation, counted from 1: all of those of a pair of ranks, or of all ranks."""
+        """Return the number of an operation, from 1. Each pair of ranks and the whole group count apart."""
         self._numbers[source, target] += 1
         return self._numbers[source, target]
 
     def buffer(self, name: str, size: int) -> torch.Tensor:
-        """Return uint8 (size,) in host memory, for a message, that each operation uses again."""
+        """Return uint8 (size,) in host memory for a message. Operations share the buffer."""
         return reuse(self._buffers, name, size, "cpu")
 
     def place(self, device: torch.device) -> Place:
-        """Return the place of the tensors on a device, which is opened first. Raise DeviceError if that fails."""
+        """Return the place of tensors on a device. Raise DeviceError if the device cannot be opened."""
         if device.type == "cpu":
             return self._host
         with self._opening:
@@ -70,7 +70,7 @@ class Link:
             return self._gpus[device]
 
     def confirm(self, text: str, deadline: float, ranks: Sequence[int]) -> None:
-        """Tell other ranks that this one has succeeded, and wait until they have said so."""
+        """Confirm success to other ranks, and wait for their confirmations."""
         content = text.encode()
         try:
             macs = self._exchange(self.session.mac(content, self.rank), deadline, ranks)
@@ -87,17 +87,17 @@ class Link:
                 )
 
     def _exchange(self, data: bytes, deadline: float, ranks: Sequence[int]) -> dict[int, bytes]:
-        """Send a few bytes to other ranks, and return theirs."""
+        """Send bytes to other ranks, and return their bytes."""
         buffers = {rank: torch.zeros(len(data), dtype=torch.uint8) for rank in ranks}
         pending = [self.transport.receive(buffer, rank) for rank, buffer in buffers.items()]
-        own = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        pending += [self.transport.send(own, rank) for rank in ranks]
-        for each in pending:
-            each.wait(deadline - time.monotonic())
+        message = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        pending += [self.transport.send(message, rank) for rank in ranks]
+        for transfer in pending:
+            transfer.wait(deadline - time.monotonic())
         return {rank: buffer.numpy().tobytes() for rank, buffer in buffers.items()}
 
     def close(self) -> None:
-        """Give up what the other ranks wait for, wipe the secrets and the staged plaintext, and close the devices."""
+        """Cancel pending messages, wipe the secrets and the staged plaintext, and close the devices."""
         self.transport.close()
         if hasattr(self, "session"):
             self.session.wipe()

@@ -1,4 +1,4 @@
-"""Messages on their way: sealed and sent, received and opened, a slab at a time."""
+"""Messages in transit: sealed and sent, or received and opened, slab by slab."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SLAB_CHUNKS = 256  # 4 MiB: fewer sends, and still in cache from the cipher to t
 
 
 class Slabs:
-    """The bytes of each slab of a message, in plaintext and in the message; the first slab has the header."""
+    """The byte ranges of slabs, in plaintext and in the message. The first slab has the header."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -32,26 +32,26 @@ class Slabs:
         return (self._chunks - 1) // SLAB_CHUNKS + 1
 
     def plain(self, slab: int) -> slice:
-        """Return the bytes of plaintext in a slab."""
+        """Return the plaintext range of a slab."""
         start = slab * SLAB_CHUNKS * CHUNK_SIZE
         return slice(start, min(start + SLAB_CHUNKS * CHUNK_SIZE, self.nbytes))
 
     def chunks(self, slab: int) -> slice:
-        """Return the bytes of its chunks in the message."""
+        """Return the range of a slab's chunks."""
         start = HEADER_SIZE + slab * SLAB_CHUNKS * SEALED_CHUNK_SIZE
         return slice(start, min(start + SLAB_CHUNKS * SEALED_CHUNK_SIZE, self.size))
 
     def sent(self, slab: int) -> slice:
-        """Return the bytes that are sent of it: with the header, if it is the first."""
+        """Return the range to send for a slab: the first includes the header."""
         chunks = self.chunks(slab)
         return slice(0, chunks.stop) if slab == 0 else chunks
 
 
 class Outgoing:
-    """A message that is sealed once, and sent to one rank or several.
+    """A message that is sealed once and sent to one or more ranks.
 
-    `plain` is the bytes of a tensor at its place, which may change until `send` is called for their slab. `buffer` has
-    room for the message.
+    `plain` is the bytes of the tensor on its device; a slab may change until `send` seals it. `buffer` has room for
+    the message.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Outgoing:
         self._pending += [transport.send(sent, rank) for rank in self._ranks]
 
     def wait(self, deadline: float) -> None:
-        """Wait until all was sent."""
+        """Wait until all is sent."""
         for pending in self._pending:
             pending.wait(deadline - time.monotonic())
 
@@ -94,7 +94,7 @@ class Outgoing:
 
 
 class Incoming:
-    """A message that is received from one rank. `buffer` has room for it, and is filled from now on."""
+    """A message from one rank. `buffer` has room for it, and is filled from now on."""
 
     def __init__(
         self, session: GroupSession, place: Place, route: Route, buffer: torch.Tensor, transport: Transport
@@ -110,10 +110,10 @@ class Incoming:
         self._schedule: Any = None
 
     def open(self, slab: int, target: Any, deadline: float) -> None:
-        """Wait for a slab, and open it into `target`, bytes of a tensor at its place. Call it for each slab in turn.
+        """Wait for a slab, and open it into `target`, bytes of a tensor on its device. Call it slab by slab.
 
-        Raise AuthenticationError if it was altered; `target` holds zeros in place of a bad chunk. Raise OSError if it
-        does not come.
+        Raise AuthenticationError if the slab was altered; a bad chunk leaves zeros in `target`. Raise OSError if the
+        slab is lost.
         """
         with span("wait"):
             self._pending[slab].wait(deadline - time.monotonic())

@@ -17,16 +17,16 @@ from fastrack.errors import AuthenticationError
 
 Reduction = Literal["sum", "mean", "max", "min"]
 
-_ADDERS: dict[str, Any] = {"max": torch.maximum, "min": torch.minimum}  # others add
+_ADDERS: dict[str, Any] = {"max": torch.maximum, "min": torch.minimum}  # other reductions add
 
 _ALIGNMENT = 64  # elements: shards of a tensor begin at whole cache lines
 
 
 class CollectiveOperation:
-    """The messages of one operation. When its block ends well, all ranks in it have confirmed that theirs did.
+    """The messages of one operation. If its `with` block succeeds, all participants have confirmed success.
 
-    All its tensors are at one place. `detail` is what else all ranks must agree in, such as the reduction: it is bound
-    as the operation is. `ranks` take part besides this one. `source` and `target` are those of an operation of two.
+    All tensors are on one device. Messages are bound to the operation and its `detail`, such as the reduction: all
+    ranks must agree on both. `ranks` are the other participants. `source` and `target` are the ranks of a `send`.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class CollectiveOperation:
         self._ranks = link.others if ranks is None else ranks
         self._number = link.next_number(source, target)
         pair = "" if source < 0 else f" from rank {source} to {target}"
-        self._name = f"{self._operation} {self._number}{pair}"  # confirmed; no two operations have one
+        self._name = f"{self._operation} {self._number}{pair}"  # unique to the operation; its ranks confirm it
         self._deadline = link.deadline()
         self._all: list[Incoming | Outgoing] = []
         self._span = span(operation)
@@ -56,7 +56,7 @@ class CollectiveOperation:
         return Route(self._operation, self._number, source, target, dtype, tensor.nbytes)
 
     def make(self, target: int, tensor: torch.Tensor, ranks: Sequence[int]) -> Outgoing:
-        """Return a message with a tensor, which is not sent yet."""
+        """Return an unsent message with a tensor."""
         link = self._link
         route = self._route(link.rank, target, tensor)
         buffer = link.buffer(f"out {target}", Slabs(tensor.nbytes).size)
@@ -65,7 +65,7 @@ class CollectiveOperation:
         return message
 
     def receive(self, source: int, target: int, tensor: torch.Tensor) -> Incoming:
-        """Begin to receive a message that fills a tensor of this kind."""
+        """Begin to receive a message of a tensor's dtype and size."""
         link = self._link
         route = self._route(source, target, tensor)
         buffer = link.buffer(f"in {source} {target}", Slabs(tensor.nbytes).size)
@@ -74,14 +74,14 @@ class CollectiveOperation:
         return message
 
     def send(self, messages: Sequence[Outgoing]) -> None:
-        """Seal and send messages, in turn a slab of each."""
+        """Seal and send messages, slab by slab in turn."""
         for slab in range(max((len(message.slabs) for message in messages), default=0)):
             for message in messages:
                 if slab < len(message.slabs):
                     message.send(slab, self._link.transport)
 
     def open(self, messages: Sequence[Incoming], targets: Sequence[torch.Tensor]) -> None:
-        """Open messages, in turn a slab of each."""
+        """Open messages, slab by slab in turn."""
         memories = [self._place.bytes_of(target) for target in targets]
         for slab in range(max((len(message.slabs) for message in messages), default=0)):
             for message, memory in zip(messages, memories, strict=True):
@@ -89,7 +89,7 @@ class CollectiveOperation:
                     message.open(slab, memory[message.slabs.plain(slab)], self._deadline)
 
     def add(self, slab: int, parts: Sequence[Incoming], own: torch.Tensor, total: torch.Tensor, op: Reduction) -> None:
-        """Open a slab of all parts, and add them and `own`, in the order of ranks, to `total`, which may be `own`."""
+        """Open a slab of all parts, and reduce them and `own` in rank order into `total`, which may be `own`."""
         link = self._link
         plain = Slabs(own.nbytes).plain(slab)
         elements = slice(plain.start // own.itemsize, plain.stop // own.itemsize)
@@ -104,7 +104,7 @@ class CollectiveOperation:
         adder = _ADDERS.get(op, torch.add)
         with span("add"):
             for rank, term in enumerate(terms[1:], 1):
-                # Until `own` was added its memory, which may be the target, stays as it is.
+                # `target` may be the memory of `own`, so it is not written before `own` is added.
                 running = adder(running, term, out=target if rank >= link.rank else terms[0])
             if len(terms) == 1:
                 target.copy_(running)

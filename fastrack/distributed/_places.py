@@ -1,4 +1,4 @@
-"""The places of tensors, host memory and GPUs: a group seals and opens its messages where its tensors are."""
+"""The places of tensors, host memory and GPUs: a group seals and opens messages where its tensors are."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE
 
 
 class Place(Protocol):
-    """A place of tensors. The sealed chunks of their messages are in host memory."""
+    """A place of tensors. Sealed chunks are always in host memory."""
 
-    devices: list[Any] | None  # the GPU, which futures of its tensors have to know
+    devices: list[Any] | None  # the GPU, required by futures of its tensors
 
     def bytes_of(self, tensor: torch.Tensor) -> Any:
-        """Return the bytes of a contiguous tensor, to be sliced."""
+        """Return the bytes of a contiguous tensor, for slicing."""
 
     def buffer(self, name: str, size: int) -> torch.Tensor:
-        """Return uint8 (size,) for plaintext, which each operation uses again. `close` wipes it."""
+        """Return uint8 (size,) for plaintext. Operations share it, and `close` wipes it."""
 
     def expand_key(self, key: MessageKey) -> Any:
-        """Return what the runs of a message need of its key, to be wiped. The key may be wiped at once."""
+        """Return the expanded key for the runs of a message. Wipe it after use; `key` may be wiped now."""
 
     def seal_run(self, schedule: Any, plain: Any, sealed: Bytes, first_chunk: int) -> None:
-        """Seal a slab or less of the bytes of a tensor into as many chunks."""
+        """Seal up to one slab of the bytes of a tensor into chunks."""
 
     def open_run(self, schedule: Any, sealed: Bytes, target: Any, first_chunk: int) -> int | None:
-        """Open chunks into bytes of a tensor, and return the first whose tag is wrong. Zeros are in its place."""
+        """Open chunks into bytes of a tensor. Return the first bad chunk, which is zeros in `target`."""
 
     def order(self, work: Callable[[], None], tensor: torch.Tensor) -> Callable[[], None]:
-        """Return `work` for another thread, to run there after all that this thread has begun with the tensor.
+        """Return `work` for another thread, ordered after this thread's pending work on the tensor.
 
-        Raise DeviceError if that cannot be done.
+        Raise DeviceError if ordering fails.
         """
 
     def synchronize(self) -> None:
-        """Wait until all that the work has begun is done."""
+        """Wait until all pending work is done."""
 
     def clear(self, tensor: torch.Tensor) -> None:
         """Overwrite a tensor with zeros, unless the device has failed."""
@@ -74,7 +74,7 @@ class HostPlace:
         return work
 
     def synchronize(self) -> None:
-        """Do nothing: all is done at once."""
+        """Do nothing: no work is pending."""
 
     def clear(self, tensor: torch.Tensor) -> None:
         tensor.detach().zero_()
@@ -86,13 +86,13 @@ class HostPlace:
 
 
 class CudaPlace:
-    """`Place` on a GPU, whose kernels seal and open, so that host memory holds sealed chunks alone.
+    """`Place` on a GPU, whose kernels seal and open, so that host memory holds only sealed chunks.
 
-    Each run is one `DeviceOperation`, and has its verdict when it returns. Sums are torch's. All that a group does
-    on the GPU is ordered by one stream, which waits for the caller's; the host waits for its end, so that every
-    stream finds the results.
+    Each run is one `DeviceOperation`, and is authenticated when it returns. Torch adds. One stream orders the work
+    of a group on the GPU and waits for the caller's stream; the host waits for its end, so that every stream
+    sees the results.
 
-    A run has `chunks` chunks at most. Raise DeviceError if the GPU cannot be used.
+    A run has at most `chunks` chunks. Raise DeviceError if the GPU cannot be used.
     """
 
     def __init__(self, device: torch.device, chunks: int) -> None:
@@ -124,7 +124,7 @@ class CudaPlace:
 
     def _run(self, direction: str, key: MessageKeys, plain: torch.Tensor, sealed: Bytes, first: int) -> int | None:
         view = self._device.view(plain, writable=direction == "open")
-        # Both stand for a whole message, of which only this run is in memory.
+        # Both describe a whole message, though only this run is in memory.
         start, before = first * CHUNK_SIZE, first * SEALED_CHUNK_SIZE
         stop = start + view.size
         whole = replace(view, address=view.address - start, size=stop)
@@ -158,7 +158,7 @@ class CudaPlace:
 
     @contextmanager
     def _calls(self) -> Iterator[None]:
-        """Raise DeviceError for an error of torch."""
+        """Turn errors of torch into DeviceError."""
         try:
             yield
         except RuntimeError as error:
@@ -173,7 +173,7 @@ class CudaPlace:
             self._stream.synchronize()
 
     def close(self) -> None:
-        with ExitStack() as closing:  # all of them, even if one fails
+        with ExitStack() as closing:  # closes everything, even if one step fails
             closing.callback(self._device.close)
             closing.callback(self._staging.wipe)
             while self._buffers:
@@ -181,11 +181,11 @@ class CudaPlace:
 
 
 def reuse(buffers: dict[str, torch.Tensor], name: str, size: int, device: str) -> torch.Tensor:
-    """Return uint8 (size,) on a device, the memory of an earlier call of this name if that is large enough."""
-    found = buffers.get(name)
-    if found is None or found.numel() < size:
-        found = buffers[name] = torch.empty(size, dtype=torch.uint8, device=device)
-    return found[:size]
+    """Return uint8 (size,) on a device. Reuse the buffer of this name if it is large enough."""
+    buffer = buffers.get(name)
+    if buffer is None or buffer.numel() < size:
+        buffer = buffers[name] = torch.empty(size, dtype=torch.uint8, device=device)
+    return buffer[:size]
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""`init_process_group`: the default process group of `torch.distributed`, sealed whatever torch sends through it."""
+"""`init_process_group`: the default process group of `torch.distributed`, with every message sealed."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _REDUCTIONS: list[tuple[Any, Reduction]] = [
 
 
 def init_process_group(key: KeyLike | None = None, *, timeout: float = 300.0, **options: Any) -> None:
-    """Make the default process group of `torch.distributed`, all of whose operations are sealed or refused.
+    """Make the default process group of `torch.distributed`, with every operation sealed or refused.
 
-    Call it in the place of torch's function of that name, before a model is wrapped. `DistributedDataParallel`, FSDP2
-    and whatever else asks torch for collectives then send sealed messages alone: gradients, weights, buffers, norms,
-    objects. So do the groups and meshes made from then on, each in a session of its own, unless another backend is
-    named for one. What a `SecureGroup` cannot do is refused before anything is sent: `torch.distributed.send`, `recv`
+    Call it instead of torch's function of this name, before a model is wrapped. `DistributedDataParallel`, FSDP2 and
+    all other users of torch's collectives then send only sealed messages: gradients, weights, buffers, norms,
+    objects. So do all groups and meshes that are made later, each in its own session, unless they name another
+    backend. Operations that `SecureGroup` lacks are refused before anything is sent: `torch.distributed.send`, `recv`
     and `all_to_all`, products, sparse tensors.
 
     Parameters
@@ -43,11 +43,11 @@ def init_process_group(key: KeyLike | None = None, *, timeout: float = 300.0, **
     key : Key, KeyRing, KeyProvider or path
         Secret that only the ranks have, as for `SecureGroup`.
     timeout : float
-        Seconds that a rank waits for a message of another.
+        Seconds to wait for a message of another rank.
     **options
-        As for `torch.distributed.init_process_group`: `init_method`, `store`, `rank`, `world_size`. If there is a
-        default process group already, as in a worker of Ray Train, it is destroyed with all others, and the new one
-        has its store, rank and size.
+        As for `torch.distributed.init_process_group`: `init_method`, `store`, `rank`, `world_size`. An existing
+        default process group, as in a worker of Ray Train, is destroyed with all other groups, and the new group
+        takes over its store, rank and size.
 
     Raises
     ------
@@ -56,13 +56,13 @@ def init_process_group(key: KeyLike | None = None, *, timeout: float = 300.0, **
     UnknownKeyError
         If there is no key.
     RuntimeError
-        If a process group was there, and a model was wrapped or a mesh made with it: these would send in plain.
+        If a model or a mesh uses an existing process group: it would send plaintext.
 
     Notes
     -----
-    An operation that fails raises where torch waits for it, `backward` as a `RuntimeError` that names the
+    A failed operation raises where torch waits for it; `backward` raises a `RuntimeError` that names the
     `AuthenticationError`. `torch.distributed.destroy_process_group` closes the groups, and raises the error of an
-    operation whose end the program did not wait for. `gather` and `scatter` bring all tensors to all ranks.
+    operation that the program did not wait for. `gather` and `scatter` send all tensors to all ranks.
 
     Examples
     --------
@@ -84,12 +84,12 @@ def init_process_group(key: KeyLike | None = None, *, timeout: float = 300.0, **
 
 
 def _end_plain_groups() -> dict[str, Any]:
-    """Destroy all process groups, and return where the next default one finds its ranks.
+    """Destroy all process groups, and return the options for the next default group.
 
-    Raise RuntimeError if something has one of them still, as a model that was wrapped before: it would send through it,
-    destroyed as it is.
+    Raise RuntimeError if an object, such as a wrapped model, still holds a plain group: it would send through the
+    destroyed group.
     """
-    store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - no other way to it
+    store = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no public accessor
     options = {"store": store, "rank": dist.get_rank(), "world_size": dist.get_world_size()}
     groups = list(dist.distributed_c10d._world.pg_map)  # noqa: SLF001
     plain = [weakref.ref(group) for group in groups if not isinstance(group, SealedProcessGroup)]
@@ -106,25 +106,25 @@ def _end_plain_groups() -> dict[str, Any]:
 
 
 def _forget(default: Any) -> None:
-    """Put None, the default group of the time of the call, in the place of a group in the defaults of functions.
+    """Replace a group in the default arguments of functions by None, which means the current default group.
 
-    Modules such as `torch.distributed.nn.functional` take the default group of the time of their import.
+    Modules such as `torch.distributed.nn.functional` capture the default group when imported.
     """
     for function in gc.get_objects():
-        if type(function) is FunctionType and any(each is default for each in function.__defaults__ or ()):
+        if type(function) is FunctionType and any(value is default for value in function.__defaults__ or ()):
             defaults: tuple[Any, ...] = function.__defaults__ or ()
-            function.__defaults__ = tuple(None if each is default else each for each in defaults)
+            function.__defaults__ = tuple(None if value is default else value for value in defaults)
 
 
 def _make_group(given: Any, key: Key | None) -> SealedProcessGroup:
-    """Make a group for torch. Only the default one is given a key, which those after it take from it."""
+    """Make a group for torch. Only the default group is given a key; later groups share it."""
     seconds = given.timeout.total_seconds()
     world = dist.group.WORLD
     if key is None and isinstance(world, SealedProcessGroup):
         key, seconds = world.key, min(seconds, world.seconds)
     key = sealing_key(key)
     ranks = given.global_ranks_in_group or list(range(given.group_size))
-    # A store may outlive its groups. Each rank counts those that it made, so that none finds addresses of an old one.
+    # A store may outlive its groups. Each rank numbers its groups, so that none finds the addresses of an old one.
     made = given.store.add(f"made {given.group_rank}", 1)
     transport = PointToPoint(
         dist.distributed_c10d.PrefixStore(f"{BACKEND}/{made}", given.store), given.group_rank, ranks, seconds
@@ -132,13 +132,13 @@ def _make_group(given: Any, key: Key | None) -> SealedProcessGroup:
     return SealedProcessGroup(SecureGroup.over(transport, key, timeout=seconds), key, seconds)
 
 
-_Base: Any = dist.ProcessGroup  # whose types in Python have overloads that torch does not call
+_Base: Any = dist.ProcessGroup  # its Python types have overloads that torch does not call
 
 
 class SealedProcessGroup(_Base):  # type: ignore[misc]
-    """A process group whose operations are those of a `SecureGroup`. It has no backend that could send in plain.
+    """A process group that delegates to a `SecureGroup`. It has no backend that could send plaintext.
 
-    Torch calls its methods by their names, from Python and from C++: an operation that is not here fails there.
+    Torch calls its methods by name, from Python and C++: an operation that is missing here fails.
     """
 
     def __init__(self, group: SecureGroup, key: Key, seconds: float) -> None:
@@ -149,11 +149,11 @@ class SealedProcessGroup(_Base):  # type: ignore[misc]
         self._names = {"name": "", "description": ""}
 
     def broadcast(self, tensors: Tensors, opts: Any) -> _Work:
-        return _Work([self._group.broadcast(each.detach(), opts.rootRank, async_op=True) for each in tensors], tensors)
+        return _Work([self._group.broadcast(item.detach(), opts.rootRank, async_op=True) for item in tensors], tensors)
 
     def allreduce(self, tensors: Tensors, opts: Any) -> _Work:
         op = _reduction(opts.reduceOp)
-        return _Work([self._group.all_reduce(each.detach(), op, async_op=True) for each in tensors], tensors)
+        return _Work([self._group.all_reduce(item.detach(), op, async_op=True) for item in tensors], tensors)
 
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> _Work:
         return self.all_gather_single_coalesced([output], [tensor], opts)
@@ -177,7 +177,7 @@ class SealedProcessGroup(_Base):  # type: ignore[misc]
     def allgather(self, outputs: Sequence[Tensors], tensors: Tensors, opts: Any) -> _Work:
         wholes = [own.new_empty(self._group.size * own.numel()) for own in tensors]
         work = self.all_gather_single_coalesced(wholes, tensors, opts)
-        work.fill += zip(wholes, outputs, strict=False)  # `gather` has outputs at its root alone
+        work.fill += zip(wholes, outputs, strict=False)  # `gather` has outputs only at its root
         return work
 
     gather = allgather
@@ -202,7 +202,7 @@ class SealedProcessGroup(_Base):  # type: ignore[misc]
     send = recv = recv_anysource = alltoall = alltoall_base = all_to_all_single = allgather_coalesced = refuse
     monitored_barrier = refuse
 
-    # The names of Python's torch before 2.13, and of operations that differ from others in nothing here.
+    # Names of torch before 2.13 in Python, and operations that do not differ here.
     reduce = allreduce_coalesced = allreduce
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -212,7 +212,7 @@ class SealedProcessGroup(_Base):  # type: ignore[misc]
     def shutdown(self) -> None:
         self._group.close()
 
-    def getBackendName(self) -> str:  # noqa: N802 - torch's name, as those below
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name, like the names below
         return BACKEND
 
     def getGroupName(self) -> str:  # noqa: N802
@@ -229,7 +229,7 @@ class SealedProcessGroup(_Base):  # type: ignore[misc]
 
 
 class _Work(dist.Work):
-    """Operations of a group that torch waits for. `fill` has results, and the tensors to which these are copied."""
+    """Operations that torch waits for. `fill` pairs results with the tensors that they are copied to."""
 
     def __init__(self, futures: Sequence[torch.futures.Future[Any]], result: Any) -> None:
         super().__init__()
@@ -271,7 +271,7 @@ def _reduction(op: Any) -> Reduction:
     raise ValueError(f"a sealed collective: expected ReduceOp.SUM, AVG, MAX or MIN, got {op.op}. Choose one of these")
 
 
-# Torch calls these below what it compiles, too, and would compile them.
+# Torch also calls these from compiled code, and would compile them.
 _untraced: Any = torch._disable_dynamo  # type: ignore[attr-defined] # noqa: SLF001 - `torch.compiler.disable` is slow to import
 for _class in (SealedProcessGroup, _Work):
     for _name, _method in list(vars(_class).items()):

@@ -20,7 +20,7 @@ from fastrack._devices import canonical
 from fastrack._files.reader import SealedFile
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._sealed.contexts import Edition
-from fastrack._sealed.headers import open_headers
+from fastrack._sealed.message_headers import open_headers
 from fastrack._sealed.seal import unseal
 from fastrack._sealed.tensor import SealedTensor, select_box
 from fastrack._sets.anchor import Anchor
@@ -39,8 +39,8 @@ from fastrack.errors import AuthenticationError, FormatError
 class CheckpointReader(InFolder, StorageReader):
     """Storage reader of checkpoints that `CheckpointWriter` has sealed, for ``torch.distributed.checkpoint.load``.
 
-    Each process opens only the chunks that hold what it needs, into the memory of its tensors, on any number of
-    processes. No code from the checkpoint is run.
+    Each process opens only the chunks that it needs, into the memory of its tensors. Any number of processes may
+    load. No code from the checkpoint is run.
 
     Parameters
     ----------
@@ -49,19 +49,19 @@ class CheckpointReader(InFolder, StorageReader):
     keys : KeySource, optional
         As for `fastrack.to_device`.
     anchor : Anchor or path, optional
-        The description of the checkpoint, and with it all its files, has to be as its owner's newest manifest lists it,
-        as for `fastrack.load_file`.
+        The description of the checkpoint, and so all its files, must match the owner's newest manifest, as for
+        `fastrack.load_file`.
 
     Notes
     -----
-    ``load`` raises a ``CheckpointException`` in all processes; its ``failures`` has the error of each that failed. That
-    is an `AuthenticationError` if the key is another one, a file is of another checkpoint, or anything was altered, a
-    `FormatError` if the folder has another kind of checkpoint, and else what `fastrack.load_file` and
-    `fastrack.to_device` raise. Torch turns an error about the description into an ``AssertionError`` that quotes it.
+    ``load`` raises a ``CheckpointException`` in all processes; its ``failures`` has the error of each failed process:
+    `AuthenticationError` for another key, a file of another checkpoint, or altered data; `FormatError` for another
+    kind of checkpoint; otherwise the errors of `fastrack.load_file` and `fastrack.to_device`. Torch turns an error
+    about the description into an ``AssertionError`` that quotes it.
 
-    Each process checks the files that it needs, authenticates the headers of all messages in them that it needs, and
-    opens the values that are no tensors. The first tensor is written after all processes have done so, and have the
-    same checkpoint. A chunk of a tensor that was altered leaves zeros in the tensors of its process.
+    Each process checks the files that it needs, authenticates the headers of the messages that it needs, and opens
+    the values that are no tensors. No tensor is written until all processes have finished these checks and have the
+    same checkpoint. After an altered chunk the tensors of its process hold zeros.
 
     Examples
     --------
@@ -88,14 +88,14 @@ class CheckpointReader(InFolder, StorageReader):
         self._path = locate_local(path)
         self._ring = KeyRing.resolve(keys)
         self._anchor = anchor
-        self._edition: Edition | None = None  # of the description, which names the ids of all files
+        self._edition: Edition | None = None  # of the description, which names all file ids
         self._key_id = ""
         self._shards: Mapping[MetadataIndex, Shard] = {}
         self._files: dict[str, SealedFile] = {}
-        self._values: dict[str, dict[str, Any]] = {}  # by the ids of their files
+        self._values: dict[str, dict[str, Any]] = {}  # by file id
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin to load, from another folder if one is given."""
+        """Begin to load, from `checkpoint_id` if it is given."""
         super().reset(checkpoint_id)
         self._files, self._values = {}, {}
 
@@ -110,13 +110,13 @@ class CheckpointReader(InFolder, StorageReader):
         return metadata
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool) -> None:
-        """Take what the description says of the shards."""
+        """Keep the shards of the description."""
         self._shards = metadata.storage_data
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
         """Check the files, authenticate the headers of all shards that this process needs, and open its values.
 
-        No process begins to read before all have done so, and the coordinator has compared what they were given.
+        No process reads tensors before the coordinator has compared the checkpoints of all processes.
         """
         messages = [self._find(item) for item in plan.items]
         keys = MessageKeys(len(messages))
@@ -130,7 +130,7 @@ class CheckpointReader(InFolder, StorageReader):
         return replace(plan, storage_data=self._digest_of_files())
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Refuse plans of different checkpoints, each of which may be authentic."""
+        """Refuse plans of different checkpoints, even if each is authentic."""
         expected = self._digest_of_files()
         for rank, plan in enumerate(plans):
             if plan.storage_data != expected:
@@ -142,11 +142,11 @@ class CheckpointReader(InFolder, StorageReader):
         return plans
 
     def _digest_of_files(self) -> str:
-        """Return the SHA-256 of the ids of all files, of which no two checkpoints have the same."""
+        """Return the SHA-256 of the ids of all files. Every checkpoint has new ids."""
         return hashlib.sha256("".join(sorted({shard.file_id for shard in self._shards.values()})).encode()).hexdigest()
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Open what this process needs, into the memory of its tensors."""
+        """Open the planned items into the memory of their tensors."""
         values = {item: self._value_of(item) for item in plan.items if item.type == LoadItemType.BYTE_IO}
         steps, targets = [], []
         for item in plan.items:
@@ -171,7 +171,7 @@ class CheckpointReader(InFolder, StorageReader):
         return done
 
     def _find(self, item: ReadItem) -> SealedTensor:
-        """Return the message that an item is in, as the description says it is."""
+        """Return the message of an item, checked against the description."""
         shard = self._shards[item.storage_index]
         file = self._open(shard.file_id)
         name = VALUES if shard.number is None else str(shard.number)
@@ -200,7 +200,7 @@ class CheckpointReader(InFolder, StorageReader):
         return file
 
     def _value_of(self, item: ReadItem) -> Any:
-        """Return a value that is no tensor. All such values of its file are opened together."""
+        """Return a value that is no tensor. All values of a file are opened together."""
         file_id, name = self._shards[item.storage_index].file_id, item.storage_index.fqn
         if file_id not in self._values:
             self._values[file_id] = _decode_values(self._open(file_id), self._ring)
@@ -224,7 +224,7 @@ def _decode_values(file: SealedFile, keys: KeyRing) -> dict[str, Any]:
 
 
 def _pickle(value: Any) -> io.BytesIO:
-    """Return a value as the planner takes it, which unpickles it again."""
+    """Pickle a value for the planner, which unpickles it again."""
     data = io.BytesIO()
     torch.save(value, data)
     data.seek(0)

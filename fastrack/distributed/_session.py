@@ -1,4 +1,4 @@
-"""The secret that ranks agree on anew at each start, and the keys of their messages."""
+"""The session secret, new at each start, and the keys of messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fastrack._util.fork import register_fork_reset
 from fastrack.errors import AuthenticationError, ClosedError
 from fastrack.format import HEADER_SIZE, SALT_SIZE
 
-RANDOM_SIZE = 32  # bytes that each rank adds
+RANDOM_SIZE = 32  # bytes that each rank contributes
 MAC_SIZE = 32
 EVERYONE = -1  # the destination of a message for all ranks
 
@@ -36,7 +36,7 @@ class Route:
     nbytes: int
 
     def context(self) -> bytes:
-        """Return the bytes that the key of the message is derived from."""
+        """Return the context for deriving the message's key."""
         numbers = struct.pack(">QqqQ", self.number, self.source, self.target, self.nbytes)
         return b"\0".join((_CONTEXT, self.operation.encode(), self.dtype.encode(), numbers))
 
@@ -45,12 +45,12 @@ class Route:
 
 
 class GroupSession:
-    """Two secrets that all ranks have, for keys of messages and for MACs. Neither survives a fork or a pickle.
+    """Two secrets that all ranks have, for message keys and for MACs. Neither survives a fork or a pickle.
 
-    They are derived (HKDF-SHA-512, RFC 5869) from a secret that the ranks share and from `randoms`, 32 new random bytes
-    of each rank. A rank that starts again has other bytes, and so has the session.
+    They are derived (HKDF-SHA-512, RFC 5869) from the shared secret of the ranks and from `randoms`, 32 new random
+    bytes of each rank. If any rank restarts, its bytes and so both secrets change.
 
-    Each message has a random salt of its own besides, in its header: its key is new even if a route were used twice.
+    Each message also has a random salt in its header, so its key is new even if a route were used twice.
     """
 
     def __init__(self, secret: cobblestone.Bytes, randoms: list[bytes]) -> None:
@@ -62,11 +62,11 @@ class GroupSession:
         register_fork_reset(self)
 
     def reset_after_fork(self) -> None:
-        """Wipe the secrets: two processes must not be one rank."""
+        """Wipe the secrets: a child must not act as the rank."""
         self.wipe()
 
     def wipe(self) -> None:
-        """Overwrite the secrets with zeros. All methods raise ClosedError from then on."""
+        """Overwrite the secrets with zeros. All later calls raise ClosedError."""
         self._secrets[:] = bytes(len(self._secrets))
         self._process = 0
 
@@ -77,7 +77,7 @@ class GroupSession:
         return salt + key.commitment, key
 
     def open(self, header: cobblestone.Bytes, route: Route) -> MessageKey:
-        """Return the key of a message. Raise AuthenticationError if the header is not that of this route."""
+        """Return the key of a message. Raise AuthenticationError if the header is of another route."""
         try:
             return derivation.open_header(header[:HEADER_SIZE], self._message_secret(), route.context())
         except AuthenticationError:
@@ -87,7 +87,7 @@ class GroupSession:
             ) from None
 
     def mac(self, text: bytes, rank: int) -> bytes:
-        """Return 32 bytes that only a rank of this session can make, of a text and of the rank that says it."""
+        """Return the MAC, 32 bytes, of a text and of the rank that confirms it."""
         return hmac.digest(self._view()[self._size :], text + struct.pack(">Q", rank), "sha256")
 
     def _message_secret(self) -> memoryview:

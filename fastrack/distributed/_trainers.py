@@ -1,4 +1,4 @@
-"""`checkpoint_io` and `checkpoint_callback`: sealed checkpoints of the trainers of other libraries."""
+"""`checkpoint_io` and `checkpoint_callback`: sealed checkpoints for trainers of other libraries."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from fastrack._util.locations import locate_local
 
 
 def checkpoint_io(key: KeyLike | None = None, keys: KeySource | None = None) -> Any:
-    """Return a plugin for Lightning's Trainer, with which its checkpoints are sealed files.
+    """Return a plugin that makes Lightning's Trainer write sealed checkpoints.
 
     Parameters
     ----------
     key : KeyLike, optional
-        The owner's key, as `fastrack.seal` takes it.
+        The owner's key, as for `fastrack.seal`.
     keys : KeySource, optional
         Keys that may open a checkpoint to resume from, by default `key`.
 
     Returns
     -------
     lightning.pytorch.plugins.io.CheckpointIO
-        For ``Trainer(plugins=[...])``. It stores what `fastrack.save_checkpoint` takes.
+        For ``Trainer(plugins=[...])``. It stores the types of `fastrack.save_checkpoint`.
 
     Raises
     ------
     TypeError
-        By ``fit``, before the first step, if a hyperparameter is nothing that `fastrack.save_checkpoint` takes.
+        By ``fit``, before the first step, if `fastrack.save_checkpoint` cannot store a hyperparameter.
     ValueError
-        By the Trainer, if its strategy writes plain checkpoints past any plugin, as those that shard a model do.
+        By the Trainer, if its strategy writes plain checkpoints past any plugin, such as sharded checkpoints.
 
     Examples
     --------
@@ -45,21 +45,21 @@ def checkpoint_io(key: KeyLike | None = None, keys: KeySource | None = None) -> 
 
 
 def checkpoint_callback(folder: str | os.PathLike[str], key: KeyLike | None = None) -> Any:
-    """Return a callback for the Trainer of transformers that seals each of its checkpoints into a folder.
+    """Return a callback for the Trainer of transformers that seals each checkpoint into a folder.
 
-    The Trainer itself writes in plain, so its ``output_dir`` must be in memory, such as in ``/dev/shm``, and no other
-    user's; another one is refused. It gets mode 0700. To resume, restore a checkpoint there with
-    `fastrack.unseal_folder`. Several processes have to be on one machine, as its memory has the files of all of them.
+    The Trainer itself writes plaintext, so its ``output_dir`` must be in memory, such as in ``/dev/shm``, and belong
+    to this user; any other is refused. It gets mode 0700. To resume, restore a checkpoint there with
+    `fastrack.unseal_folder`. All processes must run on one machine, because they share the folder in memory.
 
     Parameters
     ----------
     folder : path
-        Folder for the sealed checkpoints, each a folder as `fastrack.seal_folder` makes it. None is ever replaced: if
-        there are later ones than the step at which a run begins, the run is refused. With ``save_total_limit`` the
-        oldest are removed that are not in ``output_dir`` any more, except the best one: those of this run and of the
-        runs that it resumed, and no others.
+        Folder for the sealed checkpoints, each made by `fastrack.seal_folder`. No checkpoint is ever replaced: a run
+        is refused if the folder has checkpoints after its first step. ``save_total_limit`` removes the oldest
+        checkpoints that are no longer in ``output_dir``, except the best, and only from this run and the runs that
+        it resumed.
     key : KeyLike, optional
-        The owner's key, as `fastrack.seal` takes it.
+        The owner's key, as for `fastrack.seal`.
 
     Returns
     -------

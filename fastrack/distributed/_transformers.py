@@ -22,11 +22,11 @@ from fastrack.errors import FastrackError
 
 _IN_MEMORY = {"tmpfs", "ramfs"}
 _MOUNTS = Path("/proc/self/mountinfo")
-_RUN = "fastrack.run"  # file of a checkpoint that names its run, and the run that this one resumed
+_RUN = "fastrack.run"  # file that names the run of a checkpoint; a resumed run keeps its name
 
 
 class SealedFolderCallback(TrainerCallback):  # type: ignore[misc]  # not installed where types are checked
-    """Callback that seals each checkpoint that the Trainer has written into memory."""
+    """Callback that seals each checkpoint that the Trainer writes into memory."""
 
     def __init__(self, folder: Path, key: Key) -> None:
         self._folder = folder
@@ -34,7 +34,7 @@ class SealedFolderCallback(TrainerCallback):  # type: ignore[misc]  # not instal
         self._run = b""
 
     def on_train_begin(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
-        """Refuse to train if a checkpoint would be written to a disk, or could not be sealed as a whole."""
+        """Refuse to train if checkpoints would reach a disk, or could not be sealed as a whole."""
         staging = Path(args.output_dir)
         if (kind := file_system(staging)) not in _IN_MEMORY:
             raise ValueError(
@@ -43,7 +43,7 @@ class SealedFolderCallback(TrainerCallback):  # type: ignore[misc]  # not instal
             )
         staging.mkdir(mode=0o700, parents=True, exist_ok=True)
         require_own(staging)
-        staging.chmod(0o700)  # the Trainer has made it for others to read
+        staging.chmod(0o700)  # the Trainer made it readable by others
         if args.local_process_index != args.process_index:
             raise ValueError(
                 f"checkpoint_callback: expected all processes on one machine, since a folder in its memory has what "
@@ -62,7 +62,7 @@ class SealedFolderCallback(TrainerCallback):  # type: ignore[misc]  # not instal
         self._run = resumed.read_bytes() if resumed.is_file() else secrets.token_hex(16).encode()
 
     def on_save(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
-        """Seal the checkpoint that all processes have just written, on one of them."""
+        """Seal the checkpoint that all processes have written, on one process."""
         if dist.is_available() and dist.is_initialized():
             dist.barrier()  # the Trainer does not wait for the files of other processes, such as their random states
         if state.is_world_process_zero:
@@ -73,9 +73,9 @@ class SealedFolderCallback(TrainerCallback):  # type: ignore[misc]  # not instal
             self._rotate(args, state)
 
     def _rotate(self, args: Any, state: Any) -> None:
-        """Remove the oldest checkpoints of this run over ``save_total_limit``, as the Trainer has done in memory.
+        """Remove the oldest checkpoints of this run over ``save_total_limit``, like the Trainer in memory.
 
-        The Trainer forgets the best checkpoint if a run is resumed without it, but not its step.
+        A Trainer that resumes without its best checkpoint forgets the path, but not the step.
         """
         limit = args.save_total_limit or 0
         best = {Path(state.best_model_checkpoint or "").name, f"checkpoint-{state.best_global_step}"}
@@ -84,11 +84,11 @@ class SealedFolderCallback(TrainerCallback):  # type: ignore[misc]  # not instal
         for path in gone[: max(0, len(ours) - limit)]:
             try:
                 remove_folder(path)
-            except OSError as error:  # which is no reason to end a run
+            except OSError as error:  # not worth ending a run
                 warnings.warn(f"removing {path} failed: {error}. Remove it", RuntimeWarning, stacklevel=2)
 
     def _is_of_run(self, path: Path) -> bool:
-        """Return whether this run, or one that it resumed, has sealed a folder: its authenticated content says so."""
+        """Return whether this run, or a run that it resumed, sealed a folder, by its authenticated content."""
         if path.is_symlink() or _step(path) < 0:
             return False
         try:
@@ -99,13 +99,13 @@ class SealedFolderCallback(TrainerCallback):  # type: ignore[misc]  # not instal
 
 
 def _step(path: Path) -> int:
-    """Return the step of a checkpoint, or -1 for a folder of another name."""
+    """Return the step of a checkpoint, or -1 for other folders."""
     number = path.name.removeprefix("checkpoint-")
     return int(number) if number.isdecimal() else -1
 
 
 def file_system(path: Path) -> str:
-    """Return the type of the file system that a path is on or will be made on, or "unknown"."""
+    """Return the file system type of a path, which need not exist, or "unknown"."""
     path = Path(os.path.realpath(path))
     try:
         lines = _MOUNTS.read_text(encoding="utf-8").splitlines()

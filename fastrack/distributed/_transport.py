@@ -1,4 +1,4 @@
-"""Bring bytes from one rank to another, with no care for who reads or alters them on the way."""
+"""Carry bytes from rank to rank, without protection against reading or altering."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from fastrack._util.fork import register_fork_reset
 
 
 class Pending(Protocol):
-    """A send or a receive that has begun."""
+    """A pending send or receive."""
 
     def wait(self, seconds: float) -> None:
-        """Return when the buffer may be used again. Raise OSError if it fails, or takes longer."""
+        """Wait until the buffer may be used again. Raise OSError on failure or timeout."""
 
 
 class Transport(Protocol):
-    """Point-to-point messages among the ranks of a group. Messages of two ranks arrive in the order they were sent."""
+    """Point-to-point messages among the ranks of a group. Messages of two ranks arrive in order."""
 
     rank: int
     size: int
-    ranks: list[int]  # their global ranks
+    ranks: list[int]  # global ranks
 
     def send(self, data: torch.Tensor, target: int) -> Pending:
         """Begin to send uint8 (n,) in host memory. Raise OSError if the connection is lost."""
@@ -35,13 +35,13 @@ class Transport(Protocol):
         """Begin to receive uint8 (n,) into host memory."""
 
     def close(self) -> None:
-        """Give up all sends and receives, those of the other ranks with this one as well. It may be called twice."""
+        """Cancel all sends and receives, also on the ranks at the other end. It may be called twice."""
 
 
 class PointToPoint:
-    """`Transport` over gloo, on connections of its own between ranks, which find each other by a store.
+    """`Transport` over gloo, with its own connections. Ranks find each other through a store.
 
-    `rank` is the place of this process in `ranks`.
+    `rank` is the index of this process in `ranks`.
     """
 
     def __init__(self, store: Any, rank: int, ranks: list[int], seconds: float) -> None:
@@ -57,16 +57,16 @@ class PointToPoint:
         ranks, rank = dist.get_process_group_ranks(group), dist.get_rank(group)
         if rank < 0:
             raise ValueError(f"a group of the ranks {ranks}: expected one of them, got rank {dist.get_rank()}")
-        # Not `dist.new_group`, which uses the name of a closed group again: ranks then find the addresses of that one.
+        # Not `dist.new_group`, which reuses the name of a closed group: ranks would find its addresses.
         name = torch.frombuffer(bytearray(os.urandom(16)), dtype=torch.uint8).to(_device_of(group))
         dist.broadcast(name, ranks[0], group)
-        default = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - no other way to it
+        default = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no public accessor
         return cls(
             dist.distributed_c10d.PrefixStore(f"fastrack/{bytes(name.tolist()).hex()}", default), rank, ranks, seconds
         )
 
     def reset_after_fork(self) -> None:
-        """Give up the connections, which are the parent's. They are never deleted: that waits for its threads."""
+        """Drop the parent's connections. They are never deleted: that waits for the parent's threads."""
         _of_parents.append(self._gloo)
         self._gloo = None
 
@@ -96,7 +96,7 @@ _of_parents: list[Any] = []  # connections in a forked child
 
 
 def _device_of(group: dist.ProcessGroup | None) -> str:
-    """Return the device of the tensors that a process group sends."""
+    """Return the device that a process group sends from."""
     return "cuda" if "nccl" in str(dist.get_backend(group)) else "cpu"
 
 
@@ -105,7 +105,7 @@ class _Work:
 
     def __init__(self, work: dist.Work, data: torch.Tensor) -> None:
         self._work = work
-        self._data = data  # alive until it is done
+        self._data = data  # kept alive until the work is done
 
     def wait(self, seconds: float) -> None:
         try:
@@ -115,6 +115,6 @@ class _Work:
 
 
 def _lost(error: RuntimeError) -> OSError:
-    reason = re.sub(r"^\[[^]]*\] ", "", str(error)).partition(". ")[0]  # without the line in gloo's source
+    reason = re.sub(r"^\[[^]]*\] ", "", str(error)).partition(". ")[0]  # without gloo's source location
     kind = TimeoutError if "timed out" in reason.lower() else ConnectionError
     return kind(f"{reason:.200}")

@@ -39,22 +39,22 @@ class CheckpointWriter(InFolder, StorageWriter):
 
     The class of this name in `fastrack` writes samples of a data set.
 
-    Each process seals its shards into one new file. Last, the coordinator seals a description of all of them into
-    ``checkpoint.safetensors``, by renaming. Until then an earlier checkpoint in the folder stays as it was, and after
-    that its files are removed: a process that is killed at any moment leaves the old checkpoint or the new one.
+    Each process seals its shards into one new file. Then the coordinator seals the description of all files into
+    ``checkpoint.safetensors``, by renaming, and removes the files of an earlier checkpoint. A process that is killed
+    at any moment leaves either the old checkpoint or the new one.
 
     Parameters
     ----------
     path : path
         Folder of the checkpoint, on a file system that all processes share. ``checkpoint_id=`` of ``save`` replaces it.
     key : KeyLike, optional
-        The owner's key, as `fastrack.seal` takes it. All processes give the same one.
+        The owner's key, as for `fastrack.seal`. All processes must pass the same key.
 
     Notes
     -----
-    Tensors on a GPU are sealed there. Values that are no tensors are stored without pickle, so they must be what
-    `fastrack.save_checkpoint` takes. Names, values, and the place of each shard are encrypted; dtypes and shapes of
-    shards are not. ``async_save`` copies the state into host memory, in plain, before the writer sees it.
+    Tensors on a GPU are sealed there. Values that are no tensors are stored without pickle, so they need types of
+    `fastrack.save_checkpoint`. Names, values, and shard positions are encrypted; dtypes and shapes of shards are
+    not. ``async_save`` copies the plaintext state into host memory before the writer sees it.
 
     Examples
     --------
@@ -69,9 +69,9 @@ class CheckpointWriter(InFolder, StorageWriter):
     def __init__(self, path: str | os.PathLike[str], key: KeyLike | None = None) -> None:
         super().__init__()
         self._path = locate_local(path)
-        found = sealing_key(key)  # raises what is wrong with it
-        self._key = key  # which a path or a provider can be in another process, and a Key cannot
-        self._default = found if key is None else None  # torch saves on threads of its own, out of a block of use_keys
+        resolved = sealing_key(key)  # raises early if it is wrong
+        self._key = key  # a path or a provider can go to another process, a Key cannot
+        self._default = resolved if key is None else None  # torch saves on its own threads, outside a use_keys block
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_default": None}
@@ -80,7 +80,7 @@ class CheckpointWriter(InFolder, StorageWriter):
         return self._default or sealing_key(self._key)
 
     def set_up_storage_writer(self, is_coordinator: bool, *_: Any, use_collectives: bool = True, **kwargs: Any) -> None:
-        """Refuse to save without a coordinator, since the checkpoint is committed at once."""
+        """Refuse to save without a coordinator, which commits the checkpoint."""
         if not use_collectives:
             raise ValueError("saving a sealed checkpoint failed: expected use_collectives=True, got False")
 
@@ -90,10 +90,10 @@ class CheckpointWriter(InFolder, StorageWriter):
         return replace(plan, storage_data=self._sealing_key().id)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Refuse processes that have different keys. Each chooses the name of its file itself."""
+        """Refuse processes with different keys. Each process names its own file."""
         expected = self._sealing_key().id
         for rank, plan in enumerate(plans):
-            if plan.storage_data not in {None, expected}:  # the planner knows what it was before, if it is None
+            if plan.storage_data not in {None, expected}:  # None if the planner has cached the plan
                 raise ValueError(
                     f"saving a sealed checkpoint failed: expected all processes to have key {expected}, as the "
                     f"coordinator has, got {plan.storage_data} in process {rank}. Give them the same key"
@@ -101,20 +101,20 @@ class CheckpointWriter(InFolder, StorageWriter):
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Seal what this process has to save into a new file."""
+        """Seal the data of this process into a new file."""
         done: Future[list[WriteResult]] = Future()
         done.set_result(_write_shards(plan, planner, self._path, self._sealing_key()) if plan.items else [])
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Commit the checkpoint, and remove the files of the one that it replaces."""
+        """Commit the checkpoint, and remove the files of the replaced checkpoint."""
         key = self._sealing_key()
         shards = {result.index: result.storage_data for of_process in results for result in of_process}
         save_checkpoint(self._path / NAME, checkpoint_index(metadata, shards, key.id), key=key)
         kept = {shard_file(self._path, shard.file_id) for shard in shards.values()}
         for path in own_files(self._path, key.id):
             if path not in kept:
-                with suppress(OSError):  # the checkpoint is complete without that
+                with suppress(OSError):  # the checkpoint is complete without it
                     path.unlink()
 
 
@@ -150,15 +150,15 @@ def _unpickle_own(planner: SavePlanner, item: WriteItem) -> Any:
 
 
 def _encode_values(values: Mapping[str, Any]) -> dict[str, PlainTensor]:
-    text, found = encode_state(dict(values))
+    text, referenced = encode_state(dict(values))
     named = {VALUES: np.frombuffer(text, np.uint8)}
-    named |= {f"{VALUES}.{number}": array for number, array in enumerate(found)}
+    named |= {f"{VALUES}.{number}": array for number, array in enumerate(referenced)}
     return {name: PlainTensor.of(array) for name, array in named.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A tensor that the planner resolves, once more when it is its turn, as that may take memory."""
+    """A tensor that the planner resolves again for each use, since resolving may take memory."""
 
     planner: SavePlanner
     item: WriteItem

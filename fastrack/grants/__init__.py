@@ -1,8 +1,8 @@
 """Grants: one key for a data set, wrapped for many, and signed by its owner.
 
-An owner issues a grants file beside sealed data. Each entry holds the key, encrypted to the public key of a recipient
-or to a passphrase. The file says until when it holds, for which sealed files, and is signed. Adding and removing
-recipients does not touch the data.
+An owner issues a grants file for sealed data. Each entry holds the key, encrypted to the public key of a recipient or
+to a passphrase. The signed file names the end of the grant and the sealed files that the key may open. Adding or
+removing recipients does not change the data.
 
 Examples
 --------

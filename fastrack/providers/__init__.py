@@ -1,7 +1,7 @@
 """Keys wrapped by tokens, TPMs and vaults.
 
-A wrapped key file holds a key that is encrypted by another, which a PKCS#11 token, a TPM 2.0 or a vault holds and never
-gives away. The file is no secret; it can stand wherever a key file can.
+A wrapped key file holds an encrypted key. The key that decrypts it never leaves a PKCS#11 token, a TPM 2.0 or a vault.
+The file is no secret, and can be used in place of a key file.
 
 Examples
 --------

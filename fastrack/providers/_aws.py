@@ -30,8 +30,8 @@ _REASONS = {
 class AwsKms(CloudKey):
     """A symmetric key of the Key Management Service of AWS, by the client boto3.
 
-    Region and credentials come from where boto3 finds them: the environment, ``~/.aws``, or the role of the machine.
-    They need the rights ``kms:Encrypt`` and ``kms:Decrypt``. The encryption context ``fastrack-key`` is the id of the
+    boto3 finds region and credentials in the environment, in ``~/.aws`` or in the role of the machine. They
+    need the rights ``kms:Encrypt`` and ``kms:Decrypt``. The encryption context ``fastrack-key`` is the id of the
     wrapped key, which policies may name and CloudTrail logs.
 
     Parameters

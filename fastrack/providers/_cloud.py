@@ -1,4 +1,4 @@
-"""The base of the wrappers that ask a key management service by a vendor's client."""
+"""The base class of the wrappers that call a key management service through a vendor's client."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastrack.errors import FormatError
 
 
 class CloudKey(KeyWrapper):
-    """A key of a service, by its name, and a client that is made when it is first needed."""
+    """A key of a service, by its name, with a client that is made on first use."""
 
     _pattern: ClassVar[re.Pattern[str]]
     _wanted: ClassVar[str]
@@ -26,12 +26,12 @@ class CloudKey(KeyWrapper):
 
     @classmethod
     def from_uri(cls, uri: str) -> Self:
-        """Make a wrapper of the scheme, a colon and the name of the key."""
+        """Make a wrapper from ``SCHEME:NAME`` with the name of the key."""
         return cls(uri.removeprefix(f"{cls.provider}:"))
 
     @classmethod
     def from_wrapped(cls, wrapped: WrappedKey) -> Self:
-        """Make a wrapper of the name in a file, if it is one of this service."""
+        """Make a wrapper from the key name in a file, which must be a name of this service."""
         key = require_parameters(wrapped, frozenset({"key"}))["key"]
         try:
             cls._check_file(key)
@@ -41,7 +41,7 @@ class CloudKey(KeyWrapper):
 
     @classmethod
     def _check_file(cls, key: str) -> None:
-        """Refuse a name that may be given in a program, and not in a file. Raise ValueError."""
+        """Raise ValueError for a name that a program may use but a file may not."""
 
     @abstractmethod
     def _make_client(self) -> Any:

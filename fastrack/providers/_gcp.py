@@ -27,7 +27,7 @@ _REASONS = {
 class GcpKms(CloudKey):
     """A symmetric key of the Key Management Service of Google Cloud, by the client google-cloud-kms.
 
-    Credentials come from where Google's clients find them. CRC-32C values guard what travels both ways. The additional
+    Google's client library finds the credentials. CRC-32C values guard requests and responses. The additional
     authenticated data is ``fastrack-key:`` and the id of the wrapped key.
 
     Parameters

@@ -62,20 +62,20 @@ class Pkcs11(KeyWrapper):
 
     An RSA key encrypts by RSA-OAEP; only decryption takes place on the token. An AES key wraps by RFC 3394, on the
     token. The user PIN comes from a file (`pin-source`) that only its owner may read, or from the environment variable
-    ``FASTRACK_PKCS11_PIN``. Python's text cannot be overwritten, so that the PIN stays in the memory of the process.
+    ``FASTRACK_PKCS11_PIN``. Python's text cannot be overwritten, so the PIN stays in the memory of the process.
 
     Parameters
     ----------
     uri : str
         A URI (RFC 7512) with ``token`` or ``serial``, ``object`` or ``id``, and perhaps ``manufacturer``, ``model``
-        and ``type``. In its query, ``module-path`` is the library of the token, by default that which
-        ``FASTRACK_PKCS11_MODULE`` names; ``pin-source`` is the file with the PIN; ``x-algorithm`` is that of an RSA
-        key: "RSA-OAEP-SHA256", which is the default, or "RSA-OAEP-SHA1" for tokens without it, such as SoftHSM 2.6.
+        and ``type``. In its query, ``module-path`` is the library of the token, by default the value of
+        ``FASTRACK_PKCS11_MODULE``; ``pin-source`` is the file with the PIN; ``x-algorithm`` is the algorithm of an RSA
+        key: by default "RSA-OAEP-SHA256", or "RSA-OAEP-SHA1" for tokens such as SoftHSM 2.6.
 
     Raises
     ------
     ValueError
-        If it is no such URI, or has a PIN in it. The message does not repeat it.
+        If it is no such URI, or contains a PIN. The message does not repeat it.
 
     Examples
     --------
@@ -98,12 +98,12 @@ class Pkcs11(KeyWrapper):
 
     @classmethod
     def from_uri(cls, uri: str) -> Self:
-        """Make a wrapper of a PKCS#11 URI."""
+        """Make a wrapper from a PKCS#11 URI."""
         return cls(uri)
 
     @classmethod
     def from_wrapped(cls, wrapped: WrappedKey) -> Self:
-        """Make a wrapper as the parameters of a file and the environment say. A file may name no library and no PIN."""
+        """Make a wrapper from the parameters of a file and the environment. A file may name no library and no PIN."""
         uri = require_parameters(wrapped, frozenset({"uri"}))["uri"]
         try:
             if "?" in uri:
@@ -165,7 +165,7 @@ class Pkcs11(KeyWrapper):
 
     @contextlib.contextmanager
     def _open(self, pkcs11: Any) -> Iterator[Any]:
-        """Yield a session with the token, after login. Login holds for the whole process, so one runs at a time."""
+        """Yield a session with the token, after login. A login is process-wide, so only one session runs at a time."""
         with _state.lock:
             try:
                 token = self._find_token(pkcs11)
@@ -184,8 +184,8 @@ class Pkcs11(KeyWrapper):
                 "module-path to the query of the URI; p11-kit-proxy.so has all tokens that the system knows"
             )
         library = _state.load(pkcs11, name)
-        wanted = {attribute: value for attribute, value in self._path.items() if attribute in _TOKEN}
-        found = []
+        attributes = {attribute: value for attribute, value in self._path.items() if attribute in _TOKEN}
+        tokens = []
         for slot in library.get_slots(token_present=True):
             with contextlib.suppress(pkcs11.TokenNotRecognised, pkcs11.TokenNotPresent):
                 token = slot.get_token()
@@ -195,14 +195,14 @@ class Pkcs11(KeyWrapper):
                     "manufacturer": token.manufacturer_id,
                     "model": token.model,
                 }
-                if all(_to_bytes(values[attribute]) == value for attribute, value in wanted.items()):
-                    found.append(token)
-        if len(found) != 1:
+                if all(_to_bytes(values[attribute]) == value for attribute, value in attributes.items()):
+                    tokens.append(token)
+        if len(tokens) != 1:
             raise ProviderError(
-                f"opening {self!r} failed: expected one such token, got {len(found)}. Check that it is plugged in, and "
-                "its token= or serial="
+                f"opening {self!r} failed: expected one such token, got {len(tokens)}. Check that it is plugged in, "
+                "and its token= or serial="
             )
-        return found[0]
+        return tokens[0]
 
     def _log_in(self, pkcs11: Any, token: Any) -> Any:
         pin = self._read_pin()
@@ -211,7 +211,7 @@ class Pkcs11(KeyWrapper):
             return token.open(user_pin=pkcs11.PROTECTED_AUTH if protected else None)
         try:
             return token.open(user_pin=pin)
-        except pkcs11.UserAlreadyLoggedIn:  # by another part of this process
+        except pkcs11.UserAlreadyLoggedIn:  # another part of this process logged in
             return token.open()
 
     def _read_pin(self) -> str | None:
@@ -237,24 +237,24 @@ class Pkcs11(KeyWrapper):
         if "id" in self._path:
             template[attribute.ID] = self._path["id"]
         kind = _TYPES.get(self._path.get("type", b"").decode())
-        found = []
+        keys = []
         if kind != "AES":
             of_type = {attribute.CLASS: classes.PRIVATE_KEY, attribute.KEY_TYPE: pkcs11.KeyType.RSA}
-            found += [(key, "RSA") for key in session.get_objects(template | of_type)]
+            keys += [(key, "RSA") for key in session.get_objects(template | of_type)]
         if kind != "RSA":
             of_type = {attribute.CLASS: classes.SECRET_KEY, attribute.KEY_TYPE: pkcs11.KeyType.AES}
-            found += [(key, "AES") for key in session.get_objects(template | of_type)]
-        if len(found) != 1:
+            keys += [(key, "AES") for key in session.get_objects(template | of_type)]
+        if len(keys) != 1:
             hint = (
                 ""
                 if self._pin_source or os.environ.get(PIN_VARIABLE)
                 else (f". No PIN was given: name its file by pin-source, or set {PIN_VARIABLE}")
             )
             raise ProviderError(
-                f"opening {self!r} failed: expected one RSA or AES key of that name on the token, got {len(found)}; "
+                f"opening {self!r} failed: expected one RSA or AES key of that name on the token, got {len(keys)}; "
                 f"check object=, id= and type={hint}"
             )
-        return found[0]
+        return keys[0]
 
     def __repr__(self) -> str:
         return f"<Pkcs11 {_format(self._path)}>"
@@ -274,7 +274,7 @@ class _State:
     def load(self, pkcs11: Any, name: str) -> Any:
         try:
             library = pkcs11.lib(name)
-            if self._process.setdefault(name, os.getpid()) != os.getpid():  # a fork has to initialise it again
+            if self._process.setdefault(name, os.getpid()) != os.getpid():  # the parent initialised it
                 library.reinitialize()
                 self._process[name] = os.getpid()
         except (RuntimeError, OSError) as error:
@@ -289,7 +289,7 @@ _state = _State()
 
 
 def _passing(pkcs11: Any) -> dict[Any, bool]:
-    """Return the attributes of a key that is on the token only while it is wrapped or unwrapped."""
+    """Return the attributes of a temporary key, which is on the token only during a wrap or unwrap."""
     attribute = pkcs11.Attribute
     return {attribute.TOKEN: False, attribute.SENSITIVE: False, attribute.EXTRACTABLE: True}
 
@@ -357,7 +357,7 @@ def _attributes(text: str, separator: str, known: tuple[str, ...]) -> dict[str, 
 
 
 def _format(path: dict[str, bytes]) -> str:
-    safe = "-._~!$'()*+,:@&="  # what RFC 7512 allows in values
+    safe = "-._~!$'()*+,:@&="  # characters that RFC 7512 allows in values
     parts = (f"{name}={quote_from_bytes(path[name], safe)}" for name in _PATH if name in path)
     return f"pkcs11:{';'.join(parts)}"
 

@@ -23,20 +23,20 @@ _RESOURCE_MANAGER = 11  # the layer that a resource manager adds to codes of the
 
 
 class Tpm(KeyWrapper):
-    """A TPM 2.0, by the client tpm2-pytss: the key opens on this TPM alone, and in a certain state of it by choice.
+    """A TPM 2.0, by the client tpm2-pytss. The key opens on this TPM alone, optionally in a certain state only.
 
     The key is a sealed object below a storage key of the owner hierarchy, which the TPM derives again each time (ECC
-    P-256, with an empty owner password). It travels between process and TPM encrypted to that storage key. A TPM that
-    was cleared, or another one, does not open it.
+    P-256, with an empty owner password). It travels between process and TPM encrypted to the storage key. A cleared or
+    different TPM does not open it.
 
     Parameters
     ----------
     pcrs : str
-        The platform configuration registers whose present values are needed to open, such as ``sha256:0,7``. By
-        default none.
+        The platform configuration registers that must keep their current values, such as ``sha256:0,7``. By default
+        none.
     tcti : str, optional
-        The way to the TPM, such as ``device:/dev/tpmrm0``. By default that in ``TPM2TOOLS_TCTI``, and then the first
-        that is found.
+        The way to the TPM, such as ``device:/dev/tpmrm0``. By default the value of ``TPM2TOOLS_TCTI``, else the
+        first TPM of the machine.
 
     Raises
     ------
@@ -62,12 +62,12 @@ class Tpm(KeyWrapper):
 
     @classmethod
     def from_uri(cls, uri: str) -> Self:
-        """Make a wrapper of ``tpm:`` or ``tpm:PCRS``."""
+        """Make a wrapper from ``tpm:`` or ``tpm:PCRS``."""
         return cls(pcrs=uri.removeprefix(f"{cls.provider}:"))
 
     @classmethod
     def from_wrapped(cls, wrapped: WrappedKey) -> Self:
-        """Make a wrapper as the parameters of a file and the environment say."""
+        """Make a wrapper from the parameters of a file and the environment."""
         _read_parameters(wrapped)
         return cls()
 

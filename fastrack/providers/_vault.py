@@ -25,8 +25,8 @@ class VaultTransit(KeyWrapper):
     """The transit engine of a HashiCorp Vault or OpenBao server, by the client hvac.
 
     The address and the token come from the environment: ``VAULT_ADDR``, ``VAULT_TOKEN`` or ``~/.vault-token``, and
-    ``VAULT_CACERT`` and ``VAULT_NAMESPACE`` if need be. Plain HTTP is refused, except on this machine, and goes through
-    no proxy, whatever the environment says. The token needs the right to update ``MOUNT/encrypt/NAME`` and
+    ``VAULT_CACERT`` and ``VAULT_NAMESPACE`` if need be. Plain HTTP is refused, except on this machine, where proxies of
+    the environment are ignored. The token needs the right to update ``MOUNT/encrypt/NAME`` and
     ``MOUNT/decrypt/NAME``.
 
     Parameters
@@ -64,13 +64,13 @@ class VaultTransit(KeyWrapper):
 
     @classmethod
     def from_uri(cls, uri: str) -> Self:
-        """Make a wrapper of ``vault-transit:MOUNT/NAME`` or ``vault-transit:NAME``."""
+        """Make a wrapper from ``vault-transit:MOUNT/NAME`` or ``vault-transit:NAME``."""
         mount, _, name = uri.removeprefix(f"{cls.provider}:").rpartition("/")
         return cls(name, mount=mount or "transit")
 
     @classmethod
     def from_wrapped(cls, wrapped: WrappedKey) -> Self:
-        """Make a wrapper as the parameters of a file and the environment say."""
+        """Make a wrapper from the parameters of a file and the environment."""
         parameters = require_parameters(wrapped, frozenset({"mount", "name"}))
         try:
             return cls(parameters["name"], mount=parameters["mount"])
@@ -111,8 +111,8 @@ class VaultTransit(KeyWrapper):
         try:
             answer = function(**arguments)
         except (hvac_errors.VaultError, request_errors.RequestException) as error:
-            found = (reason for kind, reason in reasons.items() if isinstance(error, kind))
-            reason = next(found, "look into the log of the server")
+            matching = (reason for kind, reason in reasons.items() if isinstance(error, kind))
+            reason = next(matching, "look into the log of the server")
             raise ProviderError(f"asking {self!r} failed: {type(error).__name__}, {reason}") from None
         try:
             value = answer["data"][member]
@@ -140,7 +140,7 @@ class VaultTransit(KeyWrapper):
             session = None
             if urlsplit(address).scheme == "http":
                 session = import_client("requests", "vault").Session()
-                session.trust_env = False  # a proxy would read the token and the key; one for HTTPS cannot
+                session.trust_env = False  # a proxy would read the token and the key over plain HTTP
             client = hvac.Client(
                 url=address,
                 namespace=os.environ.get("VAULT_NAMESPACE") or None,
@@ -160,7 +160,7 @@ class VaultTransit(KeyWrapper):
 
 
 def _is_private(address: str) -> bool:
-    """Return whether an address is one of HTTPS, or of this machine."""
+    """Return whether an address uses HTTPS, or is on this machine."""
     try:
         parts = urlsplit(address)
         host = parts.hostname or ""

@@ -2,10 +2,10 @@
 
 Ray moves tables through its object store, and spills them to disk. The tables of a `SealedDatasource` hold no data: a
 row has the id of its data set, and its number. Shuffling, splitting and limiting move these numbers, and
-`SealedCollateFn` opens the rows of a batch where they are used, out of the sealed files and with the keys of that
-process. Neither keys nor plaintext nor ciphertext are in Ray's object store or in its spill folder.
+`SealedCollateFn` opens the rows of a batch in the process that uses them, from the sealed files, with its own keys.
+Neither keys nor plaintext nor ciphertext are in Ray's object store or in its spill folder.
 
-It takes ``ray[data]``, as the extra ``fastrack-io[ray]`` has it.
+It requires ``ray[data]``, as in the extra ``fastrack-io[ray]``.
 
 Examples
 --------
@@ -24,7 +24,7 @@ from fastrack._util.extras import require
 
 require("ray", "fastrack.ray", "ray")
 
-from fastrack.ray._data import SealedCollateFn, SealedDatasource  # noqa: E402 - after the error that says what to install
+from fastrack.ray._data import SealedCollateFn, SealedDatasource  # noqa: E402 - after the check for Ray
 
 __all__ = ["SealedCollateFn", "SealedDatasource"]
 

@@ -39,7 +39,7 @@ class SealedDatasource(Datasource):  # type: ignore[misc]  # of untyped bases
 
     Notes
     -----
-    What opens rows in ``map_batches`` or in a user's task puts their plaintext into the object store. Open them in the
+    Opening rows in ``map_batches`` or in a user's task puts their plaintext into the object store. Open them in the
     process that trains.
     """
 
@@ -79,8 +79,8 @@ class SealedCollateFn(NumpyBatchCollateFn):  # type: ignore[misc]  # of untyped 
     device : str or torch.device, optional
         As for `to_device`. By default the device that Ray Train assigned to the worker, and "cpu" elsewhere.
     keys : KeySource, optional
-        As for `to_device`, looked up in the process that opens the first batch. A `Key` cannot travel: make this object
-        in the training function, or give the path of a key file there, a provider, or a function that finds a key.
+        As for `to_device`, looked up in the process that opens the first batch. A `Key` cannot be pickled: make this
+        object in the training function, or give a path of a key file, a provider, or a function that finds a key.
 
     Raises
     ------
@@ -93,7 +93,7 @@ class SealedCollateFn(NumpyBatchCollateFn):  # type: ignore[misc]  # of untyped 
 
     Notes
     -----
-    Which samples a worker gets, and in what order, is up to Ray, and not authenticated; a sample is, with its number.
+    Ray chooses the samples of a worker and their order, unauthenticated; each sample and its number are authenticated.
     """
 
     def __init__(self, data: SealedDataset, device: object = None, *, keys: KeySource | None = None) -> None:
@@ -132,10 +132,10 @@ def _read(dataset_id: int, start: int, stop: int) -> list[pa.Table]:
 
 
 def _train_device() -> str:
-    """Return the device of a worker of Ray Train, or "cpu" in another process."""
+    """Return the device of a Ray Train worker, or "cpu" in another process."""
     from ray.train.torch import get_device
 
     try:
         return canonical(get_device())
-    except RuntimeError:  # as it says
+    except RuntimeError:  # not in a worker
         return "cpu"

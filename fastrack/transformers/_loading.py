@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Loaded = TypeVar("Loaded")
 _REFUSED = ("state_dict", "gguf_file", "offload_folder", "adapter_kwargs", "from_tf", "from_flax")
-# What a model takes and a configuration does not.
+# Arguments of a model, but not of a configuration.
 _OF_MODELS = ("dtype", "torch_dtype", "quantization_config", "generation_config", "output_loading_info", "device_map")
 _ADAPTER = "adapter_config.json"
 
@@ -35,7 +35,7 @@ def from_pretrained(
     anchor: Anchor | str | os.PathLike[str] | None = None,
     **kwargs: Any,
 ) -> Loaded:
-    """Load a model, a tokenizer, a configuration or a processor from a sealed folder, as ``cls.from_pretrained`` does.
+    """Load a model, a tokenizer, a configuration or a processor from a sealed folder, like ``cls.from_pretrained``.
 
     Parameters
     ----------
@@ -51,17 +51,17 @@ def from_pretrained(
         As for `fastrack.load_folder`.
     **kwargs
         Arguments of ``cls.from_pretrained``: ``dtype``, ``device_map``, ``subfolder``, ``variant`` and so on. With
-        ``trust_remote_code=True`` code in the folder is run, after it was authenticated, and no other.
+        ``trust_remote_code=True``, authenticated code in the folder is run, and no other code.
 
     Returns
     -------
     object
-        What ``cls.from_pretrained`` returns.
+        Result of ``cls.from_pretrained``.
 
     Raises
     ------
     ValueError
-        If an argument would load from elsewhere, or write weights to a disk in plain.
+        If an argument would load another source, or write weights to a disk in plain.
     AuthenticationError
         If a file or a chunk was altered. `RollbackError` if a file is missing, or of another seal.
     UnknownKeyError, FormatError, SignatureError, DeviceError, OSError
@@ -101,7 +101,7 @@ def load_adapter(
     adapter_name: str = "default",
     **kwargs: Any,
 ) -> None:
-    """Load an adapter of PEFT from a sealed folder into a model of transformers, as its ``load_adapter`` does.
+    """Load an adapter of PEFT from a sealed folder into a model of transformers, like its ``load_adapter``.
 
     Parameters
     ----------
@@ -158,7 +158,7 @@ def _is_model(cls: type) -> bool:
 def _load_files(
     cls: Any, copy: Path, folder: SealedFolder, args: tuple[Any, ...], trusted: bool, kwargs: dict[str, Any]
 ) -> Any:
-    """Return a tokenizer, a configuration or another thing that needs no weights."""
+    """Return a tokenizer, a configuration or another object without weights."""
     if cls.__module__.startswith("transformers.models.auto"):
         kwargs["trust_remote_code"] = trusted
     loaded = cls.from_pretrained(str(copy), *args, **{**kwargs, "local_files_only": True})
@@ -167,16 +167,16 @@ def _load_files(
 
 
 def _rename(loaded: Any, folder: SealedFolder) -> None:
-    """Name the sealed folder as the origin, in place of the copy or of nothing."""
+    """Name the sealed folder as the origin, in place of the private copy."""
     if hasattr(loaded, "name_or_path"):
         loaded.name_or_path = str(folder.path)
 
 
-# Private copies of the files of a folder that are not sealed.
+# Private copies of the unencrypted files of a folder.
 
 
 class PrivateCopy:
-    """A copy of all files that are not sealed, as they were authenticated, and of code only if asked for.
+    """A copy of the authenticated, unencrypted files of a folder; of code only with `code`.
 
     Only this user can open it. It is removed at the end of the ``with`` block or with its owner.
     """
@@ -191,7 +191,7 @@ class PrivateCopy:
                 path.write_bytes(folder.read(name))
 
     def keep_for(self, owner: object) -> None:
-        """Keep it as long as an object that may refer to it lives, such as a tokenizer to its vocabulary."""
+        """Keep the copy while `owner` lives, which may refer to it: a tokenizer to its vocabulary."""
         with contextlib.suppress(TypeError):  # tuples, say, cannot be referred to weakly
             weakref.finalize(owner, shutil.rmtree, self.path, ignore_errors=True)
             self._remove.detach()
@@ -209,7 +209,7 @@ def _refuse_foreign_code(copy: Path, folder: SealedFolder) -> None:
         try:
             document = json.loads(path.read_bytes())
         except (ValueError, RecursionError):
-            continue  # which is no configuration that could refer to anything
+            continue  # no configuration, which could refer to code
         if isinstance(document, dict) and "--" in json.dumps(document.get("auto_map")):
             raise ValueError(
                 f"{folder.place(path.relative_to(copy).as_posix())}: trust_remote_code=: expected code in this folder, "
@@ -250,15 +250,15 @@ def _load_model(
 
 
 def _load_config(cls: Any, copy: Path, trusted: bool, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the configuration, and the arguments that are not its own."""
+    """Return the configuration, and the other arguments."""
     from transformers import AutoConfig, PreTrainedConfig
 
-    given = kwargs.pop("config", None)
-    if isinstance(given, PreTrainedConfig):
-        return given, kwargs
-    if given is not None:
+    config = kwargs.pop("config", None)
+    if isinstance(config, PreTrainedConfig):
+        return config, kwargs
+    if config is not None:
         raise ValueError("config=: expected a configuration, got the name of one, which nothing authenticates")
-    own = {name: kwargs.pop(name) for name in _OF_MODELS if name in kwargs}
+    model_options = {name: kwargs.pop(name) for name in _OF_MODELS if name in kwargs}
     if getattr(cls, "config_class", None) is None:
         config, rest = AutoConfig.from_pretrained(
             str(copy), return_unused_kwargs=True, trust_remote_code=trusted, local_files_only=True, **kwargs
@@ -267,11 +267,11 @@ def _load_config(cls: Any, copy: Path, trusted: bool, kwargs: dict[str, Any]) ->
         config, rest = cls.config_class.from_pretrained(
             str(copy), return_unused_kwargs=True, local_files_only=True, **kwargs
         )
-    return config, {**rest, **own}
+    return config, {**rest, **model_options}
 
 
 def _load_generation_config(copy: Path) -> Any:
-    """Return the configuration of generation, which older models have in their own, as transformers does."""
+    """Return the generation configuration. Older models have it in their own ``config.json``."""
     from transformers import GenerationConfig
 
     options: dict[str, Any] = {"local_files_only": True}
@@ -281,7 +281,7 @@ def _load_generation_config(copy: Path) -> Any:
 
 
 def _refuse_quantization(config: Any, folder: SealedFolder) -> None:
-    """Refuse weights that transformers can only read from plain files, since it wants the metadata of these."""
+    """Refuse weights that transformers reads only from plain files, because it needs their metadata."""
     quantization = getattr(config, "quantization_config", None) or {}
     if isinstance(quantization, Mapping) and quantization.get("quant_method") == "torchao":
         raise ValueError(
@@ -291,7 +291,7 @@ def _refuse_quantization(config: Any, folder: SealedFolder) -> None:
 
 
 def _resolve_class(cls: Any, config: Any, copy: Path, trusted: bool) -> tuple[Any, Any]:
-    """Return the class of the model, and its configuration, as auto classes do, which themselves need a path."""
+    """Return the class of the model, and its configuration, like the auto classes, which require a path."""
     from transformers.models.auto.auto_factory import _BaseAutoModelClass, _get_model_class
 
     if not issubclass(cls, _BaseAutoModelClass):

@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 
 def lazy_weights(tensors: Mapping[str, SealedTensor], keys: KeyRing) -> dict[str, SealedWeight]:
-    """Return the mapping that stands for the state dict of a model."""
+    """Return lazy weights as the state dict of a model."""
     local = threading.local()
     return {name: SealedWeight(tensor, keys, local) for name, tensor in tensors.items()}
 
 
 class SealedWeight:
-    """A sealed tensor or a part of one, as transformers expects the slices of safetensors.
+    """A sealed tensor or a part of one, with the methods of safetensors' slices, for transformers.
 
-    ``weight[...]`` and ``weight[:, 2:4]`` open nothing yet; `to` opens it on its device. `local` has the memory in
-    which each thread opens weights that it then converts.
+    ``weight[...]`` and ``weight[:, 2:4]`` open nothing; `to` opens the weight on its device. `local` has the memory
+    where each thread opens weights to convert.
     """
 
     def __init__(self, handle: SealedTensor | SealedRows, keys: KeyRing, local: threading.local) -> None:
@@ -45,15 +45,15 @@ class SealedWeight:
         return dtype
 
     def get_shape(self) -> list[int]:
-        """Return the shape, as a slice of safetensors does."""
+        """Return the shape, like a slice of safetensors."""
         return list(self._handle.shape)
 
     def get_dtype(self) -> str:
-        """Return the name of the dtype, as a slice of safetensors does."""
+        """Return the name of the dtype, like a slice of safetensors."""
         return self._handle.dtype
 
     def is_floating_point(self) -> bool:
-        """Return True if the dtype is one of floating point."""
+        """Return True if the dtype is floating point."""
         return self.dtype.is_floating_point
 
     def __getitem__(self, index: Any) -> SealedWeight:
@@ -63,7 +63,7 @@ class SealedWeight:
         return SealedWeight(self._handle[index], self._keys, self._local)
 
     def to(self, device: Any = None, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Open it on a device, and convert it there."""
+        """Open and convert the weight on a device."""
         import torch
 
         handle, keys, opened = self._handle, self._keys, None
@@ -71,7 +71,7 @@ class SealedWeight:
         if dtype is None or dtype == self.dtype or name != "cpu":
             opened = to_device(handle, name, keys=keys, framework="torch")
             return opened if dtype is None else opened.to(dtype)
-        # Weights to convert are opened in memory where others were, as fresh memory takes longer than the conversion.
+        # Weights to convert are opened in reused memory: fresh memory takes longer than the conversion.
         memory: Bytes | None = getattr(self._local, "memory", None)
         if memory is None or memory.size < handle.nbytes:
             memory = self._local.memory = arrays.empty_bytes(handle.nbytes)

@@ -512,6 +512,13 @@ def test_documents_survive_a_round_trip(cpu):
     assert attest.Challenge.from_bytes(challenge.to_bytes()) == challenge
 
 
+def test_numbers_that_no_float_holds_are_refused():
+    for number in ("1e999", "-1e999", "NaN", "Infinity"):
+        for read in (attest.Offer.from_bytes, attest.Challenge.from_bytes):
+            with pytest.raises(FormatError, match="JSON"):
+                read(f'{{"version":{number}}}\n'.encode())
+
+
 @each(
     "change_it",
     [

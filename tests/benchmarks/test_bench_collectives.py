@@ -104,7 +104,7 @@ def schema():
     return fastjsonschema.compile({**SCHEMA, "anyOf": [{"$ref": "#/definitions/collectives"}]})
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(not SCHEMA, reason="the tests run without the results")
 def test_every_way_is_measured(run, tmp_path):
     done = run("bench --collectives --ranks 2 --size 0.0625 --repeat 1 --json out.json --picture out.svg")

@@ -349,7 +349,7 @@ def left_behind(root):
     return list(environments.cache_of(root).glob("run-*"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_same_tree_passes_and_a_slower_one_does_not(repository, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(verdicts, "CONFIRMED", 3)
     assert command.main(["HEAD", "--json", str(tmp_path / "out.json")], QUICK, repository) == 0

@@ -23,7 +23,7 @@ from bench.gpu import __main__ as command
 from bench.gpu import kit, needs, processes, record, summary
 from bench.gpu.gpu import Skip, WrongResultError
 from bench.gpu.stage import Stage
-from bench.gpu.stages import memcheck, profile, tests
+from bench.gpu.stages import first, memcheck, profile, tests
 from bench.gpu.timing import Row, Times
 from fastrack._crypto.workers import default_threads
 from fastrack.errors import DeviceError
@@ -428,3 +428,14 @@ else: os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
     path = [str(folder / "vectors"), str(Path.cwd())]
     assert done.stdout == f"{arguments} {path} {['always', 'not_there']}\n"
     assert {path.name for path in tmp_path.iterdir()} == {"kit", "python"}  # what was unpacked is removed
+
+
+def test_a_gpu_whose_self_test_fails_is_no_result(monkeypatch):
+    def doctor(cuda):
+        monkeypatch.setattr(first, "run_process", lambda *_: (1, json.dumps({"cuda": cuda, "engine": {}})))
+        return first.ask_doctor()
+
+    assert doctor(None)["cuda"] is None
+    assert doctor({"usable": True, "problem": None})["cuda"]["usable"]
+    with pytest.raises(WrongResultError, match="a forged chunk was opened"):
+        doctor({"usable": False, "problem": "a forged chunk was opened"})

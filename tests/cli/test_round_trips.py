@@ -119,6 +119,13 @@ def test_sealing_leaves_out_what_is_not_to_be_read(cli, key, arrays):
     assert Path("back.pdf").read_bytes() == b"result"
 
 
+def test_a_name_is_given_to_one_tensor_only(cli, key, arrays):
+    save_plain(arrays, "plain.safetensors")
+    line = f"seal plain.safetensors sealed.safetensors --name w {key}"
+    assert "expected a file of one tensor, got 2" in cli.error(line)
+    assert not Path("sealed.safetensors").exists()
+
+
 def test_sealing_tells_a_program_what_it_did(cli, key, arrays):
     np.savez("plain.npz", **arrays)
     document = cli.json(f"seal plain.npz sealed.safetensors --plain y {key}")

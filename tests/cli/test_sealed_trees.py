@@ -71,6 +71,12 @@ def readable_in(before, linked):
     return {path for path in before if is_plain(path) and is_plain(linked.get(path, path))}
 
 
+def named_by(pattern, before, linked):
+    """Return the files that a pattern names: one by its name, or those that match, links with their targets."""
+    matched = set(fnmatch.filter(before, pattern))
+    return {pattern} & before.keys() or {path for path in matched if linked.get(path, path) in matched}
+
+
 def contents(folder):
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -95,11 +101,11 @@ def test_all_that_was_not_named_is_sealed_and_the_rest_is_told(tree, model, link
     with tempfile.TemporaryDirectory(dir=".") as name:
         root = Path(name)
         before, linked = make(root / "plain", tree, links)
-        named = {path for each in patterns for path in ({each} & before.keys() or fnmatch.filter(before, each))}
+        named = {path for each in patterns for path in named_by(each, before, linked)}
         named = sorted(named | readable_in(before, linked))
         given = [option for each in patterns for option in ("--plain", each)]
         result = run("seal", root / "plain", root / "out", *given, "--json" if as_json else "-q")
-        is_known = all({each} & before.keys() or fnmatch.filter(before, each) for each in patterns)
+        is_known = all(named_by(each, before, linked) for each in patterns)
         if not is_known or len(named) == len(before):
             assert result.exit_code != 0
             assert not (root / "out").exists()

@@ -181,6 +181,9 @@ def test_the_argument_checkpoint_id_names_the_folder(tmp_path):
     assert bits(target) == bits(state())
     assert CheckpointWriter.validate_checkpoint_id(tmp_path)
     assert not CheckpointReader.validate_checkpoint_id("s3://bucket/x")
+    for make in (CheckpointReader, CheckpointWriter):
+        with pytest.raises(ValueError, match="got a URL"):
+            make("s3://bucket/x", KEY)
 
 
 def test_a_planner_may_transform_what_it_saves(tmp_path):

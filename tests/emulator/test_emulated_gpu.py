@@ -11,9 +11,12 @@ GIB = str(1 << 30)
 SLOW_ON_THE_HOST = "test_gives_back_the_memory_it_took"  # stands here as well, without kernels
 
 
-def run_gpu_tests(device, chosen, **environment):
+TRANSFERS = ["tests/gpu"]
+KERNELS = [f"tests/kernels/test_cu_{name}.py" for name in ("chunks", "gather", "vectors")]
+
+
+def run_gpu_tests(files, device, chosen, **environment):
     """Run the tests for a GPU whose names match."""
-    files = ["tests/gpu", *(f"tests/kernels/test_cu_{name}.py" for name in ("chunks", "gather", "vectors"))]
     options = ["-p", "no:cacheprovider", "-p", "emulator.small", "-q", "--gpu", device]
     chosen = f"({chosen}) and not torch and not {SLOW_ON_THE_HOST}"
     done = start("pytest", *files, *options, "-k", chosen, **environment)
@@ -46,12 +49,13 @@ class TestResults:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("device", ["cuda:0", pytest.param("cuda:1", marks=pytest.mark.nightly)])
-    def test_what_holds_on_a_gpu_holds_here(self, device):
-        run_gpu_tests(device, "test", EMU_DELAY="50")
+    @pytest.mark.parametrize("files", [TRANSFERS, KERNELS], ids=["transfers", "kernels"])
+    def test_what_holds_on_a_gpu_holds_here(self, device, files):
+        run_gpu_tests(files, device, "test", EMU_DELAY="50")
 
     def test_transfers_arrive_in_confidential_mode(self):
         chosen = "(TestToDevice and small) or TestNonBlocking"
-        run_gpu_tests("cuda:0", chosen, EMU_CONFIDENTIAL="1")
+        run_gpu_tests(TRANSFERS, "cuda:0", chosen, EMU_CONFIDENTIAL="1")
 
     def test_confidential_mode_is_seen(self, run_case):
         assert run_case("confidential", EMU_CONFIDENTIAL="1") == {"enabled": True, "good": True}
@@ -60,7 +64,7 @@ class TestResults:
     # A handle that means another stream in each thread must be used by the caller's thread.
     def test_transfers_arrive_on_per_thread_default_streams(self):
         chosen = "TestNonBlocking or (TestOut and fill) or TestToHost"
-        run_gpu_tests("cuda:0", chosen, CUPY_CUDA_PER_THREAD_DEFAULT_STREAM="1", EMU_DELAY="200")
+        run_gpu_tests(TRANSFERS, "cuda:0", chosen, CUPY_CUDA_PER_THREAD_DEFAULT_STREAM="1", EMU_DELAY="200")
 
 
 class TestCalls:

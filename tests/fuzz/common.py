@@ -1,4 +1,4 @@
-"""What targets use: a folder, errors that may come and findings that may not, and random bytes that are the same."""
+"""The helpers of all targets: a folder, errors that may come, findings, and random bytes that are the same."""
 
 import tempfile
 from contextlib import suppress

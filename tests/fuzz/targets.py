@@ -31,7 +31,7 @@ from fastrack._cli.commands.inspect import describe_contents, read_contents
 from fastrack._cli.console import print_lines
 from fastrack._crypto.gather import GatherPlan
 from fastrack._keys.keys import key_file_id
-from fastrack._sealed.headers import open_header
+from fastrack._sealed.message_headers import open_header
 from fastrack._sealed.messages import OpenMessage
 from fastrack._tensors import arrays, dtypes
 from fastrack._training import state as skeleton

@@ -19,6 +19,7 @@ from fastrack.format import CHUNK_SIZE
 SMALL = {"slab": 4 * CHUNK_SIZE, "lead": CHUNK_SIZE}
 SIZES = [0, 1, 15, 16, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 4 * CHUNK_SIZE, 5 * (1 << 20) + 7]
 LARGE = (70 << 20) + 7  # eleven slabs, through six staging buffers
+SHARED = 2_000_000  # of each thread
 
 
 def data(size, seed=0):
@@ -246,7 +247,7 @@ class TestToHost:
 
 class TestChannel:
     def test_eight_threads_share_one(self, channel, frame, owner):
-        plains = [data(2_000_000 + seed, seed) for seed in range(8)]
+        plains = [data(SHARED + seed, seed) for seed in range(8)]
         sealed = [fastrack.seal(plain, owner) for plain in plains]
         start = threading.Barrier(8)
 

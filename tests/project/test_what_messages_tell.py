@@ -162,7 +162,7 @@ def public(name):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fastrack._remote.objects._FIRST_DELAY", 1e-3)  # seconds before a server is asked again
+    monkeypatch.setattr("fastrack._remote.retries._FIRST_DELAY", 1e-3)  # seconds before a server is asked again
     return tmp_path
 
 

@@ -3,7 +3,7 @@ import pytest
 from helpers.range_server import RangeServer
 
 import fastrack
-from fastrack._remote import http, objects
+from fastrack._remote import http, retries
 
 
 @pytest.fixture(autouse=True)
@@ -14,7 +14,7 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))  # compiled code stays where it is
     monkeypatch.delenv("FASTRACK_CACHE_SIZE", raising=False)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(objects, "_FIRST_DELAY", 0.001)
+    monkeypatch.setattr(retries, "_FIRST_DELAY", 0.001)
     yield folder / "fastrack" / "remote"
     http._pool.clear()
 

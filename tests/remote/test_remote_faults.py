@@ -10,7 +10,7 @@ import pytest
 
 import fastrack
 from fastrack._remote import http as client
-from fastrack._remote import objects
+from fastrack._remote import objects, retries
 
 
 def rows(url, key, chosen):
@@ -148,7 +148,7 @@ def test_an_empty_file_is_no_sealed_file(served):
 @pytest.mark.slow
 def test_a_server_that_trickles_is_given_up(served, url, key, monkeypatch):
     monkeypatch.setattr(client, "_TIMEOUT", 0.02)
-    monkeypatch.setattr(objects, "ATTEMPTS", 2)
+    monkeypatch.setattr(retries, "ATTEMPTS", 2)
 
     def trickle(handler):
         stop = threading.Event()

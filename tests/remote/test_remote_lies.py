@@ -10,7 +10,7 @@ from helpers.range_server import RangeServer, etag_of
 
 import fastrack
 from fastrack._remote import http as client
-from fastrack._remote import objects
+from fastrack._remote import retries
 
 MIB = 1 << 20
 
@@ -190,7 +190,7 @@ def test_a_lie_is_noticed_or_does_no_harm(name, served, url, key, images):
             for use in (fastrack.unseal, fastrack.to_device):
                 got = use(file["images"][chosen], keys=key, framework="numpy")
                 np.testing.assert_array_equal(got, images[chosen], err_msg=when)
-        assert len(served.requests) <= 8 * objects.ATTEMPTS, when
+        assert len(served.requests) <= 8 * retries.ATTEMPTS, when
         served.faults = lambda handler, number: False
         with fastrack.load_file(entry) as file:  # which uses what was kept
             got = fastrack.unseal(file["images"], key, framework="numpy")
@@ -227,13 +227,13 @@ def test_an_answer_without_an_end_is_given_up(name, served, url):
     served.faults = lambda handler, number: (flood(handler), True)[1]
     with pytest.raises((OSError, fastrack.FormatError)):
         fastrack.load_file(url)
-    assert sent < objects.ATTEMPTS * 16 * MIB  # with what the buffers of the connections hold
+    assert sent < retries.ATTEMPTS * 16 * MIB  # with what the buffers of the connections hold
 
 
 def test_a_server_that_never_ends_its_headers_is_given_up(served, url, monkeypatch):
     monkeypatch.setattr(client, "_TIMEOUT", 0.05)
     monkeypatch.setattr(client, "_SLOWEST", 1 << 30)
-    monkeypatch.setattr(objects, "ATTEMPTS", 2)
+    monkeypatch.setattr(retries, "ATTEMPTS", 2)
     stop = threading.Event()
 
     def drip(handler):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import fastrack
-from fastrack._remote import objects, remote_file
+from fastrack._remote import remote_file, retries
 from fastrack._remote.blocks import BLOCK
 
 SIZE = 40 * BLOCK
@@ -68,7 +68,7 @@ def test_neighbours_that_wait_are_asked_for_together_in_the_order_of_the_oldest(
 
 @pytest.mark.usefixtures("one_thread")
 def test_each_call_is_told_of_the_failure_of_a_joined_request_and_may_try_again(served, monkeypatch):
-    monkeypatch.setattr(objects, "ATTEMPTS", 1)
+    monkeypatch.setattr(retries, "ATTEMPTS", 1)
     data = served.write("a", SIZE)
     held = served.faults = Held(lambda handler, number: number > 1 and (handler.refuse(503), True)[1])
     remote = served.open_remote("a")

@@ -10,7 +10,7 @@ import pytest
 
 import fastrack
 from fastrack._remote import http as client
-from fastrack._remote import objects
+from fastrack._remote import objects, retries
 from fastrack._util.locations import Url, locate
 
 SECRET = "hunter"  # with which all that is secret begins
@@ -177,7 +177,7 @@ def test_the_texts_of_other_libraries_are_left_out(operation, error, key, images
         else:
             fastrack.unseal(fastrack.load_file(url)["images"], key)
 
-    monkeypatch.setattr(objects, "ATTEMPTS", 2)
+    monkeypatch.setattr(retries, "ATTEMPTS", 2)
     if operation == "sign":
         from fastrack._remote.filesystem import _translated
 

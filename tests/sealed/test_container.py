@@ -10,7 +10,7 @@ from helpers import by_hand
 from helpers.cases import each
 
 from fastrack import Key, load_checkpoint, load_file
-from fastrack._sealed.container import _parse, _parse_compact, parse_layouts, unique
+from fastrack._sealed.file_header import _parse, _parse_compact, parse_layouts, unique
 from fastrack._sealed.metadata import _read_layout
 from fastrack.errors import FormatError
 

@@ -240,6 +240,23 @@ def test_a_failure_to_write_loses_nothing_and_stores_nothing_twice(tmp_path, key
     assert_same(read(tmp_path, key), samples)
 
 
+def test_after_a_failure_the_rest_of_a_batch_is_given_again(tmp_path, key, monkeypatch):
+    def write_one(*arguments, **options):
+        if list(tmp_path.glob("*.safetensors")):
+            raise OSError("full")
+        return write(*arguments, **options)
+
+    write, labels = sample_writer.write_sealed, np.arange(30)
+    with DatasetWriter(tmp_path, key, shard_size=80) as writer:
+        monkeypatch.setattr(sample_writer, "write_sealed", write_one)
+        with pytest.raises(OSError, match="full"):
+            writer.write_batch({"label": labels})
+        monkeypatch.setattr(sample_writer, "write_sealed", write)
+        assert 0 < writer.stored < 30
+        writer.write_batch({"label": labels[writer.stored :]})
+    assert [sample["label"] for sample in read(tmp_path, key)] == labels.tolist()
+
+
 def test_two_writers_do_not_replace_shards_of_each_other(tmp_path, key):
     first, second = DatasetWriter(tmp_path, key), DatasetWriter(tmp_path, key)
     first.write({"x": 1})

@@ -22,7 +22,7 @@ from fastrack import AuthenticationError, FormatError, Key, KeyRing, SealedRows,
 from fastrack._crypto.engine import get_engine
 from fastrack._devices.base import BAD_PLAN
 from fastrack._sealed.contexts import MessageContext
-from fastrack._sealed.headers import open_header
+from fastrack._sealed.message_headers import open_header
 from fastrack._sealed.messages import OpenMessage, bad_chunk
 from fastrack._tensors import arrays, dtypes
 from fastrack.errors import ClosedError

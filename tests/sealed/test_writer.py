@@ -35,7 +35,7 @@ import fastrack
 from fastrack import Key, load_file, rekey_file, save_file, seal_file, unseal, unseal_file
 from fastrack._files import importers, writer
 from fastrack._files.reader import check_file
-from fastrack._sealed import container
+from fastrack._sealed import file_header
 from fastrack._tensors import arrays
 from fastrack._util import atomic
 from fastrack.errors import AuthenticationError, FastrackError, FormatError, UnknownKeyError
@@ -207,7 +207,7 @@ def test_any_names_and_metadata_come_out(tmp_path, names, metadata, plain):
 
 
 def test_a_header_that_nobody_could_read_is_not_written(target, monkeypatch):
-    monkeypatch.setattr(container, "HEADER_LIMIT", 1000)
+    monkeypatch.setattr(file_header, "HEADER_LIMIT", 1000)
     with pytest.raises(FormatError, match="header"):
         save_file({str(i): TENSORS["scale"] for i in range(20)}, target, KEY)
     assert not leftovers(target)

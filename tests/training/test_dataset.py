@@ -26,7 +26,7 @@ from fastrack import (
     SealedRows,
     collate,
 )
-from fastrack._sealed import headers
+from fastrack._sealed import message_headers
 from fastrack._tensors import arrays
 from fastrack._training import handles
 from fastrack._training.handles import Lengths
@@ -275,8 +275,10 @@ class TestFilesThatClaimOtherCounts:
     def test_are_looked_for_once(self, shards, key, monkeypatch):
         data = SealedDataset(shards)
         opened = []
-        original = headers.open_headers
-        monkeypatch.setattr(headers, "open_headers", lambda some, *rest: opened.extend(some) or original(some, *rest))
+        original = message_headers.open_headers
+        monkeypatch.setattr(
+            message_headers, "open_headers", lambda some, *rest: opened.extend(some) or original(some, *rest)
+        )
         for _ in range(3):
             assert fastrack.unseal(data[5]["a"], key).item() == 5
         assert len(opened) == 3 + 3

@@ -8,7 +8,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from fastrack import Anchor, Key, load_model, publish, save_file, seal_folder
+from fastrack import Anchor, Key, load_model, publish, save_file, save_model, seal_folder
 from fastrack.errors import AuthenticationError, FormatError, RollbackError
 from fastrack.grants import Signer
 
@@ -117,3 +117,9 @@ def test_an_anchor_binds_several_files(tmp_path):
     with pytest.raises(RollbackError, match=SHARDS[1]):
         load_model(module, paths, keys=KEY, anchor=anchor)
     assert same(module, net())
+
+
+def test_a_folder_that_is_not_sealed_is_told(tmp_path):
+    save_model(net(), tmp_path / "model.safetensors", key=KEY)
+    with pytest.raises(FileNotFoundError, match=r"fastrack\.folder"):
+        load_model(net(1), tmp_path, keys=KEY)

@@ -1,7 +1,7 @@
-"""Kernels that may be faster than those of the tree, kept until a measurement on a GPU decides.
+"""Kernels that may be faster than the tree's, kept until a measurement on a GPU decides.
 
 A candidate is a folder whose `candidate.py` has `EDITS` of the sources in `kernels/`: pairs of a text that a source has
-once and what stands there instead, by the name of the source. Names and arguments of the kernels stay. Sources that the
+once and its replacement, by the name of the source. Names and arguments of the kernels stay. Sources that the
 tree lacks lie in that folder. Where kernels read more than a state, `candidate.py` has
 `extend_state(state: bytes) -> bytes`.
 """
@@ -23,12 +23,12 @@ FOLDER = Path(__file__).parent
 class Candidate:
     """Sources to compile."""
 
-    kernels: Kernels  # the whole sources, with what they say about themselves
-    extend_state: Callable[[bytes], bytes] = bytes  # what to make of a state before it is uploaded
+    kernels: Kernels  # the whole sources, with their own metadata
+    extend_state: Callable[[bytes], bytes] = bytes  # applied to a state before its upload
 
     @property
     def blocks(self):
-        """Blocks that a multiprocessor runs at once, of those that fill its registers."""
+        """Blocks that a multiprocessor runs at a time, if they fill its registers."""
         return 1024 // self.kernels.threads
 
 
@@ -37,7 +37,7 @@ def names():
 
 
 def assemble(name, folder):
-    """Copy the sources of the tree and, over them, those of a candidate into an empty folder."""
+    """Copy the tree's sources and, over them, a candidate's into an empty folder."""
     for source in (find_kernels().folder, FOLDER / name):
         for path in sorted([*source.glob("*.cu"), *source.glob("*.cuh")]):
             shutil.copyfile(path, folder / path.name)

@@ -1,11 +1,11 @@
-"""Make first contact with a GPU: what is there, whether it is right, and what bounds it."""
+"""Make first contact with a GPU: its properties, right results, and its bounds."""
 
 import json
 import os
 import subprocess
 import sys
 
-from bench.gpu.gpu import Skip
+from bench.gpu.gpu import Skip, WrongResultError
 from bench.gpu.plan import KIB, MIB
 from bench.gpu.processes import run as run_process
 
@@ -18,7 +18,7 @@ def run(stage):
 
     record, short = stage.record, stage.plan.shortened(16 * KIB, MIB, shares=(1, 1 / 4), budget=4.0)
     record.step("environment", read_environment, here=False)
-    record.step("doctor", ask_doctor, here=False)
+    record.step("doctor", ask_doctor, here=False, is_check=True)  # whose self-test moves tensors, and forges one
     record.step("driver", lambda: stage.gpu.kernels(), is_check=True)  # noqa: PLW0108 - it opens the GPU
     record.step("known answers", lambda: known.check(stage.gpu), is_check=True)
     for name, part in (("link", link), ("latency", latency), ("kernels", kernels)):
@@ -27,7 +27,7 @@ def run(stage):
 
 
 def read_environment():
-    """Return what `nvidia-smi` and the C library say."""
+    """Return the reports of `nvidia-smi` and the C library."""
     command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
@@ -35,15 +35,15 @@ def read_environment():
         raise Skip(f"nvidia-smi cannot be run: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
         raise Skip("nvidia-smi does not answer") from error
-    found = [line.split(", ") for line in done.stdout.splitlines()]
+    rows = [line.split(", ") for line in done.stdout.splitlines()]
     return {
-        "nvidia-smi": dict(zip(_QUERY.split(","), zip(*found, strict=True), strict=False)),
+        "nvidia-smi": dict(zip(_QUERY.split(","), zip(*rows, strict=True), strict=False)),
         "libc": os.confstr("CS_GNU_LIBC_VERSION"),
     }
 
 
 def ask_doctor():
-    """Return what ``fastrack doctor`` says of CUDA and of the host's engine."""
+    """Return the report of ``fastrack doctor`` on CUDA and the host's engine."""
     code, output = run_process([sys.executable, "-m", "fastrack", "doctor", "--json"], 90)
     if code is None:
         raise TimeoutError("fastrack doctor did not end")
@@ -51,4 +51,7 @@ def ask_doctor():
     if start < 0:
         raise Skip(f"fastrack doctor cannot be run: {(output.strip().splitlines() or ['it said nothing'])[-1]}")
     found = json.loads(output[start:])
-    return {"cuda": found.get("cuda"), "engine": found.get("engine")}
+    cuda = found.get("cuda")
+    if cuda is not None and not cuda["usable"]:
+        raise WrongResultError(str(cuda["problem"]))
+    return {"cuda": cuda, "engine": found.get("engine")}

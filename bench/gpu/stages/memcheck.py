@@ -11,8 +11,8 @@ from bench.gpu.processes import run as run_process
 _REFUSED = re.compile(
     r"not supported|unable to|failed to initialize|no cuda-capable|unsupported|not permitted", re.IGNORECASE
 )
-_BAD = 86  # what a tool is to exit with when it found something
-_OPTIONS = {"memcheck": ("--report-api-errors", "no")}  # calls that fail are told by CuPy
+_BAD = 86  # the exit status of a tool that reports an error
+_OPTIONS = {"memcheck": ("--report-api-errors", "no")}  # CuPy reports failed calls
 
 
 def run(stage):
@@ -28,10 +28,10 @@ def sanitize(device, tool, seconds):
 
     It is skipped if the tool is absent, refuses the device or takes too long.
     """
-    found = find_tool("compute-sanitizer", "bin", "compute-sanitizer")
-    if found is None:
+    program = find_tool("compute-sanitizer", "bin", "compute-sanitizer")
+    if program is None:
         raise Skip("compute-sanitizer is neither on the PATH nor in a CUDA toolkit")
-    command = [found, "--tool", tool, "--error-exitcode", str(_BAD), *_OPTIONS.get(tool, ())]
+    command = [program, "--tool", tool, "--error-exitcode", str(_BAD), *_OPTIONS.get(tool, ())]
     code, output = run_process([*command, sys.executable, "-m", "bench.gpu.few", "check", device], seconds)
     lines = output.strip().splitlines() or ["it said nothing"]
     if code is None:

@@ -1,4 +1,4 @@
-"""Profile the kernel that opens by Nsight Compute, to see what bounds it."""
+"""Profile the kernel that opens by Nsight Compute, to see its bounds."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def run(stage):
 
 
 def profile(device, report, seconds):
-    """Profile one launch into `report`, and return its metrics, and what the tool advises."""
+    """Profile one launch into `report`, and return its metrics and the tool's advice."""
     tool = find_tool("ncu", "bin")
     if tool is None:
         raise Skip("ncu is neither on the PATH nor in a CUDA toolkit")

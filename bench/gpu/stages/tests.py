@@ -1,4 +1,4 @@
-"""Run the tests of `tests/gpu`, and those of `tests/kernels` that a GPU can run, a step for each of their files."""
+"""Run the tests of `tests/gpu`, and the tests of `tests/kernels` that a GPU can run, a step for each file."""
 
 import re
 import sys
@@ -21,9 +21,9 @@ def run(stage):
 
 
 def run_tests(device, path, seconds):
-    """Run a file of tests there, and return how many passed and were skipped, and why those were."""
+    """Run a file of tests on the device. Return the numbers of passed and skipped tests, and the reasons to skip."""
     require("pytest", "hypothesis")
-    # Warnings are errors in this project, but here the versions of packages are not those of requirements.txt.
+    # Warnings are errors in this project, but here requirements.txt does not fix the versions of packages.
     warnings = ("default", "error::pytest.PytestUnhandledThreadExceptionWarning")
     command = [sys.executable, "-m", "pytest", str(path), "--gpu", device, "-q", "-rsfE", "--no-header", "--tb=short"]
     command += ["-p", "no:cacheprovider", *(part for text in warnings for part in ("-W", text))]

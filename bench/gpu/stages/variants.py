@@ -18,7 +18,7 @@ def run(stage):
 
     record, short = stage.record, stage.plan.shortened(shares=(1,), budget=2.0)
     for name in [TREE, *candidates.names()]:
-        opened = []  # the device with these kernels, for all splits: each opening compiles those of a candidate anew
+        opened = []  # the device with these kernels, for all splits: each opening compiles a candidate anew
         for split in SPLITS:
             step, settings = f"{name}, split {split}", {"variant": name, "split": split}
 

@@ -1,4 +1,4 @@
-"""``fastrack bench``: measure the steps from the bounce path to fastrack, one beside the other."""
+"""``fastrack bench``: measure the steps from the bounce path to fastrack."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -108,7 +108,7 @@ def measure(
     repeat: int,
     directions: "Sequence[Direction]" = ("to_device", "to_host"),
 ) -> "list[Measured]":
-    """Measure every step at these sizes (MiB), and show what is under way on a terminal's stderr."""
+    """Measure every step at these sizes (MiB), and show progress on a terminal's stderr."""
     from fastrack._bench.runner import ablate
 
     with reporter("measuring") as report:

@@ -86,8 +86,8 @@ def _check_tls(certificate: Path | None, private_key: Path | None, host: str, in
         raise typer.BadParameter(f"expected an IP address, got {host!r:.80}", param_hint="--host") from None
     if insecure:
         if certificate or private_key or not is_loopback:
-            wanted = "expected a loopback address and no certificate with it"
-            raise typer.BadParameter(f"{wanted}, got others", param_hint="--insecure-loopback")
+            expected = "expected a loopback address and no certificate with it"
+            raise typer.BadParameter(f"{expected}, got others", param_hint="--insecure-loopback")
     elif certificate is None or private_key is None:
         raise typer.BadParameter(
             "expected --certificate and --private-key, got less; machines send their evidence over TLS alone",
@@ -108,15 +108,15 @@ def log(
     from fastrack.attest._broker.ledger import read_log
 
     try:
-        wanted = None if head is None else bytes.fromhex(head)
+        expected_head = None if head is None else bytes.fromhex(head)
     except ValueError:
         raise typer.BadParameter(f"expected a hash in hexadecimal, got {head!r:.80}", param_hint="--head") from None
-    entries = read_log(database, head=wanted)
-    found = entries[-1].hash.hex() if entries else None
+    entries = read_log(database, head=expected_head)
+    newest = entries[-1].hash.hex() if entries else None
     shown = entries[-last:]
     if as_json:
         rows = [asdict(entry) | {"hash": entry.hash.hex()} for entry in shown]
-        print_json(path=str(database), ok=True, entries=rows, count=len(entries), head=found)
+        print_json(path=str(database), ok=True, entries=rows, count=len(entries), head=newest)
         return
     console = stdout()
     table = new_table("entry", "time", "event", "challenge", "details", right=("entry",))
@@ -127,7 +127,7 @@ def log(
         table.add_row(*(clean(cell) for cell in cells))
     console.print(table)
     console.print(f"{pluralize(len(entries), 'entry').replace('entrys', 'entries')}, all as they were written")
-    console.print(f"head: {found or 'none'}")
+    console.print(f"head: {newest or 'none'}")
 
 
 for _command in (serve, log):

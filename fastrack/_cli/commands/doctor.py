@@ -1,4 +1,4 @@
-"""``fastrack doctor``: examine the machine, and state what is protected on it."""
+"""``fastrack doctor``: examine the machine, and state its protection."""
 
 import os
 from dataclasses import asdict, dataclass
@@ -34,7 +34,7 @@ def doctor(*, as_json: Json = False) -> None:
 
 @dataclass(frozen=True, slots=True)
 class KeyFile:
-    """The key file that the environment names, if any: the id of its key, or the reason that it cannot be used.
+    """The key file that the environment names, if any: the id of its key, or the reason why it is unusable.
 
     `path` is also None if the variable holds what looks like a key.
     """
@@ -86,7 +86,7 @@ def gather() -> Facts:
 
 
 def read_machine_code() -> dict[str, str | None]:
-    """Return the file of the engines' machine code and what made it, or why there is none, and what to do."""
+    """Return the file and the origin of the engines' machine code, or the reason why it is absent and advice."""
     from fastrack._crypto import native
 
     module = native.load()
@@ -96,10 +96,10 @@ def read_machine_code() -> dict[str, str | None]:
 
 
 def read_key_file() -> KeyFile:
-    """Return the key file that the environment names, after a test that it loads. The key is wiped at once.
+    """Load the key file that the environment names, and wipe its key.
 
-    Of a folder the key that seals is loaded. Providers are not asked, nor is that of a wrapped key file, and no
-    descriptor is read.
+    From a folder, the sealing key is loaded. Providers are not asked, even for a wrapped key file, and no descriptor
+    is read.
     """
     from fastrack._keys.keyring import KEY_FILE_VARIABLE, KeyFolder, is_path, is_wrapped
     from fastrack._keys.keys import Key
@@ -124,7 +124,7 @@ def read_key_file() -> KeyFile:
 
 
 def state(facts: Facts) -> list[Statement]:
-    """Return the statements that follow from the facts, those on protection first."""
+    """Return the statements that follow from the facts, protection first."""
     both = ((True, _PROTECTED), (False, (*_about_host(facts.tee), *_about_gpus(facts), *_ALWAYS)))
     return [Statement(protected, text) for protected, texts in both for text in texts]
 

@@ -194,7 +194,7 @@ def _change(
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """The hashes of grants that others took the place of, beside the owner's signing key: storage cannot say so."""
+    """The hashes of replaced grants, kept next to the owner's signing key: storage cannot be trusted to know them."""
 
     path: Path
     digests: tuple[str, ...]
@@ -208,7 +208,7 @@ class Replaced:
             return cls(path, tuple(file.read().decode().split()))
 
     def require_newest(self, grants: "Grants", source: Path) -> str:
-        """Refuse grants that were replaced, which would look newer once signed again; return the hash of others."""
+        """Refuse replaced grants, which would look newer once signed again. Return the hash of current ones."""
         from fastrack._keys.signing import read_unverified_payload
 
         digest = sha256(read_unverified_payload(grants.envelope)).hexdigest()  # an envelope has several forms
@@ -220,9 +220,9 @@ class Replaced:
         return digest
 
     def add(self, digest: str) -> None:
-        """Write the file with one more."""
+        """Write the file with one more hash."""
         with new_file(self.path, mode=0o600) as file:
-            file.write("".join(f"{each}\n" for each in (*self.digests, digest)).encode())
+            file.write("".join(f"{known}\n" for known in (*self.digests, digest)).encode())
 
 
 def _report(grants: "Grants", path: Path, as_json: bool, *, verified: bool = True) -> None:
@@ -296,12 +296,12 @@ def _ask_passphrase() -> str:
 
 
 def _read_twice() -> str:
-    """Return a passphrase that was typed twice on the terminal of the process, whatever standard input is."""
+    """Read a passphrase twice from the terminal of the process, even if standard input is redirected."""
     from getpass import GetPassWarning, getpass
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error", GetPassWarning)  # where there is none, it would be read with an echo
+            warnings.simplefilter("error", GetPassWarning)  # without a terminal, the passphrase would be echoed
             passphrase = getpass("Passphrase: ")
             repeated = getpass("The same again: ")
     except (GetPassWarning, EOFError):

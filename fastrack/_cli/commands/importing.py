@@ -65,7 +65,7 @@ def import_(
         raise
     except FormatError:
         raise
-    except (ImportError, TypeError, ValueError) as error:  # of the data, of its format, or of what is in the folder
+    except (ImportError, TypeError, ValueError) as error:  # of the data, of its format, or of the folder
         raise FormatError(str(error)) from None
     seconds = time.perf_counter() - start
     lines = [f"{clean(str(folder))}: {pluralize(count, 'sample')} sealed; {seconds:.1f} s", f"key: {owner.id}"]

@@ -53,7 +53,7 @@ def inspect(
 
 @dataclass(frozen=True, slots=True)
 class ListedTensor:
-    """A tensor of a file. If it is sealed, `stored_bytes` and `chunks` are those of its message."""
+    """A tensor of a file. If it is sealed, `stored_bytes` and `chunks` describe its message."""
 
     name: str
     dtype: str
@@ -68,7 +68,7 @@ class ListedTensor:
 class Contents:
     """The header of a file. `kind`, `format`, `file_id` and `key_id` are None if no tensor is sealed.
 
-    `samples` and `columns` are those of a data set, and None of another file.
+    `samples` and `columns` describe a data set; None for any other file.
     """
 
     path: str
@@ -105,7 +105,7 @@ def _report(path: Path) -> Report:
 
 
 def _report_folder(path: Path) -> Report:
-    """Return the files of a sealed folder, and the ids in its index, of which nothing is opened."""
+    """Return the files of a sealed folder, and the ids in its index, which is not decrypted."""
     from fastrack._sets.folder import INDEX
 
     with open_sealed(path / INDEX) as index:
@@ -169,7 +169,7 @@ def read_contents(path: Path) -> Contents:
 
 
 def _samples_of(path: Path, file: "SealedFile") -> tuple[int | None, tuple[str, ...] | None]:
-    """Return the number of samples and the columns of a file of a `DatasetWriter`; None of another file."""
+    """Return the number of samples and the columns of a file of a `DatasetWriter`; None for any other file."""
     from fastrack._samples.blocks import RECORDS, columns_of
     from fastrack._samples.dataset_writer import SHARD
 

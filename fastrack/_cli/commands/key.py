@@ -26,26 +26,26 @@ def key(
     as_json: Json = False,
 ) -> None:
     """Show the id, the kind and the size of keys, and nothing secret."""
-    found: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     failed: list[tuple[str, Exception]] = []
-    for given in sources:
+    for argument in sources:
         try:
-            expanded = _expand(given)
+            expanded = _expand(argument)
         except OSError as error:
-            failed.append((given, error))
+            failed.append((argument, error))
             continue
         for source in expanded:
             try:
-                found += _describe(source)
+                entries += _describe(source)
             except (FastrackError, OSError, ImportError) as error:
                 failed.append((source, error))
     if as_json:
-        print_json(keys=found, **_document(failed))
+        print_json(keys=entries, **_document(failed))
     else:
-        if found:
+        if entries:
             table = new_table("id", "kind", "bits", "source", right=("bits",))
-            table.columns[0].no_wrap = True  # to be copied, however narrow the terminal is
-            for entry in found:
+            table.columns[0].no_wrap = True  # so that ids can be copied from a narrow terminal
+            for entry in entries:
                 table.add_row(entry["id"], entry["kind"], str(entry["bits"] or ""), clean(entry["source"]))
             print_lines([table])
         show_errors([name_source(error, source) for source, error in failed])
@@ -61,7 +61,7 @@ def _document(failed: list[tuple[str, Exception]]) -> dict[str, Any]:
 
 
 def _expand(source: str) -> list[str]:
-    """Return the keys in a folder; or else the source, which may be a folder without any."""
+    """Return the keys in a folder, or the source itself if it is a file or has none."""
     path = Path(source)
     return [str(file) for file in sorted(path.iterdir()) if _is_key(file)] or [source] if path.is_dir() else [source]
 
@@ -71,22 +71,22 @@ def _describe(source: str) -> list[dict[str, Any]]:
     kind = _kind_of(path)
     if path.is_dir():
         raise FormatError("expected keys in this folder, got none. Name another one, or a key file")
-    found: list[tuple[str, str, int | None]]
+    rows: list[tuple[str, str, int | None]]
     if kind is not None:
-        found = [_describe_pair(path, kind)]
+        rows = [_describe_pair(path, kind)]
     elif path.suffix == ".grants" and path.is_file():
         from fastrack._keys.grants import read_unverified
 
         grants = read_unverified(path)
-        found = [(grants.key_id, "granted key, not verified", grants.bits)]
+        rows = [(grants.key_id, "granted key, not verified", grants.bits)]
     elif path.suffix == ".wrapped" and path.is_file():
         from fastrack.providers import WrappedKey
 
         wrapped = WrappedKey.load(path)
-        found = [(wrapped.key_id, f"key wrapped by {wrapped.provider}", wrapped.bits)]
+        rows = [(wrapped.key_id, f"key wrapped by {wrapped.provider}", wrapped.bits)]
     else:
-        found = [(key.id, "key", key.bits) for key in open_ring([source])]
-    return [{"source": source, "id": key_id, "kind": kind, "bits": bits} for key_id, kind, bits in found]
+        rows = [(key.id, "key", key.bits) for key in open_ring([source])]
+    return [{"source": source, "id": key_id, "kind": kind, "bits": bits} for key_id, kind, bits in rows]
 
 
 def _is_key(path: Path) -> bool:

@@ -62,17 +62,17 @@ def keygen(
             key.save(path)
         else:
             wrapped = wrapper.wrap(key)
-            wrapper.unwrap(wrapped).wipe()  # what does not open is not saved
+            wrapper.unwrap(wrapped).wipe()  # a key that does not unwrap is not saved
             wrapped.save(path)
     finally:
         key.wipe()
-    place, quoted = clean(str(path)), clean(shlex.quote(str(path)))
+    shown, quoted = clean(str(path)), clean(shlex.quote(str(path)))
     if wrapper is None:
         made, advice = "that only you may read", "Keep a copy in a safe place: without it"
     else:
         made, advice = f"wrapped by {clean(wrapper.provider)}", "Keep a copy, and what unwraps it: without either"
     lines = [
-        f"{place}: a new {size}-bit key{' ' if wrapper is None else ', '}{made}",
+        f"{shown}: a new {size}-bit key{' ' if wrapper is None else ', '}{made}",
         f"id: {key_id}",
         f"{advice}, what it seals cannot be opened.",
         f"Next: fastrack seal data.safetensors sealed.safetensors --key {quoted}",

@@ -94,7 +94,7 @@ def anchor(
 
 
 def report(manifest: "Manifest", path: Path, *, as_json: bool, **more: Any) -> None:
-    """Print what a manifest says of its set."""
+    """Print a manifest."""
     lines = [
         f"{clean(str(path))}: version {manifest.version} of {pluralize(len(manifest.files), 'file')}",
         f"lineage: {manifest.lineage}",

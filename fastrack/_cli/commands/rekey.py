@@ -34,7 +34,7 @@ def rekey(
 
     check_target(target, force=force)
     ring, owner = open_ring(key), open_ring(new).first
-    place = as_location(target)
+    location = as_location(target)
 
     def work(job: Job, meter: Meter) -> Report:
         with load_file(as_location(job.source)) as file:
@@ -47,14 +47,14 @@ def rekey(
                 )
             total, names = sum(tensor.nbytes for tensor in file.values()), list(file)
             with meter.run(total) as progress:
-                rekey_file(file, place, ring, key=owner, plain=plain or (), overwrite=force, progress=progress)
-        with load_file(place) as file:
+                rekey_file(file, location, ring, key=owner, plain=plain or (), overwrite=force, progress=progress)
+        with load_file(location) as file:
             file_id = file.file_id
-        line = f"{clean(str(place))}: sealed {pluralize(len(names), 'tensor')} anew, {format_size(total)}"
+        line = f"{clean(str(location))}: sealed {pluralize(len(names), 'tensor')} anew, {format_size(total)}"
         return Report(
             {
                 "source": str(as_location(job.source)),
-                "target": str(place),
+                "target": str(location),
                 "key_id": owner.id,
                 "file_id": file_id,
                 "tensors": names,

@@ -80,17 +80,17 @@ def seal(
     if form is not None and not is_stream(source):
         raise typer.BadParameter("expected - as SOURCE; of a file its suffix tells", param_hint="--format")
     many = runner.are_many(sources, target, recursive=recursive)
-    place: Path | IO[bytes] = target
+    output: Path | IO[bytes] = target
     if many:
         named = name and not runner.is_one(sources, recursive=recursive)
         refuse_options({"--to": to, "--name": named}, runner.ONE)
     elif source.is_dir():
-        given = {"--name": name, "--drop-metadata": drop_metadata, "--force": force}
-        refuse_options(given, runner.NO_FOLDER)
+        options = {"--name": name, "--drop-metadata": drop_metadata, "--force": force}
+        refuse_options(options, runner.NO_FOLDER)
         check_new(target)
     elif is_stream(target):
         refuse_options({"--to": to, "--json": as_json}, runner.NO_OUTPUT)
-        place = standard_output()
+        output = standard_output()
     else:
         check_target(target, force=force)
     grantees = Grantees.load(to, sign, target, force=force) if to else None
@@ -100,12 +100,12 @@ def seal(
     def work(job: Job, meter: Meter) -> Report | None:
         if many:
             return sealer.seal_into(target, job, meter)
-        return sealer.seal_folder(source, target, meter) if source.is_dir() else sealer.seal(source, place, meter)
+        return sealer.seal_folder(source, target, meter) if source.is_dir() else sealer.seal(source, output, meter)
 
     def summarize(reports: Sequence[Report]) -> str:
         line = f"{clean(str(target))}: sealed {runner.count_sound(reports)} under key {owner.id}"
-        left = sum(len(report.plain) for report in reports)
-        return f"{line}, and left {pluralize(left, 'tensor')} in plain" if left else line
+        plain_count = sum(len(report.plain) for report in reports)
+        return f"{line}, and left {pluralize(plain_count, 'tensor')} in plain" if plain_count else line
 
     jobs = runner.expand(sources, target, many=many, recursive=recursive, inside=True)
     runner.run(jobs, work, "sealing", as_json=as_json, quiet=quiet, summary=summarize)
@@ -113,7 +113,7 @@ def seal(
 
 @dataclass(frozen=True, slots=True)
 class _Sealer:
-    """The key and the options by which files are sealed."""
+    """The key and the options for sealing files."""
 
     owner: "Key"
     grantees: Grantees | None
@@ -124,7 +124,7 @@ class _Sealer:
     form: Literal["npy", "safetensors"] | None
 
     def seal(self, source: Path, target: Path | IO[bytes], meter: Meter) -> Report | None:
-        """Seal a file or standard input. There is no report where the sealed file is on standard output."""
+        """Seal a file or standard input. Return no report if the sealed file is on standard output."""
         from fastrack._files.streams import seal_stream
 
         total = 0 if is_stream(source) else check_source(source)
@@ -175,13 +175,13 @@ class _Sealer:
             seal_folder(source, target, self.owner, plain=self.plain, progress=progress)
         folder = load_folder(target, self.owner)
         sealed, readable = folder.sealed_names, folder.plain_names
-        found = (path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file())
-        left_out = sorted(name for name in found if name not in folder.files)
+        names = (path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file())
+        left_out = sorted(name for name in names if name not in folder.files)
         if self.grantees:
             self.grantees.grant(self.owner, folder.file_ids, target)
         counts = f"sealed {pluralize(len(sealed), 'file')} and copied {pluralize(len(readable), 'file')}"
         size = format_size(folder.nbytes)
-        brief = []  # said in full, however quiet: all else is sealed
+        brief = []  # printed even with --quiet: everything else is sealed
         if readable:
             brief.append(f"not protected, anyone can read {', '.join(map(clean, readable))}")
         if left_out:
@@ -214,33 +214,33 @@ class _Sealer:
         return str(self.grantees.path) if self.grantees else None
 
     def _granted(self) -> list[str]:
-        """Return what is said of the recipients, if there are any."""
+        """Return a line on the recipients, if there are any."""
         if self.grantees is None:
             return []
         count = pluralize(len(self.grantees.recipients), "recipient")
         return [f"{clean(str(self.grantees.path))}: granted to {count}; the key was not kept"]
 
     def _report(self, source: Path, target: Path, contents: Contents, meter: Meter) -> Report:
-        """Return the report on a file that was written just now."""
+        """Return the report on a file after writing it."""
         sealed = [entry for entry in contents.tensors if entry.sealed]
-        left = [entry for entry in contents.tensors if not entry.sealed]
-        sealed_bytes, left_bytes = (sum(entry.plain_bytes for entry in entries) for entries in (sealed, left))
+        unsealed = [entry for entry in contents.tensors if not entry.sealed]
+        sealed_bytes, left_bytes = (sum(entry.plain_bytes for entry in entries) for entries in (sealed, unsealed))
         names, metadata = [entry.name for entry in contents.tensors], list(contents.metadata)
-        place = str(as_location(target))
-        line = f"{clean(place)}: sealed {pluralize(len(sealed), 'tensor')}, {format_size(sealed_bytes)}"
-        if left:
-            line += f", and left {pluralize(len(left), 'tensor')} in plain, {format_size(left_bytes)}"
+        location = str(as_location(target))
+        line = f"{clean(location)}: sealed {pluralize(len(sealed), 'tensor')}, {format_size(sealed_bytes)}"
+        if unsealed:
+            line += f", and left {pluralize(len(unsealed), 'tensor')} in plain, {format_size(left_bytes)}"
         readable = (("names, dtypes and shapes of", names), ("metadata", metadata))
-        listed = ", ".join(clean(repr(entry.name)) for entry in left)
+        listed = ", ".join(clean(repr(entry.name)) for entry in unsealed)
         return Report(
             {
                 "source": str(source),
-                "target": place,
+                "target": location,
                 "key_id": self.owner.id,
                 "grants": self._grants,
                 "tensors": [entry.name for entry in sealed],
                 "bytes": sealed_bytes,
-                "not_protected": [entry.name for entry in left],
+                "not_protected": [entry.name for entry in unsealed],
                 "plain_bytes": left_bytes,
                 "target_bytes": contents.file_bytes,
                 "readable": {"names": names, "metadata": metadata},
@@ -256,9 +256,9 @@ class _Sealer:
                 ),
                 *self._granted(),
             ],
-            brief=[f"{clean(place)}: not protected, anyone can read {listed}"] if left else [],
+            brief=[f"{clean(location)}: not protected, anyone can read {listed}"] if unsealed else [],
             nbytes=contents.plain_bytes,
-            plain=[entry.name for entry in left],
+            plain=[entry.name for entry in unsealed],
         )
 
     def _find_plain(self, source: Path) -> list[str]:
@@ -272,11 +272,11 @@ class _Sealer:
 
         with open_plain(source) as (tensors, _):
             present = list(tensors) if self.name is None else [self.name]
-        found, unknown = match_names(self.plain, present)
+        names, unknown = match_names(self.plain, present)
         if unknown:
             missing, known = ", ".join(map(repr, sorted(unknown))), ", ".join(map(repr, present)) or "none"
             raise typer.BadParameter(f"no tensor {missing} in {source}; it has {known}", param_hint="--plain")
-        return found
+        return names
 
 
 def _refuse_same(source: Path, target: Path) -> None:

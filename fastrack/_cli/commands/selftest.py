@@ -14,9 +14,9 @@ _TIMING = 0.2  # seconds for each of the two timings
 class EngineCheck:
     """The result of the test of the engine. Speeds are of one thread, in 1e9 bytes a second."""
 
-    engine: str | None  # None if none can be used
+    engine: str | None  # None if no engine is usable
     forced: bool  # True if FASTRACK_ENGINE named it
-    fault: str | None  # the reason that it is not the fastest one
+    fault: str | None  # why it is not the fastest one
     available: tuple[str, ...]
     threads: int
     seal_gbps: float | None

@@ -80,7 +80,7 @@ def unseal(
     source = sources[0]
     require_one_stream(*sources, *(key or ()))
     many = runner.are_many(sources, target, recursive=recursive)
-    place: Path | IO[bytes] = target
+    output: Path | IO[bytes] = target
     if many:
         refuse_options({"--file-id": file_id and not runner.is_one(sources, recursive=recursive)}, runner.ONE)
         require_local(target)
@@ -88,12 +88,12 @@ def unseal(
         if not is_sealed_folder(source):
             advice = "expected fastrack.folder in it, as in a sealed folder, got none"
             raise IsADirectoryError(errno.EISDIR, f"{advice}; --recursive takes the files in it", str(source))
-        given = {"--tensor": tensor, "--plain": plain, "--allow-plain": allow_plain, "--expect": expect}
-        refuse_options({**given, "--file-id": file_id, "--force": force}, runner.NO_FOLDER)
+        options = {"--tensor": tensor, "--plain": plain, "--allow-plain": allow_plain, "--expect": expect}
+        refuse_options({**options, "--file-id": file_id, "--force": force}, runner.NO_FOLDER)
         check_new(target)
     elif is_stream(target):
         refuse_options({"--json": as_json}, runner.NO_OUTPUT)
-        place = standard_output()
+        output = standard_output()
     else:
         check_target(target, force=force)
     ring = open_ring(key)
@@ -103,7 +103,7 @@ def unseal(
     def work(job: Job, meter: Meter) -> Report | None:
         if many:
             return opener.unseal_into(target, job, meter)
-        return opener.unseal_folder(source, target, meter) if source.is_dir() else opener.unseal(source, place, meter)
+        return opener.unseal_folder(source, target, meter) if source.is_dir() else opener.unseal(source, output, meter)
 
     def summarize(reports: Sequence[Report]) -> str:
         line = f"{clean(str(target))}: {runner.count_sound(reports)} in plain"
@@ -117,7 +117,7 @@ def unseal(
 
 @dataclass(frozen=True, slots=True)
 class _Opener:
-    """The keys and the options by which files are opened."""
+    """The keys and the options for opening files."""
 
     ring: "KeyRing"
     tensors: Sequence[str]
@@ -129,9 +129,9 @@ class _Opener:
     force: bool
 
     def unseal(self, source: Path, target: Path | IO[bytes], meter: Meter, *, into: bool = False) -> Report | None:
-        """Decrypt a file or standard input. There is no report where the plaintext is on standard output.
+        """Decrypt a file or standard input. Return no report if the plaintext is on standard output.
 
-        With `into`, the name of the target follows from what is in the file.
+        With `into`, the content of the file determines the name of the target.
         """
         from fastrack._files.streams import unseal_to_stream
         from fastrack._files.writer import unseal_file
@@ -206,7 +206,7 @@ class _Opener:
         )
 
     def _choose(self, file: "SealedFile") -> tuple[list[str], list[str]]:
-        """Return the names of the tensors to write, and of those that may be copied though they are unencrypted."""
+        """Return the names of the tensors to write, and of unencrypted tensors that may be copied."""
         names, unknown = match_names(self.tensors, file.names)
         plain, missing = match_names(self.plain, file.names)
         if unknown or missing:

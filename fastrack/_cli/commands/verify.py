@@ -114,15 +114,15 @@ def verify_contents(
             checks = check_file(file, ring, progress=progress)
         if anchor is not None:
             for name in file.plain:
-                file.stored(name)  # which compares it with the manifest
+                file.stored(name)  # compares it with the manifest
         plain = () if anchor is not None else tuple(file.plain)
     table = new_table("", "name", "dtype", "shape", "size", "failed at", right=("size",))
     tensors = []
     for check in checks:
         chunk = getattr(check.error, "chunk", None)
-        place = "" if check.error is None else "header" if chunk is None else f"chunk {chunk}"
+        position = "" if check.error is None else "header" if chunk is None else f"chunk {chunk}"
         shape, size = list(check.shape), format_size(check.nbytes)
-        table.add_row(_state(check), clean(check.name), check.dtype, str(shape), size, place)
+        table.add_row(_state(check), clean(check.name), check.dtype, str(shape), size, position)
         members = {"name": check.name, "dtype": check.dtype, "shape": shape, "bytes": check.nbytes}
         tensors.append({**members, "ok": check.error is None, "chunk": chunk, "message": _message(check)})
     count = pluralize(len(checks), "sealed tensor")
@@ -180,13 +180,13 @@ def _report(
     verdict: str,
     plain: Sequence[str] = (),
 ) -> Report:
-    """Return the report on a file or a folder, of which `verdict` is what holds if no check failed."""
+    """Return the report on a file or a folder. `verdict` is its text if no check failed."""
     errors = [check.error for check in checks if check.error is not None]
-    place, nbytes = str(as_location(path)), members["bytes"]
+    location, nbytes = str(as_location(path)), members["bytes"]
     if errors:
         verdict = f"{len(errors)} of {count} FAILED"
     warning = [f"not protected, so not checked: {', '.join(map(clean, plain))} (stored in plain)"] if plain else []
-    ids = {"path": place, "key_id": opened.key_id, "file_id": opened.file_id}
+    ids = {"path": location, "key_id": opened.key_id, "file_id": opened.file_id}
     return Report(
         {**ids, "ok": not errors, **members, **meter.describe(nbytes)},
         lines=[
@@ -196,7 +196,7 @@ def _report(
             *warning,
             f"key: {opened.key_id}",
             f"file id: {opened.file_id}",
-            f"{clean(place)}: {verdict}; {format_size(nbytes)} in {format_rate(nbytes, meter.seconds)}",
+            f"{clean(location)}: {verdict}; {format_size(nbytes)} in {format_rate(nbytes, meter.seconds)}",
         ],
         nbytes=nbytes,
         plain=plain,

@@ -1,4 +1,4 @@
-"""Memory of the CUDA device in pairs, page-locked host memory and device memory: staging buffers and message states."""
+"""Staging buffers and message states: pairs of page-locked host memory and CUDA device memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BLOCK_SIZE = 16  # of the cipher
 _UNKNOWN = 0  # a verdict that has not arrived reads as "chunk 0 is bad"
 _PER_ALLOCATION = 32  # states of a single message
 _MIN_CAPACITY = 16  # keys of a state for several messages; a power of two
-_MAX_SLOTS = 2048  # messages whose expanded keys are on the device at once; a power of two
+_MAX_SLOTS = 2048  # expanded keys that a state has room for; a power of two
 KEY_SIZE = 48  # bytes of a key for `prepare`: `Key` in ``kernels/prepare.cuh``
 _MATERIAL_SIZE = KEY_SIZE - 4
 STATE_SIZE = 8704  # bytes of an expanded key: `State` in ``kernels/chunk.cuh``
@@ -34,9 +34,9 @@ STATE_SIZE = 8704  # bytes of an expanded key: `State` in ``kernels/chunk.cuh``
 class CudaStagingBuffer:
     """`StagingBuffer` in page-locked memory, with device memory of the same size at `device_ptr`.
 
-    The events `copied` and `used` are done when the device memory, and then both memories, may be read or written by
-    the next command. `issued` is set when all commands that use it were issued; it is another one for each list of
-    commands.
+    After the event `copied` the next command may use the device memory, and after the event `used` both memories.
+    `issued` is set when all commands that use the buffer were issued. Each list of commands brings its own
+    `issued`.
     """
 
     def __init__(self, pipeline: Pipeline, size: int) -> None:
@@ -56,7 +56,7 @@ class CudaStagingBuffer:
             return True
         try:
             return self.issued.is_set() and self._pipeline.driver.done(self.used)
-        except DeviceError:  # `wait` meets the same error and handles it
+        except DeviceError:  # `wait` handles it
             return True
 
     def wait(self) -> None:
@@ -87,11 +87,11 @@ class CudaStagingBuffer:
 class MessageState:
     """The keys and the verdict of the messages of a call, in page-locked memory of the host and on the device.
 
-    `memory` holds the key of the plans of gathers, the keys of the messages, the verdict on these, and that on the
-    plans. The kernel `prepare` expands the keys of the messages into `slots` states, which they take in turn. At the
-    end the device's copy of `memory`, with wiped keys, overwrites it. `plan_key`, `keys`, `plan_state`, `states`,
-    `verdict` and `plan_verdict` are device addresses: both kinds of states come first, so that one command wipes what
-    was used. The event `started` is done when the arrays may be used, and `finished` when the messages are complete.
+    `memory` holds the key of the gather plans, the keys of the messages, the verdict on the messages, and the verdict
+    on the plans. The kernel `prepare` expands the keys of the messages into `slots` states, in turn. At the end the
+    device's copy of `memory`, with wiped keys, overwrites `memory`. `plan_key`, `keys`, `plan_state`, `states`,
+    `verdict` and `plan_verdict` are device addresses. Both kinds of states come first, so that one command wipes all
+    used states. After the event `started` the arrays may be used; after `finished` the messages are complete.
     """
 
     def __init__(self, driver: Driver, memory: Bytes, pointer: int, capacity: int) -> None:
@@ -120,31 +120,31 @@ class MessageState:
 
     def load_plan_key(self, key: MessageKey) -> None:
         """Copy the key of the plans into the host's memory."""
-        self._has_plans = True  # first, so that an interrupt leaves no key that is not wiped
+        self._has_plans = True  # set first, so that after an interrupt the key is still wiped
         row, size = self.memory[:KEY_SIZE], len(key.material)
         row[:size] = np.frombuffer(key.material, np.uint8)
         row[_MATERIAL_SIZE:].view(np.uint32)[0] = _kind(8 * len(key.key), CHUNK_SIZE // _BLOCK_SIZE)
 
     @property
     def verdicts(self) -> tuple[int, int]:
-        """The verdict on the messages and that on the plans of their gathers, as last downloaded."""
+        """The last downloaded verdicts: on the messages, and on the plans of their gathers."""
         messages, plans = self.memory[self._verdicts :].view(np.uint64).tolist()
         return messages, plans
 
     def upload_keys(self, commands: Commands, stream: Any) -> None:
-        """Upload the keys, and set the device's verdicts to those on messages without a bad chunk."""
+        """Upload the keys, and set the verdicts on the device to "no bad chunk"."""
         commands.fill(self.verdict, 0xFF, 2 * _WORD, stream)
         commands.upload(self.keys, self.memory[KEY_SIZE : self._verdicts], stream)
 
     def download_verdicts(self, commands: Commands, stream: Any) -> None:
-        """Wipe the keys on the device, then on the host by the download of the verdicts, and reset the device's."""
+        """Wipe the keys on the device, download the verdicts over the keys on the host, and reset the verdicts."""
         self.wipe_device(commands, stream)
         commands.download(self.memory, self.plan_key, stream)
         self._reset_verdicts(commands, stream)
         commands.record(self.finished, stream)
 
     def clear(self, commands: Commands, stream: Any) -> None:
-        """Wipe the keys on the device, and reset its verdicts, after messages that failed."""
+        """Wipe the keys and reset the verdicts on the device, after a failure."""
         self.wipe_device(commands, stream)
         self._reset_verdicts(commands, stream)
 
@@ -162,20 +162,20 @@ class MessageState:
 
 
 class MessageStatePool:
-    """The message states of a device, reused after their messages are complete."""
+    """The message states of a device. A state is reused after its messages are complete."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._all: list[MessageState] = []
         self._allocations: list[object] = []
         # A deque needs no lock: the garbage collector releases states, too.
-        self._released: dict[int, deque[MessageState]] = {}  # by the number of keys that they have room for
+        self._released: dict[int, deque[MessageState]] = {}  # by the capacity of the states in keys
         self._lock = threading.Lock()
-        with suppress(DeviceError):  # `acquire` raises it if there still is no memory
+        with suppress(DeviceError):  # `acquire` raises it if memory is still short
             self.release(self._allocate())
 
     def acquire(self, count: int = 1) -> MessageState:
-        """Return a state for so many messages, whose own messages are complete, or a new one."""
+        """Return an idle state for `count` messages, or a new state."""
         capacity = 1 if count == 1 else max(_MIN_CAPACITY, 1 << (count - 1).bit_length())
         released = self._released_of(capacity)
         for _ in range(len(released)):
@@ -189,11 +189,11 @@ class MessageStatePool:
         return self._allocate(capacity)
 
     def release(self, state: MessageState) -> None:
-        """Take a state back, whose message may still be in progress."""
+        """Take a state back. Its messages may still be in progress."""
         self._released_of(state.capacity).append(state)
 
     def wipe(self, pipeline: Pipeline) -> None:
-        """Wipe every key on the device. A device that failed keeps its memory until its CUDA context ends."""
+        """Wipe every key on the device. A failed device keeps its memory until its CUDA context ends."""
         pipeline.synchronize_all()  # running kernels read the keys
         try:
             commands = Commands()
@@ -214,7 +214,7 @@ class MessageStatePool:
         return self._released.setdefault(capacity, deque())
 
     def _allocate(self, capacity: int = 1) -> MessageState:
-        """Return a state, for one message one of several in one allocation, as each stops the whole device."""
+        """Return a new state. States for one message share an allocation, since each allocation stops the device."""
         number = _PER_ALLOCATION if capacity == 1 else 1
         size = KEY_SIZE * (1 + capacity) + 2 * _WORD
         step = align(size + STATE_SIZE * (1 + slots_for(capacity)), 256)
@@ -234,10 +234,10 @@ class MessageStatePool:
 
 
 def slots_for(capacity: int) -> int:
-    """Return the number of messages of a state whose expanded keys are on the device at once."""
+    """Return the number of expanded keys that a state has room for on the device."""
     return min(capacity, _MAX_SLOTS)
 
 
 def _kind(bits: Any, blocks: Any) -> Any:
-    """Return the last word of a `Key`: the bits of the key, and the powers of H that chunks of so many blocks need."""
+    """Return the last word of a `Key`: the bits of the key, and the powers of H for chunks of `blocks` blocks."""
     return bits + (blocks + 1 << 16)

@@ -15,7 +15,7 @@ from fastrack._util.trace import Detail, Timeline
 class Clock:
     """The clock of a device, synchronized with the host's by an event on an idle stream.
 
-    It serves one message: the two clocks drift apart, and the device counts milliseconds in 24 bits.
+    A clock serves one message: host and device drift apart, and the device counts milliseconds in 24 bits.
     """
 
     def __init__(self, timeline: Timeline, driver: Driver, stream: Stream) -> None:
@@ -31,7 +31,7 @@ class Clock:
 
     @contextmanager
     def span(self, name: str, track: str, stream: Stream, detail: Detail, commands: Commands) -> Iterator[None]:
-        """Add the device time of the commands that the block puts on a stream to the timeline, on a track."""
+        """Add a span for the commands that the block puts on a stream to a track of the timeline."""
         start, stop = self._driver.event(timed=True), self._driver.event(timed=True)
         commands.keep_alive((start, stop))
         commands.record(start, stream)

@@ -19,7 +19,7 @@ from fastrack._devices.cuda.captures import BesideCaptures
 from fastrack._devices.cuda.commands import NAMES, Commands, Function
 from fastrack._devices.cuda.driver import View
 from fastrack._devices.cuda.native import STOPPED, Native, find_functions
-from fastrack._devices.cuda.nvrtc import KERNELS, Kernels, find_kernels
+from fastrack._devices.cuda.nvrtc import Kernels, compile_kernels, find_kernels
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Framework
 from fastrack._util.fork import after_fork
@@ -33,7 +33,6 @@ _TIMED, _BLOCKING_SYNC = 0, 1 | 2  # cudaEventDefault; cudaEventBlockingSync | c
 _LOWEST, _HIGHEST = 0, -5  # stream priorities, which CUDA clamps to its range
 _NO_MEMORY, _OLD_DRIVER, _NO_DEVICE = 2, 35, 100  # cudaError
 
-_MAX_SHARED = 100  # percent of a multiprocessor's memory as shared memory; with less, one block fits instead of two
 
 _INSTEAD = "or use device='cpu'"
 _INSTALL = f"pip install 'fastrack-io[cu13]', or 'fastrack-io[cu12]' where the driver is for CUDA 12, {_INSTEAD}"
@@ -42,7 +41,7 @@ _INSTALL = f"pip install 'fastrack-io[cu13]', or 'fastrack-io[cu12]' where the d
 class CupyDriver:
     """`Driver` for the GPU of CUDA's number `index`.
 
-    Raise DeviceError if it cannot be used; the message says what is missing.
+    Raise DeviceError if the GPU cannot be used; the message names the missing part.
     """
 
     def __init__(self, index: int) -> None:
@@ -72,7 +71,7 @@ class CupyDriver:
 
     def host(self, size: int) -> Bytes:
         pointer = self._allocate(lambda: self.runtime.hostAlloc(size, _PORTABLE))
-        # The ctypes array is the base of all views, and so the owner of the memory.
+        # The ctypes array is the base of all views, and therefore owns the memory.
         memory = (ctypes.c_uint8 * size).from_address(pointer)
         self._when_dropped(memory, self.runtime.freeHost, pointer)
         return np.frombuffer(memoryview(memory), np.uint8)
@@ -94,13 +93,13 @@ class CupyDriver:
     def reclaim(self) -> None:
         """Free memory, streams and events without references.
 
-        Not done when the reference is dropped: freeing memory waits for the whole device, and the garbage collector may
+        Not done when the last reference is dropped: a free waits for the whole device, and the garbage collector may
         run on a thread that the device waits for.
         """
         side_stream.reclaim(self.index)
         if not self._dropped:
             return
-        # A device that failed frees nothing, and another thread may be faster.
+        # A failed device frees nothing, and another thread may empty the list first.
         with suppress(DeviceError, IndexError), _Current(self):
             while True:
                 destroy, number = self._dropped.popleft()
@@ -145,7 +144,7 @@ class CupyDriver:
     def view(self, array: Any, *, writable: bool) -> View:
         framework = arrays.framework_of(array)
         if framework == "torch" and str(array.device) != self.name:
-            arrays.flat_torch(array, self.name)  # raises an error that names the difference
+            arrays.flat_torch(array, self.name)  # raises an error that describes the difference
         if framework == "torch":
             stream = self._torch.cuda.current_stream(self.index)
             self._refuse_capture(stream.cuda_stream)
@@ -164,9 +163,9 @@ class CupyDriver:
             return View(flat.data.ptr, flat.nbytes, _Handle(stream.ptr), (flat, stream))
 
     def _refuse_capture(self, stream: int) -> None:
-        """Raise an error if a CUDA graph captures a stream, before any work is put on it.
+        """Raise DeviceError if a CUDA graph captures a stream, before any work is put on it.
 
-        The graph would repeat the copies of one message, from memory that has been freed.
+        A replay of the graph would copy one message again, from memory that has been freed.
         """
         commands = Commands()
         status = commands.capturing(_Handle(stream))
@@ -178,7 +177,7 @@ class CupyDriver:
             )
 
     def _allocate(self, allocate: Callable[[], Any]) -> Any:
-        """Allocate, and try again after the pools of the frameworks have freed their unused memory."""
+        """Allocate memory, and if there is none, try again after the frameworks have freed their pools."""
         self.reclaim()
         try:
             with _Current(self):
@@ -244,15 +243,8 @@ class CupyDriver:
             )
 
     def _compile(self, sources: Kernels) -> tuple[Any, dict[str, Function]]:
-        """Compile the kernels, which CuPy caches on disk. Return their module, and each kernel by its name."""
-        functions = {}
         try:
-            module = self._cupy.RawModule(code=sources.code, options=sources.options, backend="nvrtc")
-            for name in KERNELS:
-                kernel = module.get_function(name)
-                kernel.max_dynamic_shared_size_bytes = shared = sources.shared(name)
-                kernel.preferred_shared_memory_carveout = _MAX_SHARED
-                functions[name] = Function(int(kernel.kernel.ptr), sources.threads, shared)
+            return compile_kernels(self._cupy, sources)
         except (*self._errors, DeviceError):
             raise
         except Exception as error:
@@ -262,7 +254,6 @@ class CupyDriver:
                 f"{self.name} cannot be used: its kernels do not compile; "
                 f"if the compiler is missing, {_INSTALL}\n{lines}"
             ) from error
-        return module, functions
 
     def _open_native(self) -> Native:
         functions = find_functions()
@@ -298,7 +289,7 @@ class _Handle:
 class _Current:
     """A context manager that makes a device current, and raises `DeviceError` for errors of CUDA.
 
-    Calls within it stand beside captures of other threads, as in `BesideCaptures`.
+    Calls inside the block do not disturb captures of other threads, like calls in `BesideCaptures`.
     """
 
     __slots__ = ("_before", "_captures", "_driver")
@@ -317,7 +308,7 @@ class _Current:
                 self._before = before
         except driver.errors as error:
             raise _device_error(driver.name, error) from error
-        self._captures.__enter__()  # last: where this method raises, nothing restores the mode of the thread
+        self._captures.__enter__()  # last: if this method raises, nothing restores the mode of the thread
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -345,7 +336,7 @@ def _is_confidential() -> bool:
     """Return whether the driver reports confidential mode."""
     try:
         import pynvml
-    except ImportError:  # transfers are right without the answer, which only decides which thread makes blocking calls
+    except ImportError:  # transfers are correct either way: the mode only decides which thread makes blocking calls
         return False
     try:
         pynvml.nvmlInit()
@@ -362,5 +353,5 @@ def _is_confidential() -> bool:
 
 
 _Dropped = deque[tuple[Callable[[int], None], int]]
-_dropped: dict[int, _Dropped] = {}  # by device: destructor and handle of all that awaits `reclaim`
+_dropped: dict[int, _Dropped] = {}  # by device: destructors and handles that await `reclaim`
 after_fork(_dropped.clear)  # the handles belong to the parent

@@ -1,4 +1,4 @@
-"""The CUDA device. Slabs are uploaded sealed, and kernels authenticate and decrypt them, chunk by chunk.
+"""The CUDA device. Slabs are uploaded sealed, and kernels authenticate and decrypt each chunk.
 
 Each operation records its work as lists of commands, and each list runs by one native call.
 """
@@ -29,7 +29,7 @@ _BLOCKS_PER_MULTIPROCESSOR = 2
 class CudaDevice:
     """`Device` on an NVIDIA GPU.
 
-    `share` is the maximum share of its multiprocessors for kernels, above 0 and at most 1; the rest stays free for
+    `share` is the maximum share of the multiprocessors for kernels, above 0 and at most 1; the rest stays free for
     other work. `threads` is the maximum number of threads of the host for copies to staging buffers, by default the
     number of its CPUs. Raise ValueError if the share is out of range.
     """

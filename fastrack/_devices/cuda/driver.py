@@ -1,6 +1,6 @@
 """The driver protocol of the CUDA device: memory, streams, events, and lists of commands.
 
-Tests substitute drivers of their own here. Streams and events have a `ptr`, their CUDA handle.
+Tests substitute their own drivers. The `ptr` of a stream or an event is its CUDA handle.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Event = Any
 
 
 class Memory(Protocol):
-    """Device memory, freed after the last reference to it is dropped."""
+    """Device memory, freed after its last reference is dropped."""
 
     @property
     def pointer(self) -> int:
-        """Its address on the device, a multiple of 256."""
+        """The address on the device, a multiple of 256."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,14 @@ class View:
 
     address: int  # of any alignment
     size: int
-    stream: Stream  # the caller's current one, in the framework of the array, when the view was made
+    stream: Stream  # the caller's current stream in the framework of the array, when the view was made
     array: Any  # the owner of the memory
 
 
 class Driver(Protocol):
     """One CUDA device.
 
-    Every method may be called from any thread, with any current device. Failures raise `DeviceError`.
+    Any thread may call any method, with any current device. Failures raise `DeviceError`.
     """
 
     name: str  # "cuda:N"
@@ -47,7 +47,7 @@ class Driver(Protocol):
     functions: Mapping[str, Function]  # the kernels, by name
 
     def host(self, size: int) -> Bytes:
-        """Allocate `size` bytes of page-locked host memory, freed after the last reference to it is dropped."""
+        """Allocate `size` bytes of page-locked host memory, freed after its last reference is dropped."""
 
     def memory(self, size: int) -> Memory:
         """Allocate `size` bytes of device memory."""
@@ -56,20 +56,20 @@ class Driver(Protocol):
         """Create a stream of the highest or the lowest priority, which does not wait for the default stream."""
 
     def event(self, *, timed: bool = False) -> Event:
-        """Create an event, which counts as done until it is recorded. A thread that waits for it sleeps.
+        """Create an event, which counts as done until it is recorded. Waiting threads sleep.
 
-        With `timed` it records its time, for `elapsed`.
+        With `timed` the event records its time, for `elapsed`.
         """
 
     def issue(self, commands: Commands, *, threads: int = 1, hold: bool = False) -> None:
-        """Run a list of commands by one native call, without the interpreter's lock.
+        """Run a list of commands by one native call, without the GIL.
 
-        `threads` is the maximum number of threads of the host for copies within host memory. With `hold` the lock is
+        `threads` is the maximum number of threads of the host for copies within host memory. With `hold` the GIL is
         kept until a command of the list releases it.
         """
 
     def done(self, event: Event) -> bool:
-        """Return whether an event is done. Keeps the interpreter's lock."""
+        """Return whether an event is done. Keeps the GIL."""
 
     def elapsed(self, start: Event, stop: Event) -> float:
         """Return the seconds between two timed events that are done."""
@@ -86,7 +86,7 @@ class Driver(Protocol):
     def view(self, array: Any, *, writable: bool) -> View:
         """Return the bytes of an array on this device.
 
-        An array that is not contiguous is copied on the device first, unless `writable`. Raise TypeError if it is no
-        array on this device, ValueError if `writable` and it is not contiguous or is read-only, and DeviceError if a
-        CUDA graph captures the caller's stream.
+        A non-contiguous array is copied on the device first, unless `writable`. Raise TypeError if it is no array on
+        this device, ValueError if `writable` and it is non-contiguous or read-only, and DeviceError if a CUDA graph
+        captures the caller's stream.
         """

@@ -1,4 +1,4 @@
-"""Sealing of gather plans for their upload, under a key of their own."""
+"""Sealing of gather plans for their upload, under a separate key."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fastrack.format import CHUNK_SIZE, TAG_SIZE
 
 @dataclass(frozen=True, slots=True)
 class SealedPlan:
-    """A sealed plan in a staging buffer, and the place where the device opens it."""
+    """A sealed plan in a staging buffer, and the location where the device opens it."""
 
-    sealed: Bytes  # its sealed chunks
-    start: int  # their offset in the buffer
+    sealed: Bytes  # the sealed chunks of the plan
+    start: int  # offset of the sealed chunks in the buffer
     first_chunk: int
-    count: int  # of its chunks
+    count: int  # of the sealed chunks
     size: int  # bytes of the opened plan
     chunks: int  # of the gather
     pieces: int
@@ -32,15 +32,15 @@ class SealedPlan:
 
     @property
     def opened(self) -> int:
-        """The offset of the opened plan in the buffer's device memory: numbers of chunks, starts and table."""
+        """The offset of the opened plan in the buffer's device memory: chunk numbers, starts and table."""
         return align(self.end)
 
 
 class PlanSealer:
-    """Sealer of the gather plans of one message. Chunk numbers, and so nonces, never repeat.
+    """Sealer of the gather plans of one message. Chunk numbers, and therefore nonces, never repeat.
 
-    `engine` is one of the host, and `key` for these plans only: the key of the message would seal two plans under one
-    nonce.
+    `engine` is an engine of the host. `key` seals these plans only: the key of the message would use one nonce for two
+    plans.
     """
 
     def __init__(self, engine: Engine, key: MessageKey) -> None:
@@ -49,12 +49,12 @@ class PlanSealer:
         self._next = 0
 
     def seal(self, plan: GatherPlan, offset: int) -> SealedPlan:
-        """Seal a plan, to be put into a staging buffer after `offset` bytes of chunks."""
+        """Seal a plan for a staging buffer, where it follows `offset` bytes of chunks."""
         plain = np.concatenate([part.reshape(-1) for part in (plan.chunks, plan.starts, plan.table)]).view(np.uint8)
         buffer = np.empty(_sealed_size(plain.size), np.uint8)
         counts = plan.chunks.size, len(plan.table)
         sealed = SealedPlan(buffer, align(offset), self._next, _chunk_count(plain.size), plain.size, *counts)
-        self._next += sealed.count  # first: after an error or an interrupt no other plan gets these numbers
+        self._next += sealed.count  # advanced first: after an error or an interrupt no other plan gets these numbers
         self._engine.seal_run(self._schedule, plain, sealed.sealed, sealed.first_chunk)
         return sealed
 
@@ -64,7 +64,7 @@ class PlanSealer:
 
 
 def join_plans(plans: Sequence[GatherPlan]) -> GatherPlan:
-    """Return one plan for the chunks of several, in their order."""
+    """Return one plan for the chunks of several plans, in order."""
     if len(plans) == 1:
         return plans[0]
     ends = np.cumsum([len(plan.table) for plan in plans])
@@ -77,7 +77,7 @@ def join_plans(plans: Sequence[GatherPlan]) -> GatherPlan:
 
 
 def room_for(plan: GatherPlan, offset: int) -> int:
-    """Return the size of a staging buffer for `offset` bytes of chunks and their plan, both sealed and opened."""
+    """Return the size of a staging buffer for `offset` bytes of chunks, their sealed plan and their opened plan."""
     size = plan.chunks.nbytes + plan.starts.nbytes + plan.table.nbytes
     return align(align(offset) + _sealed_size(size)) + size
 

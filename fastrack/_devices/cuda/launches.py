@@ -1,4 +1,4 @@
-"""The launches of a slab: its segments in groups that one launch opens, after checks that the kernels rely on."""
+"""The kernel launches of a slab: groups of its segments, after checks that the kernels rely on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fastrack._devices.cuda.gather_plan import join_plans
 from fastrack._devices.cuda.table import MAX_SEGMENTS, TableSegment, name_of, pack_table
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, ciphertext_size
 
-SPREAD = 1024  # of the numbers of the messages of a launch, whose keys are on the device at once
+SPREAD = 1024  # range of message numbers in a launch: their keys are on the device together
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class Launch:
 
 
 def launches_of(slab: Slab, messages: Messages, size: int) -> list[Launch]:
-    """Return the launches that open a slab, in a staging buffer of so many bytes.
+    """Return the launches that open a slab in a staging buffer of `size` bytes.
 
     Raise ValueError if a segment reaches outside its message, its array or the buffer.
     """
@@ -80,7 +80,7 @@ def launches_of(slab: Slab, messages: Messages, size: int) -> list[Launch]:
 
 
 def check_run(segment: Segment, messages: Messages) -> int:
-    """Require a run within its message and its array, and return its number of chunks."""
+    """Check that a run is within its message and its array, and return its number of chunks."""
     number, first, start, stop, size, _, _ = segment
     count = chunks_between(size, stop - start, first)
     sealed = messages.sealed[number]
@@ -92,7 +92,7 @@ def check_run(segment: Segment, messages: Messages) -> int:
 
 
 def _check_place(segment: Segment, end: int, limit: int, size: int) -> int:
-    """Require a place of its own in the staging buffer, after that of the segment before, and return its end."""
+    """Check that a segment begins after `end`, the end of the previous segment, and return its own end."""
     stop = segment.offset + segment.sealed_size
     if segment.offset % 16 or segment.offset < end or not stop <= limit <= size:
         raise ValueError(f"a segment reaches outside its staging buffer, or does not fit: {segment}")
@@ -100,7 +100,7 @@ def _check_place(segment: Segment, end: int, limit: int, size: int) -> int:
 
 
 def _check_gather(segment: Segment, plan: GatherPlan, messages: Messages) -> int:
-    """Require a gather within its message and its result, and return its number of chunks."""
+    """Check that a gather is within its message and its result, and return its number of chunks."""
     number, stop = segment.message, segment.stop
     whole = ciphertext_size(stop)
     plan.locate(whole, stop, messages.memories[number].size)

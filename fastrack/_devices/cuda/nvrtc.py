@@ -1,4 +1,4 @@
-"""The CUDA sources of the kernels, and the constants to compile and launch them."""
+"""Find the CUDA sources of the kernels, with the constants to launch them, and compile them."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ from dataclasses import dataclass
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
+from fastrack._devices.cuda.commands import Function
 from fastrack.errors import DeviceError
 
 KERNELS = ("prepare", *(f"{name}_{bits}" for name in ("open", "seal", "gather") for bits in (128, 256)))
 """The names of the kernels."""
 
+_MAX_SHARED = 100  # percent of a multiprocessor's memory as shared memory; with less, one block fits instead of two
 _MAIN = "fastrack.cu"
 _CONSTANT = re.compile(r"^#define FASTRACK_(\w+) (\d+)\s*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The sources."""
+    """The sources of the kernels, and their constants."""
 
     folder: Path
     code: str  # the text of the main file
@@ -28,7 +31,7 @@ class Kernels:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Options of the compiler, with the digest, as a cache may know only these and the main file."""
+        """Compiler options. They include the digest, since a cache may use only options and main file as its key."""
         return ("-std=c++17", f"-I{self.folder}", f"-DFASTRACK_SOURCES={self.digest}")
 
     @property
@@ -49,11 +52,11 @@ class Kernels:
 def find_kernels() -> Kernels:
     """Return the sources of this installation, from the package or from the checkout that contains it.
 
-    Raise DeviceError if there are none.
+    Raise DeviceError if there are no sources.
     """
     package = Path(str(files("fastrack")))
     checkout = package.parent
-    # Without the project file this is no checkout, and `kernels` may be another package in site-packages.
+    # Without the project file this is no checkout: `kernels` may be another package in site-packages.
     folders = [package / "kernels"]
     if (checkout / "pyproject.toml").is_file():
         folders.append(checkout / "kernels")
@@ -72,3 +75,15 @@ def read_kernels(folder: Path) -> Kernels:
     code = (folder / _MAIN).read_text(encoding="utf-8")
     constants = {name: int(value) for name, value in _CONSTANT.findall(code)}
     return Kernels(folder, code, digest.hexdigest()[:32], constants)
+
+
+def compile_kernels(cupy: Any, sources: Kernels) -> tuple[Any, dict[str, Function]]:
+    """Compile the kernels by NVRTC; CuPy caches them on disk. Return the module, and each kernel by its name."""
+    module = cupy.RawModule(code=sources.code, options=sources.options, backend="nvrtc")
+    functions = {}
+    for name in KERNELS:
+        kernel = module.get_function(name)
+        kernel.max_dynamic_shared_size_bytes = shared = sources.shared(name)
+        kernel.preferred_shared_memory_carveout = _MAX_SHARED
+        functions[name] = Function(int(kernel.kernel.ptr), sources.threads, shared)
+    return module, functions

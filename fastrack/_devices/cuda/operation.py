@@ -1,4 +1,4 @@
-"""The life cycle of the messages of a call on a CUDA device: lists of commands are recorded, issued and waited for."""
+"""The messages of a call on a CUDA device: record lists of commands, issue them, and wait for their results."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fastrack._devices.cuda.recorder import CommandList, MessageRecorder, Resour
 from fastrack._util import trace
 from fastrack.errors import DeviceError, FastrackError
 
-_MAX_HELD_COPY = 64 << 10  # bytes that the host copies in microseconds, and may with the interpreter's lock
+_MAX_HELD_COPY = 64 << 10  # bytes that the host copies in microseconds, so that it may hold the GIL
 
 
 class _Phase(Enum):
-    RECORDING = auto()  # slabs may follow
+    RECORDING = auto()  # more slabs may come
     ISSUING = auto()  # a list is being issued; after an interrupt it may be lost
     ISSUED = auto()  # the last list was issued
     FINISHED = auto()
@@ -34,7 +34,7 @@ class _Result:
 class CudaOperation:
     """`DeviceOperation` on the streams of a lane.
 
-    After an error later slabs are refused, staging buffers are freed all the same, and `result` raises it.
+    After an error later slabs are refused, staging buffers are still freed, and `result` raises the error.
     """
 
     def __init__(self, resources: Resources, messages: Messages, note: SpanCallback | None) -> None:
@@ -47,9 +47,9 @@ class CudaOperation:
         self._cleared = False  # whether the state was wiped on the device after an error
         self._result: _Result | None = None
         self._reading = threading.Lock()
-        self._issued = threading.Event()  # set when the list that was issued last has run
+        self._issued = threading.Event()  # set when the last issued list has run
         self._issued.set()
-        stream = messages.memories[0].stream  # of all of them
+        stream = messages.memories[0].stream  # all messages share it
         self._lane = lane = pipeline.lane(stream)
         self.lane = lane.number
         self._state = state = resources.states.acquire(len(messages))
@@ -58,7 +58,7 @@ class CudaOperation:
             clock = None if self._timeline is None else Clock(self._timeline, self._driver, pipeline.idle)
             self._recorder = MessageRecorder(resources, state, messages, lane, clock)
             self._list = self._recorder.new_list()
-            # Issued by the caller's thread: the handle of a per-thread stream is another stream in another thread.
+            # Issued by the caller's thread: in another thread, a per-thread handle means another stream.
             start = Commands() if pipeline.threaded else self._list.commands
             # Earlier work on the caller's stream may still use the arrays.
             start.record(state.started, stream)
@@ -82,20 +82,20 @@ class CudaOperation:
 
     def issue(self) -> None:
         if not self._pipeline.forked:
-            self._issue(_Phase.RECORDING)  # also after an error: the commands are dropped, and their buffers freed
+            self._issue(_Phase.RECORDING)  # also after an error: the commands are dropped and their buffers are freed
 
     def finish(self, *, wait: bool = False) -> None:
         if self._pipeline.forked or self._phase is _Phase.FINISHED:
             return
         if self._error is None and self._phase is _Phase.ISSUING:
-            self._issued.wait()  # an interrupted list may have been issued all the same
+            self._issued.wait()  # an interrupted list may still have been issued
             self._fail(DeviceError("it was interrupted"))
         if self._error is None and self._phase is _Phase.RECORDING:
             self._recorder.finish(self._list)
             if not self._pipeline.threaded:
                 self._recorder.wait_for_end(self._list.commands, wait=wait)
             self._issue(_Phase.ISSUED)
-        self._issued.wait()  # after an error until the key was wiped
+        self._issued.wait()  # after an error, wait until the key was wiped
         if self._error is None and self._pipeline.threaded:
             after = Commands()
             self._recorder.wait_for_end(after, wait=wait)
@@ -103,7 +103,7 @@ class CudaOperation:
                 self._driver.issue(after)
             except Exception as error:  # noqa: BLE001 - raised by `result`
                 self._fail(error)
-        self._list.issued.set()  # frees the buffers of a list that was not issued after an error
+        self._list.issued.set()  # after an error, frees the buffers of a list that was never issued
         self._recorder.close()
         interrupted, self._phase = self._phase is _Phase.ISSUING, _Phase.FINISHED
         with self._reading:
@@ -118,13 +118,13 @@ class CudaOperation:
             return True
         try:
             return self._issued.is_set() and self._driver.done(self._state.finished)
-        except DeviceError:  # `result` meets the same error and raises it
+        except DeviceError:  # `result` raises it
             return True
 
     def result(self) -> BadChunk | None:
         if self._pipeline.forked:
             self._pipeline.require_usable()
-        self.finish(wait=True)  # after an interrupted `finish`, `finished` may still be an event of another message
+        self.finish(wait=True)  # after an interrupted `finish` the event `finished` may still belong to another message
         if self._error is None and self._result is None:
             try:
                 if not self._driver.done(self._state.finished):
@@ -147,7 +147,7 @@ class CudaOperation:
             self._resources.states.release(self._state)
 
     def _issue(self, phase: _Phase) -> None:
-        """Issue the list of commands, here or by the pipeline's thread, and begin the next list and phase."""
+        """Issue the list of commands, directly or by the pipeline's thread, and begin the next list and phase."""
         current = self._require_list()
         self._phase = _Phase.ISSUING  # until the end: after an interrupt the list may be lost
         self._issued = current.issued
@@ -168,7 +168,7 @@ class CudaOperation:
         self._phase = phase
 
     def _execute(self, current: CommandList) -> None:
-        """Run a list of commands, unless another one has failed."""
+        """Run a list of commands, unless an earlier list has failed."""
         try:
             if self._error is None:
                 hold = not self._pipeline.threaded and current.commands.copies <= _MAX_HELD_COPY
@@ -207,7 +207,7 @@ class CudaOperation:
 
     def _read_result(self) -> None:
         """Read the downloaded verdicts, and release the message state."""
-        with self._reading:  # two threads would release the state twice, and two messages would share it
+        with self._reading:  # or two threads would release the state twice, and two messages would share it
             if self._result is None:
                 self._result = _Result(self._recorder.bad_chunk())
                 self._resources.states.release(self._state)

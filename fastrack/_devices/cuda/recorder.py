@@ -1,14 +1,14 @@
 """The commands of the messages of a call: they upload the keys, open, gather or seal slabs, and download the verdict.
 
-Events alone order the work on the device. For messages that are opened::
+Events alone order the work on the device. Opening messages takes these steps::
 
     the caller's stream    started ─┐                                                ┌─ continues
     kernels of its lane             └ keys ┬ open 0   ┬ open 1   wipe keys, verdict ── finished
     uploads                 slab 0 ────────┘  slab 1 ─┘
 
-The keys of the messages are expanded by one launch, before the first slab. A slab's device memory may be read after
-`copied`, and a staging buffer may be filled again after `used`, which the host waits for. Messages that are sealed go
-the other way: kernel, `copied`, download, `used`.
+One launch expands the keys of the messages, before the first slab. A slab's device memory may be read after `copied`.
+The host waits for `used` before it fills a staging buffer again. Sealing goes the other way: kernel, `copied`,
+download, `used`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from fastrack.format import SEALED_CHUNK_SIZE
 PLAN_BITS = 256  # of the keys of gather plans
 
 _GOOD = 2**64 - 1  # the verdict on messages without a bad chunk
-_SPIN = 200_000  # nanoseconds to spin before the thread sleeps, as waking it takes some ten microseconds
+_SPIN = 200_000  # nanoseconds to spin before the thread sleeps, since a wake-up takes some ten microseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +47,14 @@ class Resources:
     states: MessageStatePool
     engine: Engine  # of the host; seals gather plans
     session: Session  # the source of keys for gather plans
-    blocks: int  # maximum of a launch
+    blocks: int  # maximum per launch
     threads: int  # maximum of the host for copies
 
 
 class CommandList:
     """Commands that are issued together, and the spans of their steps.
 
-    `issued` is set when they were issued, or never will be.
+    `issued` is set when the commands were issued, or never will be.
     """
 
     def __init__(self) -> None:
@@ -63,11 +63,11 @@ class CommandList:
         self._marks: list[tuple[str | None, Slab, int]] = []
 
     def use(self, buffer: CudaStagingBuffer) -> None:
-        """Mark a staging buffer as in use until this list was issued."""
+        """Mark a staging buffer as in use until this list is issued."""
         buffer.issued = self.issued
 
     def mark(self, name: str | None, slab: Slab) -> None:
-        """Begin a step of this name, or none, and end the one before."""
+        """End the current step, and begin a step `name` unless it is None."""
         self._marks.append((name, slab, self.commands.timestamp()))
 
     def spans(self) -> list[tuple[str, Slab, int, int]]:
@@ -78,9 +78,9 @@ class CommandList:
 
 
 class MessageRecorder:
-    """The recorder of the commands of one call's messages.
+    """The recorder of the commands for one call's messages.
 
-    `clock` is that of the device, if a timeline is recorded.
+    `clock` is the clock of the device, if a timeline is recorded.
     """
 
     def __init__(
@@ -97,10 +97,10 @@ class MessageRecorder:
         self._prepared = 0  # messages whose keys are expanded
         self._plans: PlanSealer | None = None  # made for the first gather
         self._planned: list[tuple[int, int]] = []  # the first chunk of each sealed plan, and a message of the plan
-        self._to_store: dict[CudaStagingBuffer, Slab] = {}  # sealed slabs that are still in their buffer
+        self._to_store: dict[CudaStagingBuffer, Slab] = {}  # sealed slabs that are still in their buffers
 
     def new_list(self) -> CommandList:
-        """Return a list that holds the interpreter's lock only while no call can block.
+        """Return a list that holds the GIL only while no call can block.
 
         A call that adds work to a full stream blocks until the stream has room. The streams of a lane wait only for the
         callers' streams.
@@ -112,7 +112,7 @@ class MessageRecorder:
         return current
 
     def start(self, commands: Commands) -> None:
-        """Record that the messages wait for the caller's stream, and the upload of their keys."""
+        """Record a wait for the caller's stream, and the upload of the keys."""
         commands.wait(self._lane.kernels, self._state.started)
         self._state.upload_keys(commands, self._lane.kernels)
 
@@ -150,8 +150,8 @@ class MessageRecorder:
         current.mark(None, slab)
 
     def seal(self, current: CommandList, slab: Slab, buffer: CudaStagingBuffer) -> None:
-        """Record the sealing of a slab. `store` takes the sealed chunks out of the buffer."""
-        launches_of(slab, self._messages, buffer.memory.size)  # for its checks
+        """Record the sealing of a slab. `_store` copies the sealed chunks out of the buffer."""
+        launches_of(slab, self._messages, buffer.memory.size)  # only for its checks
         commands, lane = current.commands, self._lane
         self._store(current, buffer)
         current.use(buffer)
@@ -176,13 +176,13 @@ class MessageRecorder:
         self._state.download_verdicts(current.commands, self._lane.kernels)
 
     def wait_for_end(self, commands: Commands, *, wait: bool) -> None:
-        """Record that the caller's stream, and with `wait` the thread, wait for the end of the messages."""
+        """Record that the caller's stream, and with `wait` the thread, waits for the end of the messages."""
         commands.wait(self._stream, self._state.finished)
         if wait:
             wait_for(commands, self._state.finished, _SPIN)
 
     def bad_chunk(self) -> BadChunk | None:
-        """Return the first bad chunk or None, after the verdicts were downloaded."""
+        """Return the first bad chunk or None from the downloaded verdicts."""
         name, plan_chunk = self._state.verdicts
         if self._plans is not None and plan_chunk != _GOOD:
             planned = bisect_right(self._planned, plan_chunk, key=itemgetter(0)) - 1
@@ -199,7 +199,7 @@ class MessageRecorder:
         del self._messages
 
     def _stage(self, commands: Commands, slab: Slab, buffer: CudaStagingBuffer) -> None:
-        """Record the copies of chunks from host memory to their places in a staging buffer."""
+        """Record the copies of chunks from host memory to their offsets in a staging buffer."""
         for number, first, _, _, size, offset, plan in slab.segments:
             sealed = self._messages.sealed[number]
             if sealed is None:
@@ -213,9 +213,9 @@ class MessageRecorder:
         commands.keep_alive(buffer)
 
     def _prepare(self, commands: Commands, first: int, message: int) -> None:
-        """Record the expansion of the keys up to that of a message, and of those of a batch behind it.
+        """Record the expansion of keys, in batches, up to the key of `message` or beyond.
 
-        Raise ValueError if that of message `first` is no longer on the device: the key in its slot is another's.
+        Raise ValueError if a later key has replaced the expanded key of message `first` on the device.
         """
         state = self._state
         if first < self._prepared - state.slots:
@@ -237,12 +237,12 @@ class MessageRecorder:
         self._launch(commands, f"seal_{self._messages.keys.bits[number]}", count, arguments)
 
     def _seal_plans(self, commands: Commands, launches: list[Launch], end: int, size: int) -> list[SealedPlan]:
-        """Seal the plans of gathers, to be put into a staging buffer of so many bytes behind its chunks."""
+        """Seal the plans of gathers for a staging buffer of `size` bytes, where they follow the chunks."""
         joined = [(launch, launch.plan) for launch in launches if launch.is_gather]
-        place = end
+        needed = end
         for _, plan in joined:
-            place = room_for(plan, place)
-            if place > size:
+            needed = room_for(plan, needed)
+            if needed > size:
                 raise ValueError("a gather does not fit into its staging buffer, with its plan behind its chunks")
         sealed = []
         for launch, plan in joined:
@@ -253,7 +253,7 @@ class MessageRecorder:
         return sealed
 
     def _open_plan(self, commands: Commands, plan: SealedPlan, buffer: CudaStagingBuffer) -> list[int]:
-        """Record the opening of a plan, and return the arguments by which the gather reads it."""
+        """Record the opening of a plan, and return the arguments that describe it to the gather kernel."""
         opened = buffer.device_ptr + plan.opened
         row = TableSegment(opened, plan.first_chunk, plan.size, plan.count, 0, 0)
         arguments = [self._state.plan_state, 0, buffer.device_ptr + plan.start, plan.count, 1, self._state.plan_verdict]
@@ -275,7 +275,7 @@ class MessageRecorder:
         return self._plans
 
     def _store(self, current: CommandList, buffer: CudaStagingBuffer) -> None:
-        """Record the copies of a sealed slab from its buffer to its destination, if there is one."""
+        """Record the copies of a sealed slab from its buffer to its destination, if the buffer holds one."""
         slab = self._to_store.pop(buffer, None)
         if slab is None or all(self._messages.sealed[segment.message] is None for segment in slab.segments):
             return
@@ -300,13 +300,13 @@ class MessageRecorder:
     def _device_span(
         self, name: str, track: str, stream: Stream, slab: Slab, commands: Commands
     ) -> AbstractContextManager[None]:
-        """Add the device time of the block's commands to the timeline, if there is one."""
+        """Add the device time of the block's commands to the timeline, if a timeline is recorded."""
         if self._clock is None:
             return nullcontext()
         return self._clock.span(name, track, stream, slab.detail, commands)
 
 
 def wait_for(commands: Commands, event: Event, spin: int = 0) -> None:
-    """Record a wait for an event that releases the interpreter's lock after `spin` nanoseconds."""
+    """Record a wait for an event, which releases the GIL after `spin` nanoseconds."""
     commands.poll(event, spin, stop=True)
     commands.synchronize(event)

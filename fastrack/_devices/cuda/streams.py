@@ -22,7 +22,7 @@ Job = Callable[[], None]
 
 @dataclass(slots=True)
 class Lane:
-    """The streams for the transfers of one or more caller's streams, which they wait for."""
+    """The streams for transfers. They wait for one or more streams of the caller."""
 
     number: int  # less than `LANES`
     kernels: Stream  # runs kernels and small copies
@@ -34,13 +34,13 @@ class Pipeline:
     """A driver and its streams.
 
     All uploads share one stream, which never waits for a kernel. Commands that wait for a caller's stream are on a
-    lane, so that they delay no other caller's transfers.
+    lane, so that they do not delay transfers of other callers.
 
     Outside confidential mode the caller's thread issues its own commands. In confidential mode an asynchronous copy
     blocks its thread until the stream has finished all earlier work; one thread of the pipeline then issues all
     commands, and `threaded` is set. Correctness does not depend on streams that run concurrently.
 
-    `forked` says that this is a copy in a forked child, where the driver must not be used, not even to free memory.
+    `forked` is True for a copy in a forked child, where the driver must not be used, not even to free memory.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -107,7 +107,7 @@ class Pipeline:
             self.require_usable()
             if self._thread is None:
                 name = f"fastrack {self.driver.name}"
-                # Assigned before the start: after an interrupt in between, a second thread would overtake this one.
+                # Assigned before the start: after an interrupt in between, a second thread would overtake the first.
                 self._thread = thread = threading.Thread(target=_run_jobs, args=(self._jobs,), name=name, daemon=True)
                 try:
                     thread.start()
@@ -135,7 +135,7 @@ class Pipeline:
     def synchronize_all(self) -> None:
         """Wait, after a failure, until all streams are idle, so that all memory in use is free.
 
-        If that fails too, the state of the device is unknown, and no more commands are accepted.
+        If waiting fails too, the state of the device is unknown, and no more commands are accepted.
         """
         try:
             commands = Commands()

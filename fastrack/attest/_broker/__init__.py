@@ -1,4 +1,4 @@
 """The owner's side of the exchange as a service: challenges, offers, grants, and a log of all decisions.
 
-It needs the extra ``fastrack-io[broker]``: starlette and uvicorn.
+Needs the extra ``fastrack-io[broker]``: starlette and uvicorn.
 """

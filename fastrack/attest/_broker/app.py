@@ -29,9 +29,9 @@ LOGGER = "fastrack.broker"
 
 _JSON = "application/json"
 _BODY_SECONDS = 30.0
-_SHARE = 32 << 20  # bytes of bodies that an address may have in memory at a time
+_SHARE = 32 << 20  # bytes of bodies in memory for each address
 _TOTAL = 128 << 20  # bytes of all bodies in memory
-_SHOWN = 200  # characters of a value that an answer repeats
+_SHOWN = 200  # characters of a value shown in an answer
 
 log = logging.getLogger(LOGGER)
 
@@ -47,7 +47,7 @@ class _RefusedError(Exception):
 
 
 def make_app(broker: Broker, *, limit: RateLimit, body_seconds: float = _BODY_SECONDS) -> Any:
-    """Make the application. `body_seconds` is the time within which a body must have come."""
+    """Make the application. `body_seconds` is the time limit for receiving a body."""
     handlers = _Handlers(broker, limit, body_seconds)
     routes = [
         Route("/v1/challenges", handlers.wrap("challenge", handlers.make_challenge), methods=["POST"]),
@@ -79,7 +79,7 @@ class _Handlers:
             except ClientDisconnect:
                 fields["error"] = "the client broke off"
                 response = Response(status_code=400)
-            except Exception as error:  # noqa: BLE001 - each is answered
+            except Exception as error:  # noqa: BLE001 - every error gets an answer
                 refusal = _refuse(error)
                 fields["error"] = str(error)[:400] if refusal.status != 500 else type(error).__name__
                 body = json.dumps({"error": refusal.members}).encode() + b"\n"
@@ -124,7 +124,7 @@ class _Handlers:
     async def _body(
         self, request: Request, limit: int, address: str, check: Callable[[bytearray], Awaitable[None]] | None = None
     ) -> AsyncIterator[bytearray]:
-        """Yield a body of up to `limit` bytes, which count as in memory meanwhile. `check` may refuse its beginning."""
+        """Yield a body of up to `limit` bytes, counted while in memory. `check` may refuse its beginning."""
         announced = request.headers.get("content-length", "0")
         if not announced.isdecimal() or int(announced[:20]) > limit:
             raise _RefusedError(413, f"expected a body of at most {limit} bytes")
@@ -150,7 +150,7 @@ class _Handlers:
             self._in_flight.give_back(address, taken)
 
     async def _work(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function in a thread, so that the loop goes on. There are as many at a time as cores."""
+        """Call a function in a thread, so that the loop goes on. Use at most one thread per core."""
         if self._threads is None:
             self._threads = anyio.CapacityLimiter(os.cpu_count() or 1)
         result: T = await run_sync(function, *arguments, limiter=self._threads)
@@ -158,10 +158,10 @@ class _Handlers:
 
 
 def _refuse(error: Exception) -> _RefusedError:
-    """Return the answer to an error. What a policy allows is told to the owner's log, and not to the client."""
+    """Return the answer to an error. Allowed values go only to the owner's log, never to the client."""
     if isinstance(error, _RefusedError):
         return error
-    if isinstance(error, (BusyError, sqlite3.OperationalError)):  # the second: a full disk, or a lock that is kept
+    if isinstance(error, (BusyError, sqlite3.OperationalError)):  # the second: a full disk, or a held lock
         told = "the broker cannot write to its database; ask for a new challenge later"
         return _RefusedError(503, str(error) if isinstance(error, BusyError) else told)
     if isinstance(error, AttestationError):

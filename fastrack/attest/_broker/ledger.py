@@ -1,8 +1,8 @@
-"""The memory of a broker in SQLite: challenges that are used once, grants, and a log in which each entry has a hash.
+"""The database of a broker in SQLite: challenges that are used once, grants, and a log of hashed entries.
 
-The hash of an entry is SHA-256 over ``fastrack/audit@1``, a zero byte, the hash of the entry before (32 zero bytes for
-the first), and the entry as canonical JSON. An entry that is altered, removed or put in is found, unless all later ones
-are replaced too; so note the last hash elsewhere from time to time.
+The hash of an entry is SHA-256 over ``fastrack/audit@1``, a zero byte, the hash of the previous entry (32 zero bytes
+for the first), and the entry as canonical JSON. Altered, removed and inserted entries are detected unless all later
+entries are replaced too, so note the last hash elsewhere from time to time.
 """
 
 import json
@@ -24,12 +24,12 @@ from fastrack._util.rights import require_own
 from fastrack.attest import Challenge
 from fastrack.errors import AttestationError, AuthenticationError, FormatError
 
-_APPLICATION = 0x46545242  # "FTRB", by which a file is known to be a broker's
+_APPLICATION = 0x46545242  # "FTRB", marks a broker's database
 _VERSION = 1
 _LABEL = b"fastrack/audit@1\0"
 _FIRST = bytes(32)
 _WAIT = 30.0  # seconds for a lock that another process holds
-_KEPT = timedelta(hours=1)  # after its end a challenge is told from one that never was
+_KEPT = timedelta(hours=1)  # an expired challenge is remembered, so that it is not reported as unknown
 _OPEN_LIMIT = 100_000  # challenges
 
 _SCHEMA = """
@@ -56,7 +56,7 @@ class ChallengeError(AttestationError):
 
 
 class BusyError(AttestationError):
-    """More open challenges than a broker keeps."""
+    """Too many open challenges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +73,13 @@ class LogRecord:
 class Ledger:
     """The database of a broker, made with mode 0600. Several threads and processes may use one file at a time.
 
-    Every change is a transaction that is on the disk when the method returns. Another file is a `FormatError`; one that
-    another user owns or may write to, or whose folder is such, a `KeyPermissionError`.
+    Every change is a transaction that is on the disk when the method returns. Raise `FormatError` for
+    another file, and `KeyPermissionError` if another user owns or may write to the file or its folder.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = locate_local(path)
-        require_own(self.path.resolve().parent)  # SQLite replays a journal that it finds beside a database
+        require_own(self.path.resolve().parent)  # SQLite replays any journal in the folder of a database
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         require_own(self.path)
         self._lock = threading.Lock()
@@ -101,30 +101,30 @@ class Ledger:
                 return
             if application or version or self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 raise sqlite3.DatabaseError("one of another program or version")
-            for statement in _SCHEMA.split(";\n"):  # of which triggers hold others, each within a line
+            for statement in _SCHEMA.split(";\n"):  # a trigger holds statements too, but on one line
                 self._database.execute(statement)
             self._database.execute(f"PRAGMA application_id = {_APPLICATION}")
             self._database.execute(f"PRAGMA user_version = {_VERSION}")
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """Run statements in one transaction, which holds the right to write from its start."""
+        """Run statements in one transaction, which takes the write lock at its start."""
         with self._lock:
             self._database.execute("BEGIN IMMEDIATE")
             try:
                 yield
                 self._database.execute("COMMIT")
             except BaseException:
-                if self._database.in_transaction:  # some errors, as of a full disk, have ended it already
+                if self._database.in_transaction:  # some errors, such as a full disk, end it themselves
                     self._database.execute("ROLLBACK")
                 raise
 
     def add_challenge(self, challenge: Challenge, *, now: datetime) -> None:
-        """Remember a challenge, and forget those whose end is long past. Raise `BusyError` if too many are open."""
+        """Store a challenge, and delete long expired challenges. Raise `BusyError` if too many are open."""
         with self._transaction():
             self._database.execute("DELETE FROM challenges WHERE expires < ?", (encode_time(now - _KEPT),))
             count = self._database.execute("SELECT count(*) FROM challenges WHERE used IS NULL").fetchone()[0]
-            if count >= _OPEN_LIMIT:  # then those that ended are forgotten earlier
+            if count >= _OPEN_LIMIT:  # delete expired challenges early
                 ended = "DELETE FROM challenges WHERE used IS NULL AND expires <= ?"
                 count -= self._database.execute(ended, (encode_time(now),)).rowcount
             if count >= _OPEN_LIMIT:
@@ -138,15 +138,15 @@ class Ledger:
             )
 
     def is_open(self, challenge_id: str, *, now: datetime) -> bool:
-        """Return whether a challenge is known, was not used, and has not expired."""
+        """Return whether a challenge is known, unused and not expired."""
         query = "SELECT 1 FROM challenges WHERE id = ? AND used IS NULL AND expires > ?"
         with self._lock:
             return self._database.execute(query, (challenge_id, encode_time(now))).fetchone() is not None
 
     def use_challenge(self, challenge_id: str, *, now: datetime, details: Mapping[str, Any]) -> Challenge:
-        """Use a challenge up, and return it. The use is on the disk before anything is done with the offer.
+        """Use a challenge up, and return it. The use is on the disk before the offer is processed.
 
-        Raise `ChallengeError` if it is unknown, was used before, or has expired. An attempt on a known one is logged.
+        Raise `ChallengeError` if it is unknown, used or expired. Attempts on known challenges are logged.
         """
         reason = None
         with self._transaction():
@@ -173,13 +173,13 @@ class Ledger:
     def add_grant(
         self, challenge_id: str, recipient: str, keys: list[str], *, now: datetime, details: Mapping[str, Any]
     ) -> None:
-        """Remember that keys were granted. A challenge has one grant at most, and only after it was used."""
+        """Store a grant of keys. A challenge has at most one grant, and only after its use."""
         with self._transaction():
             row = self._database.execute("SELECT used FROM challenges WHERE id = ?", (challenge_id,)).fetchone()
             known = self._database.execute("SELECT 1 FROM grants WHERE challenge = ?", (challenge_id,)).fetchone()
             if row is None or row[0] is None or known is not None:
-                found = "a grant already" if known else "one that was not used"
-                raise _refuse_challenge("granting keys", "a used challenge without a grant", found, "Start again.")
+                state = "a grant already" if known else "one that was not used"
+                raise _refuse_challenge("granting keys", "a used challenge without a grant", state, "Start again.")
             members = {"challenge": challenge_id, "keys": keys, "recipient": recipient, **details}
             number = self._append("granted", members, now)
             self._database.execute(
@@ -210,18 +210,18 @@ class Ledger:
 
 
 def read_log(path: str | os.PathLike[str], *, head: bytes | None = None) -> list[LogRecord]:
-    """Read the log of a broker's database, which is not changed, and verify it. A broker may be using it.
+    """Read and verify the log of a broker's database, without changes. A broker may be using it.
 
-    Every entry has the hash that follows from it and the one before; each grant has its entry, and each entry of a
-    grant has its grant. Otherwise, or if no entry has the hash `head`, which was noted before, it is an
-    `AuthenticationError`; another file is a `FormatError`.
+    Raise `AuthenticationError` if the hash of an entry does not follow from its content and the previous hash, if
+    grants and their entries differ, or if no entry has the hash `head`, noted earlier. Raise `FormatError` for
+    another file.
     """
-    open_regular(path).close()  # so that an error is told as one of a file
+    open_regular(path).close()  # so that a missing file raises an OSError
     try:
         with closing(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True, timeout=_WAIT)) as database:
-            database.execute("BEGIN")  # so that all rows are of one time
+            database.execute("BEGIN")  # so that all rows are of one snapshot
             if database.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
-                raise sqlite3.DatabaseError("one of another program")  # noqa: TRY301 - told below
+                raise sqlite3.DatabaseError("one of another program")  # noqa: TRY301 - reported below
             _require_tables(database)
             rows = database.execute("SELECT number, time, event, details, hash FROM log ORDER BY number").fetchall()
             grants = database.execute("SELECT entry, challenge, recipient, keys, issued FROM grants").fetchall()
@@ -240,11 +240,11 @@ def _refuse_challenge(action: str, wanted: str, found: object, advice: str) -> C
 
 
 def _require_tables(database: sqlite3.Connection) -> None:
-    """Require the tables of the schema: a view of the same name may compute its rows, and never end."""
+    """Require the tables of the schema: a view with such a name could compute rows without end."""
     query = "SELECT name, sql FROM sqlite_master WHERE name IN ('challenges', 'grants', 'log')"
-    with closing(sqlite3.connect(":memory:")) as wanted:
-        wanted.executescript(_SCHEMA)
-        if database.execute(query).fetchall() != wanted.execute(query).fetchall():
+    with closing(sqlite3.connect(":memory:")) as expected:
+        expected.executescript(_SCHEMA)
+        if database.execute(query).fetchall() != expected.execute(query).fetchall():
             raise sqlite3.DatabaseError("one with other tables")
 
 
@@ -254,17 +254,17 @@ def _not_a_ledger(path: str | os.PathLike[str], error: sqlite3.Error) -> FormatE
 
 def _verify_entries(rows: list[tuple[Any, ...]]) -> list[LogRecord]:
     entries, before = [], _FIRST
-    for wanted, (number, time, event, details, found) in enumerate(rows, 1):
-        if number != wanted:
-            raise _broken(f"entry {wanted}", f"entry {number}")
+    for expected, (number, time, event, details, saved) in enumerate(rows, 1):
+        if number != expected:
+            raise _broken(f"entry {expected}", f"entry {number}")
         try:
             before = _hash_entry(before, number, time, event, details)
             members = json.loads(details)
         except (TypeError, ValueError, AttributeError):
             raise _broken(f"text in entry {number}", "other values") from None
-        if before != found:
-            raise _broken(f"hash {before.hex()} at entry {number}", found.hex() if isinstance(found, bytes) else "none")
-        entries.append(LogRecord(number, time, event, members, found))
+        if before != saved:
+            raise _broken(f"hash {before.hex()} at entry {number}", saved.hex() if isinstance(saved, bytes) else "none")
+        entries.append(LogRecord(number, time, event, members, saved))
     return entries
 
 

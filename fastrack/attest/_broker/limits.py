@@ -1,4 +1,4 @@
-"""Limit the rate of requests, and what is in use at a time, by client address."""
+"""Limit the request rate and the resources in use, by client address."""
 
 import threading
 import time
@@ -10,9 +10,9 @@ _MOST_ADDRESSES = 65_536
 
 
 class RateLimit:
-    """A token bucket for each address. The networks of IPv6 count by their first 64 bits.
+    """A token bucket for each address. IPv6 addresses count by their first 64 bits.
 
-    An address may send `burst` requests at once, and `per_minute` for long; `clock` never goes back.
+    An address may send a burst of `burst` requests, then `per_minute`. `clock` never goes back.
     """
 
     def __init__(self, per_minute: float, burst: int, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -20,10 +20,10 @@ class RateLimit:
         self._burst = float(burst)
         self._clock = clock
         self._lock = threading.Lock()
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tokens, and when they were counted
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tokens, time of count
 
     def admit(self, address: str) -> float:
-        """Count a request; return 0 if it is within the limit, else the seconds after which the next one is."""
+        """Count a request. Return 0 if it is within the limit, else the seconds until the next may come."""
         key, now = _network(address), self._clock()
         with self._lock:
             tokens, since = self._buckets.pop(key, (self._burst, now))
@@ -36,9 +36,9 @@ class RateLimit:
 
 
 class Quota:
-    """An amount that may be in use at a time, `total`, of which each address has a `share`. Not for several threads.
+    """A limit on the amount in use: `share` for each address, `total` for all. Not for several threads.
 
-    The networks of IPv6 count by their first 64 bits.
+    IPv6 addresses count by their first 64 bits.
     """
 
     def __init__(self, share: int, total: int) -> None:
@@ -47,7 +47,7 @@ class Quota:
         self._used: Counter[str] = Counter()
 
     def take(self, address: str, amount: int = 1) -> bool:
-        """Count an amount as used, and return True; or return False if that would be too much."""
+        """Take an amount and return True, or return False if it would exceed a limit."""
         key = _network(address)
         if self._used[key] + amount > self._share or self._used.total() + amount > self._total:
             return False
@@ -55,7 +55,7 @@ class Quota:
         return True
 
     def give_back(self, address: str, amount: int = 1) -> None:
-        """Count an amount as used no more."""
+        """Give an amount back."""
         key = _network(address)
         self._used[key] -= amount
         if not self._used[key]:
@@ -64,9 +64,9 @@ class Quota:
 
 def _network(address: str) -> str:
     try:
-        found = ip_address(address)
+        parsed = ip_address(address)
     except ValueError:
         return address
-    if isinstance(found, IPv6Address) and found.ipv4_mapped is None:
-        return found.packed[:8].hex()
-    return str(getattr(found, "ipv4_mapped", None) or found)
+    if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is None:
+        return parsed.packed[:8].hex()
+    return str(getattr(parsed, "ipv4_mapped", None) or parsed)

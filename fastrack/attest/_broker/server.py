@@ -23,13 +23,13 @@ from fastrack.attest._broker.app import LOGGER
 from fastrack.attest._broker.limits import Quota
 
 _CONNECTIONS = 512
-_SHARE = 8  # an address has this part of them
-_DESCRIPTORS = 64  # which are left for the database, the listener and the libraries
-_BACKLOG = 4096  # connections that wait to be accepted, most of which may be turned away
+_SHARE = 8  # each address may have 1 / _SHARE of the connections
+_DESCRIPTORS = 64  # reserved for the database, the listener and the libraries
+_BACKLOG = 4096  # connections that wait to be accepted; most may be refused
 _HEAD_SECONDS = 10.0
-_REQUEST_SECONDS = 120.0  # from a request's head to its answer: the body, the threads' queue, and the work
-_PAUSE = 0.5  # seconds without accepting, when the system has no descriptor or memory for a connection
-_REPORT = 10.0  # seconds from one line of the log about connections to the next
+_REQUEST_SECONDS = 120.0  # from the head of a request to its answer: body, thread queue and work
+_PAUSE = 0.5  # seconds without accepting after the system lacks a descriptor or memory
+_REPORT = 10.0  # seconds between log lines about connections
 
 log = logging.getLogger(LOGGER)
 
@@ -58,13 +58,13 @@ def serve(
 ) -> None:
     """Serve until the process is asked to end. Without a certificate only on a loopback address.
 
-    A TLS handshake, and then each head of a request, must come within `head_seconds`. Others must neither own nor use
-    the key of the certificate.
+    A TLS handshake, and then each head of a request, must arrive within `head_seconds`. Other users must neither own
+    nor read the private key.
     """
     if certificate is None and not ip_address(host).is_loopback:
         raise ValueError(f"serving failed: expected a certificate, or a loopback address, got none and {host}")
     if private_key is not None:
-        with read_private(private_key, 0):  # refused here if others may use it; uvicorn opens it again
+        with read_private(private_key, 0):  # refuses a key that others may read; uvicorn opens it again
             pass
     _log_as_json()
     config = uvicorn.Config(
@@ -93,7 +93,7 @@ def serve(
 
 
 def _log_as_json() -> None:
-    """Write the records of every logger, and warnings, as lines of JSON on standard error."""
+    """Write all log records, and warnings, as lines of JSON on standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
@@ -102,7 +102,7 @@ def _log_as_json() -> None:
 
 
 class _Server(uvicorn.Server):
-    """A server that counts a connection from when it is accepted: asyncio's shows it after its handshake only."""
+    """A server that counts connections when accepted; asyncio shows them only after the handshake."""
 
     def __init__(self, config: uvicorn.Config, head_seconds: float) -> None:
         super().__init__(config)
@@ -112,7 +112,7 @@ class _Server(uvicorn.Server):
         total = min(_CONNECTIONS, bound)
         self._quota = Quota(total // _SHARE, total)
         self._begun: set[asyncio.Task[None]] = set()
-        self._counts: Counter[str] = Counter()  # of events since they were reported
+        self._counts: Counter[str] = Counter()  # events since the last report
         self._report_at: dict[str, float] = {}
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -137,31 +137,31 @@ class _Server(uvicorn.Server):
                     continue
                 if self._quota.take(address[0]):
                     task = loop.create_task(self._begin(connection, address[0]))
-                    self._begun.add(task)  # the loop has weak references alone
+                    self._begun.add(task)  # the loop has only weak references
                     task.add_done_callback(self._begun.discard)
                 else:
                     connection.close()
                     self._report("connection refused", address=address[0])
-                await asyncio.sleep(0)  # accepting does not wait while others connect, and the loop has other work
+                await asyncio.sleep(0)  # lets other tasks run while clients keep connecting
         finally:
             self.should_exit = True
 
     async def _begin(self, connection: socket.socket, address: str) -> None:
         release = partial(self._quota.give_back, address)
-        given = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
+        arguments = {"config": self.config, "server_state": self.server_state, "app_state": self.lifespan.state}
         with_tls = {"ssl_handshake_timeout": self._head_seconds, "ssl_shutdown_timeout": self._head_seconds}
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: _Protocol(self._head_seconds, release, **given),
+                lambda: _Protocol(self._head_seconds, release, **arguments),
                 connection,
                 ssl=self.config.ssl,
                 **(with_tls if self.config.ssl else {}),
             )
-        except OSError:  # the handshake failed, so there is no protocol that could
+        except OSError:  # the handshake failed, so no protocol exists to release it
             release()
 
     def _report(self, event: str, **fields: str) -> None:
-        """Log an event with its count: at once, and then from time to time."""
+        """Log an event with its count, at most every `_REPORT` seconds."""
         self._counts[event] += 1
         now = asyncio.get_running_loop().time()
         if now >= self._report_at.get(event, 0.0):
@@ -170,7 +170,7 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(H11Protocol):
-    """A connection that ends when a head, or the answer to a request, takes too long, however much comes meanwhile."""
+    """A connection that ends when a head or an answer takes too long, regardless of the received data."""
 
     def __init__(self, head_seconds: float, release: Callable[[], None], **given: Any) -> None:
         super().__init__(**given)

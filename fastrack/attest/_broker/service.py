@@ -22,8 +22,8 @@ def read_clock() -> datetime:
 class Settings:
     """The parts of a broker's configuration that do not hold secrets.
 
-    An offer must follow its challenge within one lifetime, the opening of its grants within the other. `files` are
-    the ids of the sealed files that keys may open, None for all; `collateral` is used in place of the machines'.
+    `challenge_lifetime` limits the time to an offer, `grant_lifetime` the time to open its grants. `files` are the
+    ids of the sealed files that keys may open, None for all; `collateral` replaces the machines' collateral.
     """
 
     policy: Policy
@@ -36,9 +36,9 @@ class Settings:
 
 
 class Broker:
-    """An owner's keys, signer, policy and ledger. Its methods may be called by several threads.
+    """An owner's keys, signer, policy and ledger. Several threads may call its methods.
 
-    The keys that a ring holds are granted, or else the one that it seals with.
+    All keys that a ring holds are granted, or else its sealing key.
     """
 
     def __init__(self, settings: Settings, keys: KeyRing, signer: Signer, ledger: Ledger) -> None:
@@ -50,24 +50,24 @@ class Broker:
         ledger.append("started", members, now=settings.clock())
 
     def make_challenge(self) -> Challenge:
-        """Make and remember a challenge. Raise `BusyError` if too many are open."""
+        """Make and store a challenge. Raise `BusyError` if too many are open."""
         now = self._settings.clock()
         challenge = Challenge.generate(now=now, lifetime=self._settings.challenge_lifetime)
         self._ledger.add_challenge(challenge, now=now)
         return challenge
 
     def require_challenge(self, challenge_id: str, address: str) -> None:
-        """Require an open challenge, before more than the beginning of an offer is read. It is not used up."""
+        """Require an open challenge, without using it up, before the rest of an offer is read."""
         now = self._settings.clock()
         if not self._ledger.is_open(challenge_id, now=now):
-            self._ledger.use_challenge(challenge_id, now=now, details={"address": address})  # logs it, and raises
+            self._ledger.use_challenge(challenge_id, now=now, details={"address": address})  # logs and raises
 
     def answer(self, body: bytes, address: str) -> tuple[str, bytes]:
         """Answer an offer: return the challenge's id, and the grants.
 
-        The challenge is used up before anything in the offer is verified, and the grant is logged before it is
-        returned. So a challenge gives one answer at most, whatever happens in between. A body that is no offer uses
-        none. The log has the reason of a refusal.
+        The challenge is used up before the offer is verified, and the grant is logged before it is returned, so a
+        challenge gives at most one answer, even after a crash. A body that is no offer uses no challenge. The log
+        has the reason of a refusal.
         """
         offer = Offer.from_bytes(body)
         settings = self._settings
@@ -96,7 +96,7 @@ class Broker:
 
 
 def reason_of(error: BaseException) -> dict[str, Any]:
-    """Return the reason for which an offer was refused, for the owner's log."""
+    """Return why an offer was refused, for the owner's log."""
     if isinstance(error, AttestationError):
         values = {"evidence": error.evidence, "field": error.field, "found": error.found, "wanted": error.wanted}
         return {name: None if value is None else str(value)[:400] for name, value in values.items()}

@@ -1,4 +1,4 @@
-"""Describe a kind of evidence of CPUs: all that the rest of the package needs to know about it."""
+"""Describe a kind of CPU evidence to the rest of the package."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LARGEST = 1 << 20  # bytes of a report, or of a file of collateral
 
 
 class Verified(Protocol):
-    """The claims of evidence that was verified."""
+    """The claims of verified evidence."""
 
     @property
     def report_data(self) -> bytes:
@@ -28,7 +28,7 @@ class Verified(Protocol):
 
     @property
     def valid_until(self) -> datetime:
-        """The first time at which a document that proves them is no longer valid."""
+        """The first time that a document behind the claims expires."""
 
 
 E = TypeVar("E")
@@ -40,10 +40,10 @@ P = TypeVar("P")
 class CpuKind(Generic[E, V, P]):
     """A kind of evidence of CPUs.
 
-    name : in the member "type" of an offer, in the section ``[cpu.NAME]`` of a policy, and in what commands show
-    title : of the evidence in errors; document : as `fastrack doctor` calls it; platform : the CPU's own name
-    provider : the driver of Linux that gives it, by its name in configfs-tsm, in /dev, and as a module of the kernel
-    vendor : the member of `TrustedRoots`, or of its `others`, with the fingerprints of the roots; roots : its default
+    name : in the member "type" of an offer, in the section ``[cpu.NAME]`` of a policy, and in commands' output
+    title : of the evidence in errors; document : its name in `fastrack doctor`; platform : the CPU's own name
+    provider : the Linux driver of the evidence, by its name in configfs-tsm, in /dev, and as a kernel module
+    vendor : the member of `TrustedRoots`, or of its `others`, with root fingerprints; roots : the default
     """
 
     name: str
@@ -86,12 +86,12 @@ class CpuKind(Generic[E, V, P]):
 
 
 def cpu_error(wanted: str, found: str, advice: str) -> DeviceError:
-    """Make the error for evidence or collateral that the machine does not have."""
+    """Make the error for evidence or collateral that the machine lacks."""
     return DeviceError(f"collecting evidence of the CPU failed: expected {wanted}, got {found}. {advice}")
 
 
 def read_collateral(path: Path) -> bytes | None:
-    """Return the content of a file of collateral; None if it does not exist."""
+    """Return the content of a collateral file; None if it does not exist."""
     try:
         with open_regular(path) as file:
             data = file.read(LARGEST + 1)

@@ -29,9 +29,9 @@ _OTHER = "Fetch the certificate for the chip id and the reported TCB of this rep
 class VerifiedSnpReport:
     """A report that a SEV-SNP platform signed, whose certificates lead to a pinned root of AMD.
 
-    The report is proved, and not judged: an outdated platform and a guest that is open to its debugger have valid
-    reports too. A `Policy` judges them. `product` is the one that the certificates name, and `provider` the cloud
-    provider that a VLEK belongs to; None for a VCEK. `fastrack.attest` describes the times.
+    The report is proved, not judged: outdated platforms and debuggable guests have valid reports too. A `Policy`
+    judges them. `product` comes from the certificates; `provider` is the cloud provider of a VLEK, None for a VCEK.
+    `fastrack.attest` describes the times.
 
     Examples
     --------
@@ -65,8 +65,8 @@ def verify_snp_report(
 ) -> VerifiedSnpReport:
     """Verify a report of AMD SEV-SNP with its certificates, offline.
 
-    The key of `leaf` signed the report; the certificate is of the chip (or provider) and the patch levels that the
-    report has, and leads to the root of the product. `fastrack.attest` describes the other parameters and the errors.
+    Checks that the key of `leaf` signed the report, and that the certificate matches the report's chip (or provider)
+    and patch levels and leads to the product's root. `fastrack.attest` describes other parameters and errors.
 
     Parameters
     ----------
@@ -75,9 +75,9 @@ def verify_snp_report(
     leaf : bytes
         The certificate of the VCEK or VLEK, in DER or PEM.
     issuers : bytes
-        The certificates of its issuer (ASK or ASVK) and of the root (ARK), in PEM, as AMD's ``cert_chain`` has them.
+        The certificates of its issuer (ASK or ASVK) and of the root (ARK), in PEM, in the order of ``cert_chain``.
     crl : bytes, optional
-        The root's revocation list, in DER. The result has its date; without one, revocation is not checked.
+        The root's revocation list, in DER. The result has its date; without it, revocation is not checked.
 
     Examples
     --------
@@ -119,13 +119,13 @@ def _load_leaf(leaf: bytes) -> Certificate:
 
 
 def _require_names(chain: x509.VerifiedChain, report: SnpReport) -> SnpProduct:
-    """Require the names that AMD gives its certificates, all of one product, which is that of the report."""
+    """Require AMD's certificate names, all for the report's product, and return the product."""
     names = [x509.subject_name(certificate) for certificate in chain.certificates]
-    product = report.product or next((one for one in SnpProduct if names[-1] == f"ARK-{one}"), SnpProduct.MILAN)
+    product = report.product or next((line for line in SnpProduct if names[-1] == f"ARK-{line}"), SnpProduct.MILAN)
     issuer = f"SEV-{product}" if report.signing_key == "VCEK" else f"SEV-VLEK-{product}"
-    wanted = [f"SEV-{report.signing_key}", issuer, f"ARK-{product}"]
-    if names != wanted:
-        raise refused("AMD chain", "subjects", wanted=", ".join(wanted), found=", ".join(names), advice=_OTHER)
+    subjects = [f"SEV-{report.signing_key}", issuer, f"ARK-{product}"]
+    if names != subjects:
+        raise refused("AMD chain", "subjects", wanted=", ".join(subjects), found=", ".join(names), advice=_OTHER)
     return product
 
 
@@ -135,22 +135,22 @@ def _require_tcb(leaf: Certificate, report: SnpReport, product: SnpProduct) -> N
         cursor = Cursor(_read_extension(leaf, f"{_OID}.3.{number}", field), "VCEK certificate")
         levels[name] = der.read_integer(cursor, field)
         cursor.done()
-    found = SnpTcb(**levels)
-    if found != report.reported_tcb:
-        raise refused("SNP report", "REPORTED_TCB", wanted=found, found=report.reported_tcb, advice=_OTHER)
+    tcb = SnpTcb(**levels)
+    if tcb != report.reported_tcb:
+        raise refused("SNP report", "REPORTED_TCB", wanted=tcb, found=report.reported_tcb, advice=_OTHER)
 
 
 def _require_chip(leaf: Certificate, report: SnpReport, product: SnpProduct) -> None:
     size = _CHIP_ID_SIZES[product]
     value = _read_extension(leaf, _CHIP_ID, "hwID")
-    # Certificates have the bytes as they are, where AMD's document wants an OCTET STRING, which is understood too.
+    # AMD's document wants an OCTET STRING, but certificates have the bare bytes: accept both.
     if len(value) != size:
         value = der.open_value(value, "VCEK certificate", der.OCTET_STRING, "hwID").rest("hwID")
     if len(value) != size:
         raise malformed("VCEK certificate", "hwID", None, wanted=f"{size} bytes", found=f"{len(value)} bytes")
-    wanted = value.ljust(len(report.chip_id), b"\0")
-    if report.chip_id != wanted:
-        raise refused("SNP report", "CHIP_ID", wanted=wanted, found=report.chip_id, advice=_OTHER)
+    chip_id = value.ljust(len(report.chip_id), b"\0")
+    if report.chip_id != chip_id:
+        raise refused("SNP report", "CHIP_ID", wanted=chip_id, found=report.chip_id, advice=_OTHER)
 
 
 def _read_provider(leaf: Certificate) -> str:

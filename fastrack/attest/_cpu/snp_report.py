@@ -13,7 +13,7 @@ from fastrack._util.public import attest_public
 from fastrack.attest._errors import malformed
 from fastrack.attest._formats.binary import Cursor, Layout
 
-SIGNED_SIZE = 0x2A0  # bytes that the signature covers
+SIGNED_SIZE = 0x2A0  # bytes covered by the signature
 _VERSIONS = range(2, 6)
 _CHIP_ID_OFFSET = 0x1A0
 _ECDSA_P384 = 1
@@ -24,7 +24,7 @@ EVIDENCE = "SNP report"
 
 @attest_public
 class SnpProduct(StrEnum):
-    """A line of AMD's processors, as AMD names its root keys.
+    """A line of AMD's processors, by root key name.
 
     Examples
     --------
@@ -41,7 +41,7 @@ class SnpProduct(StrEnum):
 @attest_public
 @dataclass(frozen=True, slots=True)
 class SnpTcb:
-    """The security patch levels (SPL) of the parts of a platform: Turin has an FMC, Milan and Genoa have none.
+    """The security patch levels (SPL) of a platform's parts. Only Turin has an FMC.
 
     Examples
     --------
@@ -58,7 +58,7 @@ class SnpTcb:
 
     @classmethod
     def unpack(cls, raw: bytes, product: SnpProduct) -> SnpTcb:
-        """Unpack a TCB_VERSION of 8 bytes, which Turin lays out in another way than its predecessors."""
+        """Unpack a TCB_VERSION of 8 bytes. Turin has its own layout."""
         if product is SnpProduct.TURIN:
             return cls(fmc=raw[0], bootloader=raw[1], tee=raw[2], snp=raw[3], microcode=raw[7])
         return cls(bootloader=raw[0], tee=raw[1], snp=raw[6], microcode=raw[7])
@@ -67,23 +67,23 @@ class SnpTcb:
 @attest_public
 @dataclass(frozen=True, slots=True)
 class SnpReport:
-    """A report that was parsed, and of which nothing was verified: anyone can write one. See `verify_snp_report`.
+    """A parsed report. All values are untrusted until `verify_snp_report` has verified them.
 
     Attributes
     ----------
     version, guest_svn, vmpl : int
-        2 to 5; the security version that the owner of the guest gave it; and the privilege level of the software that
-        asked for the report, where 0 is the highest.
+        2 to 5; the guest's security version, set by its owner; and the privilege level of the software that asked
+        for the report, where 0 is the highest.
     product : SnpProduct or None
-        The product by family and model of the CPU, which reports have from version 3 on; None before.
+        The product, by the CPU's family and model in reports of version 3 and later; else None.
     policy, platform_info : int
         The policy of the guest and the state of the platform, 64 bits each. Properties name their bits.
     family_id, image_id : bytes
-        Identifiers that the owner of the guest chose, 16 bytes each.
+        Identifiers chosen by the guest's owner, 16 bytes each.
     signing_key : str
         "VCEK", of the chip, or "VLEK", of a cloud provider.
     report_data, host_data : bytes
-        64 bytes that the guest chose, and 32 that the host chose.
+        64 bytes chosen by the guest, and 32 by the host.
     measurement : bytes
         Measurement of the initial memory of the guest, 48 bytes.
     id_key_digest, author_key_digest : bytes
@@ -91,9 +91,9 @@ class SnpReport:
     report_id, report_id_ma : bytes
         Identifiers of the guest and of its migration agent, 32 bytes each.
     chip_id : bytes
-        The identifier of the chip, 64 bytes; of Turin the first 8 count. Zeros if the host hides it.
+        The identifier of the chip, 64 bytes (Turin uses the first 8). Zeros if the host hides it.
     current_tcb, reported_tcb, committed_tcb, launch_tcb : SnpTcb
-        Patch levels: present, those of the signing key, those that the platform does not go back from, and at launch.
+        Patch levels: at present, of the signing key, the minimum of the platform, and at launch.
     current_version, committed_version : tuple of int
         The firmware's major and minor number and build.
     launch_mitigations, current_mitigations : int or None
@@ -138,27 +138,27 @@ class SnpReport:
 
     @property
     def is_debug(self) -> bool:
-        """Bit 19 of the policy is set: the host may read this guest's memory."""
+        """Bit 19 of the policy is set: the host may read the guest's memory."""
         return bool(self.policy >> 19 & 1)
 
     @property
     def is_migratable(self) -> bool:
-        """Bit 18 of the policy is set: a migration agent may move this guest to another machine."""
+        """Bit 18 of the policy is set: a migration agent may move the guest to another machine."""
         return bool(self.policy >> 18 & 1)
 
     @property
     def allows_smt(self) -> bool:
-        """Bit 16 of the policy is set: the guest runs where threads share cores."""
+        """Bit 16 of the policy is set: the guest may run with SMT."""
         return bool(self.policy >> 16 & 1)
 
     @property
     def has_smt(self) -> bool:
-        """Bit 0 of the platform's state is set: threads share cores on this machine."""
+        """Bit 0 of the platform's state is set: SMT is on."""
         return bool(self.platform_info & 1)
 
     @property
     def is_alias_checked(self) -> bool:
-        """Bit 5 of the platform's state is set: no address of its memory was found to be an alias of another."""
+        """Bit 5 of the platform's state is set: memory was checked for aliased addresses."""
         return bool(self.platform_info >> 5 & 1)
 
 
@@ -166,7 +166,7 @@ class SnpReport:
 def parse_snp_report(data: bytes) -> SnpReport:
     """Parse a report of AMD SEV-SNP, of version 2 to 5. Nothing is verified.
 
-    It has 1184 bytes, and is found in ``/sys/kernel/config/tsm/report/*/outblob``.
+    The report has 1184 bytes, from ``/sys/kernel/config/tsm/report/*/outblob``.
 
     Examples
     --------
@@ -195,7 +195,7 @@ def parse_snp_report(data: bytes) -> SnpReport:
 
 
 def _read_signing_key(cursor: Cursor, field: str) -> str:
-    """Read the word of flags in which bits 2 to 4 tell the signing key."""
+    """Read the signing key from bits 2 to 4 of the flags."""
     offset = cursor.offset
     key = cursor.u32("flags") >> 2 & 7
     if key not in _KEYS:
@@ -213,8 +213,8 @@ def _read_product(cursor: Cursor) -> SnpProduct:
         return SnpProduct.GENOA
     if family == 0x1A and model < 0x12:
         return SnpProduct.TURIN
-    found = f"family {family:#x}, model {model:#x}"
-    raise malformed(EVIDENCE, "CPUID_FAM_ID", offset, wanted="a CPU of Milan, Genoa or Turin", found=found)
+    cpu = f"family {family:#x}, model {model:#x}"
+    raise malformed(EVIDENCE, "CPUID_FAM_ID", offset, wanted="a CPU of Milan, Genoa or Turin", found=cpu)
 
 
 def _read_version(cursor: Cursor, field: str) -> tuple[int, int, int]:
@@ -224,7 +224,7 @@ def _read_version(cursor: Cursor, field: str) -> tuple[int, int, int]:
 
 
 def _read_signature(cursor: Cursor) -> bytes:
-    """Read r and s, which have 72 bytes each, of which a number of P-384 needs 48."""
+    """Read r and s: 72 bytes each, 48 used by P-384."""
     r = cursor.take(48, "SIGNATURE.R")
     cursor.zeros(24, "SIGNATURE.R")
     s = cursor.take(48, "SIGNATURE.S")

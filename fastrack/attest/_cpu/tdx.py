@@ -24,10 +24,9 @@ _AGAIN = "The quote was altered, or its parts are of different quotes; ask for i
 class VerifiedTdxQuote:
     """A quote that a TDX platform signed, whose certificates lead to a pinned root and were not revoked.
 
-    The state of the platform (`tcb`) and the report are proved, and not judged: an outdated platform and a TD that is
-    open to its debugger have valid quotes too. A `Policy` judges them. `collateral_issued_at` is the time of the oldest
-    document of the collateral; the list of the root does not count, since it is issued once a year. `fastrack.attest`
-    describes the other times.
+    The state of the platform (`tcb`) and the report are proved, not judged: outdated platforms and debuggable TDs have
+    valid quotes too. A `Policy` judges them. `collateral_issued_at` is the time of the oldest collateral document,
+    except the root's revocation list, which is issued once a year. `fastrack.attest` describes the other times.
 
     Examples
     --------
@@ -57,10 +56,10 @@ def verify_tdx_quote(
 ) -> VerifiedTdxQuote:
     """Verify a quote of Intel TDX with its collateral, offline.
 
-    The attestation key signed the quote; the quoting enclave's report names that key; the PCK of the platform signed
-    that report; the PCK's certificate leads to the root, and no revocation list has it or its issuer. Intel signed the
-    TCB info and the QE identity, which are valid at `now`, are about this platform, and know its state.
-    `fastrack.attest` describes the other parameters and the errors.
+    The attestation key signed the quote; the quoting enclave's report names the attestation key; the platform's PCK
+    signed the enclave's report; the PCK's certificate leads to the root, and no revocation list has it or its issuer.
+    Intel signed the TCB info and the QE identity; they are valid at `now`, and cover the state of the platform.
+    `fastrack.attest` describes other parameters and errors.
 
     Parameters
     ----------
@@ -84,7 +83,7 @@ def verify_tdx_quote(
     documents = verify_documents(collateral, roots=roots, now=now)
     root_list, pck_list = _check_revocation(collateral, chain, documents, roots=roots, now=now)
     pck = read_pck_identity(chain.leaf)
-    ends = [end for one in documents for end in (one.valid_until, one.chain.valid_until)]
+    ends = [end for document in documents for end in (document.valid_until, document.chain.valid_until)]
     return VerifiedTdxQuote(
         report=parsed.report,
         tcb=find_tcb(*documents, pck, parsed),
@@ -96,7 +95,7 @@ def verify_tdx_quote(
 
 
 def verify_signatures(quote: TdxQuote, *, now: datetime, roots: Roots) -> x509.VerifiedChain:
-    """Verify all signatures from the root down to the report, without collateral, and return the PCK chain."""
+    """Verify all signatures from the root to the report, without collateral, and return the PCK chain."""
     certificates = x509.load_chain(quote.pck_chain, evidence="PCK chain")
     chain = x509.verify_chain(certificates, roots=roots, now=now, evidence="PCK chain")
     names = [x509.subject_name(certificate) for certificate in certificates]
@@ -106,9 +105,9 @@ def verify_signatures(quote: TdxQuote, *, now: datetime, roots: Roots) -> x509.V
         raise refused("PCK chain", "subjects", wanted=wanted, found=", ".join(names), advice=advice)
     key = chain.leaf.public_key()
     P256.verify(key, quote.qe_signature, quote.qe_report.data, EVIDENCE, "signature of the QE report")
-    named, found = sha256(quote.attestation_key + quote.qe_auth_data).digest() + bytes(32), quote.qe_report.report_data
-    if found != named:
-        raise refused(EVIDENCE, "report data of the QE report", wanted=named, found=found, advice=_AGAIN)
+    named, data = sha256(quote.attestation_key + quote.qe_auth_data).digest() + bytes(32), quote.qe_report.report_data
+    if data != named:
+        raise refused(EVIDENCE, "report data of the QE report", wanted=named, found=data, advice=_AGAIN)
     key = P256.load_point(quote.attestation_key, evidence=EVIDENCE, field="attestation key")
     P256.verify(key, quote.signature, quote.signed, EVIDENCE)
     return chain
@@ -117,20 +116,20 @@ def verify_signatures(quote: TdxQuote, *, now: datetime, roots: Roots) -> x509.V
 def _check_revocation(
     collateral: TdxCollateral, pck: x509.VerifiedChain, documents: tuple[Document, ...], *, roots: Roots, now: datetime
 ) -> list[x509.VerifiedCrl]:
-    """Verify the lists of the root and of the PCK's issuer, and require that no certificate is on them."""
+    """Verify the revocation lists of the root and the PCK's issuer, and require unrevoked certificates."""
     for document in documents:
         if document.chain.root != pck.root:
             raise refused("collateral", "root", wanted="that of the PCK chain", found="another", advice=_AGAIN)
     name = "issuer chain of the PCK revocation list"
     authorities = x509.load_chain(collateral.pck_crl_issuer_chain, evidence=name)
-    if authorities != pck.certificates[1:]:  # another certificate of the same key will do
+    if authorities != pck.certificates[1:]:  # another certificate of the same key is allowed
         x509.verify_chain((pck.leaf, *authorities), roots=roots, now=now, evidence=name)
     lists = []
     for data, issuer, certificates, evidence in (
         (
             collateral.root_ca_crl,
             pck.root,
-            [pck.issuer, *(one.chain.leaf for one in documents)],
+            [pck.issuer, *(document.chain.leaf for document in documents)],
             "root revocation list",
         ),
         (collateral.pck_crl, pck.issuer, [pck.leaf], "PCK revocation list"),

@@ -51,9 +51,9 @@ _PART_STATUS = (TcbStatus.UP_TO_DATE, TcbStatus.OUT_OF_DATE, TcbStatus.REVOKED) 
 @attest_public
 @dataclass(frozen=True, slots=True)
 class TcbLevel:
-    """The level of the collateral that a part of the TCB reaches, whose `status` is Intel's judgement.
+    """The collateral's level for a part of the TCB, with Intel's judgement as its `status`.
 
-    All weaknesses that were known at `date` are mended in it. The security advisories `advisory_ids` apply to it.
+    It has fixes for all weaknesses known at `date`. The security advisories `advisory_ids` apply to it.
 
     Examples
     --------
@@ -72,21 +72,21 @@ class TcbLevel:
 @attest_public
 @dataclass(frozen=True, slots=True)
 class TdxTcb:
-    """The state of the trusted computing base of a platform with TDX, as verified collateral has it.
+    """The state of the trusted computing base of a TDX platform, by verified collateral.
 
-    ``TEE_TCB_SVN`` of the report decides, which are the versions when the TD was started. Whether the present ones
-    (``TEE_TCB_SVN2``) are newer, so that starting the TD again would help, is not derived.
+    It is derived from ``TEE_TCB_SVN`` of the report, the versions at the TD's start. Newer present versions
+    (``TEE_TCB_SVN2``), where a restart of the TD would help, are not considered.
 
     Attributes
     ----------
     platform : TcbLevel
         The level of CPU, microcode and firmware.
     module : TcbLevel or None
-        The level of the TDX module; None for modules of version 0, which the platform's level includes.
+        The level of the TDX module; None for version 0, which the platform's level includes.
     quoting_enclave : TcbLevel
         The level of the quoting enclave.
     evaluation_number : int
-        The lower one of the two documents' ``tcbEvaluationDataNumber``. It grows with every recovery of the TCB.
+        The lower ``tcbEvaluationDataNumber`` of the two documents. It grows with every TCB recovery.
 
     Examples
     --------
@@ -107,13 +107,13 @@ class TdxTcb:
 
     @property
     def status(self) -> TcbStatus:
-        """The status of all parts together, by the rules of Intel's quote verification library."""
+        """The combined status of all parts, by the rules of Intel's quote verification library."""
         parts = {part.status for part in (self.module, self.quoting_enclave) if part}
         if TcbStatus.REVOKED in {self.platform.status, *parts}:
             return TcbStatus.REVOKED
         if TcbStatus.OUT_OF_DATE not in parts:
             return self.platform.status
-        # A part that is out of date leaves of the platform's status whether it needs configuration.
+        # If a part is out of date, only "needs configuration" of the platform's status still counts.
         needs_configuration = "Configuration" in self.platform.status
         return TcbStatus.OUT_OF_DATE_CONFIGURATION_NEEDED if needs_configuration else TcbStatus.OUT_OF_DATE
 
@@ -127,7 +127,7 @@ class TdxTcb:
 @attest_public
 @dataclass(frozen=True, slots=True)
 class TdxCollateral:
-    """The signed documents that a TDX quote is verified against, as they were fetched. Nothing is verified yet.
+    """The signed documents for verifying a TDX quote. Nothing is verified yet.
 
     Attributes
     ----------
@@ -138,9 +138,9 @@ class TdxCollateral:
     tcb_info_issuer_chain, qe_identity_issuer_chain : bytes
         The certificates of the signers, in PEM.
     root_ca_crl, pck_crl : bytes
-        Revocation lists of the root and of the authority that issued the PCK certificate, in DER.
+        Revocation lists of the root and of the PCK certificate's issuer, in DER.
     pck_crl_issuer_chain : bytes
-        The certificates of that authority, in PEM.
+        The certificates of the issuer, in PEM.
     """
 
     tcb_info: bytes = field(repr=False)
@@ -155,10 +155,10 @@ class TdxCollateral:
 
     @classmethod
     def from_json(cls, text: bytes | str) -> Self:
-        """Read the usual form in one file: an object with a string for each part.
+        """Read the usual single-file form: an object with a string for each part.
 
-        Signatures and revocation lists are in hexadecimal; TCB info and QE identity are strings that hold the signed
-        text. A member that is missing, unknown or malformed is a `FormatError`.
+        Signatures and revocation lists are in hexadecimal; TCB info and QE identity hold the signed text. Raise
+        `FormatError` if a member is missing, unknown or malformed.
 
         Examples
         --------
@@ -187,7 +187,7 @@ def _read_part(node: Reader, name: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A signed JSON document, verified."""
+    """A verified, signed JSON document."""
 
     content: Reader
     chain: VerifiedChain
@@ -197,11 +197,11 @@ class Document:
 
 
 def verify_documents(collateral: TdxCollateral, *, roots: Roots, now: datetime) -> tuple[Document, Document]:
-    """Verify signatures and dates of the TCB info and the QE identity, and the certificates of their signers."""
+    """Verify signatures and dates of the TCB info and the QE identity, and their signers' certificates."""
     chains = {"TCB info": collateral.tcb_info_issuer_chain, "QE identity": collateral.qe_identity_issuer_chain}
     signers: dict[bytes, VerifiedChain] = {}
     for evidence, chain in chains.items():
-        if chain not in signers:  # mostly, both documents have one signer
+        if chain not in signers:  # usually both documents have the same signer
             signers[chain] = _verify_signer(chain, roots=roots, now=now, evidence=evidence)
 
     def verify(text: bytes, signature: bytes, evidence: str) -> Document:
@@ -220,13 +220,13 @@ def _verify_signer(chain: bytes, *, roots: Roots, now: datetime, evidence: str) 
     certificates = load_chain(chain, evidence=f"{evidence} issuer chain")
     names = [subject_name(certificate) for certificate in certificates]
     if len(names) != 2 or names[0] != _SIGNER:
-        wanted, advice = f"{_SIGNER!r} directly below the root", "Fetch the collateral again."
-        raise refused(evidence, "signer", wanted=wanted, found=", ".join(names), advice=advice)
+        signer, advice = f"{_SIGNER!r} directly below the root", "Fetch the collateral again."
+        raise refused(evidence, "signer", wanted=signer, found=", ".join(names), advice=advice)
     return verify_chain(certificates, roots=roots, now=now, evidence=f"{evidence} issuer chain")
 
 
 def find_tcb(tcb_info: Document, qe_identity: Document, pck: PckIdentity, quote: TdxQuote) -> TdxTcb:
-    """Find the levels of platform, TDX module and quoting enclave in verified documents, which must be about them."""
+    """Find the levels of the platform, TDX module and quoting enclave, which verified documents must cover."""
     return TdxTcb(
         platform=_find_platform_level(tcb_info.content, pck, quote.report),
         module=_find_module_level(tcb_info.content, quote.report),
@@ -236,13 +236,13 @@ def find_tcb(tcb_info: Document, qe_identity: Document, pck: PckIdentity, quote:
 
 
 def _find_platform_level(tcb_info: Reader, pck: PckIdentity, report: TdReport) -> TcbLevel:
-    """Find the TCB level of a platform: the first of which every security version is reached."""
+    """Find the TCB level of a platform: the first with all its security versions reached."""
     tcb_info.expect("id", "TDX")
     tcb_info.expect("version", 3)
     tcb_info.expect("tcbType", 0)
-    wanted = {"fmspc": pck.fmspc, "pceId": pck.pce_id}
-    _require_equal("TCB info", ((n, value, tcb_info.hexadecimal(n, len(value))) for n, value in wanted.items()), _OTHER)
-    # The first two belong to the TDX module, which has levels of its own once its version is above 0.
+    named = {"fmspc": pck.fmspc, "pceId": pck.pce_id}
+    _require_equal("TCB info", ((n, value, tcb_info.hexadecimal(n, len(value))) for n, value in named.items()), _OTHER)
+    # The first two components belong to the TDX module, which has its own levels from version 1 on.
     first = 2 if report.tee_tcb_svn[1] else 0
     for level in tcb_info.items("tcbLevels"):
         tcb = level.member("tcb")
@@ -256,7 +256,7 @@ def _find_platform_level(tcb_info: Reader, pck: PckIdentity, report: TdReport) -
 
 
 def _find_module_level(tcb_info: Reader, report: TdReport) -> TcbLevel | None:
-    """Find the TCB level of the TDX module, and verify signer and attributes. Modules of version 0 have no level."""
+    """Find the TCB level of the TDX module (none for version 0), and verify its signer and attributes."""
     svn, version = report.tee_tcb_svn[:2]
     if not version:
         _check_module(tcb_info.member("tdxModule"), report)
@@ -270,13 +270,13 @@ def _find_module_level(tcb_info: Reader, report: TdReport) -> TcbLevel | None:
 
 
 def _find_qe_level(identity: Reader, report: QeReport) -> TcbLevel:
-    """Verify that a QE report is by Intel's quoting enclave for TDX, and find its TCB level."""
+    """Find the TCB level of a quoting enclave, which must be Intel's for TDX."""
     identity.expect("id", "TD_QE")
     identity.expect("version", 2)
     checks = (
         ("MRSIGNER", identity.hexadecimal("mrsigner", 32), report.mrsigner),
         ("ISVPRODID", identity.integer("isvprodid"), report.isv_prod_id),
-        # In the order of the bytes in memory, as attributes are. Intel's document says nothing about it; all are 0.
+        # In memory order, like the attributes. Intel does not document the order; all bytes are 0 in practice.
         ("MISCSELECT", *_masked(identity, "miscselect", report.miscselect)),
         ("ATTRIBUTES", *_masked(identity, "attributes", report.attributes)),
     )
@@ -293,13 +293,13 @@ def _check_module(identity: Reader, report: TdReport) -> None:
 
 
 def _require_equal(evidence: str, checks: Iterable[tuple[str, object, object]], advice: str) -> None:
-    for name, wanted, found in checks:
-        if wanted != found:
-            raise refused(evidence, name, wanted=wanted, found=found, advice=advice)
+    for name, expected, value in checks:
+        if expected != value:
+            raise refused(evidence, name, wanted=expected, found=value, advice=advice)
 
 
 def _masked(identity: Reader, name: str, found: bytes) -> tuple[bytes, bytes]:
-    """Return the wanted value, and the bits of `found` that it speaks about."""
+    """Return the expected value, and `found` with the mask applied."""
     mask = identity.hexadecimal(f"{name}Mask", len(found))
     return identity.hexadecimal(name, len(found)), bytes(a & b for a, b in zip(found, mask, strict=True))
 
@@ -308,7 +308,7 @@ def _find_svn_level(identity: Reader, svn: int, what: str, found: str) -> TcbLev
     for level in identity.items("tcbLevels"):
         if svn >= level.member("tcb").integer("isvsvn"):
             found_level = _read_level(level)
-            if found_level.status not in _PART_STATUS:  # Intel gives parts no other: how to count one is not defined
+            if found_level.status not in _PART_STATUS:  # Intel gives parts no other, and defines no rule for them
                 wanted, found = ", ".join(_PART_STATUS), found_level.status
                 raise refused("TDX quote", f"status of the {what}", wanted=wanted, found=found, advice=_UNKNOWN)
             return found_level
@@ -325,11 +325,11 @@ def _read_level(level: Reader) -> TcbLevel:
 
 
 def _read_components(tcb: Reader, name: str) -> tuple[int, ...]:
-    found = tcb.integers(name, "svn")
-    if len(found) != 16:
-        raise malformed("TCB info", name, None, wanted="16 components", found=len(found))
-    return found
+    components = tcb.integers(name, "svn")
+    if len(components) != 16:
+        raise malformed("TCB info", name, None, wanted="16 components", found=len(components))
+    return components
 
 
 def _reaches(found: Collection[int], wanted: Collection[int]) -> bool:
-    return all(one >= other for one, other in zip(found, wanted, strict=True))
+    return all(svn >= least for svn, least in zip(found, wanted, strict=True))

@@ -14,7 +14,7 @@ from fastrack.attest._formats.binary import Cursor
 from fastrack.attest._formats.x509 import extension_value
 
 _OID = "1.2.840.113741.1.13.1"
-# The members' identifiers, encoded: all begin with that of the extension, and their further arcs take a byte each.
+# The encoded identifiers of the members: the identifier of the extension, and then one byte for each arc.
 _BASE = bytes.fromhex("2a864886f84d010d01")
 _PPID, _TCB, _PCE_ID, _FMSPC = (_BASE + bytes([number]) for number in (1, 2, 3, 4))
 _COMPONENTS = tuple(_TCB + bytes([number]) for number in range(1, 17))
@@ -26,12 +26,12 @@ EVIDENCE = "PCK certificate"
 @attest_public
 @dataclass(frozen=True, slots=True)
 class PckIdentity:
-    """The platform that a PCK certificate names, and its security versions.
+    """The platform of a PCK certificate, and its security versions.
 
-    `ppid` is the identifier of the platform, 16 bytes; `fmspc` family, model, stepping, platform and custom SKU, 6
-    bytes, for one of which collateral is; `pce_id` the identifier of the provisioning certification enclave, 2 bytes,
-    and `pce_svn` its security version. `cpu_svn` is the raw security version of the CPU, 16 bytes, and `components` has
-    the versions of the 16 components of the TCB.
+    `ppid` is the identifier of the platform, 16 bytes; `fmspc` the family, model, stepping, platform and custom SKU, 6
+    bytes, which select the collateral; `pce_id` the identifier of the provisioning certification enclave, 2 bytes,
+    and `pce_svn` its security version. `cpu_svn` is the raw security version of the CPU, 16 bytes, and `components`
+    the versions of the 16 TCB components.
 
     Examples
     --------
@@ -67,7 +67,7 @@ def read_pck_identity(certificate: x509.Certificate) -> PckIdentity:
 
 
 def _read_members(cursor: Cursor, field: str) -> dict[bytes, Cursor]:
-    """Read pairs of an object identifier and a value, and return a cursor on each value."""
+    """Read pairs of identifier and value, and return a cursor on each value, by identifier."""
     members: dict[bytes, Cursor] = {}
     while cursor.remaining:
         offset = cursor.offset
@@ -86,7 +86,7 @@ def _find(members: dict[bytes, Cursor], oid: bytes, field: str) -> Cursor:
 
 
 def _read_octets(members: dict[bytes, Cursor], oid: bytes, field: str, size: int) -> bytes:
-    found = der.read_bytes(_find(members, oid, field), der.OCTET_STRING, field)
-    if len(found) != size:
-        raise malformed(EVIDENCE, field, None, wanted=f"{size} bytes", found=f"{len(found)} bytes")
-    return found
+    value = der.read_bytes(_find(members, oid, field), der.OCTET_STRING, field)
+    if len(value) != size:
+        raise malformed(EVIDENCE, field, None, wanted=f"{size} bytes", found=f"{len(value)} bytes")
+    return value

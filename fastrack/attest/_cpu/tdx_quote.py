@@ -15,8 +15,8 @@ from fastrack.attest._formats.binary import Cursor
 _TDX = 0x81  # the TEE type
 _ECDSA_P256 = 2  # the type of the attestation key
 _INTEL_VENDOR: Final = bytes.fromhex("939a7233f79c4ca9940a0db3957f0607")
-_TD_1_0, _TD_1_5 = 2, 3  # types of bodies of version 5
-# The fields of `TdReport` in their order, where the registers are four; and those of `QeReport` after its data.
+_TD_1_0, _TD_1_5 = 2, 3  # body types of version 5
+# Bodies have the fields of `TdReport` in order, with four registers; `_QE_BODY` the fields of `QeReport` after `data`.
 _BODIES = {_TD_1_0: Struct("<16s48s48s8sQQ48s48s48s48s48s48s48s48s64s")}
 _BODIES[_TD_1_5] = Struct(f"{_BODIES[_TD_1_0].format}16s48s")
 _QE_BODY = Struct("<16x4s28x16s64x32s96xHH60x64s")
@@ -28,26 +28,26 @@ EVIDENCE = "TDX quote"
 @attest_public
 @dataclass(frozen=True, slots=True)
 class TdReport:
-    """Measurements and attributes of a trust domain (TD). Its names are those of Intel, in lower case.
+    """Measurements and attributes of a trust domain (TD), by Intel's names in lower case.
 
     Attributes
     ----------
     tee_tcb_svn : bytes
-        Security versions of the TDX module and of SEAM, 16 bytes. Byte 1 is the version of the module.
+        Security versions of the TDX module and SEAM, 16 bytes. Byte 1 is the module's version.
     mrtd, mrseam, mrsignerseam : bytes
         Measurements of the initial memory of the TD, of the TDX module and of its signer, 48 bytes each.
     seam_attributes : bytes
         Attributes of the TDX module, 8 bytes.
     td_attributes, xfam : int
-        Attributes of the TD (see `is_debug`), and extended features that it may use, 64 bits each.
+        Attributes of the TD (see `is_debug`), and the extended features it may use, 64 bits each.
     mrconfigid, mrowner, mrownerconfig : bytes
         Identifiers that the host sets, 48 bytes each.
     rtmrs : tuple of bytes
-        The four registers that are extended at run time, 48 bytes each.
+        The four run-time measurement registers, 48 bytes each.
     report_data : bytes
-        64 bytes that the TD chose.
+        64 bytes chosen by the TD.
     tee_tcb_svn2, mrservicetd : bytes or None
-        Present security versions, and the measurement of service TDs, of TDX 1.5 and later.
+        Present security versions, and the measurement of service TDs; TDX 1.5 and later.
 
     Examples
     --------
@@ -75,18 +75,18 @@ class TdReport:
 
     @property
     def is_debug(self) -> bool:
-        """A bit of the group TUD (0 to 7) is set, of which bit 0 is DEBUG: the host can read this TD's memory."""
+        """A bit of the group TUD (0 to 7, DEBUG is 0) is set: the host can read the TD's memory."""
         return bool(self.td_attributes & 0xFF)
 
     @property
     def is_migratable(self) -> bool:
-        """The bit MIGRATABLE (29) is set: this TD can move to another machine."""
+        """The bit MIGRATABLE (29) is set: the TD can move to another machine."""
         return bool(self.td_attributes >> 29 & 1)
 
 
 @dataclass(frozen=True, slots=True)
 class QeReport:
-    """The report of the quoting enclave (QE), an SGX report of 384 bytes, on the attestation key."""
+    """The report of the quoting enclave (QE) on the attestation key, an SGX report of 384 bytes."""
 
     data: bytes = field(repr=False)
     miscselect: bytes
@@ -100,9 +100,9 @@ class QeReport:
 @attest_public
 @dataclass(frozen=True, slots=True)
 class TdxQuote:
-    """A quote that was parsed, and of which nothing was verified: anyone can write one. See `verify_tdx_quote`.
+    """A parsed quote. All values are untrusted until `verify_tdx_quote` has verified them.
 
-    `version` is 4 or 5, `report` what the quote claims, and `data` the whole quote, without what follows it.
+    `version` is 4 or 5, `report` has the claims, and `data` is the whole quote without trailing bytes.
 
     Examples
     --------
@@ -128,7 +128,7 @@ class TdxQuote:
 def parse_tdx_quote(data: bytes) -> TdxQuote:
     """Parse a quote of Intel TDX, of version 4 or 5. Nothing is verified.
 
-    It is found in ``/sys/kernel/config/tsm/report/*/outblob``. Zero bytes may follow; nothing else.
+    It comes from ``/sys/kernel/config/tsm/report/*/outblob``. Only zero bytes may follow it.
 
     Examples
     --------
@@ -144,7 +144,7 @@ def parse_tdx_quote(data: bytes) -> TdxQuote:
         raise malformed(EVIDENCE, "version", 0, wanted="4 or 5", found=version)
     cursor.expect(_ECDSA_P256.to_bytes(2, "little"), "type of the attestation key")
     cursor.expect(_TDX.to_bytes(4, "little"), "TEE type")
-    cursor.take(4, "reserved")  # security versions, in some editions of the layout; the quote signs them
+    cursor.take(4, "reserved")  # signed; security versions in some editions of the layout
     cursor.expect(_INTEL_VENDOR, "QE vendor")
     user_data = cursor.take(20, "user data")
     body_type = _read_body_type(cursor) if version == 5 else _TD_1_0

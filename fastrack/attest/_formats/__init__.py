@@ -1,1 +1,1 @@
-"""Formats that evidence comes in, and certificates, as bounded readers."""
+"""Bounded readers for the formats of evidence, and for certificates."""

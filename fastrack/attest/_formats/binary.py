@@ -1,4 +1,4 @@
-"""Read binary structures field by field, with every access checked against their end."""
+"""Read binary structures field by field, with bounds checks."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from fastrack.attest._errors import malformed
 
 def _integer(size: int) -> Callable[[Cursor, str], int]:
     def read(self: Cursor, field: str) -> int:
-        """Read an unsigned integer, little-endian, of as many bits as the name of the method says."""
+        """Read an unsigned little-endian integer; the method's name has its number of bits."""
         return int.from_bytes(self.take(size, field), "little")
 
     return read
 
 
 class Cursor:
-    """A position in a binary structure that is read from its start to its end.
+    """A position in a binary structure, for sequential reading.
 
     Every method takes the name of the field that it reads. A `FormatError` names the structure, the field and its
-    offset, which counts from the whole evidence: the structure begins at its byte `start`. No byte past it is read.
+    offset in the whole evidence, where the structure begins at byte `start`. No byte past the structure is read.
     """
 
     __slots__ = ("_data", "_offset", "_start", "structure")
@@ -33,16 +33,16 @@ class Cursor:
 
     @property
     def offset(self) -> int:
-        """The number of bytes before the next one, from the start of the whole evidence."""
+        """The offset of the next byte, from the start of the whole evidence."""
         return self._start + self._offset
 
     @property
     def remaining(self) -> int:
-        """The number of bytes that are left."""
+        """The number of unread bytes."""
         return len(self._data) - self._offset
 
     def take(self, size: int, field: str) -> bytes:
-        """Read `size` bytes, which must be there."""
+        """Read exactly `size` bytes."""
         start = self._offset
         end = start + size
         if size < 0 or end > len(self._data):
@@ -55,7 +55,7 @@ class Cursor:
     u8, u16, u24, u32, u64 = (_integer(size) for size in (1, 2, 3, 4, 8))
 
     def fields(self, layout: Layout) -> dict[str, Any]:
-        """Read fields one after the other, and return the values of those that have a name, by these names."""
+        """Read fields in order, and return the values of named fields by name."""
         values = {}
         for name, field, read in layout:
             values[name] = self.take(read, field) if isinstance(read, int) else read(self, field)
@@ -63,30 +63,30 @@ class Cursor:
         return values
 
     def expect(self, value: bytes, field: str) -> None:
-        """Read bytes that have only one valid value."""
+        """Read bytes that must have this value."""
         offset = self.offset
-        found = self.take(len(value), field)
-        if found != value:
-            raise malformed(self.structure, field, offset, wanted=value, found=found)
+        data = self.take(len(value), field)
+        if data != value:
+            raise malformed(self.structure, field, offset, wanted=value, found=data)
 
     def zeros(self, size: int, field: str) -> None:
-        """Read `size` reserved bytes, all of which must be zero."""
+        """Read `size` reserved bytes, which must be zero."""
         offset = self.offset
-        found = self.take(size, field)
-        if rest := found.lstrip(b"\0"):
+        data = self.take(size, field)
+        if rest := data.lstrip(b"\0"):
             raise malformed(self.structure, field, offset + size - len(rest), wanted="zeros only", found=rest[:1])
 
     def part(self, size: int, structure: str) -> Cursor:
-        """Read `size` bytes as a structure of its own. Its offsets go on from those of this one."""
+        """Read `size` bytes as a nested structure. Offsets continue from this structure."""
         offset = self.offset
         return Cursor(self.take(size, structure), structure, start=offset)
 
     def rest(self, field: str) -> bytes:
-        """Read all bytes that are left."""
+        """Read all remaining bytes."""
         return self.take(self.remaining, field)
 
     def done(self) -> None:
-        """Require that no byte is left."""
+        """Require that all is read."""
         if self.remaining:
             raise malformed(self.structure, "end", self.offset, wanted="no byte", found=f"{self.remaining} more")
 

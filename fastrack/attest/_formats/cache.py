@@ -1,4 +1,4 @@
-"""Keep what depends on bytes alone, so that what all devices of a machine have in common is verified once."""
+"""Cache results that depend only on bytes, so that data shared by all devices is verified once."""
 
 from collections.abc import Callable, Hashable
 from functools import lru_cache
@@ -10,9 +10,9 @@ T = TypeVar("T")
 
 
 class Cache(Generic[T]):
-    """A function whose results are kept whatever name is given to the evidence, which only its errors have.
+    """A function with cached results. Only errors depend on the name of the evidence, its last argument.
 
-    The name is the last argument, and all can be hashed. `size` results are kept, and no error.
+    All arguments must be hashable. `size` results are kept; errors are not.
     """
 
     def __init__(self, function: Callable[..., T], size: int) -> None:
@@ -24,4 +24,4 @@ class Cache(Generic[T]):
         try:
             return self._kept(*arguments)
         except FastrackError:
-            return self._function(*arguments, evidence)  # which fails again, with the name
+            return self._function(*arguments, evidence)  # raises again, with the name

@@ -1,6 +1,6 @@
-"""Read DER (ITU-T X.690), as far as extensions of certificates need it.
+"""Read the DER (ITU-T X.690) of certificate extensions.
 
-Only what DER allows is read: tags of one byte, lengths that are definite and as short as possible, and integers and
+Only canonical forms are accepted: tags of one byte, definite lengths in their shortest form, and integers and
 object identifiers in their only form.
 """
 
@@ -42,9 +42,9 @@ def _read_long_length(cursor: Cursor, count: int, field: str) -> int:
 def read(cursor: Cursor, tag: int, field: str) -> Cursor:
     """Read the next element, which must have this tag, and return a cursor over its content."""
     offset = cursor.offset
-    found, content = read_element(cursor, field)
-    if found != tag:
-        raise malformed(cursor.structure, field, offset, wanted=f"the DER tag {tag:#04x}", found=f"{found:#04x}")
+    actual, content = read_element(cursor, field)
+    if actual != tag:
+        raise malformed(cursor.structure, field, offset, wanted=f"the DER tag {tag:#04x}", found=f"{actual:#04x}")
     return content
 
 
@@ -56,7 +56,7 @@ def read_last(cursor: Cursor, tag: int, field: str) -> Cursor:
 
 
 def open_value(value: bytes, structure: str, tag: int, field: str) -> Cursor:
-    """Return a cursor over the content of an element that is a whole value, such as that of an extension."""
+    """Return a cursor over the content of the only element of a value, such as an extension."""
     return read_last(Cursor(value, structure), tag, field)
 
 
@@ -66,7 +66,7 @@ def read_bytes(cursor: Cursor, tag: int, field: str) -> bytes:
 
 
 def read_integer(cursor: Cursor, field: str, *, tag: int = INTEGER) -> int:
-    """Read an INTEGER (or, by `tag`, an ENUMERATED) that is not negative, and no longer than need be."""
+    """Read an INTEGER (or, by `tag`, an ENUMERATED) that is not negative, in its shortest form."""
     offset = cursor.offset
     content = read_bytes(cursor, tag, field)
     if not content or content[0] & 0x80 or (len(content) > 1 and content[0] == 0 and not content[1] & 0x80):
@@ -75,7 +75,7 @@ def read_integer(cursor: Cursor, field: str, *, tag: int = INTEGER) -> int:
 
 
 def read_oid(cursor: Cursor, field: str) -> str:
-    """Read an OBJECT IDENTIFIER, no arc of which is longer than need be, and return it in dotted form."""
+    """Read an OBJECT IDENTIFIER, with arcs in shortest form, and return it in dotted form."""
     offset = cursor.offset
     content = read_bytes(cursor, OBJECT_IDENTIFIER, field)
     arcs, value, is_inside = [], 0, False

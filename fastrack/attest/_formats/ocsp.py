@@ -32,11 +32,11 @@ _FETCH = "Fetch a current response of the responder that the certificate names, 
 @attest_public
 @dataclass(frozen=True, slots=True)
 class VerifiedOcspResponse:
-    """A response of a certificate's issuer, or of a responder that the issuer has appointed, that it was not revoked.
+    """A response, by a certificate's issuer or its appointed responder, that the certificate was not revoked.
 
-    The status of the certificate `serial_number` was known to be good at `this_update`; a newer response is available
-    at `next_update` at the latest. `fastrack.attest` describes the other times, to which the responder's certificate
-    counts.
+    The certificate `serial_number` was known to be good at `this_update`; a newer response is available at
+    `next_update` at the latest. `fastrack.attest` describes the other times, which include the responder's
+    certificate.
 
     Examples
     --------
@@ -56,7 +56,7 @@ class VerifiedOcspResponse:
 
     @property
     def age(self) -> timedelta:
-        """The time since the status was known to be correct, when it was verified."""
+        """The time from `this_update` to the verification."""
         return self.verified_at - self.this_update
 
 
@@ -72,22 +72,22 @@ def verify_ocsp_response(
 ) -> VerifiedOcspResponse:
     """Verify a stored OCSP response that a certificate was not revoked.
 
-    It is refused if it is of another certificate or responder, not in force, or altered, or if the certificate was
-    revoked or is unknown. `fastrack.attest` describes the other parameters and the errors.
+    Raise `AttestationError` if it is of another certificate or responder, not in force or altered, or if the
+    certificate is revoked or unknown. `fastrack.attest` describes other parameters and errors.
 
     Parameters
     ----------
     response : bytes
         The response in DER.
     certificate, issuer : cryptography.x509.Certificate
-        The certificate, and that of its issuer, which was verified before.
+        The certificate, and its issuer's certificate, verified before.
     nonce : bytes, optional
-        The nonce that the response must have. A response that was stored for others has none, and needs none.
+        The nonce that the response must have. Responses that were stored for all clients have none.
 
     Notes
     -----
-    A delegated responder's own certificate is not checked for revocation, as RFC 6960, section 4.2.2.2.1, leaves to
-    clients unless it has the extension id-pkix-ocsp-nocheck.
+    A delegated responder's certificate is not checked for revocation, which RFC 6960, section 4.2.2.2.1, leaves to
+    clients if the certificate lacks id-pkix-ocsp-nocheck.
 
     Examples
     --------
@@ -110,18 +110,18 @@ def verify_ocsp_response(
     (single,) = loaded.response.responses
     if not _is_about(single, certificate, issuer):
         wanted = f"the status of {quoted_name(certificate)}, serial number {certificate.serial_number:x}"
-        found, advice = f"that of serial number {single.serial_number:x}", "Fetch the response for this certificate."
-        raise refused(evidence, "certificate", wanted=wanted, found=found, advice=advice)
+        other, advice = f"that of serial number {single.serial_number:x}", "Fetch the response for this certificate."
+        raise refused(evidence, "certificate", wanted=wanted, found=other, advice=advice)
     start, end = single.this_update_utc, single.next_update_utc
     end = require_in_force(evidence, "validity", start, end, now, _FETCH)
     if single.certificate_status is not ocsp.OCSPCertStatus.GOOD:
-        found = single.certificate_status.name.lower()
+        status = single.certificate_status.name.lower()
         if single.revocation_time_utc is not None:
-            found += f" since {single.revocation_time_utc.isoformat()}"
+            status += f" since {single.revocation_time_utc.isoformat()}"
         if single.revocation_reason is not None:
-            found += f" ({single.revocation_reason.value})"
+            status += f" ({single.revocation_reason.value})"
         advice = "Do not trust this device, or these reference values."
-        raise refused(evidence, f"status of {quoted_name(certificate)}", wanted="good", found=found, advice=advice)
+        raise refused(evidence, f"status of {quoted_name(certificate)}", wanted="good", found=status, advice=advice)
     valid_until = min(end, responder.not_valid_after_utc)
     return VerifiedOcspResponse(certificate.serial_number, start, end, now, valid_until)
 
@@ -129,10 +129,10 @@ def verify_ocsp_response(
 def check_revocation(
     chain: chains.VerifiedChain, responses: Collection[bytes] | None, *, evidence: str, first: int = 0
 ) -> tuple[datetime | None, datetime]:
-    """Require a good response for every certificate of a verified chain from `first` on, but for the last.
+    """Require a good response for every certificate of a verified chain from `first` on, except the root.
 
-    Return the time of the oldest response, None if `responses` is, and the first time at which the chain or a response
-    is no longer valid.
+    Return the time of the oldest response, None without `responses`, and the first time that the chain or a response
+    expires.
     """
     if responses is None:
         return None, chain.valid_until
@@ -140,43 +140,42 @@ def check_revocation(
     loaded = [(data, _load(bytes(data), evidence=evidence).response) for data in responses]
     verified = []
     for certificate, issuer in pairwise(chain.certificates[first:]):
-        found = [
+        matching = [
             data for data, response in loaded if any(_is_about(s, certificate, issuer) for s in response.responses)
         ]
-        if not found:
+        if not matching:
             field, found_none = f"status of {quoted_name(certificate)}", f"none among {len(loaded)}"
             advice = "Fetch responses for all certificates, or pass ocsp=None so that revocation is not checked."
             raise refused(evidence, field, wanted="a response for it", found=found_none, advice=advice)
-        verified += [
-            verify_ocsp_response(data, certificate, issuer, now=chain.verified_at, evidence=evidence) for data in found
-        ]
-    return min(one.this_update for one in verified), min(chain.valid_until, *(one.valid_until for one in verified))
+        now = chain.verified_at
+        verified += [verify_ocsp_response(data, certificate, issuer, now=now, evidence=evidence) for data in matching]
+    return min(good.this_update for good in verified), min(chain.valid_until, *(good.valid_until for good in verified))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Loaded:
-    """A response of which all parts were read, with the certificates in it. `_load` keeps it, so it is its own key."""
+    """A response with all parts read, and its certificates. `_load` caches it, so equality is identity."""
 
     response: ocsp.OCSPResponse
     certificates: tuple[x509.Certificate, ...]
 
 
 def _read(data: bytes, evidence: str) -> _Loaded:
-    """Load a response, and read all parts of it that are read later."""
+    """Load a response, and read now all parts that are used later."""
     critical, encoded = [], []
     with chains.reading(evidence):
         response = ocsp.load_der_ocsp_response(data)
         status = response.response_status
         if status is ocsp.OCSPResponseStatus.SUCCESSFUL:
             count = len(list(response.responses))
-            if count != 1:  # of several, pyca does not show the extensions
+            if count != 1:  # pyca hides the extensions of several
                 raise malformed(evidence, "number of statuses", None, wanted=1, found=count)
             extensions = [*response.extensions, *response.single_extensions]
             critical = [extension.oid.dotted_string for extension in extensions if extension.critical]
             _ = response.signature_hash_algorithm, response.responder_name, response.responder_key_hash
-            for one in response.responses:
-                _ = one.certificate_status, one.this_update_utc, one.next_update_utc, one.hash_algorithm
-                _ = one.revocation_time_utc, one.revocation_reason
+            for single in response.responses:
+                _ = single.certificate_status, single.this_update_utc, single.next_update_utc, single.hash_algorithm
+                _ = single.revocation_time_utc, single.revocation_reason
             encoded = [certificate.public_bytes(Encoding.DER) for certificate in response.certificates]
     if status is not ocsp.OCSPResponseStatus.SUCCESSFUL:
         raise refused(evidence, "status", wanted="a successful response", found=status.name, advice=_FETCH)
@@ -184,7 +183,7 @@ def _read(data: bytes, evidence: str) -> _Loaded:
         raise refused(evidence, "extensions", wanted="none that is critical", found=critical[0], advice=_FETCH)
     _require_strict(data, response, evidence)
     name = f"certificate in the {evidence}"
-    return _Loaded(response, tuple(chains.load_certificate(one, evidence=name) for one in encoded))
+    return _Loaded(response, tuple(chains.load_certificate(item, evidence=name) for item in encoded))
 
 
 _load = Cache(_read, 128)
@@ -212,7 +211,7 @@ def _require_strict(data: bytes, response: ocsp.OCSPResponse, evidence: str) -> 
 
 
 def _verify(loaded: _Loaded, issuer: x509.Certificate, evidence: str) -> x509.Certificate:
-    """Verify the signature of a response, and return the certificate of its responder, whatever the time is."""
+    """Verify the signature of a response at any time, and return its responder's certificate."""
     responder = _find_responder(loaded, issuer, evidence)
     _verify_signature(loaded.response, responder, evidence)
     return responder
@@ -222,18 +221,18 @@ _verify_responder = Cache(_verify, 256)
 
 
 def _find_responder(loaded: _Loaded, issuer: x509.Certificate, evidence: str) -> x509.Certificate:
-    """Find the certificate of the responder: the issuer, or one that the issuer has appointed (RFC 6960, 4.2.2.2)."""
+    """Find the responder's certificate: the issuer, or an appointed responder (RFC 6960, 4.2.2.2)."""
     response = loaded.response
     if _is_responder(response, issuer):
         return issuer
-    found = [certificate for certificate in loaded.certificates if _is_responder(response, certificate)]
-    if len(found) != 1:
+    responders = [certificate for certificate in loaded.certificates if _is_responder(response, certificate)]
+    if len(responders) != 1:
         name = response.responder_name
         wanted = f"{quoted_name(issuer)}, or a responder with its certificate in the response"
         responder = repr(chains.common_name(name)) if name is not None else (response.responder_key_hash or b"")
         raise refused(evidence, "responder", wanted=wanted, found=responder, advice=_FETCH)
-    _require_appointed(found[0], issuer, evidence)
-    return found[0]
+    _require_appointed(responders[0], issuer, evidence)
+    return responders[0]
 
 
 def _is_responder(response: ocsp.OCSPResponse, certificate: x509.Certificate) -> bool:
@@ -243,7 +242,7 @@ def _is_responder(response: ocsp.OCSPResponse, certificate: x509.Certificate) ->
 
 
 def _require_appointed(responder: x509.Certificate, issuer: x509.Certificate, evidence: str) -> None:
-    """Require that the issuer issued a certificate for OCSP responses."""
+    """Require a certificate that the issuer issued for OCSP responses."""
     problem: str | None
     usages = read_extension(responder, x509.ExtendedKeyUsage)
     usage = read_extension(responder, x509.KeyUsage)
@@ -254,7 +253,7 @@ def _require_appointed(responder: x509.Certificate, issuer: x509.Certificate, ev
         problem = "no key usage digitalSignature"
     elif basic is not None and basic.ca:
         problem = "an authority"
-    elif any(one.critical and one.oid not in _RESPONDER_CRITICAL for one in responder.extensions):
+    elif any(item.critical and item.oid not in _RESPONDER_CRITICAL for item in responder.extensions):
         problem = "an unknown critical extension"
     else:
         problem = chains.find_issuing_problem(responder, issuer)
@@ -266,8 +265,8 @@ def _require_appointed(responder: x509.Certificate, issuer: x509.Certificate, ev
 def _verify_signature(response: ocsp.OCSPResponse, responder: x509.Certificate, evidence: str) -> None:
     algorithm = response.signature_hash_algorithm
     if not isinstance(algorithm, chains.ECDSA.hashes):
-        found = "none" if algorithm is None else algorithm.name
-        raise refused(evidence, "signature algorithm", wanted="SHA-256, -384 or -512", found=found, advice=_FETCH)
+        name = "none" if algorithm is None else algorithm.name
+        raise refused(evidence, "signature algorithm", wanted="SHA-256, -384 or -512", found=name, advice=_FETCH)
     key, signature, data = responder.public_key(), response.signature, response.tbs_response_bytes
     oid = response.signature_algorithm_oid
     try:
@@ -286,9 +285,9 @@ def _verify_signature(response: ocsp.OCSPResponse, responder: x509.Certificate, 
 
 def _require_nonce(response: ocsp.OCSPResponse, nonce: bytes, evidence: str) -> None:
     values = [extension.value for extension in response.extensions]
-    found = next((value.nonce for value in values if isinstance(value, x509.OCSPNonce)), None)
-    if found is None or not hmac.compare_digest(found, nonce):
-        raise refused(evidence, "nonce", wanted=nonce, found=found if found is not None else "none", advice=_FETCH)
+    sent = next((value.nonce for value in values if isinstance(value, x509.OCSPNonce)), None)
+    if sent is None or not hmac.compare_digest(sent, nonce):
+        raise refused(evidence, "nonce", wanted=nonce, found=sent if sent is not None else "none", advice=_FETCH)
 
 
 def _is_about(single: ocsp.OCSPSingleResponse, certificate: x509.Certificate, issuer: x509.Certificate) -> bool:

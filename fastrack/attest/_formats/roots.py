@@ -1,6 +1,6 @@
-"""The roots that evidence must lead to, as SHA-256 fingerprints of their certificates.
+"""The trusted roots of evidence, as SHA-256 fingerprints of certificates.
 
-Each verifier takes other ones by `roots=`, for tests and private PKIs.
+Each verifier accepts other roots by `roots=`, for tests and private PKIs.
 """
 
 from collections.abc import Collection

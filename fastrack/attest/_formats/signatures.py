@@ -1,4 +1,4 @@
-"""Verify ECDSA signatures that consist of two integers of fixed size, as hardware makes them."""
+"""Verify the ECDSA signatures of hardware: two integers of fixed size."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -13,7 +13,7 @@ from fastrack.attest._errors import malformed, refused
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A curve that a structure prescribes, and the hash that goes with it. Coordinates have `size` bytes each."""
+    """A curve and its hash, prescribed by a structure. Coordinates have `size` bytes each."""
 
     name: str
     kind: type[ec.EllipticCurve]
@@ -21,7 +21,7 @@ class Curve:
     algorithm: type[HashAlgorithm]
 
     def load_point(self, point: bytes, *, evidence: str, field: str) -> ec.EllipticCurvePublicKey:
-        """Load a public key that is given as its two coordinates, big-endian."""
+        """Load a public key from its two big-endian coordinates."""
         try:
             return ec.EllipticCurvePublicKey.from_encoded_point(self.kind(), b"\x04" + point)
         except (ValueError, UnsupportedAlgorithm):
@@ -36,12 +36,12 @@ class Curve:
         field: str = "signature",
         byteorder: Literal["little", "big"] = "big",
     ) -> None:
-        """Verify a signature r || s over `data`, both numbers in `byteorder`, by a key of this curve."""
+        """Verify a signature r || s over `data`, in `byteorder`, by a key of this curve."""
         if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, self.kind):
             wanted = f"an ECDSA key of the curve {self.name}"
-            found = key.curve.name if isinstance(key, ec.EllipticCurvePublicKey) else type(key).__name__
+            actual = key.curve.name if isinstance(key, ec.EllipticCurvePublicKey) else type(key).__name__
             advice = "Ask for evidence with the certificates that belong to it."
-            raise refused(evidence, f"key of the {field}", wanted=wanted, found=found, advice=advice)
+            raise refused(evidence, f"key of the {field}", wanted=wanted, found=actual, advice=advice)
         if len(signature) != 2 * self.size:
             raise malformed(evidence, field, None, wanted=f"{2 * self.size} bytes", found=f"{len(signature)} bytes")
         numbers = (int.from_bytes(part, byteorder) for part in (signature[: self.size], signature[self.size :]))

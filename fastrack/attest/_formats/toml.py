@@ -1,4 +1,4 @@
-"""Read tables of TOML: every key by its name and type, none left over."""
+"""Read tables of TOML by key and type. Unknown keys are refused."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _ANY = re.compile(r".*", re.DOTALL)
 
 
 class Table:
-    """A table of which each key is read once. `done` refuses the others.
+    """A table whose keys are read one by one. `done` refuses unread keys.
 
-    Methods that read a key raise `FormatError` if it has another type.
+    Methods that read a key raise `FormatError` for another type.
     """
 
     __slots__ = ("_document", "_known", "_members", "_path")
@@ -36,7 +36,7 @@ class Table:
             raise FormatError(f"reading the {document} failed: expected TOML, got {error}. Correct it.") from None
 
     def path(self, key: str) -> str:
-        """Return the whole name of a key, as ``cpu.tdx.mrtd``."""
+        """Return the full key, such as ``cpu.tdx.mrtd``."""
         return f"{self._path}.{key}" if self._path else key
 
     def table(self, key: str) -> Table | None:
@@ -53,40 +53,40 @@ class Table:
 
     def boolean(self, key: str, *, default: bool) -> bool:
         """Read true or false."""
-        found = self._get(key, bool, "true or false")
-        return default if found is None else found
+        value = self._get(key, bool, "true or false")
+        return default if value is None else value
 
     def integer(self, key: str) -> int | None:
         """Read an integer from 0; None if it is absent."""
-        found = self._get(key, int, "an integer from 0")
-        if found is not None and found < 0:
-            raise self.refusal(key, "an integer from 0", found)
-        return found
+        value = self._get(key, int, "an integer from 0")
+        if value is not None and value < 0:
+            raise self.refusal(key, "an integer from 0", value)
+        return value
 
     def text(self, key: str) -> str | None:
         """Read a string; None if it is absent."""
         return self._get(key, str, "a string")
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """Read a list of strings; an absent one is empty."""
+        """Read a list of strings; empty if absent."""
         return self._list(key, "a list of strings")
 
     def digests(self, key: str, size: int) -> frozenset[bytes]:
-        """Read a list of values of `size` bytes in hexadecimal; an absent one is empty."""
+        """Read a list of values of `size` bytes in hexadecimal; empty if absent."""
         wanted, form = f"a list of {size} bytes in hexadecimal each", re.compile(rf"[0-9a-fA-F]{{{2 * size}}}")
         return frozenset(map(bytes.fromhex, self._list(key, wanted, form)))
 
     def is_word(self, key: str, word: str) -> bool:
-        """Return whether a key, of whatever type, is a certain word."""
+        """Return whether a key of any type equals a word."""
         self._known.add(key)
         return self._members.get(key) == word
 
     def has(self, key: str) -> bool:
-        """Return whether a key is there."""
+        """Return whether a key is set."""
         return key in self._members
 
     def done(self) -> None:
-        """Require that every key was read. The error has the names of those that are known."""
+        """Require that every key was read. The error names the known keys."""
         if unknown := sorted(set(self._members) - self._known):
             known = ", ".join(sorted(self._known))
             raise self.refusal(unknown[0], f"one of the keys {known}", "an unknown one")
@@ -105,9 +105,9 @@ class Table:
         raise self.refusal(key, wanted, repr(value))
 
     def _list(self, key: str, wanted: str, form: re.Pattern[str] = _ANY) -> tuple[str, ...]:
-        found = self._get(key, list, wanted)
-        if found is None:
+        values = self._get(key, list, wanted)
+        if values is None:
             return ()
-        if not found or not all(isinstance(value, str) and form.fullmatch(value) for value in found):
-            raise self.refusal(key, f"{wanted}, not empty", repr(found))
-        return tuple(found)
+        if not values or not all(isinstance(value, str) and form.fullmatch(value) for value in values):
+            raise self.refusal(key, f"{wanted}, not empty", repr(values))
+        return tuple(values)

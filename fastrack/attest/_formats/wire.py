@@ -1,12 +1,13 @@
-"""Read JSON of other parties, and write and read the documents of the exchange, of which each content has one form.
+"""Read JSON of other parties, and read and write the canonical documents of the exchange.
 
-Such a document is an object in canonical JSON: in ASCII, without spaces, with its members in order, and a newline after
-it. Bytes are base64 with padding (RFC 4648, section 4). The members "kind" and "version" say what it is.
+A document is an object in canonical JSON: ASCII, without spaces, with sorted members and a final newline. Bytes are
+base64 with padding (RFC 4648, section 4). The members "kind" and "version" identify the document.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -29,14 +30,14 @@ _HEX = re.compile(r"(?:[0-9a-fA-F]{2})*")
 
 
 def encode(kind: str, version: int, members: Mapping[str, Any]) -> bytes:
-    """Return the document of a kind with these members, in its one form."""
+    """Return the canonical document of a kind with these members."""
     return documents.encode({**members, "kind": kind, "version": version}, end=b"\n")
 
 
 def decode(data: bytes, kind: str, version: int, members: Iterable[str], *, limit: int) -> Reader:
-    """Parse a document, which has these members besides "kind" and "version", and no others.
+    """Parse a document with exactly these members, "kind" and "version".
 
-    It must have `limit` bytes at most, and be in canonical form.
+    It must be in canonical form and have at most `limit` bytes.
     """
     name = kind.replace("/", " ")
     if len(data) > limit:
@@ -51,7 +52,7 @@ def decode(data: bytes, kind: str, version: int, members: Iterable[str], *, limi
 
 
 def write_bytes(data: bytes | None) -> str | None:
-    """Return bytes as base64; None as it is."""
+    """Return bytes as base64; None for None."""
     return None if data is None else documents.encode_bytes(data)
 
 
@@ -70,9 +71,14 @@ class Reader:
 
     @classmethod
     def parse(cls, text: bytes, document: str) -> Self:
-        """Parse a document in UTF-8, in which no object has a member twice."""
+        """Parse a document in UTF-8. No object may repeat a member."""
         try:
-            value = json.loads(text.decode(), object_pairs_hook=documents.unique, parse_constant=_refuse_constant)
+            value = json.loads(
+                text.decode(),
+                object_pairs_hook=documents.unique,
+                parse_constant=_refuse_constant,
+                parse_float=_parse_finite,
+            )
         except (ValueError, RecursionError) as error:
             raise malformed(document, "text", None, wanted="JSON", found=str(error) or type(error).__name__) from None
         return cls(value, document)
@@ -119,7 +125,7 @@ class Reader:
         raise self.member(name).refusal("a time in UTC", text)
 
     def items(self, name: str) -> Iterator[Self]:
-        """Read the items of a list, one after the other."""
+        """Read the items of a list, in order."""
         node = self.member(name)
         if not isinstance(node.value, list):
             raise node.refusal("a list", type(node.value).__name__)
@@ -127,25 +133,25 @@ class Reader:
             yield type(self)(value, self.document, f"{node.path}[{number}]")
 
     def integers(self, name: str, of: str) -> tuple[int, ...]:
-        """Read a list of objects, and of each the member `of`, an integer."""
+        """Read the integer member `of` of each object in a list."""
         value = self.member(name).value
         if isinstance(value, list):
-            found = tuple(item.get(of) if isinstance(item, dict) else None for item in value)
-            if all(type(number) is int and 0 <= number < _LIMIT for number in found):
-                return found  # type: ignore[return-value]
-        return tuple(item.integer(of) for item in self.items(name))  # which names the one that is wrong
+            numbers = tuple(item.get(of) if isinstance(item, dict) else None for item in value)
+            if all(type(number) is int and 0 <= number < _LIMIT for number in numbers):
+                return numbers  # type: ignore[return-value]
+        return tuple(item.integer(of) for item in self.items(name))  # names the wrong item
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """Read a list of strings; an absent one is empty."""
+        """Read a list of strings; empty if absent."""
         if name not in self.names:
             return ()
-        found = tuple(node.value for node in self.items(name))
-        if not all(isinstance(value, str) for value in found):
-            raise self.member(name).refusal("a list of strings", found)
-        return found  # type: ignore[return-value]
+        values = tuple(node.value for node in self.items(name))
+        if not all(isinstance(value, str) for value in values):
+            raise self.member(name).refusal("a list of strings", values)
+        return values  # type: ignore[return-value]
 
     def expect(self, name: str, value: object) -> None:
-        """Require that a member has the only value that is supported."""
+        """Require that a member has the only supported value."""
         node = self.member(name)
         if type(node.value) is not type(value) or node.value != value:
             raise node.refusal(repr(value), repr(node.value))
@@ -153,8 +159,8 @@ class Reader:
     def require_members(self, names: set[str]) -> None:
         """Require these members and no others."""
         if self.names != names:
-            found = ", ".join(sorted(self.names)) or "none"
-            raise self.refusal(f"the members {', '.join(sorted(names))}", found)
+            actual = ", ".join(sorted(self.names)) or "none"
+            raise self.refusal(f"the members {', '.join(sorted(names))}", actual)
 
     def child(self, name: str, members: Iterable[str]) -> Self:
         """Read an object with these members."""
@@ -168,9 +174,9 @@ class Reader:
 
     def children(self, name: str, members: Iterable[str], *, limit: int) -> Iterator[Self]:
         """Read a list of up to `limit` objects with these members."""
-        wanted = set(members)
+        names = set(members)
         for child in self._items(name, limit):
-            child.require_members(wanted)
+            child.require_members(names)
             yield child
 
     def id(self, name: str) -> str:
@@ -189,11 +195,11 @@ class Reader:
         return tuple(_read_bytes(node, limit, None) for node in self._items(name, count))
 
     def indexes(self, name: str, *, count: int, below: int) -> tuple[int, ...]:
-        """Read a list of up to `count` different integers from 0 that are below a bound."""
-        found = [node.value for node in self._items(name, count)]
-        numbers = tuple(value for value in found if type(value) is int and 0 <= value < below)
-        if len(numbers) != len(found) or len(set(numbers)) != len(numbers):
-            raise self.member(name).refusal(f"different integers below {below}", found)
+        """Read a list of up to `count` different integers from 0, all below `below`."""
+        values = [node.value for node in self._items(name, count)]
+        numbers = tuple(value for value in values if type(value) is int and 0 <= value < below)
+        if len(numbers) != len(values) or len(set(numbers)) != len(numbers):
+            raise self.member(name).refusal(f"different integers below {below}", values)
         return numbers
 
     def _items(self, name: str, limit: int) -> list[Self]:
@@ -212,19 +218,27 @@ class Reader:
         return malformed(self.document, self.path or "content", None, wanted=wanted, found=found)
 
 
+def _parse_finite(text: str) -> float:
+    """Read a number that is no integer. None is larger than a float can be: ``1e999`` would read as infinity."""
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text:.40} is out of range")
+    return number
+
+
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no number of JSON")
 
 
 def _read_bytes(node: Reader, limit: int, size: int | None) -> bytes:
-    wanted = f"{size} bytes in base64" if size is not None else f"1 to {limit} bytes in base64"
+    form = f"{size} bytes in base64" if size is not None else f"1 to {limit} bytes in base64"
     text = node.value
     if not isinstance(text, str):
-        raise node.refusal(wanted, type(text).__name__)
+        raise node.refusal(form, type(text).__name__)
     try:
         data = documents.decode_bytes(text)
     except ValueError:
-        raise node.refusal(wanted, f"{text:.40}") from None
+        raise node.refusal(form, f"{text:.40}") from None
     if not 1 <= len(data) <= limit or size not in {None, len(data)}:
-        raise node.refusal(wanted, f"{len(data)} bytes")
+        raise node.refusal(form, f"{len(data)} bytes")
     return data

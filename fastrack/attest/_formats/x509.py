@@ -1,8 +1,8 @@
 """Load certificates and revocation lists, and verify chains of them up to a pinned root (RFC 5280).
 
-Chains are verified link by link, and links are kept: eight GPUs of a machine have all but one in common. pyca's own
-verifier keeps none, knows no RSASSA-PSS, which AMD signs with, and refuses dates before 2050 as GeneralizedTime, which
-the authorities of NVIDIA's reference manifests write, against section 4.1.2.5.
+Chains are verified link by link, and links are cached: eight GPUs of a machine share all links but one. pyca's own
+verifier caches nothing, lacks RSASSA-PSS, AMD's algorithm, and refuses GeneralizedTime for dates before 2050, which
+the authorities of NVIDIA's reference manifests use, against section 4.1.2.5.
 """
 
 import threading
@@ -33,7 +33,7 @@ E = TypeVar("E", x509.BasicConstraints, x509.KeyUsage, x509.ExtendedKeyUsage)
 _LONGEST_CHAIN = 10
 _CACHED_SIZE = 4096  # bytes of a certificate
 _BEGIN, _END = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
-UNREADABLE = (  # what pyca raises at structures that it cannot read, and at keys that it does not know
+UNREADABLE = (  # pyca raises these for unreadable structures and unknown keys
     ValueError,
     TypeError,
     OverflowError,
@@ -50,7 +50,7 @@ _warnings_lock = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Algorithms:
-    """The algorithms with which the certificates of a vendor may be signed."""
+    """The allowed signature algorithms of a vendor's certificates."""
 
     name: str
     oids: frozenset[x509.ObjectIdentifier]
@@ -67,7 +67,7 @@ PSS_SHA384 = Algorithms("RSASSA-PSS with SHA-384", frozenset({SignatureAlgorithm
 
 @dataclass(frozen=True, slots=True)
 class VerifiedChain:
-    """Certificates, the leaf first, each of which the next one issued, up to a pinned root; valid at `verified_at`."""
+    """Certificates from the leaf to a pinned root, each issued by the next; valid at `verified_at`."""
 
     certificates: tuple[x509.Certificate, ...]
     verified_at: datetime
@@ -89,7 +89,7 @@ class VerifiedChain:
 
     @property
     def valid_until(self) -> datetime:
-        """The first time at which one of the certificates ends."""
+        """The first time that a certificate expires."""
         return min(certificate.not_valid_after_utc for certificate in self.certificates)
 
 
@@ -101,10 +101,10 @@ def verify_chain(
     evidence: str,
     algorithms: Algorithms = ECDSA,
 ) -> VerifiedChain:
-    """Verify a chain of certificates: the leaf first, the root last, none besides. There are two at least.
+    """Verify a chain of two or more certificates: the leaf first, the root last, no others.
 
-    `evidence` is the name of the chain for errors, such as "PCK chain". The root is pinned by a hash of all its bytes,
-    so that its own signature would prove nothing.
+    `evidence` is the name of the chain for errors, such as "PCK chain". A hash of all its bytes pins the root, so
+    its own signature is not checked.
     """
     require_time_zone(now)
     if not 2 <= len(set(certificates)) == len(certificates) <= _LONGEST_CHAIN:
@@ -130,7 +130,7 @@ def verify_chain(
 
 @lru_cache(maxsize=256)
 def _find_problem(certificate: x509.Certificate, issuer: x509.Certificate, algorithms: Algorithms) -> str | None:
-    """Return why an issuer did not issue a certificate; None if it did. That depends on nothing else, and is kept."""
+    """Return why an issuer did not issue a certificate; None if it did. The result is cached."""
     is_known = certificate.signature_algorithm_oid in algorithms.oids
     if not is_known or not isinstance(certificate.signature_hash_algorithm, algorithms.hashes):
         return f"a signature by another algorithm than {algorithms.name}"
@@ -147,7 +147,7 @@ def _find_problem(certificate: x509.Certificate, issuer: x509.Certificate, algor
 
 
 def find_issuing_problem(certificate: x509.Certificate, issuer: x509.Certificate) -> str | None:
-    """Return why an issuer's name or key is not the one of a certificate's signature; None if it is."""
+    """Return why an issuer's name or key does not match a certificate; None if it does."""
     try:
         certificate.verify_directly_issued_by(issuer)
     except (InvalidSignature, *UNREADABLE) as error:
@@ -156,14 +156,14 @@ def find_issuing_problem(certificate: x509.Certificate, issuer: x509.Certificate
 
 
 def _require_authority(certificate: x509.Certificate, below: int, evidence: str) -> None:
-    """Require a certificate that may issue others, with `below` authorities between it and the leaf."""
+    """Require a certificate that may issue others, with `below` authorities down to the leaf."""
     basic = read_extension(certificate, x509.BasicConstraints)
     if basic is None or not basic.ca:
-        found = f"{quoted_name(certificate)}, which is no authority"
-        raise _broken(evidence, found, wanted="authorities above the leaf")
+        problem = f"{quoted_name(certificate)}, which is no authority"
+        raise _broken(evidence, problem, wanted="authorities above the leaf")
     if basic.path_length is not None and basic.path_length < below:
-        wanted = f"at most {basic.path_length} authorities below {quoted_name(certificate)}"
-        raise _broken(evidence, below, wanted=wanted)
+        most = f"at most {basic.path_length} authorities below {quoted_name(certificate)}"
+        raise _broken(evidence, below, wanted=most)
     usage = read_extension(certificate, x509.KeyUsage)
     if usage is not None and not usage.key_cert_sign:
         raise _broken(evidence, f"{quoted_name(certificate)}, which may sign none", wanted="the key usage keyCertSign")
@@ -180,7 +180,7 @@ def _require_signer(certificate: x509.Certificate, evidence: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedCrl:
-    """A revocation list that the authority `issuer` signed, and that is in force until another must be fetched."""
+    """A revocation list, signed by the authority `issuer` and in force until `valid_until`."""
 
     crl: x509.CertificateRevocationList
     issuer: x509.Name
@@ -191,7 +191,7 @@ class VerifiedCrl:
 def verify_crl(
     crl: x509.CertificateRevocationList, issuer: x509.Certificate, *, now: datetime, evidence: str
 ) -> VerifiedCrl:
-    """Verify that an authority, whose certificate was verified, issued a complete list, which is in force at `now`."""
+    """Verify that a list is complete, in force at `now`, and issued by an authority with a verified certificate."""
     require_time_zone(now)
     if crl.issuer != issuer.subject:
         wanted, found = issuer.subject.rfc4514_string(), crl.issuer.rfc4514_string()
@@ -221,7 +221,7 @@ def _is_signed(crl: x509.CertificateRevocationList, issuer: x509.Certificate) ->
 
 
 def require_unrevoked(certificate: x509.Certificate, verified: VerifiedCrl, *, evidence: str) -> None:
-    """Require that a verified list is that of a certificate's issuer, and does not have it."""
+    """Require that a verified list is by a certificate's issuer, and does not have it."""
     field, issuer = f"revocation of {quoted_name(certificate)}", certificate.issuer
     if issuer != verified.issuer:
         wanted, found = (f"the list of {name.rfc4514_string()}" for name in (issuer, verified.issuer))
@@ -235,7 +235,7 @@ def require_unrevoked(certificate: x509.Certificate, verified: VerifiedCrl, *, e
 
 
 def load_certificate(data: bytes, *, evidence: str) -> x509.Certificate:
-    """Load a certificate in DER, and read all parts of it that are read later."""
+    """Load a certificate in DER, and read now all parts that are used later."""
     if len(data) <= _CACHED_SIZE:
         return _load_cached(data, evidence)
     return _load(data, evidence)
@@ -255,10 +255,10 @@ _load_cached = lru_cache(maxsize=64)(_load)
 
 
 def load_chain(data: bytes, *, evidence: str) -> tuple[x509.Certificate, ...]:
-    r"""Load certificates in PEM (RFC 7468), as they are written in its only strict form.
+    r"""Load one to ten certificates in the strict form of PEM (RFC 7468).
 
-    Lines have 64 characters and may end in CR LF. After the end of the text there may be ends of lines and zero bytes,
-    as Intel has them. Since nothing else is accepted, a changed byte never goes unnoticed. There are one to ten.
+    Lines have 64 characters and may end in CR LF. Newlines and zero bytes may follow the text,
+    as in Intel's files. Nothing else is accepted, so that every changed byte is noticed.
     """
     text = data.rstrip(b"\0\r\n").replace(b"\r\n", b"\n")
     count = text.count(_BEGIN)
@@ -271,8 +271,8 @@ def load_chain(data: bytes, *, evidence: str) -> tuple[x509.Certificate, ...]:
     certificates = tuple(load_certificate(data, evidence=evidence) for data in encoded)
     written = b"".join(map(_write_pem, certificates))
     if text != written.removesuffix(b"\n"):
-        found = "another text that decodes alike"
-        raise malformed(evidence, "text", None, wanted="PEM in its strict form", found=found)
+        other = "another text that decodes alike"
+        raise malformed(evidence, "text", None, wanted="PEM in its strict form", found=other)
     return certificates
 
 
@@ -282,7 +282,7 @@ def _write_pem(certificate: x509.Certificate) -> bytes:
 
 
 def load_crl(data: bytes, *, evidence: str) -> x509.CertificateRevocationList:
-    """Load a certificate revocation list in DER, and read all parts of it that are read later."""
+    """Load a certificate revocation list in DER, and read now all parts that are used later."""
     with reading(evidence):
         crl = x509.load_der_x509_crl(data)
         _ = crl.extensions, crl.issuer, crl.last_update_utc, crl.next_update_utc
@@ -296,9 +296,9 @@ def fingerprint(certificate: x509.Certificate) -> str:
 
 
 def common_name(name: x509.Name) -> str:
-    """Return the common name of a subject or issuer, or all of it if it does not have exactly one."""
-    found = name.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
-    return str(found[0].value) if len(found) == 1 else name.rfc4514_string()
+    """Return the common name of a subject or issuer, or the whole name unless there is exactly one."""
+    names = name.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
+    return str(names[0].value) if len(names) == 1 else name.rfc4514_string()
 
 
 @lru_cache(maxsize=64)
@@ -309,16 +309,16 @@ def subject_name(certificate: x509.Certificate) -> str:
 
 def extension_value(certificate: x509.Certificate, oid: str) -> bytes | None:
     """Return the DER value of an extension that pyca does not know; None if the certificate lacks it."""
-    return next((one.value.public_bytes() for one in certificate.extensions if one.oid.dotted_string == oid), None)
+    return next((item.value.public_bytes() for item in certificate.extensions if item.oid.dotted_string == oid), None)
 
 
 def read_extension(certificate: x509.Certificate, kind: type[E]) -> E | None:
     """Return an extension that pyca knows; None if the certificate lacks it."""
-    return next((one.value for one in certificate.extensions if isinstance(one.value, kind)), None)
+    return next((item.value for item in certificate.extensions if isinstance(item.value, kind)), None)
 
 
 def _require_whole_bytes(data: bytes, signature: bytes) -> None:
-    """Require a signature without unused bits, of which pyca accepts any number that leaves its bytes as they are."""
+    """Require a signature without unused bits. Pyca ignores them, so bytes could change unnoticed."""
     if not data.endswith(b"\0" + signature):
         raise ValueError("the signature has unused bits")
 
@@ -327,8 +327,8 @@ def _require_whole_bytes(data: bytes, signature: bytes) -> None:
 def reading(evidence: str) -> Iterator[None]:
     """Turn pyca's errors about malformed structures into ours.
 
-    Its warning about the serial number 0, which every VCEK of AMD has, is dropped. A name of which it warns is refused,
-    so that it warns of none later.
+    Warnings about the serial number 0, which every VCEK of AMD has, are dropped. Names with warnings are refused,
+    so that none appears later.
     """
     try:
         with _warnings_lock, warnings.catch_warnings(record=True) as caught:
@@ -341,7 +341,7 @@ def reading(evidence: str) -> Iterator[None]:
 
 
 def _reset_after_fork() -> None:
-    """Replace the lock in a forked child, as the thread that holds it may not have come along."""
+    """Replace the lock in a forked child, which may lack the thread that holds it."""
     global _warnings_lock  # noqa: PLW0603
     _warnings_lock = threading.Lock()
 

@@ -1,9 +1,9 @@
 """Read small XML documents, and write them in canonical form.
 
-Only what signed manifests consist of is read: elements, attributes, namespaces and text. Document types, entities other
-than the five of XML, processing instructions, comments, CDATA sections and attributes of the namespace ``xml`` are
-refused, as are documents that are large or deep. For the rest, the canonical form is that of Canonical XML 1.1
-(https://www.w3.org/TR/xml-c14n11/), section 1.1, of a document or of one of its elements with all that is in it.
+Only the constructs of signed manifests are read: elements, attributes, namespaces and text. Document types, entities
+other than the five of XML, processing instructions, comments, CDATA sections and attributes of the namespace ``xml``
+are refused, and so are large or deep documents. The canonical form of a document or an element with its content follows
+Canonical XML 1.1 (https://www.w3.org/TR/xml-c14n11/), section 1.1.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ Scope = dict[str, str]
 
 
 class Element:
-    """An element of a document. Its methods raise `FormatError` where it is not as they require.
+    """An element of a document. Its methods raise `FormatError` if a requirement fails.
 
-    `name` is its namespace and local name. `attributes` has values by namespace and local name; those without a prefix
-    have the namespace "". `children` are elements and text, in order.
+    `name` is its namespace and local name. `attributes` has values by namespace and local name; without a prefix the
+    namespace is "". `children` are elements and text, in order.
     """
 
     __slots__ = ("attributes", "children", "document", "line", "name", "qualified", "scope", "written")
@@ -47,52 +47,52 @@ class Element:
 
     @property
     def elements(self) -> list[Element]:
-        """The elements in it."""
+        """The child elements."""
         return [child for child in self.children if isinstance(child, Element)]
 
     def walk(self) -> Iterator[Element]:
-        """Iterate over this element and all in it."""
+        """Iterate over this element and all below."""
         yield self
         for child in self.elements:
             yield from child.walk()
 
     def only(self, *names: tuple[str, str]) -> list[Element]:
-        """Return the elements in it, which must be exactly of these names, with white space alone between them."""
+        """Return the child elements, which must have exactly these names, with only white space between."""
         self.require_no_text()
         elements = self.elements
-        found = [element.name for element in elements]
-        if found != list(names):
+        actual = [element.name for element in elements]
+        if actual != list(names):
             wanted = ", ".join(local for _, local in names) or "nothing"
-            raise self.refusal("content", wanted, ", ".join(local for _, local in found) or "nothing")
+            raise self.refusal("content", wanted, ", ".join(local for _, local in actual) or "nothing")
         return elements
 
     def require_no_text(self) -> None:
-        """Require that it has elements and white space only."""
+        """Require only elements and white space."""
         text = "".join(child for child in self.children if isinstance(child, str))
         if not _NO_TEXT.fullmatch(text):
             raise self.refusal("content", "elements", f"the text {text.strip()[:40]!r}")
 
     def text(self) -> str:
-        """Return its text. It must have no elements."""
+        """Return the text. Elements are refused."""
         if self.elements:
             raise self.refusal("content", "text", "elements")
         return "".join(child for child in self.children if isinstance(child, str))
 
     def attribute(self, local: str, namespace: str = "") -> str:
-        """Return the value of an attribute, which must be there."""
+        """Return the value of a required attribute."""
         value = self.attributes.get((namespace, local))
         if value is None:
             raise self.refusal(f"attribute {local}", "a value", "none")
         return value
 
     def expect_attributes(self, **values: str) -> None:
-        """Require that it has exactly these attributes, none of which is in a namespace."""
-        found = {
+        """Require exactly these attributes, without namespaces."""
+        actual = {
             (f"{{{namespace}}}" if namespace else "") + local: value
             for (namespace, local), value in self.attributes.items()
         }
-        if found != values:
-            raise self.refusal("attributes", values, found)
+        if actual != values:
+            raise self.refusal("attributes", values, actual)
 
     def refusal(self, field: str, wanted: object, found: object) -> FormatError:
         """Make the error for this element."""
@@ -106,7 +106,7 @@ def parse(data: bytes, document: str) -> Element:
         raise malformed(document, "size", None, wanted=f"up to {_LARGEST} bytes", found=len(data))
     builder = _Builder(document)
     try:
-        data.decode()  # expat takes UTF-16 as well, if it starts with a byte order mark
+        data.decode()  # expat also takes UTF-16 with a byte order mark
         builder.parser.Parse(data, True)
     except (expat.ExpatError, UnicodeDecodeError) as error:
         raise malformed(document, "text", None, wanted="well-formed XML", found=str(error)) from None
@@ -115,7 +115,7 @@ def parse(data: bytes, document: str) -> Element:
 
 
 class _Builder:
-    """The handlers of the parser, which make the tree."""
+    """The parser's handlers, which build the tree."""
 
     def __init__(self, document: str) -> None:
         self.document = document
@@ -145,8 +145,8 @@ class _Builder:
 
     def _declaration(self, version: str, encoding: str | None, standalone: int) -> None:
         if version != "1.0" or (encoding or "UTF-8").upper() != "UTF-8" or standalone == 0:
-            found = f"{version!r}, {encoding!r}, standalone {standalone}"
-            raise malformed(self.document, "XML declaration", None, wanted="version 1.0 in UTF-8", found=found)
+            declared = f"{version!r}, {encoding!r}, standalone {standalone}"
+            raise malformed(self.document, "XML declaration", None, wanted="version 1.0 in UTF-8", found=declared)
 
     def _start(self, qualified: str, attributes: list[str]) -> None:
         parent = self._open[-1] if self._open else None
@@ -204,10 +204,10 @@ def _resolve(element: Element, qualified: str, *, default: str) -> tuple[str, st
 
 
 def canonicalize(element: Element, *, without: Element | None = None) -> bytes:
-    """Write an element, and all in it, in the form of Canonical XML 1.1, without comments.
+    """Write an element with its content as Canonical XML 1.1, without comments.
 
-    Namespaces of the elements above it are taken along. `without` is an element in it that is left out, such as the
-    signature (XML Signature, section 6.6.4).
+    Namespaces of outer elements are included. `without` is an inner element to leave out, such as the signature
+    (XML Signature, section 6.6.4).
     """
     parts: list[str] = []
     _write(element, {}, without, parts.append)

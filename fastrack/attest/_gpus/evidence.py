@@ -1,4 +1,4 @@
-"""Verify attestation reports of NVIDIA's GPUs and NVSwitches with the certificates that the devices hand out."""
+"""Verify attestation reports of NVIDIA's GPUs and NVSwitches with the devices' certificates."""
 
 import hmac
 from collections.abc import Collection
@@ -17,16 +17,16 @@ from fastrack.attest._gpus.report import EVIDENCE, NONCE_SIZE, GpuReport, Opaque
 
 _LATEST_VERSION = 1  # of the opaque data
 _VBIOS_SIZE = 8
-_ID_SIZE = 8  # of a device's id for PCIe (PDI), which its chip id ends in
+_ID_SIZE = 8  # of a PCIe device id (PDI), the end of the chip id
 _GPU_IDS = 64  # bytes of ids in a switch's list, before the numbers of ports
 _ENABLED, _DISABLED = b"\xaa", b"\x55"
-_SWITCH_BOARD = "5612_0002_890"  # project, SKU and chip SKU of all LS10 boards, which their reports do not have
+_SWITCH_BOARD = "5612_0002_890"  # project, SKU and chip SKU of all LS10 boards, which their reports lack
 _AGAIN = "Ask the device for a report with the nonce of this challenge."
 
 
 @attest_public
 class GpuMode(StrEnum):
-    """The confidential mode that a GPU reports about itself.
+    """The confidential mode that a GPU reports.
 
     ``SINGLE`` (SPT): one GPU in one virtual machine. ``MULTI`` (MPT): several GPUs, with encrypted NVLink.
     ``PROTECTED_PCIE`` (PPCIE): several GPUs of the Hopper generation, whose NVLinks and switches are trusted and plain.
@@ -48,25 +48,24 @@ class GpuMode(StrEnum):
 class VerifiedGpuReport:
     """A report that a device of NVIDIA signed for a given nonce, whose certificates lead to a pinned root.
 
-    The report is proved, and not judged: an outdated or altered driver has valid reports too. The measurements say
-    something once `match_measurements` has compared them with NVIDIA's reference manifests. The report alone does not
-    tell confidential mode from dev-tools mode: NVIDIA derives "debugging disabled" from measurements that match their
-    manifests, and the driver (NVML) states it inside of a virtual machine whose own evidence covers the driver.
+    The report is proved, not judged: an outdated or altered driver has valid reports too. Measurements mean nothing
+    until `match_measurements` has compared them with NVIDIA's reference manifests. The report alone does not
+    distinguish confidential mode from dev-tools mode: NVIDIA derives "debugging disabled" from matching measurements,
+    and the driver (NVML) states it inside a virtual machine whose own evidence covers the driver.
 
     Attributes
     ----------
     evidence : str
         The name of this report for errors, such as "GPU 3 report".
     architecture : GpuArchitecture
-        The generation, by the names in the certificates.
+        The generation, by certificate names.
     model, chip : str
         The name of the device in its certificate, such as "GH100 A01 GSP BROM", NVIDIA's claim ``hwmodel``; and the
-        chip, such as "GH100", by the report or else the certificate, which is the product in reference manifests.
+        chip, such as "GH100", by the report or else the certificate: the product in reference manifests.
     chip_id : str
-        The serial number in the name of the device's own certificate, in hexadecimal. It never changes.
+        The serial number in the name of the device's certificate, in hexadecimal. It never changes.
     ueid : int
-        The serial number of the certificate of the key that signed, which changes with firmware; NVIDIA's claim
-        ``ueid``.
+        The serial number of the signing key's certificate, which changes with firmware; NVIDIA's claim ``ueid``.
     project, project_sku, chip_sku : str or None
         The board; None for switches.
     driver_version, vbios_version : str
@@ -77,16 +76,15 @@ class VerifiedGpuReport:
     linked_to : frozenset of str
         The chip ids of the devices at the other ends of its NVLinks: of switches for a GPU, of GPUs for a switch.
     is_locked, is_pcie_protected, is_nvdec_enabled : bool or None
-        True if a switch is locked, so that its links do not change, None for GPUs; True if the GPU reports protected
-        PCIe, None if it does not say; and False if the first video decoder is off, so that its measurement has no
+        Whether a switch is locked, so that its links do not change, None for GPUs; whether a GPU reports protected
+        PCIe, None if unknown; and whether the first video decoder is on, without which its measurement has no
         reference value, None for switches.
     fwid, nonce : bytes
-        The digest of the firmware that the signing key was made for, by the certificate, 48 bytes; and the nonce that
-        the report was asked with.
+        The digest of the signing key's firmware, by the certificate, 48 bytes; and the nonce of the report's request.
     measurements : tuple of bytes
-        SHA-384 digests by index, from 0, as reference manifests count.
+        SHA-384 digests by index, from 0 as in manifests.
     verified_at, revocation_checked_at, valid_until : datetime.datetime
-        The times that `fastrack.attest` describes.
+        See `fastrack.attest`.
 
     Examples
     --------
@@ -125,7 +123,7 @@ class VerifiedGpuReport:
 
     @property
     def rim_ids(self) -> tuple[str, ...]:
-        """The ids of its reference manifests in NVIDIA's service: of driver and VBIOS, or of a switch's BIOS."""
+        """The ids of the reference manifests in NVIDIA's service: driver and VBIOS, or a switch's BIOS."""
         firmware = self.vbios_version.replace(".", "").upper()
         if self.is_switch:
             return (f"NV_SWITCH_BIOS_{_SWITCH_BOARD}_{firmware}",)
@@ -147,19 +145,19 @@ def verify_gpu_report(
 ) -> VerifiedGpuReport:
     """Verify a report of a GPU or NVSwitch, offline.
 
-    The key of the first certificate signed the report; the five certificates lead from it, by the device and its
-    provisioning authority, to the root, and are of one chip; the nonce is the expected one; the firmware that the
-    report names is that in the certificate. `fastrack.attest` describes the other parameters and the errors; `ocsp` is
-    for the certificates between leaf and root.
+    Checks that the key of the first certificate signed the report; that the five certificates lead through the device
+    and its provisioning authority to the root, and are of one chip; that the nonce matches; and that the report and the
+    certificate name the same firmware. `fastrack.attest` describes other parameters and errors; `ocsp` is for the
+    certificates between leaf and root.
 
     Parameters
     ----------
     report : GpuReport or bytes
         The report. A parsed one is parsed again.
     chain : bytes
-        The five certificates in PEM, as ``nvmlDeviceGetConfComputeGpuCertificate`` gives them.
+        The five certificates in PEM, from ``nvmlDeviceGetConfComputeGpuCertificate``.
     nonce : bytes
-        The nonce that the report must have been asked with, 32 bytes; else a `ValueError`.
+        The nonce of the request for the report, 32 bytes; else a `ValueError`.
 
     Examples
     --------
@@ -185,10 +183,10 @@ def verify_gpu_report(
         raise refused(evidence, "firmware id", wanted=identity.fwid, found=reported, advice=advice)
     is_switch = identity.architecture is GpuArchitecture.NVSWITCH
     fields = ReportFields(parsed, is_switch=is_switch)
-    own = parsed.field(OpaqueField.DEVICE_ID)
-    wanted = identity.chip_id[-2 * _ID_SIZE :].lower()
-    if is_switch and (own is None or own.hex() != wanted):
-        raise refused(evidence, "device id", wanted=wanted, found=own or "none", advice=_AGAIN)
+    device_id = parsed.field(OpaqueField.DEVICE_ID)
+    expected = identity.chip_id[-2 * _ID_SIZE :].lower()
+    if is_switch and (device_id is None or device_id.hex() != expected):
+        raise refused(evidence, "device id", wanted=expected, found=device_id or "none", advice=_AGAIN)
     identity = replace(identity, chip=fields.text_or_none(OpaqueField.CHIP) or identity.chip)
     checked_at, valid_until = check_revocation(verified, ocsp, evidence=evidence, first=1)
     return VerifiedGpuReport(
@@ -230,7 +228,7 @@ def read_claims(report: bytes, chain: bytes) -> dict[str, str]:
 
 
 class ReportFields:
-    """The opaque data of a report, decoded."""
+    """The decoded opaque data of a report."""
 
     def __init__(self, report: GpuReport, *, is_switch: bool) -> None:
         self._fields = dict(report.opaque)
@@ -253,11 +251,11 @@ class ReportFields:
         return value.decode()
 
     def text_or_none(self, number: OpaqueField) -> str | None:
-        """Decode a field as `text` does, if it is there."""
+        """Decode an optional field like `text`."""
         return self.text(number) if number in self._fields else None
 
     def board(self, number: OpaqueField) -> str | None:
-        """Decode a field as `text` does, which GPUs must have and switches need not have."""
+        """Decode a field like `text`. It is optional for switches, but not for GPUs."""
         return self.text_or_none(number) if self._is_switch else self.text(number)
 
     def vbios_version(self) -> str:
@@ -271,11 +269,11 @@ class ReportFields:
         return ".".join(f"{part:02X}" for part in (*value[3::-1], value[4]))
 
     def mode(self) -> GpuMode | None:
-        """Decode the feature flag, which opaque data have from version 1 on, and the status of protected PCIe."""
+        """Decode the feature flag, present from version 1 on, and the status of protected PCIe."""
         if self._is_switch:
             return None
         is_protected = bool(self.switched_on(OpaqueField.PROTECTED_PCIE))
-        if self._version == 0:  # as of driver 570, where the status alone tells
+        if self._version == 0:  # such as driver 570, which reports only the status
             return GpuMode.PROTECTED_PCIE if is_protected else None
         value = self._require(OpaqueField.FEATURE_FLAG)
         modes = list(GpuMode)
@@ -286,7 +284,7 @@ class ReportFields:
         return modes[flag]
 
     def linked_to(self) -> frozenset[str]:
-        """Decode the ids of the devices at the other ends of the NVLinks; zeros are links that are off."""
+        """Decode the ids of the devices at the other ends of the NVLinks. Zeros mean a link is off."""
         number, kind, step = (
             (OpaqueField.LINKED_GPUS, "41", 1) if self._is_switch else (OpaqueField.DEVICE_ID, "50", -1)
         )
@@ -294,11 +292,11 @@ class ReportFields:
         ids = value[:_GPU_IDS] if self._is_switch else value
         if len(ids) % _ID_SIZE:
             raise malformed(EVIDENCE, number.label, None, wanted=f"ids of {_ID_SIZE} bytes", found=value)
-        found = (ids[start : start + _ID_SIZE][::step] for start in range(0, len(ids), _ID_SIZE))
-        return frozenset(f"{kind}{one.hex().upper()}" for one in found if any(one))
+        parts = (ids[start : start + _ID_SIZE][::step] for start in range(0, len(ids), _ID_SIZE))
+        return frozenset(f"{kind}{part.hex().upper()}" for part in parts if any(part))
 
     def switched_on(self, number: OpaqueField) -> bool | None:
-        """Decode a status, which is 0xAA for on and 0x55 for off."""
+        """Decode a status: 0xAA for on, 0x55 for off."""
         value = self._fields.get(number)
         if value is None:
             return None

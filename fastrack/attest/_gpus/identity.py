@@ -1,9 +1,8 @@
-"""Read the identity of a device of NVIDIA out of its certificates, which follow TCG's DICE.
+"""Read the identity of an NVIDIA device from its certificates, which follow TCG's DICE.
 
-Extensions that hold the digest of the firmware that a key was made for (FWID): TcbInfo, 2.23.133.5.4.1.1, of TCG's
-"DICE Attestation Architecture" in certificates of Blackwell; in those of Hopper and LS10 one with the identifier
-2.23.133.5.4.1, which consists of a version, the public key of the device and the digest, as RIoT's CompositeDeviceID
-does.
+An extension holds the digest of a key's firmware (FWID). Blackwell uses TcbInfo, 2.23.133.5.4.1.1, of TCG's "DICE
+Attestation Architecture". Hopper and LS10 use 2.23.133.5.4.1 with a version, the public key of the device and the
+digest, like RIoT's CompositeDeviceID.
 """
 
 import re
@@ -30,7 +29,7 @@ _OTHER = "The certificates are not those of a GPU or NVSwitch; ask the device fo
 
 @attest_public
 class GpuArchitecture(StrEnum):
-    """The generation of a device of NVIDIA.
+    """The generation of an NVIDIA device.
 
     Examples
     --------
@@ -53,7 +52,7 @@ _ARCHITECTURES = (
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The claims that the certificates of a device make. `VerifiedGpuReport` describes them."""
+    """The claims in a device's certificates. `VerifiedGpuReport` describes them."""
 
     architecture: GpuArchitecture
     model: str
@@ -66,11 +65,11 @@ class Identity:
 def read_identity(chain: VerifiedChain, *, evidence: str) -> Identity:
     """Read the identity of a device, and require that all certificates are of one chip.
 
-    The names of provisioner and device were chosen by NVIDIA's authorities, that of the leaf by the device's boot ROM.
+    NVIDIA's authorities chose the names of provisioner and device; the device's boot ROM chose the leaf's name.
     """
     if len(chain.certificates) != _CHAIN_LENGTH:
-        found = len(chain.certificates)
-        raise refused(evidence, "number of certificates", wanted=_CHAIN_LENGTH, found=found, advice=_OTHER)
+        count = len(chain.certificates)
+        raise refused(evidence, "number of certificates", wanted=_CHAIN_LENGTH, found=count, advice=_OTHER)
     leaf, device, provisioner = map(subject_name, chain.certificates[:3])
     part = device.split(" ")[0]
     architecture = next((known for pattern, known in _ARCHITECTURES if pattern.fullmatch(part)), None)
@@ -92,11 +91,11 @@ def read_identity(chain: VerifiedChain, *, evidence: str) -> Identity:
 
 def read_serial(device: x509.Certificate, evidence: str) -> str:
     """Return the id of a chip, the serial number in the name of its own certificate."""
-    found = device.subject.get_attributes_for_oid(x509.NameOID.SERIAL_NUMBER)
-    text = str(found[0].value) if len(found) == 1 else ""
+    numbers = device.subject.get_attributes_for_oid(x509.NameOID.SERIAL_NUMBER)
+    text = str(numbers[0].value) if len(numbers) == 1 else ""
     if not re.fullmatch(r"[0-9A-F]{16,40}", text):
         wanted = "one serial number in hexadecimal in the name of the device"
-        raise malformed(evidence, "chip id", None, wanted=wanted, found=text or f"{len(found)} of them")
+        raise malformed(evidence, "chip id", None, wanted=wanted, found=text or f"{len(numbers)} of them")
     return text
 
 
@@ -107,8 +106,8 @@ def _read_composite_device_id(value: bytes, device: x509.Certificate, evidence: 
     if version != 1:
         raise malformed(evidence, "version", version_offset, wanted=1, found=version)
     key = der.read(members, der.SEQUENCE, "key of the device").rest("key of the device")
-    wanted = device.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
-    if not wanted.endswith(key) or len(wanted) - len(key) != 2:  # without its own tag and length
+    encoded = device.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    if not encoded.endswith(key) or len(encoded) - len(key) != 2:  # without the outer tag and length
         raise refused(evidence, "key of the device", wanted="that of the issuer", found="another", advice=_OTHER)
     digest = _read_digest(members)
     members.done()
@@ -116,7 +115,7 @@ def _read_composite_device_id(value: bytes, device: x509.Certificate, evidence: 
 
 
 def _read_tcb_info(value: bytes, evidence: str) -> bytes:
-    """Read the first digest, which is that of the firmware; the second is empty."""
+    """Read the first digest, of the firmware; the second is empty."""
     members = der.open_value(value, evidence, der.SEQUENCE, "TCB info")
     digests: list[bytes] = []
     next_tag = 0
@@ -141,6 +140,6 @@ def _read_digest(cursor: Cursor) -> bytes:
     digest = der.read_bytes(pair, der.OCTET_STRING, "firmware id")
     pair.done()
     if algorithm != _SHA384 or len(digest) != DIGEST_SIZE:
-        found = f"{len(digest)} bytes of {algorithm}"
-        raise malformed(pair.structure, "firmware id", offset, wanted="a digest of SHA-384", found=found)
+        other = f"{len(digest)} bytes of {algorithm}"
+        raise malformed(pair.structure, "firmware id", offset, wanted="a digest of SHA-384", found=other)
     return digest

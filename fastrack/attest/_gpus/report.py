@@ -21,12 +21,12 @@ DIGEST_SIZE = 48  # SHA-384
 _VERSION, _REQUEST, _RESPONSE = b"\x11", b"\xe0", b"\x60"
 _SIGNED, _ALL_MEASUREMENTS = b"\x01", b"\xff"
 _DMTF = b"\x01"  # the measurement specification
-_RAW = 0x80  # of a value's type: it is no digest
-_LATER_FORMAT = b"NVDAOD"  # opens opaque data that have a header and typed fields
+_RAW = 0x80  # flag of a value's type: no digest
+_LATER_FORMAT = b"NVDAOD"  # starts opaque data with a header and typed fields
 
 
 class OpaqueField(IntEnum):
-    """The fields of the opaque data that are read, with their names in errors. Others are kept as they are."""
+    """The decoded fields of the opaque data, with their names in errors. Other fields are kept raw."""
 
     label: str
 
@@ -45,7 +45,7 @@ class OpaqueField(IntEnum):
     PROJECT_SKU = 18, "project SKU"
     FWID = 20, "firmware id"
     PROTECTED_PCIE = 21, "status of protected PCIe"
-    DEVICE_ID = 22, "linked switches"  # with their bytes reversed; of a switch its own id
+    DEVICE_ID = 22, "linked switches"  # with reversed bytes; for a switch, the switch's id
     LOCK = 25, "lock"
     LINKED_GPUS = 26, "linked GPUs"
     VERSION = 34, "version of the opaque data"
@@ -56,11 +56,11 @@ class OpaqueField(IntEnum):
 @attest_public
 @dataclass(frozen=True, slots=True)
 class GpuReport:
-    """A report as it was parsed. All values are untrusted: `verify_gpu_report` returns those that are proved.
+    """A parsed report. All values are untrusted: `verify_gpu_report` returns proved values.
 
-    `data` is the whole report, without what follows it: `signed`, and r and s of an ECDSA signature on P-384, 48 bytes
-    each, big-endian. `nonce` is the request's, 32 bytes. `measurements` are SHA-384 digests by index, from 0, as
-    reference manifests count (SPDM counts from 1), and `opaque` the fields of the opaque data, with their numbers.
+    `data` is the whole report without trailing bytes: `signed`, and r and s of an ECDSA signature on P-384, 48 bytes
+    each, big-endian. `nonce` is the request's, 32 bytes. `measurements` are SHA-384 digests by index, from 0 as in
+    reference manifests (SPDM counts from 1), and `opaque` has the fields of the opaque data by number.
 
     Examples
     --------
@@ -83,10 +83,10 @@ class GpuReport:
 
 @attest_public
 def parse_gpu_report(data: bytes) -> GpuReport:
-    """Parse a report of a GPU or NVSwitch, without a judgement on anything in it.
+    """Parse a report of a GPU or NVSwitch, without verification.
 
-    It is the request and the response, as ``nvmlDeviceGetConfComputeGpuAttestationReport`` gives them. Zero bytes may
-    follow; nothing else.
+    It is the request and the response, from ``nvmlDeviceGetConfComputeGpuAttestationReport``. Only zero bytes may
+    follow.
 
     Examples
     --------
@@ -115,12 +115,12 @@ def parse_gpu_report(data: bytes) -> GpuReport:
     signed = data[: cursor.offset]
     signature = cursor.take(SIGNATURE_SIZE, "signature")
     data = data[: cursor.offset]
-    cursor.zeros(cursor.remaining, "padding")  # of the driver's buffer, which is longer than reports
+    cursor.zeros(cursor.remaining, "padding")  # of the driver's buffer, longer than a report
     return GpuReport(data, signed, signature, nonce, measurements, opaque)
 
 
 def _read_measurements(cursor: Cursor, count: int) -> tuple[bytes, ...]:
-    """Read the measurement record, of which every block has to hold a digest, with indexes in sequence."""
+    """Read the measurement record: blocks with a digest each, and with indexes in sequence."""
     measurements = []
     for index in range(1, count + 1):
         cursor.expect(bytes([index]), "measurement index")
@@ -144,8 +144,8 @@ def _read_opaque(whole: Cursor, size: int) -> tuple[tuple[int, bytes], ...]:
     offset = whole.offset
     data = whole.take(size, "opaque data")
     if data.startswith(_LATER_FORMAT):
-        wanted, found = "fields without a header", f"the later format {_LATER_FORMAT.decode()}"
-        raise malformed("opaque data", "format", offset, wanted=wanted, found=found)
+        wanted, later = "fields without a header", f"the later format {_LATER_FORMAT.decode()}"
+        raise malformed("opaque data", "format", offset, wanted=wanted, found=later)
     cursor = Cursor(data, "opaque data", start=offset)
     fields: dict[int, bytes] = {}
     while cursor.remaining:

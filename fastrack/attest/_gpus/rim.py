@@ -1,4 +1,4 @@
-"""Verify NVIDIA's reference integrity manifests (RIM), which hold the measurements that a driver or VBIOS has.
+"""Verify NVIDIA's reference integrity manifests (RIM), which hold the measurements of a driver or VBIOS.
 
 A manifest is a SWID tag (ISO/IEC 19770-2:2015; TCG, "Reference Integrity Manifest Information Model") with an enveloped
 XML Signature (https://www.w3.org/TR/xmldsig-core1/) by ECDSA on P-384 with SHA-384.
@@ -28,7 +28,7 @@ EVIDENCE = "RIM"
 
 _SWID = "http://standards.iso.org/iso/19770/-2/2015/schema.xsd"
 _DSIG = "http://www.w3.org/2000/09/xmldsig#"
-_HASHES = "http://www.w3.org/2001/04/xmlenc#sha384"  # as NVIDIA's files have it; it names an algorithm elsewhere
+_HASHES = "http://www.w3.org/2001/04/xmlenc#sha384"  # used by NVIDIA's files; elsewhere it names an algorithm
 _C14N = "http://www.w3.org/2006/12/xml-c14n11"
 _ENVELOPED = "http://www.w3.org/2000/09/xmldsig#enveloped-signature"
 _ECDSA = "http://www.w3.org/2001/04/xmldsig-more#ecdsa-sha384"
@@ -43,10 +43,10 @@ _FETCH = "Fetch the manifest again, by its id."
 @attest_public
 @dataclass(frozen=True, slots=True)
 class RimMeasurement:
-    r"""The values that a measurement may have.
+    r"""The allowed values of a measurement.
 
-    `index` counts from 0. `values` are SHA-384 digests, one of which the measurement must have, unless `is_active` is
-    False: then the manifest says nothing about this index.
+    `index` counts from 0. The measurement must equal one of `values`, SHA-384 digests, unless `is_active` is False:
+    then the manifest says nothing about this index.
 
     Examples
     --------
@@ -65,11 +65,11 @@ class RimMeasurement:
 @attest_public
 @dataclass(frozen=True, slots=True)
 class Rim:
-    """A reference integrity manifest as it was parsed. All values are untrusted.
+    """A parsed reference integrity manifest. All values are untrusted.
 
     `data` is the whole file and `tag_id` the identifier of this version of the tag. `product` is the chip, such as
-    "GH100", `edition` is "GPU" or "SWITCH", and `version` the driver's, the VBIOS's or the switch BIOS's: a manifest
-    does not say which of them it is about, nor a board. `measurements` are in the order of their indexes.
+    "GH100", `edition` is "GPU" or "SWITCH", and `version` is of the driver, VBIOS or switch BIOS: a manifest
+    names neither the part nor a board. `measurements` are in the order of their indexes.
 
     Examples
     --------
@@ -87,14 +87,14 @@ class Rim:
 
     @property
     def active(self) -> tuple[RimMeasurement, ...]:
-        """The measurements that it has values for."""
+        """The measurements with values."""
         return tuple(measurement for measurement in self.measurements if measurement.is_active)
 
 
 @attest_public
 @dataclass(frozen=True, slots=True)
 class VerifiedRim:
-    """A manifest, all of which was signed, and the name of its `signer`, whose certificates lead to a pinned root.
+    """A fully signed manifest, and the name of its `signer`, whose certificates lead to a pinned root.
 
     `fastrack.attest` describes the times.
 
@@ -114,7 +114,7 @@ class VerifiedRim:
 
 @attest_public
 def parse_rim(data: bytes) -> Rim:
-    """Parse a manifest, a file of XML in UTF-8, without a look at its signature.
+    """Parse a manifest, an XML file in UTF-8, without verifying its signature.
 
     Examples
     --------
@@ -139,8 +139,8 @@ def verify_rim(
 ) -> VerifiedRim:
     """Verify a manifest, offline.
 
-    The signature is over the whole document but itself, and by the key of the first certificate in it; the certificates
-    lead to the root and are valid at `now`. `fastrack.attest` describes the other parameters and the errors.
+    The key of the first certificate signed the whole document except the signature; the certificates lead to the root
+    and are valid at `now`. `fastrack.attest` describes other parameters and errors.
 
     Parameters
     ----------
@@ -164,7 +164,7 @@ def verify_rim(
 
 
 def _verify_signature(data: bytes, evidence: str) -> tuple[Rim, tuple[x509.Certificate, ...]]:
-    """Parse a manifest, and verify its signature by the key of its first certificate, of which nothing is known yet."""
+    """Parse a manifest, and verify its signature by the key of its first, still untrusted certificate."""
     root = parse(data, EVIDENCE)
     rim = _read_rim(data, root)
     signature = root.elements[-1]
@@ -173,9 +173,9 @@ def _verify_signature(data: bytes, evidence: str) -> tuple[Rim, tuple[x509.Certi
     certificates = _read_certificates(key_info, evidence)
     digest = _read_signed_info(signed_info)
     P384.verify(certificates[0].public_key(), _read_base64(value), canonicalize(signed_info), evidence)
-    found = sha384(canonicalize(root, without=signature)).digest()
-    if not hmac.compare_digest(found, digest):
-        raise refused(evidence, "digest", wanted=digest, found=found, advice=f"It was altered. {_FETCH}")
+    actual = sha384(canonicalize(root, without=signature)).digest()
+    if not hmac.compare_digest(actual, digest):
+        raise refused(evidence, "digest", wanted=digest, found=actual, advice=f"It was altered. {_FETCH}")
     return rim, certificates
 
 
@@ -183,7 +183,7 @@ open_signed = Cache(_verify_signature, 32)
 
 
 def _read_rim(data: bytes, root: Element) -> Rim:
-    """Read a tag, whose last element must be its only signature, so that what is read is what was signed."""
+    """Read a tag. Its last element must be its only signature, so that only signed data is read."""
     if root.name != (_SWID, "SoftwareIdentity"):
         raise root.refusal("name", "SoftwareIdentity", root.name[1])
     _, meta, payload, signature = root.only(*((_SWID, n) for n in ("Entity", "Meta", "Payload")), (_DSIG, "Signature"))
@@ -250,7 +250,7 @@ def _read_certificates(key_info: Element, evidence: str) -> tuple[x509.Certifica
 
 
 def _read_signed_info(signed_info: Element) -> bytes:
-    """Require the only profile that is supported, with one reference to the whole document, and return the digest."""
+    """Require the supported profile, with one reference to the whole document, and return the digest."""
     signed_info.expect_attributes()
     names = _dsig("CanonicalizationMethod", "SignatureMethod", "Reference")
     canonicalization, method, reference = signed_info.only(*names)
@@ -276,7 +276,7 @@ def _dsig(*names: str) -> list[tuple[str, str]]:
 
 
 def _read_base64(element: Element) -> bytes:
-    """Read bytes in base64, in its only form but for ends of lines."""
+    """Read bytes in canonical base64, ignoring newlines."""
     text = element.text().replace("\n", "")
     try:
         value = b64decode(text, validate=True)

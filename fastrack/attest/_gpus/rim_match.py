@@ -1,4 +1,4 @@
-"""Compare the measurements of a device with those of its reference manifests."""
+"""Compare the measurements of a device with its reference manifests."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,19 +8,19 @@ from fastrack.attest._errors import refused
 from fastrack.attest._gpus.evidence import VerifiedGpuReport
 from fastrack.attest._gpus.rim import RimMeasurement, VerifiedRim
 
-_NVDEC_INDEX = 35  # of the first video decoder's firmware, which has no value where the decoder is off
+_NVDEC_INDEX = 35  # the first video decoder's firmware, without a value if the decoder is off
 _FETCH = "Fetch the manifests that VerifiedGpuReport.rim_ids names."
-_SHOWN = 8  # indexes that a message names
+_SHOWN = 8  # indexes shown in a message
 
 
 @attest_public
 @dataclass(frozen=True, slots=True)
 class MatchedGpuReport:
-    """A verified report, all of whose measurements for which its manifests have values have one of these values.
+    """A verified report whose measurements match its manifests, wherever these have values.
 
-    Driver and firmware are then as NVIDIA has released them, by NVIDIA's rule with debugging disabled. `rims` are the
-    manifests of driver and VBIOS, or of a switch's BIOS. `matched` has the indexes that were compared, and `skipped`
-    the active ones that were not: 35, if the report says that the first video decoder is off.
+    Driver and firmware are then NVIDIA's releases, by NVIDIA's rule with debugging disabled. `rims` are the manifests
+    of driver and VBIOS, or of a switch's BIOS. `matched` has the compared indexes, and `skipped` the active indexes
+    that were not compared: 35, if the report says that the first video decoder is off.
 
     Examples
     --------
@@ -36,38 +36,38 @@ class MatchedGpuReport:
 
     @property
     def uncovered(self) -> tuple[int, ...]:
-        """The indexes of the report for which no manifest has values."""
+        """The indexes of the report without values in any manifest."""
         covered = {*self.matched, *self.skipped}
         return tuple(index for index in range(len(self.report.measurements)) if index not in covered)
 
 
 def report_of(device: object) -> VerifiedGpuReport:
-    """Return the report of a device that was verified. Raise `TypeError` if it was not."""
+    """Return the report of a verified device. Raise `TypeError` for other values."""
     report = device.report if isinstance(device, MatchedGpuReport) else device
     if not isinstance(report, VerifiedGpuReport):
-        found = type(device).__name__
-        raise TypeError(f"expected VerifiedGpuReport or MatchedGpuReport, got {found}; verify the evidence first")
+        name = type(device).__name__
+        raise TypeError(f"expected VerifiedGpuReport or MatchedGpuReport, got {name}; verify the evidence first")
     return report
 
 
 @attest_public
 def match_measurements(report: VerifiedGpuReport, rims: Iterable[VerifiedRim]) -> MatchedGpuReport:
-    """Require that every measurement for which the manifests have values has one of these values.
+    """Require that every measurement has one of the manifests' values, if there are any.
 
     Parameters
     ----------
     report : VerifiedGpuReport
         The report of a GPU or switch.
     rims : iterable of VerifiedRim
-        The manifests for it, and no others: for a GPU one with the version of its driver and one with that of its
-        VBIOS, for a switch one with that of its BIOS; all with the name of its chip. Manifests do not name boards: that
-        those of another board with the same VBIOS are not accepted for this one is left to the measurements.
+        The manifests for it, and no others: for a GPU by the versions of its driver and its VBIOS, for a switch by the
+        version of its BIOS; all with the name of its chip. Manifests do not name boards: only the measurements exclude
+        the manifests of another board with the same VBIOS.
 
     Raises
     ------
     AttestationError
-        If a manifest is absent, of another device or version, or has a value where another one has; or if a measurement
-        has none of its values.
+        If a manifest is absent, or is for another device or version; if two manifests have values for one index; or
+        if a measurement differs from all its values.
     TypeError
         If the report or a manifest was not verified.
 
@@ -87,8 +87,8 @@ def match_measurements(report: VerifiedGpuReport, rims: Iterable[VerifiedRim]) -
     for rim in rims:
         if not isinstance(rim, VerifiedRim):
             raise TypeError(f"expected VerifiedRim, got {type(rim).__name__}; verify it first, with verify_rim")
-    found = _assign(report, rims)
-    active = _merge(report, found)
+    assigned = _assign(report, rims)
+    active = _merge(report, assigned)
     skipped = {_NVDEC_INDEX} & active.keys() if report.is_nvdec_enabled is False else set()
     compared = sorted(active.keys() - skipped)
     measured = dict(enumerate(report.measurements))
@@ -103,34 +103,34 @@ def match_measurements(report: VerifiedGpuReport, rims: Iterable[VerifiedRim]) -
             advice="Fetch the newest revision of the manifests, by VerifiedGpuReport.rim_ids. If it differs too, do "
             "not trust this device: it runs another driver or firmware, or one in a mode for debugging.",
         )
-    return MatchedGpuReport(report, found, tuple(compared), tuple(sorted(skipped)))
+    return MatchedGpuReport(report, assigned, tuple(compared), tuple(sorted(skipped)))
 
 
 def _assign(report: VerifiedGpuReport, rims: Sequence[VerifiedRim]) -> tuple[VerifiedRim, ...]:
-    """Find the manifest for each part of the firmware, and require that there are no others."""
+    """Find the manifest for each part of the firmware, and refuse others."""
     edition = "SWITCH" if report.is_switch else "GPU"
     versions = [report.vbios_version] if report.is_switch else [report.driver_version, report.vbios_version]
-    given = ", ".join(f"{rim.rim.edition} {rim.rim.product} {rim.rim.version}" for rim in rims) or "none"
+    passed = ", ".join(f"{rim.rim.edition} {rim.rim.product} {rim.rim.version}" for rim in rims) or "none"
     wanted = ", ".join(f"{edition} {report.chip} {version}" for version in versions)
-    found = [
+    assigned = [
         rim
         for version in versions
         for rim in rims
         if (rim.rim.edition, rim.rim.product, rim.rim.version.upper()) == (edition, report.chip, str(version).upper())
     ]
-    if len(found) != len(versions) or len(rims) != len(versions):
-        raise refused(report.evidence, "reference manifests", wanted=wanted, found=given, advice=_FETCH)
-    return tuple(found)
+    if len(assigned) != len(versions) or len(rims) != len(versions):
+        raise refused(report.evidence, "reference manifests", wanted=wanted, found=passed, advice=_FETCH)
+    return tuple(assigned)
 
 
 def _merge(report: VerifiedGpuReport, rims: Sequence[VerifiedRim]) -> dict[int, RimMeasurement]:
-    """Collect the active measurements, of which each manifest must have some, and no two the same."""
+    """Collect the active measurements. Every manifest must have some, and no index twice."""
     active: dict[int, RimMeasurement] = {}
     for rim in rims:
-        own = {measurement.index: measurement for measurement in rim.rim.active}
-        if not own or active.keys() & own.keys():
-            found = f"index {min(active.keys() & own.keys())} in two manifests" if own else "a manifest without values"
+        new = {measurement.index: measurement for measurement in rim.rim.active}
+        if not new or active.keys() & new.keys():
+            found = f"index {min(active.keys() & new.keys())} in two manifests" if new else "a manifest without values"
             wanted = "values in each manifest, and each index in one of them"
             raise refused(report.evidence, "reference manifests", wanted=wanted, found=found, advice=_FETCH)
-        active |= own
+        active |= new
     return active

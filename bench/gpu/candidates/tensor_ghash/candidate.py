@@ -1,6 +1,6 @@
-"""Extend a state by what GHASH on the tensor cores needs: powers of H for groups of blocks, and a matrix of bits."""
+"""Extend a state for GHASH on the tensor cores: powers of H for groups of blocks, and a matrix of bits."""
 
-# ruff: noqa: E501 - lines of the kernels are as long as they are there
+# ruff: noqa: E501 - lines of the kernels keep their length
 
 import numpy as np
 
@@ -168,25 +168,25 @@ EDITS = {
 
 
 def extend_state(state):
-    """Append H^(1 + 32 n) for n from 0 to 31, and the matrix by which a group's bits are multiplied."""
+    """Append H^(1 + 32 n) for n from 0 to 31, and the matrix that multiplies a group's bits."""
     powers = (_power(state, 1 + _GROUP * n).to_bytes(16, "little") for n in range(32))
     return bytes(state) + b"".join(powers) + _matrix(state).tobytes()
 
 
 def _power(state, exponent):
-    """Return a power of H, divided by x. A state has those up to 513, so later ones are products."""
+    """Return a power of H, divided by x. A state has powers up to 513, so later ones are products."""
     if exponent > 513:
         return _product(_power(state, exponent - 512), _power(state, 512))
-    place = _POWERS + 16 * exponent
-    return int.from_bytes(state[place : place + 16], "little")
+    offset = _POWERS + 16 * exponent
+    return int.from_bytes(state[offset : offset + 16], "little")
 
 
 def _product(a, b):
     """Multiply two elements that are divided by x; so is the product."""
     total = 0
     b = _times_x(b)  # the true second factor
-    for place in range(127, -1, -1):
-        total ^= b if a >> place & 1 else 0
+    for bit in range(127, -1, -1):
+        total ^= b if a >> bit & 1 else 0
         b = _times_x(b)
     return total
 
@@ -197,12 +197,12 @@ def _times_x(a):
 
 
 def _matrix(state):
-    """The matrix, in the order in which the lanes of a warp read it: (slice, tile, half, lane, word).
+    """The matrix, in the order that the lanes of a warp read: (slice, tile, half, lane, word).
 
     Column (block of the group, byte, bit) is what that bit, alone, adds to the sum: x^e H^(32 - block). Row n is bit n
     of that sum as a number. A lane gets the sums of 16 rows, by `mma.cuh`: they are chosen to lie side by side.
     """
-    columns = np.empty((_GROUP, 128, 16), np.uint8)  # block, bit of the block as memory has it, bytes of the sum
+    columns = np.empty((_GROUP, 128, 16), np.uint8)  # block, bit of the block in memory order, bytes of the sum
     for block in range(_GROUP):
         element = _times_x(_power(state, _GROUP - block))
         for exponent in range(128):  # of x: byte exponent / 8, its highest bit first

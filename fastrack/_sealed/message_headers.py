@@ -1,6 +1,6 @@
 """Authenticate the headers of a call's messages and derive their keys, before anything is allocated or moved.
 
-What the call needs of messages on servers is downloaded in parallel, headers first, before native code reads it.
+The required parts of remote messages are downloaded in parallel, headers first, before native code reads them.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from fastrack.format import CHUNK_SIZE, HEADER_SIZE, SEALED_CHUNK_SIZE
 if TYPE_CHECKING:
     from fastrack._remote.remote_file import Blocks, RemoteFile
 
-Wanted = tuple[SealedTensor | None, LazyRanges | None]  # a tensor, or nothing, and bytes of it; None for all of them
-_Part = tuple[int, int, LazyRanges | None]  # the place of a message in its file, its size, and these bytes
+Wanted = tuple[SealedTensor | None, LazyRanges | None]  # a tensor or None, and its byte ranges; None for all bytes
+_Part = tuple[int, int, LazyRanges | None]  # the start of a message in its file, its size, and its byte ranges
 _REMOTE = (
-    "fastrack._remote.remote_file"  # not loaded as long as no file on a server was opened: then others pay nothing
+    "fastrack._remote.remote_file"  # not loaded until a remote file is opened, so that local files do not pay for it
 )
 _NO_BYTES = EvenRanges(np.empty(0, np.int64), 0, 0)
 
@@ -37,12 +37,12 @@ _NO_BYTES = EvenRanges(np.empty(0, np.int64), 0, 0)
 def open_headers(
     tensors: Sequence[SealedTensor | None], ring: KeyRing, keys: MessageKeys, cacheable: Collection[int] = ()
 ) -> bool:
-    """Derive the key of each message into its row of `keys`, after header and binding were authenticated.
+    """Authenticate header and binding of each message, and derive its key into its row of `keys`.
 
-    Headers on servers are downloaded first, all at once, and once more if one is wrong that was kept on this machine.
-    Rows of None are left out. The keys of the rows in `cacheable` are kept for the next call, as long as tensor and
-    owner's key exist; they are used only if header, context and binding are then the same. Errors have the path of the
-    file. Return False if all messages are on this machine.
+    Remote headers are downloaded first, in parallel, and once more if a cached header is wrong. Rows of None are left
+    out. The keys of the rows in `cacheable` are kept for later calls, as long as the tensor and the owner's key exist;
+    a kept key is used only for an unchanged header, context and binding. Errors have the path of the file. Return
+    False if all messages are on this machine.
     """
     is_remote = fetch_headers(tensors)
     try:
@@ -57,7 +57,7 @@ def open_headers(
 
 
 class _Group(NamedTuple):
-    """The messages under one key that are not known yet: their rows, and what their keys are derived from."""
+    """The messages under one key without cached message keys: their rows, headers and contexts."""
 
     key: Key
     is_restricted: bool
@@ -117,7 +117,7 @@ def _derive(keys: MessageKeys, groups: Iterable[_Group], tensors: Sequence[Seale
 
 
 def open_header(tensor: SealedTensor, ring: KeyRing) -> MessageKey:
-    """Return the key of one message, which has to be wiped, after header and binding were authenticated."""
+    """Authenticate header and binding of a message, and return its key, which the caller wipes."""
     keys = MessageKeys(1)
     try:
         open_headers([tensor], ring, keys)
@@ -127,7 +127,7 @@ def open_header(tensor: SealedTensor, ring: KeyRing) -> MessageKey:
 
 
 def authenticate_headers(tensors: Sequence[SealedTensor], ring: KeyRing, cacheable: Collection[int] = ()) -> None:
-    """Authenticate the headers of messages, and so the sizes of tensors, before room is made for these."""
+    """Authenticate the headers of messages, and so the sizes of tensors, before memory is allocated."""
     keys = MessageKeys(len(tensors))
     try:
         open_headers(tensors, ring, keys, cacheable)
@@ -136,9 +136,9 @@ def authenticate_headers(tensors: Sequence[SealedTensor], ring: KeyRing, cacheab
 
 
 def authenticate_remote(tensors: Sequence[SealedTensor], ring: KeyRing) -> bool:
-    """Authenticate the headers of messages, some of which are on servers, before more of these is downloaded.
+    """Authenticate the headers of messages if any message is remote, before more is downloaded.
 
-    Return False, without a look at the headers, if all messages are on this machine.
+    Return False, without reading headers, if all messages are on this machine.
     """
     if not _by_file((tensor, None) for tensor in tensors):
         return False
@@ -147,17 +147,17 @@ def authenticate_remote(tensors: Sequence[SealedTensor], ring: KeyRing) -> bool:
 
 
 def fetch(wanted: Iterable[Wanted]) -> list[SealedTensor | None] | None:
-    """Download what is missing of messages, with their headers. Return None if all of them are on this machine.
+    """Download the missing bytes of messages, and their headers. Return None if all messages are on this machine.
 
-    Else the tensors are returned in storages where these bytes are present, and stay present.
+    Else return the tensors in storages that keep the downloaded bytes present.
     """
     wanted = list(wanted)
-    found = _by_file(wanted)
-    if not found:
+    blocks_by_file = _by_file(wanted)
+    if not blocks_by_file:
         return None
     from fastrack._remote.remote_file import RemoteFile, fetch_files
 
-    present = {file: StoredBytes(entry.content) for file, entry in fetch_files(found).items()}
+    present = {file: StoredBytes(entry.content) for file, entry in fetch_files(blocks_by_file).items()}
     tensors = [tensor for tensor, _ in wanted]
     for number, tensor in enumerate(tensors):
         if tensor is not None and isinstance(storage := tensor.location[0], RemoteFile):
@@ -166,37 +166,37 @@ def fetch(wanted: Iterable[Wanted]) -> list[SealedTensor | None] | None:
 
 
 def fetch_headers(tensors: Iterable[SealedTensor | None]) -> bool:
-    """Download the headers of messages, all at once. Return False if all of them are on this machine."""
+    """Download the headers of messages in parallel. Return False if all messages are on this machine."""
     if _REMOTE not in sys.modules:
         return False
-    found = _by_file((tensor, _NO_BYTES) for tensor in tensors)
-    if found:
+    blocks_by_file = _by_file((tensor, _NO_BYTES) for tensor in tensors)
+    if blocks_by_file:
         from fastrack._remote.remote_file import fetch_files
 
-        fetch_files(found)
-    return bool(found)
+        fetch_files(blocks_by_file)
+    return bool(blocks_by_file)
 
 
 def prefetch(wanted: Iterable[Wanted]) -> int | None:
-    """Begin to download what is missing of messages, and return its bytes. Return None if all are on this machine."""
-    found = _by_file(wanted)
-    if not found:
+    """Begin to download the missing parts of messages, and return their size; None if all are on this machine."""
+    blocks_by_file = _by_file(wanted)
+    if not blocks_by_file:
         return None
     from fastrack._remote.remote_file import prefetch_files
 
-    return prefetch_files(found)
+    return prefetch_files(blocks_by_file)
 
 
 def discard(wanted: Iterable[Wanted]) -> bool:
-    """Forget what was kept of messages on servers, as some of it is wrong. Return False if all are on this machine."""
-    found = _by_file(wanted)
-    for file, blocks in found.items():
+    """Discard the cached parts of remote messages, some of them wrong. Return False if all are on this machine."""
+    blocks_by_file = _by_file(wanted)
+    for file, blocks in blocks_by_file.items():
         file.discard_blocks(blocks())
-    return bool(found)
+    return bool(blocks_by_file)
 
 
 def _by_file(wanted: Iterable[Wanted]) -> dict[RemoteFile, Blocks]:
-    """Return what computes the blocks that are wanted of each remote file."""
+    """Return a function that computes the required blocks, by remote file."""
     if _REMOTE not in sys.modules:
         return {}
     from fastrack._remote.remote_file import RemoteFile
@@ -217,11 +217,11 @@ def _blocks_of(parts: Sequence[_Part]) -> list[range]:
         body, stop = start + HEADER_SIZE, start + size
         blocks.append(block_range(start, stop if ranges is None else body))
         if ranges is not None and ranges is not _NO_BYTES:
-            wanted = ranges().expand()
-            first, last = wanted.starts, wanted.starts + wanted.sizes - 1
+            expanded = ranges().expand()
+            first, last = expanded.starts, expanded.starts + expanded.sizes - 1
             begins = (body + first // CHUNK_SIZE * SEALED_CHUNK_SIZE) // BLOCK
             ends = np.minimum(body + (last // CHUNK_SIZE + 1) * SEALED_CHUNK_SIZE, stop)
-            some = wanted.sizes > 0
-            spans = set(zip(begins[some].tolist(), ((ends[some] - 1) // BLOCK + 1).tolist(), strict=True))
+            nonempty = expanded.sizes > 0
+            spans = set(zip(begins[nonempty].tolist(), ((ends[nonempty] - 1) // BLOCK + 1).tolist(), strict=True))
             blocks += [range(begin, end) for begin, end in spans]
     return merge(blocks)

@@ -1,4 +1,4 @@
-"""Read and write headers of safetensors files: where which tensor lies, and the metadata. What is read is untrusted."""
+"""Read and write headers of safetensors files: the extent of each tensor, and the metadata. Input is untrusted."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Layout(NamedTuple):
 
 
 class StoredTensor(NamedTuple):
-    """Description of a tensor as it is stored: in bytes `start` to `stop` of the file."""
+    """Description of a stored tensor: in bytes `start` to `stop` of the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -48,7 +48,7 @@ class StoredTensor(NamedTuple):
 def parse_header(head: bytes, size: int | None, path: Location) -> tuple[dict[str, str], dict[str, StoredTensor]]:
     """Return the metadata of a safetensors file of `size` bytes (None if not known), and its tensors in their order.
 
-    They follow one another, each as large as its dtype and shape say, to the end. Others raise `FormatError`.
+    Unless the tensors fill the file, each with the size of its dtype and shape, raise `FormatError`.
     """
     try:
         text = _decode(head, size)
@@ -66,7 +66,7 @@ def parse_header(head: bytes, size: int | None, path: Location) -> tuple[dict[st
 
 @lru_cache
 def _is_representable(shape: tuple[int, ...]) -> bool:
-    """Return True if a framework could have an array of this shape. With a zero in it, its size is no bound."""
+    """Return True if a framework could have an array of this shape, counting empty dimensions as 1."""
     return math.prod(max(extent, 1) for extent in shape) <= _MAX_ELEMENTS
 
 
@@ -81,7 +81,7 @@ def is_shape(value: Any) -> bool:
 
 
 def parse_layouts(text: str) -> dict[str, Layout] | None:
-    """Return the tensors in JSON that fastrack has written, or None: it is other JSON, or something in it is wrong."""
+    """Return the tensors in JSON that fastrack wrote, or None if `text` is other JSON, or invalid."""
     parts = _LAYOUTS.split(text)
     if parts[0] != "{" or parts[-1] != "}" or not set(parts[4:-1:4]) <= {","}:
         return None
@@ -96,7 +96,7 @@ def _layouts(names: list[str], types: list[str], shapes: list[str]) -> dict[str,
 
 @lru_cache(maxsize=1024)
 def _layout(dtype: str, text: str) -> Layout | None:
-    """Return the layout of a dtype and of a shape in JSON, or None if there is none such, or JSON has it otherwise."""
+    """Return the layout of a dtype and of a shape in JSON, or None if either is invalid or not canonical."""
     try:
         shape = [int(extent) for extent in text.split(",")] if text else []
         if is_shape(shape) and ",".join(map(str, shape)) == text:
@@ -107,7 +107,7 @@ def _layout(dtype: str, text: str) -> Layout | None:
 
 
 def _kind_of(head: bytes) -> str | None:
-    """Return the kind of another file by its first bytes, and what to do with it; None if it may be of safetensors."""
+    """Return the kind of another file by its first bytes, with advice, or None if it may be a safetensors file."""
     if len(head) >= HEADER_PREFIX and int.from_bytes(head[:HEADER_PREFIX], "little") <= HEADER_LIMIT:
         return None
     return next((kind for beginning, kind in _KINDS if beginning.match(head)), None)
@@ -138,9 +138,9 @@ def _decode(head: bytes, size: int | None) -> str:
 
 
 def _parse_compact(text: str, body: int) -> tuple[dict[str, str], dict[str, StoredTensor]] | None:
-    """Parse a header as `_parse` does, several times as fast, if fastrack or safetensors has written it; else None.
+    """Parse a header that fastrack or safetensors wrote, like `_parse` but several times as fast; else return None.
 
-    None also stands for one with something wrong in it, which `_parse` names.
+    An invalid header also returns None: `_parse` names the problem.
     """
     metadata, rest = None, text
     if text.startswith(_METADATA):
