@@ -9,8 +9,9 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.x509 import ocsp as pyca_ocsp
 
-from fastrack.attest._cpu.kind import read_collateral
-from fastrack.attest._formats.x509 import load_chain, subject_name
+from fastrack.attest._cpu.kind import own_file, read_collateral
+from fastrack.attest._cpu.tdx_collateral import TdxCollateral
+from fastrack.attest._formats.x509 import load_certificate, load_chain, load_crl, subject_name
 from fastrack.attest._gpus.evidence import ReportFields
 from fastrack.attest._gpus.report import OpaqueField, parse_gpu_report
 from fastrack.attest._gpus.rim import open_signed
@@ -23,10 +24,14 @@ class DeviceCollateral:
 
     def __init__(self, folder: Path | None) -> None:
         files = [] if folder is None else _list(folder / "ocsp")
-        self._responses = [(_serial_numbers(path, data), data) for path, data in files]
+        self._responses = []
+        for path, data in files:
+            with own_file(path):
+                self._responses.append((_serial_numbers(data), data))
         self._manifests = []
         for path, data in [] if folder is None else _list(folder / "rim"):
-            rim, certificates = open_signed(data, evidence=f"manifest {path.name}")
+            with own_file(path):
+                rim, certificates = open_signed(data, evidence=f"manifest {path.name}")
             self._manifests.append((rim, ManifestEvidence(data, self._find_responses(certificates))))
 
     def complete(self, device: DeviceEvidence) -> DeviceEvidence:
@@ -58,9 +63,32 @@ class DeviceCollateral:
         serials = {certificate.serial_number for certificate in certificates}
         kept = [(numbers & serials, data) for numbers, data in self._responses if serials & numbers]
         covered = {number for numbers, _ in kept for number in numbers}
-        others = [data for data in sent or () if not _serial_numbers(Path("an offer"), data) <= covered]
+        others = [data for data in sent or () if not _serial_numbers(data) <= covered]
         found = (*(data for _, data in kept), *others)
         return found or None
+
+
+def check_folder(folder: Path) -> None:
+    """Read each file of collateral, of CPUs as well, to find a damaged one before an offer needs it."""
+    DeviceCollateral(folder)
+    readers = {".json": TdxCollateral.from_json, ".pem": _read_chain, ".der": _read_certificate}
+    for path, data in _list(folder):
+        read = _read_list if path.name.startswith("crl") else readers.get(path.suffix)
+        if read is not None:
+            with own_file(path):
+                read(data)
+
+
+def _read_chain(data: bytes) -> object:
+    return load_chain(data, evidence="certificates")
+
+
+def _read_certificate(data: bytes) -> object:
+    return load_certificate(data, evidence="certificate")
+
+
+def _read_list(data: bytes) -> object:
+    return load_crl(data, evidence="revocation list")
 
 
 def _list(folder: Path) -> list[tuple[Path, bytes]]:
@@ -70,8 +98,8 @@ def _list(folder: Path) -> list[tuple[Path, bytes]]:
     return [(path, data) for path in paths if (data := read_collateral(path)) is not None]
 
 
-def _serial_numbers(path: Path, data: bytes) -> set[int]:
+def _serial_numbers(data: bytes) -> set[int]:
     try:
         return {single.serial_number for single in pyca_ocsp.load_der_ocsp_response(data).responses}
     except ValueError as error:
-        raise FormatError(f"reading {path} failed: expected an OCSP response in DER, got {error}. Remove it.") from None
+        raise FormatError(f"reading an OCSP response failed: expected one in DER, got {error}.") from None

@@ -26,7 +26,7 @@ def draft_policy(
     Parameters
     ----------
     source : VerifiedTdxQuote, VerifiedSnpReport or MachineEvidence
-        What the CPU has proved; or evidence that nobody verified, whose claims anyone can write: the draft says so.
+        What the CPU has proved; or evidence that was not verified, whose claims anyone can write: the draft says so.
     devices : sequence of MatchedGpuReport or VerifiedGpuReport
         What GPUs and switches have proved.
 
@@ -92,6 +92,8 @@ def _flatten(table: Mapping[str, object], path: str = "") -> Iterator[tuple[str,
         if isinstance(value, dict):
             yield from _flatten(value, f"{path}{name}.")
         elif isinstance(value, list):
-            yield f"{path}{name}", ", ".join(sorted(map(str, value)))
+            items = [str(item) for item in value]
+            in_order = any(isinstance(item, dict) for item in value)  # events are, and what is allowed is not
+            yield f"{path}{name}", ", ".join(items if in_order else sorted(items))
         else:
             yield f"{path}{name}", str(value)

@@ -7,6 +7,10 @@ from fastrack.errors import AttestationError, FormatError
 _SHOWN = 160  # characters of a value shown in a message
 
 
+class CollateralFileError(FormatError):
+    """A file of the reader's own collateral cannot be used, whatever the evidence is."""
+
+
 def refused(evidence: str, field: str, *, wanted: object, found: object, advice: str) -> AttestationError:
     """Make the error for a wrong value in a field of evidence.
 

@@ -45,7 +45,7 @@ from fastrack.attest._offer import (
     open_offer,
 )
 from fastrack.attest._policy import Policy
-from fastrack.errors import ClosedError
+from fastrack.errors import AttestationError, ClosedError
 from fastrack.grants import Grants, Identity, Recipient, Signer, Verifier
 
 GRANTS_KIND = "fastrack/grants"
@@ -310,7 +310,33 @@ def verify_offer(
     ...     print(error.evidence, error.field)
     offer challenge
     """
-    offer, cpu, devices = prove_offer(offer, challenge, now=now, collateral=collateral, roots=roots)
+    offer, cpu, devices = _prove(offer, challenge, now, collateral, roots)
+    return _accept(offer, challenge, policy, cpu, devices, now)
+
+
+def judge_offer(
+    offer: Offer | bytes,
+    challenge: Challenge,
+    policy: Policy,
+    *,
+    now: datetime,
+    collateral: TdxCollateral | str | os.PathLike[str] | None = None,
+    roots: TrustedRoots = VENDOR_ROOTS,
+) -> VerifiedOffer | tuple[AttestationError, ...]:
+    """Verify an offer as `verify_offer` does, but return all that the policy does not accept of what it proves."""
+    offer, cpu, devices = _prove(offer, challenge, now, collateral, roots)
+    mismatches = policy.find_mismatches(cpu, devices, now=now)
+    return mismatches or _accept(offer, challenge, policy, cpu, devices, now)
+
+
+def _accept(
+    offer: Offer,
+    challenge: Challenge,
+    policy: Policy,
+    cpu: VerifiedCpu,
+    devices: tuple[MatchedGpuReport | VerifiedGpuReport, ...],
+    now: datetime,
+) -> VerifiedOffer:
     policy.check_cpu(cpu, now=now)
     policy.check_gpus(devices, now=now)
     rims = [rim for device in devices if isinstance(device, MatchedGpuReport) for rim in device.rims]
@@ -319,10 +345,9 @@ def verify_offer(
     return VerifiedOffer(offer.challenge_id, offer.recipient, cpu, devices, now, valid_until)
 
 
-def prove_offer(
+def _prove(
     offer: Offer | bytes,
     challenge: Challenge,
-    *,
     now: datetime,
     collateral: TdxCollateral | str | os.PathLike[str] | None,
     roots: TrustedRoots,
@@ -405,7 +430,11 @@ def complete_evidence(
             raise NotADirectoryError(errno.ENOTDIR, "expected a folder of collateral, got none", str(collateral))
         if devices:
             devices = tuple(map(DeviceCollateral(collateral).complete, devices))
-    return MachineEvidence(kind.complete(evidence.cpu, collateral), devices)
+    cpu = kind.complete(evidence.cpu, collateral)
+    if cpu is evidence.cpu and isinstance(collateral, Path):  # its owner would believe that it decides
+        advice = "Fetch for this machine: fastrack attest fetch."
+        raise refused(kind.title, "collateral", wanted="some of it in the folder", found="none", advice=advice)
+    return MachineEvidence(cpu, devices)
 
 
 def _roots_of(kind: CpuKind[Any, Any, Any], trusted: TrustedRoots) -> Roots:

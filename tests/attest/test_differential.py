@@ -1,4 +1,4 @@
-"""The same quotes and collateral, judged by another implementation: dcap-qvl, in Rust, of the group attest-test.
+"""The same quotes and collateral, judged by another implementation: dcap-qvl, in Rust.
 
 Where the two differ, ours refuses more, and `STRICTER` and `unchecked` say what.
 """

@@ -177,3 +177,10 @@ def test_policies_are_compared_key_by_key():
         "gpu.modes: SPT -> absent",
     )
     assert attest.compare_policies(old, old) == ()
+
+
+def test_events_are_compared_in_their_order_and_lists_of_values_are_not():
+    one, two = '[[cpu.tdx.events.rtmr2]]\ndigests = ["aa"]\n', '[[cpu.tdx.events.rtmr2]]\ndigests = ["bb"]\n'
+    assert attest.compare_policies(one + two, two + one)
+    lists = ['[gpu]\nchips = ["GH100", "GB100"]', '[gpu]\nchips = ["GB100", "GH100"]']
+    assert not attest.compare_policies(*lists)

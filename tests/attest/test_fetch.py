@@ -1,7 +1,11 @@
 """Collateral is fetched for what an offer names, verified before it is kept, and asked for again when it ends."""
 
+import itertools
 import json
+import socket
+import threading
 import time
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +17,15 @@ from helpers.foundry.authority import NOW
 from helpers.foundry.machine import Machine, policy, roots
 from helpers.vendor_services import VendorServices, manifest_answer, signed
 
+import fastrack
 from fastrack import AttestationError, FormatError, attest
+from fastrack.attest._broker.app import _refuse
+from fastrack.attest._broker.ledger import Ledger, read_log
+from fastrack.attest._broker.service import Broker, Settings
+from fastrack.attest._device_collateral import check_folder
+from fastrack.attest._errors import CollateralFileError
 from fastrack.attest._fetch import client as clients
+from fastrack.grants import Signer
 
 TCB = "/tdx/certification/v4/tcb"
 AMD = "/vcek/v1/Milan/"
@@ -199,10 +210,12 @@ def test_a_mirror_that_lies_about_a_manifest_is_found_out(start, tmp_path):
     verified = attest.verify_gpu_report(report, device.pem, nonce=report.nonce, now=NOW, roots=roots().nvidia)
     driver, vbios = (manifest.data for manifest in service.machine.manifests[0])
     rim_id = verified.rim_ids[0]
+    other = nvidia.rim(product="GB100")
     lies = {
         "another digest": (manifest_answer(rim_id, driver, sha256="0" * 64), "digest of the manifest"),
         "another id": (manifest_answer("NV_GPU_DRIVER_GH100_1", driver), "as its id"),
         "another manifest": (manifest_answer(rim_id, vbios), "version"),
+        "of another product": (manifest_answer(rim_id, other), "product"),
         "an unknown form": (manifest_answer(rim_id, driver, rim_format="CORIM"), "rim_format"),
         "an altered one": (manifest_answer(rim_id, driver.replace(b"Measurement_1", b"Measurement_7")), "RIM|manifest"),
         "no base64": (manifest_answer(rim_id, driver, rim="?"), "base64"),
@@ -243,10 +256,11 @@ def test_a_document_is_asked_for_again_after_half_of_its_life_and_kept_to_its_en
 
 
 def test_one_folder_serves_machines_of_two_kinds(start, tmp_path):
-    for cpu in ("tdx", "snp"):
-        fetch(start(cpu, gpus=1), tmp_path)
-    for cpu in ("tdx", "snp"):
-        machine = Machine(cpu, 1)
+    services = [start(cpu, gpus=1) for cpu in ("tdx", "snp")]
+    for service in services:
+        fetch(service, tmp_path)
+    for service in services:
+        machine = service.machine
         challenge, pending = offer_of(machine)
         offer = attest.Offer.from_bytes(pending.to_bytes())
         judge = attest.Policy.from_toml(policy(1))
@@ -255,12 +269,69 @@ def test_one_folder_serves_machines_of_two_kinds(start, tmp_path):
         attest.verify_offer(offer, challenge, judge, now=NOW, roots=roots(), collateral=tmp_path / "none")
 
 
-def test_a_machine_of_another_platform_is_judged_by_its_own_collateral(start, tmp_path):
-    fetch(start(gpus=0), tmp_path)
-    (tmp_path / TDX).rename(tmp_path / "tdx-000000000000.json")
-    challenge, pending = offer_of(Machine("tdx", 0))
-    judge = attest.Policy.from_toml(policy(0))
-    assert attest.verify_offer(pending.offer, challenge, judge, now=NOW, roots=roots(), collateral=tmp_path)
+@pytest.mark.parametrize("cpu", ["tdx", "snp"])
+def test_a_folder_with_nothing_for_a_machine_refuses_it(start, tmp_path, cpu):
+    fetch(start("snp" if cpu == "tdx" else "tdx"), tmp_path)
+    challenge, pending = offer_of(Machine(cpu, 1))  # which sends what would do
+    judge = attest.Policy.from_toml(policy(1))
+    assert attest.verify_offer(pending.offer, challenge, judge, now=NOW, roots=roots())
+    with pytest.raises(AttestationError, match="collateral.*attest fetch"):
+        attest.verify_offer(pending.offer, challenge, judge, now=NOW, roots=roots(), collateral=tmp_path)
+
+
+DAMAGED = {
+    TDX: b"{",
+    "ocsp/unknown.der": b"<html>",
+    "rim/unknown.xml": b"<rim/>",
+    "crl-Milan.der": b"0",
+    "cert_chain-Milan.pem": b"-----BEGIN",
+    "vcek-00.der": b"0",
+}
+
+
+def test_a_damaged_file_of_the_owner_is_told_with_its_name(start, tmp_path):
+    service = start()
+    for name, content in DAMAGED.items():
+        folder = tmp_path / name.replace("/", " ")
+        fetch(service, folder)
+        check_folder(folder)
+        (folder / name).write_bytes(content)
+        with pytest.raises(CollateralFileError, match=f"{name}.*Fetch it again, or remove it"):
+            check_folder(folder)
+
+
+@pytest.mark.parametrize("name", [TDX, "ocsp/unknown.der", "rim/unknown.xml"])
+def test_a_machine_is_not_told_of_what_is_damaged_on_the_owners_side(start, tmp_path, name):
+    service = start()
+    folder = tmp_path / "collateral"
+    fetch(service, folder)
+    (folder / name).write_bytes(b"{")
+    settings = Settings(attest.Policy.from_toml(policy(1)), collateral=folder, roots=roots(), clock=lambda: NOW)
+    ledger = Ledger(tmp_path / "broker.db")
+    broker = Broker(settings, fastrack.KeyRing([fastrack.Key.generate()]), Signer.generate(), ledger)
+    pending = attest.make_offer(broker.make_challenge(), service.machine)
+    with pytest.raises(CollateralFileError) as caught:
+        broker.answer(pending.to_bytes(), "127.0.0.1")
+    answer = _refuse(caught.value)
+    assert (answer.status, str(folder) in str(answer.members)) == (500, False)
+    assert str(folder / name) in read_log(tmp_path / "broker.db")[-1].details["reason"]
+
+
+def test_an_answer_that_drips_ends_with_the_time(start, tmp_path, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def drip():
+            connection, _ = server.accept()
+            with connection, suppress(OSError):
+                for byte in itertools.chain(b"HTTP/1.1 200 OK\r\nX: ", itertools.repeat(120)):
+                    connection.send(bytes([byte]))
+                    time.sleep(0.05)
+
+        threading.Thread(target=drip, daemon=True).start()
+        begin = time.monotonic()
+        with pytest.raises(OSError, match="too slowly"):
+            clients.Client(seconds=0.5).ask(f"http://127.0.0.1:{server.getsockname()[1]}/", limit=100)
+        assert time.monotonic() - begin < 10  # a header may have 65,536 bytes
 
 
 def test_a_service_that_is_busy_is_asked_again_as_it_wants(start, tmp_path, waits):
@@ -298,7 +369,10 @@ def test_what_kds_has_nothing_about_is_said_before_it_is_asked(start, tmp_path):
     assert not service.asked
     evidence = attest.MachineEvidence(attest.SnpEvidence(snp.report(machine.chip, chip_id=bytes(64))))
     documents = list(attest.fetch_collateral(evidence, tmp_path, **options))
-    assert [document.name for document in documents] == ["cert_chain-Milan.pem", "crl-Milan.der"]  # the rest the host has
+    assert [document.name for document in documents] == [
+        "cert_chain-Milan.pem",
+        "crl-Milan.der",
+    ]  # the rest the host has
 
 
 def test_evidence_that_is_not_genuine_asks_for_nothing(start, tmp_path):
@@ -349,4 +423,8 @@ def test_recorded_answers_of_amd_become_certificates_that_verify(start, tmp_path
     given = attest.MachineEvidence(attest.SnpEvidence(report, b"", b""))
     now = NOW.replace(year=2025, month=7, day=1)
     documents = attest.fetch_collateral(given, tmp_path, services=service.services, now=now, product="Genoa")
-    assert [document.name for document in documents] == ["cert_chain-Genoa.pem", "vcek-c70912d8d216bd3f-10-0-23-84.der", "crl-Genoa.der"]
+    assert [document.name for document in documents] == [
+        "cert_chain-Genoa.pem",
+        "vcek-c70912d8d216bd3f-10-0-23-84.der",
+        "crl-Genoa.der",
+    ]

@@ -37,18 +37,13 @@ TDX = f"tdx-{tdx.FMSPC.hex()}.json"
 SIGN = "--sign owner.signer --key data.key --out grants"
 
 
-def bases(service):
-    names = ("intel", "intel-roots", "amd", "nvidia-rim", "nvidia-ocsp")
-    return " ".join(f"--{name} {service.base}" for name in names)
-
-
 def test_an_operator_gets_from_nothing_to_a_key_in_few_commands(cli, folder, service):
     lines = [
         "keygen owner.signer --signer",
         "keygen data.key",
         "attest challenge first",
         "attest collect first sample",
-        f"attest fetch sample collateral {bases(service)}",
+        f"attest fetch sample collateral {service.options}",
         "attest policy sample policy.toml --collateral collateral",
         "attest challenge challenge",
         "attest verify offer --challenge challenge --policy policy.toml --collateral collateral",
@@ -71,7 +66,7 @@ def test_an_operator_gets_from_nothing_to_a_key_in_few_commands(cli, folder, ser
 def test_a_second_fetch_asks_for_nothing_and_says_what_holds(cli, folder, service):
     cli("attest challenge challenge")
     cli("attest collect challenge offer")
-    line = f"attest fetch offer collateral {bases(service)}"
+    line = f"attest fetch offer collateral {service.options}"
     first = cli.json(line)["documents"]
     assert all(document["fetched"] for document in first)
     service.asked.clear()
@@ -94,7 +89,7 @@ def test_a_policy_is_drafted_of_evidence_that_verifies_alone(cli, folder, servic
     claimed = cli("attest policy offer --unverified").stdout
     assert claimed.startswith("# NOT VERIFIED")
     assert attest.Policy.from_toml(claimed).gpu.count == 1
-    cli(f"attest fetch offer collateral {bases(service)}")
+    cli(f"attest fetch offer collateral {service.options}")
     cli("attest policy offer policy.toml --collateral collateral")
     assert cli("attest policy offer --collateral collateral --diff policy.toml").stdout == ""
     text = (folder / "policy.toml").read_text()
@@ -109,7 +104,7 @@ def test_a_policy_is_drafted_of_evidence_that_verifies_alone(cli, folder, servic
 def test_every_mismatch_is_listed_and_the_status_tells_refused_from_unproved(cli, folder, service):
     cli("attest challenge challenge")
     cli("attest collect challenge offer")
-    cli(f"attest fetch offer collateral {bases(service)}")
+    cli(f"attest fetch offer collateral {service.options}")
     cli("attest policy offer policy.toml --collateral collateral")
     text = (folder / "policy.toml").read_text()
     (folder / "other.toml").write_text(text.replace("61" * 48, "77" * 48).replace("count = 1", "count = 2"))
@@ -134,3 +129,12 @@ def test_an_offer_is_shown_with_all_that_a_policy_can_name(cli, service):
     claims = cli.json("attest show offer")["claims"]
     assert claims["gpu"]["chips"] == ["GH100"]
     assert service
+
+
+def test_an_address_or_a_product_that_cannot_be_is_a_wrong_command_line(cli, service):
+    cli("attest challenge challenge")
+    cli("attest collect challenge offer")
+    wrong = {"--intel http://pccs.example": "https://HOST", "--amd https://a:b@kds.example": "password"}
+    for option, text in {**wrong, "--product Turin": "Turin"}.items():
+        assert text in cli.error(f"attest fetch offer collateral {option}", status=2)
+    assert not service.asked

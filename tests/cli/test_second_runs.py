@@ -13,6 +13,7 @@ from cli.conftest import Script
 from helpers.commands import invoke
 from helpers.foundry.authority import NOW
 from helpers.foundry.machine import Machine, policy, roots
+from helpers.vendor_services import VendorServices
 from typer.main import get_command
 
 from fastrack import SealedDataset, attest
@@ -52,11 +53,13 @@ COMMANDS = {
     "bench, a timeline": "bench --size 0.01 --repeat 1 --timeline TARGET",
     "attest challenge": "attest challenge TARGET",
     "attest collect": "attest collect challenge TARGET",
+    "attest fetch": "attest fetch offer TARGET --bundle carried",
+    "attest policy": "attest policy offer TARGET",
     "attest grant": f"attest grant offer {OFFERED} --sign owner.signer {KEY} --out TARGET",
     "broker serve": f"broker serve {BROKER} {KEY} --database TARGET",
 }
 AGAIN = {"import, resumed", "publish", "grant, changed", "seal file by file", "seal a glob"}
-AGAIN |= {"bench", "bench, a timeline", "broker serve"}
+AGAIN |= {"attest fetch", "bench", "bench, a timeline", "broker serve"}
 """Commands that may be run again without --force, or with a folder in the place of the target."""
 READING = {
     "key": "key owner.key",
@@ -87,9 +90,11 @@ def machine(patch):
     made = Machine("tdx", 1)
     patch.setattr(attest, "collect_evidence", lambda binding, **_: made.collect(binding))
     patch.setattr("fastrack.attest._exchange.VENDOR_ROOTS", roots())
-    patch.setattr("fastrack._cli.commands.attest.read_clock", lambda: NOW)
+    for module in ("attest", "collateral"):
+        patch.setattr(f"fastrack._cli.commands.{module}.read_clock", lambda: NOW)
     if find_spec("uvicorn"):
         patch.setattr("fastrack.attest._broker.server.serve", lambda *_, **__: None)
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +104,7 @@ def prepared(tmp_path_factory):
     cli = Script(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        machine(patch)
+        made = machine(patch)
         for made in ("owner.key", "other.key", "reader --identity", "second --identity", "owner.signer --signer"):
             cli(f"keygen {made}")
         for name in ("study", "empty", "lost"):
@@ -122,6 +127,8 @@ def prepared(tmp_path_factory):
         (folder / "policy.toml").write_text(policy(1))
         cli("attest challenge challenge")
         cli("attest collect challenge offer")
+        with VendorServices(made).running() as services:
+            cli(f"attest fetch offer carried {services.options}")
         Ledger("broker.db").close()
     return folder
 

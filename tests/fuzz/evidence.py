@@ -12,7 +12,7 @@ from unittest import mock
 
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
-from helpers.foundry import authority, nvidia, snp, tdx
+from helpers.foundry import authority, event_logs, nvidia, snp, tdx
 from helpers.foundry.authority import NOW
 
 from fastrack import AttestationError, FormatError, attest
@@ -141,6 +141,25 @@ class SnpReports:
         )
 
 
+class EventLogs:
+    """`EventLog.parse`."""
+
+    name = "event log"
+    mutate = staticmethod(mutators.mutate_any)
+
+    def seeds(self):
+        return [event_logs.ccel(), event_logs.dstack(), event_logs.dstack(2)]
+
+    def run(self, data):
+        log = attempt(lambda: attest.EventLog.parse(data), FormatError)
+        known = {one.rtmrs: digests(one) for one in map(attest.EventLog.parse, self.seeds())}
+        require(log is None or known.get(log.rtmrs, digests(log)) == digests(log), "two logs give the same registers")
+
+
+def digests(log):
+    return [[event.digest for event in log.of(register)] for register in range(4)]
+
+
 class Policies:
     """`Policy.from_toml`."""
 
@@ -152,6 +171,7 @@ class Policies:
             b"version = 1\n[cpu.tdx]\nmrtd = 'any'\nrtmr1 = 'any'\nrtmr2 = 'any'\nmax_collateral_age_days = 3\n",
             b"version = 1\n[cpu.tdx]\nmrtd = 'any'\nrtmr1 = 'any'\nrtmr2 = 'any'\nxfam = ['e702060000000000']\n",
             b"version = 1\n[cpu.snp]\nmeasurement = 'any'\nmin_tcb = { snp = 3 }\nrevocation = 'required'\n",
+            b"version = 1\n[cpu.tdx]\nmrtd = 'any'\nrtmr1 = 'any'\n[[cpu.tdx.events.rtmr2]]\ntexts = ['quiet']\n",
             b"version = 1\n[gpu]\ncount = 8\nrequire_manifests = true\nmodes = ['PPCIE']\nswitch_count = 4\n",
         ]
 

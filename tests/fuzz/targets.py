@@ -40,7 +40,7 @@ from fuzz import mutators
 from fuzz.common import FOLDER, attempt, clear, put, require, same_salts
 from fuzz.documents import Exchanges, GrantsFiles, KeyPairs, WrappedKeys
 from fuzz.engines import Engines
-from fuzz.evidence import GpuReports, OcspResponses, Policies, Rims, SnpReports, TdxQuotes
+from fuzz.evidence import EventLogs, GpuReports, OcspResponses, Policies, Rims, SnpReports, TdxQuotes
 from fuzz.manifests import Anchors, Manifests
 from fuzz.recombined import Recombined
 
@@ -564,6 +564,7 @@ TARGETS = (
     Manifests,
     Anchors,
     TdxQuotes,
+    EventLogs,
     SnpReports,
     GpuReports,
     Rims,

@@ -6,6 +6,7 @@ import json
 from base64 import b64encode
 from collections import Counter
 from contextlib import contextmanager
+from dataclasses import asdict
 from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -40,6 +41,7 @@ class VendorServices:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.base = f"http://127.0.0.1:{self._server.server_port}"
         self.services = attest.CollateralServices(*[self.base] * 5)
+        self.options = " ".join(f"--{name.replace('_', '-')} {url}" for name, url in asdict(self.services).items())
 
     @contextmanager
     def running(self):

@@ -7,7 +7,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -20,7 +20,11 @@ from fastrack._cli.options import Json, KeyFile
 from fastrack.errors import AttestationError, FormatError
 
 if TYPE_CHECKING:
-    from fastrack.attest import Challenge, Offer, TdxCollateral, VerifiedOffer
+    from collections.abc import Callable
+
+    from fastrack.attest import Challenge, Offer, TdxCollateral
+
+T = TypeVar("T")
 
 Document = "A file or a pipe; - for standard input or output, where each document is one line."
 Challenged = Annotated[str, typer.Argument(metavar="CHALLENGE", help="The owner's challenge.")]
@@ -120,30 +124,19 @@ def verify(
 
     Exit status: 0 if it is accepted, 1 if the evidence does not verify, 3 if the policy does not accept what it proves.
     """
-    offer, given = read_offer(source), _read_challenge(str(challenge))
-    if errors := _find_mismatches(offer, given, policy, collateral):
+    from fastrack.attest._exchange import judge_offer
+
+    found = _judge(judge_offer, read_offer(source), _read_challenge(str(challenge)), policy, collateral)
+    if isinstance(found, tuple):
         if as_json:
-            print_json(verified=True, accepted=False, mismatches=[_mismatch(error) for error in errors])
+            print_json(verified=True, accepted=False, mismatches=[_mismatch(error) for error in found])
         else:
-            show_errors(map(str, errors))
+            show_errors(map(str, found))
         raise typer.Exit(_REFUSED)
-    verified = _verify(offer, given, policy, collateral)
     if as_json:
-        print_json(**verified.describe())
+        print_json(**found.describe())
         return
-    _show("offer", verified.describe(), "verified, and accepted by the policy")
-
-
-def _find_mismatches(
-    offer: "Offer", challenge: "Challenge", policy: Path, collateral: Path | None
-) -> "tuple[AttestationError, ...]":
-    """Verify an offer, and return all that a policy does not accept of it."""
-    from fastrack.attest import Policy
-    from fastrack.attest._exchange import VENDOR_ROOTS, prove_offer
-
-    now, judge = read_clock(), Policy.from_toml(policy)
-    _, cpu, devices = prove_offer(offer, challenge, now=now, collateral=load_collateral(collateral), roots=VENDOR_ROOTS)
-    return judge.find_mismatches(cpu, devices, now=now)
+    _show("offer", found.describe(), "verified, and accepted by the policy")
 
 
 def _mismatch(error: AttestationError) -> dict[str, object]:
@@ -180,11 +173,11 @@ def grant(
 
     The file CHALLENGE is renamed to CHALLENGE.used before anything is granted.
     """
-    from fastrack.attest import issue_grants
+    from fastrack.attest import issue_grants, verify_offer
 
     check_document(out)  # before the challenge is used up
     signer, ring = load_signer(sign), open_ring(key)
-    verified = _verify(read_offer(source), _read_challenge(str(challenge)), policy, collateral)
+    verified = _judge(verify_offer, read_offer(source), _read_challenge(str(challenge)), policy, collateral)
     grants = issue_grants(
         verified,
         ring,
@@ -246,18 +239,15 @@ def read_offer(source: str) -> "Offer":
     return Offer.from_bytes(read_document(source, OFFER_LIMIT))
 
 
-def _verify(offer: "Offer", challenge: "Challenge", policy: Path, collateral: Path | None) -> "VerifiedOffer":
-    from fastrack.attest import Policy, verify_offer
+def _judge(
+    judge: "Callable[..., T]", offer: "Offer", challenge: "Challenge", policy: Path, collateral: Path | None
+) -> T:
+    """Judge an offer under the policy in a file, with the collateral in a file or folder."""
+    from fastrack.attest import Policy
     from fastrack.attest._exchange import VENDOR_ROOTS
 
-    return verify_offer(
-        offer,
-        challenge,
-        Policy.from_toml(policy),
-        now=read_clock(),
-        collateral=load_collateral(collateral),
-        roots=VENDOR_ROOTS,
-    )
+    rules, given = Policy.from_toml(policy), load_collateral(collateral)
+    return judge(offer, challenge, rules, now=read_clock(), collateral=given, roots=VENDOR_ROOTS)
 
 
 def _describe_document(data: bytes) -> tuple[str, dict[str, object]]:

@@ -60,13 +60,17 @@ def serve(
     from fastrack.attest._broker.ledger import Ledger
     from fastrack.attest._broker.limits import RateLimit
     from fastrack.attest._broker.service import Broker, Settings
+    from fastrack.attest._device_collateral import check_folder
 
+    given = load_collateral(collateral)
+    if isinstance(given, Path):
+        check_folder(given)
     settings = Settings(
         Policy.from_toml(policy),
         challenge_lifetime=parse_period(challenge_lifetime, "--challenge-lifetime"),
         grant_lifetime=parse_period(grant_lifetime, "--grant-lifetime"),
         files=tuple(file_id) if file_id else None,
-        collateral=load_collateral(collateral),
+        collateral=given,
     )
     ring, owner = open_ring(key), load_signer(signer)
     broker = Broker(settings, ring, owner, Ledger(database))

@@ -1,5 +1,7 @@
 """``fastrack attest fetch`` and ``policy``: an owner's collateral and policy, before the first offer is judged."""
 
+from dataclasses import asdict
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +14,15 @@ from fastrack._cli.options import Json
 from fastrack.errors import FormatError
 
 if TYPE_CHECKING:
-    from fastrack.attest import FetchedDocument
+    from fastrack.attest import CollateralServices, FetchedDocument
+
+
+class Product(Enum):
+    """The products whose reports of version 2 do not tell which they are of."""
+
+    MILAN = "Milan"
+    GENOA = "Genoa"
+
 
 Base = typer.Option(metavar="URL", help="The address of a mirror, in place of the vendor's.")
 
@@ -25,7 +35,7 @@ def fetch(
         Path | None, typer.Option(metavar="FOLDER", help="A folder that was filled elsewhere: no service is asked.")
     ] = None,
     product: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Milan or Genoa, for reports of SEV-SNP that do not tell.")
+        Product | None, typer.Option(help="For reports of SEV-SNP that do not tell.", case_sensitive=False)
     ] = None,
     refresh: Annotated[
         bool, typer.Option("--refresh", help="Ask for newer lists, though those there are fresh.")
@@ -52,13 +62,15 @@ def fetch(
         "nvidia_rim": nvidia_rim,
         "nvidia_ocsp": nvidia_ocsp,
     }
+    services = CollateralServices(**{name: url.rstrip("/") for name, url in given.items() if url is not None})
+    _check_addresses(services)
     documents = []
     for document in fetch_collateral(
         read_offer(source).evidence,
         folder,
-        services=CollateralServices(**{name: url.rstrip("/") for name, url in given.items() if url is not None}),
+        services=services,
         roots=VENDOR_ROOTS,
-        product=product,
+        product=None if product is None else product.value,
         ca=None if ca is None else str(ca),
         bundle=bundle,
         refresh=refresh,
@@ -69,6 +81,16 @@ def fetch(
             stdout().print(_line(document))
     if as_json:
         print_json(documents=[_members(document) for document in documents])
+
+
+def _check_addresses(services: "CollateralServices") -> None:
+    from fastrack.attest._fetch.client import require_address
+
+    for name, url in asdict(services).items():
+        try:
+            require_address(url)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint=f"--{name.replace('_', '-')}") from None
 
 
 def _line(document: "FetchedDocument") -> str:

@@ -20,6 +20,7 @@ from starlette.routing import Route
 from fastrack.attest._broker.ledger import BusyError, ChallengeError
 from fastrack.attest._broker.limits import Quota, RateLimit
 from fastrack.attest._broker.service import Broker
+from fastrack.attest._errors import CollateralFileError
 from fastrack.attest._offer import BEGINNING_SIZE, OFFER_LIMIT, read_challenge_id
 from fastrack.errors import AttestationError, FormatError
 
@@ -170,7 +171,7 @@ def _refuse(error: Exception) -> _RefusedError:
             return _RefusedError(409, str(error), **members)
         told = f"the {error.field} of the {error.evidence} is not accepted; the owner's log has what is expected"
         return _RefusedError(403, told, **members)
-    if isinstance(error, FormatError):
+    if isinstance(error, FormatError) and not isinstance(error, CollateralFileError):
         return _RefusedError(400, str(error))
     return _RefusedError(500, "the broker failed; its log says more")
 

@@ -100,6 +100,6 @@ def reason_of(error: BaseException) -> dict[str, Any]:
     if isinstance(error, AttestationError):
         values = {"evidence": error.evidence, "field": error.field, "found": error.found, "wanted": error.wanted}
         return {name: None if value is None else str(value)[:400] for name, value in values.items()}
-    if isinstance(error, FormatError):
+    if isinstance(error, (FormatError, OSError)):  # of the offer, or of the owner's collateral
         return {"reason": str(error)[:400]}
     return {"reason": f"{type(error).__name__} in the broker"}

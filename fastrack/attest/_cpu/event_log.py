@@ -79,7 +79,7 @@ class MeasuredEvent:
     digest : bytes
         The SHA-384 digest that was added to the register, 48 bytes.
     data : bytes
-        What the log says of it. Nobody signed this: see `content`.
+        Data of the log, which is not signed: see `content`.
 
     Examples
     --------

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -10,11 +11,12 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from fastrack._util.regular_file import open_regular
 from fastrack.attest._cpu.tdx_collateral import TdxCollateral
+from fastrack.attest._errors import CollateralFileError
 from fastrack.attest._formats.roots import Roots
 from fastrack.attest._formats.toml import Table
 from fastrack.attest._formats.wire import Reader
 from fastrack.attest._policy_common import Judge, Line
-from fastrack.errors import DeviceError, FormatError
+from fastrack.errors import AttestationError, DeviceError, FormatError
 
 LARGEST = 1 << 20  # bytes of a report, or of a file of collateral
 
@@ -98,5 +100,14 @@ def read_collateral(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     if len(data) > LARGEST:
-        raise FormatError(f"reading {path} failed: expected at most {LARGEST} bytes, got more. Name another folder.")
+        raise CollateralFileError(f"reading {path} failed: expected at most {LARGEST} bytes, got more. Remove it.")
     return bytes(data)
+
+
+@contextmanager
+def own_file(path: Path) -> Iterator[None]:
+    """Tell errors in a file of collateral, with its name, from those in what a machine sent."""
+    try:
+        yield
+    except (FormatError, AttestationError) as error:
+        raise CollateralFileError(f"reading {path} failed: {error} Fetch it again, or remove it.") from None

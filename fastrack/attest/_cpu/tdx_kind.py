@@ -12,7 +12,7 @@ from typing import Any
 from fastrack._util.public import attest_public
 from fastrack.attest import _policy_common as rules
 from fastrack.attest._cpu.event_log import EVENT_LOG_LIMIT, REGISTERS, EventLog, EventRule, text_digests
-from fastrack.attest._cpu.kind import CpuKind, read_collateral
+from fastrack.attest._cpu.kind import CpuKind, own_file, read_collateral
 from fastrack.attest._cpu.tdx import VerifiedTdxQuote, verify_tdx_quote
 from fastrack.attest._cpu.tdx_collateral import TcbStatus, TdxCollateral
 from fastrack.attest._cpu.tdx_pck import read_pck_identity
@@ -167,12 +167,15 @@ def _collect(report: bytes, _: bytes) -> TdxEvidence:
 
 def _complete(evidence: TdxEvidence, collateral: TdxCollateral | Path) -> TdxEvidence:
     if isinstance(collateral, Path):
-        text = read_collateral(collateral / tdx_file(read_fmspc(evidence.quote)))
+        path = collateral / tdx_file(read_fmspc(evidence.quote))
+        text = read_collateral(path)
         if text is None and evidence.collateral is None:  # a folder of one machine, whose owner filled it
-            text = read_collateral(collateral / "tdx.json")
+            path = collateral / "tdx.json"
+            text = read_collateral(path)
         if text is None:
             return evidence
-        collateral = TdxCollateral.from_json(text)
+        with own_file(path):
+            collateral = TdxCollateral.from_json(text)
     return replace(evidence, collateral=collateral)
 
 

@@ -6,10 +6,12 @@ import errno
 import random
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.client import HTTPException, HTTPMessage
 from ipaddress import ip_address
+from queue import Empty, Queue
+from threading import Thread
 from typing import IO, Any, NoReturn
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
@@ -68,13 +70,13 @@ class Client:
 
         Raise `OSError` if there is none: the message has the address without its query, and what to do.
         """
-        _require_address(url)
+        require_address(url)
         request = Request(url, data=body, headers={} if kind is None else {"Content-Type": kind})  # noqa: S310 - see above
         end = time.monotonic() + self.seconds
         for attempt in range(_ATTEMPTS):
             wait = min(_LONGEST_WAIT, _FIRST_WAIT * 2**attempt) * random.uniform(0.5, 1)  # noqa: S311 - no secret
             try:
-                return self._open(request, limit, end)
+                return _within(end, lambda: self._open(request, limit, end))
             except HTTPError as error:
                 error.close()
                 if error.code not in _AGAIN or attempt == _ATTEMPTS - 1:
@@ -114,7 +116,28 @@ class Client:
         return self._openers[0]
 
 
-def _require_address(url: str) -> None:
+def _within(end: float, work: Callable[[], Answer]) -> Answer:
+    """Do work in a thread, which is left alone at the end of the time: a timeout of a socket ends with each byte."""
+    outcome: Queue[Answer | BaseException] = Queue()
+
+    def run() -> None:
+        try:
+            outcome.put(work())
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            outcome.put(error)
+
+    Thread(target=run, daemon=True).start()
+    try:
+        found = outcome.get(timeout=max(0.0, end - time.monotonic()) + 1)
+    except Empty:
+        raise TimeoutError("the answer came too slowly") from None
+    if isinstance(found, BaseException):
+        raise found
+    return found
+
+
+def require_address(url: str) -> None:
+    """Raise `ValueError` unless an address is one of TLS, or of this machine, without a password."""
     parts = urlsplit(url)
     if parts.username is not None or parts.password is not None:
         raise ValueError("fetching failed: expected an address without a password, got one with it. Use a proxy.")

@@ -122,7 +122,7 @@ _Verify = Callable[[bytes], _Lifetime]
 
 @dataclass(frozen=True, slots=True)
 class _Fetching:
-    """What all documents of a run have in common."""
+    """The settings of a run, which all its documents share."""
 
     folder: Path
     services: CollateralServices
@@ -155,7 +155,7 @@ class _Fetching:
         since, until = lifetime
         if since is None:
             return True
-        return not self.refresh and self.now < since + (until - since) * _FRESH
+        return not self.refresh and self.now <= since + (until - since) * _FRESH
 
     def write(self, name: str, data: bytes) -> None:
         path = self.folder / name
@@ -203,7 +203,8 @@ def fetch_collateral(
     Parameters
     ----------
     evidence : MachineEvidence
-        The evidence of an offer, ``Offer.from_bytes(...).evidence``: its signatures must hold.
+        The evidence of an offer, ``Offer.from_bytes(...).evidence``: its signatures must hold. That of SEV-SNP is
+        verified when its certificate has been fetched.
     folder : path-like
         The folder, which is made. `collect_evidence` and `fastrack attest` read it.
     services : CollateralServices, optional
@@ -401,22 +402,24 @@ def _fetch_devices(run: _Fetching, devices: Sequence[DeviceEvidence]) -> Iterato
         )
         chains.append(load_chain(device.chain, evidence=evidence)[1:])  # of the leaf the service knows nothing
         wanted |= dict.fromkeys(report.rim_ids, report)
-    for rim_id in wanted:
-        document = _fetch_rim(run, rim_id)
+    for rim_id, report in wanted.items():
+        document = _fetch_rim(run, rim_id, report.chip)
         chains.append(open_signed((run.folder / document.name).read_bytes(), evidence=f"manifest {rim_id}")[1])
         yield document
     yield from _fetch_responses(run, chains)
 
 
-def _fetch_rim(run: _Fetching, rim_id: str) -> FetchedDocument:
+def _fetch_rim(run: _Fetching, rim_id: str, chip: str) -> FetchedDocument:
     if not _RIM_ID.fullmatch(rim_id):
         raise malformed("GPU report", "versions", None, wanted="letters, digits, points and lines", found=rim_id)
 
     def verify(data: bytes) -> _Lifetime:
         verified = verify_rim(data, now=run.now, roots=run.roots.nvidia_rim, evidence=f"manifest {rim_id}")
+        advice = "The service answered with another manifest; ask another one."
+        if verified.rim.product != chip:
+            raise refused(f"manifest {rim_id}", "product", wanted=chip, found=verified.rim.product, advice=advice)
         version = rim_id.rpartition("_")[2]
         if version.upper() not in {verified.rim.version.upper(), verified.rim.version.upper().replace(".", "")}:
-            advice = "The service answered with another manifest; ask another one."
             raise refused(f"manifest {rim_id}", "version", wanted=version, found=verified.rim.version, advice=advice)
         return None, verified.valid_until
 
