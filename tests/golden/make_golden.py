@@ -197,7 +197,7 @@ def save_shards(rank, store):
     import torch.distributed.checkpoint as dcp
     from torch.distributed.tensor import Shard, distribute_tensor
 
-    from fastrack.distributed import DatasetWriter
+    from fastrack.distributed import CheckpointWriter
 
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
     mesh = dist.device_mesh.init_device_mesh("cpu", (2,))
@@ -206,7 +206,7 @@ def save_shards(rank, store):
         state[name] = torch.from_numpy(contents.numbers(name, "F32", shape))
     for name in contents.SHARDED:
         state[name] = distribute_tensor(state[name], mesh, [Shard(0)])
-    dcp.save(state, storage_writer=DatasetWriter("distributed", OWNER))
+    dcp.save(state, storage_writer=CheckpointWriter("distributed", OWNER))
     dist.destroy_process_group()
 
 
