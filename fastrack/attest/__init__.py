@@ -1,8 +1,9 @@
 """Verification of attestation evidence of confidential machines, offline.
 
 Evidence, certificates, collateral and the time are all arguments of parsers and verifiers, which open no socket, read
-no clock and ask no service; `fetch_collateral` asks the vendors' services, and `fetch_keys` a broker. Parsers return untrusted values, such as `TdxQuote`; verifiers raise `fastrack.AttestationError`, or return
-proved claims as another type, such as `VerifiedTdxQuote`. A `Policy` then judges these claims.
+no clock and ask no service; `fetch_collateral` asks the vendors' services, and `fetch_keys` a broker. Parsers return
+untrusted values, such as `TdxQuote`; verifiers raise `fastrack.AttestationError`, or return proved claims as another
+type, such as `VerifiedTdxQuote`. A `Policy` then judges these claims.
 
 Parsers and verifiers raise `FormatError` for a malformed structure, with the field and its offset. Failed checks raise
 `AttestationError`, with the evidence, the field, and the values wanted and found. All verifiers take `now`, the time
