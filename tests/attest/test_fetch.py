@@ -275,7 +275,7 @@ def test_a_folder_with_nothing_for_a_machine_refuses_it(start, tmp_path, cpu):
     challenge, pending = offer_of(Machine(cpu, 1))  # which sends what would do
     judge = attest.Policy.from_toml(policy(1))
     assert attest.verify_offer(pending.offer, challenge, judge, now=NOW, roots=roots())
-    with pytest.raises(AttestationError, match="collateral.*attest fetch"):
+    with pytest.raises(AttestationError, match=r"collateral.*attest fetch"):
         attest.verify_offer(pending.offer, challenge, judge, now=NOW, roots=roots(), collateral=tmp_path)
 
 
@@ -317,7 +317,7 @@ def test_a_machine_is_not_told_of_what_is_damaged_on_the_owners_side(start, tmp_
     assert str(folder / name) in read_log(tmp_path / "broker.db")[-1].details["reason"]
 
 
-def test_an_answer_that_drips_ends_with_the_time(start, tmp_path, monkeypatch):
+def test_an_answer_that_drips_ends_with_the_time():
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def drip():
@@ -372,7 +372,7 @@ def test_what_kds_has_nothing_about_is_said_before_it_is_asked(start, tmp_path):
     assert [document.name for document in documents] == [
         "cert_chain-Milan.pem",
         "crl-Milan.der",
-    ]  # the rest the host has
+    ]
 
 
 def test_evidence_that_is_not_genuine_asks_for_nothing(start, tmp_path):

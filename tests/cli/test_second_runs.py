@@ -104,7 +104,7 @@ def prepared(tmp_path_factory):
     cli = Script(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        made = machine(patch)
+        mine = machine(patch)
         for made in ("owner.key", "other.key", "reader --identity", "second --identity", "owner.signer --signer"):
             cli(f"keygen {made}")
         for name in ("study", "empty", "lost"):
@@ -127,7 +127,7 @@ def prepared(tmp_path_factory):
         (folder / "policy.toml").write_text(policy(1))
         cli("attest challenge challenge")
         cli("attest collect challenge offer")
-        with VendorServices(made).running() as services:
+        with VendorServices(mine).running() as services:
             cli(f"attest fetch offer carried {services.options}")
         Ledger("broker.db").close()
     return folder

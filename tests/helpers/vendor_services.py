@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 
 from cryptography.x509 import ocsp
 
-from fastrack import attest
+from fastrack.attest import CollateralServices  # before tests exchange the roots of the vendors, its default
 from helpers.foundry import nvidia, snp, tdx
 
 
@@ -40,7 +40,7 @@ class VendorServices:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.base = f"http://127.0.0.1:{self._server.server_port}"
-        self.services = attest.CollateralServices(*[self.base] * 5)
+        self.services = CollateralServices(*[self.base] * 5)
         self.options = " ".join(f"--{name.replace('_', '-')} {url}" for name, url in asdict(self.services).items())
 
     @contextmanager
