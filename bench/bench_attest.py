@@ -23,6 +23,9 @@ KEPT = (
     _x509._load_cached,
     _x509._write_pem,
     _x509.subject_name,
+    import_private("fastrack.attest._gpus.rim:open_signed", "fastrack.attest._rim:_open_signed"),
+    import_private("fastrack.attest._formats.ocsp:_load", "fastrack.attest._ocsp:_load"),
+    import_private("fastrack.attest._formats.ocsp:_verify_responder", "fastrack.attest._ocsp:_verify_responder"),
 )
 
 
