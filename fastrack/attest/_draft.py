@@ -9,8 +9,8 @@ from fastrack._util.public import attest_public
 from fastrack.attest._gpus.evidence import VerifiedGpuReport, read_claims
 from fastrack.attest._gpus.rim_match import MatchedGpuReport
 from fastrack.attest._kinds import VerifiedCpu, kind_of_evidence, kind_of_verified
-from fastrack.attest._offer import MachineEvidence
-from fastrack.attest._policy_common import Line
+from fastrack.attest._offer import DeviceEvidence, MachineEvidence
+from fastrack.attest._policy_common import Line, to_claims
 from fastrack.attest._policy_gpu import draft_gpus
 
 
@@ -46,14 +46,21 @@ def draft_policy(
     if isinstance(source, MachineEvidence):
         claimed = kind_of_evidence(source.cpu)
         warning = "# NOT VERIFIED: anyone can write what is claimed here.\n"
-        claims = [read_claims(device.report, device.chain) for device in source.devices]
-        return warning + _write(claimed.name, claimed.draft_claims(source.cpu), _draft_claims(claims))
+        return warning + _write(claimed.name, claimed.draft_claims(source.cpu), _draft_claims(source.devices))
     kind = kind_of_verified(source)
     return _write(kind.name, kind.draft(source), draft_gpus(devices) if devices else ())
 
 
-def _draft_claims(devices: Sequence[Mapping[str, str]]) -> Iterator[Line]:
+def list_claims(evidence: MachineEvidence) -> dict[str, object]:
+    """Return what evidence claims that a policy can name, by section. Nothing is verified: it is for displays."""
+    kind = kind_of_evidence(evidence.cpu)
+    claims: dict[str, object] = {"cpu": {kind.name: to_claims(kind.draft_claims(evidence.cpu))}}
+    return claims | {"gpu": to_claims(_draft_claims(evidence.devices))} if evidence.devices else claims
+
+
+def _draft_claims(evidence: Sequence[DeviceEvidence]) -> Iterator[Line]:
     """Draft what devices claim: each key once, with the lines of all."""
+    devices = [read_claims(device.report, device.chain) for device in evidence]
     if not devices:
         return
     yield Line("count", sum("driver" in device for device in devices), "GPUs")

@@ -129,7 +129,10 @@ class Line:
 
 def to_claims(lines: Iterable[Line]) -> dict[str, object]:
     """Return what lines say, for JSON: bytes in hexadecimal, and the one value of a list by itself."""
-    return {line.key: _to_claim(line.value) for line in lines}
+    values: dict[str, list[object]] = {}
+    for line in lines:
+        values.setdefault(line.key, []).append(_to_claim(line.value))
+    return {key: found[0] if len(found) == 1 else found for key, found in values.items()}
 
 
 def _to_claim(value: object) -> object:

@@ -124,10 +124,16 @@ def test_an_offer_is_shown_with_all_that_a_policy_can_name(cli, service):
     cli("attest collect challenge offer")
     shown = cli("attest show offer").stdout
     assert "NOT VERIFIED" in shown
-    for line in (f"cpu.tdx.rtmr2: {'62' * 48}", "gpu.count: 1", "cpu.tdx.td_attributes: 0000001000000000"):
+    for line in (
+        f"cpu.tdx.rtmr2: {'62' * 48}",
+        "cpu.tdx.platforms: ",
+        "gpu.min_driver: 580",
+        "gpu.count: 1",
+        "cpu.tdx.td_attributes: 0000001000000000",
+    ):
         assert line in shown
     claims = cli.json("attest show offer")["claims"]
-    assert claims["gpu"]["chips"] == ["GH100"]
+    assert claims["gpu"]["chips"] == "GH100"
     assert service
 
 

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import tomllib
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -252,7 +251,8 @@ def _judge(
 
 def _describe_document(data: bytes) -> tuple[str, dict[str, object]]:
     """Return the kind of a document, and what it claims."""
-    from fastrack.attest import Challenge, Offer, draft_policy
+    from fastrack.attest import Challenge, Offer
+    from fastrack.attest._draft import list_claims
     from fastrack.attest._exchange import GRANTS_KIND, read_envelopes
     from fastrack.attest._kinds import kind_of_evidence
     from fastrack.attest._offer import CHALLENGE_KIND, OFFER_KIND
@@ -266,7 +266,7 @@ def _describe_document(data: bytes) -> tuple[str, dict[str, object]]:
         members: dict[str, object] = {"challenge": offer.challenge_id, "recipient": offer.recipient.id, "cpu": cpu}
         members["devices"] = len(offer.evidence.devices)
         with suppress(FormatError, ValueError):  # what it claims that a policy can name, if it can be read
-            members["claims"] = tomllib.loads(draft_policy(offer.evidence))
+            members["claims"] = list_claims(offer.evidence)
         return "offer", members
     if _is(data, GRANTS_KIND):
         challenge_id, envelopes = read_envelopes(data)

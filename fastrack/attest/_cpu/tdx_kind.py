@@ -227,6 +227,14 @@ def _draft(verified: VerifiedTdxQuote) -> Iterator[Line]:
     yield Line("platforms", {verified.platform.ppid}, "this machine alone (PPID); leave it out for others like it")
 
 
+def _draft_claims(evidence: TdxEvidence) -> Iterator[Line]:
+    quote = parse_tdx_quote(evidence.quote)
+    platform = read_pck_identity(load_chain(quote.pck_chain, evidence="PCK chain")[0])
+    yield from _draft_report(quote.report, None)
+    levels = f"TCB {quote.report.tee_tcb_svn.hex()}, CPU {platform.cpu_svn.hex()}, PCE {platform.pce_svn}"
+    yield Line("platforms", {platform.ppid}, f"this machine alone (PPID), of FMSPC {platform.fmspc.hex()}: {levels}")
+
+
 def _draft_report(report: TdReport, log: EventLog | None) -> Iterator[Line]:
     for name, covers in _REGISTERS.items():
         events = log.of(int(name[-1])) if log is not None and name.startswith("rtmr") else ()
@@ -346,7 +354,7 @@ TDX = CpuKind(
     read_policy=_read_policy,
     check=_check,
     draft=_draft,
-    draft_claims=lambda evidence: _draft_report(parse_tdx_quote(evidence.quote).report, None),
+    draft_claims=_draft_claims,
     describe=_describe,
     flag="tdx_guest",
 )
