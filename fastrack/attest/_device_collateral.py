@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cryptography import x509
@@ -11,12 +11,24 @@ from cryptography.x509 import ocsp as pyca_ocsp
 
 from fastrack.attest._cpu.kind import own_file, read_collateral
 from fastrack.attest._cpu.tdx_collateral import TdxCollateral
-from fastrack.attest._formats.x509 import load_certificate, load_chain, load_crl, subject_name
-from fastrack.attest._gpus.evidence import ReportFields
-from fastrack.attest._gpus.report import OpaqueField, parse_gpu_report
-from fastrack.attest._gpus.rim import open_signed
+from fastrack.attest._formats.x509 import load_certificate, load_chain, load_crl
+from fastrack.attest._gpus.evidence import read_claims
+from fastrack.attest._gpus.rim import Rim, open_signed
 from fastrack.attest._offer import DeviceEvidence, ManifestEvidence
 from fastrack.errors import FormatError
+
+
+@dataclass(frozen=True, slots=True)
+class _Manifest:
+    """A manifest of a folder, with its id, which is the name of its file."""
+
+    rim_id: str
+    rim: Rim
+    certificates: Sequence[x509.Certificate]
+    data: bytes
+
+    def is_of(self, chip: str, version: str) -> bool:
+        return (self.rim.product, self.rim.version.upper()) == (chip, version.upper())
 
 
 class DeviceCollateral:
@@ -31,33 +43,36 @@ class DeviceCollateral:
         self._manifests = []
         for path, data in [] if folder is None else _list(folder / "rim"):
             with own_file(path):
-                rim, certificates = open_signed(data, evidence=f"manifest {path.name}")
-            self._manifests.append((rim, ManifestEvidence(data, self._find_responses(certificates))))
+                rim, chain = open_signed(data, evidence=f"manifest {path.name}")
+                self._manifests.append(_Manifest(path.stem.upper(), rim, chain, data))
 
     def complete(self, device: DeviceEvidence) -> DeviceEvidence:
-        """Take manifests for a device and responses for its certificates in place of those that came with it.
+        """Take manifests for a device and responses for certificates in place of those that came with it.
 
         What the folder lacks stays as the machine sent it.
         """
         certificates = load_chain(device.chain, evidence="certificate chain of a GPU")
-        name = subject_name(certificates[1 % len(certificates)])
-        is_switch = name.startswith("LS")
-        fields = ReportFields(parse_gpu_report(device.report), is_switch=is_switch)
-        chip = fields.text_or_none(OpaqueField.CHIP) or name.split(" ")[0].replace("_", "")
-        versions = [fields.vbios_version().upper()]
-        if not is_switch:
-            versions.insert(0, fields.text(OpaqueField.DRIVER_VERSION).upper())
-        found = [
-            manifest
-            for version in versions
-            for rim, manifest in self._manifests
-            if (rim.product, rim.version.upper()) == (chip, version)
-        ]
-        ocsp = self._find_responses(certificates, device.ocsp)
-        return replace(device, manifests=tuple(found) or device.manifests, ocsp=ocsp)
+        claims = read_claims(device.report, device.chain)
+        sent = [response for manifest in device.manifests for response in manifest.ocsp or ()]
+        firmware = claims["vbios"].replace(".", "")
+        wanted = {claims["vbios"]: f"NV_GPU_VBIOS_{claims.get('board')}_{firmware}"}  # the id, as boards share versions
+        if "driver" in claims:
+            wanted = {claims["driver"]: "", **wanted}
+        found, lacking = [], []
+        for version, rim_id in wanted.items():
+            named = [one for one in self._manifests if one.rim_id == rim_id.upper()]
+            own = named or [one for one in self._manifests if one.is_of(claims["chip"], version)]
+            found += [ManifestEvidence(one.data, self._find_responses(one.certificates, sent)) for one in own]
+            if not own:
+                lacking.append(version.upper())
+        for manifest in device.manifests if lacking else ():
+            rim, chain = open_signed(manifest.data, evidence="manifest of a GPU")
+            if rim.version.upper() in lacking:
+                found.append(replace(manifest, ocsp=self._find_responses(chain, manifest.ocsp)))
+        return replace(device, manifests=tuple(found), ocsp=self._find_responses(certificates, device.ocsp))
 
     def _find_responses(
-        self, certificates: Sequence[x509.Certificate], sent: tuple[bytes, ...] | None = None
+        self, certificates: Sequence[x509.Certificate], sent: Sequence[bytes] | None
     ) -> tuple[bytes, ...] | None:
         """Return the responses about certificates: for each the folder's, or else those that were sent."""
         serials = {certificate.serial_number for certificate in certificates}

@@ -166,10 +166,11 @@ def draft_revocation(checked_at: datetime | None) -> Line:
 
 def draft_openings(*, debug: bool, migration: bool) -> Iterator[Line]:
     """Draft the keys that let in machines that are open to their hosts."""
-    if debug:
-        yield Line("allow_debug", True, "THE HOST CAN READ THIS MACHINE: a debugger is on", True)
-    if migration:
-        yield Line("allow_migration", True, "THE HOST CAN MOVE THIS MACHINE to another one", True)
+    for key, allowed, warning, covers in (
+        ("allow_debug", debug, "THE HOST CAN READ THIS MACHINE: a debugger is on", "machines that the host can read"),
+        ("allow_migration", migration, "THE HOST CAN MOVE THIS MACHINE to another one", "machines that the host moves"),
+    ):
+        yield Line(key, allowed, warning if allowed else covers, allowed)
 
 
 def read_revocation(table: Table) -> Revocation:

@@ -147,7 +147,8 @@ def draft_gpus(devices: Sequence[VerifiedGpuReport | MatchedGpuReport]) -> Itera
     """Draft the section ``[gpu]`` that accepts these devices alone."""
     reports = [report_of(device) for device in devices]
     gpus = [report for report in reports if not report.is_switch]
-    yield Line("count", len(gpus), "GPUs")
+    if gpus:
+        yield Line("count", len(gpus), "GPUs")
     if len(gpus) < len(reports):
         yield Line("switch_count", len(reports) - len(gpus), "NVSwitches")
     architectures = {report.architecture for report in reports}
@@ -156,7 +157,10 @@ def draft_gpus(devices: Sequence[VerifiedGpuReport | MatchedGpuReport]) -> Itera
     covers = "these devices alone; leave it out for others like them"
     yield Line("chip_ids", {report.chip_id for report in reports}, covers)
     names = ", ".join(sorted({name for report in reports for name in report.rim_ids}))
-    if drivers := {report.driver_version for report in gpus if report.driver_version}:
+    drivers = {report.driver_version for report in gpus if report.driver_version}
+    if unordered := sorted(version for version in drivers if not _DRIVER.fullmatch(version)):
+        yield Line("min_driver", unordered[0], "driver, a version that no other can be compared with", is_open=True)
+    elif drivers:
         lowest = min(drivers, key=lambda version: _numbers(version, _DRIVER))
         yield Line("min_driver", lowest, f"driver; the manifests of driver and firmware are {names}")
     floors = {

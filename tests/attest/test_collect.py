@@ -11,6 +11,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 from helpers.foundry import nvidia, tdx
 from helpers.foundry.authority import NOW
+from helpers.foundry.event_logs import ccel
 from helpers.foundry.machine import Machine, policy, roots
 
 import fastrack
@@ -214,11 +215,15 @@ def test_the_event_log_of_a_td_is_sent_with_its_quote(tmp_path, monkeypatch):
     binding = attest.OfferBinding(attest.Challenge.generate(now=NOW), fastrack.grants.Identity.generate().recipient)
     table = tmp_path / "CCEL"
     monkeypatch.setattr("fastrack.attest._cpu.tdx_kind.CCEL", str(table))
-    for name, content in (("without", None), ("with", b"log")):
-        if content:
+    for name, content in (("without", None), ("empty", b""), ("damaged", b"log"), ("of another boot", ccel())):
+        if content is not None:
             table.write_bytes(content)
         kernel = Kernel(tmp_path / name, machine)
-        assert attest.collect_evidence(binding, root=kernel.root, gpus=False).cpu.event_log == content
+        assert attest.collect_evidence(binding, root=kernel.root, gpus=False).cpu.event_log is None
+    report = SimpleNamespace(rtmrs=attest.EventLog.parse(ccel()).rtmrs)
+    monkeypatch.setattr("fastrack.attest._cpu.tdx_kind.parse_tdx_quote", lambda _: SimpleNamespace(report=report))
+    kernel = Kernel(tmp_path / "with", machine)
+    assert attest.collect_evidence(binding, root=kernel.root, gpus=False).cpu.event_log == ccel()
 
 
 def test_what_is_missing_is_told(tmp_path):

@@ -161,6 +161,40 @@ def test_a_draft_is_never_weaker_than_the_defaults_by_itself():
     assert attest.Policy.from_toml(text).snp.max_vmpl == 0
 
 
+UNUSUAL = {
+    "td_attributes": {"td_attributes": 0},  # without SEPT_VE_DISABLE
+    "td_attributes, performance counters": {"td_attributes": 1 << 28 | 1 << 63},
+    "xfam": {"xfam": 3 | 1 << 40},
+    "mrservicetd": {"mrservicetd": OTHER * 48},
+}
+
+
+def test_a_draft_takes_nothing_unusual_of_a_td_over_without_a_word():
+    verified, _ = draft(Machine("tdx", 0), 0)
+    defaults = attest.Policy.from_toml('version = 1\n[cpu.tdx]\nmrtd = "any"\nrtmr1 = "any"\nrtmr2 = "any"')
+    for name, fields in UNUSUAL.items():
+        other = replace(verified.cpu, report=replace(verified.cpu.report, **fields))
+        text = attest.draft_policy(other)
+        assert f"\n# {name.partition(',')[0]} = " in text
+        for judge in (defaults, attest.Policy.from_toml(text)):
+            with pytest.raises(AttestationError):
+                judge.check_cpu(other, now=NOW)
+
+
+def test_a_debugger_is_a_difference():
+    verified, old = draft(Machine("snp", 0), 0)
+    report = replace(verified.cpu.report, policy=verified.cpu.report.policy | 1 << 19)
+    new = attest.draft_policy(replace(verified.cpu, report=report))
+    assert any("allow_debug" in line for line in attest.compare_policies(old, new))
+
+
+def test_a_draft_names_no_version_that_cannot_be_compared():
+    verified, _ = draft(Machine("tdx", 1), 1)
+    (device,) = verified.devices
+    beta = replace(device, report=replace(device.report, driver_version="580.beta"))
+    assert '# min_driver = "580.beta"' in attest.draft_policy(verified.cpu, [beta])
+
+
 def test_a_draft_of_claims_alone_says_so():
     for kind in ("tdx", "snp"):
         text = attest.draft_policy(attest.MachineEvidence(Machine(kind, 0).prove(bytes(64))))

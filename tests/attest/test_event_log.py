@@ -191,6 +191,18 @@ def test_a_log_of_another_boot_is_refused_with_the_offer():
         attest.verify_evidence(evidence, now=NOW, roots=machine_roots())
 
 
+def test_events_that_did_not_make_their_register_explain_nothing():
+    log = attest.EventLog.parse(ccel())
+    rtmrs = [*log.rtmrs[:2], b"\xee" * 48, log.rtmrs[3]]
+    quote = tdx.quote(tdx.platform(), body=tdx.td_report(report_data=bytes(64), rtmrs=rtmrs))
+    evidence = attest.MachineEvidence(attest.TdxEvidence(quote, attest.TdxCollateral(**tdx.collateral()), ccel()))
+    verified, _ = attest.verify_evidence(evidence, now=NOW, roots=machine_roots())
+    assert {event.register for event in verified.event_log.events} == {0, 1, 3}
+    draft = attest.draft_policy(verified).partition("rtmr3 =")[0].partition("rtmr1 =")[2]
+    assert "the event log does not give this register\nrtmr2" in draft
+    assert "0x12345" in attest.draft_policy(verified).partition("rtmr2 =")[2]
+
+
 def test_software_may_add_to_a_register_that_no_event_of_the_policy_is_of():
     log = attest.EventLog.parse(ccel())
     rtmrs = [*log.rtmrs[:3], bytes(48)]
@@ -198,7 +210,7 @@ def test_software_may_add_to_a_register_that_no_event_of_the_policy_is_of():
     evidence = attest.MachineEvidence(attest.TdxEvidence(quote, attest.TdxCollateral(**tdx.collateral()), ccel()))
     verified, _ = attest.verify_evidence(evidence, now=NOW, roots=machine_roots())
     assert judge(RULES, verified) == []
-    assert judge(RULES + "[[cpu.tdx.events.rtmr3]]\nany = true", verified) == ["RTMR3"]
+    assert judge(RULES + "[[cpu.tdx.events.rtmr3]]\nany = true", verified) == ["events of RTMR3"]
 
 
 def test_a_rule_says_one_thing_and_registers_are_named():

@@ -6,14 +6,16 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import quote as percent_encode
 
 import pytest
+from cryptography.x509 import ocsp
 from helpers.foundry import nvidia, snp, tdx
-from helpers.foundry.authority import NOW
+from helpers.foundry.authority import NOW, Authority, bundle
 from helpers.foundry.machine import Machine, policy, roots
 from helpers.vendor_services import VendorServices, manifest_answer, signed
 
@@ -190,6 +192,7 @@ WRONG = {
         AttestationError,
         "fmspc",
     ),
+    "no text": ((200, {"TCB-Info-Issuer-Chain": "%ff"}, intel_signed()), FormatError, "UTF-8"),
     "too large": ((200, chain_header(), b"{" * (2 << 20)), OSError, "up to"),
 }
 
@@ -228,14 +231,76 @@ def test_a_mirror_that_lies_about_a_manifest_is_found_out(start, tmp_path):
         assert not list((tmp_path / name).rglob("*.xml")), name
 
 
-def test_a_revoked_certificate_is_told_and_its_response_not_kept(start, tmp_path):
+def test_a_revocation_is_told_and_kept_so_that_the_machine_is_refused_from_then_on(start, tmp_path):
+    for cpu in ("gpu", "tdx", "snp"):
+        folder = tmp_path / cpu
+        service = start("snp" if cpu == "snp" else "tdx", gpus=cpu == "gpu")
+        fetch(service, folder)
+        revoke(cpu, service)
+        for options in ({"refresh": True}, {}, {"refresh": True}):
+            with pytest.raises(AttestationError, match=r"revoked|revocation"):
+                fetch(service, folder, **options)
+        challenge, pending = offer_of(service.machine)
+        judge = attest.Policy.from_toml(policy(int(cpu == "gpu")))
+        with pytest.raises(AttestationError, match=r"revoked|revocation"):
+            attest.verify_offer(pending.offer, challenge, judge, now=NOW, roots=roots(), collateral=folder)
+
+
+def revoke(part, service):
+    """Have the services answer that a part of the machine is revoked."""
+    machine, respond = service.machine, service.respond
+    if part == "tdx":
+        listed = tdx.intel().platform_ca.crl([machine.platform.pck])
+        answer = (200, {"SGX-PCK-CRL-Issuer-Chain": percent_encode(tdx.collateral()["pck_crl_issuer_chain"])}, listed)
+        service.respond = lambda path, body: answer if path.endswith("pckcrl") else respond(path, body)
+    elif part == "snp":
+        machine.crl = snp.amd("Milan").ark.crl([snp.amd("Milan").ask])
+    else:
+        rom, issuer = machine.devices[0].chain[1:3]
+        response = nvidia.status(rom, issuer, good=False)
+
+        def answer(path, body):
+            is_asked = path == "/" and ocsp.load_der_ocsp_request(body).serial_number == rom.certificate.serial_number
+            return (200, {}, response) if is_asked else respond(path, body)
+
+        service.respond = answer
+
+
+def test_an_older_document_takes_no_newer_ones_place(start, tmp_path):
+    service = start(gpus=0)
+    newest = tdx.tcb_info(start=NOW - timedelta(0.5), end=NOW + timedelta(29), tcbEvaluationDataNumber=18)
+    tmp_path.joinpath(TDX).write_text(tdx.as_json(tdx.collateral(info=newest)))
+    (kept,) = fetch(service, tmp_path, refresh=True)  # of a mirror that is a day behind
+    assert not kept.is_new
+    assert "no older than the one there" in kept.kept_because
+    assert json.loads(tmp_path.joinpath(TDX).read_text())["tcb_info"] == newest.decode()
+    carried = tmp_path / "carried"
+    fetch(service, carried)
+    (kept,) = fetch(service, tmp_path, refresh=True, bundle=carried)
+    assert "no older than the one there" in kept.kept_because
+
+
+def test_a_chain_of_amd_is_kept_only_if_it_is_the_products(start, tmp_path):
+    service = start("snp", gpus=0)
+    milan, genoa = snp.amd("Milan"), snp.amd("Genoa")
+    wrong = {
+        "of another product": genoa.ask.pem + genoa.ark.pem,
+        "not issued by the root": genoa.ask.pem + milan.ark.pem,
+        "the root alone": milan.ark.pem,
+    }
+    for name, chain in wrong.items():
+        service.answers[AMD + "cert_chain"] = [(200, {}, chain)]
+        with pytest.raises(AttestationError):
+            fetch(service, tmp_path / name)
+        assert not list((tmp_path / name).glob("*")), name
+
+
+def test_manifests_are_asked_for_again_when_that_is_wanted(start, tmp_path):
     service = start()
-    rom = service.machine.devices[0].chain[1]
-    revoked = nvidia.status(rom, service.machine.devices[0].chain[2], good=False)
-    service.answers["/"] = [(200, {}, revoked)]
-    with pytest.raises(AttestationError, match="revoked"):
-        fetch(service, tmp_path)
-    assert not list(tmp_path.glob(f"ocsp/*-{rom.certificate.serial_number:x}.der"))
+    fetch(service, tmp_path)
+    service.asked.clear()
+    fetch(service, tmp_path, refresh=True)
+    assert sum(count for path, count in service.asked.items() if path.startswith("/v1/rim/")) == 2
 
 
 def test_a_document_is_asked_for_again_after_half_of_its_life_and_kept_to_its_end(start, tmp_path):
@@ -277,6 +342,74 @@ def test_a_folder_with_nothing_for_a_machine_refuses_it(start, tmp_path, cpu):
     assert attest.verify_offer(pending.offer, challenge, judge, now=NOW, roots=roots())
     with pytest.raises(AttestationError, match=r"collateral.*attest fetch"):
         attest.verify_offer(pending.offer, challenge, judge, now=NOW, roots=roots(), collateral=tmp_path)
+
+
+def judged(machine, folder, trusted=None):
+    challenge, pending = offer_of(machine)
+    judge = attest.Policy.from_toml(policy(len(machine.devices)))
+    options = {"now": NOW, "roots": trusted or roots(), "collateral": folder}
+    return attest.verify_offer(pending.offer, challenge, judge, **options)
+
+
+def test_what_a_folder_lacks_for_a_gpu_stays_as_the_machine_sent_it(start, tmp_path):
+    service = start()
+    fetch(service, tmp_path)
+    boards = tmp_path / "rim"
+    boards.joinpath("NV_GPU_VBIOS_1010_0200_882_9600740020.xml").write_bytes(nvidia.vbios_rim(tag_id="other board"))
+    assert judged(service.machine, tmp_path).devices
+    for remove in ("ocsp/*", "rim/*VBIOS*", "rim/*"):  # responses; then a manifest; then all of them
+        for path in tmp_path.glob(remove):
+            path.unlink()
+        assert judged(service.machine, tmp_path).devices, remove
+
+
+def test_a_list_in_an_owners_folder_counts_whatever_the_machine_sends(tmp_path, monkeypatch):
+    machine = Machine("snp", 0)
+    files = {"vcek.der": machine.chip.leaf, "cert_chain.pem": machine.chip.issuers}
+    for name, data in files.items():
+        tmp_path.joinpath(name).write_bytes(data)
+    assert judged(machine, tmp_path)
+    tmp_path.joinpath("crl.der").write_bytes(snp.amd("Milan").ark.crl([snp.amd("Milan").ask]))
+    prove = machine.prove
+    for left_out in ((), ("issuers",), ("leaf", "issuers"), ("leaf", "issuers", "crl")):
+        bare = dict.fromkeys(left_out)
+        monkeypatch.setattr(machine, "prove", lambda data, bare=bare: replace(prove(data), **bare))
+        with pytest.raises(AttestationError, match="revocation"):
+            judged(machine, tmp_path)
+
+
+def test_a_folder_of_two_products_serves_reports_that_name_none(tmp_path):
+    trusted = attest.TrustedRoots(amd=snp.amd("Milan").roots | snp.amd("Genoa").roots)
+    machines = []
+    for product in ("Milan", "Genoa"):
+        machine = Machine("snp", 0)
+        machine.chip = snp.chip(product)
+        machine.crl = snp.amd(product).ark.crl()
+        machine.prove = lambda data, machine=machine: attest.SnpEvidence(
+            snp.report(machine.chip, version=2, report_data=data), machine.chip.leaf, machine.chip.issuers, machine.crl
+        )
+        for name, data in (("cert_chain", machine.chip.issuers), ("crl", machine.crl)):
+            end = "pem" if name == "cert_chain" else "der"
+            tmp_path.joinpath(f"{name}-{product}.{end}").write_bytes(data)
+        machines.append(machine)
+    for machine in machines:
+        assert judged(machine, tmp_path, trusted).cpu.product == machine.chip.product
+
+
+def test_platforms_of_both_authorities_have_files_of_their_own(start, tmp_path):
+    service = start(gpus=0)
+    fetch(service, tmp_path)
+    intel = tdx.intel()
+    processor = Authority("Intel SGX PCK Processor CA", intel.root, path_length=0)
+    service.machine.platform = tdx.platform(issuer=processor)
+    chain = bundle(processor, intel.root)
+    answer = (200, {"SGX-PCK-CRL-Issuer-Chain": percent_encode(chain)}, processor.crl())
+    service.answers["/sgx/certification/v4/pckcrl"] = [answer]
+    (document,) = fetch(service, tmp_path)
+    assert document.name == TDX.replace(".json", "-processor.json")
+    assert service.queries["/sgx/certification/v4/pckcrl"]["ca"] == ["processor"]
+    service.machine.collateral = None
+    assert judged(service.machine, tmp_path)
 
 
 DAMAGED = {

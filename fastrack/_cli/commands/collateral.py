@@ -10,6 +10,7 @@ import typer
 from fastrack._cli.commands.attest import Offered, load_collateral, read_clock, read_offer
 from fastrack._cli.console import print_json, stdout
 from fastrack._cli.documents import check_document, write_document
+from fastrack._cli.errors import show_errors
 from fastrack._cli.options import Json
 from fastrack.errors import FormatError
 
@@ -79,6 +80,8 @@ def fetch(
         documents.append(document)
         if not as_json:
             stdout().print(_line(document))
+        if document.kept_because is not None:
+            show_errors([f"{document.name} is kept as it was: {document.kept_because}"])
     if as_json:
         print_json(documents=[_members(document) for document in documents])
 
@@ -100,7 +103,8 @@ def _line(document: "FetchedDocument") -> str:
 
 def _members(document: "FetchedDocument") -> dict[str, object]:
     until = document.valid_until.isoformat()
-    return {"name": document.name, "about": document.about, "valid_until": until, "fetched": document.is_new}
+    members = {"name": document.name, "about": document.about, "valid_until": until, "fetched": document.is_new}
+    return members | {"kept_because": document.kept_because}
 
 
 def policy(

@@ -175,6 +175,11 @@ class EventLog:
         """Return the events of one RTMR."""
         return tuple(event for event in self.events if event.register == register)
 
+    def proved_by(self, rtmrs: Sequence[bytes]) -> EventLog:
+        """Return the events of those of the four RTMRs of a verified quote that they made."""
+        proved = {number for number, made in enumerate(self.rtmrs) if made == rtmrs[number]}
+        return EventLog(tuple(event for event in self.events if event.register in proved))
+
     def require(self, rtmrs: Sequence[bytes], registers: Iterable[int] = range(REGISTERS)) -> None:
         """Require that the events are those that made RTMRs of a verified quote, all four or some.
 

@@ -92,15 +92,15 @@ def cpu_error(wanted: str, found: str, advice: str) -> DeviceError:
     return DeviceError(f"collecting evidence of the CPU failed: expected {wanted}, got {found}. {advice}")
 
 
-def read_collateral(path: Path) -> bytes | None:
+def read_collateral(path: Path, limit: int = LARGEST) -> bytes | None:
     """Return the content of a collateral file; None if it does not exist."""
     try:
         with open_regular(path) as file:
-            data = file.read(LARGEST + 1)
+            data = file.read(limit + 1)
     except FileNotFoundError:
         return None
-    if len(data) > LARGEST:
-        raise CollateralFileError(f"reading {path} failed: expected at most {LARGEST} bytes, got more. Remove it.")
+    if len(data) > limit:
+        raise CollateralFileError(f"reading {path} failed: expected at most {limit} bytes, got more. Remove it.")
     return bytes(data)
 
 

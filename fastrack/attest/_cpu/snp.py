@@ -89,7 +89,7 @@ def verify_snp_report(
     fastrack.FormatError: reading the SNP report failed: expected 2 to 5 as its VERSION at offset 0, got 1701736302. ...
     """
     parsed = parse_snp_report(report.data if isinstance(report, SnpReport) else report)
-    certificates = (_load_leaf(leaf), *x509.load_chain(issuers, evidence="AMD chain"))
+    certificates = (load_leaf(leaf), *x509.load_chain(issuers, evidence="AMD chain"))
     chain = x509.verify_chain(certificates, roots=roots, now=now, evidence="AMD chain", algorithms=x509.PSS_SHA384)
     product = _require_names(chain, parsed)
     key, signed = chain.leaf.public_key(), parsed.data[:SIGNED_SIZE]
@@ -109,7 +109,8 @@ def verify_snp_report(
     return VerifiedSnpReport(parsed, product, provider, now, issued_at, valid_until)
 
 
-def _load_leaf(leaf: bytes) -> Certificate:
+def load_leaf(leaf: bytes) -> Certificate:
+    """Load the certificate of a VCEK or VLEK, in DER or PEM."""
     if not leaf.startswith(b"-----"):
         return x509.load_certificate(leaf, evidence="VCEK certificate")
     certificates = x509.load_chain(leaf, evidence="VCEK certificate")

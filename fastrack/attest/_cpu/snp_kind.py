@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -11,8 +11,8 @@ from pathlib import Path
 
 from fastrack._util.public import attest_public
 from fastrack.attest import _policy_common as rules
-from fastrack.attest._cpu.kind import CpuKind, read_collateral
-from fastrack.attest._cpu.snp import VerifiedSnpReport, verify_snp_report
+from fastrack.attest._cpu.kind import CpuKind, own_file, read_collateral
+from fastrack.attest._cpu.snp import VerifiedSnpReport, load_leaf, verify_snp_report
 from fastrack.attest._cpu.snp_certificates import read_certificate_table
 from fastrack.attest._cpu.snp_report import EVIDENCE, SnpProduct, SnpReport, parse_snp_report
 from fastrack.attest._cpu.tdx_collateral import TdxCollateral
@@ -20,6 +20,7 @@ from fastrack.attest._errors import refused
 from fastrack.attest._formats.roots import AMD_ROOTS, Roots
 from fastrack.attest._formats.toml import Table
 from fastrack.attest._formats.wire import CHAIN_LIMIT, PART_LIMIT, REPORT_LIMIT, Reader, write_bytes
+from fastrack.attest._formats.x509 import common_name, load_chain, load_crl
 from fastrack.attest._policy_common import Line, Revocation
 
 _MEMBERS = ("crl", "issuers", "leaf", "report")  # of an offer
@@ -125,13 +126,24 @@ def _complete(evidence: SnpEvidence, collateral: TdxCollateral | Path) -> SnpEvi
         return evidence
     report = parse_snp_report(evidence.report)
     own = {"leaf": f"{report.signing_key.lower()}.der", "issuers": "cert_chain.pem", "crl": "crl.der"}
-    for part, name in snp_files(report, report.product or _find_product(report, collateral)).items():
-        data = read_collateral(collateral / name)
-        if data is None and getattr(evidence, part) is None:  # a folder of one machine, whose owner filled it
-            data = read_collateral(collateral / own[part])
-        if data is not None:
-            evidence = replace(evidence, **{part: data})
+    for part, name in snp_files(report, report.product or _find_product(evidence, report, collateral)).items():
+        for path in (
+            collateral / name,
+            collateral / own[part],
+        ):  # the second in a folder filled by hand, for one machine
+            if (data := read_collateral(path)) is not None:
+                with own_file(path):
+                    _LOADERS[part](data)
+                evidence = replace(evidence, **{part: data})
+                break
     return evidence
+
+
+_LOADERS: dict[str, Callable[[bytes], object]] = {
+    "leaf": load_leaf,
+    "issuers": partial(load_chain, evidence="AMD chain"),
+    "crl": partial(load_crl, evidence="AMD revocation list"),
+}
 
 
 def snp_files(report: SnpReport, product: SnpProduct) -> dict[str, str]:
@@ -144,10 +156,12 @@ def snp_files(report: SnpReport, product: SnpProduct) -> dict[str, str]:
     return {"leaf": leaf, "issuers": f"{vlek}cert_chain-{product}.pem", "crl": f"{vlek}crl-{product}.der"}
 
 
-def _find_product(report: SnpReport, folder: Path) -> SnpProduct:
-    """Return the product of a report of version 2, which does not tell: the one whose leaf the folder has."""
-    names = {product: snp_files(report, product) for product in SnpProduct}
-    return next((product for product in names if (folder / names[product]["issuers"]).exists()), SnpProduct.MILAN)
+def _find_product(evidence: SnpEvidence, report: SnpReport, folder: Path) -> SnpProduct:
+    """Return the product of a report of version 2, which does not tell: the one whose authority issued its leaf."""
+    leaf = evidence.leaf or read_collateral(folder / snp_files(report, SnpProduct.MILAN)["leaf"])
+    names = {f"SEV-{middle}{product}": product for product in SnpProduct for middle in ("", "VLEK-")}
+    issuer = None if leaf is None else common_name(load_leaf(leaf).issuer)
+    return names.get(issuer or "", SnpProduct.MILAN)
 
 
 def _verify(evidence: SnpEvidence, now: datetime, roots: Roots) -> VerifiedSnpReport:

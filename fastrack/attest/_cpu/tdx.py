@@ -14,6 +14,7 @@ from fastrack.attest._formats import x509
 from fastrack.attest._formats.roots import INTEL_ROOTS, Roots
 from fastrack.attest._formats.signatures import P256
 
+_LISTS = ("root revocation list", "PCK revocation list")
 _PCK = "Intel SGX PCK Certificate"
 _PCK_ISSUERS = frozenset({"Intel SGX PCK Platform CA", "Intel SGX PCK Processor CA"})
 _AGAIN = "The quote was altered, or its parts are of different quotes; ask for it again."
@@ -117,6 +118,18 @@ def _check_revocation(
     collateral: TdxCollateral, pck: x509.VerifiedChain, documents: tuple[Document, ...], *, roots: Roots, now: datetime
 ) -> list[x509.VerifiedCrl]:
     """Verify the revocation lists of the root and the PCK's issuer, and require unrevoked certificates."""
+    lists = verify_lists(collateral, pck, documents, roots=roots, now=now)
+    below_root = [pck.issuer, *(document.chain.leaf for document in documents)]
+    for verified, certificates, evidence in zip(lists, (below_root, [pck.leaf]), _LISTS, strict=True):
+        for certificate in certificates:
+            x509.require_unrevoked(certificate, verified, evidence=evidence)
+    return lists
+
+
+def verify_lists(
+    collateral: TdxCollateral, pck: x509.VerifiedChain, documents: tuple[Document, ...], *, roots: Roots, now: datetime
+) -> list[x509.VerifiedCrl]:
+    """Verify the revocation lists of the root and the PCK's issuer, whatever is in them."""
     for document in documents:
         if document.chain.root != pck.root:
             raise refused("collateral", "root", wanted="that of the PCK chain", found="another", advice=_AGAIN)
@@ -124,17 +137,8 @@ def _check_revocation(
     authorities = x509.load_chain(collateral.pck_crl_issuer_chain, evidence=name)
     if authorities != pck.certificates[1:]:  # another certificate of the same key is allowed
         x509.verify_chain((pck.leaf, *authorities), roots=roots, now=now, evidence=name)
-    lists = []
-    for data, issuer, certificates, evidence in (
-        (
-            collateral.root_ca_crl,
-            pck.root,
-            [pck.issuer, *(document.chain.leaf for document in documents)],
-            "root revocation list",
-        ),
-        (collateral.pck_crl, pck.issuer, [pck.leaf], "PCK revocation list"),
-    ):
-        lists.append(x509.verify_crl(x509.load_crl(data, evidence=evidence), issuer, now=now, evidence=evidence))
-        for certificate in certificates:
-            x509.require_unrevoked(certificate, lists[-1], evidence=evidence)
-    return lists
+    pairs = (collateral.root_ca_crl, pck.root), (collateral.pck_crl, pck.issuer)
+    return [
+        x509.verify_crl(x509.load_crl(data, evidence=evidence), issuer, now=now, evidence=evidence)
+        for (data, issuer), evidence in zip(pairs, _LISTS, strict=True)
+    ]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
+
+from cryptography.x509 import Certificate
 
 from fastrack._util.public import attest_public
 from fastrack.attest import _policy_common as rules
@@ -21,9 +22,9 @@ from fastrack.attest._errors import refused
 from fastrack.attest._formats.roots import INTEL_ROOTS, Roots
 from fastrack.attest._formats.toml import Table
 from fastrack.attest._formats.wire import PART_LIMIT, Reader, write_bytes
-from fastrack.attest._formats.x509 import load_chain
+from fastrack.attest._formats.x509 import load_chain, subject_name
 from fastrack.attest._policy_common import Line
-from fastrack.errors import AttestationError
+from fastrack.errors import AttestationError, FormatError
 
 _PARTS = tuple(part.name for part in fields(TdxCollateral))
 _QUOTE_LIMIT = 64 << 10
@@ -159,17 +160,21 @@ def _read(cpu: Reader) -> TdxEvidence:
 
 
 def _collect(report: bytes, _: bytes) -> TdxEvidence:
-    log = None
-    with suppress(PermissionError):  # a policy that names events refuses the offer then, and says why
-        log = read_collateral(Path(CCEL))
+    # Without a log that replays, a policy that names events refuses the offer and says why; others do not need it.
+    try:
+        log = read_collateral(Path(CCEL), EVENT_LOG_LIMIT)
+        EventLog.parse(log or b"").require(parse_tdx_quote(report).report.rtmrs, (0, 1))
+    except (PermissionError, AttestationError, FormatError):
+        log = None
     return TdxEvidence(report, event_log=log)
 
 
 def _complete(evidence: TdxEvidence, collateral: TdxCollateral | Path) -> TdxEvidence:
     if isinstance(collateral, Path):
-        path = collateral / tdx_file(read_fmspc(evidence.quote))
+        certificates = load_chain(parse_tdx_quote(evidence.quote).pck_chain, evidence="PCK chain")
+        path = collateral / tdx_file(certificates)
         text = read_collateral(path)
-        if text is None and evidence.collateral is None:  # a folder of one machine, whose owner filled it
+        if text is None:  # a folder that was filled by hand, for one platform
             path = collateral / "tdx.json"
             text = read_collateral(path)
         if text is None:
@@ -179,15 +184,10 @@ def _complete(evidence: TdxEvidence, collateral: TdxCollateral | Path) -> TdxEvi
     return replace(evidence, collateral=collateral)
 
 
-def tdx_file(fmspc: str) -> str:
-    """Return the name of the file of collateral for platforms of an FMSPC."""
-    return f"tdx-{fmspc}.json"
-
-
-def read_fmspc(quote: bytes) -> str:
-    """Return the FMSPC of the platform that a quote claims to be of."""
-    certificates = load_chain(parse_tdx_quote(quote).pck_chain, evidence="PCK chain")
-    return read_pck_identity(certificates[0]).fmspc.hex()
+def tdx_file(pck_chain: Sequence[Certificate]) -> str:
+    """Return the name of the file of collateral for a platform: of its FMSPC, with the list of its authority."""
+    is_processor = "Processor" in subject_name(pck_chain[1 % len(pck_chain)])
+    return f"tdx-{read_pck_identity(pck_chain[0]).fmspc.hex()}{'-processor' * is_processor}.json"
 
 
 def _verify(evidence: TdxEvidence, now: datetime, roots: Roots) -> VerifiedTdxQuote:
@@ -200,11 +200,10 @@ def _verify(evidence: TdxEvidence, now: datetime, roots: Roots) -> VerifiedTdxQu
     verified = verify_tdx_quote(evidence.quote, evidence.collateral, now=now, roots=roots)
     if evidence.event_log is None:
         return verified
-    # Software may add to the last two after the start, which the log of firmware does not have: what a policy says of
-    # events is compared with the registers that it names.
+    # Software may add to the last two after the start, which the log of firmware does not have.
     log = EventLog.parse(evidence.event_log)
     log.require(verified.report.rtmrs, (0, 1))
-    return replace(verified, event_log=log)
+    return replace(verified, event_log=log.proved_by(verified.report.rtmrs))
 
 
 def _describe(verified: VerifiedTdxQuote) -> dict[str, object]:
@@ -237,12 +236,20 @@ def _draft_claims(evidence: TdxEvidence) -> Iterator[Line]:
 
 def _draft_report(report: TdReport, log: EventLog | None) -> Iterator[Line]:
     for name, covers in _REGISTERS.items():
-        events = log.of(int(name[-1])) if log is not None and name.startswith("rtmr") else ()
-        lines = [f"\n#   {number}. {event}" for number, event in enumerate(events, 1)]
-        yield Line(name, {_register(report, name)}, covers + "".join(lines))
-    covers = "attributes of the virtual machine: debugger, migration"
-    yield Line("td_attributes", {report.td_attributes.to_bytes(8, "little")}, covers)
-    yield Line("xfam", {report.xfam.to_bytes(8, "little")}, "features of the CPU that it may use")
+        value, lines = _register(report, name), []
+        if log is not None and name.startswith("rtmr"):
+            lines = [f"\n#   {number}. {event}" for number, event in enumerate(log.of(int(name[-1])), 1)]
+            if not lines and any(value):
+                lines = ["; the event log does not give this register"]
+        weak = name == "mrservicetd" and any(value)
+        text = "A SERVICE TD IS BOUND TO THIS MACHINE: " * weak + covers + "".join(lines)
+        yield Line(name, {value}, text, weak)
+    weak = not _has_usual_attributes(report)
+    covers = "UNUSUAL " * weak + "attributes of the virtual machine: debugger, migration"
+    yield Line("td_attributes", {report.td_attributes.to_bytes(8, "little")}, covers, weak)
+    weak = not _has_usual_features(report)
+    covers = "UNUSUAL " * weak + "features of the CPU that it may use"
+    yield Line("xfam", {report.xfam.to_bytes(8, "little")}, covers, weak)
     yield from rules.draft_openings(debug=report.is_debug, migration=report.is_migratable)
 
 
@@ -322,15 +329,24 @@ def _check_attributes(policy: TdxPolicy, report: TdReport, judge: rules.Judge) -
     attributes, xfam = (value.to_bytes(8, "little") for value in (report.td_attributes, report.xfam))
     if policy.td_attributes:
         judge.require("TDATTRIBUTES", attributes, policy.td_attributes, "td_attributes")
-    elif report.td_attributes & ~(_DEBUG_BITS | _MIGRATABLE) != _SEPT_VE_DISABLE:  # those two were checked before
+    elif not _has_usual_attributes(report):
         # Without SEPT_VE_DISABLE the host can take a page away and have the kernel accept an empty one in its place.
         wanted = "SEPT_VE_DISABLE (bit 28) and no unusual bit"
         judge.refuse("TDATTRIBUTES", wanted, attributes, "td_attributes")
     if policy.xfam:
         judge.require("XFAM", xfam, policy.xfam, "xfam")
-    elif report.xfam & _XFAM_ONES != _XFAM_ONES or report.xfam & ~_XFAM_KNOWN:
+    elif not _has_usual_features(report):
         wanted = f"the bits {_XFAM_ONES:#x} and none outside of {_XFAM_KNOWN:#x}"
         judge.refuse("XFAM", wanted, xfam, "xfam")
+
+
+def _has_usual_attributes(report: TdReport) -> bool:
+    """Return whether TDATTRIBUTES are those of an ordinary TD, apart from debugger and migration."""
+    return report.td_attributes & ~(_DEBUG_BITS | _MIGRATABLE) == _SEPT_VE_DISABLE
+
+
+def _has_usual_features(report: TdReport) -> bool:
+    return report.xfam & _XFAM_ONES == _XFAM_ONES and not report.xfam & ~_XFAM_KNOWN
 
 
 TDX = CpuKind(

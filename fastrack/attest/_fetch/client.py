@@ -63,7 +63,23 @@ class Client:
 
     seconds: float = 120.0
     ca: str | None = None
-    _openers: list[OpenerDirector] = field(default_factory=list, repr=False, compare=False)
+    _openers: dict[bool, OpenerDirector] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Make what opens addresses of this machine, which no proxy is asked for, and others."""
+        try:
+            context = ssl.create_default_context(cafile=self.ca)
+        except (OSError, ssl.SSLError):
+            raise FileNotFoundError(
+                errno.ENOENT, "expected a file of certificates in PEM. Check --ca", self.ca
+            ) from None
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        proxies = {True: ProxyHandler({}), False: ProxyHandler()}
+        openers = {
+            is_local: build_opener(_NoRedirect, HTTPSHandler(context=context), proxy)
+            for is_local, proxy in proxies.items()
+        }
+        object.__setattr__(self, "_openers", openers)
 
     def ask(self, url: str, *, limit: int, body: bytes | None = None, kind: str | None = None) -> Answer:
         """Return an answer of up to `limit` bytes: to a GET, or to a POST of a `body` of a MIME type.
@@ -95,7 +111,8 @@ class Client:
 
     def _open(self, request: Request, limit: int, end: float) -> Answer:
         left = max(0.1, min(_TIMEOUT, end - time.monotonic()))
-        with self._opener().open(request, timeout=left) as answer:
+        is_local = _is_loopback(urlsplit(request.full_url).hostname or "")
+        with self._openers[is_local].open(request, timeout=left) as answer:
             body = bytearray()
             while part := answer.read1(64 << 10):
                 body += part
@@ -107,13 +124,6 @@ class Client:
             if length is not None and length != str(len(body)):
                 raise ConnectionError(f"{len(body)} bytes of {length:.20}")
             return Answer(bytes(body), {name.lower(): value for name, value in answer.headers.items()})
-
-    def _opener(self) -> OpenerDirector:
-        if not self._openers:
-            context = ssl.create_default_context(cafile=self.ca)
-            context.minimum_version = ssl.TLSVersion.TLSv1_2
-            self._openers.append(build_opener(_NoRedirect, HTTPSHandler(context=context), ProxyHandler()))
-        return self._openers[0]
 
 
 def _within(end: float, work: Callable[[], Answer]) -> Answer:
@@ -138,7 +148,11 @@ def _within(end: float, work: Callable[[], Answer]) -> Answer:
 
 def require_address(url: str) -> None:
     """Raise `ValueError` unless an address is one of TLS, or of this machine, without a password."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        _ = parts.port, (parts.hostname or "").encode("idna")
+    except ValueError:  # UnicodeError is one
+        raise ValueError(f"fetching failed: expected an address as https://HOST, got {shown(url)}.") from None
     if parts.username is not None or parts.password is not None:
         raise ValueError("fetching failed: expected an address without a password, got one with it. Use a proxy.")
     if parts.scheme == "https" or (parts.scheme == "http" and _is_loopback(parts.hostname or "")):

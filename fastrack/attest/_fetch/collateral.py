@@ -31,17 +31,26 @@ from fastrack.attest._cpu.kind import LARGEST, read_collateral
 from fastrack.attest._cpu.snp import verify_snp_report
 from fastrack.attest._cpu.snp_kind import SnpEvidence, snp_files
 from fastrack.attest._cpu.snp_report import SnpProduct, SnpReport, parse_snp_report
-from fastrack.attest._cpu.tdx import verify_signatures, verify_tdx_quote
-from fastrack.attest._cpu.tdx_collateral import TdxCollateral
+from fastrack.attest._cpu.tdx import verify_lists, verify_signatures, verify_tdx_quote
+from fastrack.attest._cpu.tdx_collateral import TdxCollateral, verify_documents
 from fastrack.attest._cpu.tdx_kind import TdxEvidence, tdx_file
 from fastrack.attest._cpu.tdx_pck import read_pck_identity
 from fastrack.attest._cpu.tdx_quote import parse_tdx_quote
 from fastrack.attest._errors import malformed, refused, require_time_zone
 from fastrack.attest._exchange import VENDOR_ROOTS, TrustedRoots
 from fastrack.attest._fetch.client import Answer, Client
-from fastrack.attest._formats.ocsp import verify_ocsp_response
+from fastrack.attest._formats.ocsp import verify_ocsp_response, verify_status
 from fastrack.attest._formats.wire import Reader
-from fastrack.attest._formats.x509 import fingerprint, load_chain, load_crl, require_unrevoked, subject_name, verify_crl
+from fastrack.attest._formats.x509 import (
+    PSS_SHA384,
+    fingerprint,
+    load_chain,
+    load_crl,
+    require_unrevoked,
+    subject_name,
+    verify_chain,
+    verify_crl,
+)
 from fastrack.attest._gpus.evidence import VerifiedGpuReport, verify_gpu_report
 from fastrack.attest._gpus.report import parse_gpu_report
 from fastrack.attest._gpus.rim import open_signed, verify_rim
@@ -101,6 +110,8 @@ class FetchedDocument:
         The time at which another must be fetched.
     is_new : bool
         True if it was fetched; False if the one of an earlier run still holds.
+    kept_because : str or None
+        The reason why that was kept though a newer one was asked for: none was to be had, or it did not hold.
 
     Examples
     --------
@@ -114,10 +125,23 @@ class FetchedDocument:
     about: str
     valid_until: datetime
     is_new: bool
+    kept_because: str | None = None
 
 
-_Lifetime = tuple[datetime | None, datetime]  # the time from which on a newer one may be had, if ever, and the end
-_Verify = Callable[[bytes], _Lifetime]
+@dataclass(frozen=True, slots=True)
+class _Dates:
+    """The ages of the parts of a genuine document, which only grow in newer ones, and the end of the document.
+
+    `since` is when it was issued; None if no newer one is to be had unless it is asked for.
+    """
+
+    parts: tuple[datetime | int, ...]
+    since: datetime | None
+    until: datetime
+
+
+_Verify = Callable[[bytes], _Dates]
+_Judge = Callable[[bytes], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,20 +166,19 @@ class _Fetching:
             )
         return data
 
-    def kept(self, name: str, verify: _Verify) -> _Lifetime | None:
-        """Return the lifetime of a file that still holds; None if there is none that does."""
+    def kept(self, name: str, verify: _Verify) -> tuple[bytes, _Dates] | None:
+        """Return a file that is genuine and in force, with its dates; None if there is none."""
         try:
             data = read_collateral(self.folder / name)
-            return None if data is None else verify(data)
+            return None if data is None else (data, verify(data))
         except (AttestationError, FormatError):
             return None
 
-    def is_fresh(self, lifetime: _Lifetime) -> bool:
+    def is_fresh(self, dates: _Dates) -> bool:
         """Return whether a document need not be asked for again: nothing newer is to be had, or it is new enough."""
-        since, until = lifetime
-        if since is None:
-            return True
-        return not self.refresh and self.now <= since + (until - since) * _FRESH
+        if self.refresh:
+            return False
+        return dates.since is None or self.now <= dates.since + (dates.until - dates.since) * _FRESH
 
     def write(self, name: str, data: bytes) -> None:
         path = self.folder / name
@@ -163,23 +186,44 @@ class _Fetching:
         with new_file(path, overwrite=True) as file:
             file.write(data)
 
-    def document(self, name: str, about: str, verify: _Verify, fetch: Callable[[], bytes]) -> FetchedDocument:
+    def document(
+        self, name: str, about: str, verify: _Verify, fetch: Callable[[], bytes], judge: _Judge | None = None
+    ) -> FetchedDocument:
         """Keep the file that is fresh, or fetch another, verify it, and write it.
 
-        One that is no longer fresh, and holds, is kept where no newer one can be had.
+        `verify` raises unless a document is genuine, in force, and the one that was asked for; `judge` raises if that
+        says that the machine is not to be trusted, which is kept, so that verifiers know it too. A document that is no
+        longer fresh is kept where no newer one can be had, and an older one takes no newer one's place.
         """
-        kept = self.kept(name, verify)
-        if kept is not None and self.is_fresh(kept):
-            return FetchedDocument(name, about, kept[1], is_new=False)
-        try:
+        kept, why = self.kept(name, verify), None
+        if kept is None:
             data = fetch() if self.bundle is None else self.carried(name)
-            until = verify(data)[1]
-        except (OSError, AttestationError, FormatError):
-            if kept is None:
-                raise
-            return FetchedDocument(name, about, kept[1], is_new=False)
-        self.write(name, data)
-        return FetchedDocument(name, about, until, is_new=True)
+            dates, is_new = verify(data), True
+        else:
+            (data, dates), is_new = kept, False
+            if not self.is_fresh(dates):
+                try:
+                    newer = fetch() if self.bundle is None else self.carried(name)
+                    found = verify(newer)
+                    _require_newer(about, found, dates)
+                except (OSError, AttestationError, FormatError) as error:
+                    why = str(error)
+                else:
+                    is_new = newer != data
+                    data, dates = newer, found
+        if is_new:
+            self.write(name, data)
+        if judge is not None:
+            judge(data)
+        return FetchedDocument(name, about, dates.until, is_new, why)
+
+
+def _require_newer(about: str, found: _Dates, kept: _Dates) -> None:
+    if any(new < old for new, old in zip(found.parts, kept.parts, strict=True)):  # type: ignore[operator]
+        advice = "The service or bundle is behind; ask another one. The newer document stays."
+        raise refused(
+            about, "age", wanted="a document no older than the one there", found="an older one", advice=advice
+        )
 
 
 @attest_public
@@ -197,8 +241,8 @@ def fetch_collateral(
 ) -> Iterator[FetchedDocument]:
     """Fetch the collateral that evidence names into a folder, and yield each document when it is there.
 
-    What an earlier run has fetched and still holds is not asked for again. Each document is verified with the evidence,
-    and kept only if it holds.
+    What an earlier run has fetched and still holds is not asked for again. Each document is verified before it is kept,
+    and is never replaced by an older one. One that revokes the machine is kept, and then told as an error.
 
     Parameters
     ----------
@@ -218,8 +262,8 @@ def fetch_collateral(
     bundle : path-like, optional
         A folder that was filled for the same offer elsewhere: documents are taken from it, and no service is asked.
     refresh : bool
-        Whether documents that are replaced by newer ones, such as revocation lists, are asked for though they are
-        fresh. By default each is asked for again after half of its lifetime, and kept to its end if that fails.
+        Whether all documents are asked for, though they are fresh. By default each that is replaced by newer ones, such
+        as a revocation list, is asked for again after half of its lifetime, and kept to its end if that fails.
     now : datetime.datetime, optional
         The time. By default that of the clock.
 
@@ -271,10 +315,22 @@ def _fetch_tdx(run: _Fetching, quote: bytes) -> FetchedDocument:
     fmspc = read_pck_identity(chain.leaf).fmspc.hex()
     authority = "platform" if "Platform" in subject_name(chain.issuer) else "processor"
 
-    def verify(data: bytes) -> _Lifetime:
+    def verify(data: bytes) -> _Dates:
         collateral = TdxCollateral.from_json(data)
-        verified = verify_tdx_quote(parsed, collateral, now=run.now, roots=run.roots.intel)
-        return verified.collateral_issued_at, verified.valid_until
+        documents = verify_documents(collateral, roots=run.roots.intel, now=run.now)
+        lists = verify_lists(collateral, chain, documents, roots=run.roots.intel, now=run.now)
+        found = documents[0].content.hexadecimal("fmspc", 6).hex()
+        if found != fmspc:
+            advice = "The service answered for another platform; ask another one."
+            raise refused("TCB info", "fmspc", wanted=fmspc, found=found, advice=advice)
+        issued = [*(part.issued_at for part in documents), *(part.issued_at for part in lists)]
+        ends = [*(part.valid_until for part in documents), *(part.valid_until for part in lists)]
+        until = min(*ends, *(document.chain.valid_until for document in documents))
+        numbers = (document.evaluation_number for document in documents)
+        return _Dates((*issued, *numbers), min(issued), until)
+
+    def judge(data: bytes) -> None:
+        verify_tdx_quote(parsed, TdxCollateral.from_json(data), now=run.now, roots=run.roots.intel)
 
     def fetch() -> bytes:
         base, ask = run.services.intel, run.client.ask
@@ -297,7 +353,7 @@ def _fetch_tdx(run: _Fetching, quote: bytes) -> FetchedDocument:
         )
         return write_tdx_collateral(parts)
 
-    return run.document(tdx_file(fmspc), f"FMSPC {fmspc}", verify, fetch)
+    return run.document(tdx_file(chain.certificates), f"FMSPC {fmspc}", verify, fetch, judge)
 
 
 def write_tdx_collateral(collateral: TdxCollateral) -> bytes:
@@ -305,8 +361,15 @@ def write_tdx_collateral(collateral: TdxCollateral) -> bytes:
     members = {}
     for part in fields(collateral):
         value = getattr(collateral, part.name)
-        members[part.name] = value.hex() if part.name.endswith(("_signature", "_crl")) else value.decode()
+        members[part.name] = value.hex() if part.name.endswith(("_signature", "_crl")) else _decode(value)
     return json.dumps(members, indent=1).encode() + b"\n"
+
+
+def _decode(text: bytes) -> str:
+    try:
+        return text.decode()
+    except ValueError:
+        raise malformed("TDX collateral", "text", None, wanted="text in UTF-8", found="other bytes") from None
 
 
 def _split_signed(body: bytes, member: bytes, document: str) -> tuple[bytes, bytes]:
@@ -322,9 +385,10 @@ def _split_signed(body: bytes, member: bytes, document: str) -> tuple[bytes, byt
 def _read_chain(answer: Answer, kind: str, document: str) -> bytes:
     for name in _CHAIN_NAMES[kind]:
         if (value := answer.headers.get(name)) is not None:
-            return unquote(
-                value, errors="strict"
-            ).encode()  # not unquote_plus: a plus sign of base64 may stand for itself
+            try:  # not unquote_plus: a plus sign of base64 may stand for itself
+                return unquote(value, errors="strict").encode()
+            except ValueError:
+                raise malformed(document, "issuer chain", None, wanted="text in UTF-8", found="other bytes") from None
     raise malformed(document, "issuer chain", None, wanted=f"the header {_CHAIN_NAMES[kind][0]}", found="none")
 
 
@@ -345,15 +409,22 @@ def _fetch_snp(run: _Fetching, report: SnpReport, product: str | None) -> Iterat
     query = "&".join(f"{key}={value:02d}" for key, value in levels.items() if value is not None)
     names = snp_files(report, name)
 
-    def verify_issuers(data: bytes) -> _Lifetime:
-        chain = load_chain(data, evidence="AMD chain")
-        root = fingerprint(chain[-1])
-        if len(chain) != 2 or root not in run.roots.amd:
+    subjects = [f"SEV-{name}" if kind == "vcek" else f"SEV-VLEK-{name}", f"ARK-{name}"]
+
+    def verify_issuers(data: bytes) -> _Dates:
+        chain = verify_chain(
+            load_chain(data, evidence="AMD chain"),
+            roots=run.roots.amd,
+            now=run.now,
+            evidence="AMD chain",
+            algorithms=PSS_SHA384,
+            is_cut=True,
+        )
+        found = [subject_name(certificate) for certificate in chain.certificates]
+        if found != subjects:
             advice = "The service answered with another chain; ask another one."
-            raise refused(
-                "AMD chain", "root", wanted="one that is trusted, above one authority", found=root, advice=advice
-            )
-        return None, min(certificate.not_valid_after_utc for certificate in chain)
+            raise refused("AMD chain", "subjects", wanted=", ".join(subjects), found=", ".join(found), advice=advice)
+        return _Dates((), None, chain.valid_until)
 
     yield run.document(
         names["issuers"],
@@ -363,15 +434,19 @@ def _fetch_snp(run: _Fetching, report: SnpReport, product: str | None) -> Iterat
     )
     issuers = (run.folder / names["issuers"]).read_bytes()
     authority, root = load_chain(issuers, evidence="AMD chain")
+    revoked = "AMD revocation list"
 
-    def verify_leaf(data: bytes) -> _Lifetime:
-        return None, verify_snp_report(report, data, issuers, now=run.now, roots=run.roots.amd).valid_until
+    def verify_leaf(data: bytes) -> _Dates:
+        verified = verify_snp_report(report, data, issuers, now=run.now, roots=run.roots.amd)
+        return _Dates((), None, verified.valid_until)
 
-    def verify_list(data: bytes) -> _Lifetime:
-        revoked = "AMD revocation list"
+    def verify_list(data: bytes) -> _Dates:
+        verified = verify_crl(load_crl(data, evidence=revoked), root, now=run.now, evidence=revoked)
+        return _Dates((verified.issued_at,), verified.issued_at, verified.valid_until)
+
+    def judge_list(data: bytes) -> None:
         verified = verify_crl(load_crl(data, evidence=revoked), root, now=run.now, evidence=revoked)
         require_unrevoked(authority, verified, evidence=revoked)
-        return verified.issued_at, verified.valid_until
 
     if kind == "vcek" and any(report.chip_id):  # else the service has none: the host hands it to the guest
         yield run.document(
@@ -385,6 +460,7 @@ def _fetch_snp(run: _Fetching, report: SnpReport, product: str | None) -> Iterat
         f"revocation list of {name}",
         verify_list,
         lambda: run.client.ask(f"{base}/crl", limit=LARGEST).body,
+        judge_list,
     )
 
 
@@ -413,7 +489,7 @@ def _fetch_rim(run: _Fetching, rim_id: str, chip: str) -> FetchedDocument:
     if not _RIM_ID.fullmatch(rim_id):
         raise malformed("GPU report", "versions", None, wanted="letters, digits, points and lines", found=rim_id)
 
-    def verify(data: bytes) -> _Lifetime:
+    def verify(data: bytes) -> _Dates:
         verified = verify_rim(data, now=run.now, roots=run.roots.nvidia_rim, evidence=f"manifest {rim_id}")
         advice = "The service answered with another manifest; ask another one."
         if verified.rim.product != chip:
@@ -421,7 +497,7 @@ def _fetch_rim(run: _Fetching, rim_id: str, chip: str) -> FetchedDocument:
         version = rim_id.rpartition("_")[2]
         if version.upper() not in {verified.rim.version.upper(), verified.rim.version.upper().replace(".", "")}:
             raise refused(f"manifest {rim_id}", "version", wanted=version, found=verified.rim.version, advice=advice)
-        return None, verified.valid_until
+        return _Dates((), None, verified.valid_until)
 
     def fetch() -> bytes:
         answer = run.client.ask(
@@ -450,9 +526,12 @@ def _fetch_responses(run: _Fetching, chains: Iterable[Sequence[x509.Certificate]
 
         def verify(
             data: bytes, certificate: x509.Certificate = certificate, issuer: x509.Certificate = issuer
-        ) -> _Lifetime:
-            verified = verify_ocsp_response(data, certificate, issuer, now=run.now)
-            return verified.this_update, verified.valid_until
+        ) -> _Dates:
+            verified, _ = verify_status(data, certificate, issuer, now=run.now)
+            return _Dates((verified.this_update,), verified.this_update, verified.valid_until)
+
+        def judge(data: bytes, certificate: x509.Certificate = certificate, issuer: x509.Certificate = issuer) -> None:
+            verify_ocsp_response(data, certificate, issuer, now=run.now)
 
         def fetch(body: bytes = request.public_bytes(Encoding.DER)) -> bytes:
             kind = "application/ocsp-request"
@@ -460,4 +539,4 @@ def _fetch_responses(run: _Fetching, chains: Iterable[Sequence[x509.Certificate]
 
         about = f"status of {subject_name(certificate)}"
         name = f"ocsp/{fingerprint(issuer)[:16]}-{certificate.serial_number:x}.der"
-        yield run.document(name, about, verify, fetch)
+        yield run.document(name, about, verify, fetch, judge)

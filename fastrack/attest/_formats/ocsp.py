@@ -98,6 +98,28 @@ def verify_ocsp_response(
         ...
     fastrack.FormatError: reading the OCSP response failed: expected an X.509 structure as its encoding, got error ...
     """
+    verified, single = verify_status(response, certificate, issuer, now=now, nonce=nonce, evidence=evidence)
+    if single.certificate_status is not ocsp.OCSPCertStatus.GOOD:
+        status = single.certificate_status.name.lower()
+        if single.revocation_time_utc is not None:
+            status += f" since {single.revocation_time_utc.isoformat()}"
+        if single.revocation_reason is not None:
+            status += f" ({single.revocation_reason.value})"
+        advice = "Do not trust this device, or these reference values."
+        raise refused(evidence, f"status of {quoted_name(certificate)}", wanted="good", found=status, advice=advice)
+    return verified
+
+
+def verify_status(
+    response: bytes,
+    certificate: x509.Certificate,
+    issuer: x509.Certificate,
+    *,
+    now: datetime,
+    nonce: bytes | None = None,
+    evidence: str = EVIDENCE,
+) -> tuple[VerifiedOcspResponse, ocsp.OCSPSingleResponse]:
+    """Verify a response as `verify_ocsp_response` does, whatever it says of the certificate, and return that too."""
     require_time_zone(now)
     loaded = _load(bytes(response), evidence=evidence)
     responder = _verify_responder(loaded, issuer, evidence=evidence)
@@ -114,16 +136,8 @@ def verify_ocsp_response(
         raise refused(evidence, "certificate", wanted=wanted, found=other, advice=advice)
     start, end = single.this_update_utc, single.next_update_utc
     end = require_in_force(evidence, "validity", start, end, now, _FETCH)
-    if single.certificate_status is not ocsp.OCSPCertStatus.GOOD:
-        status = single.certificate_status.name.lower()
-        if single.revocation_time_utc is not None:
-            status += f" since {single.revocation_time_utc.isoformat()}"
-        if single.revocation_reason is not None:
-            status += f" ({single.revocation_reason.value})"
-        advice = "Do not trust this device, or these reference values."
-        raise refused(evidence, f"status of {quoted_name(certificate)}", wanted="good", found=status, advice=advice)
     valid_until = min(end, responder.not_valid_after_utc)
-    return VerifiedOcspResponse(certificate.serial_number, start, end, now, valid_until)
+    return VerifiedOcspResponse(certificate.serial_number, start, end, now, valid_until), single
 
 
 def check_revocation(

@@ -100,11 +100,12 @@ def verify_chain(
     now: datetime,
     evidence: str,
     algorithms: Algorithms = ECDSA,
+    is_cut: bool = False,
 ) -> VerifiedChain:
     """Verify a chain of two or more certificates: the leaf first, the root last, no others.
 
-    `evidence` is the name of the chain for errors, such as "PCK chain". A hash of all its bytes pins the root, so
-    its own signature is not checked.
+    With `is_cut` the first is that of an authority, whose leaves are elsewhere. `evidence` is the name of the chain for
+    errors, such as "PCK chain". A hash of all its bytes pins the root, so its own signature is not checked.
     """
     require_time_zone(now)
     if not 2 <= len(set(certificates)) == len(certificates) <= _LONGEST_CHAIN:
@@ -120,7 +121,10 @@ def verify_chain(
         require_in_force(evidence, f"validity of {quoted_name(certificate)}", start, end, now, advice)
         if number:
             _require_authority(certificate, number - 1, evidence)
-    _require_signer(certificates[0], evidence)
+    if is_cut:
+        _require_authority(certificates[0], 0, evidence)
+    else:
+        _require_signer(certificates[0], evidence)
     for certificate, issuer in pairwise(certificates):
         if problem := _find_problem(certificate, issuer, algorithms):
             wanted = f"{quoted_name(certificate)} issued by {quoted_name(issuer)}"

@@ -210,6 +210,9 @@ def verify_gpu_report(
     )
 
 
+_BOARD = OpaqueField.PROJECT, OpaqueField.PROJECT_SKU, OpaqueField.CHIP_SKU
+
+
 def read_claims(report: bytes, chain: bytes) -> dict[str, str]:
     """Read what a report and its certificates claim, of which nothing is verified: anyone can write it."""
     certificates = load_chain(chain, evidence="certificate chain of a GPU")
@@ -223,6 +226,7 @@ def read_claims(report: bytes, chain: bytes) -> dict[str, str]:
         "driver": None if is_switch else fields.text(OpaqueField.DRIVER_VERSION),
         "vbios": fields.vbios_version(),
         "mode": fields.mode(),
+        "board": None if is_switch else "_".join(fields.text(number) for number in _BOARD),
     }
     return {name: str(value) for name, value in claims.items() if value is not None}
 
