@@ -310,7 +310,7 @@ def verify_offer(
     ...     print(error.evidence, error.field)
     offer challenge
     """
-    offer, cpu, devices = _prove(offer, challenge, now, collateral, roots)
+    offer, cpu, devices = prove_offer(offer, challenge, now, collateral, roots)
     return _accept(offer, challenge, policy, cpu, devices, now)
 
 
@@ -324,7 +324,7 @@ def judge_offer(
     roots: TrustedRoots = VENDOR_ROOTS,
 ) -> VerifiedOffer | tuple[AttestationError, ...]:
     """Verify an offer as `verify_offer` does, but return all that the policy does not accept of what it proves."""
-    offer, cpu, devices = _prove(offer, challenge, now, collateral, roots)
+    offer, cpu, devices = prove_offer(offer, challenge, now, collateral, roots)
     mismatches = policy.find_mismatches(cpu, devices, now=now)
     return mismatches or _accept(offer, challenge, policy, cpu, devices, now)
 
@@ -345,7 +345,7 @@ def _accept(
     return VerifiedOffer(offer.challenge_id, offer.recipient, cpu, devices, now, valid_until)
 
 
-def _prove(
+def prove_offer(
     offer: Offer | bytes,
     challenge: Challenge,
     now: datetime,
