@@ -366,6 +366,15 @@ def test_a_policy_that_is_too_lax_is_refused_with_the_lines_to_add(name):
     policy.check_cpu(quote() if policy.tdx else report(crl=amd.amd("Milan").ark.crl()), now=NOW)
 
 
+@pytest.mark.parametrize("wrong", ["rtrm1", "RTMR1", "rtmr_1"])
+def test_a_key_that_is_misspelt_is_named_before_a_line_is_to_be_added(wrong):
+    with pytest.raises(
+        FormatError, match=f"expected cpu.tdx.rtmr1, got the similar cpu.tdx.{wrong}. Correct it"
+    ) as told:
+        attest.Policy.from_toml(f"version = 1\n[cpu.tdx]\nmrtd = 'any'\n{wrong} = 'any'\nrtmr2 = 'any'\n")
+    assert "Add to" not in str(told.value)
+
+
 def test_a_policy_of_a_program_names_the_same():
     for measurements in ({}, {"mrtd": None}, {"mrtd": None, "rtmr1": None}):
         with pytest.raises(ValueError, match="rtmr2"):
