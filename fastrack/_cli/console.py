@@ -44,6 +44,12 @@ def tell(lines: Iterable[str | Table], *, as_json: bool, **document: Any) -> Non
         print_lines(lines)
 
 
+def note(text: str) -> None:
+    """Print a line for people on stderr, which leaves standard output to documents."""
+    sys.stderr.write(f"{clean(text)}\n")
+    sys.stderr.flush()
+
+
 def new_table(*columns: str, right: tuple[str, ...] = ()) -> Table:
     """Return an empty table with these columns; columns in `right` are aligned to the right."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)

@@ -1,6 +1,7 @@
 """Read and write the documents of an exchange: files, pipes and standard streams, one document on each line."""
 
 import errno
+import json
 import re
 import sys
 import time
@@ -20,10 +21,8 @@ _LONGEST = timedelta(days=7)
 _POLL = 0.1  # seconds
 
 
-def read_document(path: str, limit: int, *, wait: float = 0.0) -> bytes:
+def read_document(path: str, limit: int) -> bytes:
     """Return the document in a file or pipe, or the next line of standard input for ``-``.
-
-    A file that does not exist yet is waited for.
 
     Raises
     ------
@@ -36,9 +35,6 @@ def read_document(path: str, limit: int, *, wait: float = 0.0) -> bytes:
         data = sys.stdin.buffer.readline(limit + 1)
     else:
         file_path = locate_local(path)
-        end = time.monotonic() + wait
-        while not file_path.exists() and time.monotonic() < end:
-            time.sleep(_POLL)
         if file_path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "expected a file, got a folder", path)
         with file_path.open("rb") as file:
@@ -47,6 +43,45 @@ def read_document(path: str, limit: int, *, wait: float = 0.0) -> bytes:
         actual = f"more than {limit} bytes" if data else "the end of the input"
         raise FormatError(f"reading {path} failed: expected one document, got {actual}. Check its origin.")
     return data
+
+
+def await_document(path: str, limit: int, period: timedelta) -> bytes:
+    """Return the document in a file or pipe, and wait for one that is not there yet, or not all of it.
+
+    Raises
+    ------
+    TimeoutError
+        If no document, or no whole one, is there after `period`.
+    FormatError, OSError
+        As in `read_document`.
+    """
+    file_path = locate_local(path)
+    end, found = time.monotonic() + period.total_seconds(), "none"
+    while True:
+        if file_path.is_file():
+            with file_path.open("rb") as file:
+                data = file.read(limit + 1)
+            if len(data) > limit or _is_whole(data):
+                break
+            found = f"{len(data)} bytes of one that is not whole"
+        elif file_path.exists():  # a pipe waits by itself, and a folder is refused
+            break
+        if time.monotonic() >= end:
+            wanted = f"expected an answer within {period.total_seconds():.0f}s, got {found}"
+            advice = "Start again with a new challenge, and copy the answer there while the command waits (--wait)."
+            raise TimeoutError(f"waiting for {path} failed: {wanted}. {advice}")
+        time.sleep(_POLL)
+    return read_document(path, limit)
+
+
+def _is_whole(data: bytes) -> bool:
+    """Return whether a document is not one that is still being copied."""
+    if data.endswith(b"\n"):
+        return True
+    try:  # as an editor or a clipboard may have left it, without its newline
+        return isinstance(json.loads(data), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def check_document(path: str) -> None:

@@ -6,7 +6,9 @@ import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from difflib import SequenceMatcher
 from enum import StrEnum
+from string import digits
 from typing import TypeVar
 
 from fastrack._util.public import attest_public
@@ -19,8 +21,13 @@ D = TypeVar("D", timedelta, None)
 
 ANY = "any"
 NOT_MEANT = "Do not give the key to this machine; or change the policy, if the machine is meant."
-_VERIFY_AGAIN = "Verify the evidence again, with current collateral."
-_FETCH_AGAIN = "Fetch current revocation lists and responses, and verify the evidence again with them."
+_VERIFY_AGAIN = "Fetch current collateral (`fastrack attest fetch`), and verify the evidence again with it."
+_FETCH_AGAIN = (
+    "Fetch current revocation lists and responses (`fastrack attest fetch`), and verify the evidence again with that "
+    "folder."
+)
+_LIKE = 0.75  # of keys that differ in two letters out of eight; of known keys of a section none are so much alike
+_REVOCATION_COVERS = 'revocation lists or responses in force; "required" also limits their age: max_revocation_age_days'
 
 
 @attest_public
@@ -161,7 +168,7 @@ def draft_revocation(checked_at: datetime | None) -> Line:
     """Draft the key "revocation"."""
     if checked_at is None:
         return Line("revocation", Revocation.NONE, "NOT CHECKED: the evidence came without lists or responses", True)
-    return Line("revocation", Revocation.CACHED, "revocation lists or responses in force, however old")
+    return Line("revocation", Revocation.CACHED, _REVOCATION_COVERS)
 
 
 def draft_openings(*, debug: bool, migration: bool) -> Iterator[Line]:
@@ -207,12 +214,30 @@ def require_named(measurements: Mapping[str, object], names: Iterable[str]) -> N
 
 def require_lines(table: Table, lines: Mapping[str, str]) -> None:
     """Require that a section says which software is given the key, be it any."""
-    if absent := [name for name in lines if not table.has(name)]:
+    absent = [name for name in lines if not table.has(name)]
+    others = [key for key in table.names() if key not in lines]
+    for name in absent:  # before the advice to add it, which would leave two of them, the added one "any"
+        if (meant := _find_like(name, others)) is not None:
+            wanted, found = table.path(name), table.path(meant)
+            raise FormatError(f"reading the policy failed: expected {wanted}, got the similar {found}. Correct it.")
+    if absent:
         names, section = " and ".join(map(table.path, absent)), table.path("").removesuffix(".")
         raise FormatError(
             f"reading the policy failed: expected {names}, got none, which would give the key to any software or "
             f"platform. Add to [{section}] the lines {' and '.join(f'`{lines[name]}`' for name in absent)}."
         )
+
+
+def _find_like(name: str, keys: Iterable[str]) -> str | None:
+    """Return the key that is a name misspelt, if one is. Keys that differ in their number alone are other keys."""
+    shapes = {key: key.lower() for key in keys}
+    likeness = {
+        key: SequenceMatcher(None, name, shape).ratio()
+        for key, shape in shapes.items()
+        if shape == name or shape.rstrip(digits) != name.rstrip(digits)
+    }
+    found = max(likeness, key=lambda key: likeness[key], default=None)
+    return found if found is not None and likeness[found] >= _LIKE else None
 
 
 def read_measurements(table: Table, sizes: Mapping[str, int]) -> dict[str, frozenset[bytes] | None]:

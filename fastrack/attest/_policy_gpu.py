@@ -206,7 +206,10 @@ def _check_manifests(policy: GpuPolicy, device: VerifiedGpuReport | MatchedGpuRe
     if not isinstance(device, MatchedGpuReport):
         if policy.require_manifests:
             wanted, found = "ones that were compared with reference manifests", "ones that were not"
-            advice = "Fetch the manifests that the report names, and call match_measurements with them."
+            advice = (
+                "Fetch the manifests (`fastrack attest fetch`), and verify the offer with that folder (--collateral, "
+                "collateral=); or pass match_measurements those that the report names."
+            )
             judge.refuse("measurements", wanted, found, "require_manifests", advice)
         return
     judge = judge.of(f"reference manifest of the {judge.evidence}")

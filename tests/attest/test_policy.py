@@ -281,7 +281,7 @@ def test_revocation_is_asked_for_as_the_policy_says(revocation, accepted):
         if days in accepted:
             policy.check_cpu(verified, now=NOW)
         else:
-            with pytest.raises(AttestationError, match="revocation"):
+            with pytest.raises(AttestationError, match=r"revocation.*`fastrack attest fetch`"):
                 policy.check_cpu(verified, now=NOW)
 
 
@@ -364,6 +364,15 @@ def test_a_policy_that_is_too_lax_is_refused_with_the_lines_to_add(name):
     added = "\n".join(lines)
     policy = Policy.from_toml(f"version = 1\n{section}\n{added}\n")
     policy.check_cpu(quote() if policy.tdx else report(crl=amd.amd("Milan").ark.crl()), now=NOW)
+
+
+@pytest.mark.parametrize("wrong", ["rtrm1", "RTMR1", "rtmr_1"])
+def test_a_key_that_is_misspelt_is_named_before_a_line_is_to_be_added(wrong):
+    with pytest.raises(
+        FormatError, match=f"expected cpu.tdx.rtmr1, got the similar cpu.tdx.{wrong}. Correct it"
+    ) as told:
+        attest.Policy.from_toml(f"version = 1\n[cpu.tdx]\nmrtd = 'any'\n{wrong} = 'any'\nrtmr2 = 'any'\n")
+    assert "Add to" not in str(told.value)
 
 
 def test_a_policy_of_a_program_names_the_same():

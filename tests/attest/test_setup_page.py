@@ -38,6 +38,18 @@ def test_the_page_has_the_keys_of_each_section_and_no_others(section):
     assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == known
 
 
+@pytest.mark.parametrize(
+    "name", ["cpu.tdx.mrtd", "cpu.tdx.rtmr1", "cpu.tdx.rtmr2", "cpu.snp.measurement", "cpu.snp.min_tcb"]
+)
+def test_no_other_key_of_a_section_is_taken_for_a_missing_one(name):
+    section, _, key = name.rpartition(".")
+    table = PAGE.partition(f"### `[{section}]`")[2].partition("###")[0]
+    rows = "".join(row.split("|")[1] for row in table.splitlines() if row.startswith("| `"))
+    lines = "".join(f"{other} = 'any'\n" for other in re.findall(r"`(\w+)`", rows) if other not in {key, "events"})
+    with pytest.raises(FormatError, match=f"expected {name}, got none"):
+        attest.Policy.from_toml(f"version = 1\n[{section}]\n{lines}")
+
+
 def test_the_page_has_the_addresses_that_are_asked():
     services = attest.CollateralServices()
     for name in ("intel", "intel_roots", "amd", "nvidia_rim", "nvidia_ocsp"):
@@ -47,6 +59,5 @@ def test_the_page_has_the_addresses_that_are_asked():
 
 def test_its_example_of_events_is_a_policy():
     (block,) = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
-    text = block.replace('"..."', f'"{"00" * 48}"')
-    policy = attest.Policy.from_toml(f"version = 1\n[cpu.tdx]\nmrtd = 'any'\nrtmr1 = 'any'\n{text}")
+    policy = attest.Policy.from_toml(f"version = 1\n[cpu.tdx]\nmrtd = 'any'\nrtmr1 = 'any'\n{block}")
     assert len(policy.tdx.events["rtmr2"]) == 2

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import closing
 from http.client import HTTPConnection
 from pathlib import Path
@@ -22,6 +23,7 @@ from helpers.foundry.machine import Machine, policy, roots
 
 from fastrack import FastrackError, Key, attest
 from fastrack._cli.commands import attest as module
+from fastrack.grants import Signer
 
 
 @pytest.fixture(autouse=True)
@@ -34,6 +36,12 @@ def _owner(cli, folder, monkeypatch):
     monkeypatch.setattr("fastrack.attest._exchange.VENDOR_ROOTS", roots())
     monkeypatch.setattr(module, "read_clock", lambda: NOW)
     cli("attest challenge challenge")
+
+
+@pytest.fixture
+def quiet(monkeypatch):
+    """Have ``collect`` say nothing, which writes on the streams of another command when it runs in a thread."""
+    monkeypatch.setattr(module, "note", lambda _: None)
 
 
 class Collecting(threading.Thread):
@@ -74,6 +82,7 @@ def test_no_document_replaces_a_file(cli, folder):
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
+@pytest.mark.usefixtures("quiet")
 def test_an_exchange_by_files(cli, folder):
     shown = cli.json("attest show challenge")
     assert (shown["kind"], shown["verified"]) == ("challenge", False)
@@ -96,10 +105,115 @@ def test_an_exchange_by_files(cli, folder):
         "grants": 1,
     }
     assert not (folder / "challenge").exists()
-    (folder / "challenge.used").rename(folder / "challenge")
-    cli("attest challenge challenge.used")
+    shutil.copy(folder / f"challenge.used-{shown['challenge'][:16]}", folder / "challenge")
     assert "expected one that was not used" in cli.error(f"attest grant offer {GRANT} --out again")
     assert not (folder / "again").exists()
+
+
+def test_a_new_challenge_may_have_the_name_of_a_used_one(cli, folder):
+    for number in range(3):
+        cli(f"attest collect challenge offer{number}")
+        cli(f"attest grant offer{number} {GRANT} --out grants{number}")
+        cli("attest challenge challenge")
+    assert len(list(folder.glob("challenge.used-*"))) == 3
+
+
+def answer(folder, write):
+    """Answer the offer of ``collect`` when it is there, as an owner elsewhere does, with a function that copies."""
+
+    def run():
+        while not (folder / "offer").exists():
+            pass
+        challenge = attest.Challenge.from_bytes((folder / "challenge").read_bytes())
+        rules = attest.Policy.from_toml(folder / "policy.toml")
+        offer = (folder / "offer").read_bytes()
+        verified = attest.verify_offer(offer, challenge, rules, now=NOW, roots=roots())
+        signer = Signer.load(folder / "owner.signer")
+        write(attest.issue_grants(verified, Key.load(folder / "data.key"), signer=signer, now=NOW))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+COLLECT = "attest collect challenge offer --grants grants --owner owner.signer.pub --out machine.key"
+
+
+@pytest.mark.parametrize("newline", [True, False])
+def test_an_answer_that_is_still_being_copied_is_waited_for(cli, folder, newline):
+    def copy(grants):
+        assert grants.endswith(b"\n")
+        with (folder / "grants").open("wb") as file:
+            for part in (b"", grants[:100], grants[100:] if newline else grants[100:-1]):
+                time.sleep(0.3)
+                file.write(part)
+                file.flush()
+
+    copying = answer(folder, copy)
+    if newline:
+        cli(COLLECT)
+        assert Key.load("machine.key") == Key.load("data.key")
+    else:  # it is taken, and its form is judged as that of any document
+        assert "within" not in cli.error(COLLECT)
+    copying.join()
+
+
+def test_it_is_said_what_is_waited_for_and_where_the_key_is(cli, folder):
+    answering = answer(folder, (folder / "grants").write_bytes)
+    said = cli(COLLECT).stderr.splitlines()
+    answering.join()
+    assert re.fullmatch(r"offer written to offer; waiting for grants until \d\d:\d\d", said[0])
+    assert said[1:] == [f"key {Key.load('data.key').id} stored in machine.key"]
+    assert cli("attest collect challenge").stderr == ""
+
+
+def test_an_answer_to_an_earlier_offer_is_not_taken(cli, folder):
+    (folder / "grants").write_text("earlier")
+    assert "exists and is left as it was" in cli.error(COLLECT)
+    assert not (folder / "offer").exists()
+
+
+@pytest.mark.parametrize(("there", "got"), [(None, "got none"), ("{", "got 1 bytes of one that is not whole")])
+def test_an_answer_that_does_not_come_is_named(cli, folder, monkeypatch, there, got):
+    make = attest.make_offer
+
+    def make_offer(*given):
+        if there is not None:
+            (folder / "grants").write_text(there)
+        return make(*given)
+
+    monkeypatch.setattr(attest, "make_offer", make_offer)
+    told = cli.error(f"{COLLECT} --wait 1s")
+    assert f"waiting for grants failed: expected an answer within 1s, {got}. Start again" in told
+
+
+def test_a_grant_that_the_policy_refuses_lists_all_and_uses_nothing_up(cli, folder):
+    cli("attest collect challenge offer")
+    text = policy(8)
+    (folder / "policy.toml").write_text(text.replace("61" * 48, "77" * 48))
+    line = f"attest grant offer {GRANT} --out grants"
+    errors = cli.error(line, status=3).splitlines()
+    assert errors == cli.error(line.partition(" --sign")[0].replace("grant", "verify"), status=3).splitlines()
+    assert len(errors) >= 1
+    assert "number of GPUs" in errors[-1]
+    assert (folder / "challenge").exists()
+    assert not (folder / "grants").exists()
+
+
+def test_an_accepted_offer_is_shown_claim_by_claim(cli):
+    cli("attest collect challenge offer")
+    line = "attest verify offer --challenge challenge --policy policy.toml"
+    shown = cli(line).stdout.splitlines()
+    assert "cpu: tdx" in shown
+    assert "cpu.tdx.tcb_status: UpToDate" in shown
+    assert max(map(len, shown)) < 300
+    assert any(re.match("device 0: chip GH100, chip_id .*, driver 5", one) for one in shown)
+    found = cli.json(line)
+    assert (found["verified"], found["accepted"], found["mismatches"]) == (True, True, [])
+
+
+def test_a_document_of_another_kind_is_named(cli):
+    assert "reading owner.signer.pub failed: expected a challenge" in cli.error("attest show owner.signer.pub")
 
 
 @pytest.mark.parametrize("link", [os.symlink, os.link])
@@ -118,6 +232,7 @@ def test_a_challenge_with_two_names_is_used_once(cli, folder, link):
         assert "No such file" in cli.error(f"attest grant offer {line} --out second")
 
 
+@pytest.mark.usefixtures("quiet")
 def test_an_exchange_by_pipes(cli, folder):
     os.mkfifo("offer")
     os.mkfifo("grants")
@@ -160,9 +275,10 @@ def test_wrong_offers_are_refused(cli, folder):
     line = "attest collect other x --grants grants --owner owner.signer.pub --out data.key"
     assert "left as it was" in cli.error(line)
     line = line.replace("data.key", "new.key") + " --wait 1s"
-    assert "No such file" in cli.error(line)
+    assert "expected an answer within 1s, got none" in cli.error(line)
 
 
+@pytest.mark.usefixtures("quiet")
 def test_a_restricted_key_is_not_stored(cli, folder):
     collecting = Collecting("machine.key")
     while not (folder / "offer").exists():
@@ -182,6 +298,7 @@ SERVE = "--policy policy.toml --signer owner.signer --key data.key --database br
     ("options", "told"),
     [
         ("", "expected --certificate and --private-key"),
+        ("", "--insecure-loopback"),
         ("--certificate tls.pem", "expected --certificate and --private-key"),
         ("--insecure-loopback --host 0.0.0.0", "expected a loopback address"),
         ("--insecure-loopback --certificate tls.pem", "expected a loopback address and no certificate"),

@@ -1,6 +1,7 @@
 """From nothing to a released key: collateral is fetched, a policy drafted, a key granted, by commands alone."""
 
 import threading
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,7 +38,7 @@ TDX = f"tdx-{tdx.FMSPC.hex()}.json"
 SIGN = "--sign owner.signer --key data.key --out grants"
 
 
-def test_an_operator_gets_from_nothing_to_a_key_in_few_commands(cli, folder, service):
+def test_an_operator_gets_from_nothing_to_a_key_in_few_commands(cli, folder, service, monkeypatch):
     lines = [
         "keygen owner.signer --signer",
         "keygen data.key",
@@ -51,6 +52,7 @@ def test_an_operator_gets_from_nothing_to_a_key_in_few_commands(cli, folder, ser
     ]
     for line in lines[:7]:
         cli(line)
+    monkeypatch.setattr(module, "note", lambda _: None)  # as it runs in a thread, beside other commands' streams
     options = {"grants": "grants", "owner": [Path("owner.signer.pub")], "out": Path("machine.key")}
     machine = threading.Thread(target=module.collect, args=("challenge", "offer"), kwargs=options)
     machine.start()
@@ -60,7 +62,7 @@ def test_an_operator_gets_from_nothing_to_a_key_in_few_commands(cli, folder, ser
     cli(lines[8])
     machine.join()
     assert (folder / "machine.key").read_text() == (folder / "data.key").read_text()
-    assert len(lines) + 1 <= 12
+    assert len(lines) + 2 == 11  # with `collect` on the machine, and `show`
 
 
 def test_a_second_fetch_asks_for_nothing_and_says_what_holds(cli, folder, service):
@@ -135,6 +137,32 @@ def test_an_offer_is_shown_with_all_that_a_policy_can_name(cli, service):
     claims = cli.json("attest show offer")["claims"]
     assert claims["gpu"]["chips"] == "GH100"
     assert service
+
+
+def test_a_drafted_policy_is_one_document_and_its_comments_are_named(cli, folder, service):
+    cli("attest challenge challenge")
+    cli("attest collect challenge offer")
+    cli(f"attest fetch offer collateral {service.options}")
+    (folder / "collateral" / "rim").rename(folder / "rim")
+    line = "attest policy offer {} --collateral collateral"
+    said = cli(line.format("policy.toml")).stderr
+    assert said.startswith("drafted as comments in policy.toml, since they would let in more")
+    assert "gpu.require_manifests" in said
+    assert "cpu.tdx.mrtd" not in said
+    found = cli.json(line.format("-"))
+    assert found["policy"] == tomllib.loads((folder / "policy.toml").read_text())
+    assert (found["path"], "gpu.require_manifests" in found["comments"]) == (None, True)
+    assert cli.json(line.format("second.toml")) == {**found, "path": "second.toml"}
+    assert (folder / "second.toml").read_text() == (folder / "policy.toml").read_text()
+
+
+def test_a_bundle_that_is_not_there_is_named(cli, folder, service):
+    cli("attest challenge challenge")
+    cli("attest collect challenge offer")
+    told = cli.error("attest fetch offer collateral --bundle nowhere")
+    assert "nowhere: expected a folder" in told
+    assert not (folder / "collateral").exists()
+    assert not service.asked
 
 
 def test_an_address_or_a_product_that_cannot_be_is_a_wrong_command_line(cli, service):

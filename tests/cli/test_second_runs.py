@@ -146,7 +146,7 @@ def contents(folder):
 
 
 def is_target(name):
-    return name.startswith("TARGET") or name in {"challenge", "challenge.used"}  # which is used up
+    return name.startswith(("TARGET", "challenge.used-")) or name == "challenge"  # which is used up
 
 
 def others(files):

@@ -6,24 +6,21 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fastrack._cli.commands.grant import load_signer
-from fastrack._cli.console import clean, pluralize, print_json, stdout
-from fastrack._cli.documents import check_document, parse_period, read_document, write_document
+from fastrack._cli.console import clean, note, pluralize, print_json, stdout
+from fastrack._cli.documents import await_document, check_document, parse_period, read_document, write_document
 from fastrack._cli.errors import handle_errors, show_errors
 from fastrack._cli.files import check_directory, open_ring
 from fastrack._cli.options import Json, KeyFile
+from fastrack._util.locations import locate_local
 from fastrack.errors import AttestationError, FormatError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from fastrack.attest import Challenge, Offer, TdxCollateral
-
-T = TypeVar("T")
+    from fastrack.attest import Challenge, Offer, TdxCollateral, VerifiedOffer
 
 Document = "A file or a pipe; - for standard input or output, where each document is one line."
 Challenged = Annotated[str, typer.Argument(metavar="CHALLENGE", help="The owner's challenge.")]
@@ -85,7 +82,8 @@ def collect(
 ) -> None:
     """Make an offer with evidence of this machine, wait for the owner's answer, and store the key.
 
-    The secret key that opens the answer stays in this process, so the answer must come while it runs.
+    The secret key that opens the answer stays in this process, so the answer must come while it runs. What it waits for
+    is said on stderr, unless OFFER is standard output.
     """
     from fastrack import attest
     from fastrack.attest._exchange import GRANTS_LIMIT
@@ -95,20 +93,32 @@ def collect(
         raise typer.BadParameter("expected --owner and --out with it, got less", param_hint="--grants")
     check_document(target)
     owners = [Verifier.load(path) for path in owner or ()]
+    if grants is not None and grants != "-":  # an answer that is there is to an earlier offer
+        check_document(str(locate_local(grants)))
     if out is not None:
         _check_key_target(out)
-    seconds = parse_period(wait, "--wait").total_seconds()
+    period, say = parse_period(wait, "--wait"), _keep_quiet if target == "-" else note
     gather = partial(attest.collect_evidence, collateral=collateral, gpus=gpus)
     pending = attest.make_offer(_read_challenge(source), gather)
     write_document(target, pending.to_bytes())
     if grants is None or out is None:
+        say(f"offer written to {target}")
         return
-    ring = pending.unlock(read_document(grants, GRANTS_LIMIT, wait=seconds), owner=owners, now=read_clock())
+    end = (datetime.now().astimezone() + period).strftime("%H:%M")
+    say(f"offer written to {target}; waiting for {grants} until {end}")
+    answer = read_document(grants, GRANTS_LIMIT) if grants == "-" else await_document(grants, GRANTS_LIMIT, period)
+    ring = pending.unlock(answer, owner=owners, now=read_clock())
     keys = list(ring)
     if len(keys) > 1 and not out.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, f"expected a folder for {len(keys)} keys; make it first", str(out))
     for key in keys:
-        key.save(out / f"{key.id}.key" if out.is_dir() else out)
+        path = out / f"{key.id}.key" if out.is_dir() else out
+        key.save(path)
+        say(f"key {key.id} stored in {path}")
+
+
+def _keep_quiet(_: str) -> None:
+    """Say nothing: another command reads the offer, and a person its output."""
 
 
 def verify(
@@ -123,9 +133,7 @@ def verify(
 
     Exit status: 0 if it is accepted, 1 if the evidence does not verify, 3 if the policy does not accept what it proves.
     """
-    from fastrack.attest._exchange import judge_offer
-
-    found = _judge(judge_offer, read_offer(source), _read_challenge(str(challenge)), policy, collateral)
+    found = _judge(read_offer(source), _read_challenge(str(challenge)), policy, collateral)
     if isinstance(found, tuple):
         if as_json:
             print_json(verified=True, accepted=False, mismatches=[_mismatch(error) for error in found])
@@ -133,7 +141,7 @@ def verify(
             show_errors(map(str, found))
         raise typer.Exit(_REFUSED)
     if as_json:
-        print_json(**found.describe())
+        print_json(verified=True, accepted=True, mismatches=[], **found.describe())
         return
     _show("offer", found.describe(), "verified, and accepted by the policy")
 
@@ -147,7 +155,7 @@ def show(source: Annotated[str, typer.Argument(metavar="FILE", help=Document)], 
     """Show a challenge, an offer or grants, of which nothing is verified."""
     from fastrack.attest._offer import OFFER_LIMIT
 
-    kind, members = _describe_document(read_document(source, OFFER_LIMIT))
+    kind, members = _describe_document(read_document(source, OFFER_LIMIT), source)
     if as_json:
         print_json(kind=kind, verified=False, **members)
         return
@@ -170,32 +178,39 @@ def grant(
 ) -> None:
     """Verify an offer, use up its challenge, and encrypt keys to the machine.
 
-    The file CHALLENGE is renamed to CHALLENGE.used before anything is granted.
+    The file CHALLENGE is renamed to CHALLENGE.used-ID, with the first 16 digits of its id, before anything is granted.
+
+    Exit status: 0 if keys are granted; 1 if the evidence does not verify; 3 if the policy does not accept what it
+    proves, and then nothing is used up.
     """
-    from fastrack.attest import issue_grants, verify_offer
+    from fastrack.attest import issue_grants
 
     check_document(out)  # before the challenge is used up
     signer, ring = load_signer(sign), open_ring(key)
-    verified = _judge(verify_offer, read_offer(source), _read_challenge(str(challenge)), policy, collateral)
+    found = _judge(read_offer(source), _read_challenge(str(challenge)), policy, collateral)
+    if isinstance(found, tuple):
+        show_errors(map(str, found))
+        raise typer.Exit(_REFUSED)
     grants = issue_grants(
-        verified,
+        found,
         ring,
         signer=signer,
         now=read_clock(),
         lifetime=parse_period(lifetime, "--lifetime"),
         files=file_id,
     )
-    _use_up(challenge)
+    _use_up(challenge, found.challenge_id)
     write_document(out, grants)
 
 
-def _use_up(path: Path) -> None:
+def _use_up(path: Path, challenge_id: str) -> None:
     """Rename the file of a challenge, which succeeds once: a link to it is followed, and a second name refused."""
     path = path.resolve()
     if path.stat().st_nlink != 1:
         problem = "expected a file with one name, got one with others, by which it could be used again"
         raise _unusable(path, problem, "a file with one name", "a file with others")
-    used = path.with_name(f"{path.name}.used")
+    # With the id, since the next challenge may have the name that this one had.
+    used = path.with_name(f"{path.name}.used-{challenge_id[:16]}")
     try:
         os.link(path, used)  # which fails if it exists, unlike a rename
     except FileExistsError:
@@ -239,17 +254,17 @@ def read_offer(source: str) -> "Offer":
 
 
 def _judge(
-    judge: "Callable[..., T]", offer: "Offer", challenge: "Challenge", policy: Path, collateral: Path | None
-) -> T:
+    offer: "Offer", challenge: "Challenge", policy: Path, collateral: Path | None
+) -> "VerifiedOffer | tuple[AttestationError, ...]":
     """Judge an offer under the policy in a file, with the collateral in a file or folder."""
     from fastrack.attest import Policy
-    from fastrack.attest._exchange import VENDOR_ROOTS
+    from fastrack.attest._exchange import VENDOR_ROOTS, judge_offer
 
     rules, given = Policy.from_toml(policy), load_collateral(collateral)
-    return judge(offer, challenge, rules, now=read_clock(), collateral=given, roots=VENDOR_ROOTS)
+    return judge_offer(offer, challenge, rules, now=read_clock(), collateral=given, roots=VENDOR_ROOTS)
 
 
-def _describe_document(data: bytes) -> tuple[str, dict[str, object]]:
+def _describe_document(data: bytes, source: str) -> tuple[str, dict[str, object]]:
     """Return the kind of a document, and what it claims."""
     from fastrack.attest import Challenge, Offer
     from fastrack.attest._draft import list_claims
@@ -271,7 +286,9 @@ def _describe_document(data: bytes) -> tuple[str, dict[str, object]]:
     if _is(data, GRANTS_KIND):
         challenge_id, envelopes = read_envelopes(data)
         return "grants", {"challenge": challenge_id, "grants": len(envelopes)}
-    raise FormatError("reading the document failed: expected a challenge, an offer or grants, got another. Check it.")
+    raise FormatError(
+        f"reading {source} failed: expected a challenge, an offer or grants, got another. Check its name."
+    )
 
 
 def _is(data: bytes, kind: str) -> bool:
@@ -284,12 +301,15 @@ def _show(kind: str, members: dict[str, object], state: str) -> None:
     for name, value in members.items():
         if name == "devices" and isinstance(value, list):
             console.print(f"devices: {pluralize(len(value), 'device')}")
-            for device in value:
-                console.print(f"  {clean(' '.join(str(part) for part in device.values()))}")
+            for index, device in enumerate(value):
+                claims = ", ".join(f"{key} {'none' if part is None else part}" for key, part in device.items())
+                console.print(f"device {index}: {clean(claims)}")
         elif name == "claims":
             _show_claims(value)
-        elif isinstance(value, dict):
-            console.print(f"{name}: {clean(', '.join(f'{key} {part}' for key, part in value.items()))}")
+        elif name == "cpu" and isinstance(value, dict):
+            kind_of_cpu = value["type"]
+            console.print(f"cpu: {clean(str(kind_of_cpu))}")
+            _show_claims({key: part for key, part in value.items() if key != "type"}, f"cpu.{kind_of_cpu}.")
         else:
             console.print(f"{name}: {clean(str(value))}")
 
@@ -300,7 +320,7 @@ def _show_claims(claims: object, path: str = "") -> None:
         if isinstance(value, dict):
             _show_claims(value, f"{path}{name}.")
         else:
-            text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            text = ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
             stdout().print(f"{path}{name}: {clean(text)}")
 
 

@@ -94,7 +94,8 @@ def _check_tls(certificate: Path | None, private_key: Path | None, host: str, in
             raise typer.BadParameter(f"{expected}, got others", param_hint="--insecure-loopback")
     elif certificate is None or private_key is None:
         raise typer.BadParameter(
-            "expected --certificate and --private-key, got less; machines send their evidence over TLS alone",
+            "expected --certificate and --private-key, got less; machines send their evidence over TLS alone. "
+            "Behind a proxy of this machine, which ends TLS: --insecure-loopback",
             param_hint="--certificate",
         )
 

@@ -1,5 +1,9 @@
 """``fastrack attest fetch`` and ``policy``: an owner's collateral and policy, before the first offer is judged."""
 
+import errno
+import re
+import tomllib
+from collections.abc import Iterator
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
@@ -8,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fastrack._cli.commands.attest import Offered, load_collateral, read_clock, read_offer
-from fastrack._cli.console import print_json, stdout
+from fastrack._cli.console import note, print_json, stdout
 from fastrack._cli.documents import check_document, write_document
 from fastrack._cli.errors import show_errors
 from fastrack._cli.options import Json
@@ -56,6 +60,7 @@ def fetch(
     from fastrack.attest import CollateralServices, fetch_collateral
     from fastrack.attest._exchange import VENDOR_ROOTS
 
+    _check_bundle(bundle)
     given = {
         "intel": intel,
         "intel_roots": intel_roots,
@@ -84,6 +89,12 @@ def fetch(
             show_errors([f"{document.name} is kept as it was: {document.kept_because}"])
     if as_json:
         print_json(documents=[_members(document) for document in documents])
+
+
+def _check_bundle(bundle: Path | None) -> None:
+    if bundle is not None and not bundle.is_dir():
+        problem = "expected a folder that `fastrack attest fetch` filled elsewhere, got none. Carry it over first"
+        raise NotADirectoryError(errno.ENOTDIR, problem, str(bundle))
 
 
 def _check_addresses(services: "CollateralServices") -> None:
@@ -138,7 +149,7 @@ def policy(
         found = verify_evidence(evidence, now=read_clock(), collateral=load_collateral(collateral), roots=VENDOR_ROOTS)
         text = draft_policy(*found)
     if diff is None:
-        write_document(target, text.encode())
+        _write_policy(target, text, as_json=as_json)
         return
     try:
         changes = compare_policies(diff.read_text(), text)
@@ -151,3 +162,25 @@ def policy(
             stdout().print(change)
     if changes:
         raise typer.Exit(1)
+
+
+def _write_policy(target: str, text: str, *, as_json: bool) -> None:
+    """Write a drafted policy, and name the keys that are comments in it."""
+    comments = list(_list_comments(text))
+    if target != "-" or not as_json:
+        write_document(target, text.encode())
+    if as_json:
+        print_json(policy=tomllib.loads(text), path=None if target == "-" else target, comments=comments)
+    elif target != "-" and comments:
+        advice = "since they would let in more; read each, and decide"
+        note(f"drafted as comments in {target}, {advice}: {', '.join(comments)}")
+
+
+def _list_comments(text: str) -> Iterator[str]:
+    """Return the keys that a draft has as comments, each with its section."""
+    section = ""
+    for line in text.splitlines():
+        if found := re.fullmatch(r"\[(?P<section>[\w.]+)\]", line):
+            section = f"{found['section']}."
+        elif found := re.match(r"# (?P<key>\w+) = ", line):
+            yield section + found["key"]

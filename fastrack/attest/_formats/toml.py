@@ -85,6 +85,10 @@ class Table:
         """Return whether a key is set."""
         return key in self._members
 
+    def names(self) -> tuple[str, ...]:
+        """Return the keys that are set, known or not."""
+        return tuple(self._members)
+
     def done(self) -> None:
         """Require that every key was read. The error names the known keys."""
         if unknown := sorted(set(self._members) - self._known):

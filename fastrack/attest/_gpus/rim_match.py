@@ -9,7 +9,7 @@ from fastrack.attest._gpus.evidence import VerifiedGpuReport
 from fastrack.attest._gpus.rim import RimMeasurement, VerifiedRim
 
 _NVDEC_INDEX = 35  # the first video decoder's firmware, without a value if the decoder is off
-_FETCH = "Fetch the manifests that VerifiedGpuReport.rim_ids names."
+_FETCH = "Fetch the manifests (`fastrack attest fetch`), or those that VerifiedGpuReport.rim_ids names."
 _SHOWN = 8  # indexes shown in a message
 
 
@@ -100,7 +100,8 @@ def match_measurements(report: VerifiedGpuReport, rims: Iterable[VerifiedRim]) -
             "measurements",
             wanted=f"reference values at all of {len(compared)} indexes",
             found=f"{len(different)} others, at {names}{', ...' if len(different) > _SHOWN else ''}",
-            advice="Fetch the newest revision of the manifests, by VerifiedGpuReport.rim_ids. If it differs too, do "
+            advice="Fetch the newest revision of the manifests (`fastrack attest fetch` into a new folder, or by "
+            "VerifiedGpuReport.rim_ids). If it differs too, do "
             "not trust this device: it runs another driver or firmware, or one in a mode for debugging.",
         )
     return MatchedGpuReport(report, assigned, tuple(compared), tuple(sorted(skipped)))
