@@ -45,7 +45,7 @@ def test_an_operator_gets_from_nothing_to_a_key_in_few_commands(cli, folder, ser
         "attest challenge first",
         "attest collect first sample",
         f"attest fetch sample collateral {service.options}",
-        "attest policy sample policy.toml --collateral collateral",
+        "attest policy sample policy.toml --challenge first --collateral collateral",
         "attest challenge challenge",
         "attest verify offer --challenge challenge --policy policy.toml --collateral collateral",
         f"attest grant offer --challenge challenge --policy policy.toml --collateral collateral {SIGN}",
@@ -172,3 +172,13 @@ def test_an_address_or_a_product_that_cannot_be_is_a_wrong_command_line(cli, ser
     for option, text in {**wrong, "--product Turin": "Turin"}.items():
         assert text in cli.error(f"attest fetch offer collateral {option}", status=2)
     assert not service.asked
+
+
+def test_a_policy_is_drafted_of_the_offer_that_was_asked_for(cli, service):
+    for name in ("first", "other"):
+        cli(f"attest challenge {name}")
+    cli("attest collect first sample")
+    cli(f"attest fetch sample collateral {service.options}")
+    line = "attest policy sample --collateral collateral --challenge"
+    assert cli(f"{line} first").stdout == cli("attest policy sample --collateral collateral").stdout
+    assert "verifying the challenge of the offer failed" in cli.error(f"{line} other")

@@ -99,7 +99,7 @@ def collect(
         _check_key_target(out)
     period, say = parse_period(wait, "--wait"), _keep_quiet if target == "-" else note
     gather = partial(attest.collect_evidence, collateral=collateral, gpus=gpus)
-    pending = attest.make_offer(_read_challenge(source), gather)
+    pending = attest.make_offer(read_challenge(source), gather)
     write_document(target, pending.to_bytes())
     if grants is None or out is None:
         say(f"offer written to {target}")
@@ -133,7 +133,7 @@ def verify(
 
     Exit status: 0 if it is accepted, 1 if the evidence does not verify, 3 if the policy does not accept what it proves.
     """
-    found = _judge(read_offer(source), _read_challenge(str(challenge)), policy, collateral)
+    found = _judge(read_offer(source), read_challenge(str(challenge)), policy, collateral)
     if isinstance(found, tuple):
         if as_json:
             print_json(verified=True, accepted=False, mismatches=[_mismatch(error) for error in found])
@@ -187,7 +187,7 @@ def grant(
 
     check_document(out)  # before the challenge is used up
     signer, ring = load_signer(sign), open_ring(key)
-    found = _judge(read_offer(source), _read_challenge(str(challenge)), policy, collateral)
+    found = _judge(read_offer(source), read_challenge(str(challenge)), policy, collateral)
     if isinstance(found, tuple):
         show_errors(map(str, found))
         raise typer.Exit(_REFUSED)
@@ -231,7 +231,8 @@ def _check_key_target(out: Path) -> None:
             raise FileExistsError(errno.EEXIST, "it exists and is left as it was; choose another name", str(out))
 
 
-def _read_challenge(path: str) -> "Challenge":
+def read_challenge(path: str) -> "Challenge":
+    """Read a challenge."""
     from fastrack.attest import Challenge
     from fastrack.attest._offer import CHALLENGE_LIMIT
 

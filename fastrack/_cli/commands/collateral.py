@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fastrack._cli.commands.attest import Offered, load_collateral, read_clock, read_offer
+from fastrack._cli.commands.attest import Offered, load_collateral, read_challenge, read_clock, read_offer
 from fastrack._cli.console import note, print_json, stdout
 from fastrack._cli.documents import check_document, write_document
 from fastrack._cli.errors import show_errors
@@ -122,6 +122,9 @@ def policy(
     source: Offered,
     target: Annotated[str, typer.Argument(metavar="POLICY", help="The policy to write; - for standard output.")] = "-",
     *,
+    challenge: Annotated[
+        Path | None, typer.Option(metavar="CHALLENGE", help="The challenge that the offer has to answer.")
+    ] = None,
     collateral: Annotated[
         Path | None, typer.Option(metavar="PATH", help="The folder of `fetch`, or collateral of TDX in JSON.")
     ] = None,
@@ -137,17 +140,19 @@ def policy(
     """Draft a policy that accepts the machine of an offer, and no other: each value with what it covers.
 
     Only of evidence that verifies. It says nothing about whether the machine is yours: look at it before you use it.
+    Without --challenge the offer may be an old one, or one made for another owner.
     """
     from fastrack.attest import compare_policies, draft_policy, verify_evidence
-    from fastrack.attest._exchange import VENDOR_ROOTS
+    from fastrack.attest._exchange import VENDOR_ROOTS, prove_offer
 
     check_document(target)
-    evidence = read_offer(source).evidence
+    offer, now, given = read_offer(source), read_clock(), load_collateral(collateral)
     if unverified:
-        text = draft_policy(evidence)
+        text = draft_policy(offer.evidence)
+    elif challenge is None:
+        text = draft_policy(*verify_evidence(offer.evidence, now=now, collateral=given, roots=VENDOR_ROOTS))
     else:
-        found = verify_evidence(evidence, now=read_clock(), collateral=load_collateral(collateral), roots=VENDOR_ROOTS)
-        text = draft_policy(*found)
+        text = draft_policy(*prove_offer(offer, read_challenge(str(challenge)), now, given, VENDOR_ROOTS)[1:])
     if diff is None:
         _write_policy(target, text, as_json=as_json)
         return
