@@ -100,7 +100,7 @@ def match_measurements(report: VerifiedGpuReport, rims: Iterable[VerifiedRim]) -
             "measurements",
             wanted=f"reference values at all of {len(compared)} indexes",
             found=f"{len(different)} others, at {names}{', ...' if len(different) > _SHOWN else ''}",
-            advice="Fetch the newest revision of the manifests (`fastrack attest fetch` into a new folder, or by "
+            advice="Fetch the newest revision of the manifests (`fastrack attest fetch --refresh`, or by "
             "VerifiedGpuReport.rim_ids). If it differs too, do "
             "not trust this device: it runs another driver or firmware, or one in a mode for debugging.",
         )
