@@ -126,7 +126,8 @@ def check_registers(registers):
 
 
 def test_the_search_finds_what_is_not_wiped(harness):
-    assert call_with_a_wrong_tag(harness, "open", 256, 11384, wipes=False).found > 0
+    found = {work: call_with_a_wrong_tag(harness, work, 256, 11384, wipes=False).found for work in arm.WORKS}
+    assert any(found.values())  # which keep some on the stack is the compiler's affair
 
 
 @each(("work", "target"), [("open", CHUNK_SIZE - 1), ("seal", SEALED_CHUNK_SIZE - 1)])
