@@ -1,4 +1,5 @@
-# The public names, for type checkers. Where they come from fastrack.attest._client import fetch_keys as fetch_keys
+# The public names, for type checkers. Where they come from is `_NAMES` of `__init__.py`.
+from fastrack.attest._client import fetch_keys as fetch_keys
 from fastrack.attest._collect import collect_evidence as collect_evidence
 from fastrack.attest._cpu.event_log import EventLog as EventLog, EventRule as EventRule, MeasuredEvent as MeasuredEvent
 from fastrack.attest._cpu.snp import VerifiedSnpReport as VerifiedSnpReport, verify_snp_report as verify_snp_report

@@ -83,6 +83,7 @@ class MeasuredEvent:
 
     Examples
     --------
+    >>> import hashlib
     >>> from fastrack import attest
     >>> event = attest.MeasuredEvent(2, 0xD, hashlib.sha384(b"quiet").digest(), b"kernel_cmdline: quiet")
     >>> event.name, event.content
