@@ -39,7 +39,12 @@ def has_key(text: str, *, may_be_id: bool = False) -> bool:
 def looks_secret(path: str | os.PathLike[str], *, may_be_id: bool = False) -> bool:
     """Return whether a path contains a likely key and no such file exists."""
     text = os.fsdecode(path)
-    return has_key(text, may_be_id=may_be_id) and not os.path.lexists(text)
+    if not has_key(text, may_be_id=may_be_id) or os.path.lexists(text):
+        return False
+    # Base64 has the slash too, and a path may have as many characters as a key. In a folder that is there it is a path,
+    # but for the root, which a key may begin with.
+    folder = os.path.dirname(text)
+    return not (folder[:1] == "/" != folder and _HEX_DIGITS.search(text) is None and os.path.isdir(folder))
 
 
 def refuse_key_text(path: str | os.PathLike[str], *, may_be_id: bool = False) -> None:

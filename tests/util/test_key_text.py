@@ -1,12 +1,13 @@
 """Keys that stand where a path belongs."""
 
 import base64
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from fastrack import FormatError
-from fastrack._util.key_text import has_key
+from fastrack._util.key_text import has_key, looks_secret
 from fastrack._util.regular_file import open_regular
 
 SHORT, LONG = bytes(range(101, 117)), bytes(range(101, 133))
@@ -45,3 +46,17 @@ def test_a_file_may_be_called_like_a_key(tmp_path, monkeypatch):
     Path(LONG.hex()).write_bytes(b"content")
     with open_regular(LONG.hex()) as file:
         assert file.read() == b"content"
+
+
+def test_a_path_in_a_folder_that_is_there_is_none_though_it_has_as_many_characters():
+    path = "/proc/self/fd/25/one/A"
+    assert has_key(path)
+    assert looks_secret(path)  # where there is no such folder
+    folder = tempfile.mkdtemp(prefix="Fold3r-", dir="/tmp")
+    try:
+        path = f"{folder}/".ljust(43, "x")
+        assert has_key(path)
+        assert not looks_secret(path)
+        assert looks_secret("/" + "aB3" * 14)  # in the root, as a key may begin with a slash
+    finally:
+        Path(folder).rmdir()
