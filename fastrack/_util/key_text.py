@@ -43,8 +43,8 @@ def looks_secret(path: str | os.PathLike[str], *, may_be_id: bool = False) -> bo
         return False
     # Base64 has the slash too, and a path may have as many characters as a key. In a folder that is there it is a path,
     # but for the root, which a key may begin with.
-    folder = os.path.dirname(text)
-    return not (folder[:1] == "/" != folder and _HEX_DIGITS.search(text) is None and os.path.isdir(folder))
+    folder = text.rpartition("/")[0]
+    return not (folder.startswith("/") and _HEX_DIGITS.search(text) is None and os.path.lexists(f"{folder}/."))
 
 
 def refuse_key_text(path: str | os.PathLike[str], *, may_be_id: bool = False) -> None:
