@@ -9,6 +9,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.x509 import ocsp as pyca_ocsp
 
+from fastrack._util.rights import require_own
 from fastrack.attest._cpu.kind import own_file, read_collateral
 from fastrack.attest._cpu.tdx_collateral import TdxCollateral
 from fastrack.attest._formats.x509 import load_certificate, load_chain, load_crl
@@ -83,8 +84,15 @@ class DeviceCollateral:
         return found or None
 
 
+def require_own_folder(folder: Path) -> None:
+    """Raise KeyPermissionError if another user may replace a document: an older one revokes less."""
+    for path in (folder, *folder.rglob("*")):
+        require_own(path)
+
+
 def check_folder(folder: Path) -> None:
     """Read each file of collateral, of CPUs as well, to find a damaged one before an offer needs it."""
+    require_own_folder(folder)
     DeviceCollateral(folder)
     readers = {".json": TdxCollateral.from_json, ".pem": _read_chain, ".der": _read_certificate}
     for path, data in _list(folder):

@@ -26,7 +26,7 @@ from fastrack._util.fork import register_fork_reset
 from fastrack._util.public import attest_public
 from fastrack.attest._cpu.kind import CpuKind
 from fastrack.attest._cpu.tdx_collateral import TdxCollateral
-from fastrack.attest._device_collateral import DeviceCollateral
+from fastrack.attest._device_collateral import DeviceCollateral, require_own_folder
 from fastrack.attest._errors import refused, require_in_force, require_time_zone
 from fastrack.attest._formats.roots import AMD_ROOTS, INTEL_ROOTS, NVIDIA_RIM_ROOTS, NVIDIA_ROOTS, Roots
 from fastrack.attest._formats.wire import decode, encode, write_bytes
@@ -427,7 +427,9 @@ def complete_evidence(
     if not isinstance(collateral, TdxCollateral):
         collateral = Path(collateral)
         if not collateral.is_dir():  # which would be the machine's collateral, unheard
-            raise NotADirectoryError(errno.ENOTDIR, "expected a folder of collateral, got none", str(collateral))
+            problem = "expected a folder of collateral, got none. Name that of `fastrack attest fetch`"
+            raise NotADirectoryError(errno.ENOTDIR, problem, str(collateral))
+        require_own_folder(collateral)
         if devices:
             devices = tuple(map(DeviceCollateral(collateral).complete, devices))
     cpu = kind.complete(evidence.cpu, collateral)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import socket
 import threading
 import time
@@ -410,6 +411,21 @@ def test_platforms_of_both_authorities_have_files_of_their_own(start, tmp_path):
     assert service.queries["/sgx/certification/v4/pckcrl"]["ca"] == ["processor"]
     service.machine.collateral = None
     assert judged(service.machine, tmp_path)
+
+
+@pytest.mark.parametrize("place", [".", "ocsp", TDX])
+def test_collateral_that_another_user_may_replace_is_refused(start, tmp_path, place):
+    folder = tmp_path / "collateral"
+    mask = os.umask(0o002)  # of systems whose users have groups of their own
+    try:
+        service = start()
+        fetch(service, folder)
+    finally:
+        os.umask(mask)
+    assert judged(service.machine, folder)
+    folder.joinpath(place).chmod(0o777)
+    with pytest.raises(fastrack.KeyPermissionError, match="may be replaced by others"):
+        judged(service.machine, folder)
 
 
 DAMAGED = {

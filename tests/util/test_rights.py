@@ -91,6 +91,13 @@ def cache_in_use(path):
     return lambda: kept.open(Url("http://127.0.0.1/a"), version)
 
 
+def collateral(path):
+    from fastrack.attest._device_collateral import check_folder
+
+    path.mkdir()
+    return lambda: check_folder(path)
+
+
 def staging(path):
     with pytest.MonkeyPatch.context() as patch:
         if find_spec("transformers") is None:  # only its base class is used
@@ -122,6 +129,7 @@ DECIDING = {
     "broker's TLS key": tls_key,
     "cache of remote files": cache,
     "cache of remote files, in use": cache_in_use,
+    "owner's collateral": collateral,
     "folder of plain checkpoints": staging,
 }
 
