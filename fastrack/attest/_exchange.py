@@ -326,6 +326,7 @@ def judge_offer(
     """Verify an offer as `verify_offer` does, but return all that the policy does not accept of what it proves."""
     offer, cpu, devices = prove_offer(offer, challenge, now, collateral, roots)
     mismatches = policy.find_mismatches(cpu, devices, now=now)
+    # Judged again by what raises, so that only one way leads to a verified offer.
     return mismatches or _accept(offer, challenge, policy, cpu, devices, now)
 
 

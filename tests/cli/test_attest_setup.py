@@ -84,6 +84,21 @@ def test_a_second_fetch_asks_for_nothing_and_says_what_holds(cli, folder, servic
     assert f"expected {TDX} in the bundle, got none" in cli.error("attest fetch offer third --bundle collateral")
 
 
+def test_a_document_that_could_not_be_renewed_is_heard_of(cli, folder, service):
+    cli("attest challenge challenge")
+    cli("attest collect challenge offer")
+    line = f"attest fetch offer collateral {service.options}"
+    cli(line)
+    before = {path: path.read_bytes() for path in folder.joinpath("collateral").rglob("*") if path.is_file()}
+    service.answers["/tdx/certification/v4/tcb"] = [(404, {}, b"")]
+    assert f"{TDX} is kept as it was: " in cli(f"{line} --refresh", status=1).stderr
+    service.answers["/tdx/certification/v4/tcb"] = [(404, {}, b"")]
+    documents = cli.json(f"{line} --refresh", status=1)["documents"]
+    assert [document["name"] for document in documents if document["kept_because"]] == [TDX]
+    assert before == {path: path.read_bytes() for path in before}
+    cli(line)
+
+
 def test_a_policy_is_drafted_of_evidence_that_verifies_alone(cli, folder, service):
     cli("attest challenge challenge")
     cli("attest collect challenge offer")

@@ -110,7 +110,7 @@ class VendorServices:
             for authority, response in zip(chain, nvidia.statuses(chain), strict=False):
                 if authority.certificate.serial_number == serial:
                     return response
-        raise AssertionError(f"nobody asks about {serial}")
+        raise AssertionError(f"expected a certificate of the machine, got serial number {serial:x}")
 
 
 def signed(member, text, signature):

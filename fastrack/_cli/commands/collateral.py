@@ -56,6 +56,9 @@ def fetch(
     """Fetch the collateral that an offer names: from Intel, AMD and NVIDIA, through the proxy of https_proxy.
 
     What is there and still holds is not asked for again. Everything is verified before it is kept, byte for byte.
+
+    Exit status: 0 if all documents are there and renewed as they should be; 1 if one could not be had, does not hold,
+    or revokes the machine. What an earlier run fetched stays, and holds until the time that is printed.
     """
     from fastrack.attest import CollateralServices, fetch_collateral
     from fastrack.attest._exchange import VENDOR_ROOTS
@@ -85,10 +88,12 @@ def fetch(
         documents.append(document)
         if not as_json:
             stdout().print(_line(document))
-        if document.kept_because is not None:
+        if document.kept_because is not None and not as_json:
             show_errors([f"{document.name} is kept as it was: {document.kept_because}"])
     if as_json:
         print_json(documents=[_members(document) for document in documents])
+    if any(document.kept_because is not None for document in documents):
+        raise typer.Exit(1)
 
 
 def _check_bundle(bundle: Path | None) -> None:

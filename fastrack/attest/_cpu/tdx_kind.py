@@ -217,11 +217,11 @@ def _describe(verified: VerifiedTdxQuote) -> dict[str, object]:
 def _draft(verified: VerifiedTdxQuote) -> Iterator[Line]:
     tcb, log = verified.tcb, verified.event_log
     yield from _draft_report(verified.report, log)
-    advisories = f"; of advisories apply {', '.join(tcb.advisory_ids)}" if tcb.advisory_ids else ""
+    advisories = f"; these advisories apply: {', '.join(tcb.advisory_ids)}" if tcb.advisory_ids else ""
     weak = tcb.status is not TcbStatus.UP_TO_DATE
-    yield Line("tcb_status", {tcb.status}, f"state of the platform, in Intel's words{advisories}", weak)
+    yield Line("tcb_status", {tcb.status}, f"TCB status of the platform{advisories}", weak)
     number = max(tcb.evaluation_number, _EVALUATION_NUMBER)
-    yield Line("min_evaluation_number", number, "number of Intel's judgement; raise it as Intel does")
+    yield Line("min_evaluation_number", number, "TCB evaluation data number; raise it as Intel does")
     yield Line("max_collateral_age_days", _COLLATERAL_AGE.days, "days since Intel issued it")
     yield Line("platforms", {verified.platform.ppid}, "this machine alone (PPID); leave it out for others like it")
 
