@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fastrack._samples.about import ABOUT
 from fastrack._sealed.contexts import MessageContext
 from fastrack._sealed.indexing import Indices
 from fastrack._tensors import arrays, dtypes
@@ -22,14 +23,20 @@ OFFSETS = ".offsets"
 """Ending of the name of the tensor with their offsets."""
 LENGTHS = ".lengths"
 """Ending of the name under which a sample has the length of its record."""
+VALID = ".valid"
+"""Ending of the name of the column (BOOL, one value a sample) that is False where its column has a null."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Dtype and shape of the values of a column; records, of one dimension and any length, have None for a shape."""
+    """Dtype and shape of the values of a column; records, of one dimension and any length, have None for a shape.
+
+    type : what the bytes mean, where dtype and shape do not tell: "text", or as `_samples.tables` says
+    """
 
     dtype: str
     shape: tuple[int, ...] | None
+    type: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         return f"records of {self.dtype}" if self.shape is None else f"{self.dtype} {list(self.shape)}"
@@ -65,6 +72,8 @@ class Block:
         if len(columns) > 1:
             raise ValueError(f"expected one dtype and shape, got {', '.join(sorted(map(str, columns))):.200}")
         column = columns.pop()
+        if column.type and any(other.type != column.type for other, _ in encoded):
+            column = Column(column.dtype, column.shape)  # bytes among texts
         parts = [part for _, part in encoded]
         data = parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.uint8), *parts])
         if column.shape is not None:
@@ -90,6 +99,7 @@ class Block:
 
 def encode(value: Any, *, is_record: bool = False) -> tuple[Column, Bytes]:
     """Return the column of a value, and its bytes; raise TypeError or ValueError if it cannot be stored."""
+    meaning = "text" if isinstance(value, str) else ""
     if isinstance(value, str):
         try:
             value = value.encode()
@@ -98,7 +108,7 @@ def encode(value: Any, *, is_record: bool = False) -> tuple[Column, Bytes]:
     if isinstance(value, memoryview) and not value.c_contiguous:
         value = value.tobytes()
     if isinstance(value, (bytes, bytearray, memoryview)):
-        return Column("U8", None), np.frombuffer(value, np.uint8)
+        return Column("U8", None, meaning), np.frombuffer(value, np.uint8)
     if isinstance(value, (bool, int, float)):
         try:
             kind = np.bool_ if isinstance(value, bool) else np.int64 if isinstance(value, int) else np.float64
@@ -120,6 +130,8 @@ def require_names(columns: Mapping[str, Column]) -> None:
     for name in columns:
         if not isinstance(name, str):
             raise TypeError(f"name of a column: expected text, got {shown(name)}")
+        if name == ABOUT:
+            raise ValueError(f"name of a column: expected another than {ABOUT}, which shards have for themselves")
         if name.endswith((RECORDS, OFFSETS, LENGTHS)):
             raise ValueError(
                 f"name of a column: expected no {RECORDS}, {OFFSETS} or {LENGTHS} at its end, got {shown(name)}, as "
@@ -129,7 +141,7 @@ def require_names(columns: Mapping[str, Column]) -> None:
 
 def columns_of(contexts: Sequence[MessageContext], path: Path) -> tuple[int, dict[str, Column]]:
     """Return the number of samples and the columns that sealed tensors hold; raise FormatError if these disagree."""
-    named = {context.name: context for context in contexts}
+    named = {context.name: context for context in contexts if context.name != ABOUT}
     counts, columns = {}, {}
     for name, context in named.items():
         if name.endswith(OFFSETS):

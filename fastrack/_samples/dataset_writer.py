@@ -8,6 +8,7 @@ import re
 import threading
 from array import array
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Self
@@ -18,6 +19,7 @@ from fastrack._files.importers import PlainTensor
 from fastrack._files.reader import SealedFile
 from fastrack._files.writer import write_sealed
 from fastrack._keys.keyring import KeyLike, KeyRing, sealing_key
+from fastrack._samples.about import ABOUT, About, read_about
 from fastrack._samples.blocks import OFFSETS, RECORDS, Block, Column, columns_of, require_names
 from fastrack._samples.stored import StoredSamples
 from fastrack._sealed.message_headers import authenticate_headers
@@ -94,6 +96,7 @@ class DatasetWriter:
     _size: int  # their bytes
     _data: dict[str, bytearray]  # their values, by column
     _offsets: dict[str, array[int]]  # ends of records, by column
+    _files: list[tuple[str, int]]  # the files they are of, with the number of each
 
     def __init__(
         self,
@@ -118,10 +121,12 @@ class DatasetWriter:
         self.stored = 0
         self._expected: StoredSamples | None = None
         self._columns: dict[str, Column] = {}
+        self.about: About | None = None
         paths = shards_in(self._folder) if self._folder.exists() else []
         for path in paths:
             self._read_shard(path, KeyRing(self._key))
         self._shards = len(paths)
+        self.run = self.stored if self.about is None or self.about.complete else self.about.run
         self._start_shard()
 
     def expect_stored(self) -> StoredSamples:
@@ -164,13 +169,17 @@ class DatasetWriter:
             As for `write`; ValueError also if columns differ in their number of samples. After an OSError the samples
             of the batch that `stored` counts are kept, and no others.
         """
-        self._append({name: self._block(name, values) for name, values in batch.items()})
+        self.write_batch_of(batch, None)
+
+    def write_batch_of(self, batch: Mapping[str, Any], file: str | None) -> None:
+        """Append several samples of a file, whose name the shard keeps."""
+        self._append({name: self._block(name, values) for name, values in batch.items()}, file)
 
     def close(self) -> None:
         """Write the samples that are still in memory, and close. Further calls do nothing."""
         with self._lock:
             if not self._is_closed:
-                self._write_shard()
+                self._write_shard(complete=True)
                 self._is_closed = True
 
     def __enter__(self) -> Self:
@@ -198,7 +207,7 @@ class DatasetWriter:
         except (TypeError, ValueError) as error:
             raise type(error)(f"sample {self.stored + self._count}: {name!r:.80}: {error}") from None
 
-    def _append(self, blocks: dict[str, Block]) -> None:
+    def _append(self, blocks: dict[str, Block], file: str | None = None) -> None:
         with self._lock:
             if self._is_closed:
                 raise ClosedError("this DatasetWriter was closed. Make another one, which continues its folder")
@@ -217,7 +226,7 @@ class DatasetWriter:
                 stop = max(int(np.searchsorted(ends, room, "right")), start if self._count else start + 1)
                 kept, size = self._count, self._size
                 if stop > start:
-                    self._extend(blocks, start, stop)
+                    self._extend(blocks, start, stop, file)
                     self._size += int(ends[stop - 1] - (ends[start - 1] if start else 0))
                 if stop < count:
                     try:
@@ -250,7 +259,7 @@ class DatasetWriter:
                     "Name a column of arrays that differ in length in records="
                 )
 
-    def _extend(self, blocks: dict[str, Block], start: int, stop: int) -> None:
+    def _extend(self, blocks: dict[str, Block], start: int, stop: int, file: str | None) -> None:
         try:
             for name, block in blocks.items():
                 self._data[name] += block.between(start, stop).data
@@ -262,6 +271,9 @@ class DatasetWriter:
             self._drop_after(self._count)
             raise
         self._count += stop - start
+        if file is not None:
+            before = self._files.pop()[1] if self._files and self._files[-1][0] == file else 0
+            self._files.append((file, before + stop - start))
 
     def _drop_after(self, count: int) -> None:
         """Drop the samples in memory after the first `count`."""
@@ -271,17 +283,26 @@ class DatasetWriter:
                 self._offsets[name] = self._offsets[name][: count + 1]
                 end = self._offsets[name][-1]
             self._data[name] = self._data[name][: end * width]  # a copy: a failed call may still refer to the buffer
+        dropped = self._count - count
+        while dropped and self._files:
+            file, taken = self._files.pop()
+            if taken > dropped:
+                self._files.append((file, taken - dropped))
+            dropped -= min(taken, dropped)
         self._count = count
 
     def _start_shard(self) -> None:
         self._count = self._size = 0
+        self._files = []
         self._data = {name: bytearray() for name in self._columns}
         self._offsets = {name: array("q", [0]) for name, column in self._columns.items() if column.shape is None}
 
-    def _write_shard(self) -> None:
+    def _write_shard(self, *, complete: bool = False) -> None:
         if not self._count:
             return
-        tensors = {}
+        types = {name: column.type for name, column in self._columns.items() if column.type}
+        about = About(self.stored, self._count, self.run, complete, types, tuple(self._files))
+        tensors = {ABOUT: PlainTensor.of(about.encode())}
         for name, column in self._columns.items():
             memory = np.frombuffer(self._data[name], np.uint8)
             load = partial(arrays.reader, memory)
@@ -296,6 +317,7 @@ class DatasetWriter:
             write_sealed(tensors, path, self._key, frozenset(), {}, None, overwrite=False)
         self._shards += 1
         self.stored += self._count
+        self.about = about
         self._start_shard()
 
     def _read_shard(self, path: Path, keys: KeyRing) -> None:
@@ -313,6 +335,15 @@ class DatasetWriter:
                 )
             authenticate_headers([file[name] for name in file], keys)
             count, columns = columns_of([file[name].context for name in file], path)
+            about = read_about(file, keys)
+        if about is not None:
+            if (about.first, about.samples) != (self.stored, count):
+                raise FormatError(
+                    f"{path}: expected samples {self.stored} to {self.stored + count - 1} of its data set, got "
+                    f"{about.first} to {about.first + about.samples - 1}. Give the shards their names again"
+                )
+            columns = {name: replace(column, type=about.types.get(name, "")) for name, column in columns.items()}
+        self.about = about
         if columns != (self._columns or columns):
             raise FormatError(
                 f"{path}: expected columns as in the first shard of the folder, got others. Choose another folder for "

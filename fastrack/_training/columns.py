@@ -13,6 +13,7 @@ import numpy as np
 
 from fastrack._files.reader import SealedFile
 from fastrack._keys.keyring import KeyRing
+from fastrack._samples.about import ABOUT
 from fastrack._samples.blocks import LENGTHS, OFFSETS, RECORDS
 from fastrack._samples.dataset_writer import SHARD, shards_in
 from fastrack._sealed.indexing import Indices
@@ -63,7 +64,7 @@ def find_tensors(paths: PathLike | Sequence[PathLike], columns: Sequence[str] | 
         require_samples(file)
         if not file:
             return {}  # which `Shards` refuses
-        present = _columns_in(list(file))
+        present = _columns_in([name for name in file if name != ABOUT])
         if columns is None:
             return present
         for name in columns:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fastrack._files.reader import SealedFile
+from fastrack._samples.about import ABOUT
 from fastrack._sealed.contexts import MessageContext
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._util.locations import Location, Url, locate
@@ -148,7 +149,7 @@ def _absolute(path: Location) -> Location:
 def _choose(file: SealedFile, names: Sequence[str] | None) -> tuple[str, ...]:
     if not file:
         raise FormatError(f"{file.path}: expected sealed tensors, got none; `fastrack seal` seals a file")
-    chosen = list(file) if names is None else names
+    chosen = [name for name in file if name != ABOUT] if names is None else names
     if not chosen or isinstance(chosen, str):
         raise ValueError(
             f"columns=: expected a sequence of names of sealed tensors, got {shown(chosen, 200)}; {file.path} has "

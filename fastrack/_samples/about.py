@@ -1,0 +1,81 @@
+"""What a shard says of itself: its place in the data set, the types of its columns, and the files it was made of."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastrack._files.reader import SealedFile
+from fastrack._keys.keyring import KeyRing
+from fastrack._sealed.messages import OpenMessage
+from fastrack._tensors import arrays
+from fastrack._tensors.arrays import Bytes
+from fastrack.errors import FormatError
+
+ABOUT = "fastrack.about"
+"""Name of the sealed tensor that holds it, as JSON. No column: it counts no samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """The place of a shard in its data set, and what its samples were made of.
+
+    first, samples : number of the first sample, and how many follow in this shard
+    run : number of the first sample of the run that wrote the shard
+    complete : True for the last shard of a run that came to its end
+    types : of columns whose tensors do not tell, as `Column.type` has them
+    files : the files of the samples, in order, with the number of samples of each in this shard
+    """
+
+    first: int
+    samples: int
+    run: int
+    complete: bool
+    types: dict[str, str] = field(default_factory=dict)
+    files: tuple[tuple[str, int], ...] = ()
+
+    def encode(self) -> Bytes:
+        """Return the content of the tensor."""
+        text = json.dumps({"version": 1, **asdict(self)}, ensure_ascii=False, separators=(",", ":"))
+        return np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8)
+
+    @classmethod
+    def decode(cls, content: bytes, path: Path) -> About:
+        """Return what the tensor of a shard at `path` says; raise FormatError if it has another form."""
+        try:
+            members = json.loads(content.decode("utf-8", "surrogateescape"))
+            if members.pop("version") != 1:
+                raise FormatError(f"{path}: expected version 1 of {ABOUT}, got another. Update fastrack")
+            about = cls(**{**members, "files": tuple((name, count) for name, count in members["files"])})
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            raise _malformed(path) from None
+        if not about._is_valid():
+            raise _malformed(path)
+        return about
+
+    def _is_valid(self) -> bool:
+        counts = (self.first, self.samples, self.run, *(count for _, count in self.files))
+        texts: list[Any] = [name for name, _ in self.files]
+        if type(self.types) is not dict or type(self.complete) is not bool:
+            return False
+        texts += [*self.types, *self.types.values()]
+        return all(type(count) is int and count >= 0 for count in counts) and all(type(text) is str for text in texts)
+
+
+def read_about(file: SealedFile, keys: KeyRing) -> About | None:
+    """Authenticate and return what a shard says of itself; None for one of a version that said nothing."""
+    if ABOUT not in file:
+        return None
+    tensor = file[ABOUT]
+    content = arrays.empty_bytes(tensor.nbytes)
+    with OpenMessage(tensor, keys) as message:
+        message.read(content)
+    return About.decode(content.tobytes(), Path(str(file.path)))
+
+
+def _malformed(path: Path) -> FormatError:
+    return FormatError(f"{path}: expected {ABOUT} as a DatasetWriter writes it, got another form. Get it again")
