@@ -51,6 +51,7 @@ def bench_collectives(
     repeat: int,
     picture: Path | None,
     as_json: Path | None,
+    quiet: bool,
 ) -> None:
     """Measure, and write and print the results."""
     if find_spec("torch") is None:
@@ -65,7 +66,7 @@ def bench_collectives(
     write_results(as_json, "collectives", rows, "cpu", settings, [" ".join(note.split()) for note in NOTES])
     if picture is not None:
         draw_collectives(rows, picture)
-    if as_json == STDOUT:
+    if as_json == STDOUT or quiet:
         return
     console = wide_console()
     show_collectives(rows, console)
