@@ -12,7 +12,7 @@ from fastrack._bench.plots import check_picture, draw_ablation
 from fastrack._cli.console import STDOUT, new_table, reporter
 from fastrack._cli.files import check_target
 from fastrack._cli.measurements import narrow_console, show_paths, wide_console, write_results
-from fastrack._cli.options import Bits, Quiet
+from fastrack._cli.options import Bits
 from fastrack._util.units import format_size
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def bench(
         Path | None, typer.Option("--json", metavar="PATH", help="Write all results here as JSON; - is stdout.")
     ] = None,
     wide: Wide = False,
-    quiet: Quiet = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")] = False,
 ) -> None:
     """Measure the steps from the bounce path to fastrack, in both directions. The machine should be idle."""
     from fastrack._bench.runner import trace_transfers
@@ -79,7 +79,8 @@ def bench(
     if collectives:
         from fastrack._cli.commands.collectives import bench_collectives
 
-        bench_collectives(ranks, size, bits=int(bits), repeat=repeat, picture=picture, as_json=as_json, quiet=quiet)
+        shown = {"wide": wide, "quiet": quiet}
+        bench_collectives(ranks, size, bits=int(bits), repeat=repeat, picture=picture, as_json=as_json, **shown)
         return
     rows = measure(size or SIZES, device=device, bits=int(bits), repeat=repeat)
     settings = {"device": device, "bits": int(bits), "repeat": repeat, "sizes_mib": list(size or SIZES)}

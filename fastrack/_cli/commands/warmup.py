@@ -2,14 +2,19 @@
 
 import time
 from dataclasses import asdict
+from typing import Annotated
+
+import typer
 
 from fastrack._cli.commands.selftest import check_cuda
 from fastrack._cli.console import clean, tell
 from fastrack._cli.nvml import read_graphics
-from fastrack._cli.options import Json, Quiet
+from fastrack._cli.options import Json
 
 
-def warmup(*, quiet: Quiet = False, as_json: Json = False) -> None:
+def warmup(
+    *, quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors alone.")] = False, as_json: Json = False
+) -> None:
     """Compile the kernels for this machine's GPU, so that processes load them from CuPy's cache."""
     start = time.perf_counter()
     cuda = check_cuda() if read_graphics().gpus else None  # this compiles them
