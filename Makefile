@@ -269,7 +269,7 @@ clean:  ## remove what was built, .venv included
 # Whatever is installed has a hash in requirements.txt, torch too: as PyPI has it, or its CPU build where pip is set to find
 # one, which it would pass over if it knew the hash of another. CUDA's libraries have none: torch of PyPI names their versions,
 # and `pip check` whether they are there.
-$(DEMO_STAMP): PIP_DEMO := $(BIN)/$(PIP_LOCKED) --no-compile  # by half as quick, and most of it is never imported
+$(DEMO_STAMP): PIP_DEMO := $(BIN)/$(PIP_LOCKED) --no-compile  # which takes half the time, and most is never imported
 $(DEMO_STAMP): pyproject.toml hatch_build.py requirements.txt .ci/demo.txt
 	@printf '%s\n' "Installing what the demo runs, in $(VENV): $$(grep -c == .ci/demo.txt) packages, 0.3 GB to download," \
 		"1.1 GB on disk, most of it torch. On a line of 100 Mbit/s that takes a minute." \
@@ -291,6 +291,7 @@ $(DEMO_STAMP): pyproject.toml hatch_build.py requirements.txt .ci/demo.txt
 
 # What is developed and tested with, ziglang left out.
 $(STAMP): $(DEMO_STAMP)
+	@echo "Installing what is developed and tested with, in $(VENV): 0.4 GB to download, 1.3 GB on disk"
 	@sed '/^ziglang==/,/[^\\]$$/d' requirements.txt > $(VENV)/requirements.txt
 	$(BIN)/$(PIP_LOCKED) --requirement $(VENV)/requirements.txt
 	@FASTRACK_WHEEL=pure $(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[torch,demo,jit]" --group dev

@@ -1,6 +1,7 @@
 import importlib.util
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -123,6 +124,16 @@ def test_training_is_left_out_without_torch(folder, capsys, monkeypatch):
     monkeypatch.setattr(demo_module, "find_spec", lambda _: None)
     assert train_twice(folder) == []
     assert capsys.readouterr().out == "left out, as torch is not installed: pip install 'fastrack-io[torch]'\n"
+
+
+def test_what_make_demo_installs_is_locked_with_hashes():
+    root = Path(__file__).parents[2]
+    locked = re.findall(r"^(\S+==\S+)", (root / "requirements.txt").read_text(), re.MULTILINE)
+    installed = re.findall(r"^(\S+==\S+)", (root / ".ci/demo.txt").read_text(), re.MULTILINE)
+    assert set(installed) <= set(locked)
+    names = {line.partition("==")[0] for line in installed}
+    assert {"cryptography", "matplotlib", "numba", "pip", "torch", "typer"} <= names
+    assert not names & {"mypy", "pyarrow", "pytest", "scikit-learn", "scipy", "ziglang"}
 
 
 def test_the_library_is_python_source():
