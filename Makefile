@@ -5,7 +5,8 @@ VENV ?= .venv
 EMULATOR := .venv-emulator
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PIP_LOCKED := python -m pip install --quiet --no-deps --require-hashes --only-binary :all:
+DEMO_STAMP := $(VENV)/.demo
+PIP_LOCKED := python -m pip install --no-deps --require-hashes --only-binary :all:
 
 # Tests start hundreds of processes, each of which would compile the package for itself.
 unexport PYTHONDONTWRITEBYTECODE
@@ -27,13 +28,14 @@ BACKEND = $$(grep -oE '^(hatchling|editables)==[0-9.]*' requirements.txt)
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
 
-demo: $(STAMP) $(NATIVE)  ## seal two data sets, open them, train on one, refuse a forgery, compare speeds
+demo: $(DEMO_STAMP) $(NATIVE)  ## seal a body of text, open it, train on it, refuse a forgery, compare speeds
 	$(BIN)/fastrack demo
 
 native: $(STAMP) $(NATIVE)  ## make fastrack's machine code in this checkout, if its sources have changed; some ten seconds
 
-$(NATIVE): $(shell find fastrack/_crypto fastrack/_devices/cuda -name '*.py') | $(STAMP) $(LINKER)
-	$(if $(LINKER),$(WITH_ZIGLANG)) $(BIN)/python -m fastrack._crypto.native
+$(NATIVE): $(shell find fastrack/_crypto fastrack/_devices/cuda -name '*.py') | $(DEMO_STAMP) $(LINKER)
+	@test -e $@ || echo "fastrack's machine code is made once, in some fifteen seconds:"
+	@$(if $(LINKER),$(WITH_ZIGLANG)) $(BIN)/python -m fastrack._crypto.native
 
 # Two processes, as many tests use threads themselves. The tests of a file stay together and share what it compiles; the
 # order is that of tests/conftest.py.
@@ -210,6 +212,7 @@ TORCH_CPU := 6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b  #
 lock: $(STAMP)  ## write the versions and hashes of all packages, after a change of pyproject.toml; asks the package index
 	$(LOCK) pyproject.toml --extra torch --extra demo --group dev --group linker --output-file requirements.txt
 	grep -q $(firstword $(TORCH_CPU)) requirements.txt || sed -i 's/^torch==2.13.0 .*/&\n    --hash=sha256:$(firstword $(TORCH_CPU)) \\/' requirements.txt
+	$(LOCK) --no-generate-hashes --constraint requirements.txt pyproject.toml --extra torch --extra demo --extra jit --group editable --output-file .ci/demo.txt
 	$(LOCK) pyproject.toml --extra demo --extra jit --resolution lowest-direct --output-file tests/lowest.txt
 	$(LOCK) pyproject.toml --group emulator --output-file tests/emulator/requirements.txt
 	$(LOCK) --group fuzz --output-file tests/fuzz/requirements.txt
@@ -260,20 +263,39 @@ clean:  ## remove what was built, .venv included
 		.coverage* .import_linter_cache $(NATIVE)
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
+# What the demo runs, and so a user: `make test` adds the rest, in the same environment. The machine code follows, as a target of
+# its own, so that one sees what takes ten seconds.
+#
 # Whatever is installed has a hash in requirements.txt, torch too: as PyPI has it, or its CPU build where pip is set to find
-# one, which it would pass over if it knew the hash of another. CUDA's libraries have none: torch of PyPI names their versions.
-# ziglang is left out.
-$(STAMP): pyproject.toml hatch_build.py requirements.txt | $(LINKER)
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	mkdir -p $(VENV)/torch
-	sed -n '/^torch==/,/[^\\]$$/p' requirements.txt > $(VENV)/torch/requirements.txt
-	$(BIN)/python -m pip download --quiet --no-deps --dest $(VENV)/torch $$(grep -o '^torch==[0-9.]*' requirements.txt)
-	$(BIN)/$(PIP_LOCKED) --no-index --find-links $(VENV)/torch --requirement $(VENV)/torch/requirements.txt
-	rm -r $(VENV)/torch
-	sed '/^ziglang==/,/[^\\]$$/d' requirements.txt > $(VENV)/requirements.txt
+# one, which it would pass over if it knew the hash of another. CUDA's libraries have none: torch of PyPI names their versions,
+# and `pip check` whether they are there.
+$(DEMO_STAMP): PIP_DEMO := $(BIN)/$(PIP_LOCKED) --no-compile  # which takes half the time, and most is never imported
+$(DEMO_STAMP): pyproject.toml hatch_build.py requirements.txt .ci/demo.txt
+	@printf '%s\n' "Installing what the demo runs, in $(VENV): $$(grep -c == .ci/demo.txt) packages, 0.3 GB to download," \
+		"1.1 GB on disk, most of it torch. On a line of 100 Mbit/s that takes a minute." \
+		"Where pip finds torch's build for GPUs, its libraries are some gigabytes more." \
+		$(if $(LINKER),"ziglang takes the place of a C compiler: 0.1 GB more to download and 0.4 GB on disk.") ""
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@mkdir -p $(VENV)/torch
+	@sed -n '/^pip==/,/[^\\]$$/p' requirements.txt > $(VENV)/pip.txt
+	@sed -n '/^torch==/,/[^\\]$$/p' requirements.txt > $(VENV)/torch.txt
+	@awk 'NR == FNR { named[$$1] = 1; next } /^[^ ]/ { wanted = $$1 in named && !/^torch==/ } wanted' .ci/demo.txt requirements.txt > $(VENV)/demo.txt
+	@$(PIP_DEMO) --requirement $(VENV)/pip.txt
+	@$(BIN)/python -m pip download --no-deps --dest $(VENV)/torch $$(grep -o '^torch==[0-9.]*' requirements.txt)
+	@$(PIP_DEMO) --no-index --find-links $(VENV)/torch --requirement $(VENV)/torch.txt
+	@rm -r $(VENV)/torch
+	@$(PIP_DEMO) --requirement $(VENV)/demo.txt
+	@FASTRACK_WHEEL=pure $(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -m pip check >$(VENV)/check.txt || $(BIN)/python -m pip install --no-build-isolation --editable ".[torch,demo,jit]"
+	@touch $@
+
+# What is developed and tested with, ziglang left out.
+$(STAMP): $(DEMO_STAMP)
+	@echo "Installing what is developed and tested with, in $(VENV): 0.4 GB to download, 1.3 GB on disk"
+	@sed '/^ziglang==/,/[^\\]$$/d' requirements.txt > $(VENV)/requirements.txt
 	$(BIN)/$(PIP_LOCKED) --requirement $(VENV)/requirements.txt
-	$(if $(LINKER),$(WITH_ZIGLANG)) $(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[torch,demo,jit]" --group dev
-	touch $@
+	@FASTRACK_WHEEL=pure $(BIN)/python -m pip install --quiet --no-build-isolation --editable ".[torch,demo,jit]" --group dev
+	@touch $@
 
 # Apart, as it is large: .venv of a machine with a C compiler does without.
 $(ZIGLANG)/.installed: requirements.txt

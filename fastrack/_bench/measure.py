@@ -57,18 +57,26 @@ def medians(runs: Mapping[str, Callable[[], Any]], repeat: int, **options: Any) 
 
 
 def timed_rounds(
-    runs: Mapping[str, Callable[[], Any]], repeat: int, *, settle: int = 0, order: Random | None = None
+    runs: Mapping[str, Callable[[], Any]],
+    repeat: int,
+    *,
+    settle: int = 0,
+    order: Random | None = None,
+    progress: Callable[[int, str], None] | None = None,
 ) -> dict[str, Times]:
     """Return the times of `repeat` rounds, by name. Each round calls each function once, in turn.
 
     A slow moment of the machine thus falls on all functions. Each is called `settle` times without measurement before
     each timed call, so that caches hold its own data, not another function's. `order` shuffles each round,
-    for functions that leave memory to the next one as fresh or used.
+    for functions that leave memory to the next one as fresh or used. `progress` is called with the number of the round
+    and the name before each of these calls, outside of their times.
     """
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     cpu = dict.fromkeys(runs, 0.0)
-    for _ in range(repeat):
+    for number in range(1, repeat + 1):
         for name, run in order.sample(list(runs.items()), len(runs)) if order else runs.items():
+            if progress is not None:
+                progress(number, name)
             for _ in range(settle):
                 run()
             before = time.process_time()

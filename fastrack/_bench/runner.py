@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from functools import partial
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -70,15 +71,19 @@ def ablate(
     """Measure every step at each size (MiB), in the order of directions, sizes, and steps.
 
     `repeat` is the number of rounds for tensors above 16 MiB; smaller ones take more. Each round runs every step, in
-    turn. `progress` is called with a description of each measurement before it.
+    turn. `progress` is called with a description of each run before it.
     """
     report = progress or (lambda _: None)
     rows = []
-    for direction in directions:
-        for size in sizes_mib:
-            report(f"{direction}, {size:g} MiB")
-            rows += _measure(direction, int(size * (1 << 20)), device, bits, repeat)
+    measurements = list(product(directions, sizes_mib))
+    for number, (direction, size) in enumerate(measurements, 1):
+        title = f"{direction} {size:g} MiB, {number} of {len(measurements)}"
+        rows += _measure(direction, int(size * (1 << 20)), device, bits, repeat, partial(_report, report, title))
     return rows
+
+
+def _report(report: Callable[[str], None], title: str, text: str) -> None:
+    report(f"{title}, {text}")
 
 
 def rounds_of(nbytes: int, repeat: int) -> int:
@@ -86,12 +91,21 @@ def rounds_of(nbytes: int, repeat: int) -> int:
     return repeat if nbytes > _SMALL else min(_MAX_ROUNDS, _TOTAL // nbytes)
 
 
-def _measure(direction: Direction, nbytes: int, device: object, bits: int, repeat: int) -> list[Measured]:
+def _measure(
+    direction: Direction, nbytes: int, device: object, bits: int, repeat: int, report: Callable[[str], None]
+) -> list[Measured]:
     """Measure all steps at one size. Its memory is freed on return."""
+    report("making random data")
     with open_steps(direction, nbytes, device=device, bits=bits) as opened:
+        report("checking each path")
         opened.check()
         rounds, settle = rounds_of(nbytes, repeat), _SETTLE if nbytes <= _CACHED else 0
-        times = timed_rounds({step.name: step.run for step in opened.steps}, rounds, settle=settle)
+        runs = {step.name: step.run for step in opened.steps}
+
+        def tell(number: int, name: str) -> None:
+            report(f"round {number}/{rounds}: {name}")
+
+        times = timed_rounds(runs, rounds, settle=settle, progress=tell)
     seconds = {name: runs.median for name, runs in times.items()}
     before = {name: previous for previous, name in pairwise(seconds)}
     return [

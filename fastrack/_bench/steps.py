@@ -41,6 +41,14 @@ PARALLEL = "+ parallel authentication"
 OVERLAP = "+ overlap"
 STEPS = (BOUNCE, DIRECT, PARALLEL, OVERLAP, COPY)
 
+# A line each, of what a step does that the one before does not.
+MEANINGS = {
+    BOUNCE: "the host opens each message, and seals it anew for the other side",
+    DIRECT: "messages pass as they were sealed: the host opens nothing",
+    PARALLEL: "chunks have tags of their own: all threads work",
+    OVERLAP: "a chunk is opened or sealed while it is copied: fastrack",
+}
+
 Direction = Literal["to_device", "to_host"]
 DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 

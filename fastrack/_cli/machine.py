@@ -1,15 +1,14 @@
 """Observations on this machine: software, CPU, memory and signs of a CPU TEE. Nothing here is attested."""
 
-import os
 import platform
 import re
 import resource
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from fastrack._util.cpus import usable_cpus
 from fastrack._version import __version__
 
 ROOT = Path("/")
@@ -24,7 +23,7 @@ _TEE_FLAGS = {"sev_es": "AMD SEV-ES", "sev": "AMD SEV"}
 
 @dataclass(frozen=True, slots=True)
 class Cpu:
-    """The CPU. `features` is empty if the system does not list them; `threads` is the number usable by this process."""
+    """The CPU. `features` is empty if the system does not list them; `threads` is how many can run at a time."""
 
     model: str
     architecture: str
@@ -73,7 +72,7 @@ def read_cpu(root: Path = ROOT) -> Cpu:
         model=model[1].strip() if model else platform.processor() or "unknown",
         architecture=platform.machine(),
         features={name: name in flags for name in features} if flags else {},
-        threads=len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1,
+        threads=usable_cpus(root),
     )
 
 

@@ -14,6 +14,15 @@ from fastrack._cli.nvml import read_graphics
 from fastrack._util.atomic import new_file
 
 _WIDTH = 130  # columns of a table of steps, whose words would be broken in fewer
+_NARROW = 80  # columns that a line is easily read in
+
+
+def narrow_console() -> Console:
+    """Return a console on standard output with lines of at most 80 columns, which end between words."""
+    console = stdout()
+    console.width = min(console.width, _NARROW)
+    console.soft_wrap = False
+    return console
 
 
 def wide_console() -> Console:
@@ -53,4 +62,4 @@ def show_paths(console: Console, **paths: Path | None) -> None:
     """Print the files that were written, by label."""
     for label, path in paths.items():
         if path is not None:
-            console.print(f"\n{label}: {path}")
+            console.print(f"\n{label}: {path}", soft_wrap=True)

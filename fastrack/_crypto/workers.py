@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from fastrack._util import trace
+from fastrack._util.cpus import usable_cpus
 from fastrack._util.fork import after_fork
 from fastrack.format import CHUNK_SIZE
 
@@ -73,10 +74,8 @@ def share(kernel: Callable[..., int], arguments: tuple[Any, ...], workers: int, 
 
 
 def default_threads() -> int:
-    """Return the number of CPUs that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Return the number of CPUs that this process may run on, by its affinity and the quota of its control groups."""
+    return usable_cpus()
 
 
 def _new_boxes(count: int) -> int:

@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 import os
+import re
 import signal
 import threading
 
@@ -22,6 +23,8 @@ from fastrack._bench.models import SPECS, ResNetSpec, TransformerSpec
 from fastrack._bench.plots import draw_collectives
 from fastrack._bench.ring import CopyEngine, NaiveRing
 from fastrack._cli.app import app
+from fastrack._cli.commands.collectives import show_times
+from fastrack._cli.measurements import narrow_console
 
 WAYS = (GLOO, PLAIN, NAIVE, SEALED)
 TINY = (ResNetSpec("a ResNet", 2, 1, (4, 8)), TransformerSpec("a decoder", 1, 8, 1, 16, 2, 50, 16))
@@ -97,6 +100,17 @@ def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(models, "SPECS", TINY)
     return lambda line: CliRunner().invoke(app, line.split())
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_times_are_shown_in_the_columns_of_a_terminal(capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    show_times(rows_of(2, 4), narrow_console())
+    said = capsys.readouterr().out
+    assert [line for line in said.splitlines() if len(line) > columns] == []
+    assert len(re.findall(r"^sealed +500\.0 +1\.57 *$", said, re.MULTILINE)) == 2 * 3
+    assert said.count("all-reduce, 25 MiB") == 2
+    assert "2501.11771" in said
 
 
 @functools.cache

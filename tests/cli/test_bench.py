@@ -10,8 +10,9 @@ from fastrack._bench import runner as ablation
 from fastrack._bench import steps
 from fastrack._bench.plots import draw_ablation
 from fastrack._bench.steps import DIRECTIONS, STEPS
-from fastrack._cli.commands.bench import show_ablation
+from fastrack._cli.commands.bench import show_ablation, show_speeds
 from fastrack._cli.console import stdout
+from fastrack._cli.measurements import narrow_console
 from fastrack._crypto import engine as aead
 from fastrack._crypto.workers import default_threads
 from fastrack._devices.cuda.device import CudaDevice
@@ -52,7 +53,7 @@ def rows_of(*sizes, p99=None):
 
 
 def test_every_step_is_measured_in_both_directions(cli):
-    said = cli(f"{QUICK} --size 0.125").stdout
+    said = cli(f"{QUICK} --size 0.125 --wide").stdout
     for direction in DIRECTIONS:
         assert f"{direction}, cpu\n" in said
     for size in ("64 KiB", "128 KiB"):
@@ -119,10 +120,43 @@ def test_a_device_that_is_none_is_refused(cli):
 # How it is shown.
 
 
-def test_a_narrow_terminal_breaks_no_words(cli, monkeypatch):
+def test_a_narrow_terminal_breaks_no_words_with_all_columns(cli, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    said = cli(QUICK).stdout
+    said = cli(f"{QUICK} --wide").stdout
     assert all(f" {step} " in said for step in STEPS)
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+def test_a_table_of_speeds_fits_in_forty_columns_and_never_takes_more_than_eighty(capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    show_speeds(rows_of(1 << 16, 1 << 30), "cpu", narrow_console())
+    said = capsys.readouterr().out
+    assert all(len(line) <= min(columns, 80) for line in said.splitlines())
+    assert {"authentication", "bounce", "overlap"} <= set(said.split())
+    text = " ".join(said.split())
+    for direction in DIRECTIONS:
+        assert f"{direction}, cpu " in text
+    assert text.count("500.0 2.0 25 %") == 2 * 2 * len(STEPS)
+    assert text.count(" 64 KiB ") == text.count(" 1 GiB ") == 2
+    for name, meaning in steps.MEANINGS.items():
+        assert f"{name}: {meaning}" in text
+
+
+def test_speeds_are_told_with_where_the_rest_is(cli):
+    said = cli(QUICK).stdout
+    assert "More columns: --wide. All figures: --json." in said
+    assert "CPU" not in said
+    assert cli(f"{QUICK} --quiet --json out.json").stdout == ""
+
+
+def test_progress_names_the_measurement_and_the_path_in_a_line(monkeypatch):
+    monkeypatch.setattr(ablation, "rounds_of", lambda nbytes, repeat: repeat)
+    told = []
+    ablation.ablate([1 / 16, 1 / 8], repeat=2, progress=told.append)
+    assert told[0] == "to_device 0.0625 MiB, 1 of 4, making random data"
+    assert told[-1] == "to_host 0.125 MiB, 4 of 4, round 2/2: plain copy"
+    assert len(told) == 4 * (2 + 2 * len(STEPS))
+    assert max(map(len, told)) < 68  # with a spinner and a verb in front, in 80 columns
 
 
 def test_a_p99_that_is_not_known_is_a_dash(capsys, monkeypatch):

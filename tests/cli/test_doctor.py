@@ -1,4 +1,5 @@
 import dataclasses
+import re
 import sys
 
 import pytest
@@ -8,13 +9,20 @@ from test_nvml import FakeNvml
 
 from fastrack import Key
 from fastrack._cli.commands import doctor as doctor_module
-from fastrack._cli.commands.doctor import KeyFile, gather, read_key_file, state
+from fastrack._cli.commands.doctor import KeyFile, gather, read_key_file, show_facts, state
 from fastrack._cli.commands.selftest import CudaCheck, check_cuda, check_engine
+from fastrack._cli.console import stdout
 from fastrack._cli.machine import CpuTee
 from fastrack._cli.nvml import Confidential, Gpu, Graphics
 from fastrack._cli.proofs import read_proofs
 from fastrack._crypto import engine as aead
 from fastrack._crypto.engine import ENGINE_VARIABLE, SelectedEngine
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch):
+    """Have each value on a line."""
+    monkeypatch.setenv("COLUMNS", "500")
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +53,7 @@ def test_a_machine_is_examined(cli):
         "GPU",
         "Attestation",
         "Key file",
+        "Left over",
         "What is protected here",
         "What is not",
     ):
@@ -53,11 +62,55 @@ def test_a_machine_is_examined(cli):
     assert f"AES-GCM       {aead.selected_engine().name}" in said
 
 
+@pytest.mark.parametrize("columns", [40, 80])
+def test_a_narrow_terminal_breaks_no_word(cli, monkeypatch, columns):
+    whole = cli("doctor").stdout
+    monkeypatch.setenv("COLUMNS", str(columns))
+    narrow = cli("doctor").stdout
+    without_figures = [re.sub(r"[\d.]+", "0", said).split() for said in (whole, narrow)]
+    assert without_figures[0] == without_figures[1]
+    longer = [line for line in narrow.splitlines() if len(line) > columns]
+    assert [line for line in longer if len(line.split()) > 1 and line[:3] != "  f"] == []  # a path has its own line
+
+
+def test_a_quota_of_the_control_group_is_told(facts, capsys):
+    for quota, told in ((0.5, "usable, by a quota of 0.5 of the control group"), (None, "usable\n")):
+        show_facts(dataclasses.replace(facts, cpu_quota=quota), [], stdout())
+        assert told in capsys.readouterr().out
+
+
+PART = ".fastrack-0123456789abcdef.part"
+
+
+def test_what_killed_commands_left_is_told_with_how_to_remove_it(cli, folder, monkeypatch):
+    (folder / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(folder / "temporary"))
+    assert cli("doctor --quiet").stdout == ""
+    assert "unfinished    nothing seen" in cli("doctor").stdout
+    left = [folder / PART, folder / "temporary" / PART, folder / "data" / PART]
+    for path in left:
+        path.mkdir(parents=True)
+    for near in (".fastrack-0123.part", f"a{PART}", f"{PART}s"):
+        (folder / near).touch()
+    for line in ("doctor data", "doctor --quiet data ."):
+        said = cli(line).stdout
+        assert said.count("unfinished") == 3
+        assert "What `unseal` left is plaintext. See that no fastrack runs there" in said
+        assert all(str(path) in said for path in left)
+    assert cli.json("doctor data")["left_over"] == [str(path) for path in left]
+    assert "Software" not in cli("doctor --quiet").stdout
+
+
+def test_what_is_looked_through_is_a_folder(cli):
+    assert "expected a folder, got 'nowhere'" in cli("doctor nowhere", status=2).stderr
+
+
 def test_a_machine_is_described_to_a_program(cli):
     document = cli.json("doctor")
     assert set(document) == {
         "software",
         "cpu",
+        "cpu_quota",
         "memory",
         "code",
         "engine",
@@ -65,6 +118,7 @@ def test_a_machine_is_described_to_a_program(cli):
         "graphics",
         "cuda",
         "key_file",
+        "left_over",
         "proofs",
         "statements",
     }

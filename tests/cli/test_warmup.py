@@ -11,6 +11,7 @@ from fastrack._crypto import native
 def test_without_a_gpu_there_is_nothing_to_do(cli, monkeypatch):
     monkeypatch.setattr(warmup_module, "read_graphics", lambda: type("Graphics", (), {"gpus": []}))
     assert "nothing to compile" in cli("warmup").stdout
+    assert cli("warmup --quiet").stdout == ""
     assert cli.json("warmup")["cuda"] is None
 
 
@@ -20,6 +21,7 @@ def test_kernels_are_compiled_where_there_is_a_gpu(cli, monkeypatch):
         check = CudaCheck(usable=problem is None, problem=problem)
         monkeypatch.setattr(warmup_module, "check_cuda", lambda check=check: check)
         assert told in cli("warmup").stdout
+        assert (told in cli("warmup --quiet").stdout) is (problem is not None)
         assert cli.json("warmup")["cuda"] == {"usable": problem is None, "problem": problem}
 
 

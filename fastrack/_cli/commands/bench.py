@@ -11,7 +11,7 @@ from rich.console import Console
 from fastrack._bench.plots import check_picture, draw_ablation
 from fastrack._cli.console import STDOUT, new_table, reporter
 from fastrack._cli.files import check_target
-from fastrack._cli.measurements import show_paths, wide_console, write_results
+from fastrack._cli.measurements import narrow_console, show_paths, wide_console, write_results
 from fastrack._cli.options import Bits
 from fastrack._util.units import format_size
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fastrack._bench.steps import Direction
 
 SIZES = (0.0625, 1.0, 16.0, 256.0, 1024.0)
+Wide = Annotated[bool, typer.Option("--wide", help="Print all columns, in lines of 130 characters.")]
 _LARGEST = 2047  # MiB: a chain is one call of OpenSSL, which takes less than 2 GiB
 
 
@@ -60,6 +61,8 @@ def bench(
     as_json: Annotated[
         Path | None, typer.Option("--json", metavar="PATH", help="Write all results here as JSON; - is stdout.")
     ] = None,
+    wide: Wide = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print no table.")] = False,
 ) -> None:
     """Measure the steps from the bounce path to fastrack, in both directions. The machine should be idle."""
     from fastrack._bench.runner import trace_transfers
@@ -76,7 +79,8 @@ def bench(
     if collectives:
         from fastrack._cli.commands.collectives import bench_collectives
 
-        bench_collectives(ranks, size, bits=int(bits), repeat=repeat, picture=picture, as_json=as_json)
+        shown = {"wide": wide, "quiet": quiet}
+        bench_collectives(ranks, size, bits=int(bits), repeat=repeat, picture=picture, as_json=as_json, **shown)
         return
     rows = measure(size or SIZES, device=device, bits=int(bits), repeat=repeat)
     settings = {"device": device, "bits": int(bits), "repeat": repeat, "sizes_mib": list(size or SIZES)}
@@ -85,10 +89,14 @@ def bench(
         draw_ablation(rows, device, picture)
     if timeline is not None:
         trace_transfers(max(row.size for row in rows), timeline, device=device, bits=int(bits))
-    if as_json == STDOUT:
+    if as_json == STDOUT or quiet:
         return
-    console = wide_console()
-    show_ablation(rows, device, console)
+    console = wide_console() if wide else narrow_console()
+    if wide:
+        show_ablation(rows, device, console)
+    else:
+        show_speeds(rows, device, console)
+        console.print("\nMore columns: --wide. All figures: --json.")
     show_paths(console, Picture=picture, Timeline=timeline, JSON=as_json)
 
 
@@ -113,6 +121,39 @@ def measure(
 
     with reporter("measuring") as report:
         return ablate(sizes, directions=directions, device=device, bits=bits, repeat=repeat, progress=report)
+
+
+_SPEEDS = {"step": 14, "time, ms": 8, "times bounce": 6, "of copy": 5}  # columns, and how many their words take
+_FULL_WIDTH = 60  # columns of a table none of whose lines is wrapped
+_RATIOS = "time: median; times bounce: speed over bounce's; of copy: over a plain copy's"
+
+
+def show_speeds(rows: "Sequence[Measured]", device: str, console: Console) -> None:
+    """Print a table for each direction, with a line for each size and step, and what they mean below."""
+    from fastrack._bench.steps import MEANINGS, notes
+
+    for direction, of_direction in groupby(rows, key=lambda row: row.direction):
+        if direction != rows[0].direction:
+            console.print()
+        if rows[0].direction != rows[-1].direction:
+            console.print(f"{direction}, {device}\n", style="bold")
+        table = new_table()
+        table.padding = (0, 0, 0, 1)
+        for name, narrow in _SPEEDS.items():
+            width = narrow if console.width < _FULL_WIDTH else None
+            table.add_column(name, justify="left" if name == "step" else "right", width=width)
+        for size, group in groupby(of_direction, key=lambda row: row.size):
+            table.add_row(format_size(size), style="bold")
+            for row in group:
+                times = f"{row.over_bounce:.1f}", f"{100 * row.of_copy:.0f} %"
+                table.add_row(row.step, _ms(row.seconds), *times)
+        console.print(table)
+    for name, meaning in MEANINGS.items():
+        console.print(f"{name}: {meaning}")
+    console.print(_RATIOS)
+    if device != "cpu":  # on a GPU a model stands for two of the steps, which no table may leave out
+        for note in notes(device):
+            console.print(note)
 
 
 def show_ablation(rows: "Sequence[Measured]", device: str, console: Console) -> None:

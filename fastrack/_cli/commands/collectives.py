@@ -10,7 +10,7 @@ from rich.console import Console
 
 from fastrack._bench.plots import draw_collectives
 from fastrack._cli.console import STDOUT, new_table, reporter
-from fastrack._cli.measurements import show_paths, wide_console, write_results
+from fastrack._cli.measurements import narrow_console, show_paths, wide_console, write_results
 from fastrack._util.units import format_size
 from fastrack.errors import FastrackError
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 RANKS = (2, 3, 4)
 SIZES = (1.0, 5.0, 25.0, 100.0)
 
+_OF_STEPS = """\
+Steps are of rank 0. wait: for messages of other ranks. drain: until all was sent. confirm: the ranks tell each other
+that all was authentic."""
 NOTES = (
     """\
 Ranks are processes of this machine that share its processors and talk by gloo on loopback. A run takes as long as on
@@ -31,9 +34,7 @@ hops, by OpenSSL, on the same transport. sealed: fastrack. alone: an iteration w
     """\
 An iteration is a forward and a backward pass and a step of SGD, on one thread for each rank; the size is that of all
 gradients. Collectives run beside the backward pass, so that their steps may take longer than they cost.""",
-    """\
-Steps are of rank 0. wait: for messages of other ranks. drain: until all was sent. confirm: the ranks tell each other
-that all was authentic.""",
+    _OF_STEPS,
     """\
 The paper on data parallel training in GPU TEEs (arXiv 2501.11771), where every hop of the ring encrypts: an iteration
 on 4 GPUs takes 8.68 times as long on average, 41.6 times for GPT-2 XL, and 3.03 times with large buckets. Comparable:
@@ -51,6 +52,8 @@ def bench_collectives(
     repeat: int,
     picture: Path | None,
     as_json: Path | None,
+    wide: bool,
+    quiet: bool,
 ) -> None:
     """Measure, and write and print the results."""
     if find_spec("torch") is None:
@@ -65,11 +68,30 @@ def bench_collectives(
     write_results(as_json, "collectives", rows, "cpu", settings, [" ".join(note.split()) for note in NOTES])
     if picture is not None:
         draw_collectives(rows, picture)
-    if as_json == STDOUT:
+    if as_json == STDOUT or quiet:
         return
-    console = wide_console()
-    show_collectives(rows, console)
+    console = wide_console() if wide else narrow_console()
+    if wide:
+        show_collectives(rows, console)
+    else:
+        show_times(rows, console)
     show_paths(console, Picture=picture, JSON=as_json)
+
+
+def show_times(rows: "Sequence[Collective]", console: Console) -> None:
+    """Print a table for each number of ranks with the times alone, and notes below."""
+    for ranks, of_ranks in groupby(rows, key=lambda row: row.ranks):
+        console.print(f"{ranks} ranks\n", style="bold")
+        table = new_table("way", "ms", "÷ gloo", right=("ms", "÷ gloo"))
+        for (subject, size), group in groupby(of_ranks, key=lambda row: (row.subject, row.size)):
+            table.add_row(f"{subject}, {format_size(size)}", style="bold")
+            for row in group:
+                table.add_row(row.way, f"{1000 * row.seconds:.1f}", f"{row.over_gloo:.2f}")
+        console.print(table)
+        console.print()
+    for note in NOTES:
+        if note is not _OF_STEPS:
+            console.print(" ".join(note.split()))
 
 
 def show_collectives(rows: "Sequence[Collective]", console: Console) -> None:

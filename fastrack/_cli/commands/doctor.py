@@ -1,9 +1,14 @@
 """``fastrack doctor``: examine the machine, and state its protection."""
 
 import os
+import re
+import tempfile
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from textwrap import wrap
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,16 +21,35 @@ from fastrack._cli.machine import Cpu, CpuTee, Memory, read_cpu, read_memory, re
 from fastrack._cli.nvml import Graphics, read_graphics
 from fastrack._cli.options import Json
 from fastrack._cli.proofs import Proof, read_proofs
+from fastrack._util.cpus import cpu_quota
 from fastrack._util.units import format_size
 from fastrack.errors import FastrackError
 
+_PART = re.compile(r"\.fastrack-[0-9a-f]{16}\.part")  # as `fastrack._util.atomic` names what is not complete
 
-def doctor(*, as_json: Json = False) -> None:
+
+def doctor(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="FOLDER...",
+            help="Folders to look for what killed commands left, beside this one and that of temporary files.",
+        ),
+    ] = None,
+    *,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print what needs attention alone.")] = False,
+    as_json: Json = False,
+) -> None:
     """Examine this machine, and state what is protected on it and what is not."""
-    facts = gather()
+    for folder in folders or ():
+        if not folder.is_dir():
+            raise typer.BadParameter(f"expected a folder, got {str(folder)!r}", param_hint="FOLDER")
+    facts = gather(folders or ())
     statements = state(facts)
     if as_json:
         print_json(**asdict(facts), statements=[asdict(statement) for statement in statements])
+    elif quiet:
+        _show_lines({title: lines for title, lines in _sections(facts).items() if title in _faults(facts)}, stdout())
     else:
         show_facts(facts, statements, stdout())
     if facts.engine.problem is not None:
@@ -50,6 +74,7 @@ class Facts:
 
     software: dict[str, str | None]
     cpu: Cpu
+    cpu_quota: float | None  # CPUs that control groups give to this process; None if they set no quota
     memory: Memory
     code: dict[str, str | None]
     engine: EngineCheck
@@ -58,6 +83,7 @@ class Facts:
     cuda: CudaCheck | None  # None if no GPU was seen
     proofs: tuple[Proof, ...]
     key_file: KeyFile
+    left_over: tuple[str, ...]  # files and folders that killed commands did not complete
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +94,13 @@ class Statement:
     text: str
 
 
-def gather() -> Facts:
-    """Return all observations."""
+def gather(folders: Iterable[Path] = ()) -> Facts:
+    """Return all observations. `folders` are looked through as well for what commands left."""
     graphics, tee = read_graphics(), read_tee()
     return Facts(
         software=read_software(),
         cpu=read_cpu(),
+        cpu_quota=cpu_quota(),
         memory=read_memory(),
         code=read_machine_code(),
         engine=check_engine(),
@@ -82,7 +109,17 @@ def gather() -> Facts:
         cuda=check_cuda() if graphics.gpus else None,
         proofs=read_proofs(tee, graphics),
         key_file=read_key_file(),
+        left_over=tuple(find_left_over((Path(), Path(tempfile.gettempdir()), *folders))),
     )
+
+
+def find_left_over(folders: Iterable[Path]) -> list[str]:
+    """Return the paths of files and folders right in these folders that have the name of what is not complete."""
+    found: list[str] = []
+    for folder in dict.fromkeys(folder.resolve() for folder in folders):
+        with suppress(OSError):  # a folder that may not be read
+            found += sorted(str(path) for path in folder.iterdir() if _PART.fullmatch(path.name))
+    return found
 
 
 def read_machine_code() -> dict[str, str | None]:
@@ -183,11 +220,7 @@ def _about_mode(graphics: Graphics) -> str:
 
 def show_facts(facts: Facts, statements: list[Statement], console: Console) -> None:
     """Print the facts and the statements."""
-    for title, lines in _sections(facts).items():
-        console.print(title, style="bold")
-        for label, value in lines:
-            console.print(f"  {label:<13} {clean(value)}")
-        console.print()
+    _show_lines(_sections(facts), console)
     for title, protected in (("What is protected here", True), ("What is not", False)):
         console.print(title, style="bold")
         table = Table.grid(padding=(0, 1), pad_edge=True)
@@ -198,6 +231,32 @@ def show_facts(facts: Facts, statements: list[Statement], console: Console) -> N
         console.print()
 
 
+def _show_lines(sections: dict[str, list[tuple[str, str]]], console: Console) -> None:
+    """Print sections of labels and values, in lines that end between words. A longer word has a line of its own."""
+    for title, lines in sections.items():
+        console.print(title, style="bold")
+        for label, value in lines:
+            start, width = f"  {label:<13} ", max(console.width, 2 * _INDENT)
+            for line in wrap(clean(value), width, initial_indent=start, subsequent_indent=" " * _INDENT, **_AT_SPACES):
+                console.print(line)
+        console.print()
+
+
+_INDENT = 16
+_AT_SPACES: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+
+
+def _faults(facts: Facts) -> set[str]:
+    """Return the titles of the sections that need attention."""
+    faults = {
+        "Engine": facts.engine.problem or facts.engine.fault,
+        "Machine code": facts.code["problem"],
+        "Key file": facts.key_file.problem,
+        "Left over": facts.left_over,
+    }
+    return {title for title, fault in faults.items() if fault}
+
+
 def _sections(facts: Facts) -> dict[str, list[tuple[str, str]]]:
     cpu, memory = facts.cpu, facts.memory
     present = [name for name, is_present in cpu.features.items() if is_present]
@@ -205,7 +264,7 @@ def _sections(facts: Facts) -> dict[str, list[tuple[str, str]]]:
     return {
         "Software": [(name, version or "not installed") for name, version in facts.software.items()],
         "Machine": [
-            ("CPU", f"{cpu.model} ({cpu.architecture}), {cpu.threads} usable"),
+            ("CPU", f"{cpu.model} ({cpu.architecture}), {cpu.threads} usable{_describe_quota(facts.cpu_quota)}"),
             ("features", f"{' '.join(present) or 'unknown'}{f'; without {chr(32).join(lacking)}' if lacking else ''}"),
             (
                 "memory",
@@ -222,6 +281,7 @@ def _sections(facts: Facts) -> dict[str, list[tuple[str, str]]]:
         "GPU": _gpu_lines(facts.graphics, facts.cuda),
         "Attestation": [(proof.part, str(proof)) for proof in facts.proofs],
         "Key file": _key_lines(facts.key_file),
+        "Left over": _left_lines(facts.left_over),
     }
 
 
@@ -273,6 +333,20 @@ def _key_lines(key_file: KeyFile) -> list[tuple[str, str]]:
     if key_file.key_id is None and key_file.problem is None:
         return [("source", f"{key_file.path}, which was not asked")]
     return [("path", key_file.path or "not shown"), ("key", key_file.key_id or f"cannot be used: {key_file.problem}")]
+
+
+def _left_lines(paths: Sequence[str]) -> list[tuple[str, str]]:
+    if not paths:
+        return [("unfinished", "nothing seen, here and in the folder of temporary files")]
+    advice = (
+        "A command was killed before these were complete, or still writes them. What `unseal` left is plaintext. See "
+        "that no fastrack runs there, then remove each with `rm -r`"
+    )
+    return [*(("unfinished", path) for path in paths), ("advice", advice)]
+
+
+def _describe_quota(quota: float | None) -> str:
+    return "" if quota is None else f", by a quota of {quota:g} of the control group"
 
 
 def _maybe_size(count: int | None) -> str:

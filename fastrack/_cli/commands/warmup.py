@@ -2,6 +2,9 @@
 
 import time
 from dataclasses import asdict
+from typing import Annotated
+
+import typer
 
 from fastrack._cli.commands.selftest import check_cuda
 from fastrack._cli.console import clean, tell
@@ -9,7 +12,9 @@ from fastrack._cli.nvml import read_graphics
 from fastrack._cli.options import Json
 
 
-def warmup(*, as_json: Json = False) -> None:
+def warmup(
+    *, quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print errors alone.")] = False, as_json: Json = False
+) -> None:
     """Compile the kernels for this machine's GPU, so that processes load them from CuPy's cache."""
     start = time.perf_counter()
     cuda = check_cuda() if read_graphics().gpus else None  # this compiles them
@@ -20,4 +25,5 @@ def warmup(*, as_json: Json = False) -> None:
         text = f"GPU: not usable: {clean(cuda.problem)}"
     else:
         text = f"GPU: kernels compiled, which CuPy keeps, {seconds:.1f} s"
-    tell([text], as_json=as_json, cuda=None if cuda is None else asdict(cuda), seconds=seconds)
+    lines = [] if quiet and not (cuda and cuda.problem) else [text]
+    tell(lines, as_json=as_json, cuda=None if cuda is None else asdict(cuda), seconds=seconds)

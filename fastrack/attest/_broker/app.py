@@ -3,7 +3,6 @@
 import json
 import logging
 import math
-import os
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from fastrack._util.cpus import usable_cpus
 from fastrack.attest._broker.ledger import BusyError, ChallengeError
 from fastrack.attest._broker.limits import Quota, RateLimit
 from fastrack.attest._broker.service import Broker
@@ -151,9 +151,9 @@ class _Handlers:
             self._in_flight.give_back(address, taken)
 
     async def _work(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Call a function in a thread, so that the loop goes on. Use at most one thread per core."""
+        """Call a function in a thread, so that the loop goes on. Use at most one thread per CPU."""
         if self._threads is None:
-            self._threads = anyio.CapacityLimiter(os.cpu_count() or 1)
+            self._threads = anyio.CapacityLimiter(usable_cpus())
         result: T = await run_sync(function, *arguments, limiter=self._threads)
         return result
 
