@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from fastrack._keys.keyring import KeyLike
 from fastrack._samples import tables
-from fastrack._samples.dataset_writer import DatasetWriter
+from fastrack._samples.dataset_writer import DatasetWriter, resume_run
 from fastrack._samples.json_lines import JsonColumns
 from fastrack._util.locations import locate_local
 from fastrack._util.public import public
@@ -104,7 +104,7 @@ def import_samples(
         if writer.stored and not resume:
             advice = "Choose another folder, or resume that run with its source (resume=, --resume)"
             raise FileExistsError(errno.EEXIST, f"has {writer.stored} samples already. {advice}", os.fspath(folder))
-        expected = writer.expect_stored() if writer.stored else None
+        expected = resume_run(writer) if writer.stored else None
         files, count = _files_of(source), 0
         batches = _open_object(source) if files is None else _open_files(files, locate_local(folder))
         while True:
@@ -122,7 +122,7 @@ def import_samples(
             if progress is not None:
                 progress(read)
         if expected is not None:
-            expected.require_all_taken()
+            expected.require_whole_run()
         if not count:
             at = "import_samples" if files is None else files.paths[0]
             raise FormatError(f"{at}: expected a sample or more, got none. Name another source")

@@ -507,7 +507,7 @@ def test_another_source_is_refused_before_anything_is_stored(tmp_path, key, line
         folder = tmp_path / str(shard_size)
         import_samples(text_file(tmp_path / "a.txt", *"abcd"), folder, key, shard_size=shard_size)
         before = {path.name: path.read_bytes() for path in folder.iterdir()}
-        with pytest.raises(ValueError, match=r"resume=.*4 samples"):
+        with pytest.raises(ValueError, match=r"resume=.*(4 samples|sample \d)"):
             import_samples(text_file(tmp_path / "b.txt", *lines), folder, key, resume=True)
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
