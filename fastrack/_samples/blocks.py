@@ -89,6 +89,11 @@ class Block:
             return dtypes.nbytes(self.column.dtype, self.column.shape or ())
         return np.diff(self.ends) + np.int64().itemsize
 
+    def part(self, start: int, stop: int) -> Block:
+        """Return some of the values."""
+        ends = None if self.ends is None else self.ends[start : stop + 1] - self.ends[start]
+        return Block(self.column, self.between(start, stop), stop - start, ends)
+
     def between(self, start: int, stop: int) -> Bytes:
         """Return the bytes of some values."""
         if self.ends is not None:

@@ -315,16 +315,3 @@ class DatasetWriter:
         self._shards += 1
         self.stored += self._count
         self._start_shard()
-
-
-def data_set_of(writer: DatasetWriter) -> DataSet:
-    """Return the data set that a writer has found in its folder."""
-    return writer._there  # noqa: SLF001 - its own
-
-
-def resume_run(writer: DatasetWriter) -> StoredSamples:
-    """Have a writer compare the first samples with the last run of its folder in place of writing them again."""
-    there, keys = writer._there, KeyRing(writer._key)  # noqa: SLF001 - its own
-    writer._run = there.run  # noqa: SLF001
-    writer._expected = StoredSamples(writer._folder, there, keys)  # noqa: SLF001
-    return writer._expected  # noqa: SLF001

@@ -430,10 +430,10 @@ def test_a_folder_is_continued_on_request_alone(tmp_path, key, monkeypatch):
     (tmp_path / "a.txt").write_text("".join(f"line {index}\n" for index in range(5000)))
     write = DatasetWriter.write_batch
 
-    def interrupt(self, batch):
+    def interrupt(self, batch, **options):
         if self.stored > 2000:
             raise KeyboardInterrupt
-        write(self, batch)
+        write(self, batch, **options)
 
     monkeypatch.setattr(DatasetWriter, "write_batch", interrupt)
     with pytest.raises(KeyboardInterrupt):
