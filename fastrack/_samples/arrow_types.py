@@ -47,15 +47,15 @@ def from_arrow(name: str, array: Any, *, has_inner_nulls: bool = False) -> tuple
     kind = array.type
     array = _plain(array)
     valid = array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
-    as_json = is_stored_as_json(kind, has_inner_nulls=has_inner_nulls)
+    as_json = _is_stored_as_json(kind, has_inner_nulls=has_inner_nulls)
     try:
         block = _json_block(array) if as_json else _block_of(array if valid is None else array.drop_null())
-    except _Unknown:
+    except _UnknownTypeError:
         raise FormatError(
             f"column {name!r:.80}: expected a type that Parquet has, got {kind!s:.80}. Cast it, or leave it out"
         ) from None
     if valid is not None and not as_json:
-        block = _with_nulls(block, valid)
+        block = with_nulls(block, valid)
     return replace(block, column=replace(block.column, type=_type_text(kind, block.column, as_json))), valid
 
 
@@ -69,12 +69,9 @@ def to_arrow(name: str, block: Block, valid: Mask | None = None) -> Any:
     pa = pyarrow()
     try:
         kind, as_json = _kind_of(block.column)
-        if as_json:
-            array = _array_of(_values_of_json(block, valid), kind)
-        else:
-            array = _array_of_bytes(block, valid, kind)
+        array = _array_of(_values_of_json(block, valid), kind) if as_json else _array_of_bytes(block, valid, kind)
         array.validate(full=True)
-    except _Unknown:
+    except _UnknownTypeError:
         raise FormatError(
             f"column {name!r:.80}: expected a dtype that Arrow has, got {block.column.dtype}. Leave the column out"
         ) from None
@@ -88,22 +85,22 @@ def to_arrow(name: str, block: Block, valid: Mask | None = None) -> Any:
 def nulls_in(array: Any) -> tuple[bool, bool]:
     """Return whether an array has nulls, and whether lists of numbers in it have nulls in them."""
     kind, array = array.type, _plain(array)
-    has_inner = not is_stored_as_json(kind) and _is_a_list(array.type) and any(nulls_in(array.flatten()))
+    has_inner = not _is_stored_as_json(kind) and _is_a_list(array.type) and any(nulls_in(array.flatten()))
     return bool(array.null_count), has_inner
 
 
 @cache
-def is_stored_as_json(kind: Any, *, has_inner_nulls: bool = False) -> bool:
+def _is_stored_as_json(kind: Any, *, has_inner_nulls: bool = False) -> bool:
     """Return whether the values of a type are stored as JSON: all that nest, but lists of numbers without nulls."""
-    types, kind = pyarrow().types, _plain_kind(kind)
+    types, kind = pyarrow().types, plain_kind(kind)
     if types.is_fixed_size_list(kind):
         return has_inner_nulls or not _is_row(kind)
     if _is_a_list(kind):
-        return has_inner_nulls or not _is_number(_plain_kind(kind.value_type))
+        return has_inner_nulls or not _is_number(plain_kind(kind.value_type))
     return bool(types.is_nested(kind))
 
 
-class _Unknown(Exception):
+class _UnknownTypeError(Exception):
     """The type is none that can be stored, or the dtype is none of Arrow's."""
 
 
@@ -121,13 +118,13 @@ def _is_number(kind: Any) -> bool:
 
 def _is_row(kind: Any) -> bool:
     """Return whether values of a type have all as many bytes."""
-    types, kind = pyarrow().types, _plain_kind(kind)
+    types, kind = pyarrow().types, plain_kind(kind)
     if types.is_fixed_size_list(kind):
         return _is_row(kind.value_type)
     return bool(_is_number(kind) or types.is_fixed_size_binary(kind) or types.is_temporal(kind))
 
 
-def _plain_kind(kind: Any) -> Any:
+def plain_kind(kind: Any) -> Any:
     """Return a type without its extension, categories or runs."""
     pa = pyarrow()
     while True:
@@ -187,7 +184,7 @@ def _block_of(array: Any) -> Block:
     if _is_number(array.type):
         return Block.of(array.to_numpy(zero_copy_only=False))
     if not _is_a_list(kind):
-        raise _Unknown
+        raise _UnknownTypeError
     values = _block_of(_plain(array.flatten()))
     column = values.column
     if types.is_fixed_size_list(kind):
@@ -210,7 +207,7 @@ def _ends(sizes: Any) -> Any:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)])
 
 
-def _with_nulls(block: Block, valid: Mask) -> Block:
+def with_nulls(block: Block, valid: Mask) -> Block:
     """Return the values with zeros, or an empty record, in the place of each null."""
     if block.ends is not None:
         sizes = np.zeros(valid.size, np.int64)
@@ -234,13 +231,13 @@ def _dump(value: Any) -> str:
 def _values_of(array: Any) -> list[Any]:
     """Return values as JSON has them: bytes in base64, decimals as text, dates as the integers that Arrow stores."""
     pa = pyarrow()
-    is_text = _is_text(_plain_kind(array.type))
+    is_text = _is_text(plain_kind(array.type))
     array = _plain(array)
     types, kind = pa.types, array.type
     if types.is_struct(kind):
         names = [field.name for field in kind]
         if len(set(names)) < len(names):
-            raise _Unknown
+            raise _UnknownTypeError
         members = zip(*map(_values_of, array.flatten()), strict=True) if names else [()] * len(array)
         values: list[Any] = [dict(zip(names, row, strict=True)) for row in members]
         return _with_none(values, array)
@@ -258,7 +255,7 @@ def _values_of(array: Any) -> list[Any]:
     elif _is_bytes(kind) or types.is_fixed_size_binary(kind):
         return [None if value is None else base64.b64encode(value).decode() for value in array.to_pylist()]
     elif not (_is_number(kind) or types.is_null(kind) or types.is_temporal(kind)):
-        raise _Unknown
+        raise _UnknownTypeError
     return list(array.to_pylist())
 
 
@@ -289,7 +286,7 @@ def _default_kind(column: Column) -> Any:
     if column.shape is None and column.dtype == "U8":
         return pa.binary()
     if column.dtype not in dtypes.NUMPY or column.dtype == "C64":
-        raise _Unknown
+        raise _UnknownTypeError
     kind = pa.from_numpy_dtype(dtypes.NUMPY[column.dtype])
     if column.shape is None:
         return pa.list_(kind)
@@ -335,7 +332,9 @@ def _wrapped(array: Any, kind: Any) -> Any:
 
 def _array_of_bytes(block: Block, valid: Mask | None, kind: Any) -> Any:
     pa = pyarrow()
-    plain, count = _plain_kind(kind), block.count
+    plain, count = plain_kind(kind), block.count
+    if valid is not None and valid.shape != (count,):
+        raise ValueError
     bits = None if valid is None else pa.array(np.ascontiguousarray(valid, np.bool_)).buffers()[1]
     if pa.types.is_null(plain):
         array = pa.nulls(count)
@@ -349,6 +348,7 @@ def _array_of_bytes(block: Block, valid: Mask | None, kind: Any) -> Any:
             array = _lists(plain, np.diff(ends) // width, values, valid)
         else:
             array = pa.Array.from_buffers(pa.large_binary(), count, [bits, pa.py_buffer(ends), data])
+            array.validate(full=True)  # PyArrow follows offsets in a cast without a look at them
             array = array.cast(pa.string()).cast(plain) if pa.types.is_decimal(plain) else array.cast(plain)
     return _wrapped(array, kind)
 
@@ -356,16 +356,23 @@ def _array_of_bytes(block: Block, valid: Mask | None, kind: Any) -> Any:
 def _array_of_rows(data: Bytes, count: int, kind: Any, bits: Any) -> Any:
     """Return values of one size each. `bits` has a bit for each, which is 0 for a null."""
     pa = pyarrow()
-    plain = _plain_kind(kind)
+    plain = plain_kind(kind)
     if pa.types.is_fixed_size_list(plain):
         values = _array_of_rows(data, count * plain.list_size, plain.value_type, None)
         array = pa.Array.from_buffers(plain, count, [bits], children=[values])
+    elif data.size != count * _width(plain):
+        raise ValueError
     elif pa.types.is_boolean(plain):
         packed = pa.array(data.view(np.bool_)).buffers()[1]
         array = pa.Array.from_buffers(plain, count, [bits, packed])
     else:
         array = pa.Array.from_buffers(plain, count, [bits, pa.py_buffer(np.ascontiguousarray(data))])
     return _wrapped(array, kind)
+
+
+def _width(kind: Any) -> int:
+    """Return the bytes of a value of one size, as a sample has them."""
+    return max(int(kind.bit_width) // 8, int(pyarrow().types.is_boolean(kind)))
 
 
 def _lists(kind: Any, sizes: Any, values: Any, valid: Mask | None) -> Any:
@@ -392,7 +399,7 @@ def _values_of_json(block: Block, valid: Mask | None) -> list[Any]:
 def _array_of(values: list[Any], kind: Any) -> Any:
     """Return the array of values that `_values_of` gave."""
     pa = pyarrow()
-    types, plain = pa.types, _plain_kind(kind)
+    types, plain = pa.types, plain_kind(kind)
     if types.is_struct(plain):
         members = [_array_of([v and v[field.name] for v in values], field.type) for field in plain]
         mask = pa.array([value is None for value in values], pa.bool_())
