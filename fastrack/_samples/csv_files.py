@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from fastrack.errors import FormatError
 Rows = list[list[str]]
 
 _ROWS = 4096  # of a batch, at most
-_CHARACTERS = 8 << 20  # of a batch, but for its last line
+_CHARACTERS = 4 << 20  # of a batch, about
 
 # What a cell is. A column of integers holds 64 bits, one of numbers floats of as many, which have no integer above
 # 2**53 exactly. Text is never taken for a number if its digits would not come back: 007, +1, 1_000.
@@ -70,38 +71,24 @@ def _open(
     path: Path, chosen: Sequence[str] | None
 ) -> Iterator[tuple[list[str], list[int], Iterator[Rows], tuple[int, ...]]]:
     """Open a file. Return the names and places of the columns to take, batches of rows, and the file's state."""
-    with open_text(path) as lines:
-        status = path.stat()
-        counted = _Counted(lines)
-        first = next(counted, "")
-        reader = csv.reader(_again(first, counted), delimiter=_delimiter_of(first, path), strict=True)
-        with _refusing(path, counted):
+    status = path.stat()
+    with _open_rows(path) as reader:
+        try:
             header = next(reader, [])
+        except csv.Error:
+            raise _fault_of(path) from None
         _require_names(header, path)
         names = source_columns(header, chosen, f"{path}, line 1")
-        batches = _batches_of(reader, len(header), counted, path)
+        batches = _batches_of(reader, len(header), path)
         yield names, [header.index(name) for name in names], batches, (status.st_size, status.st_mtime_ns)
 
 
-class _Counted:
-    """Lines of text, with the count of their characters. `start` is the line on which the current row begins."""
-
-    def __init__(self, lines: Iterator[str]) -> None:
-        self._lines, self.size, self.start = lines, 0, 1
-
-    def __iter__(self) -> Iterator[str]:
-        return self
-
-    def __next__(self) -> str:
-        line = next(self._lines)
-        self.size += len(line)
-        return line
-
-
-def _again(first: str, rest: Iterator[str]) -> Iterator[str]:
-    if first:
-        yield first
-    yield from rest
+@contextmanager
+def _open_rows(path: Path) -> Iterator[Any]:
+    with open_text(path) as lines:
+        first = list(islice(lines, 1))
+        delimiter = _delimiter_of("".join(first), path)
+        yield csv.reader(chain(first, lines), delimiter=delimiter, strict=True)
 
 
 def _delimiter_of(header: str, path: Path) -> str:
@@ -110,17 +97,6 @@ def _delimiter_of(header: str, path: Path) -> str:
         return "\t"
     outside = re.sub(r'"[^"]*"', "", header)
     return next((delimiter for delimiter in ",;\t" if delimiter in outside), ",")
-
-
-@contextmanager
-def _refusing(path: Path, lines: _Counted) -> Iterator[None]:
-    try:
-        yield
-    except csv.Error as error:
-        raise FormatError(
-            f"{path}, line {lines.start}: expected CSV, got a row that is none ({error!s:.100}). Mend its quotes, or "
-            "save the table as Parquet"
-        ) from None
 
 
 def _require_names(header: list[str], path: Path) -> None:
@@ -132,29 +108,52 @@ def _require_names(header: list[str], path: Path) -> None:
         )
 
 
-def _batches_of(reader: Any, width: int, lines: _Counted, path: Path) -> Iterator[Rows]:
+def _batches_of(reader: Any, width: int, path: Path) -> Iterator[Rows]:
     """Return batches of rows, each of as many cells as the header. Empty lines may be at the end alone."""
-    rows: Rows = []
-    blank, size = 0, lines.size
-    lines.start = reader.line_num + 1
-    with _refusing(path, lines):
-        for row in reader:
-            if len(row) != width or blank:
-                if row:
-                    start, got = (blank, "an empty line") if blank else (lines.start, str(len(row)))
-                    raise FormatError(
-                        f"{path}, line {start}: expected {width} cells, as in the header, got {got}. Mend the row, or "
-                        "remove it"
-                    )
-                blank = blank or lines.start
-            else:
-                rows.append(row)
-                if len(rows) == _ROWS or lines.size - size > _CHARACTERS:
-                    yield rows
-                    rows, size = [], lines.size
-            lines.start = reader.line_num + 1
-    if rows:
-        yield rows
+    count, at_end = 64, False
+    while True:
+        try:
+            rows = list(islice(reader, count))
+        except csv.Error:
+            raise _fault_of(path) from None
+        if not rows:
+            return
+        was_at_end = at_end
+        while rows and not rows[-1]:
+            at_end = True
+            rows.pop()
+        if rows and (was_at_end or set(map(len, rows)) != {width}):
+            raise _fault_of(path)
+        if rows:
+            yield rows
+            some = rows[:64]
+            size = sum(map(len, chain.from_iterable(some))) // len(some)
+            count = max(1, min(_ROWS, _CHARACTERS // max(size, 1)))
+
+
+def _fault_of(path: Path) -> FormatError:
+    """Return an error with the line on which the first row that cannot be taken begins: slower than reading rows."""
+    with _open_rows(path) as reader:
+        width = blank = 0
+        while True:
+            line = reader.line_num + 1
+            try:
+                row = next(reader, None)
+            except csv.Error as error:
+                return FormatError(
+                    f"{path}, line {line}: expected CSV, got a row that is none ({error!s:.100}). Mend its quotes, or "
+                    "save the table as Parquet"
+                )
+            if row is None:
+                return FormatError(f"{path}: expected a file that stays as it is, got one that changed. Try again")
+            width = width or len(row)
+            if row and (blank or len(row) != width):
+                line, got = (blank, "an empty line") if blank else (line, str(len(row)))
+                return FormatError(
+                    f"{path}, line {line}: expected {width} cells, as in the header, got {got}. Mend the row, or "
+                    "remove it"
+                )
+            blank = blank or (0 if row else line)
 
 
 def _what(cells: Sequence[str]) -> int:

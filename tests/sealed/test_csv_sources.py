@@ -130,6 +130,7 @@ def test_quoted_cells(write):
         ("x,y\n1,2\n3,4,5\n", 3, "2 cells.*got 3"),
         ('x,y\n1,"a\nb"\n3\n', 4, "got 1"),
         ("x,y\n1,2\n\n3,4\n", 3, "an empty line"),
+        ("x,y\n" + "1,2\n" * 70 + "\n" * 5000 + "3,4\n", 72, "an empty line"),
         ('x,y\n1,2\n3,"4\n5,6\n', 3, "quotes"),
         ('x,y\n1,"2"3\n', 2, "quotes"),
         (b"x,y\n1,2\n1,\xff\n", 3, "UTF-8"),
