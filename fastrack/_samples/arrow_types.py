@@ -68,7 +68,7 @@ def to_arrow(name: str, block: Block, valid: Mask | None = None) -> Any:
     """
     pa = pyarrow()
     try:
-        kind, as_json = _kind_of(block.column)
+        kind, as_json = kind_of(block.column)
         array = _array_of(_values_of_json(block, valid), kind) if as_json else _array_of_bytes(block, valid, kind)
         array.validate(full=True)
     except _UnknownTypeError:
@@ -305,7 +305,7 @@ def _type_text(kind: Any, column: Column, as_json: bool) -> str:
     return ARROW + base64.b64encode(schema.serialize().to_pybytes()).decode()
 
 
-def _kind_of(column: Column) -> tuple[Any, bool]:
+def kind_of(column: Column) -> tuple[Any, bool]:
     """Return the type of Arrow that a column is to have, and whether its values are stored as JSON."""
     if not column.type.startswith(ARROW):
         return _default_kind(column), False

@@ -14,6 +14,7 @@ from fastrack._sealed.contexts import MessageContext
 from fastrack._sealed.indexing import Indices
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
+from fastrack._util.names import list_names
 from fastrack._util.shown import shown
 from fastrack.errors import FormatError
 
@@ -89,6 +90,11 @@ class Block:
             return dtypes.nbytes(self.column.dtype, self.column.shape or ())
         return np.diff(self.ends) + np.int64().itemsize
 
+    def part(self, start: int, stop: int) -> Block:
+        """Return some of the values."""
+        ends = None if self.ends is None else self.ends[start : stop + 1] - self.ends[start]
+        return Block(self.column, self.between(start, stop), stop - start, ends)
+
     def between(self, start: int, stop: int) -> Bytes:
         """Return the bytes of some values."""
         if self.ends is not None:
@@ -155,7 +161,9 @@ def source_columns(names: Iterable[str], chosen: Sequence[str] | None, where: ob
         raise FormatError(f"{where}: column {twice!r:.80}: expected one of this name, got two or more. Rename them")
     for name in chosen or ():
         if name not in names:
-            raise FormatError(f"{where}: expected the column {name!r:.80}, got {names!s:.200}. Choose among these")
+            raise FormatError(
+                f"{where}: columns=: the source has no column {shown(name, 80)}; {list_names(name, names)}"
+            )
     return names if chosen is None else list(chosen)
 
 

@@ -30,14 +30,14 @@ class Source:
     batches : columns, and the name of the file that they are of; None where the samples have a path themselves
     paths : the files that samples are taken of; none for an object
     current : the file that is being read, for errors
-    skipped : paths that are passed over, each with the reason
+    skipped : names of files that are passed over, each with the reason
     """
 
     def __init__(self, paths: list[Path], skipped: Sequence[tuple[Path, str]] = (), root: Path | None = None) -> None:
-        self.paths, self.skipped = paths, list(skipped)
-        self.current = paths[0] if paths else root
-        self.batches: Iterator[tuple[str | None, Batch]] = iter(())
         self._root = root or Path(os.path.commonpath([path.parent.absolute() for path in paths] or ["/"]))
+        self.paths, self.current = paths, paths[0] if paths else self._root
+        self.skipped = [(self.name_of(path), reason) for path, reason in skipped]
+        self.batches: Iterator[tuple[str | None, Batch]] = iter(())
 
     def __iter__(self) -> Iterator[Path]:
         for path in self.paths:
@@ -75,9 +75,7 @@ def open_source(source: Any, target: Path | None = None, chosen: Sequence[str] |
         opened.batches = ((None, batch) for batch in _choose(batches, chosen, paths[0]))
     else:
         batches = _reader_of(opened.paths, paths[0])(opened, chosen)
-        opened.batches = (
-            (opened.name_of(opened.current or paths[0]), batch) for batch in _choose(batches, chosen, paths[0])
-        )
+        opened.batches = ((opened.name_of(opened.current), batch) for batch in _choose(batches, chosen, paths[0]))
     return opened
 
 

@@ -1,18 +1,16 @@
-"""`import_samples`: samples of image folders, text, JSON lines, tar archives and tables, sealed into shards."""
+"""`import_samples`: samples of files, folders, tables and iterables, sealed into shards."""
 
 from __future__ import annotations
 
-import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastrack._keys.keyring import KeyLike
-from fastrack._samples.dataset_writer import DatasetWriter
-from fastrack._samples.readers import open_source
+from fastrack._samples import readers
+from fastrack._samples.imports import Batches, Import
 from fastrack._util.locations import locate_local
 from fastrack._util.public import public
-from fastrack.errors import FormatError
 
 
 @public
@@ -23,6 +21,9 @@ def import_samples(
     *,
     shard_size: int = 256 << 20,
     resume: bool = False,
+    append: bool = False,
+    skip_existing: bool = False,
+    columns: Sequence[str] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> int:
     """Seal samples that you have into a folder of shards, which `SealedDataset` opens.
@@ -48,9 +49,18 @@ def import_samples(
     folder, key, shard_size
         As for `DatasetWriter`.
     resume : bool
-        Continue in a folder that has shards: read the source from its start again, compare its first samples with the
-        stored samples, and store the rest. A different source, or one whose stored part was altered, is refused; a
-        source that has grown at its end is continued.
+        Continue the last run in a folder that has shards: read its source from the start again, compare its first
+        samples with the stored ones, and store the rest. A different source, or one whose stored part was altered, is
+        refused, and so is one that has no more than an interrupted run had stored; a source that has grown at its end
+        is continued.
+    append : bool
+        Add all samples of the source to a data set, whose last run came to its end, with the same columns.
+    skip_existing : bool
+        With `append` or `resume`: leave out the files that the data set has, by their names, after a comparison with
+        what it has of them. A file that has changed is refused, and so is one under a new name. All files are read
+        before a sample is stored.
+    columns : sequence of str, optional
+        The columns to store, in this order. By default all that the source has.
     progress : callable, optional
         Called with the number of samples read since the previous call, those that are stored already included.
 
@@ -62,7 +72,10 @@ def import_samples(
     Raises
     ------
     FileExistsError
-        If the folder has shards, and `resume` is False.
+        If the folder has shards, and neither `resume` nor `append` is given; or if it has an import that was
+        interrupted, and `append` is given; or if another program writes to the folder at the same time.
+    FileNotFoundError
+        If the folder has no shards, and `append` is given.
     FormatError
         If a file is malformed, of no such kind, or has values that cannot be stored, such as nulls; or if there is no
         sample; or if files that are resumed do not begin with the samples that the folder has.
@@ -83,29 +96,16 @@ def import_samples(
     >>> data[0]
     (b'Oslo', 709037)
     """
-    with DatasetWriter(folder, key, shard_size=shard_size) as writer:
-        if writer.stored and not resume:
-            advice = "Choose another folder, or resume that run with its source (resume=, --resume)"
-            raise FileExistsError(errno.EEXIST, f"has {writer.stored} samples already. {advice}", os.fspath(folder))
-        expected = writer.expect_stored() if writer.stored else None
-        opened, count = open_source(source, locate_local(folder)), 0
-        while True:
-            try:
-                file, batch = next(opened.batches, (None, None))
-                if batch is None:
-                    break
-                writer.write_batch_of(batch, file)
-            except (TypeError, ValueError) as error:
-                if opened.current is None or str(opened.current) in str(error):
-                    raise
-                raise FormatError(f"{opened.current}: {error}") from None
-            read = len(next(iter(batch.values())))
-            count += read
-            if progress is not None:
-                progress(read)
-        if expected is not None:
-            expected.require_all_taken()
-        if not count:
-            at = opened.paths[0] if opened.paths else "import_samples"
-            raise FormatError(f"{at}: expected a sample or more, got none. Name another source")
-    return count
+    choices = {"resume": resume, "append": append, "skip_existing": skip_existing, "chosen": columns}
+    return open_import(source, folder, **choices).work(key, shard_size, progress)
+
+
+def open_import(source: Any, folder: str | os.PathLike[str], **choices: Any) -> Import:
+    """Return the import of a source of `import_samples` into a folder, with the options of `Import`."""
+    target = locate_local(folder)
+
+    def open_source() -> tuple[readers.Source | None, Batches]:
+        opened = readers.open_source(source, target, choices.get("chosen"))
+        return (opened if opened.paths else None), opened.batches
+
+    return Import(open_source, target, **choices)

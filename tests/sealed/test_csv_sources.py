@@ -165,7 +165,7 @@ def test_files_of_other_columns_are_refused(tmp_path, write):
 def test_columns_are_chosen(write):
     path = write("x,y,z\n1,2,\n3,4,5\n")
     assert list(columns_of(path, ["z", "x"]).items()) == [("z", [None, 5]), ("x", [1, 3])]
-    with pytest.raises(FormatError, match=r"expected the column 'w', got .*'x', 'y', 'z'"):
+    with pytest.raises(FormatError, match="the source has no column 'w'"):
         columns_of(path, ["x", "w"])
 
 

@@ -427,14 +427,14 @@ def test_an_error_names_the_file_that_it_is_about(tmp_path, key, pa):
 
 def test_a_folder_is_continued_on_request_alone(tmp_path, key, monkeypatch):
     (tmp_path / "a.txt").write_text("".join(f"line {index}\n" for index in range(5000)))
-    write = DatasetWriter.write_batch_of
+    write = DatasetWriter.write_batch
 
-    def interrupt(self, batch, file):
+    def interrupt(self, batch, **options):
         if self.stored > 2000:
             raise KeyboardInterrupt
-        write(self, batch, file)
+        write(self, batch, **options)
 
-    monkeypatch.setattr(DatasetWriter, "write_batch_of", interrupt)
+    monkeypatch.setattr(DatasetWriter, "write_batch", interrupt)
     with pytest.raises(KeyboardInterrupt):
         import_samples(tmp_path / "a.txt", tmp_path / "out", key, shard_size=10_000)
     monkeypatch.undo()
@@ -506,7 +506,7 @@ def test_another_source_is_refused_before_anything_is_stored(tmp_path, key, line
         folder = tmp_path / str(shard_size)
         import_samples(text_file(tmp_path / "a.txt", *"abcd"), folder, key, shard_size=shard_size)
         before = {path.name: path.read_bytes() for path in folder.iterdir()}
-        with pytest.raises(ValueError, match=r"resume=.*4 samples"):
+        with pytest.raises(ValueError, match=r"resume=.*(4 samples|sample \d)"):
             import_samples(text_file(tmp_path / "b.txt", *lines), folder, key, resume=True)
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 

@@ -179,7 +179,7 @@ def test_columns_are_chosen(tmp_path):
     parquet.write_table(table, tmp_path / "a.parquet")
     for source in (table, tmp_path / "a.parquet"):
         assert_equal(back(source, ["a.b", "y", "x"]), table.select(["a.b", "y", "x"]))
-        with pytest.raises(FormatError, match=r"expected the column 'z', got .*'x'"):
+        with pytest.raises(FormatError, match="the source has no column 'z'"):
             back(source, ["x", "z"])
 
 
