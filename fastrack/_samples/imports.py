@@ -36,6 +36,9 @@ class Files(Protocol):
     current: Path
     skipped: list[tuple[str, str]]
 
+    def name_of(self, path: Path) -> str:
+        """Return the name of a file, which its samples keep."""
+
 
 Batches = Iterator[tuple[str | None, Mapping[str, Any]]]
 """Values of each column, in several samples of one file, after the name of the file: None if they are of none."""
@@ -65,6 +68,7 @@ class Import:
     begun: int = field(default=0, init=False)  # files of which samples were read
     columns: dict[str, Column] = field(default_factory=dict, init=False)
     skipped: list[tuple[str, str]] = field(default_factory=list, init=False)  # files that were left out, and why
+    _number: int = field(default=0, init=False)  # of the file that is read, among those of the source
     _files: Files | None = field(default=None, init=False)
     is_storing: bool = field(default=False, init=False)  # no longer comparing the source with what the folder has
     is_begun: bool = field(default=False, init=False)  # the folder has samples of this run
@@ -89,7 +93,15 @@ class Import:
                 self._require_beginning(writer)
                 expected = writer.resume() if self.resume and writer.there.shards else None
                 self.run = writer.run
-                existing = self._find_existing(writer) if self.skip_existing else frozenset()
+                leaves_out = self.skip_existing
+                if expected is not None:
+                    leaves_out |= writer.there.shards[-1][1].left_out  # a run goes on as it began
+                existing: frozenset[_Name] = frozenset()
+                if leaves_out:
+                    writer.leave_out_existing()
+                    existing = self._find_existing(writer)
+                elif expected is not None and writer.there.is_complete and writer.run:
+                    self._require_new_files(writer)
                 self._store(writer, expected, existing, progress)
                 writer.close()
             finally:
@@ -145,13 +157,19 @@ class Import:
     def _read(self, writer: ImportWriter) -> Iterator[Part]:
         """Open the source, and return its samples in the columns of the folder."""
         self._files, batches = self.open_source()
-        self.file, self.begun = "", 0
+        self.file, self.begun, self._number = "", 0, 0
         while True:
             with self._naming_file():
                 name, batch = next(batches, (None, None))
                 if batch is None:
                     return
-                blocks = writer.fit(batch, self.chosen)
+                if self._files is not None:
+                    while (
+                        self._number < len(self._files.paths)
+                        and self._files.paths[self._number] is not self._files.current
+                    ):
+                        self._number += 1
+                blocks = writer.fit(batch)
                 part = Part(name or "", blocks, 0, next(iter(blocks.values())).count)
                 for (_, file), _, _ in _names_in(part):
                     self.begun += file != self.file
@@ -171,14 +189,27 @@ class Import:
     @property
     def place(self) -> tuple[int, int] | None:
         """Number of the file that was read last, and of all files; None if they are not known beforehand."""
-        files = self._files
-        if files is None or files.current not in files.paths or not files.current.is_file():
+        if self._files is None or self._number >= len(self._files.paths):
             return None
-        return files.paths.index(files.current) + 1, len(files.paths)
+        return self._number + 1, len(self._files.paths)
 
     @property
     def _source(self) -> str:
         return "import_samples" if self._files is None or not self._files.paths else str(self._files.paths[0])
+
+    def _require_new_files(self, writer: ImportWriter) -> None:
+        """Refuse files of earlier runs in a source that has grown since its last run came to its end."""
+        files, _ = self.open_source()
+        if files is None:
+            return
+        last = {name for part in writer.read_last() for (_, name), _, _ in _names_in(part)}
+        added = {files.name_of(path) for path in files.paths} - last
+        earlier = {name for part in writer.read_earlier() for (_, name), _, _ in _names_in(part)}
+        if added & earlier:
+            raise ValueError(
+                f"resume=: expected the source of the last run, and new files, got {shown(min(added & earlier), 80)}, "
+                f"which {self.folder} has of an earlier run. Leave such files out by skip_existing= (--skip-existing)"
+            )
 
     def _find_existing(self, writer: ImportWriter) -> frozenset[_Name]:
         """Return the files of the source that the folder has. Raise ValueError if one of them has other samples now."""
@@ -189,6 +220,9 @@ class Import:
                 f"skip_existing=: expected a source of files, and {self.folder} made of such files, got samples of no "
                 "file or files of another kind. Leave it out, and give new files alone"
             )
+        if self._files is not None:  # those without samples too
+            names = {(column, self._files.name_of(path)) for path in self._files.paths for column in kinds}
+            found |= dict.fromkeys(stored.keys() & names - found.keys(), ())
         gone = {digest: name for (_, name), digest in stored.items() if (_, name) not in found}
         for name, digest in found.items():
             if stored.get(name, digest) != digest:
