@@ -24,17 +24,23 @@ ABOUT = "fastrack.about"
 class About:
     """The place of a shard in its data set, and what its samples were made of.
 
-    first, samples : number of the first sample, and how many follow in this shard
+    data_set : id of the data set, which tells its shards from those of others under the same key; "" for shards of
+        version 0.1, which say nothing of themselves
+    first, samples : number of the first sample, and how many samples the shard has
     run : number of the first sample of the run that wrote the shard
     complete : True for the last shard of a run that came to its end
     types : of columns whose tensors do not tell, as `Column.type` has them
-    files : the files of the samples, in order, with the number of samples of each in this shard
+    left_out : whether the run leaves out files that the data set had before, as its continuation then does
+    files : the files of the samples, in order, with the number of samples of each in this shard; "" for samples of
+        no file. Empty if none is of a file
     """
 
+    data_set: str
     first: int
     samples: int
     run: int
     complete: bool
+    left_out: bool = False
     types: dict[str, str] = field(default_factory=dict)
     files: tuple[tuple[str, int], ...] = ()
 
@@ -58,12 +64,14 @@ class About:
         return about
 
     def _is_valid(self) -> bool:
-        counts = (self.first, self.samples, self.run, *(count for _, count in self.files))
-        texts: list[Any] = [name for name, _ in self.files]
-        if type(self.types) is not dict or type(self.complete) is not bool:
+        if type(self.types) is not dict or {type(self.complete), type(self.left_out)} != {bool}:
             return False
-        texts += [*self.types, *self.types.values()]
-        return all(type(count) is int and count >= 0 for count in counts) and all(type(text) is str for text in texts)
+        of_files = [count for _, count in self.files]
+        counts: list[Any] = [self.first, self.samples, self.run, *of_files]
+        texts: list[Any] = [self.data_set, *self.types, *self.types.values(), *(name for name, _ in self.files)]
+        if not all(type(count) is int and count >= 0 for count in counts) or not all(type(t) is str for t in texts):
+            return False
+        return bool(self.data_set) and self.run <= self.first and (not of_files or sum(of_files) == self.samples)
 
 
 def read_about(file: SealedFile, keys: KeyRing) -> About | None:

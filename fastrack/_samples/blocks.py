@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from fastrack._sealed.contexts import MessageContext
 from fastrack._sealed.indexing import Indices
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
+from fastrack._util.names import list_names
 from fastrack._util.shown import shown
 from fastrack.errors import FormatError
 
@@ -89,6 +90,11 @@ class Block:
             return dtypes.nbytes(self.column.dtype, self.column.shape or ())
         return np.diff(self.ends) + np.int64().itemsize
 
+    def part(self, start: int, stop: int) -> Block:
+        """Return some of the values."""
+        ends = None if self.ends is None else self.ends[start : stop + 1] - self.ends[start]
+        return Block(self.column, self.between(start, stop), stop - start, ends)
+
     def between(self, start: int, stop: int) -> Bytes:
         """Return the bytes of some values."""
         if self.ends is not None:
@@ -137,6 +143,28 @@ def require_names(columns: Mapping[str, Column]) -> None:
                 f"name of a column: expected no {RECORDS}, {OFFSETS} or {LENGTHS} at its end, got {shown(name)}, as "
                 "columns of records are stored under such names. Rename it"
             )
+
+
+def source_columns(names: Iterable[str], chosen: Sequence[str] | None, where: object) -> list[str]:
+    """Return the columns to take of a source that has columns of these names; raise FormatError if one cannot be."""
+    names = list(names)
+    for number, name in enumerate(names, 1):
+        if not name:
+            raise FormatError(f"{where}: expected a name for each column, got none for column {number}. Name it")
+        if name == ABOUT or name.endswith((RECORDS, OFFSETS, LENGTHS, VALID)):
+            raise FormatError(
+                f"{where}: column {name!r:.80}: expected a name other than {ABOUT} that does not end in {RECORDS}, "
+                f"{OFFSETS}, {LENGTHS} or {VALID}, as fastrack has such columns of its own. Rename it"
+            )
+    if len(set(names)) < len(names):
+        twice = next(name for index, name in enumerate(names) if name in names[:index])
+        raise FormatError(f"{where}: column {twice!r:.80}: expected one of this name, got two or more. Rename them")
+    for name in chosen or ():
+        if name not in names:
+            raise FormatError(
+                f"{where}: columns=: the source has no column {shown(name, 80)}; {list_names(name, names)}"
+            )
+    return names if chosen is None else list(chosen)
 
 
 def columns_of(contexts: Sequence[MessageContext], path: Path) -> tuple[int, dict[str, Column]]:

@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import errno
 import os
-import re
+import secrets
 import threading
 from array import array
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn, Self
 
 import numpy as np
 
 from fastrack._files.importers import PlainTensor
-from fastrack._files.reader import SealedFile
 from fastrack._files.writer import write_sealed
 from fastrack._keys.keyring import KeyLike, KeyRing, sealing_key
-from fastrack._samples.about import ABOUT, About, read_about
-from fastrack._samples.blocks import OFFSETS, RECORDS, Block, Column, columns_of, require_names
-from fastrack._samples.stored import StoredSamples
-from fastrack._sealed.message_headers import authenticate_headers
+from fastrack._samples.about import ABOUT, About
+from fastrack._samples.blocks import OFFSETS, RECORDS, Block, Column, require_names
+from fastrack._samples.stored import DataSet, StoredSamples, read_data_set, with_type_of
 from fastrack._tensors import arrays, dtypes
 from fastrack._util.atomic import made_parents
 from fastrack._util.locations import locate_local
 from fastrack._util.public import public
 from fastrack._util.shown import shown
-from fastrack.errors import ClosedError, FormatError
-
-SHARD = re.compile(r"shard-(\d{6,})\.safetensors")
+from fastrack.errors import ClosedError
 
 
 @public
@@ -96,7 +90,7 @@ class DatasetWriter:
     _size: int  # their bytes
     _data: dict[str, bytearray]  # their values, by column
     _offsets: dict[str, array[int]]  # ends of records, by column
-    _files: list[tuple[str, int]]  # the files they are of, with the number of each
+    _files: list[tuple[str, int]]  # the files they are of, in order, each with the number of samples up to its last
 
     def __init__(
         self,
@@ -118,21 +112,17 @@ class DatasetWriter:
             raise NotADirectoryError(errno.ENOTDIR, "expected a folder to write to, got a file", str(self._folder))
         self._lock = threading.Lock()
         self._is_closed = False
-        self.stored = 0
         self._expected: StoredSamples | None = None
-        self._columns: dict[str, Column] = {}
-        self.about: About | None = None
-        paths = shards_in(self._folder) if self._folder.exists() else []
-        for path in paths:
-            self._read_shard(path, KeyRing(self._key))
-        self._shards = len(paths)
-        self.run = self.stored if self.about is None or self.about.complete else self.about.run
+        there = DataSet((), {})
+        if self._folder.exists():
+            there = read_data_set(self._folder, KeyRing(self._key), key_id=self._key.id)
+        self._there = there
+        self._columns, self._shards, self.stored = there.columns, len(there.shards), there.samples
+        self._has_types = bool(there.id)  # shards of version 0.1 do not tell them
+        self._id = there.id or secrets.token_hex(16)
+        self._run = there.run if there.is_complete is False else there.samples
+        self._leaves_out = False
         self._start_shard()
-
-    def expect_stored(self) -> StoredSamples:
-        """Compare the first samples with the stored ones instead of writing them again."""
-        self._expected = StoredSamples(self._folder, shards_in(self._folder), self.stored, KeyRing(self._key))
-        return self._expected
 
     def write(self, sample: Mapping[str, Any]) -> None:
         """Append a sample.
@@ -154,7 +144,7 @@ class DatasetWriter:
         """
         self._append({name: self._block(name, [value]) for name, value in sample.items()})
 
-    def write_batch(self, batch: Mapping[str, Any]) -> None:
+    def write_batch(self, batch: Mapping[str, Any], *, file: str | None = None) -> None:
         """Append several samples.
 
         Parameters
@@ -162,6 +152,8 @@ class DatasetWriter:
         batch : mapping of str to sequence
             Values of each column: an array whose first dimension counts the samples, or a sequence of values that
             `write` takes.
+        file : str, optional
+            Name of the file that they are of, which the shard keeps, sealed.
 
         Raises
         ------
@@ -169,11 +161,7 @@ class DatasetWriter:
             As for `write`; ValueError also if columns differ in their number of samples. After an OSError the samples
             of the batch that `stored` counts are kept, and no others.
         """
-        self.write_batch_of(batch, None)
-
-    def write_batch_of(self, batch: Mapping[str, Any], file: str | None) -> None:
-        """Append several samples of a file, whose name the shard keeps."""
-        self._append({name: self._block(name, values) for name, values in batch.items()}, file)
+        self._append({name: self._block(name, values) for name, values in batch.items()}, file or "")
 
     def close(self) -> None:
         """Write the samples that are still in memory, and close. Further calls do nothing."""
@@ -207,7 +195,7 @@ class DatasetWriter:
         except (TypeError, ValueError) as error:
             raise type(error)(f"sample {self.stored + self._count}: {name!r:.80}: {error}") from None
 
-    def _append(self, blocks: dict[str, Block], file: str | None = None) -> None:
+    def _append(self, blocks: dict[str, Block], file: str = "") -> None:
         with self._lock:
             if self._is_closed:
                 raise ClosedError("this DatasetWriter was closed. Make another one, which continues its folder")
@@ -220,7 +208,7 @@ class DatasetWriter:
             self._require_columns({name: block.column for name, block in blocks.items()})
             assert count is not None
             ends = np.cumsum(np.broadcast_to(sum(block.sizes() for block in blocks.values()), count))
-            start = 0 if self._expected is None else self._expected.take(blocks, count)
+            start = 0 if self._expected is None else self._expected.take(blocks, count, file)
             while start < count:
                 room = self._shard_size - self._size + (ends[start - 1] if start else 0)
                 stop = max(int(np.searchsorted(ends, room, "right")), start if self._count else start + 1)
@@ -245,7 +233,7 @@ class DatasetWriter:
             missing = sorted(self._records - columns.keys())
             if missing or not columns:
                 raise ValueError(f"{label}: expected a column for each name in records=, got none for {missing!s:.200}")
-            self._columns = columns
+            self._columns, self._has_types = columns, True
             self._start_shard()
         if columns.keys() != self._columns.keys():
             raise ValueError(
@@ -258,8 +246,14 @@ class DatasetWriter:
                     f"{label}: {name!r:.80}: expected {self._columns[name]}, as in the samples before, got {column}. "
                     "Name a column of arrays that differ in length in records="
                 )
+        if not self._has_types:
+            self._columns, self._has_types = {name: columns[name] for name in self._columns}, True
+        try:
+            self._columns = {name: with_type_of(column, columns[name]) for name, column in self._columns.items()}
+        except ValueError as error:
+            raise ValueError(f"{label}: {error}. Give all samples of a column one type") from None
 
-    def _extend(self, blocks: dict[str, Block], start: int, stop: int, file: str | None) -> None:
+    def _extend(self, blocks: dict[str, Block], start: int, stop: int, file: str) -> None:
         try:
             for name, block in blocks.items():
                 self._data[name] += block.between(start, stop).data
@@ -267,13 +261,14 @@ class DatasetWriter:
                     offsets, width = self._offsets[name], dtypes.nbytes(block.column.dtype, (1,))
                     ends = (block.ends[start + 1 : stop + 1] - block.ends[start]) // width + offsets[-1]
                     offsets.frombytes(ends.tobytes())
+            end = self._count + stop - start
+            if not self._files or self._files[-1][0] != file:
+                self._files.append((file, end))
+            self._files[-1] = (file, end)
+            self._count = end
         except BaseException:  # interrupted, or out of memory: no column may be longer than the others
             self._drop_after(self._count)
             raise
-        self._count += stop - start
-        if file is not None:
-            before = self._files.pop()[1] if self._files and self._files[-1][0] == file else 0
-            self._files.append((file, before + stop - start))
 
     def _drop_after(self, count: int) -> None:
         """Drop the samples in memory after the first `count`."""
@@ -283,12 +278,8 @@ class DatasetWriter:
                 self._offsets[name] = self._offsets[name][: count + 1]
                 end = self._offsets[name][-1]
             self._data[name] = self._data[name][: end * width]  # a copy: a failed call may still refer to the buffer
-        dropped = self._count - count
-        while dropped and self._files:
-            file, taken = self._files.pop()
-            if taken > dropped:
-                self._files.append((file, taken - dropped))
-            dropped -= min(taken, dropped)
+        before = [end for _, end in self._files if end < count]
+        self._files = [(file, min(end, count)) for file, end in self._files[: len(before) + (count > 0)]]
         self._count = count
 
     def _start_shard(self) -> None:
@@ -301,7 +292,10 @@ class DatasetWriter:
         if not self._count:
             return
         types = {name: column.type for name, column in self._columns.items() if column.type}
-        about = About(self.stored, self._count, self.run, complete, types, tuple(self._files))
+        starts = [0, *(end for _, end in self._files)]
+        files = tuple((name, end - start) for (name, end), start in zip(self._files, starts, strict=False))
+        files = files if any(name for name, _ in files) else ()
+        about = About(self._id, self.stored, self._count, self._run, complete, self._leaves_out, types, files)
         tensors = {ABOUT: PlainTensor.of(about.encode())}
         for name, column in self._columns.items():
             memory = np.frombuffer(self._data[name], np.uint8)
@@ -313,50 +307,12 @@ class DatasetWriter:
             else:
                 tensors[name] = PlainTensor(column.dtype, (self._count, *column.shape), load)
         path = self._folder / f"shard-{self._shards:06}.safetensors"
-        with made_parents(path):
-            write_sealed(tensors, path, self._key, frozenset(), {}, None, overwrite=False)
+        try:
+            with made_parents(path):
+                write_sealed(tensors, path, self._key, frozenset(), {}, None, overwrite=False)
+        except FileExistsError:
+            advice = "was written meanwhile: another program writes to this folder. Wait for its end, and continue then"
+            raise FileExistsError(errno.EEXIST, advice, str(path)) from None
         self._shards += 1
         self.stored += self._count
-        self.about = about
         self._start_shard()
-
-    def _read_shard(self, path: Path, keys: KeyRing) -> None:
-        """Authenticate the headers of a shard, and count its samples."""
-        with SealedFile(path) as file:
-            if file.kind != "tensor" or not file:
-                raise FormatError(
-                    f"{path}: expected a shard of samples, got a {file.kind} file of {len(file)} tensors. "
-                    "Choose another folder, or move the file away"
-                )
-            if file.key_id != self._key.id:
-                raise ValueError(
-                    f"{path}: expected shards under the key {self._key.id}, got one under {file.key_id}. Give that "
-                    "key, or choose another folder"
-                )
-            authenticate_headers([file[name] for name in file], keys)
-            count, columns = columns_of([file[name].context for name in file], path)
-            about = read_about(file, keys)
-        if about is not None:
-            if (about.first, about.samples) != (self.stored, count):
-                raise FormatError(
-                    f"{path}: expected samples {self.stored} to {self.stored + count - 1} of its data set, got "
-                    f"{about.first} to {about.first + about.samples - 1}. Give the shards their names again"
-                )
-            columns = {name: replace(column, type=about.types.get(name, "")) for name, column in columns.items()}
-        self.about = about
-        if columns != (self._columns or columns):
-            raise FormatError(
-                f"{path}: expected columns as in the first shard of the folder, got others. Choose another folder for "
-                "these samples"
-            )
-        self._columns = columns
-        self.stored += count
-
-
-def shards_in(folder: Path) -> list[Path]:
-    """Return the shards that a `DatasetWriter` wrote into a folder, in order. Raise FormatError if one is missing."""
-    paths = sorted(path for path in folder.iterdir() if SHARD.fullmatch(path.name))
-    for index, path in enumerate(paths):
-        if path.name != f"shard-{index:06}.safetensors":
-            raise FormatError(f"{folder}: expected shard-{index:06}.safetensors, got none. Get it from the owner")
-    return paths

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fastrack._samples.blocks import Block
+from fastrack._samples.blocks import Block, source_columns
 from fastrack.errors import FormatError
 
 
@@ -25,6 +26,7 @@ class JsonColumns:
         for line, path, number in lines:
             members = _parse_line(line, path, number)
             if not self._kinds:
+                source_columns(members, None, f"{path}, line {number}")
                 self._kinds = {name: _kind_of(value) for name, value in members.items()}
             if members.keys() != self._kinds.keys():
                 raise FormatError(
@@ -44,7 +46,7 @@ class JsonColumns:
 
 def _parse_line(line: bytes, path: Path, number: int) -> dict[str, Any]:
     try:
-        members = json.loads(line)
+        members = json.loads(line.decode())
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}, line {number}: expected JSON, got other text ({error!s:.80})") from None
     if not isinstance(members, dict) or not members:
@@ -83,7 +85,8 @@ def _block_of(kind: str, values: list[Any]) -> Block:
     if kind == "text":
         return Block.of(values)
     if kind == "JSON":
-        return Block.of([json.dumps(value, ensure_ascii=False, separators=(",", ":")) for value in values])
+        texts = Block.of([json.dumps(value, ensure_ascii=False, separators=(",", ":")) for value in values])
+        return replace(texts, column=replace(texts.column, type="json"))
     if kind.startswith("a list"):
         return Block.of([np.array(value, dtype) for value in values], are_records=True)
     return Block.of(np.array(values, dtype))

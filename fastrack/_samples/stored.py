@@ -1,62 +1,253 @@
-"""Stored samples of a folder of shards, compared with a source that is imported again."""
+"""A folder of shards: what it holds, and its samples, compared with a source that is imported again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from fastrack._files.reader import SealedFile
 from fastrack._keys.keyring import KeyRing
-from fastrack._samples.blocks import OFFSETS, RECORDS, Block, columns_of
+from fastrack._samples.about import About, read_about
+from fastrack._samples.blocks import OFFSETS, RECORDS, Block, Column, columns_of
+from fastrack._sealed.message_headers import authenticate_headers
 from fastrack._sealed.messages import OpenMessage
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
+from fastrack._util.shown import shown
+from fastrack.errors import FormatError
+
+SHARD = re.compile(r"shard-(\d{6,})\.safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class DataSet:
+    """What the shards of a folder say, authenticated.
+
+    shards : path of each shard and what it says of itself, in order. A shard of version 0.1 has an `About` without
+        `data_set`, `types` and `files`, not complete, of the run that begins with sample 0
+    columns : by name, with their types; in a data set of such shards alone, types are unknown and ""
+    """
+
+    shards: tuple[tuple[Path, About], ...]
+    columns: dict[str, Column]
+
+    @property
+    def samples(self) -> int:
+        """Number of samples in all shards."""
+        return self.shards[-1][1].first + self.shards[-1][1].samples if self.shards else 0
+
+    @property
+    def run(self) -> int:
+        """Number of the first sample of the last run."""
+        return self.shards[-1][1].run if self.shards else 0
+
+    @property
+    def is_complete(self) -> bool | None:
+        """False if the last run did not come to its end, or its last shards are missing; None if no shard tells."""
+        if not self.shards or not self.shards[-1][1].data_set:
+            return None
+        return self.shards[-1][1].complete
+
+    @property
+    def id(self) -> str:
+        """Id of the data set; "" if no shard tells."""
+        return self.shards[-1][1].data_set if self.shards else ""
+
+
+def shards_in(folder: Path) -> list[Path]:
+    """Return the shards that a `DatasetWriter` wrote into a folder, in order. Raise FormatError if one is missing."""
+    paths = sorted(path for path in folder.iterdir() if SHARD.fullmatch(path.name))
+    for index, path in enumerate(paths):
+        if path.name != f"shard-{index:06}.safetensors":
+            raise FormatError(f"{folder}: expected shard-{index:06}.safetensors, got none. Get it from the owner")
+    return paths
+
+
+def read_data_set(folder: Path, keys: KeyRing, *, key_id: str | None = None) -> DataSet:
+    """Authenticate the headers of all shards of a folder, and what the shards say of themselves.
+
+    Shards that are missing, exchanged with each other or of another data set are refused; after the last one some may
+    be missing: see `DataSet.is_complete`. Chunks of the samples are not read.
+
+    Raises
+    ------
+    AuthenticationError
+        If a header was altered.
+    FormatError
+        If a shard is no such file, is not in its place, or has other columns than the first one.
+    UnknownKeyError
+        If the key of a shard is not among `keys`.
+    ValueError
+        If a shard is under another key than `key_id`.
+    """
+    data_set = DataSet((), {})
+    for path in shards_in(folder):
+        with SealedFile(path) as file:
+            data_set = _with_shard(data_set, path, file, keys, key_id)
+    return data_set
+
+
+def _with_shard(data_set: DataSet, path: Path, file: SealedFile, keys: KeyRing, key_id: str | None) -> DataSet:
+    if file.kind != "tensor" or not file:
+        raise FormatError(
+            f"{path}: expected a shard of samples, got a {file.kind} file of {len(file)} tensors. Choose another "
+            "folder, or move the file away"
+        )
+    if key_id is not None and file.key_id != key_id:
+        raise ValueError(
+            f"{path}: expected shards under the key {key_id}, got one under {file.key_id}. Give that key, or choose "
+            "another folder"
+        )
+    authenticate_headers([file[name] for name in file], keys)
+    count, columns = columns_of([file[name].context for name in file], path)
+    if columns != (data_set.columns or columns):
+        raise FormatError(
+            f"{path}: expected columns as in the first shard of the folder, got others. Choose another folder for "
+            "these samples"
+        )
+    about = _place_of(path, file, keys, data_set, count)
+    if about.data_set:
+        columns = {name: replace(column, type=about.types.get(name, "")) for name, column in columns.items()}
+        if data_set.id:
+            try:
+                columns = {name: with_type_of(column, data_set.columns[name]) for name, column in columns.items()}
+            except ValueError as error:
+                raise FormatError(f"{path}: {error}. Get it again") from None
+    return DataSet((*data_set.shards, (path, about)), columns)
+
+
+def _place_of(path: Path, file: SealedFile, keys: KeyRing, before: DataSet, count: int) -> About:
+    """Return what a shard says of itself, or what follows from the shards before it; refuse another place."""
+    first, about = before.samples, read_about(file, keys)
+    if about is None:
+        if before.id:
+            raise FormatError(
+                f"{path}: expected a shard that says its place, as those before it do, got one of version 0.1. Get it "
+                "again"
+            )
+        return About("", first, count, 0, complete=False)
+    if (about.first, about.samples) != (first, count):
+        raise FormatError(
+            f"{path}: expected samples {first} to {first + count - 1} of its data set, got {about.first} to "
+            f"{about.first + about.samples - 1}. Give the shards their names again"
+        )
+    if about.data_set != (before.id or about.data_set) or about.run not in {before.run, first}:
+        raise FormatError(f"{path}: expected a shard of the data set of those before it, got another's. Get it again")
+    return about
+
+
+def with_type_of(column: Column, other: Column) -> Column:
+    """Return a column with the type of its values and those of another: text and bytes together are bytes.
+
+    Raise ValueError for types that differ in another way.
+    """
+    if column.type == other.type:
+        return column
+    if {column.type, other.type} != {"", "text"}:
+        raise ValueError(f"expected values of the type {other.type!r:.80}, as before, got {column.type!r:.80}")
+    return replace(column, type="")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Samples of one file, or of none, in a shard or a batch: `count` of `blocks`, from `start` on."""
+
+    file: str
+    blocks: Mapping[str, Block]
+    start: int
+    count: int
+
+
+def read_parts(shards: Iterable[tuple[Path, About]], keys: KeyRing) -> Iterator[Part]:
+    """Authenticate the samples of shards, one shard after the other, and return them file by file."""
+    for path, about in shards:
+        blocks, start = _open_shard(path, keys, about), 0
+        for file, count in about.files or (("", about.samples),):
+            yield Part(file, blocks, start, count)
+            start += count
+        del blocks
 
 
 class StoredSamples:
-    """The samples of some shards, in order. One shard of them is in memory."""
+    """The samples of the last run of a data set, in order. One shard of them is in memory."""
 
-    def __init__(self, folder: Path, paths: list[Path], count: int, keys: KeyRing) -> None:
-        self.count, self.taken = count, 0
-        self._folder = folder
-        self._shards = (shard for path in paths for shard in _open_shard(path, keys))
-        self._shard: dict[str, Block] = {}
+    def __init__(self, folder: Path, data_set: DataSet, keys: KeyRing) -> None:
+        self._folder, self._data_set = folder, data_set
+        self._taken, self._count = data_set.run, data_set.samples
+        last_run = (shard for shard in data_set.shards if shard[1].first >= data_set.run)
+        self._parts = read_parts(last_run, keys)
+        self._part: Part | None = None
         self._left = 0
+        self._has_more = False
 
-    def take(self, blocks: Mapping[str, Block], count: int) -> int:
+    @property
+    def is_compared(self) -> bool:
+        """True if all samples were compared."""
+        return self._taken == self._count
+
+    def take(self, blocks: Mapping[str, Block], count: int, file: str) -> int:
         """Compare `count` samples with the next stored ones. Return how many were compared: fewer at the last one.
 
-        Raise ValueError if a sample differs from the stored one.
+        Raise ValueError if a sample differs from the stored one, or is of a file of another name.
         """
         done = 0
-        while done < count and self.taken < self.count:
+        while done < count and self._taken < self._count:
             if not self._left:
-                self._shard = next(self._shards)
-                self._left = next(iter(self._shard.values())).count
+                self._part = None  # before the next shard is in memory
+                self._part = next(self._parts)
+                self._left = self._part.count
+            assert self._part is not None
             size = min(count - done, self._left)
-            for name, stored in self._shard.items():
-                if not _are_same(blocks[name], done, stored, stored.count - self._left, size):
-                    raise self._other_source(f"others among samples {self.taken} to {self.taken + size - 1}")
+            at = self._part.start + self._part.count - self._left
+            different = _first_difference(blocks, done, self._part.blocks, at, size)
+            if file and self._part.file and file != self._part.file:
+                different = 0
+            if different is not None:
+                raise self._other_sample(self._taken + different, self._part.file, file)
             self._left -= size
-            self.taken += size
+            self._taken += size
             done += size
-        if self.taken == self.count:
-            self._shard = {}
+        if self._taken == self._count:
+            self._part = None
+        self._has_more |= done < count
         return done
 
-    def require_all_taken(self) -> None:
-        """Raise ValueError if the source had fewer samples."""
-        if self.taken < self.count:
-            raise self._other_source(f"one of {self.taken} samples")
+    def require_whole_run(self) -> None:
+        """Raise ValueError if the source had fewer samples, or no more than a run that was interrupted has stored."""
+        first, advice = self._data_set.run, "Give it as it was, or import it into another folder"
+        if not self.is_compared:
+            raise ValueError(
+                f"resume=: expected a source with the {self._count - first} samples that the last run stored in "
+                f"{self._folder}, got {self._taken - first}. {advice}"
+            )
+        if self._data_set.is_complete is False and not self._has_more:
+            raise ValueError(
+                f"resume=: expected more than the {self._count - first} samples that {self._folder} has of this "
+                f"source, since the run that stored them was interrupted before its end, got no more. {advice}"
+            )
 
-    def _other_source(self, got: str) -> ValueError:
+    def _other_sample(self, number: int, stored: str, got: str) -> ValueError:
+        of, named = f", of {shown(stored, 80)}" if stored else "", f" of {shown(got, 80)}" if got else ""
         return ValueError(
-            f"resume=: expected the source of the {self.count} samples that {self._folder} has, as it was, got {got}. "
-            "Name that source, or import this one into another folder"
+            f"resume=: expected sample {number} as {self._folder} has it{of}, got another{named}. Give the source as "
+            "it was, with new samples at its end alone, or import it into another folder"
         )
+
+
+def _first_difference(
+    blocks: Mapping[str, Block], start: int, stored: Mapping[str, Block], first: int, count: int
+) -> int | None:
+    """Return which of `count` samples is the first that differs, or None if all are the same."""
+
+    def are_same(at: int, count: int) -> bool:
+        return all(_are_same(blocks[name], start + at, block, first + at, count) for name, block in stored.items())
+
+    return None if are_same(0, count) else next(at for at in range(count) if not are_same(at, 1))
 
 
 def _are_same(block: Block, start: int, stored: Block, first: int, size: int) -> bool:
@@ -68,9 +259,11 @@ def _are_same(block: Block, start: int, stored: Block, first: int, size: int) ->
     return block.column == stored.column and np.array_equal(ours, theirs)
 
 
-def _open_shard(path: Path, keys: KeyRing) -> Iterator[dict[str, Block]]:
+def _open_shard(path: Path, keys: KeyRing, about: About) -> dict[str, Block]:
     with SealedFile(path) as file:
         count, columns = columns_of([file[name].context for name in file], path)
+        if count != about.samples:
+            raise FormatError(f"{path} was replaced since this data set was opened. Open it again")
         blocks = {}
         for name, column in columns.items():
             if column.shape is not None:
@@ -78,7 +271,7 @@ def _open_shard(path: Path, keys: KeyRing) -> Iterator[dict[str, Block]]:
                 continue
             ends = _open(file[name + OFFSETS], keys).view(np.int64) * dtypes.nbytes(column.dtype, (1,))
             blocks[name] = Block(column, _open(file[name + RECORDS], keys), count, ends)
-    yield blocks
+    return blocks
 
 
 def _open(tensor: SealedTensor, keys: KeyRing) -> Bytes:

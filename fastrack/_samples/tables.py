@@ -3,151 +3,221 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fastrack._samples.blocks import Block, Column
-from fastrack._tensors import dtypes
+from fastrack._samples.arrow_types import from_arrow, nulls_in, plain_kind, pyarrow, with_nulls
+from fastrack._samples.blocks import VALID, Block, Column, source_columns
 from fastrack._util.regular_file import open_regular
 from fastrack.errors import FormatError
 
 _ROWS = 4096  # of a batch
-_BYTES = {"string", "large_string", "string_view", "binary", "large_binary", "binary_view"}
+_UNREADABLE = "expected batches of Arrow as its format has them, got others"
 
 
-def read_files(paths: Iterable[Path]) -> Iterator[Mapping[str, Block]]:
-    """Return the batches of Parquet, Arrow and Feather files."""
-    return read_batches(batch for path in paths for batch in _batches_of(path))
+@dataclass
+class _Nulls:
+    """The columns that have nulls, and those whose lists have nulls in them: found before the first batch is given."""
+
+    columns: set[str] = field(default_factory=set)
+    in_lists: set[str] = field(default_factory=set)
+
+    def find(self, name: str, array: Any) -> None:
+        has_nulls, has_inner = nulls_in(array)
+        if has_nulls:
+            self.columns.add(name)
+        if has_inner:
+            self.in_lists.add(name)
 
 
-def open_table(source: Any) -> Iterator[Any] | None:
-    """Return the record batches of a table of PyArrow, pandas or datasets; None for another object."""
+def read_files(paths: Iterable[Path], chosen: Sequence[str] | None = None) -> Iterator[Mapping[str, Block]]:
+    """Return the batches of Parquet, Arrow and Feather files, in the same order each time that `paths` is iterated."""
+    nulls = _Nulls()
+    for path in paths:
+        _survey(path, chosen, nulls)
+    for path in paths:
+        yield from _read_batches(_batches_of(path, chosen), nulls, chosen, path)
+
+
+def read_table(source: Any, chosen: Sequence[str] | None = None) -> Iterator[Mapping[str, Block]] | None:
+    """Return the batches of a table of PyArrow, pandas or datasets; None for another object."""
     package = type(source).__module__.partition(".")[0]
     if package not in {"pyarrow", "pandas", "datasets"} or package not in sys.modules:
         return None
-    pa = _pyarrow()
-    if package == "datasets":
-        parts = source.with_format("arrow").iter(batch_size=_ROWS)
-        return (batch for table in parts for batch in table.to_batches())
+    pa = pyarrow()
     if package == "pandas":
-        source = pa.Table.from_pandas(source, preserve_index=False)
-    batches: Iterator[Any] | None = None
-    if isinstance(source, pa.Table):
-        batches = iter(source.to_batches(max_chunksize=_ROWS))
-    elif isinstance(source, pa.RecordBatchReader):
-        batches = iter(source)
-    return batches
-
-
-def read_batches(batches: Iterable[Any], *, follow_paths: bool = False) -> Iterator[Mapping[str, Block]]:
-    """Return record batches as columns.
-
-    Without `follow_paths`, a file given by its path alone is refused: the table's author would choose which files of
-    this machine are read.
-    """
-    for batch in batches:
-        if batch.num_rows:
-            columns = {name: batch.column(index) for index, name in enumerate(batch.schema.names)}
-            yield {name: _block_of(name, column, follow_paths) for name, column in columns.items()}
-
-
-def _pyarrow() -> Any:
-    try:
-        import pyarrow as pa
-    except ImportError:
-        raise ImportError("reading a table takes PyArrow: pip install pyarrow") from None
-    return pa
-
-
-def _batches_of(path: Path) -> Iterator[Any]:
-    """Return the record batches of a file. Batches of Arrow files are validated here, since PyArrow does not do so."""
-    pa = _pyarrow()
-    with open_regular(path) as file:
         try:
-            if path.suffix.lower() == ".parquet":
-                from pyarrow import parquet
+            source = pa.Table.from_pandas(source, preserve_index=False)
+        except pa.ArrowException:
+            raise FormatError("DataFrame: expected columns of one type each, got others. Convert them") from None
+    batches: Callable[[], Iterator[Any]]
+    if package == "datasets":
+        batches = lambda: (b for part in source.with_format("arrow").iter(_ROWS) for b in part.to_batches())  # noqa: E731
+    elif isinstance(source, pa.Table):
+        batches = lambda: iter(source.to_batches(max_chunksize=_ROWS))  # noqa: E731
+    elif isinstance(source, pa.RecordBatchReader):
+        batches = lambda: iter(source)  # noqa: E731
+    else:
+        return None
+    is_once = isinstance(source, pa.RecordBatchReader) or not hasattr(source, "__len__")
+    nulls = None if is_once else _survey_batches(batches(), chosen)
+    # A file given by its path alone is read for a dataset, and refused elsewhere: the author of the table would choose
+    # which files of this machine are read.
+    return _read_batches(batches(), nulls, chosen, package, follow_paths=package == "datasets")
 
-                yield from parquet.ParquetFile(file).iter_batches(_ROWS)
-                return
-            start = file.read(len(b"ARROW1"))
-            file.seek(0)
-            reader = pa.ipc.open_file(file) if start == b"ARROW1" else pa.ipc.open_stream(file)
-            batches = map(reader.get_batch, range(reader.num_record_batches)) if start == b"ARROW1" else reader
-            for batch in batches:
-                batch.validate(full=True)
-                yield batch
-        except (pa.ArrowException, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise
+
+def _survey_batches(batches: Iterable[Any], chosen: Sequence[str] | None) -> _Nulls:
+    nulls = _Nulls()
+    for batch in batches:
+        _validate(batch, "table")
+        for name in source_columns(batch.schema.names, chosen, "table"):
+            nulls.find(name, batch.column(name))
+    return nulls
+
+
+def _read_batches(
+    batches: Iterable[Any],
+    nulls: _Nulls | None,
+    chosen: Sequence[str] | None,
+    where: object,
+    *,
+    follow_paths: bool = False,
+) -> Iterator[Mapping[str, Block]]:
+    """Return record batches as columns. Without `nulls`, the first batch is to have all columns that have nulls."""
+    for batch in batches:
+        _validate(batch, where)
+        names = source_columns(batch.schema.names, chosen, where)
+        if not batch.num_rows:
+            continue
+        if nulls is None:
+            nulls = _survey_batches([batch], names)
+        columns: dict[str, Block] = {}
+        for name in names:
+            array = batch.column(name)
+            found = nulls_in(array)
+            if (found[0] and name not in nulls.columns) or (found[1] and name not in nulls.in_lists):
+                raise FormatError(
+                    f"column {name!r:.80}: expected no nulls, as the batches before had none, got some. Fill them, or "
+                    "import files or a table, which are read twice"
+                )
+            block, valid = _files_of(name, array, follow_paths) or from_arrow(
+                name, array, has_inner_nulls=name in nulls.in_lists
+            )
+            columns[name] = block
+            if name in nulls.columns:
+                columns[name + VALID] = Block.of(np.ones(len(array), np.bool_) if valid is None else valid)
+        yield columns
+
+
+def _validate(batch: Any, where: object) -> None:
+    """Refuse values that are none of their type, such as text that is no UTF-8. PyArrow does not look at them."""
+    try:
+        batch.validate(full=True)
+    except pyarrow().ArrowException:
+        raise FormatError(f"{where}: {_UNREADABLE}. Write it again") from None
+
+
+def _survey(path: Path, chosen: Sequence[str] | None, nulls: _Nulls) -> None:
+    """Find the nulls of a file: by the statistics of Parquet where they tell, else by reading."""
+    wanted: Sequence[str] | None = chosen
+    if path.suffix.lower() == ".parquet":
+        with open_regular(path) as file, _Refusing(path):
+            from pyarrow import parquet
+
+            opened = parquet.ParquetFile(file)
+            names = source_columns(opened.schema_arrow.names, chosen, path)
+            counts = _null_counts(opened)
+        for name in names:
+            if counts[name]:
+                nulls.columns.add(name)
+        wanted = [name for name in names if counts[name] is None]
+        if not wanted:
+            return
+    for batch in _batches_of(path, wanted):
+        _validate(batch, path)
+        for name in source_columns(batch.schema.names, wanted, path):
+            nulls.find(name, batch.column(name))
+
+
+def _null_counts(file: Any) -> dict[str, int | None]:
+    """Return the nulls in each column of a Parquet file: None where the statistics do not tell.
+
+    They count nulls at the leaves, so that those of a nested type tell of no nulls alone.
+    """
+    counts: dict[str, int | None] = {}
+    leaf = 0
+    for column in file.schema_arrow:
+        leaves = range(leaf, leaf + _leaves_of(column.type))
+        leaf = leaves.stop
+        found = [
+            statistics.null_count if statistics is not None and statistics.has_null_count else None
+            for group in range(file.metadata.num_row_groups)
+            for statistics in (file.metadata.row_group(group).column(index).statistics for index in leaves)
+        ]
+        is_known = None not in found and not (any(found) and _is_nested(column.type))
+        counts[column.name] = sum(count or 0 for count in found) if is_known else None
+    return counts
+
+
+def _leaves_of(kind: Any) -> int:
+    """Return the number of columns that Parquet has for a type."""
+    kind = plain_kind(kind)
+    return sum(_leaves_of(kind.field(i).type) for i in range(kind.num_fields)) if _is_nested(kind) else 1
+
+
+def _is_nested(kind: Any) -> bool:
+    return bool(pyarrow().types.is_nested(plain_kind(kind)))
+
+
+class _Refusing:
+    """Raise FormatError in the place of the errors of PyArrow about a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        is_of_system = isinstance(error, OSError) and error.errno is not None
+        if isinstance(error, (pyarrow().ArrowException, OSError)) and not is_of_system:
+            path = self._path
             raise FormatError(f"{path} is no {path.suffix} file that can be read: {error!s:.300}") from None
 
 
-def _block_of(name: str, array: Any, follow_paths: bool = False) -> Block:
-    """Return a column of Arrow as values of samples."""
-    pa = _pyarrow()
-    array = _stored_values(name, array)
-    types, kind = pa.types, array.type
-    if types.is_struct(kind) and {field.name for field in kind} == {"bytes", "path"}:  # files of `datasets`
-        files = [_content_of(name, value, follow_paths) for value in array.to_pylist()]
-        return Block.of(files, empty=Column("U8", None))
-    if str(kind) in _BYTES:
-        return _records_of_bytes(array.cast(pa.large_binary()))
-    if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
-        return Block.of(array.to_numpy(zero_copy_only=False))
-    if types.is_fixed_size_binary(kind):
-        values = _records_of_bytes(array.cast(pa.large_binary())).data
-        return Block(Column("U8", (kind.byte_width,)), values, len(array))
-    block = _block_of_lists(name, array)
-    if block is None:
-        raise FormatError(
-            f"column {name!r:.80}: expected numbers, dates, text, bytes or lists of numbers, got {kind!s:.80}. Cast or "
-            "flatten it, or leave it out"
-        )
-    return block
+def _batches_of(path: Path, chosen: Sequence[str] | None) -> Iterator[Any]:
+    """Return the record batches of a file, of Parquet with the chosen columns alone."""
+    pa = pyarrow()
+    with open_regular(path) as file, _Refusing(path):
+        if path.suffix.lower() == ".parquet":
+            from pyarrow import parquet
+
+            opened = parquet.ParquetFile(file)
+            names = source_columns(opened.schema_arrow.names, chosen, path)
+            yield from opened.iter_batches(_ROWS, columns=names)
+            return
+        start = file.read(len(b"ARROW1"))
+        file.seek(0)
+        reader = pa.ipc.open_file(file) if start == b"ARROW1" else pa.ipc.open_stream(file)
+        yield from map(reader.get_batch, range(reader.num_record_batches)) if start == b"ARROW1" else reader
 
 
-def _stored_values(name: str, array: Any) -> Any:
-    """Return values by the type that Arrow stores: no categories, extensions or dates. Refuse nulls."""
-    pa = _pyarrow()
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    if isinstance(array, pa.ExtensionArray):
-        array = array.storage
-    if array.null_count:
-        raise FormatError(
-            f"column {name!r:.80}: expected no nulls, got {array.null_count} in {len(array)} rows. Fill them, or leave "
-            "the column out"
-        )
-    if pa.types.is_temporal(array.type) and array.type.bit_width in {32, 64}:
-        return array.view(pa.int64() if array.type.bit_width == 64 else pa.int32())
-    return array
-
-
-def _block_of_lists(name: str, array: Any) -> Block | None:
-    """Return lists of numbers: rows if they are of one size by their type, else records. None for other types."""
-    types, kind = _pyarrow().types, array.type
-    if types.is_fixed_size_list(kind):
-        values = _block_of(name, array.flatten())
-        if values.column.shape is not None:
-            return Block(Column(values.column.dtype, (kind.list_size, *values.column.shape)), values.data, len(array))
-    elif types.is_list(kind) or types.is_large_list(kind):
-        values = _block_of(name, array.flatten())
-        if values.column.shape == ():
-            ends = array.offsets.to_numpy().astype(np.int64) * dtypes.nbytes(values.column.dtype, ())
-            return Block(Column(values.column.dtype, None), values.data, len(array), ends - ends[0])
-    return None
-
-
-def _records_of_bytes(array: Any) -> Block:
-    """Return an array of large_binary as records."""
-    _, ends, data = array.buffers()
-    offsets = np.frombuffer(ends, np.int64)[array.offset : array.offset + len(array) + 1] if len(array) else np.zeros(1)
-    memory = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
-    start, stop = int(offsets[0]), int(offsets[-1])
-    return Block(Column("U8", None), memory[start:stop], len(array), offsets.astype(np.int64) - start)
+def _files_of(name: str, array: Any, follow_paths: bool) -> tuple[Block, Any] | None:
+    """Return the contents of files as the library `datasets` has them; None for other columns."""
+    types, kind = pyarrow().types, array.type
+    if not types.is_struct(kind) or {each.name for each in kind} != {"bytes", "path"}:
+        return None
+    if not types.is_binary(kind.field("bytes").type) or not types.is_string(kind.field("path").type):
+        return None
+    files = [_content_of(name, value, follow_paths) for value in array.drop_null().to_pylist()]
+    block = Block.of(files, empty=Column("U8", None))
+    if not array.null_count:
+        return block, None
+    valid = array.is_valid().to_numpy(zero_copy_only=False)
+    return with_nulls(block, valid), valid
 
 
 def _content_of(name: str, value: dict[str, Any], follow_paths: bool) -> bytes:

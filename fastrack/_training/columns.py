@@ -15,7 +15,7 @@ from fastrack._files.reader import SealedFile
 from fastrack._keys.keyring import KeyRing
 from fastrack._samples.about import ABOUT
 from fastrack._samples.blocks import LENGTHS, OFFSETS, RECORDS
-from fastrack._samples.dataset_writer import SHARD, shards_in
+from fastrack._samples.stored import SHARD, shards_in
 from fastrack._sealed.indexing import Indices
 from fastrack._training.handles import CombinedDataset, DatasetHandle, record_layout, row_layout, window_layout
 from fastrack._training.plain_columns import PlainColumns

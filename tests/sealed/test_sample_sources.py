@@ -24,13 +24,16 @@ def column(folder, key, name):
     return [sample[name] for sample in samples_of(folder, key)]
 
 
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
 def write_images(folder):
     """A folder of classes; its files in ImageFolder's order, with labels."""
     order = [("cat/a.JPG", 0), ("cat/b.png", 0), ("cat/deep/a.png", 0), ("dog/1.webp", 1), ("dog/10.webp", 1)]
     for number, (name, _) in enumerate(order):
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(bytes([number]) * (number * 1000 + 1))
+        path.write_bytes(PNG + bytes([number]) * (number * 1000 + 1))
     (folder / "cat" / "notes.md").write_text("no image")
     return order
 
@@ -55,9 +58,9 @@ def test_the_order_is_that_of_torchvision(tmp_path, key):
 
 def test_images_without_classes_have_no_label(tmp_path, key):
     for name in ("b.png", "a.png"):
-        (tmp_path / name).write_bytes(name.encode())
+        (tmp_path / name).write_bytes(PNG + name.encode())
     import_samples(tmp_path, tmp_path / "out", key)
-    assert column(tmp_path / "out", key, "image") == [b"a.png", b"b.png"]
+    assert column(tmp_path / "out", key, "image") == [PNG + b"a.png", PNG + b"b.png"]
     assert "label" not in SealedDataset(tmp_path / "out", keys=key).columns
 
 
@@ -69,11 +72,11 @@ def test_a_class_without_images_is_refused(tmp_path, key):
 
 
 def test_lines_of_text(tmp_path, key):
-    (tmp_path / "a.txt").write_bytes("one\r\n\ntwö\n".encode() + b"\xff last")
+    (tmp_path / "a.txt").write_bytes("one\r\n\ntwö\n".encode() + b" last")
     (tmp_path / "b.txt").write_bytes(b"")
     (tmp_path / "c.txt").write_bytes(b"x" * 100_000 + b"\n" + b"y\n" * 5000)
     assert import_samples(tmp_path, tmp_path / "out", key) == 5005
-    expected = [b"one", b"", "twö".encode(), b"\xff last", b"x" * 100_000, *[b"y"] * 5000]
+    expected = [b"one", b"", "twö".encode(), b" last", b"x" * 100_000, *[b"y"] * 5000]
     assert column(tmp_path / "out", key, "text") == expected
     assert import_samples([tmp_path / "a.txt"], tmp_path / "again", key) == 4
 
@@ -291,13 +294,8 @@ def test_data_sets_of_hugging_face(tmp_path, key):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda pa: pa.array([1, None]),
-        lambda pa: pa.array([[1, None], [2]]),
-        lambda pa: pa.array([None, None]),
-        lambda pa: pa.array([{"a": 1}, {"a": 2}]),
-        lambda pa: pa.array([[[1]], [[2]]]),
-        lambda pa: pa.array([["a"], ["b"]]),
-        lambda pa: pa.array([1, 2]).cast(pa.decimal128(30, 2)),
+        lambda pa: pa.UnionArray.from_sparse(pa.array([0, 0], pa.int8()), [pa.array([1, 2])]),
+        lambda pa: pa.StructArray.from_arrays([pa.array([1, 2])] * 2, ["a", "a"]),
         lambda pa: pa.array([{}] * 2, pa.struct([("bytes", pa.binary()), ("path", pa.string())])),
     ],
 )
@@ -311,12 +309,13 @@ def test_a_table_does_not_choose_which_files_are_read(tmp_path, key, pa):
     (tmp_path / "secret").write_bytes(b"a secret of this machine")
     kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     files = pa.array([{"bytes": None, "path": str(tmp_path / "secret")}], kind)
-    for column in (files, pa.ListArray.from_arrays([0, 1], files)):
-        pq = pytest.importorskip("pyarrow.parquet")
-        pq.write_table(pa.table({"image": column}), tmp_path / "a.parquet")
-        for source in (tmp_path / "a.parquet", pa.table({"image": column})):
-            with pytest.raises(FormatError, match="image"):
-                import_samples(source, tmp_path / "out", key)
+    pq = pytest.importorskip("pyarrow.parquet")
+    pq.write_table(pa.table({"image": files}), tmp_path / "a.parquet")
+    for source in (tmp_path / "a.parquet", pa.table({"image": files})):
+        with pytest.raises(FormatError, match="image"):
+            import_samples(source, tmp_path / "out", key)
+    import_samples(pa.table({"images": pa.ListArray.from_arrays([0, 1], files)}), tmp_path / "out", key)
+    assert b"a secret" not in column(tmp_path / "out", key, "images")[0]
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.feather"])
@@ -410,7 +409,7 @@ def test_the_folder_of_shards_may_be_in_that_of_the_source(tmp_path, key):
 def test_an_error_names_the_file_that_it_is_about(tmp_path, key, pa):
     write = pytest.importorskip("pyarrow.parquet").write_table
     write(pa.table({"x": [1, 2]}), tmp_path / "a.parquet")
-    write(pa.table({"x": [1, None]}), tmp_path / "b.parquet")
+    write(pa.table({"x": [1.5, None]}), tmp_path / "b.parquet")
     write(pa.table({"y": [1, 2]}), tmp_path / "c.parquet")
     (tmp_path / "a.jsonl").write_text('{"x": "a"}\n')
     (tmp_path / "b.jsonl").write_text('{"x": "\\ud800"}\n')
@@ -430,10 +429,10 @@ def test_a_folder_is_continued_on_request_alone(tmp_path, key, monkeypatch):
     (tmp_path / "a.txt").write_text("".join(f"line {index}\n" for index in range(5000)))
     write = DatasetWriter.write_batch
 
-    def interrupt(self, batch):
+    def interrupt(self, batch, **options):
         if self.stored > 2000:
             raise KeyboardInterrupt
-        write(self, batch)
+        write(self, batch, **options)
 
     monkeypatch.setattr(DatasetWriter, "write_batch", interrupt)
     with pytest.raises(KeyboardInterrupt):
@@ -507,7 +506,7 @@ def test_another_source_is_refused_before_anything_is_stored(tmp_path, key, line
         folder = tmp_path / str(shard_size)
         import_samples(text_file(tmp_path / "a.txt", *"abcd"), folder, key, shard_size=shard_size)
         before = {path.name: path.read_bytes() for path in folder.iterdir()}
-        with pytest.raises(ValueError, match=r"resume=.*4 samples"):
+        with pytest.raises(ValueError, match=r"resume=.*(4 samples|sample \d)"):
             import_samples(text_file(tmp_path / "b.txt", *lines), folder, key, resume=True)
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 

@@ -1,13 +1,18 @@
 """`DatasetWriter`: what it says is stored is stored, in order and once, however it ended."""
 
 import collections
+import contextlib
+import json
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
 import time
 import warnings
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,8 +24,11 @@ from hypothesis import strategies as st
 
 import fastrack
 from fastrack import AuthenticationError, ClosedError, DatasetWriter, FormatError, Key, load_file, unseal
+from fastrack._keys.keyring import KeyRing
 from fastrack._samples import dataset_writer as sample_writer
-from fastrack._samples.dataset_writer import shards_in
+from fastrack._samples.about import ABOUT, About
+from fastrack._samples.blocks import Block, Column
+from fastrack._samples.stored import read_data_set, shards_in
 
 RECORDS = ("image", "name", "tokens")
 
@@ -43,7 +51,7 @@ def read(folder, key):
     samples = []
     for path in shards_in(folder):
         with load_file(path) as file:
-            tensors = {name: unseal(file[name], key, framework="numpy") for name in file}
+            tensors = {name: unseal(file[name], key, framework="numpy") for name in file if name != ABOUT}
         offsets = {name: tensors.pop(f"{name}.offsets") for name in RECORDS if f"{name}.offsets" in tensors}
         tensors = {name.removesuffix(".records"): tensor for name, tensor in tensors.items()}
         for index in range(len(tensors["label"])):
@@ -120,7 +128,7 @@ def test_kinds_of_values(tmp_path, key):
     with DatasetWriter(tmp_path, key) as writer:
         writer.write(values)
     with load_file(shards_in(tmp_path)[0]) as file:
-        found = {name: (file[name].dtype, file[name].shape) for name in file}
+        found = {name: (file[name].dtype, file[name].shape) for name in file if name != ABOUT}
         assert bytes(unseal(file["view.records"], key, framework="numpy")) == b"ac"
     assert found == {
         "bool": ("BOOL", (1,)), "int": ("I64", (1,)), "float": ("F64", (1,)),
@@ -292,6 +300,9 @@ def test_folders_that_cannot_be_continued(tmp_path, key):
     fastrack.save_file({"x": np.zeros(3, np.int64), "y": np.zeros(4)}, second, key)
     with pytest.raises(FormatError, match="as many"):
         DatasetWriter(tmp_path, key)
+    fastrack.save_file({"x": np.zeros(1, np.int64)}, second, key)
+    with pytest.raises(FormatError, match="says its place"):
+        DatasetWriter(tmp_path, key)
     second.write_bytes(b"")
     with pytest.raises(FormatError):
         DatasetWriter(tmp_path, key)
@@ -302,6 +313,107 @@ def test_folders_that_cannot_be_continued(tmp_path, key):
     second.unlink()
     with pytest.raises(FormatError, match="shard-000001"):
         DatasetWriter(tmp_path, key)
+
+
+def data_set(folder, key, *runs, shard_size=16):
+    """A data set of these runs of numbers: two to a shard."""
+    for run in runs:
+        with DatasetWriter(folder, key, shard_size=shard_size) as writer:
+            writer.write_batch({"x": run})
+    return shards_in(folder)
+
+
+def test_each_shard_says_its_place_its_files_and_whether_its_run_is_complete(tmp_path, key):
+    with DatasetWriter(tmp_path, key, shard_size=16) as writer:
+        writer.write_batch({"x": [1, 2, 3]}, file="a")
+        writer.write_batch({"x": [4]}, file="b")
+        writer.write({"x": 5})
+    with contextlib.suppress(ZeroDivisionError), DatasetWriter(tmp_path, key, shard_size=16) as writer:
+        writer.write_batch({"x": [6, 7, 8]}, file="c")
+        raise ZeroDivisionError
+    found = read_data_set(tmp_path, KeyRing(key))
+    assert [(about.first, about.samples, about.run, about.complete, about.files) for _, about in found.shards] == [
+        (0, 2, 0, False, (("a", 2),)),
+        (2, 2, 0, False, (("a", 1), ("b", 1))),
+        (4, 1, 0, True, ()),
+        (5, 2, 5, False, (("c", 2),)),
+    ]
+    assert (found.samples, found.run, found.is_complete) == (7, 5, False)
+    assert len({about.data_set for _, about in found.shards}) == 1
+    DatasetWriter(tmp_path, key).close()
+    assert read_data_set(tmp_path, KeyRing(key)).is_complete is False
+    data_set(tmp_path, key, [8])
+    found = read_data_set(tmp_path, KeyRing(key))
+    assert (found.samples, found.run, found.is_complete) == (8, 5, True)
+
+
+def test_shards_that_change_places_or_data_sets_are_refused(tmp_path, key):
+    one = data_set(tmp_path / "one", key, [1, 2, 3, 4, 5])
+    two = data_set(tmp_path / "two", key, [1, 2, 3, 4, 5])
+    contents = [path.read_bytes() for path in one]
+    one[1].write_bytes(two[1].read_bytes())
+    with pytest.raises(FormatError, match="another's"):
+        read_data_set(tmp_path / "one", KeyRing(key))
+    one[0].write_bytes(contents[1])
+    with pytest.raises(FormatError, match="samples 0 to 1"):
+        read_data_set(tmp_path / "one", KeyRing(key))
+    one[0].write_bytes(contents[0])
+    one[1].write_bytes(contents[1])
+    one[2].unlink()
+    assert read_data_set(tmp_path / "one", KeyRing(key)).is_complete is False
+
+
+def test_a_type_is_kept_and_bytes_among_texts_have_none(tmp_path, key):
+    for values, kind in ((["a"], "text"), ([b"b", "a"], ""), (["c"], "")):
+        with DatasetWriter(tmp_path, key) as writer:
+            writer.write_batch({"x": values})
+        assert read_data_set(tmp_path, KeyRing(key)).columns["x"].type == kind
+    days = replace(Block.of(np.arange(3)), column=Column("I64", (), "arrow:x"))
+    with DatasetWriter(tmp_path / "days", key) as writer:
+        writer.write({"x": 3})
+        with pytest.raises(ValueError, match="'arrow:x'"):
+            writer.write_batch({"x": days})
+
+
+def test_shards_of_version_0_1_are_read_and_continued(tmp_path, key):
+    offsets = np.array([0, 1, 3])
+    for index in (0, 1):
+        old = {"x": np.arange(2), "t.records": np.frombuffer(b"abb", np.uint8), "t.offsets": offsets}
+        fastrack.save_file(old, tmp_path / f"shard-{index:06}.safetensors", key)
+    found = read_data_set(tmp_path, KeyRing(key))
+    assert (found.samples, found.run, found.is_complete, found.columns["t"].type) == (4, 0, None, "")
+    with DatasetWriter(tmp_path, key) as writer:
+        assert writer.stored == 4
+        writer.write({"x": 7, "t": "c"})
+    found = read_data_set(tmp_path, KeyRing(key))
+    assert (found.samples, found.run, found.is_complete, found.columns["t"].type) == (5, 4, True, "text")
+    data = fastrack.SealedDataset(tmp_path, keys=key, transform=lambda sample: (int(sample["x"]), bytes(sample["t"])))
+    assert list(data) == [(0, b"a"), (1, b"bb"), (0, b"a"), (1, b"bb"), (7, b"c")]
+    shutil.copy(tmp_path / "shard-000000.safetensors", tmp_path / "shard-000003.safetensors")
+    with pytest.raises(FormatError, match="says its place"):
+        DatasetWriter(tmp_path, key)
+
+
+@each("content", [b"", b"{}", b"[]", b"\xff", b'{"version":2}', b'{"version":1,"data_set":"a"}', b"[" * 100_000])
+def test_what_a_shard_says_is_refused_in_another_form(content):
+    with pytest.raises(FormatError, match="expected"):
+        About.decode(content, Path("shard"))
+
+
+@each(
+    "change",
+    [
+        {"first": -1}, {"first": True}, {"samples": 2.0}, {"run": 3}, {"complete": 1}, {"types": []},
+        {"types": {"x": 1}}, {"files": [["a", 1]]}, {"files": [["a"]]}, {"files": [[1, 2]]}, {"files": 5},
+        {"files": [["a", 3], ["b", -1]]}, {"data_set": ""}, {"data_set": None}, {"other": 1},
+    ],
+)  # fmt: skip
+def test_what_a_shard_says_is_refused_with_another_value(change):
+    about = About("a", 2, 2, 0, complete=True, types={"x": "text"}, files=(("é\udcff", 2),))
+    content = about.encode().tobytes()
+    assert About.decode(content, Path("shard")) == about
+    with pytest.raises(FormatError, match="expected"):
+        About.decode(json.dumps({**json.loads(content.decode(errors="surrogateescape")), **change}).encode(), Path("x"))
 
 
 def test_a_writer_is_not_pickled_and_shows_no_key(tmp_path, key):

@@ -1,15 +1,28 @@
 """``fastrack import``: seal samples that are in files of other formats."""
 
+import base64
+import contextlib
+import os
+import shlex
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastrack._cli.console import clean, pluralize, reporter, tell
+from fastrack._cli.console import clean, note, pluralize, reporter, tell
 from fastrack._cli.files import load_engine, open_ring
-from fastrack._cli.options import Json, KeyFile
-from fastrack.errors import FormatError
+from fastrack._cli.options import Json, KeyFile, Quiet
+from fastrack._util.units import format_size
+from fastrack.errors import FormatError, UnknownKeyError
+
+if TYPE_CHECKING:
+    from fastrack._samples.blocks import Column
+    from fastrack._samples.imports import Import
+
+_WIDTH = 80  # columns of a line of the report
+_SHARD_SIZE = 256  # MiB
 
 
 def import_(
@@ -23,58 +36,220 @@ def import_(
     ],
     *,
     key: KeyFile = None,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option("--columns", metavar="NAMES", help="Store these columns alone: a,b. May be repeated."),
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option("--resume", help="Go on with the last run, after its samples in FOLDER, of the same SOURCE."),
+    ] = False,
+    append: Annotated[
+        bool, typer.Option("--append", help="Add the samples of SOURCE to the data set in FOLDER.")
+    ] = False,
+    skip_existing: Annotated[
+        bool,
+        typer.Option("--skip-existing", help="With --append or --resume: leave out files that FOLDER has, unchanged."),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Read and check all of SOURCE, and write nothing.")
+    ] = False,
     shard_size: Annotated[
         int, typer.Option("--shard-size", metavar="MIB", min=1, help="MiB of samples in a shard.")
-    ] = 256,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Continue in FOLDER after the samples that it has, of the same SOURCE.")
-    ] = False,
+    ] = _SHARD_SIZE,
+    quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Seal images, text, records or tables into a folder of shards, sample by sample.
 
     What was written when a run is interrupted, or killed, is kept for --resume, which compares it with SOURCE first.
     """
-    from fastrack._samples.sources import import_samples
+    from fastrack._samples.sources import open_import
 
     if len(paths) < 2:
         raise typer.BadParameter("expected a source and a folder to write, got one path", param_hint="SOURCE... FOLDER")
+    if resume and append:
+        advice = "resume what was interrupted, then append"
+        raise typer.BadParameter(f"expected it or --resume, got both; {advice}", param_hint="--append")
+    if skip_existing and not (resume or append):
+        raise typer.BadParameter("expected --append or --resume beside it, got neither", param_hint="--skip-existing")
     *sources, folder = paths
-    owner = open_ring(key, to="seal").first
+    names = [name for text in columns or () for name in text.split(",")]
+    if not all(names):
+        raise typer.BadParameter("expected names with commas between them, got an empty one", param_hint="--columns")
+    owner = None if dry_run and not (resume or append) else _open_key(key)
     load_engine("sealing")
     start = time.perf_counter()
-    try:
-        with reporter("importing:") as report:
-            read = 0
-
-            def progress(samples: int) -> None:
-                nonlocal read
-                read += samples
-                report(f"{read} samples")
-
-            count = import_samples(
-                sources if len(sources) > 1 else sources[0],
-                folder,
-                owner,
-                shard_size=shard_size << 20,
-                resume=resume,
-                progress=progress,
-            )
-    except KeyboardInterrupt as error:
-        error.add_note(f"{folder} keeps its complete shards; --resume continues after them")
-        raise
-    except FormatError:
-        raise
-    except (ImportError, TypeError, ValueError) as error:  # of the data, of its format, or of the folder
-        raise FormatError(str(error)) from None
+    work = open_import(
+        sources if len(sources) > 1 else sources[0],
+        folder,
+        resume=resume,
+        append=append,
+        skip_existing=skip_existing,
+        chosen=names or None,
+        is_dry=dry_run,
+    )
+    given: dict[str, Any] = {"--key": key, "--columns": ",".join(names), "--skip-existing": skip_existing}
+    given["--shard-size"] = shard_size if shard_size != _SHARD_SIZE else None
+    with _telling_how_far(work, paths, {**given, "--append": append}, as_json=as_json), _progress(work) as progress:
+        work.work(owner, shard_size << 20, progress)
     seconds = time.perf_counter() - start
-    lines = [f"{clean(str(folder))}: {pluralize(count, 'sample')} sealed; {seconds:.1f} s", f"key: {owner.id}"]
+    command = _command(paths, {**given, "--append": append, "--resume": resume}) if dry_run else None
+    if quiet and not as_json:
+        return
     tell(
-        lines,
+        _report(work, seconds, None if owner is None else owner.id, key, command),
         as_json=as_json,
         sources=[str(source) for source in sources],
         folder=str(folder),
-        key_id=owner.id,
-        samples=count,
+        key_id=None if owner is None else owner.id,
+        samples=work.samples,
+        added=work.samples - work.before,
+        columns=[{"name": name, "type": text} for name, text in _describe_columns(work.columns)],
+        files=work.begun,
+        bytes=work.nbytes,
+        skipped=[{"file": name, "reason": reason} for name, reason in work.skipped],
+        dry_run=dry_run,
         seconds=seconds,
     )
+
+
+def _open_key(source: str | None) -> Any:
+    from fastrack._keys.keyring import KEY_FILE_VARIABLE
+
+    if source is None and not os.environ.get(KEY_FILE_VARIABLE):
+        raise UnknownKeyError(
+            "no key was given. Make one by `fastrack keygen owner.key`, and add --key owner.key (or set "
+            f"{KEY_FILE_VARIABLE}=owner.key)"
+        )
+    return open_ring(source, to="seal").first
+
+
+@contextlib.contextmanager
+def _progress(work: "Import") -> Iterator[Callable[[int], None]]:
+    """Yield a function to call after each batch, which shows files, samples and bytes on a terminal."""
+    with reporter("importing:") as report:
+        yield lambda _: report(_count(work))
+
+
+def _count(work: "Import") -> str:
+    place = work.place if work.begun else None
+    files = f"{work.begun} files" if place is None else f"file {place[0]} of {place[1]}"
+    return f"{files}, {work.read} samples, {format_size(work.nbytes)}"
+
+
+@contextlib.contextmanager
+def _telling_how_far(
+    work: "Import", paths: Sequence[Path], given: Mapping[str, Any], *, as_json: bool
+) -> Iterator[None]:
+    """Add to an error how far the import came, and the command that goes on; on SIGTERM, print it."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt, SystemExit) as error:
+        is_stopped = isinstance(error, (KeyboardInterrupt, SystemExit))
+        if work.read and (work.is_storing or is_stopped) and not work.is_dry:
+            again = {**given, "--append": None, "--resume": True} if work.is_begun else given
+            place = work.place
+            of = f", file {place[0]} of {place[1]}" if place else ""
+            notes = [
+                f"{work.folder} has {pluralize(work.samples, 'sample')} now; stopped in {clean(work.file)}{of}",
+                f"to go on: {_command(paths, again)}",
+            ]
+            for line in notes:
+                error.add_note(line)
+                if isinstance(error, SystemExit) and not as_json:
+                    note(f"note: {line}")
+        if isinstance(error, (ImportError, TypeError, ValueError)) and not isinstance(error, FormatError):
+            raise _as_format_error(error) from None  # of the data, of its format, or of the folder
+        raise
+
+
+def _as_format_error(error: Exception) -> FormatError:
+    told = FormatError(str(error))
+    for line in getattr(error, "__notes__", ()):
+        told.add_note(line)
+    return told
+
+
+def _command(paths: Sequence[Path], given: Mapping[str, Any]) -> str:
+    words = ["fastrack", "import", *map(str, paths)]
+    for option, value in given.items():
+        if value:
+            words += [option] if value is True else [option, str(value)]
+    return shlex.join(words)
+
+
+def _report(work: "Import", seconds: float, key_id: str | None, key: str | None, command: str | None) -> list[str]:
+    """Return the result of an import in six lines."""
+    added, folder = work.samples - work.before, str(work.folder)
+    told = f"{pluralize(added, 'sample')} {'added' if work.before else 'sealed'}"
+    if command is not None:
+        told = f"{pluralize(added, 'sample')} to {'add' if work.before else 'seal'}"
+    of = f", of {pluralize(work.begun, 'file')}" if work.begun else ""
+    total = f", {work.samples} in all" if work.before else ""
+    lines = [f"{clean(folder)}: {told}{of} ({format_size(work.nbytes)} read){total}; {seconds:.1f} s"]
+    lines.append(_fit("columns: ", [f"{name} ({text})" for name, text in _describe_columns(work.columns)]))
+    if work.skipped:
+        files = [f"{name} ({reason})" for name, reason in work.skipped]
+        lines.append(_fit(f"skipped: {pluralize(len(files), 'file')}: ", files))
+    if command is not None:
+        return [*lines, f"Nothing was written. Next: {clean(command)}"]
+    keys = f', keys="{key}"' if key is not None and Path(key).exists() else ""
+    return [
+        *lines,
+        f"key: {key_id}",
+        clean(f"Next: fastrack inspect {shlex.quote(folder)}"),
+        clean(f'      in Python: fastrack.SealedDataset("{folder}"{keys})'),
+    ]
+
+
+def _fit(start: str, items: Sequence[str]) -> str:
+    """Return as many items as there is room for in a line, and the number of the others."""
+    line = start
+    for index, item in enumerate(map(clean, items)):
+        comma, more = ", " if index else "", f", {len(items) - index - 1} more" if index + 1 < len(items) else ""
+        if index and len(line) + len(comma) + len(item) + len(more) > _WIDTH:
+            return f"{line}, {len(items) - index} more"
+        line += comma + item
+    return line
+
+
+_DTYPES = {"I": "integers", "U": "integers without sign", "F": "numbers", "BF": "numbers", "C": "complex numbers"}
+_ARROW = {"date": "dates", "timestamp": "times", "time": "times of day", "duration": "durations", "decimal": "decimals"}
+
+
+def _describe_columns(columns: "Mapping[str, Column]") -> list[tuple[str, str]]:
+    """Return the name of each column and what it holds, in plain words; nulls are told with their column."""
+    from fastrack._samples.blocks import VALID
+
+    nulls = {name.removesuffix(VALID) for name in columns if name.endswith(VALID)} & columns.keys()
+    return [
+        (name, _describe(column) + (" or null" if name in nulls else ""))
+        for name, column in columns.items()
+        if not (name.endswith(VALID) and name.removesuffix(VALID) in nulls)
+    ]
+
+
+def _describe(column: "Column") -> str:
+    if column.type == "json":
+        return "JSON"
+    if column.type.startswith("arrow:"):
+        words = _describe_arrow(column.type.removeprefix("arrow:"))
+        if words is not None:
+            return words
+    letters = column.dtype.rstrip("0123456789_EMNUZF").rstrip("_") or column.dtype[0]
+    bits = "".join(char for char in column.dtype if char.isdigit())
+    numbers = "yes or no" if column.dtype == "BOOL" else f"{bits}-bit {_DTYPES.get(letters, column.dtype)}"
+    if column.shape is None:
+        return ("text" if column.type == "text" else "bytes") if column.dtype == "U8" else f"lists of {numbers}"
+    return numbers if not column.shape else f"{'x'.join(map(str, column.shape))} {numbers}"
+
+
+def _describe_arrow(text: str) -> str | None:
+    try:
+        import pyarrow as pa
+
+        kind = str(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text))).field(0).type)
+    except (ImportError, ValueError, OSError):
+        return None
+    return next((words for start, words in _ARROW.items() if kind.startswith(start)), kind)

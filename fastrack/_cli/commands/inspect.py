@@ -171,7 +171,7 @@ def read_contents(path: Path) -> Contents:
 def _samples_of(path: Path, file: "SealedFile") -> tuple[int | None, tuple[str, ...] | None]:
     """Return the number of samples and the columns of a file of a `DatasetWriter`; None for any other file."""
     from fastrack._samples.blocks import RECORDS, columns_of
-    from fastrack._samples.dataset_writer import SHARD
+    from fastrack._samples.stored import SHARD
 
     if file.kind == "tensor" and (SHARD.fullmatch(path.name) or any(name.endswith(RECORDS) for name in file)):
         with contextlib.suppress(FormatError):

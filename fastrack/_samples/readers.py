@@ -1,0 +1,160 @@
+"""Sources of samples, opened by what they are: files of one kind, folders of images or arrays, tables, iterables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, islice
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastrack._samples import archives, csv_files, folders, tables
+from fastrack._samples.blocks import VALID, Block, Column, source_columns
+from fastrack._samples.json_lines import JsonColumns
+from fastrack._samples.text_lines import Line, lines_of, require_text
+from fastrack._util.locations import locate_local
+from fastrack.errors import FormatError
+
+Batch = Mapping[str, Any]
+
+_LINES = 1024  # lines of a batch, at most
+_BATCH_SIZE = 8 << 20  # bytes of a batch, but for its last line
+
+
+class Source:
+    """The batches of a source, read once, in order.
+
+    batches : columns, and the name of the file that they are of; None where the samples have a path themselves
+    paths : the files that samples are taken of; none for an object
+    current : the file that is being read, for errors
+    skipped : names of files that are passed over, each with the reason
+    """
+
+    def __init__(self, paths: list[Path], skipped: Sequence[tuple[Path, str]] = (), root: Path | None = None) -> None:
+        self._root = root or Path(os.path.commonpath([path.parent.absolute() for path in paths] or ["/"]))
+        self.paths, self.current = paths, paths[0] if paths else self._root
+        self.skipped = [(self.name_of(path), reason) for path, reason in skipped]
+        self.batches: Iterator[tuple[str | None, Batch]] = iter(())
+
+    def __iter__(self) -> Iterator[Path]:
+        for path in self.paths:
+            self.current = path
+            yield path
+
+    def name_of(self, path: Path) -> str:
+        """Return the path in the folder of the source, or in the folder that its files have in common."""
+        return Path(os.path.relpath(path, self._root)).as_posix()
+
+
+def open_source(source: Any, target: Path | None = None, chosen: Sequence[str] | None = None) -> Source:
+    """Open a source of samples, and take the chosen columns. `target` is a folder that is not read, but written.
+
+    Raise FormatError if it is of no kind that can be read, or a chosen column is absent.
+    """
+    if isinstance(source, (str, os.PathLike)):
+        paths = [locate_local(source)]
+    elif isinstance(source, Sequence) and source and all(isinstance(path, (str, os.PathLike)) for path in source):
+        paths = [locate_local(path) for path in source]
+    else:
+        opened = Source([])
+        opened.batches = ((None, batch) for batch in _choose(_read_object(source, chosen), chosen, "import_samples"))
+        return opened
+    labels = None
+    if len(paths) == 1 and paths[0].is_dir():
+        listing = folders.list_folder(paths[0], target)
+        labels, opened = listing.labels, Source(listing.paths, listing.skipped, paths[0])
+    else:
+        opened = Source(paths)
+    for path in opened.paths:
+        path.stat()  # raises the error for a missing file
+    if opened.paths and all(map(folders.is_one_sample, opened.paths)):
+        batches = folders.read_files(opened, map(opened.name_of, opened.paths), labels)
+        opened.batches = ((None, batch) for batch in _choose(batches, chosen, paths[0]))
+    else:
+        batches = _reader_of(opened.paths, paths[0])(opened, chosen)
+        opened.batches = ((opened.name_of(opened.current), batch) for batch in _choose(batches, chosen, paths[0]))
+    return opened
+
+
+def _reader_of(paths: list[Path], source: Path) -> Callable[[Source, Sequence[str] | None], Iterator[Batch]]:
+    kinds = {path.suffix.lower(): path.name for path in reversed(paths)}
+    if len(kinds) == 1 and (read := _READERS.get(next(iter(kinds)))):
+        return read
+    known = sorted({name for suffix, name in kinds.items() if suffix in _READERS or folders.is_one_sample(Path(name))})
+    if len(known) > 1:
+        raise FormatError(
+            f"{source}: expected files of one kind, got {', '.join(f'{name!r:.80}' for name in known):.200}. Import "
+            "each kind into a folder of its own"
+        )
+    others = [name for name in kinds.values() if name not in known]
+    got = ", ".join(f"{name!r:.80}" for name in sorted(others)) or "none"
+    raise FormatError(
+        f"{source}: expected images, or files that all end with one of .npy, {', '.join(_READERS)}, got {got:.200}. "
+        "Name files of one of these kinds, or import a table, such as that of pandas.read_excel"
+    )
+
+
+def _choose(batches: Iterable[Batch], chosen: Sequence[str] | None, where: object) -> Iterator[Batch]:
+    """Take the chosen columns of each batch, in that order, and with each the column that tells of its nulls."""
+    for batch in batches:
+        if chosen is None:
+            yield batch
+            continue
+        names = source_columns((name for name in batch if not name.endswith(VALID)), chosen, where)
+        yield {each: batch[each] for name in names for each in (name, name + VALID) if each in batch}
+
+
+def _read_object(source: Any, chosen: Sequence[str] | None) -> Iterator[Batch]:
+    batches = tables.read_table(source, chosen)
+    if batches is not None:
+        return batches
+    if isinstance(source, Mapping) or not isinstance(source, Iterable):
+        raise TypeError(
+            f"import_samples: expected paths, a table or an iterable of samples, got {type(source).__name__}. Give "
+            "such an object, or write samples with a DatasetWriter"
+        )
+    return ({name: [value] for name, value in sample.items()} for sample in source)
+
+
+def _read_lines(
+    files: Source, parse: Callable[[list[Line]], Batch], keep: Callable[[bytes], object] = lambda _: True
+) -> Iterator[Batch]:
+    """Parse batches of lines of one file at a time, limited in lines and bytes."""
+    numbered = ((line, path, number) for path in files for number, line in enumerate(lines_of(path), 1) if keep(line))
+    for path, lines in groupby(numbered, itemgetter(1)):
+        while batch := _take_lines(lines):
+            files.current = path
+            yield parse(batch)
+
+
+def _take_lines(lines: Iterator[Line]) -> list[Line]:
+    taken: list[Line] = []
+    size = 0
+    for line in islice(lines, _LINES):
+        taken.append(line)
+        size += len(line[0])
+        if size >= _BATCH_SIZE:
+            break
+    return taken
+
+
+def _text_of(lines: list[Line]) -> Batch:
+    content = require_text(lines)
+    ends = np.cumsum([0, *map(len, content)], dtype=np.int64)
+    column = Column("U8", None, "text")
+    return {"text": Block(column, np.frombuffer(b"".join(content), np.uint8), len(content), ends)}
+
+
+_READERS: dict[str, Callable[[Source, Sequence[str] | None], Iterator[Batch]]] = {
+    ".csv": csv_files.read_files,
+    ".tsv": csv_files.read_files,
+    ".txt": lambda files, _: _read_lines(files, _text_of),
+    ".jsonl": lambda files, _: _read_lines(files, JsonColumns().parse, bytes.strip),
+    ".tar": lambda files, _: archives.read_files(files),
+    ".parquet": tables.read_files,
+    ".arrow": tables.read_files,
+    ".feather": tables.read_files,
+}

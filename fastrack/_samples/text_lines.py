@@ -1,0 +1,98 @@
+"""Files of text: UTF-8 with or without a byte-order mark, and UTF-16 with one."""
+
+from __future__ import annotations
+
+import codecs
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from fastrack._util.regular_file import open_regular
+from fastrack.errors import FormatError
+
+Line = tuple[bytes, Path, int]
+"""A line of a file, and its number there."""
+
+_MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
+_NUL = "expected text, got a NUL byte. Save the file as text in UTF-8, or leave it out"
+
+
+def lines_of(path: Path) -> Iterator[bytes]:
+    """Return the lines of a file in UTF-8, without their ends and without a byte-order mark."""
+    with io.BufferedReader(open_regular(path)) as file:
+        encoding = _skip_mark(file)
+        if encoding != "utf-8":
+            with _refusing(path, encoding), io.TextIOWrapper(file, encoding, newline="\n") as decoded:
+                for text in decoded:
+                    yield text.encode().removesuffix(b"\n").removesuffix(b"\r")
+            return
+        for line in file:
+            yield line.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def require_text(lines: Sequence[Line]) -> list[bytes]:
+    """Return the lines without their files and numbers; raise FormatError if one is no text in UTF-8."""
+    content = [line for line, _, _ in lines]
+    whole = b"\n".join(content)
+    if not whole.isascii() or b"\0" in whole:
+        for line, path, number in lines:
+            if b"\0" in line:
+                raise FormatError(f"{path}, line {number}: {_NUL}")
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                raise _not_encoded(path, number, "utf-8") from None
+    return content
+
+
+@contextmanager
+def open_text(path: Path) -> Iterator[Iterator[str]]:
+    """Open a file as lines of text, with their ends."""
+    with io.BufferedReader(open_regular(path)) as file:
+        encoding = _skip_mark(file)
+        with _refusing(path, encoding), io.TextIOWrapper(file, encoding, newline="") as lines:
+            yield _without_nul(lines, path)
+
+
+def _skip_mark(file: io.BufferedReader) -> str:
+    """Return the encoding that the byte-order mark of a file tells, and leave the file after the mark."""
+    start = file.read(len(codecs.BOM_UTF8))
+    mark, encoding = next(((mark, name) for mark, name in _MARKS if start.startswith(mark)), (b"", "utf-8"))
+    file.seek(len(mark))
+    return encoding
+
+
+def _without_nul(lines: Iterator[str], path: Path) -> Iterator[str]:
+    for number, line in enumerate(lines, 1):
+        if "\0" in line:
+            raise FormatError(f"{path}, line {number}: {_NUL}")
+        yield line
+
+
+@contextmanager
+def _refusing(path: Path, encoding: str) -> Iterator[None]:
+    """Raise FormatError with the number of the line in the place of an error of the decoder, which reads ahead."""
+    try:
+        yield
+    except UnicodeDecodeError:
+        raise _not_encoded(path, _line_of_fault(path, encoding), encoding) from None
+
+
+def _line_of_fault(path: Path, encoding: str) -> int:
+    decoder, number = codecs.getincrementaldecoder(encoding)(), 1
+    with io.BufferedReader(open_regular(path)) as file:
+        _skip_mark(file)
+        try:
+            while content := file.read(1 << 20):
+                number += decoder.decode(content).count("\n")
+        except UnicodeDecodeError as error:
+            number += error.object[: error.start].decode(encoding).count("\n")
+    return number
+
+
+def _not_encoded(path: Path, number: int, encoding: str) -> FormatError:
+    return FormatError(
+        f"{path}, line {number}: expected text in {encoding.upper()}, got other bytes. Convert the file to UTF-8, for "
+        "example with iconv"
+    )

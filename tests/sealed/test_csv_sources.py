@@ -1,0 +1,228 @@
+"""CSV: numbers where every cell is one, text as it stands, and a line number for what is neither."""
+
+import contextlib
+import csv
+import io
+import re
+
+import pytest
+from helpers.cases import each
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fastrack import FormatError, SealedDataset, import_samples
+from fastrack._samples.readers import open_source
+
+
+def columns_of(path, columns=None):
+    """The values of a file, read but not sealed: lists of numbers or texts, with None where a cell is empty."""
+    found = {}
+    for _, batch in open_source(path, None, columns).batches:
+        for name, block in batch.items():
+            if block.ends is not None:
+                values = [block.between(i, i + 1).tobytes().decode() for i in range(block.count)]
+            else:
+                values = block.data.view({"I64": "i8", "F64": "f8", "BOOL": "?"}[block.column.dtype]).tolist()
+            found.setdefault(name, []).extend(values)
+    return {
+        name: [value if valid else None for value, valid in zip(values, found[name + ".valid"], strict=True)]
+        if name + ".valid" in found
+        else values
+        for name, values in found.items()
+        if not name.endswith(".valid")
+    }
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(content, name="a.csv"):
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write
+
+
+def test_a_file_becomes_a_data_set(tmp_path, write, key):
+    path = write("id,name,size,note\n1,Oslo,0.5,\n2,Genève,,x\n3,,-2e3,\n")
+    assert import_samples(path, tmp_path / "out", key) == 3
+    found = list(SealedDataset(tmp_path / "out", keys=key, transform=lambda sample: sample))
+    assert [sample["id"].item() for sample in found] == [1, 2, 3]
+    assert [sample["name"] for sample in found] == [b"Oslo", "Genève".encode(), b""]
+    assert [sample["size"].item() for sample in found] == [0.5, 0.0, -2000.0]
+    assert [sample["size.valid"].item() for sample in found] == [True, False, True]
+    assert [sample["note"] for sample in found] == [b"", b"x", b""]
+
+
+@each(
+    ("cells", "values"),
+    [
+        (["1", "-2", "0"], [1, -2, 0]),
+        (["1", "", "3"], [1, None, 3]),
+        (["9223372036854775807", "-9223372036854775808"], [2**63 - 1, -(2**63)]),
+        (["9223372036854775808", "1"], None),
+        (["1", "0.5"], [1.0, 0.5]),
+        (["9007199254740992", "0.5"], [2.0**53, 0.5]),
+        (["9007199254740993", "0.5"], None),
+        (["0.5", "9007199254740993"], None),
+        (["1e-3", "1E5", ".5", "2."], [0.001, 1e5, 0.5, 2.0]),
+        (["0.1234567890123456789", ""], [0.1234567890123456789, None]),
+        (["1e400", "1"], None),
+        (["-inf", "1", "Infinity"], [float("-inf"), 1.0, float("inf")]),
+        (["-0", "1"], [-0.0, 1.0]),
+        (["007", "1"], None),
+        (["+1"], None),
+        (["1_000"], None),
+        ([" 1"], None),
+        (["1 "], None),
+        (["1,5"], None),
+        (["0x10"], None),
+        (["1\n2", "3"], None),
+        (["\u0661"], None),  # a digit, but none of ours
+        (["", ""], None),
+        (["true", "false"], None),
+        (["a", ""], None),
+    ],
+)
+def test_a_column_is_what_all_of_its_cells_are(write, cells, values):
+    text = io.StringIO()
+    csv.writer(text).writerows([["x", "y"], *([cell, "k"] for cell in cells)])
+    found = columns_of(write(text.getvalue()))["x"]
+    assert found == (cells if values is None else values)
+    assert list(map(type, found)) == list(map(type, cells if values is None else values))
+
+
+def test_a_type_is_found_over_all_rows_and_files(tmp_path, write):
+    write("x,y\n" + "1,2\n" * 20_000 + "1,007\n", "a.csv")
+    write("x,y\n0.5,1\n,1\n", "b.csv")
+    found = columns_of([tmp_path / "a.csv", tmp_path / "b.csv"])
+    assert found["x"] == [1.0] * 20_001 + [0.5, None]
+    assert found["y"] == ["2"] * 20_000 + ["007", "1", "1"]
+
+
+@each(
+    "content",
+    [
+        "x,y\r\n1,a\r\n2,b\r\n",
+        "x,y\r1,a\r2,b",
+        "\ufeffx,y\n1,a\n2,b\n\n\n",
+        "\ufeffx,y\n1,a\n2,b\n".encode("utf-16-le"),
+        "\ufeffx,y\n1,a\n2,b\n".encode("utf-16-be"),
+        "x;y\n1;a\n2;b\n",
+        '"x";"y"\n"1";"a"\n2;b\n',
+        "x\ty\n1\ta\n2\tb\n",
+    ],
+)
+def test_one_table_in_its_spellings(write, content):
+    assert columns_of(write(content)) == {"x": [1, 2], "y": ["a", "b"]}
+
+
+def test_quoted_cells(write):
+    path = write('x,"a ""b"", c"\n1,"line\nline\r\nline"\n"2",""""\n3,mid"dle\n')
+    assert columns_of(path) == {"x": [1, 2, 3], 'a "b", c': ["line\nline\r\nline", '"', 'mid"dle']}
+    assert columns_of(write("x\ty\n1\ta,b\n", "a.tsv")) == {"x": [1], "y": ["a,b"]}
+
+
+@each(
+    ("content", "line", "word"),
+    [
+        ("x,y\n1,2\n3\n", 3, "2 cells.*got 1"),
+        ("x,y\n1,2\n3,4,5\n", 3, "2 cells.*got 3"),
+        ('x,y\n1,"a\nb"\n3\n', 4, "got 1"),
+        ("x,y\n1,2\n\n3,4\n", 3, "an empty line"),
+        ("x,y\n" + "1,2\n" * 70 + "\n" * 5000 + "3,4\n", 72, "an empty line"),
+        ('x,y\n1,2\n3,"4\n5,6\n', 3, "quotes"),
+        ('x,y\n1,"2"3\n', 2, "quotes"),
+        (b"x,y\n1,2\n1,\xff\n", 3, "UTF-8"),
+        (b"x,y\n" + b"1,2\n" * 100_000 + b"1,\xff\n", 100_002, "UTF-8"),
+        (b"\xff\xfex\0,\0y\0\n\0\x00\xd8\n\0", 2, "UTF-16"),
+        (b"x,y\n1,a\0b\n", 2, "NUL"),
+        (b"\xff\xfe\0\0x\0\0\0", 1, "NUL"),
+        ("x,x\n1,2\n", 1, "'x'"),
+        ("x,\n1,2\n", 1, "column 2"),
+        ("x,y.valid\n1,2\n", 1, "y.valid"),
+        ("x,y.records\n1,2\n", 1, "y.records"),
+        ("1,2\n3,4\n", 1, "header"),
+        ("", 1, "header"),
+        ("\n", 1, "header"),
+        ("x,y\n1," + "a" * 200_000 + "\n", 2, "limit"),
+    ],
+)
+def test_what_is_no_table_is_refused_by_line(write, content, line, word):
+    path = write(content)
+    with pytest.raises(FormatError, match=f"line {line}: .*{word}") as error:
+        columns_of(path)
+    assert str(error.value).startswith(str(path))
+
+
+def test_files_of_other_columns_are_refused(tmp_path, write):
+    write("x,y\n1,2\n", "a.csv")
+    write("y,x\n1,2\n", "b.csv")
+    with pytest.raises(FormatError, match=r"b\.csv, line 1: expected the columns \['x', 'y'\]"):
+        columns_of(tmp_path)
+
+
+def test_columns_are_chosen(write):
+    path = write("x,y,z\n1,2,\n3,4,5\n")
+    assert list(columns_of(path, ["z", "x"]).items()) == [("z", [None, 5]), ("x", [1, 3])]
+    with pytest.raises(FormatError, match="the source has no column 'w'"):
+        columns_of(path, ["x", "w"])
+
+
+def test_a_file_that_changes_between_the_passes_is_refused(tmp_path, write):
+    first, second = write("x\n1\n", "a.csv"), write("x\n1\n", "b.csv")
+    batches = open_source(tmp_path).batches
+    assert next(batches)[0] == first.name
+    second.write_text("x\n1\nnot a number\n")
+    with pytest.raises(FormatError, match=r"b\.csv: expected the file as it was"):
+        next(batches)
+
+
+cells = st.one_of(
+    st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=20),
+    st.sampled_from(["", "007", "1", "-1", "1.5", '"', '""', ",", "\n", "\r\n", "\r", ";", " x ", "NaN", "é", "日本"]),
+    st.integers(-(2**70), 2**70).map(str),
+    st.floats().map(repr),
+)
+
+
+@given(st.integers(1, 4).flatmap(lambda width: st.lists(st.lists(cells, min_size=width, max_size=width), max_size=12)))
+@settings(max_examples=200, deadline=None)
+def test_cells_come_back_as_they_were(tmp_path_factory, rows):
+    width = len(rows[0]) if rows else 1
+    header = [f"c{index}" for index in range(width)]
+    path = tmp_path_factory.mktemp("csv") / "a.csv"
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, quoting=csv.QUOTE_ALL).writerows([header, *rows])
+    found = columns_of(path)
+    for index, name in enumerate(header if rows else []):
+        written = [row[index] for row in rows]
+        if type(found[name][0]) is str:
+            assert found[name] == written
+            continue
+        for value, cell in zip(found[name], written, strict=True):
+            if type(value) is int:
+                assert str(value) == cell
+            else:
+                assert cell == "" if value is None else repr(float(cell)) == repr(value)
+
+
+@given(
+    st.binary(max_size=300),
+    st.sampled_from([".csv", ".tsv", ".txt", ".npy", ".jsonl"]),
+    st.sampled_from([b"", b"x,y\n1,2\n"]),
+)
+@settings(max_examples=200, deadline=None)
+def test_any_bytes_are_read_or_refused(tmp_path_factory, content, suffix, start):
+    path = tmp_path_factory.mktemp("any") / f"a{suffix}"
+    path.write_bytes(start + content)
+    with contextlib.suppress(FormatError, TypeError):
+        for _ in open_source(path).batches:
+            pass
+
+
+def test_errors_repeat_no_cells(write):
+    for content in ("x\nsecret,secret\n", 'x\n"secret"secret\n', b"x\nsecret\0\n", b"x\nsecret\xff\n", "x\n\nsecret\n"):
+        with pytest.raises(FormatError) as error:
+            columns_of(write(content))
+        assert not re.search("secret", str(error.value))
