@@ -232,7 +232,8 @@ def _digest_files(parts: Iterable[Part]) -> dict[_Name, tuple[bytes, ...]]:
     for name, same in groupby(pieces, itemgetter(0)):
         hashes: dict[tuple[str, bool], Any] = {}
         for _, blocks, start, count in same:
-            for column, block in blocks.items():
+            for column in blocks.keys() - {name[0]}:  # a name is no content: a renamed file is found by its digest
+                block = blocks[column]
                 values = hashes.setdefault((column, False), hashlib.blake2b(digest_size=16))
                 values.update(block.between(start, start + count))
                 if block.ends is not None:

@@ -1,0 +1,312 @@
+"""A data set is written over days: interrupted, resumed, appended to, while its sources change. No row is lost or twice.
+
+A model, which is lists of rows, says what each command must do; the data set, opened by plain unsealing, must agree.
+"""
+
+import collections
+import contextlib
+import itertools
+import json
+import linecache
+import multiprocessing
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from fastrack import import_samples, load_file, unseal
+from fastrack._keys.keyring import KeyRing
+from fastrack._samples import imports
+from fastrack._samples.stored import read_data_set, shards_in
+from fastrack._util import atomic
+
+INTERRUPTIONS = int(os.environ.get("FASTRACK_INTERRUPTIONS", "1000"))
+ADVICE = re.compile(r"(Give|Append|Import|Choose|Name|Wait|Resume|Fill)\b")
+TRACED = (str(Path(imports.__file__).parent), str(Path(atomic.__file__)))
+
+
+def write_text(path, rows):
+    path.write_text("".join(f"row {row}\n" for row in rows))
+
+
+def write_jsonl(path, rows):
+    path.write_text("".join(json.dumps({"id": row, "text": f"row {row}"}) + "\n" for row in rows))
+
+
+def write_parquet(path, rows):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    parquet.write_table(pa.table({"id": pa.array(rows, pa.int64())}), path)
+
+
+def write_image(path, rows):
+    path.write_bytes(b"".join(b"row %d\n" % row for row in rows))
+
+
+@dataclass
+class Kind:
+    suffix: str
+    write: Callable
+    column: str
+    are_files: bool = False  # each sample is a file
+
+
+KINDS = {
+    "text": Kind(".txt", write_text, "text"),
+    "jsonl": Kind(".jsonl", write_jsonl, "id"),
+    "parquet": Kind(".parquet", write_parquet, "id"),
+    "images": Kind(".png", write_image, "image", are_files=True),
+}
+
+
+class Uninterrupted(contextlib.nullcontext):
+    was = False
+
+
+class Interruption:
+    """Raise KeyboardInterrupt at one of the lines that write a data set, counted from the first."""
+
+    def __init__(self, at):
+        self.at, self.lines, self.was = at, 0, False
+
+    def __enter__(self):
+        self.before = sys.gettrace()
+        sys.settrace(self.trace)
+        return self
+
+    def __exit__(self, *_):
+        sys.settrace(self.before)
+
+    def trace(self, frame, event, _):
+        if not frame.f_code.co_filename.startswith(TRACED):
+            return None
+        line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        if event == "line" and not line.startswith("with "):  # where Python lets no signal in before a lock is released
+            self.lines += 1
+            if self.lines == self.at:
+                self.was = True
+                raise KeyboardInterrupt
+        return self.trace
+
+
+@dataclass
+class Run:
+    """The samples of a run that are stored, and whether it came to its end."""
+
+    samples: list
+    is_complete: bool
+
+
+class World:
+    """A source that changes, a data set of it, and a model of the data set: a name and a row for each sample."""
+
+    def __init__(self, folder, key, rng, kind):
+        self.folder, self.key, self.rng, self.kind = folder, key, rng, kind
+        self.target = folder / "set"
+        self.files = {}  # the source: rows by name
+        self.runs = []  # the model of the data set
+        self.begun_with = ({}, False)  # the source of the last run, and whether it left out what was there
+        self.renamed = set()
+        self.rows = 0
+        self.cache = {}
+        self.lines = 600  # of a command, about
+        self.counts = collections.Counter()
+        for _ in range(rng.randint(1, 3)):
+            self.files[self.new_name()] = self.new_rows()
+
+    # The source.
+
+    def new_rows(self):
+        count = 1 if self.kind.are_files else self.rng.choice([0, 1, 2, 5, 9])
+        self.rows += count
+        return list(range(self.rows - count, self.rows))
+
+    def new_name(self):
+        return f"{self.rng.choice('abcdefgh')}{self.rng.randrange(10**6)}{self.kind.suffix}"
+
+    def change(self):
+        """Change the source as people do. A renamed file stays as it is: under a new name, changed rows are new rows."""
+        names = sorted(self.files.keys() - self.renamed) or [None]
+        name, other, last = self.rng.choice(names), self.rng.choice(names), names[-1]
+        rows = self.files.get(name)
+        change = self.rng.choice(["grow", "grow last", "add", "add", "remove", "cut", "edit", "reorder", "swap", "rename"])
+        if change == "add" or not rows:
+            self.files[self.new_name()] = self.new_rows()
+        elif change == "remove":
+            del self.files[name]
+        elif change == "rename":
+            new = self.new_name()
+            self.files[new] = self.files.pop(name)
+            self.renamed.add(new)
+        elif change == "swap":
+            self.files[name], self.files[other] = self.files[other], self.files[name]
+        elif change == "edit":
+            self.rows += 1
+            self.files[name] = [*rows[:-1], self.rows - 1]
+        elif not self.kind.are_files:
+            grown = {"grow": (name, rows + self.new_rows()), "grow last": (last, self.files[last] + self.new_rows())}
+            shuffled = {"reorder": (name, self.rng.sample(rows, len(rows))), "cut": (name, rows[: len(rows) // 2])}
+            self.files.update([(grown | shuffled)[change]])
+
+    def place(self, files):
+        source = self.folder / "source"
+        shutil.rmtree(source, ignore_errors=True)
+        source.mkdir()
+        for name, rows in files.items():
+            self.kind.write(source / name, rows)
+        return source
+
+    # The data set.
+
+    def stored(self):
+        """Return the names and rows of the data set, by plain unsealing of its tensors."""
+        found = []
+        for path in shards_in(self.target) if self.target.exists() else []:
+            status = path.stat()
+            at = (path.name, status.st_ino, status.st_mtime_ns, status.st_size)
+            if at not in self.cache:
+                self.cache[at] = self.samples_of(path)
+            found += self.cache[at]
+        return found
+
+    def samples_of(self, path):
+        with load_file(path) as file:
+            tensors = {name: unseal(file[name], self.key, framework="numpy") for name in file}
+        columns = dict(tensors)
+        for name in [name for name in tensors if name.endswith(".records")]:
+            ends = tensors[name.replace(".records", ".offsets")]
+            cut = [tensors[name][start:stop].tobytes() for start, stop in zip(ends[:-1], ends[1:], strict=True)]
+            columns[name.removesuffix(".records")] = cut
+        rows = [int(row.split()[-1]) if isinstance(row, bytes) else int(row) for row in columns[self.kind.column]]
+        names = [name.decode() for name in columns.get("path", ())]
+        if not self.kind.are_files:
+            about = json.loads(tensors["fastrack.about"].tobytes())
+            names = [name for name, count in about["files"] for _ in range(count)]
+        return list(zip(names, rows, strict=True))
+
+    # The model.
+
+    def has(self, runs=None):
+        return [sample for run in (self.runs if runs is None else runs) for sample in run.samples]
+
+    def expect(self, mode, skips, files):
+        """Return the runs before, and the samples of the run of a command; None if it must be refused."""
+        samples = [(name, row) for name in sorted(files) for row in files[name]]
+        is_complete = not self.runs or self.runs[-1].is_complete
+        if not samples or (mode == "new" and self.runs) or (mode == "append" and not (self.runs and is_complete)):
+            return None
+        before = self.runs[:-1] if mode == "resume" else self.runs
+        if skips:
+            there, given = by_file(self.has(before)), by_file(samples)
+            gone = [groups for name, groups in there.items() if name not in given]
+            for name, groups in given.items():
+                if there.get(name, groups) != groups or (name not in there and groups in gone):
+                    return None
+            samples = [(name, row) for name, row in samples if name not in there]
+        if mode == "resume" and self.runs:
+            stored = self.runs[-1].samples
+            if samples[: len(stored)] != stored or (not is_complete and len(samples) == len(stored)):
+                return None
+        return before, samples
+
+    # Commands.
+
+    def command(self, mode, skips, files, interruption):
+        """Run a command, which may be interrupted, and hold the data set against the model."""
+        source, expected, was = self.place(files), self.expect(mode, skips, files), self.has()
+        options = {"resume": mode == "resume", "append": mode == "append", "skip_existing": skips, "shard_size": 40}
+        error = None
+        try:
+            with interruption:
+                import_samples(source, self.target, self.key, **options)
+        except (ValueError, OSError, KeyboardInterrupt) as raised:
+            error = raised
+        told = (self.kind.suffix, mode, skips, files, self.runs, error)
+        stored = self.stored()
+        is_complete = not stored or read_data_set(self.target, KeyRing(self.key)).is_complete
+        assert stored[: len(was)] == was, told  # nothing is ever lost
+        assert len({row for _, row in stored}) == len(stored), told  # or twice
+        if interruption.was and error is not None:
+            self.counts["interrupted"] += 1
+            if stored == was:
+                assert is_complete == (not self.runs or self.runs[-1].is_complete), told
+                return
+            assert expected is not None, told
+            before, samples = expected
+            self.runs = [*before, Run(stored[len(self.has(before)) :], is_complete)]
+            assert self.runs[-1].samples == samples[: len(self.runs[-1].samples)], told
+            assert is_complete == (len(self.runs[-1].samples) == len(samples)), told
+            self.begun_with = (files, skips)
+        elif error is not None:
+            self.counts["refused"] += 1
+            assert expected is None, told
+            assert stored == was, told
+            assert ADVICE.search(str(error)), told
+        else:
+            self.counts["done"] += 1
+            assert expected is not None, told
+            before, samples = expected
+            if samples:
+                self.runs = [*before, Run(samples, is_complete=True)]
+            assert is_complete, told
+            assert stored == self.has(), told
+            assert {row for rows in files.values() for row in rows} <= {row for _, row in stored}, told
+
+    def step(self, interruption):
+        """Change the source, and give a command, which may be the wrong one."""
+        for _ in range(self.rng.choice([0, 0, 1, 1, 2])):
+            self.change()
+        mode = self.rng.choice(["new", "append", "append", "resume", "resume"] if self.runs else ["new", "resume"])
+        skips = mode != "new" and bool(self.runs) and self.rng.random() < 0.6
+        files = dict(self.files)
+        if mode == "append" and not skips:  # what is given without --skip-existing is asked for
+            rows = {row for _, row in self.has()}
+            files = {name: given for name, given in files.items() if rows.isdisjoint(given)} or {"none.txt": []}
+        self.command(mode, skips, files, interruption)
+
+    def mend(self):
+        """Give the last run the source that it had, as the errors advise: it ends."""
+        if self.runs and not self.runs[-1].is_complete:
+            files, skips = self.begun_with
+            self.command("resume", skips, files, Uninterrupted())
+            assert self.runs[-1].is_complete
+
+
+def by_file(samples):
+    """Return the rows of each file, divided where those of another file come between."""
+    found = {}
+    for name, same in itertools.groupby(samples, lambda sample: sample[0]):
+        found.setdefault(name, []).append([row for _, row in same])
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_no_row_is_lost_or_twice_however_often_an_import_is_interrupted(tmp_path, key):
+    counts, seed = collections.Counter(), 0
+    while counts["interrupted"] < INTERRUPTIONS:
+        rng = random.Random(seed)
+        world = World(tmp_path / str(seed), key, rng, KINDS[list(KINDS)[seed % len(KINDS)]])
+        world.folder.mkdir()
+        for _ in range(12):
+            is_interrupted = rng.random() < 0.7
+            world.step(Interruption(rng.randrange(1, 900)) if is_interrupted else Uninterrupted())
+            if rng.random() < 0.3:
+                world.mend()
+        world.mend()
+        counts += world.counts
+        shutil.rmtree(world.folder)
+        seed += 1
+    print(counts)
+    assert min(counts["done"], counts["refused"]) > INTERRUPTIONS / 10
