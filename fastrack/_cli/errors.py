@@ -124,10 +124,21 @@ def message_of(error: BaseException) -> str:
         name = str(error.filename)
         return f"{HIDDEN if has_key(name, may_be_id=True) else without_password(name)}: {error.strerror}"
     if isinstance(error, typer.BadParameter):
-        return error.format_message()
+        name = _parameter_of(error)
+        return f"{name}: {error.message}" if name and error.message else error.message or name
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if isinstance(error, MemoryError):
         return "not enough memory"
     # The library names its parameter.
     return str(error).replace("add it to keys=", "name its source with --key")
+
+
+def _parameter_of(error: typer.BadParameter) -> str:
+    """Return the name of the argument or option that an error of usage concerns, as help names it."""
+    if isinstance(error.param_hint, str):
+        return error.param_hint
+    parameter: Any = error.param
+    if parameter is None:
+        return ""
+    return str(parameter.opts[0] if parameter.param_type_name == "option" else parameter.metavar or parameter.name)

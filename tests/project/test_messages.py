@@ -33,8 +33,8 @@ SNAPSHOT = Path(__file__).with_name("messages.txt")
 LONGEST = 600
 TYPES = {*fastrack.errors.__all__, "FileExistsError", "FileNotFoundError", "IsADirectoryError", "OSError"}
 TYPES |= {"AttributeError", "BadParameter", "IndexError", "KeyError", "RuntimeError", "TypeError", "ValueError"}
-# Words that have a capital wherever they stand, and the first words of torch's errors in loading and of Click's.
-NAMES = ("CuPy", "FASTRACK_", "Key", "NumPy", "SealedTensor", "Error(s) in loading ", "Invalid value for ")
+# Words that have a capital wherever they stand, the first words of torch's errors in loading, and names of arguments.
+NAMES = ("CuPy", "FASTRACK_", "Key", "NumPy", "SealedTensor", "Error(s) in loading ", "SOURCE: ", "TARGET: ")
 PERSON = re.compile(r"\b(nobody|somebody|whoever)\b", re.IGNORECASE)
 
 SECRET = bytes(range(32))

@@ -40,7 +40,7 @@ def options_of(words):
         group = group.commands.get(words.pop(0))
     if group is None:
         return None
-    return {"--help", "-h", "--install-completion", "--show-completion"} | {
+    return {"--help", "-h"} | {
         name for parameter in group.params for name in parameter.opts
     }
 
