@@ -36,11 +36,11 @@ def print_lines(lines: Iterable[str | Table], console: Console | None = None) ->
         console.print(line, soft_wrap=isinstance(line, str))
 
 
-def tell(lines: Iterable[str | Table], *, as_json: bool, **document: Any) -> None:
-    """Print the result of a command: for people, or with ``--json`` as one document."""
+def tell(lines: Iterable[str | Table], *, as_json: bool, quiet: bool = False, **document: Any) -> None:
+    """Print the result of a command: for people unless they want quiet, or with ``--json`` as one document."""
     if as_json:
         print_json(**document)
-    else:
+    elif not quiet:
         print_lines(lines)
 
 

@@ -205,11 +205,13 @@ def _usage(error: Any) -> str:
         return f"{option}: expected a value, got none"
     if option is not None and ctx is not None:
         return _missing_option(option, ctx.command, path)
-    text = (HIDDEN if has_key(error.format_message()) else message_of(error)).rstrip(".").replace("Value error, ", "")
+    text = message_of(error).rstrip(".")
     if isinstance(error, typer.BadParameter) and not error.message:
         return f"expected {text}, got none. `{path} --help` tells more"
-    is_ours = re.search(r"\bexpected\b|`", text)
-    return text if is_ours else f"{text[0].lower()}{text[1:]}. `{path} --help` tells more"
+    if re.search(r"\bexpected\b|`", text):  # one of fastrack's, and complete
+        return text
+    text = HIDDEN if has_key(error.message) else text.replace("Value error, ", "")
+    return f"{text[0].lower()}{text[1:]}. `{path} --help` tells more"
 
 
 def _options_of(command: Any) -> list[str]:
