@@ -24,7 +24,7 @@ from fastrack._cli.commands.seal import seal
 from fastrack._cli.commands.unseal import unseal
 from fastrack._cli.commands.verify import verify
 from fastrack._cli.commands.warmup import warmup
-from fastrack._cli.errors import handle_errors
+from fastrack._cli.errors import Terminated, handle_errors
 from fastrack._cli.help import TOPICS, help_
 from fastrack._cli.program import Command, Program
 from fastrack._version import __version__
@@ -43,11 +43,15 @@ app = typer.Typer(
 def main() -> None:
     """Run the command line, and exit with its status."""
     # Raise an exception on SIGTERM, so that temporary files are removed as after Ctrl-C.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGTERM, _terminate)
     for stream in (sys.stdout, sys.stderr):  # a name that a terminal cannot show must not fail a finished command
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     app()
+
+
+def _terminate(*_: object) -> None:
+    raise Terminated(128 + signal.SIGTERM)
 
 
 def _show_version(requested: bool) -> None:

@@ -116,10 +116,13 @@ def reporter(verb: str) -> Iterator[Callable[[str], None]]:
 
 
 @contextlib.contextmanager
-def progress_bar(verb: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function to call with each number of bytes done. A bar appears on a terminal's stderr after a second."""
+def progress_bar(verb: str, total: int, *, files: int = 0) -> Iterator[Callable[..., None]]:
+    """Yield a function to call with each number of bytes done, and with many files of files done.
+
+    A bar appears on a terminal's stderr after a second.
+    """
     if not sys.stderr.isatty():
-        yield lambda _: None
+        yield lambda _, **_files: None
         return
     console = Console(stderr=True, highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
@@ -127,8 +130,12 @@ def progress_bar(verb: str, total: int) -> Iterator[Callable[[int], None]]:
     task = progress.add_task(verb, total=total or None)
     start = time.monotonic()
 
-    def advance(count: int) -> None:
-        progress.advance(task, count)
+    done = 0
+
+    def advance(count: int, *, files: int = 0, of: int = files) -> None:
+        nonlocal done
+        done += files
+        progress.update(task, advance=count, description=f"{verb} {done:,}/{of:,} files" if of else verb)
         if not progress.live.is_started and time.monotonic() - start >= _DELAY:
             progress.start()
 

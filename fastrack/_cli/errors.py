@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -16,6 +17,10 @@ from fastrack._util.shown import HIDDEN
 from fastrack.errors import FastrackError
 
 Parameters = ParamSpec("Parameters")
+
+
+class Terminated(SystemExit):
+    """SIGTERM, as an exception in the command, so that it removes what it has not finished."""
 
 
 def handle_errors(command: Callable[Parameters, None]) -> Callable[Parameters, None]:
@@ -45,6 +50,8 @@ def handle_errors(command: Callable[Parameters, None]) -> Callable[Parameters, N
             _fail(error, as_json=True, status=2)
         except KeyboardInterrupt as error:
             _fail(error, as_json=as_json, status=130)  # like a process that SIGINT ended
+        except Terminated as error:
+            _fail(error, as_json=as_json, status=143)
 
     return run
 
@@ -92,7 +99,11 @@ def _fail(error: BaseException, *, as_json: bool, status: int) -> NoReturn:
     if as_json:
         print_json(error=error_document(error))
     else:
-        lines = [f"error: {message_of(error)}", *(f"note: {note}" for note in getattr(error, "__notes__", ()))]
+        notes = getattr(error, "__notes__", ())
+        if isinstance(error, (KeyboardInterrupt, Terminated)) and notes:
+            lines = [f"error: {message_of(error)}: {'; '.join(notes)}"]
+        else:
+            lines = [f"error: {message_of(error)}", *(f"note: {note}" for note in notes)]
         sys.stderr.write("".join(f"{clean(line)}\n" for line in lines))
     raise typer.Exit(status) from None
 
@@ -105,7 +116,8 @@ def show_errors(messages: Iterable[str]) -> None:
 def name_source(error: BaseException, source: str) -> str:
     """Return the message of an error, with the source that it concerns."""
     message = message_of(error)
-    return message if source in message else f"{source}: {message}"
+    is_named = re.search(rf"(?<![\w./-]){re.escape(source)}(?![\w/-])", message)
+    return message if is_named else f"{source}: {message}"
 
 
 def error_document(error: BaseException) -> dict[str, Any]:
@@ -126,8 +138,8 @@ def message_of(error: BaseException) -> str:
     if isinstance(error, typer.BadParameter):
         name = _parameter_of(error)
         return f"{name}: {error.message}" if name and error.message else error.message or name
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted"
+    if isinstance(error, (KeyboardInterrupt, Terminated)):
+        return "terminated" if isinstance(error, Terminated) else "interrupted"
     if isinstance(error, MemoryError):
         return "not enough memory"
     # The library names its parameter.

@@ -10,6 +10,7 @@ import typer
 
 from fastrack._cli.console import print_lines
 from fastrack._cli.program import describe, lay_out, missing_command
+from fastrack._cli.run import RULE
 
 TOPICS = {
     "keys": """\
@@ -22,10 +23,8 @@ Name a key by its source, with --key or in FASTRACK_KEY_FILE; never by the key i
 
 `fastrack keygen owner.key` makes one. Keep a copy: without it, what it seals cannot be opened.
 `fastrack key *` shows which keys are here, `fastrack inspect` which key a sealed file needs.""",
-    "files": """\
-A TARGET that ends in .safetensors or is - takes one SOURCE; any other is a folder, in which each file gets its own \
-name with .safetensors behind it.
-A SOURCE that is a folder is sealed as one, like a model, into a new folder; with -r its files are sealed one by one.
+    "files": f"""\
+{RULE}
 
   seal a.npy a.safetensors  one file, of this name
   seal a.npy sealed  sealed/a.npy.safetensors
