@@ -1,7 +1,12 @@
 """Conversion of exceptions to one line on stderr and an exit status."""
 
 import contextlib
+import difflib
+import errno
 import functools
+import glob
+import itertools
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -17,6 +22,7 @@ from fastrack._util.shown import HIDDEN
 from fastrack.errors import FastrackError
 
 Parameters = ParamSpec("Parameters")
+_LISTED = 1000  # names of a folder to look for the one that was meant
 
 
 class Terminated(SystemExit):
@@ -51,6 +57,8 @@ def handle_errors(command: Callable[Parameters, None]) -> Callable[Parameters, N
         except KeyboardInterrupt as error:
             _fail(error, as_json=as_json, status=130)  # like a process that SIGINT ended
         except Terminated as error:
+            if not getattr(error, "__notes__", ()):  # its sender knows
+                raise
             _fail(error, as_json=as_json, status=143)
 
     return run
@@ -131,10 +139,7 @@ def error_document(error: BaseException) -> dict[str, Any]:
 def message_of(error: BaseException) -> str:
     """Return the message of an error, without the name of its class."""
     if isinstance(error, OSError) and error.strerror:
-        if error.filename is None:
-            return error.strerror
-        name = str(error.filename)
-        return f"{HIDDEN if has_key(name, may_be_id=True) else without_password(name)}: {error.strerror}"
+        return _system_message(error)
     if isinstance(error, typer.BadParameter):
         name = _parameter_of(error)
         return f"{name}: {error.message}" if name and error.message else error.message or name
@@ -144,6 +149,30 @@ def message_of(error: BaseException) -> str:
         return "not enough memory"
     # The library names its parameter.
     return str(error).replace("add it to keys=", "name its source with --key")
+
+
+def _system_message(error: OSError) -> str:
+    if error.filename is None:
+        return str(error.strerror)
+    name = str(error.filename)
+    if has_key(name, may_be_id=True):
+        return f"{HIDDEN}: {error.strerror}"
+    return f"{without_password(name)}: {error.strerror}{_alternative(error, Path(name))}"
+
+
+def _alternative(error: OSError, path: Path) -> str:
+    """Return advice for a path that is not there: a file of almost the same name."""
+    if error.errno != errno.ENOENT or error.strerror != os.strerror(errno.ENOENT):
+        return ""
+    if glob.has_magic(str(path)):
+        return ". No name matches the pattern"
+    with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
+        found = (Path(entry) for entry in itertools.islice(entries, _LISTED))
+        # By the stem, as suffixes alone make names alike. Of one stem, take the name of the same suffix.
+        names = {name.stem: name.name for name in sorted(found, key=lambda name: (name.suffix == path.suffix, name))}
+        near = difflib.get_close_matches(path.stem, names, n=1, cutoff=0.7)
+        return f". Did you mean {path.with_name(names[near[0]])}?" if near else ""
+    return ""
 
 
 def _parameter_of(error: typer.BadParameter) -> str:

@@ -62,6 +62,18 @@ _OPTIONS = {  # what other programs call an option
 class Command(TyperCommand):
     """A command whose help fits the terminal."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse a command line. Refuse what begins with one dash in the place of two, or is a file."""
+        options = _options_of(self)
+        for word in args[: args.index("--") if "--" in args else None]:
+            if re.fullmatch(r"-[^-].+", word, re.DOTALL) and not ctx.resilient_parsing:
+                name = f"-{word.partition('=')[0]}"
+                if name in options:
+                    ctx.fail(f"no option {word:.60}: expected two dashes, as in {name}")
+                if word[:2] not in options and os.path.lexists(word):
+                    ctx.fail(f"no option {word:.60}: expected ./ before the name of a file that begins with a dash")
+        return super().parse_args(ctx, args)
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the help."""
         formatter.write(describe(self, ctx.command_path))

@@ -434,7 +434,7 @@ CASES = {
     "fastrack seal: an absent tensor": lambda: run("seal two.npz new.safetensors --plain z --key owner.key"),
     "fastrack seal: no key": lambda: run("seal two.npz new.safetensors"),
     "fastrack seal: the source as the target": lambda: run("seal two.npz two.npz --force --key owner.key"),
-    "fastrack seal: several files as one": lambda: run("seal two.npz mixed.safetensors new.safetensors --key owner.key"),
+    "fastrack seal: several files as one": lambda: run("seal two.npz mixed.safetensors new.safetensors -k owner.key"),
     "fastrack unseal: a directory": lambda: run("unseal two.safetensors . --force --key owner.key"),
     "fastrack unseal: a tensor in plain": lambda: run("unseal mixed.safetensors new.npz --key owner.key"),
     "fastrack unseal: an absent tensor": lambda: run("unseal two.safetensors new.npy --tensor z --key owner.key"),

@@ -134,6 +134,8 @@ def _refuse_together(key_and_recipients: object, format_of_file: object, force_a
 
 def _are_many(sources: Sequence[Path], target: Path, *, recursive: bool, whole: bool) -> bool:
     """Return True if the target is a folder for files: by its name, not by what is there, nor how many sources are."""
+    from fastrack._keys.keys import key_file_id
+
     is_file = is_stream(target) or target.suffix.lower() == runner.SUFFIX
     if not is_file and len(sources) == 1 and is_stream(sources[0]):
         reason = f"expected a name that ends in {runner.SUFFIX} for standard input, or -, got {target}"
@@ -144,6 +146,8 @@ def _are_many(sources: Sequence[Path], target: Path, *, recursive: bool, whole: 
         raise typer.BadParameter(reason, param_hint="SOURCE")
     if not is_file and not whole and isinstance(as_location(target), Path) and target.exists() and not target.is_dir():
         reason = f"expected a folder, or a name that ends in {runner.SUFFIX}, got {target}, which is another file"
+        if key_file_id(target) is not None:
+            reason = f"expected a folder or a sealed file, got {target}, which is a key; --key names a key"
         raise typer.BadParameter(reason, param_hint="TARGET")
     return not is_file and not whole
 
@@ -190,6 +194,11 @@ class _Sealer:
         from fastrack._files.streams import seal_stream
 
         total = 0 if is_stream(source) else check_source(source)
+        if self.name is None and not source.name.isprintable() and _is_no_text(source.name):
+            advice = "rename the file, or name its tensor with --name"
+            raise FormatError(
+                f"{source}: expected a name in UTF-8, by which its tensor is called, got another; {advice}"
+            )
         if isinstance(target, Path):
             _refuse_same(source, target)
         try:
@@ -328,6 +337,13 @@ class _Sealer:
             missing, known = ", ".join(map(repr, sorted(unknown))), ", ".join(map(repr, present)) or "none"
             raise typer.BadParameter(f"no tensor {missing} in {source}; it has {known}", param_hint="--plain")
         return names
+
+
+def _is_no_text(name: str) -> bool:
+    """Return True for a name that is not in UTF-8, and would be that of a tensor."""
+    return Path(name).suffix.lower() not in {".npz", runner.SUFFIX} and any(
+        "\ud800" <= char <= "\udfff" for char in name
+    )
 
 
 def _refuse_same(source: Path, target: Path) -> None:
