@@ -8,14 +8,13 @@ import glob
 import itertools
 import os
 import re
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, get_args
 
 import typer
 
-from fastrack._cli.console import STDOUT, clean, print_json
+from fastrack._cli.console import STDOUT, clean, note, print_json
 from fastrack._util.key_text import has_key
 from fastrack._util.locations import NO_PATH, without_password
 from fastrack._util.shown import HIDDEN
@@ -111,14 +110,16 @@ def _fail(error: BaseException, *, as_json: bool, status: int) -> NoReturn:
         if isinstance(error, (KeyboardInterrupt, Terminated)) and notes:
             lines = [f"error: {message_of(error)}: {'; '.join(notes)}"]
         else:
-            lines = [f"error: {message_of(error)}", *(f"note: {note}" for note in notes)]
-        sys.stderr.write("".join(f"{clean(line)}\n" for line in lines))
+            lines = [f"error: {message_of(error)}", *(f"note: {text}" for text in notes)]
+        for line in lines:
+            note(line)
     raise typer.Exit(status) from None
 
 
 def show_errors(messages: Iterable[str]) -> None:
     """Print messages of errors on stderr, one on each line."""
-    sys.stderr.write("".join(f"error: {clean(message)}\n" for message in messages))
+    for message in messages:
+        note(f"error: {message}")
 
 
 def name_source(error: BaseException, source: str) -> str:

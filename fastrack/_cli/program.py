@@ -12,7 +12,7 @@ import typer
 from typer.completion import get_completion_inspect_parameters
 from typer.core import TyperCommand, TyperGroup
 
-from fastrack._cli.console import clean
+from fastrack._cli.console import note
 from fastrack._cli.errors import message_of
 from fastrack._util.key_text import has_key
 from fastrack._util.shown import HIDDEN
@@ -106,7 +106,7 @@ class Program(TyperGroup):
         try:
             status = super().main(*args, **{**options, "prog_name": "fastrack", "standalone_mode": False})
         except _ClickException as error:
-            sys.stderr.write(f"error: {clean(_usage(error))}\n")
+            note(f"error: {_usage(error)}")
             status = 2
         sys.exit(status or 0)
 
