@@ -236,5 +236,8 @@ def _missing_option(name: str, command: Any, path: str) -> str:
     meant = {other: option for option, words in _OPTIONS.items() if option in options for other in words.split()}
     near = difflib.get_close_matches(name, [option for option in options if option.startswith("--")], n=1)
     found = [meant[name]] if name in meant else near
+    members = getattr(command, "commands", {}).values()
+    if not near and any(name in _options_of(member) for member in members):
+        return f"no option {name:.60} of {path}: expected it behind the command"
     missing = "no such option" if has_key(name.lstrip("-")) else f"no option {name:.60}"
     return f"{missing}: " + (f"did you mean {found[0]}?" if found else f"`{path} --help` lists the options")

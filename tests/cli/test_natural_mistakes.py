@@ -33,6 +33,8 @@ MISTAKES = [
     ("data.npy out.safetensors", 2, "which is a file"),
     ("seal-r study out", 2, "`fastrack seal`"),
     ("seal data.npy out --kye owner.key", 2, "did you mean --key?"),
+    (f"{K} seal data.npy out", 2, "behind the command"),
+    ("--quiet keygen new.key", 2, "behind the command"),
     ("seal data.npy out -key owner.key", 2, "expected two dashes, as in --key"),
     (f"seal data.npy out.safetensors {K} --overwrite", 2, "--force"),
     (f"unseal sealed.safetensors out.npy {K} --skip", 2, "--help"),
@@ -135,6 +137,7 @@ MISTAKES = [
     (f"import nothing ds {K}", 1, "nothing"),
     (f"import photo.png ds {K}", 1, "photo.png"),
     (f"import lines.txt notes.txt {K}", 1, "notes.txt"),
+    (f"seal study study out {K}", 1, "study: expected a file, got a folder"),
     (f"rekey sealed.safetensors out.safetensors {K}", 2, "--new"),
     (f"rekey data.npy out.safetensors {K} --new other.key", 1, "data.npy"),
     # Tensors and options that are not there, or do not go together.

@@ -136,7 +136,8 @@ def _are_many(sources: Sequence[Path], target: Path, *, recursive: bool, whole: 
     """Return True if the target is a folder for files: by its name, not by what is there, nor how many sources are."""
     from fastrack._keys.keys import key_file_id
 
-    is_file = is_stream(target) or target.suffix.lower() == runner.SUFFIX
+    name = str(target).partition("?")[0] if isinstance(as_location(target), Url) else str(target)
+    is_file = is_stream(target) or name.lower().endswith(runner.SUFFIX)
     if not is_file and len(sources) == 1 and is_stream(sources[0]):
         reason = f"expected a name that ends in {runner.SUFFIX} for standard input, or -, got {target}"
         raise typer.BadParameter(reason, param_hint="TARGET")
@@ -182,7 +183,7 @@ class _Sealer:
             return runner.skip(source, target)
         try:
             with made_parents(target) if into and is_local else nullcontext():
-                check_target(target, force=self.force)
+                check_target(target, force=self.force, many=into)
                 return self.seal(source, target, meter)
         except FileExistsError:
             if self.skip_existing and not is_local:  # a server tells at the end
