@@ -12,8 +12,8 @@ import typer
 from typer.completion import get_completion_inspect_parameters
 from typer.core import TyperCommand, TyperGroup
 
-from fastrack._cli.console import note
-from fastrack._cli.errors import message_of
+from fastrack._cli.console import note, print_json
+from fastrack._cli.errors import error_document, message_of
 from fastrack._util.key_text import has_key
 from fastrack._util.shown import HIDDEN
 
@@ -106,7 +106,11 @@ class Program(TyperGroup):
         try:
             status = super().main(*args, **{**options, "prog_name": "fastrack", "standalone_mode": False})
         except _ClickException as error:
-            note(f"error: {_usage(error)}")
+            given = next(iter(args), options.get("args")) or sys.argv[1:]
+            if "--json" in given and _has_flag(error, "--json"):
+                print_json(error={**error_document(error), "message": _usage(error)})
+            else:
+                note(f"error: {_usage(error)}")
             status = 2
         sys.exit(status or 0)
 
@@ -224,6 +228,13 @@ def _usage(error: Any) -> str:
         return text
     text = HIDDEN if has_key(error.message) else text.replace("Value error, ", "")
     return f"{text[0].lower()}{text[1:]}. `{path} --help` tells more"
+
+
+def _has_flag(error: Any, name: str) -> bool:
+    """Return True if the command of an error of usage has this option, without a value."""
+    ctx = getattr(error, "ctx", None)
+    params = [] if ctx is None else ctx.command.params
+    return any(name in param.opts and param.is_flag for param in params if param.param_type_name == "option")
 
 
 def _options_of(command: Any) -> list[str]:

@@ -84,6 +84,13 @@ def test_a_file_in_the_place_of_a_command_is_told(cli, folder):
     assert "'data.npy', which is a file" in cli.error("data.npy out", status=2)
 
 
+def test_an_error_of_usage_is_a_document_for_programs(cli):
+    for line in ("seal a b --outt c", "seal", "keygen x --bits 3", "seal a b --force --skip-existing"):
+        error = cli.json(line, status=2)["error"]
+        assert cli.error(line, status=2) == f"error: {error['message']}\n"
+    assert "no option --outt" in cli.error("bench --outt x --json y", status=2)  # where it is the name of a file
+
+
 def test_a_key_in_a_wrong_place_is_not_repeated(cli):
     for line in ("keygen a {}", "{}", "key --{}", "seal a b --format {}"):
         assert "0123456789abcdef" not in cli.error(line.format("0123456789abcdef" * 4), status=2), line
