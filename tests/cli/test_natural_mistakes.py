@@ -1,4 +1,4 @@
-"""What people type by mistake: each is answered with one line that says what to do, and changes nothing."""
+"""Mistakes in command lines: one line answers each and says what to do, and nothing is changed by it."""
 
 import os
 import re
