@@ -29,7 +29,7 @@ class About:
     first, samples : number of the first sample, and how many samples the shard has
     run : number of the first sample of the run that wrote the shard
     complete : True for the last shard of a run that came to its end
-    types : of columns whose tensors do not tell, as `Column.type` has them
+    types : what the bytes of each column mean, as `Column.type` has it, in the order of the columns
     left_out : whether the run leaves out files that the data set had before, as its continuation then does
     files : the files of the samples, in order, with the number of samples of each in this shard; "" for samples of
         no file. Empty if none is of a file

@@ -291,7 +291,7 @@ class DatasetWriter:
     def _write_shard(self, *, complete: bool = False) -> None:
         if not self._count:
             return
-        types = {name: column.type for name, column in self._columns.items() if column.type}
+        types = {name: column.type for name, column in self._columns.items()}
         starts = [0, *(end for _, end in self._files)]
         files = tuple((name, end - start) for (name, end), start in zip(self._files, starts, strict=False))
         files = files if any(name for name, _ in files) else ()

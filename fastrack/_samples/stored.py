@@ -112,7 +112,9 @@ def _with_shard(data_set: DataSet, path: Path, file: SealedFile, keys: KeyRing, 
         )
     about = _place_of(path, file, keys, data_set, count)
     if about.data_set:
-        columns = {name: replace(column, type=about.types.get(name, "")) for name, column in columns.items()}
+        if about.types.keys() != columns.keys():
+            raise FormatError(f"{path}: expected the columns that the shard was written with, got others. Get it again")
+        columns = {name: replace(columns[name], type=kind) for name, kind in about.types.items()}  # in their order
         if data_set.id:
             try:
                 columns = {name: with_type_of(column, data_set.columns[name]) for name, column in columns.items()}
