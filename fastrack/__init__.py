@@ -27,6 +27,7 @@ _NAMES = {
     "_files.reader": ("SealedFile", "check_file", "verify_file"),
     "_sets.load_file": ("load_file",),
     "_files.rekey": ("rekey_file",),
+    "_samples.export": ("export_samples",),
     "_samples.sources": ("import_samples",),
     "_samples.dataset_writer": ("DatasetWriter",),
     "_sealed.seal": ("seal", "unseal"),

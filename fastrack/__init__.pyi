@@ -12,6 +12,7 @@ from fastrack._keys.keyring import (
 )
 from fastrack._keys.keys import Key as Key
 from fastrack._samples.dataset_writer import DatasetWriter as DatasetWriter
+from fastrack._samples.export import export_samples as export_samples
 from fastrack._samples.sources import import_samples as import_samples
 from fastrack._sealed.seal import seal as seal, unseal as unseal
 from fastrack._sealed.tensor import SealedRows as SealedRows, SealedTensor as SealedTensor

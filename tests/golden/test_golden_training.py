@@ -124,6 +124,15 @@ def test_a_data_set_that_was_imported_opens(golden):
         assert found == wanted, name
 
 
+@opens("data/images/shard-000000.safetensors", "data/jsonl/shard-000000.safetensors")
+def test_a_data_set_comes_out_again(golden, tmp_path):
+    key = owner_key(golden)
+    assert fastrack.export_samples(golden("data/images"), tmp_path / "images", key) == len(contents.IMAGES)
+    assert {name: (tmp_path / "images" / name).read_bytes() for name in contents.IMAGES} == contents.IMAGES
+    fastrack.export_samples(golden("data/jsonl"), tmp_path / "out.jsonl", key)
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == len(contents.OBJECTS)
+
+
 @opens("data/dicts/*")
 def test_an_import_is_resumed(golden):
     key, path = owner_key(golden), golden("data/dicts")

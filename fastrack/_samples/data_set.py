@@ -1,0 +1,175 @@
+"""A data set as one thing: the shards of a folder, by their headers, and the places that they say they have."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fastrack._files.reader import SealedFile
+from fastrack._files.rekey import rekey_file
+from fastrack._files.writer import Progress
+from fastrack._keys.keyring import KeyLike, KeyRing
+from fastrack._samples.about import About, read_about
+from fastrack._samples.blocks import OFFSETS, RECORDS, Block, Column, columns_of
+from fastrack._samples.stored import SHARD, DataSet, shards_in
+from fastrack._sealed.message_headers import authenticate_headers
+from fastrack._sealed.messages import OpenMessage
+from fastrack._sealed.tensor import SealedTensor
+from fastrack._sets.anchor import Anchor
+from fastrack._sets.folder import INDEX
+from fastrack._sets.load_file import load_file
+from fastrack._tensors import arrays, dtypes
+from fastrack._tensors.arrays import Bytes
+from fastrack._util.atomic import made_parents, new_folder
+from fastrack.errors import FormatError
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The header of a shard, unauthenticated.
+
+    samples : how many it has; nbytes : of plaintext; size : of the file, in bytes
+    """
+
+    path: Path
+    file_id: str
+    samples: int
+    nbytes: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Headers:
+    """The headers of a data set, unauthenticated: shards, in order, and columns, with their bytes of plaintext."""
+
+    folder: Path
+    key_id: str
+    shards: tuple[Shard, ...]
+    columns: dict[str, Column]
+    sizes: dict[str, int]
+    anchor: Anchor | None = None
+
+    @property
+    def samples(self) -> int:
+        """Number of samples, by the headers."""
+        return sum(shard.samples for shard in self.shards)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of plaintext."""
+        return sum(shard.nbytes for shard in self.shards)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the files."""
+        return sum(shard.size for shard in self.shards)
+
+    @contextmanager
+    def open(self, shard: Shard) -> Iterator[SealedFile]:
+        """Open a shard, which must still be the one whose header was read."""
+        with load_file(shard.path, file_id=shard.file_id, anchor=self.anchor) as file:
+            yield file
+
+
+def is_data_set(path: Path) -> bool:
+    """Return whether a path is a folder of shards that a `DatasetWriter` wrote, and no sealed folder."""
+    if not path.is_dir() or (path / INDEX).exists():
+        return False
+    with os.scandir(path) as entries:
+        return any(SHARD.fullmatch(entry.name) for entry in entries)
+
+
+def read_headers(folder: Path, anchor: Anchor | None = None) -> Headers:
+    """Read the headers of all shards; with an anchor, as its manifest lists them, and none may be missing.
+
+    Raise FormatError if one is missing in between, there twice, under another key, or has other columns.
+    """
+    if anchor is not None:
+        for name in sorted(filter(SHARD.fullmatch, anchor.names_in(folder))):
+            anchor.require_file(folder / name)
+    paths = shards_in(folder)
+    if not paths:
+        raise FormatError(f"{folder}: expected shards of a data set, got none. Name the folder of one")
+    shards: dict[str, Shard] = {}
+    key_id, columns, sizes = "", dict[str, Column](), dict[str, int]()
+    for path in paths:
+        with load_file(path, anchor=anchor) as file:
+            if file.kind != "tensor" or not file or file.key_id is None or file.file_id is None:
+                raise FormatError(
+                    f"{path}: expected a shard of samples, got another file. Move it away, or get it again"
+                )
+            count, found = columns_of([file[name].context for name in file], path)
+            shard = Shard(path, file.file_id, count, sum(tensor.nbytes for tensor in file.values()), file.size)
+            if file.key_id != (key_id or file.key_id):
+                raise FormatError(
+                    f"{path}: expected shards under one key, {key_id}, got one under {file.key_id}. Move the shards of "
+                    "the other data set away"
+                )
+            if found != (columns or found):
+                raise FormatError(
+                    f"{path}: expected columns as in {paths[0].name}, got others. Move the shards of the other data "
+                    "set away"
+                )
+            if shard.file_id in shards:
+                raise FormatError(
+                    f"{path}: expected another shard, got a copy of {shards[shard.file_id].path.name}. Get it again "
+                    "from its owner"
+                )
+            key_id, columns = file.key_id, found
+            shards[shard.file_id] = shard
+            for name in columns:
+                stored = [file[part].nbytes for part in (name, name + RECORDS, name + OFFSETS) if part in file]
+                sizes[name] = sizes.get(name, 0) + sum(stored)
+    return Headers(folder, key_id, tuple(shards.values()), columns, sizes, anchor)
+
+
+@contextmanager
+def opened_shard(path: Path, about: About, keys: KeyRing, anchor: Anchor | None = None) -> Iterator[SealedFile]:
+    """Open the shard of which `read_data_set` authenticated what it says; refuse one that took its place since."""
+    with load_file(path, anchor=anchor) as file:
+        authenticate_headers([file[name] for name in file], keys)
+        count, _ = columns_of([file[name].context for name in file], path)
+        if read_about(file, keys) != (about if about.data_set else None) or count != about.samples:
+            raise FormatError(f"{path} was replaced since this data set was opened. Open it again")
+        yield file
+
+
+def rekey_data_set(
+    data: DataSet, target: Path, keys: KeyRing, *, key: KeyLike, progress: Progress | None = None
+) -> None:
+    """Seal all shards of a data set under another key into a new folder, which is there when it is complete.
+
+    Each shard is as `rekey_file` makes it, and says of itself what it said.
+    """
+    with made_parents(target), new_folder(target) as folder:
+        for path, about in data.shards:
+            with opened_shard(path, about, keys) as file:
+                rekey_file(file, folder / path.name, keys, key=key, progress=progress)
+
+
+def read_blocks(file: SealedFile, columns: Mapping[str, Column], keys: KeyRing) -> dict[str, Block]:
+    """Authenticate and decrypt columns of a shard."""
+    blocks = {}
+    for name, column in columns.items():
+        if column.shape is not None:
+            blocks[name] = Block(column, _open(file[name], keys), file[name].shape[0])
+            continue
+        data, ends = _open(file[name + RECORDS], keys), _open(file[name + OFFSETS], keys).view(np.int64)
+        width = dtypes.nbytes(column.dtype, (1,))
+        # Authentic, yet another program of the owner's may have written it.
+        if ends[0] != 0 or ends[-1] != data.size // width or np.any(np.diff(ends) < 0):
+            raise FormatError(f"{file.path}: {name!r:.80}: expected offsets of records, got others. Write it again")
+        blocks[name] = Block(column, data, ends.size - 1, ends * width)
+    return blocks
+
+
+def _open(tensor: SealedTensor, keys: KeyRing) -> Bytes:
+    memory = arrays.empty_bytes(tensor.nbytes)
+    with OpenMessage(tensor, keys) as message:
+        message.read(memory)
+    return memory

@@ -1,0 +1,292 @@
+"""Write columns of samples into files of tables and of text."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from fastrack._samples import arrow_types
+from fastrack._samples.blocks import Block, Column
+from fastrack._tensors import arrays, dtypes
+from fastrack.errors import FormatError
+
+_ROWS = 4096  # of a batch, which limits the memory for objects of Python
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """The values of a column in several samples, and which of them are no nulls; None if all are."""
+
+    block: Block
+    valid: Block | None
+
+    @property
+    def mask(self) -> Any:
+        """One value a sample, False for a null; None if there is none."""
+        return None if self.valid is None else self.valid.data.view(np.bool_)
+
+    def between(self, start: int, stop: int) -> Values:
+        """Return the values of some samples."""
+        return Values(_part(self.block, start, stop), None if self.valid is None else _part(self.valid, start, stop))
+
+
+Batches = Iterable[dict[str, Values]]
+
+
+def records_of(block: Block) -> Iterator[bytes]:
+    """Return the bytes of each record."""
+    return (block.between(index, index + 1).tobytes() for index in range(block.count))
+
+
+def _part(block: Block, start: int, stop: int) -> Block:
+    ends = None if block.ends is None else block.ends[start : stop + 1] - block.ends[start]
+    return Block(block.column, block.between(start, stop), stop - start, ends)
+
+
+def _pieces(batches: Batches) -> Iterator[tuple[int, dict[str, Values]]]:
+    """Return batches of few samples, each with the number of its first sample."""
+    first = 0
+    for batch in batches:
+        count = next(iter(batch.values())).block.count
+        for start in range(0, count, _ROWS):
+            stop = min(start + _ROWS, count)
+            yield first + start, {name: values.between(start, stop) for name, values in batch.items()}
+        first += count
+
+
+# Text.
+
+
+def _write_lines(file: Any, columns: dict[str, Column], batches: Batches) -> None:
+    [(name, column), *others] = columns.items()
+    if others or column.shape is not None or column.dtype != "U8":
+        got = f"{len(columns)} columns" if others else f"{column}"
+        raise FormatError(
+            f"exporting lines: expected one column of text, got {got}. Choose one (columns=, --columns), or a target "
+            "that ends with .jsonl or .parquet"
+        )
+    first = 0
+    for batch in batches:
+        lines = list(records_of(batch[name].block))
+        for index, line in enumerate(lines, first):
+            if b"\n" in line or line.endswith(b"\r"):
+                raise FormatError(
+                    f"sample {index}: {name!r:.80}: expected a text of one line, got an end of a line in it. Choose a "
+                    "target that ends with .jsonl or .parquet"
+                )
+        file.write(b"".join(line + b"\n" for line in lines))
+        first += len(lines)
+
+
+def _write_csv(file: Any, columns: dict[str, Column], batches: Batches, delimiter: str = ",") -> None:
+    for name, column in columns.items():
+        if not (column.shape == () or (column.shape is None and column.dtype == "U8") or _is_arrow(column)):
+            raise FormatError(
+                f"column {name!r:.80}: expected numbers or text for a cell, got {column}. Choose a target that ends "
+                "with .jsonl or .parquet, or leave the column out (columns=, --columns)"
+            )
+    end, rows = "\r\n", list[str]()  # with this end a cell with either of its characters is quoted, on any Python
+    writer = csv.writer(SimpleNamespace(write=rows.append), delimiter=delimiter, lineterminator=end)
+    writer.writerow(columns)
+    for first, piece in _pieces(batches):
+        cells = [_cells(name, columns[name], values, first) for name, values in piece.items()]
+        writer.writerows(zip(*cells, strict=True))
+        file.write("".join(row.removesuffix(end) + "\n" for row in rows).encode())
+        rows.clear()
+
+
+def _cells(name: str, column: Column, values: Values, first: int) -> list[str]:
+    """Return values as the text of cells; a null is empty."""
+    if column.shape is None and column.dtype == "U8":
+        cells = _texts(name, values.block, first)
+        wrong = next((index for index, cell in enumerate(cells) if "\0" in cell), None)
+        if wrong is not None:
+            raise FormatError(f"sample {first + wrong}: {name!r:.80}: expected text for a cell, got a NUL. {_OTHER}")
+    elif _is_arrow(column):
+        cells = [cell or "" for cell in _texts_of_arrow(name, values)]
+    else:
+        array = _array(name, column, values.block)
+        shortest = map(str, array) if column.dtype in {"F16", "F32"} else map(repr, array.tolist())
+        cells = [str(cell).lower() for cell in array.tolist()] if column.dtype == "BOOL" else list(shortest)
+    mask = values.mask
+    return cells if mask is None else [cell if valid else "" for cell, valid in zip(cells, mask, strict=True)]
+
+
+def _write_objects(file: Any, columns: dict[str, Column], batches: Batches) -> None:
+    for first, piece in _pieces(batches):
+        members = [_members(name, columns[name], values, first) for name, values in piece.items()]
+        for index, row in enumerate(zip(*members, strict=True), first):
+            try:
+                line = json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False, allow_nan=False)
+            except ValueError:
+                raise FormatError(
+                    f"sample {index}: expected numbers that JSON has, got an infinity or no number. Choose a target "
+                    "that ends with .csv or .parquet"
+                ) from None
+            file.write(f"{line}\n".encode())
+
+
+def _members(name: str, column: Column, values: Values, first: int) -> list[Any]:
+    """Return values as JSON has them; text for those that it lacks."""
+    members: list[Any]
+    if column.shape is None and column.dtype == "U8" and not _is_list(column):
+        members = list(_texts(name, values.block, first))
+        if column.type == "json" or (_is_arrow(column) and arrow_types.kind_of(column)[1]):
+            mask = values.mask
+            valid = [True] * len(members) if mask is None else mask
+            members = [json.loads(text) if is_valid else None for text, is_valid in zip(members, valid, strict=True)]
+    elif _is_arrow(column) and not _is_list(column):
+        members = _texts_of_arrow(name, values)
+    else:
+        members = _array_or_lists(name, column, values.block)
+    mask = values.mask
+    return members if mask is None else [m if valid else None for m, valid in zip(members, mask, strict=True)]
+
+
+def _array_or_lists(name: str, column: Column, block: Block) -> list[Any]:
+    if column.shape is not None:
+        return list(_array(name, column, block).tolist())
+    flat = _array(name, Column(column.dtype, ()), block)
+    assert block.ends is not None
+    width = dtypes.nbytes(column.dtype, ())
+    starts = (block.ends // width).tolist()
+    return [flat[start:stop].tolist() for start, stop in pairwise(starts)]
+
+
+def _texts(name: str, block: Block, first: int) -> list[str]:
+    texts = []
+    for index, record in enumerate(records_of(block), first):
+        try:
+            texts.append(record.decode())
+        except UnicodeDecodeError:
+            raise FormatError(
+                f"sample {index}: {name!r:.80}: expected text in UTF-8, got other bytes. {_OTHER}"
+            ) from None
+    return texts
+
+
+_OTHER = "Choose a target that ends with .parquet, or leave the column out (columns=, --columns)"
+
+
+def _texts_of_arrow(name: str, values: Values) -> list[str | None]:
+    """Return values of one of Arrow's types, such as dates, as Arrow writes them."""
+    pa = arrow_types.pyarrow()
+    try:
+        return list(arrow_types.to_arrow(name, values.block, values.mask).cast(pa.string()).to_pylist())
+    except pa.ArrowException:
+        raise FormatError(f"column {name!r:.80}: expected values that have a text, got others. {_OTHER}") from None
+
+
+def _array(name: str, column: Column, block: Block) -> Any:
+    if column.dtype not in dtypes.NUMPY or column.dtype == "C64":
+        raise FormatError(f"column {name!r:.80}: expected numbers that have a text, got {column}. {_OTHER}")
+    return arrays.from_bytes(block.data, column.dtype, (-1, *(column.shape or ())), "numpy")
+
+
+def _is_arrow(column: Column) -> bool:
+    return column.type.startswith(arrow_types.ARROW)
+
+
+def _is_list(column: Column) -> bool:
+    """Return whether records or rows are numbers of Arrow's lists."""
+    pa = arrow_types.pyarrow() if _is_arrow(column) else None
+    if pa is None:
+        return False
+    kind, as_json = arrow_types.kind_of(column)
+    return not as_json and pa.types.is_nested(kind)
+
+
+# Tables of Arrow.
+
+
+def _write_parquet(file: Any, columns: dict[str, Column], batches: Batches) -> None:
+    arrow_types.pyarrow()
+    from pyarrow import parquet
+
+    _write_table(file, columns, batches, parquet.ParquetWriter, "a target that ends with .arrow")
+
+
+def _write_arrow(file: Any, columns: dict[str, Column], batches: Batches) -> None:
+    pa = arrow_types.pyarrow()
+    _write_table(file, columns, batches, pa.ipc.new_file, "a target that ends with .parquet")
+
+
+def _write_table(
+    file: Any, columns: dict[str, Column], batches: Batches, make: Callable[[Any, Any], Any], other: str
+) -> None:
+    pa = arrow_types.pyarrow()
+    stream, writer = _Stream(file), None
+    with _closed(lambda: writer), _refused(pa, other):
+        for batch in batches:
+            parts = [
+                pa.RecordBatch.from_arrays(
+                    [arrow_types.to_arrow(name, values.block, values.mask) for name, values in piece.items()],
+                    names=list(columns),
+                )
+                for _, piece in _pieces([batch])
+            ]
+            table = pa.Table.from_batches(parts)
+            if writer is None:
+                writer = make(pa.PythonFile(stream, mode="w"), table.schema)
+            writer.write_table(table)
+
+
+@contextmanager
+def _closed(writer: Callable[[], Any]) -> Iterator[None]:
+    """Close a writer at the end of the block; after an error it writes an end that nobody gets."""
+    try:
+        yield
+    except BaseException:
+        with suppress(Exception):
+            writer().close()
+        raise
+    writer().close()
+
+
+@contextmanager
+def _refused(pa: Any, other: str) -> Iterator[None]:
+    try:
+        yield
+    except pa.ArrowException as error:
+        raise FormatError(
+            f"exporting a table: expected types that the format has, got others ({error!s:.200}). Choose {other}, or "
+            "leave the column out (columns=, --columns)"
+        ) from None
+
+
+class _Stream(io.RawIOBase):
+    """A new file, as PyArrow writes to it."""
+
+    def __init__(self, file: Any) -> None:
+        self._file, self._size = file, 0
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._size
+
+    def write(self, data: Any) -> int:
+        self._size += len(memoryview(data))
+        return int(self._file.write(data))
+
+
+FORMS: dict[str, Callable[[Any, dict[str, Column], Batches], None]] = {
+    ".parquet": _write_parquet,
+    ".arrow": _write_arrow,
+    ".feather": _write_arrow,
+    ".csv": _write_csv,
+    ".tsv": lambda file, columns, batches: _write_csv(file, columns, batches, "\t"),
+    ".jsonl": _write_objects,
+    ".txt": _write_lines,
+}
+"""What writes columns into a new file, by the suffix of its name."""
