@@ -60,6 +60,13 @@ class Job:
         """True for a folder that `seal` made."""
         return is_sealed_folder(self.source)
 
+    @property
+    def is_data_set(self) -> bool:
+        """True for a folder of shards that `import` made."""
+        from fastrack._samples.data_set import is_data_set
+
+        return is_data_set(self.source)
+
 
 @dataclass(frozen=True, slots=True)
 class Jobs:
@@ -139,11 +146,6 @@ def split_target(paths: Sequence[Path], out: Path | None) -> tuple[list[Path], P
 def is_one(paths: Sequence[Path], *, recursive: bool) -> bool:
     """Return True if a command line names one file, folder or stream, rather than files to be found."""
     return len(paths) == 1 and not recursive and not _is_glob(paths[0])
-
-
-def are_many(paths: Sequence[Path], target: Path, *, recursive: bool) -> bool:
-    """Return True if the target is a folder for the files that a command line names."""
-    return not is_one(paths, recursive=recursive) or (target.is_dir() and not paths[0].is_dir())
 
 
 def expand(
@@ -245,7 +247,7 @@ def _work_on_each(jobs: Jobs, work: Work, verb: Verb, member: str, take: Callabl
         for job, size in zip(jobs.jobs, sizes, strict=True):
             meter = Meter(verb, progress)
             try:
-                if job.source.is_dir() and not job.is_sealed_folder:
+                if job.source.is_dir() and not (job.is_sealed_folder or (verb != "sealing" and job.is_data_set)):
                     raise IsADirectoryError(A_FOLDER)
                 report = work(job, meter)
             except BrokenPipeError:
@@ -292,6 +294,16 @@ def _counted(jobs: Jobs, reports: Sequence[Report], verb: Verb, target: Path | N
         if target is not None:
             text += f" into {clean(str(as_location(target)))}. Run it again with --skip-existing to go on"
         error.add_note(text)
+        raise
+
+
+@contextlib.contextmanager
+def beginning_again(target: Path) -> Iterator[None]:
+    """Add to an interruption that nothing was left of a target which is there when it is complete."""
+    try:
+        yield
+    except (KeyboardInterrupt, Terminated) as error:
+        error.add_note(f"nothing was left of {clean(str(target))}; the same command begins again")
         raise
 
 

@@ -37,7 +37,7 @@ MISTAKES = [
     ("--quiet keygen new.key", 2, "behind the command"),
     ("seal data.npy out -key owner.key", 2, "expected two dashes, as in --key"),
     (f"seal data.npy out.safetensors {K} --overwrite", 2, "--force"),
-    (f"unseal sealed.safetensors out.npy {K} --skip", 2, "--help"),
+    (f"unseal sealed.safetensors out.npy {K} --skip", 2, "--skip-existing"),
     ("keygen new.key --bits 512", 2, "256"),
     ("keygen new.key --bits=", 2, "256"),
     ("keygen new.key extra", 2, "extra argument"),

@@ -57,9 +57,9 @@ def test_a_target_that_appears_meanwhile_is_replaced_by_force_alone(
 
 def test_a_target_is_a_regular_file_in_a_directory_that_is_there(cli, key, sealed, folder):
     (folder / "place").mkdir()
-    os.mkfifo(folder / "pipe")
+    os.mkfifo(folder / "pipe.npy")
     (folder / "place" / sealed).mkdir()
-    for target in ("place", "pipe"):
+    for target in ("place", "pipe.npy"):
         assert "regular file" in cli(f"unseal {sealed} {target} --force --tensor y {key}", status=1).stderr
         assert not (folder / target).is_file()
     (folder / "link.npz").symlink_to("elsewhere")

@@ -4,6 +4,7 @@ import errno
 import os
 import re
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -30,6 +31,7 @@ To = Annotated[
 Sign = Annotated[
     Path | None, typer.Option("--sign", metavar="SIGNER", help="The owner's signing key, of `keygen --signer`.")
 ]
+_LISTED = 8  # ids of files on a line, at most
 _PERIOD = re.compile(r"(?P<count>\d{1,5})(?P<unit>[hdw])")
 _UNITS = {"h": "hours", "d": "days", "w": "weeks"}
 
@@ -48,7 +50,7 @@ def grant(
     passphrase: Annotated[bool, typer.Option("--passphrase", help="Ask for a passphrase that opens as well.")] = False,
     file: Annotated[
         list[Path] | None,
-        typer.Option("--file", metavar="SEALED", help="Grant this sealed file only; may be repeated."),
+        typer.Option("--file", metavar="SEALED", help="Grant this sealed file or data set only; may be repeated."),
     ] = None,
     expires: Annotated[
         str | None, typer.Option(metavar="WHEN", help="The end of the grant: a date as 2027-01-31, or 12h, 30d, 8w.")
@@ -74,8 +76,9 @@ def grant(
     """Wrap a key for recipients, in a signed file beside the data, which stays as it is."""
     from fastrack.grants import Grants, Verifier
 
-    path = Path(source)
+    path, notes = Path(source), list[str]()
     if not source.endswith(".grants"):
+        notes = [f"{each}: its shards of today; grant the key again when it has grown" for each in _data_sets(file)]
         path = Path(f"{source}.grants") if out is None else out
         grants = _issue(source, path, to, sign, passphrase, file, expires, least_version)
     elif to or drop or passphrase:
@@ -88,7 +91,7 @@ def grant(
 
         _report(read_unverified(path), path, as_json, quiet, verified=False)
         return
-    _report(grants, path, as_json, quiet)
+    _report(grants, path, as_json, quiet, notes=notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +152,7 @@ def _issue(
         open_ring(source).first,
         load_recipients(to),
         signer=load_signer(sign),
-        files=[_file_id(path) for path in files] if files else None,
+        files=[file_id for path in files for file_id in _file_ids(path)] if files else None,
         passphrase=_ask_passphrase() if passphrase else None,
         expires=None if expires is None else _parse_end(expires),
         least_version=least_version,
@@ -226,7 +229,9 @@ class Replaced:
             file.write("".join(f"{known}\n" for known in (*self.digests, digest)).encode())
 
 
-def _report(grants: "Grants", path: Path, as_json: bool, quiet: bool, *, verified: bool = True) -> None:
+def _report(
+    grants: "Grants", path: Path, as_json: bool, quiet: bool, *, verified: bool = True, notes: Sequence[str] = ()
+) -> None:
     entries = [{"name": entry.name, "id": entry.id, "algorithm": entry.algorithm} for entry in grants.recipients]
     end = None if grants.expires is None else grants.expires.isoformat()
     state = "" if verified else ", NOT VERIFIED: name the owner's public file with --owner"
@@ -236,7 +241,8 @@ def _report(grants: "Grants", path: Path, as_json: bool, quiet: bool, *, verifie
         who = "a passphrase" if entry.algorithm == "Argon2id" else f"{clean(entry.name or 'unnamed')} {entry.id}"
         lines.append(f"  {who}  {clean(entry.algorithm)}")
     lines += [
-        f"files: {'all files under this key' if grants.files is None else ', '.join(grants.files)}",
+        f"files: {_describe_files(grants.files)}",
+        *map(clean, notes),
         f"expires: {end or 'never'}{', which is over: nothing is opened by it' if is_over else ''}",
     ]
     tell(
@@ -257,13 +263,29 @@ def _report(grants: "Grants", path: Path, as_json: bool, quiet: bool, *, verifie
     )
 
 
-def _file_id(path: Path) -> str:
+def _describe_files(ids: Sequence[str] | None) -> str:
+    if ids is None:
+        return "all files under this key"
+    return ", ".join(ids) if len(ids) <= _LISTED else f"{len(ids)} files, whose ids --json lists"
+
+
+def _data_sets(paths: Sequence[Path] | None) -> list[Path]:
+    from fastrack._samples.data_set import is_data_set
+
+    return [path for path in paths or () if is_data_set(path)]
+
+
+def _file_ids(path: Path) -> list[str]:
+    """Return the id of a sealed file, or the ids of all shards of a data set."""
+    from fastrack._samples.data_set import read_headers
     from fastrack._sets.load_file import load_file
 
+    if _data_sets([path]):
+        return [shard.file_id for shard in read_headers(path).shards]
     with load_file(path) as sealed:
         if sealed.file_id is None:
             raise FormatError(f"{path}: expected sealed tensors, got none; `fastrack seal` seals a file")
-        return sealed.file_id
+        return [sealed.file_id]
 
 
 def load_signer(path: Path | None) -> "Signer":

@@ -2,8 +2,10 @@
 
 import contextlib
 import errno
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,7 +31,7 @@ def inspect(
         list[Path],
         typer.Argument(
             metavar="FILE...",
-            help=".safetensors files, sealed or not; globs, or - for standard input; a sealed folder.",
+            help=".safetensors files, sealed or not; globs, or - for standard input; a sealed folder or a data set.",
         ),
     ],
     *,
@@ -37,18 +39,38 @@ def inspect(
     as_json: JsonLines = False,
 ) -> None:
     """Show the contents of files, without a key and unauthenticated; `verify` authenticates."""
+    from fastrack._samples.data_set import is_data_set
+
     many = not runner.is_one(paths, recursive=recursive)
-    if not many and paths[0].is_dir() and not is_sealed_folder(paths[0]):
+    if not many and paths[0].is_dir() and not is_sealed_folder(paths[0]) and not is_data_set(paths[0]):
         raise IsADirectoryError(errno.EISDIR, runner.A_FOLDER, str(paths[0]))
 
     def work(job: Job, _: object) -> Report:
+        if job.is_data_set:
+            return _report_data_set(job.source)
         return _report_folder(job.source) if job.is_sealed_folder else _report(job.source)
 
-    def summarize(reports: Sequence[Report]) -> str:
-        return f"{runner.count_sound(reports)} shown"
-
     jobs = runner.expand(paths, many=many, recursive=recursive, suffix=runner.SUFFIX)
-    runner.run(jobs, work, "reading", as_json=as_json, member="path", in_full=True, summary=summarize)
+    in_full = len(jobs.jobs) <= _IN_FULL
+    summary = partial(_summarize, in_full=in_full)
+    runner.run(jobs, work, "reading", as_json=as_json, member="path", in_full=in_full, summary=summary)
+
+
+def _summarize(reports: Sequence[Report], *, in_full: bool) -> str:
+    """Return the number of files, and of many the first lines of some."""
+    sound = [report for report in reports if not report.errors]
+    shown = f"{runner.count_sound(reports)} shown"
+    if in_full or not sound:
+        return shown
+    kept = sound if len(sound) <= _LISTED else sound[: _LISTED // 2]
+    lines = [str(report.lines[0]) for report in kept]
+    if len(kept) < len(sound):
+        lines.append(f"and {len(sound) - len(kept)} more: name fewer files, or --json for each")
+    keys = Counter(report.document["key_id"] for report in sound)
+    under = [f"{pluralize(count, 'file')} under key {key}" for key, count in keys.items() if key is not None]
+    plain = [f"{pluralize(keys[None], 'file')} with nothing sealed"] if keys[None] else []
+    counts = [*under, *plain] if len(keys) <= _LISTED else [f"under {len(keys) - bool(plain)} keys", *plain]
+    return "\n".join([*lines, "", *counts, _UNAUTHENTICATED, shown])
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +155,43 @@ def _report_folder(path: Path) -> Report:
     )
 
 
+def _report_data_set(path: Path) -> Report:
+    """Return the shards of a data set, and the columns that all of them have."""
+    from fastrack._samples.data_set import read_headers
+
+    data = read_headers(path)
+    table = new_table("column", "dtype", "shape", "plain", right=("plain",))
+    columns: list[dict[str, Any]] = []
+    for name, column in data.columns.items():
+        shape, nbytes = column.shape, data.sizes[name]
+        table.add_row(clean(name), column.dtype, "records" if shape is None else str(list(shape)), format_size(nbytes))
+        columns.append({"name": name, "dtype": column.dtype, "shape": shape, "plain_bytes": nbytes})
+    shards = [
+        {"name": shard.path.name, "file_id": shard.file_id, "samples": shard.samples, "file_bytes": shard.size}
+        for shard in data.shards
+    ]
+    counts = f"{pluralize(data.samples, 'sample')} in {pluralize(len(shards), 'shard')}, {format_size(data.size)}"
+    members = {"samples": data.samples, "columns": columns, "shards": shards}
+    return Report(
+        {
+            "path": str(path),
+            "kind": "data set",
+            "format": "1",
+            "key_id": data.key_id,
+            **members,
+            "plain_bytes": data.nbytes,
+            "file_bytes": data.size,
+        },
+        lines=[
+            f"{clean(str(path))}: a data set of {counts}",
+            f"format 1, key {data.key_id}\n",
+            table,
+            f"\n{_UNAUTHENTICATED}",
+        ],
+        nbytes=data.nbytes,
+    )
+
+
 def _is_sealed(path: Path) -> bool:
     try:
         with open_sealed(path) as file:
@@ -211,6 +270,8 @@ def describe_contents(contents: Contents) -> list[str | Table]:
     return lines
 
 
+_IN_FULL = 4  # files whose tensors are listed, at most
+_LISTED = 20  # files that have a line, at most
 _UNAUTHENTICATED = "Nothing here was authenticated: anyone can write such a header. `fastrack verify` checks it."
 _OF_KIND = {"tensor": "", "checkpoint": " of a checkpoint", "folder": " of the index of a sealed folder"}
 

@@ -1,22 +1,36 @@
-"""``fastrack rekey``: seal a sealed file under another key."""
+"""``fastrack rekey``: seal a sealed file or a data set under another key."""
 
+import errno
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fastrack._cli.console import clean, format_rate, pluralize
-from fastrack._cli.files import as_location, check_sealed, check_target, match_names, open_ring
-from fastrack._cli.options import KEY_HELP, Force, Json, KeyFiles
-from fastrack._cli.run import Job, Meter, Report, expand, run
+from fastrack._cli.files import (
+    as_location,
+    check_new,
+    check_sealed,
+    check_target,
+    is_sealed_folder,
+    match_names,
+    open_ring,
+)
+from fastrack._cli.options import KEY_HELP, Force, Json, KeyFiles, Silent
+from fastrack._cli.run import NO_FOLDER, Job, Meter, Report, beginning_again, expand, refuse_options, run
 from fastrack._util.names import list_names
 from fastrack._util.units import format_size
 
+if TYPE_CHECKING:
+    from fastrack._keys.keyring import KeyRing
+    from fastrack._keys.keys import Key
+
 
 def rekey(
-    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="The sealed file.")],
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="The sealed file, or the folder of a data set.")],
     target: Annotated[
-        Path, typer.Argument(metavar="TARGET", help="The sealed file to write; with --force also SOURCE.")
+        Path,
+        typer.Argument(metavar="TARGET", help="The file to write, with --force also SOURCE; or the folder to make."),
     ],
     *,
     key: KeyFiles = None,
@@ -26,12 +40,35 @@ def rekey(
         typer.Option(metavar="NAME", help="Copy this tensor, which SOURCE stores unencrypted; may be repeated."),
     ] = None,
     force: Force = False,
+    quiet: Silent = False,
     as_json: Json = False,
 ) -> None:
-    """Seal a sealed file under another key, without plaintext on disk. Grants of the old key do not open the result."""
+    """Seal a file or a data set under another key, without plaintext on disk.
+
+    Grants of the old key do not open the result.
+    """
     from fastrack._files.rekey import rekey_file
+    from fastrack._samples.data_set import is_data_set
     from fastrack._sets.load_file import load_file
 
+    jobs = expand([source], many=False, recursive=False)
+    if is_data_set(source):
+        refuse_options({"--plain": plain, "--force": force}, NO_FOLDER)
+        check_new(target)
+        keys = open_ring(key), open_ring(new).first
+        run(
+            jobs,
+            lambda job, meter: _rekey_data_set(job, target, *keys, meter),
+            "rekeying",
+            as_json=as_json,
+            quiet=quiet,
+        )
+        return
+    if source.is_dir():
+        advice = "unseal it, and seal it again under the new key" if is_sealed_folder(source) else "name a file in it"
+        raise IsADirectoryError(
+            errno.EISDIR, f"expected a sealed file or a data set, got a folder; {advice}", str(source)
+        )
     check_target(target, force=force)
     ring, owner = open_ring(key), open_ring(new).first
     location = as_location(target)
@@ -64,4 +101,39 @@ def rekey(
             lines=[f"{line}; {format_rate(total, meter.seconds)}", f"key: {owner.id}"],
         )
 
-    run(expand([source], many=False, recursive=False), work, "rekeying", as_json=as_json)
+    run(jobs, work, "rekeying", as_json=as_json, quiet=quiet)
+
+
+def _rekey_data_set(job: Job, target: Path, ring: "KeyRing", owner: "Key", meter: Meter) -> Report:
+    """Seal all shards of a data set anew, into a new folder."""
+    from fastrack._samples.data_set import read_headers, rekey_data_set
+    from fastrack._samples.stored import read_data_set
+
+    headers = read_headers(job.source)
+    with headers.open(headers.shards[0]) as file:
+        check_sealed(file, ring)
+    data = read_data_set(job.source, ring)
+    with meter.run(headers.nbytes) as progress, beginning_again(target):
+        rekey_data_set(data, target, ring, key=owner, progress=progress)
+    counts = f"{pluralize(len(data.shards), 'shard')} anew, {pluralize(data.samples, 'sample')}"
+    total = format_size(headers.nbytes)
+    warning = [f"warning: {job.source} is not complete, nor is {target}: its last run was interrupted"]
+    return Report(
+        {
+            "source": str(job.source),
+            "target": str(target),
+            "key_id": owner.id,
+            "shards": [path.name for path, _ in data.shards],
+            "samples": data.samples,
+            "complete": data.is_complete,
+            "bytes": headers.nbytes,
+            **meter.describe(headers.nbytes),
+        },
+        lines=[
+            *(map(clean, warning) if data.is_complete is False else ()),
+            f"{clean(str(target))}: sealed {counts}, {total}; {format_rate(headers.nbytes, meter.seconds)}",
+            f"key: {owner.id}",
+        ],
+        brief=[*map(clean, warning)] if data.is_complete is False else [],
+        nbytes=headers.nbytes,
+    )

@@ -22,7 +22,18 @@ from fastrack._cli.files import (
     match_names,
     open_ring,
 )
-from fastrack._cli.options import AnchorFile, Expect, FileId, Force, JsonLines, KeyFiles, Out, Quiet, Recursive
+from fastrack._cli.options import (
+    AnchorFile,
+    Expect,
+    FileId,
+    Force,
+    JsonLines,
+    KeyFiles,
+    Out,
+    Quiet,
+    Recursive,
+    SkipExisting,
+)
 from fastrack._cli.run import Job, Meter, Report, refuse_options
 from fastrack._cli.streams import open_sealed, require_one_stream, standard_output
 from fastrack._util.atomic import made_parents
@@ -41,8 +52,10 @@ def unseal(
         list[Path],
         typer.Argument(
             metavar="SOURCE... TARGET",
-            help="Sealed files, globs, - for standard input, or a sealed folder. Then the plain file: .safetensors, "
-            ".npz or .npy; any other takes the bytes of one U8 tensor. Or a folder; - for standard output.",
+            help="Sealed files, globs, - for standard input, a sealed folder or a data set. Then the target, or - for "
+            "standard output. A TARGET with a suffix takes one SOURCE: .safetensors, .npz or .npy; any other takes the "
+            "bytes of one U8 tensor; a data set becomes .parquet, .arrow, .csv, .tsv, .jsonl or .txt. Any other TARGET "
+            "is a folder.",
         ),
     ],
     *,
@@ -62,48 +75,55 @@ def unseal(
     allow_plain: Annotated[
         bool, typer.Option("--allow-plain", help="Copy every tensor that SOURCE stores unencrypted.")
     ] = False,
+    columns: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Only these columns of a data set: names with commas between.")
+    ] = None,
     expect: Expect = None,
     file_id: FileId = None,
     anchor: AnchorFile = None,
     recursive: Recursive = False,
     force: Force = False,
+    skip_existing: SkipExisting = False,
     quiet: Quiet = False,
     as_json: JsonLines = False,
 ) -> None:
-    """Authenticate and decrypt files or a folder into plain ones.
+    """Authenticate and decrypt files, a folder or a data set into plain ones.
 
     Tensors of --plain and --allow-plain are copied unchecked.
     """
+    from fastrack._samples.data_set import is_data_set
     from fastrack._sets.load_file import resolve_anchor
 
-    sources, target = runner.split_target(paths, out)
+    given, target = runner.split_target(paths, out)
+    sources = runner.matches(given)
     source = sources[0]
     require_one_stream(*sources, *(key or ()))
-    many = runner.are_many(sources, target, recursive=recursive)
+    whole = len(sources) == 1 and source.is_dir() and not recursive
+    many = _are_many(sources, target, recursive=recursive, whole=whole)
+    _refuse_together(force and skip_existing, columns and (many or not is_data_set(source)))
     output: Path | IO[bytes] = target
     if many:
-        refuse_options({"--file-id": file_id and not runner.is_one(sources, recursive=recursive)}, runner.ONE)
+        refuse_options({"--file-id": file_id and (recursive or len(sources) > 1)}, runner.ONE)
         require_local(target)
-    elif source.is_dir():
-        if not is_sealed_folder(source):
-            advice = "expected fastrack.folder in it, as in a sealed folder, got none"
-            raise IsADirectoryError(errno.EISDIR, f"{advice}; --recursive takes the files in it", str(source))
+    elif whole:
         options = {"--tensor": tensor, "--plain": plain, "--allow-plain": allow_plain, "--expect": expect}
-        refuse_options({**options, "--file-id": file_id, "--force": force}, runner.NO_FOLDER)
-        check_new(target)
+        refuse_options({**options, "--file-id": file_id, "--skip-existing": skip_existing}, runner.NO_FOLDER)
+        _check_folder(source, target, force=force)
     elif is_stream(target):
-        refuse_options({"--json": as_json}, runner.NO_OUTPUT)
+        refuse_options({"--json": as_json, "--skip-existing": skip_existing}, runner.NO_OUTPUT)
         output = standard_output()
-    else:
+    elif not (skip_existing and target.is_file()):
         check_target(target, force=force)
     ring = open_ring(key)
     anchored = resolve_anchor(anchor)
-    opener = _Opener(ring, tensor or [], plain or [], allow_plain, expect, file_id, anchored, force)
+    opener = _Opener(ring, tensor or [], plain or [], allow_plain, expect, file_id, anchored, force, skip_existing)
 
     def work(job: Job, meter: Meter) -> Report | None:
         if many:
             return opener.unseal_into(target, job, meter)
-        return opener.unseal_folder(source, target, meter) if source.is_dir() else opener.unseal(source, output, meter)
+        if job.is_data_set:
+            return opener.export(source, target, None if columns is None else columns.split(","), meter)
+        return opener.unseal_folder(source, target, meter) if whole else opener.unseal(source, output, meter)
 
     def summarize(reports: Sequence[Report]) -> str:
         line = f"{clean(str(target))}: {runner.count_sound(reports)} in plain"
@@ -112,7 +132,47 @@ def unseal(
 
     jobs = runner.expand(sources, target, many=many, recursive=recursive, suffix=runner.SUFFIX, anchor=anchored)
     with made_parents(target / "any") if many else nullcontext():
-        runner.run(jobs, work, "unsealing", as_json=as_json, quiet=quiet, summary=summarize)
+        in_full = len(jobs.jobs) == 1
+        runner.run(
+            jobs, work, "unsealing", as_json=as_json, quiet=quiet, in_full=in_full, summary=summarize, target=target
+        )
+
+
+def _refuse_together(force_and_skip: object, columns_of_others: object) -> None:
+    """Refuse options that contradict each other, or the source."""
+    if force_and_skip:
+        raise typer.BadParameter("expected it without --force, got both", param_hint="--skip-existing")
+    refuse_options({"--columns": columns_of_others}, "expected none without the folder of a data set as SOURCE")
+
+
+def _check_folder(source: Path, target: Path, *, force: bool) -> None:
+    """Refuse a folder that is not sealed, or a target that it cannot have."""
+    from fastrack._samples.data_set import is_data_set
+
+    if is_data_set(source):
+        _require_target(target, force=force)
+    elif is_sealed_folder(source):
+        refuse_options({"--force": force}, runner.NO_FOLDER)
+        check_new(target)
+    else:
+        advice = "expected a sealed folder or a data set, got neither"
+        raise IsADirectoryError(errno.EISDIR, f"{advice}; --recursive takes the files in it", str(source))
+
+
+def _are_many(sources: Sequence[Path], target: Path, *, recursive: bool, whole: bool) -> bool:
+    """Return True if the target is a folder for files: one that is there, or by its name."""
+    is_file = is_stream(target) or (target.suffix != "" and not target.is_dir())
+    if is_file and (recursive or len(sources) > 1):
+        got = f"{len(sources)} of them" if len(sources) > 1 else "a folder"
+        reason = f"expected one file for a TARGET with a suffix, got {got}. Name a folder as TARGET: {target.stem}"
+        raise typer.BadParameter(reason, param_hint="SOURCE")
+    if not is_file and len(sources) == 1 and is_stream(sources[0]):
+        reason = f"expected the name of a file for standard input, with a suffix, or -, got {target}"
+        raise typer.BadParameter(reason, param_hint="TARGET")
+    if not is_file and not whole and target.exists() and not target.is_dir():
+        reason = f"expected a folder, or a name with a suffix, got {target}, which is another file"
+        raise typer.BadParameter(reason, param_hint="TARGET")
+    return not is_file and not whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +187,7 @@ class _Opener:
     file_id: str | None
     anchor: "Anchor | None"
     force: bool
+    skip_existing: bool
 
     def unseal(self, source: Path, target: Path | IO[bytes], meter: Meter, *, into: bool = False) -> Report | None:
         """Decrypt a file or standard input. Return no report if the plaintext is on standard output.
@@ -150,6 +211,8 @@ class _Opener:
                 if target.exists() and target.samefile(source):
                     advice = "expected another folder than its own, where plaintext would replace it"
                     raise FormatError(f"{source}: {advice}")
+            if self.skip_existing and target.is_file():
+                return runner.skip(source, target)
             with made_parents(target) if into else nullcontext():
                 check_target(target, force=self.force)
                 with meter.run(total) as progress:
@@ -178,8 +241,9 @@ class _Opener:
 
     def unseal_into(self, folder: Path, job: Job, meter: Meter) -> Report | None:
         """Decrypt one of many files into a folder."""
-        if job.is_sealed_folder:
-            raise FormatError(f"{job.source}: expected a file, got a sealed folder. Unseal it by itself")
+        if job.is_sealed_folder or job.is_data_set:
+            kind = "data set" if job.is_data_set else "sealed folder"
+            raise FormatError(f"{job.source}: expected a file, got a {kind}. Unseal it by itself")
         return self.unseal(job.source, folder / job.name, meter, into=True)
 
     def unseal_folder(self, source: Path, target: Path, meter: Meter) -> Report:
@@ -205,6 +269,53 @@ class _Opener:
             plaintext=[target],
         )
 
+    def export(self, source: Path, target: Path, columns: list[str] | None, meter: Meter) -> Report:
+        """Decrypt a data set into a table, text or a folder."""
+        from fastrack._samples.data_set import read_headers
+        from fastrack._samples.export import export_samples
+        from fastrack._samples.stored import read_data_set
+
+        headers = read_headers(source)
+        with headers.open(headers.shards[0]) as file:
+            check_sealed(file, self.ring)
+        complete = read_data_set(source, self.ring).is_complete
+        with meter.run(headers.nbytes) as progress, runner.beginning_again(target):
+            try:
+                count = export_samples(
+                    source,
+                    target,
+                    self.ring,
+                    columns=columns,
+                    overwrite=self.force,
+                    anchor=self.anchor,
+                    progress=progress,
+                )
+            except FormatError:
+                raise
+            except ValueError as error:
+                raise FormatError(str(error)) from None
+        size = target.stat().st_size if target.is_file() else meter.nbytes
+        warning = [
+            f"warning: {clean(str(source))} is not complete: its last run was interrupted, or shards are missing"
+        ]
+        warning = warning if complete is False else []
+        line = f"{clean(str(target))}: {pluralize(count, 'sample')} in plain, {format_size(size)}"
+        return Report(
+            {
+                "source": str(source),
+                "target": str(target),
+                "key_id": headers.key_id,
+                "samples": count,
+                "complete": complete,
+                "bytes": meter.nbytes,
+                **meter.describe(meter.nbytes),
+            },
+            lines=[*warning, f"{line}; {format_rate(meter.nbytes, meter.seconds)}"],
+            brief=warning,
+            nbytes=meter.nbytes,
+            plaintext=[target],
+        )
+
     def _choose(self, file: "SealedFile") -> tuple[list[str], list[str]]:
         """Return the names of the tensors to write, and of unencrypted tensors that may be copied."""
         names, unknown = match_names(self.tensors, file.names)
@@ -213,6 +324,24 @@ class _Opener:
             listed = ", ".join(map(repr, sorted({*unknown, *missing})))
             raise FormatError(f"{file.path} has no tensor {listed}; it has {', '.join(map(repr, file.names))}")
         return names if self.tensors else list(file.names), list(file.plain) if self.allow_plain else plain
+
+
+def _require_target(target: Path, *, force: bool) -> None:
+    """Refuse a target that a data set cannot have, or that is there."""
+    from fastrack._samples.table_files import FORMS
+
+    suffix = target.suffix.lower()
+    if is_stream(target) or (suffix and suffix not in FORMS):
+        raise typer.BadParameter(
+            f"expected a file that ends with {', '.join(FORMS)}, or the name of a folder, without a suffix, for a data "
+            f"set, got {target}. With --recursive, each shard becomes a plain safetensors file in a folder",
+            param_hint="TARGET",
+        )
+    if suffix in FORMS:
+        check_target(target, force=force)
+    else:
+        refuse_options({"--force": force}, runner.NO_FOLDER)
+        check_new(target)
 
 
 def _plain_path(path: Path, file: "SealedFile") -> Path:

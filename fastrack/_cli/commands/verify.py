@@ -15,10 +15,12 @@ from fastrack._cli.options import AnchorFile, Expect, FileId, JsonLines, KeyFile
 from fastrack._cli.run import Job, Meter, Report, refuse_options
 from fastrack._cli.streams import open_sealed, require_one_stream
 from fastrack._util.units import format_size
+from fastrack.errors import AuthenticationError, FormatError
 
 if TYPE_CHECKING:
     from fastrack._files.reader import SealedFile, TensorCheck
     from fastrack._keys.keyring import KeyRing
+    from fastrack._samples.about import About
     from fastrack._sets.anchor import Anchor
     from fastrack._sets.folder import FileCheck, SealedFolder
 
@@ -28,7 +30,8 @@ def verify(
         list[Path],
         typer.Argument(
             metavar="FILE...",
-            help="Sealed files, globs, or - for standard input; a sealed folder; with --anchor any folder.",
+            help="Sealed files, globs, or - for standard input; a sealed folder or a data set; with --anchor any "
+            "folder.",
         ),
     ],
     *,
@@ -44,6 +47,7 @@ def verify(
 
     Writes nothing but the anchor.
     """
+    from fastrack._samples.data_set import is_data_set
     from fastrack._sets.load_file import resolve_anchor
 
     anchored = resolve_anchor(anchor)
@@ -53,6 +57,8 @@ def verify(
         refuse_options({"--file-id": file_id}, runner.ONE)
     elif is_sealed_folder(path) and (key or anchored is None):
         refuse_options({"--expect": expect, "--file-id": file_id}, runner.NO_FOLDER)
+    elif is_data_set(path) and (key or anchored is None):
+        refuse_options({"--file-id": file_id}, runner.NO_FOLDER)
     elif path.is_dir():
         _verify_set(path, anchored, key=key or expect or file_id, as_json=as_json)
         return
@@ -61,6 +67,8 @@ def verify(
     def work(job: Job, meter: Meter) -> Report:
         if job.is_sealed_folder:
             return _verify_folder(job.source, ring, meter, anchored)
+        if job.is_data_set:
+            return _verify_data_set(job.source, ring, meter, expect, anchored)
         return verify_contents(job.source, ring, meter, expect=expect, file_id=file_id, anchor=anchored)
 
     jobs = runner.expand(paths, many=many, recursive=recursive, suffix=runner.SUFFIX, anchor=anchored)
@@ -72,8 +80,10 @@ def _summarize(reports: Sequence[Report]) -> str:
     counts = [len(document["tensors"]) for document in sound if "tensors" in document]
     tensors, files = pluralize(sum(counts), "sealed tensor"), pluralize(len(counts), "file")
     line = f"every chunk of {tensors} in {files} is authentic"
-    if len(counts) < len(sound):
-        line += f", and all files of {pluralize(len(sound) - len(counts), 'sealed folder')}"
+    for member, noun in (("files", "sealed folder"), ("shards", "data set")):
+        whole = sum(member in document for document in sound)
+        if whole:
+            line += f", and all {member} of {pluralize(whole, noun)}"
     plain = sum(len(report.plain) for report in reports)
     if plain:
         line += f"; not protected, so not checked: {pluralize(plain, 'tensor')} in plain"
@@ -158,6 +168,103 @@ def _verify_folder(path: Path, ring: "KeyRing", meter: Meter, anchor: "Anchor | 
     members = {"files": files, "bytes": folder.nbytes}
     return _report(
         path, folder, checks, meter, members, table, count, f"{count}, each as its owner sealed or copied it"
+    )
+
+
+def _verify_data_set(
+    path: Path, ring: "KeyRing", meter: Meter, expect: Sequence[str] | None, anchor: "Anchor | None"
+) -> Report:
+    """Return the report on all shards of a data set: each of their chunks, and that each is in its place."""
+    from fastrack._files.reader import check_file
+    from fastrack._samples.about import read_about
+    from fastrack._samples.data_set import read_headers
+
+    data = read_headers(path, anchor)
+    for name in expect or ():
+        if name not in data.columns:
+            columns = ", ".join(map(repr, data.columns))
+            raise AuthenticationError(f"{path}: expected the column {name!r:.200}, got {columns:.300}. Get it again")
+    shards: list[dict[str, Any]] = []
+    errors: list[Exception] = []
+    said: list[About | None] = []
+    table = new_table("", "shard", "samples", "size", right=("samples", "size"))
+    with meter.run(data.nbytes) as progress:
+        for shard in data.shards:
+            with data.open(shard) as file:
+                check_sealed(file, ring)
+                failed = [check.error for check in check_file(file, ring, progress=progress) if check.error]
+                if not failed:
+                    said.append(read_about(file, ring))
+            errors += failed
+            name, nbytes = shard.path.name, shard.nbytes
+            if failed:
+                table.add_row("FAILED", name, str(shard.samples), format_size(nbytes))
+            members = {"name": name, "file_id": shard.file_id, "samples": shard.samples, "bytes": nbytes}
+            shards.append({**members, "ok": not failed, "message": str(failed[0]) if failed else None})
+    count, samples = pluralize(len(shards), "shard"), pluralize(data.samples, "sample")
+    complete: bool | None = None
+    if not errors:
+        try:
+            complete = _require_places(path, ring, said)
+        except (AuthenticationError, FormatError) as error:
+            errors.append(error)
+    verdict, limits = f"every chunk of {samples} in {count} is authentic", list[str]()
+    if errors:
+        wrong = sum(not shard["ok"] for shard in shards)
+        verdict = f"{wrong} of {count} FAILED" if wrong else f"{count} FAILED: they are not in order"
+    elif complete is False:
+        errors.append(_unfinished(path, data.samples))
+        verdict += ", in order, but NOT COMPLETE"
+    else:
+        verdict += ", in order and complete" if complete else ""
+        limits = _limits(complete=complete, anchored=anchor is not None)
+    return Report(
+        {
+            "path": str(path),
+            "key_id": data.key_id,
+            "ok": not errors,
+            "complete": complete,
+            "samples": data.samples,
+            "shards": shards,
+            "bytes": data.nbytes,
+            **meter.describe(data.nbytes),
+        },
+        lines=[
+            *((table, "") if table.row_count else ()),
+            *(clean(str(error)) for error in errors),
+            *limits,
+            f"key: {data.key_id}",
+            f"{clean(str(path))}: {verdict}; {format_size(data.nbytes)} in {format_rate(data.nbytes, meter.seconds)}",
+        ],
+        nbytes=data.nbytes,
+        errors=errors,
+    )
+
+
+def _require_places(path: Path, ring: "KeyRing", said: "list[About | None]") -> bool | None:
+    """Return whether the last run is complete, if the shards that said this are in order; None if they do not tell."""
+    from fastrack._samples.stored import read_data_set
+
+    data = read_data_set(path, ring)
+    if [about if about.data_set else None for _, about in data.shards] != said:
+        raise FormatError(f"{path} changed while it was read. Verify it again")
+    return data.is_complete
+
+
+def _limits(*, complete: bool | None, anchored: bool) -> list[str]:
+    if anchored:
+        return []
+    if complete is None:
+        return ["not seen here: the order of shards, and missing ones: they are of fastrack 0.1, and do not say it"]
+    return ["not seen here: last runs of `import` that are missing as a whole; an anchor sees them (--anchor)"]
+
+
+def _unfinished(path: Path, samples: int) -> FormatError:
+    """Return the error for a data set whose last run did not come to its end."""
+    return FormatError(
+        f"{path}: expected the end of the last run of `import`, got {samples} samples and no end: the run was "
+        "interrupted, or the last shards are missing. `fastrack import --resume` continues it; else get them from "
+        "the owner"
     )
 
 
