@@ -90,6 +90,14 @@ def imported(name, content):
     return fastrack.import_samples(name, new("samples"), KEY)
 
 
+def twice():
+    return samples_of(*[{"image": b"", "path": "x.png"}] * 2)._folder
+
+
+def exported(sample, target, **options):
+    return fastrack.export_samples(samples_of(sample)._folder, target, KEY, **options)
+
+
 def altered(change, *, listed=False):
     """Return a sealed file of `x` with other metadata and tensors, or another list of them, made without the key."""
     path = saved({"x": TABLE})
@@ -387,6 +395,16 @@ CASES = {
     "import_samples: no JSON": lambda: imported("a.jsonl", b"x"),
     "import_samples: an empty archive": lambda: imported("a.tar", b""),
     "import_samples: a URL": lambda: fastrack.import_samples("s3://bucket/a.txt", new("samples"), KEY),
+    "export_samples: a path that leads out": lambda: exported({"image": b"", "path": "../x"}, "out"),
+    "export_samples: a path twice": lambda: fastrack.export_samples(twice(), "out", KEY),
+    "export_samples: an absent column": lambda: exported({"x": 1}, "out.csv", columns=["y"]),
+    "export_samples: another suffix": lambda: exported({"x": 1}, "out.xls"),
+    "export_samples: arrays as CSV": lambda: exported({"x": np.ones(2)}, "out.csv"),
+    "export_samples: bytes as CSV": lambda: exported({"x": b"\xff"}, "out.csv"),
+    "export_samples: infinity as JSON": lambda: exported({"x": float("inf")}, "out.jsonl"),
+    "export_samples: samples of no file": lambda: exported({"x": 1}, "out"),
+    "export_samples: several lines as one": lambda: exported({"x": "a\nb"}, "out.txt"),
+    "export_samples: two columns as lines": lambda: exported({"x": "a", "y": "b"}, "out.txt"),
     "open_bytes: a path": lambda: fastrack.open_bytes("rows.safetensors", KEY),
     "open_bytes: a table": lambda: fastrack.open_bytes(X, KEY),
     "SealedDataset.windows: an absent column": lambda: SealedDataset("rows.safetensors").windows("y", 1),
@@ -442,6 +460,8 @@ CASES = {
     "fastrack unseal: several tensors as one": lambda: run("unseal two.safetensors new.npy --key owner.key"),
     "fastrack unseal: nothing sealed": lambda: run("unseal plain.safetensors new.npz --key owner.key"),
     "fastrack unseal: numbers as bytes": lambda: run("unseal two.safetensors new.txt --tensor x --key owner.key"),
+    "fastrack unseal: a data set as a safetensors file": lambda: run(f"unseal {samples(1)} new.npz --key owner.key"),
+    "fastrack verify: a data set that is not complete": lambda: run(f"verify {samples(1, 2, without=3)} -k owner.key"),
     "fastrack verify: a key file that is missing": lambda: environment("no.key", lambda: run("verify two.safetensors")),
     "fastrack verify: a tensor in plain": lambda: run("verify mixed.safetensors --expect y --key owner.key"),
     "fastrack verify: an absent tensor": lambda: run("verify two.safetensors --expect z --key owner.key"),
