@@ -12,7 +12,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fastrack
-from fastrack import AuthenticationError, DatasetWriter, FormatError, Key, UnknownKeyError, export_samples
+from fastrack import (
+    AuthenticationError,
+    DatasetWriter,
+    FormatError,
+    Key,
+    UnknownKeyError,
+    export_samples,
+    import_samples,
+)
 
 
 @pytest.fixture
@@ -128,17 +136,12 @@ def pa():
 
 
 def stored(table, folder, key, shard_size=200):
-    """A data set of the columns of a table, as an import stores them."""
-    from fastrack._samples.arrow_types import from_arrow
-    from fastrack._samples.blocks import VALID, Block
+    """A data set that is imported of a Parquet file of a table."""
+    from pyarrow import parquet
 
-    batch = {}
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        block, valid = from_arrow(name, column.combine_chunks(), has_inner_nulls=True)
-        batch[name] = block
-        if valid is not None:
-            batch[name + VALID] = Block.of(valid)
-    return write(folder, key, batch, shard_size=shard_size)
+    parquet.write_table(table, folder.with_name("in.parquet"))
+    import_samples(folder.with_name("in.parquet"), folder, key, shard_size=shard_size)
+    return folder
 
 
 def test_nulls_and_types_of_arrow_come_back(tmp_path, key, pa):
@@ -245,6 +248,24 @@ def test_any_text_and_number_comes_back_as_csv(tmp_path_factory, key, cells, num
     assert [row[0] for row in found] == cells
     np.testing.assert_array_equal([float(row[1]) for row in found], floats)
     np.testing.assert_array_equal(np.array([row[2] for row in found], np.float32), singles)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_csv_comes_back(tmp_path_factory, key, data):
+    cells = st.sampled_from(["", "0", "-7", "007", "1.5", "1e3", "nan", "9" * 19]) | CELLS
+    columns = data.draw(st.integers(1, 3))
+    table = data.draw(st.lists(st.lists(cells, min_size=columns, max_size=columns), min_size=1, max_size=9))
+    folder = tmp_path_factory.mktemp("table")
+    with (folder / "in.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([["a", "b", "c"][:columns], *table])
+    import_samples(folder / "in.csv", folder / "in", key, shard_size=data.draw(st.sampled_from([1, 50, 10_000])))
+    export_samples(folder / "in", folder / "out.csv", key)
+    _, *found = rows(folder / "out.csv")
+    assert len(found) == len(table)
+    for row, back in zip(table, found, strict=True):
+        for cell, other in zip(row, back, strict=True):
+            assert cell == other or repr(float(cell)) == repr(float(other))
 
 
 # Folders of files.
