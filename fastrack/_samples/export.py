@@ -52,7 +52,7 @@ def export_samples(
 ) -> int:
     r"""Decrypt the samples of a data set into a table, a file of text, or a folder of files.
 
-    All of a shard is authenticated before a sample of it is written, and one shard of samples is in memory. The target
+    All of a shard is authenticated before a sample of it is written, and two shards are in memory at most. The target
     has its name when it is complete and on disk, and only you may read it.
 
     Parameters
@@ -185,7 +185,9 @@ class _Samples:
         with opened_shard(path, about, self.ring, self.anchor) as file:
             blocks = read_blocks(file, {name: self.data.columns[name] for name in names}, self.ring)
         if self.progress is not None:
-            self.progress(sum(block.data.size for block in blocks.values()))
+            self.progress(
+                sum(block.data.size + (0 if block.ends is None else block.ends.nbytes) for block in blocks.values())
+            )
         return blocks
 
 

@@ -182,7 +182,7 @@ def test_a_data_set_comes_out_as_a_table(cli, key, data):
     assert stat.S_IMODE((cli.folder / "out.csv").stat().st_mode) == 0o600
     assert (cli.folder / "out.csv").read_text().startswith("text,label\nline 0,0\n")
     assert "--force" in cli.error(f"unseal data out.csv {key}")
-    cli(f"unseal data out.csv --force --columns label,text {key}")
+    cli(f"unseal data out.csv --force --columns label --columns text {key}")
     assert (cli.folder / "out.csv").read_text().startswith("label,text\n0,line 0\n")
     document = cli.json(f"unseal data out.txt --columns text {key}")
     assert (document["samples"], document["complete"], document["target"]) == (30, True, "out.txt")

@@ -76,7 +76,8 @@ def unseal(
         bool, typer.Option("--allow-plain", help="Copy every tensor that SOURCE stores unencrypted.")
     ] = False,
     columns: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Only these columns of a data set: names with commas between.")
+        list[str] | None,
+        typer.Option("--columns", metavar="NAMES", help="Only these columns of a data set: a,b. May be repeated."),
     ] = None,
     expect: Expect = None,
     file_id: FileId = None,
@@ -122,7 +123,8 @@ def unseal(
         if many:
             return opener.unseal_into(target, job, meter)
         if job.is_data_set:
-            return opener.export(source, target, None if columns is None else columns.split(","), meter)
+            names = [name for text in columns or () for name in text.split(",")]
+            return opener.export(source, target, names or None, meter)
         return opener.unseal_folder(source, target, meter) if whole else opener.unseal(source, output, meter)
 
     def summarize(reports: Sequence[Report]) -> str:
