@@ -25,6 +25,7 @@ from fastrack.errors import FormatError
 STORED = "stored already"
 """Why a file is left out that the data set has."""
 
+_HAS_SAMPLES = "Append others to them (append=, --append), or choose another folder"
 _PATH = "path"  # the column with the names of files, in data sets whose samples are files
 _Name = tuple[str, str]  # of a file, after the column that has it: "" if shards tell it
 
@@ -86,6 +87,8 @@ class Import:
     def work(self, key: KeyLike | None, shard_size: int, progress: Callable[[int], None] | None = None) -> int:
         """Read the source and store what is new. Return the number of samples that the folder has."""
         if self.is_dry and key is None and not self.resume and not self.append:
+            if self.folder.is_dir() and shards_in(self.folder):
+                raise FileExistsError(errno.EEXIST, f"has samples already. {_HAS_SAMPLES}", str(self.folder))
             key = Key.generate()  # which seals nothing
         with ImportWriter(self.folder, key, shard_size=shard_size, is_dry=self.is_dry) as writer:
             try:
@@ -120,9 +123,9 @@ class Import:
             return
         files = there.shards[-1][1].files
         state = f"has {there.samples} samples already"
-        advice = "Append others to them (append=, --append), or choose another folder"
+        advice = _HAS_SAMPLES
         if there.is_complete is False:
-            state = f"has {there.samples} samples of an import that was interrupted"
+            state = f"has {there.samples} samples of an import that was interrupted, or still runs,"
             state += f" in {shown(files[-1][0], 80)}" if files and files[-1][0] else ""
             advice = "Give its source again with resume= (--resume), or choose another folder"
         elif there.is_complete is None:  # of version 0.1, which does not tell
@@ -163,12 +166,6 @@ class Import:
                 name, batch = next(batches, (None, None))
                 if batch is None:
                     return
-                if self._files is not None:
-                    while (
-                        self._number < len(self._files.paths)
-                        and self._files.paths[self._number] is not self._files.current
-                    ):
-                        self._number += 1
                 blocks = writer.fit(batch)
                 part = Part(name or "", blocks, 0, next(iter(blocks.values())).count)
                 for (_, file), _, _ in _names_in(part):
@@ -189,9 +186,20 @@ class Import:
     @property
     def place(self) -> tuple[int, int] | None:
         """Number of the file that was read last, and of all files; None if they are not known beforehand."""
-        if self._files is None or self._number >= len(self._files.paths):
+        files = self._files
+        if files is None:
             return None
-        return self._number + 1, len(self._files.paths)
+        while self._number < len(files.paths) and files.paths[self._number] is not files.current:
+            self._number += 1
+        if self._number == len(files.paths):
+            self._number = 0
+            return None
+        return self._number + 1, len(files.paths)
+
+    @property
+    def current(self) -> str:
+        """Name of the file that was read last; "" if the source is no file."""
+        return "" if self._files is None else self._files.name_of(self._files.current)
 
     @property
     def _source(self) -> str:

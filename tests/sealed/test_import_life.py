@@ -356,9 +356,8 @@ def test_no_row_is_lost_or_twice_however_often_a_process_is_killed(tmp_path, key
     world = World(tmp_path, key, rng, KINDS["jsonl"])
     while kills < KILLS:
         for _ in range(3):
-            world.files[f"{len(world.files):06}.jsonl"] = world.new_rows() + list(
-                range(-20 * runs, -20 * runs - 20, -1)
-            )
+            many = list(range(-20 * runs, -20 * runs - 20, -1))
+            world.files[f"{len(world.files):06}.jsonl"] = world.new_rows() + many
             runs += 1
         world.place(world.files)
         options = {"append": True, "skip_existing": True} if world.target.exists() else {}

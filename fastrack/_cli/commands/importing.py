@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _WIDTH = 80  # columns of a line of the report
 _SHARD_SIZE = 256  # MiB
+_MIB = 1 << 20
 
 
 def import_(
@@ -92,7 +93,7 @@ def import_(
     given: dict[str, Any] = {"--key": key, "--columns": ",".join(names), "--skip-existing": skip_existing}
     given["--shard-size"] = shard_size if shard_size != _SHARD_SIZE else None
     with _telling_how_far(work, paths, {**given, "--append": append}, as_json=as_json), _progress(work) as progress:
-        work.work(owner, shard_size << 20, progress)
+        work.work(owner, shard_size * _MIB, progress)
     seconds = time.perf_counter() - start
     command = _command(paths, {**given, "--append": append, "--resume": resume}) if dry_run else None
     if quiet and not as_json:
@@ -149,10 +150,10 @@ def _telling_how_far(
         is_stopped = isinstance(error, (KeyboardInterrupt, SystemExit))
         if work.read and (work.is_storing or is_stopped) and not work.is_dry:
             again = {**given, "--append": None, "--resume": True} if work.is_begun else given
-            place = work.place
-            of = f", file {place[0]} of {place[1]}" if place else ""
+            place, file = work.place, clean(work.current)
+            stopped = f"; stopped in {file}{f', file {place[0]} of {place[1]}' if place else ''}" if file else ""
             notes = [
-                f"{work.folder} has {pluralize(work.samples, 'sample')} now; stopped in {clean(work.file)}{of}",
+                f"{work.folder} has {pluralize(work.samples, 'sample')} now{stopped}",
                 f"to go on: {_command(paths, again)}",
             ]
             for line in notes:
@@ -190,8 +191,9 @@ def _report(work: "Import", seconds: float, key_id: str | None, key: str | None,
     lines = [f"{clean(folder)}: {told}{of} ({format_size(work.nbytes)} read){total}; {seconds:.1f} s"]
     lines.append(_fit("columns: ", [f"{name} ({text})" for name, text in _describe_columns(work.columns)]))
     if work.skipped:
-        files = [f"{name} ({reason})" for name, reason in work.skipped]
-        lines.append(_fit(f"skipped: {pluralize(len(files), 'file')}: ", files))
+        reasons = {reason: [name for name, why in work.skipped if why == reason] for _, reason in work.skipped}
+        groups = [f"{len(names)} {why} ({names[0]}{', ...' * (len(names) > 1)})" for why, names in reasons.items()]
+        lines.append(_fit("skipped: ", groups))
     if command is not None:
         return [*lines, f"Nothing was written. Next: {clean(command)}"]
     keys = f', keys="{key}"' if key is not None and Path(key).exists() else ""
