@@ -74,7 +74,7 @@ def _open(
     status = path.stat()
     with _open_rows(path) as reader:
         try:
-            header = next(reader, [])
+            header: list[str] = next(reader, [])
         except csv.Error:
             raise _fault_of(path) from None
         _require_names(header, path)

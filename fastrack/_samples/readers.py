@@ -34,7 +34,7 @@ class Source:
     """
 
     def __init__(self, paths: list[Path], skipped: Sequence[tuple[Path, str]] = (), root: Path | None = None) -> None:
-        self._root = root or Path(os.path.commonpath([path.parent.absolute() for path in paths] or ["/"]))
+        self._root = root or Path(os.path.commonpath([path.parent.absolute() for path in paths] or [Path("/")]))
         self.paths, self.current = paths, paths[0] if paths else self._root
         self.skipped = [(self.name_of(path), reason) for path, reason in skipped]
         self.batches: Iterator[tuple[str | None, Batch]] = iter(())

@@ -35,17 +35,26 @@ def import_samples(
     source : path, sequence of paths, or object
         - A folder of images, or of folders of images by class: the columns "image" (the bytes of the file), "label"
           (the number of the class, in alphabetical order) and "path", in the order of torchvision's ``ImageFolder``.
+        - A folder of ``.npy`` files, or of folders of them by class: "array", "label" and "path". They have one dtype
+          and shape, or one dimension and any length.
+        - ``.csv`` and ``.tsv`` with a header: a column for each name there. It is I64 or F64 if each of its cells is
+          empty or such a number, and else text, exactly as it stands: ``007`` stays text. Cells are separated by
+          commas, or by semicolons or tabs if the header has no comma.
         - ``.txt``: "text", a record for each line, without its end.
         - ``.jsonl``: a column for each member of the first object. Text, numbers and lists of numbers are stored as
           such, and any other value as JSON.
         - ``.tar``, as of WebDataset: a column for each ending of the files with one name, and "__key__". "cls" is a
           number, all others are bytes.
         - ``.parquet``, ``.arrow`` and ``.feather``, with PyArrow: a column for each of theirs. Numbers are copied,
-          dates become the integers that Arrow stores, text, bytes and lists of numbers are records.
+          dates become the integers that Arrow stores; text, bytes, lists of numbers and decimals (as text) are records,
+          and what else nests is JSON.
         - A folder of files of one of these kinds, in the order of their names, without folders among them, or several
           such files.
         - A ``pyarrow.Table`` or ``RecordBatchReader``, a ``pandas.DataFrame`` or a ``datasets.Dataset``, as a Parquet
           file, or an iterable of samples, as `DatasetWriter.write` takes them.
+
+        Text is UTF-8, or UTF-16 with a byte-order mark. A column ``x`` that has nulls, or empty cells among numbers, is
+        stored as zeros or empty records there, beside a column ``x.valid`` (BOOL), which is False there.
     folder, key, shard_size
         As for `DatasetWriter`.
     resume : bool
@@ -77,8 +86,8 @@ def import_samples(
     FileNotFoundError
         If the folder has no shards, and `append` is given.
     FormatError
-        If a file is malformed, of no such kind, or has values that cannot be stored, such as nulls; or if there is no
-        sample; or if files that are resumed do not begin with the samples that the folder has.
+        If a file is malformed, of no such kind, or has values that cannot be stored; or if there is no sample;
+        or if files that are resumed do not begin with the samples that the folder has.
     ImportError
         If PyArrow is needed and not installed.
     TypeError, ValueError, OSError, AuthenticationError
@@ -89,9 +98,9 @@ def import_samples(
     >>> import pathlib
     >>> import fastrack
     >>> key = fastrack.Key.generate()
-    >>> _ = pathlib.Path("cities.jsonl").write_text('{"name": "Oslo", "size": 709037}')
-    >>> fastrack.import_samples("cities.jsonl", "cities", key)
-    1
+    >>> _ = pathlib.Path("cities.csv").write_text("name,size\\nOslo,709037\\nLima,10092000\\n")
+    >>> fastrack.import_samples("cities.csv", "cities", key)
+    2
     >>> data = fastrack.SealedDataset("cities", keys=key, transform=lambda city: (city["name"], int(city["size"])))
     >>> data[0]
     (b'Oslo', 709037)

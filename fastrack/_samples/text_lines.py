@@ -7,6 +7,7 @@ import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from fastrack._util.regular_file import open_regular
 from fastrack.errors import FormatError
@@ -55,7 +56,7 @@ def open_text(path: Path) -> Iterator[Iterator[str]]:
             yield _without_nul(lines, path)
 
 
-def _skip_mark(file: io.BufferedReader) -> str:
+def _skip_mark(file: IO[bytes]) -> str:
     """Return the encoding that the byte-order mark of a file tells, and leave the file after the mark."""
     start = file.read(len(codecs.BOM_UTF8))
     mark, encoding = next(((mark, name) for mark, name in _MARKS if start.startswith(mark)), (b"", "utf-8"))

@@ -184,6 +184,7 @@ def written(row):
     }
 
 
+PNG = b"\x89PNG\r\n\x1a\n"  # before the images below, but for those of 0.1, which took any bytes for an image
 IMAGES = {
     f"{label}/{number}.png": content(f"image {label} {number}", 90) for label in ("cat", "dog") for number in "01"
 }

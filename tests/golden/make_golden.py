@@ -233,7 +233,7 @@ def _import_all(source):
 
     for name, image in contents.IMAGES.items():
         Path(source, "images", name).parent.mkdir(parents=True, exist_ok=True)
-        Path(source, "images", name).write_bytes(image)
+        Path(source, "images", name).write_bytes(contents.PNG + image)
     Path(source, "a.txt").write_text("\n".join(contents.LINES), encoding="utf-8")
     objects = "".join(json.dumps(one, ensure_ascii=False) + "\n" for one in contents.OBJECTS)
     Path(source, "a.jsonl").write_text(objects, encoding="utf-8")
