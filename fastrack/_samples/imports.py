@@ -25,7 +25,7 @@ from fastrack.errors import FormatError
 STORED = "stored already"
 """Why a file is left out that the data set has."""
 
-_HAS_SAMPLES = "Append others to them (append=, --append), or choose another folder"
+_HAS_SAMPLES = "Append others (append=, --append), resume their source (resume=, --resume), or choose another folder"
 _PATH = "path"  # the column with the names of files, in data sets whose samples are files
 _Name = tuple[str, str]  # of a file, after the column that has it: "" if shards tell it
 

@@ -26,7 +26,7 @@ SHARD = re.compile(r"shard-(\d{6,})\.safetensors")
 
 @dataclass(frozen=True, slots=True)
 class DataSet:
-    """What the shards of a folder say, authenticated.
+    """A folder of shards, as they describe it themselves, authenticated.
 
     shards : path of each shard and what it says of itself, in order. A shard of version 0.1 has an `About` without
         `data_set`, `types` and `files`, not complete, of the run that begins with sample 0
