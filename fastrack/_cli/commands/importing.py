@@ -31,8 +31,8 @@ def import_(
         list[Path],
         typer.Argument(
             metavar="SOURCE... FOLDER",
-            help="A folder of images or of .npy files, by class; .csv, .tsv, .txt, .jsonl, .tar (WebDataset), .parquet, "
-            ".arrow or .feather files, or a folder of these; and the folder to write.",
+            help="A folder of images or of .npy files, by class; .csv, .tsv, .txt, .jsonl, .tar (WebDataset), "
+            ".parquet, .arrow or .feather files, or a folder of these; and the folder to write.",
         ),
     ],
     *,
