@@ -68,7 +68,7 @@ def test_the_report_has_six_lines_of_80_columns(cli, key, folder):
     (folder / "my.csv").write_text("id,name,price,born\n1,Ann,2.5,2001-01-01\n2,Bo,,2002-02-02\n")
     lines = cli(f"import my.csv ds {key}").stdout.splitlines()
     assert re.sub(r"\d+\.\d s", "0.1 s", lines[0]) == "ds: 2 samples sealed, of 1 file (59 B read); 0.1 s"
-    assert lines[1] == "columns: id (64-bit integers), name (text), price (64-bit numbers or null), 1 more"
+    assert lines[1] == "columns: id (integers), name (text), price (numbers or null), born (text)"
     assert lines[2].startswith("key: ")
     assert lines[3:] == ["Next: fastrack inspect ds", '      in Python: fastrack.SealedDataset("ds", keys="owner.key")']
     assert max(map(len, lines)) <= 80

@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import os
+import re
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -239,12 +240,15 @@ def _describe(column: "Column") -> str:
         words = _describe_arrow(column.type.removeprefix("arrow:"))
         if words is not None:
             return words
-    letters = column.dtype.rstrip("0123456789_EMNUZF").rstrip("_") or column.dtype[0]
-    bits = "".join(char for char in column.dtype if char.isdigit())
-    numbers = "yes or no" if column.dtype == "BOOL" else f"{bits}-bit {_DTYPES.get(letters, column.dtype)}"
+    if column.shape is None and column.dtype == "U8":
+        return "text" if column.type == "text" else "bytes"
+    match = re.match(r"([A-Z]+)(\d+)", column.dtype)
+    numbers = "yes or no"
+    if match:
+        numbers = _DTYPES[match[1]] if match[2] == "64" else f"{match[2]}-bit {_DTYPES[match[1]]}"
     if column.shape is None:
-        return ("text" if column.type == "text" else "bytes") if column.dtype == "U8" else f"lists of {numbers}"
-    return numbers if not column.shape else f"{'x'.join(map(str, column.shape))} {numbers}"
+        return f"lists of {numbers}"
+    return f"{'x'.join(map(str, column.shape))} arrays of {numbers}" if column.shape else numbers
 
 
 def _describe_arrow(text: str) -> str | None:
