@@ -1,4 +1,4 @@
-"""What a shard says of itself: its place in the data set, the types of its columns, and the files it was made of."""
+"""`About`: the place of a shard in its data set, the types of its columns, and the files that it was made of."""
 
 from __future__ import annotations
 

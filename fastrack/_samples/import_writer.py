@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ class ImportWriter(DatasetWriter):
 
     @property
     def there(self) -> DataSet:
-        """What the folder had at first."""
+        """The data set that the folder had at first."""
         return self._there
 
     @property
@@ -48,15 +48,15 @@ class ImportWriter(DatasetWriter):
         self._expected = StoredSamples(self._folder, self._there, KeyRing(self._key))
         return self._expected
 
-    def read_last(self) -> Iterator[Part]:
-        """Return the samples of the run that is resumed."""
+    def read_last(self, columns: Collection[str] | None = None) -> Iterator[Part]:
+        """Return the samples of the run that is resumed, or some of their columns."""
         shards = (shard for shard in self._there.shards if shard[1].first >= self._run)
-        return read_parts(shards, KeyRing(self._key))
+        return read_parts(shards, KeyRing(self._key), columns)
 
-    def read_earlier(self) -> Iterator[Part]:
-        """Return the samples of the runs before this one."""
+    def read_earlier(self, columns: Collection[str] | None = None) -> Iterator[Part]:
+        """Return the samples of the runs before this one, or some of their columns."""
         shards = (shard for shard in self._there.shards if shard[1].first < self._run)
-        return read_parts(shards, KeyRing(self._key))
+        return read_parts(shards, KeyRing(self._key), columns)
 
     def fit(self, batch: Mapping[str, Any]) -> dict[str, Block]:
         """Return the columns of a batch as the folder has them. Raise ValueError if it has others."""

@@ -356,9 +356,8 @@ def test_no_row_is_lost_or_twice_however_often_a_process_is_killed(tmp_path, key
     world = World(tmp_path, key, rng, KINDS["jsonl"])
     while kills < KILLS:
         for _ in range(3):
-            world.files[f"{len(world.files):06}.jsonl"] = world.new_rows() + list(
-                range(-20 * runs, -20 * runs - 20, -1)
-            )
+            many = list(range(-20 * runs, -20 * runs - 20, -1))
+            world.files[f"{len(world.files):06}.jsonl"] = world.new_rows() + many
             runs += 1
         world.place(world.files)
         options = {"append": True, "skip_existing": True} if world.target.exists() else {}
@@ -418,3 +417,19 @@ def test_of_two_processes_that_import_at_once_one_ends_and_rows_are_not_mixed(tm
             import_by(folder, key, resume=True)
         assert [row for _, row in world.stored()] == list(range(300))
         assert sum(process.exitcode == 0 for process in processes) <= 1
+
+
+def test_a_class_keeps_its_label_when_images_are_appended(tmp_path, key):
+    def folder_of(name, *classes):
+        for each in classes:
+            (tmp_path / name / each).mkdir(parents=True)
+            write_image(tmp_path / name / each / f"{name}.png", [1])
+        return tmp_path / name
+
+    import_samples(folder_of("first", "cats", "dogs"), tmp_path / "set", key)
+    import_samples(folder_of("second", "cats", "dogs", "eels"), tmp_path / "set", key, append=True)
+    for number, classes in enumerate((["dogs"], ["ants", "cats", "dogs"], ["cats", "dogs", "frogs"])):
+        with pytest.raises(ValueError, match="append=: expected the class"):
+            import_samples(folder_of(str(number), *classes), tmp_path / "set", key, append=True)
+    data = fastrack.SealedDataset(tmp_path / "set", keys=key, transform=lambda sample: int(sample["label"]))
+    assert list(data) == [0, 1, 0, 1, 2]
