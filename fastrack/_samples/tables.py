@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fastrack._samples.arrow_types import from_arrow, nulls_in, plain_kind, pyarrow, with_nulls
+from fastrack._samples.arrow_types import from_arrow, nulls_in, pyarrow, with_nulls
 from fastrack._samples.blocks import VALID, Block, Column, source_columns
 from fastrack._util.regular_file import open_regular
 from fastrack.errors import FormatError
@@ -122,55 +122,11 @@ def _validate(batch: Any, where: object) -> None:
 
 
 def _survey(path: Path, chosen: Sequence[str] | None, nulls: _Nulls) -> None:
-    """Find the nulls of a file: by the statistics of Parquet where they tell, else by reading."""
-    wanted: Sequence[str] | None = chosen
-    if path.suffix.lower() == ".parquet":
-        with open_regular(path) as file, _Refusing(path):
-            from pyarrow import parquet
-
-            opened = parquet.ParquetFile(file)
-            names = source_columns(opened.schema_arrow.names, chosen, path)
-            counts = _null_counts(opened)
-        for name in names:
-            if counts[name]:
-                nulls.columns.add(name)
-        wanted = [name for name in names if counts[name] is None]
-        if not wanted:
-            return
-    for batch in _batches_of(path, wanted):
+    """Find the nulls of a file by reading: PyArrow aborts the process at statistics of Parquet that are malformed."""
+    for batch in _batches_of(path, chosen):
         _validate(batch, path)
-        for name in source_columns(batch.schema.names, wanted, path):
+        for name in source_columns(batch.schema.names, chosen, path):
             nulls.find(name, batch.column(name))
-
-
-def _null_counts(file: Any) -> dict[str, int | None]:
-    """Return the nulls in each column of a Parquet file: None where the statistics do not tell.
-
-    They count nulls at the leaves, so that those of a nested type tell of no nulls alone.
-    """
-    counts: dict[str, int | None] = {}
-    leaf = 0
-    for column in file.schema_arrow:
-        leaves = range(leaf, leaf + _leaves_of(column.type))
-        leaf = leaves.stop
-        found = [
-            statistics.null_count if statistics is not None and statistics.has_null_count else None
-            for group in range(file.metadata.num_row_groups)
-            for statistics in (file.metadata.row_group(group).column(index).statistics for index in leaves)
-        ]
-        is_known = None not in found and not (any(found) and _is_nested(column.type))
-        counts[column.name] = sum(count or 0 for count in found) if is_known else None
-    return counts
-
-
-def _leaves_of(kind: Any) -> int:
-    """Return the number of columns that Parquet has for a type."""
-    kind = plain_kind(kind)
-    return sum(_leaves_of(kind.field(i).type) for i in range(kind.num_fields)) if _is_nested(kind) else 1
-
-
-def _is_nested(kind: Any) -> bool:
-    return bool(pyarrow().types.is_nested(plain_kind(kind)))
 
 
 class _Refusing:
