@@ -38,9 +38,11 @@ def read_files(paths: Iterable[Path], chosen: Sequence[str] | None = None) -> It
     """Return the batches of Parquet, Arrow and Feather files, in the same order each time that `paths` is iterated."""
     nulls = _Nulls()
     for path in paths:
-        _survey(path, chosen, nulls)
+        with _Refusing(path):
+            _survey(path, chosen, nulls)
     for path in paths:
-        yield from _read_batches(_batches_of(path, chosen), nulls, chosen, path)
+        with _Refusing(path):
+            yield from _read_batches(_batches_of(path, chosen), nulls, chosen, path)
 
 
 def read_table(source: Any, chosen: Sequence[str] | None = None) -> Iterator[Mapping[str, Block]] | None:
@@ -139,15 +141,17 @@ class _Refusing:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         is_of_system = isinstance(error, OSError) and error.errno is not None
+        path = self._path
+        if isinstance(error, UnicodeDecodeError):
+            raise FormatError(f"{path}: expected names of columns in UTF-8, got other bytes. Write it again") from None
         if isinstance(error, (pyarrow().ArrowException, OSError)) and not is_of_system:
-            path = self._path
             raise FormatError(f"{path} is no {path.suffix} file that can be read: {error!s:.300}") from None
 
 
 def _batches_of(path: Path, chosen: Sequence[str] | None) -> Iterator[Any]:
     """Return the record batches of a file, of Parquet with the chosen columns alone."""
     pa = pyarrow()
-    with open_regular(path) as file, _Refusing(path):
+    with open_regular(path) as file:
         if path.suffix.lower() == ".parquet":
             from pyarrow import parquet
 
