@@ -186,6 +186,7 @@ aarch64-wheel: $(STAMP) $(NATIVE) $(if $(WHEEL),,$(ZIGLANG)/.installed)  ## inst
 FUZZ_SECONDS ?= 600
 FUZZ_SCHEDULES ?= 10000
 FUZZ_KILLS ?= 500
+FUZZ_INTERRUPTIONS ?= 20000
 SOAK_SECONDS ?= 600
 FUZZ_STAMP := $(VENV)/.fuzz
 
@@ -193,6 +194,7 @@ fuzz: $(FUZZ_STAMP) $(NATIVE)  ## fuzz the parsers; FUZZ_SECONDS=600 FUZZ_SCHEDU
 	FASTRACK_SCHEDULES=$(FUZZ_SCHEDULES) $(BIN)/python -m pytest -q --timeout 0 tests/transfer/test_owners.py -k raised_to_its_owner
 	FASTRACK_SCHEDULES=$(FUZZ_SCHEDULES) $(BIN)/python -m pytest -q --timeout 0 tests/sealed/test_rollback_schedules.py
 	FASTRACK_KILLS=$(FUZZ_KILLS) $(BIN)/python -m pytest -q --timeout 0 tests/distributed/test_processes.py -k killed
+	FASTRACK_INTERRUPTIONS=$(FUZZ_INTERRUPTIONS) $(BIN)/python -m pytest -q --timeout 0 tests/sealed/test_import_life.py
 	PYTHONPATH=tests $(BIN)/python -m fuzz --seconds $(FUZZ_SECONDS) --folder .fuzz --json .fuzz/fuzz.json
 
 soak: $(STAMP) $(NATIVE)  ## run transfers on many threads and inject faults; SOAK_SECONDS=600

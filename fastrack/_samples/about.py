@@ -1,4 +1,4 @@
-"""What a shard says of itself: its place in the data set, the types of its columns, and the files it was made of."""
+"""`About`: the place of a shard in its data set, the types of its columns, and the files that it was made of."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ class About:
     run : number of the first sample of the run that wrote the shard
     complete : True for the last shard of a run that came to its end
     types : of columns whose tensors do not tell, as `Column.type` has them
+    left_out : whether the run leaves out files that the data set had before, as its continuation then does
     files : the files of the samples, in order, with the number of samples of each in this shard; "" for samples of
         no file. Empty if none is of a file
     """
@@ -39,6 +40,7 @@ class About:
     samples: int
     run: int
     complete: bool
+    left_out: bool = False
     types: dict[str, str] = field(default_factory=dict)
     files: tuple[tuple[str, int], ...] = ()
 
@@ -62,7 +64,7 @@ class About:
         return about
 
     def _is_valid(self) -> bool:
-        if type(self.types) is not dict or type(self.complete) is not bool:
+        if type(self.types) is not dict or {type(self.complete), type(self.left_out)} != {bool}:
             return False
         of_files = [count for _, count in self.files]
         counts: list[Any] = [self.first, self.samples, self.run, *of_files]

@@ -121,6 +121,7 @@ class DatasetWriter:
         self._has_types = bool(there.id)  # shards of version 0.1 do not tell them
         self._id = there.id or secrets.token_hex(16)
         self._run = there.run if there.is_complete is False else there.samples
+        self._leaves_out = False
         self._start_shard()
 
     def write(self, sample: Mapping[str, Any]) -> None:
@@ -294,7 +295,7 @@ class DatasetWriter:
         starts = [0, *(end for _, end in self._files)]
         files = tuple((name, end - start) for (name, end), start in zip(self._files, starts, strict=False))
         files = files if any(name for name, _ in files) else ()
-        about = About(self._id, self.stored, self._count, self._run, complete, types, files)
+        about = About(self._id, self.stored, self._count, self._run, complete, self._leaves_out, types, files)
         tensors = {ABOUT: PlainTensor.of(about.encode())}
         for name, column in self._columns.items():
             memory = np.frombuffer(self._data[name], np.uint8)

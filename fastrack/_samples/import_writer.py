@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ from fastrack._keys.keyring import KeyLike, KeyRing
 from fastrack._samples.blocks import VALID, Block, Column
 from fastrack._samples.dataset_writer import DatasetWriter
 from fastrack._samples.stored import DataSet, Part, StoredSamples, read_parts
-from fastrack._util.names import list_names
 from fastrack._util.shown import shown
 
 
@@ -26,7 +25,7 @@ class ImportWriter(DatasetWriter):
 
     @property
     def there(self) -> DataSet:
-        """What the folder had at first."""
+        """The data set that the folder had at first."""
         return self._there
 
     @property
@@ -39,21 +38,28 @@ class ImportWriter(DatasetWriter):
         """Number of the first sample of this run."""
         return self._run
 
+    def leave_out_existing(self) -> None:
+        """Note in the shards that this run leaves out files that the folder had."""
+        self._leaves_out = True
+
     def resume(self) -> StoredSamples:
         """Compare the first samples with those of the last run in place of writing them again."""
         self._run = self._there.run
         self._expected = StoredSamples(self._folder, self._there, KeyRing(self._key))
         return self._expected
 
-    def read_earlier(self) -> Iterator[Part]:
-        """Return the samples of the runs before this one."""
-        shards = (shard for shard in self._there.shards if shard[1].first < self._run)
-        return read_parts(shards, KeyRing(self._key))
+    def read_last(self, columns: Collection[str] | None = None) -> Iterator[Part]:
+        """Return the samples of the run that is resumed, or some of their columns."""
+        shards = (shard for shard in self._there.shards if shard[1].first >= self._run)
+        return read_parts(shards, KeyRing(self._key), columns)
 
-    def fit(self, batch: Mapping[str, Any], chosen: Sequence[str] | None) -> dict[str, Block]:
-        """Return the chosen columns of a batch. Raise ValueError if the folder has others."""
-        if chosen is not None:
-            batch = _choose(batch, chosen)
+    def read_earlier(self, columns: Collection[str] | None = None) -> Iterator[Part]:
+        """Return the samples of the runs before this one, or some of their columns."""
+        shards = (shard for shard in self._there.shards if shard[1].first < self._run)
+        return read_parts(shards, KeyRing(self._key), columns)
+
+    def fit(self, batch: Mapping[str, Any]) -> dict[str, Block]:
+        """Return the columns of a batch as the folder has them. Raise ValueError if it has others."""
         blocks = {name: self._block(name, values) for name, values in batch.items()}
         for name in self._columns:
             base = name.removesuffix(VALID)
@@ -77,11 +83,3 @@ class ImportWriter(DatasetWriter):
         self.stored += self._count
         self._shards += bool(self._count)
         self._start_shard()
-
-
-def _choose(batch: Mapping[str, Any], chosen: Sequence[str]) -> dict[str, Any]:
-    for name in chosen:
-        if name not in batch:
-            raise ValueError(f"columns=: the source has no column {shown(name, 80)}; {list_names(name, batch)}")
-    wanted = {name: (name, name + VALID) for name in chosen}
-    return {name: batch[name] for names in wanted.values() for name in names if name in batch}

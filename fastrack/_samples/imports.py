@@ -25,7 +25,9 @@ from fastrack.errors import FormatError
 STORED = "stored already"
 """Why a file is left out that the data set has."""
 
+_HAS_SAMPLES = "Append others (append=, --append), resume their source (resume=, --resume), or choose another folder"
 _PATH = "path"  # the column with the names of files, in data sets whose samples are files
+_LABEL = "label"  # the column with the numbers of their classes
 _Name = tuple[str, str]  # of a file, after the column that has it: "" if shards tell it
 
 
@@ -35,6 +37,9 @@ class Files(Protocol):
     paths: list[Path]
     current: Path
     skipped: list[tuple[str, str]]
+
+    def name_of(self, path: Path) -> str:
+        """Return the name of a file, which its samples keep."""
 
 
 Batches = Iterator[tuple[str | None, Mapping[str, Any]]]
@@ -65,6 +70,8 @@ class Import:
     begun: int = field(default=0, init=False)  # files of which samples were read
     columns: dict[str, Column] = field(default_factory=dict, init=False)
     skipped: list[tuple[str, str]] = field(default_factory=list, init=False)  # files that were left out, and why
+    _number: int = field(default=0, init=False)  # of the file that is read, among those of the source
+    _classes: dict[str, int] = field(default_factory=dict, init=False)
     _files: Files | None = field(default=None, init=False)
     is_storing: bool = field(default=False, init=False)  # no longer comparing the source with what the folder has
     is_begun: bool = field(default=False, init=False)  # the folder has samples of this run
@@ -82,6 +89,8 @@ class Import:
     def work(self, key: KeyLike | None, shard_size: int, progress: Callable[[int], None] | None = None) -> int:
         """Read the source and store what is new. Return the number of samples that the folder has."""
         if self.is_dry and key is None and not self.resume and not self.append:
+            if self.folder.is_dir() and shards_in(self.folder):
+                raise FileExistsError(errno.EEXIST, f"has samples already. {_HAS_SAMPLES}", str(self.folder))
             key = Key.generate()  # which seals nothing
         with ImportWriter(self.folder, key, shard_size=shard_size, is_dry=self.is_dry) as writer:
             try:
@@ -89,7 +98,16 @@ class Import:
                 self._require_beginning(writer)
                 expected = writer.resume() if self.resume and writer.there.shards else None
                 self.run = writer.run
-                existing = self._find_existing(writer) if self.skip_existing else frozenset()
+                leaves_out = self.skip_existing
+                if expected is not None:
+                    leaves_out |= writer.there.shards[-1][1].left_out  # a run goes on as it began
+                existing: frozenset[_Name] = frozenset()
+                if leaves_out:
+                    writer.leave_out_existing()
+                    existing = self._find_existing(writer)
+                elif expected is not None and writer.there.is_complete and writer.run:
+                    self._require_new_files(writer)
+                self._classes = _classes_in(writer.read_earlier([_PATH, _LABEL])) if self.append else {}
                 self._store(writer, expected, existing, progress)
                 writer.close()
             finally:
@@ -108,9 +126,9 @@ class Import:
             return
         files = there.shards[-1][1].files
         state = f"has {there.samples} samples already"
-        advice = "Append others to them (append=, --append), or choose another folder"
+        advice = _HAS_SAMPLES
         if there.is_complete is False:
-            state = f"has {there.samples} samples of an import that was interrupted"
+            state = f"has {there.samples} samples of an import that was interrupted, or still runs,"
             state += f" in {shown(files[-1][0], 80)}" if files and files[-1][0] else ""
             advice = "Give its source again with resume= (--resume), or choose another folder"
         elif there.is_complete is None:  # of version 0.1, which does not tell
@@ -126,6 +144,8 @@ class Import:
     ) -> None:
         for part in self._read(writer):
             with self._naming_file():
+                if self._classes and self._files is not None:
+                    self._require_classes(part)
                 for start, stop in _stretches_without(existing, part):
                     new = {name: block.part(start, stop) for name, block in part.blocks.items()}
                     writer.write_batch(new, file=part.file or None)
@@ -145,13 +165,13 @@ class Import:
     def _read(self, writer: ImportWriter) -> Iterator[Part]:
         """Open the source, and return its samples in the columns of the folder."""
         self._files, batches = self.open_source()
-        self.file, self.begun = "", 0
+        self.file, self.begun, self._number = "", 0, 0
         while True:
             with self._naming_file():
                 name, batch = next(batches, (None, None))
                 if batch is None:
                     return
-                blocks = writer.fit(batch, self.chosen)
+                blocks = writer.fit(batch)
                 part = Part(name or "", blocks, 0, next(iter(blocks.values())).count)
                 for (_, file), _, _ in _names_in(part):
                     self.begun += file != self.file
@@ -172,13 +192,49 @@ class Import:
     def place(self) -> tuple[int, int] | None:
         """Number of the file that was read last, and of all files; None if they are not known beforehand."""
         files = self._files
-        if files is None or files.current not in files.paths or not files.current.is_file():
+        if files is None:
             return None
-        return files.paths.index(files.current) + 1, len(files.paths)
+        while self._number < len(files.paths) and files.paths[self._number] is not files.current:
+            self._number += 1
+        if self._number == len(files.paths):
+            self._number = 0
+            return None
+        return self._number + 1, len(files.paths)
+
+    @property
+    def current(self) -> str:
+        """Name of the file that was read last; "" if the source is no file."""
+        return "" if self._files is None else self._files.name_of(self._files.current)
 
     @property
     def _source(self) -> str:
         return "import_samples" if self._files is None or not self._files.paths else str(self._files.paths[0])
+
+    def _require_classes(self, part: Part) -> None:
+        """Refuse images of a class whose number the folder has for another class: a source numbers those it has."""
+        for name, label in _classes_in([part]).items():
+            known = self._classes.setdefault(name, label)
+            same = next((other for other, number in self._classes.items() if number == label and other != name), None)
+            if known != label or same is not None:
+                of = "" if same is None else f", which is that of {shown(same, 80)}"
+                raise ValueError(
+                    f"append=: expected the class {shown(name, 80)} with a label of its own, as {self.folder} has it, "
+                    f"got {label}{of}. Give a folder with all classes, and skip_existing= (--skip-existing)"
+                )
+
+    def _require_new_files(self, writer: ImportWriter) -> None:
+        """Refuse files of earlier runs in a source that has grown since its last run came to its end."""
+        files, _ = self.open_source()
+        if files is None:
+            return
+        last = {name for part in writer.read_last([_PATH]) for (_, name), _, _ in _names_in(part)}
+        added = {files.name_of(path) for path in files.paths} - last
+        earlier = {name for part in writer.read_earlier([_PATH]) for (_, name), _, _ in _names_in(part)}
+        if added & earlier:
+            raise ValueError(
+                f"resume=: expected the source of the last run, and new files, got {shown(min(added & earlier), 80)}, "
+                f"which {self.folder} has of an earlier run. Leave such files out by skip_existing= (--skip-existing)"
+            )
 
     def _find_existing(self, writer: ImportWriter) -> frozenset[_Name]:
         """Return the files of the source that the folder has. Raise ValueError if one of them has other samples now."""
@@ -189,6 +245,9 @@ class Import:
                 f"skip_existing=: expected a source of files, and {self.folder} made of such files, got samples of no "
                 "file or files of another kind. Leave it out, and give new files alone"
             )
+        if self._files is not None:  # those without samples too
+            names = {(column, self._files.name_of(path)) for path in self._files.paths for column in kinds}
+            found |= dict.fromkeys(stored.keys() & names - found.keys(), ())
         gone = {digest: name for (_, name), digest in stored.items() if (_, name) not in found}
         for name, digest in found.items():
             if stored.get(name, digest) != digest:
@@ -213,6 +272,20 @@ def _names_in(part: Part) -> Iterator[tuple[_Name, int, int]]:
         return
     for index in range(part.start, part.start + part.count):
         yield (_PATH, path.between(index, index + 1).tobytes().decode("utf-8", "surrogateescape")), index, 1
+
+
+def _classes_in(parts: Iterable[Part]) -> dict[str, int]:
+    """Return the label of each class, the first folder in the paths of samples; none if paths and labels disagree."""
+    classes: dict[str, int] = {}
+    for part in parts:
+        labels = part.blocks.get(_LABEL)
+        if part.file or labels is None or labels.column != Column("I64", ()):
+            return {}
+        for (_, path), at, _ in _names_in(part):
+            label = int(labels.between(at, at + 1).view(np.int64)[0])
+            if "/" not in path or classes.setdefault(path.partition("/")[0], label) != label:
+                return {}
+    return classes
 
 
 def _stretches_without(existing: frozenset[_Name], part: Part) -> Iterator[tuple[int, int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,7 +26,7 @@ SHARD = re.compile(r"shard-(\d{6,})\.safetensors")
 
 @dataclass(frozen=True, slots=True)
 class DataSet:
-    """What the shards of a folder say, authenticated.
+    """A folder of shards, as they describe it themselves, authenticated.
 
     shards : path of each shard and what it says of itself, in order. A shard of version 0.1 has an `About` without
         `data_set`, `types` and `files`, not complete, of the run that begins with sample 0
@@ -163,10 +163,12 @@ class Part:
     count: int
 
 
-def read_parts(shards: Iterable[tuple[Path, About]], keys: KeyRing) -> Iterator[Part]:
-    """Authenticate the samples of shards, one shard after the other, and return them file by file."""
+def read_parts(
+    shards: Iterable[tuple[Path, About]], keys: KeyRing, columns: Collection[str] | None = None
+) -> Iterator[Part]:
+    """Authenticate the samples of shards, one shard after the other, and return them, or `columns`, file by file."""
     for path, about in shards:
-        blocks, start = _open_shard(path, keys, about), 0
+        blocks, start = _open_shard(path, keys, about, columns), 0
         for file, count in about.files or (("", about.samples),):
             yield Part(file, blocks, start, count)
             start += count
@@ -259,13 +261,15 @@ def _are_same(block: Block, start: int, stored: Block, first: int, size: int) ->
     return block.column == stored.column and np.array_equal(ours, theirs)
 
 
-def _open_shard(path: Path, keys: KeyRing, about: About) -> dict[str, Block]:
+def _open_shard(path: Path, keys: KeyRing, about: About, chosen: Collection[str] | None) -> dict[str, Block]:
     with SealedFile(path) as file:
         count, columns = columns_of([file[name].context for name in file], path)
         if count != about.samples:
             raise FormatError(f"{path} was replaced since this data set was opened. Open it again")
         blocks = {}
         for name, column in columns.items():
+            if chosen is not None and name not in chosen:
+                continue
             if column.shape is not None:
                 blocks[name] = Block(column, _open(file[name], keys), count)
                 continue

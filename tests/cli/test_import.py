@@ -1,5 +1,6 @@
 """``fastrack import``: samples of other formats, as a user imports them."""
 
+import re
 import signal
 import subprocess
 import sys
@@ -61,3 +62,107 @@ def test_an_interrupted_import_keeps_its_shards(cli, key, folder):
     assert process.returncode == 130
     assert "--resume" in error
     assert cli.json(f"import big.txt out {key} --resume")["samples"] == 60_000
+
+
+def test_the_report_has_six_lines_of_80_columns(cli, key, folder):
+    (folder / "my.csv").write_text("id,name,price,born\n1,Ann,2.5,2001-01-01\n2,Bo,,2002-02-02\n")
+    lines = cli(f"import my.csv ds {key}").stdout.splitlines()
+    assert re.sub(r"\d+\.\d s", "0.1 s", lines[0]) == "ds: 2 samples sealed, of 1 file (59 B read); 0.1 s"
+    assert lines[1] == "columns: id (integers), name (text), price (numbers or null), born (text)"
+    assert lines[2].startswith("key: ")
+    assert lines[3:] == ["Next: fastrack inspect ds", '      in Python: fastrack.SealedDataset("ds", keys="owner.key")']
+    assert max(map(len, lines)) <= 80
+
+
+def test_files_that_are_there_are_left_out_and_told(cli, key, folder):
+    (folder / "days").mkdir()
+    for day in range(12):
+        (folder / "days" / f"day-{day:02}.txt").write_text(f"day {day}\n")
+    cli(f"import days ds {key}")
+    (folder / "days" / "day-12.txt").write_text("day 12\n")
+    (folder / "days" / ".hidden").write_text("")
+    said = cli(f"import days ds --append --skip-existing {key}").stdout.splitlines()
+    assert said[0].startswith("ds: 1 sample added, of 13 files (")
+    assert ", 13 in all; " in said[0]
+    assert said[2] == "skipped: 12 stored already (day-00.txt, ...), 1 hidden (.hidden)"
+    assert max(map(len, said)) <= 80
+    report = cli.json(f"import days ds --append --skip-existing {key}")
+    assert (report["samples"], report["added"], report["files"]) == (13, 0, 13)
+    assert report["skipped"][0] == {"file": "day-00.txt", "reason": "stored already"}
+    assert {"file": ".hidden", "reason": "hidden"} in report["skipped"]
+    (folder / "days" / "day-03.txt").write_text("another day\n")
+    assert "'day-03.txt'" in cli.error(f"import days ds --append --skip-existing {key}")
+    assert texts("ds", "owner.key") == [f"day {day}" for day in range(13)]
+
+
+def test_a_dry_run_needs_no_key_and_writes_nothing(cli, folder, lines):
+    (folder / "bad.jsonl").write_text('{"a": 1}\n{"b": 1}\n')
+    said = cli(f"import {lines} out --dry-run").stdout
+    assert said.startswith("out: 3000 samples to seal, of 1 file (")
+    assert said.endswith(f"Nothing was written. Next: fastrack import {lines} out\n")
+    assert "line 2" in cli.error("import bad.jsonl out --dry-run")
+    assert cli.json(f"import {lines} out --dry-run")["dry_run"] is True
+    assert not (folder / "out").exists()
+    cli("keygen owner.key")
+    cli(f"import {lines} out --key owner.key")
+    assert "already" in cli.error(f"import {lines} out --dry-run --key owner.key")
+    said = cli(f"import {lines} out --dry-run --append --key owner.key").stdout
+    assert said.startswith("out: 3000 samples to add, of 1 file (")
+    assert len(texts("out", "owner.key")) == 3000
+
+
+def test_columns_are_chosen(cli, key, folder):
+    (folder / "my.csv").write_text("id,name,price\n1,Ann,2.5\n")
+    report = cli.json(f"import my.csv ds --columns price,id {key}")
+    assert [column["name"] for column in report["columns"]] == ["price", "id"]
+    assert "'nmae'" in cli.error(f"import my.csv other --columns nmae {key}")
+    cli(f"import my.csv other --columns id, {key}", status=2)
+
+
+def test_without_a_key_an_error_says_how_to_make_and_name_one(cli, lines, monkeypatch):
+    monkeypatch.delenv("FASTRACK_KEY_FILE", raising=False)
+    error = cli.error(f"import {lines} out")
+    assert "`fastrack keygen owner.key`" in error
+    assert "--key owner.key" in error
+    assert error.count("\n") == 1
+    assert cli.names() == [lines]
+
+
+def test_options_that_do_not_go_together_are_bad_usage(cli, key, lines):
+    for options in ("--resume --append", "--skip-existing"):
+        cli(f"import {lines} out {options} {key}", status=2)
+    assert "no data set" in cli.error(f"import {lines} out --append {key}")
+
+
+def test_quiet_prints_nothing(cli, key, lines):
+    assert cli(f"import {lines} out --quiet {key}").output == ""
+
+
+def test_a_failure_says_how_far_it_came_and_the_command_that_goes_on(cli, key, folder, monkeypatch):
+    (folder / "some data").mkdir()
+    for name in "abc":
+        (folder / "some data" / f"{name}.jsonl").write_text(f'{{"x": "{name}"}}\n' * 2000)
+    (folder / "some data" / "c.jsonl").write_text('{"x": 1}\n')
+    options = f"--skip-existing --append {key}"
+    monkeypatch.setattr("fastrack._cli.commands.importing._MIB", 1 << 10)
+    error = cli.error(f"import 'some data' ds --shard-size 4 {key}")
+    assert re.search(r"c.jsonl, line 1: .*\nnote: ds has \d{4} samples now; stopped in c.jsonl, file 3 of 3\n", error)
+    command = f"fastrack import 'some data' ds {key} --shard-size 4 --resume"
+    assert error.endswith(f"note: to go on: {command}\n")
+    assert "resume" in cli.error(f"import 'some data' ds {options}")
+    (folder / "some data" / "c.jsonl").write_text('{"x": "c"}\n')
+    assert cli.json(command.removeprefix("fastrack "))["samples"] == 4001
+
+
+@pytest.mark.slow
+def test_a_terminated_import_says_how_to_go_on(key, folder):
+    (folder / "big.txt").write_bytes((b"x" * 1000 + b"\n") * 60_000)
+    command = [sys.executable, "-m", "fastrack", "import", "big.txt", "out", *key.split(), "--shard-size", "1"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        while not list(folder.glob("out/shard-00000[3-9]*")):
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        _, error = process.communicate()
+    assert process.returncode == 143
+    assert "stopped in big.txt, file 1 of 1" in error
+    assert error.endswith(f"note: to go on: fastrack import big.txt out {key} --shard-size 1 --resume\n")

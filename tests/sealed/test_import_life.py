@@ -1,4 +1,4 @@
-"""A data set is written over days: interrupted, resumed, appended to, while its sources change. No row is lost or twice.
+"""A data set is written over days: interrupted, resumed, appended to, while its sources change. No row is lost.
 
 A model, which is lists of rows, says what each command must do; the data set, opened by plain unsealing, must agree.
 """
@@ -15,23 +15,25 @@ import re
 import shutil
 import signal
 import sys
-import threading
 import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import fastrack
 from fastrack import import_samples, load_file, unseal
 from fastrack._keys.keyring import KeyRing
-from fastrack._samples import imports
+from fastrack._samples import dataset_writer, imports
 from fastrack._samples.stored import read_data_set, shards_in
 from fastrack._util import atomic
 
 INTERRUPTIONS = int(os.environ.get("FASTRACK_INTERRUPTIONS", "1000"))
-ADVICE = re.compile(r"(Give|Append|Import|Choose|Name|Wait|Resume|Fill)\b")
+KILLS = int(os.environ.get("FASTRACK_KILLS", "30"))
+ADVICE = re.compile(r"(Give|Append|Import|Choose|Name|Wait|Resume|Fill|Save|Leave)\b")
 TRACED = (str(Path(imports.__file__).parent), str(Path(atomic.__file__)))
 
 
@@ -51,7 +53,15 @@ def write_parquet(path, rows):
 
 
 def write_image(path, rows):
-    path.write_bytes(b"".join(b"row %d\n" % row for row in rows))
+    path.write_bytes(b"GIF8" + b"".join(b" row %d" % row for row in rows))
+
+
+def write_csv(path, rows):
+    path.write_text("id,text\n" + "".join(f'{row},"row {row}"\n' for row in rows))
+
+
+def write_array(path, rows):
+    np.save(path, np.array(rows))
 
 
 @dataclass
@@ -65,8 +75,10 @@ class Kind:
 KINDS = {
     "text": Kind(".txt", write_text, "text"),
     "jsonl": Kind(".jsonl", write_jsonl, "id"),
+    "csv": Kind(".csv", write_csv, "id"),
     "parquet": Kind(".parquet", write_parquet, "id"),
     "images": Kind(".png", write_image, "image", are_files=True),
+    "arrays": Kind(".npy", write_array, "array", are_files=True),
 }
 
 
@@ -92,7 +104,7 @@ class Interruption:
         if not frame.f_code.co_filename.startswith(TRACED):
             return None
         line = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
-        if event == "line" and not line.startswith("with "):  # where Python lets no signal in before a lock is released
+        if event == "line" and not line.startswith(("with ", "try:")):  # where signals do not interrupt Python
             self.lines += 1
             if self.lines == self.at:
                 self.was = True
@@ -102,10 +114,11 @@ class Interruption:
 
 @dataclass
 class Run:
-    """The samples of a run that are stored, and whether it came to its end."""
+    """The samples of a run that are stored, whether it came to its end, and whether it left out files."""
 
     samples: list
     is_complete: bool
+    left_out: bool
 
 
 class World:
@@ -136,11 +149,16 @@ class World:
         return f"{self.rng.choice('abcdefgh')}{self.rng.randrange(10**6)}{self.kind.suffix}"
 
     def change(self):
-        """Change the source as people do. A renamed file stays as it is: under a new name, changed rows are new rows."""
+        """Change the source as people do. A file is renamed or changed: with both, it is a new file."""
         names = sorted(self.files.keys() - self.renamed) or [None]
         name, other, last = self.rng.choice(names), self.rng.choice(names), names[-1]
         rows = self.files.get(name)
-        change = self.rng.choice(["grow", "grow last", "add", "add", "remove", "cut", "edit", "reorder", "swap", "rename"])
+        change = self.rng.choice(
+            ["grow", "grow last", "add", "add", "remove", "cut", "edit", "reorder", "swap", "rename"]
+        )
+        stored = {row for _, row in self.has()}.intersection(rows or ())
+        if stored and change == "rename" and by_file(self.has()).get(name) != [rows]:
+            return  # changed, and then renamed, it is a new file
         if change == "add" or not rows:
             self.files[self.new_name()] = self.new_rows()
         elif change == "remove":
@@ -186,9 +204,9 @@ class World:
         columns = dict(tensors)
         for name in [name for name in tensors if name.endswith(".records")]:
             ends = tensors[name.replace(".records", ".offsets")]
-            cut = [tensors[name][start:stop].tobytes() for start, stop in zip(ends[:-1], ends[1:], strict=True)]
+            cut = [tensors[name][start:stop].tobytes() for start, stop in itertools.pairwise(ends)]
             columns[name.removesuffix(".records")] = cut
-        rows = [int(row.split()[-1]) if isinstance(row, bytes) else int(row) for row in columns[self.kind.column]]
+        rows = [int(row.split()[-1]) if isinstance(row, bytes) else row.item() for row in columns[self.kind.column]]
         names = [name.decode() for name in columns.get("path", ())]
         if not self.kind.are_files:
             about = json.loads(tensors["fastrack.about"].tobytes())
@@ -207,8 +225,15 @@ class World:
         if not samples or (mode == "new" and self.runs) or (mode == "append" and not (self.runs and is_complete)):
             return None
         before = self.runs[:-1] if mode == "resume" else self.runs
+        if mode == "resume" and self.runs:
+            skips = skips or self.runs[-1].left_out
+            last = {name for name, _ in self.runs[-1].samples}
+            if not skips and is_complete and (files.keys() - last) & {name for name, _ in self.has(before)}:
+                return None
+        self.leaves_out = skips
         if skips:
-            there, given = by_file(self.has(before)), by_file(samples)
+            there = by_file(self.has(before))
+            given = {name: [] for name in files if name in there} | by_file(samples)
             gone = [groups for name, groups in there.items() if name not in given]
             for name, groups in given.items():
                 if there.get(name, groups) != groups or (name not in there and groups in gone):
@@ -244,7 +269,7 @@ class World:
                 return
             assert expected is not None, told
             before, samples = expected
-            self.runs = [*before, Run(stored[len(self.has(before)) :], is_complete)]
+            self.runs = [*before, Run(stored[len(self.has(before)) :], is_complete, self.leaves_out)]
             assert self.runs[-1].samples == samples[: len(self.runs[-1].samples)], told
             assert is_complete == (len(self.runs[-1].samples) == len(samples)), told
             self.begun_with = (files, skips)
@@ -258,7 +283,7 @@ class World:
             assert expected is not None, told
             before, samples = expected
             if samples:
-                self.runs = [*before, Run(samples, is_complete=True)]
+                self.runs = [*before, Run(samples, True, self.leaves_out)]
             assert is_complete, told
             assert stored == self.has(), told
             assert {row for rows in files.values() for row in rows} <= {row for _, row in stored}, told
@@ -272,8 +297,9 @@ class World:
         files = dict(self.files)
         if mode == "append" and not skips:  # what is given without --skip-existing is asked for
             rows = {row for _, row in self.has()}
-            files = {name: given for name, given in files.items() if rows.isdisjoint(given)} or {"none.txt": []}
-        self.command(mode, skips, files, interruption)
+            files = {name: given for name, given in files.items() if rows.isdisjoint(given)}
+        if files:
+            self.command(mode, skips, files, interruption)
 
     def mend(self):
         """Give the last run the source that it had, as the errors advise: it ends."""
@@ -308,5 +334,102 @@ def test_no_row_is_lost_or_twice_however_often_an_import_is_interrupted(tmp_path
         counts += world.counts
         shutil.rmtree(world.folder)
         seed += 1
-    print(counts)
     assert min(counts["done"], counts["refused"]) > INTERRUPTIONS / 10
+
+
+def import_by(folder, key, **options):
+    import_samples(folder / "source", folder / "set", key, shard_size=40, **options)
+
+
+def start(*arguments, **options):
+    """Start an import in a process of its own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # a fork with threads about
+        process = multiprocessing.get_context("fork").Process(target=import_by, args=arguments, kwargs=options)
+        process.start()
+    return process
+
+
+@pytest.mark.slow
+def test_no_row_is_lost_or_twice_however_often_a_process_is_killed(tmp_path, key):
+    rng, kills, runs = random.Random(0), 0, 0
+    world = World(tmp_path, key, rng, KINDS["jsonl"])
+    while kills < KILLS:
+        for _ in range(3):
+            many = list(range(-20 * runs, -20 * runs - 20, -1))
+            world.files[f"{len(world.files):06}.jsonl"] = world.new_rows() + many
+            runs += 1
+        world.place(world.files)
+        options = {"append": True, "skip_existing": True} if world.target.exists() else {}
+        while True:
+            process = start(tmp_path, key, **options)
+            time.sleep(rng.uniform(0.01, 0.08))
+            process.kill()
+            process.join()
+            has = world.stored()
+            kills += process.exitcode == -signal.SIGKILL
+            assert has == [(name, row) for name in sorted(world.files) for row in world.files[name]][: len(has)]
+            assert len(list(world.target.glob("*"))) == len(shards_in(world.target)) if has else True
+            if not has:
+                continue
+            if read_data_set(world.target, KeyRing(key)).is_complete:
+                if len(has) == sum(map(len, world.files.values())):
+                    break
+                options = {"append": True, "skip_existing": True}
+            else:
+                with pytest.raises(FileExistsError, match="interrupted"):
+                    import_by(tmp_path, key, append=True)
+                options = {"resume": True}
+
+
+def test_of_two_imports_at_once_one_is_refused_and_none_is_mixed_in(tmp_path, key, monkeypatch):
+    (tmp_path / "a.txt").write_text("a\n" * 30)
+    (tmp_path / "b.txt").write_text("b\n" * 30)
+    write = dataset_writer.write_sealed
+    for number, appends in enumerate([False, True, True], 1):
+
+        def import_another(*arguments, appends=appends, **options):
+            monkeypatch.setattr(dataset_writer, "write_sealed", write)
+            import_samples(tmp_path / "b.txt", tmp_path / "set", key, append=appends, shard_size=90)
+            return write(*arguments, **options)
+
+        monkeypatch.setattr(dataset_writer, "write_sealed", import_another)
+        with pytest.raises(FileExistsError, match="another program writes"):
+            import_samples(tmp_path / "a.txt", tmp_path / "set", key, append=appends, shard_size=90)
+        data = fastrack.SealedDataset(tmp_path / "set", keys=key, transform=lambda sample: bytes(sample["text"]))
+        assert list(data) == [b"b"] * 30 * number
+        assert read_data_set(tmp_path / "set", KeyRing(key)).is_complete
+
+
+@pytest.mark.slow
+def test_of_two_processes_that_import_at_once_one_ends_and_rows_are_not_mixed(tmp_path, key):
+    for number in range(5):
+        folder = tmp_path / str(number)
+        (folder / "source").mkdir(parents=True)
+        (folder / "source" / "a.txt").write_text("".join(f"row {row}\n" for row in range(300)))
+        processes = [start(folder, key) for _ in range(3)]
+        for process in processes:
+            process.join()
+        found = read_data_set(folder / "set", KeyRing(key))
+        world = World(folder, key, random.Random(0), KINDS["text"])
+        assert [row for _, row in world.stored()] == list(range(found.samples))
+        if not found.is_complete:
+            import_by(folder, key, resume=True)
+        assert [row for _, row in world.stored()] == list(range(300))
+        assert sum(process.exitcode == 0 for process in processes) <= 1
+
+
+def test_a_class_keeps_its_label_when_images_are_appended(tmp_path, key):
+    def folder_of(name, *classes):
+        for each in classes:
+            (tmp_path / name / each).mkdir(parents=True)
+            write_image(tmp_path / name / each / f"{name}.png", [1])
+        return tmp_path / name
+
+    import_samples(folder_of("first", "cats", "dogs"), tmp_path / "set", key)
+    import_samples(folder_of("second", "cats", "dogs", "eels"), tmp_path / "set", key, append=True)
+    for number, classes in enumerate((["dogs"], ["ants", "cats", "dogs"], ["cats", "dogs", "frogs"])):
+        with pytest.raises(ValueError, match="append=: expected the class"):
+            import_samples(folder_of(str(number), *classes), tmp_path / "set", key, append=True)
+    data = fastrack.SealedDataset(tmp_path / "set", keys=key, transform=lambda sample: int(sample["label"]))
+    assert list(data) == [0, 1, 0, 1, 2]

@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import os
+import re
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _WIDTH = 80  # columns of a line of the report
 _SHARD_SIZE = 256  # MiB
+_MIB = 1 << 20
 
 
 def import_(
@@ -30,8 +32,8 @@ def import_(
         list[Path],
         typer.Argument(
             metavar="SOURCE... FOLDER",
-            help="A folder of images by class, .txt, .jsonl, .tar (WebDataset), .parquet, .arrow or .feather files, or "
-            "a folder of these; and the folder to write.",
+            help="A folder of images or of .npy files, by class; .csv, .tsv, .txt, .jsonl, .tar (WebDataset), "
+            ".parquet, .arrow or .feather files, or a folder of these; and the folder to write.",
         ),
     ],
     *,
@@ -92,7 +94,7 @@ def import_(
     given: dict[str, Any] = {"--key": key, "--columns": ",".join(names), "--skip-existing": skip_existing}
     given["--shard-size"] = shard_size if shard_size != _SHARD_SIZE else None
     with _telling_how_far(work, paths, {**given, "--append": append}, as_json=as_json), _progress(work) as progress:
-        work.work(owner, shard_size << 20, progress)
+        work.work(owner, shard_size * _MIB, progress)
     seconds = time.perf_counter() - start
     command = _command(paths, {**given, "--append": append, "--resume": resume}) if dry_run else None
     if quiet and not as_json:
@@ -149,10 +151,10 @@ def _telling_how_far(
         is_stopped = isinstance(error, (KeyboardInterrupt, SystemExit))
         if work.read and (work.is_storing or is_stopped) and not work.is_dry:
             again = {**given, "--append": None, "--resume": True} if work.is_begun else given
-            place = work.place
-            of = f", file {place[0]} of {place[1]}" if place else ""
+            place, file = work.place, clean(work.current)
+            stopped = f"; stopped in {file}{f', file {place[0]} of {place[1]}' if place else ''}" if file else ""
             notes = [
-                f"{work.folder} has {pluralize(work.samples, 'sample')} now; stopped in {clean(work.file)}{of}",
+                f"{work.folder} has {pluralize(work.samples, 'sample')} now{stopped}",
                 f"to go on: {_command(paths, again)}",
             ]
             for line in notes:
@@ -190,8 +192,9 @@ def _report(work: "Import", seconds: float, key_id: str | None, key: str | None,
     lines = [f"{clean(folder)}: {told}{of} ({format_size(work.nbytes)} read){total}; {seconds:.1f} s"]
     lines.append(_fit("columns: ", [f"{name} ({text})" for name, text in _describe_columns(work.columns)]))
     if work.skipped:
-        files = [f"{name} ({reason})" for name, reason in work.skipped]
-        lines.append(_fit(f"skipped: {pluralize(len(files), 'file')}: ", files))
+        reasons = {reason: [name for name, why in work.skipped if why == reason] for _, reason in work.skipped}
+        groups = [f"{len(names)} {why} ({names[0]}{', ...' * (len(names) > 1)})" for why, names in reasons.items()]
+        lines.append(_fit("skipped: ", groups))
     if command is not None:
         return [*lines, f"Nothing was written. Next: {clean(command)}"]
     keys = f', keys="{key}"' if key is not None and Path(key).exists() else ""
@@ -237,12 +240,15 @@ def _describe(column: "Column") -> str:
         words = _describe_arrow(column.type.removeprefix("arrow:"))
         if words is not None:
             return words
-    letters = column.dtype.rstrip("0123456789_EMNUZF").rstrip("_") or column.dtype[0]
-    bits = "".join(char for char in column.dtype if char.isdigit())
-    numbers = "yes or no" if column.dtype == "BOOL" else f"{bits}-bit {_DTYPES.get(letters, column.dtype)}"
+    if column.shape is None and column.dtype == "U8":
+        return "text" if column.type == "text" else "bytes"
+    match = re.match(r"([A-Z]+)(\d+)", column.dtype)
+    numbers = "yes or no"
+    if match:
+        numbers = _DTYPES[match[1]] if match[2] == "64" else f"{match[2]}-bit {_DTYPES[match[1]]}"
     if column.shape is None:
-        return ("text" if column.type == "text" else "bytes") if column.dtype == "U8" else f"lists of {numbers}"
-    return numbers if not column.shape else f"{'x'.join(map(str, column.shape))} {numbers}"
+        return f"lists of {numbers}"
+    return f"{'x'.join(map(str, column.shape))} arrays of {numbers}" if column.shape else numbers
 
 
 def _describe_arrow(text: str) -> str | None:
