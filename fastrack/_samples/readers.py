@@ -93,7 +93,7 @@ def _reader_of(paths: list[Path], source: Path) -> Callable[[Source, Sequence[st
     got = ", ".join(f"{name!r:.80}" for name in sorted(others)) or "none"
     raise FormatError(
         f"{source}: expected images, or files that all end with one of .npy, {', '.join(_READERS)}, got {got:.200}. "
-        "Name files of one of these kinds, or import a table, such as that of pandas.read_excel"
+        "Name such files, or import a table, such as that of pandas.read_excel"
     )
 
 

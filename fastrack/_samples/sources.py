@@ -26,7 +26,7 @@ def import_samples(
     columns: Sequence[str] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> int:
-    """Seal samples that you have into a folder of shards, which `SealedDataset` opens.
+    r"""Seal samples that you have into a folder of shards, which `SealedDataset` opens.
 
     The samples pass through memory, at most a shard of them, and no plaintext is written.
 
@@ -98,7 +98,7 @@ def import_samples(
     >>> import pathlib
     >>> import fastrack
     >>> key = fastrack.Key.generate()
-    >>> _ = pathlib.Path("cities.csv").write_text("name,size\\nOslo,709037\\nLima,10092000\\n")
+    >>> _ = pathlib.Path("cities.csv").write_text("name,size\nOslo,709037\nLima,10092000\n")
     >>> fastrack.import_samples("cities.csv", "cities", key)
     2
     >>> data = fastrack.SealedDataset("cities", keys=key, transform=lambda city: (city["name"], int(city["size"])))

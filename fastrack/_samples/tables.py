@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from fastrack._samples.arrow_types import from_arrow, nulls_in, plain_kind, pyarrow, with_nulls
+from fastrack._samples.arrow_types import from_arrow, nulls_in, pyarrow, with_nulls
 from fastrack._samples.blocks import VALID, Block, Column, source_columns
 from fastrack._util.regular_file import open_regular
 from fastrack.errors import FormatError
@@ -38,9 +38,11 @@ def read_files(paths: Iterable[Path], chosen: Sequence[str] | None = None) -> It
     """Return the batches of Parquet, Arrow and Feather files, in the same order each time that `paths` is iterated."""
     nulls = _Nulls()
     for path in paths:
-        _survey(path, chosen, nulls)
+        with _Refusing(path):
+            _survey(path, chosen, nulls)
     for path in paths:
-        yield from _read_batches(_batches_of(path, chosen), nulls, chosen, path)
+        with _Refusing(path):
+            yield from _read_batches(_batches_of(path, chosen), nulls, chosen, path)
 
 
 def read_table(source: Any, chosen: Sequence[str] | None = None) -> Iterator[Mapping[str, Block]] | None:
@@ -122,55 +124,11 @@ def _validate(batch: Any, where: object) -> None:
 
 
 def _survey(path: Path, chosen: Sequence[str] | None, nulls: _Nulls) -> None:
-    """Find the nulls of a file: by the statistics of Parquet where they tell, else by reading."""
-    wanted: Sequence[str] | None = chosen
-    if path.suffix.lower() == ".parquet":
-        with open_regular(path) as file, _Refusing(path):
-            from pyarrow import parquet
-
-            opened = parquet.ParquetFile(file)
-            names = source_columns(opened.schema_arrow.names, chosen, path)
-            counts = _null_counts(opened)
-        for name in names:
-            if counts[name]:
-                nulls.columns.add(name)
-        wanted = [name for name in names if counts[name] is None]
-        if not wanted:
-            return
-    for batch in _batches_of(path, wanted):
+    """Find the nulls of a file by reading: PyArrow aborts the process at statistics of Parquet that are malformed."""
+    for batch in _batches_of(path, chosen):
         _validate(batch, path)
-        for name in source_columns(batch.schema.names, wanted, path):
+        for name in source_columns(batch.schema.names, chosen, path):
             nulls.find(name, batch.column(name))
-
-
-def _null_counts(file: Any) -> dict[str, int | None]:
-    """Return the nulls in each column of a Parquet file: None where the statistics do not tell.
-
-    They count nulls at the leaves, so that those of a nested type tell of no nulls alone.
-    """
-    counts: dict[str, int | None] = {}
-    leaf = 0
-    for column in file.schema_arrow:
-        leaves = range(leaf, leaf + _leaves_of(column.type))
-        leaf = leaves.stop
-        found = [
-            statistics.null_count if statistics is not None and statistics.has_null_count else None
-            for group in range(file.metadata.num_row_groups)
-            for statistics in (file.metadata.row_group(group).column(index).statistics for index in leaves)
-        ]
-        is_known = None not in found and not (any(found) and _is_nested(column.type))
-        counts[column.name] = sum(count or 0 for count in found) if is_known else None
-    return counts
-
-
-def _leaves_of(kind: Any) -> int:
-    """Return the number of columns that Parquet has for a type."""
-    kind = plain_kind(kind)
-    return sum(_leaves_of(kind.field(i).type) for i in range(kind.num_fields)) if _is_nested(kind) else 1
-
-
-def _is_nested(kind: Any) -> bool:
-    return bool(pyarrow().types.is_nested(plain_kind(kind)))
 
 
 class _Refusing:
@@ -183,15 +141,17 @@ class _Refusing:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         is_of_system = isinstance(error, OSError) and error.errno is not None
+        path = self._path
+        if isinstance(error, UnicodeDecodeError):
+            raise FormatError(f"{path}: expected names of columns in UTF-8, got other bytes. Write it again") from None
         if isinstance(error, (pyarrow().ArrowException, OSError)) and not is_of_system:
-            path = self._path
             raise FormatError(f"{path} is no {path.suffix} file that can be read: {error!s:.300}") from None
 
 
 def _batches_of(path: Path, chosen: Sequence[str] | None) -> Iterator[Any]:
     """Return the record batches of a file, of Parquet with the chosen columns alone."""
     pa = pyarrow()
-    with open_regular(path) as file, _Refusing(path):
+    with open_regular(path) as file:
         if path.suffix.lower() == ".parquet":
             from pyarrow import parquet
 

@@ -323,7 +323,14 @@ def test_altered_tables_give_other_values_or_an_error_and_never_a_crash(tmp_path
     import pyarrow.feather
     import pyarrow.parquet
 
-    table = pa.table({"x": np.arange(300), "text": [str(index) for index in range(300)]})
+    table = pa.table(
+        {
+            "x": np.arange(300),
+            "text": [str(index) for index in range(300)],
+            "list": [[index, None] if index % 7 else None for index in range(300)],
+            "deep": [{"a": [str(index)]} for index in range(300)],
+        }
+    )
     write = pyarrow.parquet.write_table if name == "a.parquet" else pyarrow.feather.write_feather
     write(table, tmp_path / name, compression="none" if name == "a.parquet" else "uncompressed")
     content, rng = (tmp_path / name).read_bytes(), np.random.default_rng(0)
