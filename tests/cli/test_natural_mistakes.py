@@ -135,7 +135,6 @@ MISTAKES = [
     ("key hollow", 1, "expected keys"),
     (f"import study {K}", 2, "expected a source and a folder"),
     (f"import nothing ds {K}", 1, "nothing"),
-    (f"import photo.png ds {K}", 1, "photo.png"),
     (f"import lines.txt notes.txt {K}", 1, "notes.txt"),
     (f"seal study study out {K}", 1, "study: expected a file, got a folder"),
     (f"rekey sealed.safetensors out.safetensors {K}", 2, "--new"),
