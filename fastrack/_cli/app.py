@@ -24,12 +24,16 @@ from fastrack._cli.commands.seal import seal
 from fastrack._cli.commands.unseal import unseal
 from fastrack._cli.commands.verify import verify
 from fastrack._cli.commands.warmup import warmup
-from fastrack._cli.errors import handle_errors
+from fastrack._cli.errors import Terminated, handle_errors
+from fastrack._cli.help import TOPICS, help_
+from fastrack._cli.program import Command, Program
 from fastrack._version import __version__
 
 app = typer.Typer(
-    context_settings={"help_option_names": ["-h", "--help"]},
-    no_args_is_help=True,
+    cls=Program,
+    context_settings={"help_option_names": ["--help", "-h"]},
+    epilog=f"`fastrack help TOPIC` tells more on {', '.join(TOPICS)}.",
+    add_completion=False,  # its option would edit the files of a shell
     # A traceback with local variables could show a secret.
     pretty_exceptions_enable=False,
     pretty_exceptions_show_locals=False,
@@ -39,11 +43,15 @@ app = typer.Typer(
 def main() -> None:
     """Run the command line, and exit with its status."""
     # Raise an exception on SIGTERM, so that temporary files are removed as after Ctrl-C.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGTERM, _terminate)
     for stream in (sys.stdout, sys.stderr):  # a name that a terminal cannot show must not fail a finished command
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    app(prog_name="fastrack")
+    app()
+
+
+def _terminate(*_: object) -> None:
+    raise Terminated(128 + signal.SIGTERM)
 
 
 def _show_version(requested: bool) -> None:
@@ -57,13 +65,10 @@ def _options(
     *,
     version: Annotated[
         bool,
-        typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True),
+        typer.Option("--version", "-V", help="Show the version and exit.", callback=_show_version, is_eager=True),
     ] = False,
 ) -> None:
-    """Move sealed tensors from their owner to a device, without plaintext on the way.
-
-    Exit status: 0 success, 1 an error in the data, the key or the system, 2 bad usage, 130 interrupted, 143 terminated.
-    """
+    """Move sealed tensors from their owner to a device, without plaintext on the way."""
 
 
 for _command in (
@@ -83,9 +88,12 @@ for _command in (
     bench,
     demo,
 ):
-    app.command(_command.__name__.removesuffix("_"))(handle_errors(_command))
+    app.command(_command.__name__.removesuffix("_"), cls=Command)(handle_errors(_command))
 
 attest_app.command()(handle_errors(collateral.fetch))
 attest_app.command()(handle_errors(collateral.policy))
-app.add_typer(attest_app, name="attest")
-app.add_typer(broker_app, name="broker")
+for _name, _group in {"attest": attest_app, "broker": broker_app}.items():
+    for _registered in _group.registered_commands:
+        _registered.cls = Command
+    app.add_typer(_group, name=_name, cls=Program, no_args_is_help=False)
+app.command("help", cls=Command)(handle_errors(help_))

@@ -5,12 +5,14 @@ import json
 import os
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
@@ -19,13 +21,15 @@ STDOUT = Path("-")
 """Standard output, as an argument names it."""
 
 _WIDTH = 160  # columns, if standard output is no terminal
+_GAP = 3  # columns of the terminal between those of a table
 _DELAY = 1.0  # seconds of work before a progress bar appears
 
 
 def stdout() -> Console:
     """Return a console on standard output, with colours on a terminal only, and without markup."""
     # Names of tensors come from files, and may look like markup.
-    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _WIDTH
+    is_known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    width = shutil.get_terminal_size().columns if is_known else _WIDTH
     return Console(highlight=False, markup=False, emoji=False, width=width, soft_wrap=True)
 
 
@@ -33,20 +37,53 @@ def print_lines(lines: Iterable[str | Table], console: Console | None = None) ->
     """Print lines and tables, on standard output unless there is another console."""
     console = console or stdout()
     for line in lines:
-        console.print(line, soft_wrap=isinstance(line, str))
+        shown = _fit(line, console.width) if isinstance(line, Table) else line
+        if isinstance(shown, str):
+            console.print(fold(shown, console.file), soft_wrap=True)
+        else:
+            console.print(shown, soft_wrap=False)
 
 
-def tell(lines: Iterable[str | Table], *, as_json: bool, **document: Any) -> None:
-    """Print the result of a command: for people, or with ``--json`` as one document."""
+def fold(text: str, stream: IO[str]) -> str:
+    """Return text for a stream: on a terminal in lines of its width, broken between words, else as it is."""
+    if not stream.isatty():
+        return text
+    wrapper = textwrap.TextWrapper(max(20, shutil.get_terminal_size().columns))
+    wrapper.break_long_words = wrapper.break_on_hyphens = False
+    return "\n".join(wrapper.fill(line) for line in text.split("\n"))
+
+
+def _fit(table: Table, width: int) -> Table | str:
+    """Return a table whose columns break between words, or its cells one below another if it cannot be so narrow."""
+    columns = [[str(column.header), *map(str, column.cells)] for column in table.columns]
+    widths = [max(map(cell_len, cells)) for cells in columns]
+    least = [max((cell_len(word) for cell in cells for word in cell.split()), default=0) for cells in columns]
+    room = width - _GAP * (len(columns) - 1)
+    if sum(least) > room:
+        names, *rows = zip(*columns, strict=True)
+        return "\n\n".join(
+            "\n".join(f"{name}: {cell}" if name else cell for name, cell in zip(names, row, strict=True) if cell)
+            for row in rows
+        )
+    for _ in range(sum(widths) - room):
+        widest = max(range(len(columns)), key=lambda index: (widths[index] > least[index], widths[index]))
+        widths[widest] -= 1
+    for column, size in zip(table.columns, widths, strict=True):
+        column.width = size
+    return table
+
+
+def tell(lines: Iterable[str | Table], *, as_json: bool, quiet: bool = False, **document: Any) -> None:
+    """Print the result of a command: for people unless they want quiet, or with ``--json`` as one document."""
     if as_json:
         print_json(**document)
-    else:
+    elif not quiet:
         print_lines(lines)
 
 
 def note(text: str) -> None:
     """Print a line for people on stderr, which leaves standard output to documents."""
-    sys.stderr.write(f"{clean(text)}\n")
+    sys.stderr.write(f"{fold(clean(text), sys.stderr)}\n")
     sys.stderr.flush()
 
 
@@ -116,10 +153,13 @@ def reporter(verb: str) -> Iterator[Callable[[str], None]]:
 
 
 @contextlib.contextmanager
-def progress_bar(verb: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function to call with each number of bytes done. A bar appears on a terminal's stderr after a second."""
+def progress_bar(verb: str, total: int, *, files: int = 0) -> Iterator[Callable[..., None]]:
+    """Yield a function to call with each number of bytes done, and with many files of files done.
+
+    A bar appears on a terminal's stderr after a second.
+    """
     if not sys.stderr.isatty():
-        yield lambda _: None
+        yield lambda _, **_files: None
         return
     console = Console(stderr=True, highlight=False)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
@@ -127,8 +167,12 @@ def progress_bar(verb: str, total: int) -> Iterator[Callable[[int], None]]:
     task = progress.add_task(verb, total=total or None)
     start = time.monotonic()
 
-    def advance(count: int) -> None:
-        progress.advance(task, count)
+    done = 0
+
+    def advance(count: int, *, files: int = 0, of: int = files) -> None:
+        nonlocal done
+        done += files
+        progress.update(task, advance=count, description=f"{verb} {done:,}/{of:,} files" if of else verb)
         if not progress.live.is_started and time.monotonic() - start >= _DELAY:
             progress.start()
 

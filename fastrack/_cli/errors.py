@@ -1,21 +1,31 @@
 """Conversion of exceptions to one line on stderr and an exit status."""
 
 import contextlib
+import difflib
+import errno
 import functools
-import sys
+import glob
+import itertools
+import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, ParamSpec, get_args
 
 import typer
 
-from fastrack._cli.console import STDOUT, clean, print_json
+from fastrack._cli.console import STDOUT, clean, note, print_json
 from fastrack._util.key_text import has_key
 from fastrack._util.locations import NO_PATH, without_password
 from fastrack._util.shown import HIDDEN
 from fastrack.errors import FastrackError
 
 Parameters = ParamSpec("Parameters")
+_LISTED = 1000  # names of a folder to look for the one that was meant
+
+
+class Terminated(SystemExit):
+    """SIGTERM, as an exception in the command, so that it removes what it has not finished."""
 
 
 def handle_errors(command: Callable[Parameters, None]) -> Callable[Parameters, None]:
@@ -45,6 +55,10 @@ def handle_errors(command: Callable[Parameters, None]) -> Callable[Parameters, N
             _fail(error, as_json=True, status=2)
         except KeyboardInterrupt as error:
             _fail(error, as_json=as_json, status=130)  # like a process that SIGINT ended
+        except Terminated as error:
+            if not getattr(error, "__notes__", ()):  # its sender knows
+                raise
+            _fail(error, as_json=as_json, status=143)
 
     return run
 
@@ -92,20 +106,27 @@ def _fail(error: BaseException, *, as_json: bool, status: int) -> NoReturn:
     if as_json:
         print_json(error=error_document(error))
     else:
-        lines = [f"error: {message_of(error)}", *(f"note: {note}" for note in getattr(error, "__notes__", ()))]
-        sys.stderr.write("".join(f"{clean(line)}\n" for line in lines))
+        notes = getattr(error, "__notes__", ())
+        if isinstance(error, (KeyboardInterrupt, Terminated)) and notes:
+            lines = [f"error: {message_of(error)}: {'; '.join(notes)}"]
+        else:
+            lines = [f"error: {message_of(error)}", *(f"note: {text}" for text in notes)]
+        for line in lines:
+            note(line)
     raise typer.Exit(status) from None
 
 
 def show_errors(messages: Iterable[str]) -> None:
     """Print messages of errors on stderr, one on each line."""
-    sys.stderr.write("".join(f"error: {clean(message)}\n" for message in messages))
+    for message in messages:
+        note(f"error: {message}")
 
 
 def name_source(error: BaseException, source: str) -> str:
     """Return the message of an error, with the source that it concerns."""
     message = message_of(error)
-    return message if source in message else f"{source}: {message}"
+    is_named = re.search(rf"(?<![\w./-]){re.escape(source)}(?![\w/-])", message)
+    return message if is_named else f"{source}: {message}"
 
 
 def error_document(error: BaseException) -> dict[str, Any]:
@@ -119,15 +140,47 @@ def error_document(error: BaseException) -> dict[str, Any]:
 def message_of(error: BaseException) -> str:
     """Return the message of an error, without the name of its class."""
     if isinstance(error, OSError) and error.strerror:
-        if error.filename is None:
-            return error.strerror
-        name = str(error.filename)
-        return f"{HIDDEN if has_key(name, may_be_id=True) else without_password(name)}: {error.strerror}"
+        return _system_message(error)
     if isinstance(error, typer.BadParameter):
-        return error.format_message()
-    if isinstance(error, KeyboardInterrupt):
-        return "interrupted"
+        name = _parameter_of(error)
+        return f"{name}: {error.message}" if name and error.message else error.message or name
+    if isinstance(error, (KeyboardInterrupt, Terminated)):
+        return "terminated" if isinstance(error, Terminated) else "interrupted"
     if isinstance(error, MemoryError):
         return "not enough memory"
     # The library names its parameter.
     return str(error).replace("add it to keys=", "name its source with --key")
+
+
+def _system_message(error: OSError) -> str:
+    if error.filename is None:
+        return str(error.strerror)
+    name = str(error.filename)
+    if has_key(name, may_be_id=True):
+        return f"{HIDDEN}: {error.strerror}"
+    return f"{without_password(name)}: {error.strerror}{_alternative(error, Path(name))}"
+
+
+def _alternative(error: OSError, path: Path) -> str:
+    """Return advice for a path that is not there: a file of almost the same name."""
+    if error.errno != errno.ENOENT or error.strerror != os.strerror(errno.ENOENT):
+        return ""
+    if glob.has_magic(str(path)):
+        return ". No name matches the pattern"
+    with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
+        found = (Path(entry) for entry in itertools.islice(entries, _LISTED))
+        # By the stem, as suffixes alone make names alike. Of one stem, take the name of the same suffix.
+        names = {name.stem: name.name for name in sorted(found, key=lambda name: (name.suffix == path.suffix, name))}
+        near = difflib.get_close_matches(path.stem, names, n=1, cutoff=0.7)
+        return f". Did you mean {path.with_name(names[near[0]])}?" if near else ""
+    return ""
+
+
+def _parameter_of(error: typer.BadParameter) -> str:
+    """Return the name of the argument or option that an error of usage concerns, as help names it."""
+    if isinstance(error.param_hint, str):
+        return error.param_hint
+    parameter: Any = error.param
+    if parameter is None:
+        return ""
+    return str(parameter.opts[0] if parameter.param_type_name == "option" else parameter.metavar or parameter.name)

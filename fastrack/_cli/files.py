@@ -42,8 +42,11 @@ def as_location(path: Path) -> Location:
     return path if match is None else locate(f"{match[1]}://{str(path)[match.end() :]}")
 
 
-def check_target(path: Path, *, force: bool) -> None:
-    """Refuse to replace a file without `force`, and anything that is no regular file. A server checks URLs itself."""
+def check_target(path: Path, *, force: bool, many: bool = False) -> None:
+    """Refuse to replace a file without `force`, and anything that is no regular file. A server checks URLs itself.
+
+    Of many files, the targets that exist may be left: the error names that option too.
+    """
     if isinstance(as_location(path), Url):
         return
     check_directory(path)
@@ -51,7 +54,8 @@ def check_target(path: Path, *, force: bool) -> None:
         raise OSError(errno.EINVAL, "not a regular file, so it is not replaced; choose another name", str(path))
     if os.path.lexists(path):
         if not force:
-            raise FileExistsError(errno.EEXIST, "exists already; --force replaces it", str(path))
+            advice = "exists already; --force replaces it" + (", --skip-existing leaves it" if many else "")
+            raise FileExistsError(errno.EEXIST, advice, str(path))
         require_replaceable(path)
 
 

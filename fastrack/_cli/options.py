@@ -19,6 +19,10 @@ Out = Annotated[
     typer.Option("--out", "-o", metavar="TARGET", help="The target, in place of the last path; - is standard output."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors, and what is left in plain, alone.")]
+SkipExisting = Annotated[
+    bool, typer.Option("--skip-existing", help="Leave targets that exist as they are, to go on after an interruption.")
+]
+Silent = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors alone.")]
 Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Take the files in folders, and in those below.")]
 Expect = Annotated[
     list[str] | None,

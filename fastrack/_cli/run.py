@@ -4,6 +4,7 @@ import contextlib
 import glob
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,9 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 from rich.table import Table
 
-from fastrack._cli.console import pluralize, print_lines, progress_bar, speed, taken_back
-from fastrack._cli.errors import error_document, name_source, show_errors
+from fastrack._cli.console import clean, pluralize, print_lines, progress_bar, speed, taken_back
+from fastrack._cli.errors import Terminated, error_document, message_of, name_source, show_errors
 from fastrack._cli.files import as_location, check_directory, is_sealed_folder, is_stream, load_engine
+from fastrack._util.key_text import refuse_key_text
 from fastrack._util.locations import Url
 from fastrack._util.units import format_size
 from fastrack.errors import FastrackError
@@ -26,10 +28,24 @@ if TYPE_CHECKING:
 
 SUFFIX = ".safetensors"
 ONE = "expected one source and the path of one target, got several or a folder"  # for `refuse_options`
+RULE = (
+    "A TARGET that ends in .safetensors, or is -, takes one SOURCE; any other is a folder, in which each file gets "
+    "its own name with .safetensors behind it. A SOURCE that is a folder is sealed as one, like a model, into a new "
+    "folder; with -r its files are sealed one by one."
+)
 NO_FOLDER = "expected none with a folder"
 NO_OUTPUT = "expected none with standard output"
 A_FOLDER = "expected a file, got a folder; --recursive takes the files in it"
+_MOST_ALIKE = 20  # errors of one kind that are all shown
+_FIRST_ALIKE = 3  # of more than that
 Verb = Literal["sealing", "unsealing", "verifying", "rekeying", "reading"]
+_DONE = {
+    "sealing": "sealed",
+    "unsealing": "unsealed",
+    "verifying": "verified",
+    "rekeying": "rekeyed",
+    "reading": "read",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +77,7 @@ class Report:
     document : for programs; lines : the same as text; brief : the lines of these with --quiet, and of one of many jobs
     nbytes : of plaintext; plain : names of tensors that are not protected; errors : of content that is not authentic
     plaintext : paths that were written, and are removed if standard output does not take the report
+    skipped : nothing was done, because the target exists
     """
 
     document: Mapping[str, Any]
@@ -70,6 +87,7 @@ class Report:
     plain: Sequence[str] = ()
     plaintext: Sequence[Path] = ()
     errors: Sequence[Exception] = ()
+    skipped: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """Return the document, with the first error."""
@@ -79,14 +97,14 @@ class Report:
 class Meter:
     """The progress of a job and the time that it takes. Many jobs share one progress bar."""
 
-    def __init__(self, verb: Verb, advance: Callable[[int], None] | None = None) -> None:
+    def __init__(self, verb: Verb, advance: Callable[..., None] | None = None) -> None:
         self._verb = verb
         self._advance = advance
         self.seconds = 0.0
         self.nbytes = 0
 
     @contextlib.contextmanager
-    def run(self, total: int) -> Iterator[Callable[[int], None]]:
+    def run(self, total: int) -> Iterator[Callable[..., None]]:
         """Take the time of the block, and yield a function to call with each number of bytes done."""
         shared = self._advance
         load_engine(self._verb)  # outside the time of the report
@@ -152,7 +170,7 @@ def expand(
         raise typer.BadParameter("expected - alone, got it with other files", param_hint="SOURCE")
     by_path: dict[Path, Job] = {}
     left_out = 0
-    for path in (match for pattern in paths for match in _matches(pattern)):
+    for path in matches(paths):
         if not recursive or not path.is_dir() or is_sealed_folder(path):
             by_path.setdefault(path, Job(path, Path(path.name)))
             continue
@@ -180,11 +198,13 @@ def run(
     member: str = "source",
     in_full: bool = False,
     summary: Summary = lambda _: "",
+    target: Path | None = None,
 ) -> None:
     """Work on each job, print the reports, and exit with status 1 if there are errors.
 
     An error of a single job fails the command. With many jobs it belongs to its file, which `member` of its document
-    names; the others go on, and a `summary` follows. With `in_full`, many jobs print full reports.
+    names; the others go on, and a `summary` follows. With `in_full`, many jobs print full reports. With the folder
+    `target` of many jobs, an interruption says how to go on.
     """
     reports, plaintext, later = list[Report](), list[Path](), list[str]()
 
@@ -196,26 +216,23 @@ def run(
         elif quiet or (jobs.many and not in_full):
             later.extend(report.brief)  # below the bar
         else:
-            print_lines([*report.lines, ""] if jobs.many and report.lines else report.lines)
+            print_lines([*report.lines, ""] if len(jobs.jobs) > 1 and report.lines else report.lines)
 
     start = time.perf_counter()
     with taken_back(plaintext):
         try:
             if jobs.many:
-                _work_on_each(jobs, work, verb, member, take)
+                with _counted(jobs, reports, verb, target):
+                    _work_on_each(jobs, work, verb, member, take)
             elif (report := work(jobs.jobs[0], Meter(verb))) is not None:
                 take(report)
         finally:
             if as_json:
                 sys.stdout.flush()  # finished jobs are reported, even after an error
             elif jobs.many or quiet:
-                show_errors(
-                    name_source(error, report.document[member] if jobs.many else "")
-                    for report in reports
-                    for error in report.errors
-                )
+                show_errors(_fold(reports, member if jobs.many else None))
         print_lines(later)
-        if jobs.many and not as_json and not quiet:
+        if jobs.many and not as_json and not quiet and not (in_full and len(jobs.jobs) == 1):
             print_lines(_close(jobs, reports, summary, time.perf_counter() - start))
     if any(report.errors for report in reports):
         raise typer.Exit(1)
@@ -224,7 +241,7 @@ def run(
 def _work_on_each(jobs: Jobs, work: Work, verb: Verb, member: str, take: Callable[[Report], None]) -> None:
     load_engine(verb)  # here, so that it fails once for the command, not for each file
     sizes = [_size_of(job.source) for job in jobs.jobs]
-    with progress_bar(verb, sum(sizes)) as progress:
+    with progress_bar(verb, sum(sizes), files=len(sizes)) as progress:
         for job, size in zip(jobs.jobs, sizes, strict=True):
             meter = Meter(verb, progress)
             try:
@@ -238,13 +255,15 @@ def _work_on_each(jobs: Jobs, work: Work, verb: Verb, member: str, take: Callabl
                 report = Report({member: str(as_location(job.source))}, errors=(error.with_traceback(None),))
             assert report is not None
             take(report)
-            progress(max(0, size - meter.nbytes))
+            progress(max(0, size - meter.nbytes), files=1)
 
 
 def _close(jobs: Jobs, reports: Sequence[Report], summary: Summary, seconds: float) -> list[str]:
     """Return the lines below the reports on many files."""
     failed = sum(bool(report.errors) for report in reports)
-    lines = [f"left out: {pluralize(jobs.left_out, 'file')} without the suffix {SUFFIX}"] if jobs.left_out else []
+    skipped = sum(report.skipped for report in reports)
+    lines = [f"left as they are: {pluralize(skipped, 'file')} with a target that exists"] if skipped else []
+    lines += [f"left out: {pluralize(jobs.left_out, 'file')} without the suffix {SUFFIX}"] if jobs.left_out else []
     verdict = f"{failed} of {pluralize(len(reports), 'file')} FAILED; " if failed else ""
     nbytes = format_size(sum(report.nbytes for report in reports))
     return [*lines, f"{verdict}{summary(reports)}; {nbytes} in {seconds:.2f} s"]
@@ -252,7 +271,44 @@ def _close(jobs: Jobs, reports: Sequence[Report], summary: Summary, seconds: flo
 
 def count_sound(reports: Sequence[Report]) -> str:
     """Return the number of files without errors, with the noun."""
-    return pluralize(sum(not report.errors for report in reports), "file")
+    return pluralize(sum(not report.errors and not report.skipped for report in reports), "file")
+
+
+def skip(source: Path, target: Path) -> Report:
+    """Return the report on a job of which nothing was done, because its target exists."""
+    location = str(as_location(target))
+    line = f"{clean(location)}: exists, and was left as it is"
+    return Report({"source": str(source), "target": location, "skipped": True}, lines=[line], skipped=True)
+
+
+@contextlib.contextmanager
+def _counted(jobs: Jobs, reports: Sequence[Report], verb: Verb, target: Path | None) -> Iterator[None]:
+    """Add to an interruption how many files are done, and how to go on."""
+    try:
+        yield
+    except (KeyboardInterrupt, Terminated) as error:
+        done = sum(not report.errors for report in reports)
+        text = f"{done:,} of {len(jobs.jobs):,} files {_DONE[verb]}"
+        if target is not None:
+            text += f" into {clean(str(as_location(target)))}. Run it again with --skip-existing to go on"
+        error.add_note(text)
+        raise
+
+
+def _fold(reports: Sequence[Report], member: str | None) -> Iterator[str]:
+    """Yield the errors of reports, with their file. Of many of one kind, yield a few and the number of the others."""
+    kinds = dict[str, list[str]]()
+    for report in reports:
+        source = "" if member is None else report.document[member]
+        for error in report.errors:
+            # What errors of one kind have in common: not the file, and no numbers, names and ids.
+            kind = re.sub(r"'[^']*'|[0-9a-f]{32}|\d+", "", message_of(error).replace(source, "")).split(": ")[-1]
+            kinds.setdefault(f"{type(error).__name__} {kind}", []).append(name_source(error, source))
+    for messages in kinds.values():
+        shown = messages if len(messages) <= _MOST_ALIKE else messages[:_FIRST_ALIKE]
+        yield from shown
+        if shown is not messages:
+            yield f"... and {len(messages) - len(shown):,} more like these, which --json names"
 
 
 def refuse_options(given: Mapping[str, object], reason: str) -> None:
@@ -277,6 +333,7 @@ def _check_targets(jobs: Iterable[Job], target: Path) -> None:
             )
     if isinstance(as_location(target), Url):
         return
+    refuse_key_text(target, may_be_id=True)
     check_directory(target)
     if target.exists() and not target.is_dir():
         raise typer.BadParameter("expected a folder for several files, got a file", param_hint="TARGET")
@@ -290,6 +347,11 @@ def _matches(path: Path) -> list[Path]:
     if not _is_glob(path):
         return [path]
     return [Path(match) for match in sorted(glob.glob(str(path), recursive=True))] or [path]  # noqa: PTH207 - a text
+
+
+def matches(paths: Sequence[Path]) -> list[Path]:
+    """Return the paths that globs match, as a shell does; a glob that matches none stands for itself."""
+    return [match for path in paths for match in _matches(path)]
 
 
 def _walk(folder: Path, target: Path | None) -> Iterator[Path]:

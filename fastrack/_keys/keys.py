@@ -183,7 +183,11 @@ class Key:
         name = f"file descriptor {descriptor}" if descriptor else "standard input"
         if descriptor >= 1 << 31:  # no valid descriptor; Python would raise an OverflowError
             raise OSError(errno.EBADF, os.strerror(errno.EBADF), str(descriptor))
-        with io.FileIO(descriptor, closefd=False) as file, _wiped_content(file, _FILE_LIMIT) as content:
+        try:
+            file = io.FileIO(descriptor, closefd=False)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, name) from None
+        with file, _wiped_content(file, _FILE_LIMIT) as content:
             return cls._parse(content, name)
 
     @classmethod
@@ -206,7 +210,8 @@ class Key:
         start, end = match.span("secret") if match else (0, 0)
         if match is None or int(match["bits"]) != 4 * (end - start):
             if looks_damaged(buffer, b"fastrack key,", b"fastrack-key-1:"):
-                raise FormatError(f"{name} is a damaged key file: {DAMAGED}")
+                damage = "its lines end in CRLF. Convert it, as dos2unix does" if b"\r" in buffer else DAMAGED
+                raise FormatError(f"{name} is a damaged key file: {damage}")
             raise FormatError(
                 f"{name} is not a fastrack key file{_contents_hint(buffer)}; `fastrack keygen NEW.key` makes one"
             )

@@ -108,12 +108,14 @@ def _layout(dtype: str, text: str) -> Layout | None:
 
 def _kind_of(head: bytes) -> str | None:
     """Return the kind of another file by its first bytes, with advice, or None if it may be a safetensors file."""
-    if len(head) >= HEADER_PREFIX and int.from_bytes(head[:HEADER_PREFIX], "little") <= HEADER_LIMIT:
+    is_header = len(head) >= HEADER_PREFIX and int.from_bytes(head[:HEADER_PREFIX], "little") <= HEADER_LIMIT
+    if len(head) < 2 or (is_header and not head.startswith(b"PK\x03\x04")):
         return None
-    return next((kind for beginning, kind in _KINDS if beginning.match(head)), None)
+    return next(kind for beginning, kind in _KINDS if beginning.match(head[:HEADER_PREFIX]))
 
 
 _LOAD = "load it with torch.load(weights_only=True), and seal that with save_file or save_checkpoint"
+_WHOLE = "seal it whole, as bytes, with `fastrack seal`"
 _KINDS = (
     (
         re.compile(rb"PK\x03\x04"),
@@ -121,7 +123,18 @@ _KINDS = (
     ),
     (re.compile(rb"\x80[\x02-\x05]"), f"it is a pickle, which can run code. If it is of torch, {_LOAD}"),
     (re.compile(rb"\x93NUMPY"), "it is an array of NumPy. `fastrack seal` seals it"),
-    (re.compile(rb"[\t\n\r -~]{4,8}"), "it is text. `fastrack import` seals records of text as samples"),
+    (
+        re.compile(rb"\x89PNG|\xff\xd8\xff|GIF8"),
+        "it is an image. `fastrack import` makes a data set of images",
+    ),
+    (re.compile(rb"PAR1|ARROW1"), "it is a table. `fastrack import` makes a data set of its rows"),
+    (re.compile(rb"\x1f\x8b|BZh|\xfd7zXZ|\x28\xb5\x2f\xfd"), f"it is compressed. Decompress it first, or {_WHOLE}"),
+    (re.compile(rb"\xff\xfe|\xfe\xff"), f"it is text in UTF-16. Convert it to UTF-8, or {_WHOLE}"),
+    (
+        re.compile(rb"(?:[\t\n\r -~]|[\xc3-\xf4][\x80-\xbf]{1,3}){3,8}[\xc3-\xf4]?[\x80-\xbf]{0,2}\Z"),
+        f"it is text, such as CSV or JSON. `fastrack import` makes a data set of its rows or lines; or {_WHOLE}",
+    ),
+    (re.compile(b""), f"its first bytes are of another format. {_WHOLE.capitalize()}"),
 )
 
 
@@ -129,6 +142,8 @@ def _decode(head: bytes, size: int | None) -> str:
     stop = HEADER_PREFIX + int.from_bytes(head[:HEADER_PREFIX], "little")
     if not head:
         raise ValueError("it is empty")
+    if stop == HEADER_PREFIX:
+        raise ValueError("it begins with zeros, as a file that was not written whole. Get it again")
     if len(head) != stop or stop > HEADER_LIMIT:
         raise ValueError(
             f"its beginning stands for a header of {stop - HEADER_PREFIX} bytes, in a file of "

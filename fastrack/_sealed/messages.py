@@ -100,9 +100,11 @@ def bad_chunk(
             tensor=name,
             path=path,
         )
+    advice = "get the file again from its owner"
+    if path is None:
+        advice = "get the message again from its owner, and run `fastrack verify` on the file it came in"
     return AuthenticationError(
-        f"{prefix}tensor {name!r:.200}, chunk {chunk}: the ciphertext or its tag was altered, so {outcome}; get the "
-        "message again from its owner, and run `fastrack verify` on the file it came in",
+        f"{prefix}tensor {name!r:.200}, chunk {chunk}: the ciphertext or its tag was altered, so {outcome}; {advice}",
         tensor=name,
         chunk=chunk,
         path=path,

@@ -54,6 +54,14 @@ def test_a_bar_shows_work_that_takes_long_until_it_is_over_or_fails(monkeypatch,
     assert work(fails=True).rindex("\x1b[?25h") > 0  # the cursor is back
 
 
+def test_a_bar_of_many_files_counts_them(monkeypatch):
+    monkeypatch.setattr(console, "_DELAY", 0)
+    with contextlib.redirect_stderr(Terminal()) as screen, progress_bar("sealing", 30, files=1_200) as progress:
+        progress(10, files=1)
+        progress(10, files=1_000)
+    assert "sealing 1,001/1,200 files" in screen.getvalue()
+
+
 def test_no_bar_is_drawn_into_a_file(monkeypatch, capsys):
     monkeypatch.setattr(console, "_DELAY", 0)
     with progress_bar("sealing", 30) as progress:

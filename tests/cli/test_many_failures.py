@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 
 from fastrack._cli import run
 from fastrack.errors import FormatError
@@ -37,6 +38,23 @@ def test_the_report_on_a_file_that_failed_keeps_none_of_its_memory(tmp_path):
     gc.collect()
     assert kept[0]() is None
     assert str(reports[0].errors[0]) == "damaged"
+
+
+def test_many_errors_of_one_kind_are_counted_and_others_shown(tmp_path, capsys):
+    names = [f"{number}.npy" for number in range(1_234)]
+
+    def work(job, _):
+        kind = "empty" if job.name.name in {"7.npy", "9.npy"} else f"expected 4 bytes, got {len(job.name.name)}"
+        raise FormatError(f"{job.source}: tensor {job.name.name!r}: {kind}")
+
+    with pytest.raises(typer.Exit):
+        run.run(jobs_of(tmp_path, *names), work, "verifying", as_json=False, quiet=True)
+    said = capsys.readouterr().err.splitlines()
+    assert [line.rpartition("/")[2].partition(":")[0] for line in said if ".npy" in line] == [
+        *("0.npy", "1.npy", "2.npy"),
+        *("7.npy", "9.npy"),
+    ]
+    assert said[3] == "error: ... and 1,229 more like these, which --json names"
 
 
 def test_documents_of_finished_files_are_written_when_another_ends_the_command(tmp_path, monkeypatch):

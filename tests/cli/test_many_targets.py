@@ -65,6 +65,44 @@ def test_several_files_are_sealed_into_a_folder(cli, key, folder, line):
 
 
 @pytest.mark.usefixtures("tree")
+@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize("source", ["plain/a.npy", "'plain/a.*'", "'plain/[ab].np?'", "plain/a.npy plain/b.npz"])
+def test_the_name_of_the_target_decides_what_it_is(cli, key, folder, source, is_there):
+    if is_there:
+        (folder / "out").mkdir()
+    cli(f"seal {source} out {key}")
+    several = ["b.npz.safetensors"] if "b" in source else []
+    assert names(folder / "out") == ["a.npy.safetensors", *several]
+    documents = cli(f"seal {source} again --json {key}").stdout.splitlines()
+    assert [json.loads(line)["target"] for line in documents] == [f"again/{name}" for name in names(folder / "again")]
+    cli(f"seal {source} x.safetensors {key}", status=2 if several else 0)
+    assert (folder / "x.safetensors").is_file() is not bool(several)
+
+
+def test_a_folder_that_a_pattern_matches_is_sealed_as_one(cli, key, tree, folder):
+    (tree / "more" / ".hidden").unlink()
+    for source, target in (("plain", "named"), ("'pl*'", "matched")):
+        cli(f"seal {source} {target} {key}")
+        assert (folder / target / "fastrack.folder").is_file()
+
+
+@pytest.mark.usefixtures("tree")
+def test_targets_that_exist_are_left_and_counted(cli, key, folder):
+    cli(f"seal plain/a.npy sealed {key}")
+    before = (folder / "sealed" / "a.npy.safetensors").read_bytes()
+    said = cli(f"seal -r plain sealed --skip-existing {key}").stdout
+    assert "left as they are: 1 file" in said
+    assert "sealed 4 files" in said
+    documents = cli(f"seal -r plain sealed --skip-existing --json {key}").stdout.splitlines()
+    assert [json.loads(line)["skipped"] for line in documents] == [True] * 5
+    assert "left as it is" in cli(f"seal plain/a.npy sealed/a.npy.safetensors --skip-existing {key}").stdout
+    (folder / "sealed" / "b.npz.safetensors").unlink()
+    (folder / "sealed" / "b.npz.safetensors").mkdir()  # no file that a seal wrote
+    assert "regular file" in cli(f"seal -r plain sealed --skip-existing {key}", status=1).stderr
+    assert (folder / "sealed" / "a.npy.safetensors").read_bytes() == before
+
+
+@pytest.mark.usefixtures("tree")
 def test_one_file_goes_into_a_folder_that_is_there(cli, key, folder):
     (folder / "out").mkdir()
     assert cli(f"seal plain/a.npy out --quiet {key}").output == ""
@@ -133,7 +171,15 @@ def test_plaintext_does_not_take_the_place_of_its_source(cli, key, folder):
         ("seal - - -o out", "once"),
         ("seal plain/a.npy plain/b.npz plain/m.safetensors", "folder"),
         ("seal plain/a.npy - --json", "--json"),
-        ("seal - out --plain x", "--plain"),
+        ("seal - out", ".safetensors"),
+        ("seal plain/a.npy plain/b.npz out.safetensors", "got 2 of them"),
+        ("seal 'plain/*.np?' out.safetensors", "got 2 of them"),
+        ("seal plain out.safetensors", "got a folder"),
+        ("seal -r plain out.safetensors", "got a folder"),
+        ("seal plain/a.npy plain/b.npz", "got plain/b.npz"),
+        ("seal plain/a.npy out --force --skip-existing", "--skip-existing"),
+        ("seal plain out --skip-existing", "--skip-existing"),
+        ("seal - out.safetensors --plain x", "--plain"),
         ("unseal plain/a.npy plain/b.npz out --file-id 0", "--file-id"),
         ("unseal - - --key -", "once"),
     ],

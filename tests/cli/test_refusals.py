@@ -22,18 +22,19 @@ each_writer = pytest.mark.parametrize(
 @pytest.mark.usefixtures("sealed")
 def test_a_target_may_be_called_like_an_id_and_not_like_a_key(cli, key, folder):
     cli(f"seal plain.npz {'0a' * 16} {key}")
-    assert (folder / ("0a" * 16)).is_file()
+    assert (folder / ("0a" * 16) / "plain.npz.safetensors").is_file()
     assert "looks like a key" in cli.error(f"seal plain.npz {'0a' * 32} {key}")
 
 
 @pytest.mark.usefixtures("sealed")
-@pytest.mark.parametrize("line", ["seal plain.npz", "unseal sealed.safetensors"])
+@pytest.mark.parametrize("line", ["seal plain.npz there.safetensors", "unseal sealed.safetensors there.npz"])
 def test_a_target_is_replaced_by_force_alone(cli, key, folder, line):
-    (folder / "there.npz").write_text("mine")
-    assert cli.error(f"{line} there.npz {key}") == "error: there.npz: exists already; --force replaces it\n"
-    assert (folder / "there.npz").read_text() == "mine"
-    cli(f"{line} there.npz --force {key}")
-    assert (folder / "there.npz").stat().st_size > 1000
+    target = line.split()[-1]
+    (folder / target).write_text("mine")
+    assert cli.error(f"{line} {key}") == f"error: {target}: exists already; --force replaces it\n"
+    assert (folder / target).read_text() == "mine"
+    cli(f"{line} --force {key}")
+    assert (folder / target).stat().st_size > 1000
 
 
 @each_writer
@@ -69,13 +70,13 @@ def test_a_target_is_a_regular_file_in_a_directory_that_is_there(cli, key, seale
 def test_a_full_disk_is_told_and_nothing_is_left(cli, key, folder):
     (folder / "big.bin").write_bytes(bytes(200_000))
     with largest_file(100_000):
-        assert cli.json(f"seal big.bin big.sealed {key}", status=1)["error"]["type"] == "OSError"
+        assert cli.json(f"seal big.bin big.safetensors {key}", status=1)["error"]["type"] == "OSError"
     assert cli.names() == ["big.bin", "owner.key"]
-    cli(f"seal big.bin big.sealed {key}")
+    cli(f"seal big.bin big.safetensors {key}")
     for target in ("full.safetensors", "full.npz", "full.npy", "full.txt"):
         with largest_file(100_000):
-            assert "free some" in cli.error(f"unseal big.sealed {target} {key}")
-        assert cli.names() == ["big.bin", "big.sealed", "owner.key"]
+            assert "free some" in cli.error(f"unseal big.safetensors {target} {key}")
+        assert cli.names() == ["big.bin", "big.safetensors", "owner.key"]
     (folder / "lines.txt").write_bytes(b"a secret line\n" * 20_000)
     (folder / "study").mkdir()
     (folder / "study" / "big.bin").write_bytes(bytes(200_000))
@@ -127,7 +128,7 @@ def test_a_pipe_is_not_sealed_as_an_empty_file(cli, key, folder):
 
 def test_an_array_of_text_is_an_error_of_its_file(cli, key):
     np.savez("text.npz", a=np.array(["a", "b"]))
-    error = cli.json(f"seal text.npz new.sealed {key}", status=1)["error"]
+    error = cli.json(f"seal text.npz new.safetensors {key}", status=1)["error"]
     assert error["type"] == "FormatError"
     assert "text.npz: " in error["message"]
     assert "cannot hold the NumPy dtype <U1" in error["message"]
@@ -136,9 +137,10 @@ def test_an_array_of_text_is_an_error_of_its_file(cli, key):
 @pytest.mark.usefixtures("sealed")
 def test_a_source_is_not_replaced_by_a_file_of_another_kind(cli, key, folder):
     before = (folder / "plain.npz").read_bytes()
-    (folder / "link.npz").symlink_to("plain.npz")
-    for target in ("plain.npz", "./plain.npz", "link.npz"):
-        assert "SOURCE" in cli.error(f"seal plain.npz {target} --force {key}", status=2)
+    (folder / "link.safetensors").symlink_to("plain.npz")
+    for target in ("plain.npz", "./plain.npz", "link.safetensors"):
+        told = "SOURCE" if target.endswith(".safetensors") else "another file"
+        assert told in cli.error(f"seal plain.npz {target} --force {key}", status=2)
     assert (folder / "plain.npz").read_bytes() == before
 
 
@@ -309,7 +311,9 @@ def test_an_empty_path_is_refused(cli, line):
     ],
 )
 def test_bad_usage_has_a_status_of_its_own(cli, line):
-    assert "Usage: " in cli.error(line, status=2)
+    said = cli.error(line, status=2)
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
 
 
 def test_a_file_that_cannot_be_read_is_no_bad_usage(cli, sealed, monkeypatch):

@@ -55,9 +55,9 @@ def test_an_npy_file_comes_back_in_our_order(cli, key, array):
 @pytest.mark.parametrize("data", [NOTES, b"", b"x", bytes(16384), bytes(16385)], ids=len)
 def test_any_file_comes_back(cli, key, folder, data):
     (folder / "notes.txt").write_bytes(data)
-    cli(f"seal notes.txt notes.sealed {key}")
-    assert len(data) < 16 or data[:16] not in (folder / "notes.sealed").read_bytes()
-    cli(f"unseal notes.sealed back.txt {key}")
+    cli(f"seal notes.txt notes.safetensors {key}")
+    assert len(data) < 16 or data[:16] not in (folder / "notes.safetensors").read_bytes()
+    cli(f"unseal notes.safetensors back.txt {key}")
     assert (folder / "back.txt").read_bytes() == data
 
 
@@ -65,9 +65,9 @@ def test_a_key_file_of_128_bits_may_come_from_the_environment(cli, folder, monke
     cli("keygen small.key --bits 128")
     monkeypatch.setenv("FASTRACK_KEY_FILE", "small.key")
     (folder / "notes.txt").write_bytes(NOTES)
-    cli("seal notes.txt notes.sealed")
-    cli("verify notes.sealed")
-    cli("unseal notes.sealed back.txt")
+    cli("seal notes.txt notes.safetensors")
+    cli("verify notes.safetensors")
+    cli("unseal notes.safetensors back.txt")
     assert (folder / "back.txt").read_bytes() == NOTES
 
 

@@ -28,11 +28,12 @@ COMMANDS = {
     "keygen": "keygen TARGET",
     "keygen, an identity": "keygen TARGET --identity",
     "keygen, a signer": "keygen TARGET --signer",
-    "seal": f"seal notes.txt TARGET {KEY}",
-    "seal with --force": f"seal notes.txt TARGET --force {KEY}",
-    "seal an array with --force": f"seal array.npy TARGET --force {KEY}",
-    "seal for others": "seal notes.txt TARGET --to reader.pub --sign owner.signer",
-    "seal for others with --force": "seal notes.txt TARGET --force --to reader.pub --sign owner.signer",
+    "seal": f"seal notes.txt TARGET.safetensors {KEY}",
+    "seal into a folder": f"seal notes.txt TARGET {KEY}",
+    "seal with --force": f"seal notes.txt TARGET.safetensors --force {KEY}",
+    "seal an array with --force": f"seal array.npy TARGET.safetensors --force {KEY}",
+    "seal for others": "seal notes.txt TARGET.safetensors --to reader.pub --sign owner.signer",
+    "seal for others with --force": "seal notes.txt TARGET.safetensors --force --to reader.pub --sign owner.signer",
     "seal a folder": f"seal study TARGET {KEY}",
     "seal a folder for others": "seal study TARGET --to reader.pub --sign owner.signer",
     "seal file by file": f"seal -r study TARGET --force {KEY}",
@@ -66,6 +67,7 @@ READING = {
     "inspect": "inspect sealed.safetensors folder",
     "verify": f"verify sealed.safetensors folder {KEY}",  # an anchor is moved on by it, and has tests of its own
     "doctor": "doctor",
+    "help": "help seal",
     "warmup": "warmup",  # writes in the cache of CuPy alone
     "attest show": "attest show offer",
     "attest verify": f"attest verify offer {OFFERED}",
@@ -143,6 +145,11 @@ def place(folder, prepared, monkeypatch):
 
 def contents(folder):
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def target_of(name):
+    """Return the name of the target of a command."""
+    return next(word for word in COMMANDS[name].split() if word.startswith("TARGET"))
 
 
 def is_target(name):
@@ -227,10 +234,10 @@ def test_a_second_run_with_other_input_replaces_all_of_the_result_or_nothing(cli
     if not is_done:
         assert targets(place) == first
     elif not name.startswith("publish"):
-        result = place / "TARGET"
+        result = place / target_of(name)
         if not name.startswith("unseal"):
             key = "other.key" if name.startswith("rekey") else "owner.key"
-            cli(f"unseal {'-r ' if result.is_dir() else ''}TARGET back -k {key}")
+            cli(f"unseal {'-r ' if result.is_dir() else ''}{result.name} back -k {key}")
             result = place / "back"
         opened = contents(result) if result.is_dir() else {result: result.read_bytes()}
         assert opened
@@ -241,13 +248,14 @@ def test_a_second_run_with_other_input_replaces_all_of_the_result_or_nothing(cli
 def test_nothing_that_cannot_be_made_again_is_replaced(cli, place, name):
     lost = sorted((place / "lost").iterdir())
     before = contents(place)
-    for target in ("TARGET", "TARGET.pub", "TARGET.grants"):
-        for path in lost if target == "TARGET" else lost[:2]:
+    for suffix in ("", ".pub", ".grants"):
+        target = target_of(name) + suffix
+        for path in lost[:2] if suffix else lost:
             content = path.read_bytes()
             shutil.copy(path, place / target)
             is_done = attempt(cli, COMMANDS[name])
             assert (place / target).read_bytes() == content, (target, path)
-            assert target != "TARGET" or not is_done, path
+            assert suffix or not is_done, path
             after = contents(place)
             assert others(after) == others(before)
             for left in place.glob("TARGET*"):
@@ -273,8 +281,8 @@ def test_a_command_that_reads_writes_nothing(cli, place, name):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_files_in_a_folder_of_the_name_stay(cli, place, name):
-    shutil.copytree(place / "lost", place / "TARGET")
-    (place / "TARGET" / "notes").write_bytes(b"other")
+    shutil.copytree(place / "lost", place / target_of(name))
+    (place / target_of(name) / "notes").write_bytes(b"other")
     before = contents(place)
     attempt(cli, COMMANDS[name])
     after = contents(place)
@@ -308,7 +316,7 @@ def test_an_empty_argument_is_not_the_current_folder(place, name):
     before = contents(place)
     line = [part.strip("'") for part in COMMANDS[name].split()]
     for index, part in enumerate(line):
-        if part == "TARGET" or (index == 1 and not part.startswith("-")):
+        if part == target_of(name) or (index == 1 and not part.startswith("-")):
             result = invoke([*line[:index], "", *line[index + 1 :]])
             assert result.exit_code in ({1, 2} if line[0] in {"grant", "attest"} else {2}), result.output
             assert contents(place) == before

@@ -33,8 +33,8 @@ SNAPSHOT = Path(__file__).with_name("messages.txt")
 LONGEST = 600
 TYPES = {*fastrack.errors.__all__, "FileExistsError", "FileNotFoundError", "IsADirectoryError", "OSError"}
 TYPES |= {"AttributeError", "BadParameter", "IndexError", "KeyError", "RuntimeError", "TypeError", "ValueError"}
-# Words that have a capital wherever they stand, and the first words of torch's errors in loading and of Click's.
-NAMES = ("CuPy", "FASTRACK_", "Key", "NumPy", "SealedTensor", "Error(s) in loading ", "Invalid value for ")
+# Words that have a capital wherever they stand, the first words of torch's errors in loading, and names of arguments.
+NAMES = ("CuPy", "FASTRACK_", "Key", "NumPy", "SealedTensor", "Error(s) in loading ", "SOURCE: ", "TARGET: ")
 PERSON = re.compile(r"\b(nobody|somebody|whoever)\b", re.IGNORECASE)
 
 SECRET = bytes(range(32))
@@ -434,6 +434,7 @@ CASES = {
     "fastrack seal: an absent tensor": lambda: run("seal two.npz new.safetensors --plain z --key owner.key"),
     "fastrack seal: no key": lambda: run("seal two.npz new.safetensors"),
     "fastrack seal: the source as the target": lambda: run("seal two.npz two.npz --force --key owner.key"),
+    "fastrack seal: several files as one": lambda: run("seal two.npz mixed.safetensors new.safetensors -k owner.key"),
     "fastrack unseal: a directory": lambda: run("unseal two.safetensors . --force --key owner.key"),
     "fastrack unseal: a tensor in plain": lambda: run("unseal mixed.safetensors new.npz --key owner.key"),
     "fastrack unseal: an absent tensor": lambda: run("unseal two.safetensors new.npy --tensor z --key owner.key"),

@@ -40,9 +40,7 @@ def options_of(words):
         group = group.commands.get(words.pop(0))
     if group is None:
         return None
-    return {"--help", "-h", "--install-completion", "--show-completion"} | {
-        name for parameter in group.params for name in parameter.opts
-    }
+    return {"--help", "-h"} | {name for parameter in group.params for name in parameter.opts}
 
 
 def fault_of(line):

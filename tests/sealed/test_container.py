@@ -221,7 +221,15 @@ def test_a_header_longer_than_the_first_read_is_read_whole(tmp_path):
         (b"name,age\nOslo,3\n", "text.*fastrack import"),
         (b"a,b\n1", "text"),
         (b"\x80\x04\x00\x00\x00\x00\x00\x00{", "header of 1152 bytes"),
-        (b"\xff" * 20, "header of"),
+        (b"PK\x03\x04\x00\x00\x00\x00", "zip archive"),
+        (b'"patient",1\n', "text.*fastrack import"),
+        (b"\xef\xbb\xbfn\xc3\xa4me,b\n", "text"),
+        (b"\xff\xfea\x00b\x00c\x00", "UTF-16"),
+        (b"\x89PNG\r\n\x1a\n\x00", "image.*fastrack import"),
+        (b"PAR1\x15\x04\x15\x10", "table.*fastrack import"),
+        (b"\x1f\x8b\x08\x08\x00\x00\x00\x65\x02\xff", "compressed"),
+        (bytes(30), "zeros"),
+        (b"\xff" * 20, "first bytes are of another format.*fastrack seal"),
     ],
 )
 def test_another_kind_of_file_is_named(content, said, tmp_path):

@@ -15,7 +15,7 @@ import typer
 from fastrack._cli.console import clean, pluralize, remove, tell
 from fastrack._cli.errors import refuse_values
 from fastrack._cli.files import check_directory, check_target, open_ring
-from fastrack._cli.options import Json
+from fastrack._cli.options import Json, Silent
 from fastrack._util.atomic import new_file
 from fastrack._util.rights import open_own
 from fastrack.errors import FormatError, RollbackError
@@ -68,6 +68,7 @@ def grant(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="GRANTS", help="The file to write. If absent, KEY.grants.")
     ] = None,
+    quiet: Silent = False,
     as_json: Json = False,
 ) -> None:
     """Wrap a key for recipients, in a signed file beside the data, which stays as it is."""
@@ -85,9 +86,9 @@ def grant(
     else:
         from fastrack._keys.grants import read_unverified
 
-        _report(read_unverified(path), path, as_json, verified=False)
+        _report(read_unverified(path), path, as_json, quiet, verified=False)
         return
-    _report(grants, path, as_json)
+    _report(grants, path, as_json, quiet)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +226,7 @@ class Replaced:
             file.write("".join(f"{known}\n" for known in (*self.digests, digest)).encode())
 
 
-def _report(grants: "Grants", path: Path, as_json: bool, *, verified: bool = True) -> None:
+def _report(grants: "Grants", path: Path, as_json: bool, quiet: bool, *, verified: bool = True) -> None:
     entries = [{"name": entry.name, "id": entry.id, "algorithm": entry.algorithm} for entry in grants.recipients]
     end = None if grants.expires is None else grants.expires.isoformat()
     state = "" if verified else ", NOT VERIFIED: name the owner's public file with --owner"
@@ -241,6 +242,7 @@ def _report(grants: "Grants", path: Path, as_json: bool, *, verified: bool = Tru
     tell(
         lines,
         as_json=as_json,
+        quiet=quiet,
         path=str(path),
         verified=verified,
         key_id=grants.key_id,

@@ -8,7 +8,7 @@ import typer
 from fastrack._cli.console import clean, new_table, print_json, print_lines
 from fastrack._cli.errors import error_document, name_source, show_errors
 from fastrack._cli.files import open_ring
-from fastrack._cli.options import Json
+from fastrack._cli.options import Json, Silent
 from fastrack.errors import FastrackError, FormatError
 
 _BEGINNING = 15  # bytes that tell the kinds of files apart, and hold nothing of a key
@@ -23,6 +23,7 @@ def key(
         ),
     ],
     *,
+    quiet: Silent = False,
     as_json: Json = False,
 ) -> None:
     """Show the id, the kind and the size of keys, and nothing secret."""
@@ -42,7 +43,7 @@ def key(
     if as_json:
         print_json(keys=entries, **_document(failed))
     else:
-        if entries:
+        if entries and not quiet:
             table = new_table("id", "kind", "bits", "source", right=("bits",))
             table.columns[0].no_wrap = True  # so that ids can be copied from a narrow terminal
             for entry in entries:

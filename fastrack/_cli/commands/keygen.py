@@ -10,7 +10,7 @@ import typer
 
 from fastrack._cli.console import clean, tell
 from fastrack._cli.files import check_directory
-from fastrack._cli.options import Algorithm, Bits, Json
+from fastrack._cli.options import Algorithm, Bits, Json, Silent
 
 if TYPE_CHECKING:
     from fastrack.providers import KeyWrapper
@@ -41,6 +41,7 @@ def keygen(
         ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="The name in PATH.pub. If absent, the name of PATH.")] = None,
+    quiet: Silent = False,
     as_json: Json = False,
 ) -> None:
     """Make a key, in a file that only you may read; or a key pair."""
@@ -50,7 +51,7 @@ def keygen(
     if identity or signer:
         if wrap is not None:
             raise typer.BadParameter("expected --wrap for a key alone, got a key pair too; a pair cannot be wrapped")
-        _make_pair(path, algorithm, name or path.stem, identity=identity, signer=signer, as_json=as_json)
+        _make_pair(path, algorithm, name or path.stem, identity=identity, signer=signer, quiet=quiet, as_json=as_json)
         return
     wrapper = None if wrap is None else _open_wrapper(path, wrap)
     if wrapper is None and path.suffix == ".wrapped":
@@ -77,7 +78,7 @@ def keygen(
         f"{advice}, what it seals cannot be opened.",
         f"Next: fastrack seal data.safetensors sealed.safetensors --key {quoted}",
     ]
-    tell(lines, as_json=as_json, path=str(path), key_id=key_id, bits=size)
+    tell(lines, as_json=as_json, quiet=quiet, path=str(path), key_id=key_id, bits=size)
 
 
 def _open_wrapper(path: Path, uri: str) -> "KeyWrapper":
@@ -94,7 +95,7 @@ def _open_wrapper(path: Path, uri: str) -> "KeyWrapper":
 
 
 def _make_pair(
-    path: Path, algorithm: Algorithm | None, name: str, *, identity: bool, signer: bool, as_json: bool
+    path: Path, algorithm: Algorithm | None, name: str, *, identity: bool, signer: bool, quiet: bool, as_json: bool
 ) -> None:
     from fastrack.grants import Identity, Signer
 
@@ -117,4 +118,5 @@ def _make_pair(
         f"{clean(str(public_path))}: its public key, of {len(line)} characters, to give away",
         f"id: {public.id}",
     ]
-    tell(lines, as_json=as_json, path=str(path), public=str(public_path), id=public.id, algorithm=public.algorithm)
+    document = {"path": str(path), "public": str(public_path), "id": public.id, "algorithm": public.algorithm}
+    tell(lines, as_json=as_json, quiet=quiet, **document)

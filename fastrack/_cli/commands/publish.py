@@ -9,7 +9,7 @@ from fastrack._cli.commands.grant import Sign, load_signer
 from fastrack._cli.console import clean, pluralize, tell
 from fastrack._cli.errors import refuse_values
 from fastrack._cli.files import check_directory
-from fastrack._cli.options import AnchorFile, Json
+from fastrack._cli.options import AnchorFile, Json, Silent
 
 if TYPE_CHECKING:
     from fastrack._sets.manifest import Manifest
@@ -32,6 +32,7 @@ def publish(
         bool, typer.Option("--digests", help="List the SHA-256 of all messages, against holders of the key.")
     ] = False,
     anchor: AnchorFile = None,
+    quiet: Silent = False,
     as_json: Json = False,
 ) -> None:
     """Sign a manifest of files: the next version, if there is one already."""
@@ -45,7 +46,7 @@ def publish(
     check_directory(target)
     with refuse_values("PATH"):
         manifest = publish_files(paths, signer=signer, manifest=target, digests=digests, anchor=anchor)
-    report(manifest, target, as_json=as_json, log_entry=manifest.log_entry.decode())
+    report(manifest, target, as_json=as_json, quiet=quiet, log_entry=manifest.log_entry.decode())
 
 
 def anchor(
@@ -58,6 +59,7 @@ def anchor(
         str | None, typer.Option(metavar="ID", help="The id of the set. If absent, that of the first manifest.")
     ] = None,
     least_version: Annotated[int, typer.Option(min=0, help="The least version that is accepted.")] = 0,
+    quiet: Silent = False,
     as_json: Json = False,
 ) -> None:
     """Make an anchor, which remembers the newest version of a set that was seen; or show one."""
@@ -85,6 +87,7 @@ def anchor(
     tell(
         lines,
         as_json=as_json,
+        quiet=quiet,
         path=str(made.path),
         owner=made.owner.id,
         lineage=made.lineage,
@@ -93,7 +96,7 @@ def anchor(
     )
 
 
-def report(manifest: "Manifest", path: Path, *, as_json: bool, **more: Any) -> None:
+def report(manifest: "Manifest", path: Path, *, as_json: bool, quiet: bool = False, **more: Any) -> None:
     """Print a manifest."""
     lines = [
         f"{clean(str(path))}: version {manifest.version} of {pluralize(len(manifest.files), 'file')}",
@@ -103,6 +106,7 @@ def report(manifest: "Manifest", path: Path, *, as_json: bool, **more: Any) -> N
     tell(
         lines,
         as_json=as_json,
+        quiet=quiet,
         path=str(path),
         lineage=manifest.lineage,
         version=manifest.version,

@@ -14,9 +14,18 @@ from fastrack._cli.commands.grant import Grantees, Sign, To
 from fastrack._cli.commands.inspect import Contents, read_contents
 from fastrack._cli.console import clean, format_rate, pluralize
 from fastrack._cli.errors import refuse_values
-from fastrack._cli.files import as_location, check_new, check_source, check_target, is_stream, match_names, open_ring
-from fastrack._cli.options import Force, JsonLines, KeyFile, Out, Quiet, Recursive
-from fastrack._cli.run import Job, Meter, Report, refuse_options
+from fastrack._cli.files import (
+    as_location,
+    check_new,
+    check_source,
+    check_target,
+    is_sealed_folder,
+    is_stream,
+    match_names,
+    open_ring,
+)
+from fastrack._cli.options import Force, JsonLines, KeyFile, Out, Quiet, Recursive, SkipExisting
+from fastrack._cli.run import RULE, Job, Meter, Report, refuse_options
 from fastrack._cli.streams import require_one_stream, standard_output
 from fastrack._util.atomic import made_parents
 from fastrack._util.locations import Url
@@ -32,8 +41,8 @@ def seal(
         list[Path],
         typer.Argument(
             metavar="SOURCE... TARGET",
-            help=".safetensors, .npy or .npz files; any other is sealed as bytes. Globs, - for standard input, or a "
-            "folder. Then the sealed file, usually a .safetensors, or a folder for several; - for standard output.",
+            help=".safetensors, .npy or .npz files; any other is sealed as bytes. Globs, a folder, or - for standard "
+            f"input. Then the target, or - for standard output. {RULE}",
         ),
     ],
     *,
@@ -63,6 +72,7 @@ def seal(
     sign: Sign = None,
     recursive: Recursive = False,
     force: Force = False,
+    skip_existing: SkipExisting = False,
     quiet: Quiet = False,
     as_json: JsonLines = False,
 ) -> None:
@@ -72,35 +82,35 @@ def seal(
     """
     from fastrack._keys.keys import Key
 
-    sources, target = runner.split_target(paths, out)
+    given, target = runner.split_target(paths, out)
+    sources = runner.matches(given)
     source = sources[0]
     require_one_stream(*sources, key)
-    if to and key is not None:
-        raise typer.BadParameter("expected --key or --to, got both; `fastrack grant` grants a key", param_hint="--to")
-    if form is not None and not is_stream(source):
-        raise typer.BadParameter("expected - as SOURCE; of a file its suffix tells", param_hint="--format")
-    many = runner.are_many(sources, target, recursive=recursive)
+    _refuse_together(to and key is not None, form is not None and not is_stream(source), force and skip_existing)
+    whole = len(sources) == 1 and source.is_dir() and not recursive
+    many = _are_many(sources, target, recursive=recursive, whole=whole)
     output: Path | IO[bytes] = target
     if many:
-        named = name and not runner.is_one(sources, recursive=recursive)
-        refuse_options({"--to": to, "--name": named}, runner.ONE)
-    elif source.is_dir():
-        options = {"--name": name, "--drop-metadata": drop_metadata, "--force": force}
+        refuse_options({"--to": to, "--name": name and (recursive or len(sources) > 1)}, runner.ONE)
+    elif whole:
+        options = {"--name": name, "--drop-metadata": drop_metadata, "--force": force, "--skip-existing": skip_existing}
         refuse_options(options, runner.NO_FOLDER)
         check_new(target)
     elif is_stream(target):
-        refuse_options({"--to": to, "--json": as_json}, runner.NO_OUTPUT)
+        refuse_options({"--to": to, "--json": as_json, "--skip-existing": skip_existing}, runner.NO_OUTPUT)
         output = standard_output()
-    else:
+    elif not skip_existing:
         check_target(target, force=force)
     grantees = Grantees.load(to, sign, target, force=force) if to else None
     owner = Key.generate() if grantees else open_ring(key, to="seal").first
-    sealer = _Sealer(owner, grantees, plain or [], name, drop_metadata, force, form)
+    sealer = _Sealer(owner, grantees, plain or [], name, drop_metadata, force, skip_existing, form)
 
     def work(job: Job, meter: Meter) -> Report | None:
-        if many:
-            return sealer.seal_into(target, job, meter)
-        return sealer.seal_folder(source, target, meter) if source.is_dir() else sealer.seal(source, output, meter)
+        if whole:
+            return sealer.seal_folder(source, target, meter)
+        if not many:
+            return sealer.seal_new(source, output, meter)
+        return sealer.seal_new(job.source, _target_of(job, target), meter, into=True)
 
     def summarize(reports: Sequence[Report]) -> str:
         line = f"{clean(str(target))}: sealed {runner.count_sound(reports)} under key {owner.id}"
@@ -108,7 +118,45 @@ def seal(
         return f"{line}, and left {pluralize(plain_count, 'tensor')} in plain" if plain_count else line
 
     jobs = runner.expand(sources, target, many=many, recursive=recursive, inside=True)
-    runner.run(jobs, work, "sealing", as_json=as_json, quiet=quiet, summary=summarize)
+    in_full = len(jobs.jobs) == 1
+    runner.run(jobs, work, "sealing", as_json=as_json, quiet=quiet, in_full=in_full, summary=summarize, target=target)
+
+
+def _refuse_together(key_and_recipients: object, format_of_file: object, force_and_skip: object) -> None:
+    """Refuse options that contradict each other."""
+    if key_and_recipients:
+        raise typer.BadParameter("expected --key or --to, got both; `fastrack grant` grants a key", param_hint="--to")
+    if format_of_file:
+        raise typer.BadParameter("expected - as SOURCE; of a file its suffix tells", param_hint="--format")
+    if force_and_skip:
+        raise typer.BadParameter("expected it without --force, got both", param_hint="--skip-existing")
+
+
+def _are_many(sources: Sequence[Path], target: Path, *, recursive: bool, whole: bool) -> bool:
+    """Return True if the target is a folder for files: by its name, not by what is there, nor how many sources are."""
+    from fastrack._keys.keys import key_file_id
+
+    name = str(target).partition("?")[0] if isinstance(as_location(target), Url) else str(target)
+    is_file = is_stream(target) or name.lower().endswith(runner.SUFFIX)
+    if not is_file and len(sources) == 1 and is_stream(sources[0]):
+        reason = f"expected a name that ends in {runner.SUFFIX} for standard input, or -, got {target}"
+        raise typer.BadParameter(reason, param_hint="TARGET")
+    if is_file and (recursive or whole or len(sources) > 1):
+        got = f"{len(sources)} of them" if len(sources) > 1 else "a folder"
+        reason = f"expected one file for a TARGET that is a file, got {got}. Name a folder as TARGET: {target.stem}"
+        raise typer.BadParameter(reason, param_hint="SOURCE")
+    if not is_file and not whole and isinstance(as_location(target), Path) and target.exists() and not target.is_dir():
+        reason = f"expected a folder, or a name that ends in {runner.SUFFIX}, got {target}, which is another file"
+        if key_file_id(target) is not None:
+            reason = f"expected a folder or a sealed file, got {target}, which is a key; --key names a key"
+        raise typer.BadParameter(reason, param_hint="TARGET")
+    return not is_file and not whole
+
+
+def _target_of(job: Job, folder: Path) -> Path:
+    """Return the path of one of many targets in their folder."""
+    path = folder / job.name
+    return path if path.suffix.lower() == runner.SUFFIX else path.with_name(path.name + runner.SUFFIX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,13 +169,37 @@ class _Sealer:
     name: str | None
     drop_metadata: bool
     force: bool
+    skip_existing: bool
     form: Literal["npy", "safetensors"] | None
+
+    def seal_new(self, source: Path, target: Path | IO[bytes], meter: Meter, *, into: bool = False) -> Report | None:
+        """Seal a file unless its target exists and is to be left. With `into`, make the folder of the target."""
+        if into and is_sealed_folder(source):
+            raise FormatError(f"{source}: expected a file, got a folder that is sealed already")
+        if not isinstance(target, Path):
+            return self.seal(source, target, meter)
+        is_local = not isinstance(as_location(target), Url)
+        if self.skip_existing and is_local and target.is_file():
+            return runner.skip(source, target)
+        try:
+            with made_parents(target) if into and is_local else nullcontext():
+                check_target(target, force=self.force, many=into)
+                return self.seal(source, target, meter)
+        except FileExistsError:
+            if self.skip_existing and not is_local:  # a server tells at the end
+                return runner.skip(source, target)
+            raise
 
     def seal(self, source: Path, target: Path | IO[bytes], meter: Meter) -> Report | None:
         """Seal a file or standard input. Return no report if the sealed file is on standard output."""
         from fastrack._files.streams import seal_stream
 
         total = 0 if is_stream(source) else check_source(source)
+        if self.name is None and not source.name.isprintable() and _is_no_text(source.name):
+            advice = "rename the file, or name its tensor with --name"
+            raise FormatError(
+                f"{source}: expected a name in UTF-8, by which its tensor is called, got another; {advice}"
+            )
         if isinstance(target, Path):
             _refuse_same(source, target)
         try:
@@ -152,17 +224,6 @@ class _Sealer:
         if self.grantees:
             self.grantees.grant(self.owner, [str(contents.file_id)], target)
         return self._report(source, target, contents, meter)
-
-    def seal_into(self, folder: Path, job: Job, meter: Meter) -> Report | None:
-        """Seal one of many files into a folder."""
-        if job.is_sealed_folder:
-            raise FormatError(f"{job.source}: expected a file, got a folder that is sealed already")
-        path = folder / job.name
-        if path.suffix.lower() != runner.SUFFIX:
-            path = path.with_name(path.name + runner.SUFFIX)
-        with nullcontext() if isinstance(as_location(path), Url) else made_parents(path):
-            check_target(path, force=self.force)
-            return self.seal(job.source, path, meter)
 
     def seal_folder(self, source: Path, target: Path, meter: Meter) -> Report:
         """Seal a folder into a new one."""
@@ -277,6 +338,13 @@ class _Sealer:
             missing, known = ", ".join(map(repr, sorted(unknown))), ", ".join(map(repr, present)) or "none"
             raise typer.BadParameter(f"no tensor {missing} in {source}; it has {known}", param_hint="--plain")
         return names
+
+
+def _is_no_text(name: str) -> bool:
+    """Return True for a name that is not in UTF-8, and would be that of a tensor."""
+    return Path(name).suffix.lower() not in {".npz", runner.SUFFIX} and any(
+        "\ud800" <= char <= "\udfff" for char in name
+    )
 
 
 def _refuse_same(source: Path, target: Path) -> None:

@@ -1,0 +1,254 @@
+"""The program and its commands: help that breaks lines between words, and errors of usage as one line with advice."""
+
+import difflib
+import os
+import re
+import shutil
+import sys
+import textwrap
+from typing import Any
+
+import typer
+from typer.completion import get_completion_inspect_parameters
+from typer.core import TyperCommand, TyperGroup
+
+from fastrack._cli.console import note, print_json
+from fastrack._cli.errors import error_document, message_of
+from fastrack._util.key_text import has_key
+from fastrack._util.shown import HIDDEN
+
+_WIDEST = 100  # columns: longer lines of text are hard to read
+_NARROW = 60  # columns, below which a definition stands under its term
+_TERMS = 24  # columns of the terms of definitions, at most
+_DEFINITION = re.compile(r"  (\S.*?)(?:  +(.*))?")
+_ClickException: Any = typer.BadParameter.__mro__[2]  # the base of its errors, which Typer does not export
+# What other programs call a command, and what the command does.
+_SYNONYMS = {
+    "seal": ("encrypts", "encrypt enc encode encipher lock protect pack wrap save store add archive compress tar zip"),
+    "unseal": ("decrypts", "decrypt dec decode decipher unlock open extract unpack unwrap export restore cat read get"),
+    "inspect": ("shows what a file holds", "info show ls list stat describe view print dump head display file ll dir"),
+    "verify": ("authenticates files", "check validate test audit authenticate fsck verity"),
+    "import": ("makes a data set", "convert ingest dataset load-data prepare create-dataset index"),
+    "keygen": ("makes a key", "generate gen genkey gen-key key-gen init new create newkey generate-key setup"),
+    "key": ("shows the ids of keys", "keys id ids fingerprint whoami keyid key-id"),
+    "grant": ("gives a key to others", "share give allow permit access recipients invite revoke ungrant"),
+    "publish": ("signs a set of files", "sign manifest release push upload"),
+    "rekey": ("seals a file under another key", "rotate re-encrypt reencrypt reseal change-key rewrap passwd"),
+    "doctor": ("examines this machine", "diagnose status env system gpu report health selftest"),
+    "bench": ("measures this machine", "benchmark perf speed measure time"),
+    "help": ("lists commands and topics", "man usage commands topics docs manual tutorial ?"),
+}
+_NOT_COMMANDS = {
+    "load": "`fastrack.load_file` loads a file in Python, and `fastrack unseal` decrypts one",
+    "train": "training is Python: `fastrack.SealedDataset` opens a data set, which `fastrack import` makes",
+    "version": "`fastrack --version` shows it",
+    "update": "pip updates fastrack",
+    "upgrade": "pip updates fastrack",
+    "install": "pip installs fastrack; `fastrack doctor` examines the machine",
+    "completion": "`fastrack help completion` tells what to add to a shell",
+}
+_OPTIONS = {  # what other programs call an option
+    "--out": "--output --destination --dest --target --to-file -O",
+    "--force": "--overwrite --replace --yes -y --clobber",
+    "--quiet": "--silent -s",
+    "--key": "--keyfile --key-file --keys --password --pass -p",
+    "--to": "--recipient --recipients --for",
+    "--recursive": "--recurse -R",
+    "--skip-existing": "--no-clobber -n --resume --continue --skip",
+    "--json": "--format-json -j",
+}
+
+
+class Command(TyperCommand):
+    """A command whose help fits the terminal."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse a command line. Refuse what begins with one dash in the place of two, or is a file."""
+        options = _options_of(self)
+        for word in args[: args.index("--") if "--" in args else None]:
+            if re.fullmatch(r"-[^-].+", word, re.DOTALL) and not ctx.resilient_parsing:
+                name = f"-{word.partition('=')[0]}"
+                if name in options:
+                    ctx.fail(f"no option {word:.60}: expected two dashes, as in {name}")
+                if word[:2] not in options and os.path.lexists(word):
+                    ctx.fail(f"no option {word:.60}: expected ./ before the name of a file that begins with a dash")
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help."""
+        formatter.write(describe(self, ctx.command_path))
+
+
+class Program(TyperGroup):
+    """A program, or one of its groups of commands."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help."""
+        formatter.write(describe(self, ctx.command_path))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse a command line. Of an empty one, write the help to stderr, and exit as after bad usage."""
+        if not args and not ctx.resilient_parsing:
+            sys.stderr.write(f"{describe(self, ctx.command_path)}\n")
+            raise typer.Exit(2)
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command of a command line. The error for an unknown one names the one that was meant."""
+        if self.get_command(ctx, args[0]) is None and not ctx.resilient_parsing and not args[0].startswith("-"):
+            ctx.fail(missing_command(args[0], list(self.commands), ctx.command_path))
+        return super().resolve_command(ctx, args)
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        """Run a command line. Print an error of usage as one line, and exit with the status of the command."""
+        if "_FASTRACK_COMPLETE" in os.environ:
+            get_completion_inspect_parameters()  # makes shells known, which Typer does for its own options alone
+        try:
+            status = super().main(*args, **{**options, "prog_name": "fastrack", "standalone_mode": False})
+        except _ClickException as error:
+            given = next(iter(args), options.get("args")) or sys.argv[1:]
+            if "--json" in given and _has_flag(error, "--json"):
+                print_json(error={**error_document(error), "message": _usage(error)})
+            else:
+                note(f"error: {_usage(error)}")
+            status = 2
+        sys.exit(status or 0)
+
+
+def describe(command: Any, path: str) -> str:
+    """Return the help of a command, in lines that fit the terminal. `path` is how the command is called."""
+    arguments = [param for param in command.params if param.param_type_name == "argument"]
+    options = [param for param in command.params if param.param_type_name == "option"]
+    words = ["[OPTIONS]", *(param.metavar for param in arguments)]
+    if isinstance(command, TyperGroup):
+        words = ["COMMAND", "..."]
+    lines = [f"Usage: {path} {' '.join(words)}", "", command.help or ""]
+    if arguments:
+        lines += ["", *(f"  {param.metavar}  {param.help}" for param in arguments)]
+    if isinstance(command, TyperGroup):
+        lines += ["", "Commands:"]
+        lines += [
+            f"  {name}  {(member.help or '').partition(chr(10) * 2)[0]}" for name, member in command.commands.items()
+        ]
+    lines += ["", "Options:", *(f"  {_term(param)}  {param.help or ''}{_default(param)}" for param in options)]
+    lines += ["  --help, -h  Show this text."]
+    return lay_out("\n".join([*lines, *(["", command.epilog] if command.epilog else [])]))
+
+
+def lay_out(text: str) -> str:
+    """Return a text in lines as wide as the terminal, broken between words.
+
+    A line that begins with two spaces is a definition: a term, two spaces or more, and what it means.
+    """
+    width = max(20, min(shutil.get_terminal_size().columns, _WIDEST))
+    lines = list[str]()
+    terms = [len(match[1]) for match in map(_DEFINITION.fullmatch, text.splitlines()) if match and match[2]]
+    column = min(_TERMS, max(terms, default=0)) + 4
+    for line in text.splitlines():
+        match = _DEFINITION.fullmatch(line)
+        if match is None:
+            hanging = len("Usage: ") if line.startswith("Usage: ") else 0
+            lines += _wrap(line, width, "", " " * hanging)
+            continue
+        term, meaning = match[1], match[2] or ""
+        lead = f"  {term}"
+        if width >= _NARROW and len(lead) <= column - 2:
+            lines += _wrap(meaning, width, lead.ljust(column), " " * column)
+        else:
+            indent = " " * (column if width >= _NARROW else 6)
+            lines += [*_wrap(term, width, "  ", "    "), *(_wrap(meaning, width, indent, indent) if meaning else [])]
+    return "\n".join(lines)
+
+
+def _wrap(text: str, width: int, first: str, others: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=first,
+        subsequent_indent=others,
+        break_long_words=False,
+        break_on_hyphens=False,
+    ) or [first.rstrip()]
+
+
+def _term(option: Any) -> str:
+    """Return the names of an option, and what it takes."""
+    names = ", ".join([*option.opts, *option.secondary_opts])
+    if option.is_flag or option.count:
+        return names
+    kind = getattr(option, "type_descriptor", None) or option.type
+    choices = getattr(kind, "choices", None)
+    return f"{names} {option.metavar or ('|'.join(map(str, choices)) if choices else option.name.upper())}"
+
+
+def _default(option: Any) -> str:
+    value = option.default
+    if option.is_flag or not option.show_default or value in (None, 0, "") or callable(value):
+        return ""
+    values = value if isinstance(value, list | tuple) else [value]
+    return f" [default: {', '.join(map(str, values))}]" if values else ""
+
+
+def missing_command(name: str, commands: list[str], path: str) -> str:
+    """Return the error for a command that there is not, with the one that was meant."""
+    missing, word = "no such command" if has_key(name) else f"no command {name!r:.60}", name.lower()
+    if path == "fastrack":
+        meant = {other: command for command, (_, words) in _SYNONYMS.items() for other in words.split()}
+        if os.path.lexists(name) and word not in meant:
+            return f"{missing}, which is a file: `fastrack inspect` shows what it holds, `fastrack seal` encrypts it"
+        known = {**{command: command for command in commands}, **meant, **dict.fromkeys(_NOT_COMMANDS, "")}
+    else:
+        known = {command: command for command in commands}
+    if word not in known:
+        near = difflib.get_close_matches(word, commands, n=1) or difflib.get_close_matches(word, known, n=1, cutoff=0.8)
+        if not near:
+            return f"{missing}. `{path} --help` lists the commands"
+        word = near[0]
+    if path == "fastrack" and word in _NOT_COMMANDS:
+        return f"{missing}: {_NOT_COMMANDS[word]}"
+    command = known[word]
+    if command == word:
+        return f"{missing}: did you mean `{path} {command}`?"
+    return f"{missing}: `{path} {command}` {_SYNONYMS[command][0]}"
+
+
+def _usage(error: Any) -> str:
+    """Return an error of usage as one line, which says where to look on."""
+    ctx = getattr(error, "ctx", None)
+    path = "fastrack" if ctx is None else ctx.command_path
+    option = getattr(error, "option_name", None)
+    if option is not None and "argument" in message_of(error):
+        return f"{option}: expected a value, got none"
+    if option is not None and ctx is not None:
+        return _missing_option(option, ctx.command, path)
+    text = message_of(error).rstrip(".")
+    if isinstance(error, typer.BadParameter) and not error.message:
+        return f"expected {text}, got none. `{path} --help` tells more"
+    if re.search(r"\bexpected\b|`", text):  # one of fastrack's, and complete
+        return text
+    text = HIDDEN if has_key(error.message) else text.replace("Value error, ", "")
+    return f"{text[0].lower()}{text[1:]}. `{path} --help` tells more"
+
+
+def _has_flag(error: Any, name: str) -> bool:
+    """Return True if the command of an error of usage has this option, without a value."""
+    ctx = getattr(error, "ctx", None)
+    params = [] if ctx is None else ctx.command.params
+    return any(name in param.opts and param.is_flag for param in params if param.param_type_name == "option")
+
+
+def _options_of(command: Any) -> list[str]:
+    options = (param for param in command.params if param.param_type_name == "option")
+    return ["--help", "-h", *(name for param in options for name in (*param.opts, *param.secondary_opts))]
+
+
+def _missing_option(name: str, command: Any, path: str) -> str:
+    options = _options_of(command)
+    meant = {other: option for option, words in _OPTIONS.items() if option in options for other in words.split()}
+    near = difflib.get_close_matches(name, [option for option in options if option.startswith("--")], n=1)
+    found = [meant[name]] if name in meant else near
+    members = getattr(command, "commands", {}).values()
+    if not near and any(name in _options_of(member) for member in members):
+        return f"no option {name:.60} of {path}: expected it behind the command"
+    missing = "no such option" if has_key(name.lstrip("-")) else f"no option {name:.60}"
+    return f"{missing}: " + (f"did you mean {found[0]}?" if found else f"`{path} --help` lists the options")
