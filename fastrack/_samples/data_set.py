@@ -1,30 +1,24 @@
-"""A data set as one thing: the shards of a folder, by their headers, and the places that they say they have."""
+"""A data set as one thing: the headers of its shards, a shard that is still the one of before, and another key."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from fastrack._files.reader import SealedFile
 from fastrack._files.rekey import rekey_file
 from fastrack._files.writer import Progress
 from fastrack._keys.keyring import KeyLike, KeyRing
 from fastrack._samples.about import About, read_about
-from fastrack._samples.blocks import OFFSETS, RECORDS, Block, Column, columns_of
+from fastrack._samples.blocks import OFFSETS, RECORDS, Column, columns_of
 from fastrack._samples.stored import SHARD, DataSet, shards_in
 from fastrack._sealed.message_headers import authenticate_headers
-from fastrack._sealed.messages import OpenMessage
-from fastrack._sealed.tensor import SealedTensor
 from fastrack._sets.anchor import Anchor
 from fastrack._sets.folder import INDEX
 from fastrack._sets.load_file import load_file
-from fastrack._tensors import arrays, dtypes
-from fastrack._tensors.arrays import Bytes
 from fastrack._util.atomic import made_parents, new_folder
 from fastrack.errors import FormatError
 
@@ -150,26 +144,3 @@ def rekey_data_set(
         for path, about in data.shards:
             with opened_shard(path, about, keys) as file:
                 rekey_file(file, folder / path.name, keys, key=key, progress=progress)
-
-
-def read_blocks(file: SealedFile, columns: Mapping[str, Column], keys: KeyRing) -> dict[str, Block]:
-    """Authenticate and decrypt columns of a shard."""
-    blocks = {}
-    for name, column in columns.items():
-        if column.shape is not None:
-            blocks[name] = Block(column, _open(file[name], keys), file[name].shape[0])
-            continue
-        data, ends = _open(file[name + RECORDS], keys), _open(file[name + OFFSETS], keys).view(np.int64)
-        width = dtypes.nbytes(column.dtype, (1,))
-        # Authentic, yet another program of the owner's may have written it.
-        if ends[0] != 0 or ends[-1] != data.size // width or np.any(np.diff(ends) < 0):
-            raise FormatError(f"{file.path}: {name!r:.80}: expected offsets of records, got others. Write it again")
-        blocks[name] = Block(column, data, ends.size - 1, ends * width)
-    return blocks
-
-
-def _open(tensor: SealedTensor, keys: KeyRing) -> Bytes:
-    memory = arrays.empty_bytes(tensor.nbytes)
-    with OpenMessage(tensor, keys) as message:
-        message.read(memory)
-    return memory

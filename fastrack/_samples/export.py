@@ -18,8 +18,8 @@ from fastrack._files.writer import Progress
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._samples.about import About
 from fastrack._samples.blocks import VALID, Block, Column
-from fastrack._samples.data_set import opened_shard, read_blocks, read_headers
-from fastrack._samples.stored import DataSet, read_data_set
+from fastrack._samples.data_set import opened_shard, read_headers
+from fastrack._samples.stored import DataSet, read_blocks, read_data_set
 from fastrack._samples.table_files import FORMS, Values, records_of
 from fastrack._sets.anchor import Anchor
 from fastrack._sets.load_file import resolve_anchor

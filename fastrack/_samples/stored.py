@@ -268,15 +268,22 @@ def _open_shard(path: Path, keys: KeyRing, about: About, chosen: Collection[str]
         count, columns = columns_of([file[name].context for name in file], path)
         if count != about.samples:
             raise FormatError(f"{path} was replaced since this data set was opened. Open it again")
-        blocks = {}
-        for name, column in columns.items():
-            if chosen is not None and name not in chosen:
-                continue
-            if column.shape is not None:
-                blocks[name] = Block(column, _open(file[name], keys), count)
-                continue
-            ends = _open(file[name + OFFSETS], keys).view(np.int64) * dtypes.nbytes(column.dtype, (1,))
-            blocks[name] = Block(column, _open(file[name + RECORDS], keys), count, ends)
+        return read_blocks(file, {name: columns[name] for name in columns if chosen is None or name in chosen}, keys)
+
+
+def read_blocks(file: SealedFile, columns: Mapping[str, Column], keys: KeyRing) -> dict[str, Block]:
+    """Authenticate and decrypt columns of a shard."""
+    blocks = {}
+    for name, column in columns.items():
+        if column.shape is not None:
+            blocks[name] = Block(column, _open(file[name], keys), file[name].shape[0])
+            continue
+        data, ends = _open(file[name + RECORDS], keys), _open(file[name + OFFSETS], keys).view(np.int64)
+        width = dtypes.nbytes(column.dtype, (1,))
+        # Authentic, yet another program of the owner's may have written it.
+        if ends[0] != 0 or ends[-1] != data.size // width or np.any(np.diff(ends) < 0):
+            raise FormatError(f"{file.path}: {name!r:.80}: expected offsets of records, got others. Write it again")
+        blocks[name] = Block(column, data, ends.size - 1, ends * width)
     return blocks
 
 

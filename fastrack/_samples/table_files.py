@@ -122,11 +122,12 @@ def _cells(name: str, column: Column, values: Values, first: int) -> list[str]:
 
 
 def _write_objects(file: Any, columns: dict[str, Column], batches: Batches) -> None:
+    encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
     for first, piece in _pieces(batches):
         members = [_members(name, columns[name], values, first) for name, values in piece.items()]
         for index, row in enumerate(zip(*members, strict=True), first):
             try:
-                line = json.dumps(dict(zip(columns, row, strict=True)), ensure_ascii=False, allow_nan=False)
+                line = encode(dict(zip(columns, row, strict=True)))
             except ValueError:
                 raise FormatError(
                     f"sample {index}: expected numbers that JSON has, got an infinity or no number. Choose a target "
