@@ -46,6 +46,8 @@ def from_arrow(name: str, array: Any, *, has_inner_nulls: bool = False) -> tuple
     """
     kind = array.type
     array = _plain(array)
+    if pyarrow().types.is_decimal(array.type):
+        array = array.cast(pyarrow().string()).cast(pyarrow().large_binary())
     valid = array.is_valid().to_numpy(zero_copy_only=False) if array.null_count else None
     as_json = _is_stored_as_json(kind, has_inner_nulls=has_inner_nulls)
     try:
@@ -170,8 +172,6 @@ def _block_of(array: Any) -> Block:
     types, kind = pa.types, array.type
     if types.is_null(kind):
         return Block.of([], empty=Column("U8", None))
-    if types.is_decimal(kind):
-        array = array.cast(pa.string()).cast(pa.large_binary())
     if _is_bytes(array.type):
         return _records_of(array)
     if types.is_fixed_size_binary(kind) or (types.is_temporal(kind) and kind.bit_width == 128):
@@ -246,8 +246,16 @@ def _values_of(array: Any) -> list[Any]:
     if _is_a_list(kind):
         sizes = pa.compute.list_value_length(array).fill_null(0)
         return _with_none(_slices(sizes, _values_of(array.flatten())), array)
+    return _values_of_leaves(array, is_text)
+
+
+def _values_of_leaves(array: Any, is_text: bool) -> list[Any]:
+    pa = pyarrow()
+    types, kind = pa.types, array.type
     if types.is_temporal(kind) and kind.bit_width <= 64:
         array = array.view(pa.int64() if kind.bit_width == 64 else pa.int32())
+    elif types.is_float16(kind):
+        array = array.cast(pa.float32())  # for numbers of Python
     elif types.is_decimal(kind):
         array = array.cast(pa.string())
     elif is_text:
@@ -426,15 +434,23 @@ def _array_of(values: list[Any], kind: Any) -> Any:
             array = pa.MapArray.from_arrays(offsets, *members, type=plain, mask=pa.array(~valid))
         else:
             array = _lists(plain, sizes, _array_of(items, plain.value_type), valid)
-    elif types.is_temporal(plain) and plain.bit_width <= 64:
-        array = pa.array(values, pa.int64() if plain.bit_width == 64 else pa.int32()).view(plain)
-    elif types.is_temporal(plain):
-        array = pa.array([None if value is None else tuple(value) for value in values], plain)
-    elif types.is_decimal(plain):
-        array = pa.array(values, pa.string()).cast(plain)
-    elif _is_bytes(plain) or types.is_fixed_size_binary(plain):
-        array = pa.array([None if value is None else base64.b64decode(value) for value in values], pa.binary())
-        array = array.cast(plain)
     else:
-        array = pa.array(values, plain)
+        array = _array_of_leaves(values, plain)
     return _wrapped(array, kind)
+
+
+def _array_of_leaves(values: list[Any], kind: Any) -> Any:
+    pa = pyarrow()
+    types = pa.types
+    if types.is_temporal(kind) and kind.bit_width <= 64:
+        return pa.array(values, pa.int64() if kind.bit_width == 64 else pa.int32()).view(kind)
+    if types.is_temporal(kind):
+        return pa.array([None if value is None else tuple(value) for value in values], kind)
+    if types.is_decimal(kind):
+        return pa.array(values, pa.string()).cast(kind)
+    if _is_bytes(kind) or types.is_fixed_size_binary(kind):
+        decoded = [None if value is None else base64.b64decode(value) for value in values]
+        return pa.array(decoded, pa.binary()).cast(kind)
+    if types.is_float16(kind):  # of which PyArrow 20 takes NumPy's scalars alone
+        return pa.array([None if value is None else np.float16(value) for value in values], kind)
+    return pa.array(values, kind)

