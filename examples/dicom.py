@@ -3,8 +3,8 @@
     python examples/dicom.py
     python examples/dicom.py --epochs 10
 
-The series is made of the CT slice that pydicom ships: every other slice is turned upside down, which the network learns to
-tell. The same training on the plain files must have the same losses, bit for bit.
+The series is made of the CT slice that pydicom ships: every other slice is turned upside down, which the network
+learns to tell. The same training on the plain files must have the same losses, bit for bit.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def write_series(folder: Path, count: int) -> None:
 
 
 def read_series(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the slices of a series by their position, in Hounsfield units. No other tag is taken: files name a patient."""
+    """Yield the slices of a series by their position, in Hounsfield units. Other tags, which name a patient, stay behind."""
     images = [pydicom.dcmread(path) for path in folder.iterdir()]
     for image in sorted(images, key=lambda image: float(image.ImagePositionPatient[2])):
         pixels = image.pixel_array * np.float32(image.RescaleSlope) + np.float32(image.RescaleIntercept)
