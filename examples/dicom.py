@@ -61,7 +61,7 @@ def write_series(folder: Path, count: int) -> None:
 
 
 def read_series(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the slices of a series by their position, in Hounsfield units. Other tags, which name a patient, stay behind."""
+    """Yield the slices of a series by position, in Hounsfield units. Other tags, which name a patient, stay behind."""
     images = [pydicom.dcmread(path) for path in folder.iterdir()]
     for image in sorted(images, key=lambda image: float(image.ImagePositionPatient[2])):
         pixels = image.pixel_array * np.float32(image.RescaleSlope) + np.float32(image.RescaleIntercept)
