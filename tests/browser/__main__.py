@@ -50,7 +50,7 @@ def main(html, pictures=None):
     """Print what is wrong. Return 1 if anything is, and 2 if there is no browser."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
-        print(f"no browser: expected one of {', '.join(BROWSERS)}")
+        sys.stderr.write(f"no browser: expected one of {', '.join(BROWSERS)}")
         return 2
     with tempfile.TemporaryDirectory() as folder:
         site = Path(folder) / "site"

@@ -55,15 +55,31 @@ pytestmark = pytest.mark.skipif(not (ROOT / "docs").exists(), reason="the tests 
 
 
 def run_page(name, folder, *, with_torch=True):
+    """Return the blocks of which the page says what they print, each with what it printed."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("FASTRACK_")}
     command = [sys.executable, "-W", "error", pages.__file__]
     given = json.dumps([RUN[name], with_torch])
     done = subprocess.run(command, cwd=folder, env=kept, input=given, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    said = [(RUN[name][place], text) for place, text in json.loads(done.stdout)]
+    return [(block, text) for block, text in said if block.printed]
+
+
+def differing(said):
+    return [text for block, text in said if lines_of(block.printed) != lines_of(text)]
+
+
+def accept(name, said):
+    """Write what the blocks printed into the page."""
+    page = PAGES[name]
+    for block, text in said:
+        shown = "\n".join(line.rstrip() for line in text.strip("\n").splitlines())
+        page = page.replace(f"```text\n{block.printed}```", f"```text\n{shown}\n```")
+    (ROOT / name).write_text(page, encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "README.md")) for name in RUN])
-def test_the_blocks_of_a_page_run_and_print_what_it_says(name, tmp_path):
+def test_the_blocks_of_a_page_run_and_print_what_it_says(name, tmp_path, request):
     if name == "docs/data.md" and sys.version_info >= (3, 14):
         pytest.skip("workers that are not forked import no function of a page")
     imported = {
@@ -72,13 +88,17 @@ def test_the_blocks_of_a_page_run_and_print_what_it_says(name, tmp_path):
     missing = {found for found in imported if importlib.util.find_spec(found) is None}
     if missing - ({"torch"} if name in WITHOUT_TORCH else set()):
         pytest.skip(f"takes {', '.join(sorted(missing))}")
-    run_page(name, tmp_path, with_torch="torch" not in missing)
+    said = run_page(name, tmp_path, with_torch="torch" not in missing)
+    if request.config.getoption("--accept-messages") and differing(said):
+        accept(name, said)
+    else:
+        assert differing(said) == [], "run with --accept-messages, and read the diff"
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", WITHOUT_TORCH)
 def test_the_blocks_of_a_page_run_without_torch(name, tmp_path):
-    run_page(name, tmp_path, with_torch=False)
+    assert differing(run_page(name, tmp_path, with_torch=False)) == []
 
 
 def test_what_is_not_run_is_listed_here_with_its_reasons():
