@@ -50,7 +50,7 @@ def main(html, pictures=None):
     """Print what is wrong. Return 1 if anything is, and 2 if there is no browser."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
-        sys.stderr.write(f"no browser: expected one of {', '.join(BROWSERS)}")
+        sys.stdout.write(f"no browser: expected one of {', '.join(BROWSERS)}\n")
         return 2
     with tempfile.TemporaryDirectory() as folder:
         site = Path(folder) / "site"
@@ -73,14 +73,10 @@ def main(html, pictures=None):
                 photograph(start, f"{address}/{page}", width, path)
         server.shutdown()
     wrong = [f"{page} is {wide} pixels wide at {width}" for page, width, wide in found["wide"]]
-    wrong += [
-        f"{page} links to {to}#{place}" for page, to, place in found["links"] if place not in found["ids"].get(to, ())
-    ]
-    print(
-        *sorted(set(wrong)),
-        f"{len(pages)} pages, {len(found['links'])} links to places, {len(set(wrong))} wrong",
-        sep="\n",
-    )
+    ids = found["ids"]
+    wrong += [f"{page} links to {to}#{at}" for page, to, at in found["links"] if at not in ids.get(to, ())]
+    told = [*sorted(set(wrong)), f"{len(pages)} pages, {len(found['links'])} links to places, {len(set(wrong))} wrong"]
+    sys.stdout.write("".join(f"{line}\n" for line in told))
     return int(bool(wrong))
 
 
