@@ -242,10 +242,27 @@ def test_the_figures_in_the_readme_are_those_of_the_documentation():
 # Links.
 
 
-@each("path", [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))], ids=lambda path: path.name)
+def places_of(page):
+    """Return the names of a page's headings, as GitHub and MyST make them, and its targets."""
+    text = re.sub(r"^```.*?^```$", "", page, flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#{1,4} (.*)$", text, re.MULTILINE)
+    return {
+        re.sub(r"[^\w\- ]", "", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", title)).lower().replace(" ", "-") for title in titles
+    } | set(re.findall(r"^\((.*)\)=$", text, re.MULTILINE))
+
+
+@each(
+    "path",
+    [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md")), *(ROOT / "kernels").glob("*.md")],
+    ids=lambda path: path.name,
+)
 def test_relative_links_lead_somewhere(path):
-    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
-    assert not [link for link in links if "://" not in link and not (path.parent / link).exists()]
+    text = path.read_text(encoding="utf-8")
+    for link, place in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", text):
+        if "://" not in link:
+            target = path.parent / link if link else path
+            assert target.exists(), link
+            assert not place or target.suffix != ".md" or place in places_of(target.read_text(encoding="utf-8")), place
 
 
 def test_notes_are_in_a_form_that_hosts_of_repositories_show_too():
