@@ -7,9 +7,9 @@ author = "the fastrack authors"
 copyright = author
 version = release = fastrack.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 autodoc_mock_imports = ["ray"]  # an extra, whose classes those of fastrack.ray derive from
-exclude_patterns = ["_build", "_figures.md"]
+exclude_patterns = ["_build", "_*.md"]  # tables, which pages include
 
 myst_enable_extensions = ["alert"]  # as GitHub shows them
 myst_heading_anchors = 3

@@ -61,7 +61,7 @@ def _parse(argv):
 
 def _nothing(options, why):
     print(f"There is no usable CUDA device: {why}\nskipped: {', '.join(options.stages)}")
-    print("docs/run-on-your-gpu.md says what a machine needs for `make gpu`.")
+    print("docs/gpu.md says what a machine needs for `make gpu`.")
     return 2
 
 

@@ -12,10 +12,9 @@ import fastjsonschema
 import pytest
 import torch
 from helpers.network import MemoryTransport, Network, on_ranks
-from test_results import FILES, SCHEMA
+from test_results import SCHEMA
 from typer.testing import CliRunner
 
-from bench.collectives import tables
 from fastrack import Key
 from fastrack._bench import models
 from fastrack._bench.collectives import ALONE, GLOO, NAIVE, PLAIN, SEALED, STEPS, Collective
@@ -181,16 +180,3 @@ def test_a_chart_has_a_panel_for_each_number_of_ranks(tmp_path):
     text = (tmp_path / "chart.svg").read_text()
     assert all(f"<!-- {count} ranks -->" in text for count in ranks)
     assert text.count("<!-- 1.57 -->") == 13 * len(ranks)
-
-
-def test_tables_for_the_documentation_have_a_row_for_each_measurement():
-    rows = json.loads(json.dumps([row.as_dict() for row in rows_of(2, 4)]))
-    lines = tables({"collectives": rows}).splitlines()
-    assert lines.count("| all-reduce | 25 MiB | 2 | 500.0 | 1.57 | 1.57 | 1.57 |  | 1.00 |") == 1
-    assert len([line for line in lines if line.startswith("| a ResNet | 1000 B | ")]) == 2 + 2 * 3
-
-
-@pytest.mark.parametrize("path", [path for path in FILES if "-collectives-" in path.name], ids=lambda path: path.stem)
-def test_the_tables_of_the_documentation_are_those_of_the_results(path):
-    page = path.parents[2] / "docs/_collectives.md"
-    assert page.read_text(encoding="utf-8") == tables(json.loads(path.read_text(encoding="utf-8")))

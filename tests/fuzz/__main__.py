@@ -1,4 +1,4 @@
-"""Fuzzes all targets at once, each in a process of its own: ``python -m fuzz``. See docs/reliability.md."""
+"""Fuzzes all targets at once, each in a process of its own: ``python -m fuzz``. See docs/dev/testing.md."""
 
 import argparse
 import json

@@ -1,14 +1,12 @@
 import fnmatch
-import importlib.util
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers.cases import each
+from helpers.pages import blocks_of
 from helpers.tampering import flip_byte
 
 import fastrack
@@ -25,41 +23,6 @@ DOCS = ROOT / "docs"
 
 pytestmark = pytest.mark.skipif(not (DOCS / "index.md").exists(), reason="the tests run without the documentation")
 
-# Runs the blocks of a page in order, in one namespace and the current folder.
-RUN = """
-import importlib.machinery, json, shlex, subprocess, sys
-
-blocks, with_torch = json.load(sys.stdin)
-if not with_torch:
-    class NoTorch(importlib.machinery.PathFinder):
-        @classmethod
-        def find_spec(cls, name, path=None, target=None):
-            return None if name.partition(".")[0] == "torch" else super().find_spec(name, path, target)
-    finder = importlib.machinery.PathFinder
-    sys.meta_path[:] = [NoTorch if found is finder else found for found in sys.meta_path]
-
-space = {"__name__": "__main__"}
-for place, (language, text) in enumerate(blocks):
-    if not with_torch and "import torch" in text:
-        continue
-    if language == "python":
-        exec(compile(text, f"<block {place}>", "exec"), space)
-    else:
-        for line in text.splitlines():
-            if line.startswith("$ fastrack "):
-                subprocess.run([sys.executable, "-m", "fastrack", *shlex.split(line)[2:]], check=True)
-assert with_torch or "torch" not in sys.modules
-"""
-
-
-PAGES = [
-    "README.md",
-    *(
-        pytest.param(f"docs/{name}.md", marks=pytest.mark.slow)
-        for name in ("quickstart", "models", "keys", "manifests", "attestation")
-    ),
-]
-
 
 def read(name):
     return (ROOT / name).read_text(encoding="utf-8")
@@ -75,44 +38,8 @@ def sections(pattern, text):
     return zip(parts[::2], parts[1::2], strict=True)
 
 
-def blocks_of(name, *languages):
-    found = re.findall(r"^```(\w+)\n(.*?)^```$", read(name), re.MULTILINE | re.DOTALL)
-    return [(language, text) for language, text in found if language in languages]
-
-
-def run_page(name, folder, *, with_torch, languages=("python", "console")):
-    blocks = blocks_of(name, *languages)
-    assert blocks
-    command = [sys.executable, "-W", "error", "-c", RUN]
-    given = json.dumps([blocks, with_torch])
-    done = subprocess.run(command, cwd=folder, input=given, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("name", PAGES)
-def test_the_examples_run(name, tmp_path):
-    run_page(name, tmp_path, with_torch=importlib.util.find_spec("torch") is not None)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", [PAGES[0], *(page.values[0] for page in PAGES[1:])])
-def test_the_examples_run_without_torch(name, tmp_path):
-    run_page(name, tmp_path, with_torch=False)
-
-
-OF_TORCH = {name: ["torch"] for name in ("training", "distributed", "collectives")}
-OF_TORCH["data"] = ["torch", "PIL", "pyarrow"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OF_TORCH)
-def test_the_examples_of_a_page_about_torch_run(name, tmp_path):
-    if name == "data" and sys.version_info >= (3, 14):
-        pytest.skip("workers that are not forked import no function of a page")
-    for package in OF_TORCH[name]:
-        pytest.importorskip(package)
-    languages = ["console"] if name == "collectives" else ["python", "console"]
-    run_page(f"docs/{name}.md", tmp_path, with_torch=True, languages=languages)
+def programs_of(name):
+    return [block.text for block in blocks_of(read(name)) if block.language == "python"]
 
 
 # The format.
@@ -120,8 +47,7 @@ def test_the_examples_of_a_page_about_torch_run(name, tmp_path):
 
 @pytest.fixture
 def open_sealed():
-    (_, program), *others = blocks_of("docs/format.md", "python")
-    assert not others
+    (program,) = programs_of("docs/format.md")
     assert "fastrack" not in re.findall(r"^(?:import|from) (\w+)", program, re.MULTILINE)
     assert len([line for line in program.splitlines() if line.strip()]) <= 25  # as it promises
     space = {}
@@ -186,7 +112,7 @@ def test_the_table_of_sizes_is_right():
 
 @pytest.fixture
 def reader():
-    *_, (_, program) = blocks_of("docs/manifests.md", "python")
+    *_, program = programs_of("docs/manifests.md")
     assert "fastrack" not in re.findall(r"^(?:import|from) (\w+)", program, re.MULTILINE)
     assert len([line for line in program.splitlines() if line.strip()]) < 40  # as it promises
     space = {}
@@ -316,10 +242,27 @@ def test_the_figures_in_the_readme_are_those_of_the_documentation():
 # Links.
 
 
-@each("path", [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))], ids=lambda path: path.name)
+def places_of(page):
+    """Return the names of a page's headings, as GitHub and MyST make them, and its targets."""
+    text = re.sub(r"^```.*?^```$", "", page, flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#{1,4} (.*)$", text, re.MULTILINE)
+    return {
+        re.sub(r"[^\w\- ]", "", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", title)).lower().replace(" ", "-") for title in titles
+    } | set(re.findall(r"^\((.*)\)=$", text, re.MULTILINE))
+
+
+@each(
+    "path",
+    [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md")), *(ROOT / "kernels").glob("*.md")],
+    ids=lambda path: path.name,
+)
 def test_relative_links_lead_somewhere(path):
-    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
-    assert not [link for link in links if "://" not in link and not (path.parent / link).exists()]
+    text = path.read_text(encoding="utf-8")
+    for link, place in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", text):
+        if "://" not in link:
+            target = path.parent / link if link else path
+            assert target.exists(), link
+            assert not place or target.suffix != ".md" or place in places_of(target.read_text(encoding="utf-8")), place
 
 
 def test_notes_are_in_a_form_that_hosts_of_repositories_show_too():

@@ -121,14 +121,20 @@ def test_two_workers_of_ray_see_each_sample_once(tmp_path):
     assert weights == "the weights are the same on all workers, and with plain gradients, bit for bit"
 
 
-IMPORTS = ["images.py", "text.py", "parquet.py"]
+IMPORTS = {
+    "images.py": ("sklearn", "PIL"),
+    "text.py": ("sklearn",),
+    "parquet.py": ("sklearn", "pyarrow"),
+    "dicom.py": ("pydicom",),
+}
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.nightly] * (name != "parquet.py")) for name in IMPORTS]
+    "name",
+    [pytest.param(name, marks=[pytest.mark.nightly] * (name in {"images.py", "text.py"})) for name in IMPORTS],
 )
 def test_training_on_imported_samples_is_that_on_the_plain_ones_bit_for_bit(tmp_path, name):
-    for package in ("sklearn", "PIL") if name != "parquet.py" else ("sklearn", "pyarrow"):
+    for package in IMPORTS[name]:
         pytest.importorskip(package)
     said = run(f"{name} --epochs 3", tmp_path)
     seen = losses(said)

@@ -12,9 +12,9 @@ from fastrack._cli.app import app
 
 ROOT = Path(__file__).parents[2]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*"), ROOT / "kernels/DESIGN.md"]
-BLOCK = re.compile(r"^```(?:sh|console|text|dockerfile)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```(?:sh|text|dockerfile)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
-COMMAND = re.compile(r"(?:\$ |RUN )?((?:fastrack|python3?|torchrun|make|pip) .*)")
+COMMAND = re.compile(r"(?:RUN )?((?:fastrack|python3?|torchrun|make|pip) .*)")
 
 pytestmark = pytest.mark.skipif(not (ROOT / "docs").exists(), reason="the tests run without the documentation")
 

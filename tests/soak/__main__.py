@@ -1,4 +1,4 @@
-"""Soaks fastrack: ``python -m soak``. See docs/reliability.md."""
+"""Soaks fastrack: ``python -m soak``. See docs/dev/testing.md."""
 
 import argparse
 import faulthandler

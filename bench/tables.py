@@ -1,0 +1,155 @@
+"""Write the tables of the documentation from the committed results: ``python -m bench.tables``.
+
+Each table is a file `docs/_NAME.md`, which pages include. After a new run put its JSON into `bench/results/`, change
+the file's name in `TABLES`, and run this again.
+"""
+
+import json
+from itertools import groupby
+from pathlib import Path
+from statistics import median
+
+from fastrack._util.units import format_size
+
+ROOT = Path(__file__).parents[1]
+MIB = 2**20
+DIRECTIONS = {"to_device": "to the device", "to_host": "back"}
+WAYS = ("plain", "naive", "sealed", "alone")
+
+
+def ablation(document):
+    """Return the steps from the bounce path to fastrack, at the smallest, a middle and the largest size."""
+    sizes = sorted({row["size"] for row in document["ablation"]})
+    kept = {sizes[0], sizes[len(sizes) // 2], sizes[-1]}
+    yield ["", "size", "step", "ms", "GB/s", "× bounce", "of the copy"]  # noqa: RUF001
+    for row in document["ablation"]:
+        if row["size"] in kept:
+            place = (DIRECTIONS[row["direction"]], format_size(row["size"]), row["step"])
+            yield [
+                *place,
+                *_times(row["p50"], row["gbps"]),
+                f"{row['over_bounce']:.2f}",
+                f"{100 * row['of_copy']:.0f} %",
+            ]
+
+
+def figures(document):
+    """Return every path to the device, at the largest size."""
+    yield ["path", "ms", "GB/s", "× bounce", "of the plain copy"]  # noqa: RUF001
+    for row in document["paths"]:
+        ratios = ["", ""] if row["of_copy"] is None else [f"{row['over_bounce']:.2f}", f"{100 * row['of_copy']:.0f} %"]
+        yield [row["path"], f"{1000 * row['seconds']:.1f}", f"{row['gbps']:.2f}", *ratios]
+
+
+def peers(document):
+    """Return the speed, the memory and the size on disk of fastrack and of others."""
+    yield ["", "version", "seal, GB/s", "synced too", "open, GB/s", "memory to seal, MiB", "to open, MiB", "larger by"]
+    nbytes = document["bytes"]
+    for peer in document["peers"]:
+        speeds = [f"{nbytes / median(peer[what]) / 1e9:.2f}" for what in ("seal", "synced", "open")]
+        beyond = [peer["seal_owned"], max(0, peer["open_owned"] - nbytes)]
+        memory = [f"{value / MIB:.0f}" for value in beyond]
+        over = f"{100 * (peer['bytes'] - nbytes) / nbytes:.3f} %"
+        yield [
+            peer["name"],
+            peer["version"],
+            *speeds[:2],
+            speeds[2] if peer["is_read"] else "reads nothing",
+            *memory,
+            over,
+        ]
+
+
+def features(document):
+    """Return what each way to keep tensors protects, as it was tried."""
+    yield ["", "a bit changed", "cut or reordered", "random access", "commits to its key", "names, dtypes, shapes"]
+    found = {}
+    for peer in document["peers"]:
+        has = peer["features"]
+        name, flip = peer["name"].partition(",")[0], peer["flip"] or "not tried"
+        found.setdefault(
+            tuple(has.values()),
+            [name, flip, has["order_and_end"], has["random_access"], has["key_commitment"], has["metadata"]],
+        )
+    yield from found.values()
+
+
+def collectives(document):
+    """Return the times of one bucket and of training, relative to gloo."""
+    rows = [row for row in document["collectives"] if row["subject"] != "all-reduce" or row["size"] == 25 * MIB]
+    yield ["", "size", "ranks", "gloo, ms", *(f"{way} ÷ gloo" for way in WAYS)]
+    for (subject, size, ranks), group in groupby(_sorted(rows), key=_measured):
+        by_way = {row["way"]: row for row in group}
+        ratios = [f"{by_way[way]['over_gloo']:.2f}" if way in by_way else "" for way in WAYS]
+        yield [subject, format_size(size), str(ranks), f"{1000 * by_way['gloo']['seconds']:.1f}", *ratios]
+
+
+def fuzzed(*documents):
+    """Return what each target of the fuzzer was given."""
+    yield ["target", *(f"inputs, run {number}" for number in range(1, len(documents) + 1)), "branches", "crashes"]
+    by_run = [{row["target"]: row for row in document["targets"]} for document in documents]
+    for name in dict.fromkeys(name for run in by_run for name in run):
+        rows = [run.get(name) for run in by_run]
+        inputs = [f"{row['inputs']:,}" if row else "" for row in rows]
+        there = [row for row in rows if row]
+        yield [f"`{name}`", *inputs, str(max(row["edges"] for row in there)), str(sum(row["crashes"] for row in there))]
+
+
+def soaked(document):
+    """Return the faults that were injected, and those of them that were noticed."""
+    yield ["fault", "injected", "caught"]
+    for name, row in document["faults"].items():
+        yield [name, f"{row['injected']:,}", f"{row['caught']:,}"]
+    yield ["all", *(f"{sum(row[what] for row in document['faults'].values()):,}" for what in ("injected", "caught"))]
+
+
+TABLES = {
+    "ablation": (ablation, "2026-11-21-bench-cpu-epyc-zen5-2cores"),
+    "figures": (figures, "2026-11-21-bench-cpu-epyc-zen5-2cores"),
+    "peers": (peers, "2026-11-21-peers-cpu-epyc-zen5-2cores"),
+    "features": (features, "2026-11-21-peers-cpu-epyc-zen5-2cores"),
+    "collectives": (collectives, "2026-11-22-collectives-cpu-xeon-avx512-2cores"),
+    "fuzzed": (fuzzed, "2026-11-21-fuzz-cpu-epyc-zen5-2cores", "2026-11-22-fuzz-cpu-xeon-avx512-2cores"),
+    "soaked": (soaked, "2026-11-22-soak-cpu-xeon-2cores"),
+}
+
+
+def write(name):
+    """Return the text of a table."""
+    table, *files = TABLES[name]
+    documents = [json.loads((ROOT / f"bench/results/{file}.json").read_text(encoding="utf-8")) for file in files]
+    return f"<!-- Made by `python -m bench.tables` from {', '.join(files)}. -->\n\n{markdown(table(*documents))}"
+
+
+def markdown(rows):
+    """Return rows as a table of Markdown, numbers to the right."""
+    head, *rest = rows
+    rest = [*rest]
+    is_number = [all(row[at][:1] in "0123456789-" for row in rest) for at in range(len(head))]
+    rule = ["---:" if number else "---" for number in is_number]
+    lines = [head, rule, *rest]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _times(seconds, gbps):
+    return f"{1000 * seconds:.{3 if seconds < 1e-3 else 1}f}", f"{gbps:.2f}"
+
+
+def _measured(row):
+    return row["subject"], row["size"], row["ranks"]
+
+
+def _sorted(rows):
+    """Return the rows by subject, size and ranks, subjects in the order of measurement."""
+    subjects = list(dict.fromkeys(row["subject"] for row in rows))
+    return sorted(rows, key=lambda row: (subjects.index(row["subject"]), row["size"], row["ranks"]))
+
+
+def main():
+    """Write all tables."""
+    for name in TABLES:
+        (ROOT / f"docs/_{name}.md").write_text(write(name), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
