@@ -243,7 +243,7 @@ def _write_table(
 
 @contextmanager
 def _closed(writer: Callable[[], Any]) -> Iterator[None]:
-    """Close a writer at the end of the block; after an error it writes an end that nobody gets."""
+    """Close a writer at the end of the block; after an error it writes an end that is thrown away."""
     try:
         yield
     except BaseException:

@@ -1,4 +1,4 @@
-"""What the documentation says is missing is missing still: each such claim stands here with its reason."""
+"""Claims that something is missing, in the documentation: each stands here with the reason for which it holds."""
 
 import re
 from pathlib import Path
