@@ -85,14 +85,16 @@ def read_data_set(folder: Path, keys: KeyRing, *, key_id: str | None = None) -> 
     ValueError
         If a shard is under another key than `key_id`.
     """
-    data_set = DataSet((), {})
+    shards, last = list[tuple[Path, About]](), DataSet((), {})
     for path in shards_in(folder):
         with SealedFile(path) as file:
-            data_set = _with_shard(data_set, path, file, keys, key_id)
-    return data_set
+            last = _after(last, path, file, keys, key_id)
+        shards += last.shards
+    return DataSet(tuple(shards), last.columns)
 
 
-def _with_shard(data_set: DataSet, path: Path, file: SealedFile, keys: KeyRing, key_id: str | None) -> DataSet:
+def _after(data_set: DataSet, path: Path, file: SealedFile, keys: KeyRing, key_id: str | None) -> DataSet:
+    """Return a data set of the shard that follows the last one of `data_set`, alone."""
     if file.kind != "tensor" or not file:
         raise FormatError(
             f"{path}: expected a shard of samples, got a {file.kind} file of {len(file)} tensors. Choose another "
@@ -120,7 +122,7 @@ def _with_shard(data_set: DataSet, path: Path, file: SealedFile, keys: KeyRing, 
                 columns = {name: with_type_of(column, data_set.columns[name]) for name, column in columns.items()}
             except ValueError as error:
                 raise FormatError(f"{path}: {error}. Get it again") from None
-    return DataSet((*data_set.shards, (path, about)), columns)
+    return DataSet(((path, about),), columns)
 
 
 def _place_of(path: Path, file: SealedFile, keys: KeyRing, before: DataSet, count: int) -> About:
