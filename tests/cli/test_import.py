@@ -165,4 +165,5 @@ def test_a_terminated_import_says_how_to_go_on(key, folder):
         _, error = process.communicate()
     assert process.returncode == 143
     assert "stopped in big.txt, file 1 of 1" in error
-    assert error.endswith(f"note: to go on: fastrack import big.txt out {key} --shard-size 1 --resume\n")
+    assert error.endswith(f"; to go on: fastrack import big.txt out {key} --shard-size 1 --resume\n")
+    assert error.count("\n") == 1

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastrack._cli.console import clean, note, pluralize, reporter, tell
+from fastrack._cli.console import clean, pluralize, reporter, tell
 from fastrack._cli.files import load_engine, open_ring
 from fastrack._cli.options import Json, KeyFile, Quiet
 from fastrack._util.units import format_size
@@ -93,7 +93,7 @@ def import_(
     )
     given: dict[str, Any] = {"--key": key, "--columns": ",".join(names), "--skip-existing": skip_existing}
     given["--shard-size"] = shard_size if shard_size != _SHARD_SIZE else None
-    with _telling_how_far(work, paths, {**given, "--append": append}, as_json=as_json), _progress(work) as progress:
+    with _telling_how_far(work, paths, {**given, "--append": append}), _progress(work) as progress:
         work.work(owner, shard_size * _MIB, progress)
     seconds = time.perf_counter() - start
     command = _command(paths, {**given, "--append": append, "--resume": resume}) if dry_run else None
@@ -141,10 +141,8 @@ def _count(work: "Import") -> str:
 
 
 @contextlib.contextmanager
-def _telling_how_far(
-    work: "Import", paths: Sequence[Path], given: Mapping[str, Any], *, as_json: bool
-) -> Iterator[None]:
-    """Add to an error how far the import came, and the command that goes on; on SIGTERM, print it."""
+def _telling_how_far(work: "Import", paths: Sequence[Path], given: Mapping[str, Any]) -> Iterator[None]:
+    """Add to an error how far the import came, and the command that goes on."""
     try:
         yield
     except (Exception, KeyboardInterrupt, SystemExit) as error:
@@ -159,8 +157,6 @@ def _telling_how_far(
             ]
             for line in notes:
                 error.add_note(line)
-                if isinstance(error, SystemExit) and not as_json:
-                    note(f"note: {line}")
         if isinstance(error, (ImportError, TypeError, ValueError)) and not isinstance(error, FormatError):
             raise _as_format_error(error) from None  # of the data, of its format, or of the folder
         raise
