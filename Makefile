@@ -23,7 +23,7 @@ WITH_ZIGLANG := PYTHONPATH=$(CURDIR)/$(ZIGLANG)
 BACKEND = $$(grep -oE '^(hatchling|editables)==[0-9.]*' requirements.txt)
 
 .PHONY: help demo native test test-all test-nightly test-lowest test-openssl test-pythons coverage check bench bench-compare peers gpu \
-	gpu-kit emulator aarch64 aarch64-wheel integrations nvrtc mutants fuzz soak docs lock dist environments clean
+	gpu-kit emulator aarch64 aarch64-wheel integrations nvrtc mutants fuzz soak docs site-check lock dist environments clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -204,6 +204,10 @@ soak: $(STAMP) $(NATIVE)  ## run transfers on many threads and inject faults; SO
 
 docs: $(STAMP) $(NATIVE)  ## build the documentation; warnings are errors
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
+
+# Needs Chromium, such as Debian's package of that name.
+site-check: docs  ## look for what is too wide and for links to places that are not there, at 1280 and 390 pixels; needs Chromium
+	PYTHONPATH=tests $(BIN)/python -m browser docs/_build/html $(PICTURES)
 
 # The versions that fastrack is developed and tested with, which stay as they are where they still fit: remove the files to
 # have all new ones. PyPI has no CPU build of torch for Linux, so the hash of the one that CI finds is added.
