@@ -73,7 +73,7 @@ COMMANDS = [
     ["keygen", "{url}"],
     ["key", "{url}"],
     ["seal", "{url}", "out", "-k", "a.key"],
-    ["seal", "plain", "{url}", "-k", "a.key"],
+    ["seal", "plain", "{url}/folder", "-k", "a.key"],
     ["seal", "plain/x.npy", "out.safetensors", "-k", "{url}"],
     ["unseal", "sealed.safetensors", "{url}", "-k", "a.key"],
     ["unseal", "sealed.safetensors", "sealed.safetensors", "{url}", "-k", "a.key"],
