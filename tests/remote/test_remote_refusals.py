@@ -73,10 +73,10 @@ COMMANDS = [
     ["keygen", "{url}"],
     ["key", "{url}"],
     ["seal", "{url}", "out", "-k", "a.key"],
-    ["seal", "plain", "{url}/folder", "-k", "a.key"],
+    ["seal", "plain", "{folder}", "-k", "a.key"],
     ["seal", "plain/x.npy", "out.safetensors", "-k", "{url}"],
     ["unseal", "sealed.safetensors", "{url}", "-k", "a.key"],
-    ["unseal", "sealed.safetensors", "sealed.safetensors", "{url}", "-k", "a.key"],
+    ["unseal", "sealed.safetensors", "sealed.safetensors", "{folder}", "-k", "a.key"],
     ["unseal", "folder", "{url}", "-k", "a.key"],
     ["import", "table.txt", "{url}", "-k", "a.key"],
     ["import", "{url}", "out", "-k", "a.key"],
@@ -88,7 +88,8 @@ COMMANDS = [
 
 @each("arguments", COMMANDS, ids=" ".join)
 def test_a_command_makes_no_folder_of_a_url(arguments):
-    result = invoke([argument.replace("{url}", URL) for argument in arguments])
+    folder = URL.partition(".safetensors")[0]
+    result = invoke([argument.replace("{url}", URL).replace("{folder}", folder) for argument in arguments])
     assert result.exit_code in {1, 2}
     assert isinstance(result.exception, SystemExit), result.exception
     assert "URL" in result.output, result.output
