@@ -156,8 +156,7 @@ class World:
         change = self.rng.choice(
             ["grow", "grow last", "add", "add", "remove", "cut", "edit", "reorder", "swap", "rename"]
         )
-        stored = {row for _, row in self.has()}.intersection(rows or ())
-        if stored and change == "rename" and by_file(self.has()).get(name) != [rows]:
+        if change in {"rename", "swap"} and not (rows and self.is_as_known(name) and self.is_as_known(other)):
             return  # changed, and then renamed, it is a new file
         if change == "add" or not rows:
             self.files[self.new_name()] = self.new_rows()
@@ -169,6 +168,7 @@ class World:
             self.renamed.add(new)
         elif change == "swap":
             self.files[name], self.files[other] = self.files[other], self.files[name]
+            self.renamed.update((name, other))
         elif change == "edit":
             self.rows += 1
             self.files[name] = [*rows[:-1], self.rows - 1]
@@ -176,6 +176,12 @@ class World:
             grown = {"grow": (name, rows + self.new_rows()), "grow last": (last, self.files[last] + self.new_rows())}
             shuffled = {"reorder": (name, self.rng.sample(rows, len(rows))), "cut": (name, rows[: len(rows) // 2])}
             self.files.update([(grown | shuffled)[change]])
+
+    def is_as_known(self, name):
+        """Return whether a file is as the data set has it, or as an interrupted run was given it, or new."""
+        known = [*by_file(self.has()).values(), *([rows] for rows in self.begun_with[0].values())]
+        rows = self.files[name]
+        return all(groups == [rows] for groups in known if set(rows).intersection(*groups[:1]))
 
     def place(self, files):
         source = self.folder / "source"
@@ -433,3 +439,29 @@ def test_a_class_keeps_its_label_when_images_are_appended(tmp_path, key):
             import_samples(folder_of(str(number), *classes), tmp_path / "set", key, append=True)
     data = fastrack.SealedDataset(tmp_path / "set", keys=key, transform=lambda sample: int(sample["label"]))
     assert list(data) == [0, 1, 0, 1, 2]
+
+
+def test_a_data_set_of_version_0_1_is_resumed_and_appended_to(tmp_path, key):
+    source, more = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    write_jsonl(source, range(4))
+    write_jsonl(more, range(4, 6))
+    text = np.frombuffer(b"row 0row 1row 2", np.uint8)
+    old = {"id": np.arange(3), "text.records": text, "text.offsets": np.arange(0, 16, 5)}
+    for mode in ("resume", "append"):
+        folder = tmp_path / mode
+        folder.mkdir()
+        fastrack.save_file(old, folder / "shard-000000.safetensors", key)
+        with pytest.raises(FileExistsError, match="resume="):
+            import_samples(source, folder, key)
+        with pytest.raises(ValueError, match="skip_existing="):
+            import_samples(source, folder, key, append=True, skip_existing=True)
+        with pytest.raises(ValueError, match="resume="):
+            import_samples(more, folder, key, resume=True)
+        if mode == "resume":
+            assert import_samples(source, folder, key, resume=True) == 4
+            assert read_data_set(folder, KeyRing(key)).run == 0
+        count = import_samples(more, folder, key, append=True)
+        data = fastrack.SealedDataset(folder, keys=key, transform=lambda sample: int(sample["id"]))
+        assert list(data) == [*range(count - 2), 4, 5]
+        found = read_data_set(folder, KeyRing(key))
+        assert (found.columns["text"].type, found.run, found.is_complete) == ("text", count - 2, True)
