@@ -20,6 +20,7 @@ from fastrack._util.shown import HIDDEN
 _WIDEST = 100  # columns: longer lines of text are hard to read
 _NARROW = 60  # columns, below which a definition stands under its term
 _TERMS = 24  # columns of the terms of definitions, at most
+_CODE = " " * 4  # before a line to copy
 _DEFINITION = re.compile(r"  (\S.*?)(?:  +(.*))?")
 _ClickException: Any = typer.BadParameter.__mro__[2]  # the base of its errors, which Typer does not export
 # What other programs call a command, and what the command does.
@@ -138,7 +139,8 @@ def describe(command: Any, path: str) -> str:
 def lay_out(text: str) -> str:
     """Return a text in lines as wide as the terminal, broken between words.
 
-    A line that begins with two spaces is a definition: a term, two spaces or more, and what it means.
+    A line that begins with two spaces is a definition: a term, two spaces or more, and what it means. One that begins
+    with four is code to copy, and is not folded.
     """
     width = max(20, min(shutil.get_terminal_size().columns, _WIDEST))
     lines = list[str]()
@@ -146,6 +148,9 @@ def lay_out(text: str) -> str:
     column = min(_TERMS, max(terms, default=0)) + 4
     for line in text.splitlines():
         match = _DEFINITION.fullmatch(line)
+        if line.startswith(_CODE):
+            lines.append(line)
+            continue
         if match is None:
             hanging = len("Usage: ") if line.startswith("Usage: ") else 0
             lines += _wrap(line, width, "", " " * hanging)
