@@ -127,7 +127,9 @@ def name_source(error: BaseException, source: str) -> str:
     message, name = message_of(error), re.escape(source)
     # A path may be a word of messages, such as key or file: that names it before a colon or in quotes alone.
     is_word = source.isidentifier()
-    named = rf"(?:^|: ){name}(?=: )|^{name} (?:is|has) |(['\"`]){name}\1" if is_word else rf"(?<![\w./-]){name}(?![\w/-])"
+    named = (
+        rf"(?:^|: ){name}(?=: )|^{name} (?:is|has) |(['\"`]){name}\1" if is_word else rf"(?<![\w./-]){name}(?![\w/-])"
+    )
     return message if re.search(named, message) else f"{source}: {message}"
 
 
