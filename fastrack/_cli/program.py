@@ -121,6 +121,8 @@ def describe(command: Any, path: str) -> str:
     arguments = [param for param in command.params if param.param_type_name == "argument"]
     options = [param for param in command.params if param.param_type_name == "option"]
     words = ["[OPTIONS]", *(param.metavar for param in arguments)]
+    if path == "fastrack":
+        return _describe_all(command)
     if isinstance(command, TyperGroup):
         words = ["COMMAND", "..."]
     lines = [f"Usage: {path} {' '.join(words)}", "", command.help or ""]
@@ -133,7 +135,17 @@ def describe(command: Any, path: str) -> str:
         ]
     lines += ["", "Options:", *(f"  {_term(param)}  {param.help or ''}{_default(param)}" for param in options)]
     lines += ["  --help, -h  Show this text."]
-    return lay_out("\n".join([*lines, *(["", command.epilog] if command.epilog else [])]))
+    return lay_out("\n".join(lines))
+
+
+def _describe_all(program: Any) -> str:
+    """Return the help of the program, which fits a terminal of 24 rows: a line for each command, by topic."""
+    lines, topic = ["Usage: fastrack [--version | --help] COMMAND ...", program.help or ""], None
+    for name, member in program.commands.items():
+        lines += [] if member.rich_help_panel == topic else [f"{member.rich_help_panel}:"]
+        topic = member.rich_help_panel
+        lines.append(f"  {name}  {member.short_help}")
+    return lay_out("\n".join(lines))
 
 
 def lay_out(text: str) -> str:

@@ -34,8 +34,8 @@ def import_(
         list[Path],
         typer.Argument(
             metavar="SOURCE... FOLDER",
-            help="A folder of images or of .npy files, by class; .csv, .tsv, .txt, .jsonl, .tar (WebDataset), "
-            ".parquet, .arrow or .feather files, or a folder of these; and the folder to write.",
+            help="A folder of images or .npy files, by class; .csv, .tsv, .txt, .jsonl, .tar (WebDataset), .parquet, "
+            ".arrow or .feather files, or a folder of them; and the folder to write.",
         ),
     ],
     *,
@@ -46,14 +46,14 @@ def import_(
     ] = None,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Go on with the last run, after its samples in FOLDER, of the same SOURCE."),
+        typer.Option("--resume", help="Go on with the last run, of the same SOURCE."),
     ] = False,
     append: Annotated[
         bool, typer.Option("--append", help="Add the samples of SOURCE to the data set in FOLDER.")
     ] = False,
     skip_existing: Annotated[
         bool,
-        typer.Option("--skip-existing", help="With --append or --resume: leave out files that FOLDER has, unchanged."),
+        typer.Option("--skip-existing", help="With these two: leave out unchanged files of FOLDER."),
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Read and check all of SOURCE, and write nothing.")
@@ -66,7 +66,7 @@ def import_(
 ) -> None:
     """Seal images, text, records or tables into a folder of shards, sample by sample.
 
-    What was written when a run is interrupted, or killed, is kept for --resume, which compares it with SOURCE first.
+    An interrupted run is kept for --resume, which compares it with SOURCE first.
     """
     from fastrack._samples.sources import open_import
 
