@@ -32,7 +32,6 @@ from fastrack._version import __version__
 app = typer.Typer(
     cls=Program,
     context_settings={"help_option_names": ["--help", "-h"]},
-    epilog=f"`fastrack help TOPIC` tells more on {', '.join(TOPICS)}.",
     add_completion=False,  # its option would edit the files of a shell
     # A traceback with local variables could show a secret.
     pretty_exceptions_enable=False,
@@ -71,29 +70,41 @@ def _options(
     """Move sealed tensors from their owner to a device, without plaintext on the way."""
 
 
-for _command in (
-    keygen,
-    key,
-    seal,
-    import_,
-    unseal,
-    inspect,
-    verify,
-    publish,
-    anchor,
-    grant,
-    rekey,
-    doctor,
-    warmup,
-    bench,
-    demo,
-):
-    app.command(_command.__name__.removesuffix("_"), cls=Command)(handle_errors(_command))
+_COMMANDS = {  # by topic, each with what it does in a line of 80 columns
+    "Every day": {
+        keygen: "Make a key, or a key pair, that only you may read.",
+        import_: "Seal images, text, records or tables into a data set.",
+        seal: "Encrypt files, or a folder such as that of a model.",
+        inspect: "Show what a sealed file or folder holds, without a key.",
+        verify: "Check that all of it is what its owner sealed.",
+        unseal: "Authenticate and decrypt into plain files.",
+        help_: f"On a COMMAND or {', '.join(TOPICS)}.",
+    },
+    "Keys and sharing": {
+        key: "Show which keys are here, by their ids; nothing secret.",
+        grant: "Give a key to others, in a signed file beside the data.",
+        rekey: "Seal a file or a data set under another key.",
+        publish: "Sign a manifest of files, as their next version.",
+        anchor: "Remember the newest version of such files.",
+    },
+    "Machines": {
+        doctor: "Examine this machine: what is protected, what is not.",
+        warmup: "Compile the kernels for the GPU of this machine.",
+        bench: "Measure the steps from the bounce path to fastrack.",
+        demo: "Seal, open, train, refuse a forgery, and measure speeds.",
+    },
+}
+for _panel, _members in _COMMANDS.items():
+    for _command, _text in _members.items():
+        _name = _command.__name__.removesuffix("_")
+        app.command(_name, cls=Command, short_help=_text, rich_help_panel=_panel)(handle_errors(_command))
 
 attest_app.command()(handle_errors(collateral.fetch))
 attest_app.command()(handle_errors(collateral.policy))
-for _name, _group in {"attest": attest_app, "broker": broker_app}.items():
+for _name, _group, _text in (
+    ("attest", attest_app, "Give keys to a machine that proves what it is, by files."),
+    ("broker", broker_app, "Grant keys to such machines, over HTTPS."),
+):
     for _registered in _group.registered_commands:
         _registered.cls = Command
-    app.add_typer(_group, name=_name, cls=Program, no_args_is_help=False)
-app.command("help", cls=Command)(handle_errors(help_))
+    app.add_typer(_group, name=_name, cls=Program, no_args_is_help=False, short_help=_text, rich_help_panel="Machines")

@@ -145,10 +145,10 @@ def speed(count: int, seconds: float) -> float:
 
 
 @contextlib.contextmanager
-def reporter(verb: str) -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows the current step on a terminal's stderr, after this verb."""
+def reporter(verb: str, *, quiet: bool = False) -> Iterator[Callable[[str], None]]:
+    """Yield a function that shows the current step on a terminal's stderr, after this verb, unless quiet."""
     status = Console(stderr=True, highlight=False, markup=False).status(verb)
-    with status if sys.stderr.isatty() else contextlib.nullcontext():
+    with status if sys.stderr.isatty() and not quiet else contextlib.nullcontext():
         yield lambda subject: status.update(f"{verb} {subject}")
 
 

@@ -124,9 +124,13 @@ def show_errors(messages: Iterable[str]) -> None:
 
 def name_source(error: BaseException, source: str) -> str:
     """Return the message of an error, with the source that it concerns."""
-    message = message_of(error)
-    is_named = re.search(rf"(?<![\w./-]){re.escape(source)}(?![\w/-])", message)
-    return message if is_named else f"{source}: {message}"
+    message, name = message_of(error), re.escape(source)
+    # A path may be a word of messages, such as key or file: that names it before a colon or in quotes alone.
+    is_word = source.isidentifier()
+    named = (
+        rf"(?:^|: ){name}(?=: )|^{name} (?:is|has) |(['\"`]){name}\1" if is_word else rf"(?<![\w./-]){name}(?![\w/-])"
+    )
+    return message if re.search(named, message) else f"{source}: {message}"
 
 
 def error_document(error: BaseException) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """``fastrack help``: the help of commands, and short texts on topics.
 
-A line of a topic that is indented is a term, and behind two spaces what it means.
+A line of a topic that is indented is a term, and behind two spaces what it means; with four spaces, code to copy.
 """
 
 import difflib
@@ -69,11 +69,11 @@ Variables that fastrack reads:
 Completion of commands, options and paths takes one line in a shell; fastrack edits no file of yours.
 
 bash:
-  _FASTRACK_COMPLETE=source_bash fastrack > ~/.local/share/bash-completion/completions/fastrack
+    _FASTRACK_COMPLETE=source_bash fastrack > ~/.local/share/bash-completion/completions/fastrack
 zsh, with ~/.zfunc in fpath:
-  _FASTRACK_COMPLETE=source_zsh fastrack > ~/.zfunc/_fastrack
+    _FASTRACK_COMPLETE=source_zsh fastrack > ~/.zfunc/_fastrack
 fish:
-  _FASTRACK_COMPLETE=source_fish fastrack > ~/.config/fish/completions/fastrack.fish
+    _FASTRACK_COMPLETE=source_fish fastrack > ~/.config/fish/completions/fastrack.fish
 
 Make the folder first if it is not there. A new shell has it then.""",
 }
@@ -98,7 +98,7 @@ def help_(
     given = list(words or ())
     topic = ALIASES.get(" ".join(given).lower(), " ".join(given).lower())
     if topic in TOPICS:
-        print_lines([lay_out(TOPICS[topic])])
+        typer.echo(lay_out(TOPICS[topic]))  # not folded again: it fits, but for code
         return
     command, path = program, "fastrack"
     for word in given:

@@ -20,6 +20,7 @@ from fastrack._util.shown import HIDDEN
 _WIDEST = 100  # columns: longer lines of text are hard to read
 _NARROW = 60  # columns, below which a definition stands under its term
 _TERMS = 24  # columns of the terms of definitions, at most
+_CODE = " " * 4  # before a line to copy
 _DEFINITION = re.compile(r"  (\S.*?)(?:  +(.*))?")
 _ClickException: Any = typer.BadParameter.__mro__[2]  # the base of its errors, which Typer does not export
 # What other programs call a command, and what the command does.
@@ -120,6 +121,8 @@ def describe(command: Any, path: str) -> str:
     arguments = [param for param in command.params if param.param_type_name == "argument"]
     options = [param for param in command.params if param.param_type_name == "option"]
     words = ["[OPTIONS]", *(param.metavar for param in arguments)]
+    if path == "fastrack":
+        return _describe_all(command)
     if isinstance(command, TyperGroup):
         words = ["COMMAND", "..."]
     lines = [f"Usage: {path} {' '.join(words)}", "", command.help or ""]
@@ -132,13 +135,24 @@ def describe(command: Any, path: str) -> str:
         ]
     lines += ["", "Options:", *(f"  {_term(param)}  {param.help or ''}{_default(param)}" for param in options)]
     lines += ["  --help, -h  Show this text."]
-    return lay_out("\n".join([*lines, *(["", command.epilog] if command.epilog else [])]))
+    return lay_out("\n".join(lines))
+
+
+def _describe_all(program: Any) -> str:
+    """Return the help of the program, which fits a terminal of 24 rows: a line for each command, by topic."""
+    lines, topic = ["Usage: fastrack [--version | --help] COMMAND ...", program.help or ""], None
+    for name, member in program.commands.items():
+        lines += [] if member.rich_help_panel == topic else [f"{member.rich_help_panel}:"]
+        topic = member.rich_help_panel
+        lines.append(f"  {name}  {member.short_help}")
+    return lay_out("\n".join(lines))
 
 
 def lay_out(text: str) -> str:
     """Return a text in lines as wide as the terminal, broken between words.
 
-    A line that begins with two spaces is a definition: a term, two spaces or more, and what it means.
+    A line that begins with two spaces is a definition: a term, two spaces or more, and what it means. One that begins
+    with four is code to copy, and is not folded.
     """
     width = max(20, min(shutil.get_terminal_size().columns, _WIDEST))
     lines = list[str]()
@@ -146,6 +160,9 @@ def lay_out(text: str) -> str:
     column = min(_TERMS, max(terms, default=0)) + 4
     for line in text.splitlines():
         match = _DEFINITION.fullmatch(line)
+        if line.startswith(_CODE):
+            lines.append(line)
+            continue
         if match is None:
             hanging = len("Usage: ") if line.startswith("Usage: ") else 0
             lines += _wrap(line, width, "", " " * hanging)

@@ -40,7 +40,7 @@ def test_inspect_shows_one_table_without_a_key(cli, data, monkeypatch):
     assert f"key {key_id}" in said
     assert [line.split()[:3] for line in said.splitlines() if line.startswith(("text", "label"))] == [
         ["label", "I64", "[]"],
-        ["text", "U8", "records"],
+        ["text", "U8", "text"],
     ]
     assert len(said.splitlines()) <= 24
     assert max(map(len, said.splitlines())) <= 100
@@ -68,7 +68,10 @@ def test_verify_authenticates_all_of_it(cli, key, data):
     said = cli(f"verify data {key}").stdout
     count = len(shards(data))
     assert f"every chunk of 30 samples in {count} shards is authentic, in order and complete" in said
-    assert "not seen here" in said
+    lines = said.splitlines()
+    assert lines[0].startswith("data: ")
+    assert lines[1].startswith("key: ")
+    assert lines[2:] == ["not checked: whether later imports were removed from the end; --anchor checks that"]
     document = cli.json(f"verify data {key}")
     assert (document["ok"], document["complete"], document["samples"]) == (True, True, 30)
     assert [shard["ok"] for shard in document["shards"]] == [True] * count
@@ -84,7 +87,7 @@ def test_shards_that_say_nothing_of_their_order_are_told(cli, key, folder):
     (folder / "old").mkdir()
     for number in range(2):
         save_file({"x": np.full(3, number)}, folder / "old" / f"shard-00000{number}.safetensors", owner)
-    assert "not seen here: the order of shards" in cli(f"verify old {key}").stdout
+    assert "not checked: the order of shards" in cli(f"verify old {key}").stdout
     document = cli.json(f"verify old {key}")
     assert (document["ok"], document["complete"], document["samples"]) == (True, None, 6)
     cli(f"unseal old out.csv {key}")
@@ -166,7 +169,7 @@ def test_an_anchor_sees_what_is_missing_at_the_end(cli, key, data):
         writer.write({"text": "a second run", "label": 0})
     cli("publish data --sign owner.signer")
     cli("anchor data.anchor --owner owner.signer.pub")
-    assert "not seen here" not in cli(f"verify data --anchor data.anchor {key}").stdout
+    assert "not checked" not in cli(f"verify data --anchor data.anchor {key}").stdout
     cli("verify data --anchor data.anchor")  # all files, without a key
     cli(f"unseal data out.jsonl --anchor data.anchor {key}")
     shards(data)[-1].unlink()

@@ -117,3 +117,15 @@ def test_a_folder_follows_an_anchor(cli, key, sealed):
     cli(f"seal model new {key}")
     shutil.copy(sealed / "fastrack.manifest", sealed.with_name("new"))
     assert "fastrack.folder" in cli.error(f"unseal new again --anchor model.anchor {key}")
+
+
+def test_a_sealed_folder_of_many_files_is_shown_in_part(cli, key, folder):
+    (folder / "many").mkdir()
+    for number in range(50):
+        (folder / "many" / f"{number:02}.txt").write_text("text")
+    cli(f"seal many sealed {key}")
+    said = cli("inspect sealed").stdout.splitlines()
+    assert [line for line in said if line.startswith(("19.txt", "20.txt"))][1:] == []
+    assert "... 30 more; --json has all" in said
+    assert said[-1].startswith("50 files, ")
+    assert len(cli.json("inspect sealed")["files"]) == 50

@@ -28,7 +28,29 @@ def test_help_fits_the_terminal_and_breaks_no_word(cli, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", str(width))
     for line in [*commands(), *TOPICS, ""]:
         lines = cli(f"help {line}").stdout.splitlines()
+        lines = [line for line in lines if not line.startswith("    _FASTRACK_COMPLETE=")]  # to copy
         assert [line for line in lines if len(line) > max(width, 20) and len(line.split()) > 1 and width > 20] == []
+
+
+def test_the_first_screen_has_a_line_for_each_command(cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = cli("help").stdout.splitlines()
+    assert len(lines) <= 24
+    assert [line.split()[0] for line in lines if line.startswith("  ")] == [
+        name for name in commands() if len(name.split()) == 1
+    ]
+    assert [line for line in lines[2:] if not line.startswith("  ")] == ["Every day:", "Keys and sharing:", "Machines:"]
+    assert len(cli("help import").stdout.splitlines()) <= 24
+
+
+def test_a_line_to_copy_is_not_folded(cli, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    code = [line for line in cli("help completion").stdout.splitlines() if "_FASTRACK_COMPLETE" in line]
+    assert [line.partition(" > ")[2] for line in code] == [
+        "~/.local/share/bash-completion/completions/fastrack",
+        "~/.zfunc/_fastrack",
+        "~/.config/fish/completions/fastrack.fish",
+    ]
 
 
 def test_help_of_a_command_is_told_in_each_way(cli):

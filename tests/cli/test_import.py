@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 from helpers.cases import each
 
@@ -72,6 +73,26 @@ def test_the_report_has_six_lines_of_80_columns(cli, key, folder):
     assert lines[2].startswith("key: ")
     assert lines[3:] == ["Next: fastrack inspect ds", '      in Python: fastrack.SealedDataset("ds", keys="owner.key")']
     assert max(map(len, lines)) <= 80
+
+
+def test_the_report_names_columns_and_classes(cli, key, folder):
+    names = [f"measurement_{number}" for number in range(15)]
+    (folder / "wide.csv").write_text(f"{','.join(names)}\n{','.join(['1'] * 14)},a\n")
+    said = cli(f"import wide.csv wide {key}").stdout.splitlines()
+    lines = said[1 : next(index for index, line in enumerate(said) if line.startswith("key: "))]
+    assert max(map(len, lines)) <= 80
+    assert all(line.startswith(" " * len("columns: ")) for line in lines[1:])
+    listed = " ".join(" ".join(lines).split())
+    assert all(f"{name} (integers)" in listed for name in names[:12])
+    assert listed.endswith(", and 3 more: 2 of integers, 1 of text")
+    for count, end in ((3, ", 2 c02"), (40, ", ... 32 more")):
+        for number in range(count):
+            (folder / f"images{count}" / f"c{number:02}").mkdir(parents=True)
+            np.save(folder / f"images{count}" / f"c{number:02}" / "x.npy", np.zeros(2))
+        [line] = [line for line in cli(f"import images{count} ds{count} {key}").stdout.splitlines() if "labels" in line]
+        assert len(line) <= 80
+        assert line.startswith("labels: 0 c00, 1 c01")
+        assert line.endswith(end)
 
 
 def test_files_that_are_there_are_left_out_and_told(cli, key, folder):

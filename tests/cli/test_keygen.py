@@ -90,3 +90,26 @@ def test_a_key_in_a_folder_that_others_may_read_is_told_beside_the_rest(cli, fol
     done = cli("key keys", status=1)
     assert Key.load("keys/b.key").id in done.stdout
     assert "chmod 600 keys/a.key" in done.stderr
+
+
+def test_many_files_that_are_no_keys_are_one_line(cli, folder):
+    cli("keygen owner.key")
+    for number in range(30):
+        (folder / f"table{number:02}.csv").write_text("a,b")
+    (folder / "damaged.key").write_text("fastrack-key-1:")
+    line = f"key {' '.join(cli.names())} missing"
+    done = cli(line, status=1)
+    assert Key.load("owner.key").id in done.stdout
+    told = done.stderr.splitlines()
+    assert [said.split()[1].rstrip(":") for said in told[:2]] == ["damaged.key", "missing"]
+    others = "30 other files are no keys: table00.csv, table01.csv, table02.csv, ...; --json tells of each"
+    assert told[2:] == [f"error: {others}"]
+    assert len(cli.json(line, status=1)["failed"]) == 32
+
+
+def test_an_error_names_a_path_that_is_a_word_of_its_text(cli, folder):
+    for name in ("keys", "folder", "a"):
+        (folder / name).mkdir()
+        assert cli("key " + name, status=1).stderr.startswith(f"error: {name}: expected keys in this folder")
+    (folder / "file").write_text("no key")
+    assert cli("key file", status=1).stderr.startswith("error: file is not a fastrack key file")

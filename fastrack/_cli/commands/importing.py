@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from fastrack._samples.imports import Import
 
 _WIDTH = 80  # columns of a line of the report
+_LISTED = 12  # columns that are named, at most
 _SHARD_SIZE = 256  # MiB
 _MIB = 1 << 20
 
@@ -32,8 +34,8 @@ def import_(
         list[Path],
         typer.Argument(
             metavar="SOURCE... FOLDER",
-            help="A folder of images or of .npy files, by class; .csv, .tsv, .txt, .jsonl, .tar (WebDataset), "
-            ".parquet, .arrow or .feather files, or a folder of these; and the folder to write.",
+            help="A folder of images or .npy files, by class; .csv, .tsv, .txt, .jsonl, .tar (WebDataset), .parquet, "
+            ".arrow or .feather files, or a folder of them; and the folder to write.",
         ),
     ],
     *,
@@ -44,14 +46,14 @@ def import_(
     ] = None,
     resume: Annotated[
         bool,
-        typer.Option("--resume", help="Go on with the last run, after its samples in FOLDER, of the same SOURCE."),
+        typer.Option("--resume", help="Go on with the last run, of the same SOURCE."),
     ] = False,
     append: Annotated[
         bool, typer.Option("--append", help="Add the samples of SOURCE to the data set in FOLDER.")
     ] = False,
     skip_existing: Annotated[
         bool,
-        typer.Option("--skip-existing", help="With --append or --resume: leave out files that FOLDER has, unchanged."),
+        typer.Option("--skip-existing", help="With these two: leave out unchanged files of FOLDER."),
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Read and check all of SOURCE, and write nothing.")
@@ -64,7 +66,7 @@ def import_(
 ) -> None:
     """Seal images, text, records or tables into a folder of shards, sample by sample.
 
-    What was written when a run is interrupted, or killed, is kept for --resume, which compares it with SOURCE first.
+    An interrupted run is kept for --resume, which compares it with SOURCE first.
     """
     from fastrack._samples.sources import open_import
 
@@ -93,14 +95,14 @@ def import_(
     )
     given: dict[str, Any] = {"--key": key, "--columns": ",".join(names), "--skip-existing": skip_existing}
     given["--shard-size"] = shard_size if shard_size != _SHARD_SIZE else None
-    with _telling_how_far(work, paths, {**given, "--append": append}), _progress(work) as progress:
+    with _telling_how_far(work, paths, {**given, "--append": append}), _progress(work, quiet=quiet) as progress:
         work.work(owner, shard_size * _MIB, progress)
     seconds = time.perf_counter() - start
     command = _command(paths, {**given, "--append": append, "--resume": resume}) if dry_run else None
     if quiet and not as_json:
         return
     tell(
-        _report(work, seconds, None if owner is None else owner.id, key, command),
+        _report(work, seconds, None if owner is None else owner.id, key, command, _classes_of(work, sources)),
         as_json=as_json,
         sources=[str(source) for source in sources],
         folder=str(folder),
@@ -128,16 +130,16 @@ def _open_key(source: str | None) -> Any:
 
 
 @contextlib.contextmanager
-def _progress(work: "Import") -> Iterator[Callable[[int], None]]:
-    """Yield a function to call after each batch, which shows files, samples and bytes on a terminal."""
-    with reporter("importing:") as report:
+def _progress(work: "Import", *, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """Yield a function to call after each batch, which shows files, samples and bytes on a terminal, unless quiet."""
+    with reporter("importing:", quiet=quiet) as report:
         yield lambda _: report(_count(work))
 
 
 def _count(work: "Import") -> str:
     place = work.place if work.begun else None
-    files = f"{work.begun} files" if place is None else f"file {place[0]} of {place[1]}"
-    return f"{files}, {work.read} samples, {format_size(work.nbytes)}"
+    files = pluralize(work.begun, "file") if place is None else f"file {place[0]} of {place[1]}"
+    return f"{files}, {pluralize(work.read, 'sample')}, {format_size(work.nbytes)}"
 
 
 @contextlib.contextmanager
@@ -177,8 +179,10 @@ def _command(paths: Sequence[Path], given: Mapping[str, Any]) -> str:
     return shlex.join(words)
 
 
-def _report(work: "Import", seconds: float, key_id: str | None, key: str | None, command: str | None) -> list[str]:
-    """Return the result of an import in six lines."""
+def _report(
+    work: "Import", seconds: float, key_id: str | None, key: str | None, command: str | None, classes: Sequence[str]
+) -> list[str]:
+    """Return the result of an import in a few lines."""
     added, folder = work.samples - work.before, str(work.folder)
     told = f"{pluralize(added, 'sample')} {'added' if work.before else 'sealed'}"
     if command is not None:
@@ -186,7 +190,9 @@ def _report(work: "Import", seconds: float, key_id: str | None, key: str | None,
     of = f", of {pluralize(work.begun, 'file')}" if work.begun else ""
     total = f", {work.samples} in all" if work.before else ""
     lines = [f"{clean(folder)}: {told}{of} ({format_size(work.nbytes)} read){total}; {seconds:.1f} s"]
-    lines.append(_fit("columns: ", [f"{name} ({text})" for name, text in _describe_columns(work.columns)]))
+    lines += _list_columns(_describe_columns(work.columns))
+    if classes:
+        lines.append(_fit("labels: ", [f"{number} {name}" for number, name in enumerate(classes)], more="... {} more"))
     if work.skipped:
         reasons = {reason: [name for name, why in work.skipped if why == reason] for _, reason in work.skipped}
         groups = [f"{len(names)} {why} ({names[0]}{', ...' * (len(names) > 1)})" for why, names in reasons.items()]
@@ -202,13 +208,44 @@ def _report(work: "Import", seconds: float, key_id: str | None, key: str | None,
     ]
 
 
-def _fit(start: str, items: Sequence[str]) -> str:
+def _list_columns(columns: Sequence[tuple[str, str]]) -> list[str]:
+    """Return the columns in lines: of many the first, and the number of the others by type."""
+    items = [f"{clean(name)} ({text})" for name, text in columns[:_LISTED]]
+    if len(columns) > _LISTED:
+        counts = Counter(text for _, text in columns[_LISTED:]).most_common(_LISTED)
+        first, *others = [f"{count} of {text}" for text, count in counts]
+        items += [f"and {len(columns) - _LISTED} more: {first}", *others]
+    lines = ["columns: " + items[0]]
+    for item in items[1:]:
+        if len(lines[-1]) + len(", ,") + len(item) <= _WIDTH:
+            lines[-1] += f", {item}"
+        else:
+            lines[-1] += ","
+            lines.append(" " * len("columns: ") + item)
+    return lines
+
+
+def _classes_of(work: "Import", sources: Sequence[Path]) -> list[str]:
+    """Return the names of the classes of a folder, by their labels; none if it has none."""
+    from fastrack._samples.folders import list_folder
+
+    if not {"path", "label"} <= work.columns.keys() or len(sources) != 1 or not sources[0].is_dir():
+        return []
+    with contextlib.suppress(FormatError, OSError):  # it has changed since
+        listing = list_folder(sources[0], work.folder)
+        numbers = zip(listing.labels or (), listing.paths, strict=True) if listing.labels else ()
+        return list({number: path.relative_to(sources[0]).parts[0] for number, path in numbers}.values())
+    return []
+
+
+def _fit(start: str, items: Sequence[str], *, more: str = "{} more") -> str:
     """Return as many items as there is room for in a line, and the number of the others."""
     line = start
     for index, item in enumerate(map(clean, items)):
-        comma, more = ", " if index else "", f", {len(items) - index - 1} more" if index + 1 < len(items) else ""
-        if index and len(line) + len(comma) + len(item) + len(more) > _WIDTH:
-            return f"{line}, {len(items) - index} more"
+        comma, left = ", " if index else "", len(items) - index - 1
+        rest = f", {more.format(left)}" if left else ""
+        if index and len(line) + len(comma) + len(item) + len(rest) > _WIDTH:
+            return f"{line}, {more.format(left + 1)}"
         line += comma + item
     return line
 

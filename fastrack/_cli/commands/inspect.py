@@ -140,8 +140,11 @@ def _report_folder(path: Path) -> Report:
         ]
     total = sum(file["bytes"] for file in files)
     table = new_table("name", "stored", "", right=("stored",))
-    for file in files:
+    for file in files[:_LISTED]:
         table.add_row(clean(file["name"]), format_size(file["bytes"]), "sealed" if file["sealed"] else "plain")
+    more = [f"... {len(files) - table.row_count:,} more; --json has all"] if table.row_count < len(files) else []
+    sealed = sum(file["sealed"] for file in files)
+    counts = f"{pluralize(len(files), 'file')}, {format_size(total)}: {sealed:,} sealed, {len(files) - sealed:,} plain"
     ids = {"kind": index.kind, "format": "1", "file_id": index.file_id, "key_id": index.key_id}
     return Report(
         {"path": str(path), **ids, "files": files, "file_bytes": total},
@@ -149,7 +152,9 @@ def _report_folder(path: Path) -> Report:
             f"{clean(str(path))}: a sealed folder of {pluralize(len(files), 'file')}, {format_size(total)}",
             f"format 1, file {index.file_id}, key {index.key_id}\n",
             table,
+            *more,
             f"\n{_UNAUTHENTICATED}",
+            *([counts] if more else ()),
         ],
         nbytes=total,
     )
@@ -164,7 +169,8 @@ def _report_data_set(path: Path) -> Report:
     columns: list[dict[str, Any]] = []
     for name, column in data.columns.items():
         shape, nbytes = column.shape, data.sizes[name]
-        table.add_row(clean(name), column.dtype, "records" if shape is None else str(list(shape)), format_size(nbytes))
+        kind = str(list(shape)) if shape is not None else "text or bytes" if column.dtype == "U8" else "lists"
+        table.add_row(clean(name), column.dtype, kind, format_size(nbytes))
         columns.append({"name": name, "dtype": column.dtype, "shape": shape, "plain_bytes": nbytes})
     shards = [
         {"name": shard.path.name, "file_id": shard.file_id, "samples": shard.samples, "file_bytes": shard.size}
@@ -271,7 +277,7 @@ def describe_contents(contents: Contents) -> list[str | Table]:
 
 
 _IN_FULL = 4  # files whose tensors are listed, at most
-_LISTED = 20  # files that have a line, at most
+_LISTED = 20  # files that have a line, at most; those of a sealed folder too
 _UNAUTHENTICATED = "Nothing here was authenticated: anyone can write such a header. `fastrack verify` checks it."
 _OF_KIND = {"tensor": "", "checkpoint": " of a checkpoint", "folder": " of the index of a sealed folder"}
 

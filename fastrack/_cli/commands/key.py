@@ -12,6 +12,7 @@ from fastrack._cli.options import Json, Silent
 from fastrack.errors import FastrackError, FormatError
 
 _BEGINNING = 15  # bytes that tell the kinds of files apart, and hold nothing of a key
+_FEW = 3  # files that are no keys and each have a line, at most
 
 
 def key(
@@ -49,9 +50,23 @@ def key(
             for entry in entries:
                 table.add_row(entry["id"], entry["kind"], str(entry["bits"] or ""), clean(entry["source"]))
             print_lines([table])
-        show_errors([name_source(error, source) for source, error in failed])
+        show_errors(_fold(failed))
     if failed:
         raise typer.Exit(1)
+
+
+def _fold(failed: list[tuple[str, Exception]]) -> list[str]:
+    """Return the errors as lines: files that are no keys as one line, if there are more than a few, as of ``*``."""
+    others = [source for source, error in failed if isinstance(error, FormatError) and not _claims_key(Path(source))]
+    if len(others) <= _FEW:
+        return [name_source(error, source) for source, error in failed]
+    lines = [name_source(error, source) for source, error in failed if source not in others]
+    return [*lines, f"{len(others):,} other files are no keys: {', '.join(others[:_FEW])}, ...; --json tells of each"]
+
+
+def _claims_key(path: Path) -> bool:
+    """Return whether a file is a key, or is named like one: damage of it is told."""
+    return path.suffix in {".key", ".pub"} or _is_key(path)
 
 
 def _document(failed: list[tuple[str, Exception]]) -> dict[str, Any]:

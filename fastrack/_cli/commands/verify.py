@@ -230,11 +230,11 @@ def _verify_data_set(
             **meter.describe(data.nbytes),
         },
         lines=[
-            *((table, "") if table.row_count else ()),
-            *(clean(str(error)) for error in errors),
-            *limits,
-            f"key: {data.key_id}",
             f"{clean(str(path))}: {verdict}; {format_size(data.nbytes)} in {format_rate(data.nbytes, meter.seconds)}",
+            f"key: {data.key_id}",
+            *limits,
+            *(("", table, "") if table.row_count else ()),
+            *(clean(str(error)) for error in errors),
         ],
         nbytes=data.nbytes,
         errors=errors,
@@ -255,8 +255,10 @@ def _limits(*, complete: bool | None, anchored: bool) -> list[str]:
     if anchored:
         return []
     if complete is None:
-        return ["not seen here: the order of shards, and missing ones: they are of fastrack 0.1, and do not say it"]
-    return ["not seen here: last runs of `import` that are missing as a whole; an anchor sees them (--anchor)"]
+        return [
+            "not checked: the order of shards, and whether some are missing: shards of fastrack 0.1 do not say"
+        ]
+    return ["not checked: whether later imports were removed from the end; --anchor checks that"]
 
 
 def _unfinished(path: Path, samples: int) -> FormatError:
