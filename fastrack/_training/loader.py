@@ -27,7 +27,6 @@ from fastrack._keys.keys import Key
 from fastrack._sealed.message_headers import authenticate_remote
 from fastrack._sealed.message_headers import prefetch as begin_downloads
 from fastrack._sealed.tensor import SealedTensor
-from fastrack._training.dataset import SealedDataset
 from fastrack._transfer.api import to_device
 from fastrack._transfer.inputs import wanted_of
 from fastrack._util.fork import register_fork_reset
@@ -141,8 +140,9 @@ def wrap(
 
 def _keys_of_data(loader: Any) -> KeyRing | None:
     """Return the keys that the data set of a loader was made with, or None."""
-    data = loader
-    while data is not None and not isinstance(data, SealedDataset):
+    module = sys.modules.get("fastrack._training.dataset")  # which takes torch; not imported, there is no such data set
+    data = None if module is None else loader
+    while data is not None and not isinstance(data, module.SealedDataset):
         data = getattr(data, "dataset", None)  # as loaders have it, and subsets of torch
     return None if data is None else data._keys  # noqa: SLF001 - of this package
 
