@@ -141,10 +141,12 @@ def wrap(
 def _keys_of_data(loader: Any) -> KeyRing | None:
     """Return the keys that the data set of a loader was made with, or None."""
     module = sys.modules.get("fastrack._training.dataset")  # which takes torch; not imported, there is no such data set
-    data = None if module is None else loader
-    while data is not None and not isinstance(data, module.SealedDataset):
+    data = loader
+    while module is not None and data is not None:
+        if isinstance(data, module.SealedDataset):
+            return data._keys  # noqa: SLF001 - of this package
         data = getattr(data, "dataset", None)  # as loaders have it, and subsets of torch
-    return None if data is None else data._keys  # noqa: SLF001 - of this package
+    return None
 
 
 def _require_distributed(loader: Any) -> None:
