@@ -144,7 +144,8 @@ def _keys_of_data(loader: Any) -> KeyRing | None:
     data = loader
     while module is not None and data is not None:
         if isinstance(data, module.SealedDataset):
-            return data._keys  # noqa: SLF001 - of this package
+            keys: KeyRing | None = data._keys  # noqa: SLF001 - of this package
+            return keys
         data = getattr(data, "dataset", None)  # as loaders have it, and subsets of torch
     return None
 
