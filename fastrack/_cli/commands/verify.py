@@ -255,9 +255,7 @@ def _limits(*, complete: bool | None, anchored: bool) -> list[str]:
     if anchored:
         return []
     if complete is None:
-        return [
-            "not checked: the order of shards, and whether some are missing: shards of fastrack 0.1 do not say"
-        ]
+        return ["not checked: the order of shards, and whether some are missing: shards of fastrack 0.1 do not say"]
     return ["not checked: whether later imports were removed from the end; --anchor checks that"]
 
 
