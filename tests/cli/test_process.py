@@ -28,7 +28,7 @@ def test_the_version_and_every_command_are_shown():
     assert (done.returncode, done.stdout.decode()) == (0, f"fastrack {fastrack.__version__}\n")
     done = run("--help")
     assert done.returncode == 0
-    commands = ("keygen", "seal", "unseal", "inspect", "verify", "doctor", "bench", "demo")
+    commands = ("keygen", "seal", "inspect", "verify", "unseal", "doctor", "bench", "demo")
     places = [done.stdout.decode().index(f" {command} ") for command in commands]
     assert places == sorted(places)
     assert run().returncode == 2

@@ -225,7 +225,7 @@ def test_an_absent_column_is_told_with_the_columns_there_are_and_the_nearest(tmp
     with DatasetWriter(tmp_path / "more", key) as writer:
         writer.write({"words": b"one", "label": 1})
     shards = [next((tmp_path / name).glob("shard-*")) for name in ("data", "more")]
-    with pytest.raises(ValueError, match="has no column 'text'; it has 'label', 'words'$"):
+    with pytest.raises(ValueError, match=r"has no column 'text'; it has 'label', 'words'$"):
         SealedDataset(shards, columns=["text"])
 
 
