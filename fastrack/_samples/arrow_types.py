@@ -24,6 +24,7 @@ ARROW = "arrow:"
 """Start of a `Column.type`; after it, in base64, the schema in which Arrow's IPC has the type of the only field."""
 
 _JSON = "json"  # name of that field if the values are stored as JSON
+_FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16}  # which have NaN
 _LISTS = ("is_list", "is_large_list", "is_list_view", "is_large_list_view")
 
 
@@ -208,13 +209,15 @@ def _ends(sizes: Any) -> Any:
 
 
 def with_nulls(block: Block, valid: Mask) -> Block:
-    """Return the values with zeros, or an empty record, in the place of each null."""
+    """Return the values with NaN in a column of floats, else zeros or an empty record, in the place of each null."""
     if block.ends is not None:
         sizes = np.zeros(valid.size, np.int64)
         sizes[valid] = np.diff(block.ends)
         return Block(block.column, block.data, valid.size, _ends(sizes))
     width = dtypes.nbytes(block.column.dtype, block.column.shape or ())
     rows = np.zeros((valid.size, width), np.uint8)
+    if block.column.dtype in _FLOATS:  # which a model that overlooks `x.valid` cannot take for a measurement
+        rows.view(_FLOATS[block.column.dtype])[:] = np.nan
     rows[valid] = block.data.reshape(block.count, width)
     return Block(block.column, rows.reshape(-1), valid.size)
 

@@ -25,7 +25,10 @@ OFFSETS = ".offsets"
 LENGTHS = ".lengths"
 """Ending of the name under which a sample has the length of its record."""
 VALID = ".valid"
-"""Ending of the name of the column (BOOL, one value a sample) that is False where its column has a null."""
+"""Ending of the name of the column (BOOL, one value a sample) that is False where its column has a null.
+
+The null itself is NaN among floats, 0 or False among other numbers, and empty among records.
+"""
 
 
 @dataclass(frozen=True, slots=True)

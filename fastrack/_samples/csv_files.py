@@ -194,7 +194,8 @@ def _blocks_of(name: str, cells: Sequence[str], what: int) -> dict[str, Block]:
     kind, dtype = (float, np.float64) if what & _NUMBER else (int, np.int64)
     if not what & _EMPTY:
         return {name: Block.of(np.array(list(map(kind, cells)), dtype))}
-    values = np.array([kind(cell) if cell else 0 for cell in cells], dtype)
+    null = math.nan if kind is float else 0
+    values = np.array([kind(cell) if cell else null for cell in cells], dtype)
     return {name: Block.of(values), name + VALID: Block.of(np.array(list(map(bool, cells)), np.bool_))}
 
 

@@ -49,13 +49,13 @@ class ImportWriter(DatasetWriter):
         return self._expected
 
     def read_last(self, columns: Collection[str] | None = None) -> Iterator[Part]:
-        """Return the samples of the run that is resumed, or some of their columns."""
+        """Return the samples of the run that is resumed, or some of their columns; none if none is."""
         shards = (shard for shard in self._there.shards if shard[1].first >= self._run)
         return read_parts(shards, KeyRing(self._key), columns)
 
-    def read_earlier(self, columns: Collection[str] | None = None) -> Iterator[Part]:
-        """Return the samples of the runs before this one, or some of their columns."""
-        shards = (shard for shard in self._there.shards if shard[1].first < self._run)
+    def read_earlier(self, columns: Collection[str] | None = None, run: int | None = None) -> Iterator[Part]:
+        """Return the samples of the runs before this one, or of one of them, or some of their columns."""
+        shards = (shard for shard in self._there.shards if shard[1].first < self._run and run in {None, shard[1].run})
         return read_parts(shards, KeyRing(self._key), columns)
 
     def fit(self, batch: Mapping[str, Any]) -> dict[str, Block]:

@@ -32,9 +32,13 @@ _Name = tuple[str, str]  # of a file, after the column that has it: "" if shards
 
 
 class Files(Protocol):
-    """The files of a source. `current` is the one of the last samples; `skipped` were left out, each for a reason."""
+    """The files of a source. `current` is the one of the last samples; `skipped` were left out, each for a reason.
+
+    classes : the number of each class, of a folder of such folders
+    """
 
     paths: list[Path]
+    classes: dict[str, int]
     current: Path
     skipped: list[tuple[str, str]]
 
@@ -102,12 +106,13 @@ class Import:
                 if expected is not None:
                     leaves_out |= writer.there.shards[-1][1].left_out  # a run goes on as it began
                 existing: frozenset[_Name] = frozenset()
+                if self.append or leaves_out:
+                    self._classes = _classes_in(writer.read_earlier([_PATH, _LABEL]))
                 if leaves_out:
                     writer.leave_out_existing()
                     existing = self._find_existing(writer)
-                elif expected is not None and writer.there.is_complete and writer.run:
+                elif self.append or (expected is not None and writer.there.is_complete and writer.run):
                     self._require_new_files(writer)
-                self._classes = _classes_in(writer.read_earlier([_PATH, _LABEL])) if self.append else {}
                 self._store(writer, expected, existing, progress)
                 writer.close()
             finally:
@@ -144,8 +149,6 @@ class Import:
     ) -> None:
         for part in self._read(writer):
             with self._naming_file():
-                if self._classes and self._files is not None:
-                    self._require_classes(part)
                 for start, stop in _stretches_without(existing, part):
                     new = {name: block.part(start, stop) for name, block in part.blocks.items()}
                     writer.write_batch(new, file=part.file or None)
@@ -164,7 +167,7 @@ class Import:
 
     def _read(self, writer: ImportWriter) -> Iterator[Part]:
         """Open the source, and return its samples in the columns of the folder."""
-        self._files, batches = self.open_source()
+        self._files, batches = self._open()
         self.file, self.begun, self._number = "", 0, 0
         while True:
             with self._naming_file():
@@ -210,30 +213,46 @@ class Import:
     def _source(self) -> str:
         return "import_samples" if self._files is None or not self._files.paths else str(self._files.paths[0])
 
-    def _require_classes(self, part: Part) -> None:
-        """Refuse images of a class whose number the folder has for another class: a source numbers those it has."""
-        for name, label in _classes_in([part]).items():
-            known = self._classes.setdefault(name, label)
-            same = next((other for other, number in self._classes.items() if number == label and other != name), None)
-            if known != label or same is not None:
-                of = "" if same is None else f", which is that of {shown(same, 80)}"
+    def _open(self) -> tuple[Files | None, Batches]:
+        files, batches = self.open_source()
+        if files is not None and self._classes:
+            self._require_classes(files.classes)
+        return files, batches
+
+    def _require_classes(self, given: Mapping[str, int]) -> None:
+        """Refuse classes of a source that have other numbers than in the folder: a source numbers those it has."""
+        option = "skip_existing=" if self.skip_existing else "append=" if self.append else "resume="
+        of_number = {number: name for name, number in self._classes.items()}
+        for name, number in given.items():
+            if self._classes.get(name, number) == number and of_number.get(number, name) == name:
+                continue
+            last = of_number[max(of_number)]
+            early = next((each for each in given if each not in self._classes and each < last), None)
+            if early is not None:
                 raise ValueError(
-                    f"append=: expected the class {shown(name, 80)} with a label of its own, as {self.folder} has it, "
-                    f"got {label}{of}. Give a folder with all classes, and skip_existing= (--skip-existing)"
+                    f"{option}: expected new classes that sort after {shown(last, 80)}, the last one that "
+                    f"{self.folder} has, as classes are numbered in their order, got {shown(early, 80)}. Rename its "
+                    "folder, or import all anew into another folder"
                 )
+            of = f", which is that of {shown(of_number[number], 80)}" if number in of_number else ""
+            raise ValueError(
+                f"{option}: expected the class {shown(name, 80)} with a label of its own, as {self.folder} has it, "
+                f"got {number}{of}. Give a folder with all classes, and skip_existing="
+            )
 
     def _require_new_files(self, writer: ImportWriter) -> None:
-        """Refuse files of earlier runs in a source that has grown since its last run came to its end."""
-        files, _ = self.open_source()
+        """Refuse files that the folder has of earlier runs: they would be in it twice, and none can be taken out."""
+        files, _ = self._open()
         if files is None:
             return
         last = {name for part in writer.read_last([_PATH]) for (_, name), _, _ in _names_in(part)}
         added = {files.name_of(path) for path in files.paths} - last
         earlier = {name for part in writer.read_earlier([_PATH]) for (_, name), _, _ in _names_in(part)}
         if added & earlier:
+            expected = "append=: expected new files" if self.append else "resume=: expected its source, and new files"
             raise ValueError(
-                f"resume=: expected the source of the last run, and new files, got {shown(min(added & earlier), 80)}, "
-                f"which {self.folder} has of an earlier run. Leave such files out by skip_existing= (--skip-existing)"
+                f"{expected}, got {shown(min(added & earlier), 80)}, a name that {self.folder} has. Leave out files "
+                "that it has by skip_existing=, or rename them"
             )
 
     def _find_existing(self, writer: ImportWriter) -> frozenset[_Name]:
@@ -251,6 +270,11 @@ class Import:
         gone = {digest: name for (_, name), digest in stored.items() if (_, name) not in found}
         for name, digest in found.items():
             if stored.get(name, digest) != digest:
+                if (times := self._times(writer, name)) > 1:
+                    raise ValueError(
+                        f"skip_existing=: expected {shown(name[1], 80)} once in {self.folder}, got it {times} times, "
+                        "as it was appended again. Import all anew into another folder, or give new files alone"
+                    )
                 raise ValueError(
                     f"skip_existing=: expected {shown(name[1], 80)} as {self.folder} has it, got other samples in it. "
                     "Give it as it was, and what is new in a file of its own"
@@ -262,6 +286,12 @@ class Import:
                 )
         self.skipped = [(name, STORED) for _, name in found if (_, name) in stored]
         return frozenset(stored.keys() & found.keys())
+
+    def _times(self, writer: ImportWriter, name: _Name) -> int:
+        """Return how many of the runs before this one stored a file."""
+        runs = {about.run for _, about in writer.there.shards} - {writer.run}
+        parts = ((run, part) for run in runs for part in writer.read_earlier([_PATH], run))
+        return len({run for run, part in parts for each, _, _ in _names_in(part) if each == name})
 
 
 def _names_in(part: Part) -> Iterator[tuple[_Name, int, int]]:

@@ -31,12 +31,14 @@ class Source:
     paths : the files that samples are taken of; none for an object
     current : the file that is being read, for errors
     skipped : names of files that are passed over, each with the reason
+    classes : the number of each class, of a folder of such folders
     """
 
     def __init__(self, paths: list[Path], skipped: Sequence[tuple[Path, str]] = (), root: Path | None = None) -> None:
         self._root = root or Path(os.path.commonpath([path.parent.absolute() for path in paths] or [Path("/")]))
         self.paths, self.current = paths, paths[0] if paths else self._root
         self.skipped = [(self.name_of(path), reason) for path, reason in skipped]
+        self.classes: dict[str, int] = {}
         self.batches: Iterator[tuple[str | None, Batch]] = iter(())
 
     def __iter__(self) -> Iterator[Path]:
@@ -66,6 +68,8 @@ def open_source(source: Any, target: Path | None = None, chosen: Sequence[str] |
     if len(paths) == 1 and paths[0].is_dir():
         listing = folders.list_folder(paths[0], target)
         labels, opened = listing.labels, Source(listing.paths, listing.skipped, paths[0])
+        for path, label in zip(listing.paths, labels or [], strict=labels is not None):
+            opened.classes.setdefault(opened.name_of(path).partition("/")[0], label)
     else:
         opened = Source(paths)
     for path in opened.paths:

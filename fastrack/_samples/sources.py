@@ -53,8 +53,9 @@ def import_samples(
         - A ``pyarrow.Table`` or ``RecordBatchReader``, a ``pandas.DataFrame`` or a ``datasets.Dataset``, as a Parquet
           file, or an iterable of samples, as `DatasetWriter.write` takes them.
 
-        Text is UTF-8, or UTF-16 with a byte-order mark. A column ``x`` that has nulls, or empty cells among numbers, is
-        stored as zeros or empty records there, beside a column ``x.valid`` (BOOL), which is False there.
+        Text is UTF-8, or UTF-16 with a byte-order mark. A column ``x`` that has nulls, or empty cells among numbers,
+        has NaN there if it is of floats, else 0, False or an empty record, and beside it is a column ``x.valid``
+        (BOOL), which is False there. A NaN of the source is a value.
     folder, key, shard_size
         As for `DatasetWriter`.
     resume : bool

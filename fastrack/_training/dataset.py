@@ -155,7 +155,7 @@ class SealedDataset(_Base[Sample_co]):
         lengths: str | None = None,
     ) -> None:
         ring = None if keys is None else KeyRing.resolve(keys)
-        self._shards = shards
+        self._shards, self._keys = shards, ring
         self._opening = None if transform is None else SampleTransform(keys, transform)
         self._ref = join_columns(shards, tensors, ring, tuple_of_names(plain_columns, "plain_columns="), lengths)
         if ring is not None:
@@ -245,7 +245,9 @@ class SealedDataset(_Base[Sample_co]):
         step = size if step is None else step
         names = (column,) if isinstance(column, str) else tuple(column)
         plain = () if self._ref.plain is None else self._ref.plain.names
-        return restore_dataset(join_windows(self._shards, names, plain, size, step), self._shards, self._opening)
+        data = restore_dataset(join_windows(self._shards, names, plain, size, step), self._shards, self._opening)
+        data._keys = self._keys  # noqa: SLF001 - its own
+        return data
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -302,6 +304,7 @@ def restore_dataset(
     """Return the data set that a pickle describes."""
     data: SealedDataset[Any] = SealedDataset.__new__(SealedDataset)
     data._ref, data._shards, data._opening = ref, shards, opening  # noqa: SLF001
+    data._keys = None  # noqa: SLF001
     return data
 
 

@@ -61,8 +61,9 @@ def wrap(
     device : str or torch.device, optional
         "cpu", the default, or "cuda:N".
     keys : KeySource, optional
-        Keys of the sealed tensors, as `to_device` takes them. The defaults are looked up at the first sealed tensor.
-        The loader and its workers do not get them.
+        Keys of the sealed tensors, as `to_device` takes them. If absent, those that the `SealedDataset` of the loader
+        was made with, else the defaults, which are looked up at the first sealed tensor. The loader and its workers do
+        not get them.
     prefetch : int
         Number of batches that a thread keeps ready while the caller works on a batch; one more while the caller waits.
         With 0 there is no thread, and each batch is fetched and moved on request.
@@ -132,8 +133,20 @@ def wrap(
         raise ValueError(f"prefetch=: expected 0 or more, got {prefetch}")
     _require_distributed(loader)
     kind = _StatefulLoader if hasattr(loader, "state_dict") else WrappedLoader
+    keys = _keys_of_data(loader) if keys is None else keys
     ring = KeyRing(_get_environment_key) if keys is None else KeyRing.resolve(keys)
     return kind(loader, canonical(device), ring, keys is None, prefetch, transform)
+
+
+def _keys_of_data(loader: Any) -> KeyRing | None:
+    """Return the keys that the data set of a loader was made with, or None."""
+    module = sys.modules.get("fastrack._training.dataset")  # which takes torch; not imported, there is no such data set
+    data = loader
+    while module is not None and data is not None:
+        if isinstance(data, module.SealedDataset):
+            return data._keys  # noqa: SLF001 - of this package
+        data = getattr(data, "dataset", None)  # as loaders have it, and subsets of torch
+    return None
 
 
 def _require_distributed(loader: Any) -> None:

@@ -127,7 +127,8 @@ def test_a_dry_run_needs_no_key_and_writes_nothing(cli, folder, lines):
     cli("keygen owner.key")
     cli(f"import {lines} out --key owner.key")
     assert "already" in cli.error(f"import {lines} out --dry-run --key owner.key")
-    said = cli(f"import {lines} out --dry-run --append --key owner.key").stdout
+    (folder / lines).rename(folder / "more.txt")
+    said = cli("import more.txt out --dry-run --append --key owner.key").stdout
     assert said.startswith("out: 3000 samples to add, of 1 file (")
     assert len(texts("out", "owner.key")) == 3000
 

@@ -133,12 +133,12 @@ def test_a_command_whose_output_is_closed_does_nothing(folder, closed):
 def test_what_is_closed_besides_does_no_harm(closed):
     Key.generate().save("owner.key")
     Path("x.bin").write_bytes(b"secret")
-    for line in ("seal x.bin x.safetensors -k owner.key", "unseal x.safetensors back -k owner.key"):
+    for line in ("seal x.bin x.safetensors -k owner.key", "unseal x.safetensors back.bin -k owner.key"):
         command = f"exec {sys.executable} -m fastrack {line} {closed}"
         assert subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, check=True).stdout.startswith(
             line.split()[2].encode()
         )
-    assert Path("back").read_bytes() == b"secret"
+    assert Path("back.bin").read_bytes() == b"secret"
     assert run("verify", "nope", "-k", "owner.key").returncode == 1
 
 

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.cases import each
 
 import fastrack
 from fastrack import import_samples, load_file, unseal
@@ -156,8 +157,7 @@ class World:
         change = self.rng.choice(
             ["grow", "grow last", "add", "add", "remove", "cut", "edit", "reorder", "swap", "rename"]
         )
-        stored = {row for _, row in self.has()}.intersection(rows or ())
-        if stored and change == "rename" and by_file(self.has()).get(name) != [rows]:
+        if change in {"rename", "swap"} and not (rows and self.is_as_known(name) and self.is_as_known(other)):
             return  # changed, and then renamed, it is a new file
         if change == "add" or not rows:
             self.files[self.new_name()] = self.new_rows()
@@ -169,6 +169,7 @@ class World:
             self.renamed.add(new)
         elif change == "swap":
             self.files[name], self.files[other] = self.files[other], self.files[name]
+            self.renamed.update((name, other))
         elif change == "edit":
             self.rows += 1
             self.files[name] = [*rows[:-1], self.rows - 1]
@@ -176,6 +177,12 @@ class World:
             grown = {"grow": (name, rows + self.new_rows()), "grow last": (last, self.files[last] + self.new_rows())}
             shuffled = {"reorder": (name, self.rng.sample(rows, len(rows))), "cut": (name, rows[: len(rows) // 2])}
             self.files.update([(grown | shuffled)[change]])
+
+    def is_as_known(self, name):
+        """Return whether a file is as the data set has it, or as an interrupted run was given it, or new."""
+        known = [*by_file(self.has()).values(), *([rows] for rows in self.begun_with[0].values())]
+        rows = self.files[name]
+        return all(groups == [rows] for groups in known if set(rows).intersection(*groups[:1]))
 
     def place(self, files):
         source = self.folder / "source"
@@ -222,6 +229,8 @@ class World:
         """Return the runs before, and the samples of the run of a command; None if it must be refused."""
         samples = [(name, row) for name in sorted(files) for row in files[name]]
         is_complete = not self.runs or self.runs[-1].is_complete
+        if mode == "append" and not skips and files.keys() & {name for name, _ in self.has()}:
+            return None
         if not samples or (mode == "new" and self.runs) or (mode == "append" and not (self.runs and is_complete)):
             return None
         before = self.runs[:-1] if mode == "resume" else self.runs
@@ -384,13 +393,13 @@ def test_no_row_is_lost_or_twice_however_often_a_process_is_killed(tmp_path, key
 
 def test_of_two_imports_at_once_one_is_refused_and_none_is_mixed_in(tmp_path, key, monkeypatch):
     (tmp_path / "a.txt").write_text("a\n" * 30)
-    (tmp_path / "b.txt").write_text("b\n" * 30)
     write = dataset_writer.write_sealed
     for number, appends in enumerate([False, True, True], 1):
+        (tmp_path / f"b{number}.txt").write_text("b\n" * 30)
 
-        def import_another(*arguments, appends=appends, **options):
+        def import_another(*arguments, appends=appends, number=number, **options):
             monkeypatch.setattr(dataset_writer, "write_sealed", write)
-            import_samples(tmp_path / "b.txt", tmp_path / "set", key, append=appends, shard_size=90)
+            import_samples(tmp_path / f"b{number}.txt", tmp_path / "set", key, append=appends, shard_size=90)
             return write(*arguments, **options)
 
         monkeypatch.setattr(dataset_writer, "write_sealed", import_another)
@@ -421,15 +430,72 @@ def test_of_two_processes_that_import_at_once_one_ends_and_rows_are_not_mixed(tm
 
 def test_a_class_keeps_its_label_when_images_are_appended(tmp_path, key):
     def folder_of(name, *classes):
-        for each in classes:
-            (tmp_path / name / each).mkdir(parents=True)
-            write_image(tmp_path / name / each / f"{name}.png", [1])
+        for label in classes:
+            (tmp_path / name / label).mkdir(parents=True)
+            write_image(tmp_path / name / label / f"{name}.png", [1])
         return tmp_path / name
 
     import_samples(folder_of("first", "cats", "dogs"), tmp_path / "set", key)
     import_samples(folder_of("second", "cats", "dogs", "eels"), tmp_path / "set", key, append=True)
-    for number, classes in enumerate((["dogs"], ["ants", "cats", "dogs"], ["cats", "dogs", "frogs"])):
-        with pytest.raises(ValueError, match="append=: expected the class"):
+    for number, classes in enumerate((["dogs"], ["cats", "dogs", "frogs"])):
+        with pytest.raises(ValueError, match=r"append=: expected the class .* with all classes, and skip_existing="):
             import_samples(folder_of(str(number), *classes), tmp_path / "set", key, append=True)
+    source = folder_of("second", "ants", "bees")
+    for skips in (True, False):
+        name = "skip_existing" if skips else "append"
+        with pytest.raises(ValueError, match=rf"{name}=: .* sort after 'eels', .* got 'ants'. Rename its folder, or"):
+            import_samples(source, tmp_path / "set", key, append=True, skip_existing=skips)
     data = fastrack.SealedDataset(tmp_path / "set", keys=key, transform=lambda sample: int(sample["label"]))
     assert list(data) == [0, 1, 0, 1, 2]
+
+
+def test_a_data_set_of_version_0_1_is_resumed_and_appended_to(tmp_path, key):
+    source, more = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+    write_jsonl(source, range(4))
+    write_jsonl(more, range(4, 6))
+    text = np.frombuffer(b"row 0row 1row 2", np.uint8)
+    old = {"id": np.arange(3), "text.records": text, "text.offsets": np.arange(0, 16, 5)}
+    for mode in ("resume", "append"):
+        folder = tmp_path / mode
+        folder.mkdir()
+        fastrack.save_file(old, folder / "shard-000000.safetensors", key)
+        with pytest.raises(FileExistsError, match="resume="):
+            import_samples(source, folder, key)
+        with pytest.raises(ValueError, match="skip_existing="):
+            import_samples(source, folder, key, append=True, skip_existing=True)
+        with pytest.raises(ValueError, match="resume="):
+            import_samples(more, folder, key, resume=True)
+        if mode == "resume":
+            assert import_samples(source, folder, key, resume=True) == 4
+            assert read_data_set(folder, KeyRing(key)).run == 0
+        count = import_samples(more, folder, key, append=True)
+        data = fastrack.SealedDataset(folder, keys=key, transform=lambda sample: int(sample["id"]))
+        assert list(data) == [*range(count - 2), 4, 5]
+        found = read_data_set(folder, KeyRing(key))
+        assert (found.columns["text"].type, found.run, found.is_complete) == ("text", count - 2, True)
+
+
+@each("kind", [*KINDS])
+def test_a_file_is_not_appended_twice(tmp_path, key, kind):
+    name = f"a{KINDS[kind].suffix}"
+    for folder, row in ("first", 1), ("second", 2):
+        (tmp_path / folder).mkdir()
+        KINDS[kind].write(tmp_path / folder / name, [row])
+    import_samples(tmp_path / "first", tmp_path / "set", key)
+    for folder in ("first", "second"):
+        with pytest.raises(ValueError, match=rf"append=: expected new files, got '{name}', .* skip_existing="):
+            import_samples(tmp_path / folder, tmp_path / "set", key, append=True)
+    assert read_data_set(tmp_path / "set", KeyRing(key)).samples == 1
+    assert import_samples(tmp_path / "first", tmp_path / "set", key, append=True, skip_existing=True) == 1
+
+
+@each("kind", [*KINDS])
+def test_of_a_file_that_older_sets_have_twice_the_error_says_so(tmp_path, key, kind, monkeypatch):
+    name = f"a{KINDS[kind].suffix}"
+    (tmp_path / "source").mkdir()
+    KINDS[kind].write(tmp_path / "source" / name, [1])
+    import_samples(tmp_path / "source", tmp_path / "set", key)
+    monkeypatch.setattr(imports.Import, "_require_new_files", lambda *_: None)
+    import_samples(tmp_path / "source", tmp_path / "set", key, append=True)
+    with pytest.raises(ValueError, match=rf"expected '{name}' once .* got it 2 times"):
+        import_samples(tmp_path / "source", tmp_path / "set", key, append=True, skip_existing=True)

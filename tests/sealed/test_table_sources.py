@@ -10,7 +10,7 @@ from helpers.cases import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fastrack import FormatError, SealedDataset, import_samples
+from fastrack import FormatError, SealedDataset, export_samples, import_samples
 from fastrack._samples.blocks import Block, Column
 from fastrack._samples.readers import open_source
 
@@ -148,6 +148,21 @@ def test_a_column_with_nulls_says_which_they_are(tmp_path, key):
     assert found[0].keys() == {"x", "x.valid", "y", "s", "s.valid"}
     assert [(sample["x"].item(), sample["x.valid"].item()) for sample in found] == [(1, True), (0, False), (3, True)]
     assert [(sample["s"], sample["s.valid"].item()) for sample in found] == [(b"a", True), (b"", False), (b"", True)]
+
+
+@each("kind", ["double", "float", "halffloat"])
+def test_a_null_among_floats_is_nan_and_comes_back_as_null(tmp_path, key, kind):
+    values = [1.0, None, float("nan")]
+    table = pa.table({"x": pa.array(list(map(np.float16, [1.0, 0.0, np.nan])), "halffloat").cast(kind)})
+    table = pa.table({"x": pa.compute.if_else(pa.array([True, False, True]), table["x"], pa.scalar(None, kind))})
+    import_samples(table, tmp_path / "out", key)
+    found = list(SealedDataset(tmp_path / "out", keys=key, transform=lambda sample: sample))
+    assert [str(sample["x"].item()) for sample in found] == ["1.0", "nan", "nan"]
+    assert [sample["x.valid"].item() for sample in found] == [True, False, True]
+    export_samples(tmp_path / "out", tmp_path / "out.parquet", key)
+    back = parquet.read_table(tmp_path / "out.parquet")["x"].cast("double").to_pylist()
+    assert list(map(str, back)) == list(map(str, values))
+    assert import_samples(table, tmp_path / "out", key, resume=True) == 3
 
 
 def test_nulls_are_found_before_the_first_batch(tmp_path):

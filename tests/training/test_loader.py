@@ -38,6 +38,22 @@ def rows(loader):
     return [batch.tolist() for batch in loader]
 
 
+def test_batches_are_opened_with_the_keys_that_the_data_set_was_made_with(tmp_path, monkeypatch):
+    monkeypatch.delenv("FASTRACK_KEY_FILE", raising=False)
+    key, other = Key.generate(), Key.generate()
+    fastrack.save_file({"x": np.arange(6)}, tmp_path / "x.safetensors", key)
+    data = fastrack.SealedDataset(tmp_path / "x.safetensors", keys=key)
+    for given in (data, torch.utils.data.Subset(data, range(6)), data.windows("x", 1)):
+        loader = DataLoader(given, batch_size=3, collate_fn=fastrack.collate)
+        with fastrack.use_keys(other):
+            assert [batch["x"].flatten().tolist() for batch in wrap(loader)] == [[0, 1, 2], [3, 4, 5]]
+        with pytest.raises(UnknownKeyError):
+            next(iter(wrap(loader, keys=other)))
+    loader = DataLoader(pickle.loads(pickle.dumps(data)), collate_fn=fastrack.collate)
+    with pytest.raises(UnknownKeyError):
+        next(iter(wrap(loader)))
+
+
 class TestBatches:
     def test_come_in_order_and_as_they_were(self, prefetch):
         loader = DataLoader(Numbers(10), batch_size=3)
