@@ -3,6 +3,7 @@
 import io
 import signal
 import sys
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -70,7 +71,7 @@ def _options(
     """Move sealed tensors from their owner to a device, without plaintext on the way."""
 
 
-_COMMANDS = {  # by topic, each with what it does in a line of 80 columns
+_COMMANDS: dict[str, dict[Callable[..., None], str]] = {  # by topic, each with what it does in a line of 80 columns
     "Every day": {
         keygen: "Make a key, or a key pair, that only you may read.",
         import_: "Seal images, text, records or tables into a data set.",

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -165,8 +166,9 @@ def progress_bar(verb: str, total: int, *, files: int = 0) -> Iterator[Callable[
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
     progress = Progress(*columns, TimeRemainingColumn(), console=console, transient=True)
     task = progress.add_task(verb, total=total or None)
+    timer = threading.Timer(_DELAY, progress.start)  # also if the first step takes longer
+    timer.daemon = True
     start = time.monotonic()
-
     done = 0
 
     def advance(count: int, *, files: int = 0, of: int = files) -> None:
@@ -176,8 +178,11 @@ def progress_bar(verb: str, total: int, *, files: int = 0) -> Iterator[Callable[
         if not progress.live.is_started and time.monotonic() - start >= _DELAY:
             progress.start()
 
+    timer.start()
     try:
         yield advance
     finally:
+        timer.cancel()
+        timer.join()
         if progress.live.is_started:
             progress.stop()

@@ -60,6 +60,16 @@ class Handle:
 
     __dlpack_device__ = __dlpack__
 
+    def _refuse_arithmetic(self, *_: object) -> NoReturn:
+        raise TypeError(
+            f"arithmetic: expected a tensor or a number, got {self!r}, {NOT_OPEN}, or the batches of a loader with wrap"
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse_arithmetic
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __matmul__ = __rmatmul__ = __add__
+    __neg__ = __abs__ = __invert__ = __and__ = __or__ = __lt__ = __le__ = __gt__ = __ge__ = __add__
+    __float__ = __int__ = __round__ = __add__
+
     @classmethod
     def __torch_function__(
         cls, function: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

@@ -14,12 +14,12 @@ import numpy as np
 from fastrack._files.reader import SealedFile
 from fastrack._keys.keyring import KeyRing
 from fastrack._samples.about import ABOUT
-from fastrack._samples.blocks import LENGTHS, OFFSETS, RECORDS
+from fastrack._samples.blocks import LENGTHS, RECORDS
 from fastrack._samples.stored import SHARD, shards_in
 from fastrack._sealed.indexing import Indices
 from fastrack._training.handles import CombinedDataset, DatasetHandle, record_layout, row_layout, window_layout
 from fastrack._training.plain_columns import PlainColumns
-from fastrack._training.shards import PathLike, Shards, require_samples
+from fastrack._training.shards import PathLike, Shards, columns_in, require_samples
 from fastrack._util.locations import locate
 from fastrack._util.names import list_names
 from fastrack._util.shown import shown
@@ -64,22 +64,13 @@ def find_tensors(paths: PathLike | Sequence[PathLike], columns: Sequence[str] | 
         require_samples(file)
         if not file:
             return {}  # which `Shards` refuses
-        present = _columns_in([name for name in file if name != ABOUT])
+        present = columns_in([name for name in file if name != ABOUT])
         if columns is None:
             return present
         for name in columns:
             if name not in present and name not in file:
                 raise ValueError(f"{file.path} has no {_absent_column(name, present, file.plain)}")
     return {name: present.get(name, (name,)) for name in columns}
-
-
-def _columns_in(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return the columns in tensors of these names, each with the names of its tensors."""
-    bases = [name.removesuffix(RECORDS) for name in names if name.endswith(RECORDS)]
-    offsets = {base + OFFSETS for base in bases}
-    columns = dict.fromkeys(name.removesuffix(RECORDS) for name in names if name not in offsets)
-    there = set(names)
-    return {name: (name,) if name in there else (name + RECORDS, name + OFFSETS) for name in columns}
 
 
 def _absent_column(name: str, sealed: Iterable[str], plain: Iterable[str]) -> str:
@@ -145,7 +136,7 @@ def _tensor_of(shards: Shards, column: str) -> str:
     for name in (column, column + RECORDS):
         if name in shards.names:
             return name
-    raise ValueError(f"this data set has no {_absent_column(column, _columns_in(shards.names), ())}")
+    raise ValueError(f"this data set has no {_absent_column(column, columns_in(shards.names), ())}")
 
 
 def _require_alike(shards: Shards, ends: Indices, other: Indices) -> None:

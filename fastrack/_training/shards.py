@@ -12,6 +12,7 @@ import numpy as np
 
 from fastrack._files.reader import SealedFile
 from fastrack._samples.about import ABOUT
+from fastrack._samples.blocks import OFFSETS, RECORDS
 from fastrack._sealed.contexts import MessageContext
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._util.locations import Location, Url, locate
@@ -192,5 +193,18 @@ def _require_distinct(file: SealedFile, expected: str | None, first_with: dict[s
 def _tensors_of(file: SealedFile, names: Sequence[str]) -> list[SealedTensor]:
     for name in names:
         if name not in file:
-            raise ValueError(f"{file.path} has no sealed tensor {name!r:.200}; {list_names(name, file)}")
+            column = name.removesuffix(RECORDS).removesuffix(OFFSETS)
+            there = columns_in([name for name in file if name != ABOUT])
+            if column in there:  # a part of it is missing
+                raise ValueError(f"{file.path} has no sealed tensor {name!r:.200}; {list_names(name, file)}")
+            raise ValueError(f"{file.path} has no column {shown(column, 200)}; {list_names(column, there)}")
     return [file[name] for name in names]
+
+
+def columns_in(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return the columns in tensors of these names, each with the names of its tensors."""
+    bases = [name.removesuffix(RECORDS) for name in names if name.endswith(RECORDS)]
+    offsets = {base + OFFSETS for base in bases}
+    columns = dict.fromkeys(name.removesuffix(RECORDS) for name in names if name not in offsets)
+    there = set(names)
+    return {name: (name,) if name in there else (name + RECORDS, name + OFFSETS) for name in columns}

@@ -1,6 +1,7 @@
 import json
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 from helpers import fake_cuda
@@ -140,6 +141,13 @@ def test_a_table_of_speeds_fits_in_forty_columns_and_never_takes_more_than_eight
     assert text.count(" 64 KiB ") == text.count(" 1 GiB ") == 2
     for name, meaning in steps.MEANINGS.items():
         assert f"{name}: {meaning}" in text
+
+
+def test_more_than_the_speed_of_a_copy_is_explained(capsys):
+    for faster in (False, True):
+        rows = [replace(row, of_copy=1.12) if faster else row for row in rows_of(1 << 16)]
+        show_speeds(rows, "cpu", narrow_console())
+        assert ("the machine did other work" in " ".join(capsys.readouterr().out.split())) is faster
 
 
 def test_speeds_are_told_with_where_the_rest_is(cli):

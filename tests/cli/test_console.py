@@ -1,5 +1,6 @@
 import contextlib
 import io
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -52,6 +53,15 @@ def test_a_bar_shows_work_that_takes_long_until_it_is_over_or_fails(monkeypatch,
     assert "sealing" in work()
     assert capsys.readouterr().out == ""
     assert work(fails=True).rindex("\x1b[?25h") > 0  # the cursor is back
+
+
+def test_a_bar_appears_during_a_step_that_takes_long(monkeypatch):
+    monkeypatch.setattr(console, "_DELAY", 0.01)
+    with contextlib.redirect_stderr(Terminal()) as screen, progress_bar("sealing", 30):
+        deadline = time.monotonic() + 30
+        while "sealing" not in screen.getvalue() and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert "sealing" in screen.getvalue()
 
 
 def test_a_bar_of_many_files_counts_them(monkeypatch):

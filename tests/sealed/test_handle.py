@@ -62,6 +62,28 @@ def test_other_attributes_of_arrays_say_how_to_open_them(sealed, name):
         assert (caught.value.name, caught.value.obj) == (name, handle)
 
 
+@each(
+    "compute",
+    [
+        lambda handle: handle + 1,
+        lambda handle: 1 - handle,
+        lambda handle: 2 / handle,
+        lambda handle: handle @ handle,
+        lambda handle: -handle,
+        lambda handle: handle < 3,
+        lambda handle: handle >= 2,
+        lambda handle: torch.ones(3) * handle,
+        lambda handle: np.ones(3) * handle,
+        float,
+        int,
+    ],
+)
+def test_arithmetic_says_how_to_open_them(sealed, compute):
+    for handle in (sealed, sealed[0]):
+        with pytest.raises(TypeError, match=r"which is sealed\. Open it with to_device or unseal"):
+            compute(handle)
+
+
 def test_private_names_are_refused_as_by_any_object(sealed):
     with pytest.raises(AttributeError) as caught:
         _ = sealed._nothing

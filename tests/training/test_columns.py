@@ -220,8 +220,13 @@ def test_an_absent_column_is_told_with_the_columns_there_are_and_the_nearest(tmp
     with pytest.raises(ValueError, match="plain_columns="):
         SealedDataset(tmp_path / "one.safetensors", columns=["p"])
     fastrack.save_file({"x": np.arange(4), "y": np.arange(4)}, tmp_path / "two.safetensors", key)
-    with pytest.raises(ValueError, match=r"one\.safetensors has no sealed tensor 'y'; it has 'x'"):
+    with pytest.raises(ValueError, match=r"one\.safetensors has no column 'y'; it has 'x'"):
         SealedDataset([tmp_path / "two.safetensors", tmp_path / "one.safetensors"], columns=["y"])
+    with DatasetWriter(tmp_path / "more", key) as writer:
+        writer.write({"words": b"one", "label": 1})
+    shards = [next((tmp_path / name).glob("shard-*")) for name in ("data", "more")]
+    with pytest.raises(ValueError, match=r"has no column 'text'; it has 'label', 'words'$"):
+        SealedDataset(shards, columns=["text"])
 
 
 def test_plain_columns_are_authenticated_by_a_manifest(tmp_path, key):

@@ -125,6 +125,8 @@ def measure(
 
 _SPEEDS = {"step": 14, "time, ms": 8, "times bounce": 6, "of copy": 5}  # columns, and how many their words take
 _FULL_WIDTH = 60  # columns of a table none of whose lines is wrapped
+_FASTER = 1.005  # of the speed of a copy: more than 100 %, as shown
+_BUSY = "more than 100 %: the machine did other work while it copied; measure again when it is idle"
 _RATIOS = "time: median; times bounce: speed over bounce's; of copy: over a plain copy's"
 
 
@@ -150,10 +152,13 @@ def show_speeds(rows: "Sequence[Measured]", device: str, console: Console) -> No
         console.print(table)
     for name, meaning in MEANINGS.items():
         console.print(f"{name}: {meaning}")
-    console.print(_RATIOS)
-    if device != "cpu":  # on a GPU a model stands for two of the steps, which no table may leave out
-        for note in notes(device):
-            console.print(note)
+    # On a GPU a model stands for two of the steps, which no table may leave out.
+    for line in (_RATIOS, *_busy(rows), *(notes(device) if device != "cpu" else ())):
+        console.print(line)
+
+
+def _busy(rows: "Sequence[Measured]") -> list[str]:
+    return [_BUSY] if any(row.of_copy >= _FASTER for row in rows) else []
 
 
 def show_ablation(rows: "Sequence[Measured]", device: str, console: Console) -> None:

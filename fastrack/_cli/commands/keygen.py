@@ -76,7 +76,8 @@ def keygen(
         f"{shown}: a new {size}-bit key{' ' if wrapper is None else ', '}{made}",
         f"id: {key_id}",
         f"{advice}, what it seals cannot be opened.",
-        f"Next: fastrack seal data.safetensors sealed.safetensors --key {quoted}",
+        f"Next: fastrack import TABLE.csv FOLDER --key {quoted}",
+        f"  or: fastrack seal data.safetensors sealed.safetensors --key {quoted}",
     ]
     tell(lines, as_json=as_json, quiet=quiet, path=str(path), key_id=key_id, bits=size)
 

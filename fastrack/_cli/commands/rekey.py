@@ -17,7 +17,7 @@ from fastrack._cli.files import (
     open_ring,
 )
 from fastrack._cli.options import KEY_HELP, Force, Json, KeyFiles, Silent
-from fastrack._cli.run import NO_FOLDER, Job, Meter, Report, beginning_again, expand, refuse_options, run
+from fastrack._cli.run import NEW_FOLDER, NO_FOLDER, Job, Meter, Report, beginning_again, expand, refuse_options, run
 from fastrack._util.names import list_names
 from fastrack._util.units import format_size
 
@@ -53,7 +53,8 @@ def rekey(
 
     jobs = expand([source], many=False, recursive=False)
     if is_data_set(source):
-        refuse_options({"--plain": plain, "--force": force}, NO_FOLDER)
+        refuse_options({"--plain": plain}, NO_FOLDER)
+        refuse_options({"--force": force}, NEW_FOLDER)
         check_new(target)
         keys = open_ring(key), open_ring(new).first
         run(

@@ -114,6 +114,8 @@ def unseal(
         refuse_options({"--json": as_json, "--skip-existing": skip_existing}, runner.NO_OUTPUT)
         output = standard_output()
     elif not (skip_existing and target.is_file()):
+        if not tensor:
+            _refuse_shard(source, target)
         check_target(target, force=force)
     ring = open_ring(key)
     anchored = resolve_anchor(anchor)
@@ -154,7 +156,7 @@ def _check_folder(source: Path, target: Path, *, force: bool) -> None:
     if is_data_set(source):
         _require_target(target, force=force)
     elif is_sealed_folder(source):
-        refuse_options({"--force": force}, runner.NO_FOLDER)
+        refuse_options({"--force": force}, runner.NEW_FOLDER)
         check_new(target)
     else:
         advice = "expected a sealed folder or a data set, got neither"
@@ -281,7 +283,15 @@ class _Opener:
         with headers.open(headers.shards[0]) as file:
             check_sealed(file, self.ring)
         complete = read_data_set(source, self.ring).is_complete
-        with meter.run(headers.nbytes) as progress, runner.beginning_again(target):
+        total = headers.nbytes if len(headers.shards) > 1 else 0  # progress is by shards: of one it is not known
+        with meter.run(total) as progress, runner.beginning_again(target):
+            read = 0  # bytes of the shard that is written now
+
+            def advance(nbytes: int) -> None:
+                nonlocal read
+                progress(read)
+                read = nbytes
+
             try:
                 count = export_samples(
                     source,
@@ -290,8 +300,9 @@ class _Opener:
                     columns=columns,
                     overwrite=self.force,
                     anchor=self.anchor,
-                    progress=progress,
+                    progress=advance,
                 )
+                progress(read)
             except FormatError:
                 raise
             except ValueError as error:
@@ -342,8 +353,21 @@ def _require_target(target: Path, *, force: bool) -> None:
     if suffix in FORMS:
         check_target(target, force=force)
     else:
-        refuse_options({"--force": force}, runner.NO_FOLDER)
+        refuse_options({"--force": force}, runner.NEW_FOLDER)
         check_new(target)
+
+
+def _refuse_shard(source: Path, target: Path) -> None:
+    """Refuse a single shard for a table: its data set is what becomes one."""
+    from fastrack._samples.data_set import is_data_set
+    from fastrack._samples.stored import SHARD
+    from fastrack._samples.table_files import FORMS
+
+    if target.suffix.lower() in FORMS and SHARD.fullmatch(source.name) and is_data_set(source.parent):
+        raise typer.BadParameter(
+            f"expected the folder of a data set, got one of its shards, {source}. Unseal the folder {source.parent}",
+            param_hint="SOURCE",
+        )
 
 
 def _plain_path(path: Path, file: "SealedFile") -> Path:
