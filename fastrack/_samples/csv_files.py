@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fastrack._samples.blocks import VALID, Block, Column, source_columns
-from fastrack._samples.text_lines import open_text
+from fastrack._samples.text_lines import ReadTwice, open_text
 from fastrack.errors import FormatError
 
 Rows = list[list[str]]
@@ -37,28 +37,28 @@ _NUMBER_CELLS = re.compile(r"(?:(?:-?(?:0|[1-9][0-9]{0,13})(?:\.[0-9]*)?(?:[eE][
 def read_files(paths: Iterable[Path], chosen: Sequence[str] | None = None) -> Iterator[Mapping[str, Block]]:
     """Return the batches of files of one header, after a first pass that finds the types of their columns."""
     found: dict[str, int] = {}
-    states = []
+    twice = ReadTwice()
     for path in paths:
-        with _open(path, chosen) as (names, places, batches, state):
+        twice.require_same(path)
+        with _open(path, chosen) as (names, places, batches):
             if found and list(found) != names:
                 raise FormatError(
                     f"{path}, line 1: expected the columns {list(found)!s:.200} of the first file, got {names!s:.200}. "
                     "Give all files the same"
                 )
             found = found or dict.fromkeys(names, 0)
-            states.append(state)
             for rows in batches:
                 for name, cells in zip(names, _cells(rows, places), strict=True):
                     found[name] |= _TEXT if found[name] & _TEXT else _what(cells)
-    for path, before in zip(paths, states, strict=True):
-        with _open(path, chosen) as (names, places, batches, state):
-            if state != before:
-                raise FormatError(f"{path}: expected the file as it was at the first look, got a newer one. Try again")
+    for path in paths:
+        twice.require_same(path)
+        with _open(path, chosen) as (names, places, batches):
             for rows in batches:
                 columns: dict[str, Block] = {}
                 for name, cells in zip(names, _cells(rows, places), strict=True):
                     columns |= _blocks_of(name, cells, found[name])
                 yield columns
+        twice.require_same(path)
 
 
 def _cells(rows: Rows, places: list[int]) -> list[Sequence[str]]:
@@ -67,11 +67,8 @@ def _cells(rows: Rows, places: list[int]) -> list[Sequence[str]]:
 
 
 @contextmanager
-def _open(
-    path: Path, chosen: Sequence[str] | None
-) -> Iterator[tuple[list[str], list[int], Iterator[Rows], tuple[int, ...]]]:
-    """Open a file. Return the names and places of the columns to take, batches of rows, and the file's state."""
-    status = path.stat()
+def _open(path: Path, chosen: Sequence[str] | None) -> Iterator[tuple[list[str], list[int], Iterator[Rows]]]:
+    """Open a file. Return the names and places of the columns to take, and batches of rows."""
     with _open_rows(path) as reader:
         try:
             header: list[str] = next(reader, [])
@@ -80,7 +77,7 @@ def _open(
         _require_names(header, path)
         names = source_columns(header, chosen, f"{path}, line 1")
         batches = _batches_of(reader, len(header), path)
-        yield names, [header.index(name) for name in names], batches, (status.st_size, status.st_mtime_ns)
+        yield names, [header.index(name) for name in names], batches
 
 
 @contextmanager

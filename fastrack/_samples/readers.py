@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby, islice
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fastrack._samples import archives, csv_files, folders, tables
+from fastrack._samples import archives, csv_files, folders, json_lines, tables
 from fastrack._samples.blocks import VALID, Block, Column, source_columns
-from fastrack._samples.json_lines import JsonColumns
-from fastrack._samples.text_lines import Line, lines_of, require_text
+from fastrack._samples.text_lines import Line, read_lines, require_text
 from fastrack._util.locations import locate_local
 from fastrack.errors import FormatError
 
 Batch = Mapping[str, Any]
-
-_LINES = 1024  # lines of a batch, at most
-_BATCH_SIZE = 8 << 20  # bytes of a batch, but for its last line
 
 
 class Source:
@@ -123,26 +117,9 @@ def _read_object(source: Any, chosen: Sequence[str] | None) -> Iterator[Batch]:
     return ({name: [value] for name, value in sample.items()} for sample in source)
 
 
-def _read_lines(
-    files: Source, parse: Callable[[list[Line]], Batch], keep: Callable[[bytes], object] = lambda _: True
-) -> Iterator[Batch]:
-    """Parse batches of lines of one file at a time, limited in lines and bytes."""
-    numbered = ((line, path, number) for path in files for number, line in enumerate(lines_of(path), 1) if keep(line))
-    for path, lines in groupby(numbered, itemgetter(1)):
-        while batch := _take_lines(lines):
-            files.current = path
-            yield parse(batch)
-
-
-def _take_lines(lines: Iterator[Line]) -> list[Line]:
-    taken: list[Line] = []
-    size = 0
-    for line in islice(lines, _LINES):
-        taken.append(line)
-        size += len(line[0])
-        if size >= _BATCH_SIZE:
-            break
-    return taken
+def _read_text(files: Source) -> Iterator[Batch]:
+    for path in files:
+        yield from map(_text_of, read_lines(path))
 
 
 def _text_of(lines: list[Line]) -> Batch:
@@ -155,8 +132,8 @@ def _text_of(lines: list[Line]) -> Batch:
 _READERS: dict[str, Callable[[Source, Sequence[str] | None], Iterator[Batch]]] = {
     ".csv": csv_files.read_files,
     ".tsv": csv_files.read_files,
-    ".txt": lambda files, _: _read_lines(files, _text_of),
-    ".jsonl": lambda files, _: _read_lines(files, JsonColumns().parse, bytes.strip),
+    ".txt": lambda files, _: _read_text(files),
+    ".jsonl": lambda files, _: json_lines.read_files(files),
     ".tar": lambda files, _: archives.read_files(files),
     ".parquet": tables.read_files,
     ".arrow": tables.read_files,

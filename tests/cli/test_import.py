@@ -96,7 +96,7 @@ def test_files_that_are_there_are_left_out_and_told(cli, key, folder):
 
 
 def test_a_dry_run_needs_no_key_and_writes_nothing(cli, folder, lines):
-    (folder / "bad.jsonl").write_text('{"a": 1}\n{"b": 1}\n')
+    (folder / "bad.jsonl").write_text('{"a": 1}\n{"": 1}\n')
     said = cli(f"import {lines} out --dry-run").stdout
     assert said.startswith("out: 3000 samples to seal, of 1 file (")
     assert said.endswith(f"Nothing was written. Next: fastrack import {lines} out\n")
@@ -142,16 +142,16 @@ def test_quiet_prints_nothing(cli, key, lines):
 def test_a_failure_says_how_far_it_came_and_the_command_that_goes_on(cli, key, folder, monkeypatch):
     (folder / "some data").mkdir()
     for name in "abc":
-        (folder / "some data" / f"{name}.jsonl").write_text(f'{{"x": "{name}"}}\n' * 2000)
-    (folder / "some data" / "c.jsonl").write_text('{"x": 1}\n')
+        (folder / "some data" / f"{name}.txt").write_text(f"{name}\n" * 2000)
+    (folder / "some data" / "c.txt").write_bytes(b"\0\n")
     options = f"--skip-existing --append {key}"
     monkeypatch.setattr("fastrack._cli.commands.importing._MIB", 1 << 10)
     error = cli.error(f"import 'some data' ds --shard-size 4 {key}")
-    assert re.search(r"c.jsonl, line 1: .*\nnote: ds has \d{4} samples now; stopped in c.jsonl, file 3 of 3\n", error)
+    assert re.search(r"c.txt, line 1: .*\nnote: ds has \d{4} samples now; stopped in c.txt, file 3 of 3\n", error)
     command = f"fastrack import 'some data' ds {key} --shard-size 4 --resume"
     assert error.endswith(f"note: to go on: {command}\n")
     assert "resume" in cli.error(f"import 'some data' ds {options}")
-    (folder / "some data" / "c.jsonl").write_text('{"x": "c"}\n')
+    (folder / "some data" / "c.txt").write_text("c\n")
     assert cli.json(command.removeprefix("fastrack "))["samples"] == 4001
 
 
