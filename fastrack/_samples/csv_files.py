@@ -20,6 +20,7 @@ from fastrack.errors import FormatError
 Rows = list[list[str]]
 
 _ROWS = 4096  # of a batch, at most
+_NOTES = 5  # about columns, at most
 _CHARACTERS = 4 << 20  # of a batch, about
 
 # What a cell is. A column of integers holds 64 bits, one of numbers floats of as many, which have no integer above
@@ -34,8 +35,13 @@ _INTEGER_CELLS = re.compile(r"(?:(?:0|-?[1-9][0-9]{0,13})?\n)*+")
 _NUMBER_CELLS = re.compile(r"(?:(?:-?(?:0|[1-9][0-9]{0,13})(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,2})?)?\n)*+")
 
 
-def read_files(paths: Iterable[Path], chosen: Sequence[str] | None = None) -> Iterator[Mapping[str, Block]]:
-    """Return the batches of files of one header, after a first pass that finds the types of their columns."""
+def read_files(
+    paths: Iterable[Path], chosen: Sequence[str] | None = None, notes: list[str] | None = None
+) -> Iterator[Mapping[str, Block]]:
+    """Return the batches of files of one header, after a first pass that finds the types of their columns.
+
+    notes : takes which columns became text by a cell among numbers
+    """
     found: dict[str, int] = {}
     twice = ReadTwice()
     for path in paths:
@@ -47,9 +53,14 @@ def read_files(paths: Iterable[Path], chosen: Sequence[str] | None = None) -> It
                     "Give all files the same"
                 )
             found = found or dict.fromkeys(names, 0)
+            read = 0
             for rows in batches:
                 for name, cells in zip(names, _cells(rows, places), strict=True):
-                    found[name] |= _TEXT if found[name] & _TEXT else _what(cells)
+                    before = found[name]
+                    found[name] |= _TEXT if before & _TEXT else _what(cells)
+                    if notes is not None and found[name] & ~before & _TEXT and len(notes) < _NOTES:
+                        notes += _notes_of(name, cells, before, read, path)
+                read += len(rows)
     for path in paths:
         twice.require_same(path)
         with _open(path, chosen) as (names, places, batches):
@@ -182,6 +193,15 @@ def _what_is(cell: str) -> int:
     if not _NUMBER_CELL.fullmatch(cell):
         return _TEXT
     return _TEXT if math.isinf(float(cell)) and "n" not in cell else _NUMBER  # an exponent that is too large
+
+
+def _notes_of(name: str, cells: Sequence[str], before: int, read: int, path: Path) -> list[str]:
+    """Return that a column became text, unless its cells are no numbers anyway."""
+    are_numbers = [bool(_what_is(cell) & (_INTEGER | _NUMBER)) for cell in cells if cell]
+    if not before & (_INTEGER | _NUMBER) and sum(are_numbers) * 2 <= len(are_numbers):
+        return []
+    row = read + 1 + next(index for index, cell in enumerate(cells) if _what_is(cell) & _TEXT)
+    return [f"{name:.80} is text, as row {row} of {path.name} is no number"]
 
 
 def _blocks_of(name: str, cells: Sequence[str], what: int) -> dict[str, Block]:

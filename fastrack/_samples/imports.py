@@ -39,6 +39,7 @@ class Files(Protocol):
 
     paths: list[Path]
     classes: dict[str, int]
+    notes: list[str]
     current: Path
     skipped: list[tuple[str, str]]
 
@@ -203,6 +204,11 @@ class Import:
             self._number = 0
             return None
         return self._number + 1, len(files.paths)
+
+    @property
+    def notes(self) -> list[str]:
+        """What a user may want to mend in the files of the source."""
+        return [] if self._files is None else self._files.notes
 
     @property
     def current(self) -> str:

@@ -26,6 +26,7 @@ class Source:
     current : the file that is being read, for errors
     skipped : names of files that are passed over, each with the reason
     classes : the number of each class, of a folder of such folders
+    notes : what a user may want to mend
     """
 
     def __init__(self, paths: list[Path], skipped: Sequence[tuple[Path, str]] = (), root: Path | None = None) -> None:
@@ -33,6 +34,7 @@ class Source:
         self.paths, self.current = paths, paths[0] if paths else self._root
         self.skipped = [(self.name_of(path), reason) for path, reason in skipped]
         self.classes: dict[str, int] = {}
+        self.notes: list[str] = []
         self.batches: Iterator[tuple[str | None, Batch]] = iter(())
 
     def __iter__(self) -> Iterator[Path]:
@@ -130,8 +132,8 @@ def _text_of(lines: list[Line]) -> Batch:
 
 
 _READERS: dict[str, Callable[[Source, Sequence[str] | None], Iterator[Batch]]] = {
-    ".csv": csv_files.read_files,
-    ".tsv": csv_files.read_files,
+    ".csv": lambda files, chosen: csv_files.read_files(files, chosen, files.notes),
+    ".tsv": lambda files, chosen: csv_files.read_files(files, chosen, files.notes),
     ".txt": lambda files, _: _read_text(files),
     ".jsonl": lambda files, _: json_lines.read_files(files),
     ".tar": lambda files, _: archives.read_files(files),

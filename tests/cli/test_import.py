@@ -74,6 +74,15 @@ def test_the_report_has_six_lines_of_80_columns(cli, key, folder):
     assert max(map(len, lines)) <= 80
 
 
+def test_columns_that_became_text_by_a_cell_are_told(cli, key, folder):
+    rows = "".join(f"{row},{row}.5,00{row},word {row},{row if row != 90 else 'secret'}\n" for row in range(1, 200))
+    (folder / "my.csv").write_text("id,size,code,note,age\n" + rows.replace("3,3.5,", "3,n/a,", 1))
+    told = ["size is text, as row 3 of my.csv is no number", "age is text, as row 90 of my.csv is no number"]
+    lines = cli(f"import my.csv ds {key}").stdout.splitlines()
+    assert lines[2:4] == [f"note: {note}" for note in told]
+    assert cli.json(f"import my.csv ds --resume {key}")["notes"] == told
+
+
 def test_files_that_are_there_are_left_out_and_told(cli, key, folder):
     (folder / "days").mkdir()
     for day in range(12):

@@ -111,6 +111,7 @@ def import_(
         files=work.begun,
         bytes=work.nbytes,
         skipped=[{"file": name, "reason": reason} for name, reason in work.skipped],
+        notes=work.notes,
         dry_run=dry_run,
         seconds=seconds,
     )
@@ -178,7 +179,7 @@ def _command(paths: Sequence[Path], given: Mapping[str, Any]) -> str:
 
 
 def _report(work: "Import", seconds: float, key_id: str | None, key: str | None, command: str | None) -> list[str]:
-    """Return the result of an import in six lines."""
+    """Return the result of an import in six lines, and its notes."""
     added, folder = work.samples - work.before, str(work.folder)
     told = f"{pluralize(added, 'sample')} {'added' if work.before else 'sealed'}"
     if command is not None:
@@ -191,6 +192,7 @@ def _report(work: "Import", seconds: float, key_id: str | None, key: str | None,
         reasons = {reason: [name for name, why in work.skipped if why == reason] for _, reason in work.skipped}
         groups = [f"{len(names)} {why} ({names[0]}{', ...' * (len(names) > 1)})" for why, names in reasons.items()]
         lines.append(_fit("skipped: ", groups))
+    lines += [f"note: {clean(note)}" for note in work.notes]
     if command is not None:
         return [*lines, f"Nothing was written. Next: {clean(command)}"]
     keys = f', keys="{key}"' if key is not None and Path(key).exists() else ""
