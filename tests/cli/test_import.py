@@ -9,7 +9,7 @@ import time
 import pytest
 from helpers.cases import each
 
-from fastrack import SealedDataset
+from fastrack import SealedDataset, import_samples
 
 
 @pytest.fixture
@@ -177,3 +177,47 @@ def test_a_terminated_import_says_how_to_go_on(key, folder):
     assert "stopped in big.txt, file 1 of 1" in error
     assert error.endswith(f"; to go on: fastrack import big.txt out {key} --shard-size 1 --resume\n")
     assert error.count("\n") == 1
+
+
+@each("limit", [None, "4"])
+def test_an_import_that_is_interrupted_before_a_shard_says_that_nothing_is_kept(cli, key, lines, monkeypatch, limit):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fastrack._samples.dataset_writer.DatasetWriter.close", interrupt)
+    options = f"{key} --shard-size {limit}" if limit else key
+    error = cli(f"import {lines} out {options}", status=130).output
+    more = "" if limit else "; --shard-size 32 would keep more"
+    stopped = "; stopped in lines.txt, file 1 of 1"
+    assert error == f"error: interrupted: nothing was stored{stopped}; the same command begins again{more}\n"
+    assert not (cli.folder / "out").exists()
+
+
+def test_an_import_that_is_interrupted_at_the_first_look_says_how_to_go_on(cli, key, folder, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    (folder / "my.csv").write_text("id\n1\n")
+    monkeypatch.setattr("fastrack._samples.csv_files._what", interrupt)
+    error = cli(f"import my.csv out {key}", status=130).output
+    stopped = "; stopped in my.csv, file 1 of 1"
+    assert error == f"error: interrupted: nothing was stored{stopped}; the same command begins again\n"
+
+
+def test_errors_name_parameters_in_python_and_options_on_the_command_line(cli, key, lines, folder):
+    (folder / "my.csv").write_text("id\n1\n")
+    options = {"--resume": {"resume": True}, "": {}, "--append": {"append": True}, "--columns x": {"columns": ["x"]}}
+    (folder / "other").mkdir()
+    (folder / "other" / lines).write_text("other\n")
+    import_samples(lines, "out", "owner.key")
+    for given, parameters in options.items():
+        source = "my.csv" if parameters.get("columns") else f"other/{lines}" if "--resume" in given else lines
+        folder = "new" if parameters.get("columns") else "out"
+        with pytest.raises((OSError, ValueError)) as info:
+            import_samples(source, folder, "owner.key", **parameters)
+        error = cli.error(f"import {source} {folder} {key} {given}")
+        assert "=" in str(info.value)
+        assert "--" not in str(info.value)
+        assert "Errno" not in str(info.value)
+        assert "--" in error
+        assert "=" not in error

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 _WIDTH = 80  # columns of a line of the report
 _SHARD_SIZE = 256  # MiB
+_SMALL_SHARD = 32  # MiB
 _MIB = 1 << 20
+_PARAMETER = re.compile(r"(?<![\w./'-])(append|columns|resume|shard_size|skip_existing)=(?:True)?(?=[\s:;,.)]|$)")
 
 
 def import_(
@@ -148,19 +150,31 @@ def _telling_how_far(work: "Import", paths: Sequence[Path], given: Mapping[str, 
         yield
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         is_stopped = isinstance(error, (KeyboardInterrupt, SystemExit))
-        if work.read and (work.is_storing or is_stopped) and not work.is_dry:
-            again = {**given, "--append": None, "--resume": True} if work.is_begun else given
-            place, file = work.place, clean(work.current)
-            stopped = f"; stopped in {file}{f', file {place[0]} of {place[1]}' if place else ''}" if file else ""
-            notes = [
-                f"{work.folder} has {pluralize(work.samples, 'sample')} now{stopped}",
-                f"to go on: {_command(paths, again)}",
-            ]
-            for line in notes:
+        if (is_stopped or (work.read and work.is_storing)) and not work.is_dry:
+            for line in _notes_on(work, paths, given, is_stopped=is_stopped):
                 error.add_note(line)
+        if error.args and isinstance(error.args[0], str):
+            error.args = (_in_options(error.args[0]), *error.args[1:])
         if isinstance(error, (ImportError, TypeError, ValueError)) and not isinstance(error, FormatError):
             raise _as_format_error(error) from None  # of the data, of its format, or of the folder
         raise
+
+
+def _notes_on(work: "Import", paths: Sequence[Path], given: Mapping[str, Any], *, is_stopped: bool) -> list[str]:
+    place, file = work.place, clean(work.current)
+    stopped = f"; stopped in {file}{f', file {place[0]} of {place[1]}' if place else ''}" if file else ""
+    if work.is_begun:
+        again = _command(paths, {**given, "--append": None, "--resume": True})
+        return [f"{work.folder} has {pluralize(work.samples, 'sample')} now{stopped}", f"to go on: {again}"]
+    notes = [f"nothing was stored{stopped}", "the same command begins again"]
+    if is_stopped and work.read and (given["--shard-size"] or _SHARD_SIZE) > _SMALL_SHARD:
+        notes.append(f"--shard-size {_SMALL_SHARD} would keep more")
+    return notes
+
+
+def _in_options(message: str) -> str:
+    """Name options in the place of the parameters of `import_samples`."""
+    return _PARAMETER.sub(lambda match: f"--{match[1].replace('_', '-')}", message)
 
 
 def _as_format_error(error: Exception) -> FormatError:
