@@ -109,6 +109,11 @@ def _delimiter_of(header: str, path: Path) -> str:
 
 def _require_names(header: list[str], path: Path) -> None:
     """Refuse a header that is none."""
+    if len(header) > 1 and not header[0] and all(header[1:]):
+        raise FormatError(
+            f"{path}, line 1: expected a name for each column, got none for column 1. If it is the index of pandas, "
+            "write the file by to_csv(index=False); else name it"
+        )
     if not header or ("" not in header and all(_NUMBER_CELL.fullmatch(cell) for cell in header)):
         got = "numbers" if header else "none"
         raise FormatError(

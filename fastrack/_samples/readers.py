@@ -93,7 +93,7 @@ def _reader_of(paths: list[Path], source: Path) -> Callable[[Source, Sequence[st
     got = ", ".join(f"{name!r:.80}" for name in sorted(others)) or "none"
     raise FormatError(
         f"{source}: expected images, or files that all end with one of .npy, {', '.join(_READERS)}, got {got:.200}. "
-        "Name such files, or import a table, such as that of pandas.read_excel"
+        f"{_ADVICE.get(others[0][others[0].rfind('.') :].lower() if others else '', 'Name such files')}"
     )
 
 
@@ -116,7 +116,14 @@ def _read_object(source: Any, chosen: Sequence[str] | None) -> Iterator[Batch]:
             f"import_samples: expected paths, a table or an iterable of samples, got {type(source).__name__}. Give "
             "such an object, or write samples with a DatasetWriter"
         )
-    return ({name: [value] for name, value in sample.items()} for sample in source)
+    return (_columns_of(sample) for sample in source)
+
+
+def _columns_of(sample: Any) -> Batch:
+    """Return a sample of an iterable as a batch of one."""
+    if not isinstance(sample, Mapping):
+        raise TypeError(_NO_SAMPLES.format(type(sample).__name__))
+    return {name: [value] for name, value in sample.items()}
 
 
 def _read_text(files: Source) -> Iterator[Batch]:
@@ -130,6 +137,21 @@ def _text_of(lines: list[Line]) -> Batch:
     column = Column("U8", None, "text")
     return {"text": Block(column, np.frombuffer(b"".join(content), np.uint8), len(content), ends)}
 
+
+_NO_SAMPLES = (
+    "import_samples: expected each sample as a mapping from names of columns to values, got one that is {}. Give "
+    "dicts, such as {{'x': row}} for each row of an array, or write whole arrays with DatasetWriter.write_batch"
+)
+_UNPACK = "Unpack it first, by gunzip"
+_TABLE = "Read it by pandas.{}, and import its table in Python: fastrack.import_samples(table, folder, key)"
+_ADVICE = {  # by the suffix of a file
+    ".gz": _UNPACK,
+    ".xlsx": _TABLE.format("read_excel"),
+    ".xls": _TABLE.format("read_excel"),
+    ".pkl": _TABLE.format("read_pickle") + ", if you trust the file: it can run any code",
+    ".zip": "Unpack it first",
+    ".json": "Write one object on each line of a file that ends with .jsonl",
+}
 
 _READERS: dict[str, Callable[[Source, Sequence[str] | None], Iterator[Batch]]] = {
     ".csv": lambda files, chosen: csv_files.read_files(files, chosen, files.notes),

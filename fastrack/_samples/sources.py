@@ -52,7 +52,8 @@ def import_samples(
         - A folder of files of one of these kinds, in the order of their names, without folders among them, or several
           such files.
         - A ``pyarrow.Table`` or ``RecordBatchReader``, a ``pandas.DataFrame`` or a ``datasets.Dataset``, as a Parquet
-          file, or an iterable of samples, as `DatasetWriter.write` takes them.
+          file, or an iterable of samples, as `DatasetWriter.write` takes them. The index of a DataFrame is left out:
+          ``reset_index()`` makes a column of it.
 
         Text is UTF-8, or UTF-16 with a byte-order mark. A column ``x`` that has nulls, or empty cells among numbers,
         has NaN there if it is of floats, else 0, False or an empty record, and beside it is a column ``x.valid``

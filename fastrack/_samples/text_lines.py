@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -129,6 +130,7 @@ def _line_of_fault(path: Path, encoding: str) -> int:
 
 def _not_encoded(path: Path, number: int, encoding: str) -> FormatError:
     return FormatError(
-        f"{path}, line {number}: expected text in {encoding.upper()}, got other bytes. Convert the file to UTF-8, for "
-        "example with iconv"
+        f"{path}, line {number}: expected text in {encoding.upper()}, got other bytes. Convert the file to UTF-8: if "
+        f"a program of Windows wrote it, by iconv -f windows-1252 -t utf-8 {shlex.quote(path.name)} > "
+        f"{shlex.quote('utf8-' + path.name)}"
     )

@@ -643,3 +643,34 @@ def test_a_folder_of_images_that_links_to_itself_is_refused(tmp_path, key):
         (label / name).unlink()
         (label / name).symlink_to(sorted((tmp_path / "in").iterdir())[1])  # twice, and not in itself
     assert import_samples(tmp_path / "in", tmp_path / "out", key) > 5
+
+
+@each(
+    ("name", "advice"),
+    [
+        ("a.csv.gz", r"Unpack it first, by gunzip"),
+        ("a.xlsx", r"Read it by pandas\.read_excel, and import its table"),
+        ("a.pkl", r"Read it by pandas\.read_pickle, .*if you trust the file"),
+        ("a.json", r"Write one object on each line .* ends with \.jsonl"),
+        ("a.bin", r"Name such files"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused_with_the_way_to_import_it(tmp_path, key, name, advice):
+    (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(FormatError, match=rf"got '{name}'\. {advice}"):
+        import_samples(tmp_path / name, tmp_path / "out", key)
+
+
+@each("samples", [np.ones((3, 2)), [(1, 2)], [1], b"xy"])
+def test_samples_without_names_of_columns_are_refused(tmp_path, key, samples):
+    with pytest.raises(TypeError, match=r"expected each sample as a mapping .*, got one that is \w+\. Give dicts"):
+        import_samples(samples, tmp_path / "out", key)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_column_of_pandas_with_mixed_values_is_named(tmp_path, key):
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    table = pandas.DataFrame({"id": [1, 2], "age": [1, "x"]})
+    with pytest.raises(FormatError, match=r"DataFrame: column 'age': expected values of one type"):
+        import_samples(table, tmp_path / "out", key)
