@@ -207,7 +207,7 @@ class Import:
 
     @property
     def notes(self) -> list[str]:
-        """What a user may want to mend in the files of the source."""
+        """Remarks on the files of the source, such as columns that became text by a cell."""
         return [] if self._files is None else self._files.notes
 
     @property

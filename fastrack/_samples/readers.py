@@ -26,7 +26,7 @@ class Source:
     current : the file that is being read, for errors
     skipped : names of files that are passed over, each with the reason
     classes : the number of each class, of a folder of such folders
-    notes : what a user may want to mend
+    notes : remarks on the files, such as columns that became text by a cell
     """
 
     def __init__(self, paths: list[Path], skipped: Sequence[tuple[Path, str]] = (), root: Path | None = None) -> None:
