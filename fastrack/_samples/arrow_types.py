@@ -34,7 +34,7 @@ def pyarrow() -> Any:
         import pyarrow as pa
         import pyarrow.compute
     except ImportError:
-        raise ImportError("reading a table takes PyArrow: pip install pyarrow") from None
+        raise ImportError("tables of Arrow and Parquet take PyArrow: pip install pyarrow") from None
     return pa
 
 

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from fastrack._samples.blocks import VALID, Block, Column, source_columns
-from fastrack._samples.text_lines import open_text
+from fastrack._samples.text_lines import ReadTwice, open_text
 from fastrack.errors import FormatError
 
 Rows = list[list[str]]
 
 _ROWS = 4096  # of a batch, at most
+_NOTES = 5  # about columns, at most
 _CHARACTERS = 4 << 20  # of a batch, about
 
 # What a cell is. A column of integers holds 64 bits, one of numbers floats of as many, which have no integer above
@@ -34,31 +35,41 @@ _INTEGER_CELLS = re.compile(r"(?:(?:0|-?[1-9][0-9]{0,13})?\n)*+")
 _NUMBER_CELLS = re.compile(r"(?:(?:-?(?:0|[1-9][0-9]{0,13})(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,2})?)?\n)*+")
 
 
-def read_files(paths: Iterable[Path], chosen: Sequence[str] | None = None) -> Iterator[Mapping[str, Block]]:
-    """Return the batches of files of one header, after a first pass that finds the types of their columns."""
+def read_files(
+    paths: Iterable[Path], chosen: Sequence[str] | None = None, notes: list[str] | None = None
+) -> Iterator[Mapping[str, Block]]:
+    """Return the batches of files of one header, after a first pass that finds the types of their columns.
+
+    notes : takes which columns became text by a cell among numbers
+    """
     found: dict[str, int] = {}
-    states = []
+    twice = ReadTwice()
     for path in paths:
-        with _open(path, chosen) as (names, places, batches, state):
+        twice.require_same(path)
+        with _open(path, chosen) as (names, places, batches):
             if found and list(found) != names:
                 raise FormatError(
                     f"{path}, line 1: expected the columns {list(found)!s:.200} of the first file, got {names!s:.200}. "
                     "Give all files the same"
                 )
             found = found or dict.fromkeys(names, 0)
-            states.append(state)
+            read = 0
             for rows in batches:
                 for name, cells in zip(names, _cells(rows, places), strict=True):
-                    found[name] |= _TEXT if found[name] & _TEXT else _what(cells)
-    for path, before in zip(paths, states, strict=True):
-        with _open(path, chosen) as (names, places, batches, state):
-            if state != before:
-                raise FormatError(f"{path}: expected the file as it was at the first look, got a newer one. Try again")
+                    before = found[name]
+                    found[name] |= _TEXT if before & _TEXT else _what(cells)
+                    if notes is not None and found[name] & ~before & _TEXT and len(notes) < _NOTES:
+                        notes += _notes_of(name, cells, before, read, path)
+                read += len(rows)
+    for path in paths:
+        twice.require_same(path)
+        with _open(path, chosen) as (names, places, batches):
             for rows in batches:
                 columns: dict[str, Block] = {}
                 for name, cells in zip(names, _cells(rows, places), strict=True):
                     columns |= _blocks_of(name, cells, found[name])
                 yield columns
+        twice.require_same(path)
 
 
 def _cells(rows: Rows, places: list[int]) -> list[Sequence[str]]:
@@ -67,11 +78,8 @@ def _cells(rows: Rows, places: list[int]) -> list[Sequence[str]]:
 
 
 @contextmanager
-def _open(
-    path: Path, chosen: Sequence[str] | None
-) -> Iterator[tuple[list[str], list[int], Iterator[Rows], tuple[int, ...]]]:
-    """Open a file. Return the names and places of the columns to take, batches of rows, and the file's state."""
-    status = path.stat()
+def _open(path: Path, chosen: Sequence[str] | None) -> Iterator[tuple[list[str], list[int], Iterator[Rows]]]:
+    """Open a file. Return the names and places of the columns to take, and batches of rows."""
     with _open_rows(path) as reader:
         try:
             header: list[str] = next(reader, [])
@@ -80,7 +88,7 @@ def _open(
         _require_names(header, path)
         names = source_columns(header, chosen, f"{path}, line 1")
         batches = _batches_of(reader, len(header), path)
-        yield names, [header.index(name) for name in names], batches, (status.st_size, status.st_mtime_ns)
+        yield names, [header.index(name) for name in names], batches
 
 
 @contextmanager
@@ -101,6 +109,11 @@ def _delimiter_of(header: str, path: Path) -> str:
 
 def _require_names(header: list[str], path: Path) -> None:
     """Refuse a header that is none."""
+    if len(header) > 1 and not header[0] and all(header[1:]):
+        raise FormatError(
+            f"{path}, line 1: expected a name for each column, got none for column 1. If it is the index of pandas, "
+            "write the file by to_csv(index=False); else name it"
+        )
     if not header or ("" not in header and all(_NUMBER_CELL.fullmatch(cell) for cell in header)):
         got = "numbers" if header else "none"
         raise FormatError(
@@ -185,6 +198,15 @@ def _what_is(cell: str) -> int:
     if not _NUMBER_CELL.fullmatch(cell):
         return _TEXT
     return _TEXT if math.isinf(float(cell)) and "n" not in cell else _NUMBER  # an exponent that is too large
+
+
+def _notes_of(name: str, cells: Sequence[str], before: int, read: int, path: Path) -> list[str]:
+    """Return that a column became text, unless its cells are no numbers anyway."""
+    are_numbers = [bool(_what_is(cell) & (_INTEGER | _NUMBER)) for cell in cells if cell]
+    if not before & (_INTEGER | _NUMBER) and sum(are_numbers) * 2 <= len(are_numbers):
+        return []
+    row = read + 1 + next(index for index, cell in enumerate(cells) if _what_is(cell) & _TEXT)
+    return [f"{name:.80} is text, as row {row} of {path.name} is no number"]
 
 
 def _blocks_of(name: str, cells: Sequence[str], what: int) -> dict[str, Block]:

@@ -26,6 +26,8 @@ from fastrack._util.public import public
 from fastrack._util.shown import shown
 from fastrack.errors import ClosedError
 
+_SAME = "Give all samples of a column one type, or choose another folder for these"
+
 
 @public
 class DatasetWriter:
@@ -242,16 +244,21 @@ class DatasetWriter:
             )
         for name, column in columns.items():
             if column != self._columns[name]:
+                is_longer = column.shape and column.dtype == self._columns[name].dtype
+                advice = "Name a column of arrays that differ in length in records=" if is_longer else _SAME
                 raise ValueError(
                     f"{label}: {name!r:.80}: expected {self._columns[name]}, as in the samples before, got {column}. "
-                    "Name a column of arrays that differ in length in records="
+                    f"{advice}"
                 )
         if not self._has_types:
             self._columns, self._has_types = {name: columns[name] for name in self._columns}, True
-        try:
-            self._columns = {name: with_type_of(column, columns[name]) for name, column in self._columns.items()}
-        except ValueError as error:
-            raise ValueError(f"{label}: {error}. Give all samples of a column one type") from None
+        typed = {}
+        for name, column in self._columns.items():
+            try:
+                typed[name] = with_type_of(columns[name], column)
+            except ValueError as error:
+                raise ValueError(f"{label}: {name!r:.80}: {error}. {_SAME}") from None
+        self._columns = typed
 
     def _extend(self, blocks: dict[str, Block], start: int, stop: int, file: str) -> None:
         try:

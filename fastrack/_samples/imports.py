@@ -25,7 +25,7 @@ from fastrack.errors import FormatError
 STORED = "stored already"
 """Why a file is left out that the data set has."""
 
-_HAS_SAMPLES = "Append others (append=, --append), resume their source (resume=, --resume), or choose another folder"
+_HAS_SAMPLES = "Append others (append=True), resume their source (resume=True), or choose another folder"
 _PATH = "path"  # the column with the names of files, in data sets whose samples are files
 _LABEL = "label"  # the column with the numbers of their classes
 _Name = tuple[str, str]  # of a file, after the column that has it: "" if shards tell it
@@ -39,6 +39,7 @@ class Files(Protocol):
 
     paths: list[Path]
     classes: dict[str, int]
+    notes: list[str]
     current: Path
     skipped: list[tuple[str, str]]
 
@@ -94,7 +95,7 @@ class Import:
         """Read the source and store what is new. Return the number of samples that the folder has."""
         if self.is_dry and key is None and not self.resume and not self.append:
             if self.folder.is_dir() and shards_in(self.folder):
-                raise FileExistsError(errno.EEXIST, f"has samples already. {_HAS_SAMPLES}", str(self.folder))
+                raise _refusal(FileExistsError, errno.EEXIST, f"{self.folder} has samples already. {_HAS_SAMPLES}")
             key = Key.generate()  # which seals nothing
         with ImportWriter(self.folder, key, shard_size=shard_size, is_dry=self.is_dry) as writer:
             try:
@@ -125,20 +126,20 @@ class Import:
         """Refuse a folder with samples, unless they are resumed, or appended to after the end of their last run."""
         there = writer.there
         if self.append and not there.shards:
-            message = "has no data set to append to. Import the first source without append= (--append)"
-            raise FileNotFoundError(errno.ENOENT, message, str(self.folder))
+            message = f"{self.folder} has no data set to append to. Import the first source without append="
+            raise _refusal(FileNotFoundError, errno.ENOENT, message)
         if self.resume or not there.shards or (self.append and there.is_complete is not False):
             return
         files = there.shards[-1][1].files
-        state = f"has {there.samples} samples already"
+        state = f"{self.folder} has {there.samples} samples already"
         advice = _HAS_SAMPLES
         if there.is_complete is False:
-            state = f"has {there.samples} samples of an import that was interrupted, or still runs,"
-            state += f" in {shown(files[-1][0], 80)}" if files and files[-1][0] else ""
-            advice = "Give its source again with resume= (--resume), or choose another folder"
+            state = f"{self.folder} has {there.samples} samples of an import that was interrupted, or still runs"
+            state += f", in {shown(files[-1][0], 80)}" if files and files[-1][0] else ""
+            advice = "Give its source again with resume=True, or choose another folder"
         elif there.is_complete is None:  # of version 0.1, which does not tell
-            advice = "Resume their import with its source (resume=, --resume), or choose another folder"
-        raise FileExistsError(errno.EEXIST, f"{state}. {advice}", str(self.folder))
+            advice = "Resume their import with its source (resume=True), or choose another folder"
+        raise _refusal(FileExistsError, errno.EEXIST, f"{state}. {advice}")
 
     def _store(
         self,
@@ -203,6 +204,11 @@ class Import:
             self._number = 0
             return None
         return self._number + 1, len(files.paths)
+
+    @property
+    def notes(self) -> list[str]:
+        """Remarks on the files of the source, such as columns that became text by a cell."""
+        return [] if self._files is None else self._files.notes
 
     @property
     def current(self) -> str:
@@ -292,6 +298,13 @@ class Import:
         runs = {about.run for _, about in writer.there.shards} - {writer.run}
         parts = ((run, part) for run in runs for part in writer.read_earlier([_PATH], run))
         return len({run for run, part in parts for each, _, _ in _names_in(part) if each == name})
+
+
+def _refusal(kind: type[OSError], number: int, message: str) -> OSError:
+    """Return an error whose text is the message alone: with a name of a file, Python puts the number before it."""
+    error = kind(message)
+    error.errno = number
+    return error
 
 
 def _names_in(part: Part) -> Iterator[tuple[_Name, int, int]]:

@@ -1,52 +1,66 @@
-"""JSON lines: the columns of objects, and their values."""
+"""JSON lines: the columns of objects, by what all of their members are."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fastrack._samples.blocks import Block, source_columns
+from fastrack._samples.blocks import VALID, Block, source_columns
+from fastrack._samples.text_lines import Line, ReadTwice, read_lines
 from fastrack.errors import FormatError
 
+_NULL, _OTHER, _EMPTY = "null", "JSON", "an empty list"
+_INTEGER, _LONG, _NUMBER = "an integer", "an integer beyond 2**53", "a number"  # which a float holds, and it alone
 
-class JsonColumns:
-    """Columns of JSON objects, which the first object determines."""
+# What the values of a column may be, for each kind of column: the first that fits. All else is JSON.
+_KINDS: dict[str, frozenset[str]] = {
+    "text": frozenset({"text"}),
+    "bool": frozenset({"a truth value"}),
+    "int64": frozenset({_INTEGER, _LONG}),
+    "float64": frozenset({_INTEGER, _NUMBER}),
+    "lists of int64": frozenset({_EMPTY, f"a list of {_INTEGER}", f"a list of {_LONG}"}),
+    "lists of float64": frozenset({_EMPTY, f"a list of {_INTEGER}", f"a list of {_NUMBER}"}),
+}
 
-    def __init__(self) -> None:
-        self._kinds: dict[str, str] = {}
 
-    def parse(self, lines: Iterable[tuple[bytes, Path, int]]) -> dict[str, Block]:
-        """Return the columns of lines, each with its file and number. Raise FormatError if one is no such object."""
-        columns: dict[str, list[Any]] = {}
-        for line, path, number in lines:
-            members = _parse_line(line, path, number)
-            if not self._kinds:
-                source_columns(members, None, f"{path}, line {number}")
-                self._kinds = {name: _kind_of(value) for name, value in members.items()}
-            if members.keys() != self._kinds.keys():
-                raise FormatError(
-                    f"{path}, line {number}: expected the members {list(self._kinds)!s:.200} of the first line, got "
-                    f"{list(members)!s:.200}"
-                )
+def read_files(paths: Iterable[Path]) -> Iterator[Mapping[str, Block]]:
+    """Return the batches of files, after a first pass that finds what the members of all objects are."""
+    found: dict[str, set[str]] = {}
+    counts: Counter[str] = Counter()
+    objects, twice = 0, ReadTwice()
+    for path in paths:
+        twice.require_same(path)
+        for line in (line for lines in read_lines(path, keep_empty=False) for line in lines):
+            members = _parse_line(line)
+            if not members.keys() <= found.keys():
+                source_columns(members, None, f"{path}, line {line[2]}")
             for name, value in members.items():
-                kind = self._kinds[name]
-                if not _KINDS[kind][0](value):
-                    raise FormatError(
-                        f"{path}, line {number}: {name!r:.80}: expected {kind}, as in the first line, got "
-                        f"{type(value).__name__}"
-                    )
-                columns.setdefault(name, []).append(value)
-        return {name: _block_of(self._kinds[name], values) for name, values in columns.items()}
+                found.setdefault(name, set()).add(_what_is(value))
+            counts.update(members.keys())
+            objects += 1
+    kinds = {name: _kind_of(what) for name, what in found.items()}
+    nulls = {name for name, what in found.items() if _NULL in what or counts[name] < objects}
+    for path in paths:
+        twice.require_same(path)
+        for lines in read_lines(path, keep_empty=False):
+            rows = list(map(_parse_line, lines))
+            columns: dict[str, Block] = {}
+            for name, kind in kinds.items():
+                columns |= _blocks_of(name, kind, [row.get(name) for row in rows], has_nulls=name in nulls)
+            yield columns
+        twice.require_same(path)
 
 
-def _parse_line(line: bytes, path: Path, number: int) -> dict[str, Any]:
+def _parse_line(line: Line) -> dict[str, Any]:
+    content, path, number = line
     try:
-        members = json.loads(line.decode())
+        members = json.loads(content.decode())
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{path}, line {number}: expected JSON, got other text ({error!s:.80})") from None
     if not isinstance(members, dict) or not members:
@@ -54,39 +68,39 @@ def _parse_line(line: bytes, path: Path, number: int) -> dict[str, Any]:
     return members
 
 
-def _is_integer(value: Any) -> bool:
-    return type(value) is int and -(2**63) <= value < 2**63
+def _what_is(value: Any) -> str:
+    kind = type(value)
+    if kind is str:
+        return "text"
+    if kind is int:
+        return _INTEGER if abs(value) <= 2**53 else _LONG if -(2**63) <= value < 2**63 else _OTHER
+    if kind is list:
+        what = set(map(_what_is, value))
+        of = next((each for each in (_INTEGER, _LONG, _NUMBER) if what <= {_INTEGER, each}), _OTHER)
+        return _EMPTY if not value else _OTHER if of == _OTHER else f"a list of {of}"
+    return {float: _NUMBER, bool: "a truth value", type(None): _NULL}.get(kind, _OTHER)
 
 
-def _is_number(value: Any) -> bool:
-    """Return whether a value is a number that a float of 64 bits holds exactly."""
-    return type(value) is float or (type(value) is int and abs(value) <= 2**53)
+def _kind_of(what: set[str]) -> str:
+    """Return the kind of a column. One of empty lists or nulls alone has no type of values, and is kept as JSON."""
+    values = what - {_NULL}
+    if values <= {_EMPTY}:
+        return _OTHER
+    return next((kind for kind, accepted in _KINDS.items() if values <= accepted), _OTHER)
 
 
-# Kinds of columns, tried in this order on the first value: the test of a value, and the dtype of numbers.
-_KINDS: dict[str, tuple[Callable[[Any], bool], Any]] = {
-    "text": (lambda value: type(value) is str, None),
-    "a truth value": (lambda value: type(value) is bool, np.bool_),
-    "an integer of 64 bits": (_is_integer, np.int64),
-    "a number": (_is_number, np.float64),
-    "a list of integers": (lambda value: type(value) is list and all(map(_is_integer, value)), np.int64),
-    "a list of numbers": (lambda value: type(value) is list and all(map(_is_number, value)), np.float64),
-    "JSON": (lambda _: True, None),
-}
-
-
-def _kind_of(value: Any) -> str:
-    """Return the kind of a first value. An empty list has no type of elements, and is kept as JSON."""
-    return "JSON" if value == [] else next(kind for kind, (fits, _) in _KINDS.items() if fits(value))
-
-
-def _block_of(kind: str, values: list[Any]) -> Block:
-    dtype = _KINDS[kind][1]
-    if kind == "text":
-        return Block.of(values)
-    if kind == "JSON":
+def _blocks_of(name: str, kind: str, values: list[Any], *, has_nulls: bool) -> dict[str, Block]:
+    """Return the values of a column, and which of them are there if it has nulls; JSON has a null of its own."""
+    if kind == _OTHER:
         texts = Block.of([json.dumps(value, ensure_ascii=False, separators=(",", ":")) for value in values])
-        return replace(texts, column=replace(texts.column, type="json"))
-    if kind.startswith("a list"):
-        return Block.of([np.array(value, dtype) for value in values], are_records=True)
-    return Block.of(np.array(values, dtype))
+        return {name: replace(texts, column=replace(texts.column, type="json"))}
+    valid = np.array([value is not None for value in values], np.bool_)
+    if kind == "text":
+        block = Block.of(["" if value is None else value for value in values])
+    elif kind.startswith("lists of "):
+        arrays = [np.array(() if value is None else value, kind.removeprefix("lists of ")) for value in values]
+        block = Block.of(arrays, are_records=True)
+    else:
+        null = np.nan if kind == "float64" else 0
+        block = Block.of(np.array([null if value is None else value for value in values], kind))
+    return {name: block, name + VALID: Block.of(valid)} if has_nulls else {name: block}

@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby, islice
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fastrack._samples import archives, csv_files, folders, tables
+from fastrack._samples import archives, csv_files, folders, json_lines, tables
 from fastrack._samples.blocks import VALID, Block, Column, source_columns
-from fastrack._samples.json_lines import JsonColumns
-from fastrack._samples.text_lines import Line, lines_of, require_text
+from fastrack._samples.text_lines import Line, read_lines, require_text
 from fastrack._util.locations import locate_local
 from fastrack.errors import FormatError
 
 Batch = Mapping[str, Any]
-
-_LINES = 1024  # lines of a batch, at most
-_BATCH_SIZE = 8 << 20  # bytes of a batch, but for its last line
 
 
 class Source:
@@ -32,6 +26,7 @@ class Source:
     current : the file that is being read, for errors
     skipped : names of files that are passed over, each with the reason
     classes : the number of each class, of a folder of such folders
+    notes : remarks on the files, such as columns that became text by a cell
     """
 
     def __init__(self, paths: list[Path], skipped: Sequence[tuple[Path, str]] = (), root: Path | None = None) -> None:
@@ -39,6 +34,7 @@ class Source:
         self.paths, self.current = paths, paths[0] if paths else self._root
         self.skipped = [(self.name_of(path), reason) for path, reason in skipped]
         self.classes: dict[str, int] = {}
+        self.notes: list[str] = []
         self.batches: Iterator[tuple[str | None, Batch]] = iter(())
 
     def __iter__(self) -> Iterator[Path]:
@@ -97,7 +93,7 @@ def _reader_of(paths: list[Path], source: Path) -> Callable[[Source, Sequence[st
     got = ", ".join(f"{name!r:.80}" for name in sorted(others)) or "none"
     raise FormatError(
         f"{source}: expected images, or files that all end with one of .npy, {', '.join(_READERS)}, got {got:.200}. "
-        "Name such files, or import a table, such as that of pandas.read_excel"
+        f"{_ADVICE.get(others[0][others[0].rfind('.') :].lower() if others else '', 'Name such files')}"
     )
 
 
@@ -120,29 +116,19 @@ def _read_object(source: Any, chosen: Sequence[str] | None) -> Iterator[Batch]:
             f"import_samples: expected paths, a table or an iterable of samples, got {type(source).__name__}. Give "
             "such an object, or write samples with a DatasetWriter"
         )
-    return ({name: [value] for name, value in sample.items()} for sample in source)
+    return (_columns_of(sample) for sample in source)
 
 
-def _read_lines(
-    files: Source, parse: Callable[[list[Line]], Batch], keep: Callable[[bytes], object] = lambda _: True
-) -> Iterator[Batch]:
-    """Parse batches of lines of one file at a time, limited in lines and bytes."""
-    numbered = ((line, path, number) for path in files for number, line in enumerate(lines_of(path), 1) if keep(line))
-    for path, lines in groupby(numbered, itemgetter(1)):
-        while batch := _take_lines(lines):
-            files.current = path
-            yield parse(batch)
+def _columns_of(sample: Any) -> Batch:
+    """Return a sample of an iterable as a batch of one."""
+    if not isinstance(sample, Mapping):
+        raise TypeError(_NO_SAMPLES.format(type(sample).__name__))
+    return {name: [value] for name, value in sample.items()}
 
 
-def _take_lines(lines: Iterator[Line]) -> list[Line]:
-    taken: list[Line] = []
-    size = 0
-    for line in islice(lines, _LINES):
-        taken.append(line)
-        size += len(line[0])
-        if size >= _BATCH_SIZE:
-            break
-    return taken
+def _read_text(files: Source) -> Iterator[Batch]:
+    for path in files:
+        yield from map(_text_of, read_lines(path))
 
 
 def _text_of(lines: list[Line]) -> Batch:
@@ -152,11 +138,26 @@ def _text_of(lines: list[Line]) -> Batch:
     return {"text": Block(column, np.frombuffer(b"".join(content), np.uint8), len(content), ends)}
 
 
+_NO_SAMPLES = (
+    "import_samples: expected each sample as a mapping from names of columns to values, got one that is {}. Give "
+    "dicts, such as {{'x': row}} for each row of an array, or write whole arrays with DatasetWriter.write_batch"
+)
+_UNPACK = "Unpack it first, by gunzip"
+_TABLE = "Read it by pandas.{}, and import its table in Python: fastrack.import_samples(table, folder, key)"
+_ADVICE = {  # by the suffix of a file
+    ".gz": _UNPACK,
+    ".xlsx": _TABLE.format("read_excel"),
+    ".xls": _TABLE.format("read_excel"),
+    ".pkl": _TABLE.format("read_pickle") + ", if you trust the file: it can run any code",
+    ".zip": "Unpack it first",
+    ".json": "Write one object on each line of a file that ends with .jsonl",
+}
+
 _READERS: dict[str, Callable[[Source, Sequence[str] | None], Iterator[Batch]]] = {
-    ".csv": csv_files.read_files,
-    ".tsv": csv_files.read_files,
-    ".txt": lambda files, _: _read_lines(files, _text_of),
-    ".jsonl": lambda files, _: _read_lines(files, JsonColumns().parse, bytes.strip),
+    ".csv": lambda files, chosen: csv_files.read_files(files, chosen, files.notes),
+    ".tsv": lambda files, chosen: csv_files.read_files(files, chosen, files.notes),
+    ".txt": lambda files, _: _read_text(files),
+    ".jsonl": lambda files, _: json_lines.read_files(files),
     ".tar": lambda files, _: archives.read_files(files),
     ".parquet": tables.read_files,
     ".arrow": tables.read_files,

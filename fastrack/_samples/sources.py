@@ -41,8 +41,9 @@ def import_samples(
           empty or such a number, and else text, exactly as it stands: ``007`` stays text. Cells are separated by
           commas, or by semicolons or tabs if the header has no comma.
         - ``.txt``: "text", a record for each line, without its end.
-        - ``.jsonl``: a column for each member of the first object. Text, numbers and lists of numbers are stored as
-          such, and any other value as JSON.
+        - ``.jsonl``: a column for each member of the objects, in the order in which they come. Text, numbers and lists
+          of numbers are stored as such, and other values, or such values mixed, as JSON. A member that is missing is a
+          null, as one that is ``null``.
         - ``.tar``, as of WebDataset: a column for each ending of the files with one name, and "__key__". "cls" is a
           number, all others are bytes.
         - ``.parquet``, ``.arrow`` and ``.feather``, with PyArrow: a column for each of theirs. Numbers are copied,
@@ -51,7 +52,8 @@ def import_samples(
         - A folder of files of one of these kinds, in the order of their names, without folders among them, or several
           such files.
         - A ``pyarrow.Table`` or ``RecordBatchReader``, a ``pandas.DataFrame`` or a ``datasets.Dataset``, as a Parquet
-          file, or an iterable of samples, as `DatasetWriter.write` takes them.
+          file, or an iterable of samples, as `DatasetWriter.write` takes them. The index of a DataFrame is left out:
+          ``reset_index()`` makes a column of it.
 
         Text is UTF-8, or UTF-16 with a byte-order mark. A column ``x`` that has nulls, or empty cells among numbers,
         has NaN there if it is of floats, else 0, False or an empty record, and beside it is a column ``x.valid``

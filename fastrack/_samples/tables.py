@@ -13,6 +13,7 @@ import numpy as np
 from fastrack._samples.arrow_types import from_arrow, nulls_in, pyarrow, with_nulls
 from fastrack._samples.blocks import VALID, Block, Column, source_columns
 from fastrack._util.regular_file import open_regular
+from fastrack._util.shown import shown
 from fastrack.errors import FormatError
 
 _ROWS = 4096  # of a batch
@@ -55,7 +56,11 @@ def read_table(source: Any, chosen: Sequence[str] | None = None) -> Iterator[Map
         try:
             source = pa.Table.from_pandas(source, preserve_index=False)
         except pa.ArrowException:
-            raise FormatError("DataFrame: expected columns of one type each, got others. Convert them") from None
+            name = _mixed_column(source)
+            column = "" if name is None else f"column {shown(name, 80)}: "
+            raise FormatError(
+                f"DataFrame: {column}expected values of one type, got others. Convert them, for example by astype(str)"
+            ) from None
     batches: Callable[[], Iterator[Any]]
     if package == "datasets":
         batches = lambda: (b for part in source.with_format("arrow").iter(_ROWS) for b in part.to_batches())  # noqa: E731
@@ -70,6 +75,17 @@ def read_table(source: Any, chosen: Sequence[str] | None = None) -> Iterator[Map
     # A file given by its path alone is read for a dataset, and refused elsewhere: the author of the table would choose
     # which files of this machine are read.
     return _read_batches(batches(), nulls, chosen, package, follow_paths=package == "datasets")
+
+
+def _mixed_column(frame: Any) -> str | None:
+    """Return the name of the first column that Arrow has no type for."""
+    pa = pyarrow()
+    for name in frame.columns:
+        try:
+            pa.array(frame[name], from_pandas=True)
+        except pa.ArrowException:
+            return str(name)
+    return None
 
 
 def _survey_batches(batches: Iterable[Any], chosen: Sequence[str] | None) -> _Nulls:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import codecs
 import io
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import IO
 
@@ -16,6 +18,8 @@ Line = tuple[bytes, Path, int]
 """A line of a file, and its number there."""
 
 _MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
+_LINES = 1024  # of a batch, at most
+_BATCH_SIZE = 8 << 20  # bytes of a batch, but for its last line
 _NUL = "expected text, got a NUL byte. Save the file as text in UTF-8, or leave it out"
 
 
@@ -30,6 +34,38 @@ def lines_of(path: Path) -> Iterator[bytes]:
             return
         for line in file:
             yield line.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def read_lines(path: Path, *, keep_empty: bool = True) -> Iterator[list[Line]]:
+    """Return batches of the lines of a file, limited in lines and bytes."""
+    lines = ((line, path, number) for number, line in enumerate(lines_of(path), 1) if keep_empty or line.strip())
+    while batch := _take_lines(lines):
+        yield batch
+
+
+def _take_lines(lines: Iterator[Line]) -> list[Line]:
+    taken: list[Line] = []
+    size = 0
+    for line in islice(lines, _LINES):
+        taken.append(line)
+        size += len(line[0])
+        if size >= _BATCH_SIZE:
+            break
+    return taken
+
+
+class ReadTwice:
+    """Files that are read a first time to find the types of their columns, and again for the values."""
+
+    def __init__(self) -> None:
+        self._states: dict[Path, tuple[int, int]] = {}
+
+    def require_same(self, path: Path) -> None:
+        """Raise FormatError if a file is not as it was at the first look, which is the first call for its path."""
+        status = path.stat()
+        state = status.st_size, status.st_mtime_ns
+        if self._states.setdefault(path, state) != state:
+            raise FormatError(f"{path}: expected the file as it was at the first look, got a newer one. Try again")
 
 
 def require_text(lines: Sequence[Line]) -> list[bytes]:
@@ -94,6 +130,7 @@ def _line_of_fault(path: Path, encoding: str) -> int:
 
 def _not_encoded(path: Path, number: int, encoding: str) -> FormatError:
     return FormatError(
-        f"{path}, line {number}: expected text in {encoding.upper()}, got other bytes. Convert the file to UTF-8, for "
-        "example with iconv"
+        f"{path}, line {number}: expected text in {encoding.upper()}, got other bytes. Convert the file to UTF-8: if "
+        f"a program of Windows wrote it, by iconv -f windows-1252 -t utf-8 {shlex.quote(path.name)} > "
+        f"{shlex.quote('utf8-' + path.name)}"
     )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from helpers.cases import each
 
-from fastrack import SealedDataset
+from fastrack import SealedDataset, import_samples
 
 
 @pytest.fixture
@@ -95,6 +95,15 @@ def test_the_report_names_columns_and_classes(cli, key, folder):
         assert line.endswith(end)
 
 
+def test_columns_that_became_text_by_a_cell_are_told(cli, key, folder):
+    rows = "".join(f"{row},{row}.5,00{row},word {row},{row if row != 90 else 'secret'}\n" for row in range(1, 200))
+    (folder / "my.csv").write_text("id,size,code,note,age\n" + rows.replace("3,3.5,", "3,n/a,", 1))
+    told = ["size is text, as row 3 of my.csv is no number", "age is text, as row 90 of my.csv is no number"]
+    lines = cli(f"import my.csv ds {key}").stdout.splitlines()
+    assert lines[2:4] == [f"note: {note}" for note in told]
+    assert cli.json(f"import my.csv ds --resume {key}")["notes"] == told
+
+
 def test_files_that_are_there_are_left_out_and_told(cli, key, folder):
     (folder / "days").mkdir()
     for day in range(12):
@@ -117,7 +126,7 @@ def test_files_that_are_there_are_left_out_and_told(cli, key, folder):
 
 
 def test_a_dry_run_needs_no_key_and_writes_nothing(cli, folder, lines):
-    (folder / "bad.jsonl").write_text('{"a": 1}\n{"b": 1}\n')
+    (folder / "bad.jsonl").write_text('{"a": 1}\n{"": 1}\n')
     said = cli(f"import {lines} out --dry-run").stdout
     assert said.startswith("out: 3000 samples to seal, of 1 file (")
     assert said.endswith(f"Nothing was written. Next: fastrack import {lines} out\n")
@@ -163,16 +172,16 @@ def test_quiet_prints_nothing(cli, key, lines):
 def test_a_failure_says_how_far_it_came_and_the_command_that_goes_on(cli, key, folder, monkeypatch):
     (folder / "some data").mkdir()
     for name in "abc":
-        (folder / "some data" / f"{name}.jsonl").write_text(f'{{"x": "{name}"}}\n' * 2000)
-    (folder / "some data" / "c.jsonl").write_text('{"x": 1}\n')
+        (folder / "some data" / f"{name}.txt").write_text(f"{name}\n" * 2000)
+    (folder / "some data" / "c.txt").write_bytes(b"\0\n")
     options = f"--skip-existing --append {key}"
     monkeypatch.setattr("fastrack._cli.commands.importing._MIB", 1 << 10)
     error = cli.error(f"import 'some data' ds --shard-size 4 {key}")
-    assert re.search(r"c.jsonl, line 1: .*\nnote: ds has \d{4} samples now; stopped in c.jsonl, file 3 of 3\n", error)
+    assert re.search(r"c.txt, line 1: .*\nnote: ds has \d{4} samples now; stopped in c.txt, file 3 of 3\n", error)
     command = f"fastrack import 'some data' ds {key} --shard-size 4 --resume"
     assert error.endswith(f"note: to go on: {command}\n")
     assert "resume" in cli.error(f"import 'some data' ds {options}")
-    (folder / "some data" / "c.jsonl").write_text('{"x": "c"}\n')
+    (folder / "some data" / "c.txt").write_text("c\n")
     assert cli.json(command.removeprefix("fastrack "))["samples"] == 4001
 
 
@@ -189,3 +198,47 @@ def test_a_terminated_import_says_how_to_go_on(key, folder):
     assert "stopped in big.txt, file 1 of 1" in error
     assert error.endswith(f"; to go on: fastrack import big.txt out {key} --shard-size 1 --resume\n")
     assert error.count("\n") == 1
+
+
+@each("limit", [None, "4"])
+def test_an_import_that_is_interrupted_before_a_shard_says_that_nothing_is_kept(cli, key, lines, monkeypatch, limit):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fastrack._samples.dataset_writer.DatasetWriter.close", interrupt)
+    options = f"{key} --shard-size {limit}" if limit else key
+    error = cli(f"import {lines} out {options}", status=130).output
+    more = "" if limit else "; --shard-size 32 would keep more"
+    stopped = "; stopped in lines.txt, file 1 of 1"
+    assert error == f"error: interrupted: nothing was stored{stopped}; the same command begins again{more}\n"
+    assert not (cli.folder / "out").exists()
+
+
+def test_an_import_that_is_interrupted_at_the_first_look_says_how_to_go_on(cli, key, folder, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    (folder / "my.csv").write_text("id\n1\n")
+    monkeypatch.setattr("fastrack._samples.csv_files._what", interrupt)
+    error = cli(f"import my.csv out {key}", status=130).output
+    stopped = "; stopped in my.csv, file 1 of 1"
+    assert error == f"error: interrupted: nothing was stored{stopped}; the same command begins again\n"
+
+
+def test_errors_name_parameters_in_python_and_options_on_the_command_line(cli, key, lines, folder):
+    (folder / "my.csv").write_text("id\n1\n")
+    options = {"--resume": {"resume": True}, "": {}, "--append": {"append": True}, "--columns x": {"columns": ["x"]}}
+    (folder / "other").mkdir()
+    (folder / "other" / lines).write_text("other\n")
+    import_samples(lines, "out", "owner.key")
+    for given, parameters in options.items():
+        source = "my.csv" if parameters.get("columns") else f"other/{lines}" if "--resume" in given else lines
+        folder = "new" if parameters.get("columns") else "out"
+        with pytest.raises((OSError, ValueError)) as info:
+            import_samples(source, folder, "owner.key", **parameters)
+        error = cli.error(f"import {source} {folder} {key} {given}")
+        assert "=" in str(info.value)
+        assert "--" not in str(info.value)
+        assert "Errno" not in str(info.value)
+        assert "--" in error
+        assert "=" not in error

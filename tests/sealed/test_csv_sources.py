@@ -226,3 +226,18 @@ def test_errors_repeat_no_cells(write):
         with pytest.raises(FormatError) as error:
             columns_of(write(content))
         assert not re.search("secret", str(error.value))
+
+
+def test_a_header_without_its_first_name_is_told_to_be_the_index_of_pandas(write):
+    with pytest.raises(
+        FormatError, match=r"a\.csv, line 1: .* none for column 1\. .*to_csv\(index=False\); else name it"
+    ):
+        columns_of(write(",x,y\n0,1,2\n"))
+    with pytest.raises(FormatError, match=r"none for column 2\. Name it"):
+        columns_of(write("x,,y\n0,1,2\n"))
+
+
+def test_text_of_windows_is_refused_with_the_command_that_converts_it(write):
+    command = r"iconv -f windows-1252 -t utf-8 'my a\.csv' > 'utf8-my a\.csv'"
+    with pytest.raises(FormatError, match=rf"line 2: expected text in UTF-8, got other bytes\. .* {command}$"):
+        columns_of(write("name\nGenève\n".encode("latin-1"), "my a.csv"))

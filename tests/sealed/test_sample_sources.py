@@ -13,7 +13,8 @@ from helpers.cases import each
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fastrack import DatasetWriter, FormatError, SealedDataset, import_samples
+from fastrack import DatasetWriter, FormatError, SealedDataset, export_samples, import_samples
+from fastrack._samples.readers import open_source
 
 
 def samples_of(folder, key):
@@ -88,12 +89,12 @@ def test_json_lines(tmp_path, key):
     (tmp_path / "a.jsonl").write_text(lines)
     assert import_samples(tmp_path / "a.jsonl", tmp_path / "out", key) == 2
     found = samples_of(tmp_path / "out", key)
-    kinds = {"text": "U8", "n": "I64", "x": "F64", "ok": "BOOL", "ids": "I64", "w": "F64", "chat": "U8", "e": "U8"}
+    kinds = {"text": "U8", "n": "I64", "x": "F64", "ok": "BOOL", "ids": "I64", "w": "F64", "chat": "U8", "e": "I64"}
     for sample, expected in zip(found, (first, second), strict=True):
         assert sample["text"].decode() == expected["text"]
         assert [sample[name].item() for name in ("n", "x", "ok")] == [expected[name] for name in ("n", "x", "ok")]
-        assert [sample[name].tolist() for name in ("ids", "w")] == [expected["ids"], expected["w"]]
-        assert [json.loads(sample[name]) for name in ("chat", "e")] == [expected["chat"], expected["e"]]
+        assert [sample[name].tolist() for name in ("ids", "w", "e")] == [expected[name] for name in ("ids", "w", "e")]
+        assert json.loads(sample["chat"]) == expected["chat"]
     stored = SealedDataset(tmp_path / "out", keys=key)[0]
     assert {name: stored[name].dtype for name in kinds} == kinds
 
@@ -101,9 +102,7 @@ def test_json_lines(tmp_path, key):
 @each(
     "line",
     [
-        '{"a": 1.5, "b": "x"}', '{"a": true, "b": "x"}', '{"a": 1}', '{"a": 1, "b": "x", "c": 1}', "{", "[]", "{}", "5",
-        '{"a": 9223372036854775808, "b": "x"}', '{"a": 1, "b": null}', '{"a": "1", "b": "x"}', "[" * 100_000, b"\xff",
-        '{"a": 1, "b": "\\ud800"}',
+        "{", "[]", "{}", "5", "[" * 100_000, b"\xff", '{"a": 1, "b": "\\ud800"}', '{"a.valid": 1}', '{"": 1}',
     ],
 )  # fmt: skip
 def test_lines_that_do_not_fit_are_named(tmp_path, key, line):
@@ -111,6 +110,77 @@ def test_lines_that_do_not_fit_are_named(tmp_path, key, line):
     (tmp_path / "a.jsonl").write_bytes(b'{"a": 1, "b": "x"}\n' + line)
     with pytest.raises(FormatError, match=r"a\.jsonl"):
         import_samples(tmp_path / "a.jsonl", tmp_path / "out", key)
+
+
+@each(
+    ("values", "dtype", "expected"),
+    [
+        (["1", "1.5"], "F64", [1.0, 1.5]),
+        (["9007199254740993", "1"], "I64", [9007199254740993, 1]),
+        (["1", "null"], "I64", [1, None]),
+        (["null", "2.5"], "F64", [None, 2.5]),
+        (["true", "null"], "BOOL", [True, None]),
+        (['"a"', "null", '""'], "U8", ["a", None, ""]),
+        (["[1]", "[0.5]", "[]", "null"], "F64", [[1.0], [0.5], [], None]),
+        (["[1]", "[]"], "I64", [[1], []]),
+        (["1", '"1"', "null"], "U8", [1, "1", None]),
+        (["9007199254740993", "0.5"], "U8", [9007199254740993, 0.5]),
+        (["9223372036854775808"], "U8", [9223372036854775808]),
+        (["true", "1"], "U8", [True, 1]),
+        (["[1, null]", "[]"], "U8", [[1, None], []]),
+        (["null"], "U8", [None]),
+    ],
+)
+def test_members_of_json_lines_are_what_all_of_them_are(tmp_path, key, values, dtype, expected):
+    for number, value in enumerate(values):  # of several files, as one has no say over the others
+        (tmp_path / f"{number}.jsonl").write_text(f'{{"x": {value}, "y": 1}}\n')
+    import_samples(sorted(tmp_path.glob("*.jsonl")), tmp_path / "out", key)
+    stored = SealedDataset(tmp_path / "out", keys=key)[0]
+    assert stored["x"].dtype == dtype
+    assert ("x.valid" in stored) == ("null" in values and values not in (["null"], ["1", '"1"', "null"]))  # of JSON
+    export_samples(tmp_path / "out", tmp_path / "back.jsonl", key)
+    found = [json.loads(line)["x"] for line in (tmp_path / "back.jsonl").read_text().splitlines()]
+    assert repr(found) == repr(expected)
+    assert import_samples(sorted(tmp_path.glob("[0-9].jsonl")), tmp_path / "out", key, resume=True) == len(values)
+
+
+def test_a_member_that_is_missing_is_a_null(tmp_path, key):
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n{"b": "x", "a": 2.5}\n{"c": {}, "b": "y"}\n')
+    import_samples(tmp_path / "a.jsonl", tmp_path / "out", key)
+    stored = SealedDataset(tmp_path / "out", keys=key)[0]
+    assert set(stored) - {"b.lengths", "c.lengths"} == {"a", "a.valid", "b", "b.valid", "c"}
+    export_samples(tmp_path / "out", tmp_path / "back.jsonl", key)
+    found = [json.loads(line) for line in (tmp_path / "back.jsonl").read_text().splitlines()]
+    rows = [[1.0, None, None], [2.5, "x", None], [None, "y", {}]]
+    assert [list(line.items()) for line in found] == [list(zip("abc", row, strict=True)) for row in rows]
+
+
+def test_json_lines_that_change_while_they_are_read_are_refused(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n' * 3000)
+    batches = open_source(tmp_path / "a.jsonl").batches
+    next(batches)
+    (tmp_path / "a.jsonl").write_text('{"a": 1}\n' * 3001)
+    with pytest.raises(FormatError, match=r"a\.jsonl: expected the file as it was at the first look"):
+        list(batches)
+
+
+@each(
+    ("content", "told"),
+    [
+        ('{"a": 1.5, "b": "x"}', r"'a': expected I64 \[\], .* got F64 \[\]\. Give "),
+        ('{"a": 1, "b": [1]}', r"'b': expected records of U8, .* got records of I64\. Give "),
+        ('{"a": 1, "b": {}}', r"'b': expected values of the type 'text', .* got 'json'\. Give "),
+        ('{"a": null, "b": "x"}\n{"a": 1, "b": "x"}', r"'a': expected no nulls, .* got some\. Fill "),
+        ('{"a": 1}', r"expected the columns \['a', 'b'\], got \['a'\]\. Give "),
+    ],
+)
+def test_json_lines_of_other_kinds_are_not_appended(tmp_path, key, content, told):
+    (tmp_path / "a.jsonl").write_text('{"a": 1, "b": "x"}\n')
+    import_samples(tmp_path / "a.jsonl", tmp_path / "out", key)
+    (tmp_path / "b.jsonl").write_text(content)
+    with pytest.raises(FormatError, match=rf"b\.jsonl: .*{told}"):
+        import_samples(tmp_path / "b.jsonl", tmp_path / "out", key, append=True)
+    assert import_samples(tmp_path / "a.jsonl", tmp_path / "out", key, resume=True) == 1
 
 
 def archive(path, members, **options):
@@ -420,7 +490,7 @@ def test_an_error_names_the_file_that_it_is_about(tmp_path, key, pa):
     write(pa.table({"y": [1, 2]}), tmp_path / "c.parquet")
     (tmp_path / "a.jsonl").write_text('{"x": "a"}\n')
     (tmp_path / "b.jsonl").write_text('{"x": "\\ud800"}\n')
-    (tmp_path / "c.jsonl").write_text('{"x": "c"}\n{"y": "c"}\n')
+    (tmp_path / "c.jsonl").write_text('{"x": "c"}\n{"y.valid": "c"}\n')
     archive(tmp_path / "a.tar", MEMBERS)
     archive(tmp_path / "b.tar", MEMBERS[:2])
     archive(tmp_path / "c.tar", [("a.cls", b"x")])
@@ -489,6 +559,10 @@ def test_without_pyarrow_the_error_says_what_to_install(tmp_path, key, monkeypat
     (tmp_path / "a.parquet").write_bytes(b"")
     with pytest.raises(ImportError, match="pip install pyarrow"):
         import_samples(tmp_path / "a.parquet", tmp_path / "out", key)
+    (tmp_path / "a.txt").write_text("a\n")
+    import_samples(tmp_path / "a.txt", tmp_path / "out", key)
+    with pytest.raises(ImportError, match=r"^tables of Arrow and Parquet take PyArrow: pip install pyarrow"):
+        export_samples(tmp_path / "out", tmp_path / "b.parquet", key)
 
 
 def text_file(path, *lines):
@@ -573,3 +647,34 @@ def test_a_folder_of_images_that_links_to_itself_is_refused(tmp_path, key):
         (label / name).unlink()
         (label / name).symlink_to(sorted((tmp_path / "in").iterdir())[1])  # twice, and not in itself
     assert import_samples(tmp_path / "in", tmp_path / "out", key) > 5
+
+
+@each(
+    ("name", "advice"),
+    [
+        ("a.csv.gz", r"Unpack it first, by gunzip"),
+        ("a.xlsx", r"Read it by pandas\.read_excel, and import its table"),
+        ("a.pkl", r"Read it by pandas\.read_pickle, .*if you trust the file"),
+        ("a.json", r"Write one object on each line .* ends with \.jsonl"),
+        ("a.bin", r"Name such files"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused_with_the_way_to_import_it(tmp_path, key, name, advice):
+    (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(FormatError, match=rf"got '{name}'\. {advice}"):
+        import_samples(tmp_path / name, tmp_path / "out", key)
+
+
+@each("samples", [np.ones((3, 2)), [(1, 2)], [1], b"xy"])
+def test_samples_without_names_of_columns_are_refused(tmp_path, key, samples):
+    with pytest.raises(TypeError, match=r"expected each sample as a mapping .*, got one that is \w+\. Give dicts"):
+        import_samples(samples, tmp_path / "out", key)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_column_of_pandas_with_mixed_values_is_named(tmp_path, key):
+    pandas = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    table = pandas.DataFrame({"id": [1, 2], "age": [1, "x"]})
+    with pytest.raises(FormatError, match=r"DataFrame: column 'age': expected values of one type"):
+        import_samples(table, tmp_path / "out", key)

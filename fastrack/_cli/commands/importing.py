@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 _WIDTH = 80  # columns of a line of the report
 _LISTED = 12  # columns that are named, at most
 _SHARD_SIZE = 256  # MiB
+_SMALL_SHARD = 32  # MiB
 _MIB = 1 << 20
+_PARAMETER = re.compile(r"(?<![\w./'-])(append|columns|resume|shard_size|skip_existing)=(?:True)?(?=[\s:;,.)]|$)")
 
 
 def import_(
@@ -113,6 +115,7 @@ def import_(
         files=work.begun,
         bytes=work.nbytes,
         skipped=[{"file": name, "reason": reason} for name, reason in work.skipped],
+        notes=work.notes,
         dry_run=dry_run,
         seconds=seconds,
     )
@@ -149,19 +152,31 @@ def _telling_how_far(work: "Import", paths: Sequence[Path], given: Mapping[str, 
         yield
     except (Exception, KeyboardInterrupt, SystemExit) as error:
         is_stopped = isinstance(error, (KeyboardInterrupt, SystemExit))
-        if work.read and (work.is_storing or is_stopped) and not work.is_dry:
-            again = {**given, "--append": None, "--resume": True} if work.is_begun else given
-            place, file = work.place, clean(work.current)
-            stopped = f"; stopped in {file}{f', file {place[0]} of {place[1]}' if place else ''}" if file else ""
-            notes = [
-                f"{work.folder} has {pluralize(work.samples, 'sample')} now{stopped}",
-                f"to go on: {_command(paths, again)}",
-            ]
-            for line in notes:
+        if (is_stopped or (work.read and work.is_storing)) and not work.is_dry:
+            for line in _notes_on(work, paths, given, is_stopped=is_stopped):
                 error.add_note(line)
+        if error.args and isinstance(error.args[0], str):
+            error.args = (_in_options(error.args[0]), *error.args[1:])
         if isinstance(error, (ImportError, TypeError, ValueError)) and not isinstance(error, FormatError):
             raise _as_format_error(error) from None  # of the data, of its format, or of the folder
         raise
+
+
+def _notes_on(work: "Import", paths: Sequence[Path], given: Mapping[str, Any], *, is_stopped: bool) -> list[str]:
+    place, file = work.place, clean(work.current)
+    stopped = f"; stopped in {file}{f', file {place[0]} of {place[1]}' if place else ''}" if file else ""
+    if work.is_begun:
+        again = _command(paths, {**given, "--append": None, "--resume": True})
+        return [f"{work.folder} has {pluralize(work.samples, 'sample')} now{stopped}", f"to go on: {again}"]
+    notes = [f"nothing was stored{stopped}", "the same command begins again"]
+    if is_stopped and work.read and (given["--shard-size"] or _SHARD_SIZE) > _SMALL_SHARD:
+        notes.append(f"--shard-size {_SMALL_SHARD} would keep more")
+    return notes
+
+
+def _in_options(message: str) -> str:
+    """Name options in the place of the parameters of `import_samples`."""
+    return _PARAMETER.sub(lambda match: f"--{match[1].replace('_', '-')}", message)
 
 
 def _as_format_error(error: Exception) -> FormatError:
@@ -182,7 +197,7 @@ def _command(paths: Sequence[Path], given: Mapping[str, Any]) -> str:
 def _report(
     work: "Import", seconds: float, key_id: str | None, key: str | None, command: str | None, classes: Sequence[str]
 ) -> list[str]:
-    """Return the result of an import in a few lines."""
+    """Return the result of an import in a few lines, and its notes."""
     added, folder = work.samples - work.before, str(work.folder)
     told = f"{pluralize(added, 'sample')} {'added' if work.before else 'sealed'}"
     if command is not None:
@@ -197,6 +212,7 @@ def _report(
         reasons = {reason: [name for name, why in work.skipped if why == reason] for _, reason in work.skipped}
         groups = [f"{len(names)} {why} ({names[0]}{', ...' * (len(names) > 1)})" for why, names in reasons.items()]
         lines.append(_fit("skipped: ", groups))
+    lines += [f"note: {clean(note)}" for note in work.notes]
     if command is not None:
         return [*lines, f"Nothing was written. Next: {clean(command)}"]
     keys = f', keys="{key}"' if key is not None and Path(key).exists() else ""
