@@ -273,14 +273,14 @@ class _Opener:
 
     def export(self, source: Path, target: Path, columns: list[str] | None, meter: Meter) -> Report:
         """Decrypt a data set into a table, text or a folder."""
-        from fastrack._samples.data_set import read_headers
+        from fastrack._samples.data_set import read_headers, warning_of
         from fastrack._samples.export import export_samples
         from fastrack._samples.stored import read_data_set
 
         headers = read_headers(source)
         with headers.open(headers.shards[0]) as file:
             check_sealed(file, self.ring)
-        complete = read_data_set(source, self.ring).is_complete
+        data = read_data_set(source, self.ring)
         with meter.run(headers.nbytes) as progress, runner.beginning_again(target):
             try:
                 count = export_samples(
@@ -297,10 +297,8 @@ class _Opener:
             except ValueError as error:
                 raise FormatError(str(error)) from None
         size = target.stat().st_size if target.is_file() else meter.nbytes
-        warning = [
-            f"warning: {clean(str(source))} is not complete: its last run was interrupted, or shards are missing"
-        ]
-        warning = warning if complete is False else []
+        odd = warning_of(data, source)
+        warning = [] if odd is None else [clean(f"warning: {odd}")]
         line = f"{clean(str(target))}: {pluralize(count, 'sample')} in plain, {format_size(size)}"
         return Report(
             {
@@ -308,7 +306,7 @@ class _Opener:
                 "target": str(target),
                 "key_id": headers.key_id,
                 "samples": count,
-                "complete": complete,
+                "complete": data.is_whole,
                 "bytes": meter.nbytes,
                 **meter.describe(meter.nbytes),
             },
