@@ -105,6 +105,29 @@ def test_shards_that_do_not_say_their_order_fail_to_verify(cli, key, folder):
     assert len(list(SealedDataset("old", keys=owner))) == 8
 
 
+@each(
+    ("change", "told"),
+    [
+        (lambda data: shutil.copy(data.with_name("secret") / "shard-000000.safetensors", shards(data)[-1]), "expected"),
+        (lambda data: [strip(path, "fastrack.about") for path in shards(data)], "someone removed it"),
+    ],
+)
+def test_no_shards_are_granted_that_storage_chose(cli, key, data, change, told):
+    del key
+    shutil.rmtree("secret", ignore_errors=True)
+    with DatasetWriter("secret", Key.load("owner.key"), shard_size=200) as writer:
+        writer.write_batch({"text": ["a", "b"], "label": [1, 2]})
+    for line in ("keygen owner.signer --signer", "keygen reader.id --identity"):
+        if line.split()[1] not in cli.names():
+            cli(line)
+    kept = {path: path.read_bytes() for path in shards(data)}
+    change(data)
+    assert told in cli.error("grant owner.key --to reader.id.pub --sign owner.signer --file data -o data.grants")
+    assert "data.grants" not in cli.names()
+    for path, content in kept.items():
+        path.write_bytes(content)
+
+
 def test_no_order_and_no_nulls_are_removed_unheard(cli, key):
     (cli.folder / "in.csv").write_text("day,price\n1,\n2,5\n")
     cli(f"import in.csv data {key}")
