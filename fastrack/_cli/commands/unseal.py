@@ -32,7 +32,7 @@ from fastrack._cli.options import (
     Out,
     Quiet,
     Recursive,
-    SkipExisting,
+    SkipUnchecked,
 )
 from fastrack._cli.run import Job, Meter, Report, refuse_options
 from fastrack._cli.streams import open_sealed, require_one_stream, standard_output
@@ -84,7 +84,7 @@ def unseal(
     anchor: AnchorFile = None,
     recursive: Recursive = False,
     force: Force = False,
-    skip_existing: SkipExisting = False,
+    skip_existing: SkipUnchecked = False,
     quiet: Quiet = False,
     as_json: JsonLines = False,
 ) -> None:
