@@ -30,7 +30,7 @@ from fastrack._cli.streams import require_one_stream, standard_output
 from fastrack._util.atomic import made_parents
 from fastrack._util.locations import Url
 from fastrack._util.units import format_size
-from fastrack.errors import AuthenticationError, FormatError
+from fastrack.errors import FormatError, UnknownKeyError
 
 if TYPE_CHECKING:
     from fastrack._keys.keys import Key
@@ -197,15 +197,17 @@ class _Sealer:
         from fastrack._keys.keyring import KeyRing
         from fastrack._sealed.message_headers import authenticate_headers
 
-        advice = "Move it away, or replace it with --force"
+        expected = f"{target}: expected a file sealed under {self.owner.id}, to leave it as it is, got"
         try:
             with SealedFile(target) as file:
-                if not file or file.key_id != self.owner.id:
-                    found = f"one under {file.key_id}" if file else "one without sealed tensors"
-                    raise FormatError(f"{target}: expected a file sealed under {self.owner.id}, got {found}. {advice}")
+                found = file.key_id
                 authenticate_headers(list(file.values()), KeyRing(self.owner))
-        except AuthenticationError as error:
-            raise AuthenticationError(f"{error}. {advice}") from None
+        except UnknownKeyError:
+            raise FormatError(f"{expected} one under {found}. Move it away") from None
+        except FormatError:
+            found = None
+        if found is None:
+            raise FormatError(f"{expected} another or a damaged one. Move it away")
 
     def seal(self, source: Path, target: Path | IO[bytes], meter: Meter) -> Report | None:
         """Seal a file or standard input. Return no report if the sealed file is on standard output."""
