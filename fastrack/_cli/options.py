@@ -20,7 +20,13 @@ Out = Annotated[
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors, and what is left in plain, alone.")]
 SkipExisting = Annotated[
-    bool, typer.Option("--skip-existing", help="Leave targets that exist as they are, to go on after an interruption.")
+    bool,
+    typer.Option(
+        "--skip-existing", help="Leave targets that are sealed under the key, to go on after an interruption."
+    ),
+]
+SkipUnchecked = Annotated[
+    bool, typer.Option("--skip-existing", help="Leave targets that exist, unchecked, to go on after an interruption.")
 ]
 Silent = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors alone.")]
 Recursive = Annotated[bool, typer.Option("--recursive", "-r", help="Take the files in folders, and in those below.")]

@@ -26,6 +26,9 @@ class About:
 
     data_set : id of the data set, which tells its shards from those of others under the same key; "" for shards of
         version 0.1, which say nothing of themselves
+    shard, previous : random ids of this shard and of the one before it, "" if that has none. They tell the shards of
+        two continuations of one data set apart, as after a backup was brought back
+    before : number of samples that were in the folder before its shards said their place: 0 unless version 0.1 began it
     first, samples : number of the first sample, and how many samples the shard has
     run : number of the first sample of the run that wrote the shard
     complete : True for the last shard of a run that came to its end
@@ -36,6 +39,9 @@ class About:
     """
 
     data_set: str
+    shard: str
+    previous: str
+    before: int
     first: int
     samples: int
     run: int
@@ -67,11 +73,14 @@ class About:
         if type(self.types) is not dict or {type(self.complete), type(self.left_out)} != {bool}:
             return False
         of_files = [count for _, count in self.files]
-        counts: list[Any] = [self.first, self.samples, self.run, *of_files]
-        texts: list[Any] = [self.data_set, *self.types, *self.types.values(), *(name for name, _ in self.files)]
+        counts: list[Any] = [self.before, self.first, self.samples, self.run, *of_files]
+        ids: list[Any] = [self.data_set, self.shard, self.previous]
+        texts: list[Any] = [*ids, *self.types, *self.types.values(), *(name for name, _ in self.files)]
         if not all(type(count) is int and count >= 0 for count in counts) or not all(type(t) is str for t in texts):
             return False
-        return bool(self.data_set) and self.run <= self.first and (not of_files or sum(of_files) == self.samples)
+        if not self.data_set or not self.shard or max(self.before, self.run) > self.first:
+            return False
+        return not of_files or sum(of_files) == self.samples
 
 
 def read_about(file: SealedFile, keys: KeyRing) -> About | None:

@@ -122,6 +122,18 @@ def read_headers(folder: Path, anchor: Anchor | None = None) -> Headers:
     return Headers(folder, key_id, tuple(shards.values()), columns, sizes, anchor)
 
 
+def warning_of(data: DataSet, folder: Path) -> str | None:
+    """Return what a reader of a data set must know: that it is not complete, or that its shards do not tell."""
+    if data.is_complete is False:
+        return f"{folder} is not complete: its last run was interrupted, or its last shards are missing"
+    if data.before:
+        return (
+            f"{folder} has shards that do not say their order and number, as version 0.1 wrote them, or as someone "
+            "removed it: exchanged and missing ones, types and nulls were not checked"
+        )
+    return None
+
+
 @contextmanager
 def opened_shard(path: Path, about: About, keys: KeyRing, anchor: Anchor | None = None) -> Iterator[SealedFile]:
     """Open the shard of which `read_data_set` authenticated what it says; refuse one that took its place since."""

@@ -122,6 +122,8 @@ class DatasetWriter:
         self._columns, self._shards, self.stored = there.columns, len(there.shards), there.samples
         self._has_types = bool(there.id)  # shards of version 0.1 do not tell them
         self._id = there.id or secrets.token_hex(16)
+        self._before = there.before
+        self._previous = there.shards[-1][1].shard if there.shards else ""
         self._run = there.run if there.is_complete is False else there.samples
         self._leaves_out = False
         self._start_shard()
@@ -302,7 +304,19 @@ class DatasetWriter:
         starts = [0, *(end for _, end in self._files)]
         files = tuple((name, end - start) for (name, end), start in zip(self._files, starts, strict=False))
         files = files if any(name for name, _ in files) else ()
-        about = About(self._id, self.stored, self._count, self._run, complete, self._leaves_out, types, files)
+        about = About(
+            self._id,
+            secrets.token_hex(16),
+            self._previous,
+            self._before,
+            self.stored,
+            self._count,
+            self._run,
+            complete,
+            self._leaves_out,
+            types,
+            files,
+        )
         tensors = {ABOUT: PlainTensor.of(about.encode())}
         for name, column in self._columns.items():
             memory = np.frombuffer(self._data[name], np.uint8)
@@ -321,5 +335,6 @@ class DatasetWriter:
             advice = "was written meanwhile: another program writes to this folder. Wait for its end, and continue then"
             raise FileExistsError(errno.EEXIST, advice, str(path)) from None
         self._shards += 1
+        self._previous = about.shard
         self.stored += self._count
         self._start_shard()

@@ -31,10 +31,12 @@ class DataSet:
     shards : path of each shard and what it says of itself, in order. A shard of version 0.1 has an `About` without
         `data_set`, `types` and `files`, not complete, of the run that begins with sample 0
     columns : by name, with their types; in a data set of such shards alone, types are unknown and ""
+    file_ids : of the shards, in order
     """
 
     shards: tuple[tuple[Path, About], ...]
     columns: dict[str, Column]
+    file_ids: tuple[str, ...] = ()
 
     @property
     def samples(self) -> int:
@@ -54,9 +56,19 @@ class DataSet:
         return self.shards[-1][1].complete
 
     @property
+    def is_whole(self) -> bool | None:
+        """`is_complete`, but None unless all shards say their place."""
+        return False if self.is_complete is False else None if self.before else self.is_complete
+
+    @property
     def id(self) -> str:
         """Id of the data set; "" if no shard tells."""
         return self.shards[-1][1].data_set if self.shards else ""
+
+    @property
+    def before(self) -> int:
+        """Number of samples in shards that do not say their place: of version 0.1, or with that removed."""
+        return self.shards[-1][1].before if self.id else self.samples
 
 
 def shards_in(folder: Path) -> list[Path]:
@@ -85,12 +97,18 @@ def read_data_set(folder: Path, keys: KeyRing, *, key_id: str | None = None) -> 
     ValueError
         If a shard is under another key than `key_id`.
     """
-    shards, last = list[tuple[Path, About]](), DataSet((), {})
-    for path in shards_in(folder):
-        with SealedFile(path) as file:
+    return read_shards(((path, SealedFile(path)) for path in shards_in(folder)), keys, key_id=key_id)
+
+
+def read_shards(files: Iterable[tuple[Path, SealedFile]], keys: KeyRing, *, key_id: str | None = None) -> DataSet:
+    """Do as `read_data_set` with the opened shards of a folder, in order, and close each."""
+    shards, file_ids, last = list[tuple[Path, About]](), list[str](), DataSet((), {})
+    for path, file in files:
+        with file:
             last = _after(last, path, file, keys, key_id)
+            file_ids.append(file.file_id or "")
         shards += last.shards
-    return DataSet(tuple(shards), last.columns)
+    return DataSet(tuple(shards), last.columns, tuple(file_ids))
 
 
 def _after(data_set: DataSet, path: Path, file: SealedFile, keys: KeyRing, key_id: str | None) -> DataSet:
@@ -131,10 +149,15 @@ def _place_of(path: Path, file: SealedFile, keys: KeyRing, before: DataSet, coun
     if about is None:
         if before.id:
             raise FormatError(
-                f"{path}: expected a shard that says its place, as those before it do, got one of version 0.1. Get it "
-                "again"
+                f"{path}: expected a shard that says its place, as those before it do, got one that does not, which "
+                "version 0.1 wrote or someone changed. Get it again"
             )
-        return About("", first, count, 0, complete=False)
+        return About("", "", "", 0, first, count, 0, complete=False)
+    if about.before != (before.before if before.id else first):
+        raise FormatError(
+            f"{path}: expected shards that say their place from sample {about.before} on, got others before it, which "
+            "version 0.1 wrote or someone changed. Get them again"
+        )
     if (about.first, about.samples) != (first, count):
         raise FormatError(
             f"{path}: expected samples {first} to {first + count - 1} of its data set, got {about.first} to "
@@ -142,6 +165,11 @@ def _place_of(path: Path, file: SealedFile, keys: KeyRing, before: DataSet, coun
         )
     if about.data_set != (before.id or about.data_set) or about.run not in {before.run, first}:
         raise FormatError(f"{path}: expected a shard of the data set of those before it, got another's. Get it again")
+    if about.previous != (before.shards[-1][1].shard if before.shards else ""):
+        raise FormatError(
+            f"{path}: expected the shard that was written after {before.shards[-1][0].name}, got one that followed "
+            "another, such as one of a copy. Get them again"
+        )
     return about
 
 

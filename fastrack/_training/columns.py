@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from fastrack._files.reader import SealedFile
 from fastrack._keys.keyring import KeyRing
 from fastrack._samples.about import ABOUT
 from fastrack._samples.blocks import LENGTHS, RECORDS
-from fastrack._samples.stored import SHARD, shards_in
+from fastrack._samples.stored import SHARD, read_shards, shards_in
 from fastrack._sealed.indexing import Indices
 from fastrack._training.handles import CombinedDataset, DatasetHandle, record_layout, row_layout, window_layout
 from fastrack._training.plain_columns import PlainColumns
@@ -23,6 +24,7 @@ from fastrack._training.shards import PathLike, Shards, columns_in, require_samp
 from fastrack._util.locations import locate
 from fastrack._util.names import list_names
 from fastrack._util.shown import shown
+from fastrack.errors import FormatError
 
 if TYPE_CHECKING:
     from fastrack._sets.anchor import Anchor
@@ -43,6 +45,26 @@ def list_shards(paths: PathLike | Sequence[PathLike], anchor: Anchor | None) -> 
             raise FileNotFoundError(errno.ENOENT, "expected .safetensors files in this folder, got none", str(folder))
         return shards
     return paths
+
+
+def require_places(shards: Shards, keys: KeyRing) -> None:
+    """Refuse shards of a folder that are not what the `DatasetWriter` wrote there; warn if its last run has no end.
+
+    Files of other programs, and of version 0.1, do not tell.
+    """
+    if not shards.say_place:
+        return
+    opened = (shards.open(index) for index in range(len(shards)))
+    data = read_shards(((Path(str(file.path)), file) for file in opened), keys)
+    if list(data.file_ids) != [contexts[0].file for contexts in shards.contexts]:
+        raise FormatError(f"{shards.paths[0]} or a file beside it was replaced meanwhile. Make the data set again")
+    if data.is_complete is False:
+        warnings.warn(
+            f"{Path(str(shards.paths[0])).parent}: the data set of {data.samples} samples is not complete: it is still "
+            "being written, its last run was interrupted, or its last shards are missing. Continue that run, or get "
+            "them from its owner",
+            stacklevel=4,
+        )
 
 
 def tuple_of_names(names: Sequence[str], label: str) -> tuple[str, ...]:

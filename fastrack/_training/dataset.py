@@ -14,7 +14,14 @@ from fastrack._sealed.tensor import MessageRanges, SealedRows, SealedTensor
 from fastrack._sets.load_file import resolve_anchor
 from fastrack._tensors import arrays
 from fastrack._training.collate import collate
-from fastrack._training.columns import find_tensors, join_columns, join_windows, list_shards, tuple_of_names
+from fastrack._training.columns import (
+    find_tensors,
+    join_columns,
+    join_windows,
+    list_shards,
+    require_places,
+    tuple_of_names,
+)
 from fastrack._training.handles import CombinedDataset, DatasetHandle, Lengths, RecordLayout, Samples
 from fastrack._training.shards import PathLike, Shards
 from fastrack._transfer.api import to_device
@@ -69,7 +76,9 @@ class SealedDataset(_Base[Sample_co]):
     keys : KeySource, optional
         Keys to authenticate the shapes of all columns with, and so the number of samples. Without keys, length, shapes
         and dtypes are claims of the files: a column is authenticated when its first samples are opened, and a sampler
-        made earlier may use a false length.
+        made earlier may use a false length. With them, the shards of a folder must be those that its `DatasetWriter`
+        wrote there, in their places: one that was exchanged, is of another data set or is missing between others is
+        refused. Without them, and for a list of files, that is not checked.
     file_ids : sequence of str, optional
         The ``SealedFile.file_id`` that each file must have, in the order of `paths`. They are authenticated with the
         shapes. Without them, an older or a different file of this owner with equal columns is accepted.
@@ -92,11 +101,18 @@ class SealedDataset(_Base[Sample_co]):
     ValueError
         If a file lacks a column, or columns differ in length or between files.
     FormatError, OSError
-        If a file is not a sealed file, is given twice, has another id than in `file_ids`, or cannot be read.
+        If a file is not a sealed file, is given twice, has another id than in `file_ids`, cannot be read, or, with
+        `keys`, is not the shard that was written in its place of a folder.
     RollbackError, SignatureError
         As from `load_file`, with `anchor`.
     TypeError
         If the rows of a column do not fill whole bytes.
+
+    Warns
+    -----
+    UserWarning
+        If `keys` are given and the last run of the writer of a folder did not come to its end, or its last shards are
+        missing.
 
     Attributes
     ----------
@@ -140,10 +156,10 @@ class SealedDataset(_Base[Sample_co]):
         transform: Callable[[dict[str, Any]], Sample_co] | None = None,
     ) -> None:
         anchor = resolve_anchor(anchor)
-        paths = list_shards(paths, anchor)
-        tensors = find_tensors(paths, columns)
-        shards = Shards(paths, [name for names in tensors.values() for name in names] or columns, file_ids, anchor)
-        self._set(shards, tensors, keys, plain_columns, transform)
+        listed = list_shards(paths, anchor)
+        tensors = find_tensors(listed, columns)
+        shards = Shards(listed, [name for names in tensors.values() for name in names] or columns, file_ids, anchor)
+        self._set(shards, tensors, keys, plain_columns, transform, is_folder=listed is not paths)
 
     def _set(
         self,
@@ -153,6 +169,8 @@ class SealedDataset(_Base[Sample_co]):
         plain_columns: Sequence[str],
         transform: Transform | None,
         lengths: str | None = None,
+        *,
+        is_folder: bool,
     ) -> None:
         ring = None if keys is None else KeyRing.resolve(keys)
         self._shards, self._keys = shards, ring
@@ -161,6 +179,8 @@ class SealedDataset(_Base[Sample_co]):
         if ring is not None:
             for part in self._ref.parts:
                 part.authenticate(ring)
+            if is_folder:
+                require_places(shards, ring)
 
     @classmethod
     def records(
@@ -214,11 +234,11 @@ class SealedDataset(_Base[Sample_co]):
         if data == "lengths":
             raise ValueError("data=: expected another name than 'lengths', which the length of a sample has. Rename it")
         anchor = resolve_anchor(anchor)
-        paths = list_shards(paths, anchor)
-        tensors = {data: (data, offsets), **find_tensors(paths, tuple_of_names(columns, "columns="))}
-        shards = Shards(paths, [name for names in tensors.values() for name in names], file_ids, anchor)
+        listed = list_shards(paths, anchor)
+        tensors = {data: (data, offsets), **find_tensors(listed, tuple_of_names(columns, "columns="))}
+        shards = Shards(listed, [name for names in tensors.values() for name in names], file_ids, anchor)
         dataset: SealedDataset[Any] = cls.__new__(cls)
-        dataset._set(shards, tensors, keys, plain_columns, transform, "lengths")
+        dataset._set(shards, tensors, keys, plain_columns, transform, "lengths", is_folder=listed is not paths)
         return dataset
 
     def windows(self, column: str | Sequence[str], size: int, step: int | None = None) -> SealedDataset[Sample_co]:

@@ -52,9 +52,11 @@ class Shards:
             self._entries = [anchor.sealed_entry(path) for path in self.paths]
         self.opened: list[list[SealedTensor] | None] = []
         self.contexts: list[list[MessageContext]] = []
+        self.say_place = False  # whether a `DatasetWriter` wrote one of them; not in pickles
         first_with: dict[str, Location] = {}
         for shard, (path, file) in enumerate(zip(self.paths, self._open_all(), strict=True)):
             require_samples(file)
+            self.say_place |= ABOUT in file
             _require_distinct(file, None if expected is None else expected[shard], first_with)
             if shard == 0:
                 self.names = _choose(file, names)

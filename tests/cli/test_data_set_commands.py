@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.cases import each
-from helpers.tampering import flip_byte
+from helpers.tampering import flip_byte, strip
 
 from fastrack import DatasetWriter, Key, SealedDataset, save_file
 
@@ -82,18 +82,59 @@ def test_verify_authenticates_all_of_it(cli, key, data):
     cli(f"verify data --file-id 00 {key}", status=2)
 
 
-def test_shards_that_say_nothing_of_their_order_are_told(cli, key, folder):
+def test_shards_that_do_not_say_their_order_fail_to_verify(cli, key, folder):
     owner = Key.load("owner.key")
     (folder / "old").mkdir()
     for number in range(2):
         save_file({"x": np.full(3, number)}, folder / "old" / f"shard-00000{number}.safetensors", owner)
-    assert "not checked: the order of shards" in cli(f"verify old {key}").stdout
-    document = cli.json(f"verify old {key}")
-    assert (document["ok"], document["complete"], document["samples"]) == (True, None, 6)
-    cli(f"unseal old out.csv {key}")
-    assert (folder / "out.csv").read_text() == "x\n0\n0\n0\n1\n1\n1\n"
-    cli(f"rekey old new --new owner.key {key}")
-    assert cli.json(f"verify new {key}")["samples"] == 6
+    told = "warning: old has shards that do not say their order and number"
+    for done in range(2):
+        assert "someone removed it" in cli.error(f"verify old -q {key}")
+        said = cli(f"verify old {key}", status=1).stdout
+        assert "in order and complete;" not in said
+        document = cli.json(f"verify old {key}", status=1)
+        assert (document["ok"], document["complete"], document["samples"]) == (False, None, 6 + done)
+        cli(f"verify -r old {key}")
+        assert cli(f"unseal old out{done}.csv -q {key}").stdout.startswith(told)
+        assert cli.json(f"unseal old out{done}.tsv {key}")["complete"] is None
+        assert cli(f"rekey old new{done} -q --new owner.key {key}").stdout.startswith(told)
+        assert "someone removed it" in cli.error(f"verify new{done} -q {key}")
+        with DatasetWriter("old", owner) as writer:  # shards that say it follow
+            writer.write({"x": 2})
+    assert (folder / "out0.csv").read_text() == "x\n0\n0\n0\n1\n1\n1\n"
+    assert len(list(SealedDataset("old", keys=owner))) == 8
+
+
+@each(
+    ("change", "told"),
+    [
+        (lambda data: shutil.copy(data.with_name("secret") / "shard-000000.safetensors", shards(data)[-1]), "expected"),
+        (lambda data: [strip(path, "fastrack.about") for path in shards(data)], "someone removed it"),
+    ],
+)
+def test_no_shards_are_granted_that_storage_chose(cli, key, data, change, told):
+    del key
+    shutil.rmtree("secret", ignore_errors=True)
+    with DatasetWriter("secret", Key.load("owner.key"), shard_size=200) as writer:
+        writer.write_batch({"text": ["a", "b"], "label": [1, 2]})
+    for line in ("keygen owner.signer --signer", "keygen reader.id --identity"):
+        if line.split()[1] not in cli.names():
+            cli(line)
+    kept = {path: path.read_bytes() for path in shards(data)}
+    change(data)
+    assert told in cli.error("grant owner.key --to reader.id.pub --sign owner.signer --file data -o data.grants")
+    assert "data.grants" not in cli.names()
+    for path, content in kept.items():
+        path.write_bytes(content)
+
+
+def test_no_order_and_no_nulls_are_removed_unheard(cli, key):
+    (cli.folder / "in.csv").write_text("day,price\n1,\n2,5\n")
+    cli(f"import in.csv data {key}")
+    for path in shards(cli.folder / "data"):
+        strip(path, "fastrack.about", "price.valid")
+    assert "someone removed it" in cli.error(f"verify data -q {key}")
+    assert "nulls were not checked" in cli(f"unseal data out.csv -q {key}").stdout
 
 
 def test_verify_names_each_altered_shard(cli, key, data):
@@ -159,7 +200,7 @@ def test_an_unfinished_run_does_not_go_unheard(cli, key, data):
     assert cli(f"unseal data out.jsonl {key}").stdout.startswith("warning: data is not complete")
     assert cli(f"unseal data quiet.jsonl -q {key}").stdout.startswith("warning: data is not complete")
     assert cli.json(f"unseal data again.jsonl {key}")["complete"] is False
-    assert cli(f"rekey data new --new owner.key {key}").stdout.startswith("warning: data is not complete, nor is new")
+    assert cli(f"rekey data new --new owner.key {key}").stdout.startswith("warning: data is not complete")
 
 
 @pytest.mark.usefixtures("data")

@@ -4,6 +4,7 @@ import importlib
 import io
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import safetensors.numpy
 from helpers.cases import each
 from helpers.commands import invoke
+from helpers.tampering import flip_byte
 
 from fastrack import Key, load_file, save_file, unseal
 from fastrack.format import CHUNK_SIZE
@@ -84,6 +86,30 @@ def test_a_folder_that_a_pattern_matches_is_sealed_as_one(cli, key, tree, folder
     for source, target in (("plain", "named"), ("'pl*'", "matched")):
         cli(f"seal {source} {target} {key}")
         assert (folder / target / "fastrack.folder").is_file()
+
+
+@pytest.mark.usefixtures("tree")
+@each(
+    "change",
+    [
+        lambda path: path.write_bytes(b"garbage"),
+        lambda path: path.write_bytes(path.read_bytes()[:-1]),
+        lambda path: shutil.copy("plain/a.npy", path),
+        lambda path: flip_byte(path, path.read_bytes().index(b"[") + 1),
+        lambda path: (path.unlink(), save_file({"x": np.zeros(3)}, path, Key.generate())),
+    ],
+)
+def test_no_target_is_left_but_a_file_sealed_under_the_key(cli, key, folder, change):
+    cli(f"seal plain/a.npy plain/b.npz sealed {key}")
+    path = folder / "sealed" / "a.npy.safetensors"
+    change(path)
+    (folder / "sealed" / "b.npz.safetensors").unlink()
+    error = cli(f"seal plain/a.npy plain/b.npz sealed --skip-existing --quiet {key}", status=1).stderr
+    assert "a.npy.safetensors" in error
+    assert "Traceback" not in error
+    assert (folder / "sealed" / "b.npz.safetensors").is_file()  # the others go on
+    assert "a.npy.safetensors" in cli(f"seal plain/a.npy {path} --skip-existing --quiet {key}", status=1).stderr
+    shutil.rmtree("sealed")
 
 
 @pytest.mark.usefixtures("tree")

@@ -57,6 +57,18 @@ def relist(path, change, target=None):
     rewrite_file(path, change_list, target)
 
 
+def strip(path, *names):
+    """Take sealed tensors out of a file, and out of its list of them."""
+
+    def change(metadata, tensors):
+        listed = json.loads(metadata["fastrack.tensors"])
+        for name in names:
+            del tensors[name], listed[name]
+        metadata["fastrack.tensors"] = json.dumps(listed)
+
+    rewrite_file(path, change)
+
+
 def shorten_claim(path, name, count):
     """Let a sealed file say that a tensor has so many rows, with a message of that size. Takes no key."""
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.cases import each
-from helpers.tampering import tamper_file
+from helpers.tampering import strip, tamper_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -363,6 +363,31 @@ def test_shards_that_change_places_or_data_sets_are_refused(tmp_path, key):
     assert read_data_set(tmp_path / "one", KeyRing(key)).is_complete is False
 
 
+@each("stripped", [(0,), (0, 1), (1,), (2,), (3,), (0, 1, 2)])
+def test_a_shard_whose_place_was_removed_is_refused_beside_others(tmp_path, key, stripped):
+    paths = data_set(tmp_path, key, [1, 2, 3, 4], [5, 6, 7, 8])
+    for index in stripped:
+        strip(paths[index], ABOUT)
+    with pytest.raises(FormatError, match="someone changed"):
+        read_data_set(tmp_path, KeyRing(key))
+    with pytest.raises(FormatError, match="someone changed"):
+        DatasetWriter(tmp_path, key)
+
+
+@each("runs", [((5, 6), (7, 8)), ((5, 6, 7), (8, 9, 10))])
+def test_shards_of_two_continuations_of_one_data_set_are_refused_together(tmp_path, key, runs):
+    data_set(tmp_path / "one", key, [1, 2, 3, 4])
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    taken_back, kept = (data_set(tmp_path / name, key, *runs) for name in ("one", "two"))
+    assert read_data_set(tmp_path / "two", KeyRing(key)).is_complete
+    for index in range(2, len(kept) - 1):
+        content = kept[index].read_bytes()
+        shutil.copy(taken_back[index], kept[index])
+        with pytest.raises(FormatError, match="got one that followed another"):
+            read_data_set(tmp_path / "two", KeyRing(key))
+        kept[index].write_bytes(content)
+
+
 def test_a_type_is_kept_and_bytes_among_texts_have_none(tmp_path, key):
     for values, kind in ((["a"], "text"), ([b"b", "a"], ""), (["c"], "")):
         with DatasetWriter(tmp_path, key) as writer:
@@ -394,6 +419,17 @@ def test_shards_of_version_0_1_are_read_and_continued(tmp_path, key):
         DatasetWriter(tmp_path, key)
 
 
+def test_shards_of_version_0_1_are_as_many_as_those_after_them_say(tmp_path, key):
+    for index in (0, 1):
+        fastrack.save_file({"x": np.arange(2)}, tmp_path / f"shard-{index:06}.safetensors", key)
+    assert read_data_set(tmp_path, KeyRing(key)).before == 4
+    paths = data_set(tmp_path, key, [1, 2], [3, 4])
+    assert read_data_set(tmp_path, KeyRing(key)).before == 4
+    strip(paths[2], ABOUT)
+    with pytest.raises(FormatError, match="from sample 4 on"):
+        read_data_set(tmp_path, KeyRing(key))
+
+
 @each("content", [b"", b"{}", b"[]", b"\xff", b'{"version":2}', b'{"version":1,"data_set":"a"}', b"[" * 100_000])
 def test_what_a_shard_says_is_refused_in_another_form(content):
     with pytest.raises(FormatError, match="expected"):
@@ -406,10 +442,11 @@ def test_what_a_shard_says_is_refused_in_another_form(content):
         {"first": -1}, {"first": True}, {"samples": 2.0}, {"run": 3}, {"complete": 1}, {"types": []},
         {"types": {"x": 1}}, {"files": [["a", 1]]}, {"files": [["a"]]}, {"files": [[1, 2]]}, {"files": 5},
         {"files": [["a", 3], ["b", -1]]}, {"data_set": ""}, {"data_set": None}, {"other": 1},
+        {"shard": ""}, {"previous": None}, {"before": 3}, {"before": -1},
     ],
 )  # fmt: skip
 def test_what_a_shard_says_is_refused_with_another_value(change):
-    about = About("a", 2, 2, 0, complete=True, types={"x": "text"}, files=(("é\udcff", 2),))
+    about = About("a", "b", "c", 1, 2, 2, 0, complete=True, types={"x": "text"}, files=(("é\udcff", 2),))
     content = about.encode().tobytes()
     assert About.decode(content, Path("shard")) == about
     with pytest.raises(FormatError, match="expected"):

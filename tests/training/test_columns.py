@@ -11,7 +11,8 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from helpers.tampering import rewrite_file, tamper_file
+from helpers.cases import each
+from helpers.tampering import rewrite_file, strip, tamper_file
 from torch.utils.data import DataLoader
 
 import fastrack
@@ -461,3 +462,65 @@ def test_records_without_a_key_say_that_the_data_set_needs_one(folder):
         SealedDataset(folder)
     assert "give it keys=" in caught.value.__notes__[0]
     assert len(SealedDataset(folder, ["row", "label"])) == COUNT
+
+
+def numbered(folder, key, start, count=6):
+    """A data set of numbers: two to a shard."""
+    with fastrack.DatasetWriter(folder, key, shard_size=16) as writer:
+        writer.write_batch({"x": np.arange(start, start + count)})
+    return sorted(folder.iterdir())
+
+
+def exchange(paths):
+    contents = [path.read_bytes() for path in paths]
+    paths[0].write_bytes(contents[1])
+    paths[1].write_bytes(contents[0])
+
+
+@each(
+    "change",
+    [
+        exchange,
+        lambda paths: shutil.copy(paths[0].parent.with_name("other") / paths[1].name, paths[1]),
+        lambda paths: strip(paths[0], "fastrack.about"),
+        lambda paths: strip(paths[2], "fastrack.about"),
+        lambda paths: [path.rename(path.with_name(f"{3 - at}.safetensors")) for at, path in enumerate(paths)],
+    ],
+)
+def test_shards_that_are_not_in_their_place_are_not_trained_on(tmp_path, key, change):
+    numbered(tmp_path / "other", key, 100)
+    paths = numbered(tmp_path / "set", key, 0)
+    assert [
+        int(fastrack.unseal(sample["x"], key, framework="numpy"))
+        for sample in SealedDataset(tmp_path / "set", keys=key)
+    ] == list(range(6))
+    change(paths)
+    with pytest.raises(FormatError, match="expected"):
+        SealedDataset(tmp_path / "set", keys=key)
+    with pytest.raises(FormatError, match="expected"):
+        SealedDataset(tmp_path / "set", ["x"], keys=key, transform=dict)
+    assert len(SealedDataset(tmp_path / "set")) == 6  # no keys, no check
+    assert len(SealedDataset(sorted((tmp_path / "set").iterdir()), keys=key)) == 6
+
+
+def test_a_data_set_without_an_end_is_trained_on_with_a_warning(tmp_path, key):
+    numbered(tmp_path, key, 0)[-1].unlink()
+    with pytest.warns(UserWarning, match="of 4 samples is not complete") as warned:
+        data = SealedDataset(tmp_path, keys=key)
+    assert warned[0].filename == __file__
+    assert len(pickle.loads(pickle.dumps(data))) == 4
+
+
+def test_a_shard_that_is_replaced_while_places_are_read_is_refused(tmp_path, key, monkeypatch):
+    numbered(tmp_path / "other", key, 100)
+    numbered(tmp_path / "set", key, 0)
+    original = opening.require_places
+
+    def require_places(shards, keys):
+        for path in (tmp_path / "other").iterdir():
+            shutil.copy(path, tmp_path / "set")
+        original(shards, keys)
+
+    monkeypatch.setattr(opening, "require_places", require_places)
+    with pytest.raises(FormatError, match="replaced meanwhile"):
+        SealedDataset(tmp_path / "set", keys=key)

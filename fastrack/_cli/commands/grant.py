@@ -15,13 +15,14 @@ import typer
 
 from fastrack._cli.console import clean, pluralize, remove, tell
 from fastrack._cli.errors import refuse_values
-from fastrack._cli.files import check_directory, check_target, open_ring
+from fastrack._cli.files import check_directory, check_sealed, check_target, open_ring
 from fastrack._cli.options import Json, Silent
 from fastrack._util.atomic import new_file
 from fastrack._util.rights import open_own
 from fastrack.errors import FormatError, RollbackError
 
 if TYPE_CHECKING:
+    from fastrack._keys.keyring import KeyRing
     from fastrack._keys.keys import Key
     from fastrack.grants import Grants, Recipient, Signer
 
@@ -148,11 +149,12 @@ def _issue(
     if target.exists():
         advice = "it exists and is left as it was; name it in place of KEY to change it"
         raise FileExistsError(errno.EEXIST, advice, str(target))
+    ring = open_ring(source)
     grants = Grants.issue(
-        open_ring(source).first,
+        ring.first,
         load_recipients(to),
         signer=load_signer(sign),
-        files=[file_id for path in files for file_id in _file_ids(path)] if files else None,
+        files=[file_id for path in files for file_id in _file_ids(path, ring)] if files else None,
         passphrase=_ask_passphrase() if passphrase else None,
         expires=None if expires is None else _parse_end(expires),
         least_version=least_version,
@@ -275,16 +277,24 @@ def _data_sets(paths: Sequence[Path] | None) -> list[Path]:
     return [path for path in paths or () if is_data_set(path)]
 
 
-def _file_ids(path: Path) -> list[str]:
-    """Return the id of a sealed file, or the ids of all shards of a data set."""
-    from fastrack._samples.data_set import read_headers
+def _file_ids(path: Path, ring: "KeyRing") -> list[str]:
+    """Return the id of a sealed file, or the ids of all shards of a data set, authenticated."""
+    from fastrack._samples.stored import read_data_set
+    from fastrack._sealed.message_headers import authenticate_headers
     from fastrack._sets.load_file import load_file
 
     if _data_sets([path]):
-        return [shard.file_id for shard in read_headers(path).shards]
+        data = read_data_set(path, ring)
+        if data.before:  # storage may have chosen them among all files of the key
+            raise FormatError(
+                f"{path}: expected shards that say of which data set they are, got some that do not: version 0.1 wrote "
+                "them, or someone removed it. Name those to grant one by one, each with --file"
+            )
+        return list(data.file_ids)
     with load_file(path) as sealed:
-        if sealed.file_id is None:
-            raise FormatError(f"{path}: expected sealed tensors, got none; `fastrack seal` seals a file")
+        check_sealed(sealed, ring)
+        authenticate_headers(list(sealed.values()), ring)
+        assert sealed.file_id is not None
         return [sealed.file_id]
 
 

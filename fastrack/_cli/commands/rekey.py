@@ -107,7 +107,7 @@ def rekey(
 
 def _rekey_data_set(job: Job, target: Path, ring: "KeyRing", owner: "Key", meter: Meter) -> Report:
     """Seal all shards of a data set anew, into a new folder."""
-    from fastrack._samples.data_set import read_headers, rekey_data_set
+    from fastrack._samples.data_set import read_headers, rekey_data_set, warning_of
     from fastrack._samples.stored import read_data_set
 
     headers = read_headers(job.source)
@@ -118,7 +118,8 @@ def _rekey_data_set(job: Job, target: Path, ring: "KeyRing", owner: "Key", meter
         rekey_data_set(data, target, ring, key=owner, progress=progress)
     counts = f"{pluralize(len(data.shards), 'shard')} anew, {pluralize(data.samples, 'sample')}"
     total = format_size(headers.nbytes)
-    warning = [f"warning: {job.source} is not complete, nor is {target}: its last run was interrupted"]
+    odd = warning_of(data, job.source)
+    warning = [] if odd is None else [clean(f"warning: {odd}; so it is with {target}")]
     return Report(
         {
             "source": str(job.source),
@@ -126,15 +127,15 @@ def _rekey_data_set(job: Job, target: Path, ring: "KeyRing", owner: "Key", meter
             "key_id": owner.id,
             "shards": [path.name for path, _ in data.shards],
             "samples": data.samples,
-            "complete": data.is_complete,
+            "complete": data.is_whole,
             "bytes": headers.nbytes,
             **meter.describe(headers.nbytes),
         },
         lines=[
-            *(map(clean, warning) if data.is_complete is False else ()),
+            *warning,
             f"{clean(str(target))}: sealed {counts}, {total}; {format_rate(headers.nbytes, meter.seconds)}",
             f"key: {owner.id}",
         ],
-        brief=[*map(clean, warning)] if data.is_complete is False else [],
+        brief=warning,
         nbytes=headers.nbytes,
     )

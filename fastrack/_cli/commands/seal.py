@@ -30,7 +30,7 @@ from fastrack._cli.streams import require_one_stream, standard_output
 from fastrack._util.atomic import made_parents
 from fastrack._util.locations import Url
 from fastrack._util.units import format_size
-from fastrack.errors import FormatError
+from fastrack.errors import FormatError, UnknownKeyError
 
 if TYPE_CHECKING:
     from fastrack._keys.keys import Key
@@ -180,6 +180,7 @@ class _Sealer:
             return self.seal(source, target, meter)
         is_local = not isinstance(as_location(target), Url)
         if self.skip_existing and is_local and target.is_file():
+            self._require_own(target)
             return runner.skip(source, target)
         try:
             with made_parents(target) if into and is_local else nullcontext():
@@ -189,6 +190,24 @@ class _Sealer:
             if self.skip_existing and not is_local:  # a server tells at the end
                 return runner.skip(source, target)
             raise
+
+    def _require_own(self, target: Path) -> None:
+        """Refuse a target that is left as it is, but is no file that was sealed under this key."""
+        from fastrack._files.reader import SealedFile
+        from fastrack._keys.keyring import KeyRing
+        from fastrack._sealed.message_headers import authenticate_headers
+
+        expected = f"{target}: expected a file sealed under {self.owner.id}, to leave it as it is, got"
+        try:
+            with SealedFile(target) as file:
+                found = file.key_id
+                authenticate_headers(list(file.values()), KeyRing(self.owner))
+        except UnknownKeyError:
+            raise FormatError(f"{expected} one under {found}. Move it away") from None
+        except FormatError:
+            found = None
+        if found is None:
+            raise FormatError(f"{expected} another or a damaged one. Move it away")
 
     def seal(self, source: Path, target: Path | IO[bytes], meter: Meter) -> Report | None:
         """Seal a file or standard input. Return no report if the sealed file is on standard output."""

@@ -32,7 +32,7 @@ from fastrack._cli.options import (
     Out,
     Quiet,
     Recursive,
-    SkipExisting,
+    SkipUnchecked,
 )
 from fastrack._cli.run import Job, Meter, Report, refuse_options
 from fastrack._cli.streams import open_sealed, require_one_stream, standard_output
@@ -84,7 +84,7 @@ def unseal(
     anchor: AnchorFile = None,
     recursive: Recursive = False,
     force: Force = False,
-    skip_existing: SkipExisting = False,
+    skip_existing: SkipUnchecked = False,
     quiet: Quiet = False,
     as_json: JsonLines = False,
 ) -> None:
@@ -275,14 +275,14 @@ class _Opener:
 
     def export(self, source: Path, target: Path, columns: list[str] | None, meter: Meter) -> Report:
         """Decrypt a data set into a table, text or a folder."""
-        from fastrack._samples.data_set import read_headers
+        from fastrack._samples.data_set import read_headers, warning_of
         from fastrack._samples.export import export_samples
         from fastrack._samples.stored import read_data_set
 
         headers = read_headers(source)
         with headers.open(headers.shards[0]) as file:
             check_sealed(file, self.ring)
-        complete = read_data_set(source, self.ring).is_complete
+        data = read_data_set(source, self.ring)
         total = headers.nbytes if len(headers.shards) > 1 else 0  # progress is by shards: of one it is not known
         with meter.run(total) as progress, runner.beginning_again(target):
             read = 0  # bytes of the shard that is written now
@@ -308,10 +308,8 @@ class _Opener:
             except ValueError as error:
                 raise FormatError(str(error)) from None
         size = target.stat().st_size if target.is_file() else meter.nbytes
-        warning = [
-            f"warning: {clean(str(source))} is not complete: its last run was interrupted, or shards are missing"
-        ]
-        warning = warning if complete is False else []
+        odd = warning_of(data, source)
+        warning = [] if odd is None else [clean(f"warning: {odd}")]
         line = f"{clean(str(target))}: {pluralize(count, 'sample')} in plain, {format_size(size)}"
         return Report(
             {
@@ -319,7 +317,7 @@ class _Opener:
                 "target": str(target),
                 "key_id": headers.key_id,
                 "samples": count,
-                "complete": complete,
+                "complete": data.is_whole,
                 "bytes": meter.nbytes,
                 **meter.describe(meter.nbytes),
             },

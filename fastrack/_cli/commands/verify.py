@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from fastrack._sets.folder import FileCheck, SealedFolder
 
 
+_LIMIT = "not checked: whether later imports were removed from the end; --anchor checks that"
+
+
 def verify(
     paths: Annotated[
         list[Path],
@@ -203,21 +206,15 @@ def _verify_data_set(
             shards.append({**members, "ok": not failed, "message": str(failed[0]) if failed else None})
     count, samples = pluralize(len(shards), "shard"), pluralize(data.samples, "sample")
     complete: bool | None = None
-    if not errors:
-        try:
-            complete = _require_places(path, ring, said)
-        except (AuthenticationError, FormatError) as error:
-            errors.append(error)
-    verdict, limits = f"every chunk of {samples} in {count} is authentic", list[str]()
+    verdict = f"every chunk of {samples} in {count} is authentic"
     if errors:
-        wrong = sum(not shard["ok"] for shard in shards)
-        verdict = f"{wrong} of {count} FAILED" if wrong else f"{count} FAILED: they are not in order"
-    elif complete is False:
-        errors.append(_unfinished(path, data.samples))
-        verdict += ", in order, but NOT COMPLETE"
+        verdict = f"{len(shards) - len(said)} of {count} FAILED"
     else:
-        verdict += ", in order and complete" if complete else ""
-        limits = _limits(complete=complete, anchored=anchor is not None)
+        try:
+            complete, limit, wrong = _require_places(path, ring, said, anchored=anchor is not None)
+            verdict, errors = verdict + limit, [wrong] if wrong else []
+        except (AuthenticationError, FormatError) as error:
+            verdict, errors = f"{count} FAILED: they are not in order", [error]
     return Report(
         {
             "path": str(path),
@@ -232,7 +229,7 @@ def _verify_data_set(
         lines=[
             f"{clean(str(path))}: {verdict}; {format_size(data.nbytes)} in {format_rate(data.nbytes, meter.seconds)}",
             f"key: {data.key_id}",
-            *limits,
+            *([_LIMIT] if anchor is None and not errors else []),
             *(("", table, "") if table.row_count else ()),
             *(clean(str(error)) for error in errors),
         ],
@@ -241,22 +238,29 @@ def _verify_data_set(
     )
 
 
-def _require_places(path: Path, ring: "KeyRing", said: "list[About | None]") -> bool | None:
-    """Return whether the last run is complete, if the shards that said this are in order; None if they do not tell."""
+def _require_places(
+    path: Path, ring: "KeyRing", said: "list[About | None]", *, anchored: bool
+) -> tuple[bool | None, str, FormatError | None]:
+    """Return whether a data set is complete, None if not all shards tell; the words for that; and what is wrong."""
     from fastrack._samples.stored import read_data_set
 
     data = read_data_set(path, ring)
     if [about if about.data_set else None for _, about in data.shards] != said:
         raise FormatError(f"{path} changed while it was read. Verify it again")
-    return data.is_complete
+    if data.is_whole is False:
+        return False, ", but NOT COMPLETE", _unfinished(path, data.samples)
+    if data.before and not anchored:
+        return None, ", but NOT SEEN TO BE IN ORDER AND COMPLETE", _untold(path, data.before)
+    return data.is_whole, ", in order and complete" if data.is_whole else "", None
 
 
-def _limits(*, complete: bool | None, anchored: bool) -> list[str]:
-    if anchored:
-        return []
-    if complete is None:
-        return ["not checked: the order of shards, and whether some are missing: shards of fastrack 0.1 do not say"]
-    return ["not checked: whether later imports were removed from the end; --anchor checks that"]
+def _untold(path: Path, before: int) -> FormatError:
+    """Return the error for a data set whose first shards, or all, do not say their place."""
+    return FormatError(
+        f"{path}: expected shards that say their order and number, got some that do not, of the first "
+        f"{pluralize(before, 'sample')}: version 0.1 wrote them, or someone removed it. `fastrack verify -r` checks "
+        "the files alone; if you know their samples to be right, `fastrack unseal` and `import` them into a new folder"
+    )
 
 
 def _unfinished(path: Path, samples: int) -> FormatError:
