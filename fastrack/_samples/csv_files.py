@@ -37,27 +37,26 @@ _NUMBER_CELLS = re.compile(r"(?:(?:-?(?:0|[1-9][0-9]{0,13})(?:\.[0-9]*)?(?:[eE][
 def read_files(paths: Iterable[Path], chosen: Sequence[str] | None = None) -> Iterator[Mapping[str, Block]]:
     """Return the batches of files of one header, after a first pass that finds the types of their columns."""
     found: dict[str, int] = {}
-    states = []
     for path in paths:
-        with _open(path, chosen) as (names, places, batches, state):
+        with _open(path, chosen) as (names, places, batches):
             if found and list(found) != names:
                 raise FormatError(
                     f"{path}, line 1: expected the columns {list(found)!s:.200} of the first file, got {names!s:.200}. "
                     "Give all files the same"
                 )
             found = found or dict.fromkeys(names, 0)
-            states.append(state)
             for rows in batches:
                 for name, cells in zip(names, _cells(rows, places), strict=True):
                     found[name] |= _TEXT if found[name] & _TEXT else _what(cells)
-    for path, before in zip(paths, states, strict=True):
-        with _open(path, chosen) as (names, places, batches, state):
-            if state != before:
-                raise FormatError(f"{path}: expected the file as it was at the first look, got a newer one. Try again")
+    for path in paths:
+        with _open(path, chosen) as (names, places, batches):
             for rows in batches:
                 columns: dict[str, Block] = {}
-                for name, cells in zip(names, _cells(rows, places), strict=True):
-                    columns |= _blocks_of(name, cells, found[name])
+                try:
+                    for name, cells in zip(names, _cells(rows, places), strict=True):
+                        columns |= _blocks_of(name, cells, found[name])
+                except (LookupError, ValueError, OverflowError):  # their errors have the cells
+                    raise _changed(path) from None
                 yield columns
 
 
@@ -67,11 +66,8 @@ def _cells(rows: Rows, places: list[int]) -> list[Sequence[str]]:
 
 
 @contextmanager
-def _open(
-    path: Path, chosen: Sequence[str] | None
-) -> Iterator[tuple[list[str], list[int], Iterator[Rows], tuple[int, ...]]]:
-    """Open a file. Return the names and places of the columns to take, batches of rows, and the file's state."""
-    status = path.stat()
+def _open(path: Path, chosen: Sequence[str] | None) -> Iterator[tuple[list[str], list[int], Iterator[Rows]]]:
+    """Open a file. Return the names and places of the columns to take, and batches of rows."""
     with _open_rows(path) as reader:
         try:
             header: list[str] = next(reader, [])
@@ -80,7 +76,8 @@ def _open(
         _require_names(header, path)
         names = source_columns(header, chosen, f"{path}, line 1")
         batches = _batches_of(reader, len(header), path)
-        yield names, [header.index(name) for name in names], batches, (status.st_size, status.st_mtime_ns)
+        place_of = {name: place for place, name in enumerate(header)}
+        yield names, [place_of[name] for name in names], batches
 
 
 @contextmanager
@@ -145,7 +142,7 @@ def _fault_of(path: Path) -> FormatError:
                     "save the table as Parquet"
                 )
             if row is None:
-                return FormatError(f"{path}: expected a file that stays as it is, got one that changed. Try again")
+                return _changed(path)
             width = width or len(row)
             if row and (blank or len(row) != width):
                 line, got = (blank, "an empty line") if blank else (line, str(len(row)))
@@ -154,6 +151,10 @@ def _fault_of(path: Path) -> FormatError:
                     "remove it"
                 )
             blank = blank or (0 if row else line)
+
+
+def _changed(path: Path) -> FormatError:
+    return FormatError(f"{path}: expected a file that stays as it is, got one that changed. Try again")
 
 
 def _what(cells: Sequence[str]) -> int:

@@ -113,9 +113,10 @@ def import_samples(
 def open_import(source: Any, folder: str | os.PathLike[str], **choices: Any) -> Import:
     """Return the import of a source of `import_samples` into a folder, with the options of `Import`."""
     target = locate_local(folder)
+    seen: dict[str, int] = {}
 
     def open_source() -> tuple[readers.Source | None, Batches]:
-        opened = readers.open_source(source, target, choices.get("chosen"))
+        opened = readers.open_source(source, target, choices.get("chosen"), seen)
         return (opened if opened.paths else None), opened.batches
 
     return Import(open_source, target, **choices)
