@@ -38,12 +38,7 @@ def read_files(paths: Iterable[Path], chosen: Sequence[str] | None = None) -> It
     """Return the batches of files of one header, after a first pass that finds the types of their columns."""
     found: dict[str, int] = {}
     for path in paths:
-        with _open(path, chosen) as (names, places, batches):
-            if found and list(found) != names:
-                raise FormatError(
-                    f"{path}, line 1: expected the columns {list(found)!s:.200} of the first file, got {names!s:.200}. "
-                    "Give all files the same"
-                )
+        with _open(path, chosen, list(found)) as (names, places, batches):
             found = found or dict.fromkeys(names, 0)
             for rows in batches:
                 for name, cells in zip(names, _cells(rows, places), strict=True):
@@ -66,14 +61,22 @@ def _cells(rows: Rows, places: list[int]) -> list[Sequence[str]]:
 
 
 @contextmanager
-def _open(path: Path, chosen: Sequence[str] | None) -> Iterator[tuple[list[str], list[int], Iterator[Rows]]]:
-    """Open a file. Return the names and places of the columns to take, and batches of rows."""
+def _open(
+    path: Path, chosen: Sequence[str] | None, expected: Sequence[str] = ()
+) -> Iterator[tuple[list[str], list[int], Iterator[Rows]]]:
+    """Open a file. Return the names and places of the columns to take, as expected, and batches of rows."""
     with _open_rows(path) as reader:
         try:
             header: list[str] = next(reader, [])
         except csv.Error:
             raise _fault_of(path) from None
         _require_names(header, path)
+        given = set(header)
+        if expected and (list(expected) != header if chosen is None else not given.issuperset(expected)):
+            raise FormatError(  # without what is in their place: in a file without a header it would be values
+                f"{path}, line 1: expected the columns {list(expected)!s:.200} of the first file, got others. Give all "
+                "files the same header"
+            )
         names = source_columns(header, chosen, f"{path}, line 1")
         batches = _batches_of(reader, len(header), path)
         place_of = {name: place for place, name in enumerate(header)}

@@ -225,8 +225,8 @@ def _write_table(
     file: Any, columns: dict[str, Column], batches: Batches, make: Callable[[Any, Any], Any], other: str
 ) -> None:
     pa = arrow_types.pyarrow()
-    stream, writer = _Stream(file), None
-    with _closed(lambda: writer), _refused(pa, other):
+    stream, writer, table = _Stream(file), None, None
+    with _refused(pa, other, lambda: _unfit(table, make)), _closed(lambda: writer):
         for batch in batches:
             parts = [
                 pa.RecordBatch.from_arrays(
@@ -254,14 +254,30 @@ def _closed(writer: Callable[[], Any]) -> Iterator[None]:
 
 
 @contextmanager
-def _refused(pa: Any, other: str) -> Iterator[None]:
+def _refused(pa: Any, other: str, unfit: Callable[[], str]) -> Iterator[None]:
+    """Raise FormatError with the name of the column in the place of PyArrow's errors, whose text may have values."""
     try:
         yield
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         raise FormatError(
-            f"exporting a table: expected types that the format has, got others ({error!s:.200}). Choose {other}, or "
-            "leave the column out (columns=, --columns)"
+            f"exporting a table: {unfit()}: expected types and values that the format has, got others. Choose {other}, "
+            "or leave the column out (columns=, --columns)"
         ) from None
+
+
+def _unfit(table: Any, make: Callable[[Any, Any], Any]) -> str:
+    """Return which column of a table cannot be written by itself."""
+    pa = arrow_types.pyarrow()
+    for name in [] if table is None else table.column_names:
+        alone = table.select([name])
+        try:
+            with make(pa.BufferOutputStream(), alone.schema) as writer:
+                writer.write_table(alone)
+        except (pa.ArrowException, OSError):
+            return f"column {name!r:.80}"
+    return "a column"
 
 
 class _Stream(io.RawIOBase):

@@ -16,9 +16,7 @@ CHANGED = "expected the file as it was at the first look, got one that changed"
 
 def batches_while(path, change, after=1):
     """Read a source, and change it after a number of batches."""
-    read = 0
-    for _ in open_source(path).batches:
-        read += 1
+    for read, _ in enumerate(open_source(path).batches, 1):
         if read == after:
             change(path)
 

@@ -138,7 +138,7 @@ def test_quoted_cells(write):
         (b"\xff\xfex\0,\0y\0\n\0\x00\xd8\n\0", 2, "UTF-16"),
         (b"x,y\n1,a\0b\n", 2, "NUL"),
         (b"\xff\xfe\0\0x\0\0\0", 1, "NUL"),
-        ("x,x\n1,2\n", 1, "'x'"),
+        ("x,x\n1,2\n", 1, "column 2"),
         ("x,\n1,2\n", 1, "column 2"),
         ("x,y.valid\n1,2\n", 1, "y.valid"),
         ("x,y.records\n1,2\n", 1, "y.records"),
