@@ -123,7 +123,7 @@ def encode(value: Any, *, is_record: bool = False) -> tuple[Column, Bytes]:
             kind = np.bool_ if isinstance(value, bool) else np.int64 if isinstance(value, int) else np.float64
             value = np.array(value, kind)
         except OverflowError:
-            raise ValueError(f"expected an integer of 64 bits with a sign, got a longer one") from None
+            raise ValueError("expected an integer of 64 bits with a sign, got a longer one") from None
     elif isinstance(value, np.generic):
         value = np.asarray(value)
     if arrays.framework_of(value) is None:

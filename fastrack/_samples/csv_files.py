@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import math
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from decimal import Decimal
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -29,9 +31,9 @@ _INTEGER_CELL = re.compile(r"0|-?[1-9][0-9]*")
 _NUMBER_CELL = re.compile(
     r"-?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|nan|NaN|-?(?:inf|Inf|Infinity)"
 )
-# Many cells at once, with integers that both types hold and exponents that fit.
+# Many cells at once, with integers that both types hold, 15 digits of numbers, and exponents that fit.
 _INTEGER_CELLS = re.compile(r"(?:(?:0|-?[1-9][0-9]{0,13})?\n)*+")
-_NUMBER_CELLS = re.compile(r"(?:(?:-?(?:0|[1-9][0-9]{0,13})(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,2})?)?\n)*+")
+_NUMBER_CELLS = re.compile(r"(?:(?=.{0,16}\n)(?:-?(?:0|[1-9][0-9]{0,13})(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,2})?)?\n)*+")
 
 
 def read_files(paths: Iterable[Path], chosen: Sequence[str] | None = None) -> Iterator[Mapping[str, Block]]:
@@ -188,7 +190,20 @@ def _what_is(cell: str) -> int:
         return _INTEGER if abs(int(cell)) <= 2**53 else _INTEGER | _LONG
     if not _NUMBER_CELL.fullmatch(cell):
         return _TEXT
-    return _TEXT if math.isinf(float(cell)) and "n" not in cell else _NUMBER  # an exponent that is too large
+    return _NUMBER if "n" in cell.lower() or _is_held(cell) else _TEXT
+
+
+def _is_held(cell: str) -> bool:
+    """Return whether a float gives the digits of a number back: all that there are, or its shortest ones."""
+    value = float(cell)
+    if repr(value) == cell:
+        return True
+    digits = cell.lower().partition("e")[0].lstrip("-0.").replace(".", "")
+    if not digits or not value or math.isinf(value):
+        return not digits
+    if len(digits) <= 15 and abs(value) >= sys.float_info.min:
+        return True
+    return Decimal(cell) in (Decimal(repr(value)), Decimal(f"{value:.{len(digits) - 1}e}"))
 
 
 def _blocks_of(name: str, cells: Sequence[str], what: int) -> dict[str, Block]:
