@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import date
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -175,16 +176,34 @@ def _texts(name: str, block: Block, first: int) -> list[str]:
     return texts
 
 
+_EPOCH = date(1970, 1, 1).toordinal()
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _OTHER = "Choose a target that ends with .parquet, or leave the column out (columns=, --columns)"
 
 
 def _texts_of_arrow(name: str, values: Values) -> list[str | None]:
     """Return values of one of Arrow's types, such as dates, as Arrow writes them."""
     pa = arrow_types.pyarrow()
+    array = arrow_types.to_arrow(name, values.block, values.mask)
+    _require_years(name, values.block)
     try:
-        return list(arrow_types.to_arrow(name, values.block, values.mask).cast(pa.string()).to_pylist())
+        return list(array.cast(pa.string()).to_pylist())
     except pa.ArrowException:
         raise FormatError(f"column {name!r:.80}: expected values that have a text, got others. {_OTHER}") from None
+
+
+def _require_years(name: str, block: Block) -> None:
+    """Refuse dates and times of years outside of 1 to 9999, which Arrow writes as others."""
+    types, kind = arrow_types.pyarrow().types, arrow_types.plain_kind(arrow_types.kind_of(block.column)[0])
+    is_time = types.is_timestamp(kind)
+    if not (is_time or types.is_date(kind)) or not block.count:
+        return
+    day = 86_400 * _PER_SECOND[kind.unit] if is_time else 86_400_000 if types.is_date64(kind) else 1
+    first, stop = (date.min.toordinal() - _EPOCH) * day, (date.max.toordinal() - _EPOCH + 1) * day
+    margin = day if is_time and kind.tz else 0  # of zones of time
+    array = _array(name, block.column, block)
+    if int(array.min()) < first + margin or int(array.max()) >= stop - margin:
+        raise FormatError(f"column {name!r:.80}: expected years from 1 to 9999, got others. {_OTHER}")
 
 
 def _array(name: str, column: Column, block: Block) -> Any:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import stat
 
 import numpy as np
@@ -120,6 +121,40 @@ def test_a_target_that_cannot_hold_the_data_is_refused(tmp_path, key, values, su
     with pytest.raises(FormatError, match=told):
         exported(tmp_path / "in", key, suffix)
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+@each("suffix", [".csv", ".tsv", ".jsonl"])
+@each(
+    "unit,values,is_told",
+    [
+        ("D", [-719_163], True),
+        ("D", [2_932_897], True),
+        ("D", [-(2**31)], True),
+        ("D", [-719_162, 0, 2_932_896], False),
+        ("s", [253_402_300_800], True),
+        ("s", [-62_135_596_800, 253_402_300_799], False),
+        ("us", [-(2**63)], True),
+        ("us", [2**63 - 1], True),
+        ("ms", [253_402_300_799_999, -62_135_596_800_000], False),
+        ("ns", [-(2**62), 2**62], False),
+        ("ms UTC", [253_402_300_799_999], True),
+        ("ms UTC", [253_402_200_000_000], False),
+    ],
+)
+def test_dates_that_have_no_text_are_refused(tmp_path, key, pa, unit, values, is_told, suffix):
+    unit, _, zone = unit.partition(" ")
+    kind = pa.date32() if unit == "D" else pa.timestamp(unit, zone or None)
+    array = pa.array([*values, None], pa.int32() if unit == "D" else pa.int64()).view(kind)
+    import_samples(pa.table({"when": array}), tmp_path / "data", key)
+    if is_told:
+        with pytest.raises(FormatError, match="column 'when': expected years from 1 to 9999, got others"):
+            exported(tmp_path / "data", key, suffix)
+        return
+    text = exported(tmp_path / "data", key, suffix).read_text()
+    found = [re.search(r"[0-9]{4}-[0-9][^\"]*", line) for line in text.splitlines()]
+    texts = [match[0].rstrip("Z") for match in found if match]
+    back = pa.array(texts).cast(pa.date32() if unit == "D" else pa.timestamp(unit))
+    assert back.view(pa.int32() if unit == "D" else pa.int64()).to_pylist() == values
 
 
 def test_another_suffix_is_no_folder(cities, key):
