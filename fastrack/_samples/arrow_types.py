@@ -25,6 +25,7 @@ ARROW = "arrow:"
 
 _JSON = "json"  # name of that field if the values are stored as JSON
 _FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16}  # which have NaN
+_NULLS = 1 << 27  # that nulls in the place of lists of one size stand for, at most: a few bytes tell any size
 _LISTS = ("is_list", "is_large_list", "is_list_view", "is_large_list_view")
 
 
@@ -317,12 +318,18 @@ def _type_text(kind: Any, column: Column, as_json: bool) -> str:
 
 
 def kind_of(column: Column) -> tuple[Any, bool]:
-    """Return the type of Arrow that a column is to have, and whether its values are stored as JSON."""
+    """Return the type of Arrow that a column is to have, and whether its values are stored as JSON.
+
+    Raise FormatError if what tells it is no such type.
+    """
     if not column.type.startswith(ARROW):
         return _default_kind(column), False
     pa = pyarrow()
-    schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(column.type.removeprefix(ARROW), validate=True)))
-    return schema.field(0).type, schema.field(0).name == _JSON
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(column.type.removeprefix(ARROW), validate=True)))
+        return schema.field(0).type, schema.field(0).name == _JSON
+    except (pa.ArrowException, OSError, ValueError, LookupError, RecursionError):
+        raise FormatError("a column: expected a type of Arrow, got other bytes. Import the data set again") from None
 
 
 def _wrapped(array: Any, kind: Any) -> Any:
@@ -419,6 +426,8 @@ def _array_of(values: list[Any], kind: Any) -> Any:
         else:
             array = pa.array(values, plain)
     elif types.is_fixed_size_list(plain):
+        if values.count(None) * plain.list_size > _NULLS:
+            raise ValueError("more nulls than memory")
         none = [None] * plain.list_size
         flat = _array_of([item for value in values for item in (none if value is None else value)], plain.value_type)
         mask = pa.array([value is None for value in values], pa.bool_())

@@ -145,7 +145,10 @@ def _members(name: str, column: Column, values: Values, first: int) -> list[Any]
         if column.type == "json" or (_is_arrow(column) and arrow_types.kind_of(column)[1]):
             mask = values.mask
             valid = [True] * len(members) if mask is None else mask
-            members = [json.loads(text) if is_valid else None for text, is_valid in zip(members, valid, strict=True)]
+            try:
+                members = [json.loads(text) if there else None for text, there in zip(members, valid, strict=True)]
+            except (ValueError, RecursionError):
+                raise FormatError(f"column {name!r:.80}: expected JSON, got other text. {_OTHER}") from None
     elif _is_arrow(column) and not _is_list(column):
         members = _texts_of_arrow(name, values)
     else:

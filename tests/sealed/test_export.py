@@ -1,9 +1,11 @@
 """Exports: what comes out of a data set is what went in, or they say what they cannot write, and leave nothing."""
 
+import base64
 import csv
 import json
 import re
 import stat
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from fastrack import (
     export_samples,
     import_samples,
 )
+from fastrack._samples.blocks import Block
 
 
 @pytest.fixture
@@ -121,6 +124,32 @@ def test_a_target_that_cannot_hold_the_data_is_refused(tmp_path, key, values, su
     with pytest.raises(FormatError, match=told):
         exported(tmp_path / "in", key, suffix)
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def crafted(folder, key, told, *records):
+    """A data set that says another type of its column than `import_samples` stores."""
+    block = Block.of(records)
+    return write(folder, key, {"x": replace(block, column=replace(block.column, type=told))})
+
+
+def arrow_of(pa, kind, name="json"):
+    return "arrow:" + base64.b64encode(pa.schema([] if kind is None else [pa.field(name, kind)]).serialize()).decode()
+
+
+def test_types_that_are_none_are_refused(tmp_path, key, pa):
+    deep = pa.int8()
+    for _ in range(60):
+        deep = pa.list_(deep)
+    huge = pa.struct([("a", pa.list_(pa.int8(), 2**31 - 1))])
+    told = ["arrow:", "arrow:!!!", "arrow:AAAA", arrow_of(pa, None), arrow_of(pa, deep), arrow_of(pa, huge), "json"]
+    for number, each_told in enumerate(told):
+        folder = crafted(tmp_path / str(number), key, each_told, b"[" * 100_000, b'{"a":null}')
+        for suffix in [".jsonl"] if each_told == "json" else [".parquet", ".arrow", ".jsonl"]:
+            with pytest.raises(FormatError):
+                exported(folder, key, suffix)
+    huge_null = crafted(tmp_path / "null", key, arrow_of(pa, huge), b'{"a":null}')
+    with pytest.raises(FormatError, match="expected values of its type in Arrow"):
+        exported(huge_null, key, ".parquet")
 
 
 @each("suffix", [".csv", ".tsv", ".jsonl"])
