@@ -94,11 +94,17 @@ def _open_rows(path: Path) -> Iterator[Any]:
 
 
 def _delimiter_of(header: str, path: Path) -> str:
-    """Return the delimiter: a comma, or a semicolon or tab in a header without commas; a tab for .tsv."""
+    """Return the delimiter: a comma, semicolon or tab, whichever the header has; a tab for .tsv."""
     if path.suffix.lower() == ".tsv":
         return "\t"
-    outside = re.sub(r'"[^"]*"', "", header)
-    return next((delimiter for delimiter in ",;\t" if delimiter in outside), ",")
+    outside = re.sub(r'"[^"]*(?:"|$)', "", header)
+    found = [delimiter for delimiter in ",;\t" if delimiter in outside]
+    if len(found) > 1:
+        raise FormatError(
+            f"{path}, line 1: expected names with one delimiter between them, got two or more of comma, semicolon and "
+            "tab. Quote the names that have one"
+        )
+    return found[0] if found else ","
 
 
 def _require_names(header: list[str], path: Path) -> None:

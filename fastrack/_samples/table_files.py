@@ -17,6 +17,7 @@ import numpy as np
 
 from fastrack._samples import arrow_types
 from fastrack._samples.blocks import Block, Column
+from fastrack._samples.text_lines import MARKS
 from fastrack._tensors import arrays, dtypes
 from fastrack.errors import FormatError
 
@@ -77,7 +78,17 @@ def _write_lines(file: Any, columns: dict[str, Column], batches: Batches) -> Non
         )
     first = 0
     for batch in batches:
-        lines = list(records_of(batch[name].block))
+        lines, mask = list(records_of(batch[name].block)), batch[name].mask
+        if mask is not None and not mask.all():
+            raise FormatError(
+                f"sample {first + int(mask.argmin())}: {name!r:.80}: expected a text, got a null, which a line cannot "
+                "tell. Choose a target that ends with .jsonl or .parquet"
+            )
+        if not first and lines and lines[0].startswith(MARKS):
+            raise FormatError(
+                f"sample 0: {name!r:.80}: expected a text, got a byte-order mark before it, which a file of text has "
+                "for itself. Choose a target that ends with .jsonl or .parquet"
+            )
         for index, line in enumerate(lines, first):
             if b"\n" in line or line.endswith(b"\r"):
                 raise FormatError(
@@ -97,7 +108,11 @@ def _write_csv(file: Any, columns: dict[str, Column], batches: Batches, delimite
             )
     end, rows = "\r\n", list[str]()  # with this end a cell with either of its characters is quoted, on any Python
     writer = csv.writer(SimpleNamespace(write=rows.append), delimiter=delimiter, lineterminator=end)
-    writer.writerow(columns)
+    is_clear = not any(name.startswith("\ufeff") or set(name) & set(";\t") for name in columns)
+    quoting = csv.QUOTE_MINIMAL if is_clear else csv.QUOTE_ALL  # a mark or delimiter outside of quotes has its meaning
+    csv.writer(SimpleNamespace(write=rows.append), delimiter=delimiter, lineterminator=end, quoting=quoting).writerow(
+        columns
+    )
     for first, piece in _pieces(batches):
         cells = [_cells(name, columns[name], values, first) for name, values in piece.items()]
         writer.writerows(zip(*cells, strict=True))

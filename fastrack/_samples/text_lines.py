@@ -16,6 +16,8 @@ Line = tuple[bytes, Path, int]
 """A line of a file, and its number there."""
 
 _MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
+MARKS = tuple(mark for mark, _ in _MARKS)
+"""Byte-order marks, with which no text begins."""
 _NUL = "expected text, got a NUL byte. Save the file as text in UTF-8, or leave it out"
 
 

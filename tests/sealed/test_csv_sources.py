@@ -142,6 +142,7 @@ def test_quoted_cells(write):
         (b"\xff\xfe\0\0x\0\0\0", 1, "NUL"),
         ("x,x\n1,2\n", 1, "column 2"),
         ("x,\n1,2\n", 1, "column 2"),
+        ("x,y;z\n1,2;3\n", 1, "two or more of comma"),
         ("x,y.valid\n1,2\n", 1, "y.valid"),
         ("x,y.records\n1,2\n", 1, "y.records"),
         ("1,2\n3,4\n", 1, "header"),

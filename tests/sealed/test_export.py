@@ -126,6 +126,24 @@ def test_a_target_that_cannot_hold_the_data_is_refused(tmp_path, key, values, su
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
+def test_lines_that_would_come_back_as_others_are_refused(tmp_path, key, pa):
+    import_samples(pa.table({"t": ["a", None, ""]}), tmp_path / "nulls", key)
+    with pytest.raises(FormatError, match="sample 1: 't': expected a text, got a null"):
+        exported(tmp_path / "nulls", key, ".txt")
+    import_samples([{"t": "\ufeffx"}, {"t": "\ufeffy"}], tmp_path / "marks", key)
+    with pytest.raises(FormatError, match="sample 0: 't': expected a text, got a byte-order mark"):
+        exported(tmp_path / "marks", key, ".txt")
+
+
+@each("names", [["a;b"], ["a;b", "c"], ["a\tb"], ["\ufeffa"], ["a,b"], ['"a";', "b"]])
+def test_names_with_delimiters_come_back(tmp_path, key, names):
+    path = exported(write(tmp_path / "data", key, {name: ["x;y", "z"] for name in names}), key, ".csv")
+    import_samples(path, tmp_path / "back", key)
+    assert json.loads(exported(tmp_path / "back", key, ".jsonl").read_text().splitlines()[0]) == dict.fromkeys(
+        names, "x;y"
+    )
+
+
 def crafted(folder, key, told, *records):
     """A data set that says another type of its column than `import_samples` stores."""
     block = Block.of(records)
