@@ -440,7 +440,7 @@ def test_files_come_back_by_their_names(tmp_path, key):
     }
 
 
-@each("name", ["../a.csv", "/a.csv", "a.tar"])
+@each("name", ["../a.csv", "/a.csv", "a.tar", "caf\udce9.csv", "con .csv", "COM¹.csv", "conin$.csv", "a/lpt³.csv"])
 def test_a_hostile_name_of_a_file_is_refused(tmp_path, key, name):
     with DatasetWriter(tmp_path / "in", key) as writer:
         writer.write_batch({"text": ["a"]}, file=name)
