@@ -39,8 +39,8 @@ def import_samples(
           and shape, or one dimension and any length.
         - ``.csv`` and ``.tsv`` with a header: a column for each name there. It is I64 or F64 if each of its cells is
           empty or such a number, and else text, exactly as it stands: ``007`` stays text, and so does a number with
-          more digits than a float gives back. Cells are separated by commas, or by semicolons or tabs if the header
-          has no comma.
+          more digits than a float gives back. Cells are separated by commas, semicolons or tabs, whichever the
+          header has.
         - ``.txt``: "text", a record for each line, without its end.
         - ``.jsonl``: a column for each member of the first object. Text, numbers and lists of numbers are stored as
           such, and any other value as JSON.
