@@ -108,11 +108,15 @@ def _write_csv(file: Any, columns: dict[str, Column], batches: Batches, delimite
             )
     end, rows = "\r\n", list[str]()  # with this end a cell with either of its characters is quoted, on any Python
     writer = csv.writer(SimpleNamespace(write=rows.append), delimiter=delimiter, lineterminator=end)
-    is_clear = not any(name.startswith("\ufeff") or set(name) & set(";\t") for name in columns)
-    quoting = csv.QUOTE_MINIMAL if is_clear else csv.QUOTE_ALL  # a mark or delimiter outside of quotes has its meaning
-    csv.writer(SimpleNamespace(write=rows.append), delimiter=delimiter, lineterminator=end, quoting=quoting).writerow(
-        columns
+    # In a header a mark or another delimiter outside of quotes would have its meaning.
+    has_marks = any(name.startswith("\ufeff") or set(name) & set(";\t") for name in columns)
+    header = csv.writer(
+        SimpleNamespace(write=rows.append),
+        delimiter=delimiter,
+        lineterminator=end,
+        quoting=csv.QUOTE_ALL if has_marks else csv.QUOTE_MINIMAL,
     )
+    header.writerow(columns)
     for first, piece in _pieces(batches):
         cells = [_cells(name, columns[name], values, first) for name, values in piece.items()]
         writer.writerows(zip(*cells, strict=True))
