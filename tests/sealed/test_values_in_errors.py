@@ -47,6 +47,19 @@ def test_a_value_that_parquet_lacks_is_told_by_its_column(tmp_path, key):
     assert not (tmp_path / "out.parquet").exists()
 
 
+def test_an_error_of_pyarrow_without_a_number_is_documented_and_others_are_kept(tmp_path, key, monkeypatch):
+    pa = pytest.importorskip("pyarrow")
+    import_samples([{"x": 1}], tmp_path / "data", key)
+    for error, told in [(OSError(SECRET), FormatError), (OSError(28, "No space left on device"), OSError)]:
+
+        def fail(*_, error=error):
+            raise error
+
+        monkeypatch.setattr(pa.ipc, "new_file", fail)
+        message = told_by(told, export_samples, tmp_path / "data", tmp_path / "out.arrow", key)
+        assert ("column 'x'" in message) == (told is FormatError)
+
+
 def test_a_table_that_cannot_be_read_is_told_without_the_text_of_the_error(tmp_path, key):
     pytest.importorskip("pyarrow")
     (tmp_path / "a.parquet").write_bytes(SECRET.encode() * 9)
