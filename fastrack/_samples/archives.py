@@ -13,6 +13,8 @@ from typing import IO, Any
 from fastrack._util.regular_file import open_regular
 from fastrack.errors import FormatError
 
+_CLASS = re.compile(rb"\s*-?[0-9]+\s*")
+_CLASS_LIMIT = 100  # bytes
 _MEMBER = re.compile(r"((?:.*/)?[^./]+)\.([^/]+)", re.DOTALL)
 
 
@@ -28,7 +30,7 @@ def _samples_of(path: Path) -> Iterator[dict[str, Any]]:
     with io.BufferedReader(open_regular(path)) as file:
         for name, content in _members_of(file, path):
             match = _MEMBER.fullmatch(name)
-            if match is None:
+            if match is None or match[2].lower() == "__key__":
                 raise FormatError(f"{path}: {name!r:.80}: expected a name of a key, a dot and an ending. Remove it")
             key, ending = match[1], match[2].lower()
             if sample and sample["__key__"] != key:
@@ -39,12 +41,11 @@ def _samples_of(path: Path) -> Iterator[dict[str, Any]]:
                     f"{path}: {name!r:.80}: expected each file of a sample once, got it twice. Remove one"
                 )
             sample["__key__"] = key
-            try:
-                sample[ending] = int(content) if ending == "cls" else content
-            except ValueError:
+            if ending == "cls" and (len(content) > _CLASS_LIMIT or not _CLASS.fullmatch(content)):
                 raise FormatError(
-                    f"{path}: {name!r:.80}: expected the number of a class, got {len(content)} other bytes"
-                ) from None
+                    f"{path}: {name!r:.80}: expected the number of a class, got {len(content)} other bytes. Mend it"
+                )
+            sample[ending] = int(content) if ending == "cls" else content
     if sample:
         yield sample
 

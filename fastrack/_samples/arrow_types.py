@@ -25,6 +25,7 @@ ARROW = "arrow:"
 
 _JSON = "json"  # name of that field if the values are stored as JSON
 _FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16}  # which have NaN
+_NULLS = 1 << 27  # that nulls in the place of lists of one size stand for, at most: a few bytes tell any size
 _LISTS = ("is_list", "is_large_list", "is_list_view", "is_large_list_view")
 
 
@@ -95,11 +96,11 @@ def nulls_in(array: Any) -> tuple[bool, bool]:
 @cache
 def _is_stored_as_json(kind: Any, *, has_inner_nulls: bool = False) -> bool:
     """Return whether the values of a type are stored as JSON: all that nest, but lists of numbers without nulls."""
-    types, kind = pyarrow().types, _plain_kind(kind)
+    types, kind = pyarrow().types, plain_kind(kind)
     if types.is_fixed_size_list(kind):
         return has_inner_nulls or not _is_row(kind)
     if _is_a_list(kind):
-        return has_inner_nulls or not _is_number(_plain_kind(kind.value_type))
+        return has_inner_nulls or not _is_number(plain_kind(kind.value_type))
     return bool(types.is_nested(kind))
 
 
@@ -121,13 +122,13 @@ def _is_number(kind: Any) -> bool:
 
 def _is_row(kind: Any) -> bool:
     """Return whether values of a type have all as many bytes."""
-    types, kind = pyarrow().types, _plain_kind(kind)
+    types, kind = pyarrow().types, plain_kind(kind)
     if types.is_fixed_size_list(kind):
         return _is_row(kind.value_type)
     return bool(_is_number(kind) or types.is_fixed_size_binary(kind) or types.is_temporal(kind))
 
 
-def _plain_kind(kind: Any) -> Any:
+def plain_kind(kind: Any) -> Any:
     """Return a type without its extension, categories or runs."""
     pa = pyarrow()
     while True:
@@ -234,7 +235,7 @@ def _dump(value: Any) -> str:
 def _values_of(array: Any) -> list[Any]:
     """Return values as JSON has them: bytes in base64, decimals as text, dates as the integers that Arrow stores."""
     pa = pyarrow()
-    is_text = _is_text(_plain_kind(array.type))
+    is_text = _is_text(plain_kind(array.type))
     array = _plain(array)
     types, kind = pa.types, array.type
     if types.is_struct(kind):
@@ -317,12 +318,18 @@ def _type_text(kind: Any, column: Column, as_json: bool) -> str:
 
 
 def kind_of(column: Column) -> tuple[Any, bool]:
-    """Return the type of Arrow that a column is to have, and whether its values are stored as JSON."""
+    """Return the type of Arrow that a column is to have, and whether its values are stored as JSON.
+
+    Raise FormatError if what tells it is no such type.
+    """
     if not column.type.startswith(ARROW):
         return _default_kind(column), False
     pa = pyarrow()
-    schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(column.type.removeprefix(ARROW), validate=True)))
-    return schema.field(0).type, schema.field(0).name == _JSON
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(column.type.removeprefix(ARROW), validate=True)))
+        return schema.field(0).type, schema.field(0).name == _JSON
+    except (pa.ArrowException, OSError, ValueError, LookupError, RecursionError):
+        raise FormatError("a column: expected a type of Arrow, got other bytes. Import the data set again") from None
 
 
 def _wrapped(array: Any, kind: Any) -> Any:
@@ -343,7 +350,7 @@ def _wrapped(array: Any, kind: Any) -> Any:
 
 def _array_of_bytes(block: Block, valid: Mask | None, kind: Any) -> Any:
     pa = pyarrow()
-    plain, count = _plain_kind(kind), block.count
+    plain, count = plain_kind(kind), block.count
     if valid is not None and valid.shape != (count,):
         raise ValueError
     bits = None if valid is None else pa.array(np.ascontiguousarray(valid, np.bool_)).buffers()[1]
@@ -367,7 +374,7 @@ def _array_of_bytes(block: Block, valid: Mask | None, kind: Any) -> Any:
 def _array_of_rows(data: Bytes, count: int, kind: Any, bits: Any) -> Any:
     """Return values of one size each. `bits` has a bit for each, which is 0 for a null."""
     pa = pyarrow()
-    plain = _plain_kind(kind)
+    plain = plain_kind(kind)
     if pa.types.is_fixed_size_list(plain):
         values = _array_of_rows(data, count * plain.list_size, plain.value_type, None)
         array = pa.Array.from_buffers(plain, count, [bits], children=[values])
@@ -410,7 +417,7 @@ def _values_of_json(block: Block, valid: Mask | None) -> list[Any]:
 def _array_of(values: list[Any], kind: Any) -> Any:
     """Return the array of values that `_values_of` gave."""
     pa = pyarrow()
-    types, plain = pa.types, _plain_kind(kind)
+    types, plain = pa.types, plain_kind(kind)
     if types.is_struct(plain):
         members = [_array_of([v and v[field.name] for v in values], field.type) for field in plain]
         mask = pa.array([value is None for value in values], pa.bool_())
@@ -419,6 +426,8 @@ def _array_of(values: list[Any], kind: Any) -> Any:
         else:
             array = pa.array(values, plain)
     elif types.is_fixed_size_list(plain):
+        if values.count(None) * plain.list_size > _NULLS:
+            raise ValueError("more nulls than memory")
         none = [None] * plain.list_size
         flat = _array_of([item for value in values for item in (none if value is None else value)], plain.value_type)
         mask = pa.array([value is None for value in values], pa.bool_())

@@ -113,7 +113,7 @@ def encode(value: Any, *, is_record: bool = False) -> tuple[Column, Bytes]:
         try:
             value = value.encode()
         except UnicodeEncodeError:
-            raise ValueError(f"expected Unicode text, got {shown(value)}") from None
+            raise ValueError("expected Unicode text, got lone surrogates in it") from None
     if isinstance(value, memoryview) and not value.c_contiguous:
         value = value.tobytes()
     if isinstance(value, (bytes, bytearray, memoryview)):
@@ -123,7 +123,7 @@ def encode(value: Any, *, is_record: bool = False) -> tuple[Column, Bytes]:
             kind = np.bool_ if isinstance(value, bool) else np.int64 if isinstance(value, int) else np.float64
             value = np.array(value, kind)
         except OverflowError:
-            raise ValueError(f"expected an integer of 64 bits with a sign, got {value!s:.40}") from None
+            raise ValueError("expected an integer of 64 bits with a sign, got a longer one") from None
     elif isinstance(value, np.generic):
         value = np.asarray(value)
     if arrays.framework_of(value) is None:
@@ -159,11 +159,14 @@ def source_columns(names: Iterable[str], chosen: Sequence[str] | None, where: ob
                 f"{where}: column {name!r:.80}: expected a name other than {ABOUT} that does not end in {RECORDS}, "
                 f"{OFFSETS}, {LENGTHS} or {VALID}, as fastrack has such columns of its own. Rename it"
             )
-    if len(set(names)) < len(names):
-        twice = next(name for index, name in enumerate(names) if name in names[:index])
-        raise FormatError(f"{where}: column {twice!r:.80}: expected one of this name, got two or more. Rename them")
+    numbers: dict[str, int] = {}
+    for number, name in enumerate(names, 1):
+        if numbers.setdefault(name, number) != number:  # in a file without a header the name would be a value
+            raise FormatError(
+                f"{where}: column {number}: expected a name of its own, got that of column {numbers[name]}. Rename one"
+            )
     for name in chosen or ():
-        if name not in names:
+        if name not in numbers:
             raise FormatError(
                 f"{where}: columns=: the source has no column {shown(name, 80)}; {list_names(name, names)}"
             )

@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import math
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from decimal import Decimal
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fastrack._samples.blocks import VALID, Block, Column, source_columns
-from fastrack._samples.text_lines import ReadTwice, open_text
+from fastrack._samples.text_lines import open_text
 from fastrack.errors import FormatError
 
 Rows = list[list[str]]
@@ -30,9 +32,9 @@ _INTEGER_CELL = re.compile(r"0|-?[1-9][0-9]*")
 _NUMBER_CELL = re.compile(
     r"-?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|nan|NaN|-?(?:inf|Inf|Infinity)"
 )
-# Many cells at once, with integers that both types hold and exponents that fit.
+# Many cells at once, with integers that both types hold, 15 digits of numbers, and exponents that fit.
 _INTEGER_CELLS = re.compile(r"(?:(?:0|-?[1-9][0-9]{0,13})?\n)*+")
-_NUMBER_CELLS = re.compile(r"(?:(?:-?(?:0|[1-9][0-9]{0,13})(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,2})?)?\n)*+")
+_NUMBER_CELLS = re.compile(r"(?:(?=.{0,16}\n)(?:-?(?:0|[1-9][0-9]{0,13})(?:\.[0-9]*)?(?:[eE][+-]?[0-9]{1,2})?)?\n)*+")
 
 
 def read_files(
@@ -43,17 +45,9 @@ def read_files(
     notes : takes which columns became text by a cell among numbers
     """
     found: dict[str, int] = {}
-    twice = ReadTwice()
     for path in paths:
-        twice.require_same(path)
-        with _open(path, chosen) as (names, places, batches):
-            if found and list(found) != names:
-                raise FormatError(
-                    f"{path}, line 1: expected the columns {list(found)!s:.200} of the first file, got {names!s:.200}. "
-                    "Give all files the same"
-                )
-            found = found or dict.fromkeys(names, 0)
-            read = 0
+        with _open(path, chosen, list(found)) as (names, places, batches):
+            found, read = found or dict.fromkeys(names, 0), 0
             for rows in batches:
                 for name, cells in zip(names, _cells(rows, places), strict=True):
                     before = found[name]
@@ -62,14 +56,15 @@ def read_files(
                         notes += _notes_of(name, cells, before, read, path)
                 read += len(rows)
     for path in paths:
-        twice.require_same(path)
         with _open(path, chosen) as (names, places, batches):
             for rows in batches:
                 columns: dict[str, Block] = {}
-                for name, cells in zip(names, _cells(rows, places), strict=True):
-                    columns |= _blocks_of(name, cells, found[name])
+                try:
+                    for name, cells in zip(names, _cells(rows, places), strict=True):
+                        columns |= _blocks_of(name, cells, found[name])
+                except (LookupError, ValueError, OverflowError):  # their errors have the cells
+                    raise _changed(path) from None
                 yield columns
-        twice.require_same(path)
 
 
 def _cells(rows: Rows, places: list[int]) -> list[Sequence[str]]:
@@ -78,17 +73,26 @@ def _cells(rows: Rows, places: list[int]) -> list[Sequence[str]]:
 
 
 @contextmanager
-def _open(path: Path, chosen: Sequence[str] | None) -> Iterator[tuple[list[str], list[int], Iterator[Rows]]]:
-    """Open a file. Return the names and places of the columns to take, and batches of rows."""
+def _open(
+    path: Path, chosen: Sequence[str] | None, expected: Sequence[str] = ()
+) -> Iterator[tuple[list[str], list[int], Iterator[Rows]]]:
+    """Open a file. Return the names and places of the columns to take, as expected, and batches of rows."""
     with _open_rows(path) as reader:
         try:
             header: list[str] = next(reader, [])
         except csv.Error:
             raise _fault_of(path) from None
         _require_names(header, path)
+        given = set(header)
+        if expected and (list(expected) != header if chosen is None else not given.issuperset(expected)):
+            raise FormatError(  # without what is in their place: in a file without a header it would be values
+                f"{path}, line 1: expected the columns {list(expected)!s:.200} of the first file, got others. Give all "
+                "files the same header"
+            )
         names = source_columns(header, chosen, f"{path}, line 1")
         batches = _batches_of(reader, len(header), path)
-        yield names, [header.index(name) for name in names], batches
+        place_of = {name: place for place, name in enumerate(header)}
+        yield names, [place_of[name] for name in names], batches
 
 
 @contextmanager
@@ -100,11 +104,17 @@ def _open_rows(path: Path) -> Iterator[Any]:
 
 
 def _delimiter_of(header: str, path: Path) -> str:
-    """Return the delimiter: a comma, or a semicolon or tab in a header without commas; a tab for .tsv."""
+    """Return the delimiter: a comma, semicolon or tab, whichever the header has; a tab for .tsv."""
     if path.suffix.lower() == ".tsv":
         return "\t"
-    outside = re.sub(r'"[^"]*"', "", header)
-    return next((delimiter for delimiter in ",;\t" if delimiter in outside), ",")
+    outside = re.sub(r'"[^"]*(?:"|$)', "", header)
+    found = [delimiter for delimiter in ",;\t" if delimiter in outside]
+    if len(found) > 1:
+        raise FormatError(
+            f"{path}, line 1: expected names with one delimiter between them, got two or more of comma, semicolon and "
+            "tab. Quote the names that have one"
+        )
+    return found[0] if found else ","
 
 
 def _require_names(header: list[str], path: Path) -> None:
@@ -158,7 +168,7 @@ def _fault_of(path: Path) -> FormatError:
                     "save the table as Parquet"
                 )
             if row is None:
-                return FormatError(f"{path}: expected a file that stays as it is, got one that changed. Try again")
+                return _changed(path)
             width = width or len(row)
             if row and (blank or len(row) != width):
                 line, got = (blank, "an empty line") if blank else (line, str(len(row)))
@@ -167,6 +177,10 @@ def _fault_of(path: Path) -> FormatError:
                     "remove it"
                 )
             blank = blank or (0 if row else line)
+
+
+def _changed(path: Path) -> FormatError:
+    return FormatError(f"{path}: expected a file that stays as it is, got one that changed. Try again")
 
 
 def _what(cells: Sequence[str]) -> int:
@@ -197,7 +211,20 @@ def _what_is(cell: str) -> int:
         return _INTEGER if abs(int(cell)) <= 2**53 else _INTEGER | _LONG
     if not _NUMBER_CELL.fullmatch(cell):
         return _TEXT
-    return _TEXT if math.isinf(float(cell)) and "n" not in cell else _NUMBER  # an exponent that is too large
+    return _NUMBER if "n" in cell.lower() or _is_held(cell) else _TEXT
+
+
+def _is_held(cell: str) -> bool:
+    """Return whether a float gives the digits of a number back: all that there are, or its shortest ones."""
+    value = float(cell)
+    if repr(value) == cell:
+        return True
+    digits = cell.lower().partition("e")[0].lstrip("-0.").replace(".", "")
+    if not digits or not value or math.isinf(value):
+        return not digits
+    if len(digits) <= 15 and abs(value) >= sys.float_info.min:
+        return True
+    return Decimal(cell) in (Decimal(repr(value)), Decimal(f"{value:.{len(digits) - 1}e}"))
 
 
 def _notes_of(name: str, cells: Sequence[str], before: int, read: int, path: Path) -> list[str]:

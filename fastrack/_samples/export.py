@@ -35,7 +35,9 @@ from fastrack.errors import FormatError
 _FILE, _FOLDER = 0o600, 0o700  # the modes of plaintext
 _PATH, _LABEL = "path", "label"
 # Names that Windows gives to devices, or takes for other names.
-_RESERVED = re.compile(r"(?i)(?:con|prn|aux|nul|com\d|lpt\d)(?:\..*)?|.*[. ]|[a-z]:.*", re.DOTALL)
+_RESERVED = re.compile(
+    r"(?i)(?:con|prn|aux|nul|conin\$|conout\$|(?:com|lpt)[\d¹²³])\s*(?:[.:].*)?|.*[. ]|[a-z]:.*", re.DOTALL
+)
 _COMPONENT = 255  # bytes of a name in a folder, at most, on most file systems
 
 
@@ -53,7 +55,8 @@ def export_samples(
     r"""Decrypt the samples of a data set into a table, a file of text, or a folder of files.
 
     All of a shard is authenticated before a sample of it is written, and two shards are in memory at most. The target
-    has its name when it is complete and on disk, and only you may read it.
+    has its name when it is complete and on disk, and only you may read it; in the place of a file that others may read,
+    it keeps the rights of that file.
 
     Parameters
     ----------
@@ -307,8 +310,12 @@ def _require_names(names: Sequence[str], label: Callable[[int], str], suffix: st
     taken: set[str] = set()
     folders: set[str] = set()
     for index, name in enumerate(names):
-        parts = name.split("/")
-        if not is_name(name) or any(_RESERVED.fullmatch(part) or len(part.encode()) > _COMPONENT for part in parts):
+        try:
+            is_path = is_name(name)
+        except UnicodeEncodeError:  # a name of a file that was no UTF-8
+            is_path = False
+        parts = name.split("/") if is_path else []
+        if not is_path or any(_RESERVED.fullmatch(part) or len(part.encode()) > _COMPONENT for part in parts):
             raise FormatError(
                 f"{label(index)}: expected a path of Unicode text that leads to a file in the folder, on any system, "
                 f"got another. {advice}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -12,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from fastrack._samples.blocks import VALID, Block, source_columns
-from fastrack._samples.text_lines import Line, ReadTwice, read_lines
+from fastrack._samples.text_lines import Line, read_lines
 from fastrack.errors import FormatError
 
 _NULL, _OTHER, _EMPTY = "null", "JSON", "an empty list"
@@ -33,9 +35,8 @@ def read_files(paths: Iterable[Path]) -> Iterator[Mapping[str, Block]]:
     """Return the batches of files, after a first pass that finds what the members of all objects are."""
     found: dict[str, set[str]] = {}
     counts: Counter[str] = Counter()
-    objects, twice = 0, ReadTwice()
+    objects = 0
     for path in paths:
-        twice.require_same(path)
         for line in (line for lines in read_lines(path, keep_empty=False) for line in lines):
             members = _parse_line(line)
             if not members.keys() <= found.keys():
@@ -47,25 +48,40 @@ def read_files(paths: Iterable[Path]) -> Iterator[Mapping[str, Block]]:
     kinds = {name: _kind_of(what) for name, what in found.items()}
     nulls = {name for name, what in found.items() if _NULL in what or counts[name] < objects}
     for path in paths:
-        twice.require_same(path)
         for lines in read_lines(path, keep_empty=False):
             rows = list(map(_parse_line, lines))
             columns: dict[str, Block] = {}
             for name, kind in kinds.items():
                 columns |= _blocks_of(name, kind, [row.get(name) for row in rows], has_nulls=name in nulls)
             yield columns
-        twice.require_same(path)
 
 
 def _parse_line(line: Line) -> dict[str, Any]:
     content, path, number = line
     try:
-        members = json.loads(content.decode())
-    except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path}, line {number}: expected JSON, got other text ({error!s:.80})") from None
+        members = json.loads(content.decode(), object_pairs_hook=_members_of, parse_float=_float_of)
+    except (ValueError, RecursionError) as error:  # of Python some have what is in the line
+        why = error.msg if isinstance(error, json.JSONDecodeError) else type(error).__name__
+        raise FormatError(f"{path}, line {number}: expected JSON, got other text ({why:.80})") from None
     if not isinstance(members, dict) or not members:
         raise FormatError(f"{path}, line {number}: expected a JSON object with members, got another value")
     return members
+
+
+def _members_of(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the members of an object, each of a name of its own."""
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        raise json.JSONDecodeError("two members of one name", "", 0)
+    return members
+
+
+def _float_of(text: str) -> float:
+    """Return a number that a float holds, if only nearly."""
+    value = float(text)
+    if math.isinf(value) or (not value and re.search("[1-9]", text.lower().partition("e")[0])):
+        raise json.JSONDecodeError("a number that 64 bits cannot hold", "", 0)
+    return value
 
 
 def _what_is(value: Any) -> str:

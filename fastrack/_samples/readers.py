@@ -29,7 +29,14 @@ class Source:
     notes : remarks on the files, such as columns that became text by a cell
     """
 
-    def __init__(self, paths: list[Path], skipped: Sequence[tuple[Path, str]] = (), root: Path | None = None) -> None:
+    def __init__(
+        self,
+        paths: list[Path],
+        skipped: Sequence[tuple[Path, str]] = (),
+        root: Path | None = None,
+        seen: dict[str, int] | None = None,
+    ) -> None:
+        self._seen = {} if seen is None else seen
         self._root = root or Path(os.path.commonpath([path.parent.absolute() for path in paths] or [Path("/")]))
         self.paths, self.current = paths, paths[0] if paths else self._root
         self.skipped = [(self.name_of(path), reason) for path, reason in skipped]
@@ -40,15 +47,39 @@ class Source:
     def __iter__(self) -> Iterator[Path]:
         for path in self.paths:
             self.current = path
+            self.require_same(path)
             yield path
+            self.require_same(path)  # once its last byte is read
+
+    def require_same(self, path: Path) -> None:
+        """Refuse a file that is another than at the first look: samples would be lost or torn, and none tell of it."""
+        status = path.stat()
+        state = hash((status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns))
+        if self._seen.setdefault(str(path), state) != state:
+            raise FormatError(f"{path}: expected the file as it was at the first look, got one that changed. Try again")
+
+    def watch(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Return the batches; a fault of a file that changed is told as that."""
+        try:
+            yield from batches
+        except FormatError:
+            self.require_same(self.current)
+            raise
 
     def name_of(self, path: Path) -> str:
         """Return the path in the folder of the source, or in the folder that its files have in common."""
         return Path(os.path.relpath(path, self._root)).as_posix()
 
 
-def open_source(source: Any, target: Path | None = None, chosen: Sequence[str] | None = None) -> Source:
+def open_source(
+    source: Any,
+    target: Path | None = None,
+    chosen: Sequence[str] | None = None,
+    seen: dict[str, int] | None = None,
+) -> Source:
     """Open a source of samples, and take the chosen columns. `target` is a folder that is not read, but written.
+
+    seen : the state of each file, by its path, that an earlier opening of the source left there
 
     Raise FormatError if it is of no kind that can be read, or a chosen column is absent.
     """
@@ -63,18 +94,18 @@ def open_source(source: Any, target: Path | None = None, chosen: Sequence[str] |
     labels = None
     if len(paths) == 1 and paths[0].is_dir():
         listing = folders.list_folder(paths[0], target)
-        labels, opened = listing.labels, Source(listing.paths, listing.skipped, paths[0])
+        labels, opened = listing.labels, Source(listing.paths, listing.skipped, paths[0], seen)
         for path, label in zip(listing.paths, labels or [], strict=labels is not None):
             opened.classes.setdefault(opened.name_of(path).partition("/")[0], label)
     else:
-        opened = Source(paths)
+        opened = Source(paths, seen=seen)
     for path in opened.paths:
-        path.stat()  # raises the error for a missing file
+        opened.require_same(path)  # or raises the error for a missing file
     if opened.paths and all(map(folders.is_one_sample, opened.paths)):
-        batches = folders.read_files(opened, map(opened.name_of, opened.paths), labels)
+        batches = opened.watch(folders.read_files(opened, map(opened.name_of, opened.paths), labels))
         opened.batches = ((None, batch) for batch in _choose(batches, chosen, paths[0]))
     else:
-        batches = _reader_of(opened.paths, paths[0])(opened, chosen)
+        batches = opened.watch(_reader_of(opened.paths, paths[0])(opened, chosen))
         opened.batches = ((opened.name_of(opened.current), batch) for batch in _choose(batches, chosen, paths[0]))
     return opened
 

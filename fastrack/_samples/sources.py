@@ -38,8 +38,9 @@ def import_samples(
         - A folder of ``.npy`` files, or of folders of them by class: "array", "label" and "path". They have one dtype
           and shape, or one dimension and any length.
         - ``.csv`` and ``.tsv`` with a header: a column for each name there. It is I64 or F64 if each of its cells is
-          empty or such a number, and else text, exactly as it stands: ``007`` stays text. Cells are separated by
-          commas, or by semicolons or tabs if the header has no comma.
+          empty or such a number, and else text, exactly as it stands: ``007`` stays text, and so does a number with
+          more digits than a float gives back. Cells are separated by commas, semicolons or tabs, whichever the
+          header has.
         - ``.txt``: "text", a record for each line, without its end.
         - ``.jsonl``: a column for each member of the objects, in the order in which they come. Text, numbers and lists
           of numbers are stored as such, and other values, or such values mixed, as JSON. A member that is missing is a
@@ -115,9 +116,10 @@ def import_samples(
 def open_import(source: Any, folder: str | os.PathLike[str], **choices: Any) -> Import:
     """Return the import of a source of `import_samples` into a folder, with the options of `Import`."""
     target = locate_local(folder)
+    seen: dict[str, int] = {}
 
     def open_source() -> tuple[readers.Source | None, Batches]:
-        opened = readers.open_source(source, target, choices.get("chosen"))
+        opened = readers.open_source(source, target, choices.get("chosen"), seen)
         return (opened if opened.paths else None), opened.batches
 
     return Import(open_source, target, **choices)

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import date
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 
 from fastrack._samples import arrow_types
 from fastrack._samples.blocks import Block, Column
+from fastrack._samples.text_lines import MARKS
 from fastrack._tensors import arrays, dtypes
 from fastrack.errors import FormatError
 
@@ -76,7 +78,17 @@ def _write_lines(file: Any, columns: dict[str, Column], batches: Batches) -> Non
         )
     first = 0
     for batch in batches:
-        lines = list(records_of(batch[name].block))
+        lines, mask = list(records_of(batch[name].block)), batch[name].mask
+        if mask is not None and not mask.all():
+            raise FormatError(
+                f"sample {first + int(mask.argmin())}: {name!r:.80}: expected a text, got a null, which a line cannot "
+                "tell. Choose a target that ends with .jsonl or .parquet"
+            )
+        if not first and lines and lines[0].startswith(MARKS):
+            raise FormatError(
+                f"sample 0: {name!r:.80}: expected a text, got a byte-order mark before it, which a file of text has "
+                "for itself. Choose a target that ends with .jsonl or .parquet"
+            )
         for index, line in enumerate(lines, first):
             if b"\n" in line or line.endswith(b"\r"):
                 raise FormatError(
@@ -96,7 +108,15 @@ def _write_csv(file: Any, columns: dict[str, Column], batches: Batches, delimite
             )
     end, rows = "\r\n", list[str]()  # with this end a cell with either of its characters is quoted, on any Python
     writer = csv.writer(SimpleNamespace(write=rows.append), delimiter=delimiter, lineterminator=end)
-    writer.writerow(columns)
+    # In a header a mark or another delimiter outside of quotes would have its meaning.
+    has_marks = any(name.startswith("\ufeff") or set(name) & set(";\t") for name in columns)
+    header = csv.writer(
+        SimpleNamespace(write=rows.append),
+        delimiter=delimiter,
+        lineterminator=end,
+        quoting=csv.QUOTE_ALL if has_marks else csv.QUOTE_MINIMAL,
+    )
+    header.writerow(columns)
     for first, piece in _pieces(batches):
         cells = [_cells(name, columns[name], values, first) for name, values in piece.items()]
         writer.writerows(zip(*cells, strict=True))
@@ -144,7 +164,10 @@ def _members(name: str, column: Column, values: Values, first: int) -> list[Any]
         if column.type == "json" or (_is_arrow(column) and arrow_types.kind_of(column)[1]):
             mask = values.mask
             valid = [True] * len(members) if mask is None else mask
-            members = [json.loads(text) if is_valid else None for text, is_valid in zip(members, valid, strict=True)]
+            try:
+                members = [json.loads(text) if there else None for text, there in zip(members, valid, strict=True)]
+            except (ValueError, RecursionError):
+                raise FormatError(f"column {name!r:.80}: expected JSON, got other text. {_OTHER}") from None
     elif _is_arrow(column) and not _is_list(column):
         members = _texts_of_arrow(name, values)
     else:
@@ -175,16 +198,34 @@ def _texts(name: str, block: Block, first: int) -> list[str]:
     return texts
 
 
+_EPOCH = date(1970, 1, 1).toordinal()
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _OTHER = "Choose a target that ends with .parquet, or leave the column out (columns=, --columns)"
 
 
 def _texts_of_arrow(name: str, values: Values) -> list[str | None]:
     """Return values of one of Arrow's types, such as dates, as Arrow writes them."""
     pa = arrow_types.pyarrow()
+    array = arrow_types.to_arrow(name, values.block, values.mask)
+    _require_years(name, values.block)
     try:
-        return list(arrow_types.to_arrow(name, values.block, values.mask).cast(pa.string()).to_pylist())
+        return list(array.cast(pa.string()).to_pylist())
     except pa.ArrowException:
         raise FormatError(f"column {name!r:.80}: expected values that have a text, got others. {_OTHER}") from None
+
+
+def _require_years(name: str, block: Block) -> None:
+    """Refuse dates and times of years outside of 1 to 9999, which Arrow writes as others."""
+    types, kind = arrow_types.pyarrow().types, arrow_types.plain_kind(arrow_types.kind_of(block.column)[0])
+    is_time = types.is_timestamp(kind)
+    if not (is_time or types.is_date(kind)) or not block.count:
+        return
+    day = 86_400 * _PER_SECOND[kind.unit] if is_time else 86_400_000 if types.is_date64(kind) else 1
+    first, stop = (date.min.toordinal() - _EPOCH) * day, (date.max.toordinal() - _EPOCH + 1) * day
+    margin = day if is_time and kind.tz else 0  # of zones of time
+    array = _array(name, block.column, block)
+    if int(array.min()) < first + margin or int(array.max()) >= stop - margin:
+        raise FormatError(f"column {name!r:.80}: expected years from 1 to 9999, got others. {_OTHER}")
 
 
 def _array(name: str, column: Column, block: Block) -> Any:
@@ -225,8 +266,8 @@ def _write_table(
     file: Any, columns: dict[str, Column], batches: Batches, make: Callable[[Any, Any], Any], other: str
 ) -> None:
     pa = arrow_types.pyarrow()
-    stream, writer = _Stream(file), None
-    with _closed(lambda: writer), _refused(pa, other):
+    stream, writer, table = _Stream(file), None, None
+    with _refused(pa, other, lambda: _unfit(table, make)), _closed(lambda: writer):
         for batch in batches:
             parts = [
                 pa.RecordBatch.from_arrays(
@@ -254,14 +295,30 @@ def _closed(writer: Callable[[], Any]) -> Iterator[None]:
 
 
 @contextmanager
-def _refused(pa: Any, other: str) -> Iterator[None]:
+def _refused(pa: Any, other: str, unfit: Callable[[], str]) -> Iterator[None]:
+    """Raise FormatError with the name of the column in the place of PyArrow's errors, whose text may have values."""
     try:
         yield
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
         raise FormatError(
-            f"exporting a table: expected types that the format has, got others ({error!s:.200}). Choose {other}, or "
-            "leave the column out (columns=, --columns)"
+            f"exporting a table: {unfit()}: expected types and values that the format has, got others. Choose {other}, "
+            "or leave the column out (columns=, --columns)"
         ) from None
+
+
+def _unfit(table: Any, make: Callable[[Any, Any], Any]) -> str:
+    """Return which column of a table cannot be written by itself."""
+    pa = arrow_types.pyarrow()
+    for name in [] if table is None else table.column_names:
+        alone = table.select([name])
+        try:
+            with make(pa.BufferOutputStream(), alone.schema) as writer:
+                writer.write_table(alone)
+        except (pa.ArrowException, OSError):
+            return f"column {name!r:.80}"
+    return "a column"
 
 
 class _Stream(io.RawIOBase):

@@ -161,7 +161,9 @@ class _Refusing:
         if isinstance(error, UnicodeDecodeError):
             raise FormatError(f"{path}: expected names of columns in UTF-8, got other bytes. Write it again") from None
         if isinstance(error, (pyarrow().ArrowException, OSError)) and not is_of_system:
-            raise FormatError(f"{path} is no {path.suffix} file that can be read: {error!s:.300}") from None
+            raise FormatError(  # without the text of the error, which may have values
+                f"{path} is no {path.suffix} file that can be read ({type(error).__name__}). Write it again"
+            ) from None
 
 
 def _batches_of(path: Path, chosen: Sequence[str] | None) -> Iterator[Any]:

@@ -18,6 +18,8 @@ Line = tuple[bytes, Path, int]
 """A line of a file, and its number there."""
 
 _MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
+MARKS = tuple(mark for mark, _ in _MARKS)
+"""Byte-order marks, with which no text begins."""
 _LINES = 1024  # of a batch, at most
 _BATCH_SIZE = 8 << 20  # bytes of a batch, but for its last line
 _NUL = "expected text, got a NUL byte. Save the file as text in UTF-8, or leave it out"
@@ -52,20 +54,6 @@ def _take_lines(lines: Iterator[Line]) -> list[Line]:
         if size >= _BATCH_SIZE:
             break
     return taken
-
-
-class ReadTwice:
-    """Files that are read a first time to find the types of their columns, and again for the values."""
-
-    def __init__(self) -> None:
-        self._states: dict[Path, tuple[int, int]] = {}
-
-    def require_same(self, path: Path) -> None:
-        """Raise FormatError if a file is not as it was at the first look, which is the first call for its path."""
-        status = path.stat()
-        state = status.st_size, status.st_mtime_ns
-        if self._states.setdefault(path, state) != state:
-            raise FormatError(f"{path}: expected the file as it was at the first look, got a newer one. Try again")
 
 
 def require_text(lines: Sequence[Line]) -> list[bytes]:

@@ -29,7 +29,7 @@ def cpu_quota(root: Path = ROOT) -> float | None:
     and `cpu.cfs_quota_us` of cgroup1.
     """
     quotas = []
-    with suppress(ValueError, ZeroDivisionError):  # of a kernel that writes these files in another way
+    with suppress(ValueError, ArithmeticError):  # of a kernel that writes these files in another way
         for folder, mount in _groups(root):
             above = [group for group in folder.parents if group.is_relative_to(mount)]
             quotas += [_quota_of(group) for group in (folder, *above)]

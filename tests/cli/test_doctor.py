@@ -1,5 +1,6 @@
 import dataclasses
 import re
+import shlex
 import sys
 
 import pytest
@@ -87,17 +88,17 @@ def test_what_killed_commands_left_is_told_with_how_to_remove_it(cli, folder, mo
     monkeypatch.setattr("tempfile.tempdir", str(folder / "temporary"))
     assert cli("doctor --quiet").stdout == ""
     assert "unfinished    nothing seen" in cli("doctor").stdout
-    left = [folder / PART, folder / "temporary" / PART, folder / "data" / PART]
+    left = [folder / PART, folder / "temporary" / PART, folder / "my data; x" / PART]
     for path in left:
         path.mkdir(parents=True)
     for near in (".fastrack-0123.part", f"a{PART}", f"{PART}s"):
         (folder / near).touch()
-    for line in ("doctor data", "doctor --quiet data ."):
+    for line in ("doctor 'my data; x'", "doctor --quiet 'my data; x' ."):
         said = cli(line).stdout
         assert said.count("unfinished") == 3
         assert "What `unseal` left is plaintext. See that no fastrack runs there" in said
-        assert all(str(path) in said for path in left)
-    assert cli.json("doctor data")["left_over"] == [str(path) for path in left]
+        assert all(f" {shlex.quote(str(path))}\n" in said for path in left)
+    assert cli.json("doctor 'my data; x'")["left_over"] == [str(path) for path in left]
     assert "Software" not in cli("doctor --quiet").stdout
 
 

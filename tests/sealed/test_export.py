@@ -1,8 +1,11 @@
 """Exports: what comes out of a data set is what went in, or they say what they cannot write, and leave nothing."""
 
+import base64
 import csv
 import json
+import re
 import stat
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,6 +24,7 @@ from fastrack import (
     export_samples,
     import_samples,
 )
+from fastrack._samples.blocks import Block
 
 
 @pytest.fixture
@@ -120,6 +124,84 @@ def test_a_target_that_cannot_hold_the_data_is_refused(tmp_path, key, values, su
     with pytest.raises(FormatError, match=told):
         exported(tmp_path / "in", key, suffix)
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_lines_that_would_come_back_as_others_are_refused(tmp_path, key, pa):
+    import_samples(pa.table({"t": ["a", None, ""]}), tmp_path / "nulls", key)
+    with pytest.raises(FormatError, match="sample 1: 't': expected a text, got a null"):
+        exported(tmp_path / "nulls", key, ".txt")
+    import_samples([{"t": "\ufeffx"}, {"t": "\ufeffy"}], tmp_path / "marks", key)
+    with pytest.raises(FormatError, match="sample 0: 't': expected a text, got a byte-order mark"):
+        exported(tmp_path / "marks", key, ".txt")
+
+
+@each("names", [["a;b"], ["a;b", "c"], ["a\tb"], ["\ufeffa"], ["a,b"], ['"a";', "b"]])
+def test_names_with_delimiters_come_back(tmp_path, key, names):
+    path = exported(write(tmp_path / "data", key, {name: ["x;y", "z"] for name in names}), key, ".csv")
+    import_samples(path, tmp_path / "back", key)
+    assert json.loads(exported(tmp_path / "back", key, ".jsonl").read_text().splitlines()[0]) == dict.fromkeys(
+        names, "x;y"
+    )
+
+
+def crafted(folder, key, told, *records):
+    """A data set that says another type of its column than `import_samples` stores."""
+    block = Block.of(records)
+    return write(folder, key, {"x": replace(block, column=replace(block.column, type=told))})
+
+
+def arrow_of(pa, kind, name="json"):
+    return "arrow:" + base64.b64encode(pa.schema([] if kind is None else [pa.field(name, kind)]).serialize()).decode()
+
+
+def test_types_that_are_none_are_refused(tmp_path, key, pa):
+    deep = pa.int8()
+    for _ in range(60):
+        deep = pa.list_(deep)
+    huge = pa.struct([("a", pa.list_(pa.int8(), 2**31 - 1))])
+    told = ["arrow:", "arrow:!!!", "arrow:AAAA", arrow_of(pa, None), arrow_of(pa, deep), arrow_of(pa, huge), "json"]
+    for number, each_told in enumerate(told):
+        folder = crafted(tmp_path / str(number), key, each_told, b"[" * 100_000, b'{"a":null}')
+        for suffix in [".jsonl"] if each_told == "json" else [".parquet", ".arrow", ".jsonl"]:
+            with pytest.raises(FormatError):
+                exported(folder, key, suffix)
+    huge_null = crafted(tmp_path / "null", key, arrow_of(pa, huge), b'{"a":null}')
+    with pytest.raises(FormatError, match="expected values of its type in Arrow"):
+        exported(huge_null, key, ".parquet")
+
+
+@each("suffix", [".csv", ".tsv", ".jsonl"])
+@each(
+    "unit,values,is_told",
+    [
+        ("D", [-719_163], True),
+        ("D", [2_932_897], True),
+        ("D", [-(2**31)], True),
+        ("D", [-719_162, 0, 2_932_896], False),
+        ("s", [253_402_300_800], True),
+        ("s", [-62_135_596_800, 253_402_300_799], False),
+        ("us", [-(2**63)], True),
+        ("us", [2**63 - 1], True),
+        ("ms", [253_402_300_799_999, -62_135_596_800_000], False),
+        ("ns", [-(2**62), 2**62], False),
+        ("ms UTC", [253_402_300_799_999], True),
+        ("ms UTC", [253_402_200_000_000], False),
+    ],
+)
+def test_dates_that_have_no_text_are_refused(tmp_path, key, pa, unit, values, is_told, suffix):
+    unit, _, zone = unit.partition(" ")
+    kind = pa.date32() if unit == "D" else pa.timestamp(unit, zone or None)
+    array = pa.array([*values, None], pa.int32() if unit == "D" else pa.int64()).view(kind)
+    import_samples(pa.table({"when": array}), tmp_path / "data", key)
+    if is_told:
+        with pytest.raises(FormatError, match="column 'when': expected years from 1 to 9999, got others"):
+            exported(tmp_path / "data", key, suffix)
+        return
+    text = exported(tmp_path / "data", key, suffix).read_text()
+    found = [re.search(r"[0-9]{4}-[0-9][^\"]*", line) for line in text.splitlines()]
+    texts = [match[0].rstrip("Z") for match in found if match]
+    back = pa.array(texts).cast(pa.date32() if unit == "D" else pa.timestamp(unit))
+    assert back.view(pa.int32() if unit == "D" else pa.int64()).to_pylist() == values
 
 
 def test_another_suffix_is_no_folder(cities, key):
@@ -358,7 +440,7 @@ def test_files_come_back_by_their_names(tmp_path, key):
     }
 
 
-@each("name", ["../a.csv", "/a.csv", "a.tar"])
+@each("name", ["../a.csv", "/a.csv", "a.tar", "caf\udce9.csv", "con .csv", "COM¹.csv", "conin$.csv", "a/lpt³.csv"])
 def test_a_hostile_name_of_a_file_is_refused(tmp_path, key, name):
     with DatasetWriter(tmp_path / "in", key) as writer:
         writer.write_batch({"text": ["a"]}, file=name)

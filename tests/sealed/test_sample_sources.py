@@ -239,7 +239,17 @@ def test_members_that_are_no_files_are_refused(tmp_path, key):
         (tmp_path / "a.tar").write_bytes(member.tobuf() + bytes(2048))
         with pytest.raises(FormatError, match="regular file"):
             import_samples(tmp_path / "a.tar", tmp_path / "out", key)
-    for members in ([("README", b"")], [(".hidden", b"")], [("a.cls", b"x")], [("a.jpg", b""), ("a.JPG", b"")]):
+    for members in (
+        [("README", b"")],
+        [(".hidden", b"")],
+        [("a.cls", b"x")],
+        [("a.cls", b"1_0")],
+        [("a.cls", "٣".encode())],
+        [("a.cls", b"9" * 5000)],
+        [("a.jpg", b""), ("a.JPG", b"")],
+        [("a.__key__", b"b")],
+        [("a.jpg", b""), ("a.__KEY__", b"b")],
+    ):
         archive(tmp_path / "a.tar", members)
         with pytest.raises(FormatError, match=r"a\.tar"):
             import_samples(tmp_path / "a.tar", tmp_path / "out", key)

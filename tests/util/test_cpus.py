@@ -33,7 +33,14 @@ def v1(quota, period=100_000, group=""):
 
 
 @pytest.mark.parametrize(
-    ("limit", "quota"), [("50000 100000\n", 0.5), ("200000 100000\n", 2.0), ("max 100000\n", None), ("", None)]
+    ("limit", "quota"),
+    [
+        ("50000 100000\n", 0.5),
+        ("200000 100000\n", 2.0),
+        ("max 100000\n", None),
+        ("", None),
+        (f"1{'0' * 400} 1\n", None),
+    ],
 )
 def test_a_quota_of_cgroup2_is_read(machine, limit, quota):
     assert cpu_quota(machine("0::/job\n", V2, **{"job/cpu.max": limit})) == quota

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -342,7 +343,7 @@ def _left_lines(paths: Sequence[str]) -> list[tuple[str, str]]:
         "A command was killed before these were complete, or still writes them. What `unseal` left is plaintext. See "
         "that no fastrack runs there, then remove each with `rm -r`"
     )
-    return [*(("unfinished", path) for path in paths), ("advice", advice)]
+    return [*(("unfinished", shlex.quote(path)) for path in paths), ("advice", advice)]
 
 
 def _describe_quota(quota: float | None) -> str:
