@@ -103,6 +103,7 @@ def test_json_lines(tmp_path, key):
     "line",
     [
         "{", "[]", "{}", "5", "[" * 100_000, b"\xff", '{"a": 1, "b": "\\ud800"}', '{"a.valid": 1}', '{"": 1}',
+        '{"a": 1, "a": 2}', '{"a": {"b": 1, "b": 2}}', '{"a": 1e400}', '{"a": 1e-400}',
     ],
 )  # fmt: skip
 def test_lines_that_do_not_fit_are_named(tmp_path, key, line):
