@@ -38,16 +38,20 @@ _NUMBER_CELLS = re.compile(r"(?:(?=.{0,16}\n)(?:-?(?:0|[1-9][0-9]{0,13})(?:\.[0-
 
 
 def read_files(
-    paths: Iterable[Path], chosen: Sequence[str] | None = None, notes: list[str] | None = None
+    paths: Iterable[Path],
+    chosen: Sequence[str] | None = None,
+    notes: list[str] | None = None,
+    stored: Mapping[str, Column] | None = None,
 ) -> Iterator[Mapping[str, Block]]:
     """Return the batches of files of one header, after a first pass that finds the types of their columns.
 
     notes : takes which columns became text by a cell among numbers
+    stored : columns that the cells are added to, whose types they get if they can
     """
     found: dict[str, int] = {}
     for path in paths:
         with _open(path, chosen, list(found)) as (names, places, batches):
-            found, read = found or dict.fromkeys(names, 0), 0
+            found, read = found or {name: _what_was((stored or {}).get(name)) for name in names}, 0
             for rows in batches:
                 for name, cells in zip(names, _cells(rows, places), strict=True):
                     before = found[name]
@@ -181,6 +185,13 @@ def _fault_of(path: Path) -> FormatError:
 
 def _changed(path: Path) -> FormatError:
     return FormatError(f"{path}: expected a file that stays as it is, got one that changed. Try again")
+
+
+def _what_was(column: Column | None) -> int:
+    """Return what the cells of a stored column were."""
+    if column is None or (column.shape is None and column.type != "text"):
+        return 0
+    return _TEXT if column.type == "text" else {"I64": _INTEGER, "F64": _NUMBER}.get(column.dtype, 0)
 
 
 def _what(cells: Sequence[str]) -> int:

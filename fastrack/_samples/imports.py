@@ -58,7 +58,7 @@ class Import:
     After an error too it tells how far it came.
     """
 
-    open_source: Callable[[], tuple[Files | None, Batches]]
+    open_source: Callable[[Mapping[str, Column]], tuple[Files | None, Batches]]
     folder: Path
     resume: bool = False
     append: bool = False
@@ -168,7 +168,7 @@ class Import:
 
     def _read(self, writer: ImportWriter) -> Iterator[Part]:
         """Open the source, and return its samples in the columns of the folder."""
-        self._files, batches = self._open()
+        self._files, batches = self._open(writer)
         self.file, self.begun, self._number = "", 0, 0
         while True:
             with self._naming_file():
@@ -219,8 +219,8 @@ class Import:
     def _source(self) -> str:
         return "import_samples" if self._files is None or not self._files.paths else str(self._files.paths[0])
 
-    def _open(self) -> tuple[Files | None, Batches]:
-        files, batches = self.open_source()
+    def _open(self, writer: ImportWriter) -> tuple[Files | None, Batches]:
+        files, batches = self.open_source(writer.there.columns)
         if files is not None and self._classes:
             self._require_classes(files.classes)
         return files, batches
@@ -248,7 +248,7 @@ class Import:
 
     def _require_new_files(self, writer: ImportWriter) -> None:
         """Refuse files that the folder has of earlier runs: they would be in it twice, and none can be taken out."""
-        files, _ = self._open()
+        files, _ = self._open(writer)
         if files is None:
             return
         last = {name for part in writer.read_last([_PATH]) for (_, name), _, _ in _names_in(part)}

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fastrack._samples.blocks import VALID, Block, source_columns
+from fastrack._samples.blocks import VALID, Block, Column, source_columns
 from fastrack._samples.text_lines import Line, read_lines
 from fastrack.errors import FormatError
 
@@ -31,8 +31,11 @@ _KINDS: dict[str, frozenset[str]] = {
 }
 
 
-def read_files(paths: Iterable[Path]) -> Iterator[Mapping[str, Block]]:
-    """Return the batches of files, after a first pass that finds what the members of all objects are."""
+def read_files(paths: Iterable[Path], stored: Mapping[str, Column]) -> Iterator[Mapping[str, Block]]:
+    """Return the batches of files, after a first pass that finds what the members of all objects are.
+
+    stored : columns that the values are added to, whose types they get if they can
+    """
     found: dict[str, set[str]] = {}
     counts: Counter[str] = Counter()
     objects = 0
@@ -45,7 +48,7 @@ def read_files(paths: Iterable[Path]) -> Iterator[Mapping[str, Block]]:
                 found.setdefault(name, set()).add(_what_is(value))
             counts.update(members.keys())
             objects += 1
-    kinds = {name: _kind_of(what) for name, what in found.items()}
+    kinds = {name: _kind_of(what, stored.get(name)) for name, what in found.items()}
     nulls = {name for name, what in found.items() if _NULL in what or counts[name] < objects}
     for path in paths:
         for lines in read_lines(path, keep_empty=False):
@@ -97,9 +100,14 @@ def _what_is(value: Any) -> str:
     return {float: _NUMBER, bool: "a truth value", type(None): _NULL}.get(kind, _OTHER)
 
 
-def _kind_of(what: set[str]) -> str:
+def _kind_of(what: set[str], stored: Column | None) -> str:
     """Return the kind of a column. One of empty lists or nulls alone has no type of values, and is kept as JSON."""
     values = what - {_NULL}
+    if stored is not None:
+        kind = {"BOOL": "bool", "I64": "int64", "F64": "float64"}.get(stored.dtype, "")
+        kind = stored.type or (f"lists of {kind}" if stored.shape is None else kind)
+        if kind == "json" or values <= _KINDS.get(kind, frozenset()):
+            return _OTHER if kind == "json" else kind
     if values <= {_EMPTY}:
         return _OTHER
     return next((kind for kind, accepted in _KINDS.items() if values <= accepted), _OTHER)

@@ -27,6 +27,7 @@ class Source:
     skipped : names of files that are passed over, each with the reason
     classes : the number of each class, of a folder of such folders
     notes : remarks on the files, such as columns that became text by a cell
+    stored : columns that the samples are added to: where cells and members do not tell their types, they get those
     """
 
     def __init__(
@@ -35,7 +36,9 @@ class Source:
         skipped: Sequence[tuple[Path, str]] = (),
         root: Path | None = None,
         seen: dict[str, int] | None = None,
+        stored: Mapping[str, Column] | None = None,
     ) -> None:
+        self.stored = stored or {}
         self._seen = {} if seen is None else seen
         self._root = root or Path(os.path.commonpath([path.parent.absolute() for path in paths] or [Path("/")]))
         self.paths, self.current = paths, paths[0] if paths else self._root
@@ -76,10 +79,12 @@ def open_source(
     target: Path | None = None,
     chosen: Sequence[str] | None = None,
     seen: dict[str, int] | None = None,
+    stored: Mapping[str, Column] | None = None,
 ) -> Source:
     """Open a source of samples, and take the chosen columns. `target` is a folder that is not read, but written.
 
     seen : the state of each file, by its path, that an earlier opening of the source left there
+    stored : columns that the samples are added to
 
     Raise FormatError if it is of no kind that can be read, or a chosen column is absent.
     """
@@ -94,11 +99,11 @@ def open_source(
     labels = None
     if len(paths) == 1 and paths[0].is_dir():
         listing = folders.list_folder(paths[0], target)
-        labels, opened = listing.labels, Source(listing.paths, listing.skipped, paths[0], seen)
+        labels, opened = listing.labels, Source(listing.paths, listing.skipped, paths[0], seen, stored)
         for path, label in zip(listing.paths, labels or [], strict=labels is not None):
             opened.classes.setdefault(opened.name_of(path).partition("/")[0], label)
     else:
-        opened = Source(paths, seen=seen)
+        opened = Source(paths, seen=seen, stored=stored)
     for path in opened.paths:
         opened.require_same(path)  # or raises the error for a missing file
     if opened.paths and all(map(folders.is_one_sample, opened.paths)):
@@ -185,10 +190,10 @@ _ADVICE = {  # by the suffix of a file
 }
 
 _READERS: dict[str, Callable[[Source, Sequence[str] | None], Iterator[Batch]]] = {
-    ".csv": lambda files, chosen: csv_files.read_files(files, chosen, files.notes),
-    ".tsv": lambda files, chosen: csv_files.read_files(files, chosen, files.notes),
+    ".csv": lambda files, chosen: csv_files.read_files(files, chosen, files.notes, files.stored),
+    ".tsv": lambda files, chosen: csv_files.read_files(files, chosen, files.notes, files.stored),
     ".txt": lambda files, _: _read_text(files),
-    ".jsonl": lambda files, _: json_lines.read_files(files),
+    ".jsonl": lambda files, _: json_lines.read_files(files, files.stored),
     ".tar": lambda files, _: archives.read_files(files),
     ".parquet": tables.read_files,
     ".arrow": tables.read_files,

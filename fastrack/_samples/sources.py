@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fastrack._keys.keyring import KeyLike
 from fastrack._samples import readers
+from fastrack._samples.blocks import Column
 from fastrack._samples.imports import Batches, Import
 from fastrack._util.locations import locate_local
 from fastrack._util.public import public
@@ -118,8 +119,8 @@ def open_import(source: Any, folder: str | os.PathLike[str], **choices: Any) -> 
     target = locate_local(folder)
     seen: dict[str, int] = {}
 
-    def open_source() -> tuple[readers.Source | None, Batches]:
-        opened = readers.open_source(source, target, choices.get("chosen"), seen)
+    def open_source(stored: Mapping[str, Column]) -> tuple[readers.Source | None, Batches]:
+        opened = readers.open_source(source, target, choices.get("chosen"), seen, stored)
         return (opened if opened.paths else None), opened.batches
 
     return Import(open_source, target, **choices)

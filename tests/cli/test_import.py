@@ -101,7 +101,7 @@ def test_columns_that_became_text_by_a_cell_are_told(cli, key, folder):
     told = ["size is text, as row 3 of my.csv is no number", "age is text, as row 90 of my.csv is no number"]
     lines = cli(f"import my.csv ds {key}").stdout.splitlines()
     assert lines[2:4] == [f"note: {note}" for note in told]
-    assert cli.json(f"import my.csv ds --resume {key}")["notes"] == told
+    assert cli.json(f"import my.csv again {key}")["notes"] == told
 
 
 def test_files_that_are_there_are_left_out_and_told(cli, key, folder):

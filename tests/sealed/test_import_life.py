@@ -26,7 +26,7 @@ import pytest
 from helpers.cases import each
 
 import fastrack
-from fastrack import import_samples, load_file, unseal
+from fastrack import FormatError, import_samples, load_file, unseal
 from fastrack._keys.keyring import KeyRing
 from fastrack._samples import dataset_writer, imports
 from fastrack._samples.stored import read_data_set, shards_in
@@ -500,3 +500,24 @@ def test_of_a_file_that_older_sets_have_twice_the_error_says_so(tmp_path, key, k
     import_samples(tmp_path / "source", tmp_path / "set", key, append=True)
     with pytest.raises(ValueError, match=rf"expected '{name}' once .* got it 2 times"):
         import_samples(tmp_path / "source", tmp_path / "set", key, append=True, skip_existing=True)
+
+
+@each("suffix", [".csv", ".jsonl"])
+def test_appended_values_get_the_types_that_the_data_set_has_if_they_can(tmp_path, key, suffix):
+    def source(number, *rows):
+        path = tmp_path / f"{number}{suffix}"
+        csv = "".join(f"{size},{name}\n" for size, name in rows)
+        lines = "".join(json.dumps({"size": size, "name": name}) + "\n" for size, name in rows)
+        path.write_text(f"size,name\n{csv}" if suffix == ".csv" else lines)
+        return path
+
+    numbers = (7, 8) if suffix == ".csv" else ("7", "8")
+    import_samples(source(1, (1.5, "seven")), tmp_path / "set", key)
+    import_samples(source(2, *((2, number) for number in numbers)), tmp_path / "set", key, append=True)
+    data = fastrack.SealedDataset(
+        tmp_path / "set", keys=key, transform=lambda sample: (float(sample["size"]), sample["name"])
+    )
+    assert list(data) == [(1.5, b"seven"), (2.0, b"7"), (2.0, b"8")]
+    for row in [("many", "seven"), (2**53 + 1, "seven")]:
+        with pytest.raises(FormatError, match="size"):
+            import_samples(source(3, row), tmp_path / "set", key, append=True)
