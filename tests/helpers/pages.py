@@ -19,8 +19,8 @@ from typing import NamedTuple
 _BLOCK = re.compile(
     r"(?:^<!-- not run: ([^\n]*) -->\n)?^```(\w+)\n(.*?)^```$(?:\n+```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL
 )
-# Moments, ids, times and speeds, which no two runs have in common.
-_VARIES = re.compile(r"\b\d{4}-\d\d-\d\dT[\d:+.]+|\b[0-9a-f]{8,}\b|\b\d[\d.,]*(?= ?(?:[mµ]?s|min|[kMG]i?B/s)\b)")
+# Moments, ids, times and speeds with their units, which no two runs have in common.
+_VARIES = re.compile(r"\b\d{4}-\d\d-\d\dT[\d:+.]+|\b[0-9a-f]{8,}\b|\b\d[\d.,]* ?(?:[mµ]?s|min|[kMG]i?B/s)\b")
 
 
 class Block(NamedTuple):
