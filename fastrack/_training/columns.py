@@ -16,6 +16,7 @@ from fastrack._files.reader import SealedFile
 from fastrack._keys.keyring import KeyRing
 from fastrack._samples.about import ABOUT
 from fastrack._samples.blocks import LENGTHS, RECORDS
+from fastrack._samples.data_set import warning_of
 from fastrack._samples.stored import SHARD, read_shards, shards_in
 from fastrack._sealed.indexing import Indices
 from fastrack._training.handles import CombinedDataset, DatasetHandle, record_layout, row_layout, window_layout
@@ -48,19 +49,23 @@ def list_shards(paths: PathLike | Sequence[PathLike], anchor: Anchor | None) -> 
 
 
 def require_places(shards: Shards, keys: KeyRing) -> None:
-    """Refuse shards of a folder that are not what the `DatasetWriter` wrote there; warn if its last run has no end.
+    """Refuse shards of a folder that are not what the `DatasetWriter` wrote there.
 
-    Files of other programs, and of version 0.1, do not tell.
+    Warn if its last run has no end, or if shards do not say their place and no anchor does. Files of other programs
+    have none.
     """
-    if not shards.say_place:
+    if not shards.say_place and not SHARD.fullmatch(Path(str(shards.paths[0])).name):
         return
     opened = (shards.open(index) for index in range(len(shards)))
     data = read_shards(((Path(str(file.path)), file) for file in opened), keys)
     if list(data.file_ids) != [contexts[0].file for contexts in shards.contexts]:
         raise FormatError(f"{shards.paths[0]} or a file beside it was replaced meanwhile. Make the data set again")
-    if data.is_complete is False:
+    folder = Path(str(shards.paths[0])).parent
+    if data.before and not shards.are_anchored:
+        warnings.warn(f"{warning_of(data, folder)}. Open it with an anchor, or import it anew", stacklevel=4)
+    elif data.is_complete is False:
         warnings.warn(
-            f"{Path(str(shards.paths[0])).parent}: the data set of {data.samples} samples is not complete: it is still "
+            f"{folder}: the data set of {data.samples} samples is not complete: it is still "
             "being written, its last run was interrupted, or its last shards are missing. Continue that run, or get "
             "them from its owner",
             stacklevel=4,

@@ -52,7 +52,8 @@ class Shards:
             self._entries = [anchor.sealed_entry(path) for path in self.paths]
         self.opened: list[list[SealedTensor] | None] = []
         self.contexts: list[list[MessageContext]] = []
-        self.say_place = False  # whether a `DatasetWriter` wrote one of them; not in pickles
+        self.are_anchored = anchor is not None  # not in pickles, nor is the next
+        self.say_place = False  # whether a `DatasetWriter` wrote one of them
         first_with: dict[str, Location] = {}
         for shard, (path, file) in enumerate(zip(self.paths, self._open_all(), strict=True)):
             require_samples(file)

@@ -82,6 +82,7 @@ def test_verify_authenticates_all_of_it(cli, key, data):
     cli(f"verify data --file-id 00 {key}", status=2)
 
 
+@pytest.mark.filterwarnings("ignore:.* do not say their order:UserWarning")
 def test_shards_that_do_not_say_their_order_fail_to_verify(cli, key, folder):
     owner = Key.load("owner.key")
     (folder / "old").mkdir()

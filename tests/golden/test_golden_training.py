@@ -9,6 +9,8 @@ from golden_files import opens, owner_key
 
 import fastrack
 
+pytestmark = pytest.mark.filterwarnings("ignore:.* do not say their order:UserWarning")  # data sets of 0.1
+
 # Models and checkpoints.
 
 

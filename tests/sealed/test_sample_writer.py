@@ -400,6 +400,7 @@ def test_a_type_is_kept_and_bytes_among_texts_have_none(tmp_path, key):
             writer.write_batch({"x": days})
 
 
+@pytest.mark.filterwarnings("ignore:.* do not say their order:UserWarning")
 def test_shards_of_version_0_1_are_read_and_continued(tmp_path, key):
     offsets = np.array([0, 1, 3])
     for index in (0, 1):

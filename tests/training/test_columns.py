@@ -511,6 +511,16 @@ def test_a_data_set_without_an_end_is_trained_on_with_a_warning(tmp_path, key):
     assert len(pickle.loads(pickle.dumps(data))) == 4
 
 
+def test_shards_that_do_not_say_their_place_are_trained_on_with_a_warning_unless_none_was_expected_to(tmp_path, key):
+    for folder, name in (("set", "shard-000000"), ("other", "any")):
+        (tmp_path / folder).mkdir()
+        fastrack.save_file({"x": np.arange(4)}, tmp_path / folder / f"{name}.safetensors", key)
+    with pytest.warns(UserWarning, match="set has shards that do not say their order"):
+        SealedDataset(tmp_path / "set", keys=key)
+    for data in (SealedDataset(tmp_path / "other", keys=key), SealedDataset(tmp_path / "set")):
+        assert len(data) == 4
+
+
 def test_a_shard_that_is_replaced_while_places_are_read_is_refused(tmp_path, key, monkeypatch):
     numbered(tmp_path / "other", key, 100)
     numbered(tmp_path / "set", key, 0)
