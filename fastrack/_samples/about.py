@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,15 +59,15 @@ class About:
     @classmethod
     def decode(cls, content: bytes, path: Path) -> About:
         """Return what the tensor of a shard at `path` says; raise FormatError if it has another form."""
-        try:
+        version, about = 1, None
+        with suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
             members = json.loads(content.decode("utf-8", "surrogateescape"))
-            if members.pop("version") != 1:
-                raise FormatError(f"{path}: expected version 1 of {ABOUT}, got another. Update fastrack")
+            version = members.pop("version")
             about = cls(**{**members, "files": tuple((name, count) for name, count in members["files"])})
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            raise _malformed(path) from None
-        if not about._is_valid():
-            raise _malformed(path)
+        if version != 1:
+            raise FormatError(f"{path}: expected version 1 of {ABOUT}, got another. Update fastrack")
+        if about is None or not about._is_valid():
+            raise FormatError(f"{path}: expected {ABOUT} as a DatasetWriter writes it, got another form. Get it again")
         return about
 
     def _is_valid(self) -> bool:
@@ -92,7 +93,3 @@ def read_about(file: SealedFile, keys: KeyRing) -> About | None:
     with OpenMessage(tensor, keys) as message:
         message.read(content)
     return About.decode(content.tobytes(), Path(str(file.path)))
-
-
-def _malformed(path: Path) -> FormatError:
-    return FormatError(f"{path}: expected {ABOUT} as a DatasetWriter writes it, got another form. Get it again")

@@ -29,6 +29,7 @@ import fastrack
 from fastrack import FormatError, import_samples, load_file, unseal
 from fastrack._keys.keyring import KeyRing
 from fastrack._samples import dataset_writer, imports
+from fastrack._samples.about import About
 from fastrack._samples.stored import read_data_set, shards_in
 from fastrack._util import atomic
 
@@ -450,6 +451,7 @@ def test_a_class_keeps_its_label_when_images_are_appended(tmp_path, key):
     assert list(data) == [0, 1, 0, 1, 2]
 
 
+@pytest.mark.filterwarnings("ignore:.* do not say their order:UserWarning")
 def test_a_data_set_of_version_0_1_is_resumed_and_appended_to(tmp_path, key):
     source, more = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     write_jsonl(source, range(4))
@@ -521,3 +523,11 @@ def test_appended_values_get_the_types_that_the_data_set_has_if_they_can(tmp_pat
     for row in [("many", "seven"), (2**53 + 1, "seven")]:
         with pytest.raises(FormatError, match="size"):
             import_samples(source(3, row), tmp_path / "set", key, append=True)
+
+
+def test_a_shard_of_a_later_version_asks_for_an_update_and_not_for_another_copy(tmp_path):
+    content = json.dumps({"version": 2, "anything": []}).encode()
+    with pytest.raises(FormatError, match="Update fastrack"):
+        About.decode(content, tmp_path)
+    with pytest.raises(FormatError, match="Get it again"):
+        About.decode(content.replace(b"2", b"1"), tmp_path)
