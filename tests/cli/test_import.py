@@ -165,8 +165,13 @@ def test_options_that_do_not_go_together_are_bad_usage(cli, key, lines):
     assert "no data set" in cli.error(f"import {lines} out --append {key}")
 
 
-def test_quiet_prints_nothing(cli, key, lines):
+def test_quiet_prints_what_was_left_out_unasked_and_nothing_else(cli, key, folder, lines):
     assert cli(f"import {lines} out --quiet {key}").output == ""
+    (folder / "texts").mkdir()
+    for name in ("a.txt", ".b.txt"):
+        (folder / "texts" / name).write_text("a line\n")
+    assert cli(f"import texts of-texts --quiet {key}").output == "skipped: 1 hidden (.b.txt)\n"
+    assert cli(f"import texts of-texts --append --skip-existing --quiet {key}").output.count("stored already") == 0
 
 
 def test_a_failure_says_how_far_it_came_and_the_command_that_goes_on(cli, key, folder, monkeypatch):

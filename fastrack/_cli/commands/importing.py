@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fastrack._cli.console import clean, pluralize, reporter, tell
+from fastrack._cli.console import clean, pluralize, print_lines, reporter, tell
 from fastrack._cli.files import load_engine, open_ring
 from fastrack._cli.options import Json, KeyFile, Quiet
 from fastrack._util.units import format_size
@@ -70,6 +70,7 @@ def import_(
 
     An interrupted run is kept for --resume, which compares it with SOURCE first.
     """
+    from fastrack._samples.imports import STORED
     from fastrack._samples.sources import open_import
 
     if len(paths) < 2:
@@ -102,6 +103,7 @@ def import_(
     seconds = time.perf_counter() - start
     command = _command(paths, {**given, "--append": append, "--resume": resume}) if dry_run else None
     if quiet and not as_json:
+        print_lines(_list_skipped([each for each in work.skipped if each[1] != STORED]))  # unasked
         return
     tell(
         _report(work, seconds, None if owner is None else owner.id, key, command, _classes_of(work, sources)),
@@ -208,10 +210,7 @@ def _report(
     lines += _list_columns(_describe_columns(work.columns))
     if classes:
         lines.append(_fit("labels: ", [f"{number} {name}" for number, name in enumerate(classes)], more="... {} more"))
-    if work.skipped:
-        reasons = {reason: [name for name, why in work.skipped if why == reason] for _, reason in work.skipped}
-        groups = [f"{len(names)} {why} ({names[0]}{', ...' * (len(names) > 1)})" for why, names in reasons.items()]
-        lines.append(_fit("skipped: ", groups))
+    lines += _list_skipped(work.skipped)
     lines += [f"note: {clean(note)}" for note in work.notes]
     if command is not None:
         return [*lines, f"Nothing was written. Next: {clean(command)}"]
@@ -222,6 +221,13 @@ def _report(
         clean(f"Next: fastrack inspect {shlex.quote(folder)}"),
         clean(f'      in Python: fastrack.SealedDataset("{folder}"{keys})'),
     ]
+
+
+def _list_skipped(skipped: Sequence[tuple[str, str]]) -> list[str]:
+    """Return a line on the files that were left out, by the reason, if there are any."""
+    reasons = {reason: [name for name, why in skipped if why == reason] for _, reason in skipped}
+    groups = [f"{len(names)} {why} ({names[0]}{', ...' * (len(names) > 1)})" for why, names in reasons.items()]
+    return [_fit("skipped: ", groups)] if groups else []
 
 
 def _list_columns(columns: Sequence[tuple[str, str]]) -> list[str]:
