@@ -434,10 +434,8 @@ def _array_of(values: list[Any], kind: Any) -> Any:
         array = pa.FixedSizeListArray.from_arrays(flat, type=plain, mask=mask)
     elif types.is_map(plain) or _is_a_list(plain):
         sizes = np.array([len(value or ()) for value in values], np.int64)
-        items, valid = (
-            [item for value in values for item in value or ()],
-            np.array([v is not None for v in values], bool),
-        )
+        items = [item for value in values for item in value or ()]
+        valid = np.array([value is not None for value in values], np.bool_)
         if types.is_map(plain):
             members = [
                 _array_of([item[i] for item in items], t) for i, t in enumerate((plain.key_type, plain.item_type))

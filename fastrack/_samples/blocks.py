@@ -24,6 +24,8 @@ OFFSETS = ".offsets"
 """Ending of the name of the tensor with their offsets."""
 LENGTHS = ".lengths"
 """Ending of the name under which a sample has the length of its record."""
+PATH, LABEL = "path", "label"
+"""Names of the columns with the path of the file of a sample, and the number of its class."""
 VALID = ".valid"
 """Ending of the name of the column (BOOL, one value a sample) that is False where its column has a null.
 

@@ -17,7 +17,7 @@ import numpy as np
 from fastrack._files.writer import Progress
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._samples.about import About
-from fastrack._samples.blocks import VALID, Block, Column
+from fastrack._samples.blocks import LABEL, PATH, VALID, Block, Column
 from fastrack._samples.data_set import opened_shard, read_headers
 from fastrack._samples.stored import DataSet, read_blocks, read_data_set
 from fastrack._samples.table_files import FORMS, Values, records_of
@@ -33,7 +33,6 @@ from fastrack._util.shown import shown
 from fastrack.errors import FormatError
 
 _FILE, _FOLDER = 0o600, 0o700  # the modes of plaintext
-_PATH, _LABEL = "path", "label"
 # Names that Windows gives to devices, or takes for other names.
 _RESERVED = re.compile(
     r"(?i)(?:con|prn|aux|nul|conin\$|conout\$|(?:com|lpt)[\d¹²³])\s*(?:[.:].*)?|.*[. ]|[a-z]:.*", re.DOTALL
@@ -196,7 +195,7 @@ class _Samples:
 
 def _write_folder(samples: _Samples, columns: dict[str, Column], out: Path) -> None:
     """Write a folder of files: by paths, or those that were imported."""
-    write = _files_by_path(samples, columns) if _PATH in columns else _files_as_imported(samples, columns, out)
+    write = _files_by_path(samples, columns) if PATH in columns else _files_as_imported(samples, columns, out)
     if os.path.lexists(out):
         raise FileExistsError(errno.EEXIST, "exists, and no folder is replaced. Choose another name", str(out))
     with made_parents(out), new_folder(out, mode=_FOLDER) as folder:
@@ -205,8 +204,8 @@ def _write_folder(samples: _Samples, columns: dict[str, Column], out: Path) -> N
 
 def _files_by_path(samples: _Samples, columns: dict[str, Column]) -> Callable[[Path], None]:
     """Return what writes a file for each sample, after all paths were checked."""
-    contents = [name for name in columns if name not in {_PATH, _LABEL}]
-    if len(contents) != 1 or columns[_PATH].shape is not None or columns[_PATH].dtype != "U8":
+    contents = [name for name in columns if name not in {PATH, LABEL}]
+    if len(contents) != 1 or columns[PATH].shape is not None or columns[PATH].dtype != "U8":
         raise FormatError(
             f'exporting files by path: expected the columns "path", of text, and one of their content, got '
             f"{', '.join(map(repr, columns)):.200}. Name two (columns=, --columns), or a target such as out.parquet"
@@ -214,22 +213,22 @@ def _files_by_path(samples: _Samples, columns: dict[str, Column]) -> Callable[[P
     [content] = contents
     paths: list[str] = []
     labels: dict[str, set[int]] = {}
-    checked = [name for name in (_PATH, _LABEL) if name in columns]
+    checked = [name for name in (PATH, LABEL) if name in columns]
     for shard in _Samples(samples.data, samples.ring, samples.anchor, None).values(checked):
-        names = [_decoded(record, len(paths) + index) for index, record in enumerate(records_of(shard[_PATH].block))]
+        names = [_decoded(record, len(paths) + index) for index, record in enumerate(records_of(shard[PATH].block))]
         paths += names
-        if _LABEL in columns:
-            found = arrays.from_bytes(shard[_LABEL].block.data, columns[_LABEL].dtype, (len(names), -1), "numpy")
+        if LABEL in columns:
+            found = arrays.from_bytes(shard[LABEL].block.data, columns[LABEL].dtype, (len(names), -1), "numpy")
             for name, label in zip(names, found[:, 0].tolist(), strict=True):
                 labels.setdefault(name.partition("/")[0], set()).add(label)
     if [labels[name] for name in sorted(labels)] != [{number} for number in range(len(labels))]:
         raise FormatError(
             'exporting files by path: expected as "label" the number of the folder of each file, got other numbers, '
-            f"which would be lost. Leave them out (columns=, --columns {_PATH},{content}), or name a target such as "
+            f"which would be lost. Leave them out (columns=, --columns {PATH},{content}), or name a target such as "
             "out.parquet"
         )
     is_array = columns[content].dtype != "U8" or columns[content].shape is not None
-    _require_names(paths, lambda index: f"sample {index}: {_PATH}", suffix=".npy" if is_array else "")
+    _require_names(paths, lambda index: f"sample {index}: {PATH}", suffix=".npy" if is_array else "")
 
     def write(folder: Path) -> None:
         left = iter(paths)
@@ -298,7 +297,7 @@ def _decoded(record: bytes, index: int) -> str:
     try:
         return record.decode()
     except UnicodeDecodeError:
-        raise FormatError(f"sample {index}: {_PATH}: expected a path in UTF-8, got other bytes. Name a table") from None
+        raise FormatError(f"sample {index}: {PATH}: expected a path in UTF-8, got other bytes. Name a table") from None
 
 
 def _require_names(names: Sequence[str], label: Callable[[int], str], suffix: str = "") -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fastrack._files.importers import read_array_header, refuse_malformed
-from fastrack._samples.blocks import Block
+from fastrack._samples.blocks import LABEL, PATH, Block
 from fastrack._tensors import dtypes
 from fastrack._util.regular_file import open_regular
 from fastrack.errors import FormatError
@@ -73,7 +73,7 @@ def read_files(paths: Iterable[Path], names: Iterable[str], labels: list[int] | 
         )
     read = _read_arrays if True in kinds else _read_images
     for number, (name, columns) in enumerate(zip(names, read(paths), strict=True)):
-        yield {**columns, "path": [name]} | ({} if labels is None else {"label": [labels[number]]})
+        yield {**columns, PATH: [name]} | ({} if labels is None else {LABEL: [labels[number]]})
 
 
 def _list_samples(folder: Path, classes: list[Path], target: Path | None) -> Listing:

@@ -16,7 +16,7 @@ import numpy as np
 
 from fastrack._keys.keyring import KeyLike
 from fastrack._keys.keys import Key
-from fastrack._samples.blocks import Column
+from fastrack._samples.blocks import LABEL, PATH, Column
 from fastrack._samples.import_writer import ImportWriter
 from fastrack._samples.stored import Part, StoredSamples, shards_in
 from fastrack._util.shown import shown
@@ -26,8 +26,6 @@ STORED = "stored already"
 """Why a file is left out that the data set has."""
 
 _HAS_SAMPLES = "Append others (append=True), resume their source (resume=True), or choose another folder"
-_PATH = "path"  # the column with the names of files, in data sets whose samples are files
-_LABEL = "label"  # the column with the numbers of their classes
 _Name = tuple[str, str]  # of a file, after the column that has it: "" if shards tell it
 
 
@@ -108,7 +106,7 @@ class Import:
                     leaves_out |= writer.there.shards[-1][1].left_out  # a run goes on as it began
                 existing: frozenset[_Name] = frozenset()
                 if self.append or leaves_out:
-                    self._classes = _classes_in(writer.read_earlier([_PATH, _LABEL]))
+                    self._classes = _classes_in(writer.read_earlier([PATH, LABEL]))
                 if leaves_out:
                     writer.leave_out_existing()
                     existing = self._find_existing(writer)
@@ -251,9 +249,9 @@ class Import:
         files, _ = self._open(writer)
         if files is None:
             return
-        last = {name for part in writer.read_last([_PATH]) for (_, name), _, _ in _names_in(part)}
+        last = {name for part in writer.read_last([PATH]) for (_, name), _, _ in _names_in(part)}
         added = {files.name_of(path) for path in files.paths} - last
-        earlier = {name for part in writer.read_earlier([_PATH]) for (_, name), _, _ in _names_in(part)}
+        earlier = {name for part in writer.read_earlier([PATH]) for (_, name), _, _ in _names_in(part)}
         if added & earlier:
             expected = "append=: expected new files" if self.append else "resume=: expected its source, and new files"
             raise ValueError(
@@ -296,7 +294,7 @@ class Import:
     def _times(self, writer: ImportWriter, name: _Name) -> int:
         """Return how many of the runs before this one stored a file."""
         runs = {about.run for _, about in writer.there.shards} - {writer.run}
-        parts = ((run, part) for run in runs for part in writer.read_earlier([_PATH], run))
+        parts = ((run, part) for run in runs for part in writer.read_earlier([PATH], run))
         return len({run for run, part in parts for each, _, _ in _names_in(part) if each == name})
 
 
@@ -309,19 +307,19 @@ def _refusal(kind: type[OSError], number: int, message: str) -> OSError:
 
 def _names_in(part: Part) -> Iterator[tuple[_Name, int, int]]:
     """Return the name of each file that samples of a part are of, with the first of these samples and their number."""
-    path = part.blocks.get(_PATH)
+    path = part.blocks.get(PATH)
     if part.file or path is None or path.column != Column("U8", None):
         yield ("", part.file), part.start, part.count
         return
     for index in range(part.start, part.start + part.count):
-        yield (_PATH, path.between(index, index + 1).tobytes().decode("utf-8", "surrogateescape")), index, 1
+        yield (PATH, path.between(index, index + 1).tobytes().decode("utf-8", "surrogateescape")), index, 1
 
 
 def _classes_in(parts: Iterable[Part]) -> dict[str, int]:
     """Return the label of each class, the first folder in the paths of samples; none if paths and labels disagree."""
     classes: dict[str, int] = {}
     for part in parts:
-        labels = part.blocks.get(_LABEL)
+        labels = part.blocks.get(LABEL)
         if part.file or labels is None or labels.column != Column("I64", ()):
             return {}
         for (_, path), at, _ in _names_in(part):

@@ -38,7 +38,7 @@ class Values:
 
     def between(self, start: int, stop: int) -> Values:
         """Return the values of some samples."""
-        return Values(_part(self.block, start, stop), None if self.valid is None else _part(self.valid, start, stop))
+        return Values(self.block.part(start, stop), None if self.valid is None else self.valid.part(start, stop))
 
 
 Batches = Iterable[dict[str, Values]]
@@ -47,11 +47,6 @@ Batches = Iterable[dict[str, Values]]
 def records_of(block: Block) -> Iterator[bytes]:
     """Return the bytes of each record."""
     return (block.between(index, index + 1).tobytes() for index in range(block.count))
-
-
-def _part(block: Block, start: int, stop: int) -> Block:
-    ends = None if block.ends is None else block.ends[start : stop + 1] - block.ends[start]
-    return Block(block.column, block.between(start, stop), stop - start, ends)
 
 
 def _pieces(batches: Batches) -> Iterator[tuple[int, dict[str, Values]]]:
@@ -347,4 +342,4 @@ FORMS: dict[str, Callable[[Any, dict[str, Column], Batches], None]] = {
     ".jsonl": _write_objects,
     ".txt": _write_lines,
 }
-"""What writes columns into a new file, by the suffix of its name."""
+"""Functions that write columns into a new file, by the suffix of its name."""
