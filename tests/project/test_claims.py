@@ -45,7 +45,7 @@ HELD = {
         "docs/attestation.md": ["**Not yet run on a confidential machine.**"],
         "docs/attestation-setup.md": ["**Not yet run on a confidential machine.**"],
     },
-    "nobody outside the project has read the code as an auditor": {
+    "no auditor from outside the project has read the code": {
         "README.md": ["The code has had no external audit"],
         "docs/attestation.md": ["It has had no external audit"],
         "docs/index.md": ["The code has had no external audit"],
