@@ -31,11 +31,12 @@ help:  ## show this list
 demo: $(DEMO_STAMP) $(NATIVE)  ## seal a body of text, open it, train on it, refuse a forgery, compare speeds
 	$(BIN)/fastrack demo
 
-native: $(STAMP) $(NATIVE)  ## make fastrack's machine code in this checkout, if its sources have changed; some ten seconds
+native: $(STAMP) $(NATIVE)  ## make fastrack's machine code in this checkout, if its sources have changed; half a minute
 
-$(NATIVE): $(shell find fastrack/_crypto fastrack/_devices/cuda -name '*.py') | $(DEMO_STAMP) $(LINKER)
+$(NATIVE): $(shell find fastrack/_crypto fastrack/_devices/cuda -name '*.py') $(wildcard kernels/*.cu*) | $(DEMO_STAMP) $(LINKER)
 	@test -e $@ || echo "fastrack's machine code is made once, in some fifteen seconds:"
 	@$(if $(LINKER),$(WITH_ZIGLANG)) $(BIN)/python -m fastrack._crypto.native
+	@$(BIN)/python -m fastrack._devices.cuda.cubins  # where there is NVRTC; else CuPy compiles them when a GPU is opened
 
 # Two processes, as many tests use threads themselves. The tests of a file stay together and share what it compiles; the
 # order is that of tests/conftest.py.
@@ -266,7 +267,7 @@ environments: $(STAMP)  ## install the wheel of dist/ beside other packages by p
 
 clean:  ## remove what was built, .venv included
 	rm -rf .venv .venv-* .ziglang .dist .fuzz .gpu-kit .nvrtc build dist docs/_build .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache \
-		.coverage* .import_linter_cache $(NATIVE)
+		.coverage* .import_linter_cache $(NATIVE) fastrack/kernels
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What the demo runs, and so a user: `make test` adds the rest, in the same environment. The machine code follows, as a target of

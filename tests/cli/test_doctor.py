@@ -188,6 +188,14 @@ def test_a_gpu_that_cannot_be_used_is_told_with_what_to_install(cli, monkeypatch
     assert "fastrack-io[cu13]" in said
 
 
+def test_who_compiled_the_kernels_is_told(cli, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml())
+    check = CudaCheck(True, None, "fastrack's build, for sm_90")
+    monkeypatch.setattr("fastrack._cli.commands.doctor.check_cuda", lambda: check)
+    assert "kernels       compiled by fastrack's build, for sm_90" in cli("doctor").stdout
+    assert cli.json("doctor")["cuda"]["kernels"] == check.kernels
+
+
 def test_the_test_of_a_gpu_knows_a_device_that_works(monkeypatch):
     monkeypatch.setattr("fastrack._transfer.channel.canonical", lambda device: "cpu")
     assert check_cuda() == CudaCheck(True, None)

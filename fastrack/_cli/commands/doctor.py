@@ -317,6 +317,7 @@ def _gpu_lines(graphics: Graphics, cuda: CudaCheck | None) -> list[tuple[str, st
     lines = [("driver", graphics.driver or "unknown version"), *((f"GPU {n}", gpu) for n, gpu in enumerate(gpus))]
     if cuda is not None:
         lines.append(("self-test", "ok against the host" if cuda.usable else f"not usable: {cuda.problem}"))
+        lines += [("kernels", f"compiled by {cuda.kernels}")] if cuda.kernels else []
     mode = graphics.confidential
     lines.append(("confidential", _word(mode.enabled, "on", "off")))
     if mode.environment is not None:

@@ -30,6 +30,7 @@ class CudaCheck:
 
     usable: bool
     problem: str | None
+    kernels: str | None = None  # who compiled them, and why what comes with fastrack was not used
 
 
 def check_engine(engine: Any = None) -> EngineCheck:
@@ -83,23 +84,24 @@ def check_cuda() -> CudaCheck:
     message = np.frombuffer(sealed.message, np.uint8).copy()
     message[_SIZE // 2] ^= 1
     problem = "it opens a chunk that was altered"
-    forged = False
+    forged, kernels = False, None
     try:
         with Channel("cuda", keys=key) as channel:
+            kernels = getattr(channel._device, "compiled_by", None)  # noqa: SLF001 - for those who look after the machine
             back = channel.to_host(channel.to_device(sealed), key=key)
             if not np.array_equal(unseal(back, key, framework="numpy"), plain):
-                return CudaCheck(usable=False, problem="it returned other bytes than it was given")
+                return CudaCheck(usable=False, problem="it returned other bytes than it was given", kernels=kernels)
             forged = True
             channel.to_device(SealedTensor(sealed.context, message, key.id))
     except AuthenticationError as error:
         if forged and error.chunk == (_SIZE // 2 - HEADER_SIZE) // SEALED_CHUNK_SIZE:
-            return CudaCheck(usable=True, problem=None)
+            return CudaCheck(usable=True, problem=None, kernels=kernels)
         problem = str(error)
     except FastrackError as error:
         problem = str(error)
     finally:
         key.wipe()
-    return CudaCheck(usable=False, problem=problem)
+    return CudaCheck(usable=False, problem=problem, kernels=kernels)
 
 
 def _compare(engine: Any, schedule: Any, key: Any, plain: Any, sealed: Any, opened: Any) -> str | None:

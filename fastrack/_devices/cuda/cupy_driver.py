@@ -19,7 +19,7 @@ from fastrack._devices.cuda.captures import BesideCaptures
 from fastrack._devices.cuda.commands import NAMES, Commands, Function
 from fastrack._devices.cuda.driver import View
 from fastrack._devices.cuda.native import STOPPED, Native, find_functions
-from fastrack._devices.cuda.nvrtc import Kernels, compile_kernels, find_kernels
+from fastrack._devices.cuda.nvrtc import Kernels, compile_kernels, find_kernels, load_kernels
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Framework
 from fastrack._util.fork import after_fork
@@ -243,16 +243,26 @@ class CupyDriver:
             )
 
     def _compile(self, sources: Kernels) -> tuple[Any, dict[str, Function]]:
+        major, minor = (self.runtime.deviceGetAttribute(number, self.index) for number in (_MAJOR, _MINOR))
+        built, self.compiled_by = load_kernels(self._cupy, sources, (major, minor))
+        if built:
+            return built
+        why, nvrtc = self.compiled_by, "NVRTC"
         try:
+            nvrtc = f"NVRTC {'.'.join(map(str, self._cupy.cuda.nvrtc.getVersion()))}"
+            self.compiled_by = f"{nvrtc} on this machine; {why}"
             return compile_kernels(self._cupy, sources)
-        except (*self._errors, DeviceError):
+        except DeviceError:
             raise
         except Exception as error:
-            # The type varies: errors of the compiler, and others if its library is missing.
+            if getattr(error, "status", None) == _NO_MEMORY:
+                raise
+            # The type varies: errors of the compiler, of the driver for its code, others if a library is missing.
             lines = "\n".join(str(error).splitlines()[:8])
             raise DeviceError(
-                f"{self.name} cannot be used: its kernels do not compile; "
-                f"if the compiler is missing, {_INSTALL}\n{lines}"
+                f"{self.name} cannot be used: expected kernels for its compute capability {major}.{minor}, got none: "
+                f"{why}; {nvrtc} did not compile them for it. Install a later driver, or an NVRTC that knows this GPU "
+                f"(from 10.0 on that is 12.8 or later): {_INSTALL}\n{lines}"
             ) from error
 
     def _open_native(self) -> Native:

@@ -51,6 +51,11 @@ class CudaDevice:
         copiers = threads or default_threads()
         self._resources = Resources(self._pipeline, self._states, get_engine(threads=1), self._session, blocks, copiers)
 
+    @property
+    def compiled_by(self) -> str:
+        """Who compiled the kernels, and why what comes with fastrack was not used."""
+        return self._pipeline.driver.compiled_by
+
     def framework(self, requested: Framework | None, source: Framework | None) -> Framework:
         if requested == "numpy":
             raise DeviceError(

@@ -45,6 +45,7 @@ class Driver(Protocol):
     multiprocessors: int
     confidential: bool  # in confidential mode an asynchronous copy blocks the thread that issues it
     functions: Mapping[str, Function]  # the kernels, by name
+    compiled_by: str  # who compiled them, and why what comes with fastrack was not used
 
     def host(self, size: int) -> Bytes:
         """Allocate `size` bytes of page-locked host memory, freed after its last reference is dropped."""
