@@ -12,7 +12,7 @@ class Plan:
     """Sizes are bytes of plaintext, shares of the multiprocessors."""
 
     link_sizes: tuple[int, ...] = (4 * KIB, 64 * KIB, MIB, 8 * MIB, 256 * MIB)
-    fill_threads: tuple[int, ...] = (1, 2, 4, 8, 12, 16)
+    fill_threads: tuple[int, ...] = (1, 2, 4, 6, 8, 12, 16, 24, 32)
     latency_sizes: tuple[int, ...] = (4 * KIB, 64 * KIB, MIB, 8 * MIB, 64 * MIB)
     kernel_sizes: tuple[int, ...] = (MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB, GIB)
     kernel_shares: tuple[float, ...] = (1, 1 / 2, 1 / 4)
