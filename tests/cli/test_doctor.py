@@ -218,7 +218,7 @@ def test_a_gpu_is_told_with_its_numa_node_and_with_what_to_do_if_no_cpu_is_there
 def test_copies_are_told_where_they_were_compared_and_connections_where_they_are_few(cli, monkeypatch):
     graphics = Graphics(driver="580", gpus=(Gpu("H100", 80 << 30),))
     monkeypatch.setattr(doctor_module, "read_graphics", lambda: graphics)
-    monkeypatch.setattr(doctor_module, "check_cuda", lambda: CudaCheck(True, None, (3.14, 4.0)))
+    monkeypatch.setattr(doctor_module, "check_cuda", lambda: CudaCheck(True, None, copies=(3.14, 4.0)))
     monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
     said = cli("doctor").stdout
     assert "copies        page-locked memory 3.1, pageable 4.0 GB/s, there and back" in said
