@@ -110,7 +110,7 @@ STAGES ?=
 OUT ?= bench/results
 SECONDS ?= 540
 
-gpu:  ## check and measure on a GPU: STAGES="first tests memcheck variants figures loop profile" OUT=folder SECONDS=540
+gpu:  ## check and measure on a GPU: STAGES="first variants profile tests memcheck figures loop" OUT=folder SECONDS=540
 	$(GPU_PYTHON) -m bench.gpu $(if $(STAGES),--stages $(STAGES)) --out $(OUT) --seconds $(SECONDS) $(GPU_OPTIONS)
 
 KIT ?= .gpu-kit

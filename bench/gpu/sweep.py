@@ -10,7 +10,6 @@ from bench.gpu.host_data import Pair
 from bench.gpu.plan import fraction, size_of
 from bench.gpu.timing import Row, interleave, wall
 from fastrack._crypto.workers import default_threads
-from fastrack._devices.cuda.device import MAX_COPIERS
 
 PATH = "to_device, sealed"
 
@@ -34,7 +33,7 @@ def _vary(gpu, plan, pair, setting, values):
             move = pair.mover(stack.enter_context(channel_on(gpu.driver, pair.key, **{setting: value})))
             runs[value] = lambda number, move=move: wall(move, number)
         measured = interleave(runs, plan)
-    others = {**DEFAULTS, "share": "1", "threads": min(default_threads(), MAX_COPIERS)}
+    others = {**DEFAULTS, "share": "1", "threads": min(default_threads(), DEFAULTS["threads"])}
     for value, times in measured.items():
         settings = {**others, setting: fraction(value) if setting == "share" else value}
         yield Row("sweep", PATH, pair.size, times, {"varied": setting, **settings})

@@ -127,19 +127,20 @@ def _gpu(queries: _Queries, index: int, root: Path) -> Gpu:
         name,
         None if memory is None else int(memory.total),
         None if chain is None else chain is not False,
-        *_numa_node(place, root),
+        *numa_node("" if place is None else f"{place.domain:04x}:{place.bus:02x}:{place.device:02x}.0", root),
     )
 
 
-def _numa_node(place: Any, root: Path) -> tuple[int | None, bool | None]:
-    """Return the NUMA node of a PCI device, and whether this process may run there; see numa(7)."""
+def numa_node(bus: str, root: Path = ROOT) -> tuple[int | None, bool | None]:
+    """Return the NUMA node of a device by its PCI address, 0000:1b:00.0, and whether this process may run there.
+
+    Both are None for a device of no node; see numa(7).
+    """
     try:
-        # The kernel writes the domain in four digits and small letters, and -1 for a device of no node.
-        folder = root / "sys/bus/pci/devices" / f"{place.domain:04x}:{place.bus:02x}:{place.device:02x}.0"
-        node = int((folder / "numa_node").read_text())
+        node = int((root / "sys/bus/pci/devices" / bus / "numa_node").read_text())  # -1 for none
         ranges = (root / f"sys/devices/system/node/node{node}/cpulist").read_text().strip().split(",")
         bounds = [[int(number) for number in bound.split("-")] for bound in ranges if bound]
-    except (AttributeError, OSError, ValueError):  # no answer, no such device here, or one of no node
+    except (OSError, ValueError):  # no such device here, or one of no node
         return None, None
     near = any(bound[0] <= cpu <= bound[-1] for bound in bounds for cpu in os.sched_getaffinity(0))
     return node, near
