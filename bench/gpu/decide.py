@@ -125,7 +125,7 @@ def decide(rows):
         told = {str(value): float(f"{figure:.4g}") for value, figure in figures.items()}
         value = present if chosen is None else chosen
         decisions[name] = {"present": present, "value": value, "measured": chosen is not None, "change": line}
-        decisions[name] |= {"rule": rule.__doc__, "figures": told}
+        decisions[name] |= {"rule": rule.__doc__.removeprefix("Choose "), "figures": told}
     return decisions
 
 

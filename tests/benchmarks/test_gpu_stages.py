@@ -319,6 +319,46 @@ def script(tmp_path, text, name="compute-sanitizer"):
     return str(path)
 
 
+REPORT = """
+GPU 00000000:1B:00.0
+    Product Name                          : NVIDIA H100 80GB HBM3
+    Serial Number                         : 1650123456789
+    GPU UUID                              : GPU-0b1c-2d3e
+    VBIOS Version                         : 96.00.74.00.01
+    Performance State                     : P0
+        Name                              : /home/someone/bin/python
+"""
+
+
+def test_the_report_of_the_driver_does_not_tell_a_gpu_from_others(monkeypatch, tmp_path):
+    script(tmp_path, f"assert sys.argv[1:] == ['-q']; print({REPORT!r})", "nvidia-smi")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    kept = "".join(first.read_report())
+    assert "Performance State" in kept
+    for word in ("165012", "GPU-0b", "96.00", "someone"):
+        assert word in REPORT
+        assert word not in kept
+
+
+def test_clocks_are_noted_as_long_as_a_stage_runs(monkeypatch, tmp_path):
+    text = """
+path = sys.argv[sys.argv.index("-f") + 1]
+assert sys.argv[sys.argv.index("-i") + 1] == "0000:1b:00.0" and sys.argv[sys.argv.index("-lms") + 1] == "100"
+while True: open(path, "a").write(f"{os.getpid()}\\n"); time.sleep(0.01)
+"""
+    script(tmp_path, text, "nvidia-smi")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    notes = tmp_path / "notes.csv"
+    with processes.watch("0000:1b:00.0", notes):
+        while not (notes.exists() and notes.stat().st_size):
+            time.sleep(0.01)
+    assert is_gone(notes.read_text().split()[0])
+    monkeypatch.setenv("PATH", "")
+    with processes.watch("0000:1b:00.0", tmp_path / "none.csv"):
+        pass
+    assert not (tmp_path / "none.csv").exists()
+
+
 SUMMARY = 'print("==== ERROR SUMMARY: 1 error");'
 
 

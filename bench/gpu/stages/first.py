@@ -12,7 +12,7 @@ from bench.gpu.processes import run as run_process
 
 _QUERY = "driver_version,pcie.link.gen.current,pcie.link.gen.max,pcie.link.width.current,clocks.sm,clocks.max.sm"
 _QUERY += ",power.limit,mig.mode.current"
-_TELLING = re.compile(r"UUID|Serial|Host|Name  |Process|PDI|Bus Id|GUID")
+_TELLING = re.compile(r"UUID|Serial|Host|Name  |Process|PDI|Bus Id|GUID|VBIOS")
 
 
 def run(stage):
