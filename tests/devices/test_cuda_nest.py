@@ -254,7 +254,7 @@ def begin(device, driver, sizes):
     chunks = [HostMemory.of(message.sealed) for message in messages]
     none = [None] * len(sizes)
     keys = MessageKeys.of([message.key() for message in messages])
-    return device.begin(Messages(keys, sizes, views, chunks, none, none))
+    return device.begin(Messages(keys, sizes, views, chunks, none, none, none))
 
 
 def run(message, size, offset=0, first=0):
