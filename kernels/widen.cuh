@@ -110,9 +110,9 @@ __device__ __forceinline__ Widened place_of(const Widening& segment, u32 index, 
     return {segment, segment.target + 2ull * CHUNK * index};
 }
 
-// Stores the `size` values of block `block`.
-__device__ __forceinline__ void store_block(const Widened& place, int block, uint4 values, u32 size, const Shared* shared,
-                                            int side) {
+// Stores the `size` values of block `block`, or zeros unless `good` is all ones.
+__device__ __forceinline__ void store_block(const Widened& place, int block, uint4 values, u32 size, u32 good,
+                                            const Shared* shared, int side) {
     const Format format = Format::of(place.widening.kind % SCALES_BF16);
     u8* target = place.target + 32 * block;
     const bool share_a_scale = ((place.widening.columns.value | place.widening.columns_a_scale.value) & 15) == 0;
@@ -123,8 +123,8 @@ __device__ __forceinline__ void store_block(const Widened& place, int block, uin
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             const u32 word = words[i / 2] << 16 - 16 * (i & 1);
-            wide[i] = __byte_perm(to_bf16(times(format.value(word << 8), scale)),
-                                  to_bf16(times(format.value(word), scale)), 0x7632);
+            const u32 low = to_bf16(times(format.value(word << 8), scale));
+            wide[i] = __byte_perm(low, to_bf16(times(format.value(word), scale)), 0x7632) & good;
         }
         reinterpret_cast<uint4*>(target)[0] = make_uint4(wide[0], wide[1], wide[2], wide[3]);
         reinterpret_cast<uint4*>(target)[1] = make_uint4(wide[4], wide[5], wide[6], wide[7]);
@@ -132,8 +132,7 @@ __device__ __forceinline__ void store_block(const Widened& place, int block, uin
     }
 #pragma unroll 1
     for (u32 i = 0; i < size; ++i) {
-        const float value = format.value(byte_of(values, i) << 24);
-        reinterpret_cast<unsigned short*>(target)[i] =
-            static_cast<unsigned short>(to_bf16(times(value, place.scale(shared, 16 * block + i, side))) >> 16);
+        const float product = times(format.value(byte_of(values, i) << 24), place.scale(shared, 16 * block + i, side));
+        reinterpret_cast<unsigned short*>(target)[i] = static_cast<unsigned short>((to_bf16(product) & good) >> 16);
     }
 }

@@ -401,8 +401,9 @@ class FakeArray:
         self.shape = tuple(shape)
         self.nbytes = self.dtype.itemsize * int(np.prod(self.shape))
         self.stream = stream or driver.user
-        self._memory = FakeMemory(driver.space, self.nbytes + 1)  # at an odd address, as a slice of another may be
-        self.pointer = self._memory.pointer + 1
+        before = self.dtype.itemsize  # such as the address of a slice of another
+        self._memory = FakeMemory(driver.space, before + self.nbytes)
+        self.pointer = self._memory.pointer + before
 
 
 @dataclass(eq=False)
