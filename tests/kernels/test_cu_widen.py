@@ -143,7 +143,11 @@ def test_segments_of_several_messages_are_widened_each_by_its_own_scales(host, k
 def test_a_divisor_divides_every_number_below_two_gibi(value):
     _, times, shift = Divisor.of(value)
     assert times < 2**32
-    numbers = [*range(100), *range(2**31 - 100, 2**31), *(n * value + d for n in (1, 5, 2**31 // value) for d in (-1, 0))]
+    numbers = [
+        *range(100),
+        *range(2**31 - 100, 2**31),
+        *(n * value + d for n in (1, 5, 2**31 // value) for d in (-1, 0)),
+    ]
     assert all(number * times >> shift == number // value for number in numbers if 0 <= number < 2**31)
 
 
