@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from bench.gpu.widened import FORMATS, places, scales_of, widened
 from helpers.cuda_rig import Message, within
 from helpers.fake_cuda import MODES, FakeDriver
 
+from bench.gpu.widened import FORMATS, places, scales_of, widened
 from fastrack._crypto.base import HostMemory, Messages, Scaling
 from fastrack._crypto.cobblestone import segment_size
 from fastrack._crypto.gather import GatherPlan
@@ -24,11 +24,11 @@ def pair(seed, bits=256, dtype="F32", rows=ROWS):
     """A message of scales, one for each row, and the message of its values."""
     scales = Message((4 if dtype == "F32" else 2) * rows, bits, 2 * seed)
     if dtype == "F32":  # any bytes are values, but few are scales
-        scales = described(scales, np.random.default_rng(seed).normal(0, 2, rows).astype(np.float32), seed)
+        scales = described(scales, np.random.default_rng(seed).normal(0, 2, rows).astype(np.float32))
     return scales, Message(rows * COLUMNS, bits, 2 * seed + 1)
 
 
-def described(message, content, seed):
+def described(message, content):
     """A message of other content, under the same key."""
     from fastrack._crypto.engine import get_engine
 

@@ -7,9 +7,9 @@ import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from bench.gpu.widened import FORMATS, places, scales_of, widened
 from fastrack._crypto.cobblestone import chunk_nonce
 from fastrack.format import CHUNK_SIZE, MAX_CHUNKS, SEALED_CHUNK_SIZE, TAG_SIZE
-from bench.gpu.widened import FORMATS, places, scales_of, widened
 
 STATE, KEY = 8704, 48
 SCALARS = {"prepare": 5, "open": 6, "seal": 6, "gather": 11, "widen": 6}  # arguments of a kernel before its table

@@ -1,18 +1,18 @@
-"""Values that the CUDA kernels open and widen in one launch, against opening, torch's or Python's numbers, and NumPy."""
+"""Values that the CUDA kernels open and widen in one launch, against Python's numbers, NumPy and torch."""
 
 import numpy as np
 import pytest
-from bench.gpu.widened import FORMATS, VALUES, places, scales_of, to_bf16, widened
 from helpers import reference
 from helpers.cases import each
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, noise
 from helpers.runs import flip
 
+from bench.gpu.widened import FORMATS, VALUES, places, scales_of, to_bf16, widened
 from fastrack._crypto.base import HostMemory, Scaling
 from fastrack._devices.cuda.table import MAX_WIDENINGS, Divisor, name_of, pack_table
 from fastrack._devices.cuda.widening import widening_of
 
-# Among them subnormal scales, products that are subnormal, that overflow or lie between two BF16, and what is no number.
+# Among them subnormal scales, subnormal products, those that overflow or lie between two BF16, and what is no number.
 SCALES = [1.0, -1.0, 0.0, -0.0, 0.1, 1 / 3, 448.0, 1.00390625, 2.0**-126, 3e-39, 1e-45, 2.0**-133, 7.7e-40]
 SCALES += [2.0**120, 3.3e38, float("inf"), float("-inf"), float("nan"), 1 + 2**-8, 1 + 2**-7 + 2**-8, 1.00390637]
 
