@@ -335,7 +335,7 @@ class Channel:
                 message = arrays.empty_bytes(message_size(nbytes))
                 message[:HEADER_SIZE] = header
                 sealed = HostMemory.of(message[HEADER_SIZE:], writable=True)
-                messages = Messages(keys, [nbytes], [memory], [sealed], [None], [None])
+                messages = Messages(keys, [nbytes], [memory], [sealed], [None], [None], [None])
                 self._move(messages, record, "seal").result()
         finally:
             keys.wipe()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-from fastrack._crypto.base import HostMemory, Messages
+from fastrack._crypto.base import HostMemory, Messages, Scaling
 from fastrack._crypto.gather import EvenRanges, GatherPlan, LazyRanges
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.session import Session
@@ -256,7 +256,9 @@ class Opened:
         if inputs.is_filling:
             inputs.require_apart(targets, sources)
         memories = list(map(targets.__getitem__, self._of))
-        return Messages(self.keys, nbytes, memories, sealed, plain, plans), outputs, targets, total
+        scalings: list[Scaling | None] = [None] * len(sources)
+        messages = Messages(self.keys, nbytes, memories, sealed, plain, plans, scalings)
+        return messages, outputs, targets, total
 
     def name(self, message: int) -> Name:
         """Return the name and the path of the tensor of a message; (None, None) for an array."""

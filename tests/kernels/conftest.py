@@ -9,7 +9,14 @@ device, gpu = gpu_suite.device, gpu_suite.gpu  # fixtures
 ON_BOTH = {"test_cu_chunks", "test_cu_gather", "test_cu_vectors"}
 # Which run on the shim with `clmad`, too.
 CLMAD = "test_a_run_of_chunks_opens_and_seals_under_any_number", "test_every_byte_of_a_tag_counts_and_of_one_every_bit"
-FEW_KEYS = "test_cu_gather", "test_cu_segments", "the_lowest_bad_number", "every_byte_of_a_tag"
+FEW_KEYS = (
+    "test_cu_gather",
+    "test_cu_segments",
+    "each_value_meets",
+    "of_any_length_is_widened",
+    "the_lowest_bad_number",
+    "every_byte_of_a_tag",
+)
 
 
 @pytest.fixture(scope="session")

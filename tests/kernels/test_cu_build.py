@@ -133,13 +133,14 @@ def test_every_kernel_is_there_and_two_blocks_share_a_multiprocessor(reports, ar
             assert usage.registers <= (ALONE if name == "prepare" else REGISTERS), case
             assert usage.shared == 0, case
             assert usage.stack <= SPILLED.get(name, 8), case
-            if architecture in ARCHITECTURES and name.startswith(("open", "seal")):
+            if architecture in ARCHITECTURES and name.startswith(("open", "seal", "widen")):
                 assert (usage.stack, usage.stores, usage.loads) == (0, 0, 0), case
 
 
 def test_the_sizes_are_plain_numbers_and_the_shared_memory_fits_a_multiprocessor():
     sizes = constants(SOURCE)
     names = {"THREADS", "STATE_BYTES", "SHARED_BYTES", "GATHER_SHARED_BYTES", "KEY_BYTES", "SEGMENT_BYTES", "SEGMENTS"}
+    names |= {"WIDENING_BYTES", "WIDENINGS"}
     assert set(sizes) == names
     assert sizes["STATE_BYTES"] % 16 == 0
     assert sizes["THREADS"] == 512
@@ -157,6 +158,8 @@ def test_what_runs_on_the_host_is_all_there_is():
         if path.name == "ghash.cuh":
             code = code.replace('asm("clmad.lo.u64 ', "").replace('asm("clmad.hi.u64 ', "")
             code = re.sub(r"^#elif( (\|\| )?__CUDA_ARCH__ == \d+)+$", "", code, flags=re.MULTILINE)
+        if path.name == "widen.cuh":  # two instructions with twins, which no option turns into others
+            code = code.replace('asm("mul.rn.f32 ', "").replace('asm("fma.rn.f32 ', "")
         assert not re.findall(r"\basm\b|__CUDA_ARCH__", code), path.name
 
 

@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <math.h>
+
 #define FASTRACK_SHIM 1
 
 #define __global__
@@ -129,6 +131,18 @@ inline unsigned __funnelshift_l(unsigned low, unsigned high, unsigned shift) {
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
     unsigned long long both = static_cast<unsigned long long>(high) << 32 | low;
     return static_cast<unsigned>(both >> (shift & 31));
+}
+
+inline float __uint_as_float(unsigned bits) {
+    float value;
+    __builtin_memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+inline unsigned __float_as_uint(float value) {
+    unsigned bits;
+    __builtin_memcpy(&bits, &value, sizeof bits);
+    return bits;
 }
 
 inline unsigned __brev(unsigned value) {
