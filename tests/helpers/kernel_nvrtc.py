@@ -36,10 +36,10 @@ class Nvrtc:
             ctypes.CDLL(str(builtins))
         library = ctypes.CDLL(str(path))
         library.nvrtcGetErrorString.restype = ctypes.c_char_p
-        return cls(library, _version(path))
+        return cls(library, version_of(path))
 
-    def compile(self, source, architecture, folder, options=()):
-        """Compile a source for an architecture such as "sm_90": the cubin, and what the compiler reports."""
+    def compile(self, source, architecture, folder, options=(), what="CUBIN"):
+        """Compile a source for an architecture such as "sm_90": the cubin or PTX, and what is reported."""
         program = ctypes.c_void_p()
         code = source.read_text().encode()
         self._check("nvrtcCreateProgram", ctypes.byref(program), code, source.name.encode(), 0, None, None)
@@ -49,7 +49,7 @@ class Nvrtc:
             status = self.library.nvrtcCompileProgram(program, len(given), array)
             log = self._bytes(program, "ProgramLog").rstrip(b"\0").decode()
             assert status == 0, f"{source}: {log}"
-            return self._bytes(program, "CUBIN"), log
+            return self._bytes(program, what), log
         finally:
             self.library.nvrtcDestroyProgram(ctypes.byref(program))
 
@@ -90,9 +90,9 @@ def find_libraries():
     return [*installed, *(path for path in named if NAME.search(path.name))]
 
 
-def _version(path):
+def version_of(path):
     """Return the version with its third number, which only the metadata of the wheel tells."""
     for folder in path.parents[2:5]:
-        for found in folder.glob("nvidia_cuda_nvrtc-*.dist-info"):
-            return found.name.removeprefix("nvidia_cuda_nvrtc-").removesuffix(".dist-info")
+        for found in folder.glob("nvidia_cuda_nvrtc*-*.dist-info"):  # that of CUDA 12 has another name
+            return found.name.removesuffix(".dist-info").partition("-")[2]
     return path.name
