@@ -35,22 +35,12 @@ class Gpu:
 
         from fastrack._devices.cuda import cupy_driver
 
-        self._cupy, self._candidate = cupy, candidate
+        self._cupy = cupy
         self.resident = candidate.blocks if candidate else Gpu.resident
         self.index = int(device.removeprefix("cuda:"))
         with patch.object(cupy_driver, "find_kernels", lambda: candidate.kernels) if candidate else nullcontext():
             self.driver = cupy_driver.CupyDriver(self.index)
         cupy.cuda.runtime.setDevice(self.index)
-
-    @property
-    def state_size(self):
-        """Bytes of the state of a key."""
-        from fastrack._devices.cuda.buffers import STATE_SIZE  # late: missing packages are reported without NumPy too
-
-        return self._candidate.kernels.constants["STATE_BYTES"] if self._candidate else STATE_SIZE
-
-    def extend_state(self, state):
-        return self._candidate.extend_state(state) if self._candidate else state
 
     def kernels(self):
         """Return the resources of each kernel, by name: registers and local bytes a thread, blocks a multiprocessor."""

@@ -84,13 +84,13 @@ class ByteRuns:
         self._launches = Launches(gpu)
 
     def prepare(self, key, nonce):
-        """Have the device expand a message key, and return its state, extended for a candidate."""
+        """Have the device expand a message key, and return its state."""
         gpu, bits = self._launches.gpu, 8 * len(key)
         kind = (bits + (_POWERS << 16)).to_bytes(4, "little")
         row = self._fenced(KEY_SIZE, (key + nonce).ljust(KEY_SIZE - len(kind), b"\0") + kind)
-        whole = self._fenced(gpu.state_size, bytes(gpu.state_size))
+        whole = self._fenced(STATE_SIZE, bytes(STATE_SIZE))
         gpu.launch("prepare", 1, (row.pointer, whole.pointer, 0, 0, 1), self._launches.stream)
-        return State(np.frombuffer(gpu.extend_state(whole.content()[:STATE_SIZE]), np.uint8), bits)
+        return State(np.frombuffer(whole.content(), np.uint8), bits)
 
     def open_run(self, state, sealed, first=0, *, blocks=1, offset=0, verdict=GOOD, seed=None):
         """Open a run of chunks: the lowest bad number or None, and the plaintext."""

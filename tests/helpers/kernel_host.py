@@ -45,14 +45,17 @@ class LaunchError(AssertionError):
     """An error that the shim finds in a kernel: a divergent barrier, a race, an access out of bounds."""
 
 
-def build(source, folder, variant="watched"):
-    """Compile a .cu file into a library in `folder`, or take the one that is there: its path."""
+def build(source, folder, variant="watched", clmad=0):
+    """Compile a .cu file into a library in `folder`, or take the one that is there: its path.
+
+    `clmad` is the kernels' FASTRACK_CLMAD.
+    """
     headers = source.parent if (source.parent / SOURCE.name).is_file() else SOURCE.parent
     inputs = [source, *sorted(headers.glob("*.cu*")), *sorted(SHIM.glob("shim.*"))]
     digest = hashlib.sha256(repr((COMMON, FLAGS[variant], LINK[variant])).encode())
     for path in inputs:
         digest.update(path.read_bytes())
-    name = f"{headers.name}-{source.stem}-{variant}"
+    name = f"{headers.name}-{source.stem}-{variant}-clmad{clmad}"
     library = folder / f"{name}-{digest.hexdigest()[:16]}.so"
     if library.exists():
         return library
@@ -60,7 +63,7 @@ def build(source, folder, variant="watched"):
     kernels, linked = (folder / f"{os.getpid()}-{library.name}{end}" for end in (".cu.o", ""))
     head = (*COMMON, *kernel_flags, "-Wno-unknown-pragmas", "-I", headers, "-include", SHIM / "shim.h", "-x", "c++")
     try:
-        _compile(*head, "-c", source, "-o", kernels)
+        _compile(*head, f"-DFASTRACK_CLMAD={clmad}", "-c", source, "-o", kernels)
         _compile("-shared", *LINK[variant], kernels, _build_shim(folder, variant), "-o", linked, "-ldl")
         for old in folder.glob(f"{name}-*.so"):
             old.unlink(missing_ok=True)

@@ -71,7 +71,6 @@ def count(listing, kernel):
         key=lambda loop: loop[1] - loop[0],
     )
     inner = [loop for loop in loops if start <= loop[0] and loop[1] < stop]
-    matrix = max((place for place, (name, _) in enumerate(operations) if name.startswith("BMMA")), default=stop)
     parts = {"aes": 0.0, "ghash": 0.0, "once": 0.0, "rest": 0.0}
     blocks = _blocks(operations, labels, start, stop)
     most = max(_content(operations, block)["LDS"] for block in blocks)
@@ -79,8 +78,6 @@ def count(listing, kernel):
         size, content = block[1] - block[0], _content(operations, block)
         loop = next((loop for loop in inner if loop[0] <= block[0] and block[1] <= loop[1]), None)
         part, times = _kind(content, _content(operations, loop) if loop else None, most, ROUNDS[kernel[-3:]])
-        if part == "ghash" and block[0] > matrix:
-            part, times = "once", 1 / WARPS
         parts[part] += size * times
     return Count(**{part: number / BLOCKS for part, number in parts.items()}, fill=first)
 
@@ -88,9 +85,8 @@ def count(listing, kernel):
 def _kind(content, loop, most, rounds):
     """Name the part that a basic block belongs to, and how often a thread executes it for a chunk."""
     lookups = (loop or content)["LDS"]
-    if (loop or content)["BMMA"]:
-        found = "ghash", 1
-    elif (loop or content)["IMAD.WIDE"] > 40:
+    product = (loop or content)["IMAD.WIDE"] > 40 or (loop or content)["CLMAD"] > 0
+    if product and (loop or lookups < 16):
         found = "ghash", (BLOCKS if loop else 0)  # the product outside of the loop is for short chunks
     elif loop:  # byte by byte; a round of one block, that is a tag's, or of two; or a whole keystream
         found = ("rest", 0) if lookups < 16 else ("once", (rounds - 3) / WARPS) if lookups < 24 else ("aes", rounds - 3)
@@ -120,11 +116,12 @@ def _parse(listing, kernel):
 
 
 def _loops(operations, labels):
-    """Return loops as (first, past the last): conditional branches that go back. Others return from code set aside."""
+    """Return loops as (first, past the last): branches that go back. Those after the end return from code set aside."""
     loops = []
-    for place, (name, operands) in enumerate(operations):
+    end = max(place for place, (name, _) in enumerate(operations) if name == "EXIT")
+    for place, (name, operands) in enumerate(operations[:end]):
         target = TARGET.search(operands)
-        if name == "BRA" and "P" in operands.partition("`")[0] and target and labels[target[1]] < place:
+        if name in {"BRA", "BRA.U"} and target and labels[target[1]] < place:
             loops.append((labels[target[1]], place + 1))
     return loops
 

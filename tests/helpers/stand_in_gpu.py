@@ -40,7 +40,7 @@ class StandIn(Gpu):
     """A `Gpu` whose driver keeps everything in host memory. Its clock is the host's, so its figures mean nothing."""
 
     def __init__(self, mode="serial"):
-        self.driver, self._candidate = FakeDriver(mode), None
+        self.driver = FakeDriver(mode)
         self.driver.pageable = True
         self.well = True
 

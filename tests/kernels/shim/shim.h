@@ -146,6 +146,17 @@ inline unsigned __dp4a(unsigned a, unsigned b, unsigned sum) {
     return sum;
 }
 
+// What `clmad` adds to c: the lower and the upper half of a carry-less product.
+inline unsigned long long clmad_low(unsigned long long a, unsigned long long b, unsigned long long c) {
+    for (int bit = 0; bit < 64; ++bit) c ^= a >> bit & 1 ? b << bit : 0;
+    return c;
+}
+
+inline unsigned long long clmad_high(unsigned long long a, unsigned long long b, unsigned long long c) {
+    for (int bit = 1; bit < 64; ++bit) c ^= a >> bit & 1 ? b >> (64 - bit) : 0;
+    return c;
+}
+
 // Addresses within shared memory do not start at zero on a GPU either.
 constexpr unsigned long shim_window = 1024;
 inline unsigned long __cvta_generic_to_shared(const void* address) {
