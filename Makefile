@@ -51,6 +51,7 @@ test-all: $(STAMP) $(NATIVE)  ## run all tests but those of the emulator, and th
 
 test-nightly: $(STAMP) $(EMULATOR)/.installed $(NATIVE)  ## run the tests that take long, those of the emulator too
 	$(BIN)/python -m pytest $(PARALLEL) -m nightly
+	$(MAKE) nvrtc NVRTC=12.9.86  # the newest for drivers of CUDA 12
 	$(EMULATOR)/bin/python -m pytest tests/emulator -m nightly
 
 # Compiled functions are not counted: coverage sees Python alone.
@@ -109,7 +110,7 @@ STAGES ?=
 OUT ?= bench/results
 SECONDS ?= 540
 
-gpu:  ## check and measure on a GPU: STAGES="first tests memcheck variants figures loop profile" OUT=folder SECONDS=540
+gpu:  ## check and measure on a GPU: STAGES="first variants profile tests memcheck figures loop" OUT=folder SECONDS=540
 	$(GPU_PYTHON) -m bench.gpu $(if $(STAGES),--stages $(STAGES)) --out $(OUT) --seconds $(SECONDS) $(GPU_OPTIONS)
 
 KIT ?= .gpu-kit
@@ -118,11 +119,11 @@ KIT_PYTHON ?= 3.12
 gpu-kit: $(STAMP) $(ZIGLANG)/.installed  ## gather in KIT=.gpu-kit what `make gpu` needs on a machine without a network; KIT_PYTHON=3.12
 	$(WITH_ZIGLANG) $(BIN)/python -m bench.gpu.kit $(KIT) --python $(KIT_PYTHON)
 
-# One environment holds one version of NVRTC; the tests find others in the folders that FASTRACK_NVRTC names.
+# One environment holds one version of NVRTC, whose package for CUDA 12 has a name of its own; the tests find others in the folders that FASTRACK_NVRTC names.
 NVRTC ?= 13.0.88
 
 nvrtc: $(STAMP) $(NATIVE)  ## compile the kernels with another NVRTC as well, and look for spills; NVRTC=13.0.88
-	test -d .nvrtc/$(NVRTC) || $(BIN)/python -m pip install --quiet --no-deps --target .nvrtc/$(NVRTC) nvidia-cuda-nvrtc==$(NVRTC)
+	test -d .nvrtc/$(NVRTC) || $(BIN)/python -m pip install --quiet --no-deps --target .nvrtc/$(NVRTC) nvidia-cuda-nvrtc$(if $(filter 12.%,$(NVRTC)),-cu12)==$(NVRTC)
 	FASTRACK_NVRTC=.nvrtc/$(NVRTC) $(BIN)/python -m pytest tests/kernels/test_cu_build.py -s
 
 MUTANTS ?=

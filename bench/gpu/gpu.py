@@ -169,6 +169,17 @@ class Product:
             self._out = torch.empty_like(self._a)
             torch.cuda.synchronize(device)
 
+    @contextmanager
+    def busy(self, count):
+        """Queue `count` products on their stream, and make it the current one of CuPy for the block."""
+        import cupy
+
+        with self._torch.cuda.device(self._index), self._torch.cuda.stream(self._stream):
+            for _ in range(count):
+                self._torch.mm(self._a, self._b, out=self._out)
+        with cupy.cuda.Device(self._index), cupy.cuda.ExternalStream(self._stream.cuda_stream):
+            yield
+
     def run(self, count):
         """Return the average seconds of a product, over `count` products in a row."""
         torch = self._torch

@@ -53,6 +53,7 @@ class FakeDriver:
         self.name = "cuda:0"
         self.multiprocessors = multiprocessors
         self.confidential = mode == "serial"
+        self.copy_speeds = None
         self.functions = {name: Function(number, 512, 66400) for number, name in enumerate(KERNELS)}
         self.mode = mode
         self.pageable = False  # whether copies may be of memory that is not page-locked

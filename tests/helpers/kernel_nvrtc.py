@@ -45,6 +45,6 @@ def find_libraries():
 def _version(path):
     """Return the version with its third number, which only the metadata of the wheel tells."""
     for folder in path.parents[2:5]:
-        for found in folder.glob("nvidia_cuda_nvrtc-*.dist-info"):
-            return found.name.removeprefix("nvidia_cuda_nvrtc-").removesuffix(".dist-info")
+        for found in folder.glob("nvidia_cuda_nvrtc*.dist-info"):
+            return found.name.partition("-")[2].removesuffix(".dist-info")
     return path.name

@@ -8,8 +8,8 @@ import typer
 
 from fastrack._cli.commands.selftest import check_cuda
 from fastrack._cli.console import clean, tell
-from fastrack._cli.nvml import read_graphics
 from fastrack._cli.options import Json
+from fastrack._devices.nvml import read_graphics
 
 
 def warmup(

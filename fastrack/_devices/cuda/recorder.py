@@ -162,10 +162,11 @@ class MessageRecorder:
             for segment in slab.segments:
                 self._seal(commands, segment, buffer)
         commands.record(buffer.copied, lane.kernels)
-        commands.wait(lane.downloads, buffer.copied)
-        with self._device_span("copy", "downloads", lane.downloads, slab, commands):
-            commands.download(buffer.memory[: slab.sealed_size], buffer.device_ptr, lane.downloads)
-        commands.record(buffer.used, lane.downloads)
+        downloads = self._resources.pipeline.downloads(lane)
+        commands.wait(downloads, buffer.copied)
+        with self._device_span("copy", "downloads", downloads, slab, commands):
+            commands.download(buffer.memory[: slab.sealed_size], buffer.device_ptr, downloads)
+        commands.record(buffer.used, downloads)
         current.mark(None, slab)
         self._to_store[buffer] = slab
 
