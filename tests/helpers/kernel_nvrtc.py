@@ -26,12 +26,6 @@ class Nvrtc(cubins.Nvrtc):
         cubin, _, log = self.compile_program(source.name, source.read_bytes(), {}, given)
         return cubin, log
 
-    def version(self):
-        """Return the version of CUDA, such as (13, 3)."""
-        major, minor = ctypes.c_int(), ctypes.c_int()
-        self._check("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))
-        return major.value, minor.value
-
     def architectures(self):
         """Architectures that this version compiles for, as numbers: 80, 90, ..."""
         count = ctypes.c_int()

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
-from helpers import kernel_sass
 from helpers.kernel_host import SOURCE, constants
 from helpers.kernel_nvrtc import OPTIONS, Nvrtc, find_libraries
 
@@ -23,7 +22,6 @@ ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 OTHERS = ("sm_86", "sm_89", "sm_120")  # other GPUs that the kernels run on
 # A compiler may spill two words, and four in a gather, where nvcc does that on sm_100.
 SPILLED = {"gather_128": 16, "gather_256": 16}
-CLMAD_SINCE = 13, 3  # the first CUDA that compiles it
 NAMES = set(KERNELS)
 # Two blocks of 512 threads share the 65536 registers of a multiprocessor.
 REGISTERS = 64
@@ -161,21 +159,3 @@ def test_what_runs_on_the_host_is_all_there_is():
         if path.name == "widen.cuh":  # two instructions with twins, which no option turns into others
             code = code.replace('asm("mul.rn.f32 ', "").replace('asm("fma.rn.f32 ', "")
         assert not re.findall(r"\basm\b|__CUDA_ARCH__", code), path.name
-
-
-@pytest.mark.parametrize(
-    ("options", "most_256", "most_128"), [((), 820, 620), (("-DFASTRACK_CLMAD=0",), 1200, 1000)], ids=["clmad", "holes"]
-)
-def test_a_block_of_16_bytes_takes_no_more_instructions_than_it_did(options, most_256, most_128):
-    # Counted with NVRTC 13.5: 816 and 615 with `clmad`, 1194 and 993 without.
-    libraries = find_libraries()
-    if not libraries or not kernel_sass.find_disassembler():
-        pytest.skip("there is no NVRTC, or no nvdisasm to read what it makes")
-    library = Nvrtc.load(libraries[0])
-    if not options and library.version() < CLMAD_SINCE:
-        pytest.skip(f"NVRTC {library.name} does not know clmad")
-    cubin, _ = library.compile(SOURCE, "sm_90", FOLDER, options)
-    listing = kernel_sass.disassemble(cubin)
-    assert most_256 - 100 < kernel_sass.count(listing, "open_256").all <= most_256
-    assert most_128 - 100 < kernel_sass.count(listing, "open_128").all <= most_128
-    assert kernel_sass.count(listing, "open_256").fill < 120

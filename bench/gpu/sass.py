@@ -1,53 +1,41 @@
-"""Count the machine instructions that a kernel spends on a block of 16 bytes.
+"""Count the machine instructions that a thread executes for 16 bytes of a full chunk, by pipe and by part of the work.
 
-    python -m helpers.kernel_sass sm_90 FOLDER...
-
-compiles the kernels of each folder with NVRTC, disassembles them with the toolkit's nvdisasm, and counts what a thread
-executes for one full chunk at aligned addresses, by basic blocks. Code for short chunks that is in no loop of its own
-counts as executed, so that `rest` is a few instructions too many.
+A full chunk at aligned addresses is followed through the basic blocks of a cubin's listing. Code for short chunks that
+is in no loop of its own counts as executed, so that `rest` is a few instructions too many.
 """
-
-from __future__ import annotations
 
 import itertools
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
-from pathlib import Path
+from importlib.metadata import PackageNotFoundError, files
 
-from helpers.kernel_host import SOURCE
-from helpers.kernel_nvrtc import Nvrtc, find_libraries
-
+WHEEL = "nvidia-cuda-nvdisasm"
 BLOCKS = 2  # of 16 bytes, that a thread works of a full chunk
 WARPS = 16  # that share what one of them does for a chunk
 ROUNDS = {"128": 10, "256": 14}
+LOOKUPS = 100  # that a keystream has at least
+PARTS = ("aes", "ghash", "once", "rest")  # `once` is done by one warp for a chunk
+PIPES = ("alu", "multiply", "wide", "clmad", "shared", "shared.128", "local")
 LABEL = re.compile(r"^\.(L_x_\d+):")
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,6}\*/\s+(?:\{\s*)?((?:@!?U?P\w+\s+)*)([A-Z0-9_.]+)(.*?);")
 TARGET = re.compile(r"\((\.L_x_\d+)\)")
-
-
-@dataclass(frozen=True, slots=True)
-class Count:
-    """Instructions of one thread for a block of 16 bytes, and those of a thread to fill the tables."""
-
-    aes: float
-    ghash: float
-    once: float  # by one warp, for a chunk
-    rest: float
-    fill: int
-
-    @property
-    def all(self):
-        return self.aes + self.ghash + self.once + self.rest
+_PIPE_OF = {"IMAD": "multiply", "IDP": "multiply", "CLMAD": "clmad", "LDS": "shared", "STS": "shared"} | {
+    **dict.fromkeys(("LDL", "STL"), "local"),
+    **dict.fromkeys(("BMSK", "BREV", "CS2R", "IADD", "IADD3", "IMNMX", "ISETP", "LEA", "LOP3", "PLOP3", "PRMT"), "alu"),
+    **dict.fromkeys(("SEL", "SGXT", "SHF", "VIADD", "VIMNMX"), "alu"),
+}
 
 
 def find_disassembler():
-    """Return the path of nvdisasm, or None."""
-    return shutil.which("nvdisasm") or shutil.which("nvdisasm", path="/usr/local/cuda/bin")
+    """Return the path of nvdisasm, from NVIDIA's wheel or the toolkit, or None."""
+    try:
+        found = [str(file.locate()) for file in files(WHEEL) or () if file.name == "nvdisasm"]
+    except PackageNotFoundError:
+        found = []
+    return found[0] if found else shutil.which("nvdisasm") or shutil.which("nvdisasm", path="/usr/local/cuda/bin")
 
 
 def disassemble(cubin):
@@ -60,26 +48,33 @@ def disassemble(cubin):
 
 
 def count(listing, kernel):
-    """Count one kernel of a listing."""
+    """Count one kernel of a listing: for each part, instructions by pipe, and `all` of them."""
     operations, labels = _parse(listing, kernel)
-    first = next(place for place, (name, _) in enumerate(operations) if name.startswith("BAR"))
     loops = _loops(operations, labels)
-    longest = max(stop - start for start, stop in loops if start > first)
-    # The loop over the chunks of a segment is within one over segments.
-    start, stop = min(
-        (loop for loop in loops if loop[0] > first and 2 * (loop[1] - loop[0]) > longest),
-        key=lambda loop: loop[1] - loop[0],
-    )
+    # The loop over the chunks of a segment has a barrier, and is within one over segments.
+    inside = {loop: _content(operations, loop) for loop in loops}
+    around = (loop for loop, content in inside.items() if content["BAR"] and content["LDS"] > LOOKUPS)
+    start, stop = min(around, key=lambda loop: loop[1] - loop[0])
     inner = [loop for loop in loops if start <= loop[0] and loop[1] < stop]
-    parts = {"aes": 0.0, "ghash": 0.0, "once": 0.0, "rest": 0.0}
+    parts = {part: Counter() for part in PARTS}
     blocks = _blocks(operations, labels, start, stop)
     most = max(_content(operations, block)["LDS"] for block in blocks)
     for block in blocks:
-        size, content = block[1] - block[0], _content(operations, block)
+        content = _content(operations, block)
         loop = next((loop for loop in inner if loop[0] <= block[0] and block[1] <= loop[1]), None)
         part, times = _kind(content, _content(operations, loop) if loop else None, most, ROUNDS[kernel[-3:]])
-        parts[part] += size * times
-    return Count(**{part: number / BLOCKS for part, number in parts.items()}, fill=first)
+        for name, _ in operations[block[0] : block[1]]:
+            for pipe in {"all", _pipe(name)}:
+                parts[part][pipe] += times / BLOCKS
+    return parts
+
+
+def _pipe(name):
+    if name.startswith("IMAD.WIDE"):
+        return "wide"
+    if name.startswith(("LDS.128", "STS.128")):
+        return "shared.128"
+    return _PIPE_OF.get(name.split(".")[0], "other")
 
 
 def _kind(content, loop, most, rounds):
@@ -137,21 +132,3 @@ def _content(operations, block):
     for name, _ in operations[block[0] : block[1]]:
         names["IMAD.WIDE" if name.startswith("IMAD.WIDE") else name.split(".")[0]] += 1
     return names
-
-
-def main(architecture, *folders):
-    library = Nvrtc.load(find_libraries()[0])
-    print(f"NVRTC {library.name}, {architecture}; instructions of a thread for 16 bytes")  # noqa: T201
-    print(f"{'':<26}{'AES':>8}{'GHASH':>8}{'once':>8}{'rest':>8}{'all':>8}{'a byte':>8}{'fill':>8}")  # noqa: T201
-    for folder in map(Path, folders or (SOURCE.parent,)):
-        cubin, _ = library.compile(folder / SOURCE.name, architecture, folder)
-        listing = disassemble(cubin)
-        for kernel in ("open_256", "open_128", "seal_256", "seal_128"):
-            found = count(listing, kernel)
-            numbers = (found.aes, found.ghash, found.once, found.rest, found.all)
-            columns = "".join(f"{number:>8.0f}" for number in numbers) + f"{found.all / 16:>8.1f}{found.fill:>8}"
-            print(f"{folder.name:<16} {kernel} {columns}")  # noqa: T201
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
