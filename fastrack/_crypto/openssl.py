@@ -108,8 +108,9 @@ class OpenSSLEngine:
                 raise ValueError(f"expected {jobs.nbytes[number]} bytes to seal, and a result of that size, got others")
             return _reencrypt(schedule, plain.array, target)
         assert source is not None
-        if jobs.scalings[number] is not None:
-            return _open_widened(schedule, source.array, target, jobs.nbytes[number], jobs.scalings[number])
+        scaling = jobs.scalings[number]
+        if scaling is not None:
+            return _open_widened(schedule, source.array, target, jobs.nbytes[number], scaling)
         if plan is not None:
             return self.open_gather(schedule, source.array, target, plan)
         return self.open_run(schedule, source.array, target, 0)

@@ -118,6 +118,7 @@ class JobTable:
     def __init__(self, jobs: Messages, numbers: Sequence[int]) -> None:
         words: list[int] = []
         count, rows = 0, []
+        sequences: tuple[Sequence[Any], ...]
         sequences = jobs.keys.bits, jobs.nbytes, jobs.memories, jobs.sealed, jobs.plain, jobs.plans, jobs.scalings
         for number in numbers:
             key = jobs.keys.address + number * DERIVED_SIZE

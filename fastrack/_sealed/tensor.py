@@ -295,7 +295,7 @@ class SealedTensor(Handle):
 
     def __reduce__(self) -> tuple[object, ...]:
         message = bytes(self.message)
-        more = self.edition, self.scale
+        more: tuple[object, ...] = self.edition, self.scale
         more = more[: 0 if more == (None, None) else 1 if self.scale is None else 2]
         return unpickle, ("SealedTensor", self.context, message, self.key_id, self.binding, *more)
 

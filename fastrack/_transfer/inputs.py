@@ -292,10 +292,10 @@ class Opened:
         for message, number in enumerate(self._of):
             part = self.parts[message]
             if part is not None and number in self.inputs.scales:
-                scale = part.context.scale
-                assert scale is not None
+                found = part.context.scale
+                assert found is not None
                 memory, columns = memories[message - 1], grid(part.shape)[1]
-                scalings[message] = Scaling(memory, scale.dtype, part.dtype, columns, *scale.block)
+                scalings[message] = Scaling(memory, found.dtype, part.dtype, columns, *found.block)
         return scalings
 
     def name(self, message: int) -> Name:
