@@ -118,11 +118,11 @@ class JobTable:
     def __init__(self, jobs: Messages, numbers: Sequence[int]) -> None:
         words: list[int] = []
         count, rows = 0, []
-        sequences: tuple[Sequence[Any], ...]
-        sequences = jobs.keys.bits, jobs.nbytes, jobs.memories, jobs.sealed, jobs.plain, jobs.plans, jobs.scalings
+        columns: list[Sequence[Any]] = [jobs.keys.bits, jobs.nbytes, jobs.memories, jobs.sealed, jobs.plain, jobs.plans]
+        columns.append(jobs.scalings)
         for number in numbers:
             key = jobs.keys.address + number * DERIVED_SIZE
-            bits, nbytes, target, source, plain, plan, scaling = [sequence[number] for sequence in sequences]
+            bits, nbytes, target, source, plain, plan, scaling = [column[number] for column in columns]
             if source is None:
                 assert plain is not None
                 words += (key, bits, plain.address, target.address, nbytes, count, SEALS, 0, 0)

@@ -15,6 +15,7 @@ from safetensors import safe_open
 import fastrack
 from fastrack import AuthenticationError, FormatError, Key, SealedTensor
 from fastrack._crypto.base import HostMemory, Messages, Scaling
+from fastrack._crypto.engine import get_engine
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.openssl import OpenSSLEngine
 from fastrack._sealed.contexts import MessageContext
@@ -22,7 +23,7 @@ from fastrack._sealed.file_header import encode_header
 from fastrack._sealed.message_headers import open_header
 from fastrack._sealed.metadata import _MEMBERS
 from fastrack._sealed.scales import Scale, scale_of
-from fastrack.format import chunk_offset
+from fastrack.format import CHUNK_SIZE, chunk_offset
 
 SECRET = bytes(range(32))
 VALUES = torch.arange(300 * 256).to(torch.uint8).view(torch.float8_e4m3fn).reshape(300, 256)  # five chunks
@@ -53,7 +54,7 @@ def path(tmp_path, key):
 
 
 def widened_apart(values, scales, block):
-    """What to open, to multiply in float32 and to convert gives."""
+    """Multiply values by their scales in float32, and convert the products, with torch."""
     rows = values.float().reshape(-1, values.shape[-1])
     grid = scales.float().reshape(-1, -(-rows.shape[1] // block[1]))
     spread = grid.repeat_interleave(block[0], 0)[: len(rows)].repeat_interleave(block[1], 1)[:, : rows.shape[1]]
@@ -74,16 +75,22 @@ def require_equal(sealed, key, values, scales):
 
 def _with_numpy(sealed, key):
     """Open by the engine without machine code."""
-    ring = fastrack.KeyRing(key)
-    parts = sealed.scale, sealed
+    verdict, opened = _open_by(OpenSSLEngine(), sealed, key)
+    assert verdict is None
+    return torch.from_numpy(opened)
+
+
+def _open_by(engine, sealed, key):
+    """Return the verdict of an engine, and the words of the result."""
+    parts, scale = (sealed.scale, sealed), sealed.context.scale
     opened = [np.zeros(sealed.scale.nbytes, np.uint8), np.ones(2 * sealed.nbytes, np.uint8)]
     memories = [HostMemory.of(each, writable=True) for each in opened]
-    scale = sealed.context.scale
     scaling = Scaling(memories[0], scale.dtype, sealed.dtype, (sealed.shape or (1,))[-1], *scale.block)
-    keys = MessageKeys.of([open_header(part, ring) for part in parts])
+    keys = MessageKeys.of([open_header(part, fastrack.KeyRing(key)) for part in parts])
     columns = [part.memory for part in parts], *[[None, None]] * 2, [None, scaling]
-    assert OpenSSLEngine().open_jobs(Messages(keys, [part.nbytes for part in parts], memories, *columns)) is None
-    return torch.from_numpy(opened[1].view(np.int16))
+    return engine.open_jobs(Messages(keys, [part.nbytes for part in parts], memories, *columns)), opened[1].view(
+        np.int16
+    )
 
 
 @each(
@@ -194,6 +201,11 @@ def test_an_altered_chunk_of_values_is_zeros_even_by_an_infinite_scale(key):
     bad = SealedTensor(sealed.context, np.frombuffer(bytes(data), np.uint8), key.id, scale=sealed.scale)
     with pytest.raises(AuthenticationError, match="'w', chunk 1"):
         fastrack.to_device(bad, keys=key, dtype="BF16")
+    for engine in (get_engine(), OpenSSLEngine()):
+        verdict, opened = _open_by(engine, bad, key)
+        assert verdict == (1, 1)
+        assert not opened[CHUNK_SIZE : 2 * CHUNK_SIZE].any()
+        assert opened[:CHUNK_SIZE].any()
 
 
 def test_scales_of_other_values_are_refused(key, sealed):
