@@ -67,6 +67,9 @@ def seal_folder(
     a folder that has a ``config.json`` or ``adapter_config.json`` and weights, such as ``model.safetensors`` or
     ``pytorch_model.bin``, or a ``model_index.json`` above them. The index of shards stays plain in any folder.
 
+    The weights of a model with a ``quantization_config`` are bound to their scales (``weight_scale``,
+    ``weight_scale_inv``), as by `seal`. They open as they are, and with ``dtype="bfloat16"`` widened.
+
     An index, ``fastrack.folder``, lists all files and is sealed under the same key. A file from another seal
     in place of a listed one is refused, and so is an altered plain file.
 
@@ -217,7 +220,8 @@ def _quantization(config: Path | None) -> Mapping[str, Any] | None:
 
 def _pairs(tensors: Mapping[str, PlainTensor], quantization: Mapping[str, Any]) -> dict[str, Scale]:
     """Return the scales of the weights that are a product of values and scales, and of nothing else."""
-    block, pairs = quantization.get("weight_block_size"), {}
+    block = quantization.get("weight_block_size")
+    pairs: dict[str, Scale] = {}
     for name in tensors:
         if f"{name}_zero_point" in tensors or f"{name}_g_idx" in tensors:
             continue

@@ -11,6 +11,7 @@ from helpers.cases import each
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
+from safetensors.torch import save_file as save_plain
 
 import fastrack
 from fastrack import AuthenticationError, FormatError, Key, SealedTensor
@@ -283,6 +284,50 @@ def test_values_and_scales_of_other_dtypes_are_refused(key, tmp_path):
 def test_a_block_that_is_given_is_taken():
     given_block = scale_of("I8", (192, 8), "F32", (2, 1), "s", (128, 8))
     assert given_block == Scale((128, 8), "F32", "s", (2, 1))
+
+
+# Models.
+
+
+def make_model(folder, **quantization):
+    """Write a model of two weights in blocks of 128, one that is no product alone, and one that is not quantised."""
+    folder.mkdir()
+    weights = {"a.weight": VALUES[:192, :128].contiguous(), "a.weight_scale_inv": SCALES[:2].contiguous()}
+    weights |= {"b.weight": VALUES.view(torch.int8), "b.weight_scale": SCALES, "norm.weight": torch.ones(4)}
+    weights |= {"c.weight": VALUES.view(torch.int8), "c.weight_scale": SCALES, "c.weight_zero_point": torch.ones(1)}
+    save_plain({name: weight.clone() for name, weight in weights.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({"quantization_config": quantization} if quantization else {}))
+    return weights
+
+
+def test_the_weights_of_a_quantised_model_are_bound_to_their_scales(tmp_path, key):
+    weights = make_model(tmp_path / "model", quant_method="fp8", weight_block_size=[128, 128])
+    fastrack.seal_folder(tmp_path / "model", tmp_path / "sealed", key)
+    with fastrack.load_folder(tmp_path / "sealed", key).open("model.safetensors") as file:
+        assert {name: tensor.scale.name for name, tensor in file.items() if tensor.scale is not None} == {
+            "a.weight": "a.weight_scale_inv"
+        }
+        assert torch.equal(fastrack.unseal(file["c.weight"], key), weights["c.weight"])
+        require_equal(file["a.weight"], key, weights["a.weight"], weights["a.weight_scale_inv"])
+    fastrack.unseal_folder(tmp_path / "sealed", tmp_path / "back", key)
+    for name in ("model.safetensors", "config.json"):
+        assert (tmp_path / "back" / name).read_bytes() == (tmp_path / "model" / name).read_bytes()
+
+
+def test_a_block_is_read_from_the_shapes_where_the_configuration_has_none(tmp_path, key):
+    make_model(tmp_path / "model", quant_method="compressed-tensors")
+    fastrack.seal_folder(tmp_path / "model", tmp_path / "sealed", key)
+    with fastrack.load_folder(tmp_path / "sealed", key).open("model.safetensors") as file:
+        assert file["b.weight"].context.scale.block == (1, 256)
+        assert file["a.weight"].scale is None  # its 192 rows may be in blocks of 96 or of 128
+        assert file["c.weight"].scale is None
+
+
+def test_a_model_without_a_quantisation_is_sealed_as_it_was(tmp_path, key):
+    make_model(tmp_path / "model")
+    fastrack.seal_folder(tmp_path / "model", tmp_path / "sealed", key)
+    with fastrack.load_folder(tmp_path / "sealed", key).open("model.safetensors") as file:
+        assert all(tensor.scale is None for tensor in file.values())
 
 
 # Other readers.
