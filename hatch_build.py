@@ -1,4 +1,4 @@
-"""Build wheels with fastrack's machine code in them, by a hook of hatchling, which pyproject.toml names."""
+"""Build wheels with fastrack's machine code for CPUs and GPUs, by a hook of hatchling, which pyproject.toml names."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ ARCHITECTURES = ("x86_64", "aarch64")
 PURE = "pure"
 WHEELS = (*ARCHITECTURES, PURE)
 MODULE = "fastrack/_crypto/_native.abi3.so"
+KERNELS = "fastrack/kernels"
 
 
 class MachineCode(BuildHookInterface[Any]):
@@ -33,12 +34,16 @@ class MachineCode(BuildHookInterface[Any]):
         if wheel == PURE:
             return
         if version == "editable":
-            make_module(self.root)
+            generate(self.root, "fastrack._crypto.native")
+            generate(self.root, "fastrack._devices.cuda.cubins")
             return
         made = Path(mkdtemp(prefix="fastrack-"), Path(MODULE).name)
         atexit.register(shutil.rmtree, made.parent)
-        make_module(self.root, "--architecture", wheel, "--output", str(made))
+        generate(self.root, "fastrack._crypto.native", "--architecture", wheel, "--output", str(made))
         build_data["force_include"][str(made)] = MODULE
+        kernels = made.parent / "kernels"
+        generate(self.root, "fastrack._devices.cuda.cubins", "--output", str(kernels))
+        build_data["force_include"] |= {str(path): f"{KERNELS}/{path.name}" for path in sorted(kernels.iterdir())}
         build_data["pure_python"] = False
         build_data["tag"] = tag_of(wheel)
 
@@ -62,10 +67,10 @@ def tag_of(architecture: str) -> str:
     return f"cp311-abi3-{system}_{architecture}"
 
 
-def make_module(root: str, *options: str) -> None:
-    """Run the generator of a source tree."""
+def generate(root: str, module: str, *options: str) -> None:
+    """Run a generator of a source tree."""
     # It leaves nothing in the tree but what it is asked for.
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
     subprocess.run(  # noqa: S603 - of this tree
-        [sys.executable, "-m", "fastrack._crypto.native", *options], cwd=root, env=environment, check=True
+        [sys.executable, "-m", module, *options], cwd=root, env=environment, check=True
     )

@@ -1,8 +1,8 @@
-"""Add the machine code of the wheels of a folder to a bill of materials: ``python .ci/bill.py BILL FOLDER``.
+"""Add the compiled code of the wheels of a folder to a bill of materials: ``python .ci/bill.py BILL FOLDER``.
 
 The code is the output of compilers. No code of a C library or of zig is linked. LLVM's licence asks for no notice in
 what LLVM compiles. Some functions of numba are inlined in the code, and numba's licence asks for its notice:
-LICENSE-numba.
+LICENSE-numba. The kernels for GPUs are fastrack's own code alone, as NVRTC compiles it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
 
 def main(bill: Path, folder: Path) -> None:
-    """Print the bill of materials with one more component for each architecture."""
+    """Print the bill of materials with a component for each architecture's machine code, and for its kernels."""
     document = json.loads(bill.read_text())
     root = document["metadata"]["component"]["bom-ref"]
-    added = [component(path) for path in sorted(folder.glob("*-abi3-*.whl"))]
+    wheels = sorted(folder.glob("*-abi3-*.whl"))
+    added = [*map(component, wheels), *kernels(wheels[0])]  # which are the same in all wheels
     document["components"] += added
     document["dependencies"] += [{"ref": each["bom-ref"]} for each in added]
     (needs,) = (each for each in document["dependencies"] if each["ref"] == root)
@@ -60,6 +61,24 @@ def component(path: Path) -> dict[str, Any]:
             for name, version in sorted({**made, "ziglang": version_of("ziglang")}.items())
         ],
     }
+
+
+def kernels(path: Path) -> list[dict[str, Any]]:
+    """Return the descriptions of the kernels that are compiled for GPUs."""
+    with zipfile.ZipFile(path) as wheel:
+        files = {name: wheel.read(name) for name in sorted(wheel.namelist()) if name.endswith((".cubin", ".ptx"))}
+    return [
+        {
+            "type": "file",
+            "bom-ref": name,
+            "name": name,
+            "description": "the kernels, compiled for GPUs; the same in the wheels of all architectures",
+            "hashes": [{"alg": "SHA-256", "content": hashlib.sha256(data).hexdigest()}],
+            "licenses": [{"expression": "Apache-2.0"}],
+            "properties": [{"name": "fastrack:build:nvidia-cuda-nvrtc", "value": version_of("nvidia-cuda-nvrtc")}],
+        }
+        for name, data in files.items()
+    ]
 
 
 def made_with(code: bytes) -> dict[str, str]:

@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 MODULE = "fastrack/_crypto/_native.abi3.so"
+CUBINS = ("sm_80", "sm_90", "sm_100", "sm_120", "compute_100")
 TAGS = {"cp311-abi3-manylinux_2_28_x86_64", "cp311-abi3-manylinux_2_28_aarch64", "py3-none-any"}
 MOST = 2_000_000  # bytes
 GLIBC = (2, 28)
@@ -25,10 +26,13 @@ def main(folder: Path) -> None:
             contents[path] = {name: wheel.read(name) for name in wheel.namelist()}
     assert {"-".join(path.stem.split("-")[2:]) for path in contents} == TAGS, sorted(contents)
     pure = next(path for path in contents if path.stem.endswith("-none-any"))
+    made = [compiled(files) for path, files in contents.items() if path != pure]
+    assert all(kernels == made[0] for kernels in made), "the wheels have different kernels"
+    assert sorted(Path(name).stem.partition("-")[0] for name in made[0]) == sorted(CUBINS), sorted(made[0])
     for path, files in contents.items():
         assert path.stat().st_size <= MOST, f"{path.name} has {path.stat().st_size} bytes"
         check_record(files)
-        assert (MODULE in files) == (path != pure), path.name
+        assert (MODULE in files) == bool(compiled(files)) == (path != pure), path.name
         assert essence(files) == essence(contents[pure]), f"{path.name} and {pure.name} have different files"
         if path != pure:
             check_module(path)
@@ -37,7 +41,13 @@ def main(folder: Path) -> None:
 
 def essence(files: dict[str, bytes]) -> dict[str, bytes]:
     """Return what all wheels have alike: sources, metadata, entry points and licences."""
-    return {name: data for name, data in files.items() if name != MODULE and not name.endswith(("/WHEEL", "/RECORD"))}
+    others = {MODULE, *compiled(files)}
+    return {n: data for n, data in files.items() if n not in others and not n.endswith(("/WHEEL", "/RECORD"))}
+
+
+def compiled(files: dict[str, bytes]) -> dict[str, bytes]:
+    """Return the kernels that are compiled for GPUs."""
+    return {name: data for name, data in files.items() if name.endswith((".cubin", ".ptx"))}
 
 
 def check_record(files: dict[str, bytes]) -> None:

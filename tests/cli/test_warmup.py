@@ -1,5 +1,7 @@
 """`fastrack warmup`, and what `doctor` tells of machine code."""
 
+import dataclasses
+
 import pytest
 
 from fastrack._cli.commands import warmup as warmup_module
@@ -10,19 +12,20 @@ from fastrack._crypto import native
 
 def test_without_a_gpu_there_is_nothing_to_do(cli, monkeypatch):
     monkeypatch.setattr(warmup_module, "read_graphics", lambda: type("Graphics", (), {"gpus": []}))
-    assert "nothing to compile" in cli("warmup").stdout
+    assert "nothing to do" in cli("warmup").stdout
     assert cli("warmup --quiet").stdout == ""
     assert cli.json("warmup")["cuda"] is None
 
 
-def test_kernels_are_compiled_where_there_is_a_gpu(cli, monkeypatch):
+def test_kernels_are_loaded_where_there_is_a_gpu(cli, monkeypatch):
     monkeypatch.setattr(warmup_module, "read_graphics", lambda: type("Graphics", (), {"gpus": ["one"]}))
-    for problem, told in ((None, "kernels compiled"), ("no compiler", "not usable: no compiler")):
-        check = CudaCheck(usable=problem is None, problem=problem)
+    loaded = "kernels loaded, compiled by NVRTC 13.0"
+    for problem, told in ((None, loaded), ("no compiler", "not usable: no compiler")):
+        check = CudaCheck(usable=problem is None, problem=problem, kernels="NVRTC 13.0")
         monkeypatch.setattr(warmup_module, "check_cuda", lambda check=check: check)
         assert told in cli("warmup").stdout
         assert (told in cli("warmup --quiet").stdout) is (problem is not None)
-        assert cli.json("warmup")["cuda"] == {"usable": problem is None, "problem": problem}
+        assert cli.json("warmup")["cuda"] == dataclasses.asdict(check)
 
 
 @pytest.mark.skipif(native.load() is None, reason="there is no machine code")

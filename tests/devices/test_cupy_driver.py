@@ -47,6 +47,8 @@ class Runtime:
         self.kernels = {}
         self.full = False  # until a pool gives something back
         self.libcuda = StubCuda()
+        self.loaded = []  # the architectures of files that the driver was given, and "nvrtc"
+        self.refused = {}  # those that it refuses, with the status
         self._kept = {}
 
     def __getattr__(self, name):
@@ -92,14 +94,19 @@ class Kernel:
 
 
 @pytest.fixture
-def runtime(monkeypatch):
+def runtime(monkeypatch, tmp_path):
     """A machine with GPUs, and a CuPy that is no more than this file uses of it."""
     runtime = Runtime()
+    image = nvrtc.Kernels.image
+    runtime.images = tmp_path / "images"
+    runtime.images.mkdir()
+    monkeypatch.setattr(nvrtc.Kernels, "image", lambda *key: runtime.images / image(*key).name)
     cupy = types.ModuleType("cupy")
     cupy.ndarray = type("ndarray", (), {})
     cupy.cuda = types.SimpleNamespace(
         runtime=runtime,
         driver=types.SimpleNamespace(CUDADriverError=FakeError),
+        nvrtc=types.SimpleNamespace(getVersion=lambda: (12, 4)),
         memory=types.SimpleNamespace(OutOfMemoryError=NoMemoryError),
         get_current_stream=lambda: types.SimpleNamespace(ptr=7),
     )
@@ -111,8 +118,14 @@ def runtime(monkeypatch):
     pool = types.SimpleNamespace(free_all_blocks=give_back)
     cupy.get_default_memory_pool = cupy.get_default_pinned_memory_pool = lambda: pool
 
-    def module(*, code, options, backend):
-        runtime.compiled = (code, options, backend)
+    def module(*, path=None, code=None, options=None, backend=None):
+        if path is not None:
+            runtime.loaded.append(Path(path).name.partition("-")[0])
+        else:
+            runtime.compiled = (code, options, backend)
+            runtime.loaded.append("nvrtc")
+        if runtime.loaded[-1] in runtime.refused:
+            raise FakeError(runtime.refused[runtime.loaded[-1]])
         return types.SimpleNamespace(get_function=lambda name: Kernel(runtime, name))
 
     cupy.RawModule = module
@@ -168,6 +181,81 @@ def test_kernels_that_do_not_compile_are_said_so(monkeypatch, error):
     monkeypatch.setattr(sys.modules["cupy"], "RawModule", module)
     with pytest.raises(DeviceError, match=r"(?s)compile.*device='cpu'.*libnvrtc\.so"):
         open_device("cuda:0")
+
+
+# Which kernels run.
+
+
+def bring(*architectures):
+    """Have fastrack come with kernels for these."""
+    for architecture in architectures:
+        nvrtc.find_kernels().image(architecture).write_bytes(b"kernels")
+
+
+@each(
+    ("capability", "architecture"),
+    [
+        ((8, 0), "sm_80"),
+        ((8, 9), "sm_80"),
+        ((9, 0), "sm_90"),
+        ((10, 3), "sm_100"),
+        ((12, 1), "sm_120"),
+    ],
+)
+def test_a_gpu_gets_what_was_compiled_for_it_and_nothing_is_compiled(runtime, capability, architecture):
+    runtime.attributes |= dict(zip((75, 76), capability, strict=True))
+    bring(*nvrtc.CUBINS, nvrtc.PTX)
+    device = open_device("cuda:0")
+    assert runtime.loaded.pop() == architecture
+    assert runtime.loaded == []
+    assert device.compiled_by == f"fastrack's build, for {architecture}"
+    for name, kernel in runtime.kernels.items():
+        assert kernel.max_dynamic_shared_size_bytes == nvrtc.find_kernels().shared(name)
+        assert kernel.preferred_shared_memory_carveout == 100
+
+
+@each(("capability", "missing"), [((11, 0), "sm_110"), ((13, 0), "sm_130")])
+def test_another_gpu_gets_ptx(runtime, capability, missing):
+    runtime.attributes |= dict(zip((75, 76), capability, strict=True))
+    bring(*nvrtc.CUBINS, nvrtc.PTX)
+    told = f"the driver, from fastrack's PTX for compute_100; fastrack brings no {missing}"
+    assert (open_device("cuda:0").compiled_by, runtime.loaded.pop()) == (told, "compute_100")
+    assert runtime.loaded == []
+
+
+def test_what_the_driver_refuses_is_told_and_the_next_is_tried(runtime):
+    bring(*nvrtc.CUBINS, nvrtc.PTX)
+    runtime.refused = {"sm_90": 200}
+    told = "the driver, from fastrack's PTX for compute_100; sm_90 was refused (cudaError 200)"
+    assert open_device("cuda:0").compiled_by == told
+    runtime.refused = {"sm_90": 200, "compute_100": 222}
+    told = "NVRTC 12.4 on this machine; sm_90 was refused (cudaError 200); compute_100 was refused (cudaError 222)"
+    assert open_device("cuda:0").compiled_by == told
+    assert runtime.loaded[-3:] == ["sm_90", "compute_100", "nvrtc"]
+
+
+def test_kernels_of_other_sources_are_not_loaded(runtime):
+    (runtime.images / "sm_90-00112233445566778899aabbccddeeff.cubin").write_bytes(b"kernels")
+    told = "NVRTC 12.4 on this machine; fastrack brings no sm_90; fastrack brings no compute_100"
+    assert (open_device("cuda:0").compiled_by, runtime.loaded) == (told, ["nvrtc"])
+
+
+def test_a_gpu_that_nothing_fits_is_told_with_each_reason(runtime):
+    runtime.attributes |= {75: 10, 76: 0}
+    bring("sm_100")
+    runtime.refused = {"sm_100": 200, "nvrtc": 209}
+    reasons = r"sm_100 was refused \(cudaError 200\); fastrack brings no compute_100; NVRTC 12\.4"
+    with pytest.raises(DeviceError, match=rf"(?s)10\.0, got none: {reasons} .*12\.8 or later.*cudaError 209"):
+        open_device("cuda:0")
+
+
+@each("refused", [{"sm_90": 2}, {"sm_90": 200, "nvrtc": 2}])
+def test_a_full_gpu_is_told_as_such_and_not_as_one_that_does_not_fit(runtime, refused):
+    bring("sm_90")
+    runtime.refused = refused
+    with pytest.raises(DeviceError, match="no memory left"):
+        open_device("cuda:0")
+    assert runtime.loaded[-1] == list(refused)[-1]
 
 
 @pytest.mark.usefixtures("runtime")

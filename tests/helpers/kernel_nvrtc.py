@@ -1,92 +1,50 @@
-"""Compile CUDA sources with NVRTC, as CuPy does when a device is opened. Needs no GPU and no driver."""
+"""Compile CUDA sources with NVRTC, as fastrack's build does. Needs no GPU and no driver."""
 
 from __future__ import annotations
 
 import ctypes
 import os
-import re
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
-NAME = re.compile(r"libnvrtc\.so\.\d+$")
-# What CuPy 14 adds to the options of `fastrack._devices.cuda.nvrtc.Kernels`.
-OPTIONS = ("-std=c++17", "--device-as-default-execution-space", "-ftz=true")
+from fastrack._devices.cuda import cubins
+from fastrack._devices.cuda.cubins import NAME, OPTIONS
 
 
-@dataclass(frozen=True, slots=True)
-class Nvrtc:
-    """A loaded libnvrtc."""
-
-    library: ctypes.CDLL
-    name: str
+class Nvrtc(cubins.Nvrtc):
+    """A loaded libnvrtc, with its version as `name`."""
 
     @classmethod
     def load(cls, path):
-        """Load libnvrtc.
-
-        Raises
-        ------
-        OSError
-            If the file is no library for this machine.
-        """
-        # NVRTC loads its builtins by name, which the loader finds once they are in the process. A second version of
-        # NVRTC in the same process brings builtins of another name.
-        for builtins in sorted(path.parent.glob("libnvrtc-builtins.so.*")):
-            ctypes.CDLL(str(builtins))
-        library = ctypes.CDLL(str(path))
-        library.nvrtcGetErrorString.restype = ctypes.c_char_p
-        return cls(library, _version(path))
+        """Load libnvrtc. Raise OSError if the file is no library for this machine."""
+        library = cls(path)
+        library.name = version_of(path)
+        return library
 
     def compile(self, source, architecture, folder, options=()):
         """Compile a source for an architecture such as "sm_90": the cubin, and what the compiler reports."""
-        program = ctypes.c_void_p()
-        code = source.read_text().encode()
-        self._check("nvrtcCreateProgram", ctypes.byref(program), code, source.name.encode(), 0, None, None)
-        try:
-            given = (*OPTIONS, f"-I{folder}", f"-arch={architecture}", "--ptxas-options=-v", *options)
-            array = (ctypes.c_char_p * len(given))(*(option.encode() for option in given))
-            status = self.library.nvrtcCompileProgram(program, len(given), array)
-            log = self._bytes(program, "ProgramLog").rstrip(b"\0").decode()
-            assert status == 0, f"{source}: {log}"
-            return self._bytes(program, "CUBIN"), log
-        finally:
-            self.library.nvrtcDestroyProgram(ctypes.byref(program))
+        given = (*OPTIONS, f"-I{folder}", f"-arch={architecture}", "--ptxas-options=-v", *options)
+        cubin, _, log = self.compile_program(source.name, source.read_bytes(), {}, given)
+        return cubin, log
 
     def architectures(self):
         """Architectures that this version compiles for, as numbers: 80, 90, ..."""
         count = ctypes.c_int()
-        self._check("nvrtcGetNumSupportedArchs", ctypes.byref(count))
+        self.call("nvrtcGetNumSupportedArchs", ctypes.byref(count))
         found = (ctypes.c_int * count.value)()
-        self._check("nvrtcGetSupportedArchs", found)
+        self.call("nvrtcGetSupportedArchs", found)
         return list(found)
-
-    def _bytes(self, program, what):
-        size = ctypes.c_size_t()
-        self._check(f"nvrtcGet{what}Size", program, ctypes.byref(size))
-        content = ctypes.create_string_buffer(size.value)
-        self._check(f"nvrtcGet{what}", program, content)
-        return content.raw
-
-    def _check(self, function, *arguments):
-        status = getattr(self.library, function)(*arguments)
-        assert status == 0, f"{function}: {self.library.nvrtcGetErrorString(status).decode()}"
 
 
 def find_libraries():
     """Paths of libnvrtc: that of the installed wheel, then those in the folders that FASTRACK_NVRTC names."""
-    try:
-        installed = [Path(file.locate()) for file in files("nvidia-cuda-nvrtc") or () if NAME.search(file.name)]
-    except PackageNotFoundError:
-        installed = []
     folders = filter(None, os.environ.get("FASTRACK_NVRTC", "").split(os.pathsep))
     named = (path for folder in folders for path in sorted(Path(folder).rglob("libnvrtc.so.*")))
-    return [*installed, *(path for path in named if NAME.search(path.name))]
+    return [*cubins.find_libraries(), *(path for path in named if NAME.search(path.name))]
 
 
-def _version(path):
+def version_of(path):
     """Return the version with its third number, which only the metadata of the wheel tells."""
     for folder in path.parents[2:5]:
-        for found in folder.glob("nvidia_cuda_nvrtc-*.dist-info"):
-            return found.name.removeprefix("nvidia_cuda_nvrtc-").removesuffix(".dist-info")
+        for found in folder.glob("nvidia_cuda_nvrtc*.dist-info"):
+            return found.name.partition("-")[2].removesuffix(".dist-info")
     return path.name

@@ -19,9 +19,12 @@ from helpers.cases import each
 from packaging.requirements import Requirement
 
 import fastrack
+from fastrack._devices.cuda.nvrtc import CUBINS, PTX, find_kernels
 
 ROOT = Path(__file__).parents[2]
 MODULE = "fastrack/_crypto/_native.abi3.so"
+KERNELS = "fastrack/kernels"  # what is compiled of them lies there in a checkout too
+CODE, CUBIN = "fastrack._crypto.native", "fastrack._devices.cuda.cubins"  # what makes machine code for CPUs, for GPUs
 DIST = f"fastrack_io-{fastrack.__version__}"
 # pip's fastrack, which is another project: as a requirement, with an extra or without.
 OLD_NAME = re.compile(
@@ -63,6 +66,8 @@ def tree(tmp_path_factory):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
     (folder / MODULE).write_bytes(b"of another day")
+    (folder / KERNELS).mkdir()
+    (folder / KERNELS / "sm_90-0123.cubin").write_bytes(b"of another day")
     (folder / MODULE).with_name(".native-killed").mkdir()
     (folder / MODULE).with_name(".native-killed").joinpath("native.o").write_bytes(b"half")
     return folder
@@ -88,7 +93,8 @@ def sdist_names(tree, tmp_path_factory):
 
 
 def files_under(folder):
-    files = (path for path in (ROOT / folder).rglob("*") if path.is_file() and path != ROOT / MODULE)
+    made = {ROOT / MODULE, *(ROOT / KERNELS).glob("*")}
+    files = (path for path in (ROOT / folder).rglob("*") if path.is_file() and path not in made)
     return {path.relative_to(ROOT).as_posix() for path in files if "__pycache__" not in path.parts}
 
 
@@ -110,7 +116,7 @@ def test_the_wheel_holds_the_package_for_every_platform_and_nothing_else(wheel):
     assert "fastrack/py.typed" in names
     assert {name.partition("/")[0] for name in names} == {"fastrack", f"{DIST}.dist-info"}
     assert not [name for name in names if {"tests", "bench", "__pycache__"} & set(name.split("/"))]
-    assert not [name for name in names if name.endswith((".so", ".o")) or "_native." in name]
+    assert not [name for name in names if name.endswith((".so", ".o", ".cubin", ".ptx")) or "_native." in name]
 
 
 def test_numbas_licence_is_that_of_the_numba_that_is_compiled_with():
@@ -158,7 +164,7 @@ def test_hooks_have_the_locked_versions():
 def test_the_source_archive_holds_every_source_and_can_be_worked_on(sdist_names):
     for folder in ("examples", "fastrack", "kernels", "tests", ".ci"):
         assert files_under(folder) <= sdist_names
-    assert not [name for name in sdist_names if name.endswith((".so", ".o"))]
+    assert not [name for name in sdist_names if name.endswith((".so", ".o", ".cubin", ".ptx"))]
     others = "pyproject.toml README.md LICENSE CHANGELOG.md Makefile requirements.txt .ci/run SECURITY.md LICENSE-numba"
     others += " CONTRIBUTING.md CITATION.cff .pre-commit-config.yaml .github/workflows/ci.yml hatch_build.py"
     assert set(others.split()) <= sdist_names
@@ -215,7 +221,7 @@ def makers():
 
 
 def test_machine_code_is_made_with_the_locked_versions():
-    assert set(makers()) == {"llvmlite", "numba", "numpy", "ziglang"}
+    assert set(makers()) == {"llvmlite", "numba", "numpy", "nvidia-cuda-nvrtc", "ziglang"}
     versions = locked("requirements.txt")
     assert {name: str(each.specifier) for name, each in makers().items()} == {
         name: f"=={versions[name]}" for name in makers()
@@ -263,12 +269,15 @@ def hook(monkeypatch, tmp_path_factory):
     monkeypatch.setattr(module, "mkdtemp", lambda prefix: str(tmp_path_factory.mktemp(prefix)))
     monkeypatch.setattr(module.atexit, "register", lambda *_: None)
 
-    def make(root, *options):
+    def generate(root, *options):
         module.made.append((root, *options))
-        if options:
+        if options[0] == CUBIN and options[1:]:
+            Path(options[-1]).mkdir()
+            (Path(options[-1]) / "sm_90-4567.cubin").write_bytes(b"kernels")
+        elif options[1:]:
             Path(options[-1]).write_bytes(b"code")
 
-    monkeypatch.setattr(module, "make_module", make)
+    monkeypatch.setattr(module, "generate", generate)
     monkeypatch.delenv("FASTRACK_WHEEL", raising=False)
     return module
 
@@ -287,10 +296,10 @@ def test_a_wheel_of_an_architecture_has_its_machine_code(hook, monkeypatch, arch
     monkeypatch.setenv("FASTRACK_WHEEL", architecture)
     monkeypatch.setattr(hook, "find_spec", lambda name: found)
     data, files = run_hook(hook, "standard")
-    ((root, *options),) = hook.made
-    assert root == str(ROOT)
-    assert options[:3] == ["--architecture", architecture, "--output"]
-    assert files == {MODULE: b"code"}
+    code, kernels = hook.made
+    assert code[:-1] == (str(ROOT), CODE, "--architecture", architecture, "--output")
+    assert kernels[:-1] == (str(ROOT), CUBIN, "--output")
+    assert files == {MODULE: b"code", f"{KERNELS}/sm_90-4567.cubin": b"kernels"}
     assert (data["tag"], data["pure_python"]) == (f"cp311-abi3-{system}_{architecture}", False)
 
 
@@ -304,7 +313,7 @@ def test_a_pure_wheel_makes_nothing(hook, monkeypatch):
 def test_an_editable_installation_has_its_machine_code_in_the_checkout(hook, monkeypatch):
     monkeypatch.setenv("FASTRACK_WHEEL", "x86_64")
     assert run_hook(hook, "editable") == ({"force_include": {}}, {})
-    assert hook.made == [(str(ROOT),)]
+    assert hook.made == [(str(ROOT), CODE), (str(ROOT), CUBIN)]
 
 
 @pytest.mark.parametrize(
@@ -333,18 +342,19 @@ def test_the_generator_leaves_nothing_else_in_the_tree(hook, monkeypatch):
     monkeypatch.undo()
     ran = []
     monkeypatch.setattr(hook, "subprocess", SimpleNamespace(run=lambda command, **more: ran.append((command, more))))
-    hook.make_module("there", "--output", "x")
+    hook.generate("there", CODE, "--output", "x")
     ((command, more),) = ran
-    assert command == [sys.executable, "-m", "fastrack._crypto.native", "--output", "x"]
+    assert command == [sys.executable, "-m", CODE, "--output", "x"]
     assert (more["cwd"], more["env"]["PYTHONDONTWRITEBYTECODE"]) == ("there", "1")
 
 
 @pytest.mark.nightly  # `make dist` makes and tries such wheels, too
-def test_a_wheel_with_machine_code_is_a_pure_wheel_and_the_module(tree, tmp_path, monkeypatch):
+def test_a_wheel_with_machine_code_is_a_pure_wheel_and_what_is_compiled(tree, tmp_path, monkeypatch):
     if sys.platform != "linux" or os.uname().machine not in {"x86_64", "aarch64"}:
         pytest.skip("there is no machine code for this machine")
     pytest.importorskip("numba")
-    machine = os.uname().machine
+    pytest.importorskip("nvidia")
+    machine, sources = os.uname().machine, find_kernels()
     (tmp_path / "pure").mkdir()
     (tmp_path / "own").mkdir()
     with (
@@ -352,7 +362,8 @@ def test_a_wheel_with_machine_code_is_a_pure_wheel_and_the_module(tree, tmp_path
         zipfile.ZipFile(build("wheel", tmp_path / "own", tree, machine)) as own,
     ):
         assert re.fullmatch(rf"{DIST}-cp311-abi3-(manylinux_2_28|linux)_{machine}\.whl", Path(own.filename).name)
-        assert set(own.namelist()) - set(pure.namelist()) == {MODULE}
+        kernels = {sources.image(name).name for name in (*CUBINS, PTX)}
+        assert set(own.namelist()) - set(pure.namelist()) == {MODULE, *(f"{KERNELS}/{name}" for name in kernels)}
         assert own.read(MODULE).startswith(b"\x7fELF")
         folder = f"{DIST}.dist-info"
         for name in set(pure.namelist()) - {f"{folder}/WHEEL", f"{folder}/RECORD"}:

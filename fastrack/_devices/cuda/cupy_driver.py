@@ -17,9 +17,11 @@ from fastrack._crypto.base import Bytes
 from fastrack._devices import side_stream
 from fastrack._devices.cuda.captures import BesideCaptures
 from fastrack._devices.cuda.commands import NAMES, Commands, Function
-from fastrack._devices.cuda.driver import View
+from fastrack._devices.cuda.driver import CopySpeeds, View
+from fastrack._devices.cuda.host_memory import measure_copies
 from fastrack._devices.cuda.native import STOPPED, Native, find_functions
-from fastrack._devices.cuda.nvrtc import Kernels, compile_kernels, find_kernels
+from fastrack._devices.cuda.nvrtc import Kernels, compile_kernels, find_kernels, load_kernels
+from fastrack._devices.nvml import read_confidential
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Framework
 from fastrack._util.fork import after_fork
@@ -64,8 +66,12 @@ class CupyDriver:
             self.functions: Mapping[str, Function]
             self._module, self.functions = self._compile(sources)
             self._native = self._open_native()
-        self.confidential = _is_confidential()
+        # Where that is not known transfers are correct too: it decides which thread makes blocking calls.
+        self.confidential = read_confidential().encrypts_copies
         self._dropped = _dropped.setdefault(index, deque())
+        if self.confidential and index not in _copy_speeds:
+            _copy_speeds[index] = measure_copies(self)
+        self.copy_speeds = _copy_speeds.get(index)
 
     # Memory, streams and events.
 
@@ -243,16 +249,26 @@ class CupyDriver:
             )
 
     def _compile(self, sources: Kernels) -> tuple[Any, dict[str, Function]]:
+        major, minor = (self.runtime.deviceGetAttribute(number, self.index) for number in (_MAJOR, _MINOR))
+        built, self.compiled_by = load_kernels(self._cupy, sources, (major, minor))
+        if built:
+            return built
+        why, nvrtc = self.compiled_by, "NVRTC"
         try:
+            nvrtc = f"NVRTC {'.'.join(map(str, self._cupy.cuda.nvrtc.getVersion()))}"
+            self.compiled_by = f"{nvrtc} on this machine; {why}"
             return compile_kernels(self._cupy, sources)
-        except (*self._errors, DeviceError):
+        except DeviceError:
             raise
         except Exception as error:
-            # The type varies: errors of the compiler, and others if its library is missing.
+            if getattr(error, "status", None) == _NO_MEMORY:
+                raise
+            # The type varies: errors of the compiler, of the driver for its code, others if a library is missing.
             lines = "\n".join(str(error).splitlines()[:8])
             raise DeviceError(
-                f"{self.name} cannot be used: its kernels do not compile; "
-                f"if the compiler is missing, {_INSTALL}\n{lines}"
+                f"{self.name} cannot be used: expected kernels for its compute capability {major}.{minor}, got none: "
+                f"{why}; {nvrtc} did not compile them for it. Install a later driver, or an NVRTC that knows this GPU "
+                f"(from 10.0 on that is 12.8 or later): {_INSTALL}\n{lines}"
             ) from error
 
     def _open_native(self) -> Native:
@@ -332,26 +348,7 @@ def _device_error(name: str, error: BaseException, call: str = "") -> DeviceErro
     return DeviceError(f"{name} failed{f' in {call}' if call else ''}: {error}")
 
 
-def _is_confidential() -> bool:
-    """Return whether the driver reports confidential mode."""
-    try:
-        import pynvml
-    except ImportError:  # transfers are correct either way: the mode only decides which thread makes blocking calls
-        return False
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:  # CUDA needs no NVML either
-        return False
-    try:
-        state = pynvml.nvmlSystemGetConfComputeState()
-        return bool(state.ccFeature == pynvml.NVML_CC_SYSTEM_FEATURE_ENABLED)
-    except (pynvml.NVMLError, AttributeError):  # the driver, or pynvml, does not know the mode
-        return False
-    finally:
-        with suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
-
-
+_copy_speeds: dict[int, CopySpeeds | None] = {}  # by device: what its first opening in confidential mode measured
 _Dropped = deque[tuple[Callable[[int], None], int]]
 _dropped: dict[int, _Dropped] = {}  # by device: destructors and handles that await `reclaim`
 after_fork(_dropped.clear)  # the handles belong to the parent

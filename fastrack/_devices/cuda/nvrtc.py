@@ -1,4 +1,4 @@
-"""Find the CUDA sources of the kernels, with the constants to launch them, and compile them."""
+"""Find the CUDA sources of the kernels, with the constants to launch them, and load what was compiled of them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,20 @@ from typing import Any
 from fastrack._devices.cuda.commands import Function
 from fastrack.errors import DeviceError
 
-KERNELS = ("prepare", *(f"{name}_{bits}" for name in ("open", "seal", "gather") for bits in (128, 256)))
+KERNELS = ("prepare", *(f"{name}_{bits}" for name in ("open", "seal", "gather", "widen") for bits in (128, 256)))
 """The names of the kernels."""
 
+CUBINS = ("sm_80", "sm_90", "sm_100", "sm_120")
+"""What the kernels are compiled for when fastrack is built. GPUs of a later minor version run them too."""
+
+PTX = "compute_100"
+"""The PTX for other GPUs: those of 11.0, and those later than 12. No later target fits all of these."""
+
+MAIN = "fastrack.cu"
+"""The file with the kernels, which includes the others."""
+
 _MAX_SHARED = 100  # percent of a multiprocessor's memory as shared memory; with less, one block fits instead of two
-_MAIN = "fastrack.cu"
+_NO_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY
 _CONSTANT = re.compile(r"^#define FASTRACK_(\w+) (\d+)\s*$", re.MULTILINE)
 
 
@@ -33,6 +42,11 @@ class Kernels:
     def options(self) -> tuple[str, ...]:
         """Compiler options. They include the digest, since a cache may use only options and main file as its key."""
         return ("-std=c++17", f"-I{self.folder}", f"-DFASTRACK_SOURCES={self.digest}")
+
+    def image(self, architecture: str) -> Path:
+        """Return the file with these kernels compiled for an architecture, which exists if fastrack's build made it."""
+        suffix = "ptx" if architecture == PTX else "cubin"
+        return Path(str(files("fastrack")), "kernels", f"{architecture}-{self.digest}.{suffix}")
 
     @property
     def threads(self) -> int:
@@ -61,7 +75,7 @@ def find_kernels() -> Kernels:
     if (checkout / "pyproject.toml").is_file():
         folders.append(checkout / "kernels")
     for folder in folders:
-        if (folder / _MAIN).is_file():
+        if (folder / MAIN).is_file():
             return read_kernels(folder)
     raise DeviceError(f"fastrack's kernels are in neither {package} nor beside it; install fastrack again")
 
@@ -72,14 +86,46 @@ def read_kernels(folder: Path) -> Kernels:
     for path in sorted([*folder.glob("*.cu"), *folder.glob("*.cuh")]):
         text = path.read_bytes()
         digest.update(f"{path.name} {len(text)}\n".encode() + text)
-    code = (folder / _MAIN).read_text(encoding="utf-8")
+    code = (folder / MAIN).read_text(encoding="utf-8")
     constants = {name: int(value) for name, value in _CONSTANT.findall(code)}
     return Kernels(folder, code, digest.hexdigest()[:32], constants)
 
 
+def load_kernels(
+    cupy: Any, sources: Kernels, capability: tuple[int, int]
+) -> tuple[tuple[Any, dict[str, Function]] | None, str]:
+    """Load the kernels that were compiled when fastrack was built, for this compute capability or else as PTX.
+
+    Return the module and each kernel by its name, or None if nothing fits the device and its driver; and who compiled
+    them, or why nothing fits.
+    """
+    major, minor = capability
+    fitting = (each for each in CUBINS if each[3:-1] == str(major) and int(each[-1]) <= minor)
+    cubin = next(fitting, f"sm_{major}{minor}")
+    makers = {cubin: f"fastrack's build, for {cubin}", PTX: f"the driver, from fastrack's PTX for {PTX}"}
+    reasons: list[str] = []
+    for architecture, maker in makers.items():
+        path = sources.image(architecture)
+        if not path.is_file():
+            reasons.append(f"fastrack brings no {architecture}")
+            continue
+        try:
+            loaded = _functions(cupy.RawModule(path=str(path)), sources)
+        except cupy.cuda.driver.CUDADriverError as error:
+            if error.status == _NO_MEMORY:
+                raise
+            reasons.append(f"{architecture} was refused ({error})")
+        else:
+            return loaded, "; ".join([maker, *reasons])
+    return None, "; ".join(reasons)
+
+
 def compile_kernels(cupy: Any, sources: Kernels) -> tuple[Any, dict[str, Function]]:
     """Compile the kernels by NVRTC; CuPy caches them on disk. Return the module, and each kernel by its name."""
-    module = cupy.RawModule(code=sources.code, options=sources.options, backend="nvrtc")
+    return _functions(cupy.RawModule(code=sources.code, options=sources.options, backend="nvrtc"), sources)
+
+
+def _functions(module: Any, sources: Kernels) -> tuple[Any, dict[str, Function]]:
     functions = {}
     for name in KERNELS:
         kernel = module.get_function(name)
