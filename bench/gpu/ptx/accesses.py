@@ -1,4 +1,4 @@
-"""What the accesses of a block between two barriers amount to: passes of shared memory, sectors, races, a digest."""
+"""Judge the accesses of a block between two barriers: passes of shared memory, sectors, races, a digest."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Site:
 
 @dataclass
 class Report:
-    """What a launch did. `trace` is a digest of control flow, of banks and passes, and of addresses elsewhere.
+    """Counts and findings of a launch. `trace` is a digest of control flow, banks, passes, and addresses elsewhere.
 
     Rows of shared memory are not in it: a pass takes as long for one as for another.
     """
