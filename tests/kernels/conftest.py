@@ -34,7 +34,7 @@ def build(build_folder):
         pytest.skip("there is no g++ to compile the kernels for the host")
     if platform.machine() != "x86_64":
         pytest.skip("the shim runs kernels on x86-64 only")
-    return lambda source, variant="watched", clmad=0: kernel_host.build(source, build_folder, variant, clmad)
+    return lambda source, clmad=0: kernel_host.build(source, build_folder, clmad)
 
 
 @pytest.fixture(scope="session")
