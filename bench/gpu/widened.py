@@ -1,4 +1,4 @@
-"""What values of 8 bits are, times their scales, as BF16: by Python's numbers, and one multiplication by NumPy."""
+"""Widen values of 8 bits by their scales to BF16, by Python's numbers and one multiplication of NumPy."""
 
 import numpy as np
 

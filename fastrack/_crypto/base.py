@@ -155,10 +155,31 @@ KEY, BITS, SOURCE, TARGET, SIZE, FIRST, CHUNKS, STARTS, RANGES = range(WORDS)
 """The columns of the table.
 
 Addresses of the key, of the source and of the result; bits of the key; bytes of plaintext of the message; the number of
-chunks of the jobs before; and the addresses of a gather's plan, or `WHOLE` or `SEALS` in place of its chunks.
+chunks of the jobs before; and the addresses of a gather's plan, or `WHOLE`, `SEALS` or
+`WIDENS` in place of its chunks.
 """
 
-WHOLE, SEALS = 0, 1  # no addresses
+WHOLE, SEALS, WIDENS = 0, 1, 2  # no addresses. In a row that widens, `STARTS` is the address of a `scaling_row`
+
+SCALING_WORDS, VALUES_KIND = 7, 2
+VALUES = ("F8_E4M3", "F8_E5M2", "I8")
+
+
+def scaling_row(scaling: Scaling, nbytes: int) -> tuple[int, ...]:
+    """Return a scaling as words, or raise ValueError unless the scales are those of `nbytes` values.
+
+    The words: the address of the scales, 1 if they are F32, the kind of the values, the columns, the rows and the
+    columns that share a scale, and the number of scales across all columns.
+    """
+    columns, tall, wide = scaling.columns, scaling.rows_a_scale, scaling.columns_a_scale
+    across = -(-columns // wide)
+    size = across * -(-nbytes // (columns * tall)) * (4 if scaling.dtype == "F32" else 2)
+    if scaling.memory.size != size:
+        raise ValueError(f"expected scales of {size} bytes, got {scaling.memory.size}")
+    if across == 1:  # whole rows: longer runs
+        columns, tall, wide = columns * tall, 1, columns * tall
+    kinds = int(scaling.dtype == "F32"), VALUES.index(scaling.values)
+    return scaling.memory.address, *kinds, columns, tall, wide, across
 
 
 class Engine(Protocol):

@@ -251,7 +251,7 @@ class Machine:
                 if not written[rows].all():
                     first = offsets[~written[rows].all(axis=1)][0]
                     self._report.tell(
-                        f"{site} reads byte {first} of {buffer.name}, or one behind it, which nobody wrote"
+                        f"{site} reads byte {first} of {buffer.name}, or one behind it, which was never written"
                     )
             if space != "param":
                 self._log.add(site, buffer, offsets, lanes, self._times)

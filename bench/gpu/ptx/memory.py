@@ -1,4 +1,4 @@
-"""Memory of the interpreted device: bounds, and bytes that nobody has written."""
+"""Memory of the interpreted device: bounds, and bytes that were never written."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Space:
         self._next, self._random = 1 << 33, np.random.default_rng(0)
 
     def add(self, size, content=b"", **options):
-        """Make a buffer at an address that is free. It goes when nobody has it any more."""
+        """Make a buffer at an address that is free. It goes with its last reference."""
         name = options.pop("name", f"buffer {len(self.buffers)}")
         buffer = self.keep(Buffer(name, self._next, size, content, **options))
         self._next += -(-(size + _GAP) // 256) * 256 + 256 * int(self._random.integers(1 << 12))

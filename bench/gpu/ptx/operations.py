@@ -47,7 +47,7 @@ class Registers:
         }
 
     def begin(self, block, blocks):
-        """Fill the registers with noise, as nobody has written them."""
+        """Fill the registers with noise, as they were never written."""
         for noise, registers in self._all:
             registers[:] = noise
         self.specials["%ctaid.x"][...], self.specials["%nctaid.x"][...] = block, blocks

@@ -55,7 +55,7 @@ class CudaDevice:
 
     @property
     def compiled_by(self) -> str:
-        """Who compiled the kernels, and why what comes with fastrack was not used."""
+        """The compiler of the kernels, and why what comes with fastrack was not used."""
         return self._pipeline.driver.compiled_by
 
     def framework(self, requested: Framework | None, source: Framework | None) -> Framework:

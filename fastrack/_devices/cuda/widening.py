@@ -1,4 +1,4 @@
-"""What the kernels need to know of scales, after checks that the kernels rely on."""
+"""Describe scales to the kernels that widen, after checks that the kernels rely on."""
 
 from __future__ import annotations
 
