@@ -138,7 +138,7 @@ def _others(agreed):
     yield "kernel", "for", "instructions", "GPU", "the least, GB/s", "phases never overlap, GB/s"
     for name, machine_code in agreed["sass"].items():
         kernel, architecture = name.split()
-        if kernel in counts.LAUNCHED and (kernel == _OPEN or architecture == _PRESENT):
+        if kernel in counts.COUNTED and (kernel == _OPEN or architecture == _PRESENT):
             gpu, instructions = USUAL.get(architecture, ""), f"{_sum(machine_code)['all']:.0f}"
             rows = [*table(machine_code, agreed["ptx"][kernel], GPUS[gpu])] if gpu else [[""], [""]]
             yield f"`{kernel}`", architecture, instructions, gpu, *(row[-1] for row in rows[-2:])
@@ -176,7 +176,7 @@ def show(options):
 def main(argv):
     """Print what bounds a kernel, or write the tables of DESIGN.md, or agree on the counts."""
     parser = argparse.ArgumentParser(prog="python -m bench.gpu.bound", description="Print what bounds a kernel.")
-    parser.add_argument("--kernel", choices=counts.LAUNCHED, default=_OPEN)
+    parser.add_argument("--kernel", choices=counts.COUNTED, default=_OPEN)
     parser.add_argument("--architecture", choices=counts.ARCHITECTURES, default=_PRESENT)
     parser.add_argument("--gpu", choices=GPUS, help="whose figures to use; by default one of that architecture")
     parser.add_argument("--folder", type=Path, help="count these kernels; by default those agreed on")
