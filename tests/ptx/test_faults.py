@@ -17,28 +17,8 @@ from bench.gpu.ptx import PtxGpu, Violation
 from fastrack._crypto.gather import GatherPlan
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not find_libraries(), reason="there is no NVRTC wheel")]
-FAULTS = [
-    "tables-without-barrier",
-    "warp-without-barrier",
-    "no-barrier-before-release",
-    "one-side-to-open",
-    "no-barrier-before-pieces",
-    "powers-without-barrier",
-    "schedule-read-early",
-    "wipe-without-barrier",
-    "no-barrier-before-the-tag",
-    "one-side-to-gather",
-    "blocks-in-front-read",
-    "store-too-long",
-    "byte-of-a-column",
-    "opened-too-long",
-    "source-read-too-far",
-    "sums-of-one-side",
-    "load-too-long",
-    "load-misaligned",
-    "no-barrier-after-a-key",
-    "piece-one-too-long",
-]
+THIS = "ptx/test_faults.py::test_without_a_fault_nothing_is_found"
+FAULTS = [mutant.name for mutant in MUTANTS if THIS in mutant.tests]
 
 
 def check(gpu):
