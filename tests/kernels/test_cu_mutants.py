@@ -38,7 +38,7 @@ def test_the_tests_that_mutants_name_are_there():
 @each(
     ("code", "output", "outcome", "by"),
     [
-        (1, "F\nFAILED tests/kernels/test_cu_x.py::test_x[a] - AssertionError", "caught", "kernels/test_cu_x.py::test_x[a]"),
+        (1, "F\nFAILED tests/ptx/test_x.py::test_x[a] - AssertionError", "caught", "ptx/test_x.py::test_x[a]"),
         (0, "2 passed in 1.0s", "SURVIVED", "test_x"),
         (0, "2 skipped in 1.0s", "broken", "pytest ended with 0"),  # as without a compiler
         (1, "E\nERROR tests/kernels/test_cu_x.py::test_x - error: expected", "broken", "pytest ended with 1"),
