@@ -26,9 +26,14 @@ def check(gpu):
     known._random(runs, 256, known.CHUNK_SIZE + 4321, 8, 1)
     key, nonce, plain = os.urandom(32), os.urandom(12), os.urandom(known.CHUNK_SIZE + 9)
     sealed, state = known.seal(key, nonce, plain), runs.prepare(key, nonce)
-    piece = GatherPlan(np.array([0]), np.array([0, 1]), np.array([[known.CHUNK_SIZE - 3, 0, 4]]))  # the chunk has three
-    result = runs.gather(state, sealed[: known.SEALED_CHUNK_SIZE], piece, len(plain), 100)
-    known._expect("a piece that is too long", result, (0, b"\xa5" * 100))
+    known._expect("a short chunk, sealed", runs.seal_run(state, plain[:9]), known.seal(key, nonce, plain[:9]))
+    pieces = GatherPlan(np.array([0]), np.array([0, 2]), np.array([[1, 1, 1], [1, 6, 9]]))
+    result = runs.gather(state, sealed[: known.SEALED_CHUNK_SIZE], pieces, len(plain), 15)
+    known._expect("pieces at odd places", result, (None, b"\xa5" + plain[1:2] + b"\xa5" * 4 + plain[1:10]))
+    for chunk, pieces, place in ((0, 1, known.CHUNK_SIZE - 3), (0, 1, 2 * known.CHUNK_SIZE), (0, 2, 0), (7, 1, 0)):
+        piece = GatherPlan(np.array([chunk]), np.array([0, pieces]), np.array([[place, 0, 4]]))
+        result = runs.gather(state, sealed[: known.SEALED_CHUNK_SIZE], piece, len(plain), 100)
+        known._expect("a plan that reaches outside", result, (min(chunk, 1), b"\xa5" * 100))
 
 
 def test_without_a_fault_nothing_is_found():

@@ -7,7 +7,7 @@ from helpers.cases import each
 from bench.gpu.ptx import PtxGpu, Violation
 
 THREADS = 64
-# A thread reads three double words at %rd3 into %rd5 to %rd7, their low words into %r5 to %r7. It may write one at %rd4.
+# A thread reads three double words at %rd3 into %rd5 to %rd7, their low words into %r5 to %r7. It writes one at %rd4.
 # It has a word of shared memory at %r2, and another thread's at %r3.
 KERNEL = """
 extern .shared .align 16 .b8 memory[];
