@@ -23,7 +23,7 @@ WITH_ZIGLANG := PYTHONPATH=$(CURDIR)/$(ZIGLANG)
 BACKEND = $$(grep -oE '^(hatchling|editables)==[0-9.]*' requirements.txt)
 
 .PHONY: help demo native test test-all test-nightly test-lowest test-openssl test-pythons coverage check bench bench-compare peers gpu \
-	gpu-kit emulator aarch64 aarch64-wheel integrations nvrtc mutants fuzz soak docs site-check lock dist environments clean
+	gpu-kit emulator aarch64 aarch64-wheel integrations nvrtc ptx mutants fuzz soak docs site-check lock dist environments clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -46,11 +46,15 @@ QUICK := -m "not slow and not nightly"
 test: $(STAMP) $(NATIVE)  ## run the quick tests; under three minutes on two cores
 	$(BIN)/python -m pytest $(PARALLEL) $(QUICK)
 
-test-all: $(STAMP) $(NATIVE)  ## run all tests but those of the emulator, and those for the night
-	$(BIN)/python -m pytest $(PARALLEL) --numprocesses 3 -m "not nightly"  # slow ones wait for processes of their own
+# Other versions of NVRTC than that of .venv, for the tests that read what it makes of the kernels.
+NVRTCS := 13.0.88 12.9.86
+nvrtcs = FASTRACK_NVRTC=$(subst $() $(),:,$(addprefix .nvrtc/,$(1)))
 
-test-nightly: $(STAMP) $(EMULATOR)/.installed $(NATIVE)  ## run the tests that take long, those of the emulator too
-	$(BIN)/python -m pytest $(PARALLEL) -m nightly
+test-all: $(STAMP) $(NATIVE) .nvrtc/13.0.88/.installed  ## run all tests but those of the emulator, and those for the night
+	$(call nvrtcs,13.0.88) $(BIN)/python -m pytest $(PARALLEL) --numprocesses 3 -m "not nightly"  # slow ones wait for processes of their own
+
+test-nightly: $(STAMP) $(EMULATOR)/.installed $(NATIVE) $(NVRTCS:%=.nvrtc/%/.installed)  ## run the tests that take long, those of the emulator too
+	$(call nvrtcs,$(NVRTCS)) $(BIN)/python -m pytest $(PARALLEL) -m nightly
 	$(EMULATOR)/bin/python -m pytest tests/emulator -m nightly
 
 # Compiled functions are not counted: coverage sees Python alone.
@@ -109,7 +113,7 @@ STAGES ?=
 OUT ?= bench/results
 SECONDS ?= 540
 
-gpu:  ## check and measure on a GPU: STAGES="first tests memcheck variants figures loop profile" OUT=folder SECONDS=540
+gpu:  ## check and measure on a GPU: STAGES="first variants profile tests memcheck figures loop" OUT=folder SECONDS=540
 	$(GPU_PYTHON) -m bench.gpu $(if $(STAGES),--stages $(STAGES)) --out $(OUT) --seconds $(SECONDS) $(GPU_OPTIONS)
 
 KIT ?= .gpu-kit
@@ -118,12 +122,22 @@ KIT_PYTHON ?= 3.12
 gpu-kit: $(STAMP) $(ZIGLANG)/.installed  ## gather in KIT=.gpu-kit what `make gpu` needs on a machine without a network; KIT_PYTHON=3.12
 	$(WITH_ZIGLANG) $(BIN)/python -m bench.gpu.kit $(KIT) --python $(KIT_PYTHON)
 
-# One environment holds one version of NVRTC; the tests find others in the folders that FASTRACK_NVRTC names.
+# One environment holds one version of NVRTC, whose package for CUDA 12 has a name of its own; the tests find others in the folders that FASTRACK_NVRTC names.
 NVRTC ?= 13.0.88
 
 nvrtc: $(STAMP) $(NATIVE)  ## compile the kernels with another NVRTC as well, and look for spills; NVRTC=13.0.88
-	test -d .nvrtc/$(NVRTC) || $(BIN)/python -m pip install --quiet --no-deps --target .nvrtc/$(NVRTC) nvidia-cuda-nvrtc==$(NVRTC)
+	test -d .nvrtc/$(NVRTC) || $(BIN)/python -m pip install --quiet --no-deps --target .nvrtc/$(NVRTC) nvidia-cuda-nvrtc$(if $(filter 12.%,$(NVRTC)),-cu12)==$(NVRTC)
 	FASTRACK_NVRTC=.nvrtc/$(NVRTC) $(BIN)/python -m pytest tests/kernels/test_cu_build.py -s
+
+ptx: $(STAMP) $(NATIVE) $(NVRTCS:%=.nvrtc/%/.installed)  ## interpret the PTX of three versions of NVRTC: known answers, races, timing; some minutes
+	$(call nvrtcs,$(NVRTCS)) $(BIN)/python -m pytest tests/ptx -s
+
+.nvrtc/%/.installed: tests/ptx/nvrtc.txt | $(STAMP)
+	rm -rf .nvrtc/$*
+	mkdir -p .nvrtc/$*
+	sed -n '/==$* /,/[^\\]$$/p' tests/ptx/nvrtc.txt > .nvrtc/$*/requirements.txt
+	$(BIN)/$(PIP_LOCKED) --quiet --target .nvrtc/$* --requirement .nvrtc/$*/requirements.txt
+	touch $@
 
 MUTANTS ?=
 MUTANTS_OPTIONS ?=

@@ -21,7 +21,7 @@ PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
 
 def main(bill: Path, folder: Path) -> None:
-    """Print the bill of materials with a component for each piece of compiled code."""
+    """Print the bill of materials with a component for each architecture's machine code, and for its kernels."""
     document = json.loads(bill.read_text())
     root = document["metadata"]["component"]["bom-ref"]
     wheels = sorted(folder.glob("*-abi3-*.whl"))

@@ -63,6 +63,7 @@ _registry.PICKLED |= {
     "JoinedRef": "_training.handles:restore_joined",
     "Lengths": "_training.handles:restore_lengths",
     "MessageContext": "_sealed.contexts:MessageContext",
+    "Scale": "_sealed.scales:Scale",
     "Opening": "_training.dataset:SampleTransform",
     "PlainColumns": "_training.plain_columns:PlainColumns",
     "RecordLayout": "_training.handles:RecordLayout",

@@ -113,14 +113,22 @@ __device__ __forceinline__ Start start(Tables t, const u32* schedule, u32 n0, u3
     return made;
 }
 
+// Returns the last column of a counter block after the first round key.
+__device__ __forceinline__ u32 whitened(const u32* schedule, u32 counter) { return swap_bytes(counter) ^ schedule[3]; }
+
+// Returns half of the state after two rounds: what depends on the low byte of the counter, so that counters that differ
+// by a multiple of 256 share it.
+__device__ __forceinline__ uint4 half_of_two_rounds(Tables t, const Start& made, u32 s3) {
+    const u32 r0 = made.first[0] ^ rotate_16(t.at<T1, 3>(s3));
+    return make_uint4(t.at<T0, 0>(r0) ^ made.second[0], rotate_16(t.at<T1, 3>(r0)) ^ made.second[1], t.at<T0, 2>(r0),
+                      t.at<T1, 1>(r0) ^ made.second[3]);
+}
+
 // Returns the state of one counter block after two rounds.
-__device__ __forceinline__ uint4 two_rounds(Tables t, const u32* schedule, const Start& made, u32 counter) {
-    const u32 s3 = swap_bytes(counter) ^ schedule[3];
-    const u32 r0 = made.first[0] ^ rotate_16(t.at<T1, 3>(s3)), r1 = made.first[1] ^ rotate_16(t.at<T0, 2>(s3));
-    return make_uint4(t.at<T0, 0>(r0) ^ t.at<T1, 1>(r1) ^ made.second[0],
-                      t.at<T0, 0>(r1) ^ rotate_16(t.at<T1, 3>(r0)) ^ made.second[1],
-                      rotate_16(t.at<T0, 2>(r0) ^ t.at<T1, 3>(r1)) ^ made.second[2],
-                      t.at<T1, 1>(r0) ^ rotate_16(t.at<T0, 2>(r1)) ^ made.second[3]);
+__device__ __forceinline__ uint4 two_rounds(Tables t, const Start& made, uint4 half, u32 s3) {
+    const u32 r1 = made.first[1] ^ rotate_16(t.at<T0, 2>(s3));
+    return make_uint4(half.x ^ t.at<T1, 1>(r1), half.y ^ t.at<T0, 0>(r1),
+                      rotate_16(half.z ^ t.at<T1, 3>(r1)) ^ made.second[2], half.w ^ rotate_16(t.at<T0, 2>(r1)));
 }
 
 __device__ __forceinline__ uint4 full_round(Tables t, uint4 s, uint4 k) {
@@ -136,7 +144,8 @@ __device__ __forceinline__ uint4 last_round(Tables t, uint4 s, uint4 k) {
 // Returns the keystream block of one counter, with its bytes in memory order.
 template <int BITS>
 __device__ __forceinline__ uint4 keystream(Tables t, const u32* schedule, const Start& made, u32 counter) {
-    uint4 s = two_rounds(t, schedule, made, counter);
+    const u32 s3 = whitened(schedule, counter);
+    uint4 s = two_rounds(t, made, half_of_two_rounds(t, made, s3), s3);
 #pragma unroll
     for (int round = 3; round < Aes<BITS>::ROUNDS; ++round) s = full_round(t, s, round_key(schedule, round));
     return last_round(t, s, round_key(schedule, Aes<BITS>::ROUNDS));
@@ -146,10 +155,12 @@ struct Two {
     uint4 a, b;
 };
 
-// Returns the keystream blocks of two counters, and reads every round key once for both.
+// Returns the keystream blocks of two counters that differ by a multiple of 256. Reads every round key once for both.
 template <int BITS>
 __device__ __forceinline__ Two keystreams(Tables t, const u32* schedule, const Start& made, u32 a, u32 b) {
-    Two s = {two_rounds(t, schedule, made, a), two_rounds(t, schedule, made, b)};
+    const u32 a3 = whitened(schedule, a), b3 = whitened(schedule, b);
+    const uint4 half = half_of_two_rounds(t, made, a3);
+    Two s = {two_rounds(t, made, half, a3), two_rounds(t, made, half, b3)};
 #pragma unroll
     for (int round = 3; round < Aes<BITS>::ROUNDS; ++round) {
         const uint4 k = round_key(schedule, round);

@@ -28,8 +28,14 @@ struct Segment {
 };
 static_assert(sizeof(Segment) == FASTRACK_SEGMENT_BYTES, "the host knows this size");
 
-struct Table {
-    Segment at[FASTRACK_SEGMENTS];
+// Returns the place of chunk `index` of a segment.
+__device__ __forceinline__ u8* place_of(const Segment& segment, u32 index, Shared*, int) {
+    return segment.target + static_cast<u64>(index) * CHUNK;
+}
+
+template <class Row, u32 ROWS>
+struct TableOf {
+    Row at[ROWS];
 
     // Returns the segment that has chunk `i` of the launch.
     __device__ __forceinline__ u32 find(u32 i, u32 segments) const {
@@ -46,4 +52,6 @@ struct Table {
         return low;
     }
 };
+
+typedef TableOf<Segment, FASTRACK_SEGMENTS> Table;
 static_assert(sizeof(Table) + 11 * 8 <= 4096, "CUDA before 12.1 allows no more as the parameters of a kernel");

@@ -2,11 +2,12 @@
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
 from bench.gpu import needs, record, summary
-from bench.gpu.processes import ROOT, exit_on_sigterm, run
+from bench.gpu.processes import ROOT, exit_on_sigterm, run, watch
 from bench.gpu.stages import STAGES
 
 SECONDS = 540
@@ -28,14 +29,19 @@ def main(argv):
     if code != 0:
         return _nothing(options, f"not done after {_PROBE} s" if code is None else output.strip())
     machine = json.loads(output.splitlines()[-1])
-    return int(any([_run(stage, machine, options) == record.FAILED for stage in options.stages]))  # noqa: C419 - all run
+    os.environ.setdefault("CUPY_CACHE_DIR", str(options.out / "cubins"))  # the machine code is kept with the results
+    status = int(any([_run(stage, machine, options) == record.FAILED for stage in options.stages]))  # noqa: C419 - all run
+    # In a process of its own: it needs NumPy, and what it reads may be of another version.
+    print(run([*PYTHON, "bench.gpu.decide", str(options.out)], _PROBE)[1], file=sys.stderr, end="")
+    return status
 
 
 def _run(stage, machine, options):
     print(f"{stage}: {STAGES[stage]} (at most {options.seconds:g} s)", file=sys.stderr, flush=True)
     settings = {"device": options.device, "quick": options.quick, "seconds": max(options.seconds - _MARGIN, 1)}
     path = record.create(options.out, stage, machine, **settings)
-    code, output = run([*PYTHON, "bench.gpu.stage", str(path)], options.seconds)
+    with watch(machine["gpu"].get("bus"), path.with_suffix(".csv")):
+        code, output = run([*PYTHON, "bench.gpu.stage", str(path)], options.seconds)
     document = record.settle(path, code, output, options.seconds)
     print(summary.line(document, path.name), flush=True)
     return document["outcome"]

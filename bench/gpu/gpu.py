@@ -35,22 +35,12 @@ class Gpu:
 
         from fastrack._devices.cuda import cupy_driver
 
-        self._cupy, self._candidate = cupy, candidate
+        self._cupy = cupy
         self.resident = candidate.blocks if candidate else Gpu.resident
         self.index = int(device.removeprefix("cuda:"))
         with patch.object(cupy_driver, "find_kernels", lambda: candidate.kernels) if candidate else nullcontext():
             self.driver = cupy_driver.CupyDriver(self.index)
         cupy.cuda.runtime.setDevice(self.index)
-
-    @property
-    def state_size(self):
-        """Bytes of the state of a key."""
-        from fastrack._devices.cuda.buffers import STATE_SIZE  # late: missing packages are reported without NumPy too
-
-        return self._candidate.kernels.constants["STATE_BYTES"] if self._candidate else STATE_SIZE
-
-    def extend_state(self, state):
-        return self._candidate.extend_state(state) if self._candidate else state
 
     def kernels(self):
         """Return the resources of each kernel, by name: registers and local bytes a thread, blocks a multiprocessor."""
@@ -178,6 +168,17 @@ class Product:
             self._a, self._b = (torch.randn(side, side, device=device).to(torch.bfloat16) for _ in range(2))
             self._out = torch.empty_like(self._a)
             torch.cuda.synchronize(device)
+
+    @contextmanager
+    def busy(self, count):
+        """Queue `count` products on their stream, and make it the current one of CuPy for the block."""
+        import cupy
+
+        with self._torch.cuda.device(self._index), self._torch.cuda.stream(self._stream):
+            for _ in range(count):
+                self._torch.mm(self._a, self._b, out=self._out)
+        with cupy.cuda.Device(self._index), cupy.cuda.ExternalStream(self._stream.cuda_stream):
+            yield
 
     def run(self, count):
         """Return the average seconds of a product, over `count` products in a row."""

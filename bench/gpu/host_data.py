@@ -34,7 +34,7 @@ class Pair:
 
     def mover(self, channel):
         """Return a function that moves one of them by this channel, by its number."""
-        return lambda number: channel.to_device(self.sealed[number % 2], out=self.out[number % 2])
+        return lambda n, **options: channel.to_device(self.sealed[n % 2], out=self.out[n % 2], **options)
 
 
 def require_same(what, gpu, pointer, expected, stream):

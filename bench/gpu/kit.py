@@ -17,11 +17,11 @@ from pathlib import Path
 from bench.gpu.processes import ROOT
 
 PACKAGES = ("cryptography", "cffi", "pycparser")
-# Stages or steps are skipped without pytest, hypothesis, nvidia-ml-py or typer, which need the others. Each wheel is
-# used where the machine lacks the package.
+# Stages or steps are skipped without pytest, hypothesis, nvidia-ml-py or typer, which need the others, and tests fail
+# without safetensors. Each wheel is used where the machine lacks the package.
 OPTIONAL = (
     *("pytest", "iniconfig", "packaging", "pluggy", "pygments"),
-    *("hypothesis", "sortedcontainers"),
+    *("hypothesis", "sortedcontainers", "safetensors"),
     "nvidia-ml-py",
     *("typer", "annotated-doc", "shellingham", "rich", "markdown-it-py", "mdurl"),
     *("pydantic", "pydantic-core", "annotated-types", "typing-extensions", "typing-inspection"),
@@ -42,7 +42,7 @@ PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x8
 MOST = 30_000_000  # bytes
 EXPECTED = """\
 Needed there besides: NumPy, CuPy
-For all parts: torch, safetensors, matplotlib, compute-sanitizer, ncu"""
+For all parts: torch, matplotlib, compute-sanitizer, ncu"""
 RUN = """\
 #!/usr/bin/env bash
 # Runs stages of `make gpu` by this kit, in the current folder, which is a checkout: bash .gpu-kit/run.sh first tests

@@ -7,6 +7,8 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from bench.gpu.gpu import WrongResultError
 from bench.gpu.launches import ByteRuns
+from bench.gpu.widened import FORMATS, places, scales_of, widened
+from fastrack._crypto.base import Scaling
 from fastrack._crypto.cobblestone import chunk_nonce
 from fastrack._crypto.gather import GatherPlan
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE
@@ -59,6 +61,7 @@ def check(gpu, sizes=SIZES, blocks=(1, 3)):
     for bits in (128, 256):
         for number, size in enumerate(sizes):
             done += _random(runs, bits, size, number % 16, blocks[number % len(blocks)])
+        done += sum(_widened(runs, bits, values, columns) for values in FORMATS for columns in (64, 63))
     return done
 
 
@@ -95,6 +98,18 @@ def _random(runs, bits, size, offset, blocks):
     expected = (first + last, plain[: last * CHUNK_SIZE] + bytes(size - last * CHUNK_SIZE))
     _expect(f"{case}, its last tag altered", runs.open_run(state, wrong, first, **options), expected)
     return 3 + _gather(runs, state, case, seal(key, nonce, plain), plain, options)
+
+
+def _widened(runs, bits, values, columns):
+    """Every value, in rows with scales of their own, 16 at once and one by one."""
+    key, nonce, plain = os.urandom(bits // 8), os.urandom(12), bytes(range(256)) * 68
+    scales = np.random.default_rng(columns).normal(0, 1, -(-len(plain) // columns)).astype(np.float32)
+    how = Scaling(scales.tobytes(), "F32", values, columns, 1, columns)
+    found = runs.widen_run(runs.prepare(key, nonce), seal(key, nonce, plain), how)
+    indices = places(len(plain), columns, 1, columns)
+    expected = None, widened(plain, values, scales_of(how.memory, "F32"), indices)
+    _expect(f"AES-{bits}, {values} in rows of {columns}, widened", found, expected)
+    return 1
 
 
 def _gather(runs, state, case, sealed, plain, options):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from bench.gpu.gpu import WrongResultError
+from fastrack._crypto.base import HostMemory
 from fastrack._devices.cuda.buffers import KEY_SIZE, STATE_SIZE
 from fastrack._devices.cuda.table import TableSegment, pack_table
+from fastrack._devices.cuda.widening import widening_of
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE
 
 GOOD = 2**64 - 1
@@ -32,6 +34,10 @@ class Launches:
     def open(self, bits, blocks, state, sealed, target, first, count, size, verdict):
         table = pack_table([TableSegment(target, first, size, count, 0, 0)])
         self.gpu.launch(f"open_{bits}", blocks, (state, 0, sealed, count, 1, verdict), self.stream, table)
+
+    def widen(self, bits, blocks, state, sealed, target, first, count, size, verdict, widening):
+        table = pack_table([TableSegment(target, first, size, count, 0, 0)], [widening])
+        self.gpu.launch(f"widen_{bits}", blocks, (state, 0, sealed, count, 1, verdict), self.stream, table)
 
     def seal(self, bits, blocks, *arguments):
         """State, source, sealed, first, count, size."""
@@ -84,13 +90,13 @@ class ByteRuns:
         self._launches = Launches(gpu)
 
     def prepare(self, key, nonce):
-        """Have the device expand a message key, and return its state, extended for a candidate."""
+        """Have the device expand a message key, and return its state."""
         gpu, bits = self._launches.gpu, 8 * len(key)
         kind = (bits + (_POWERS << 16)).to_bytes(4, "little")
         row = self._fenced(KEY_SIZE, (key + nonce).ljust(KEY_SIZE - len(kind), b"\0") + kind)
-        whole = self._fenced(gpu.state_size, bytes(gpu.state_size))
+        whole = self._fenced(STATE_SIZE, bytes(STATE_SIZE))
         gpu.launch("prepare", 1, (row.pointer, whole.pointer, 0, 0, 1), self._launches.stream)
-        return State(np.frombuffer(gpu.extend_state(whole.content()[:STATE_SIZE]), np.uint8), bits)
+        return State(np.frombuffer(whole.content(), np.uint8), bits)
 
     def open_run(self, state, sealed, first=0, *, blocks=1, offset=0, verdict=GOOD, seed=None):
         """Open a run of chunks: the lowest bad number or None, and the plaintext."""
@@ -102,6 +108,19 @@ class ByteRuns:
         self._launches.open(state.bits, blocks, *where)
         if source.content() != bytes(sealed):
             raise WrongResultError("a kernel wrote into what it was to open")
+        return _verdict(word), target.content()
+
+    def widen_run(self, state, sealed, scaling, first=0, *, blocks=1, offset=0, seed=None):
+        """Open and widen a run of chunks, with the bytes of all scales in `scaling`: as `open_run`."""
+        count = -(-len(sealed) // SEALED_CHUNK_SIZE)
+        size = len(sealed) - TAG_SIZE * count
+        target, word = self._fenced(2 * size, offset=offset), self._word(GOOD)
+        states, source = self._state(state), self._fenced(len(sealed), sealed)
+        scales = self._fenced(len(scaling.memory), scaling.memory)
+        memory = HostMemory(scales.pointer, len(scaling.memory), scales)
+        widening = widening_of(replace(scaling, memory=memory), first * CHUNK_SIZE + size)
+        where = (states.pointer, source.pointer, target.pointer, first, count, size, word.pointer)
+        self._launches.widen(state.bits, blocks, *where, widening)
         return _verdict(word), target.content()
 
     def seal_run(self, state, plain, first=0, *, ends=True, blocks=1, offset=0, seed=None):

@@ -8,7 +8,6 @@ from dataclasses import asdict
 
 from bench.gpu import needs
 from bench.machine import ROOT, read_machine
-from fastrack._cli import nvml
 
 _OLDEST = (8, 0)
 
@@ -24,6 +23,8 @@ def main(argv):
 
 def read(device):
     """Return the machine: software, CPU, memory, GPU, and the driver's word on confidential mode."""
+    from fastrack._devices import nvml  # late, as all that takes NumPy
+
     gpu = read_gpu(int(device.removeprefix("cuda:")))
     machine, graphics = read_machine(), None
     if needs.lacks("pynvml") is None:
@@ -36,18 +37,22 @@ def read(device):
 def read_gpu(index):
     import cupy
 
+    from fastrack._devices import nvml
+
     runtime = cupy.cuda.runtime
     properties = runtime.getDeviceProperties(index)
     capability = (int(properties["major"]), int(properties["minor"]))
     if capability < _OLDEST:
         raise RuntimeError(f"expected compute capability 8.0 or later, got {capability[0]}.{capability[1]}")
-    name = properties["name"]
+    name, bus = properties["name"], str(runtime.deviceGetPCIBusId(index)).lower()
     return {
         "name": name.decode(errors="replace") if isinstance(name, bytes) else str(name),
         "memory": int(properties.get("totalGlobalMem", 0)),
         "multiprocessors": int(properties.get("multiProcessorCount", 0)),
         "capability": f"{capability[0]}.{capability[1]}",
         "l2": int(properties.get("l2CacheSize", 0)),
+        "bus": bus,
+        "numa_node": nvml.numa_node(bus)[0],
         "cuda": {"driver": runtime.driverGetVersion(), "runtime": runtime.runtimeGetVersion(), "nvrtc": read_nvrtc()},
     }
 

@@ -107,6 +107,36 @@ KERNEL(shared_16_bytes_same) {
 KERNEL(product_of_bits) { PRODUCTS("m16n8k256.row.col.s32.b1.b1.s32.and.popc") }
 KERNEL(product_of_bytes) { PRODUCTS("m16n8k32.row.col.s32.u8.u8.s32") }
 
+// Carry-less products of two words, which CUDA knows since 13.3; on eight values, as above.
+#if __CUDACC_VER_MAJOR__ * 100 + __CUDACC_VER_MINOR__ >= 1303
+#define LOW(x, y) asm volatile("clmad.lo.u64 %0, %1, %2, %0;" : "+l"(x) : "l"(y), "l"(m));
+#define HIGH(x, y) asm volatile("clmad.hi.u64 %0, %1, %2, %0;" : "+l"(x) : "l"(y), "l"(m));
+#define BOTH(x, y) LOW(x, y) HIGH(y, x)
+#define WORDS                                                                                          \
+    u64 m = seed * 0x9e3779b97f4a7c15ull + threadIdx.x, a = m + 1, b = m * 3, c = m * 5, d = m * 7, e = m * 9, \
+        f = m * 11, g = m * 13, h = m * 15;
+
+KERNEL(clmad_low) { WORDS LOOP(LOW) END(ALL) }
+KERNEL(clmad_high) { WORDS LOOP(HIGH) END(ALL) }
+KERNEL(clmad_both) {
+    WORDS
+    u64 start = clock64();
+    _Pragma("unroll 1") for (int i = 0; i < ROUNDS; ++i) { EIGHT(BOTH) EIGHT(BOTH) }
+    END(ALL)
+}
+
+// One of them to three of the logic unit: whether they share a pipe.
+KERNEL(clmad_beside_lop3) {
+    WORDS
+    u32 p = seed + threadIdx.x, q = p * 3, r = p * 5, s = p * 7;
+    u64 start = clock64();
+    _Pragma("unroll 1") for (int i = 0; i < ROUNDS; ++i) {
+        _Pragma("unroll") for (int k = 0; k < 8; ++k) { LOW(a, b) LOP3(p, q) LOP3(q, r) LOP3(r, s) }
+    }
+    END(ALL ^ p ^ q ^ r ^ s)
+}
+#endif
+
 // On which multiprocessor each block runs. All blocks stay there long enough to be there together.
 KERNEL(place) {
     u32 number;

@@ -4,9 +4,12 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.gpu.machine import read_nvrtc
+
 SOURCE = Path(__file__).with_name("micro.cu")
 RATES = ["lop3", "prmt", "shf", "imad", "idp4a", "imad_wide", "lop3_and_wide"]
 RATES += ["shared_word", "shared_16_bytes_same", "product_of_bits", "product_of_bytes"]
+CLMAD = ["clmad_low", "clmad_high", "clmad_both", "clmad_beside_lop3"]  # PTX ISA 9.3, of CUDA 13.3
 _THREADS, _WARPS = 512, 16
 _INSTRUCTIONS = 64 * 32  # of a warp, as in the source
 _SHARED = 65536
@@ -18,6 +21,11 @@ def measure(gpu):
     module = gpu.compile(SOURCE.read_text(encoding="utf-8"))
     count = gpu.driver.multiprocessors
     rates = {name: _rate(gpu, module, name, 2 * count) for name in RATES}
+    version = read_nvrtc()
+    if version is not None and tuple(map(int, version.split("."))) < (13, 3):
+        rates |= dict.fromkeys(CLMAD, f"skipped: NVRTC {version} has no clmad, which takes 13.3 or later")
+    else:
+        rates |= {name: _rate(gpu, module, name, 2 * count) for name in CLMAD}
     places = {}
     for blocks in (count // 4, count // 2, count, 2 * count):
         out, _ = gpu.run(module, "place", blocks, _THREADS, _SHARED)

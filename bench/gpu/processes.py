@@ -5,7 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bench.machine import ROOT
@@ -39,6 +39,23 @@ def run(command, seconds):
         _end(process)
         raise
     return process.returncode, output
+
+
+@contextmanager
+def watch(gpu, path):
+    """Have `nvidia-smi` write clock, power, temperature and reasons to throttle of a GPU each 100 ms of a block."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None or gpu is None:
+        yield
+        return
+    queried = "timestamp,clocks.sm,clocks.mem,power.draw,temperature.gpu,clocks_throttle_reasons.active"
+    command = [tool, f"--query-gpu={queried}", "--format=csv", "-lms", "100", "-i", gpu, "-f", str(path)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, process_group=0)
+    try:
+        yield
+    finally:
+        process.terminate()
+        process.wait()
 
 
 def find_tool(name, *places):

@@ -3,12 +3,14 @@
 import threading
 import time
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from statistics import median_high
 
 from bench.gpu.channels import channel_on
 from bench.gpu.host_data import Pair, noise
 from bench.gpu.plan import fraction
-from bench.gpu.timing import Row, interleave
+from bench.gpu.timing import Row, interleave, wall
+from fastrack._devices.cuda.streams import LANES
 
 ALONE, COPYING = "nothing", "page-locked copies"
 _PATIENCE = 30
@@ -33,16 +35,40 @@ def measure(gpu, plan):
 
 
 def sweep(gpu, plan):
-    """Yield rows of the time of one product during a stream at a share of a quarter, with one setting changed."""
+    """Yield rows of the time of one product during a stream at a share of a quarter, with other settings."""
     case = _Case(gpu, plan)
-    for setting, values in (("depth", plan.sweep_depths), ("lead", plan.sweep_leads), ("slab", plan.sweep_slabs)):
-        print(f"    {setting}: {values}")
+    grid = [[{"slab": slab, "depth": depth} for depth in plan.sweep_depths] for slab in plan.sweep_slabs]
+    for settings in (*grid, [{"lead": lead} for lead in plan.sweep_leads]):
+        print(f"    {settings}")
         with ExitStack() as stack:
             actions = {ALONE: None}
-            for value in values:
-                channel = channel_on(gpu.driver, case.pair.key, share=_SHARE, **{setting: value})
-                actions[f"{setting} {value}"] = case.pair.mover(stack.enter_context(channel))
+            for each in settings:
+                channel = channel_on(gpu.driver, case.pair.key, share=_SHARE, **each)
+                name = ", ".join(f"{setting} {value}" for setting, value in each.items())
+                actions[name] = case.pair.mover(stack.enter_context(channel))
             yield from case.rows("sweep beside", actions)
+
+
+def lanes(gpu, plan):
+    """Yield rows of transfers on an idle stream, beside one that waits for a busy stream, by the number of lanes."""
+    product, pair = gpu.product(plan.matrix), Pair(gpu, max(plan.lead_sizes))
+
+    def run(_, move, *, is_beside):
+        if is_beside:
+            with product.busy(plan.products):
+                move(0, non_blocking=True)
+        taken = wall(move, 1)
+        gpu.is_well()  # waits for what is left on the busy stream
+        return taken
+
+    with ExitStack() as stack:
+        runs = {}
+        for count in range(1, LANES + 1):
+            move = pair.mover(stack.enter_context(channel_on(gpu.driver, pair.key, lanes=count)))
+            runs[count] = partial(run, move=move, is_beside=True)
+        runs[ALONE] = partial(run, move=move, is_beside=False)
+        for count, times in interleave(runs, plan).items():
+            yield Row("lanes", "to_device, sealed", pair.size, times, {"lanes": count})
 
 
 class _Case:

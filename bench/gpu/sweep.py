@@ -10,14 +10,12 @@ from bench.gpu.host_data import Pair
 from bench.gpu.plan import fraction, size_of
 from bench.gpu.timing import Row, interleave, wall
 from fastrack._crypto.workers import default_threads
-from fastrack._devices.cuda.native import MAX_THREADS
 
 PATH = "to_device, sealed"
 
 
 def measure(gpu, plan):
-    most = _most_threads()
-    threads = tuple(count for count in plan.fill_threads if count <= most)
+    threads = tuple(count for count in plan.fill_threads if count <= default_threads())
     pair = Pair(gpu, plan.sweep_size)
     settings = {"slab": plan.sweep_slabs, "depth": plan.sweep_depths, "share": plan.sweep_shares, "threads": threads}
     for setting, values in settings.items():
@@ -35,11 +33,7 @@ def _vary(gpu, plan, pair, setting, values):
             move = pair.mover(stack.enter_context(channel_on(gpu.driver, pair.key, **{setting: value})))
             runs[value] = lambda number, move=move: wall(move, number)
         measured = interleave(runs, plan)
-    others = {**DEFAULTS, "share": "1", "threads": _most_threads()}
+    others = {**DEFAULTS, "share": "1", "threads": min(default_threads(), DEFAULTS["threads"])}
     for value, times in measured.items():
         settings = {**others, setting: fraction(value) if setting == "share" else value}
         yield Row("sweep", PATH, pair.size, times, {"varied": setting, **settings})
-
-
-def _most_threads():
-    return min(default_threads(), MAX_THREADS)

@@ -236,7 +236,8 @@ class OneSlab:
         sealed = HostMemory.of(self.sealed, writable=True) if self._device.in_place else None
         if isinstance(memory, np.ndarray):
             memory = HostMemory.of(memory, writable=memory.flags.writeable)
-        return self._device.begin(Messages(MessageKeys.of([key]), [self._nbytes], [memory], [sealed], [None], [None]))
+        keys = MessageKeys.of([key])
+        return self._device.begin(Messages(keys, [self._nbytes], [memory], [sealed], [None], [None], [None]))
 
     def close(self) -> None:
         """Wipe the memory and close the device."""

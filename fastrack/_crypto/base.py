@@ -74,6 +74,32 @@ class HostMemory(NamedTuple):
         return np.ctypeslib.as_array((ctypes.c_uint8 * self.size).from_address(self.address))
 
 
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """Scales by which a message of values is widened to BF16 while it is opened.
+
+    Element e of the values is in row r and column c of ``divmod(e, columns)``. Its scale is the element
+    ``r // rows_a_scale * -(-columns // columns_a_scale) + c // columns_a_scale`` of the scales. The result is
+    ``bf16(f32(value) * f32(scale))``: one multiplication in float32, rounded to nearest even, and so to BF16. Every NaN
+    is 0x7FC0.
+
+    Attributes
+    ----------
+    memory : the opened scales: a `HostMemory` for an engine, and a view for a device
+    dtype : of the scales: "F32" or "BF16"
+    values : the dtype of the values: "F8_E4M3", "F8_E5M2" or "I8"
+    columns : elements of a row of the values
+    rows_a_scale, columns_a_scale : consecutive rows, and consecutive columns, that share a scale
+    """
+
+    memory: Any
+    dtype: str
+    values: str
+    columns: int
+    rows_a_scale: int
+    columns_a_scale: int
+
+
 @dataclass(slots=True)
 class Messages:
     """Messages to open or to seal together: parallel sequences, which a message's number indexes.
@@ -95,6 +121,9 @@ class Messages:
         offsets of its segments; an engine, and so a device that works in place, seals each chunk, and opens it into the
         result. None for all others
     plans : the gather of each message of which not all is wanted, which `Segment.plan` has parts of; None for others
+    scalings : the scales of each message of values that is widened on its way, which has no plan; None for others. Its
+        memory has two bytes for each byte of plaintext. Its scales are a message of the same operation with a lower
+        number. Sealing ignores them
     """
 
     keys: MessageKeys
@@ -103,6 +132,7 @@ class Messages:
     sealed: Sequence[HostMemory | None]
     plain: Sequence[HostMemory | None]
     plans: Sequence[GatherPlan | None]
+    scalings: Sequence[Scaling | None]
 
     @property
     def first_chunk(self) -> int:
@@ -125,10 +155,31 @@ KEY, BITS, SOURCE, TARGET, SIZE, FIRST, CHUNKS, STARTS, RANGES = range(WORDS)
 """The columns of the table.
 
 Addresses of the key, of the source and of the result; bits of the key; bytes of plaintext of the message; the number of
-chunks of the jobs before; and the addresses of a gather's plan, or `WHOLE` or `SEALS` in place of its chunks.
+chunks of the jobs before; and the addresses of a gather's plan, or `WHOLE`, `SEALS` or
+`WIDENS` in place of its chunks.
 """
 
-WHOLE, SEALS = 0, 1  # no addresses
+WHOLE, SEALS, WIDENS = 0, 1, 2  # no addresses. In a row that widens, `STARTS` is the address of a `scaling_row`
+
+SCALING_WORDS, VALUES_KIND = 7, 2
+VALUES = ("F8_E4M3", "F8_E5M2", "I8")
+
+
+def scaling_row(scaling: Scaling, nbytes: int) -> tuple[int, ...]:
+    """Return a scaling as words, or raise ValueError unless the scales are those of `nbytes` values.
+
+    The words: the address of the scales, 1 if they are F32, the kind of the values, the columns, the rows and the
+    columns that share a scale, and the number of scales across all columns.
+    """
+    columns, tall, wide = scaling.columns, scaling.rows_a_scale, scaling.columns_a_scale
+    across = -(-columns // wide)
+    size = across * -(-nbytes // (columns * tall)) * (4 if scaling.dtype == "F32" else 2)
+    if scaling.memory.size != size:
+        raise ValueError(f"expected scales of {size} bytes, got {scaling.memory.size}")
+    if across == 1:  # whole rows: longer runs
+        columns, tall, wide = columns * tall, 1, columns * tall
+    kinds = int(scaling.dtype == "F32"), VALUES.index(scaling.values)
+    return scaling.memory.address, *kinds, columns, tall, wide, across
 
 
 class Engine(Protocol):

@@ -143,7 +143,8 @@ def _try_jobs(engine: Engine, key_size: int, _: str) -> str | None:
         sources = HostMemory.of(sealed), HostMemory.of(sealed), None
         keys = MessageKeys.of([message_key] * 3)
         targets = [HostMemory.of(result, writable=True) for result in results]
-        jobs = Messages(keys, [_SIZE] * 3, targets, sources, [None, None, HostMemory.of(plain)], [None, plan, None])
+        given = sources, [None, None, HostMemory.of(plain)], [None, plan, None], [None] * 3
+        jobs = Messages(keys, [_SIZE] * 3, targets, *given)
         refused = engine.open_jobs(jobs)
         if refused != bad or not all(map(np.array_equal, results, answers)):
             what = "sealed chunks to open" if bad is None else "an altered tag to be refused"

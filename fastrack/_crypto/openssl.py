@@ -11,15 +11,17 @@ import hmac
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
+import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.hashes import SHA512
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 
-from fastrack._crypto.base import Bytes, KeySchedule, Messages, Secret, Texts, check_buffers
+from fastrack._crypto.base import Bytes, KeySchedule, Messages, Scaling, Secret, Texts, check_buffers, scaling_row
 from fastrack._crypto.cobblestone import DERIVED_SIZE, PREFIXES, MessageKey, chunk_nonce, chunks_between
 from fastrack._crypto.gather import GatherPlan
 from fastrack._crypto.message_keys import check_rows
+from fastrack._crypto.widening import widen
 from fastrack.errors import ClosedError
 from fastrack.format import CHUNK_SIZE, COMMITMENT_SIZE, NONCE_SIZE, SALT_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE
 
@@ -106,6 +108,9 @@ class OpenSSLEngine:
                 raise ValueError(f"expected {jobs.nbytes[number]} bytes to seal, and a result of that size, got others")
             return _reencrypt(schedule, plain.array, target)
         assert source is not None
+        scaling = jobs.scalings[number]
+        if scaling is not None:
+            return _open_widened(schedule, source.array, target, jobs.nbytes[number], scaling)
         if plan is not None:
             return self.open_gather(schedule, source.array, target, plan)
         return self.open_run(schedule, source.array, target, 0)
@@ -121,6 +126,26 @@ def _open(schedule: OpenSSLSchedule, source: Bytes, target: Bytes | None, first:
         if not schedule.open(first + index, sealed_bytes[sealed], result, private):
             bad.append(first + index)
     scratch[:] = bytes(len(scratch))
+    return min(bad, default=None)
+
+
+def _open_widened(schedule: OpenSSLSchedule, source: Bytes, target: Bytes, size: int, scaling: Scaling) -> int | None:
+    """Open each chunk of values into a scratch buffer, and widen it from there into the target."""
+    scaling_row(scaling, size)  # checks the scales
+    if target.size != 2 * size:
+        raise ValueError(f"expected a result of {2 * size} bytes, got {target.size}")
+    count = chunks_between(source.size, size)
+    sealed_bytes, private, scratch = source.data, _new(SEALED_CHUNK_SIZE), _new(CHUNK_SIZE)
+    values, result = np.frombuffer(scratch, np.uint8), target.view(np.uint16)
+    bad = []
+    for index, plain, sealed in _slices(count, size):
+        length = plain.stop - plain.start
+        if schedule.open(index, sealed_bytes[sealed], scratch[:length], private):
+            result[plain] = widen(values[:length], plain.start, scaling)
+        else:
+            result[plain] = 0
+            bad.append(index)
+    scratch[:] = bytes(CHUNK_SIZE)
     return min(bad, default=None)
 
 

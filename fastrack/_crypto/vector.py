@@ -14,6 +14,7 @@ from fastrack._crypto.base import (
     FIRST,
     SEALS,
     WHOLE,
+    WIDENS,
     WORDS,
     Bytes,
     KeySchedule,
@@ -22,6 +23,7 @@ from fastrack._crypto.base import (
     Texts,
     address,
     check_buffers,
+    scaling_row,
 )
 from fastrack._crypto.cobblestone import DERIVED_SIZE, PREFIXES, MessageKey, chunks_between
 from fastrack._crypto.gather import GatherPlan
@@ -80,8 +82,16 @@ class VectorEngine:
         return self._run("open_gather", schedule, count, address(source), address(target), *arrays, count, size)
 
     def open_jobs(self, jobs: Messages) -> tuple[int, int] | None:
-        table = JobTable(jobs)
-        arguments = (table.address, len(jobs.nbytes), table.count)
+        if not any(jobs.scalings):
+            return self._open_table(JobTable(jobs, range(len(jobs))))
+        found = []
+        for widens in (False, True):  # scales are opened before the values
+            numbers = [number for number, scaling in enumerate(jobs.scalings) if (scaling is not None) is widens]
+            found.append(self._open_table(JobTable(jobs, numbers)))
+        return min((bad for bad in found if bad is not None), default=None)
+
+    def _open_table(self, table: JobTable) -> tuple[int, int] | None:
+        arguments = (table.address, len(table.numbers), table.count)
         bad = workers.run(self._functions.open_jobs, arguments, table.count, self.threads)
         return None if bad is None else table.find(bad)
 
@@ -99,22 +109,33 @@ class JobTable:
     ----------
     address : the address of the table
     count : the number of chunks of all jobs
+    numbers : the messages of the jobs
     keepalive : the owners of all memory that the table points to
     """
 
-    __slots__ = ("address", "count", "keepalive")
+    __slots__ = ("address", "count", "keepalive", "numbers")
 
-    def __init__(self, jobs: Messages) -> None:
+    def __init__(self, jobs: Messages, numbers: Sequence[int]) -> None:
         words: list[int] = []
-        count, key = 0, jobs.keys.address
-        columns = zip(jobs.keys.bits, jobs.nbytes, jobs.memories, jobs.sealed, jobs.plain, jobs.plans, strict=True)
-        for bits, nbytes, target, source, plain, plan in columns:
+        count, rows = 0, []
+        columns: list[Sequence[Any]] = [jobs.keys.bits, jobs.nbytes, jobs.memories, jobs.sealed, jobs.plain, jobs.plans]
+        columns.append(jobs.scalings)
+        for number in numbers:
+            key = jobs.keys.address + number * DERIVED_SIZE
+            bits, nbytes, target, source, plain, plan, scaling = [column[number] for column in columns]
             if source is None:
                 assert plain is not None
                 words += (key, bits, plain.address, target.address, nbytes, count, SEALS, 0, 0)
                 if plain.size != nbytes or target.size != nbytes:
                     raise ValueError(f"expected {nbytes} bytes to seal, and a result of that size, got others")
                 count += nbytes // CHUNK_SIZE + 1
+            elif scaling is not None:
+                row = array("q", scaling_row(scaling, nbytes))
+                rows.append(row)
+                words += (key, bits, source.address, target.address, nbytes, count, WIDENS, row.buffer_info()[0], 0)
+                if target.size != 2 * nbytes:
+                    raise ValueError(f"expected a result of {2 * nbytes} bytes, got {target.size}")
+                count += chunks_between(source.size, nbytes)
             elif plan is None:
                 words += (key, bits, source.address, target.address, nbytes, count, WHOLE, 0, 0)
                 if target.size != nbytes:
@@ -124,18 +145,19 @@ class JobTable:
                 chunks, *places = plan.locate(source.size, nbytes, target.size)
                 words += (key, bits, source.address, target.address, nbytes, count, *places)
                 count += chunks
-            key += DERIVED_SIZE
         table = array("q", words)
         self.address = table.buffer_info()[0]
         self.count = count
-        self.keepalive = table, jobs
+        self.numbers = numbers
+        self.keepalive = table, jobs, rows
 
     def find(self, chunk: int) -> tuple[int, int]:
         """Return the job of chunk number `chunk` of the table, and the number of that chunk in its message."""
-        table, jobs = self.keepalive
+        table, jobs, _ = self.keepalive
         firsts = table[FIRST::WORDS]
-        number = bisect_right(firsts, chunk) - 1
-        chunk -= firsts[number]
+        row = bisect_right(firsts, chunk) - 1
+        chunk -= firsts[row]
+        number = self.numbers[row]
         plan = jobs.plans[number]
         return number, chunk if plan is None else int(plan.chunks[chunk])
 

@@ -138,7 +138,8 @@ class SealedFile(Mapping[str, SealedTensor]):
         header = None if self._entry is None else self._entry.header(name)
         stored = self._stored[name]
         extent = Extent(self._open_storage(), stored.start, stored.stop)
-        return SealedTensor(context, extent, self.key_id, binding, self.path, header, self.edition)
+        scale = None if context.scale is None else self[context.scale.name]
+        return SealedTensor(context, extent, self.key_id, binding, self.path, header, self.edition, scale)
 
     @property
     def size(self) -> int:

@@ -87,4 +87,6 @@ def rekey_file(
                 tensors[name] = PlainTensor(sealed.dtype, sealed.shape, partial(reopen, sealed))
             else:
                 tensors[name] = PlainTensor.stored(file, name)
-        write_sealed(tensors, location, new_key, names, file.metadata, progress, overwrite=overwrite, kind=file.kind)
+        pairs = {name: scale for name in file if (scale := file[name].context.scale) is not None}
+        about = file.metadata, progress
+        write_sealed(tensors, location, new_key, names, *about, overwrite=overwrite, kind=file.kind, scales=pairs)

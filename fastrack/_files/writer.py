@@ -24,6 +24,7 @@ from fastrack._sealed.file_header import encode_header
 from fastrack._sealed.message_headers import authenticate_headers
 from fastrack._sealed.messages import OpenMessage
 from fastrack._sealed.metadata import FORMAT_MARK, encode_fields, entry_of
+from fastrack._sealed.scales import Scale, scale_of
 from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
@@ -52,6 +53,7 @@ def save_file(
     key: KeyLike | None = None,
     *,
     plain: Iterable[str] = (),
+    scales: Mapping[str, str] | None = None,
     metadata: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> None:
@@ -63,13 +65,15 @@ def save_file(
     ----------
     tensors : mapping of str to numpy.ndarray, torch.Tensor or SealedTensor
         Tensors in host memory. A `SealedTensor` must have this name and key; it is bound to the file
-        and stored without being decrypted.
+        and stored without being decrypted, with its scales if it has some.
     path : path or URL
         The file to write; a ``.safetensors`` suffix is customary. A store such as ``s3://`` gets it in parts.
     key : KeyLike, optional
         The owner's key, as for `seal`.
     plain : iterable of str
         Names of tensors to store unencrypted and unauthenticated.
+    scales : mapping of str to str, optional
+        From names of quantised values to the names of their scales, both tensors of the file, as `seal` takes them.
     metadata : mapping of str to str, optional
         Metadata of the file. It is neither encrypted nor authenticated.
     progress : callable, optional
@@ -80,7 +84,8 @@ def save_file(
     TypeError
         If a value is not a tensor in host memory, or its dtype has no safetensors name.
     ValueError
-        If a tensor was sealed under another name or key, or as part of a checkpoint.
+        If a tensor was sealed under another name or key, or as part of a checkpoint; or if scales do not fit, or are
+        other ones than a sealed tensor has.
     AuthenticationError
         If the header of a sealed tensor was altered.
     OSError
@@ -102,6 +107,8 @@ def save_file(
         raise TypeError(f"tensors: expected a mapping of names to tensors, got {type(tensors).__name__}. Name them")
     key, plain = sealing_key(key), plain_names(plain)
     described, sealed = {}, {}
+    earlier = (tensor.scale for tensor in tensors.values() if isinstance(tensor, SealedTensor))
+    tensors = {**{scale.name: scale for scale in earlier if scale is not None}, **tensors}
     for name, tensor in tensors.items():
         if isinstance(tensor, SealedRows):
             raise TypeError(f"{name!r:.200}: expected a tensor, got SealedRows. Store all of it, or unseal the rows")
@@ -114,7 +121,31 @@ def save_file(
             described[name] = PlainTensor.of(tensor)
         except TypeError as error:
             raise TypeError(f"{name!r:.80} cannot be saved: {error}") from error
-    write_sealed(described, locate(path), key, plain, metadata or {}, progress, sealed=sealed)
+    for tensor in sealed.values():
+        scale = tensor.scale
+        if scale is not None and (scale.name not in sealed or sealed[scale.name].context != scale.context):
+            raise ValueError(
+                f"{tensor.name!r:.200}: expected {scale.name!r:.200} to be the scales that it was sealed with, got "
+                "others. Leave those out"
+            )
+    new = {name: tensor for name, tensor in described.items() if name not in sealed and name not in plain}
+    pairs = describe_scales(new, scales or {})
+    write_sealed(described, locate(path), key, plain, metadata or {}, progress, sealed=sealed, scales=pairs)
+
+
+def describe_scales(
+    tensors: Mapping[str, PlainTensor], scales: Mapping[str, str], block: tuple[int, int] | None = None
+) -> dict[str, Scale]:
+    """Return the scales of the tensors to seal, whose names are given by the names of the values."""
+    for name in (*scales, *scales.values()):
+        if name not in tensors or (name in scales and name in scales.values()):
+            raise ValueError(f"scales=: expected values and scales to seal, got {shown(name, 200)}. Name other tensors")
+    return {
+        values: scale_of(
+            tensors[values].dtype, tensors[values].shape, tensors[name].dtype, tensors[name].shape, name, block
+        )
+        for values, name in scales.items()
+    }
 
 
 def _describe_message(tensor: SealedTensor) -> PlainTensor:
@@ -412,16 +443,18 @@ def write_sealed(
     in_order: bool = False,
     sealers: Mapping[str, SealOnDevice] | None = None,
     file_id: str | None = None,
+    scales: Mapping[str, Scale] | None = None,
 ) -> None:
     """Write a new sealed file of these tensors, slab by slab. Messages in `sealed` are copied and bound to it.
 
     With `in_order`, which excludes plain tensors, tensors are read in the given order. Otherwise they are sorted.
-    Functions in `sealers` seal tensors that are not in host memory. A `file_id` must be new.
+    Functions in `sealers` seal tensors that are not in host memory. A `file_id` must be new. Quantised values are bound
+    to their `scales`, which are among the tensors.
     """
     _check_texts(tensors, plain, metadata)
     file_id = file_id or new_file_id()
     contexts = {
-        name: MessageContext(name, tensor.dtype, tensor.shape, file_id, kind)
+        name: MessageContext(name, tensor.dtype, tensor.shape, file_id, kind, (scales or {}).get(name))
         for name, tensor in tensors.items()
         if name not in plain and name not in (sealed or {})
     }

@@ -13,6 +13,7 @@ import numpy as np
 from fastrack._crypto import cobblestone, derivation
 from fastrack._crypto.cobblestone import MessageKey
 from fastrack._keys.keys import Key
+from fastrack._sealed.scales import Scale
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.pickles import unpickle
 from fastrack._util.shown import shown
@@ -35,19 +36,35 @@ class MessageContext(NamedTuple):
     shape: tuple[int, ...]
     file: str
     kind: Kind = "tensor"
+    scale: Scale | None = None  # by which values are widened
+
+    @property
+    def scales(self) -> MessageContext | None:
+        """The context of the scales. They were sealed for the same file as the values."""
+        scale = self.scale
+        return scale and MessageContext(scale.name, scale.dtype, scale.shape, self.file, self.kind)
 
     def encode(self) -> bytes:
         """Return the context string of the key derivation: a label with the kind, and canonical JSON."""
         if not isinstance(self.name, str):
             raise TypeError(f"name of a tensor: expected text, got {shown(self.name, 200)}")
         before, after = _around_name(self.kind, self.dtype, self.file, self.shape)
+        scale = "" if self.scale is None else f',"scale":{self.scale.encode(_quote(self.scale.name))}'
         try:
-            return f"{before}{_quote(self.name)}{after}".encode()
+            return f"{before}{_quote(self.name)}{scale}{after}".encode()
         except UnicodeEncodeError:
             raise FormatError(f"name of a tensor: expected Unicode text, got {shown(self.name, 200)}") from None
 
     def __reduce__(self) -> tuple[object, ...]:
-        return unpickle, ("MessageContext", self.name, self.dtype, self.shape, self.file, self.kind)
+        return unpickle, (
+            "MessageContext",
+            self.name,
+            self.dtype,
+            self.shape,
+            self.file,
+            self.kind,
+            *self[5:][: self.scale is not None],
+        )
 
     def new_key(self, key: Key) -> tuple[MessageKey, Bytes]:
         """Return the key of a new message, and its header: a fresh salt and the commitment."""

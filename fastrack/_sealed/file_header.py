@@ -10,6 +10,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+from fastrack._sealed.scales import Scale
 from fastrack._sealed.storage import HEADER_LIMIT, HEADER_PREFIX
 from fastrack._tensors import dtypes
 from fastrack._util.documents import unique
@@ -34,6 +35,7 @@ class Layout(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
+    scale: Scale | None = None  # of values that it quantises
 
 
 class StoredTensor(NamedTuple):
@@ -168,7 +170,7 @@ def _parse_compact(text: str, body: int) -> tuple[dict[str, str], dict[str, Stor
     layouts = _layouts(names, parts[2::6], parts[3::6])
     if layouts is None or len(layouts) != len(names) or "__metadata__" in layouts:
         return None
-    kinds, shapes, sizes = zip(*layouts.values(), strict=True)
+    kinds, shapes, sizes, _ = zip(*layouts.values(), strict=True)
     offsets = list(map(str, accumulate(sizes, initial=0)))
     if parts[4::6] != offsets[:-1] or parts[5::6] != offsets[1:]:
         return None

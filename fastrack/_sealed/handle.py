@@ -46,9 +46,11 @@ class Handle:
         framework: Framework | None = None,
         out: Any = None,
         non_blocking: bool = False,
+        dtype: object = None,
     ) -> Any:
         """Open the tensor, like `fastrack.to_device`."""
-        return find(METHODS["to"])(self, device, keys=keys, framework=framework, out=out, non_blocking=non_blocking)
+        options = {"keys": keys, "framework": framework, "out": out, "non_blocking": non_blocking, "dtype": dtype}
+        return find(METHODS["to"])(self, device, **options)
 
     def __array__(self, *_: object, **__: object) -> NoReturn:
         """Refuse the conversion to an array of objects, which NumPy would attempt."""

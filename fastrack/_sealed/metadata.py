@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from fastrack._sealed.contexts import Binding, Kind, MessageContext
 from fastrack._sealed.file_header import Layout, StoredTensor, is_shape, parse_header, parse_layouts
+from fastrack._sealed.scales import Scale
 from fastrack._tensors import dtypes
 from fastrack._util.documents import unique
 from fastrack._util.locations import Location
@@ -56,7 +57,7 @@ class Contents:
         layout = self.layouts[name]
         assert self.file_id is not None
         file_id, binding = self.bindings.get(name) or (self.file_id, None)
-        return MessageContext(name, layout.dtype, layout.shape, file_id, self.kind), binding
+        return MessageContext(name, layout.dtype, layout.shape, file_id, self.kind, layout.scale), binding
 
 
 def read_contents(head: bytes, size: int | None, path: Location) -> Contents:
@@ -92,6 +93,12 @@ def _read_fields(contents: Contents, fields: dict[str, str], path: Location) -> 
             raise FormatError(
                 f"{path}: {shown(name, 200)} of {layout.dtype} {list(layout.shape)}: expected a U8 vector of "
                 f"{expected} bytes, got {stored.dtype} {list(stored.shape)}; the metadata or the file was altered"
+            )
+        scales = layout.scale and contents.context(name)[0].scales
+        if scales and (scales.name not in contents.layouts or contents.context(scales.name)[0] != scales):
+            raise FormatError(
+                f"{path}: scale of {shown(name)}: expected a sealed tensor {shown(scales.name)} of {scales.dtype} "
+                f"{list(scales.shape)} of the same file, got another or none; the metadata was altered"
             )
 
 
@@ -139,18 +146,40 @@ def _take_binding(name: str, entry: dict[str, Any], file: str, path: Location) -
 
 
 def _read_layout(name: str, entry: Any, path: Location) -> Layout:
-    if type(entry) is dict and entry.keys() == _MEMBERS:
+    if type(entry) is dict and entry.keys() - {"scale"} == _MEMBERS:
         dtype, shape = entry["dtype"], entry["shape"]
         if type(dtype) is str and is_shape(shape):
-            return Layout(dtype, tuple(shape), dtypes.nbytes(dtype, tuple(shape)))
+            scale = _read_scale(name, entry["scale"], dtype, tuple(shape), path) if "scale" in entry else None
+            return Layout(dtype, tuple(shape), dtypes.nbytes(dtype, tuple(shape)), scale)
     raise FormatError(
         f"{path}: entry of {shown(name)}: expected a dtype and a shape, got {entry!r:.80}; the metadata was altered"
     )
 
 
+def _read_scale(name: str, entry: Any, dtype: str, shape: tuple[int, ...], path: Location) -> Scale:
+    if (
+        type(entry) is dict
+        and entry.keys() == set(Scale._fields)
+        and is_shape(entry["block"])
+        and is_shape(entry["shape"])
+    ):
+        scale = Scale(tuple(entry["block"]), entry["dtype"], entry["name"], tuple(entry["shape"]))
+        if type(scale.dtype) is type(scale.name) is str and len(scale.block) == 2:
+            try:
+                scale.check(dtype, shape)
+            except FormatError as error:
+                raise FormatError(f"{path}: scale of {shown(name)}: {error}; the metadata was altered") from None
+            return scale
+    raise FormatError(
+        f"{path}: scale of {shown(name)}: expected a block, a dtype, a name and a shape, got {entry!r:.80}; the "
+        "metadata was altered"
+    )
+
+
 def entry_of(context: MessageContext) -> dict[str, Any]:
     """Return the metadata entry of a tensor."""
-    return {"dtype": context.dtype, "shape": list(context.shape)}
+    entry = {"dtype": context.dtype, "shape": list(context.shape)}
+    return entry if context.scale is None else {**entry, "scale": context.scale._asdict()}
 
 
 def encode_fields(file_id: str, key_id: str, sealed: Mapping[str, Any], kind: Kind = "tensor") -> dict[str, str]:

@@ -9,9 +9,11 @@ from typing import Any
 
 from fastrack._crypto.engine import get_engine
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource, sealing_key
+from fastrack._keys.keys import Key
 from fastrack._sealed.contexts import MessageContext, new_file_id
 from fastrack._sealed.message_headers import fetch_headers, prefetch
 from fastrack._sealed.messages import OpenMessage
+from fastrack._sealed.scales import scale_of
 from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Framework
@@ -21,7 +23,7 @@ from fastrack.format import HEADER_SIZE, message_size
 
 
 @public
-def seal(tensor: Any, key: KeyLike | None = None, name: str = "tensor") -> SealedTensor:
+def seal(tensor: Any, key: KeyLike | None = None, name: str = "tensor", *, scale: Any = None) -> SealedTensor:
     """Encrypt a tensor under a key, and bind it to its name, dtype and shape.
 
     Of a DTensor, for example in a module sharded by ``fully_shard``, each process seals its own part, and nothing is
@@ -36,6 +38,10 @@ def seal(tensor: Any, key: KeyLike | None = None, name: str = "tensor") -> Seale
         ``FASTRACK_KEY_FILE`` (see `KeyRing`). 256 bits mean Cobblestone-256, 128 bits Cobblestone-128.
     name : str
         Name of the tensor. It is authenticated.
+    scale : numpy.ndarray or torch.Tensor, optional
+        Scales of quantised values: of float32 or bfloat16, for a tensor of float8_e4m3fn, float8_e5m2 or int8. One in
+        all, or with the dimensions of the tensor one for each row ``[rows, 1]`` or block. They are sealed as
+        ``name + "_scale"``, which the tensor is bound to; ``to_device(sealed, dtype="bfloat16")`` multiplies by them.
 
     Returns
     -------
@@ -48,7 +54,8 @@ def seal(tensor: Any, key: KeyLike | None = None, name: str = "tensor") -> Seale
     TypeError
         If `tensor` is not a tensor in host memory, its dtype has no safetensors name, or `name` is not text.
     ValueError
-        If `tensor` is a DTensor with partial sums, or the part of a process is not one range along each dimension.
+        If `tensor` is a DTensor with partial sums, or with `scale`, or the part of a process is not one range along
+        each dimension. If the scales do not fit the tensor, or do not say which values share one.
 
     Examples
     --------
@@ -61,13 +68,35 @@ def seal(tensor: Any, key: KeyLike | None = None, name: str = "tensor") -> Seale
     >>> fastrack.unseal(sealed, key, framework="numpy")
     array([[0., 1., 2.],
            [3., 4., 5.]], dtype=float32)
+
+    Quantised values have scales, here one for each row:
+
+    >>> values, scales = np.array([[1, -2], [3, 4]], np.int8), np.array([[0.5], [2]], np.float32)
+    >>> sealed = fastrack.seal(values, key, name="weights", scale=scales)
+    >>> sealed.scale
+    <SealedTensor 'weights_scale' F32 [2, 1] key ...>
+    >>> fastrack.to_device(sealed, keys=key, dtype="bfloat16", framework="torch").tolist()
+    [[0.5, -1.0], [6.0, 8.0]]
     """
-    key = sealing_key(key)
+    key, file = sealing_key(key), new_file_id()
     if is_sharded(tensor):
+        if scale is not None:
+            raise ValueError(
+                "scale=: expected a tensor that is not sharded, got a DTensor. Seal it whole, or leave scale= out"
+            )
         tensor, name = named_part(tensor, name)
     dtype, shape = arrays.dtype_and_shape(tensor)
+    context = MessageContext(name, dtype, shape, file)
+    if scale is None:
+        return _seal(tensor, context, key)
+    found = scale_of(dtype, shape, *arrays.dtype_and_shape(scale), f"{name}_scale")
+    context = context._replace(scale=found)
+    assert context.scales is not None
+    return _seal(tensor, context, key, _seal(scale, context.scales, key))
+
+
+def _seal(tensor: Any, context: MessageContext, key: Key, scale: SealedTensor | None = None) -> SealedTensor:
     plain = arrays.bytes_of(tensor)
-    context = MessageContext(name, dtype, shape, new_file_id())
     message = arrays.empty_bytes(message_size(plain.size))
     engine = get_engine()
     message_key, message[:HEADER_SIZE] = context.new_key(key)
@@ -78,7 +107,7 @@ def seal(tensor: Any, key: KeyLike | None = None, name: str = "tensor") -> Seale
         schedule.wipe()
         message_key.wipe()
     message.flags.writeable = False
-    return SealedTensor(context, message, key.id)
+    return SealedTensor(context, message, key.id, scale=scale)
 
 
 @public

@@ -61,6 +61,8 @@ class SealedTensor(Handle):
         Id of the key that opens it.
     path : pathlib.Path, URL or None
         File of the tensor, for error messages. It is not part of a pickle.
+    scale : SealedTensor or None
+        Scales of quantised values, of float32 or bfloat16, by which `to_device` widens them to bfloat16.
 
     Examples
     --------
@@ -91,6 +93,7 @@ class SealedTensor(Handle):
         "key_id",
         "nbytes",
         "path",
+        "scale",
     )
 
     def __init__(
@@ -102,8 +105,15 @@ class SealedTensor(Handle):
         path: Location | None = None,
         header: bytes | None = None,
         edition: Edition | None = None,
+        scale: SealedTensor | None = None,
     ) -> None:
         self.context = context
+        self.scale = scale
+        if (None if scale is None else scale.context) != context.scales:
+            raise FormatError(
+                f"tensor {context.name!r:.200}: expected the scales that it was sealed with, got others or none. "
+                "Get both again from their owner"
+            )
         self.edition = edition
         self._encoded_context: tuple[MessageContext, bytes] | None = None
         self._pinned_header = header
@@ -215,7 +225,8 @@ class SealedTensor(Handle):
         Returns
         -------
         bytes
-            The message, after a header of some 400 bytes. `from_bytes` and `load_file` read it.
+            The message, after a header of some 400 bytes, and the message of its scales, if it has some. `from_bytes`
+            and `load_file` read it.
 
         Raises
         ------
@@ -227,8 +238,10 @@ class SealedTensor(Handle):
             raise ValueError(
                 f"{context.name!r:.200} is part of a {context.kind}, and of no other file. Unseal it first"
             )
-        fields = encode_fields(context.file, self.key_id, {context.name: entry_of(context)})
-        return encode_header({context.name: ("U8", (self.message_size,))}, fields) + bytes(self.message)
+        tensors = [self] if self.scale is None else [self, self.scale]
+        fields = encode_fields(context.file, self.key_id, {each.name: entry_of(each.context) for each in tensors})
+        header = encode_header({each.name: ("U8", (each.message_size,)) for each in tensors}, fields)
+        return b"".join((header, *(each.message for each in tensors)))
 
     @classmethod
     def from_bytes(cls, data: bytes | bytearray | memoryview) -> SealedTensor:
@@ -247,16 +260,22 @@ class SealedTensor(Handle):
         storage = StoredBytes(np.frombuffer(bytes(data), np.uint8))
         contents = read_contents(read_head(storage.read, storage.size), storage.size, Path("<bytes>"))
         plain = len(contents.stored) - len(contents.layouts)
-        if len(contents.layouts) != 1 or plain or contents.kind != "tensor":
+        name, *others = sorted(contents.layouts, key=lambda name: contents.layouts[name].scale is None) or [""]
+        scale = contents.layouts[name].scale if name else None
+        if not name or others != ([scale.name] if scale else []) or plain or contents.kind != "tensor":
             raise FormatError(
                 f"expected a sealed file of one tensor, got a {contents.kind} file of {len(contents.layouts)} sealed "
                 f"and {plain} plain. Write it to disk, and open it with load_file or load_checkpoint"
             )
-        [(name, stored)] = contents.stored.items()
-        assert contents.key_id is not None
-        context, binding = contents.context(name)
-        extent = Extent(storage, stored.start, stored.stop)
-        return cls(context, extent, contents.key_id, binding, Path("<bytes>"))
+        key_id = contents.key_id
+        assert key_id is not None
+
+        def tensor(name: str, scale: SealedTensor | None = None) -> SealedTensor:
+            context, binding = contents.context(name)
+            extent = Extent(storage, *contents.stored[name][2:])
+            return cls(context, extent, key_id, binding, Path("<bytes>"), scale=scale)
+
+        return tensor(name, tensor(scale.name) if scale else None)
 
     def __getitem__(self, rows: Any) -> SealedRows:
         if isinstance(rows, tuple) or rows is Ellipsis:
@@ -276,15 +295,21 @@ class SealedTensor(Handle):
 
     def __reduce__(self) -> tuple[object, ...]:
         message = bytes(self.message)
-        anchored = () if self.edition is None else (self.edition,)
-        return unpickle, ("SealedTensor", self.context, message, self.key_id, self.binding, *anchored)
+        more: tuple[object, ...] = self.edition, self.scale
+        more = more[: 0 if more == (None, None) else 1 if self.scale is None else 2]
+        return unpickle, ("SealedTensor", self.context, message, self.key_id, self.binding, *more)
 
 
 def restore_tensor(
-    context: MessageContext, message: bytes, key_id: str, binding: Binding | None, edition: Edition | None = None
+    context: MessageContext,
+    message: bytes,
+    key_id: str,
+    binding: Binding | None,
+    edition: Edition | None = None,
+    scale: SealedTensor | None = None,
 ) -> SealedTensor:
     """Return the tensor that a pickle describes."""
-    return SealedTensor(context, np.frombuffer(message, np.uint8), key_id, binding, edition=edition)
+    return SealedTensor(context, np.frombuffer(message, np.uint8), key_id, binding, edition=edition, scale=scale)
 
 
 def move_tensor(tensor: SealedTensor, storage: Storage) -> SealedTensor:
@@ -292,7 +317,8 @@ def move_tensor(tensor: SealedTensor, storage: Storage) -> SealedTensor:
     start = tensor.location[1]
     message = Extent(storage, start, start + tensor.message_size)
     header = tensor._pinned_header  # noqa: SLF001 - of this module
-    return SealedTensor(tensor.context, message, tensor.key_id, tensor.binding, tensor.path, header, tensor.edition)
+    about = tensor.key_id, tensor.binding, tensor.path, header, tensor.edition, tensor.scale
+    return SealedTensor(tensor.context, message, *about)
 
 
 class MessageRanges(NamedTuple):

@@ -8,15 +8,18 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from fastrack._files.importers import PlainTensor, whole_file
+from fastrack._files.importers import PlainTensor, open_plain, whole_file
 from fastrack._files.reader import SealedFile
-from fastrack._files.writer import Progress, plain_names, seal_file, write_plaintext, write_sealed
+from fastrack._files.writer import Progress, describe_scales, plain_names, write_plaintext, write_sealed
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._keys.keys import Key
+from fastrack._sealed.scales import Scale
 from fastrack._sealed.storage import HEADER_LIMIT, HEADER_PREFIX
 from fastrack._sets.anchor import Anchor
 from fastrack._sets.entries import Entry, PlainEntry, SealedEntry, walk
@@ -63,6 +66,9 @@ def seal_folder(
     model (``.json``, ``.txt``, ``.md``, ``.py``, ``.jinja``, ``.yaml``, and names of tokenizers). These are in or below
     a folder that has a ``config.json`` or ``adapter_config.json`` and weights, such as ``model.safetensors`` or
     ``pytorch_model.bin``, or a ``model_index.json`` above them. The index of shards stays plain in any folder.
+
+    The weights of a model with a ``quantization_config`` are bound to their scales (``weight_scale``,
+    ``weight_scale_inv``), as by `seal`. They open as they are, and with ``dtype="bfloat16"`` widened.
 
     An index, ``fastrack.folder``, lists all files and is sealed under the same key. A file from another seal
     in place of a listed one is refused, and so is an altered plain file.
@@ -129,7 +135,7 @@ def seal_folder(
             if name in kept:
                 entries[name] = _copy(path, out, progress)
                 continue
-            header = _seal(path, out, owner, progress)
+            header = _seal(path, out, owner, progress, _quantization(files.get(_beside(name, "config.json"))))
             with SealedFile(out) as file:
                 entries[name] = entry = SealedEntry.of(file)
             if header is not None:
@@ -198,7 +204,36 @@ def _require_name(name: str, path: Path) -> bool:
     )
 
 
-def _seal(path: Path, place: Path, key: Key, progress: Progress | None) -> bytes | None:
+def _beside(name: str, other: str) -> str:
+    folder, slash, _ = name.rpartition("/")
+    return f"{folder}{slash}{other}"
+
+
+def _quantization(config: Path | None) -> Mapping[str, Any] | None:
+    """Return how a model was quantised, by its configuration, or None if it was not."""
+    try:
+        found = None if config is None else json.loads(config.read_bytes())["quantization_config"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _pairs(tensors: Mapping[str, PlainTensor], quantization: Mapping[str, Any]) -> dict[str, Scale]:
+    """Return the scales of the weights that are a product of values and scales, and of nothing else."""
+    block = quantization.get("weight_block_size")
+    pairs: dict[str, Scale] = {}
+    for name in tensors:
+        if f"{name}_zero_point" in tensors or f"{name}_g_idx" in tensors:
+            continue
+        for scale in {f"{name}_scale", f"{name}_scale_inv"} & tensors.keys():
+            with suppress(ValueError, TypeError):  # another geometry: they open as they are
+                pairs |= describe_scales(tensors, {name: scale}, None if block is None else tuple(block))
+    return pairs
+
+
+def _seal(
+    path: Path, place: Path, key: Key, progress: Progress | None, quantization: Mapping[str, Any] | None
+) -> bytes | None:
     """Seal one file; return the header of a safetensors file, which restores its layout."""
     if path.suffix.lower() != SAFETENSORS:
         write_sealed({path.name: whole_file(path)}, place, key, frozenset(), {}, progress)
@@ -207,7 +242,9 @@ def _seal(path: Path, place: Path, key: Key, progress: Progress | None) -> bytes
         prefix = file.read(HEADER_PREFIX)
         size = int.from_bytes(prefix, "little")
         header = prefix + file.read(size) if size <= HEADER_LIMIT else prefix
-    seal_file(path, place, key, progress=progress)
+    with open_plain(path) as (tensors, stored):
+        pairs = {} if quantization is None else _pairs(tensors, quantization)
+        write_sealed(tensors, place, key, frozenset(), stored, progress, scales=pairs)
     return header
 
 

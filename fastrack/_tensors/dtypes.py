@@ -116,6 +116,18 @@ def to_torch(dtype: str) -> Any:
     return result
 
 
+def name_of(dtype: object) -> str:
+    """Return the safetensors name of a dtype: of torch or NumPy, or by its name there or in safetensors.
+
+    Raise TypeError if it has none.
+    """
+    name = str(dtype).removeprefix("torch.")
+    found = name if name in BITS else _FROM_TORCH.get(name)
+    if found is None:
+        raise TypeError(f"dtype=: expected one of {', '.join(_FROM_TORCH)}, got {name:.40}. Name one of these")
+    return found
+
+
 def torch_shape(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:
     """Return the torch shape of a tensor whose safetensors shape is `shape`."""
     if dtype == _PAIRED and shape:

@@ -44,6 +44,7 @@ def to_device(
     framework: Literal["torch"] | None = None,
     out: None = None,
     non_blocking: bool = False,
+    dtype: object = None,
 ) -> torch.Tensor: ...
 @overload
 def to_device(
@@ -54,6 +55,7 @@ def to_device(
     framework: Literal["numpy"],
     out: None = None,
     non_blocking: bool = False,
+    dtype: object = None,
 ) -> npt.NDArray[Any]: ...
 @overload
 def to_device(
@@ -64,6 +66,7 @@ def to_device(
     framework: Framework | None = None,
     out: None = None,
     non_blocking: bool = False,
+    dtype: object = None,
 ) -> Any: ...
 @overload
 def to_device(
@@ -74,6 +77,7 @@ def to_device(
     framework: None = None,
     out: Out,
     non_blocking: bool = False,
+    dtype: object = None,
 ) -> Out: ...
 @public
 def to_device(
@@ -84,6 +88,7 @@ def to_device(
     framework: Framework | None = None,
     out: Any = None,
     non_blocking: bool = False,
+    dtype: object = None,
 ) -> Any:
     """Move tensors to a device, sealed on the way.
 
@@ -115,6 +120,10 @@ def to_device(
         known by then, and at the latest by its next call that waits: `synchronize`, `to_host`, or `to_device` without
         this option. The bytes of a failed chunk are zeros from the start; the other bytes of the result are the sealed
         ones. "cpu" always waits.
+    dtype : torch.dtype or str, optional
+        The dtype of the results. Quantised values, which have a `SealedTensor.scale`, are multiplied by their scales
+        and widened to ``torch.bfloat16`` while they are opened; without `dtype` they come as they are. Any other tensor
+        must have this dtype already.
 
     Returns
     -------
@@ -132,8 +141,8 @@ def to_device(
     DeviceError
         If the device cannot be used, or fails.
     TypeError, ValueError
-        If a tensor cannot be moved (sparse, nested or complex128), or if `out` does not fit. The message has the path
-        of the leaf in the pytree.
+        If a tensor cannot be moved (sparse, nested or complex128), or if `out` or `dtype` does not fit. The message has
+        the path of the leaf in the pytree.
 
     Notes
     -----
@@ -166,7 +175,7 @@ def to_device(
     if dynamo is not None and callable(dynamo.get_eval_frame_callback()):  # torch.compile would trace the call
         torch = sys.modules["torch"]
         return torch.compiler.disable(to_device)(
-            obj, device, keys=keys, framework=framework, out=out, non_blocking=non_blocking
+            obj, device, keys=keys, framework=framework, out=out, non_blocking=non_blocking, dtype=dtype
         )
     if not isinstance(obj, (Handle, dict, list, tuple)):
         _require_movable(obj)
@@ -174,7 +183,7 @@ def to_device(
     channel = _shared.channels.get(name) if isinstance(name, str) else None
     if channel is None:
         channel = _shared.channel(canonical(name))
-    return channel.to_device(obj, keys=keys, framework=framework, out=out, non_blocking=non_blocking)
+    return channel.to_device(obj, keys=keys, framework=framework, out=out, non_blocking=non_blocking, dtype=dtype)
 
 
 # Has torch.compile break its graph at the call, as torch.compiler.disable does, which would import torch here.

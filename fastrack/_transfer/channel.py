@@ -145,6 +145,7 @@ class Channel:
         framework: Framework | None = None,
         out: Any = None,
         non_blocking: bool = False,
+        dtype: object = None,
     ) -> Any:
         """Move tensors to the channel's device, sealed on the way.
 
@@ -157,7 +158,7 @@ class Channel:
         """
         if out is not None and framework is not None:
             raise ValueError("expected framework= or out=, got both; the arrays of out= have a framework already")
-        return self._transfer(None, obj, keys, framework, out, non_blocking)
+        return self._transfer(None, obj, keys, framework, out, non_blocking, dtype)
 
     def to_host(self, x: Any, key: KeyLike | None = None, *, name: str = "tensor") -> SealedTensor:
         """Seal a tensor on the channel's device, and copy it to the host sealed.
@@ -253,6 +254,7 @@ class Channel:
         framework: Framework | None = None,
         out: Any = None,
         non_blocking: bool = True,
+        dtype: object = None,
     ) -> Any:
         """Move all tensors in `obj`, unless an earlier transfer of `owner`, by default the thread, has failed."""
         with self._guard:
@@ -264,7 +266,7 @@ class Channel:
                     owner.wait()
                     owner = None
             keys = self._keys if keys is None else keys
-            inputs = Inputs(obj, framework, self._device, out)
+            inputs = Inputs(obj, framework, self._device, out, None if dtype is None else dtypes.name_of(dtype))
             opened = None
             try:
                 opened = Opened(inputs, keys, self._session)
@@ -289,7 +291,7 @@ class Channel:
         try:
             if inputs.tensors:
                 messages, outputs, targets, nbytes = opened.allocate(self._device)
-                with Transfer(self._stats, len(targets), nbytes, "to_device", inputs.name) as record:
+                with Transfer(self._stats, len(outputs), nbytes, "to_device", inputs.name) as record:
                     try:
                         for number in opened.padded:
                             self._device.clear(targets[number])
@@ -335,7 +337,7 @@ class Channel:
                 message = arrays.empty_bytes(message_size(nbytes))
                 message[:HEADER_SIZE] = header
                 sealed = HostMemory.of(message[HEADER_SIZE:], writable=True)
-                messages = Messages(keys, [nbytes], [memory], [sealed], [None], [None])
+                messages = Messages(keys, [nbytes], [memory], [sealed], [None], [None], [None])
                 self._move(messages, record, "seal").result()
         finally:
             keys.wipe()

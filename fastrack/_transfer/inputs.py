@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-from fastrack._crypto.base import HostMemory, Messages
+from fastrack._crypto.base import HostMemory, Messages, Scaling
 from fastrack._crypto.gather import EvenRanges, GatherPlan, LazyRanges
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.session import Session
@@ -15,6 +15,7 @@ from fastrack._devices.base import MAX_MESSAGES, Device
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._sealed.handle import Handle
 from fastrack._sealed.message_headers import Wanted, discard, fetch, open_headers
+from fastrack._sealed.scales import WIDENED, grid
 from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Framework
@@ -28,6 +29,8 @@ ALLOCATE: Final = object()
 class Inputs:
     """The tensors of a pytree, in its order, and the arrays of `out` to fill, if any.
 
+    With a `wanted` dtype each result has it: quantised values are widened, and other tensors must have it already.
+
     Without `out`, the dimensions of torch tensors are put in memory order. A tensor that cannot be moved (sparse,
     nested or complex128) raises `TypeError`; an array of `out` that does not fit raises `ValueError`.
 
@@ -38,12 +41,15 @@ class Inputs:
     tensors : sealed tensors, handles on rows, and arrays
     is_sealed : whether some are sealed
     name : the name of the sealed tensor, if it is the only tensor
-    dtypes, shapes : in safetensors notation
+    dtypes, shapes : of the results, in safetensors notation
     framework, frameworks : requested for all results, and of each array (None if sealed)
+    scales : those of the quantised values to widen, by the number of the tensor
     targets, outputs : views of the arrays to fill, and the arrays; None where one is to be allocated
     """
 
-    def __init__(self, obj: Any, framework: Framework | None, device: Device, out: Any) -> None:
+    def __init__(
+        self, obj: Any, framework: Framework | None, device: Device, out: Any, wanted: str | None = None
+    ) -> None:
         if framework == "torch":
             arrays.require_installed(framework)
         self._tree = None if isinstance(obj, Handle) else Tree(obj)
@@ -82,10 +88,26 @@ class Inputs:
             self.frameworks.append(source)
             self.is_sealed |= source is None
         self.name = name if len(self.tensors) == 1 else None
+        self.scales: dict[int, SealedTensor] = {}
+        self._widen(wanted)
         self.targets: list[Any] = [None] * len(self.tensors)
         self.outputs = self.targets.copy()
         if out is not None:
             self._view_outputs(device, [out] if self._tree is None else self._tree.leaves_of(out))
+
+    def _widen(self, wanted: str | None) -> None:
+        for number, (value, dtype) in enumerate(zip(self.tensors, self.dtypes, strict=True) if wanted else ()):
+            if dtype == wanted:
+                continue
+            scale = value.scale if isinstance(value, SealedTensor) else None
+            if wanted != WIDENED or scale is None:
+                error = ValueError(
+                    f"dtype=: expected a tensor of {wanted}, or all of quantised values for {WIDENED}, got {dtype} "
+                    f"{list(self.shapes[number])}. Open it without dtype=, and convert it then"
+                )
+                self.add_path(error, self._indices[number])
+                raise error
+            self.scales[number], self.dtypes[number] = scale, wanted
 
     def _view_outputs(self, device: Device, leaves: Sequence[Any]) -> None:
         for number, (index, dtype, shape) in enumerate(zip(self._indices, self.dtypes, self.shapes, strict=True)):
@@ -175,10 +197,11 @@ class Opened:
         ring = KeyRing.resolve(keys) if inputs.is_sealed else None
         self.inputs = inputs
         self.padded: list[int] = []
-        self._of: list[int] = []  # the tensor of each message
+        self._of: list[int] = []  # the tensor of each message. Those of scales are counted after the others
         self._ranges: dict[int, LazyRanges] = {}  # of messages that are read in part
         parts: list[SealedTensor | None] = []
         plain: list[int] = []
+        scaled: list[int] = []
         for number, value in enumerate(inputs.tensors):
             if isinstance(value, SealedRows):
                 assert ring is not None
@@ -190,8 +213,11 @@ class Opened:
                     self._of.append(number)
                 continue
             is_sealed = isinstance(value, SealedTensor)
-            if not is_sealed:
-                plain.append(len(parts))
+            if number in inputs.scales:
+                parts.append(inputs.scales[number])
+                self._of.append(len(inputs.tensors) + len(scaled))
+                scaled.append(number)
+            plain += [] if is_sealed else [len(parts)]
             parts.append(value if is_sealed else None)
             self._of.append(number)
         if len(parts) > MAX_MESSAGES:
@@ -219,8 +245,8 @@ class Opened:
     def allocate(self, device: Device) -> tuple[Messages, list[Any], list[Any], int]:
         """Allocate the missing arrays, whose sizes were authenticated with the headers.
 
-        Return the messages, the arrays, the views of the arrays, and the size of all arrays in bytes. The required
-        parts of remote files are downloaded first.
+        Return the messages, the arrays, the views of the arrays and then of scales, and the size of all arrays in
+        bytes. The required parts of remote files are downloaded first.
         """
         inputs = self.inputs
         present = fetch(self._wanted()) if self._is_remote else None
@@ -234,6 +260,8 @@ class Opened:
                     frameworks[framework] = device.framework(inputs.framework, framework)
                 outputs[number], targets[number] = device.empty(dtype, shape, frameworks[framework])
             total += targets[number].size
+        for scale in inputs.scales.values():  # as bytes, which every framework has
+            targets.append(device.empty("U8", (scale.nbytes,), device.framework(inputs.framework, None))[1])
         nbytes: list[int] = []
         sealed: list[HostMemory | None] = []
         plain: list[HostMemory | None] = []
@@ -256,7 +284,19 @@ class Opened:
         if inputs.is_filling:
             inputs.require_apart(targets, sources)
         memories = list(map(targets.__getitem__, self._of))
-        return Messages(self.keys, nbytes, memories, sealed, plain, plans), outputs, targets, total
+        messages = Messages(self.keys, nbytes, memories, sealed, plain, plans, self._scalings(memories))
+        return messages, outputs, targets, total
+
+    def _scalings(self, memories: Sequence[Any]) -> list[Scaling | None]:
+        scalings: list[Scaling | None] = [None] * len(memories)
+        for message, number in enumerate(self._of):
+            part = self.parts[message]
+            if part is not None and number in self.inputs.scales:
+                found = part.context.scale
+                assert found is not None
+                memory, columns = memories[message - 1], grid(part.shape)[1]
+                scalings[message] = Scaling(memory, found.dtype, part.dtype, columns, *found.block)
+        return scalings
 
     def name(self, message: int) -> Name:
         """Return the name and the path of the tensor of a message; (None, None) for an array."""

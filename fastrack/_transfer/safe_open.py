@@ -37,6 +37,7 @@ def load_tensors(
     keys: KeySource | None = None,
     framework: str | None = None,
     anchor: Anchor | str | os.PathLike[str] | None = None,
+    dtype: object = None,
 ) -> dict[str, Any]:
     """Open all sealed tensors of a file on a device, in one transfer, like ``load_file`` of safetensors.
 
@@ -52,6 +53,8 @@ def load_tensors(
         As for `safe_open`.
     anchor : Anchor or path, optional
         As for `load_file`.
+    dtype : torch.dtype or str, optional
+        As for `to_device`. With it the scales of quantised values are left out.
 
     Returns
     -------
@@ -86,8 +89,16 @@ def load_tensors(
                 f"{file.path}: expected sealed tensors, got unencrypted ones alone. `fastrack seal` seals a file; "
                 "load_file(path).plain reads it as it is"
             )
-        opened: dict[str, Any] = to_device(dict(file), device, keys=keys, framework=kind)
+        opened: dict[str, Any] = to_device(
+            {name: file[name] for name in names_of(file, dtype)}, device, keys=keys, framework=kind, dtype=dtype
+        )
     return opened
+
+
+def names_of(file: SealedFile, dtype: object) -> list[str]:
+    """Return the names of the sealed tensors of a file, with a dtype without those of scales."""
+    scales = set() if dtype is None else {scale.name for tensor in file.values() if (scale := tensor.scale) is not None}
+    return [name for name in file if name not in scales]
 
 
 def require_tensors(file: SealedFile) -> None:
@@ -112,6 +123,8 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         As for `to_device`. The defaults are looked up when the first tensor is opened.
     anchor : Anchor or path, optional
         As for `load_file`.
+    dtype : torch.dtype or str, optional
+        As for `to_device`. With it the scales of quantised values are left out.
 
     Raises
     ------
@@ -152,7 +165,9 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         *,
         keys: KeySource | None = None,
         anchor: Anchor | str | os.PathLike[str] | None = None,
+        dtype: object = None,
     ) -> None:
+        self._dtype = dtype
         self._framework = _framework_of(framework)
         self._device = canonical(device)
         self._keys = None if keys is None else KeyRing.resolve(keys)
@@ -161,11 +176,11 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
 
     def keys(self) -> list[str]:
         """Return the names of the sealed tensors, in alphabetical order."""
-        return sorted(self._file)
+        return sorted(names_of(self._file, self._dtype))
 
     def offset_keys(self) -> list[str]:
         """Return the names of the sealed tensors, in the order of the file."""
-        return list(self._file)
+        return names_of(self._file, self._dtype)
 
     def metadata(self) -> dict[str, str]:
         """Return the owner's metadata of the file. It is neither encrypted nor authenticated."""
@@ -177,7 +192,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
 
     def get_tensors(self) -> dict[str, Any]:
         """Open all sealed tensors on the device, in one transfer."""
-        opened: dict[str, Any] = self._open(dict(self._file))
+        opened: dict[str, Any] = self._open({name: self._file[name] for name in self.offset_keys()})
         return opened
 
     def get_slice(self, name: str) -> _Slice:
@@ -189,7 +204,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         return _Slice(self, self._file[name])
 
     def _open(self, sealed: Any) -> Any:
-        return to_device(sealed, self._device, keys=self._keys, framework=self._framework)
+        return to_device(sealed, self._device, keys=self._keys, framework=self._framework, dtype=self._dtype)
 
     def __enter__(self) -> Self:
         return self

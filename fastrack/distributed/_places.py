@@ -133,7 +133,7 @@ class CudaPlace:
         keys = MessageKeys.of([copy])
         copy.wipe()
         try:
-            operation = self._device.begin(Messages(keys, [stop], [whole], [chunks], [None], [None]))
+            operation = self._device.begin(Messages(keys, [stop], [whole], [chunks], [None], [None], [None]))
             try:
                 slab = Slab([Segment(0, first, start, stop, sealed.size)], sealed.size)
                 (operation.open if direction == "open" else operation.seal)(slab, self._staging)

@@ -101,8 +101,10 @@ def test_the_product_is_measured_beside_everything(gpu):
     assert [row.settings["beside"] for row in rows] == ["nothing", "page-locked copies", *streams]
     assert rows[0].settings["slowed"] == 1
     swept = [row.settings["beside"] for row in slowdown.sweep(gpu, TINY)]
+    grid = [f"slab {slab}, depth {depth}" for slab in (32768, 65536) for depth in (2, 3)]
+    assert [name for name in swept if name != "nothing"] == [*grid, "lead 16384", "lead 32768"]
     assert swept.count("nothing") == 3
-    assert {"depth 2", "depth 3", "lead 16384", "lead 32768", "slab 32768", "slab 65536"} < set(swept)
+    assert [row.settings["lanes"] for row in slowdown.lanes(gpu, TINY)] == [1, 2, 3, 4, "nothing"]
     # Helpers of the engine stay, for the next call.
     assert all(thread.name.startswith("fastrack") for thread in set(threading.enumerate()) - before)
 

@@ -92,10 +92,11 @@ def test_stages_run_in_the_order_given_and_leave_a_document_each(run, tmp_path):
     assert [line["stage"] for line in lines] == ["figures", "memcheck", "variants", "profile"]
     assert [line["outcome"] for line in lines][::2] == ["done", "done"]
     document = document_of(tmp_path, "figures")
-    names = ["kernels", "transfers", "timeline", "slowdown", "sweep", "sweep beside a product", "ablation", "picture"]
+    names = ["transfers", "timeline", "sweep", "slowdown", "sweep beside a product", "lanes", "kernels", "ablation"]
+    names += ["picture"]
     assert [step["name"] for step in document["steps"]] == names
     assert {step["outcome"] for step in document["steps"]} == {"done"}
-    assert len(document["rows"]) == 20 + 20 + 1 + 4 + SWEPT + 9 + 20
+    assert len(document["rows"]) == 20 + 20 + 1 + 4 + SWEPT + 9 + 5 + 20
     assert len(document["timeline"]["slabs"]) == 3
     for found in document["rows"]:
         seconds = found["seconds"]
@@ -103,7 +104,7 @@ def test_stages_run_in_the_order_given_and_leave_a_document_each(run, tmp_path):
         assert found["gbps"] > 0
     (picture,) = tmp_path.glob("*.png")
     assert picture.stat().st_size > 10_000
-    assert len(list(tmp_path.iterdir())) == 5  # documents and the picture: no part of a document is left
+    assert len(list(tmp_path.iterdir())) == 6  # documents, the picture and the decisions: no part is left
 
 
 def test_first_contact_goes_through_all_its_steps(run, tmp_path):
@@ -113,9 +114,10 @@ def test_first_contact_goes_through_all_its_steps(run, tmp_path):
     if SCHEMA:  # the tests may run without the results
         fastjsonschema.compile({**SCHEMA, "anyOf": [{"$ref": "#/definitions/gpu"}]})(document)
     steps = {step["name"]: step for step in document["steps"]}
-    names = ["environment", "doctor", "driver", "known answers", "link", "latency", "kernels", "instruction rates"]
+    names = ["environment", "driver's report", "doctor", "driver", "known answers"]
+    names += ["link", "latency", "kernels", "instruction rates"]
     assert list(steps) == names
-    assert {step["outcome"] for name, step in steps.items() if name != "environment"} == {"done"}
+    assert {step["outcome"] for name, step in steps.items() if name not in names[:2]} == {"done"}
     assert steps["known answers"]["found"] == line["found"]["known answers"] == 82
     assert set(line["latency, us"]) == {"to_device, sealed 1000 B", "to_device, sealed 80 KiB"}
 
@@ -138,13 +140,13 @@ known.check = fail
 
 KILLED = """
 import os
-from bench.gpu import kernels
-original = kernels.measure
+from bench.gpu import transfers
+original = transfers.measure
 def measure(*arguments):
     for number, row in enumerate(original(*arguments)):
         if number == 3: {}
         yield row
-kernels.measure = measure
+transfers.measure = measure
 """
 
 
@@ -155,7 +157,7 @@ def test_a_stage_that_is_killed_keeps_its_rows(run, tmp_path):
     assert (document["outcome"], document["why"]) == ("FAILED", "its process ended with -9")
     assert len(document["rows"]) == 3
     assert [step["outcome"] for step in document["steps"]] == ["FAILED"]
-    assert line["FAILED"] == {"kernels": "its process ended with -9"}
+    assert line["FAILED"] == {"transfers": "its process ended with -9"}
 
 
 def test_a_stage_that_hangs_is_ended_and_says_where(run, tmp_path, monkeypatch):
@@ -202,7 +204,7 @@ def test_without_a_device_the_command_says_what_it_lacks(options, tmp_path):
     assert done.returncode == 2
     assert "There is no usable CUDA device: " in done.stdout
     assert "cupy-cuda13x is not installed" in done.stdout
-    assert "skipped: first, tests, memcheck, variants, figures, loop, profile" in done.stdout
+    assert "skipped: first, variants, profile, tests, memcheck, figures, loop" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 
@@ -281,6 +283,7 @@ else: print({DETAILS!r})
     profile.run(started)
     document = record.read(started.path)
     assert [step["outcome"] for step in document["steps"]] == ["done"]
+    assert {each["section"].partition(": ")[0] for each in document["rows"]} == {"kernels"}
     assert [(each["metric"], each["value"], each["unit"]) for each in document["rows"]] == [
         ("Duration", "1,000,000", "ns"),
         ("Grid Size", "264", ""),
@@ -314,6 +317,46 @@ def script(tmp_path, text, name="compute-sanitizer"):
     path.write_text(f"#!{sys.executable}\nimport os, subprocess, sys, time\n{text}\n")
     path.chmod(0o755)
     return str(path)
+
+
+REPORT = """
+GPU 00000000:1B:00.0
+    Product Name                          : NVIDIA H100 80GB HBM3
+    Serial Number                         : 1650123456789
+    GPU UUID                              : GPU-0b1c-2d3e
+    VBIOS Version                         : 96.00.74.00.01
+    Performance State                     : P0
+        Name                              : /home/someone/bin/python
+"""
+
+
+def test_the_report_of_the_driver_does_not_tell_a_gpu_from_others(monkeypatch, tmp_path):
+    script(tmp_path, f"assert sys.argv[1:] == ['-q']; print({REPORT!r})", "nvidia-smi")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    kept = "".join(first.read_report())
+    assert "Performance State" in kept
+    for word in ("165012", "GPU-0b", "96.00", "someone"):
+        assert word in REPORT
+        assert word not in kept
+
+
+def test_clocks_are_noted_as_long_as_a_stage_runs(monkeypatch, tmp_path):
+    text = """
+path = sys.argv[sys.argv.index("-f") + 1]
+assert sys.argv[sys.argv.index("-i") + 1] == "0000:1b:00.0" and sys.argv[sys.argv.index("-lms") + 1] == "100"
+while True: open(path, "a").write(f"{os.getpid()}\\n"); time.sleep(0.01)
+"""
+    script(tmp_path, text, "nvidia-smi")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    notes = tmp_path / "notes.csv"
+    with processes.watch("0000:1b:00.0", notes):
+        while not (notes.exists() and notes.stat().st_size):
+            time.sleep(0.01)
+    assert is_gone(notes.read_text().split()[0])
+    monkeypatch.setenv("PATH", "")
+    with processes.watch("0000:1b:00.0", tmp_path / "none.csv"):
+        pass
+    assert not (tmp_path / "none.csv").exists()
 
 
 SUMMARY = 'print("==== ERROR SUMMARY: 1 error");'

@@ -8,11 +8,12 @@ from pathlib import Path
 import fastjsonschema
 import pytest
 
+from bench.gpu import decide
 from bench.gpu.stages import STAGES
 
 FOLDER = Path(__file__).parents[2] / "bench/results"
 SCHEMA = json.loads((FOLDER / "schema.json").read_text()) if FOLDER.is_dir() else {}
-KINDS = ("bench", "collectives", "fuzz", "peers", "soak", *(f"gpu-{stage}" for stage in STAGES))
+KINDS = ("bench", "chunks", "collectives", "fuzz", "peers", "soak", *(f"gpu-{stage}" for stage in STAGES))
 NAME = re.compile(rf"\d{{4}}-\d\d-\d\d-(?:({'|'.join(KINDS)})-)?[a-z0-9]+(?:-[a-z0-9]+)*-\d+cores\.json")
 FILES = sorted(path for path in FOLDER.glob("*.json") if path.name != "schema.json")
 # Folders of a file system, networks and people. Words such as "GB/s" and "1/4" are none.
@@ -56,8 +57,9 @@ def test_a_result_is_what_the_schema_says_and_tells_nothing_of_its_host():
 
 
 def test_nothing_else_lies_there():
-    others = {path.name for path in FOLDER.iterdir()} - {path.name for path in FILES} - {"schema.json"}
-    assert others <= {path.with_suffix(suffix).name for path in FILES for suffix in (".png", ".ncu-rep")}
+    known = {path.name for path in FILES} | {"schema.json", decide.FILE, "cubins"}
+    others = {path.name for path in FOLDER.iterdir()} - known
+    assert others <= {path.with_suffix(suffix).name for path in FILES for suffix in (".png", ".ncu-rep", ".csv")}
 
 
 TELLING = ["/home/a/b.json", "FormatError: /tmp/x/y is", "~/x/y", "node7.internal", "10.0.0.17", "someone@example.org"]

@@ -6,7 +6,7 @@ import sys
 import pytest
 from helpers.cases import each
 from helpers.engines import Wrong
-from test_nvml import FakeNvml
+from helpers.fake_nvml import FakeNvml
 
 from fastrack import Key
 from fastrack._cli.commands import doctor as doctor_module
@@ -14,10 +14,10 @@ from fastrack._cli.commands.doctor import KeyFile, gather, read_key_file, show_f
 from fastrack._cli.commands.selftest import CudaCheck, check_cuda, check_engine
 from fastrack._cli.console import stdout
 from fastrack._cli.machine import CpuTee
-from fastrack._cli.nvml import Confidential, Gpu, Graphics
 from fastrack._cli.proofs import read_proofs
 from fastrack._crypto import engine as aead
 from fastrack._crypto.engine import ENGINE_VARIABLE, SelectedEngine
+from fastrack._devices.nvml import Confidential, Gpu, Graphics
 
 
 @pytest.fixture(autouse=True)
@@ -199,6 +199,33 @@ def test_who_compiled_the_kernels_is_told(cli, monkeypatch):
 def test_the_test_of_a_gpu_knows_a_device_that_works(monkeypatch):
     monkeypatch.setattr("fastrack._transfer.channel.canonical", lambda device: "cpu")
     assert check_cuda() == CudaCheck(True, None)
+
+
+@each(
+    ("is_near", "told"),
+    [
+        (True, "GPU 0         H100, 80 GiB, at NUMA node 1\n"),
+        (False, "at NUMA node 1; all CPUs of this process are of others. Start it with `numactl --cpunodebind=1 --mem"),
+    ],
+)
+def test_a_gpu_is_told_with_its_numa_node_and_with_what_to_do_if_no_cpu_is_there(cli, monkeypatch, is_near, told):
+    graphics = Graphics(driver="580", gpus=(Gpu("H100", 80 << 30, numa_node=1, is_near=is_near),))
+    monkeypatch.setattr(doctor_module, "read_graphics", lambda: graphics)
+    monkeypatch.setattr(doctor_module, "check_cuda", lambda: CudaCheck(True, None))
+    assert told in cli("doctor").stdout
+
+
+def test_copies_are_told_where_they_were_compared_and_connections_where_they_are_few(cli, monkeypatch):
+    graphics = Graphics(driver="580", gpus=(Gpu("H100", 80 << 30),))
+    monkeypatch.setattr(doctor_module, "read_graphics", lambda: graphics)
+    monkeypatch.setattr(doctor_module, "check_cuda", lambda: CudaCheck(True, None, copies=(3.14, 4.0)))
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    said = cli("doctor").stdout
+    assert "copies        page-locked memory 3.1, pageable 4.0 GB/s, there and back" in said
+    assert "connections" not in said
+    assert cli.json("doctor")["cuda"]["copies"] == [3.14, 4.0]
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    assert "connections   CUDA_DEVICE_MAX_CONNECTIONS=1 leaves transfers 1 of 4 lanes: " in cli("doctor").stdout
 
 
 # Evidence

@@ -1,5 +1,7 @@
 """`fastrack warmup`, and what `doctor` tells of machine code."""
 
+import dataclasses
+
 import pytest
 
 from fastrack._cli.commands import warmup as warmup_module
@@ -23,7 +25,7 @@ def test_kernels_are_loaded_where_there_is_a_gpu(cli, monkeypatch):
         monkeypatch.setattr(warmup_module, "check_cuda", lambda check=check: check)
         assert told in cli("warmup").stdout
         assert (told in cli("warmup --quiet").stdout) is (problem is not None)
-        assert cli.json("warmup")["cuda"] == {"usable": problem is None, "problem": problem, "kernels": "NVRTC 13.0"}
+        assert cli.json("warmup")["cuda"] == dataclasses.asdict(check)
 
 
 @pytest.mark.skipif(native.load() is None, reason="there is no machine code")

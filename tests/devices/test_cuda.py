@@ -16,6 +16,7 @@ from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.engine import get_engine
 from fastrack._crypto.gather import GatherPlan
 from fastrack._devices.base import BAD_PLAN, Segment
+from fastrack._devices.cuda import device
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._devices.cuda.gather_plan import PlanSealer, align
 from fastrack._sealed.indexing import plan_rows
@@ -355,6 +356,12 @@ def test_a_share_of_the_multiprocessors_bounds_the_grid(share, multiprocessors, 
     rig = Rig(chunks=16, share=share, multiprocessors=multiprocessors)
     rig.open(message, rig.array(message.plain.size)).result()
     assert {blocks for name, blocks, _ in rig.driver.launches if name != "prepare"} == grids
+
+
+@each(("asked", "cpus", "threads"), [(None, 4, 4), (None, 224, 16), (40, 224, 40), (40, 4, 40)])
+def test_slabs_are_filled_by_as_many_threads_as_asked_for_or_some_of_the_cpus(monkeypatch, asked, cpus, threads):
+    monkeypatch.setattr(device, "default_threads", lambda: cpus)
+    assert CudaDevice(FakeDriver(), threads=asked)._resources.threads == threads
 
 
 @each("share", [0, -1, 1.01, float("nan")])

@@ -12,7 +12,7 @@ from helpers.fake_cuda import PER_THREAD, FakeArray, FakeDriver
 import fastrack
 from fastrack import Channel, Key
 from fastrack._devices.cuda.device import CudaDevice
-from fastrack._devices.cuda.streams import LANES
+from fastrack._devices.cuda.streams import CONNECTIONS, LANES
 from fastrack.format import CHUNK_SIZE
 
 KEY = Key.from_bytes(bytes(range(32)))
@@ -169,6 +169,29 @@ def test_streams_beyond_the_lanes_share_them():
     assert [lane.number for lane in lanes] == [*range(LANES), 0]
     assert [lane.shared for lane in lanes] == [True, *[False] * (LANES - 1), True]
     assert pipeline.lane(streams[1]) is lanes[1]
+
+
+@each(("variable", "lanes"), [(None, 4), ("8", 4), ("32", 4), ("4", 3), ("2", 1), ("1", 1), ("0", 1), ("many", 4)])
+def test_lanes_are_no_more_than_the_connections_of_the_hardware(monkeypatch, variable, lanes):
+    monkeypatch.delenv(CONNECTIONS, raising=False)
+    if variable is not None:
+        monkeypatch.setenv(CONNECTIONS, variable)
+    rig = Rig()
+    assert rig.device.lanes == lanes
+    numbers = {rig.device._pipeline.lane(rig.driver._new_stream()).number for _ in range(LANES + 1)}
+    assert numbers == set(range(lanes))
+
+
+def test_transfers_to_the_device_on_all_lanes_take_five_streams_and_to_the_host_one_more_a_lane():
+    rig = Rig("lazy")
+    before = len(rig.driver._streams)
+    arrays = [FakeArray(rig.driver, "u1", MESSAGE.plain.shape, stream=rig.driver._new_stream()) for _ in range(LANES)]
+    assert [rig.open(MESSAGE, array).result() for array in arrays] == [None] * LANES
+    assert len(rig.driver._streams) - before - LANES == LANES  # uploads has one already
+    sealed = rig.seal(MESSAGE, arrays[0])
+    assert len(rig.driver._streams) - before - LANES == LANES + 1
+    del sealed
+    rig.close()
 
 
 # Memory.

@@ -20,7 +20,7 @@ from fastrack._devices.cuda import buffers, launches
 from fastrack._devices.cuda.buffers import KEY_SIZE, STATE_SIZE, MessageState
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._devices.cuda.nvrtc import find_kernels
-from fastrack._devices.cuda.table import MAX_SEGMENTS
+from fastrack._devices.cuda.table import MAX_SEGMENTS, MAX_WIDENINGS
 from fastrack.format import CHUNK_SIZE
 
 KEY, SHORT = Opened.KEY, Opened.SHORT
@@ -46,6 +46,7 @@ def same(found, expected):
 def test_the_host_knows_the_sizes_of_the_kernels():
     constants = find_kernels().constants
     assert (constants["KEY_BYTES"], constants["SEGMENTS"]) == (KEY_SIZE, MAX_SEGMENTS)
+    assert constants["WIDENINGS"] == MAX_WIDENINGS
 
 
 @pytest.mark.slow
@@ -254,7 +255,7 @@ def begin(device, driver, sizes):
     chunks = [HostMemory.of(message.sealed) for message in messages]
     none = [None] * len(sizes)
     keys = MessageKeys.of([message.key() for message in messages])
-    return device.begin(Messages(keys, sizes, views, chunks, none, none))
+    return device.begin(Messages(keys, sizes, views, chunks, none, none, none))
 
 
 def run(message, size, offset=0, first=0):

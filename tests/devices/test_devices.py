@@ -108,7 +108,7 @@ def test_the_host_is_done_when_it_returns(cpu):
 
     def messages(memory):
         chunks = HostMemory.of(sealed, writable=True)
-        return Messages(MessageKeys.of([key]), [84], [cpu.view(memory, writable=True)], [chunks], [None], [None])
+        return Messages(MessageKeys.of([key]), [84], [cpu.view(memory, writable=True)], [chunks], *[[None]] * 3)
 
     sealing = cpu.begin(messages(plain))
     sealing.seal(None, None)

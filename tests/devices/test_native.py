@@ -227,6 +227,15 @@ def test_a_worker_that_does_not_begin_is_not_waited_for(run, monkeypatch):
     assert [box.state for box in all_boxes(boxes)] == [workers.FREE] * 3
 
 
+def test_a_long_copy_asks_for_as_many_workers_as_it_was_given(run, monkeypatch):
+    boxes = unserved(20)
+    monkeypatch.setattr(workers, "_boxes", boxes)
+    commands, target, source = one_copy(8 * MIB)
+    run(commands, threads=13)
+    assert np.array_equal(target, source)
+    assert sum(box[workers.ENTRY] != 0 for box in all_boxes(boxes)) == (12 if default_threads() > 1 else 0)
+
+
 def test_short_copies_have_no_workers(run, monkeypatch):
     boxes = unserved(3)
     monkeypatch.setattr(workers, "_boxes", boxes)

@@ -367,13 +367,26 @@ def _refusal(channel, size=5 * MIB, **options):
 
 def confidential():
     """Ask the driver for confidential mode, and move a tensor there and back."""
-    from fastrack._cli.nvml import read_graphics
+    from fastrack._devices.nvml import read_graphics
 
     with Channel("cuda:0", keys=_key) as channel:
         moved = channel.to_device(_sealed(3 * MIB), framework="cupy")
         back = channel.to_host(moved, key=_key)
     good = np.array_equal(fastrack.unseal(back, _key, framework="numpy"), _data(3 * MIB))
-    return {"enabled": read_graphics().confidential.enabled, "good": good}
+    mode, driver = read_graphics().confidential, channel._device._pipeline.driver
+    seen = {"enabled": mode.enabled, "multi_gpu": mode.multi_gpu, "good": good}
+    return seen | {"threaded": driver.confidential, "compared": driver.copy_speeds is not None}
+
+
+def pageable_staging():
+    """Move a tensor there and back where a probe has found pageable memory to be faster."""
+    from fastrack._devices.cuda import cupy_driver
+    from fastrack._devices.cuda.driver import CopySpeeds
+
+    cupy_driver.measure_copies = lambda driver: CopySpeeds(1, 2)
+    counts = confidential()
+    calls = emulator.calls()
+    return {"good": counts["good"], "pageable": [calls.get(f"copy {way} pageable memory", 0) for way in ("from", "to")]}
 
 
 def blocking_copy():

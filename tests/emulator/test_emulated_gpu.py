@@ -60,8 +60,18 @@ class TestResults:
         run_gpu_tests(TRANSFERS, "cuda:0", chosen, EMU_CONFIDENTIAL="1")
 
     def test_confidential_mode_is_seen(self, run_case):
-        assert run_case("confidential", EMU_CONFIDENTIAL="1") == {"enabled": True, "good": True}
-        assert run_case("confidential") == {"enabled": False, "good": True}
+        both = {"good": True, "threaded": True, "compared": True}
+        assert run_case("confidential", EMU_CONFIDENTIAL="1") == {"enabled": True, "multi_gpu": "none", **both}
+        protected = {"enabled": False, "multi_gpu": "protected PCIe", **both}
+        assert run_case("confidential", EMU_CONFIDENTIAL="2") == protected
+        off = {"enabled": False, "multi_gpu": "none", "good": True, "threaded": False, "compared": False}
+        assert run_case("confidential") == off
+
+    def test_transfers_arrive_through_pageable_memory_in_confidential_mode(self, run_case):
+        found = run_case("pageable_staging", EMU_CONFIDENTIAL="1", EMU_DELAY="200")
+        assert found["good"]
+        assert min(found["pageable"]) > 0
+        assert run_case("pageable_staging")["pageable"] == [0, 0]  # elsewhere nothing is compared
 
     # A handle that means another stream in each thread must be used by the caller's thread.
     def test_transfers_arrive_on_per_thread_default_streams(self):

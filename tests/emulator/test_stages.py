@@ -6,18 +6,21 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
+from pathlib import Path
 
 import pytest
 
-from bench.gpu import kit
+from bench.gpu import decide, kit
 from bench.gpu.stages import STAGES
 from emulator.conftest import ROOT
 
 SITE = ROOT / "tests" / "emulator" / "site"
 SECONDS = 300
 NEED_MORE = {"memcheck", "loop", "profile"}  # compute-sanitizer, torch and ncu: they say so
-LONG = {"first", "variants"}  # tests/benchmarks runs the one on a stand-in, tests/kernels the kernels of the other
+LONG = {"first", "variants", "tests"}  # other tests run them on a stand-in, as kernels, and on both devices
+DECIDED = {"first": {"threads", "share"}, "variants": {"kernel", "carve-out"}, "figures": {"lead"}}  # without torch
 NOT_EMULATED = {"instruction rates"}  # kernels of single PTX instructions
 
 
@@ -30,13 +33,26 @@ def folder(tmp_path_factory):
     return folder
 
 
-def start(folder, out, *stages):
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    """Make an environment without pip that has what a machine must have, NumPy and CuPy, and nothing else."""
+    bare = tmp_path_factory.mktemp("bare")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
+    here, there = (Path(sysconfig.get_path("purelib", vars=each)) for each in (None, {"base": str(bare)}))
+    for pattern in ("numpy*", "cupy*", "nvidia*", "cuda*"):
+        for path in here.glob(pattern):
+            if not path.name.startswith("nvidia_ml_py"):
+                (there / path.name).symlink_to(path)
+    return bare / "bin/python"
+
+
+def start(python, folder, out, *stages):
     """Run stages by the kit, in a namespace without a network where one can be had."""
     apart = ["unshare", "--net"] if os.geteuid() == 0 and shutil.which("unshare") else []
     paths = [str(path) for path in (SITE, ROOT, ROOT / "tests")]
     return subprocess.Popen(
         [*apart, "bash", str(folder / "run.sh"), *stages],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHON": sys.executable, "OUT": str(out)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHON": str(python), "OUT": str(out)},
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -45,27 +61,28 @@ def start(folder, out, *stages):
     )
 
 
-# The tests of tests/gpu run on the emulator by themselves, on both devices.
 @pytest.mark.parametrize(
     "stage",
-    [pytest.param(stage, marks=[pytest.mark.nightly] * (stage in LONG)) for stage in STAGES if stage != "tests"],
+    [pytest.param(stage, marks=[pytest.mark.nightly] * (stage in LONG)) for stage in STAGES],
 )
-def test_a_stage_runs_through(folder, tmp_path, stage):
-    process = start(folder, tmp_path, stage)
+def test_a_stage_runs_through(python, folder, tmp_path, stage):
+    process = start(python, folder, tmp_path, stage)
     output, errors = process.communicate(timeout=SECONDS)
     assert process.returncode == 0, output + errors[-4000:]
     (line,) = output.splitlines()
     assert len(line) <= 1500
-    (path,) = tmp_path.glob("*.json")
+    (path,) = tmp_path.glob("*-gpu-*.json")
     document = json.loads(path.read_text())
     outcomes = {step["name"]: (step["outcome"], step["why"]) for step in document["steps"]}
     failed = {name for name, (outcome, _) in outcomes.items() if outcome == "FAILED"}
     assert failed <= NOT_EMULATED, outcomes
     assert "done" in {outcome for outcome, _ in outcomes.values()} or stage in NEED_MORE, outcomes
+    decided = json.loads((tmp_path / decide.FILE).read_text())["parameters"]
+    assert {name for name, each in decided.items() if each["measured"]} == DECIDED.get(stage, set())
 
 
-def test_a_stage_that_is_killed_leaves_what_it_found(folder, tmp_path):
-    process = start(folder, tmp_path, "figures")
+def test_a_stage_that_is_killed_leaves_what_it_found(python, folder, tmp_path):
+    process = start(python, folder, tmp_path, "figures")
     deadline = time.monotonic() + SECONDS
     while True:
         assert time.monotonic() < deadline

@@ -80,7 +80,7 @@ class Engines:
         target = self._take(case.plain.size, case)
         source, memory = HostMemory.of(self._put(case.plain, case)), HostMemory.of(target, writable=True)
         keys = MessageKeys.of([MessageKey.raw(case.key, case.nonce)])
-        bad = engine.open_jobs(Messages(keys, [source.size], [memory], [None], [source], [None]))
+        bad = engine.open_jobs(Messages(keys, [source.size], [memory], [None], [source], [None], [None]))
         require(bad is None and np.array_equal(target, case.plain), f"{engine.name} passed something else")
 
     def _derive(self, engine, case):

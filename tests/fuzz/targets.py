@@ -58,6 +58,7 @@ TENSORS = {
     "none": np.empty((3, 0), np.int16),
     "open": np.arange(20, dtype=np.uint8),  # stored in plain
 }
+QUANTISED = {"w": np.arange(12, dtype=np.int8).reshape(3, 4), "s": np.ones((3, 1), np.float32)}
 SMALL = {"x": np.arange(3, dtype=np.float16)}
 
 
@@ -114,6 +115,7 @@ class Files:
         return [
             *(sealed_file(key, plain=["open"], metadata={"note": "a"}) for key in KEYS),
             sealed_file(KEYS[0], SMALL),
+            sealed_file(KEYS[0], QUANTISED, scales={"w": "s"}),
             sealed_file(KEYS[0], TENSORS, plain=list(TENSORS)),
             sealed_file(KEYS[0], {}),
         ]
@@ -155,7 +157,16 @@ class Metadata:
 
     def seeds(self):
         text = self._marks["fastrack.tensors"].encode()
-        return [text, b"{}", text.replace(b",", b" , "), text.replace(b'"F32"', b'"BF16"').replace(b"100", b"200", 1)]
+        quantised = text.replace(
+            b'"dtype":"I64"', b'"scale":{"block":[1],"dtype":"F32","name":"label","shape":[]},"dtype":"I8"'
+        )
+        return [
+            text,
+            quantised,
+            b"{}",
+            text.replace(b",", b" , "),
+            text.replace(b'"F32"', b'"BF16"').replace(b"100", b"200", 1),
+        ]
 
     def run(self, data):
         examine(put("metadata.safetensors", self._file(data.decode(errors="replace"))))

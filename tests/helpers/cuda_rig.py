@@ -94,7 +94,7 @@ class Rig:
         return self.begin_message(message.key(), self.device.view(array, writable=writable), message.plain.size)
 
     def begin_message(self, key, view, nbytes=0):
-        return Work(self.device, Messages(MessageKeys.of([key]), [nbytes], [view], [None], [None], [None]))
+        return Work(self.device, Messages(MessageKeys.of([key]), [nbytes], [view], *[[None]] * 4))
 
     def open(self, message, array):
         """Open a message into an array, and end the work."""

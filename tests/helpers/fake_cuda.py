@@ -53,6 +53,7 @@ class FakeDriver:
         self.name = "cuda:0"
         self.multiprocessors = multiprocessors
         self.confidential = mode == "serial"
+        self.copy_speeds = None
         self.functions = {name: Function(number, 512, 66400) for number, name in enumerate(KERNELS)}
         self.mode = mode
         self.pageable = False  # whether copies may be of memory that is not page-locked
@@ -166,7 +167,7 @@ class FakeDriver:
         self._enter("launch")
         kernel = KERNELS[function]
         self.launches.append((kernel, blocks, arguments))
-        if blocks < 1 or min(arguments) < 0 or (threads, shared) != (512, 66400):
+        if blocks < 1 or min(arguments[:5]) < 0 or (threads, shared) != (512, 66400):
             self.violations.append(f"launched {kernel} with {blocks} blocks and {arguments}")
         self._put(self._stream(stream), lambda: run_kernel(self.space, self.violations, kernel, arguments))
 
@@ -401,8 +402,9 @@ class FakeArray:
         self.shape = tuple(shape)
         self.nbytes = self.dtype.itemsize * int(np.prod(self.shape))
         self.stream = stream or driver.user
-        self._memory = FakeMemory(driver.space, self.nbytes + 1)  # at an odd address, as a slice of another may be
-        self.pointer = self._memory.pointer + 1
+        before = self.dtype.itemsize  # such as the address of a slice of another
+        self._memory = FakeMemory(driver.space, before + self.nbytes)
+        self.pointer = self._memory.pointer + before
 
 
 @dataclass(eq=False)

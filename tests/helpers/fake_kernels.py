@@ -7,12 +7,13 @@ import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from bench.gpu.widened import FORMATS, places, scales_of, widened
 from fastrack._crypto.cobblestone import chunk_nonce
 from fastrack.format import CHUNK_SIZE, MAX_CHUNKS, SEALED_CHUNK_SIZE, TAG_SIZE
 
 STATE, KEY = 8704, 48
-SCALARS = {"prepare": 5, "open": 6, "seal": 6, "gather": 11}  # arguments of a kernel before its table
-TABLE = 500  # words of a table
+SCALARS = {"prepare": 5, "open": 6, "seal": 6, "gather": 11, "widen": 6}  # arguments of a kernel before its table
+TABLES = {"open": 500, "gather": 500, "widen": 504}  # words of a table
 NUMBER_BITS = 38
 NUMBERS = 2**NUMBER_BITS - 1
 _NONCE = 240  # where in a state the base nonce starts
@@ -20,27 +21,27 @@ _NONCE = 240  # where in a state the base nonce starts
 
 def run_kernel(space, violations, kernel, arguments):
     name, _, bits = kernel.partition("_")
-    aligned = {"prepare": [0, 1], "open": [0, 2, 5], "seal": [0, 2], "gather": [0, 2, 5, 6, 7, 8, 10]}[name]
+    places_of = {"prepare": [0, 1], "open": [0, 2, 5], "seal": [0, 2], "gather": [0, 2, 5, 6, 7, 8, 10]}
+    aligned = places_of.get(name, places_of["open"])
     if any(arguments[place] % (8 if place >= 3 else 16) for place in aligned):
         violations.append(f"{kernel} takes aligned addresses, not {[hex(arguments[place]) for place in aligned]}")
     count = SCALARS[name]
-    if len(arguments) != count + (TABLE if name in {"open", "gather"} else 0):
+    if len(arguments) != count + TABLES.get(name, 0):
         violations.append(f"{kernel} takes {count} arguments and maybe a table, not {len(arguments)}")
     if name == "prepare":
         _prepare(space, *arguments)
     elif name == "seal":
         _seal(space, int(bits) // 8, *arguments)
     else:
-        run = {"open": _open, "gather": _gather}[name]
-        run(space, int(bits) // 8, *arguments[:count], table_rows(arguments[count:]))
+        run = {"open": _open, "gather": _gather, "widen": _widen}[name]
+        width = 12 if name == "widen" else 5
+        run(space, int(bits) // 8, *arguments[:count], table_rows(arguments[count:], width))
 
 
-def table_rows(words):
-    """Return the rows of a table: target, name, size, limit, start and place."""
-    return [
-        (*row[:4], row[4] & 0xFFFFFFFF, row[4] >> 32)
-        for row in (tuple(word % 2**64 for word in words[place : place + 5]) for place in range(0, len(words), 5))
-    ]
+def table_rows(words, width=5):
+    """Return the rows of a table: target, name, size, limit, start and place, and what is to be widened how."""
+    rows = (tuple(word % 2**64 for word in words[place : place + width]) for place in range(0, len(words), width))
+    return [(*row[:4], row[4] & 0xFFFFFFFF, row[4] >> 32, *row[5:]) for row in rows]
 
 
 def _expanded(key, nonce):
@@ -91,13 +92,37 @@ def _open(space, key_size, states, mask, sealed, count, segments, verdict, table
     key_of = _keys(space, key_size, states, mask)
     placed = _segments(table, segments, count)
     assert sum(row[3] for row in table[:segments]) == count, "segments have other chunks than their launch"
-    for (target, name, size, _, _, place), index in placed:
+    for (target, name, size, _, _, place, *scaling), index in placed:
         length = min(CHUNK_SIZE, size - CHUNK_SIZE * index)
         key, nonce = key_of(name)
         chunk = sealed + 16 * place + SEALED_CHUNK_SIZE * index
         number = (name & NUMBERS) + index
         plain = _open_chunk(space, key, nonce, number, chunk, length, verdict, name + index)
-        space.at(target + CHUNK_SIZE * index, length)[:] = plain
+        if scaling:
+            result = space.at(target + 2 * CHUNK_SIZE * index, 2 * length)
+            result[:] = 0 if plain is None else _widened(space, plain, number, *scaling)
+        else:
+            space.at(target + CHUNK_SIZE * index, length)[:] = 0 if plain is None else plain
+
+
+_widen = _open
+
+
+def _widened(space, plain, number, scales, *words):
+    """Widen the values of a chunk, by divisions."""
+    kind, scales_a_row, *divisors = np.array(words, np.uint64).view(np.uint32).tolist()
+    columns, rows_a_scale, columns_a_scale = divisors[0:9:3]
+    for value, times, shift in (divisors[start : start + 3] for start in (0, 3, 6)):
+        for each in (0, 1, value - 1, value, 2**30 - 1, 2**31 - 1):
+            assert each * times >> shift == each // value, "a divisor does not divide"
+    assert scales_a_row == -(-columns // columns_a_scale)
+    indices = places(plain.size, columns, rows_a_scale, columns_a_scale, CHUNK_SIZE * number)
+    size = 2 if kind & 16 else 4
+    if not plain.size:
+        return plain
+    memory = space.at(scales, size * (int(indices.max()) + 1)).tobytes()
+    opened = scales_of(memory, "BF16" if kind & 16 else "F32")
+    return np.frombuffer(widened(plain.tobytes(), FORMATS[kind & 15], opened, indices), np.uint8)
 
 
 def _gather(
@@ -119,6 +144,7 @@ def _gather(
         key, nonce = key_of(name)
         chunk = sealed + 16 * start + SEALED_CHUNK_SIZE * turn
         plain = _open_chunk(space, key, nonce, number, chunk, length, verdict, known)
+        plain = np.zeros(length, np.uint8) if plain is None else plain
         begin, end = bounds[index : index + 2]
         fits = begin <= end <= pieces
         for offset, place, extent in ranges[begin:end] if fits else ():
@@ -140,13 +166,13 @@ def _seal(space, key_size, state, source, sealed, first, count, size):
 
 
 def _open_chunk(space, key, nonce, number, place, length, verdict, known):
+    """Return the plaintext of a chunk, or None."""
     assert 0 <= length <= CHUNK_SIZE, f"chunk {number} is none of this message"
     number = min(number, MAX_CHUNKS - 1)  # no message has more
     try:
         plain = key.decrypt(chunk_nonce(nonce, number), space.at(place, length + TAG_SIZE).tobytes(), None)
     except InvalidTag:
-        _report(space, verdict, known)
-        plain = bytes(length)
+        return _report(space, verdict, known)
     return np.frombuffer(plain, np.uint8)
 
 

@@ -9,13 +9,15 @@ import os
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from fastrack._crypto.base import HostMemory
 from fastrack._devices.cuda.gather_plan import join_plans
 from fastrack._devices.cuda.table import TableSegment, name_of, pack_table
+from fastrack._devices.cuda.widening import widening_of
 from helpers import reference
 from helpers.buffers import Fenced
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE
@@ -45,14 +47,17 @@ class LaunchError(AssertionError):
     """An error that the shim finds in a kernel: a divergent barrier, a race, an access out of bounds."""
 
 
-def build(source, folder, variant="watched"):
-    """Compile a .cu file into a library in `folder`, or take the one that is there: its path."""
+def build(source, folder, variant="watched", clmad=0):
+    """Compile a .cu file into a library in `folder`, or take the one that is there: its path.
+
+    `clmad` is the kernels' FASTRACK_CLMAD.
+    """
     headers = source.parent if (source.parent / SOURCE.name).is_file() else SOURCE.parent
     inputs = [source, *sorted(headers.glob("*.cu*")), *sorted(SHIM.glob("shim.*"))]
     digest = hashlib.sha256(repr((COMMON, FLAGS[variant], LINK[variant])).encode())
     for path in inputs:
         digest.update(path.read_bytes())
-    name = f"{headers.name}-{source.stem}-{variant}"
+    name = f"{headers.name}-{source.stem}-{variant}-clmad{clmad}"
     library = folder / f"{name}-{digest.hexdigest()[:16]}.so"
     if library.exists():
         return library
@@ -60,7 +65,7 @@ def build(source, folder, variant="watched"):
     kernels, linked = (folder / f"{os.getpid()}-{library.name}{end}" for end in (".cu.o", ""))
     head = (*COMMON, *kernel_flags, "-Wno-unknown-pragmas", "-I", headers, "-include", SHIM / "shim.h", "-x", "c++")
     try:
-        _compile(*head, "-c", source, "-o", kernels)
+        _compile(*head, f"-DFASTRACK_CLMAD={clmad}", "-c", source, "-o", kernels)
         _compile("-shared", *LINK[variant], kernels, _build_shim(folder, variant), "-o", linked, "-ldl")
         for old in folder.glob(f"{name}-*.so"):
             old.unlink(missing_ok=True)
@@ -183,6 +188,35 @@ class Host:
         self._launch(f"open_{state.bits}", *arguments, grid=blocks, seed=seed, others=(target.data,))
         assert target.stands
         return verdict_of(lowest), target.data.tobytes()
+
+    def widen_run(self, state, sealed, scaling, first=0, *, blocks=1, offset=0, seed=None):
+        """Open and widen a run of chunks, with the bytes of all scales in `scaling`: as `open_run`."""
+        segments = [(0, first, sealed, scaling)]
+        verdict, (wide,) = self.widen_nest(state.data, state.bits, segments, blocks=blocks, offset=offset, seed=seed)
+        return verdict, wide
+
+    def widen_nest(self, states, bits, segments, *, blocks=1, offset=0, seed=None):
+        """Open and widen segments of several messages, given as (message, first chunk, sealed, scaling)."""
+        places, packed = pack_nest(sealed for _, _, sealed, _ in segments)
+        targets, scales, rows, widenings, start = [], [], [], [], 0
+        for (message, first, sealed, scaling), place in zip(segments, places, strict=True):
+            count, size = count_of(sealed), size_of(sealed)
+            target = Fenced(2 * size, offset + 2 * len(rows))
+            memory = HostMemory.of(read_only(Fenced.holding(scaling.memory, 4)))
+            row = TableSegment(target.data.ctypes.data, name_of(message, first), size, count, start, place // 16)
+            rows.append(row)
+            widenings.append(widening_of(replace(scaling, memory=memory), first * CHUNK_SIZE + size))
+            targets.append(target)
+            scales.append(memory.owner)
+            start += count
+        lowest = Fenced.holding(GOOD.to_bytes(8, "little"), 8)
+        source, table = read_only(Fenced.holding(packed, 16)), table_of(*rows, widenings=widenings)
+        mask = states.size // self._sizes["STATE_BYTES"] - 1
+        arguments = (states, mask, source, start, len(rows), lowest.data, table)
+        others = [*(each.data for each in targets), *scales]
+        self._launch(f"widen_{bits}", *arguments, grid=blocks, seed=seed, others=others)
+        assert all(each.stands for each in targets)
+        return verdict_of(lowest), [each.data.tobytes() for each in targets]
 
     def seal_run(self, state, plain, first=0, *, ends=True, blocks=1, offset=0, seed=None, size=None):
         """Seal a run of chunks; `ends` adds the empty last chunk where the message needs one.
@@ -318,9 +352,9 @@ def pack_nest(parts):
     return places, packed
 
 
-def table_of(*segments):
+def table_of(*segments, widenings=()):
     """A table of segments, which no kernel may write."""
-    return read_only(Fenced.holding(pack_table(segments), 16))
+    return read_only(Fenced.holding(pack_table(segments, widenings), 16))
 
 
 def read_only(fenced):

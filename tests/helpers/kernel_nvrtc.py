@@ -17,7 +17,7 @@ class Nvrtc(cubins.Nvrtc):
     def load(cls, path):
         """Load libnvrtc. Raise OSError if the file is no library for this machine."""
         library = cls(path)
-        library.name = _version(path)
+        library.name = version_of(path)
         return library
 
     def compile(self, source, architecture, folder, options=()):
@@ -42,9 +42,9 @@ def find_libraries():
     return [*cubins.find_libraries(), *(path for path in named if NAME.search(path.name))]
 
 
-def _version(path):
+def version_of(path):
     """Return the version with its third number, which only the metadata of the wheel tells."""
     for folder in path.parents[2:5]:
-        for found in folder.glob("nvidia_cuda_nvrtc-*.dist-info"):
-            return found.name.removeprefix("nvidia_cuda_nvrtc-").removesuffix(".dist-info")
+        for found in folder.glob("nvidia_cuda_nvrtc*.dist-info"):
+            return found.name.partition("-")[2].removesuffix(".dist-info")
     return path.name

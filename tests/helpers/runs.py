@@ -43,7 +43,9 @@ class Runs:
         """Seal every chunk and open it from there; gives the first bad chunk and the bytes that came out."""
         source, target = Fenced.holding(plain, offset), Fenced(len(plain), 63 - offset)
         source_memory, memory = HostMemory.of(source.data), HostMemory.of(target.data, writable=True)
-        bad = self.engine.open_jobs(Messages(self.keys, [len(plain)], [memory], [None], [source_memory], [None]))
+        bad = self.engine.open_jobs(
+            Messages(self.keys, [len(plain)], [memory], [None], [source_memory], [None], [None])
+        )
         assert target.stands
         assert source.data.tobytes() == bytes(plain)
         return None if bad is None else bad[1], target.data.tobytes()

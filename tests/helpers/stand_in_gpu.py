@@ -1,6 +1,7 @@
 """A GPU made of host memory, as far as the suite for GPUs needs one: its logic can be run without a GPU."""
 
 import time
+from contextlib import nullcontext
 
 from bench.gpu import plan
 from bench.gpu.gpu import Gpu
@@ -40,7 +41,7 @@ class StandIn(Gpu):
     """A `Gpu` whose driver keeps everything in host memory. Its clock is the host's, so its figures mean nothing."""
 
     def __init__(self, mode="serial"):
-        self.driver, self._candidate = FakeDriver(mode), None
+        self.driver = FakeDriver(mode)
         self.driver.pageable = True
         self.well = True
 
@@ -81,6 +82,9 @@ class StandIn(Gpu):
 
 
 class StandInProduct:
+    def busy(self, count):
+        return nullcontext()
+
     def run(self, count):
         time.sleep(0.002)
         return 0.002 / count

@@ -6,7 +6,7 @@ Everything happens at once. What was called is written down, and what is to be a
 import ctypes
 
 from fastrack._devices.cuda import captures, cupy_driver
-from helpers.fake_kernels import SCALARS, TABLE, run_kernel
+from helpers.fake_kernels import SCALARS, TABLES, run_kernel
 
 NOT_READY = 600
 _OPERANDS = {
@@ -113,8 +113,8 @@ class StubCuda:
         count = SCALARS.get(kernel, 3)
         *places, last = (ctypes.c_uint64 * (count + 1)).from_address(operands[8])
         arguments = [ctypes.c_uint64.from_address(place).value for place in places]
-        if kernel in {"open", "gather"}:
-            arguments += (ctypes.c_uint64 * TABLE).from_address(last)
+        if kernel in TABLES:
+            arguments += (ctypes.c_uint64 * TABLES[kernel]).from_address(last)
         self.calls[-1] = ("cuLaunchKernel", handle, *operands[:8], arguments)
         if self._space:
             run_kernel(self._space, self.violations, name, arguments)

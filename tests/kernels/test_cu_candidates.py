@@ -4,9 +4,8 @@ import re
 
 import pytest
 from helpers import kernel_host, reference
-from helpers.buffers import Fenced
 from helpers.cases import each
-from helpers.kernel_host import Host, Library, State, pack, read_only
+from helpers.kernel_host import Host, Library, pack
 from helpers.kernel_nvrtc import Nvrtc, find_libraries
 from helpers.reference import CHUNK_SIZE, noise
 from helpers.runs import flip, plan
@@ -41,27 +40,12 @@ def candidate(request, tmp_path_factory):
 @pytest.fixture(scope="module")
 def host(build, candidate):
     source = candidate.kernels.folder / "fastrack.cu"
-    return Extended(Host(Library.load(build(source)), kernel_host.constants(source)), candidate)
+    return Host(Library.load(build(source)), kernel_host.constants(source))
 
 
 @pytest.fixture(scope="module")
 def state(host, key, nonce):
     return host.prepare(key, nonce)
-
-
-class Extended:
-    """A host whose states have what the candidate needs besides."""
-
-    def __init__(self, host, candidate):
-        self._host, self._candidate = host, candidate
-
-    def __getattr__(self, name):
-        return getattr(self._host, name)
-
-    def prepare(self, key, nonce):
-        state = self._host.prepare(key, nonce)
-        extended = self._candidate.extend_state(state.data.tobytes())
-        return State(read_only(Fenced.holding(extended, 16)), state.bits)
 
 
 @each("case", CASES)

@@ -11,9 +11,9 @@ from helpers.reference import X, times
 WORDS = [0, 0xFFFFFFFF, 0x11111111, 0x88888888, 0xEEEEEEEE, 0x80000000, 1]
 
 
-@pytest.fixture(scope="module")
-def library(build):
-    return Library.load(build(SHIM / "parts.cu"))
+@pytest.fixture(scope="module", params=[0, 1, 2], ids=["holes", "clmad", "clmad-reduces"])
+def library(build, request):
+    return Library.load(build(SHIM / "parts.cu", clmad=request.param))
 
 
 def by_kernel(library, pairs):

@@ -65,4 +65,4 @@ def test_the_command_says_how_a_mutant_was_caught(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "found.json").read_text())
     assert (found["caught"], found["mutants"], found["unchanged_passes"]) == (1, 1, True)
-    assert found["results"][0]["by"] == "test_cu_ghash.py::test_single_bits_are_multiplied"
+    assert found["results"][0]["by"] == "test_cu_ghash.py::test_single_bits_are_multiplied[holes]"

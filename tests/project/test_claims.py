@@ -30,6 +30,8 @@ HELD = {
             "(counted; not yet measured)",
             "No results of a GPU are in the repository yet",
             "How long a stage takes on a GPU is **not yet measured**",
+            "Which kind wins is **not yet measured**",
+            "None of the three has been tried on a GPU yet",
             'Pages that say "not yet measured" change',
             "## Not yet measured",
         ],

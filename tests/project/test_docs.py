@@ -16,6 +16,7 @@ import fastrack.grants
 import fastrack.transformers
 from fastrack._crypto import derivation
 from fastrack._sealed.contexts import MessageContext
+from fastrack._sealed.scales import Scale
 from fastrack.format import chunk_count, message_size
 
 ROOT = Path(__file__).parents[2]
@@ -79,9 +80,11 @@ def test_the_program_without_fastrack_refuses_an_altered_file(open_sealed, tmp_p
 
 
 def test_the_examples_of_a_context_and_a_derivation_are_what_the_code_makes():
-    (line,) = find(r"^fastrack/tensor@1␀.*$", "docs/format.md")
+    lines = find(r"^fastrack/tensor@1␀.*$", "docs/format.md")
     claim = MessageContext("images", "F32", (1797, 64), bytes(range(16)).hex())
-    assert line.replace("␀", "\0").encode() == claim.encode()
+    scale = Scale((1, 4096), "F32", "w_scale", (4096, 1))
+    quantised = MessageContext("w", "F8_E4M3", (4096, 4096), claim.file, "tensor", scale)
+    assert [line.replace("␀", "\0").encode() for line in lines] == [claim.encode(), quantised.encode()]
     made = derivation.derive(bytes(range(32)), bytes(range(24)), claim.encode())
     named = dict(find(r"^\| (key|base nonce|commitment|key id) \| `([0-9a-f]+)` \|$", "docs/format.md"))
     assert named == {

@@ -497,10 +497,10 @@ def test_what_stays_plain_is_named(tmp_path):
 def test_a_source_that_changes_meanwhile_is_refused(plain, tmp_path, monkeypatch):
     def change(path, *arguments, **options):
         one_shard(plain, **{path.stem: {"other": np.ones(2)}})
-        seal_file(path, *arguments, **options)
+        return open_plain(path, *arguments, **options)
 
-    seal_file = folder_writer.seal_file
-    monkeypatch.setattr(folder_writer, "seal_file", change)
+    open_plain = folder_writer.open_plain
+    monkeypatch.setattr(folder_writer, "open_plain", change)
     with pytest.raises(FormatError, match="changed"):
         seal_folder(plain, tmp_path / "sealed", KEY)
     assert [path.name for path in tmp_path.iterdir()] == ["plain"]

@@ -1,15 +1,12 @@
 """Kernels that may be faster than the tree's, kept until a measurement on a GPU decides.
 
 A candidate is a folder whose `candidate.py` has `EDITS` of the sources in `kernels/`: pairs of a text that a source has
-once and its replacement, by the name of the source. Names and arguments of the kernels stay. Sources that the
-tree lacks lie in that folder. Where kernels read more than a state, `candidate.py` has
-`extend_state(state: bytes) -> bytes`.
+once and its replacement, by the name of the source. Names and arguments of the kernels stay.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from runpy import run_path
@@ -24,7 +21,6 @@ class Candidate:
     """Sources to compile."""
 
     kernels: Kernels  # the whole sources, with their own metadata
-    extend_state: Callable[[bytes], bytes] = bytes  # applied to a state before its upload
 
     @property
     def blocks(self):
@@ -33,19 +29,16 @@ class Candidate:
 
 
 def names():
-    return sorted({path.parent.name for pattern in ("*/*.cu*", "*/candidate.py") for path in FOLDER.glob(pattern)})
+    return sorted(path.parent.name for path in FOLDER.glob("*/candidate.py"))
 
 
 def assemble(name, folder):
-    """Copy the tree's sources and, over them, a candidate's into an empty folder."""
-    for source in (find_kernels().folder, FOLDER / name):
-        for path in sorted([*source.glob("*.cu"), *source.glob("*.cuh")]):
-            shutil.copyfile(path, folder / path.name)
-    path = FOLDER / name / "candidate.py"
-    options = run_path(str(path)) if path.is_file() else {}
-    for source, edits in options.get("EDITS", {}).items():
+    """Copy the tree's sources into an empty folder, and apply a candidate's edits."""
+    for path in sorted(find_kernels().folder.glob("*.cu*")):
+        shutil.copyfile(path, folder / path.name)
+    for source, edits in run_path(str(FOLDER / name / "candidate.py"))["EDITS"].items():
         apply_edits(folder / source, edits)
-    return Candidate(read_kernels(folder), options.get("extend_state", bytes))
+    return Candidate(read_kernels(folder))
 
 
 def apply_edits(path, edits):

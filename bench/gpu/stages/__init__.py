@@ -4,12 +4,12 @@ from importlib import import_module
 
 STAGES = {
     "first": "first contact: versions, known answers, link, latency, kernels, instruction rates",
-    "tests": "the tests of tests/gpu",
-    "memcheck": "a few chunks through every kernel under memcheck, racecheck and synccheck",
     "variants": "the kernels next to every candidate, with three splits of shared memory",
-    "figures": "kernels, transfers, ablation, timeline, slowdown and sweeps, and a picture",
+    "profile": "a profile of the kernel that opens, and of the fastest candidate, by Nsight Compute",
+    "tests": "the tests of tests/gpu",
+    "memcheck": "a few chunks through every kernel under memcheck, for two minutes at most",
+    "figures": "transfers, sweeps, slowdown, kernels, ablation, and a picture",
     "loop": "a training loop fed by `fastrack.wrap`, next to batches that are there already",
-    "profile": "one profile of the kernel that opens, by Nsight Compute",
 }
 
 

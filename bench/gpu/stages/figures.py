@@ -1,4 +1,4 @@
-"""Measure all figures: kernels, transfers, ablation, timeline, slowdown and sweeps, and a picture of them."""
+"""Measure all figures: transfers, timeline, sweeps, slowdown, lanes, kernels and ablation, and a picture of them."""
 
 from functools import partial
 
@@ -16,12 +16,13 @@ def run(stage):
         record.put("timeline", found.as_dict())
 
     parts = {
-        "kernels": kernels.measure,
         "transfers": transfers.measure,
         "timeline": partial(timeline.measure, show=show),
-        "slowdown": slowdown.measure,
         "sweep": sweep.measure,
+        "slowdown": slowdown.measure,
         "sweep beside a product": slowdown.sweep,
+        "lanes": slowdown.lanes,
+        "kernels": kernels.measure,
         "ablation": ablation.measure,
     }
     for name, measure in parts.items():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ from bench.gpu.processes import run as run_process
 
 _QUERY = "driver_version,pcie.link.gen.current,pcie.link.gen.max,pcie.link.width.current,clocks.sm,clocks.max.sm"
 _QUERY += ",power.limit,mig.mode.current"
+_TELLING = re.compile(r"UUID|Serial|Host|Name  |Process|PDI|Bus Id|GUID|VBIOS")
 
 
 def run(stage):
@@ -18,6 +20,7 @@ def run(stage):
 
     record, short = stage.record, stage.plan.shortened(16 * KIB, MIB, shares=(1, 1 / 4), budget=4.0)
     record.step("environment", read_environment, here=False)
+    record.step("driver's report", read_report, here=False)
     record.step("doctor", ask_doctor, here=False, is_check=True)  # whose self-test moves tensors, and forges one
     record.step("driver", lambda: stage.gpu.kernels(), is_check=True)  # noqa: PLW0108 - it opens the GPU
     record.step("known answers", lambda: known.check(stage.gpu), is_check=True)
@@ -28,18 +31,27 @@ def run(stage):
 
 def read_environment():
     """Return the reports of `nvidia-smi` and the C library."""
-    command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
-    except OSError as error:
-        raise Skip(f"nvidia-smi cannot be run: {error.strerror}") from error
-    except subprocess.TimeoutExpired as error:
-        raise Skip("nvidia-smi does not answer") from error
-    rows = [line.split(", ") for line in done.stdout.splitlines()]
+    rows = [line.split(", ") for line in _ask(f"--query-gpu={_QUERY}", "--format=csv,noheader")]
     return {
         "nvidia-smi": dict(zip(_QUERY.split(","), zip(*rows, strict=True), strict=False)),
         "libc": os.confstr("CS_GNU_LIBC_VERSION"),
     }
+
+
+def read_report():
+    """Return the lines of `nvidia-smi -q` but for those that tell a GPU from others, and processes."""
+    return [line.rstrip() for line in _ask("-q") if not _TELLING.search(line)]
+
+
+def _ask(*options):
+    try:
+        return subprocess.run(
+            ["nvidia-smi", *options], capture_output=True, text=True, check=False, timeout=30
+        ).stdout.splitlines()
+    except OSError as error:
+        raise Skip(f"nvidia-smi cannot be run: {error.strerror}") from error
+    except subprocess.TimeoutExpired as error:
+        raise Skip("nvidia-smi does not answer") from error
 
 
 def ask_doctor():

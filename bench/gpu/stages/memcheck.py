@@ -1,4 +1,4 @@
-"""Run a few chunks through every kernel under compute-sanitizer, a step for each of its tools."""
+"""Run a few chunks through every kernel under compute-sanitizer, a step for each of the tools."""
 
 import re
 import sys
@@ -18,7 +18,7 @@ _OPTIONS = {"memcheck": ("--report-api-errors", "no")}  # CuPy reports failed ca
 def run(stage):
     tools = stage.plan.tools
     for number, tool in enumerate(tools):
-        seconds = stage.record.left / (len(tools) - number)
+        seconds = min(stage.plan.tool_seconds, stage.record.left / (len(tools) - number))
         action = lambda tool=tool, seconds=seconds: sanitize(stage.device, tool, seconds)  # noqa: E731 - it is named
         stage.record.step(tool, action, is_check=True, here=False)
 

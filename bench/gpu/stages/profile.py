@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import re
 import sys
+from functools import partial
 from typing import NamedTuple
 
 from bench.gpu.gpu import Skip
@@ -32,23 +33,30 @@ class Metric(NamedTuple):
 
 
 def run(stage):
-    def action():
-        metrics, advice = profile(stage.device, stage.path.with_suffix(".ncu-rep"), stage.record.left)
+    from bench.gpu.decide import kernel, read_rows  # late: NumPy is missed by the stage alone
+    from bench.gpu.stages.variants import TREE
+
+    def action(name, report):
+        metrics, advice = profile(stage.device, name, report, stage.record.left)
         for metric in metrics:
-            stage.record.add(metric)
+            stage.record.add(metric._replace(section=f"{name}: {metric.section}"))
         return {"advice": advice}
 
-    stage.record.step(KERNEL, action, here=False)
+    winner = kernel(read_rows(stage.path.parent)[0])[0] or TREE
+    for name in dict.fromkeys((TREE, winner)):
+        report = stage.path.with_suffix(".ncu-rep" if name == TREE else f".{name}.ncu-rep")
+        stage.record.step(f"{KERNEL} of {name}", partial(action, name, report), here=False)
 
 
-def profile(device, report, seconds):
-    """Profile one launch into `report`, and return its metrics and the tool's advice."""
+def profile(device, variant, report, seconds):
+    """Profile one launch of a variant into `report`, and return its metrics and the tool's advice."""
     tool = find_tool("ncu", "bin")
     if tool is None:
         raise Skip("ncu is neither on the PATH nor in a CUDA toolkit")
     command = [tool, "--clock-control", "none", "-k", f"regex:{KERNEL}", "--launch-skip", str(_SKIP)]
     command += ["--launch-count", "1", *(part for section in SECTIONS for part in ("--section", section))]
-    command += ["--export", str(report), "--force-overwrite", sys.executable, "-m", "bench.gpu.few", "open", device]
+    command += ["--export", str(report), "--force-overwrite"]
+    command += [sys.executable, "-m", "bench.gpu.few", "open", device, variant]
     code, output = run_process(command, seconds)
     lines = output.strip().splitlines() or ["it said nothing"]
     if code is None:

@@ -24,7 +24,7 @@ def run(stage):
 
             def check(name=name, split=split, opened=opened):
                 if not opened:
-                    with _opened(stage.device, name) as gpu:
+                    with open_variant(stage.device, name) as gpu:
                         opened.append(gpu)
                 gpu = record.gpu = opened[0]
                 gpu.split_shared_memory(split)
@@ -40,7 +40,7 @@ def run(stage):
 
 
 @contextmanager
-def _opened(device, name):
+def open_variant(device, name):
     """Open the device with the kernels of that name."""
     from bench.gpu.gpu import Gpu
 

@@ -19,9 +19,9 @@ from fastrack._cli.commands.selftest import CudaCheck, EngineCheck, check_cuda, 
 from fastrack._cli.console import clean, print_json, stdout
 from fastrack._cli.errors import message_of
 from fastrack._cli.machine import Cpu, CpuTee, Memory, read_cpu, read_memory, read_software, read_tee
-from fastrack._cli.nvml import Graphics, read_graphics
 from fastrack._cli.options import Json
 from fastrack._cli.proofs import Proof, read_proofs
+from fastrack._devices.nvml import Gpu, Graphics, read_graphics
 from fastrack._util.cpus import cpu_quota
 from fastrack._util.units import format_size
 from fastrack.errors import FastrackError
@@ -313,11 +313,12 @@ def _code_lines(code: dict[str, str | None]) -> list[tuple[str, str]]:
 def _gpu_lines(graphics: Graphics, cuda: CudaCheck | None) -> list[tuple[str, str]]:
     if graphics.absent is not None:
         return [("driver", graphics.absent)]
-    gpus = [f"{gpu.name or 'unknown'}, {_maybe_size(gpu.memory)}" for gpu in graphics.gpus]
-    lines = [("driver", graphics.driver or "unknown version"), *((f"GPU {n}", gpu) for n, gpu in enumerate(gpus))]
+    gpus = enumerate(graphics.gpus)
+    lines = [("driver", graphics.driver or "unknown version"), *((f"GPU {n}", _describe_gpu(gpu)) for n, gpu in gpus)]
     if cuda is not None:
         lines.append(("self-test", "ok against the host" if cuda.usable else f"not usable: {cuda.problem}"))
         lines += [("kernels", f"compiled by {cuda.kernels}")] if cuda.kernels else []
+        lines += _transfer_lines(cuda)
     mode = graphics.confidential
     lines.append(("confidential", _word(mode.enabled, "on", "off")))
     if mode.environment is not None:
@@ -327,6 +328,29 @@ def _gpu_lines(graphics: Graphics, cuda: CudaCheck | None) -> list[tuple[str, st
     if mode.multi_gpu is not None:
         lines.append(("multi-GPU", mode.multi_gpu))
     return lines + [("no answer", problem) for problem in graphics.problems]
+
+
+def _transfer_lines(cuda: CudaCheck) -> list[tuple[str, str]]:
+    from fastrack._devices.cuda.streams import CONNECTIONS, LANES, count_lanes
+
+    lines = []
+    if cuda.copies is not None:
+        speeds = "page-locked memory {:.1f}, pageable {:.1f} GB/s, there and back".format(*cuda.copies)
+        lines.append(("copies", speeds))
+    if count_lanes() < LANES:
+        told = f"{CONNECTIONS}={os.environ[CONNECTIONS]} leaves transfers {count_lanes()} of {LANES} lanes"
+        lines.append(("connections", f"{told}: a busy stream may delay others. Raise it unless a framework needs it"))
+    return lines
+
+
+def _describe_gpu(gpu: Gpu) -> str:
+    told = f"{gpu.name or 'unknown'}, {_maybe_size(gpu.memory)}"
+    node = gpu.numa_node
+    if node is None:
+        return told
+    advice = f"numactl --cpunodebind={node} --membind={node}"
+    far = f"; all CPUs of this process are of others. Start it with `{advice}`"
+    return f"{told}, at NUMA node {node}{far if gpu.is_near is False else ''}"
 
 
 def _key_lines(key_file: KeyFile) -> list[tuple[str, str]]:

@@ -8,8 +8,8 @@ import typer
 
 from fastrack._cli.commands.selftest import check_cuda
 from fastrack._cli.console import clean, tell
-from fastrack._cli.nvml import read_graphics
 from fastrack._cli.options import Json
+from fastrack._devices.nvml import read_graphics
 
 
 def warmup(
@@ -24,6 +24,6 @@ def warmup(
     elif cuda.problem:
         text = f"GPU: not usable: {clean(cuda.problem)}"
     else:
-        text = f"GPU: kernels loaded, compiled by {clean(cuda.kernels or 'nobody')}; {seconds:.1f} s"
+        text = f"GPU: kernels loaded, compiled by {clean(cuda.kernels or 'an unknown compiler')}; {seconds:.1f} s"
     lines = [] if quiet and not (cuda and cuda.problem) else [text]
     tell(lines, as_json=as_json, cuda=None if cuda is None else asdict(cuda), seconds=seconds)

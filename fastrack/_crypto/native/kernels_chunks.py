@@ -16,7 +16,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from fastrack._crypto.isa import InstructionSet
-from fastrack._crypto.native import gcm_ir, gcm_ranges, gcm_reencrypt, hkdf_ir, llvm
+from fastrack._crypto.native import gcm_ir, gcm_ranges, gcm_reencrypt, gcm_widen, hkdf_ir, llvm
 from fastrack._crypto.native.compiler import compiled, compiled_with_lock, declare_cipher
 from fastrack._crypto.native.intrinsics import at, emitted, fetch_add, fetch_min
 from fastrack._crypto.workers import BAD
@@ -138,6 +138,7 @@ def _derive(module: ir.Module, variant: gcm_ir.Variant, name: str) -> ir.Functio
 _FUNCTIONS = {
     "expand_key": gcm_ir.chunk_function,
     "reencrypt": gcm_reencrypt.reencrypt_function,
+    "widen": gcm_widen.widen_function,
     "ranges": gcm_ranges.ranges_function,
     "derive": _derive,
 }

@@ -55,11 +55,15 @@ def build_jobs(*isa: object) -> dict[str, Any]:
                     current = job
                 first = at(row, base.FIRST)
                 index = start - first
-                if chunks in (base.WHOLE, base.SEALS):
+                if chunks in (base.WHOLE, base.SEALS, base.WIDENS):
                     dst, remaining = target + index * CHUNK_SIZE, size - index * CHUNK_SIZE
                     if chunks == base.WHOLE:
                         src = source + index * SEALED_CHUNK_SIZE
                         bad = _call(variant, "open", bits, (schedule, src, dst, index, end - start, remaining))
+                    elif chunks == base.WIDENS:
+                        src, dst = source + index * SEALED_CHUNK_SIZE, dst + index * CHUNK_SIZE
+                        run = index, end - start, remaining, buffer, at(row, base.STARTS)
+                        bad = _call(variant, "widen", bits, (schedule, src, dst, *run))
                     else:
                         work = schedule, source + index * CHUNK_SIZE, dst, index, end - start, remaining, buffer
                         bad = _call(variant, "reencrypt", bits, work)

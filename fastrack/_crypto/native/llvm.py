@@ -13,7 +13,7 @@ from llvmlite import ir
 
 from fastrack._crypto.isa import InstructionSet
 
-I1, I8, I32, I64, I128 = (ir.IntType(bits) for bits in (1, 8, 32, 64, 128))
+I1, I8, I16, I32, I64, I128 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64, 128))
 VOID = ir.VoidType()
 _BYTES, _WORDS = ir.VectorType(I8, 16), ir.VectorType(I64, 2)
 

@@ -1,4 +1,4 @@
-"""Staging buffers and message states: pairs of page-locked host memory and CUDA device memory."""
+"""Staging buffers and message states: pairs of host memory, page-locked as a rule, and CUDA device memory."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.driver import Driver
 from fastrack._devices.cuda.gather_plan import align
+from fastrack._devices.cuda.host_memory import staging_memory
 from fastrack._devices.cuda.streams import Pipeline
 from fastrack.errors import DeviceError
 from fastrack.format import CHUNK_SIZE
@@ -32,7 +33,7 @@ STATE_SIZE = 8704  # bytes of an expanded key: `State` in ``kernels/chunk.cuh``
 
 
 class CudaStagingBuffer:
-    """`StagingBuffer` in page-locked memory, with device memory of the same size at `device_ptr`.
+    """`StagingBuffer` in host memory of the faster kind, with device memory of the same size at `device_ptr`.
 
     After the event `copied` the next command may use the device memory, and after the event `used` both memories.
     `issued` is set when all commands that use the buffer were issued. Each list of commands brings its own
@@ -41,7 +42,7 @@ class CudaStagingBuffer:
 
     def __init__(self, pipeline: Pipeline, size: int) -> None:
         driver = pipeline.driver
-        self.memory = driver.host(size)
+        self.memory = staging_memory(driver, size)
         self.address = address(self.memory)
         self.copied = driver.event()
         self.used = driver.event()

@@ -72,12 +72,12 @@ class Commands:
         self.code.extend((RECORD, 4, event.ptr, stream.ptr))
 
     def upload(self, pointer: int, source: Bytes, stream: Any) -> None:
-        """Copy page-locked memory to the device. The caller must not change it before that is done."""
+        """Copy host memory to the device. The caller must not change it before that is done."""
         self._keepalive.append(source)
         self.code.extend((UPLOAD, 6, pointer, address(source), source.size, stream.ptr))
 
     def download(self, target: Bytes, pointer: int, stream: Any) -> None:
-        """Copy from the device to page-locked memory."""
+        """Copy from the device to host memory."""
         self._keepalive.append(target)
         self.code.extend((DOWNLOAD, 6, address(target), pointer, target.size, stream.ptr))
 

@@ -17,9 +17,11 @@ from fastrack._crypto.base import Bytes
 from fastrack._devices import side_stream
 from fastrack._devices.cuda.captures import BesideCaptures
 from fastrack._devices.cuda.commands import NAMES, Commands, Function
-from fastrack._devices.cuda.driver import View
+from fastrack._devices.cuda.driver import CopySpeeds, View
+from fastrack._devices.cuda.host_memory import measure_copies
 from fastrack._devices.cuda.native import STOPPED, Native, find_functions
 from fastrack._devices.cuda.nvrtc import Kernels, compile_kernels, find_kernels, load_kernels
+from fastrack._devices.nvml import read_confidential
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Framework
 from fastrack._util.fork import after_fork
@@ -64,8 +66,12 @@ class CupyDriver:
             self.functions: Mapping[str, Function]
             self._module, self.functions = self._compile(sources)
             self._native = self._open_native()
-        self.confidential = _is_confidential()
+        # Where that is not known transfers are correct too: it decides which thread makes blocking calls.
+        self.confidential = read_confidential().encrypts_copies
         self._dropped = _dropped.setdefault(index, deque())
+        if self.confidential and index not in _copy_speeds:
+            _copy_speeds[index] = measure_copies(self)
+        self.copy_speeds = _copy_speeds.get(index)
 
     # Memory, streams and events.
 
@@ -342,26 +348,7 @@ def _device_error(name: str, error: BaseException, call: str = "") -> DeviceErro
     return DeviceError(f"{name} failed{f' in {call}' if call else ''}: {error}")
 
 
-def _is_confidential() -> bool:
-    """Return whether the driver reports confidential mode."""
-    try:
-        import pynvml
-    except ImportError:  # transfers are correct either way: the mode only decides which thread makes blocking calls
-        return False
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:  # CUDA needs no NVML either
-        return False
-    try:
-        state = pynvml.nvmlSystemGetConfComputeState()
-        return bool(state.ccFeature == pynvml.NVML_CC_SYSTEM_FEATURE_ENABLED)
-    except (pynvml.NVMLError, AttributeError):  # the driver, or pynvml, does not know the mode
-        return False
-    finally:
-        with suppress(pynvml.NVMLError):
-            pynvml.nvmlShutdown()
-
-
+_copy_speeds: dict[int, CopySpeeds | None] = {}  # by device: what its first opening in confidential mode measured
 _Dropped = deque[tuple[Callable[[int], None], int]]
 _dropped: dict[int, _Dropped] = {}  # by device: destructors and handles that await `reclaim`
 after_fork(_dropped.clear)  # the handles belong to the parent

@@ -18,12 +18,13 @@ from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.driver import Driver, View
 from fastrack._devices.cuda.operation import CudaOperation
 from fastrack._devices.cuda.recorder import PLAN_BITS, Resources
-from fastrack._devices.cuda.streams import LANES, Pipeline
+from fastrack._devices.cuda.streams import Pipeline
 from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Framework
 from fastrack.errors import DeviceError
 
 _BLOCKS_PER_MULTIPROCESSOR = 2
+MAX_COPIERS = 16  # threads that copy, by default: two pieces of a slab for each; not yet measured
 
 
 class CudaDevice:
@@ -31,29 +32,30 @@ class CudaDevice:
 
     `share` is the maximum share of the multiprocessors for kernels, above 0 and at most 1; the rest stays free for
     other work. `threads` is the maximum number of threads of the host for copies to staging buffers, by default the
-    number of its CPUs. Raise ValueError if the share is out of range.
+    number of its CPUs, and at most 16. Raise ValueError if the share is out of range.
     """
 
     in_place = False
     max_slab_size = 8 << 20
     first_slab_size = 2 << 20
-    lanes = LANES
     segment_overhead = 0
 
     def __init__(self, driver: Driver, *, share: float = 1.0, threads: int | None = None) -> None:
         if not 0 < share <= 1:
             raise ValueError(f"share= must be above 0 and at most 1, not {share}")
         self.name = driver.name
+        self.copy_speeds = driver.copy_speeds
         self._pipeline = Pipeline(driver)
+        self.lanes = self._pipeline.lanes
         self._states = MessageStatePool(driver)
         self._session = Session(PLAN_BITS)
         blocks = max(1, int(share * driver.multiprocessors) * _BLOCKS_PER_MULTIPROCESSOR)
-        copiers = threads or default_threads()
+        copiers = threads or min(default_threads(), MAX_COPIERS)
         self._resources = Resources(self._pipeline, self._states, get_engine(threads=1), self._session, blocks, copiers)
 
     @property
     def compiled_by(self) -> str:
-        """Who compiled the kernels, and why what comes with fastrack was not used."""
+        """The compiler of the kernels, and why what comes with fastrack was not used."""
         return self._pipeline.driver.compiled_by
 
     def framework(self, requested: Framework | None, source: Framework | None) -> Framework:

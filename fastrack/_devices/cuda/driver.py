@@ -16,6 +16,8 @@ from fastrack._tensors.arrays import Framework
 Stream = Any
 Event = Any
 
+_NOISE = 1.05  # pageable memory has to be faster by more
+
 
 class Memory(Protocol):
     """Device memory, freed after its last reference is dropped."""
@@ -35,6 +37,19 @@ class View:
     array: Any  # the owner of the memory
 
 
+@dataclass(frozen=True, slots=True)
+class CopySpeeds:
+    """Speeds of copies of 4 MiB to the GPU and back, in 1e9 bytes a second, by the kind of host memory."""
+
+    page_locked: float
+    pageable: float
+
+    @property
+    def prefers_pageable(self) -> bool:
+        """True if staging buffers are to be pageable."""
+        return self.pageable > _NOISE * self.page_locked
+
+
 class Driver(Protocol):
     """One CUDA device.
 
@@ -44,6 +59,7 @@ class Driver(Protocol):
     name: str  # "cuda:N"
     multiprocessors: int
     confidential: bool  # in confidential mode an asynchronous copy blocks the thread that issues it
+    copy_speeds: CopySpeeds | None  # in confidential mode, if known
     functions: Mapping[str, Function]  # the kernels, by name
     compiled_by: str  # who compiled them, and why what comes with fastrack was not used
 

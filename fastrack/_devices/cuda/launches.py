@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final, Literal
 
 import numpy as np
 
@@ -11,46 +12,60 @@ from fastrack._crypto.cobblestone import chunks_between
 from fastrack._crypto.gather import GatherPlan
 from fastrack._devices.base import Segment, Slab
 from fastrack._devices.cuda.gather_plan import join_plans
-from fastrack._devices.cuda.table import MAX_SEGMENTS, TableSegment, name_of, pack_table
+from fastrack._devices.cuda.table import MAX_SEGMENTS, MAX_WIDENINGS, TableSegment, Widening, name_of, pack_table
+from fastrack._devices.cuda.widening import widening_of
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, ciphertext_size
 
+Kind = Literal["open", "gather", "widen"]
+"""What a kernel does to segments, the first part of its name."""
+
 SPREAD = 1024  # range of message numbers in a launch: their keys are on the device together
+_BF16_SIZE: Final = 2
 
 
 @dataclass(slots=True)
 class Launch:
-    """Segments of messages that have keys of the same size: runs, or gathers with their plans."""
+    """Segments of messages that have keys of the same size: runs, gathers with their plans, or runs to be widened."""
 
+    kind: Kind
     bits: int
-    is_gather: bool
     first: int  # message
     last: int = 0
     count: int = 0  # of chunks
     rows: list[TableSegment] = field(default_factory=list)
     plans: list[GatherPlan] = field(default_factory=list)
+    widenings: list[Widening] = field(default_factory=list)
+
+    @property
+    def kernel(self) -> str:
+        return f"{self.kind}_{self.bits}"
 
     @property
     def table(self) -> bytes:
-        return pack_table(self.rows)
+        return pack_table(self.rows, self.widenings)
 
     @property
     def plan(self) -> GatherPlan:
         """The plan of all gathers."""
         return join_plans(self.plans)
 
-    def fits(self, bits: int, segment: Segment) -> bool:
-        """Return whether a segment can be added."""
-        same = (self.bits, self.is_gather) == (bits, segment.plan is not None)
-        return same and len(self.rows) < MAX_SEGMENTS and self.last <= segment.message < self.first + SPREAD
+    def fits(self, kind: Kind, bits: int, message: int) -> bool:
+        """Return whether a segment of a message can be added."""
+        room = len(self.rows) < (MAX_WIDENINGS if kind == "widen" else MAX_SEGMENTS)
+        return (self.kind, self.bits) == (kind, bits) and room and self.last <= message < self.first + SPREAD
 
-    def add(self, segment: Segment, count: int, pointer: int, nbytes: int) -> None:
-        """Add a segment of `count` chunks, whose message fills `nbytes` at `pointer`."""
+    def add(self, segment: Segment, count: int, messages: Messages) -> None:
+        """Add a segment of `count` chunks."""
         number, first, start, stop, _, offset, plan = segment
+        memory, scaling = messages.memories[number], messages.scalings[number]
         if plan is None:
-            row = TableSegment(pointer + start, name_of(number, first), stop - start, count, self.count, offset // 16)
+            target = memory.address + _width(messages, number) * start
+            row = TableSegment(target, name_of(number, first), stop - start, count, self.count, offset // 16)
         else:
-            row = TableSegment(pointer, name_of(number, 0), stop, nbytes, self.count, offset // 16)
+            row = TableSegment(memory.address, name_of(number, 0), stop, memory.size, self.count, offset // 16)
             self.plans.append(plan)
+        if scaling is not None:
+            self.widenings.append(widening_of(scaling, messages.nbytes[number]))
         self.rows.append(row)
         self.count += count
         self.last = number
@@ -65,7 +80,7 @@ def launches_of(slab: Slab, messages: Messages, size: int) -> list[Launch]:
     end = 0
     for segment in slab.segments:
         number, plan = segment.message, segment.plan
-        memory, bits = messages.memories[number], messages.keys.bits[number]
+        kind, bits = _kind(segment, messages), messages.keys.bits[number]
         end = _check_place(segment, end, slab.sealed_size, size)
         if plan is None:
             count = check_run(segment, messages)
@@ -73,9 +88,9 @@ def launches_of(slab: Slab, messages: Messages, size: int) -> list[Launch]:
             count = _check_gather(segment, plan, messages)
             if not count:
                 continue
-        if not launches or not launches[-1].fits(bits, segment):
-            launches.append(Launch(bits, plan is not None, number))
-        launches[-1].add(segment, count, memory.address, memory.size)
+        if not launches or not launches[-1].fits(kind, bits, number):
+            launches.append(Launch(kind, bits, number))
+        launches[-1].add(segment, count, messages)
     return launches
 
 
@@ -83,12 +98,26 @@ def check_run(segment: Segment, messages: Messages) -> int:
     """Check that a run is within its message and its array, and return its number of chunks."""
     number, first, start, stop, size, _, _ = segment
     count = chunks_between(size, stop - start, first)
-    sealed = messages.sealed[number]
-    fits = stop <= messages.memories[number].size
+    sealed, memory = messages.sealed[number], messages.memories[number]
+    width = _width(messages, number)
+    fits = width * stop <= memory.size and memory.address % width == 0
     fits = fits and (sealed is None or first * SEALED_CHUNK_SIZE + size <= sealed.size)
     if start != first * CHUNK_SIZE or not fits:
         raise ValueError(f"a slab reaches outside its message or its array: {segment}")
     return count
+
+
+def _kind(segment: Segment, messages: Messages) -> Kind:
+    if messages.scalings[segment.message] is None:
+        return "open" if segment.plan is None else "gather"
+    if segment.plan is not None:
+        raise ValueError("values cannot be gathered and widened together")
+    return "widen"
+
+
+def _width(messages: Messages, number: int) -> int:
+    """Return the bytes of the result for each byte of a message."""
+    return 1 if messages.scalings[number] is None else _BF16_SIZE
 
 
 def _check_place(segment: Segment, end: int, limit: int, size: int) -> int:

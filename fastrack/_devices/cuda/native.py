@@ -34,7 +34,6 @@ _SHARED = 40
 CHUNKS_A_PIECE = 16
 PIECE = CHUNKS_A_PIECE * SEALED_CHUNK_SIZE
 _PARALLEL_THRESHOLD = 2 * PIECE  # bytes that one thread copies while another wakes up
-MAX_THREADS = 8  # that copy, with the issuing one: 55 GB/s at 7 GB/s each
 
 
 def find_functions(library: Any = None) -> dict[str, int]:
@@ -99,6 +98,6 @@ class Native:
         if hold:
             self._code.run_commands_held(*arguments, False)
         else:
-            copiers = min(min(threads, MAX_THREADS) - 1, commands.copies // _PARALLEL_THRESHOLD)
+            copiers = min(threads - 1, commands.copies // _PARALLEL_THRESHOLD)
             workers.share(self._code.run_commands, (*arguments, copiers > 0), copiers, copiers)
         return int(shared[STATUS]), int(shared[POSITION])

@@ -12,7 +12,7 @@ from typing import Any
 from fastrack._devices.cuda.commands import Function
 from fastrack.errors import DeviceError
 
-KERNELS = ("prepare", *(f"{name}_{bits}" for name in ("open", "seal", "gather") for bits in (128, 256)))
+KERNELS = ("prepare", *(f"{name}_{bits}" for name in ("open", "seal", "gather", "widen") for bits in (128, 256)))
 """The names of the kernels."""
 
 CUBINS = ("sm_80", "sm_90", "sm_100", "sm_120")

@@ -141,11 +141,10 @@ class MessageRecorder:
         with self._device_span("open", "kernels", lane.kernels, slab, commands):
             for launch in launches:
                 self._prepare(commands, launch.first, launch.last)
-                plan_arguments = self._open_plan(commands, plans.pop(0), buffer) if launch.is_gather else []
-                kernel = f"{'gather' if launch.is_gather else 'open'}_{launch.bits}"
+                plan_arguments = self._open_plan(commands, plans.pop(0), buffer) if launch.kind == "gather" else []
                 arguments = [self._state.states, self._state.slots - 1, buffer.device_ptr, launch.count]
                 arguments += [len(launch.rows), self._state.verdict, *plan_arguments]
-                self._launch(commands, kernel, launch.count, arguments, launch.table)
+                self._launch(commands, launch.kernel, launch.count, arguments, launch.table)
         commands.record(buffer.used, lane.kernels)
         current.mark(None, slab)
 
@@ -162,10 +161,11 @@ class MessageRecorder:
             for segment in slab.segments:
                 self._seal(commands, segment, buffer)
         commands.record(buffer.copied, lane.kernels)
-        commands.wait(lane.downloads, buffer.copied)
-        with self._device_span("copy", "downloads", lane.downloads, slab, commands):
-            commands.download(buffer.memory[: slab.sealed_size], buffer.device_ptr, lane.downloads)
-        commands.record(buffer.used, lane.downloads)
+        downloads = self._resources.pipeline.downloads(lane)
+        commands.wait(downloads, buffer.copied)
+        with self._device_span("copy", "downloads", downloads, slab, commands):
+            commands.download(buffer.memory[: slab.sealed_size], buffer.device_ptr, downloads)
+        commands.record(buffer.used, downloads)
         current.mark(None, slab)
         self._to_store[buffer] = slab
 
@@ -238,7 +238,7 @@ class MessageRecorder:
 
     def _seal_plans(self, commands: Commands, launches: list[Launch], end: int, size: int) -> list[SealedPlan]:
         """Seal the plans of gathers for a staging buffer of `size` bytes, where they follow the chunks."""
-        joined = [(launch, launch.plan) for launch in launches if launch.is_gather]
+        joined = [(launch, launch.plan) for launch in launches if launch.kind == "gather"]
         needed = end
         for _, plan in joined:
             needed = room_for(plan, needed)

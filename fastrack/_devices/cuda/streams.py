@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import weakref
@@ -15,6 +16,8 @@ from fastrack._util.fork import register_fork_reset
 from fastrack.errors import ClosedError, DeviceError
 
 LANES = 4
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"  # the hardware's queues for streams, as CUDA reads it when a process begins
+_DEFAULT_CONNECTIONS = 8
 _MAX_KNOWN_STREAMS = 1024
 
 Job = Callable[[], None]
@@ -24,10 +27,10 @@ Job = Callable[[], None]
 class Lane:
     """The streams for transfers. They wait for one or more streams of the caller."""
 
-    number: int  # less than `LANES`
+    number: int  # less than `Pipeline.lanes`
     kernels: Stream  # runs kernels and small copies
-    downloads: Stream  # copies sealed slabs to the host
     shared: bool = False  # several caller's streams use this lane
+    downloads: Stream | None = None  # copies sealed slabs to the host; made at the first use
 
 
 class Pipeline:
@@ -49,6 +52,7 @@ class Pipeline:
         self.uploads = driver.stream(high_priority=True)
         self.forked = False
         self._idle: Stream | None = None
+        self.lanes = count_lanes()
         self._lanes: list[Lane] = []
         self._lane_of: dict[int, Lane] = {}
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -78,19 +82,28 @@ class Pipeline:
             raise DeviceError(message) from self._failure
 
     def lane(self, stream: Stream) -> Lane:
-        """Return the lane of a caller's stream. Streams beyond the first `LANES` share lanes."""
+        """Return the lane of a caller's stream. Streams beyond the first `lanes` share lanes."""
         with self._lock:
             if stream.ptr not in self._lane_of:
                 if len(self._lane_of) == _MAX_KNOWN_STREAMS:
                     self._lane_of.clear()
-                number = len(self._lane_of) % LANES
+                number = len(self._lane_of) % self.lanes
                 if number == len(self._lanes):
-                    kernels = self.driver.stream(high_priority=False)
-                    self._lanes.append(Lane(number, kernels, self.driver.stream(high_priority=True)))
+                    self._lanes.append(Lane(number, self.driver.stream(high_priority=False)))
                 else:
                     self._lanes[number].shared = True
                 self._lane_of[stream.ptr] = self._lanes[number]
             return self._lane_of[stream.ptr]
+
+    def downloads(self, lane: Lane) -> Stream:
+        """Return the stream of a lane for copies to the host.
+
+        A lane has none before: streams that share a connection of the hardware wait for each other.
+        """
+        with self._lock:
+            if lane.downloads is None:
+                lane.downloads = self.driver.stream(high_priority=True)
+            return lane.downloads
 
     @property
     def idle(self) -> Stream:
@@ -139,7 +152,8 @@ class Pipeline:
         """
         try:
             commands = Commands()
-            for stream in (self.uploads, *(own for lane in self._lanes for own in (lane.kernels, lane.downloads))):
+            own = (stream for lane in self._lanes for stream in (lane.kernels, lane.downloads) if stream is not None)
+            for stream in (self.uploads, *own):
                 event = self.driver.event()
                 commands.record(event, stream)
                 commands.synchronize(event)
@@ -158,6 +172,15 @@ class Pipeline:
         if self._thread is not None:
             self._thread.join()
         return True
+
+
+def count_lanes() -> int:
+    """Return the number of lanes: each has a connection of the hardware for its kernels, and uploads have one."""
+    try:
+        connections = int(os.environ.get(CONNECTIONS, ""))
+    except ValueError:
+        connections = _DEFAULT_CONNECTIONS
+    return max(1, min(LANES, connections - 1))
 
 
 def _run_jobs(jobs: queue.SimpleQueue[Job | None]) -> None:

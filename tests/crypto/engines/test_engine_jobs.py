@@ -52,6 +52,7 @@ class Call:
             [None if given[-1] else memory for given, memory in zip(self.given, memories, strict=True)],
             [memory if given[-1] else None for given, memory in zip(self.given, memories, strict=True)],
             [gathered for *_, gathered, _, _ in self.given],
+            [None] * len(self.given),
         )
         bad = engine.open_jobs(jobs)
         assert all(target.stands for _, _, _, target, *_ in self.given)
@@ -130,11 +131,13 @@ def test_what_reaches_outside_is_refused_before_anything_is_opened(engine_under_
     memory = [HostMemory.of(Fenced(116).data), HostMemory.of(Fenced(sealed).data)]
     targets = [HostMemory.of(good.data[:100], writable=True), HostMemory.of(out.data, writable=True)]
     with pytest.raises(ValueError, match=r"expected|no run"):
-        engine_under_test.open_jobs(Messages(keys, [100, size], targets, memory, [None] * 2, [None, gathered]))
+        engine_under_test.open_jobs(
+            Messages(keys, [100, size], targets, memory, [None] * 2, [None, gathered], [None] * 2)
+        )
     assert out.stands
     plain = [None, HostMemory.of(Fenced(size + 1).data)]
     with pytest.raises(ValueError, match=r"expected|no run"):
-        engine_under_test.open_jobs(Messages(keys, [100, size], targets, [memory[0], None], plain, [None] * 2))
+        engine_under_test.open_jobs(Messages(keys, [100, size], targets, [memory[0], None], plain, *[[None] * 2] * 2))
 
 
 def test_a_plan_with_gaps_in_memory_is_refused(engine_under_test):
@@ -144,7 +147,7 @@ def test_a_plan_with_gaps_in_memory_is_refused(engine_under_test):
     target = HostMemory.of(np.zeros(10, np.uint8), writable=True)
     memory = HostMemory.of(as_array(bytes(116)))
     with pytest.raises(ValueError, match="plan"):
-        engine_under_test.open_jobs(Messages(keys, [100], [target], [memory], [None], [gathered]))
+        engine_under_test.open_jobs(Messages(keys, [100], [target], [memory], [None], [gathered], [None]))
 
 
 def test_many_threads_open_many_small_messages_at_once(make_engine):
@@ -156,7 +159,7 @@ def test_many_threads_open_many_small_messages_at_once(make_engine):
         keys = MessageKeys.of([MessageKey.raw(key, number.to_bytes(12)) for number in range(len(text))])
         targets = [np.zeros(3000, np.uint8) for _ in text]
         memory = [HostMemory.of(each, writable=True) for each in targets]
-        columns = [HostMemory.of(each) for each in sealed], [None] * len(text), [None] * len(text)
+        columns = [HostMemory.of(each) for each in sealed], *[[None] * len(text)] * 3
         assert engine.open_jobs(Messages(keys, [3000] * len(text), memory, *columns)) is None
         return all(target.tobytes() == bytes(each) for target, each in zip(targets, text, strict=True))
 
@@ -172,7 +175,7 @@ def test_wiped_keys_and_those_of_another_process_open_and_seal_nothing(engine_un
         for sealed, source in ((HostMemory.of(forged), None), (None, HostMemory.of(plain))):
             memory = HostMemory.of(target, writable=True)
             with pytest.raises(ClosedError):
-                engine_under_test.open_jobs(Messages(keys, [100], [memory], [sealed], [source], [None]))
+                engine_under_test.open_jobs(Messages(keys, [100], [memory], [sealed], [source], [None], [None]))
         return bool(target.all())
 
     keys = MessageKeys.of([MessageKey.raw(bytes(range(32)), bytes(12))])

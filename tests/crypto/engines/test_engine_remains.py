@@ -91,7 +91,7 @@ def run_jobs(engine, key, work):
     plan = GatherPlan(numbers, np.arange(count + 1), table) if work == "jobs gather" else None
     memory = HostMemory.of(target, writable=True)
     given = (None, HostMemory.of(plain[:target.size])) if is_plain else (HostMemory.of(source), None)
-    bad = engine.open_jobs(Messages(keys, [target.size], [memory], *([each] for each in given), [plan]))
+    bad = engine.open_jobs(Messages(keys, [target.size], [memory], *([each] for each in given), [plan], [None]))
     assert is_plain or not target[:100].any(), "plaintext of a bad chunk came out"
     target[:] = 0
     keys.wipe()

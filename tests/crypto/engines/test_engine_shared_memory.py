@@ -80,7 +80,7 @@ def test_ciphertext_that_changes_while_many_messages_are_opened_gives_plaintext_
 
         def attempt():
             keys = MessageKeys.of([MessageKey.raw(KEY, bytes(12))] * 3)
-            columns = [HostMemory.of(source)] * 3, [None] * 3, [None, pieces, None]
+            columns = [HostMemory.of(source)] * 3, [None] * 3, [None, pieces, None], [None] * 3
             bad = engine_under_test.open_jobs(Messages(keys, [PLAIN.size] * 3, targets, *columns))
             found = [((n, chunk), v) for n, opened in enumerate(out) for chunk, v in enumerate(verdicts(opened))]
             assert bad == next((place for place, verdict in found if verdict != "opened"), None)

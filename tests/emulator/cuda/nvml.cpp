@@ -17,7 +17,9 @@ unsigned long long from_environment(const char* name, unsigned long long otherwi
     return text ? std::strtoull(text, nullptr, 10) : otherwise;
 }
 
-bool is_confidential() { return from_environment("EMU_CONFIDENTIAL", 0) != 0; }
+// 1 is confidential mode, 2 protected PCIe: the driver then reports the former as off.
+unsigned mode() { return static_cast<unsigned>(from_environment("EMU_CONFIDENTIAL", 0)); }
+bool is_confidential() { return mode() == 1; }
 
 Return answer(char* text, unsigned room, const char* with) {
     if (std::strlen(with) >= room) return insufficient_size;
@@ -30,6 +32,14 @@ struct Memory {
 };
 struct ConfidentialState {
     unsigned environment, feature, developer_tools;
+};
+struct ConfidentialSettings {
+    unsigned version, environment, feature, developer_tools, multi_gpu;
+};
+struct Place {
+    char legacy[16];
+    unsigned domain, bus, device, kind, subsystem;
+    char address[32];
 };
 
 }  // namespace
@@ -50,6 +60,12 @@ EXPORTED Return nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) {
     return success;
 }
 EXPORTED Return nvmlDeviceGetName(void*, char* text, unsigned room) { return answer(text, room, "emulated H100"); }
+EXPORTED Return nvmlDeviceGetPciInfo_v3(void* device, Place* place) {
+    *place = {};
+    place->domain = 0xfffe;  // no device of the host
+    place->device = static_cast<unsigned>(reinterpret_cast<unsigned long>(device));
+    return success;
+}
 EXPORTED Return nvmlDeviceGetMemoryInfo(void*, Memory* memory) {
     const unsigned long long total = from_environment("EMU_MEMORY", 16ull << 30);
     *memory = {total, total, 0};
@@ -58,6 +74,12 @@ EXPORTED Return nvmlDeviceGetMemoryInfo(void*, Memory* memory) {
 
 EXPORTED Return nvmlSystemGetConfComputeState(ConfidentialState* state) {
     *state = {is_confidential() ? production : unavailable, is_confidential(), 0};
+    return success;
+}
+EXPORTED Return nvmlSystemGetConfComputeSettings(ConfidentialSettings* settings) {
+    if (settings->version != (sizeof *settings | 1u << 24)) return invalid_argument;
+    const unsigned protected_pcie = mode() == 2;
+    *settings = {settings->version, mode() ? production : unavailable, is_confidential(), 0, protected_pcie};
     return success;
 }
 EXPORTED Return nvmlSystemGetConfComputeGpusReadyState(unsigned* ready) {

@@ -98,6 +98,10 @@ RUNTIME_WITHOUT_CONTEXT(cudaGetDeviceProperties, (cudaDeviceProp * properties, i
 })
 RUNTIME_WITHOUT_CONTEXT(cudaGetLastError, (), { return success; })
 RUNTIME(cudaDeviceSynchronize, (), { return synchronize_device(); })
+RUNTIME(cudaDeviceGetPCIBusId, (char* text, int room, int device), {
+    std::snprintf(text, room, "FFFE:00:%02X.0", device + 1);  // no device of the host
+    return success;
+})
 RUNTIME(cudaDeviceGetLimit, (size_t * value, cudaLimit), {
     *value = 0;
     return success;

@@ -3,9 +3,7 @@
 from emulator.attach import Emulator
 from helpers.stand_in_gpu import TINY
 
-from bench.gpu import candidates, plan
+from bench.gpu import plan
 
 emulator = Emulator()
 plan.FULL = plan.QUICK = TINY
-# Whatever CuPy compiles, the kernels of the tree run: those of another shape are left to tests/kernels.
-candidates.names = lambda: ["rolled", "stagger"]

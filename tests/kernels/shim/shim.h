@@ -2,6 +2,8 @@
 
 #pragma once
 
+#include <math.h>
+
 #define FASTRACK_SHIM 1
 
 #define __global__
@@ -131,6 +133,18 @@ inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
     return static_cast<unsigned>(both >> (shift & 31));
 }
 
+inline float __uint_as_float(unsigned bits) {
+    float value;
+    __builtin_memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+inline unsigned __float_as_uint(float value) {
+    unsigned bits;
+    __builtin_memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
 inline unsigned __brev(unsigned value) {
     unsigned result = 0;
     for (int bit = 0; bit < 32; ++bit) result |= (value >> bit & 1u) << (31 - bit);
@@ -144,6 +158,17 @@ inline int __ffs(int value) { return __builtin_ffs(value); }
 inline unsigned __dp4a(unsigned a, unsigned b, unsigned sum) {
     for (unsigned place = 0; place < 32; place += 8) sum += (a >> place & 0xff) * (b >> place & 0xff);
     return sum;
+}
+
+// What `clmad` adds to c: the lower and the upper half of a carry-less product.
+inline unsigned long long clmad_low(unsigned long long a, unsigned long long b, unsigned long long c) {
+    for (int bit = 0; bit < 64; ++bit) c ^= a >> bit & 1 ? b << bit : 0;
+    return c;
+}
+
+inline unsigned long long clmad_high(unsigned long long a, unsigned long long b, unsigned long long c) {
+    for (int bit = 1; bit < 64; ++bit) c ^= a >> bit & 1 ? b >> (64 - bit) : 0;
+    return c;
 }
 
 // Addresses within shared memory do not start at zero on a GPU either.

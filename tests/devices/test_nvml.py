@@ -1,52 +1,12 @@
-from functools import partial
-from types import SimpleNamespace
+import os
 
 import pynvml
 import pytest
 from helpers.cases import each
+from helpers.fake_nvml import GIB, FakeNvml
 
-from fastrack._cli.nvml import Confidential, Gpu, Graphics, read_graphics
-
-GIB = 1 << 30
-
-
-class FakeNvml:
-    """A driver with one GPU. `fails` gives the error code of the calls that are to fail."""
-
-    def __init__(self, *, feature=1, environment=2, devtools=0, ready=1, multi_gpu=0, fails=None):
-        self.multi_gpu = multi_gpu
-        self.open = 0
-        state = SimpleNamespace(ccFeature=feature, environment=environment, devToolsMode=devtools)
-        answers = {
-            "nvmlSystemGetDriverVersion": lambda: "580.65.06",
-            "nvmlDeviceGetCount": lambda: 1,
-            "nvmlDeviceGetHandleByIndex": lambda index: f"handle {index}",
-            "nvmlDeviceGetName": {"handle 0": "NVIDIA H100"}.__getitem__,
-            "nvmlDeviceGetMemoryInfo": {"handle 0": SimpleNamespace(total=80 * GIB)}.__getitem__,
-            "nvmlDeviceGetConfComputeGpuCertificate": {"handle 0": SimpleNamespace()}.__getitem__,
-            "nvmlSystemGetConfComputeState": lambda: state,
-            "nvmlSystemGetConfComputeGpusReadyState": lambda: ready,
-        }
-        self.__dict__.update(answers | {name: partial(self.fail, code) for name, code in (fails or {}).items()})
-
-    def __getattr__(self, name):
-        if name.startswith("nvml") and not name.startswith("nvmlError"):
-            raise AttributeError(name)
-        return getattr(pynvml, name)
-
-    @staticmethod
-    def fail(code, *_):
-        raise pynvml.NVMLError(code)
-
-    def nvmlInit(self):  # noqa: N802
-        self.open += 1
-
-    def nvmlShutdown(self):  # noqa: N802
-        self.open -= 1
-
-    def nvmlSystemGetConfComputeSettings(self, settings):  # noqa: N802
-        settings._obj.multiGpuMode = self.multi_gpu
-        return pynvml.NVML_SUCCESS
+from fastrack._devices import nvml as module
+from fastrack._devices.nvml import Confidential, Gpu, Graphics, read_confidential, read_graphics
 
 
 def test_a_confidential_gpu_is_read():
@@ -131,6 +91,71 @@ def test_multi_gpu_settings_that_are_not_there_or_come_with_an_error_code_are_no
     assert read_graphics(nvml).confidential.multi_gpu is None
     monkeypatch.delattr(pynvml, "c_nvmlSystemConfComputeSettings_v1_t")  # as in an old one
     assert read_graphics(FakeNvml()).confidential.multi_gpu is None
+
+
+# The mode decides which thread issues blocking copies.
+
+
+@each(
+    ("state", "expected"),
+    [
+        ({"feature": 1}, True),
+        ({"feature": 0}, False),
+        ({"feature": 0, "multi_gpu": 1}, True),  # protected PCIe
+        ({"feature": 1, "multi_gpu": 2}, True),
+        ({"feature": 0, "multi_gpu": 9}, True),  # a mode that is not known
+        ({"feature": 0, "fails": {"nvmlSystemGetConfComputeSettings": pynvml.NVML_ERROR_UNKNOWN}}, False),
+        ({"fails": {"nvmlSystemGetConfComputeState": pynvml.NVML_ERROR_NOT_SUPPORTED}}, False),
+        ({"fails": {"nvmlInit": pynvml.NVML_ERROR_LIBRARY_NOT_FOUND}}, False),
+    ],
+)
+def test_copies_are_encrypted_in_confidential_mode_and_in_protected_pcie(monkeypatch, state, expected):
+    nvml = FakeNvml(**state)
+    monkeypatch.setattr(module, "import_module", lambda name: nvml)
+    assert read_confidential().encrypts_copies is expected
+    assert nvml.open == 0
+
+
+# Where a GPU is.
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """Return a function that makes the files of a machine whose GPU is at a node with these CPUs."""
+
+    def make(node, cpus):
+        for name, text in (
+            ("bus/pci/devices/0000:1b:02.0/numa_node", node),
+            (f"devices/system/node/node{node}/cpulist", cpus),
+        ):
+            path = tmp_path / "sys" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{text}\n")
+        return tmp_path
+
+    return make
+
+
+@each(
+    ("node", "cpus", "expected"),
+    [
+        (1, "56-111,168-223", (1, True)),
+        (1, "200", (1, True)),
+        (0, "0-55,112-167", (0, False)),
+        (2, "", (2, False)),  # a node of memory alone
+        (1, "none", (None, None)),
+    ],
+)
+def test_a_gpu_is_near_if_this_process_may_run_on_a_cpu_of_its_node(tree, monkeypatch, node, cpus, expected):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {100, 200})
+    gpu = read_graphics(FakeNvml(), tree(node, cpus)).gpus[0]
+    assert (gpu.numa_node, gpu.is_near) == expected
+
+
+def test_a_machine_of_one_node_has_no_number_for_it(tree):
+    root = tree(0, "0-7")
+    (root / "sys/bus/pci/devices/0000:1b:02.0/numa_node").write_text("-1\n")
+    assert read_graphics(FakeNvml(), root).gpus[0].numa_node is None
 
 
 def test_the_driver_of_this_machine_is_read_without_an_error():

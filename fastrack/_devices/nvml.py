@@ -1,10 +1,15 @@
 """Answers of the NVIDIA driver on GPUs and their confidential mode. Nothing here is attested."""
 
 import ctypes
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Any
+
+ROOT = Path("/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +19,8 @@ class Gpu:
     name: str | None
     memory: int | None
     attests: bool | None = None  # True if it gave the certificates of the key that signs its attestation reports
+    numa_node: int | None = None  # of its PCIe slot, as the kernel numbers it; None where there is one node
+    is_near: bool | None = None  # True if this process may run on a CPU of that node
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +32,11 @@ class Confidential:
     devtools: bool | None = None  # True if debugging tools are allowed: nothing is protected then
     ready: bool | None = None  # True if the GPUs accept work
     multi_gpu: str | None = None  # "none", "protected PCIe" or "NVLink encryption"
+
+    @property
+    def encrypts_copies(self) -> bool:
+        """True if the driver encrypts copies between host and GPU, each of which then blocks its caller."""
+        return bool(self.enabled) or self.multi_gpu not in {None, "none"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,25 +50,45 @@ class Graphics:
     problems: tuple[str, ...] = ()
 
 
-def read_graphics(nvml: Any = None) -> Graphics:
+def read_graphics(nvml: Any = None, root: Path = ROOT) -> Graphics:
     """Query the driver, through the module `pynvml` or one like it. Errors of the driver are returned, not raised."""
     nvml = nvml or import_module("pynvml")
     try:
-        nvml.nvmlInit()
+        with _queries(nvml) as queries:
+            driver = queries.ask("driver version", "nvmlSystemGetDriverVersion")
+            count = queries.ask("number of GPUs", "nvmlDeviceGetCount") or 0
+            return Graphics(
+                driver=driver,
+                gpus=tuple(_gpu(queries, index, root) for index in range(count)),
+                confidential=_confidential(queries),
+                problems=tuple(queries.problems),
+            )
     except nvml.NVMLError as error:
         if error.value in {nvml.NVML_ERROR_LIBRARY_NOT_FOUND, nvml.NVML_ERROR_DRIVER_NOT_LOADED}:
             return Graphics(absent="no NVIDIA driver")
         return Graphics(absent=f"the NVIDIA driver does not answer: {error}")
+
+
+def read_confidential() -> Confidential:
+    """Query the driver for confidential mode only. Nothing is known without pynvml, which CUDA does not need."""
+    try:
+        nvml = import_module("pynvml")
+    except ImportError:
+        return Confidential()
+    try:
+        with _queries(nvml) as queries:
+            return _confidential(queries)
+    except nvml.NVMLError:
+        return Confidential()
+
+
+@contextmanager
+def _queries(nvml: Any) -> "Iterator[_Queries]":
+    """Open the driver for queries. Raise NVMLError if it does not answer."""
+    nvml.nvmlInit()
     queries = _Queries(nvml)
     try:
-        driver = queries.ask("driver version", "nvmlSystemGetDriverVersion")
-        count = queries.ask("number of GPUs", "nvmlDeviceGetCount") or 0
-        return Graphics(
-            driver=driver,
-            gpus=tuple(_gpu(queries, index) for index in range(count)),
-            confidential=_confidential(queries),
-            problems=tuple(queries.problems),
-        )
+        yield queries
     finally:
         queries.ask("end", "nvmlShutdown")
 
@@ -83,14 +115,35 @@ class _Queries:
             return None
 
 
-def _gpu(queries: _Queries, index: int) -> Gpu:
+def _gpu(queries: _Queries, index: int, root: Path) -> Gpu:
     handle = queries.ask(f"GPU {index}", "nvmlDeviceGetHandleByIndex", index)
     if handle is None:
         return Gpu(None, None)
     memory = queries.ask(f"memory of GPU {index}", "nvmlDeviceGetMemoryInfo", handle)
     name = queries.ask(f"name of GPU {index}", "nvmlDeviceGetName", handle)
     chain = queries.ask(f"certificates of GPU {index}", "nvmlDeviceGetConfComputeGpuCertificate", handle, lacking=False)
-    return Gpu(name, None if memory is None else int(memory.total), None if chain is None else chain is not False)
+    place = queries.ask(f"place of GPU {index}", "nvmlDeviceGetPciInfo", handle)
+    return Gpu(
+        name,
+        None if memory is None else int(memory.total),
+        None if chain is None else chain is not False,
+        *numa_node("" if place is None else f"{place.domain:04x}:{place.bus:02x}:{place.device:02x}.0", root),
+    )
+
+
+def numa_node(bus: str, root: Path = ROOT) -> tuple[int | None, bool | None]:
+    """Return the NUMA node of a device by its PCI address, 0000:1b:00.0, and whether this process may run there.
+
+    Both are None for a device of no node; see numa(7).
+    """
+    try:
+        node = int((root / "sys/bus/pci/devices" / bus / "numa_node").read_text())  # -1 for none
+        ranges = (root / f"sys/devices/system/node/node{node}/cpulist").read_text().strip().split(",")
+        bounds = [[int(number) for number in bound.split("-")] for bound in ranges if bound]
+    except (OSError, ValueError):  # no such device here, or one of no node
+        return None, None
+    near = any(bound[0] <= cpu <= bound[-1] for bound in bounds for cpu in os.sched_getaffinity(0))
+    return node, near
 
 
 def _confidential(queries: _Queries) -> Confidential:

@@ -1,0 +1,95 @@
+"""In confidential mode staging buffers are of the kind of host memory that is copied faster; all else is the same."""
+
+import time
+
+import numpy as np
+import pytest
+from helpers.cases import each
+from helpers.cuda_rig import SmallDevice
+from helpers.fake_cuda import MODES, FakeDriver
+
+import fastrack
+from fastrack import Channel, DeviceError
+from fastrack._devices.cuda import host_memory
+from fastrack._devices.cuda.buffers import CudaStagingBuffer
+from fastrack._devices.cuda.driver import CopySpeeds
+from fastrack._devices.cuda.host_memory import SIZE, measure_copies, staging_memory
+from fastrack._devices.cuda.streams import Pipeline
+from fastrack.format import CHUNK_SIZE
+
+KEY = fastrack.Key.from_bytes(bytes(range(32)))
+FASTER_PAGEABLE = CopySpeeds(page_locked=1.0, pageable=2.0)
+
+
+class SlowDriver(FakeDriver):
+    """A device of confidential mode, of which copies of page-locked memory take this much longer than others."""
+
+    def __init__(self, delay=0.0):
+        super().__init__("serial")
+        self.pageable, self.delay, self.uploads = True, delay, 0
+
+    def upload(self, pointer, source, size, stream):
+        self.uploads += 1
+        if any(host.ctypes.data == source for host in self.hosts()):
+            time.sleep(self.delay)
+        super().upload(pointer, source, size, stream)
+
+
+def test_the_faster_kind_is_found_and_the_probe_leaves_nothing():
+    driver = SlowDriver(delay=0.03)
+    speeds = measure_copies(driver)
+    assert speeds.pageable > 2 * speeds.page_locked > 0
+    assert speeds.prefers_pageable
+    assert driver.left() == 0
+    assert driver.violations == []
+
+
+def test_the_probe_ends_in_time_however_slow_copies_are(monkeypatch):
+    monkeypatch.setattr(host_memory, "_SECONDS", 0.01)
+    driver = SlowDriver(delay=0.05)
+    assert measure_copies(driver).prefers_pageable
+    assert driver.uploads == 2  # one round, of each kind
+
+
+@each("call", ["memory", "host", "stream", "upload"])
+def test_where_memory_is_short_nothing_is_known_and_staging_stays_page_locked(monkeypatch, call):
+    driver = SlowDriver()
+
+    def refuse(*_, **__):
+        raise DeviceError("cuda:0 has no memory left")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(driver, call, refuse)
+        driver.copy_speeds = measure_copies(driver)
+    assert driver.copy_speeds is None
+    memory = staging_memory(driver, 64)
+    assert any(memory is host for host in driver.hosts())
+
+
+@each(
+    ("speeds", "is_pageable"),
+    [(None, False), (CopySpeeds(10, 10), False), (CopySpeeds(10, 10.5), False), (CopySpeeds(10, 10.6), True)],
+)
+def test_a_staging_buffer_is_pageable_only_if_that_is_faster_by_more_than_noise(speeds, is_pageable):
+    driver = FakeDriver()
+    driver.copy_speeds = speeds
+    buffer = CudaStagingBuffer(Pipeline(driver), SIZE)
+    assert all(buffer.memory is not host for host in driver.hosts()) is is_pageable
+
+
+@pytest.mark.parametrize("mode", MODES)
+@each("seed", range(10))
+def test_messages_arrive_through_pageable_buffers_that_are_used_again(mode, seed):
+    driver = FakeDriver(mode, seed)
+    driver.copy_speeds, driver.pageable = FASTER_PAGEABLE, True
+    plain = np.random.default_rng(seed).integers(0, 256, 40 * CHUNK_SIZE + 7, np.uint8)
+    sealed = fastrack.seal(plain, KEY)
+    with Channel._from_device(SmallDevice(driver), keys=KEY, depth=2) as channel:
+        opened = [channel.to_device(sealed, framework="cupy", non_blocking=True) for _ in range(3)]
+        back = channel.to_host(opened[1], key=KEY)
+        rows = channel.to_device(sealed[::40], framework="cupy")
+        assert all(np.array_equal(driver.read(x), plain) for x in opened)
+        assert np.array_equal(fastrack.unseal(back, KEY, framework="numpy"), plain)
+        assert np.array_equal(driver.read(rows), plain[::40])
+    driver.stop()
+    assert driver.violations == []
