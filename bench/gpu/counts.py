@@ -13,6 +13,7 @@ import numpy as np
 
 from bench.gpu import known, sass
 from bench.gpu.launches import ByteRuns
+from fastrack._crypto.base import Scaling
 from fastrack._crypto.gather import GatherPlan
 from fastrack._devices.cuda import cubins
 from fastrack._devices.cuda.nvrtc import CUBINS, KERNELS, MAIN, find_kernels, read_kernels
@@ -20,7 +21,6 @@ from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE
 
 FILE = Path(__file__).with_name("counts.json")
 COUNTED = tuple(name for name in KERNELS if name != "prepare")
-LAUNCHED = tuple(name for name in COUNTED if name.startswith(("open", "seal", "gather")))  # what `_launch` knows
 HOLES = "sm_90-holes"
 ARCHITECTURES = {**{name: (name,) for name in CUBINS}, HOLES: ("sm_90", "-DFASTRACK_CLMAD=0")}
 MEASURES = ("sass", "ptx")
@@ -68,7 +68,7 @@ def count_machine_code(architecture, cubin, kernels=COUNTED):
     return counts
 
 
-def interpret(text, kernels=LAUNCHED):
+def interpret(text, kernels=COUNTED):
     """Return, by kernel, what one more full chunk takes: instructions of warps, passes of shared memory, sectors."""
     return {kernel: _of_a_chunk(text, kernel) for kernel in kernels}
 
@@ -83,7 +83,7 @@ def count(architectures=tuple(ARCHITECTURES), kernels=COUNTED, folder=None):
     return {
         "nvrtc": compiler(),
         "sass": machine,
-        "ptx": interpret(text, [name for name in kernels if name in LAUNCHED]),
+        "ptx": interpret(text, kernels),
     }
 
 
@@ -115,6 +115,9 @@ def _launch(text, kernel, chunks):
         right = runs.open_run(state, sealed) == (None, plain)
     elif what == "seal":
         right = runs.seal_run(state, plain, ends=False) == sealed
+    elif what == "widen":  # of the formats that models have, with a scale for each row
+        how = Scaling(bytes(4 * len(plain) // ROW), "F32", "F8_E4M3", ROW, 1, ROW)
+        right = runs.widen_run(state, sealed, how)[0] is None
     else:
         right = runs.gather(state, sealed, _rows(chunks), len(plain) + 1, len(plain)) == (None, plain)
     if not right:

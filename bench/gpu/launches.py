@@ -98,7 +98,7 @@ class ByteRuns:
         gpu.launch("prepare", 1, (row.pointer, whole.pointer, 0, 0, 1), self._launches.stream)
         return State(np.frombuffer(whole.content(), np.uint8), bits)
 
-    def open_run(self, state, sealed, first=0, *, blocks=1, offset=0, verdict=GOOD, seed=None):
+    def open_run(self, state, sealed, first=0, *, blocks=1, offset=0, verdict=GOOD):
         """Open a run of chunks: the lowest bad number or None, and the plaintext."""
         count = -(-len(sealed) // SEALED_CHUNK_SIZE)
         size = len(sealed) - TAG_SIZE * count
@@ -110,7 +110,7 @@ class ByteRuns:
             raise WrongResultError("a kernel wrote into what it was to open")
         return _verdict(word), target.content()
 
-    def widen_run(self, state, sealed, scaling, first=0, *, blocks=1, offset=0, seed=None):
+    def widen_run(self, state, sealed, scaling, first=0, *, blocks=1, offset=0):
         """Open and widen a run of chunks, with the bytes of all scales in `scaling`: as `open_run`."""
         count = -(-len(sealed) // SEALED_CHUNK_SIZE)
         size = len(sealed) - TAG_SIZE * count
@@ -123,7 +123,7 @@ class ByteRuns:
         self._launches.widen(state.bits, blocks, *where, widening)
         return _verdict(word), target.content()
 
-    def seal_run(self, state, plain, first=0, *, ends=True, blocks=1, offset=0, seed=None):
+    def seal_run(self, state, plain, first=0, *, ends=True, blocks=1, offset=0):
         """Seal a run of chunks; `ends` adds the empty last chunk where the message needs one."""
         count = len(plain) // CHUNK_SIZE + 1 if ends else max(1, -(-len(plain) // CHUNK_SIZE))
         target, source = self._fenced(len(plain) + TAG_SIZE * count), self._fenced(len(plain), plain, offset)
@@ -132,7 +132,7 @@ class ByteRuns:
         self._launches.seal(state.bits, blocks, *where)
         return target.content()
 
-    def gather(self, state, packed, pieces, total, result_size, *, blocks=1, offset=0, seed=None, plan_verdict=GOOD):
+    def gather(self, state, packed, pieces, total, result_size, *, blocks=1, offset=0, plan_verdict=GOOD):
         """Scatter pieces of packed chunks: the lowest bad number or None, and the result."""
         target, word, trusted = self._fenced(result_size, offset=offset), self._word(GOOD), self._word(plan_verdict)
         states, source = self._state(state), self._fenced(len(packed), packed)

@@ -33,7 +33,7 @@ def build_kernels(source=None):
     source = Path(source or os.environ.get("EMU_SOURCE") or SOURCE)
     units = [source, *sorted(source.parent.glob("*.cuh")), *sorted(SHIM.glob("shim.*"))]
     kernels = [*SHIM_OPTIONS, "-Wno-unknown-pragmas", f"-I{source.parent}", "-include", SHIM / "shim.h", "-x", "c++"]
-    return _build("libkernels.so", units, [[*kernels, "-c", source], [*SHIM_OPTIONS, SHIM / "shim.cpp", "-ldl"]])
+    return _build("libkernels.so", units, [[*kernels, "-c", source], [*SHIM_OPTIONS, SHIM / "shim.cpp"]])
 
 
 def _build(name, units, commands):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import itertools
 import os
 import re
 import shutil
@@ -26,47 +25,30 @@ ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "kernels/fastrack.cu"
 SHIM = ROOT / "tests/kernels/shim"
 COMPILER = "g++"
-COMMON = ("-std=c++17", "-fPIC", "-fno-strict-aliasing", "-g")
-# `watched`: a hook before every access to memory. `sanitized`: for a process that preloads the sanitizers' libraries.
-WATCH = (
-    *("-O1", "-g1", "-D__forceinline__=inline"),  # which run as fast, and compile in a seventh of the time
-    "-fsanitize=thread",
-    "--param=tsan-instrument-func-entry-exit=0",
-    "--param=tsan-distinguish-volatile=1",
-    "-fsanitize=alignment",
-    "-fno-sanitize-recover=all",
-)
-SANITIZE = ("-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
-FLAGS = {"watched": (WATCH, ("-O2", "-DSHIM_WATCH")), "sanitized": (SANITIZE, SANITIZE)}
-LINK = {"watched": (), "sanitized": ("-fsanitize=address,undefined",)}
+COMMON = ("-std=c++17", "-fPIC", "-fno-strict-aliasing")
+# Which run as fast, and compile in a seventh of the time.
+QUICK = ("-O1", "-D__forceinline__=inline")
 GOOD = 2**64 - 1
-MESSAGE = 1024
 
 
-class LaunchError(AssertionError):
-    """An error that the shim finds in a kernel: a divergent barrier, a race, an access out of bounds."""
-
-
-def build(source, folder, variant="watched", clmad=0):
+def build(source, folder, clmad=0):
     """Compile a .cu file into a library in `folder`, or take the one that is there: its path.
 
     `clmad` is the kernels' FASTRACK_CLMAD.
     """
     headers = source.parent if (source.parent / SOURCE.name).is_file() else SOURCE.parent
-    inputs = [source, *sorted(headers.glob("*.cu*")), *sorted(SHIM.glob("shim.*"))]
-    digest = hashlib.sha256(repr((COMMON, FLAGS[variant], LINK[variant])).encode())
-    for path in inputs:
+    digest = hashlib.sha256(repr((COMMON, QUICK)).encode())
+    for path in (source, *sorted(headers.glob("*.cu*")), *sorted(SHIM.glob("shim.*"))):
         digest.update(path.read_bytes())
-    name = f"{headers.name}-{source.stem}-{variant}-clmad{clmad}"
+    name = f"{headers.name}-{source.stem}-clmad{clmad}"
     library = folder / f"{name}-{digest.hexdigest()[:16]}.so"
     if library.exists():
         return library
-    kernel_flags, _ = FLAGS[variant]
     kernels, linked = (folder / f"{os.getpid()}-{library.name}{end}" for end in (".cu.o", ""))
-    head = (*COMMON, *kernel_flags, "-Wno-unknown-pragmas", "-I", headers, "-include", SHIM / "shim.h", "-x", "c++")
+    head = (*COMMON, *QUICK, "-Wno-unknown-pragmas", "-I", headers, "-include", SHIM / "shim.h", "-x", "c++")
     try:
         _compile(*head, f"-DFASTRACK_CLMAD={clmad}", "-c", source, "-o", kernels)
-        _compile("-shared", *LINK[variant], kernels, _build_shim(folder, variant), "-o", linked, "-ldl")
+        _compile(*COMMON, "-O2", "-Wall", "-Wextra", "-Werror", "-shared", kernels, SHIM / "shim.cpp", "-o", linked)
         for old in folder.glob(f"{name}-*.so"):
             old.unlink(missing_ok=True)
         linked.replace(library)
@@ -74,20 +56,6 @@ def build(source, folder, variant="watched", clmad=0):
         for path in (kernels, linked):
             path.unlink(missing_ok=True)
     return library
-
-
-def _build_shim(folder, variant):
-    """Compile the shim, or take the object that is there, which all libraries of a variant share."""
-    flags = (*COMMON, *FLAGS[variant][1], "-Wall", "-Wextra", "-Werror")
-    digest = hashlib.sha256(repr(flags).encode())
-    for path in sorted(SHIM.glob("shim.*")):
-        digest.update(path.read_bytes())
-    shim = folder / f"shim-{variant}-{digest.hexdigest()[:16]}.o"
-    if not shim.exists():
-        made = folder / f"{os.getpid()}-{shim.name}"
-        _compile(*flags, "-c", SHIM / "shim.cpp", "-o", made)
-        made.replace(shim)
-    return shim
 
 
 def is_there():
@@ -105,10 +73,6 @@ def _compile(*arguments):
     assert done.returncode == 0, done.stderr
 
 
-class _Buffer(ctypes.Structure):
-    _fields_ = (("start", ctypes.c_uint64), ("size", ctypes.c_uint64), ("writable", ctypes.c_uint64))
-
-
 @dataclass(frozen=True, slots=True)
 class Library:
     """A library that `build` made. `launch` runs one kernel of it over a grid."""
@@ -118,63 +82,37 @@ class Library:
     @classmethod
     def load(cls, path):
         shared = ctypes.CDLL(str(path))
-        shared.shim_launch.restype = shared.shim_launch_last.restype = ctypes.c_uint64
+        shared.shim_launch.restype = ctypes.c_char_p
         shared.shim_remains.restype = ctypes.c_void_p
         return cls(shared)
 
-    def launch(self, kernel, *arguments, grid=1, threads=512, shared=0, seed=0, last=False, others=()):
-        """Run a kernel, or only the last block of its grid.
-
-        An array among the arguments is a buffer, as are others, to which a table leads; one that NumPy may write, the
-        kernel may write.
-        """
-        arrays = [argument for argument in (*arguments, *others) if isinstance(argument, np.ndarray)]
+    def launch(self, kernel, *arguments, grid=1, threads=512, shared=0, first=0):
+        """Run the blocks of a grid from number `first` on. An array among the arguments stands for its address."""
         values = [each.ctypes.data if isinstance(each, np.ndarray) else each for each in arguments]
-        buffers = (_Buffer * len(arrays))(*((a.ctypes.data, a.nbytes, a.flags.writeable) for a in arrays))
-        message = ctypes.create_string_buffer(MESSAGE)
-        run = self.shared.shim_launch_last if last else self.shared.shim_launch
-        failed = run(
+        complaint = self.shared.shim_launch(
             ctypes.cast(getattr(self.shared, kernel), ctypes.c_void_p),
             (ctypes.c_uint64 * len(values))(*values),
-            *map(ctypes.c_uint64, (len(values), grid, threads, shared, seed)),
-            buffers,
-            ctypes.c_uint64(len(arrays)),
-            message,
-            ctypes.c_uint64(MESSAGE),
+            *map(ctypes.c_uint64, (len(values), first, grid, threads, shared)),
         )
-        if failed:
-            raise LaunchError(f"{kernel}: {self._with_lines(message.value.decode())}")
+        assert complaint is None, f"{kernel}: {complaint.decode()}"
 
     def remains(self, size):
         """Return the shared memory as the last block of the last launch left it."""
         return ctypes.string_at(self.shared.shim_remains(), size)
 
-    def _with_lines(self, message):
-        """Name the lines of the code that a message gives an address of, innermost first."""
-        found = re.search(r"code before 0x([0-9a-f]+)$", message)
-        if not found or not shutil.which("addr2line"):
-            return message
-        command = ["addr2line", "-i", "-s", "-e", self.shared._name, hex(int(found[1], 16) - 1)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        return message[: found.start()] + " in ".join(done.stdout.split("\n")[:-1])
-
 
 class Host:
-    """fastrack's kernels under the shim. Every buffer has its exact size and stands between fences.
-
-    Each launch draws a new order of threads and new shared memory, unless it is given a seed.
-    """
+    """fastrack's kernels under the shim. Every buffer has its exact size and stands between fences."""
 
     def __init__(self, library, sizes):
         self._library = library
         self._sizes = sizes
-        self._seeds = itertools.count()
 
     def prepare(self, key, nonce):
         """Expand a message key, without the kernel that does it."""
         return State(read_only(Fenced.holding(reference.kernel_state(key, nonce), 16)), 8 * len(key))
 
-    def open_run(self, state, sealed, first=0, *, blocks=1, offset=0, seed=None, verdict=GOOD, size=None):
+    def open_run(self, state, sealed, first=0, *, blocks=1, offset=0, verdict=GOOD, size=None):
         """Open a run of chunks: the lowest bad number or None, and the plaintext.
 
         `size` is the size of a longer run, of which `sealed` holds the first chunks.
@@ -185,17 +123,17 @@ class Host:
         source = read_only(Fenced.holding(sealed, 16))
         table = table_of(TableSegment(target.data.ctypes.data, first, size or size_of(sealed), count, 0, 0))
         arguments = (state.data, 0, source, count, 1, lowest.data, table)
-        self._launch(f"open_{state.bits}", *arguments, grid=blocks, seed=seed, others=(target.data,))
+        self._launch(f"open_{state.bits}", *arguments, grid=blocks)
         assert target.stands
         return verdict_of(lowest), target.data.tobytes()
 
-    def widen_run(self, state, sealed, scaling, first=0, *, blocks=1, offset=0, seed=None):
+    def widen_run(self, state, sealed, scaling, first=0, *, blocks=1, offset=0):
         """Open and widen a run of chunks, with the bytes of all scales in `scaling`: as `open_run`."""
         segments = [(0, first, sealed, scaling)]
-        verdict, (wide,) = self.widen_nest(state.data, state.bits, segments, blocks=blocks, offset=offset, seed=seed)
+        verdict, (wide,) = self.widen_nest(state.data, state.bits, segments, blocks=blocks, offset=offset)
         return verdict, wide
 
-    def widen_nest(self, states, bits, segments, *, blocks=1, offset=0, seed=None):
+    def widen_nest(self, states, bits, segments, *, blocks=1, offset=0):
         """Open and widen segments of several messages, given as (message, first chunk, sealed, scaling)."""
         places, packed = pack_nest(sealed for _, _, sealed, _ in segments)
         targets, scales, rows, widenings, start = [], [], [], [], 0
@@ -213,12 +151,11 @@ class Host:
         source, table = read_only(Fenced.holding(packed, 16)), table_of(*rows, widenings=widenings)
         mask = states.size // self._sizes["STATE_BYTES"] - 1
         arguments = (states, mask, source, start, len(rows), lowest.data, table)
-        others = [*(each.data for each in targets), *scales]
-        self._launch(f"widen_{bits}", *arguments, grid=blocks, seed=seed, others=others)
+        self._launch(f"widen_{bits}", *arguments, grid=blocks)
         assert all(each.stands for each in targets)
         return verdict_of(lowest), [each.data.tobytes() for each in targets]
 
-    def seal_run(self, state, plain, first=0, *, ends=True, blocks=1, offset=0, seed=None, size=None):
+    def seal_run(self, state, plain, first=0, *, ends=True, blocks=1, offset=0, size=None):
         """Seal a run of chunks; `ends` adds the empty last chunk where the message needs one.
 
         `size` is the size of a longer run, of which `plain` holds the first chunks.
@@ -227,11 +164,11 @@ class Host:
         target = Fenced(len(plain) + count * TAG_SIZE, 16)
         source = read_only(Fenced.holding(plain, offset))
         arguments = (state.data, source, target.data, first, count, size or len(plain))
-        self._launch(f"seal_{state.bits}", *arguments, grid=blocks, seed=seed)
+        self._launch(f"seal_{state.bits}", *arguments, grid=blocks)
         assert target.stands
         return target.data.tobytes()
 
-    def gather(self, state, packed, pieces, total, result_size, *, blocks=1, offset=0, seed=None, plan_verdict=GOOD):
+    def gather(self, state, packed, pieces, total, result_size, *, blocks=1, offset=0, plan_verdict=GOOD):
         """Scatter pieces of packed chunks: the lowest bad number or None, and the result.
 
         What no piece names keeps the 0xA5 that it held before.
@@ -254,8 +191,7 @@ class Host:
             trusted,
             table,
         )
-        options = {"grid": blocks, "seed": seed, "others": (target.data,)}
-        self._launch(f"gather_{state.bits}", *arguments, **options, shared="GATHER_SHARED_BYTES")
+        self._launch(f"gather_{state.bits}", *arguments, grid=blocks, shared="GATHER_SHARED_BYTES")
         assert target.stands
         return verdict_of(lowest), target.data.tobytes()
 
@@ -266,11 +202,11 @@ class Host:
         states = Fenced(slots * self._sizes["STATE_BYTES"], 16)
         states.data[:] = 0xA5
         count = len(keys) - first if count is None else count
-        self._launch("prepare", rows, states.data, slots - 1, first, count, grid=blocks, seed=None)
+        self._launch("prepare", rows, states.data, slots - 1, first, count, grid=blocks)
         assert states.stands
         return read_only(states)
 
-    def open_nest(self, states, bits, segments, *, blocks=1, seed=None, alter=list):
+    def open_nest(self, states, bits, segments, *, blocks=1, alter=list):
         """Open segments of several messages, given as (message, first chunk, sealed): verdict and plaintexts.
 
         `alter` may change the rows of the table.
@@ -286,7 +222,7 @@ class Host:
         source, table = read_only(Fenced.holding(packed, 16)), table_of(*alter(rows))
         mask = states.size // self._sizes["STATE_BYTES"] - 1
         arguments = (states, mask, source, start, len(rows), lowest.data, table)
-        self._launch(f"open_{bits}", *arguments, grid=blocks, seed=seed, others=[each.data for each in targets])
+        self._launch(f"open_{bits}", *arguments, grid=blocks)
         assert all(each.stands for each in targets)
         return verdict_of(lowest), [each.data.tobytes() for each in targets]
 
@@ -310,25 +246,22 @@ class Host:
         source, table = read_only(Fenced.holding(packed, 16)), table_of(*rows)
         mask = states.size // self._sizes["STATE_BYTES"] - 1
         arguments = (states, mask, source, start, len(rows), lowest.data, *parts, len(plan.table), trusted, table)
-        options = {"grid": blocks, "seed": None, "others": [each.data for each in targets]}
-        self._launch(f"gather_{bits}", *arguments, **options, shared="GATHER_SHARED_BYTES")
+        self._launch(f"gather_{bits}", *arguments, grid=blocks, shared="GATHER_SHARED_BYTES")
         assert all(each.stands for each in targets)
         return verdict_of(lowest), [each.data.tobytes() for each in targets]
 
-    def run_last(self, state, kernel, *arguments, blocks, others=()):
+    def run_last(self, state, kernel, *arguments, blocks):
         """Run only the last block of a grid, on buffers as they are."""
         shared = "GATHER_SHARED_BYTES" if kernel == "gather" else "SHARED_BYTES"
-        options = {"grid": blocks, "seed": None, "shared": shared, "last": True, "others": others}
-        self._launch(f"{kernel}_{state.bits}", state.data, *arguments, **options)
+        self._launch(f"{kernel}_{state.bits}", state.data, *arguments, grid=blocks, first=blocks - 1, shared=shared)
 
     def remains(self):
         """Return the shared memory as the last launch left it."""
         return self._library.remains(self._sizes["GATHER_SHARED_BYTES"])
 
-    def _launch(self, kernel, *arguments, seed, shared="SHARED_BYTES", **options):
-        seed = next(self._seeds) if seed is None else seed
+    def _launch(self, kernel, *arguments, shared="SHARED_BYTES", **options):
         sizes = {"threads": self._sizes["THREADS"], "shared": self._sizes[shared]}
-        self._library.launch(kernel, *arguments, seed=seed, **sizes, **options)
+        self._library.launch(kernel, *arguments, **sizes, **options)
 
 
 @dataclass(frozen=True, slots=True)

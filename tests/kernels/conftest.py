@@ -1,7 +1,7 @@
 import platform
 
 import pytest
-from helpers import gpu_suite, kernel_host
+from helpers import gpu_suite, kernel_host, kernel_nvrtc, kernel_ptx
 from helpers.kernel_host import SOURCE, Host, Library
 from helpers.kernel_suite import key, nonce, state  # noqa: F401 - fixtures
 
@@ -9,6 +9,12 @@ device, gpu = gpu_suite.device, gpu_suite.gpu  # fixtures
 ON_BOTH = {"test_cu_chunks", "test_cu_gather", "test_cu_vectors"}
 # Which run on the shim with `clmad`, too.
 CLMAD = "test_a_run_of_chunks_opens_and_seals_under_any_number", "test_every_byte_of_a_tag_counts_and_of_one_every_bit"
+# Which run on the interpreted PTX, too.
+INTERPRETED = (
+    "test_every_message_opens_under_its_own_key",
+    "test_each_key_gets_the_state_of_the_standards",
+    "test_names_of_chunks_tell_message_and_chunk",
+)
 FEW_KEYS = (
     "test_cu_gather",
     "test_cu_segments",
@@ -34,28 +40,34 @@ def build(build_folder):
         pytest.skip("there is no g++ to compile the kernels for the host")
     if platform.machine() != "x86_64":
         pytest.skip("the shim runs kernels on x86-64 only")
-    return lambda source, variant="watched", clmad=0: kernel_host.build(source, build_folder, variant, clmad)
+    return lambda source, clmad=0: kernel_host.build(source, build_folder, clmad)
 
 
 @pytest.fixture(scope="session")
 def host(request):
-    """Return the kernels on the shim, with or without `clmad`, or on a GPU."""
+    """Return the kernels on the shim, with or without `clmad`, interpreted, or on a GPU."""
     place = getattr(request, "param", "shim")
     if place == "gpu":
         from bench.gpu.launches import ByteRuns
 
         return ByteRuns(request.getfixturevalue("gpu"))
+    if place == "ptx":
+        text = kernel_ptx.compile_ptx(kernel_nvrtc.find_libraries()[0])
+        return Host(kernel_ptx.PtxLibrary(text), kernel_host.constants(kernel_host.SOURCE))
     build = request.getfixturevalue("build")
     return Host(Library.load(build(SOURCE, clmad=2 if place == "clmad" else 0)), kernel_host.constants(SOURCE))
 
 
 def pytest_generate_tests(metafunc):
-    """Run the tests that suit both on the shim and, where there may be one, on a GPU. `--gpu` leaves the shim out."""
-    if metafunc.module.__name__ in ON_BOTH and "host" in metafunc.fixturenames:
-        config = metafunc.config
+    """Run tests on the shim, interpreted, and on a GPU, where that suits them. `--gpu` leaves all but the GPU out."""
+    name, config = metafunc.function.__name__, metafunc.config
+    on_both = metafunc.module.__name__ in ON_BOTH
+    if "host" in metafunc.fixturenames and (on_both or name in INTERPRETED):
         places = ["shim"] if config.getoption("--gpu") is None else []
-        places += ["clmad"] if places and metafunc.function.__name__ in CLMAD else []
-        places += ["gpu"] if gpu_suite.is_available(config) else []
+        places += ["clmad"] if places and name in CLMAD else []
+        if places and name in INTERPRETED and kernel_nvrtc.find_libraries():
+            places.append(pytest.param("ptx", marks=pytest.mark.slow))
+        places += ["gpu"] if on_both and gpu_suite.is_available(config) else []
         metafunc.parametrize("host", places, indirect=True, scope="session")
 
 

@@ -145,13 +145,6 @@ def test_a_last_chunk_of_any_length_is_gathered(host, state, key, nonce, last):
     assert result == (None, plain[CHUNK_SIZE:])
 
 
-def test_what_shared_memory_held_before_changes_nothing(host, state, sealed):
-    ranges = [(start, 777) for start in range(0, SIZE - 777, 5000)]
-    pieces, size = plan(ranges)
-    results = {gather(host, state, sealed, pieces, size, blocks=2, seed=seed) for seed in range(6)}
-    assert results == {(None, slices(PLAIN, ranges))}
-
-
 @pytest.mark.slow
 @each(
     ("part", "value"),
@@ -204,7 +197,7 @@ def test_pieces_beyond_4_gib_are_where_they_belong(host, state, key, nonce):
     verdicts = [Fenced.holding(GOOD.to_bytes(8, "little"), 8) for _ in range(2)]
     table = table_of(TableSegment(target.ctypes.data, 0, 3 * CHUNK_SIZE + 700, target.size, 0, 0))
     arguments = (0, packed, before + 1, 1, verdicts[0].data, chunks, starts, pieces, 1, verdicts[1].data, table)
-    host.run_last(state, "gather", *arguments, blocks=before + 1, others=(target,))
+    host.run_last(state, "gather", *arguments, blocks=before + 1)
     assert [verdict_of(each) for each in verdicts] == [None, None]
     assert target[place:].tobytes() == PLAIN[50:650]
 

@@ -76,7 +76,7 @@ def test_a_row_whose_key_or_nonce_was_altered_opens_nothing(host, nonce, byte):
     row[byte] ^= 0x80 if byte < 44 else 0x81  # of the kind, another size of the key
     altered = Fenced.holding(bytes(row), 16)
     states = Fenced(STATE, 16)
-    host._launch("prepare", read_only(altered), states.data, 0, 0, 1, grid=1, seed=None)
+    host._launch("prepare", read_only(altered), states.data, 0, 0, 1, grid=1)
     opened = host.open_nest(states.data, 256, [(0, 0, sealed)])
     # A size that is none means 256 bits.
     assert opened == ((0, [bytes(700)]) if byte < 44 else (None, [noise(700).tobytes()]))

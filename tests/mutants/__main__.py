@@ -27,9 +27,9 @@ from mutants.edits import MUTANTS
 
 ROOT = Path(__file__).parents[2]
 KERNELS = ROOT / "kernels"
-TESTS = ROOT / "tests/kernels"
+TESTS = ROOT / "tests"
 # What `--wide` runs: all that runs the kernels on the shim.
-WIDE = tuple(f"test_cu_{name}.py" for name in ("ghash", "chunks", "gather", "prepare", "segments", "vectors"))
+WIDE = tuple(f"kernels/test_cu_{name}.py" for name in ("ghash", "chunks", "gather", "prepare", "segments", "vectors"))
 FORK = multiprocessing.get_context("fork")
 # A process that starts while another does would keep a pipe of it open, and its end would go unnoticed. One that starts
 # amid a line of output might wait for that line forever.
@@ -37,7 +37,7 @@ ONE_AT_A_TIME = threading.Lock()
 FOLDER = "FASTRACK_KERNELS"  # which mutants.plugin reads
 UNCHANGED = "(unchanged)"
 CAUGHT, SURVIVED = "caught", "SURVIVED"
-FAILURE = re.compile(r"^(FAILED|ERROR) \S*?(test_cu_\w+\.py\S*)(?: - (.*))?", re.MULTILINE)
+FAILURE = re.compile(r"^(FAILED|ERROR) \S*?((?:kernels|ptx)/test_\w+\.py\S*)(?: - (.*))?", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 Some changes alter no result, and so are no mutants:
 
-- A lane that reads another lane's copy of a table gets the same entry. Only measurements show bank conflicts.
 - `carryless` may take an XOR for any of its sums: what a column holds above its lowest bit is masked away.
 - `seal` may use one side for all chunks: with two barriers a chunk no write of the next meets a read of this one.
 - `seal` may store 16 bytes for a short last block: what follows the text is zeros, and the tag takes their place later.
@@ -24,7 +23,7 @@ class Mutant:
     old: str  # a text that the file has once
     new: str
     breaks: str
-    tests: tuple[str, ...]  # that notice, as pytest names them in tests/kernels
+    tests: tuple[str, ...]  # that notice, as pytest names them in tests
 
 
 def _read(text):

@@ -17,28 +17,8 @@ from bench.gpu.ptx import PtxGpu, Violation
 from fastrack._crypto.gather import GatherPlan
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not find_libraries(), reason="there is no NVRTC wheel")]
-FAULTS = [
-    "tables-without-barrier",
-    "warp-without-barrier",
-    "no-barrier-before-release",
-    "one-side-to-open",
-    "no-barrier-before-pieces",
-    "powers-without-barrier",
-    "schedule-read-early",
-    "wipe-without-barrier",
-    "no-barrier-before-the-tag",
-    "one-side-to-gather",
-    "blocks-in-front-read",
-    "store-too-long",
-    "byte-of-a-column",
-    "opened-too-long",
-    "source-read-too-far",
-    "sums-of-one-side",
-    "load-too-long",
-    "load-misaligned",
-    "no-barrier-after-a-key",
-    "piece-one-too-long",
-]
+THIS = "ptx/test_faults.py::test_without_a_fault_nothing_is_found"
+FAULTS = [mutant.name for mutant in MUTANTS if THIS in mutant.tests]
 
 
 def check(gpu):
@@ -46,9 +26,14 @@ def check(gpu):
     known._random(runs, 256, known.CHUNK_SIZE + 4321, 8, 1)
     key, nonce, plain = os.urandom(32), os.urandom(12), os.urandom(known.CHUNK_SIZE + 9)
     sealed, state = known.seal(key, nonce, plain), runs.prepare(key, nonce)
-    piece = GatherPlan(np.array([0]), np.array([0, 1]), np.array([[known.CHUNK_SIZE - 3, 0, 4]]))  # the chunk has three
-    result = runs.gather(state, sealed[: known.SEALED_CHUNK_SIZE], piece, len(plain), 100)
-    known._expect("a piece that is too long", result, (0, b"\xa5" * 100))
+    known._expect("a short chunk, sealed", runs.seal_run(state, plain[:9]), known.seal(key, nonce, plain[:9]))
+    pieces = GatherPlan(np.array([0]), np.array([0, 2]), np.array([[1, 1, 1], [1, 6, 9]]))
+    result = runs.gather(state, sealed[: known.SEALED_CHUNK_SIZE], pieces, len(plain), 15)
+    known._expect("pieces at odd places", result, (None, b"\xa5" + plain[1:2] + b"\xa5" * 4 + plain[1:10]))
+    for chunk, pieces, place in ((0, 1, known.CHUNK_SIZE - 3), (0, 1, 2 * known.CHUNK_SIZE), (0, 2, 0), (7, 1, 0)):
+        piece = GatherPlan(np.array([chunk]), np.array([0, pieces]), np.array([[place, 0, 4]]))
+        result = runs.gather(state, sealed[: known.SEALED_CHUNK_SIZE], piece, len(plain), 100)
+        known._expect("a plan that reaches outside", result, (min(chunk, 1), b"\xa5" * 100))
 
 
 def test_without_a_fault_nothing_is_found():

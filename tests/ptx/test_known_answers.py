@@ -4,6 +4,8 @@ A launch fails at a race, an access out of bounds or to what nobody wrote, and a
 `FASTRACK_NVRTC` names folders with other versions of NVRTC, as `make ptx` does.
 """
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from helpers.cases import each
@@ -13,6 +15,8 @@ from helpers.kernel_ptx import compile_ptx
 from bench.gpu import known
 from bench.gpu.launches import ByteRuns
 from bench.gpu.ptx import PtxGpu
+from bench.gpu.ptx.operations import _fused
+from fastrack._crypto.base import Scaling
 from fastrack._devices.cuda.nvrtc import KERNELS
 
 pytestmark = pytest.mark.slow
@@ -35,19 +39,19 @@ def text(request):
 
 def test_all_known_answers_are_right(text, request):
     gpu = PtxGpu(text)
-    assert known.check(gpu) == 82
+    assert known.check(gpu) == 94
     way = "clmad" if "clmad" in text else "multiplication with holes"
-    print(f"\n{request.node.callspec.id}, {way}: 82 of 82 known answers in {len(gpu.reports)} launches")  # noqa: T201
+    print(f"\n{request.node.callspec.id}, {way}: 94 of 94 known answers in {len(gpu.reports)} launches")  # noqa: T201
 
 
 @each("seed", [1, 2])
 def test_warps_may_run_in_any_order(text, seed):
     gpu = PtxGpu(text, seed=seed)
-    assert known.check(gpu, sizes=(700,), blocks=(1,)) == 26
+    assert known.check(gpu, sizes=(700,), blocks=(1,), columns=(64,)) == 32
 
 
 def do_all(text, seed, bits):
-    """Run every kernel on a key and a text of this seed: a digest of what each launch did."""
+    """Run every kernel on a key, a text and scales of this seed: a digest of what each launch did."""
     gpu, random = PtxGpu(text), np.random.default_rng(seed)
     key, nonce, plain = (random.bytes(size) for size in (bits // 8, 12, known.CHUNK_SIZE + 4321))
     runs, sealed = ByteRuns(gpu), known.seal(key, nonce, plain)
@@ -59,6 +63,10 @@ def do_all(text, seed, bits):
         runs.open_run(state, bytes(wrong))
     assert runs.seal_run(state, plain) == sealed
     known._gather(runs, state, "a gather", sealed, plain, {"blocks": 1, "offset": 0})
+    for columns, values in ((64, "F8_E4M3"), (63, "I8")):
+        scales = Scaling(random.bytes(4 * -(-len(plain) // columns)), "F32", values, columns, 1, columns)
+        for message in (sealed, bytes(wrong)):
+            runs.widen_run(state, message, scales)
     return [(kernel, report.trace) for kernel, report in gpu.reports]
 
 
@@ -79,3 +87,15 @@ def test_each_lookup_in_a_table_takes_one_pass(text):
     lookups = [site for _, report in gpu.reports for site in report.sites if site.name == "ld.shared.u32"]
     assert sum(site.requests for site in lookups) > 50_000
     assert [site for site in lookups if site.passes != site.requests] == []
+
+
+def test_a_fused_multiplication_rounds_once():
+    random = np.random.default_rng(0)
+    a, b, c = (np.ldexp(random.integers(-(2**24), 2**24, 2000), random.integers(-40, 40, 2000)) for _ in range(3))
+    a, b, c = (numbers.astype(np.float32) for numbers in (a, b, c))
+    # A product in the middle of two floats, and what is far below it decides.
+    a[:2], b[:2], c[:2] = 1 + 2**-12, 1 + 2**-12, (2**-80, -(2**-80))
+    for found, *numbers in zip(_fused(a, b, c), a, b, c, strict=True):
+        x, y, z = (Fraction(float(number)) for number in numbers)
+        near = (np.nextafter(found, np.float32(end)) for end in (-np.inf, np.inf))
+        assert all(abs(Fraction(float(found)) - x * y - z) <= abs(Fraction(float(each)) - x * y - z) for each in near)

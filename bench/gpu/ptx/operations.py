@@ -7,7 +7,7 @@ import numpy as np
 from bench.gpu.ptx.parse import size_of
 
 _BINARY = {"xor": np.bitwise_xor, "and": np.bitwise_and, "or": np.bitwise_or, "add": np.add, "sub": np.subtract,
-           "min": np.minimum, "max": np.maximum}  # fmt: skip
+           "min": np.minimum, "max": np.maximum, "div": np.floor_divide, "rem": np.remainder}  # fmt: skip
 _LOGICAL = {
     "xor": np.logical_xor,
     "and": np.logical_and,
@@ -17,7 +17,8 @@ _LOGICAL = {
 }
 _COMPARE = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
             "ge": np.greater_equal, "lo": np.less, "ls": np.less_equal, "hi": np.greater,
-            "hs": np.greater_equal}  # fmt: skip
+            "hs": np.greater_equal, "ltu": lambda a, b, **to: np.logical_not(np.greater_equal(a, b), **to),
+            "num": lambda a, b, **to: np.logical_not(np.isnan(a) | np.isnan(b), **to)}  # fmt: skip
 
 
 def dtype_of(suffix):
@@ -82,7 +83,7 @@ def build(instruction, registers):
         run = special(instruction, registers)
         if run is not None:
             return run
-    elif name in _BINARY:
+    elif name in _BINARY and not suffix.startswith("f") and (name not in {"div", "rem"} or suffix[0] == "u"):
         d, a, b = (registers.read(operand, suffix) for operand in instruction.operands)
         function = _BINARY[name]
         return lambda mask: function(a, b, out=d, where=mask)
@@ -142,8 +143,38 @@ def _shift(instruction, registers):
     return lambda mask: function(a, by.astype(a.dtype), out=d, where=mask)
 
 
+def _float(function):
+    """Make instructions on floats, rounded to the nearest and to even, with subnormal ones and one NaN."""
+
+    def special(instruction, registers):
+        if instruction.parts[1:] not in (["rn", "f32"], ["f32"]):
+            return None
+        d, *sources = (registers.read(operand, "f32") for operand in instruction.operands)
+
+        def run(mask):
+            with np.errstate(all="ignore"):
+                found = function(*sources)
+            np.copyto(d, np.where(np.isnan(found), np.uint32(0x7FFFFFFF).view(np.float32), found), where=mask)
+
+        return run
+
+    return special
+
+
+def _fused(a, b, c):
+    """Return a times b, which a double holds, plus c, rounded once: to an odd double, then to a float (Boldo, 2008)."""
+    product, c = a.astype(np.float64) * b, c.astype(np.float64)
+    total = product + c
+    back = total - product
+    error = product - (total - back) + (c - back)
+    odd = np.nextafter(total, np.copysign(np.inf, error))
+    return np.where((np.abs(error) > 0) & (total.view(np.int64) % 2 == 0), odd, total).astype(np.float32)
+
+
 def _mul(instruction, registers):
     _, *how, suffix = instruction.parts
+    if suffix == "f32":
+        return _float(np.multiply)(instruction, registers)
     d, *sources = instruction.operands
     a, b = (registers.read(source, suffix) for source in sources)
     wide = f"{suffix[0]}{16 * size_of(suffix)}" if "wide" in how else suffix
@@ -287,4 +318,4 @@ def _lop3(instruction, registers):
 
 _SPECIAL = {"mov": _mov, "setp": _setp, "selp": _selp, "not": _not, "neg": _neg, "mul": _mul, "mad": _mad, "cvt": _cvt,
             "prmt": _prmt, "dp4a": _dp4a, "shf": _shf, "bfi": _bfi, "lop3": _lop3, "clmad": _clmad, "shl": _shift,
-            "shr": _shift}  # fmt: skip
+            "shr": _shift, "abs": _float(np.abs), "fma": _float(_fused)}  # fmt: skip

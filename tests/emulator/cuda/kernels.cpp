@@ -24,8 +24,8 @@ enum FunctionAttribute {
     preferred_carveout = 9,
 };
 
-using ShimLaunch = std::uint64_t (*)(void*, const std::uint64_t*, std::uint64_t, std::uint64_t, std::uint64_t,
-                                     std::uint64_t, std::uint64_t, const void*, std::uint64_t, char*, std::uint64_t);
+using ShimLaunch = const char* (*)(void*, const std::uint64_t*, std::uint64_t, std::uint64_t, std::uint64_t,
+                                   std::uint64_t, std::uint64_t);
 void* shim;
 ShimLaunch shim_launch;
 
@@ -66,7 +66,6 @@ Status check_sizes(const Kernel& kernel, Grid grid, Grid block, unsigned shared)
 std::mutex shim_use;  // the shim runs one launch at once
 
 void run_in_shim(const Kernel& kernel, void* function, const Values& values, Grid grid, Grid block, unsigned shared) {
-    char message[1024] = "";
     // What is larger than a word, the shim takes by its address.
     std::vector<std::uint64_t> words;
     for (const Parameter& parameter : kernel.parameters) {
@@ -75,8 +74,7 @@ void run_in_shim(const Kernel& kernel, void* function, const Values& values, Gri
         if (parameter.size <= sizeof words[0]) std::memcpy(&words.back(), value, parameter.size);
     }
     std::lock_guard guard(shim_use);
-    if (shim_launch(function, words.data(), words.size(), grid.x, block.x, shared, 1, nullptr, 0, message,
-                    sizeof message))
+    if (const char* message = shim_launch(function, words.data(), words.size(), 0, grid.x, block.x, shared))
         violate("kernel " + kernel.name + ": " + message);
 }
 
@@ -99,8 +97,6 @@ EXPORTED int emulator_load_kernels(const char* path) {
     shim = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!shim) return 1;
     shim_launch = reinterpret_cast<ShimLaunch>(dlsym(shim, "shim_launch"));
-    // Streams run on while the process exits, but the shim's variables are destroyed then.
-    std::atexit([] { shim_use.lock(); });
     return 0;
 }
 
