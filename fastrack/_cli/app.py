@@ -90,7 +90,7 @@ _COMMANDS: dict[str, dict[Callable[..., None], str]] = {  # by topic, each with 
     },
     "Machines": {
         doctor: "Examine this machine: what is protected, what is not.",
-        warmup: "Compile the kernels for the GPU of this machine.",
+        warmup: "Load the kernels on the GPU of this machine.",
         bench: "Measure the steps from the bounce path to fastrack.",
         demo: "Seal, open, train, refuse a forgery, and measure speeds.",
     },

@@ -2,11 +2,13 @@
 
 import gc
 import json
+import os
 import statistics
 import sys
 import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import cupy
 import numpy as np
@@ -19,6 +21,8 @@ from bench.gpu.widened import places
 from bench.gpu.widened import widened as known_widened
 from emulator.__main__ import emulator
 from fastrack import Channel, DeviceError, Key
+from fastrack._cli.commands import doctor
+from fastrack._devices.cuda import nvrtc
 from fastrack._util.trace import recording
 from fastrack.format import chunk_offset
 
@@ -39,6 +43,15 @@ def _sealed(size):
 def known_answers():
     """Check the kernels on both devices."""
     return [known.check(Gpu(f"cuda:{index}")) for index in range(2)]
+
+
+def kernels():
+    """Examine the machine as doctor does, with the kernels in the folder `CASE_PACKAGE`, and return what it tells."""
+    nvrtc.files = lambda _: Path(os.environ["CASE_PACKAGE"])
+    told = dict(doctor._sections(doctor.gather())["GPU"])
+    files = emulator.calls().get("cuModuleLoad", 0)
+    compiler = "libnvrtc" in Path("/proc/self/maps").read_text()
+    return {"self-test": told["self-test"], "kernels": told.get("kernels"), "files": files, "compiler": compiler}
 
 
 def busy_thread():

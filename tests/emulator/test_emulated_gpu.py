@@ -1,10 +1,12 @@
 """Test fastrack with the real CuPy on the emulator: results, order, calls and faults."""
 
+import shutil
 from itertools import pairwise
 
 import pytest
 
 from emulator.conftest import start
+from fastrack._devices.cuda import cubins, nvrtc
 
 MIB = 1 << 20
 GIB = str(1 << 30)
@@ -81,6 +83,54 @@ class TestResults:
     def test_transfers_arrive_on_per_thread_default_streams(self):
         chosen = "TestNonBlocking or (TestOut and fill) or TestToHost"
         run_gpu_tests(TRANSFERS, "cuda:0", chosen, CUPY_CUDA_PER_THREAD_DEFAULT_STREAM="1", EMU_DELAY="200")
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    """Compile the kernels as fastrack's build does, and lay them beside their sources as a wheel does."""
+    sources = nvrtc.find_kernels()
+    folder = tmp_path_factory.mktemp("package") / "kernels"
+    shutil.copytree(sources.folder, folder)
+    cubins.make(cubins.find_libraries()[0], sources, folder)
+    return folder.parent
+
+
+class TestKernels:
+    @pytest.fixture
+    def run(self, run_case, package):
+        return lambda package=package, **machine: run_case("kernels", CASE_PACKAGE=str(package), **machine)
+
+    def test_what_was_compiled_for_the_device_is_loaded_and_nothing_is_compiled(self, run):
+        told = "compiled by fastrack's build, for sm_90"
+        assert run() == {"self-test": "ok against the host", "kernels": told, "files": 1, "compiler": False}
+
+    def test_a_device_that_no_cubin_fits_takes_the_ptx(self, run):
+        told = "compiled by the driver, from fastrack's PTX for compute_100; fastrack brings no sm_110"
+        expected = {"self-test": "ok against the host", "kernels": told, "files": 1, "compiler": False}
+        assert run(EMU_COMPUTE="110") == expected
+
+    def test_a_cubin_that_the_driver_refuses_is_told(self, run, package, tmp_path):
+        shutil.copytree(package, tmp_path / "damaged")
+        (cubin,) = (tmp_path / "damaged/kernels").glob("sm_100-*")
+        cubin.write_bytes(b"damaged")
+        found = run(tmp_path / "damaged", EMU_COMPUTE="100")
+        assert found["kernels"].endswith(
+            "PTX for compute_100; sm_100 was refused (CUDA_ERROR_INVALID_IMAGE: CUDA_ERROR_INVALID_IMAGE)"
+        )
+        assert (found["self-test"], found["compiler"]) == ("ok against the host", False)
+
+    def test_where_the_driver_is_too_old_for_the_ptx_cupy_compiles(self, run):
+        found = run(EMU_COMPUTE="110", EMU_PTX="88")
+        assert found["kernels"].startswith("compiled by NVRTC 13.0 on this machine; fastrack brings no sm_110; ")
+        assert "compute_100 was refused (CUDA_ERROR_UNSUPPORTED_PTX_VERSION" in found["kernels"]
+        assert (found["self-test"], found["compiler"]) == ("ok against the host", True)
+
+    def test_a_device_that_nothing_fits_is_refused_with_what_to_do(self, run):
+        found = run(EMU_COMPUTE="130", EMU_PTX="88")["self-test"]
+        assert found.startswith("not usable: cuda:0 cannot be used: expected kernels for its compute capability 13.0")
+        assert "fastrack brings no sm_130; compute_100 was refused (CUDA_ERROR_UNSUPPORTED_PTX_VERSION" in found
+        assert "NVRTC 13.0 did not compile them for it. Install a later driver" in found
+        assert "CUDA_ERROR_NO_BINARY_FOR_GPU" in found
 
 
 class TestCalls:

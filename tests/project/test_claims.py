@@ -31,6 +31,7 @@ HELD = {
             "No results of a GPU are in the repository yet",
             "How long a stage takes on a GPU is **not yet measured**",
             "Which kind wins is **not yet measured**",
+            "which drivers do is not yet measured",
             "None of the three has been tried on a GPU yet",
             'Pages that say "not yet measured" change',
             "## Not yet measured",

@@ -1,5 +1,5 @@
 // What a cubin says of its kernels: their parameters, registers and shared memory. NVIDIA does not document the sections
-// `.nv.info`; cuobjdump and nvdisasm name their attributes as here.
+// `.nv.info`; cuobjdump and nvdisasm name their attributes as here. And what PTX says, which is documented.
 
 #include <elf.h>
 
@@ -52,11 +52,7 @@ void read_own_section(Kernel& kernel, const char* start, const char* end) {
     for (const auto& [ordinal, parameter] : parameters) kernel.parameters.push_back(parameter);
 }
 
-}  // namespace
-
-std::vector<std::unique_ptr<Kernel>> read_cubin(const void* image) {
-    const char* file = static_cast<const char*>(image);
-    if (std::memcmp(file, ELFMAG, SELFMAG) != 0) return {};
+std::vector<std::unique_ptr<Kernel>> read_cubin(const char* file) {
     const auto header = read<Elf64_Ehdr>(file);
     std::vector<Elf64_Shdr> sections(header.e_shnum);
     std::memcpy(sections.data(), file + header.e_shoff, sizeof(Elf64_Shdr) * sections.size());
@@ -91,6 +87,69 @@ std::vector<std::unique_ptr<Kernel>> read_cubin(const void* image) {
         if (attribute == frame_attribute) kernel->second->frame = read<int>(value + 4);
     });
     return kernels;
+}
+
+std::size_t number_after(const std::string& text, const char* word, std::size_t otherwise = 0) {
+    const auto place = text.find(word);
+    return place == std::string::npos ? otherwise : std::stoul(text.substr(place + std::strlen(word)));
+}
+
+// A version such as 9.5, times ten.
+int version_after(const std::string& text, const char* word) {
+    const auto place = text.find(word);
+    return place == std::string::npos ? 0 : static_cast<int>(10 * std::stod(text.substr(place + std::strlen(word))) + .5);
+}
+
+// What stands between `start` and a character, which `start` is then behind.
+std::string take_until(const std::string& text, char end, std::size_t* start) {
+    const auto begin = *start, stop = text.find(end, begin);
+    *start = stop + 1;
+    return text.substr(begin, stop - begin);
+}
+
+// Parameters and launch bounds stand in the text. Registers are as many as the bounds leave a thread.
+std::vector<std::unique_ptr<Kernel>> read_ptx(const std::string& text) {
+    std::vector<std::unique_ptr<Kernel>> kernels;
+    for (std::size_t place = 0; (place = text.find(".entry ", place)) != std::string::npos;) {
+        place += std::strlen(".entry ");
+        auto kernel = std::make_unique<Kernel>();
+        kernel->name = take_until(text, '(', &place);
+        const std::string parameters = take_until(text, ')', &place), bounds = take_until(text, '{', &place);
+        std::size_t end = 0;
+        for (std::size_t next = 0; (next = parameters.find(".param .", next)) != std::string::npos;) {
+            next += std::strlen(".param .");
+            const std::string parameter = take_until(parameters + ',', ',', &next);
+            const bool is_array = parameter.find('[') != std::string::npos;  // .align 8 .b8 name[4000], or .u64 name
+            const std::size_t size = is_array ? number_after(parameter, "[") : std::stoul(parameter.substr(1)) / 8;
+            const std::size_t alignment = is_array ? number_after(parameter, "align ") : size;
+            const std::size_t offset = (end + alignment - 1) / alignment * alignment;
+            kernel->parameters.push_back({offset, size});
+            end = offset + size;
+        }
+        kernel->max_threads = static_cast<int>(number_after(bounds, ".maxntid ", max_threads));
+        const int blocks = static_cast<int>(number_after(bounds, ".minnctapersm ", 1));
+        kernel->registers = registers_per_block / (kernel->max_threads * blocks);
+        kernels.push_back(std::move(kernel));
+    }
+    return kernels;
+}
+
+}  // namespace
+
+Status read_image(const void* image, std::vector<std::unique_ptr<Kernel>>* kernels) {
+    const char* file = static_cast<const char*>(image);
+    const int compute = settings().compute;
+    if (std::memcmp(file, ELFMAG, SELFMAG) == 0) {
+        const int built = read<Elf64_Ehdr>(file).e_flags >> 8 & 0xff;  // 90 for sm_90, as CUDA 13 writes it
+        if (built / 10 != compute / 10 || built > compute) return no_binary_for_gpu;
+        *kernels = read_cubin(file);
+    } else {
+        const std::string text = file;
+        if (version_after(text, ".version ") > settings().ptx) return unsupported_ptx_version;
+        if (static_cast<int>(number_after(text, ".target sm_")) > compute) return invalid_ptx;
+        *kernels = read_ptx(text);
+    }
+    return kernels->empty() ? invalid_image : success;
 }
 
 }  // namespace emulator

@@ -35,6 +35,10 @@ const char* name_of(Status status) {
         case invalid_device: return "CUDA_ERROR_INVALID_DEVICE";
         case invalid_image: return "CUDA_ERROR_INVALID_IMAGE";
         case invalid_context: return "CUDA_ERROR_INVALID_CONTEXT";
+        case no_binary_for_gpu: return "CUDA_ERROR_NO_BINARY_FOR_GPU";
+        case invalid_ptx: return "CUDA_ERROR_INVALID_PTX";
+        case unsupported_ptx_version: return "CUDA_ERROR_UNSUPPORTED_PTX_VERSION";
+        case file_not_found: return "CUDA_ERROR_FILE_NOT_FOUND";
         case invalid_handle: return "CUDA_ERROR_INVALID_HANDLE";
         case not_found: return "CUDA_ERROR_NOT_FOUND";
         case not_ready: return "CUDA_ERROR_NOT_READY";
@@ -229,8 +233,9 @@ DRIVER_IN_CONTEXT(cuModuleLoadData, (CUmodule * module, const void* image), {
 })
 DRIVER_IN_CONTEXT(cuModuleLoad, (CUmodule * module, const char* path), {
     std::ifstream file(path, std::ios::binary);
-    const std::string image((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-    return load_module(reinterpret_cast<Module**>(module), image.data());
+    if (!file) return file_not_found;
+    const std::string image{std::istreambuf_iterator<char>(file), {}};
+    return load_module(reinterpret_cast<Module**>(module), image.c_str());
 })
 DRIVER(cuModuleUnload, (CUmodule module), {
     delete reinterpret_cast<Module*>(module);

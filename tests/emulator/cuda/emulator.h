@@ -28,6 +28,10 @@ enum : Status {
     invalid_device = 101,
     invalid_image = 200,
     invalid_context = 201,
+    no_binary_for_gpu = 209,
+    invalid_ptx = 218,
+    unsupported_ptx_version = 222,
+    file_not_found = 301,
     invalid_handle = 400,
     not_found = 500,
     not_ready = 600,
@@ -45,7 +49,7 @@ enum : Status {
 };
 
 // The properties of an H100 SXM that the emulated devices report.
-constexpr int compute_major = 9, compute_minor = 0, multiprocessors = 132;
+constexpr int multiprocessors = 132;
 constexpr int max_threads = 1024, warp_size = 32, registers_per_block = 65536;
 constexpr int shared_default = 49152, shared_optin = 232448, shared_reserved = 1024;
 
@@ -55,6 +59,7 @@ struct Settings {
     std::size_t memory;
     unsigned delay, call_time;
     bool confidential, kernels;
+    int compute, ptx;  // the compute capability, and the version of PTX that the driver compiles, both times ten
 };
 const Settings& settings();
 
@@ -173,8 +178,8 @@ struct Module {
     std::vector<std::unique_ptr<Kernel>> kernels;
 };
 
-// Read the kernels of a cubin; empty if it is none.
-std::vector<std::unique_ptr<Kernel>> read_cubin(const void* image);
+// Read the kernels of a cubin, or of PTX, if the device and the driver take it.
+Status read_image(const void* image, std::vector<std::unique_ptr<Kernel>>* kernels);
 
 struct Grid {
     unsigned x, y, z;

@@ -101,8 +101,8 @@ EXPORTED int emulator_load_kernels(const char* path) {
 }
 
 Status load_module(Module** module, const void* image) {
-    auto kernels = read_cubin(image);
-    if (kernels.empty()) return invalid_image;
+    std::vector<std::unique_ptr<Kernel>> kernels;
+    if (Status status = read_image(image, &kernels)) return status;
     *module = new Module{std::move(kernels)};
     return success;
 }

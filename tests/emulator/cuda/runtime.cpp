@@ -72,8 +72,8 @@ RUNTIME_WITHOUT_CONTEXT(cudaRuntimeGetVersion, (int* version), {
 RUNTIME_WITHOUT_CONTEXT(cudaDeviceGetAttribute, (int* value, cudaDeviceAttr attribute, int device), {
     if (!primary_context(device)) return invalid_device;
     switch (attribute) {
-        case cudaDevAttrComputeCapabilityMajor: *value = compute_major; break;
-        case cudaDevAttrComputeCapabilityMinor: *value = compute_minor; break;
+        case cudaDevAttrComputeCapabilityMajor: *value = settings().compute / 10; break;
+        case cudaDevAttrComputeCapabilityMinor: *value = settings().compute % 10; break;
         case cudaDevAttrMultiProcessorCount: *value = multiprocessors; break;
         case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = shared_optin; break;
         case cudaDevAttrWarpSize: *value = warp_size; break;
@@ -87,8 +87,8 @@ RUNTIME_WITHOUT_CONTEXT(cudaGetDeviceProperties, (cudaDeviceProp * properties, i
     std::memset(properties, 0, sizeof *properties);
     std::strcpy(properties->name, "emulated H100");
     properties->totalGlobalMem = settings().memory;
-    properties->major = compute_major;
-    properties->minor = compute_minor;
+    properties->major = settings().compute / 10;
+    properties->minor = settings().compute % 10;
     properties->multiProcessorCount = multiprocessors;
     properties->l2CacheSize = 50 << 20;
     properties->warpSize = warp_size;
