@@ -52,19 +52,20 @@ GPUS = {
 USUAL = {"sm_80": "A100 SXM", "sm_90": "H100 SXM", counts.HOLES: "H100 SXM", "sm_100": "B200"}
 
 
-def lines(machine_code, interpreted, gpu):
+def lines(kernel, machine_code, interpreted, gpu):
     """Return rows: a resource, what 16 bytes take of it, its lanes a clock, and the clocks at best and at worst."""
     pipes, blocks = _sum(machine_code), CHUNK_SIZE // BLOCK
     clocks = _clocks(pipes, gpu)
     # Between one pass and four for 16 bytes that all lanes share.
     passes = interpreted["passes at least"] / blocks, interpreted["passes"] / blocks
-    device = 2 * ((SEALED_CHUNK_SIZE + CHUNK_SIZE) / blocks * gpu.multiprocessors * gpu.ghz / gpu.memory,)
+    moved = (SEALED_CHUNK_SIZE + _written(kernel)) / blocks
+    device = 2 * (moved * gpu.multiprocessors * gpu.ghz / gpu.memory,)
     rows = [
         ("issue", f"{pipes['all']:.0f}", str(ISSUE), clocks["issue"]),
         ("ALU", f"{pipes['alu']:.0f}", str(ALU), clocks["alu"]),
         ("IMAD, IDP + IMAD.WIDE", f"{pipes['multiply']:.0f} + {pipes['wide']:.0f}", _MULTIPLY, clocks["multiply"]),
         ("shared memory, passes", f"{BANKS} x {_range(passes, 1)}", str(BANKS), passes),
-        ("device memory, bytes", f"{(SEALED_CHUNK_SIZE + CHUNK_SIZE) / blocks:.0f}", f"{gpu.memory} GB/s", device),
+        ("device memory, bytes", f"{moved:.0f}", f"{gpu.memory} GB/s", device),
     ]
     if pipes["clmad"]:
         rows.insert(3, ("CLMAD", f"{pipes['clmad']:.0f}", str(gpu.clmad or "unknown"), clocks.get("clmad")))
@@ -72,6 +73,10 @@ def lines(machine_code, interpreted, gpu):
     phases = [_clocks(_sum(machine_code, parts), gpu).values() for parts in (("aes",), ("ghash",), ("once", "rest"))]
     apart = tuple(sum(max(each[end] for each in phase) for phase in phases) for end in (0, 1))
     return [*rows, ("the least of these", "", "", least), ("phases never overlap", "", "", apart)]
+
+
+def _written(kernel):
+    return CHUNK_SIZE * (2 if kernel.startswith("widen") else 1)
 
 
 def _sum(machine_code, parts=sass.PARTS):
@@ -90,9 +95,9 @@ def _range(values, digits):
     return low if low == high else f"{low} to {high}"
 
 
-def table(machine_code, interpreted, gpu):
+def table(kernel, machine_code, interpreted, gpu):
     """Return the rows of `lines` as text, with GB/s; for an unknown rate, the one below which it would be the limit."""
-    rows = lines(machine_code, interpreted, gpu)
+    rows = lines(kernel, machine_code, interpreted, gpu)
     yield "modelled", "for 16 bytes", "lanes a clock", "clocks", "GB/s"
     for name, number, lanes, clocks in rows:
         if clocks:
@@ -112,7 +117,7 @@ Instructions of a thread for 16 bytes of a full chunk, `{_OPEN}`, {_PRESENT}, NV
 {markdown(_parts(machine_code))}
 What a multiprocessor needs, and the GB/s of {gpu.multiprocessors} at {gpu.ghz} GHz ({USUAL[_PRESENT]}), modelled:
 
-{markdown(table(machine_code, agreed["ptx"][_OPEN], gpu))}
+{markdown(table(_OPEN, machine_code, agreed["ptx"][_OPEN], gpu))}
 A chunk reads {sectors[0]} sectors of 32 bytes, of which 513 are its own and the others, of the key's state, come from
 caches; it writes {sectors[1]}. The same of other kernels, modelled; {counts.HOLES} is {_PRESENT} without `clmad`:
 
@@ -140,7 +145,7 @@ def _others(agreed):
         kernel, architecture = name.split()
         if kernel in counts.COUNTED and (kernel == _OPEN or architecture == _PRESENT):
             gpu, instructions = USUAL.get(architecture, ""), f"{_sum(machine_code)['all']:.0f}"
-            rows = [*table(machine_code, agreed["ptx"][kernel], GPUS[gpu])] if gpu else [[""], [""]]
+            rows = [*table(kernel, machine_code, agreed["ptx"][kernel], GPUS[gpu])] if gpu else [[""], [""]]
             yield f"`{kernel}`", architecture, instructions, gpu, *(row[-1] for row in rows[-2:])
 
 
@@ -154,7 +159,7 @@ def show(options):
     given = agreed["sass"][f"{kernel} {architecture}"], agreed["ptx"][kernel], GPUS[gpu]
     if options.json:
         keys = ("resource", "for 16 bytes", "lanes a clock", "clocks")
-        rows = [dict(zip(keys, row, strict=True)) for row in lines(*given)]
+        rows = [dict(zip(keys, row, strict=True)) for row in lines(kernel, *given)]
         rows = [row | {"gbps": [given[2].gbps(each) for each in row["clocks"] or ()]} for row in rows]
         what = {"kernel": kernel, "architecture": architecture, "nvrtc": agreed["nvrtc"], "gpu": gpu}
         print(json.dumps({**what, "modelled": rows, "instructions": given[0], "interpreted": given[1]}, indent=1))
@@ -163,13 +168,13 @@ def show(options):
         f"{kernel} {architecture}, NVRTC {agreed['nvrtc']}, on {gpu}: {given[2].multiprocessors} x {given[2].ghz} GHz"
     )
     print(f"({given[2].source})")
-    rows = [*table(*given)]
+    rows = [*table(kernel, *given)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for name, *row in rows:
         print("  ".join([name.ljust(widths[0]), *map(str.rjust, row, widths[1:])]).rstrip())
     passes, spilled = given[1]["passes of lookups"] / given[1]["lookups"], _sum(given[0])["local"]
     read, written = (given[1][f"sectors {what}"] for what in ("read", "written"))
-    print(f"sectors a chunk: {read} read, {written} written (at least 513 and 512)")
+    print(f"sectors a chunk: {read} read, {written} written (at least 513 and {_written(kernel) // 32})")
     print(f"passes of a table lookup: {passes:g}; accesses to spilled registers for 16 bytes: {spilled:g}")
 
 

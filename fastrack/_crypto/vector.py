@@ -82,18 +82,14 @@ class VectorEngine:
         return self._run("open_gather", schedule, count, address(source), address(target), *arrays, count, size)
 
     def open_jobs(self, jobs: Messages) -> tuple[int, int] | None:
-        if not any(jobs.scalings):
-            return self._open_table(JobTable(jobs, range(len(jobs))))
         found = []
-        for widens in (False, True):  # scales are opened before the values
-            numbers = [number for number, scaling in enumerate(jobs.scalings) if (scaling is not None) is widens]
-            found.append(self._open_table(JobTable(jobs, numbers)))
-        return min((bad for bad in found if bad is not None), default=None)
-
-    def _open_table(self, table: JobTable) -> tuple[int, int] | None:
-        arguments = (table.address, len(table.numbers), table.count)
-        bad = workers.run(self._functions.open_jobs, arguments, table.count, self.threads)
-        return None if bad is None else table.find(bad)
+        for widens in (False, True) if any(jobs.scalings) else (False,):  # scales are opened before the values
+            table = JobTable(jobs, widens=widens)
+            arguments = (table.address, len(table.numbers), table.count)
+            bad = workers.run(self._functions.open_jobs, arguments, table.count, self.threads)
+            if bad is not None:
+                found.append(table.find(bad))
+        return min(found, default=None)
 
     def _run(self, name: str, schedule: VectorSchedule, count: int, *arguments: Any) -> int | None:
         if schedule.wiped:  # it holds zeros, which would be a known key
@@ -115,14 +111,17 @@ class JobTable:
 
     __slots__ = ("address", "count", "keepalive", "numbers")
 
-    def __init__(self, jobs: Messages, numbers: Sequence[int]) -> None:
+    def __init__(self, jobs: Messages, *, widens: bool = False) -> None:
         words: list[int] = []
         count, rows = 0, []
-        columns: list[Sequence[Any]] = [jobs.keys.bits, jobs.nbytes, jobs.memories, jobs.sealed, jobs.plain, jobs.plans]
-        columns.append(jobs.scalings)
-        for number in numbers:
-            key = jobs.keys.address + number * DERIVED_SIZE
-            bits, nbytes, target, source, plain, plan, scaling = [column[number] for column in columns]
+        key, numbers = jobs.keys.address - DERIVED_SIZE, []
+        columns: list[Sequence[Any]] = [jobs.keys.bits, jobs.nbytes, jobs.memories, jobs.sealed, jobs.plain]
+        columns += jobs.plans, jobs.scalings
+        for number, (bits, nbytes, target, source, plain, plan, scaling) in enumerate(zip(*columns, strict=True)):
+            key += DERIVED_SIZE
+            if (scaling is not None) is not widens:
+                continue
+            numbers.append(number)
             if source is None:
                 assert plain is not None
                 words += (key, bits, plain.address, target.address, nbytes, count, SEALS, 0, 0)

@@ -89,14 +89,20 @@ class Inputs:
             self.is_sealed |= source is None
         self.name = name if len(self.tensors) == 1 else None
         self.scales: dict[int, SealedTensor] = {}
-        self._widen(wanted)
         self.targets: list[Any] = [None] * len(self.tensors)
         self.outputs = self.targets.copy()
+        if out is not None or wanted is not None:
+            self._take(device, out, wanted)
+
+    def _take(self, device: Device, out: Any, wanted: str | None) -> None:
+        """Take the dtype that is wanted of all results, then the arrays to fill."""
+        if wanted is not None:
+            self._widen(wanted)
         if out is not None:
             self._view_outputs(device, [out] if self._tree is None else self._tree.leaves_of(out))
 
-    def _widen(self, wanted: str | None) -> None:
-        for number, (value, dtype) in enumerate(zip(self.tensors, self.dtypes, strict=True) if wanted else ()):
+    def _widen(self, wanted: str) -> None:
+        for number, (value, dtype) in enumerate(zip(self.tensors, self.dtypes, strict=True)):
             if dtype == wanted:
                 continue
             scale = value.scale if isinstance(value, SealedTensor) else None
@@ -284,8 +290,8 @@ class Opened:
         if inputs.is_filling:
             inputs.require_apart(targets, sources)
         memories = list(map(targets.__getitem__, self._of))
-        messages = Messages(self.keys, nbytes, memories, sealed, plain, plans, self._scalings(memories))
-        return messages, outputs, targets, total
+        scalings = self._scalings(memories) if inputs.scales else [None] * len(memories)
+        return Messages(self.keys, nbytes, memories, sealed, plain, plans, scalings), outputs, targets, total
 
     def _scalings(self, memories: Sequence[Any]) -> list[Scaling | None]:
         scalings: list[Scaling | None] = [None] * len(memories)

@@ -15,9 +15,12 @@ from helpers.forking import in_forked_child
 import fastrack
 from bench.gpu import known
 from bench.gpu.gpu import Gpu
+from bench.gpu.widened import places
+from bench.gpu.widened import widened as known_widened
 from emulator.__main__ import emulator
 from fastrack import Channel, DeviceError, Key
 from fastrack._util.trace import recording
+from fastrack.format import chunk_offset
 
 MIB = 1 << 20
 GLOBAL, THREAD_LOCAL = 0, 1  # cudaStreamCaptureMode
@@ -180,6 +183,47 @@ def loop():
         mine = sorted(span.stop for span in found if span.process == "cuda:0" and span.name == name)
         result[key] = [stop / 1e9 + spans.zero / 1e9 - zero for stop in mine]
     return result
+
+
+def widening():
+    """Widen values by scales of each row and of each group, then with a bad chunk of values, and one of scales."""
+    values = _data(300 * 208).view(np.int8).reshape(300, 208)  # four chunks
+    scales = [np.random.default_rng(1).normal(0, 1, (300, count)).astype(np.float32) for count in (1, 13)]
+    sealed = [fastrack.seal(values, _key, f"w{count}", scale=each) for count, each in enumerate(scales)]
+    result, made = {"right": [], "refused": [], "left": []}, []
+    with Channel("cuda:1", keys=_key) as channel:
+        driver = channel._device._pipeline.driver
+        empty = driver.empty
+
+        def keep(dtype, *options):
+            made.append(empty("U16" if dtype == "BF16" else dtype, *options))  # CuPy keeps no arrays of BF16
+            return made[-1]
+
+        driver.empty = keep
+        opened = channel.to_device(sealed, framework="cupy", dtype="BF16")
+        for scale, found in zip(scales, opened, strict=True):
+            indices = places(values.size, 208, 1, 208 // scale.shape[1])
+            wanted = known_widened(values.tobytes(), "I8", scale.ravel(), indices)
+            result["right"].append(cupy.asnumpy(found).tobytes() == wanted)
+        result["right"].append(np.array_equal(cupy.asnumpy(channel.to_device(sealed[0], framework="cupy")), values))
+        for bad in (_altered(sealed[1], chunk_offset(1) + 5), _altered(sealed[1], -17)):
+            made.clear()
+            try:
+                channel.to_device([sealed[0], bad], framework="cupy", dtype="BF16")
+            except fastrack.AuthenticationError as error:
+                result["refused"].append(str(error))
+            result["left"].append(max(int(cupy.asnumpy(array).max()) for array in made))
+    return result
+
+
+def _altered(sealed, place):
+    """Flip a bit of a message, or of that of its scales by a place from the end."""
+    data, header = (
+        bytearray(sealed.to_bytes()),
+        len(sealed.to_bytes()) - sealed.message_size - sealed.scale.message_size,
+    )
+    data[place + header if place > 0 else place] ^= 1
+    return fastrack.SealedTensor.from_bytes(data)
 
 
 def _work(argument):

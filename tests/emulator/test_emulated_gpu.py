@@ -53,6 +53,12 @@ class TestResults:
     def test_what_holds_on_a_gpu_holds_here(self, device, files):
         run_gpu_tests(files, device, "test", EMU_DELAY="50")
 
+    def test_values_are_widened_and_nothing_is_left_of_bad_ones_or_bad_scales(self, run_case):
+        found = run_case("widening", EMU_DELAY="50")
+        assert found["right"] == [True, True, True]
+        assert ["'w1', chunk 1" in found["refused"][0], "'w1_scale', chunk 0" in found["refused"][1]] == [True, True]
+        assert found["left"] == [0, 0]
+
     def test_transfers_arrive_in_confidential_mode(self):
         chosen = "(TestToDevice and small) or TestNonBlocking"
         run_gpu_tests(TRANSFERS, "cuda:0", chosen, EMU_CONFIDENTIAL="1")

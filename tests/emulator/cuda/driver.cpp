@@ -4,6 +4,9 @@
 #include <dlfcn.h>
 
 #include <cstring>
+#include <fstream>
+#include <iterator>
+#include <string>
 
 #include "emulator.h"
 
@@ -223,6 +226,11 @@ DRIVER_IN_CONTEXT(cuMemsetD8Async, (CUdeviceptr target, unsigned char value, siz
 
 DRIVER_IN_CONTEXT(cuModuleLoadData, (CUmodule * module, const void* image), {
     return load_module(reinterpret_cast<Module**>(module), image);
+})
+DRIVER_IN_CONTEXT(cuModuleLoad, (CUmodule * module, const char* path), {
+    std::ifstream file(path, std::ios::binary);
+    const std::string image((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+    return load_module(reinterpret_cast<Module**>(module), image.data());
 })
 DRIVER(cuModuleUnload, (CUmodule module), {
     delete reinterpret_cast<Module*>(module);
