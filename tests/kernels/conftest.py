@@ -14,6 +14,7 @@ INTERPRETED = (
     "test_every_message_opens_under_its_own_key",
     "test_each_key_gets_the_state_of_the_standards",
     "test_names_of_chunks_tell_message_and_chunk",
+    "test_keys_share_slots_in_turn_and_others_are_left_alone",
 )
 FEW_KEYS = (
     "test_cu_gather",
