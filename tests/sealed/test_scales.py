@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -346,6 +347,8 @@ def test_a_reader_of_0_1_refuses_the_entry(path):
         entries = json.loads(file.metadata()["fastrack.tensors"])
     assert entries["w"].keys() != _MEMBERS == {"dtype", "shape"}  # all that 0.1 knows, and it refuses any other
     assert entries["s"].keys() == _MEMBERS
+    page = (Path(__file__).parents[2] / "docs" / "format.md").read_text(encoding="utf-8")
+    assert "`entry of 'w': expected a dtype and a shape, got {…}; the metadata was altered`" in page  # as 0.1 said
 
 
 def test_it_opens_without_fastrack(path):
