@@ -68,14 +68,14 @@ def seal(
         Literal["npy", "safetensors"] | None,
         typer.Option("--format", help="Seal the tensors of standard input in this format. If absent, its bytes."),
     ] = None,
-    to: To = None,
-    sign: Sign = None,
     quantize: Annotated[
         Literal["fp8", "int8"] | None,
         typer.Option(
             help="Quantise the weights of a model's linear layers, in its folder, to half of bfloat16's bytes."
         ),
     ] = None,
+    to: To = None,
+    sign: Sign = None,
     recursive: Recursive = False,
     force: Force = False,
     skip_existing: SkipExisting = False,
