@@ -165,6 +165,8 @@ def test_other_tensors_must_have_the_dtype_already(key, sealed):
     for given_, dtype in ((plain, "BF16"), (sealed[2:4], "BF16"), (sealed, "F32"), ({"a": [sealed.scale]}, "BF16")):
         with pytest.raises(ValueError, match=r"dtype=: expected a tensor of (F32|BF16)"):
             fastrack.to_device(given_, keys=key, dtype=dtype)
+    with pytest.raises(ValueError, match="Open the whole tensor, if it is of quantised values"):
+        fastrack.to_device(sealed[2:4], keys=key, dtype="BF16")
     with pytest.raises(TypeError, match="dtype=: expected one of bool, "):
         fastrack.to_device(plain, dtype="half")
     assert fastrack.to_device(sealed[2:4], keys=key).dtype == torch.float8_e4m3fn
