@@ -151,7 +151,7 @@ ONLY ?= $(INTEGRATIONS)
 
 trainers_EXTRAS := torch,demo
 trainers_TESTS := $(addprefix tests/,$(addprefix training/test_,trainers.py ray.py transformers.py recipes.py) \
-	distributed/test_trainers_checkpoints.py project/test_examples.py sealed/test_sample_sources.py)
+	distributed/test_trainers_checkpoints.py project/test_examples.py sealed/test_quantize.py sealed/test_sample_sources.py)
 servers_EXTRAS := torch,broker,remote,vault
 servers_TESTS := tests/broker tests/remote tests/providers/test_vault.py
 clouds_EXTRAS := aws,gcp,azure

@@ -35,6 +35,7 @@ RULE = (
 )
 NO_FOLDER = "expected none with a folder"
 NEW_FOLDER = "expected none, as no folder is replaced. Name a new folder as TARGET"
+A_MODEL = "expected the folder of a model as SOURCE, and no --recursive"
 NO_OUTPUT = "expected none with standard output"
 A_FOLDER = "expected a file, got a folder; --recursive takes the files in it"
 _MOST_ALIKE = 20  # errors of one kind that are all shown

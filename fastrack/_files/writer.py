@@ -14,7 +14,9 @@ from typing import IO, Any
 import numpy as np
 
 from fastrack._crypto import cobblestone
+from fastrack._crypto.base import HostMemory, Scaling
 from fastrack._crypto.engine import get_engine
+from fastrack._crypto.widening import widen
 from fastrack._files.importers import PlainTensor, open_plain, require_safe_member
 from fastrack._files.reader import SealedFile, opened_file
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource, sealing_key
@@ -24,7 +26,7 @@ from fastrack._sealed.file_header import encode_header
 from fastrack._sealed.message_headers import authenticate_headers
 from fastrack._sealed.messages import OpenMessage
 from fastrack._sealed.metadata import FORMAT_MARK, encode_fields, entry_of
-from fastrack._sealed.scales import Scale, scale_of
+from fastrack._sealed.scales import Scale, grid, scale_of
 from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
@@ -339,7 +341,7 @@ class Unsealer:
     def write_to(self, target: Path) -> None:
         authenticate_headers([self.file[name] for name in self.names if name in self.file], self.keys)
         suffix = target.suffix.lower()
-        entries = _by_alignment({name: self._dtype_and_shape(name) for name in self.names})
+        entries = by_alignment({name: self._dtype_and_shape(name) for name in self.names})
         if suffix == ".npz":
             self._write_npz(entries, target)
             return
@@ -367,7 +369,7 @@ class Unsealer:
 
     def write_out(self, out: IO[bytes]) -> None:
         """Write one vector of bytes unchanged, and other tensors as a safetensors file."""
-        entries = _by_alignment({name: self._dtype_and_shape(name) for name in self.names})
+        entries = by_alignment({name: self._dtype_and_shape(name) for name in self.names})
         is_bytes = [(dtype, len(shape)) for dtype, shape in entries.values()] == [("U8", 1)]
         out.write(b"" if is_bytes else encode_header(entries, self.file.metadata))
         for name in entries:
@@ -407,16 +409,35 @@ def _npy_header(dtype: str, shape: tuple[int, ...]) -> bytes:
     return header.getvalue()
 
 
-def write_plaintext(tensor: SealedTensor, keys: KeyRing, out: IO[bytes], progress: Progress | None = None) -> None:
-    """Decrypt one tensor into a file, slab by slab, each authenticated before it is written."""
-    memory = arrays.empty_bytes(min(SLAB, tensor.nbytes))
+def write_plaintext(
+    tensor: SealedTensor, keys: KeyRing, out: IO[bytes], progress: Progress | None = None, *, widened: bool = False
+) -> None:
+    """Decrypt one tensor into a file, slab by slab, each authenticated before it is written.
+
+    With `widened`, quantised values are multiplied by their scales and written as BF16.
+    """
+    memory, scaling = arrays.empty_bytes(min(SLAB, tensor.nbytes)), _scaling(tensor, keys) if widened else None
     with OpenMessage(tensor, keys) as opened:
         try:
             for first, size in cobblestone.iter_segments(tensor.nbytes, SLAB):
                 opened.read(memory[:size], first)
-                _write(out, memory[:size], size, progress)
+                data = memory[:size]
+                if scaling is not None:
+                    data = widen(data, first * CHUNK_SIZE, scaling).view(np.uint8)
+                _write(out, data, size, progress)
         finally:
             memory.fill(0)
+
+
+def _scaling(tensor: SealedTensor, keys: KeyRing) -> Scaling:
+    scale, described = tensor.scale, tensor.context.scale
+    assert scale is not None
+    assert described is not None
+    memory = arrays.empty_bytes(scale.nbytes)
+    with OpenMessage(scale, keys) as opened:
+        opened.read(memory)
+    _, columns = grid(tensor.shape)
+    return Scaling(HostMemory.of(memory), scale.dtype, tensor.dtype, columns, *described.block)
 
 
 # Sealed files.
@@ -461,7 +482,7 @@ def write_sealed(
     entries = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
     entries |= {name: ("U8", (message_size(tensors[name].nbytes),)) for name in contexts}
     if not in_order:
-        entries = _by_alignment(entries)
+        entries = by_alignment(entries)
     elif plain:
         raise ValueError("expected no plain tensors in order, as each has to be aligned. Seal a file")
     sealed_entries: dict[str, Any] = {name: entry_of(context) for name, context in contexts.items()}
@@ -543,6 +564,6 @@ def _write(out: IO[bytes], data: Bytes, size: int, progress: Progress | None) ->
         progress(size)
 
 
-def _by_alignment(entries: _Entries) -> _Entries:
+def by_alignment(entries: _Entries) -> _Entries:
     """Sort entries by element size, widest first, so that each tensor is aligned to its element size."""
     return dict(sorted(entries.items(), key=lambda entry: (-dtypes.BITS[entry[1][0]], entry[0])))

@@ -14,6 +14,7 @@ from fastrack._files.reader import SealedFile, raise_first, verify_file
 from fastrack._files.writer import Progress
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._sealed.contexts import Edition
+from fastrack._sealed.file_header import StoredTensor, parse_header
 from fastrack._sealed.seal import unseal
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._sets.anchor import Anchor
@@ -216,6 +217,7 @@ class SealedFolder:
         """Return the weights of a model: all tensors of ``model.safetensors``, or of the shards that its index names.
 
         The names of adapters and diffusion models are known too. Without such a file, all ``.safetensors`` files count.
+        Scales of weights that `seal_folder` quantised are left out: ``dtype="bfloat16"`` opens these as the model's.
 
         Parameters
         ----------
@@ -233,7 +235,12 @@ class SealedFolder:
         """
         names = self._weight_files(f"{subfolder}/" if subfolder else "", f".{variant}" if variant else "")
         with contextlib.ExitStack() as stack:
-            return merge_tensors([stack.enter_context(self.open(name)) for name in names])
+            tensors = merge_tensors([stack.enter_context(self.open(name)) for name in names])
+        scales = {scale.name for tensor in tensors.values() if (scale := tensor.scale) is not None}
+        if scales:
+            for name in names:
+                scales -= names_before(self.header(name), self.place(name)).keys()
+        return {name: tensor for name, tensor in tensors.items() if name not in scales}
 
     def verify(self, keys: KeySource | None = None, *, progress: Progress | None = None) -> None:
         """Authenticate every file, and every chunk of those that are sealed. Nothing is written.
@@ -367,6 +374,16 @@ def parse_index(content: bytes, path: Location) -> dict[str, Entry]:
     with parsing(f"{index} is not the index of a sealed folder", "get it again from its owner"):
         document = decode(content, {"files", "format"}, {"format": FORMAT})
         return {name: parse_entry(name, members, str(index)) for name, members in document["files"].items()}
+
+
+def names_before(header: bytes | None, path: Location) -> dict[str, StoredTensor]:
+    """Return the tensors of a file before it was sealed, by its header: quantised ones as BF16, without scales."""
+    return {} if header is None else parse_header(header, None, path)[1]
+
+
+def is_widened(tensor: SealedTensor, weights: Mapping[str, SealedTensor]) -> bool:
+    """Return whether a weight stands for the product with its scales, which are not among the weights then."""
+    return tensor.scale is not None and tensor.scale.name not in weights
 
 
 def merge_tensors(files: Iterable[SealedFile]) -> dict[str, SealedTensor]:

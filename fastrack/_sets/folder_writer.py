@@ -16,15 +16,24 @@ import numpy as np
 
 from fastrack._files.importers import PlainTensor, open_plain, whole_file
 from fastrack._files.reader import SealedFile
-from fastrack._files.writer import Progress, describe_scales, plain_names, write_plaintext, write_sealed
+from fastrack._files.writer import (
+    Progress,
+    by_alignment,
+    describe_scales,
+    plain_names,
+    write_plaintext,
+    write_sealed,
+)
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._keys.keys import Key
-from fastrack._sealed.scales import Scale
+from fastrack._sealed.file_header import encode_header
+from fastrack._sealed.scales import WIDENED, Scale
 from fastrack._sealed.storage import HEADER_LIMIT, HEADER_PREFIX
 from fastrack._sets.anchor import Anchor
 from fastrack._sets.entries import Entry, PlainEntry, SealedEntry, walk
-from fastrack._sets.folder import FILES, FORMAT, HEADER, INDEX, SAFETENSORS, SealedFolder, open_folder
+from fastrack._sets.folder import FILES, FORMAT, HEADER, INDEX, SAFETENSORS, SealedFolder, is_widened, open_folder
 from fastrack._sets.manifest import is_name
+from fastrack._sets.quantize import Quantizer
 from fastrack._util.atomic import made_parents, new_file, new_folder
 from fastrack._util.documents import encode
 from fastrack._util.locations import Location, locate_local
@@ -38,6 +47,7 @@ _PRIVATE = 0o700  # the mode of a folder of plaintext
 # pipeline has an index, and weights in the folders below it.
 _CONFIGURATIONS = ("config.json", "adapter_config.json")
 _PIPELINE = "model_index.json"
+_ADAPTER = "adapter_"
 _STEMS = r"(model|adapter_model|diffusion_pytorch_model|pytorch_model|open_clip_model)"
 _WEIGHTS = re.compile(rf"{_STEMS}([.-].*)?\.(safetensors|bin)", re.DOTALL)
 # The index of shards reveals no more than their headers, and stays plain in any folder.
@@ -57,6 +67,7 @@ def seal_folder(
     key: KeyLike | None = None,
     *,
     plain: Iterable[str] = (),
+    quantize: str | None = None,
     progress: Progress | None = None,
 ) -> None:
     """Seal a folder, such as a model, into a new folder with files of the same names.
@@ -73,6 +84,10 @@ def seal_folder(
     An index, ``fastrack.folder``, lists all files and is sealed under the same key. A file from another seal
     in place of a listed one is refused, and so is an altered plain file.
 
+    With `quantize`, the weights of linear layers become values of 8 bits and a float32 scale for each row: half the
+    bytes of bfloat16 to store and to decrypt. Readers of the folder see these weights as bfloat16, multiplied by their
+    scales. So does `unseal_folder`, which does not restore what was rounded.
+
     Parameters
     ----------
     source : path
@@ -85,6 +100,10 @@ def seal_folder(
     plain : iterable of str
         Files to copy unchanged: their paths in the folder, or globs of them, whose ``*`` stands for slashes too. A
         glob takes a link in only if it takes in the file that this leads to.
+    quantize : {"fp8", "int8"}, optional
+        Quantise to float8_e4m3fn or int8, with compressed-tensors (extra ``quantize``): floating-point tensors of two
+        dimensions, of 128 rows and columns or more, whose names end in ``.weight``, in the ``.safetensors`` files
+        beside a ``config.json``. Names of embeddings, norms, heads, routers and adapters are left out.
     progress : callable, optional
         Called with the number of bytes done since the previous call.
 
@@ -92,11 +111,13 @@ def seal_folder(
     ------
     FormatError
         If the folder holds nothing that would be sealed, or a link that leads outside, or is sealed already; or a file
-        cannot be sealed.
+        cannot be sealed; or `quantize` is given for a model that is quantised, has no such weights, or infinite ones.
+    ModuleNotFoundError
+        If `quantize` is given, and compressed-tensors is not installed.
     OSError
         If a file cannot be read or written, or `target` exists. No part of `target` is left behind then.
     ValueError
-        If `source` or `target` is a URL, or `plain` names no file of the folder.
+        If `source` or `target` is a URL, `plain` names no file of the folder, or `quantize` is unknown.
 
     Examples
     --------
@@ -126,6 +147,7 @@ def seal_folder(
     if kept == files.keys():
         names = f"{', '.join(map(repr, files)):.300}, which stay plain" if files else "none"
         raise FormatError(f"{source}: expected a file to seal, got {names}. Name another folder")
+    quantizer = None if quantize is None else Quantizer(quantize)
     with new_folder(target) as folder:
         entries: dict[str, Entry] = {}
         tensors: dict[str, PlainTensor] = {}
@@ -135,12 +157,18 @@ def seal_folder(
             if name in kept:
                 entries[name] = _copy(path, out, progress)
                 continue
-            header = _seal(path, out, owner, progress, _quantization(files.get(_beside(name, "config.json"))))
+            config = files.get(_beside(name, "config.json"))
+            header = _seal(path, out, owner, progress, _quantization(config), None if config is None else quantizer)
             with SealedFile(out) as file:
                 entries[name] = entry = SealedEntry.of(file)
-            if header is not None:
-                _require_layout(header, entry, path)
-                tensors[HEADER + name] = _bytes(header)
+                if header is not None:
+                    _require_layout(header, entry, file, path)
+                    tensors[HEADER + name] = _bytes(header)
+        if quantizer is not None and not quantizer.count:
+            raise FormatError(
+                f"{source}: quantize=: expected weights of linear layers in .safetensors files beside a config.json, "
+                "got none. Seal the folder without it"
+            )
         document = {"files": {name: entry.members() for name, entry in entries.items()}, "format": FORMAT}
         tensors[FILES] = _bytes(encode(document))
         write_sealed(tensors, folder / INDEX, owner, frozenset(), {}, None, kind="folder")
@@ -232,7 +260,12 @@ def _pairs(tensors: Mapping[str, PlainTensor], quantization: Mapping[str, Any]) 
 
 
 def _seal(
-    path: Path, place: Path, key: Key, progress: Progress | None, quantization: Mapping[str, Any] | None
+    path: Path,
+    place: Path,
+    key: Key,
+    progress: Progress | None,
+    quantization: Mapping[str, Any] | None,
+    quantizer: Quantizer | None,
 ) -> bytes | None:
     """Seal one file; return the header of a safetensors file, which restores its layout."""
     if path.suffix.lower() != SAFETENSORS:
@@ -242,8 +275,18 @@ def _seal(
         prefix = file.read(HEADER_PREFIX)
         size = int.from_bytes(prefix, "little")
         header = prefix + file.read(size) if size <= HEADER_LIMIT else prefix
-    with open_plain(path) as (tensors, stored):
-        pairs = {} if quantization is None else _pairs(tensors, quantization)
+    with open_plain(path) as (found, stored):
+        tensors, pairs = found, {} if quantization is None else _pairs(found, quantization)
+        if quantizer is not None and not path.name.startswith(_ADAPTER):
+            if quantization is not None:
+                raise FormatError(
+                    f"{path}: quantize=: expected a model without quantization_config, got one that is quantised "
+                    "already. Seal it as it is"
+                )
+            tensors, pairs = quantizer.split(found, progress)
+            if pairs:
+                before = {name: (WIDENED if name in pairs else each.dtype, each.shape) for name, each in found.items()}
+                header = encode_header(by_alignment(before), stored)
         write_sealed(tensors, place, key, frozenset(), stored, progress, scales=pairs)
     return header
 
@@ -264,8 +307,11 @@ def _bytes(content: bytes) -> PlainTensor:
     return PlainTensor.of(np.frombuffer(content, np.uint8))
 
 
-def _require_layout(header: bytes, entry: SealedEntry, path: Location) -> list[str]:
-    """Return the names in a safetensors header, in the order of the bytes, if it describes the tensors of the entry."""
+def _require_layout(header: bytes, entry: SealedEntry, file: SealedFile, path: Location) -> list[str]:
+    """Return the names in a safetensors header, in the order of the bytes, if it describes the tensors of the file.
+
+    It may list quantised values as BF16: as what they are with their scales, which it leaves out then.
+    """
     try:
         described = json.loads(header[HEADER_PREFIX:])
         described.pop("__metadata__", None)
@@ -273,7 +319,12 @@ def _require_layout(header: bytes, entry: SealedEntry, path: Location) -> list[s
         tensors = {name: [described[name]["dtype"], described[name]["shape"]] for name in names}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         tensors, names = {}, []
-    if entry.plain or tensors != {name: tensor[:2] for name, tensor in entry.sealed.items()}:
+    found = {name: tensor[:2] for name, tensor in entry.sealed.items()}
+    for name, tensor in file.items():
+        if tensor.scale is not None and tensor.scale.name not in tensors:
+            found[name] = [WIDENED, list(tensor.shape)]
+            found.pop(tensor.scale.name, None)
+    if entry.plain or tensors != found:
         raise FormatError(f"{path} changed while it was read, or its header does not fit it. Seal it again")
     return names
 
@@ -354,7 +405,9 @@ def _unseal(
             if entry.plain or [tensor.dtype for tensor in file.values()] != ["U8"]:
                 raise FormatError(f"{file.path}: expected one vector of bytes by {INDEX}, got others. Get it again")
         else:
-            names = _require_layout(header, entry, file.path)
+            names = _require_layout(header, entry, file, file.path)
             out.write(header)
+        before = {name: file[name] for name in names}
         for tensor_name in names:
-            write_plaintext(file[tensor_name], keys, out, progress)
+            tensor = file[tensor_name]
+            write_plaintext(tensor, keys, out, progress, widened=is_widened(tensor, before))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -13,8 +13,9 @@ from fastrack._devices import canonical
 from fastrack._files.reader import SealedFile
 from fastrack._files.writer import save_file
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource
+from fastrack._sealed.scales import WIDENED
 from fastrack._sealed.tensor import SealedRows, SealedTensor, select_box
-from fastrack._sets.folder import SealedFolder, merge_tensors, open_folder
+from fastrack._sets.folder import SealedFolder, is_widened, merge_tensors, open_folder
 from fastrack._sets.load_file import load_file, resolve_anchor
 from fastrack._tensors import dtypes
 from fastrack._tensors.arrays import installed, storage_key
@@ -244,6 +245,7 @@ class Step(NamedTuple):
     local : the local part of a DTensor, else `tensor`
     fits : whether `local` can be filled in place, in its own dtype
     owners : of a tensor that may be replaced
+    dtype : that it opens in, by its safetensors name
     """
 
     sealed: SealedTensor | SealedRows
@@ -252,6 +254,7 @@ class Step(NamedTuple):
     device: str
     fits: bool
     owners: _Owners
+    dtype: str
 
 
 def _refuse_subclass(name: str, tensor: Any) -> None:
@@ -323,20 +326,21 @@ def _plan(
         held = owners.get(id(tensor))
         part: SealedTensor | SealedRows = sealed
         local = tensor
-        fits = held is not None and fits_in_place(sealed, tensor)
+        dtype = WIDENED if is_widened(sealed, weights) else sealed.dtype
+        fits = held is not None and fits_in_place(sealed, tensor, dtype)
         if not fits:
-            problem = _problem(sealed, tensor, held, device)
+            problem = _problem(sealed, tensor, held, device, dtype)
             if problem:
                 problems.append(f"{name}: {problem}")
                 continue
             local = local_part(tensor)
             if is_sharded(tensor):
                 part = select_box(sealed, *local_box(tensor))
-                fits = fits_in_place(part, local)
+                fits = fits_in_place(part, local, dtype)
         target = _meta_device(tensor, device) if local.is_meta else names.get(local.device)
         if target is None:
             target = names[local.device] = canonical(local.device)
-        steps.append(Step(part, tensor, local, target, fits, held or ()))
+        steps.append(Step(part, tensor, local, target, fits, held or (), dtype))
     return steps, problems
 
 
@@ -347,24 +351,26 @@ def _meta_device(tensor: Any, device: str | None) -> str:
     return canonical(device)
 
 
-def _problem(sealed: SealedTensor, tensor: Any, owners: _Owners | None, device: str | None) -> str | None:
+def _problem(sealed: SealedTensor, tensor: Any, owners: _Owners | None, device: str | None, kind: str) -> str | None:
     """Return the reason why a tensor of the module cannot be filled, or None."""
     if owners is None:
         return "expected a parameter or buffer, got a value that state_dict computes. Load it separately"
     if torch.nn.parameter.is_lazy(tensor):
         return "expected a parameter with a shape, got a lazy one. Run the module once, then load"
     try:
-        dtype, shape = dtypes.to_torch(sealed.dtype), dtypes.torch_shape(sealed.dtype, sealed.shape)
+        dtype, shape = dtypes.to_torch(kind), dtypes.torch_shape(kind, sealed.shape)
     except TypeError as error:
         return str(error)
     if shape != tuple(tensor.shape):
         return f"size mismatch: {list(shape)} in the file, {list(tensor.shape)} in the module"
     if not is_sharded(tensor):
         return _layout_problem(tensor, tensor, dtype)
-    return _sharding_problem(tensor, sealed, device) or _layout_problem(tensor, local_part(tensor), dtype)
+    return _sharding_problem(tensor, sealed, device, kind) or _layout_problem(tensor, local_part(tensor), dtype)
 
 
-def _sharding_problem(tensor: Any, sealed: SealedTensor, device: str | None) -> str | None:
+def _sharding_problem(tensor: Any, sealed: SealedTensor, device: str | None, kind: str) -> str | None:
+    if kind != sealed.dtype:
+        return "expected a weight that is not quantised in a sharded module, got one that is, which opens whole"
     expected, got = tensor.device_mesh.device_type, _meta_device(tensor, device)
     if local_part(tensor).is_meta and not got.startswith(expected):
         return f"expected device= to be that of its device mesh, {expected}, got {got}. Or call module.to_empty first"
@@ -428,24 +434,32 @@ def fill(steps: list[Step], keys: KeyRing) -> None:
     fresh: list[tuple[Step, Any]] = []
     # The end of the groups waits for every transfer, and raises if one failed.
     with torch.no_grad(), ExitStack() as undoing, ExitStack() as groups:
-        moves = []
+        moves: list[tuple[list[Step], Callable[[], Any]]] = []
         for device, here in devices.items():
-            tensors = [step.local for step in here]
-            shared = _in_shared_memory(tensors)
-            out = [step.local if step.fits and number not in shared else ALLOCATE for number, step in enumerate(here)]
-            start = groups.enter_context(group(device))
-            sealed = [step.sealed for step in here]
-            moves.append((here, tensors, start.prepare(sealed, keys=keys, framework="torch", out=out)))
+            moves.extend(_prepare(here, groups.enter_context(group(device)), keys))
         undoing.push(partial(_clear, filled))  # all headers are authentic: from here on tensors are written to
-        for here, tensors, move in moves:
-            filled.extend(tensor for tensor in tensors if not tensor.is_meta)
-            for step, tensor, opened in zip(here, tensors, move(), strict=True):
+        for chosen, move in moves:
+            filled.extend(step.local for step in chosen if not step.local.is_meta)
+            for step, opened in zip(chosen, move(), strict=True):
+                tensor = step.local
                 if tensor.is_meta:
                     fresh.append((step, opened))
                 elif opened is not tensor:
                     tensor.copy_(opened)
     for step, opened in fresh:
         _replace(step, opened)
+
+
+def _prepare(steps: list[Step], start: Any, keys: KeyRing) -> Iterator[tuple[list[Step], Callable[[], Any]]]:
+    """Authenticate the headers of the tensors of a device, and yield what opens them: those to widen apart."""
+    shared = _in_shared_memory([step.local for step in steps])
+    for dtype in (None, WIDENED):
+        numbers = [n for n, step in enumerate(steps) if (step.dtype != step.sealed.dtype) is (dtype is not None)]
+        if numbers:
+            chosen = [steps[n] for n in numbers]
+            out = [steps[n].local if steps[n].fits and n not in shared else ALLOCATE for n in numbers]
+            sealed = [step.sealed for step in chosen]
+            yield chosen, start.prepare(sealed, keys=keys, framework="torch", out=out, dtype=dtype)
 
 
 def _in_shared_memory(tensors: list[Any]) -> set[int]:
@@ -463,13 +477,12 @@ def _in_shared_memory(tensors: list[Any]) -> set[int]:
     return shared
 
 
-def fits_in_place(sealed: SealedTensor | SealedRows, tensor: Any) -> bool:
-    """Return whether a tensor can be filled in place, in its own dtype and shape."""
+def fits_in_place(sealed: SealedTensor | SealedRows, tensor: Any, dtype: str) -> bool:
+    """Return whether a tensor can be filled in place, in its own shape and in the dtype that it opens in."""
     kind = type(tensor)
     if (kind is not torch.nn.Parameter and kind is not torch.Tensor) or tensor.is_meta:
         return False
-    dtype, shape = sealed.dtype, sealed.shape
-    if dtypes.to_torch(dtype) is not tensor.dtype or dtypes.torch_shape(dtype, shape) != tensor.shape:
+    if dtypes.to_torch(dtype) is not tensor.dtype or dtypes.torch_shape(dtype, sealed.shape) != tensor.shape:
         return False
     return bool(tensor.layout is torch.strided and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()))
 

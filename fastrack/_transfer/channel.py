@@ -424,7 +424,13 @@ class Group:
         return self._channel._transfer(self._owner, obj, **options)  # noqa: SLF001 - its own
 
     def prepare(
-        self, obj: Any, *, keys: KeySource | None = None, framework: Framework | None = None, out: Any = None
+        self,
+        obj: Any,
+        *,
+        keys: KeySource | None = None,
+        framework: Framework | None = None,
+        out: Any = None,
+        dtype: str | None = None,
     ) -> Callable[[], Any]:
         """Authenticate the headers of all tensors in `obj`, and return a function that moves them.
 
@@ -432,7 +438,7 @@ class Group:
         """
         channel, owner = self._channel, self._owner
         with channel._guard:  # noqa: SLF001 - its own
-            inputs = Inputs(obj, framework, channel._device, out)  # noqa: SLF001 - its own
+            inputs = Inputs(obj, framework, channel._device, out, dtype)  # noqa: SLF001 - its own
             opened = Opened(inputs, channel._keys if keys is None else keys, channel._session)  # noqa: SLF001 - its own
 
         def move() -> Any:

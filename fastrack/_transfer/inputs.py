@@ -107,9 +107,12 @@ class Inputs:
                 continue
             scale = value.scale if isinstance(value, SealedTensor) else None
             if wanted != WIDENED or scale is None:
+                advice = "Open it without dtype=, and convert it then"
+                if wanted == WIDENED and isinstance(value, SealedRows):
+                    advice = "Open the whole tensor, if it is of quantised values; else leave dtype= out"
                 error = ValueError(
                     f"dtype=: expected a tensor of {wanted}, or all of quantised values for {WIDENED}, got {dtype} "
-                    f"{list(self.shapes[number])}. Open it without dtype=, and convert it then"
+                    f"{list(self.shapes[number])}. {advice}"
                 )
                 self.add_path(error, self._indices[number])
                 raise error

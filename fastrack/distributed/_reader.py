@@ -158,7 +158,8 @@ class CheckpointReader(InFolder, StorageReader):
                         f"{item.dest_index.fqn!r:.200}: expected a part of shape {list(part.shape)}, got a tensor of "
                         f"{list(target.shape)}. Use a planner that gives one of the shape of the part"
                     )
-                steps.append(Step(part, target, target, canonical(target.device), fits_in_place(part, target), ()))
+                fits = fits_in_place(part, target, part.dtype)
+                steps.append(Step(part, target, target, canonical(target.device), fits, (), part.dtype))
                 targets.append((item, target))
         fill(steps, self._ring)
         for item, target in targets:

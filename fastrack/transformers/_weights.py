@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from fastrack._devices import canonical
 from fastrack._keys.keyring import KeyRing
+from fastrack._sealed.scales import WIDENED
 from fastrack._sealed.tensor import SealedRows, SealedTensor
+from fastrack._sets.folder import is_widened
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
 from fastrack._transfer.api import to_device
@@ -20,28 +22,32 @@ if TYPE_CHECKING:
 def lazy_weights(tensors: Mapping[str, SealedTensor], keys: KeyRing) -> dict[str, SealedWeight]:
     """Return lazy weights as the state dict of a model."""
     local = threading.local()
-    return {name: SealedWeight(tensor, keys, local) for name, tensor in tensors.items()}
+    return {
+        name: SealedWeight(tensor, keys, local, WIDENED if is_widened(tensor, tensors) else tensor.dtype)
+        for name, tensor in tensors.items()
+    }
 
 
 class SealedWeight:
     """A sealed tensor or a part of one, with the methods of safetensors' slices, for transformers.
 
     ``weight[...]`` and ``weight[:, 2:4]`` open nothing; `to` opens the weight on its device. `local` has the memory
-    where each thread opens weights to convert.
+    where each thread opens weights to convert. `kind` is the dtype that they open in, by its safetensors name.
     """
 
-    def __init__(self, handle: SealedTensor | SealedRows, keys: KeyRing, local: threading.local) -> None:
+    def __init__(self, handle: SealedTensor | SealedRows, keys: KeyRing, local: threading.local, kind: str) -> None:
         self._handle = handle
         self._keys = keys
         self._local = local
+        self._kind = kind
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return dtypes.torch_shape(self._handle.dtype, self._handle.shape)
+        return dtypes.torch_shape(self._kind, self._handle.shape)
 
     @property
     def dtype(self) -> torch.dtype:
-        dtype: torch.dtype = dtypes.to_torch(self._handle.dtype)
+        dtype: torch.dtype = dtypes.to_torch(self._kind)
         return dtype
 
     def get_shape(self) -> list[int]:
@@ -50,7 +56,7 @@ class SealedWeight:
 
     def get_dtype(self) -> str:
         """Return the name of the dtype, like a slice of safetensors."""
-        return self._handle.dtype
+        return self._kind
 
     def is_floating_point(self) -> bool:
         """Return True if the dtype is floating point."""
@@ -60,23 +66,29 @@ class SealedWeight:
         if index is Ellipsis:
             return self
         assert isinstance(self._handle, SealedTensor)
-        return SealedWeight(self._handle[index], self._keys, self._local)
+        if self._kind != self._handle.dtype:
+            raise ValueError(
+                f"{self._handle.name!r:.200}: expected the whole weight, got a part of one that is quantised, which "
+                "opens whole. Load the model without tensor parallelism, or one that is not quantised"
+            )
+        return SealedWeight(self._handle[index], self._keys, self._local, self._kind)
 
     def to(self, device: Any = None, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Open and convert the weight on a device."""
         import torch
 
-        handle, keys, opened = self._handle, self._keys, None
+        handle, keys, kind, opened = self._handle, self._keys, self._kind, None
         name = canonical(f"cuda:{device}" if isinstance(device, int) else device)
         if dtype is None or dtype == self.dtype or name != "cpu":
-            opened = to_device(handle, name, keys=keys, framework="torch")
+            opened = to_device(handle, name, keys=keys, framework="torch", dtype=kind)
             return opened if dtype is None else opened.to(dtype)
         # Weights to convert are opened in reused memory: fresh memory takes longer than the conversion.
         memory: Bytes | None = getattr(self._local, "memory", None)
-        if memory is None or memory.size < handle.nbytes:
-            memory = self._local.memory = arrays.empty_bytes(handle.nbytes)
-        opened = arrays.from_bytes(memory[: handle.nbytes], handle.dtype, handle.shape, "torch")
-        to_device(handle, "cpu", keys=keys, out=opened)
+        size = dtypes.nbytes(kind, handle.shape)
+        if memory is None or memory.size < size:
+            memory = self._local.memory = arrays.empty_bytes(size)
+        opened = arrays.from_bytes(memory[:size], kind, handle.shape, "torch")
+        to_device(handle, "cpu", keys=keys, out=opened, dtype=kind)
         huge_pages = torch.from_numpy(arrays.empty_bytes(opened.numel() * dtype.itemsize))
         return huge_pages.view(dtype).reshape(opened.shape).copy_(opened)
 

@@ -2,9 +2,11 @@
 
 import json
 import shutil
+import sys
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 from safetensors.numpy import save_file as save_plain
 
 
@@ -129,3 +131,41 @@ def test_a_sealed_folder_of_many_files_is_shown_in_part(cli, key, folder):
     assert "... 30 more; --json has all" in said
     assert said[-1].startswith("50 files, ")
     assert len(cli.json("inspect sealed")["files"]) == 50
+
+
+def make_linear(model):
+    save_plain({"q_proj.weight": np.ones((256, 256), np.float32)}, model / "model-1.safetensors")
+
+
+def test_weights_are_quantised_and_come_back_as_bfloat16(cli, key, model, monkeypatch):
+    pytest.importorskip("torch")
+    from helpers import quantization
+
+    quantization.install(monkeypatch)
+    make_linear(model)
+    said = cli(f"seal model sealed {key} --quantize fp8").stdout
+    assert "sealed 3 files and copied 1 file" in said
+    assert "q_proj.weight_scale" in cli("inspect sealed/model-1.safetensors").stdout
+    assert "4 files, each as" in cli(f"verify sealed {key}").stdout
+    cli(f"unseal sealed back {key}")
+    with safe_open(model.with_name("back") / "model-1.safetensors", "np") as file:
+        assert file.get_slice("q_proj.weight").get_dtype() == "BF16"
+        assert list(file.keys()) == ["q_proj.weight"]
+
+
+def test_only_models_that_are_not_quantised_yet_are_quantised(cli, key, model, monkeypatch):
+    pytest.importorskip("torch")
+    from helpers import quantization
+
+    quantization.install(monkeypatch)
+    expected = "expected the folder of a model as SOURCE, and no --recursive"
+    assert expected in cli.error(f"seal model/model-1.safetensors x.safetensors {key} --quantize fp8", status=2)
+    assert expected in cli.error(f"seal model sealed {key} --recursive --quantize fp8", status=2)
+    assert "'fp4' is not one of 'fp8', 'int8'" in cli.error(f"seal model sealed {key} --quantize fp4", status=2)
+    assert "expected weights of linear layers" in cli.error(f"seal model sealed {key} --quantize int8")
+    make_linear(model)
+    (model / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "fp8"}}))
+    assert "that is quantised already" in cli.error(f"seal model sealed {key} --quantize fp8")
+    monkeypatch.setitem(sys.modules, "compressed_tensors", None)
+    assert "pip install 'fastrack-io[quantize]'" in cli.error(f"seal model sealed {key} --quantize fp8")
+    assert not model.with_name("sealed").exists()

@@ -157,12 +157,10 @@ class Metadata:
 
     def seeds(self):
         text = self._marks["fastrack.tensors"].encode()
-        quantised = text.replace(
-            b'"dtype":"I64"', b'"scale":{"block":[1],"dtype":"F32","name":"label","shape":[]},"dtype":"I8"'
-        )
+        marks = json.loads(mutators.split(sealed_file(KEYS[0], QUANTISED, scales={"w": "s"}))[0])["__metadata__"]
         return [
             text,
-            quantised,
+            marks["fastrack.tensors"].encode(),
             b"{}",
             text.replace(b",", b" , "),
             text.replace(b'"F32"', b'"BF16"').replace(b"100", b"200", 1),
@@ -225,6 +223,12 @@ def open_one(sealed):
         row = attempt(lambda: fastrack.to_device(rows, keys=RING, framework="numpy"), TypeError, *REFUSALS)
         require(row is None or not row.size or is_good or sealed.nbytes > CHUNK_SIZE, "rows opened alone")
         require(row is None or not row.size or _ends_with(sealed, row), f"the last row of {sealed!r} is wrong")
+    if sealed.scale is not None:
+        widened = attempt(lambda: fastrack.to_device(sealed, keys=RING, framework="torch", dtype="BF16"), *REFUSALS)
+        is_right = widened is None or (
+            is_good and widened.tolist() == QUANTISED[sealed.name].tolist()
+        )  # the scales are 1
+        require(is_right, f"{sealed!r} was widened to what nobody sealed")
     return is_good
 
 
@@ -242,7 +246,7 @@ def _read_bytes(sealed):
 
 def is_known(sealed, memory):
     """Check that this was sealed under that name, dtype and shape."""
-    known = (TENSORS | SMALL).get(sealed.name)
+    known = (TENSORS | SMALL | QUANTISED).get(sealed.name)
     return (
         known is not None
         and arrays.dtype_and_shape(known) == (sealed.dtype, sealed.shape)
@@ -251,7 +255,7 @@ def is_known(sealed, memory):
 
 
 def _ends_with(sealed, row):
-    known = (TENSORS | SMALL).get(sealed.name)
+    known = (TENSORS | SMALL | QUANTISED).get(sealed.name)
     return known is not None and known.tobytes().endswith(row.tobytes())
 
 

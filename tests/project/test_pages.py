@@ -45,7 +45,7 @@ NOT_RUN = {
     "docs/distributed.md": {"takes Lightning": 1, "takes Accelerate": 1, "takes transformers": 1},
     "docs/gpu.md": {"installs packages": 1, "takes a GPU": 6, "takes results of a GPU": 1, "asks the package index": 1},
     "docs/keys.md": {"takes a vault": 2},
-    "docs/models.md": {"takes transformers": 1},
+    "docs/models.md": {"takes transformers": 1, "takes compressed-tensors": 2},
     "docs/quickstart.md": {"installs packages": 1},
     "docs/remote.md": {"takes a server": 1},
     "docs/training.md": {"takes Ray": 1},

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -164,6 +165,8 @@ def test_other_tensors_must_have_the_dtype_already(key, sealed):
     for given_, dtype in ((plain, "BF16"), (sealed[2:4], "BF16"), (sealed, "F32"), ({"a": [sealed.scale]}, "BF16")):
         with pytest.raises(ValueError, match=r"dtype=: expected a tensor of (F32|BF16)"):
             fastrack.to_device(given_, keys=key, dtype=dtype)
+    with pytest.raises(ValueError, match="Open the whole tensor, if it is of quantised values"):
+        fastrack.to_device(sealed[2:4], keys=key, dtype="BF16")
     with pytest.raises(TypeError, match="dtype=: expected one of bool, "):
         fastrack.to_device(plain, dtype="half")
     assert fastrack.to_device(sealed[2:4], keys=key).dtype == torch.float8_e4m3fn
@@ -346,6 +349,8 @@ def test_a_reader_of_0_1_refuses_the_entry(path):
         entries = json.loads(file.metadata()["fastrack.tensors"])
     assert entries["w"].keys() != _MEMBERS == {"dtype", "shape"}  # all that 0.1 knows, and it refuses any other
     assert entries["s"].keys() == _MEMBERS
+    page = (Path(__file__).parents[2] / "docs" / "format.md").read_text(encoding="utf-8")
+    assert "`entry of 'w': expected a dtype and a shape, got {…}; the metadata was altered`" in page  # as 0.1 said
 
 
 def test_it_opens_without_fastrack(path):

@@ -6,9 +6,11 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from helpers import quantization
 from helpers.cases import each
 from helpers.ranks import run_ranks
 from helpers.tampering import tamper_file
+from safetensors.torch import save_file as save_plain
 from torch import nn
 from torch.distributed import device_mesh, fsdp, tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -24,6 +26,7 @@ from fastrack import (
     save_file,
     save_model,
     seal,
+    seal_folder,
     to_device,
     to_host,
     unseal,
@@ -130,6 +133,19 @@ def test_a_process_opens_its_shards_of_a_module(path, device, rank, world):
             whole = rows[rank] if rank < len(rows) else expected[name][:0]
             assert torch.equal(value.to_local(), whole), name
         assert all(value.requires_grad and isinstance(value, nn.Parameter) for value in module.parameters())
+
+
+def test_quantised_weights_are_refused_in_a_sharded_module(tmp_path, monkeypatch):
+    quantization.install(monkeypatch)
+    (tmp_path / "plain").mkdir()
+    save_plain({"0.weight": torch.ones(128, 256)}, tmp_path / "plain" / "model.safetensors")
+    (tmp_path / "plain" / "config.json").write_text("{}")
+    seal_folder(tmp_path / "plain", tmp_path / "sealed", KEY, quantize="fp8")
+    with process(0, 2):
+        module = nn.Sequential(nn.Linear(256, 128, bias=False))
+        fsdp.fully_shard(module, mesh=device_mesh.init_device_mesh("cpu", (2,)))
+        with pytest.raises(RuntimeError, match=r"0\.weight: expected a weight that is not quantised"):
+            load_model(module, tmp_path / "sealed", keys=KEY)
 
 
 def test_a_process_opens_only_the_chunks_of_its_rows(tmp_path, opened):

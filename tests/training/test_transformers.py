@@ -27,7 +27,7 @@ from transformers import (  # noqa: E402 - it may be absent
 )
 from transformers.distributed import DistributedConfig  # noqa: E402
 
-from fastrack import Anchor, Key, load_folder, publish, seal_folder  # noqa: E402
+from fastrack import Anchor, Key, load_folder, publish, seal_folder, unseal, unseal_folder  # noqa: E402
 from fastrack.errors import AuthenticationError, FormatError, RollbackError  # noqa: E402
 from fastrack.grants import Signer  # noqa: E402
 from fastrack.transformers import from_pretrained, load_adapter  # noqa: E402
@@ -43,7 +43,7 @@ def llama(seed=0, **options):
     torch.manual_seed(seed)
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 400}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
-    made = LlamaForCausalLM(LlamaConfig(**sizes, **heads, **options)).to(torch.bfloat16)
+    made = LlamaForCausalLM(LlamaConfig(**{**sizes, **heads, **options})).to(torch.bfloat16)
     made.generation_config = GenerationConfig(do_sample=True, temperature=0.25, eos_token_id=7)
     return made
 
@@ -307,6 +307,80 @@ def test_weights_that_were_quantised_and_that_are_quantised_when_loaded(llama_fo
     made = from_pretrained(AutoModelForCausalLM, sealed, keys=KEY, device_map="cpu")
     with torch.no_grad():
         assert torch.equal(made(TOKENS)[0], expected(TOKENS)[0])
+
+
+def similar(found, expected):
+    with torch.no_grad():
+        logits = [model(TOKENS).logits.float().flatten() for model in (found, expected)]
+    return torch.nn.functional.cosine_similarity(*logits, dim=0)
+
+
+WIDE = {"hidden_size": 256, "intermediate_size": 512}
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8"])
+def test_a_model_that_is_quantised_while_it_is_sealed_loads_as_bfloat16(tmp_path, kind):
+    pytest.importorskip("compressed_tensors")
+    model = llama(**WIDE)
+    model.save_pretrained(tmp_path / "plain", max_shard_size="1MB")
+    seal_folder(tmp_path / "plain", tmp_path / "sealed", KEY, quantize=kind)
+    loaded = from_pretrained(AutoModelForCausalLM, tmp_path / "sealed", keys=KEY, dtype="auto")
+    weights, state = load_folder(tmp_path / "sealed", KEY).weights(), loaded.state_dict()
+    assert sum(tensor.scale is not None for tensor in weights.values()) == 14
+    for name, tensor in weights.items():
+        expected = unseal(tensor, KEY)
+        if tensor.scale is not None:
+            expected = (expected.float() * unseal(tensor.scale, KEY)).bfloat16()
+        assert torch.equal(state[name], expected), name
+    assert 0.99 < similar(loaded, model) < 1
+    unseal_folder(tmp_path / "sealed", tmp_path / "back", KEY)
+    back = AutoModelForCausalLM.from_pretrained(tmp_path / "back", dtype="auto").state_dict()
+    assert all(torch.equal(back[name], weight) for name, weight in state.items())
+
+
+def quantise(model, folder):
+    """Save a model as compressed-tensors does: values of float8, and scales, for each row."""
+    from compressed_tensors.compressors import ModelCompressor
+    from compressed_tensors.quantization import (
+        QuantizationArgs,
+        QuantizationConfig,
+        QuantizationScheme,
+        apply_quantization_config,
+    )
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    weights = QuantizationArgs(num_bits=8, type="float", strategy="channel", symmetric=True)
+    inputs = QuantizationArgs(num_bits=8, type="float", strategy="token", symmetric=True, dynamic=True)
+    scheme = QuantizationScheme(targets=["Linear"], weights=weights, input_activations=inputs)
+    options = {"ignore": ["lm_head"], "format": "float-quantized", "quantization_status": "frozen"}
+    apply_quantization_config(model, QuantizationConfig(config_groups={"all": scheme}, **options))
+    for layer in model.modules():
+        if getattr(layer, "quantization_scheme", None) is not None:
+            bounds = torch.aminmax(layer.weight.data.float(), dim=1, keepdim=True)
+            layer.weight_scale.data.copy_(calculate_qparams(*bounds, weights)[0])
+    compressor = ModelCompressor.from_pretrained_model(model)
+    compressor.compress_model(model)
+    model.save_pretrained(folder)
+    compressor.update_config(folder)
+
+
+def test_a_model_of_compressed_tensors_loads_as_from_the_plain_folder(tmp_path):
+    pytest.importorskip("compressed_tensors", minversion="0.20")
+    quantise(llama(**WIDE), tmp_path / "plain")
+    seal_folder(tmp_path / "plain", tmp_path / "sealed", KEY)
+    weights = load_folder(tmp_path / "sealed", KEY).weights()
+    assert sum(tensor.scale is not None for tensor in weights.values()) == 14
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", dtype="auto")
+    loaded = from_pretrained(AutoModelForCausalLM, tmp_path / "sealed", keys=KEY, dtype="auto")
+    states = [
+        {name: weight.view(torch.uint8) for name, weight in each.state_dict().items()} for each in (plain, loaded)
+    ]
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[1][name], weight) for name, weight in states[0].items())
+    with torch.no_grad():
+        assert torch.equal(loaded(TOKENS).logits, plain(TOKENS).logits)
+    with pytest.raises(FormatError, match="expected a model without quantization_config"):
+        seal_folder(tmp_path / "plain", tmp_path / "again", KEY, quantize="fp8")
 
 
 def test_weights_that_torchao_quantised_are_refused(llama_folders, tmp_path):

@@ -68,6 +68,12 @@ def seal(
         Literal["npy", "safetensors"] | None,
         typer.Option("--format", help="Seal the tensors of standard input in this format. If absent, its bytes."),
     ] = None,
+    quantize: Annotated[
+        Literal["fp8", "int8"] | None,
+        typer.Option(
+            help="Quantise the weights of a model's linear layers, in its folder, to half of bfloat16's bytes."
+        ),
+    ] = None,
     to: To = None,
     sign: Sign = None,
     recursive: Recursive = False,
@@ -91,11 +97,14 @@ def seal(
     many = _are_many(sources, target, recursive=recursive, whole=whole)
     output: Path | IO[bytes] = target
     if many:
+        refuse_options({"--quantize": quantize}, runner.A_MODEL)
         refuse_options({"--to": to, "--name": name and (recursive or len(sources) > 1)}, runner.ONE)
     elif whole:
         options = {"--name": name, "--drop-metadata": drop_metadata, "--force": force, "--skip-existing": skip_existing}
         refuse_options(options, runner.NO_FOLDER)
         check_new(target)
+    elif quantize:
+        refuse_options({"--quantize": quantize}, runner.A_MODEL)
     elif is_stream(target):
         refuse_options({"--to": to, "--json": as_json, "--skip-existing": skip_existing}, runner.NO_OUTPUT)
         output = standard_output()
@@ -103,7 +112,7 @@ def seal(
         check_target(target, force=force)
     grantees = Grantees.load(to, sign, target, force=force) if to else None
     owner = Key.generate() if grantees else open_ring(key, to="seal").first
-    sealer = _Sealer(owner, grantees, plain or [], name, drop_metadata, force, skip_existing, form)
+    sealer = _Sealer(owner, grantees, plain or [], name, drop_metadata, force, skip_existing, form, quantize)
 
     def work(job: Job, meter: Meter) -> Report | None:
         if whole:
@@ -171,6 +180,7 @@ class _Sealer:
     force: bool
     skip_existing: bool
     form: Literal["npy", "safetensors"] | None
+    quantize: Literal["fp8", "int8"] | None
 
     def seal_new(self, source: Path, target: Path | IO[bytes], meter: Meter, *, into: bool = False) -> Report | None:
         """Seal a file unless its target exists and is to be left. With `into`, make the folder of the target."""
@@ -252,7 +262,7 @@ class _Sealer:
 
         total = sum(path.stat().st_size for path in walk(source).values())
         with meter.run(total) as progress, refuse_values("--plain"):
-            seal_folder(source, target, self.owner, plain=self.plain, progress=progress)
+            seal_folder(source, target, self.owner, plain=self.plain, quantize=self.quantize, progress=progress)
         folder = load_folder(target, self.owner)
         sealed, readable = folder.sealed_names, folder.plain_names
         names = (path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file())
