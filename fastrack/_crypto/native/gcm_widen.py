@@ -139,8 +139,7 @@ def _emit_block(
     A float of 8 bits is a sign and one of 128 magnitudes. All magnitudes by the scale are a table, which instructions
     look up in registers. It repays in a large block. In a small one the table is that of the magnitudes alone.
     """
-    looks_up = isa.native == _LINE and base.VALUES[kind] != "I8"
-    if not looks_up:
+    if not has_tables(isa) or base.VALUES[kind] == "I8":
         emit_rows(partial(_emit_run, builder, (isa.width, 8, 1), partial(_widen, builder, kind, scale)))
         return
     with builder.if_else(builder.icmp_unsigned("<", size, I64(_LARGE))) as (small, large):
@@ -234,6 +233,11 @@ def _look_up(builder: ir.IRBuilder, tables: Sequence[ir.Value], values: ir.Value
         order = [16 * block + start + place + which for block in range(4) for place in range(8) for which in (0, _LINE)]
         halves.append(builder.bitcast(_pick(builder, low, high, order), ir.VectorType(I16, 32)))
     return _pick(builder, halves[0], halves[1], range(_LINE))
+
+
+def has_tables(isa: InstructionSet) -> bool:
+    """Return whether an instruction set has the instruction of `permute`."""
+    return isa.native == _LINE
 
 
 def permute(builder: ir.IRBuilder, values: ir.Value, first: ir.Value, second: ir.Value) -> ir.Value:
