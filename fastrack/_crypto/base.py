@@ -161,15 +161,16 @@ chunks of the jobs before; and the addresses of a gather's plan, or `WHOLE`, `SE
 
 WHOLE, SEALS, WIDENS = 0, 1, 2  # no addresses. In a row that widens, `STARTS` is the address of a `scaling_row`
 
-SCALING_WORDS, VALUES_KIND = 7, 2
+SCALING_WORDS, VALUES_KIND = 8, 2
 VALUES = ("F8_E4M3", "F8_E5M2", "I8")
+_STREAMED = 4 << 20  # values whose results, of twice their bytes, are more than caches of one CPU hold
 
 
 def scaling_row(scaling: Scaling, nbytes: int) -> tuple[int, ...]:
     """Return a scaling as words, or raise ValueError unless the scales are those of `nbytes` values.
 
     The words: the address of the scales, 1 if they are F32, the kind of the values, the columns, the rows and the
-    columns that share a scale, and the number of scales across all columns.
+    columns that share a scale, the number of scales across all columns, and 1 if results are to be streamed.
     """
     columns, tall, wide = scaling.columns, scaling.rows_a_scale, scaling.columns_a_scale
     across = -(-columns // wide)
@@ -179,7 +180,7 @@ def scaling_row(scaling: Scaling, nbytes: int) -> tuple[int, ...]:
     if across == 1:  # whole rows: longer runs
         columns, tall, wide = columns * tall, 1, columns * tall
     kinds = int(scaling.dtype == "F32"), VALUES.index(scaling.values)
-    return scaling.memory.address, *kinds, columns, tall, wide, across
+    return scaling.memory.address, *kinds, columns, tall, wide, across, int(nbytes >= _STREAMED)
 
 
 class Engine(Protocol):

@@ -42,7 +42,7 @@ INSTRUCTION_SETS = {
 _AVX512 = ("avx512f", "avx512bw", "avx512vl", "avx512cd", "avx512dq")
 _VAES = ("aes", "pclmul", "prfchw", "vaes", "vpclmulqdq")
 _TARGETS = {
-    ("x86", 64): ("x86-64-v4", _VAES),
+    ("x86", 64): ("x86-64-v4", (*_VAES, "avx512vbmi")),
     ("x86", 32): ("x86-64-v3", _VAES),
     ("x86", 16): ("x86-64", ("aes", "pclmul", "ssse3")),
     ("arm", 16): ("", ("neon", "aes")),
@@ -88,7 +88,10 @@ _CPUID_AVX = {
     (7, 0, _EBX): {"avx2": 5},
     (7, 0, _ECX): {"vaes": 9, "vpclmulqdq": 10},
 }
-_CPUID_AVX512 = {(7, 0, _EBX): {"avx512f": 16, "avx512dq": 17, "avx512cd": 28, "avx512bw": 30, "avx512vl": 31}}
+_CPUID_AVX512 = {
+    (7, 0, _EBX): {"avx512f": 16, "avx512dq": 17, "avx512cd": 28, "avx512bw": 30, "avx512vl": 31},
+    (7, 0, _ECX): {"avx512vbmi": 1},
+}
 _OSXSAVE = 27  # of ECX of leaf 1: the system lets programs ask which registers it saves
 _YMM, _ZMM = 0b110, 0b11100110  # of XCR0: the registers that it saves
 

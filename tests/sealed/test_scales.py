@@ -126,6 +126,19 @@ def test_all_values_by_all_unusual_scales_are_equal_bit_for_bit(key, kind):
     require_equal(fastrack.seal(values, key, scale=scales), key, values, scales)
 
 
+@each("kind", KINDS)
+@each("of", [(1, 1), (4195, 1), (33, 8)])  # 8 blocks of 128 columns, the last of which has 105
+def test_large_results_are_equal_wherever_they_begin(key, kind, of):
+    values = torch.randint(256, (4195, 1001), dtype=torch.uint8)
+    scales = torch.tensor(np.resize(UNUSUAL, of), dtype=torch.float32)
+    sealed = fastrack.seal(values.view(kind), key, scale=scales)
+    expected = words(widened_apart(values.view(kind), scales, sealed.context.scale.block))
+    for offset in (0, 1, 32):
+        out = torch.zeros(values.numel() + 64, dtype=torch.bfloat16)[offset:][: values.numel()].view(values.shape)
+        fastrack.to_device(sealed, keys=key, out=out, dtype="BF16")
+        assert torch.equal(out.view(torch.int16).int(), expected)
+
+
 @given(data=st.data())
 def test_any_shape_and_scale_is_equal_bit_for_bit(data):
     key, rows, columns = Key.from_bytes(SECRET), *(data.draw(st.integers(1, 300)) for _ in range(2))

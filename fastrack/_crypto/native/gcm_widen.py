@@ -1,7 +1,10 @@
 """Build the function that opens chunks of quantised values and widens them to BF16 by their scales, as LLVM IR.
 
-The values of a chunk stay in a buffer of its thread, and so in a cache: only the result is written to memory. No table
-is indexed by a value, and no branch depends on one.
+The values of a chunk stay in a buffer of its thread, and so in a cache: only the result is written to memory. No memory
+is indexed by a value or a scale, and no branch depends on one: tables of bytes are in registers.
+
+Large results are streamed past the caches. Streamed stores are complete when their thread takes the next chunks of its
+call, or finds that there are none: x86 has no locked instruction that passes them (Intel SDM, volume 3, section 13.3).
 """
 
 from __future__ import annotations
@@ -14,13 +17,16 @@ from llvmlite import ir
 from fastrack._crypto import base
 from fastrack._crypto.isa import InstructionSet
 from fastrack._crypto.native.gcm_ir import Variant, chunk_function, define_chunk, define_run, fill_zero
-from fastrack._crypto.native.llvm import I8, I16, I32, I64, emit_loop, pointer
+from fastrack._crypto.native.llvm import I8, I16, I32, I64, VOID, call, emit_loop, pointer
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE
 
 _Ends = tuple[ir.Value, ir.Value]  # the addresses of values and of results
+_Widen = Callable[[ir.Value], ir.Value]  # returns a vector of values as BF16
 
 _EXPONENT, _NAN = 0x7F800000, 0x7FC00000  # of float32
-_LARGE = (127 + 119) << 23  # the float32 2^119: scales below stay finite times 256, and by the largest F8_E4M3
+_MAGNITUDES = 128  # of a float of 8 bits; bytes of a table of them
+_LARGE = 256  # values in a block that repay its table
+_LINE = 64
 
 
 def widen_function(module: ir.Module, variant: Variant, name: str) -> ir.Function:
@@ -44,141 +50,199 @@ def _build_widen(function: ir.Function, variant: Variant) -> None:
             row = [builder.load(pointer(builder, scaling, 8 * word)) for word in range(base.SCALING_WORDS)]
             for kind in range(len(base.VALUES)):
                 with builder.if_then(builder.icmp_unsigned("==", row[base.VALUES_KIND], I64(kind))):
-                    _emit_runs(builder, kind, variant.isa, row, (buffer, target, chunk, size))
+                    _emit_blocks(builder, kind, variant.isa, row, (buffer, target, chunk, size))
         with clear:  # zeros by an infinite scale would be no zeros
             fill_zero(builder, target, builder.mul(size, I64(2)))
     builder.ret(good)
 
 
-def _emit_runs(
+def _emit_blocks(
     builder: ir.IRBuilder, kind: int, isa: InstructionSet, row: Sequence[ir.Value], place: tuple[ir.Value, ...]
 ) -> None:
-    """Emit the loop over the runs of values in a chunk that share a scale."""
-    scales, is_wide, _, columns, tall, wide, across = row
+    """Emit the loops over the blocks of a chunk that share a scale, and over the rows of each that are in the chunk."""
+    scales, is_wide, _, columns, tall, wide, across, streams = row
     buffer, target, chunk, size = place
-    add, sub, mul, select = builder.add, builder.sub, builder.mul, builder.select
+    add, sub, mul = builder.add, builder.sub, builder.mul
     start = mul(chunk, I64(CHUNK_SIZE))
-    stop = sub(add(start, size), I64(1))
-    (height, column), (last, last_column) = (
-        (builder.udiv(element, columns), builder.urem(element, columns)) for element in (start, stop)
-    )
-    block = builder.udiv(column, wide)
-    runs = sub(add(mul(last, across), builder.udiv(last_column, wide)), add(mul(height, across), block))
-    runs = select(builder.icmp_unsigned("==", size, I64(0)), I64(0), add(runs, I64(1)))
-    above = mul(builder.udiv(height, tall), across)
+    stop = add(start, size)
+    first, last = builder.udiv(start, columns), _divide_up(builder, stop, columns)
+    top_band = builder.udiv(first, tall)
 
-    def least(left: ir.Value, right: ir.Value) -> ir.Value:
-        return select(builder.icmp_unsigned("<", left, right), left, right)
+    def emit_band(index: ir.Value) -> None:
+        band = add(top_band, index)
+        top, bottom = mul(band, tall), mul(add(band, I64(1)), tall)
+        top, bottom = _larger(builder, top, first), _smaller(builder, bottom, last)
+        height = sub(bottom, top)
+        # Of a single row only the part that is in the chunk; it may have many blocks.
+        is_one = builder.icmp_unsigned("==", height, I64(1))
+        begin, end = mul(top, columns), mul(bottom, columns)
+        left = builder.udiv(sub(_larger(builder, start, begin), begin), wide)
+        right = _divide_up(builder, sub(_smaller(builder, stop, end), begin), wide)
+        left, right = builder.select(is_one, left, I64(0)), builder.select(is_one, right, across)
 
-    def body(_: ir.Value, offset: ir.Value, *at: ir.Value) -> list[ir.Value]:
-        column, block, above, within = at
-        edge = least(mul(add(block, I64(1)), wide), columns)
-        length = least(sub(edge, column), sub(size, offset))
-        scale = _load_scale(builder, scales, is_wide, add(above, block))
-        _emit_run(builder, kind, isa, scale, length, (add(buffer, offset), add(target, mul(offset, I64(2)))))
-        is_end = builder.icmp_unsigned("==", edge, columns)
-        within = add(within, builder.zext(is_end, I64))
-        is_next = builder.icmp_unsigned("==", within, tall)
-        return [
-            add(offset, length),
-            select(is_end, I64(0), edge),
-            select(is_end, I64(0), add(block, I64(1))),
-            select(is_next, add(above, across), above),
-            select(is_next, I64(0), within),
-        ]
+        def emit_block(index: ir.Value) -> None:
+            block = add(left, index)
+            scale = _load_scale(builder, scales, is_wide, add(mul(band, across), block))
+            column = mul(block, wide)
+            width = _smaller(builder, wide, sub(columns, column))
 
-    emit_loop(builder, runs, [I64(0), column, block, above, builder.urem(height, tall)], body)
+            def emit_rows(emit_run: Callable[..., None]) -> None:
+                def emit_row(index: ir.Value) -> None:
+                    at = add(add(begin, mul(index, columns)), column)
+                    low, high = _larger(builder, at, start), _smaller(builder, add(at, width), stop)
+                    length = sub(_larger(builder, low, high), low)
+                    offset = sub(low, start)
+                    emit_run(length, (add(buffer, offset), add(target, mul(offset, I64(2)))), streams)
+
+                emit_loop(builder, height, [], emit_row)
+
+            _emit_block(builder, kind, isa, scale, mul(height, width), emit_rows)
+
+        emit_loop(builder, sub(right, left), [], emit_block)
+
+    emit_loop(builder, sub(_divide_up(builder, last, tall), top_band), [], emit_band)
+
+
+def _divide_up(builder: ir.IRBuilder, value: ir.Value, by: ir.Value) -> ir.Value:
+    return builder.udiv(builder.add(value, builder.sub(by, I64(1))), by)
+
+
+def _smaller(builder: ir.IRBuilder, left: ir.Value, right: ir.Value) -> ir.Value:
+    return builder.select(builder.icmp_unsigned("<", left, right), left, right)
+
+
+def _larger(builder: ir.IRBuilder, left: ir.Value, right: ir.Value) -> ir.Value:
+    return builder.select(builder.icmp_unsigned(">", left, right), left, right)
 
 
 def _load_scale(builder: ir.IRBuilder, scales: ir.Value, is_wide: ir.Value, index: ir.Value) -> ir.Value:
-    """Return a scale as float32. One of BF16 is its upper half."""
+    """Return a scale as float32, with one NaN, which rounds to NaN. One of BF16 is its upper half."""
     address = builder.add(scales, builder.shl(index, builder.add(is_wide, I64(1))))
     upper = builder.add(address, builder.mul(is_wide, I64(2)))
     low, high = (builder.zext(builder.load(pointer(builder, half, 0, I16)), I32) for half in (address, upper))
     low = builder.mul(low, builder.trunc(is_wide, I32))
-    return builder.bitcast(builder.or_(builder.shl(high, I32(16)), low), ir.FloatType())
+    bits = builder.or_(builder.shl(high, I32(16)), low)
+    is_nan = builder.icmp_unsigned(">", builder.and_(bits, I32(0x7FFFFFFF)), I32(_EXPONENT))
+    return builder.bitcast(builder.select(is_nan, I32(_NAN), bits), ir.FloatType())
+
+
+def _emit_block(
+    builder: ir.IRBuilder,
+    kind: int,
+    isa: InstructionSet,
+    scale: ir.Value,
+    size: ir.Value,
+    emit_rows: Callable[[Callable[..., None]], None],
+) -> None:
+    """Emit the widening of a block of so many values by one scale.
+
+    A float of 8 bits is a sign and one of 128 magnitudes. All magnitudes by the scale are a table, which instructions
+    look up in registers. It repays in a large block. In a small one the table is that of the magnitudes alone.
+    """
+    if not has_tables(isa) or base.VALUES[kind] == "I8":
+        emit_rows(partial(_emit_run, builder, (isa.width, 8, 1), partial(_widen, builder, kind, scale)))
+        return
+    with builder.if_else(builder.icmp_unsigned("<", size, I64(_LARGE))) as (small, large):
+        with small:
+            emit_rows(partial(_emit_run, builder, (8, 1), partial(_widen, builder, kind, scale)))
+        with large:
+            words = _widen(builder, kind, scale, ir.VectorType(I8, _MAGNITUDES)(list(range(_MAGNITUDES))))
+            find = partial(_look_up, builder, _tables(builder, words))
+            emit_rows(partial(_emit_run, builder, (_LINE, 0), find))
 
 
 def _emit_run(
-    builder: ir.IRBuilder, kind: int, isa: InstructionSet, scale: ir.Value, length: ir.Value, ends: _Ends
+    builder: ir.IRBuilder, widths: Sequence[int], widen: _Widen, length: ir.Value, ends: _Ends, streams: ir.Value
 ) -> None:
-    """Emit the widening of a run of values by one scale.
-
-    The fast way is for scales by which no number becomes NaN. So time tells which scales are infinite, NaN, as good as
-    infinite, or zero for values with infinities, but nothing else.
-    """
-    if isa == isa.one_block and isa.architecture == "x86":  # converts no float16
-        _emit_loops(builder, (isa.width, 8, 1), scale, length, ends, partial(_widen, builder, kind))
-        return
-    size = builder.and_(builder.bitcast(scale, I32), I32(0x7FFFFFFF))
-    is_plain = builder.icmp_unsigned("<", size, I32(_LARGE))
-    if base.VALUES[kind] == "F8_E5M2":
-        is_plain = builder.and_(is_plain, builder.icmp_unsigned("!=", size, I32(0)))
-    with builder.if_else(is_plain) as (fast, slow):
-        with fast:
-            exact = builder.fmul(scale, ir.FloatType()(256.0 if base.VALUES[kind] == "F8_E4M3" else 1.0))
-            _emit_loops(builder, (isa.width, 16, 1), exact, length, ends, partial(_widen_plain, builder, kind))
-        with slow:
-            _emit_loops(builder, (8, 1), scale, length, ends, partial(_widen, builder, kind))
-
-
-def _emit_loops(
-    builder: ir.IRBuilder,
-    widths: tuple[int, ...],
-    scale: ir.Value,
-    length: ir.Value,
-    ends: _Ends,
-    widen: Callable[[ir.Value, ir.Value], ir.Value],
-) -> None:
-    """Emit loops over values: so many at a time, then the rest in smaller groups, and then each."""
+    """Emit loops over values: so many at a time, then the rest in smaller groups; with 0 the rest at once."""
     source, target = ends
     for lanes in widths:
-        factor = _splat(builder, scale, lanes)
+        if not lanes:
+            # Even a store of nothing brings a line into the cache, which slows a streamed store that follows.
+            with builder.if_then(builder.icmp_unsigned("!=", length, I64(0))):
+                _emit_rest(builder, widths[0], widen, length, (source, target))
+            break
 
         def body(
-            _: ir.Value, source: ir.Value, target: ir.Value, lanes: int = lanes, factor: ir.Value = factor
+            streaming: bool, _: ir.Value, source: ir.Value, target: ir.Value, lanes: int = lanes
         ) -> list[ir.Value]:
-            values = builder.load(pointer(builder, source, 0, ir.VectorType(I8, lanes)), align=1)
-            result = widen(values, factor)
-            builder.store(result, pointer(builder, target, 0, result.type), align=1)
+            result = widen(builder.load(pointer(builder, source, 0, ir.VectorType(I8, lanes)), align=1))
+            place = pointer(builder, target, 0, result.type)
+            stored = builder.store(result, place, align=_LINE if streaming else 1)
+            if streaming:
+                stored.set_metadata("nontemporal", builder.module.add_metadata([I32(1)]))
             return [builder.add(source, I64(lanes)), builder.add(target, I64(2 * lanes))]
 
-        source, target = emit_loop(builder, builder.udiv(length, I64(lanes)), [source, target], body)
-        length = builder.urem(length, I64(lanes))
+        count, rest = builder.udiv(length, I64(lanes)), builder.urem(length, I64(lanes))
+        if lanes == _LINE:
+            # A line that is streamed is not read first.
+            is_line = builder.icmp_unsigned("==", builder.and_(target, I64(_LINE - 1)), I64(0))
+            streamed = builder.select(is_line, builder.mul(count, streams), I64(0))
+            source, target = emit_loop(builder, streamed, [source, target], partial(body, True))
+            count = builder.sub(count, streamed)
+        source, target = emit_loop(builder, count, [source, target], partial(body, False))
+        length = rest
 
 
-def _widen(builder: ir.IRBuilder, kind: int, values: ir.Value, factor: ir.Value) -> ir.Value:
-    """Return values by any scale as BF16."""
-    size = ir.VectorType(I32, values.type.count)
-    product = builder.fmul(_float(builder, kind, values, size), factor)
-    is_nan = builder.fcmp_unordered("uno", product, product)
-    rounded = builder.select(is_nan, _constant(size, _NAN), _round(builder, product))
-    return builder.trunc(builder.ashr(rounded, _constant(size, 16)), ir.VectorType(I16, size.count))
+def _emit_rest(builder: ir.IRBuilder, lanes: int, widen: _Widen, length: ir.Value, ends: _Ends) -> None:
+    """Emit the widening of fewer values than lanes."""
+    kind = ir.VectorType(I8, lanes)
+    mask = builder.icmp_unsigned("<", kind(list(range(lanes))), _splat(builder, builder.trunc(length, I8), lanes))
+    source, target = (builder.inttoptr(end, I8.as_pointer()) for end in ends)
+    values = call(builder, f"llvm.masked.load.v{lanes}i8.p0", kind, source, I32(1), mask, _constant(kind, 0))
+    result = widen(values)
+    call(builder, f"llvm.masked.store.v{lanes}i16.p0", VOID, result, target, I32(1), mask)
 
 
-def _widen_plain(builder: ir.IRBuilder, kind: int, values: ir.Value, factor: ir.Value) -> ir.Value:
-    """Return values by a plain scale as BF16; for F8_E4M3 by a scale times 256.
+def _widen(builder: ir.IRBuilder, kind: int, scale: ir.Value, values: ir.Value) -> ir.Value:
+    """Return values by a scale as BF16."""
+    count = values.type.count
+    product = builder.fmul(_float(builder, kind, values, ir.VectorType(I32, count)), _splat(builder, scale, count))
+    halves = builder.bitcast(_round(builder, product), ir.VectorType(I16, 2 * count))
+    words = _pick(builder, halves, halves, range(1, 2 * count, 2))
+    every = partial(_constant, words.type)
+    is_nan = builder.icmp_unsigned(">", builder.and_(words, every(0x7FFF)), every(_EXPONENT >> 16))
+    return builder.select(is_nan, every(_NAN >> 16), words)
 
-    An F8_E5M2 is the upper half of a float16. With an F8_E4M3 as its exponent and fraction a float16 is 256 times less,
-    as its bias is 8 more. Every float16 becomes a normal float32.
-    """
-    name, count = base.VALUES[kind], values.type.count
-    words, floats = ir.VectorType(I16, count), ir.VectorType(ir.FloatType(), count)
-    if name == "I8":
-        exact = builder.sitofp(values, floats)
-    else:
-        bits = builder.shl(builder.sext(values, words), _constant(words, 8 if name == "F8_E5M2" else 7))
-        if name == "F8_E4M3":
-            bits = builder.and_(bits, _constant(words, 0xBFFF))
-        exact = builder.fpext(builder.bitcast(bits, ir.VectorType(ir.HalfType(), count)), floats)
-    rounded = builder.bitcast(_round(builder, builder.fmul(exact, factor)), ir.VectorType(I16, 2 * count))
-    odd = ir.VectorType(I32, count)(list(range(1, 2 * count, 2)))
-    result = builder.shuffle_vector(rounded, rounded, odd)  # the upper halves
-    if name == "I8":
-        return result
-    least = _constant(values.type, 0x7F if name == "F8_E4M3" else 0x7D)
-    is_nan = builder.icmp_unsigned(">=", builder.and_(values, _constant(values.type, 0x7F)), least)
-    return builder.select(is_nan, _constant(words, _NAN >> 16), result)
+
+def _tables(builder: ir.IRBuilder, words: ir.Value) -> list[ir.Value]:
+    """Return the lower bytes of words, and the upper ones, each as two vectors."""
+    cast = builder.bitcast(words, ir.VectorType(I8, 2 * words.type.count))
+    return [
+        _pick(builder, cast, cast, range(half + start, half + start + 2 * _LINE, 2))
+        for start in (0, 1)
+        for half in (0, 2 * _LINE)
+    ]
+
+
+def _look_up(builder: ir.IRBuilder, tables: Sequence[ir.Value], values: ir.Value) -> ir.Value:
+    """Return the words of the magnitudes of values, with the signs of the values unless they are NaN."""
+    kind = values.type
+    every = partial(_constant, kind)
+    # The halves of a vector in turn, 8 bytes of each, as below they are put together in blocks of 16 bytes.
+    words = builder.bitcast(values, ir.VectorType(I64, 8))
+    values = builder.bitcast(_pick(builder, words, words, [0, 4, 1, 5, 2, 6, 3, 7]), kind)
+    low, high = (permute(builder, values, *tables[start : start + 2]) for start in (0, 2))
+    is_nan = builder.and_(
+        builder.icmp_unsigned("==", low, every(_NAN >> 16 & 0xFF)), builder.icmp_unsigned("==", high, every(_NAN >> 24))
+    )
+    signed = builder.xor(high, builder.and_(values, every(0x80)))
+    high = builder.select(is_nan, high, signed)
+    halves = []
+    for start in (0, 8):
+        order = [16 * block + start + place + which for block in range(4) for place in range(8) for which in (0, _LINE)]
+        halves.append(builder.bitcast(_pick(builder, low, high, order), ir.VectorType(I16, 32)))
+    return _pick(builder, halves[0], halves[1], range(_LINE))
+
+
+def has_tables(isa: InstructionSet) -> bool:
+    """Return whether an instruction set has the instruction of `permute`."""
+    return isa.native == _LINE
+
+
+def permute(builder: ir.IRBuilder, values: ir.Value, first: ir.Value, second: ir.Value) -> ir.Value:
+    """Return the bytes of a table at the lower seven bits of values."""
+    return call(builder, "llvm.x86.avx512.vpermi2var.qi.512", values.type, first, values, second)
 
 
 def _float(builder: ir.IRBuilder, kind: int, values: ir.Value, size: ir.VectorType) -> ir.Value:
@@ -216,3 +280,7 @@ def _splat(builder: ir.IRBuilder, value: ir.Value, lanes: int) -> ir.Value:
     kind = ir.VectorType(value.type, lanes)
     first = builder.insert_element(kind(ir.Undefined), value, I32(0))
     return builder.shuffle_vector(first, first, ir.VectorType(I32, lanes)([0] * lanes))
+
+
+def _pick(builder: ir.IRBuilder, left: ir.Value, right: ir.Value, order: Sequence[int]) -> ir.Value:
+    return builder.shuffle_vector(left, right, ir.VectorType(I32, len(order))(list(order)))

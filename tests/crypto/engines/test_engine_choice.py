@@ -15,7 +15,7 @@ from fastrack.errors import DeviceError
 NARROW = ("x86", "aes", "pclmul", "ssse3")
 LEVEL_3 = ("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt", "sse4.2")
 VAES = (*LEVEL_3, "prfchw", "vaes", "vpclmulqdq")
-WIDE = ("avx512f", "avx512bw", "avx512vl", "avx512cd", "avx512dq")
+WIDE = ("avx512f", "avx512bw", "avx512vl", "avx512cd", "avx512dq", "avx512vbmi")
 
 
 needs_vectors = pytest.mark.skipif(available_engines()[0] == "openssl", reason="this CPU has no vector engine")

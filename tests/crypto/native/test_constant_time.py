@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
+import numpy as np
 import pytest
 from cryptography.hazmat.primitives.hashes import SHA512
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
@@ -31,9 +32,10 @@ from helpers import reference
 from helpers.cases import each
 
 from fastrack._crypto import native
-from fastrack._crypto.base import SEALS, WHOLE
+from fastrack._crypto.base import SEALS, VALUES, WHOLE, WIDENS, HostMemory, Scaling, scaling_row
 from fastrack._crypto.cobblestone import DERIVED_SIZE, PREFIXES
 from fastrack._crypto.vector import SCHEDULE_SIZE, derivation_table
+from fastrack._crypto.widening import widen
 from fastrack._crypto.workers import NONE_BAD
 from fastrack.format import CHUNK_SIZE, COMMITMENT_SIZE, SALT_SIZE, SEALED_CHUNK_SIZE
 
@@ -73,6 +75,7 @@ VERDICTS = {
     "verify_run": 1 + 1,  # a look; a swap
     "open_gather": 2 + 2,  # copies of `ranges_function`; a look after each of the two calls
     "open_jobs": 2 + 4 + 3,  # copies of `_build_reencrypt`; a look after each of the four calls; swaps
+    "widen": 2 + 2,  # copies of `_build_widen`, which open and then look at the result
 }
 
 
@@ -150,6 +153,36 @@ def message_cases(form, size):
         yield Case("open_jobs", ["material", "plain"], memory, calls, bad, expected)
 
 
+# Values: rows of 2000, so that scales by rows are of large blocks, and others of small ones; special values are there.
+COLUMNS = 2000
+UNUSUAL = [0.0, -0.0, 1.5, 1e-41, 2.0**119, -(2.0**127), float("inf"), float("-inf"), float("nan"), 0.3]
+
+
+def widen_cases(form, size):
+    """Return cases of widening, with scales that are secret as well."""
+    key, bits = bytes(range(size)), 8 * size
+    values = np.frombuffer(PLAIN, np.uint8)
+    for number, dtype in enumerate(VALUES):
+        for is_wide, (tall, wide) in enumerate([(3, 128), (1, COLUMNS)]):
+            across = -(-COLUMNS // wide)
+            scales = np.resize(np.float32(np.roll(UNUSUAL, number)), across * -(-SIZE // (COLUMNS * tall)))
+            scales = scales if is_wide else (scales.view(np.uint32) >> 16).astype(np.uint16)
+            memory = HostMemory.of(scales.view(np.uint8))
+            scaling = Scaling(memory, "F32" if is_wide else "BF16", dtype, COLUMNS, tall, wide)
+            widened = widen(values, 0, scaling).tobytes()
+            for altered in ALTERED[:2]:
+                bad = min(altered, default=NONE_BAD)
+                expected = bytearray(widened)
+                for chunk in altered:
+                    expected[2 * chunk * CHUNK_SIZE : 2 * (chunk + 1) * CHUNK_SIZE] = bytes(2 * CHUNK_SIZE)
+                sealed = alter(reference.seal(key, NONCE, PLAIN, ends=False), altered)
+                words = {"material": key + NONCE, "sealed": sealed, "wide": bytes(2 * SIZE), "scales": scales.tobytes()}
+                words["scaling"] = ["scales", *scaling_row(scaling, SIZE)[1:]]
+                words["jobs"] = ["material", bits, "sealed", "wide", SIZE, 0, WIDENS, "scaling", 0]
+                calls = [(f"open_jobs_{form}", ["jobs", 1, CHUNKS, *ALONE])]
+                yield Case("widen", ["material", "scales"], words, calls, bad, {"wide": bytes(expected)})
+
+
 def derivation_cases(form, size):
     """Return cases of deriving message keys: several and one, with right and with wrong commitments."""
     secret = bytes(range(1, size + 1))
@@ -177,7 +210,7 @@ def cases_of(form):
     cases = []
     end = native.suffix_of(form)[1:]
     for size in 16, 32:
-        cases += [*message_cases(end, size), *derivation_cases(end, size)]
+        cases += [*message_cases(end, size), *widen_cases(end, size), *derivation_cases(end, size)]
     order = list(VERDICTS)
     return sorted(cases, key=lambda case: order.index(case.name) if case.name in order else -1)
 

@@ -36,7 +36,8 @@ LEVEL_4 = {
     "AVX512BW": (7, EBX, 30),
     "AVX512VL": (7, EBX, 31),
 }
-FLAGS = NARROW | LEVEL_3 | PREFETCH | VAES | LEVEL_4
+VBMI = {"AVX512VBMI": (7, ECX, 1)}
+FLAGS = NARROW | LEVEL_3 | PREFETCH | VAES | LEVEL_4 | VBMI
 
 # Of XCR0: the states of registers that the kernel saves (Intel SDM, volume 1, section 13.3).
 X87, XMM, YMM, MASKS, ZMM_UPPER, ZMM_16_TO_31, AMX = 1, 1 << 1, 1 << 2, 1 << 5, 1 << 6, 1 << 7, 0b11 << 17
@@ -48,7 +49,7 @@ SANDY_BRIDGE = {**WESTMERE, "AVX": FLAGS["AVX"]}
 HASWELL = NARROW | LEVEL_3
 SKYLAKE_X = HASWELL | PREFETCH | LEVEL_4
 ZEN_3 = HASWELL | PREFETCH | VAES
-ZEN_4 = ICE_LAKE = ZEN_3 | LEVEL_4
+ZEN_4 = ICE_LAKE = ZEN_3 | LEVEL_4 | VBMI
 
 ALL = ("vaes-512", "vaes-256", "aesni")
 
@@ -110,7 +111,7 @@ def test_a_cpu_gets_the_forms_that_it_can_run(use, flags, saved, expected):
 @each("name", FLAGS)
 def test_no_form_is_chosen_without_one_of_its_flags(use, name):
     use(StandIn({flag: place for flag, place in ICE_LAKE.items() if flag != name}))
-    assert supported_instruction_sets() == (() if name in NARROW else ALL[1:] if name in LEVEL_4 else ALL[2:])
+    assert supported_instruction_sets() == (() if name in NARROW else ALL[1:] if name in LEVEL_4 | VBMI else ALL[2:])
 
 
 def test_no_form_is_chosen_by_flags_that_are_not_its_own(use):
@@ -181,7 +182,8 @@ def test_there_are_no_forms_without_machine_code(use):
 # The names of LLVM, of the kernel's /proc/cpuinfo, and of a compiler's cpuid.h.
 NAMES = """
 aes aes AES; avx avx AVX; avx2 avx2 AVX2; avx512bw avx512bw AVX512BW; avx512cd avx512cd AVX512CD;
-avx512dq avx512dq AVX512DQ; avx512f avx512f AVX512F; avx512vl avx512vl AVX512VL; bmi bmi1 BMI; bmi2 bmi2 BMI2;
+avx512dq avx512dq AVX512DQ; avx512f avx512f AVX512F; avx512vbmi avx512vbmi AVX512VBMI;
+avx512vl avx512vl AVX512VL; bmi bmi1 BMI; bmi2 bmi2 BMI2;
 f16c f16c F16C; fma fma FMA; lzcnt abm LZCNT; movbe movbe MOVBE; pclmul pclmulqdq PCLMUL; popcnt popcnt POPCNT;
 prfchw 3dnowprefetch PRFCHW; sse4.2 sse4_2 SSE4_2; ssse3 ssse3 SSSE3; vaes vaes VAES; vpclmulqdq vpclmulqdq VPCLMULQDQ
 """
