@@ -15,7 +15,7 @@ from fastrack._files.writer import save_file
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource
 from fastrack._sealed.scales import WIDENED
 from fastrack._sealed.tensor import SealedRows, SealedTensor, select_box
-from fastrack._sets.folder import SealedFolder, is_widened, merge_tensors, open_folder
+from fastrack._sets.folder import SealedFolder, merge_tensors, open_folder
 from fastrack._sets.load_file import load_file, resolve_anchor
 from fastrack._tensors import dtypes
 from fastrack._tensors.arrays import installed, storage_key
@@ -50,7 +50,8 @@ def load_model(
     """Load sealed weights into the parameters and buffers of a torch module, on their devices.
 
     A tensor is authenticated and decrypted in the parameter's own memory. If its dtype differs, or the parameter is not
-    contiguous, a temporary tensor on that device is used.
+    contiguous, a temporary tensor on that device is used. Quantised values are multiplied by their scales and
+    widened to bfloat16, unless the parameter has their dtype, or the module one of the name of their scales.
 
     Of DTensors, for example in a module sharded by ``fully_shard``, each process opens only the chunks of its part.
     DTensors on the meta device become shards. Processes do not wait for each other.
@@ -128,7 +129,9 @@ def load_model(
             _refuse_subclass(name, tensor)
     steps, problems = _plan(module, state, weights, target)
     missing = [name for name in state if name not in weights and not _is_filled(state[name], steps)]
-    unexpected = [name for name in weights if name not in state]
+    widened = [step.sealed for step in steps if step.dtype != step.sealed.dtype]
+    applied = {scale.name for sealed in widened if (scale := getattr(sealed, "scale", None)) is not None}
+    unexpected = [name for name in weights if name not in state and name not in applied]
     if strict:
         for kind, names in (("Missing", missing), ("Unexpected", unexpected)):
             if names:
@@ -326,7 +329,7 @@ def _plan(
         held = owners.get(id(tensor))
         part: SealedTensor | SealedRows = sealed
         local = tensor
-        dtype = WIDENED if is_widened(sealed, weights) else sealed.dtype
+        dtype = WIDENED if _is_widened(sealed, tensor, state) else sealed.dtype
         fits = held is not None and fits_in_place(sealed, tensor, dtype)
         if not fits:
             problem = _problem(sealed, tensor, held, device, dtype)
@@ -342,6 +345,11 @@ def _plan(
             target = names[local.device] = canonical(local.device)
         steps.append(Step(part, tensor, local, target, fits, held or (), dtype))
     return steps, problems
+
+
+def _is_widened(sealed: SealedTensor, tensor: Any, state: Mapping[str, Any]) -> bool:
+    """Return True for quantised values if the module has another dtype, and no place for their scales."""
+    return sealed.scale is not None and sealed.scale.name not in state and dtypes.to_torch(sealed.dtype) != tensor.dtype
 
 
 def _meta_device(tensor: Any, device: str | None) -> str:

@@ -143,6 +143,22 @@ def test_modules_of_any_dtype_are_filled_with_the_products(sealed, plain):
     require_equal(model.state_dict(), expected)
 
 
+def test_a_module_without_a_place_for_scales_gets_the_products_of_a_single_file_too(tmp_path):
+    name, (rows, columns) = next(iter(LINEAR.items()))
+    values, scales = torch.ones(rows, columns, dtype=torch.int8), torch.full((rows, 1), 0.5)
+    fastrack.save_file({name: values, f"{name}_scale": scales}, tmp_path / "one", KEY, scales={name: f"{name}_scale"})
+    model = Model({name: values}, torch.bfloat16)
+    assert fastrack.load_model(model, tmp_path / "one", KEY, strict=True) == ([], [])
+    assert (model.state_dict()[name] == 0.5).all()
+    raw = torch.nn.Module()
+    raw.register_buffer("w", torch.zeros(rows, columns, dtype=torch.int8))
+    raw.register_buffer("w_scale", torch.zeros(rows, 1))
+    fastrack.save_file({"w": values, "w_scale": scales}, tmp_path / "two", KEY, scales={"w": "w_scale"})
+    fastrack.load_model(raw, tmp_path / "two", KEY)
+    assert torch.equal(raw.w, values)
+    assert torch.equal(raw.w_scale, scales)
+
+
 def test_transformers_gets_the_products(sealed):
     lazy, expected = lazy_weights(load_folder(sealed, KEY).weights(), KeyRing(KEY)), seen(sealed)
     assert {weight.dtype for weight in lazy.values()} == {torch.bfloat16}
