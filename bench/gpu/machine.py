@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 from bench.gpu import needs
 from bench.machine import ROOT, read_machine
+from fastrack._util import nvml
 
 _OLDEST = (8, 0)
 
@@ -23,8 +24,6 @@ def main(argv):
 
 def read(device):
     """Return the machine: software, CPU, memory, GPU, and the driver's word on confidential mode."""
-    from fastrack._devices import nvml  # late, as all that takes NumPy
-
     gpu = read_gpu(int(device.removeprefix("cuda:")))
     machine, graphics = read_machine(), None
     if needs.lacks("pynvml") is None:
@@ -36,8 +35,6 @@ def read(device):
 
 def read_gpu(index):
     import cupy
-
-    from fastrack._devices import nvml
 
     runtime = cupy.cuda.runtime
     properties = runtime.getDeviceProperties(index)

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from fastrack._cli.console import STDOUT, print_json, stdout
 from fastrack._cli.machine import read_cpu, read_memory, read_software
-from fastrack._devices.nvml import read_graphics
 from fastrack._util.atomic import new_file
+from fastrack._util.nvml import read_graphics
 
 _WIDTH = 130  # columns of a table of steps, whose words would be broken in fewer
 _NARROW = 80  # columns that a line is easily read in

@@ -17,7 +17,7 @@ from bench.gpu.ptx import PtxGpu, Violation
 from fastrack._crypto.gather import GatherPlan
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not find_libraries(), reason="there is no NVRTC wheel")]
-THIS = "ptx/test_faults.py::test_without_a_fault_nothing_is_found"
+THIS = "ptx/test_ptx_faults.py::test_without_a_fault_nothing_is_found"
 FAULTS = [mutant.name for mutant in MUTANTS if THIS in mutant.tests]
 
 
