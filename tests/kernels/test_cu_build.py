@@ -71,9 +71,13 @@ def nvrtc(index):
 COMPILERS = {"nvcc": nvcc, "nvrtc": lambda: nvrtc(0)}
 if len(find_libraries()) > 1:
     COMPILERS["nvrtc-other"] = lambda: nvrtc(1)
+BY_DAY = ("nvcc", "nvrtc")
 
 
-@pytest.fixture(scope="module", params=COMPILERS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=[] if name in BY_DAY else pytest.mark.nightly) for name in COMPILERS],
+)
 def reports(request, build_folder):
     """Reads the reports of ptxas on every kernel, by architecture."""
     name, compile_for = COMPILERS[request.param]()

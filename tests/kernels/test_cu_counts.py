@@ -34,7 +34,13 @@ def test_what_interpreted_kernels_do_for_a_chunk_was_agreed_on(compiled, kernel)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", counts.ARCHITECTURES)
+@pytest.mark.parametrize(
+    "architecture",
+    [
+        pytest.param(each, marks=[] if each == counts.INTERPRETED else pytest.mark.nightly)
+        for each in counts.ARCHITECTURES
+    ],
+)
 def test_the_machine_instructions_for_16_bytes_were_agreed_on(compiled, architecture):
     if not sass.find_disassembler():
         pytest.skip("there is no nvdisasm to read machine code")

@@ -8,7 +8,6 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from helpers.cases import each
 from helpers.kernel_nvrtc import find_libraries, version_of
 from helpers.kernel_ptx import compile_ptx
 
@@ -44,7 +43,7 @@ def test_all_known_answers_are_right(text, request):
     print(f"\n{request.node.callspec.id}, {way}: 94 of 94 known answers in {len(gpu.reports)} launches")  # noqa: T201
 
 
-@each("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.nightly)])
 def test_warps_may_run_in_any_order(text, seed):
     gpu = PtxGpu(text, seed=seed)
     assert known.check(gpu, sizes=(700,), blocks=(1,), columns=(64,)) == 32
@@ -70,7 +69,7 @@ def do_all(text, seed, bits):
     return [(kernel, report.trace) for kernel, report in gpu.reports]
 
 
-@each("bits", [128, 256])
+@pytest.mark.parametrize("bits", [pytest.param(128, marks=pytest.mark.nightly), 256])
 def test_keys_and_texts_of_one_length_take_the_same_steps_banks_and_addresses(text, bits):
     first, second = (do_all(text, seed, bits) for seed in (1, 2))
     assert first == second
