@@ -66,7 +66,7 @@ def scale_of(
     """
     try:
         if block is None:
-            block = _block(shape, scale_shape)
+            block = _block(shape, scale_shape) if dtype in _VALUES else (1, 1)  # which is refused for its dtype
         scale = Scale(block, scale_dtype, name, scale_shape)
         scale.check(dtype, shape)
     except FormatError as error:

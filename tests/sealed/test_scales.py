@@ -288,7 +288,9 @@ def test_scales_that_do_not_fit_are_refused(key, shape, of):
 
 
 def test_values_and_scales_of_other_dtypes_are_refused(key, tmp_path):
-    for values, scales in ((np.ones(2, np.int16), np.ones(1, np.float32)), (np.ones(2, np.int8), np.ones(1))):
+    one = np.ones(1, np.float32)
+    unlike = np.ones((3, 4), np.float32), np.ones((256, 1), np.float32)  # whose shapes do not fit either
+    for values, scales in ((np.ones(2, np.int16), one), (np.ones(2, np.int8), np.ones(1)), unlike):
         with pytest.raises(ValueError, match="expected scales of F32 or BF16"):
             fastrack.seal(values, key, scale=scales)
     pair = {"w": np.ones((2, 2), np.int8), "s": np.ones(1, np.float32)}
