@@ -1,6 +1,6 @@
 """The kernels' PTX, interpreted: known answers, in any order of warps, and the same work for any key and text.
 
-A launch fails at a race, an access out of bounds or to what nobody wrote, and at a barrier that not all threads reach.
+A launch fails at a race, an access out of bounds or to what was never written, and a barrier that not all threads reach.
 `FASTRACK_NVRTC` names folders with other versions of NVRTC, as `make ptx` does.
 """
 
@@ -14,7 +14,7 @@ from helpers.kernel_ptx import compile_ptx
 from bench.gpu import known
 from bench.gpu.launches import ByteRuns
 from bench.gpu.ptx import PtxGpu
-from bench.gpu.ptx.operations import _fused
+from bench.gpu.ptx.operations import fused
 from fastrack._crypto.base import Scaling
 from fastrack._devices.cuda.nvrtc import KERNELS
 
@@ -88,13 +88,13 @@ def test_each_lookup_in_a_table_takes_one_pass(text):
     assert [site for site in lookups if site.passes != site.requests] == []
 
 
-def test_a_fused_multiplication_rounds_once():
+def test_afused_multiplication_rounds_once():
     random = np.random.default_rng(0)
     a, b, c = (np.ldexp(random.integers(-(2**24), 2**24, 2000), random.integers(-40, 40, 2000)) for _ in range(3))
     a, b, c = (numbers.astype(np.float32) for numbers in (a, b, c))
     # A product in the middle of two floats, and what is far below it decides.
     a[:2], b[:2], c[:2] = 1 + 2**-12, 1 + 2**-12, (2**-80, -(2**-80))
-    for found, *numbers in zip(_fused(a, b, c), a, b, c, strict=True):
+    for found, *numbers in zip(fused(a, b, c), a, b, c, strict=True):
         x, y, z = (Fraction(float(number)) for number in numbers)
         near = (np.nextafter(found, np.float32(end)) for end in (-np.inf, np.inf))
         assert all(abs(Fraction(float(found)) - x * y - z) <= abs(Fraction(float(each)) - x * y - z) for each in near)

@@ -161,7 +161,7 @@ def _float(function):
     return special
 
 
-def _fused(a, b, c):
+def fused(a, b, c):
     """Return a times b, which a double holds, plus c, rounded once: to an odd double, then to a float (Boldo, 2008)."""
     product, c = a.astype(np.float64) * b, c.astype(np.float64)
     total = product + c
@@ -318,4 +318,4 @@ def _lop3(instruction, registers):
 
 _SPECIAL = {"mov": _mov, "setp": _setp, "selp": _selp, "not": _not, "neg": _neg, "mul": _mul, "mad": _mad, "cvt": _cvt,
             "prmt": _prmt, "dp4a": _dp4a, "shf": _shf, "bfi": _bfi, "lop3": _lop3, "clmad": _clmad, "shl": _shift,
-            "shr": _shift, "abs": _float(np.abs), "fma": _float(_fused)}  # fmt: skip
+            "shr": _shift, "abs": _float(np.abs), "fma": _float(fused)}  # fmt: skip

@@ -17,7 +17,7 @@ from fastrack._devices.cuda.widening import widening_of
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, ciphertext_size
 
 Kind = Literal["open", "gather", "widen"]
-"""What a kernel does to segments, the first part of its name."""
+"""The work of a kernel on segments: the first part of its name."""
 
 SPREAD = 1024  # range of message numbers in a launch: their keys are on the device together
 _BF16_SIZE: Final = 2

@@ -16,7 +16,7 @@ KERNELS = ("prepare", *(f"{name}_{bits}" for name in ("open", "seal", "gather", 
 """The names of the kernels."""
 
 CUBINS = ("sm_80", "sm_90", "sm_100", "sm_120")
-"""What the kernels are compiled for when fastrack is built. GPUs of a later minor version run them too."""
+"""The architectures that fastrack's build compiles the kernels for. GPUs of a later minor version run them too."""
 
 PTX = "compute_100"
 """The PTX for other GPUs: those of 11.0, and those later than 12. No later target fits all of these."""
