@@ -1,6 +1,6 @@
 """The kernels' PTX, interpreted: known answers, in any order of warps, and the same work for any key and text.
 
-A launch fails at a race, an access out of bounds or to what was never written, and a barrier that not all threads reach.
+A launch fails at a race, an access out of bounds or to bytes never written, and a barrier that not all threads reach.
 `FASTRACK_NVRTC` names folders with other versions of NVRTC, as `make ptx` does.
 """
 
