@@ -41,9 +41,10 @@ def save_checkpoint(path: str | os.PathLike[str], state: Any, key: KeyLike | Non
     path : path
         The file to write; a ``.safetensors`` suffix is customary.
     state : pytree
-        Dicts (with str and int keys), lists and tuples of None, bool, int, float, str, bytes, torch tensors, NumPy
-        arrays and NumPy scalars, such as ``{"model": model.state_dict(), "optimizer": optimizer.state_dict(), "rng":
-        torch.get_rng_state(), "python": random.getstate(), "epoch": 3}``. Arrays are of any shape, in host memory.
+        What ``torch.load(weights_only=True)`` takes, with dense tensors in host memory, NumPy arrays and NumPy scalars,
+        paths, named tuples and `argparse.Namespace`, such as ``{"model": model.state_dict(), "optimizer":
+        optimizer.state_dict(), "rng": torch.get_rng_state(), "python": random.getstate(), "epoch": 3}``. A class, a
+        function or a member of an enum is stored by its name, if ``torch.serialization.add_safe_globals`` has it.
     key : KeyLike, optional
         The owner's key, as `seal` takes it.
 
@@ -112,9 +113,9 @@ def load_checkpoint(
     Returns
     -------
     pytree
-        The saved state, with the same types, dtypes and shapes, except that an OrderedDict becomes a dict, unless it
-        is the state dict of a module with its ``_metadata``, and parameters become tensors. Numbers are equal to the
-        last bit. Arrays that shared their memory are one array.
+        The saved state, with the same types, dtypes and shapes. Numbers are equal to the last bit. Arrays that shared
+        their memory are one array. A named tuple whose class ``torch.serialization.add_safe_globals`` does not have
+        is an equal one with the same fields.
 
     Raises
     ------
@@ -123,7 +124,7 @@ def load_checkpoint(
     UnknownKeyError
         If the key that sealed it is not among `keys`.
     FormatError
-        If it is not a checkpoint.
+        If it is not a checkpoint, or has a class, function or enum that ``torch.serialization.add_safe_globals`` lacks.
     DeviceError, RollbackError, SignatureError, OSError
         As from `to_device` and `load_file`.
 

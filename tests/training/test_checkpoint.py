@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import errno
 import json
@@ -16,7 +15,6 @@ import time
 import traceback
 from collections import OrderedDict
 from pathlib import Path
-from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -57,7 +55,7 @@ def exact(value):
     """Something that is equal for two values that are the same in type and in every bit."""
     kind = type(value)
     if kind in {dict, OrderedDict}:
-        return "dict", [(exact(key), exact(item)) for key, item in value.items()]
+        return kind, [(exact(key), exact(item)) for key, item in value.items()]
     if kind in {list, tuple}:
         return kind, [exact(item) for item in value]
     if kind is float:
@@ -199,11 +197,6 @@ def test_a_device_that_does_not_exist_is_named_before_anything_is_opened(path):
 # What cannot be kept
 
 
-class Pair(NamedTuple):
-    a: int
-    b: int
-
-
 class Text(str):
     __slots__ = ()
 
@@ -211,18 +204,8 @@ class Text(str):
 @each(
     ("state", "match"),
     [
-        ({"a": [1, {2, 3}]}, r"state\['a'\]\[1\]: .* got set"),
-        ({"a": (1, Pair(1, 2))}, r"state\['a'\]\[1\]: .* got Pair"),
         ({5: len}, r"state\[5\]: .* got builtin_function_or_method"),
-        ([1j], r"state\[0\]: .* got complex"),
-        (torch.float32, r"state: .* got dtype"),
-        (torch.Size([1]), r"state: .* got Size"),
         (Text("a"), r"state: .* got Text"),
-        (collections.Counter("a"), r"state: .* got Counter"),
-        (collections.defaultdict(list), r"state: .* got defaultdict"),
-        ({"a": {(1, 2): 3}}, r"state\['a'\]: .*keys .* got tuple"),
-        ({True: 1}, r"state: .*keys .* got bool"),
-        ({1.0: 1}, r"state: .*keys .* got float"),
         (["\ud800"], r"state\[0\]: .*Unicode"),
         ({"\ud800": 1}, r"state\['\\ud800'\]: .*Unicode"),
         ({"a": np.array(["text"])}, r"state\['a'\]: .* <U4"),
@@ -279,9 +262,9 @@ NO_CHECKPOINTS += [
 NO_CHECKPOINTS += [b'{"checkpoint":%b,"state":1}' % version for version in (b"2", b"true", b"1.0")]
 NO_CHECKPOINTS += [b'{"checkpoint":1,"state":%b}' % state for state in (b"9" * 5000, b"[" * 100_000 + b"]" * 100_000)]
 NO_STATES = [{}, [], 1, ["list"], ["list", [], []], ["list", {}], ["list", "ab"], ["eval", "exit()"], [["list"], []]]
-NO_STATES += [["dict", items] for items in ({}, [["a"]], ["ab"], [["a", 1], ["a", 2]], [[None, 1]])]
+NO_STATES += [["dict", items] for items in ({}, [["a"]], ["ab"], [["a", 1], ["a", 2]], [[["list", []], 1]])]
 NO_STATES += [["state_dict", []], ["state_dict", [["a"]], None], ["state_dict", [], ["dict"]], ["state_dict", {}, 1]]
-NO_STATES += [["dict", [[["tuple", []], 1]]], ["float", "00"], ["float", 1], ["bytes", "0"], ["bytes", None]]
+NO_STATES += [["dict", [[["dict", []], 1]]], ["float", "00"], ["float", 1], ["bytes", "0"], ["bytes", None]]
 NO_STATES += [["int", digits] for digits in (5, "", "-", "1_0", " 1", "0x1")]
 NO_STATES += [["torch", -1], ["torch", True], ["torch", "0"], ["scalar", 0], ["list", [["torch", 0], ["numpy", 0]]]]
 
@@ -306,16 +289,23 @@ json_values = st.recursive(
     st.none()
     | st.booleans()
     | st.integers(-2, 9)
-    | st.sampled_from(["list", "tuple", "dict", "int", "float", "bytes", "torch", "numpy", "scalar", "0", ""]),
+    | st.sampled_from(["list", "tuple", "dict", "int", "float", "bytes", "torch", "numpy", "scalar", "0", ""])
+    | st.sampled_from(
+        ["set", "frozenset", "size", "constant", "device", "complex", "counter", "namedtuple", "parameter"]
+    ),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
 )
+
+
+def zero(_, framework):
+    return torch.zeros(()) if framework == "torch" else np.zeros(())
 
 
 @given(json_values)
 @settings(deadline=None)
 def test_whatever_the_skeleton_says_only_a_format_error_comes_of_it(state):
     with contextlib.suppress(FormatError):
-        decode_state(of(state), lambda *_: np.zeros(()))
+        decode_state(of(state), zero)
 
 
 @pytest.mark.parametrize(
