@@ -4,8 +4,7 @@
 
 `CheckpointWriter` and `CheckpointReader` are the StorageWriter and StorageReader of `torch.distributed.checkpoint`.
 Each process seals its shards into its own file; a sealed description, written last, commits the checkpoint.
-A checkpoint holds no pickle. `checkpoint_io` and `checkpoint_callback` are for the trainers of Lightning and
-transformers.
+A checkpoint holds no pickle. `fastrack.protect_checkpoints` has trainers of other libraries use these classes.
 
 Examples
 --------
@@ -32,15 +31,12 @@ require("torch", "fastrack.distributed", "torch")
 from fastrack.distributed._group import SecureGroup
 from fastrack.distributed._process_group import init_process_group
 from fastrack.distributed._reader import CheckpointReader
-from fastrack.distributed._trainers import checkpoint_callback, checkpoint_io
 from fastrack.distributed._writer import CheckpointWriter
 
 __all__ = [
     "CheckpointReader",
     "CheckpointWriter",
     "SecureGroup",
-    "checkpoint_callback",
-    "checkpoint_io",
     "init_process_group",
 ]
 

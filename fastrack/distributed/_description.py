@@ -24,12 +24,14 @@ from torch.distributed.checkpoint.metadata import (
 
 from fastrack._files.reader import SealedFile
 from fastrack._tensors import dtypes
-from fastrack._util.locations import locate_local
+from fastrack._util.locations import Location, join, locate, locate_target
 from fastrack.errors import FormatError
 
 NAME = "checkpoint.safetensors"
 """The file with the description. A checkpoint is there when this file is."""
 _VERSION = 1
+SHARDS = re.compile(r"shards-[0-9a-f]{32}\.safetensors")
+"""Names of the files of processes."""
 _ID = re.compile(r"[0-9a-f]{32}")
 _MAX_DIMENSIONS = 64
 _MEMBERS = {"distributed", "key", "files", "tensors", "values", "shards", "planner"}
@@ -51,35 +53,45 @@ class Shard:
 class InFolder:
     """The checkpoint folder that torch asks storage writers and readers for."""
 
-    _path: Path
+    _path: Location
 
     @property
     def checkpoint_id(self) -> str | os.PathLike[str]:
-        """The folder of the checkpoint."""
+        """The folder of the checkpoint, or its URL."""
         return self._path
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Return True for a path, and False for the URL of another storage."""
-        return "://" not in os.fspath(checkpoint_id)
+        """Return True for a path and for a URL."""
+        try:
+            locate(checkpoint_id)
+        except ValueError:
+            return False
+        return True
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Begin a checkpoint, in `checkpoint_id` if it is given."""
         if checkpoint_id:
-            self._path = locate_local(checkpoint_id)
+            self._path = locate_target(checkpoint_id)
 
 
-def shard_file(folder: Path, file_id: str) -> Path:
+def shard_file(folder: Location, file_id: str) -> Location:
     """Return the path of a process's file."""
-    return folder / f"shards-{file_id}.safetensors"
+    return join(folder, f"shards-{file_id}.safetensors")
 
 
-def own_files(folder: Path, key_id: str) -> Iterator[Path]:
+def own_files(folder: Location, key_id: str) -> Iterator[Location]:
     """Return the shard files under this key, including files of replaced or unfinished checkpoints.
 
     Other files with a similar name, for example in a shared folder, are skipped.
     """
-    for path in folder.glob("shards-*.safetensors"):
+    if isinstance(folder, Path):
+        names = [path.name for path in folder.iterdir()]
+    else:
+        from fastrack._remote.upload import list_names
+
+        names = list_names(folder)
+    for path in [join(folder, name) for name in names if SHARDS.fullmatch(name)]:
         with contextlib.suppress(OSError, FormatError), SealedFile(path) as file:
             if (file.kind, file.key_id, shard_file(folder, str(file.file_id))) == ("checkpoint", key_id, path):
                 yield path
@@ -122,7 +134,7 @@ def _find(shards: Mapping[MetadataIndex, Shard], index: MetadataIndex) -> Shard:
     return shards[index]
 
 
-def parse(document: Any, path: Path) -> tuple[Metadata, str]:
+def parse(document: Any, path: Location) -> tuple[Metadata, str]:
     """Return the metadata and the key id of a description. Raise FormatError if it is malformed."""
     try:
         return _parse(document)

@@ -30,7 +30,7 @@ from fastrack._training.checkpoint import find_message, load_checkpoint
 from fastrack._training.model import Step, fill, fits_in_place
 from fastrack._training.state import decode_state
 from fastrack._transfer.api import to_device
-from fastrack._util.locations import locate_local
+from fastrack._util.locations import join, locate_target
 from fastrack.distributed._description import NAME, InFolder, Shard, parse, shard_file
 from fastrack.distributed._writer import VALUES
 from fastrack.errors import AuthenticationError, FormatError
@@ -44,7 +44,7 @@ class CheckpointReader(InFolder, StorageReader):
 
     Parameters
     ----------
-    path : path
+    path : path or URL
         Folder of the checkpoint. ``checkpoint_id=`` of ``load`` replaces it.
     keys : KeySource, optional
         As for `fastrack.to_device`.
@@ -85,7 +85,7 @@ class CheckpointReader(InFolder, StorageReader):
         anchor: Anchor | str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
-        self._path = locate_local(path)
+        self._path = locate_target(path)
         self._ring = KeyRing.resolve(keys)
         self._anchor = anchor
         self._edition: Edition | None = None  # of the description, which names all file ids
@@ -101,7 +101,7 @@ class CheckpointReader(InFolder, StorageReader):
 
     def read_metadata(self) -> Metadata:
         """Open the description of the checkpoint."""
-        path = self._path / NAME
+        path = join(self._path, NAME)
         anchor = resolve_anchor(self._anchor)
         document = load_checkpoint(path, keys=self._ring, anchor=anchor)
         self._edition = None if anchor is None else anchor.edition

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from fastrack._files.importers import PlainTensor
-from fastrack._files.writer import write_sealed
+from fastrack._files.writer import without_content, write_sealed
 from fastrack._keys.keyring import KeyLike, sealing_key
 from fastrack._keys.keys import Key
 from fastrack._sealed.contexts import MessageContext, new_file_id
@@ -27,8 +27,8 @@ from fastrack._tensors.arrays import Bytes
 from fastrack._training.checkpoint import save_checkpoint
 from fastrack._training.state import encode_state
 from fastrack._transfer.api import seal_message
-from fastrack._util.locations import locate_local
-from fastrack.distributed._description import NAME, InFolder, Shard, checkpoint_index, own_files, shard_file
+from fastrack._util.locations import Location, Url, join, locate_target
+from fastrack.distributed._description import NAME, SHARDS, InFolder, Shard, checkpoint_index, own_files, shard_file
 
 VALUES = "values"
 """The message of all values of a process that are no tensors: the skeleton of a dict. Its arrays have numbers."""
@@ -40,13 +40,14 @@ class CheckpointWriter(InFolder, StorageWriter):
     The class of this name in `fastrack` writes samples of a data set.
 
     Each process seals its shards into one new file. Then the coordinator seals the description of all files into
-    ``checkpoint.safetensors``, by renaming, and removes the files of an earlier checkpoint. A process that is killed
-    at any moment leaves either the old checkpoint or the new one.
+    ``checkpoint.safetensors``, by renaming or in one request to a store, and removes the files of an earlier checkpoint
+    and of unfinished ones. A process that is killed at any moment leaves either the old checkpoint or the new one.
 
     Parameters
     ----------
-    path : path
-        Folder of the checkpoint, on a file system that all processes share. ``checkpoint_id=`` of ``save`` replaces it.
+    path : path or URL
+        Folder of the checkpoint, on a file system that all processes share, or in a store, such as
+        ``s3://bucket/run/step-100``. ``checkpoint_id=`` of ``save`` replaces it.
     key : KeyLike, optional
         The owner's key, as for `fastrack.seal`. All processes must pass the same key.
 
@@ -68,7 +69,7 @@ class CheckpointWriter(InFolder, StorageWriter):
 
     def __init__(self, path: str | os.PathLike[str], key: KeyLike | None = None) -> None:
         super().__init__()
-        self._path = locate_local(path)
+        self._path = locate_target(path)
         resolved = sealing_key(key)  # raises early if it is wrong
         self._key = key  # a path or a provider can go to another process, a Key cannot
         self._default = resolved if key is None else None  # torch saves on its own threads, outside a use_keys block
@@ -86,7 +87,8 @@ class CheckpointWriter(InFolder, StorageWriter):
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Make the folder, and tell the coordinator the key of this process."""
-        self._path.mkdir(parents=True, exist_ok=True)
+        if isinstance(self._path, Path):
+            self._path.mkdir(parents=True, exist_ok=True)
         return replace(plan, storage_data=self._sealing_key().id)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -110,15 +112,29 @@ class CheckpointWriter(InFolder, StorageWriter):
         """Commit the checkpoint, and remove the files of the replaced checkpoint."""
         key = self._sealing_key()
         shards = {result.index: result.storage_data for of_process in results for result in of_process}
-        save_checkpoint(self._path / NAME, checkpoint_index(metadata, shards, key.id), key=key)
+        save_checkpoint(join(self._path, NAME), checkpoint_index(metadata, shards, key.id), key=key)
         kept = {shard_file(self._path, shard.file_id) for shard in shards.values()}
-        for path in own_files(self._path, key.id):
-            if path not in kept:
-                with suppress(OSError):  # the checkpoint is complete without it
-                    path.unlink()
+        with suppress(OSError):  # the checkpoint is complete without it
+            for path in own_files(self._path, key.id):
+                if path not in kept:
+                    with suppress(OSError):
+                        _remove(path)
+            if isinstance(self._path, Url):
+                from fastrack._remote.upload import remove_parts
+
+                remove_parts(self._path, SHARDS)
 
 
-def _write_shards(plan: SavePlan, planner: SavePlanner, folder: Path, key: Key) -> list[WriteResult]:
+def _remove(path: Location) -> None:
+    if isinstance(path, Path):
+        path.unlink()
+        return
+    from fastrack._remote.upload import remove_object
+
+    remove_object(path)
+
+
+def _write_shards(plan: SavePlan, planner: SavePlanner, folder: Location, key: Key) -> list[WriteResult]:
     file_id = new_file_id()
     tensors: dict[str, PlainTensor] = {}
     elsewhere: dict[str, Callable[[MessageContext, Key], Bytes]] = {}
@@ -143,7 +159,8 @@ def _write_shards(plan: SavePlan, planner: SavePlanner, folder: Path, key: Key) 
 
 def _unpickle_own(planner: SavePlanner, item: WriteItem) -> Any:
     """Return the value that the planner has pickled in this process."""
-    data = planner.resolve_data(item)
+    with without_content(False):  # of a rehearsal, too
+        data = planner.resolve_data(item)
     assert isinstance(data, io.BytesIO)
     data.seek(0)
     return torch.load(data, weights_only=False)

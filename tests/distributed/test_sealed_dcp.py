@@ -180,10 +180,7 @@ def test_the_argument_checkpoint_id_names_the_folder(tmp_path):
     dcp.load(target, checkpoint_id=tmp_path / "y", storage_reader=CheckpointReader(tmp_path / "x", KEY), no_dist=True)
     assert bits(target) == bits(state())
     assert CheckpointWriter.validate_checkpoint_id(tmp_path)
-    assert not CheckpointReader.validate_checkpoint_id("s3://bucket/x")
-    for make in (CheckpointReader, CheckpointWriter):
-        with pytest.raises(ValueError, match="got a URL"):
-            make("s3://bucket/x", KEY)
+    assert not CheckpointReader.validate_checkpoint_id("")
 
 
 def test_a_planner_may_transform_what_it_saves(tmp_path):
@@ -329,7 +326,7 @@ def test_a_save_that_fails_leaves_the_old_checkpoint(folder):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     for wrong in [
         {"f": print},
-        {"s": {1, 2}},
+        {"s": range(2)},
         {"x": torch.zeros(3).to_sparse()},
         {"x": torch.zeros(3, dtype=torch.complex128)},
     ]:

@@ -1,363 +1,282 @@
-"""Lightning and the Trainer of transformers with sealed checkpoints."""
+"""Trainers of Transformers, Lightning, Accelerate and DeepSpeed with protected checkpoints."""
 
+import json
 import os
-import shutil
-import tempfile
-import time
-from argparse import Namespace
-from enum import Enum
+import pickle
+import subprocess
+import sys
+from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-from helpers.ranks import run_ranks
-from helpers.tampering import flip_byte
+from helpers import traced_writes, trainer_runs, trainer_strains
 
 import fastrack
-from fastrack import Key
-from fastrack.distributed import checkpoint_callback, checkpoint_io
+from fastrack._util.replacing import restore
 
-KEY = Key.from_bytes(bytes(range(32)))
+KEY = fastrack.Key.from_bytes(trainer_runs.KEY)
+PROCESSES = {
+    "transformers": 1,
+    "transformers_fsdp2": 2,
+    "lightning": 1,
+    "lightning_ddp": 2,
+    "lightning_sharded": 2,
+    "lightning_whole": 2,
+    "accelerate": 1,
+    "deepspeed": 2,
+}
+WITH_RANDOM_STATES = {"transformers", "transformers_fsdp2", "accelerate"}
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # what these libraries warn of is theirs
 
 
-def weights(module):
-    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+def program(module, *arguments, processes=1):
+    """Return the command line and the environment of a program of helpers."""
+    ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)] if processes > 1 else []
+    command = [sys.executable, *ranks, module.__file__, *map(str, arguments)]
+    path = os.pathsep.join([str(Path(module.__file__).parent), *sys.path])
+    return command, {**os.environ, **trainer_runs.ENVIRONMENT, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def test_lightning_resumes_from_a_sealed_checkpoint(tmp_path):
-    lightning = pytest.importorskip("lightning")
-
-    class Model(lightning.LightningModule):
-        def __init__(self, width=4):
-            super().__init__()
-            self.save_hyperparameters()
-            torch.manual_seed(0)
-            self.layer = torch.nn.Linear(8, width)
-
-        def training_step(self, batch):
-            return self.layer(batch).square().mean()
-
-        def configure_optimizers(self):
-            optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
-            return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
-
-    loader = torch.utils.data.DataLoader(torch.randn(40, 8), batch_size=4)
-
-    def train(folder, epochs, resume=None, **options):
-        model = Model()
-        saving = lightning.pytorch.callbacks.ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
-        trainer = lightning.Trainer(
-            accelerator="cpu", max_epochs=epochs, logger=False, enable_progress_bar=False, callbacks=[saving], **options
-        )
-        trainer.fit(model, loader, ckpt_path=resume)
-        return weights(model)
-
-    expected = train(tmp_path / "plain", 4)
-    train(tmp_path / "sealed", 2, plugins=[checkpoint_io(KEY)])
-    path = tmp_path / "sealed" / "epoch=1.ckpt"
-    for made in path.parent.iterdir():
-        with fastrack.load_file(made) as file:
-            assert file.kind == "checkpoint"
-            assert not file.plain
-    assert torch.equal(train(tmp_path / "sealed", 4, path, plugins=[checkpoint_io(KEY)]), expected)
-    plugin, url = checkpoint_io(KEY), "memory://checkpoints/deep/a.ckpt"
-    plugin.save_checkpoint({"epoch": 3}, url)
-    assert plugin.load_checkpoint(url) == {"epoch": 3}
-    plugin.remove_checkpoint(url)
-    plugin.remove_checkpoint(url)
-    with pytest.raises(FileNotFoundError):
-        plugin.load_checkpoint(url)
-    flip_byte(path, -3)
-    with pytest.raises(fastrack.AuthenticationError):
-        train(tmp_path / "sealed", 4, path, plugins=[checkpoint_io(KEY)])
+def run_traced(trainer, folder, mode):
+    """Train with a trainer. Return the digests of its processes, needles by kind, and what was written."""
+    folder.mkdir()
+    processes = PROCESSES[trainer]
+    command, environment = program(trainer_runs, trainer, folder, mode, processes=processes)
+    status, output, writes = traced_writes.trace(command, env=environment, folder=folder / "trace")
+    assert status == 0, output[-5000:]
+    results = [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(processes)]
+    needles = {}
+    for result in results:
+        for kind, found in result.pop("needles").items():
+            needles.setdefault(kind, []).extend(map(bytes.fromhex, found))
+    return results, needles, writes
 
 
-@pytest.fixture
-def fit(tmp_path):
-    """Function that trains a module for an epoch, with sealed checkpoints, and returns how many steps it took."""
-    lightning = pytest.importorskip("lightning")
-    steps = []
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("trainer", PROCESSES)
+def test_no_byte_of_a_state_is_written_in_plain_and_runs_resume_as_plain_ones_do(trainer, tmp_path):
+    if find_spec(trainer.partition("_")[0]) is None:
+        pytest.skip(f"takes {trainer.partition('_')[0]}")
+    plain, needles, writes = run_traced(trainer, tmp_path / "plain", "plain")
+    kinds = {"weight", "optimizer"} | ({"rng"} if trainer in WITH_RANDOM_STATES else set())
+    for kind in kinds:  # a search that misses them in plain shows nothing
+        assert len(writes.found(needles[kind])) >= 0.95 * len(set(needles[kind])) > 0, kind
+    sealed, needles, writes = run_traced(trainer, tmp_path / "sealed", "sealed")
+    assert sealed == plain  # digests after training, and after resuming
+    for kind in kinds:
+        assert writes.found(needles[kind]) == {}, kind
+    in_memory = {path for path in writes.mapped if path.startswith("/dev/shm/")}
+    assert writes.mapped == in_memory
 
-    class Counted(lightning.LightningModule):
+
+@pytest.mark.nightly
+def test_the_search_sees_files_without_names_removed_ones_and_maps(tmp_path):
+    needles = [bytes([number]) * 3 + bytes(range(13)) for number in range(4)]
+    code = f"""
+import mmap, os
+a, b, c, d = {needles!r}
+open("removed", "wb").write(b"-" + a); os.remove("removed")
+fd = os.open(".", os.O_TMPFILE | os.O_RDWR); os.writev(fd, [b[:5], b[5:]])
+with open("mapped", "w+b") as file:
+    file.truncate(4096)
+    mmap.mmap(file.fileno(), 4096)[100:116] = c
+read, write = os.pipe(); os.write(write, d)
+"""
+    command = [sys.executable, "-c", code]
+    status, output, writes = traced_writes.trace(command, env=dict(os.environ), folder=tmp_path / "trace")
+    assert status == 0, output
+    assert set(writes.found(needles)) == set(needles[:3])
+    assert any("#" in path for path in writes.opened)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+def test_fifty_killed_runs_resume_from_their_last_whole_checkpoint(tmp_path):
+    pytest.importorskip("transformers")
+    command, environment = program(trainer_strains, "kills", tmp_path, "sealed")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["resumed"] == 50
+
+
+@pytest.mark.nightly
+def test_a_save_takes_two_slabs_of_memory_beside_the_state(tmp_path):
+    pytest.importorskip("transformers")
+    command, environment = program(trainer_strains, "memory", tmp_path, "sealed")
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["size"] > 2 << 30
+    assert max(said["over"]) < 32 << 20  # two slabs of 8 MiB, and what the allocator keeps
+    assert said["over"][0] < 4 << 20  # the rehearsal
+
+
+@pytest.fixture(scope="module")
+def _protected():
+    fastrack.protect_checkpoints(KEY)
+    yield
+    restore()
+
+
+class Steps:
+    """Callback of transformers that counts steps and saves, and writes as it is told at each save."""
+
+    def __new__(cls, write=lambda path: None):
+        from transformers import TrainerCallback
+
+        class Callback(TrainerCallback):
+            steps, saved = 0, 0
+
+            def on_train_begin(self, args, state, control, **kwargs):
+                self.ready = True
+
+            def on_step_begin(self, args, state, control, **kwargs):
+                self.steps += 1
+
+            def on_save(self, args, state, control, **kwargs):
+                assert self.ready
+                self.saved += 1
+                write(Path(args.output_dir, f"checkpoint-{state.global_step}"))
+
+        return Callback()
+
+
+def write_pickle(path):
+    (path / "best.pkl").write_bytes(pickle.dumps(np.ones(3)))
+
+
+def write_archive(path):
+    np.savez(path / "rng.npz", state=np.arange(624))
+
+
+@pytest.mark.usefixtures("_protected")
+def test_a_numpy_writer_in_a_callback_is_refused_before_the_first_step(tmp_path):
+    pytest.importorskip("transformers")
+    elsewhere = tmp_path / "elsewhere.dat"
+    for write in (write_pickle, write_archive, lambda path: np.ones(3).tofile(elsewhere)):
+        callback = Steps(write)
+        trainer = trainer_runs.hf_trainer(tmp_path / "run", callbacks=[callback])
+        with pytest.raises(fastrack.errors.FastrackError, match=r"best\.pkl|savez|elsewhere\.dat"):
+            trainer.train()
+        assert callback.steps == 0
+        assert not elsewhere.exists()
+        assert list(tmp_path.glob("run/checkpoint-*")) == []
+
+
+@pytest.mark.usefixtures("_protected")
+def test_a_rehearsal_leaves_callbacks_and_the_trainer_as_they_were(tmp_path):
+    pytest.importorskip("transformers")
+    callback = Steps()
+    trainer = trainer_runs.hf_trainer(tmp_path / "run", callbacks=[callback])
+    names = [type(each).__name__ for each in trainer.callback_handler.callbacks]
+    trainer.train()
+    assert (callback.steps, callback.saved) == (4, 2)
+    assert [type(each).__name__ for each in trainer.callback_handler.callbacks] == names
+    assert (trainer.args.output_dir, trainer.args.save_total_limit) == (str(tmp_path / "run"), None)
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"checkpoint-2", "checkpoint-4"}
+
+
+@pytest.mark.usefixtures("_protected")
+def test_the_trainer_prunes_sealed_checkpoints_itself(tmp_path):
+    pytest.importorskip("transformers")
+    trainer_runs.hf_trainer(tmp_path, steps=8, save_total_limit=2).train()
+    assert {path.name for path in tmp_path.iterdir()} == {"checkpoint-6", "checkpoint-8"}
+    kept = [path for path in (tmp_path / "checkpoint-8").iterdir() if path.suffix != ".json"]
+    assert len(kept) >= 5
+    for path in kept:
+        fastrack.verify_file(path, KEY)
+
+
+def fit(folder, saving=(), plugins=(), **hparams):
+    """Train a module of Lightning for four steps. Return their number."""
+    import lightning
+
+    class Module(lightning.LightningModule):
         def __init__(self, **options):
             super().__init__()
             self.save_hyperparameters()
             self.layer = torch.nn.Linear(8, 4)
+            self.saved = []
+
+        def on_save_checkpoint(self, checkpoint):
+            self.saved.append(checkpoint["global_step"])
+            for each in saving:
+                each(checkpoint, folder)
 
         def training_step(self, batch):
-            steps.append(batch)
+            fit.steps += 1
             return self.layer(batch).square().mean()
 
         def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), 0.01)
+            return torch.optim.AdamW(self.parameters())
 
-    def fit(hparams=(), plugin=None, datamodule=None, **options):
-        steps.clear()
-        saving = lightning.pytorch.callbacks.ModelCheckpoint(tmp_path / "run", filename="last")
-        trainer = lightning.Trainer(
-            accelerator="cpu", max_epochs=1, logger=False, enable_progress_bar=False, callbacks=[saving],
-            plugins=[plugin or checkpoint_io(KEY)], **options,
-        )  # fmt: skip
-        loader = None if datamodule else torch.utils.data.DataLoader(torch.randn(8, 8), batch_size=4)
-        trainer.fit(Counted(**dict(hparams)), loader, datamodule=datamodule)
-
-    fit.steps = steps
-    return fit
+    fit.steps = 0
+    module = Module(**hparams)
+    callback = lightning.pytorch.callbacks.ModelCheckpoint(folder, every_n_train_steps=2, save_top_k=-1)
+    trainer = lightning.Trainer(
+        accelerator="cpu", max_steps=4, logger=False, enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[callback], plugins=list(plugins), default_root_dir=folder,
+    )  # fmt: skip
+    trainer.fit(module, torch.utils.data.DataLoader(torch.randn(40, 8), batch_size=4))
+    return module
 
 
-class Colour(Enum):
-    RED = 1
-
-
-def test_hyperparameters_that_no_sealed_checkpoint_holds_are_refused_before_the_first_step(fit, tmp_path):
-    import lightning
-
-    refused = [Path("4711"), torch.float32, Path, Colour.RED, {4711}, range(4711), Namespace(secret=4711)]
-    for value in [*refused, [1, {"deep": (Path("4711"),)}]]:
-        with pytest.raises(TypeError, match=r"hparams\['place'\].*ignore=.* in Counted") as info:
-            fit({"width": 3, "place": value})
-        assert "4711" not in str(info.value), value
-        assert fit.steps == []
-
-    class Data(lightning.LightningDataModule):
-        def __init__(self, folder):
-            super().__init__()
-            self.save_hyperparameters()
-
-    with pytest.raises(TypeError, match=r"hparams\['folder'\].* in Data"):
-        fit(datamodule=Data(Path("4711")))
-    assert not (tmp_path / "run").exists()
-    fit({"width": 3, "names": ["a", (1.5, None)], "mean": torch.ones(2)})
-    assert fastrack.load_checkpoint(tmp_path / "run/last.ckpt", KEY)["hyper_parameters"]["names"] == ["a", (1.5, None)]
-
-
-def test_strategies_of_lightning_that_write_past_their_plugin_are_refused(fit, tmp_path):
-    from lightning import fabric
+@pytest.mark.usefixtures("_protected")
+def test_what_lightning_would_write_in_plain_is_refused_before_the_first_step(tmp_path):
+    pytest.importorskip("lightning")
     from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
-    from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
 
-    class Own(SingleDeviceStrategy):
-        def save_checkpoint(self, checkpoint, filepath, storage_options=None):
-            torch.save(checkpoint, filepath)
+    class NumpyIO(TorchCheckpointIO):
+        def save_checkpoint(self, checkpoint, path, storage_options=None):
+            arrays = {name: value.numpy() for name, value in checkpoint["state_dict"].items()}
+            Path(path).write_bytes(pickle.dumps(arrays))
 
-    class OwnOfFabric(fabric.strategies.SingleDeviceStrategy):
-        def save_checkpoint(self, path, state, **options):
-            torch.save(state, path)
+    def fail(checkpoint, _):
+        checkpoint["function"] = lambda: 0
 
-    for strategy in (ModelParallelStrategy(), FSDPStrategy(state_dict_type="sharded"), Own("cpu"), OwnOfFabric()):
-        for plugin in (checkpoint_io(KEY), AsyncCheckpointIO(checkpoint_io(KEY))):
-            with pytest.raises(ValueError, match=f"got {type(strategy).__name__}.*CheckpointWriter"):
-                strategy.checkpoint_io = plugin
-        plain = TorchCheckpointIO()
-        strategy.checkpoint_io = plain  # which is no plugin of ours
-        assert strategy.checkpoint_io is plain
-    with pytest.raises(ValueError, match="ModelParallelStrategy"):
-        fit(strategy=ModelParallelStrategy())
-    assert (fit.steps, list(tmp_path.iterdir())) == ([], [])
-    whole = [ModelParallelStrategy(save_distributed_checkpoint=False), FSDPStrategy(state_dict_type="full")]
-    for strategy in [*whole, SingleDeviceStrategy(), fabric.strategies.SingleDeviceStrategy()]:
-        strategy.checkpoint_io = checkpoint_io(KEY)
-        assert isinstance(strategy.checkpoint_io, fabric.plugins.CheckpointIO)
+    def write_beside(_, folder):
+        Path(folder, "beside.pkl").write_bytes(b"weights")
 
-
-@pytest.fixture
-def memory():
-    if not Path("/dev/shm").is_dir():
-        pytest.skip("takes a file system in memory")
-    folder = tempfile.mkdtemp(dir="/dev/shm")
-    yield Path(folder)
-    shutil.rmtree(folder)
+    refusals = [
+        ({"plugins": [NumpyIO()]}, "rehearsal.ckpt"),
+        ({"plugins": [AsyncCheckpointIO(NumpyIO())]}, "rehearsal.ckpt"),
+        ({"saving": [write_beside]}, "beside.pkl"),
+        ({"saving": [fail]}, "lambda"),
+    ]
+    for options, message in refusals:
+        with pytest.raises((fastrack.errors.FastrackError, AttributeError, pickle.PicklingError), match=message):
+            fit(tmp_path / "run", **options)
+        assert fit.steps == 0
+        assert list(tmp_path.rglob("*.*")) == []
 
 
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer = torch.nn.Linear(8, 4)
+@pytest.mark.usefixtures("_protected")
+def test_lightning_saves_and_hooks_see_no_rehearsal(tmp_path):
+    pytest.importorskip("lightning")
+    from lightning.pytorch.plugins.io import AsyncCheckpointIO
 
-    def forward(self, x, labels):
-        return {"loss": (self.layer(x) - labels).square().mean()}
-
-
-def make_trainer(output, steps, sealed, key=KEY, **options):
-    import transformers
-
-    draw = torch.Generator().manual_seed(0)
-    data = [{"x": torch.randn(8, generator=draw), "labels": torch.ones(4)} for _ in range(32)]
-    arguments = transformers.TrainingArguments(
-        str(output), max_steps=steps, save_steps=4, per_device_train_batch_size=4, use_cpu=True, report_to=[],
-        disable_tqdm=True, logging_strategy="no", dataloader_pin_memory=False, **options,
-    )  # fmt: skip
-    return transformers.Trainer(Model(), arguments, train_dataset=data, callbacks=[checkpoint_callback(sealed, key)])
+    for plugins in ([], [AsyncCheckpointIO()]):
+        folder = tmp_path / str(len(plugins))
+        module = fit(folder, plugins=plugins, place=Path("here"), width=3)
+        assert (fit.steps, module.saved) == (4, [2, 4])
+        files = list(folder.glob("*.ckpt"))
+        assert len(files) == 2
+        for path in files:
+            fastrack.verify_file(path, KEY)
 
 
-def test_the_trainer_of_transformers_resumes_from_a_sealed_checkpoint(tmp_path, memory):
-    pytest.importorskip("transformers")
-    sealed = tmp_path / "sealed"
-    whole = make_trainer(memory / "run", 12, sealed)
-    whole.train()
-    assert {path.name for path in sealed.iterdir()} == {"checkpoint-4", "checkpoint-8", "checkpoint-12"}
-    for path in (sealed / "checkpoint-8").iterdir():
-        assert path.suffix == ".json" or path.name == "fastrack.folder" or fastrack.load_file(path).key_id == KEY.id
-    shutil.rmtree(memory / "run")
-    (memory / "run").mkdir()
-    resumed = memory / "run" / "checkpoint-8"
-    fastrack.unseal_folder(sealed / "checkpoint-8", resumed, KEY)
-    shutil.rmtree(sealed / "checkpoint-12")
-    again = make_trainer(memory / "run", 12, sealed)
-    again.train(resume_from_checkpoint=str(resumed))
-    assert torch.equal(weights(again.model), weights(whole.model))
-    assert (sealed / "checkpoint-12" / "fastrack.folder").is_file()
-
-
-def test_a_run_that_would_meet_later_checkpoints_of_another_is_refused(tmp_path, memory):
-    """It ends before the first step, and what is there stays as it was."""
-    pytest.importorskip("transformers")
-    sealed = tmp_path / "sealed"
-    make_trainer(memory / "run", 8, sealed).train()
-    before = {path: path.read_bytes() for path in sealed.rglob("*") if path.is_file()}
-    for resume in (None, str(memory / "run" / "checkpoint-4")):
-        with pytest.raises(FileExistsError, match="step 8") as info:
-            make_trainer(memory / "run", 12, sealed).train(resume_from_checkpoint=resume)
-        assert info.value.filename == str(sealed)
-    assert {path: path.read_bytes() for path in sealed.rglob("*") if path.is_file()} == before
-    (sealed / "checkpoint-notes").mkdir()
-    make_trainer(memory / "run", 12, sealed).train(resume_from_checkpoint=str(memory / "run" / "checkpoint-8"))
-    assert (sealed / "checkpoint-12").is_dir()
-
-
-def steps_in(folder):
-    return sorted(int(path.name.removeprefix("checkpoint-")) for path in folder.glob("checkpoint-*"))
-
-
-def test_sealed_checkpoints_are_removed_as_the_trainer_removes_its_own(tmp_path, memory):
-    """Those of this run and of the one that it resumes; a folder of another stays, whatever its name."""
-    pytest.importorskip("transformers")
-    sealed, first, second = tmp_path / "sealed", memory / "first", memory / "second"
-    make_trainer(first, 12, sealed, save_total_limit=2).train()
-    assert steps_in(first) == steps_in(sealed) == [8, 12]
-    (tmp_path / "kept").mkdir()
-    (sealed / "checkpoint-5").symlink_to(tmp_path / "kept")
-    (memory / "foreign").mkdir()
-    (memory / "foreign" / "weights.bin").write_bytes(b"1")
-    fastrack.seal_folder(memory / "foreign", sealed / "checkpoint-6", KEY)
-    (sealed / "checkpoint-7").mkdir()
-    fastrack.unseal_folder(sealed / "checkpoint-12", second / "checkpoint-12", KEY)  # as on another machine
-    again = make_trainer(second, 24, sealed, save_total_limit=2)
-    again.train(resume_from_checkpoint=str(second / "checkpoint-12"))
-    assert steps_in(second) == [20, 24]
-    assert steps_in(sealed) == [5, 6, 7, 20, 24]
-    assert (tmp_path / "kept").is_dir()
-    fastrack.load_folder(sealed / "checkpoint-24", KEY).verify(KEY)
-
-
-def begin(callback, staging, step):
-    arguments = SimpleNamespace(output_dir=staging, process_index=0, local_process_index=0)
-    callback.on_train_begin(arguments, SimpleNamespace(global_step=step))
-
-
-def save(callback, staging, step, held, best=None, limit=2):
-    """Save a step as the Trainer does, which has in memory only the steps held, and this one."""
-    for path in staging.glob("checkpoint-*"):
-        if int(path.name.removeprefix("checkpoint-")) not in held:
-            shutil.rmtree(path)
-    folder = staging / f"checkpoint-{step}"
-    folder.mkdir()
-    (folder / "weights.bin").write_bytes(b"%d" % step)
-    path = staging / f"checkpoint-{best}"
-    state = SimpleNamespace(
-        global_step=step, is_world_process_zero=True, best_global_step=best,
-        best_model_checkpoint=str(path) if path.is_dir() else None,
-    )  # fmt: skip
-    callback.on_save(SimpleNamespace(output_dir=staging, save_total_limit=limit), state)
-
-
-def test_the_best_checkpoint_stays_also_where_a_run_is_resumed_without_it(tmp_path, memory):
-    pytest.importorskip("transformers")
-    sealed, first, second = tmp_path / "sealed", memory / "first", memory / "second"
-    callback = checkpoint_callback(sealed, KEY)
-    begin(callback, first, 0)
-    for step, held in ((1, []), (2, [1]), (3, [1]), (4, [1])):
-        save(callback, first, step, held, best=1)
-    assert steps_in(sealed) == [1, 4]
-    fastrack.unseal_folder(sealed / "checkpoint-4", second / "checkpoint-4", KEY)
-    callback = checkpoint_callback(sealed, KEY)
-    begin(callback, second, 4)
-    for step in (5, 6):
-        save(callback, second, step, [step - 1], best=1)
-    assert steps_in(sealed) == [1, 5, 6]
-    for step in (7, 8):
-        save(callback, second, step, [], best=7, limit=None)
-    assert steps_in(sealed) == [1, 5, 6, 7, 8]
-    begin(callback, memory / "third", 8)  # another run, which does not resume this one
-    save(callback, memory / "third", 9, [], limit=1)
-    assert steps_in(sealed) == [1, 5, 6, 7, 8, 9]
-
-
-def test_a_checkpoint_whose_removal_fails_is_not_there_in_part(tmp_path, memory, monkeypatch):
-    pytest.importorskip("transformers")
-    sealed, staging = tmp_path / "sealed", memory / "run"
-    callback = checkpoint_callback(sealed, KEY)
-    begin(callback, staging, 0)
-    save(callback, staging, 1, [])
-    save(callback, staging, 2, [1])
-    remove, removed = shutil.rmtree, []
-
-    def fail(path, **options):
-        if Path(path).is_relative_to(sealed):
-            removed.append(path)
-            (path / "weights.bin").unlink()
-            raise OSError(39, "Directory not empty", str(path))
-        remove(path, **options)
-
-    monkeypatch.setattr(shutil, "rmtree", fail)
-    with pytest.warns(RuntimeWarning, match="checkpoint-1"):
-        save(callback, staging, 3, [2])
-    assert (len(removed), steps_in(sealed)) == (1, [2, 3])
-
-
-def test_a_checkpoint_that_cannot_be_sealed_as_a_whole_is_refused(tmp_path, memory, monkeypatch):
-    pytest.importorskip("transformers")
-    from fastrack.distributed import _transformers as callbacks
-
-    assert callbacks.file_system(memory / "new") == "tmpfs"
-    assert callbacks.file_system(Path("/proc/self")) == "proc"
-    elsewhere = SimpleNamespace(output_dir=memory, process_index=2, local_process_index=0)  # on a second machine
-    with pytest.raises(ValueError, match="one machine"):
-        checkpoint_callback(tmp_path, KEY).on_train_begin(elsewhere, SimpleNamespace(global_step=0))
-    with pytest.raises(ValueError, match="got a URL"):
-        checkpoint_callback("s3://bucket/run", KEY)
-    monkeypatch.setattr(callbacks, "file_system", lambda _: "ext4")
-    with pytest.raises(ValueError, match="output_dir"):
-        make_trainer(memory / "disk", 4, tmp_path).train()
-
-
-def train_in_two(output, sealed):
-    """The process of rank 1 is late to save its random state."""
-    rank = dist.get_rank()
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
-    trainer = make_trainer(output, 8, sealed)
-    assert (trainer.args.world_size, trainer.args.process_index) == (2, rank)
-    save = trainer._save_rng_state
-    trainer._save_rng_state = lambda folder: (time.sleep(rank), save(folder))
-    trainer.train()
-    expected = weights(trainer.model)
-    if rank == 0:
-        for path in Path(output).iterdir():
-            shutil.rmtree(path)
-            fastrack.unseal_folder(Path(sealed, path.name), path, KEY)
-            assert {"rng_state_0.pth", "rng_state_1.pth"} <= {each.name for each in path.iterdir()}
-        shutil.rmtree(Path(sealed, "checkpoint-8"))
-    dist.barrier()
-    again = make_trainer(output, 8, sealed)
-    again.train(resume_from_checkpoint=f"{output}/checkpoint-4")
-    assert torch.equal(weights(again.model), expected)
-
-
-def test_a_checkpoint_has_the_files_of_all_processes(tmp_path, memory):
-    pytest.importorskip("transformers")
-    run_ranks((2, train_in_two, memory / "run", tmp_path / "sealed"))
+def test_trainers_that_are_imported_later_rehearse_too():
+    """Whatever the order of the one line and the imports."""
+    if find_spec("transformers") is None:
+        pytest.skip("takes transformers")
+    code = (
+        "import fastrack, sys; fastrack.protect_checkpoints(fastrack.Key.generate()); "
+        "assert 'transformers' not in sys.modules; import transformers.trainer; "
+        "print(transformers.Trainer.train.__wrapped__.__qualname__)"
+    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip().endswith("Trainer.train"), done.stderr

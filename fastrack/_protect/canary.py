@@ -1,0 +1,180 @@
+"""The canary: random numbers go through every writer once and must be in no file, before anything secret does."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+import io
+import pickle
+import secrets
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from fastrack.errors import FastrackError
+
+COVERED = {
+    "torch": ((2, 13), (2, 14)),
+    "safetensors": ((0, 8), (0, 9)),
+    "transformers": ((4, 57), (6, 0)),
+    "lightning": ((2, 5), (2, 7)),
+    "pytorch-lightning": ((2, 5), (2, 7)),
+    "accelerate": ((1, 10), (2, 0)),
+}
+"""The versions of each package that are covered: from the first up to the second, without it."""
+_NEEDLE = 64  # bytes
+_FOUND = 16  # bytes of the needle in a row that show that it is there
+
+
+def require_covered() -> None:
+    """Refuse versions that are installed and not covered. Nothing is imported."""
+    for name, (first, end) in COVERED.items():
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        parts = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+        if not first <= parts < end:
+            raise FastrackError(
+                f"protect_checkpoints: expected {name} {_dotted(first)} or later and before {_dotted(end)}, which are "
+                f"covered, got {version:.40}. Install such a version, or another fastrack"
+            )
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))
+
+
+@contextlib.contextmanager
+def naming_what_is_missing() -> Iterator[None]:
+    """Turn the error of a function that was to be replaced, and is not there, into one that says so."""
+    try:
+        yield
+    except (AttributeError, KeyError) as error:
+        name = getattr(error, "name", None) or error
+        raise FastrackError(
+            f"protect_checkpoints: expected the function {name!s:.80} of a covered torch or safetensors, got "
+            "none; it was moved or replaced. Protect before other libraries change torch, or install other versions"
+        ) from error
+
+
+def import_all() -> None:
+    """Import what is tried, before it is replaced: a module copies functions when it is imported."""
+    for name in ("safetensors.numpy", "safetensors.torch", "torch.distributed.checkpoint"):
+        importlib.import_module(name)
+
+
+def sing() -> None:
+    """Write random numbers with each writer and read them back. Refuse if one is in plain, or comes back otherwise."""
+    with tempfile.TemporaryDirectory(prefix="fastrack-canary-") as folder, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        for name, try_it in _TRIALS.items():
+            needle = secrets.token_bytes(_NEEDLE)
+            try:
+                written = try_it(needle, Path(folder, name))
+            except Exception as error:
+                raise _refusal(name, f"got a {type(error).__name__}") from error
+            parts = needle[:_FOUND], needle[-_FOUND:]
+            if not written or any(part in content for content in written for part in parts):
+                raise _refusal(name, "found it in plain")
+
+
+def _refusal(name: str, what: str) -> FastrackError:
+    return FastrackError(
+        f"protect_checkpoints: {name}: expected a sealed file that comes back equal, {what}. This version of the "
+        "library, or what has replaced its functions, is not covered. Install another, or protect earlier"
+    )
+
+
+def _torch_file(needle: bytes, path: Path, **options: Any) -> list[bytes]:
+    import torch
+
+    torch.save({"x": _tensor(needle)}, path, **options)
+    for weights_only, mmap in ((True, False), (False, False), (True, not options)):
+        _require_equal(torch.load(path, weights_only=weights_only, mmap=mmap)["x"], needle)
+    return [path.read_bytes()]
+
+
+def _legacy_file(needle: bytes, path: Path) -> list[bytes]:
+    return _torch_file(needle, path, _use_new_zipfile_serialization=False)
+
+
+def _torch_buffer(needle: bytes, path: Path) -> list[bytes]:
+    import torch
+
+    with path.open("w+b") as file:
+        torch.save(_tensor(needle), file)
+        file.seek(0)
+        _require_equal(torch.load(file), needle)
+    buffer = io.BytesIO()
+    torch.save(_tensor(needle), buffer)
+    buffer.seek(0)
+    _require_equal(torch.load(buffer), needle)
+    return [buffer.getvalue(), path.read_bytes()]
+
+
+def _pickled(needle: bytes, _: Path) -> list[bytes]:
+    tensor = _tensor(needle)
+    contents = [pickle.dumps(each) for each in (tensor, tensor.untyped_storage())]
+    _require_equal(pickle.loads(contents[0]), needle)  # noqa: S301 - made above; torch cannot load the other itself
+    return contents
+
+
+def _safetensors_torch(needle: bytes, path: Path) -> list[bytes]:
+    import safetensors.torch as library
+
+    return _safetensors(library, _tensor(needle), needle, path)
+
+
+def _safetensors_numpy(needle: bytes, path: Path) -> list[bytes]:
+    import safetensors.numpy as library
+
+    return _safetensors(library, _tensor(needle).numpy(), needle, path)
+
+
+def _safetensors(library: Any, array: Any, needle: bytes, path: Path) -> list[bytes]:
+    library.save_file({"x": array}, path)
+    _require_equal(library.load_file(path)["x"], needle)
+    content = library.save({"x": array})
+    _require_equal(library.load(content)["x"], needle)
+    return [content, path.read_bytes()]
+
+
+def _distributed(needle: bytes, path: Path) -> list[bytes]:
+    import torch
+    import torch.distributed.checkpoint
+
+    library: Any = torch.distributed.checkpoint
+    library.save({"x": _tensor(needle), "y": needle}, checkpoint_id=path, no_dist=True)
+    library.save({"x": _tensor(needle)}, storage_writer=library.FileSystemWriter(path / "w"), no_dist=True)
+    state = {"x": torch.zeros(_NEEDLE, dtype=torch.uint8), "y": b""}
+    library.load(state, storage_reader=library.FileSystemReader(path), no_dist=True)
+    _require_equal(state["x"], needle)
+    if state["y"] != needle:
+        raise ValueError
+    return [each.read_bytes() for each in path.rglob("*") if each.is_file()]
+
+
+def _tensor(needle: bytes) -> Any:
+    import torch
+
+    return torch.frombuffer(bytearray(needle), dtype=torch.uint8)
+
+
+def _require_equal(tensor: Any, needle: bytes) -> None:
+    if bytes(tensor.tolist()) != needle:
+        raise ValueError
+
+
+_TRIALS: dict[str, Callable[[bytes, Path], list[bytes]]] = {
+    "torch.save": _torch_file,
+    "torch.save (its format before 1.6)": _legacy_file,
+    "torch.save (open files)": _torch_buffer,
+    "pickle": _pickled,
+    "safetensors.torch": _safetensors_torch,
+    "safetensors.numpy": _safetensors_numpy,
+    "torch.distributed.checkpoint": _distributed,
+}

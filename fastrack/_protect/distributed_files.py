@@ -1,0 +1,114 @@
+"""Checkpoints of `torch.distributed.checkpoint`: its writer and reader of folders become those of fastrack.
+
+Methods of the classes are replaced, and not the classes: instances and subclasses that exist already are sealed too.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+from fastrack._protect.refusals import refusal
+from fastrack._protect.sealing import Protection
+from fastrack._util.replacing import replace, replace_everywhere
+from fastrack.errors import FastrackError
+
+_WRITING = ("set_up_storage_writer", "prepare_local_plan", "prepare_global_plan", "write_data", "finish")
+_READING = ("read_metadata", "set_up_storage_reader", "prepare_local_plan", "prepare_global_plan", "read_data")
+_UNRANKED = {"read_metadata", "set_up_storage_reader"}  # torch's own take a rank, whose part alone they may read
+_SEALED = "_fastrack_sealed"  # the attribute of a writer or reader of torch that holds the one of fastrack
+
+
+def install(protection: Protection) -> None:
+    """Replace the methods, and refuse other writers. `AttributeError` if this torch has other ones."""
+    from torch.distributed.checkpoint import filesystem, state_dict_saver
+
+    from fastrack.distributed import CheckpointReader, CheckpointWriter
+    from fastrack.distributed._description import NAME
+
+    writer, reader = filesystem._FileSystemWriter, filesystem.FileSystemReader
+
+    def is_sealed(plain: Any) -> bool:
+        return bool(plain.fs.exists(plain.fs.concat_path(plain.path, NAME)))
+
+    def sealed_writer(plain: Any) -> Any:
+        if not plain.overwrite and is_sealed(plain):
+            raise FastrackError(f"{plain.path}: expected no checkpoint with overwrite=False, got one. Name another")
+        return CheckpointWriter(plain.path, key=protection.owner)
+
+    def sealed_reader(plain: Any) -> Any:
+        return CheckpointReader(plain.path, keys=protection.ring) if is_sealed(plain) else None
+
+    for kind, names, make in ((writer, _WRITING, sealed_writer), (reader, _READING, sealed_reader)):
+        for name in names:
+            _delegate(kind, name, make)
+        _renew(kind)
+    _refuse_other_writers(writer, CheckpointWriter, state_dict_saver)
+    _refuse_streams(filesystem.FileSystem)
+
+
+def _delegate(kind: Any, name: str, make: Any) -> None:
+    """Have a method call that of the sealed writer or reader, if there is one."""
+    method = vars(kind).get(name)
+    if method is None:  # inherited: torch has moved its own
+        raise AttributeError(name=name)
+
+    @functools.wraps(method)
+    def delegated(self: Any, *args: Any, **options: Any) -> Any:
+        held = vars(self)
+        if _SEALED not in held:
+            held[_SEALED] = make(self)
+        if held[_SEALED] is None:
+            return method(self, *args, **options)
+        if name in _UNRANKED:
+            options.clear()
+        return getattr(held[_SEALED], name)(*args, **options)
+
+    replace(kind, name, delegated)
+
+
+def _renew(kind: Any) -> None:
+    """Have `reset`, with which each save and load begins, make a new sealed writer or reader."""
+    reset = kind.reset
+
+    @functools.wraps(reset)
+    def renewed(self: Any, *args: Any, **options: Any) -> None:
+        vars(self).pop(_SEALED, None)
+        reset(self, *args, **options)
+
+    replace(kind, "reset", renewed)
+
+
+def _refuse_other_writers(kind: Any, own: type, saver: Any) -> None:
+    save = saver._save_state_dict
+    signature = inspect.signature(save)
+    if "storage_writer" not in signature.parameters:
+        raise AttributeError("storage_writer")
+    methods = {name: vars(kind)[name] for name in _WRITING}
+
+    @functools.wraps(save)
+    def checked(*args: Any, **options: Any) -> Any:
+        writer = signature.bind(*args, **options).arguments["storage_writer"]
+        is_replaced = all(getattr(type(writer), name, None) is method for name, method in methods.items())
+        if not isinstance(writer, own) and not is_replaced:
+            raise refusal(
+                f"torch.distributed.checkpoint with a {type(writer).__name__}",
+                "Give it a FileSystemWriter, or a fastrack.distributed.CheckpointWriter",
+            )
+        return save(*args, **options)
+
+    replace_everywhere(save, checked)
+
+
+def _refuse_streams(kind: Any) -> None:
+    """Refuse what a subclass of torch's writer would write itself."""
+    create = kind.create_stream
+
+    @functools.wraps(create)
+    def create_stream(self: Any, path: Any, mode: str) -> Any:
+        if set(mode) & set("wax+"):
+            raise refusal("torch.distributed.checkpoint's FileSystem.create_stream")
+        return create(self, path, mode)
+
+    replace(kind, "create_stream", create_stream)

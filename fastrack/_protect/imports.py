@@ -1,0 +1,49 @@
+"""Call a function for a module: now if it is imported, or else as soon as it is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+from fastrack._util.replacing import replace
+
+Prepare = Callable[[ModuleType], None]
+
+
+def when_imported(table: Mapping[str, Prepare]) -> None:
+    """Prepare the modules of a table, by their names. What a function raises, the import raises."""
+    for name, prepare in table.items():
+        if name in sys.modules:
+            prepare(sys.modules[name])
+    replace(sys, "meta_path", [_Finder(table), *sys.meta_path])
+
+
+class _Finder(MetaPathFinder):
+    """Finder that leaves modules to the others, and prepares those of its table once their code has run."""
+
+    def __init__(self, table: Mapping[str, Prepare]) -> None:
+        self._table = table
+        self._inside: set[str] = set()
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
+        if name not in self._table or name in self._inside:
+            return None
+        self._inside.add(name)
+        try:
+            spec = find_spec(name)
+        finally:
+            self._inside.discard(name)
+        if spec is None or spec.loader is None:
+            return None
+        loader, execute = spec.loader, spec.loader.exec_module
+
+        def execute_and_prepare(module: ModuleType) -> None:
+            execute(module)
+            self._table[name](module)
+
+        loader.exec_module = execute_and_prepare  # type: ignore[method-assign]
+        return spec

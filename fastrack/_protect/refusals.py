@@ -1,0 +1,92 @@
+"""What writes tensors where nothing can seal them: refused by a sentence, now or when its module is imported."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from fastrack._protect.imports import when_imported
+from fastrack._util.replacing import replace, replace_all_everywhere
+from fastrack.errors import FastrackError
+
+ADVICE = "Save with torch.save, safetensors or torch.distributed.checkpoint, which seal"
+
+# By module: functions, and methods as `Class.method`. A name that a covered version of the library lacks fails the
+# canary, unless it ends in a question mark.
+REFUSED: dict[str, tuple[str, ...]] = {
+    "numpy": ("save", "savez", "savez_compressed", "savetxt"),
+    "numpy.lib.format": ("write_array",),
+    "torch.jit": ("save", "save_jit_module_to_flatbuffer"),
+    "torch.package": ("PackageExporter.__init__",),
+    "torch.export": ("save",),
+    "torch.onnx": ("export", "ONNXProgram.save?"),
+    "torch._inductor": ("aoti_compile_and_package", "aot_compile"),
+    "torch.cuda.gds": ("GdsFile.save_storage",),
+    "torch.distributed.checkpoint._consolidate_hf_safetensors": (
+        "consolidate_safetensors_files",
+        "consolidate_safetensors_files_on_every_rank?",
+    ),
+    "torch.distributed.checkpoint._async_process_executor": ("_ProcessBasedAsyncCheckpointExecutor.__init__",),
+    "deepspeed.ops.op_builder.async_io": ("AsyncIOBuilder.load",),
+    "deepspeed.runtime.checkpoint_engine.decoupled_checkpoint_engine": ("DecoupledCheckpointEngine.__init__?",),
+    "accelerate.utils.offload": ("offload_weight",),
+}
+
+
+def refusal(what: str, advice: str = ADVICE) -> FastrackError:
+    """Return the error for a function that would write in plain."""
+    return FastrackError(
+        f"{what} would write in plain: expected what can be sealed while checkpoints are protected. {advice}"
+    )
+
+
+def refuse(what: str) -> Callable[..., Any]:
+    """Return a function that raises."""
+
+    def refused(*_: Any, **__: Any) -> Any:
+        raise refusal(what)
+
+    return refused
+
+
+def install() -> None:
+    """Refuse all functions of the table, those of modules that are imported later too."""
+    when_imported(dict.fromkeys(REFUSED, _refuse_in))
+    _replace_memmap()
+
+
+def _refuse_in(module: ModuleType) -> None:
+    functions = []
+    for listed in REFUSED[module.__name__]:
+        owner, _, name = listed.rstrip("?").rpartition(".")
+        holder = getattr(module, owner, None) if owner else module
+        if not hasattr(holder, name):
+            if listed.endswith("?"):
+                continue
+            raise FastrackError(
+                f"protect_checkpoints: expected {module.__name__}.{listed}, which would be refused, got none; it was "
+                "moved. This version of the library is not covered. Install another"
+            )
+        refused = refuse(f"{module.__name__}.{listed.rstrip('?')}")
+        if owner:
+            replace(holder, name, refused)
+        else:
+            functions.append((getattr(holder, name), refused))
+    replace_all_everywhere(functions)
+
+
+def _replace_memmap() -> None:
+    """Refuse NumPy's maps that are written to, such as those that Accelerate offloads weights into."""
+    import numpy as np
+
+    new = np.memmap.__new__
+
+    @functools.wraps(new)
+    def new_map(kind: Any, filename: Any, dtype: Any = np.uint8, mode: Any = "r+", *args: Any, **options: Any) -> Any:
+        if mode not in {"r", "readonly", "c", "copyonwrite"}:
+            raise refusal("numpy.memmap", "Map it with mode='r'")
+        return new(kind, filename, dtype, mode, *args, **options)
+
+    replace(np.memmap, "__new__", staticmethod(new_map))

@@ -1,0 +1,193 @@
+"""`rehearse_save`: save once before the first step, and refuse what would be written in plain or cannot be sealed."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import os
+import secrets
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from fastrack._files.writer import without_content
+from fastrack._protect.refusals import ADVICE
+from fastrack._protect.sealing import open_sealed
+from fastrack._util.public import public
+from fastrack._util.rights import require_own
+from fastrack.errors import FastrackError
+
+# What trainers write beside tensors: configurations, tokenizers, histories of losses. It is let through in plain, as
+# other programs read it, and shows what it says: names, hyperparameters, vocabularies, losses.
+_TEXT = {"", ".csv", ".jinja", ".json", ".jsonl", ".log", ".md", ".model", ".py", ".toml", ".txt", ".yaml", ".yml"}
+_SENTENCE_PIECE = b"\n"  # how the only binary format of tokenizers begins, which is no pickle, zip or .npy
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC
+_CAREFUL = {"fastrack", "importlib", "tempfile"}  # whose files are sealed, or code, or get their name afterwards
+_IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a new folder of mode 0700, under a random name
+
+_watch: contextvars.ContextVar[_Watch | None] = contextvars.ContextVar("fastrack_rehearsal", default=None)
+_is_hooked = False
+
+
+@public
+def rehearse_save(save: Callable[[str], object]) -> None:
+    """Save a first time before the first step, and refuse a save that would write plaintext, or that fails.
+
+    For training loops of your own; `protect_checkpoints` does it for the Trainers of transformers and Lightning. The
+    save goes to an empty folder in memory, where sealed files have no content, so it takes no room. Random states and
+    optimizers are as before when it ends.
+
+    Parameters
+    ----------
+    save : callable
+        Called with the path of a folder, as text; it saves there what the loop saves. If processes of a group train
+        together, each of them calls `rehearse_save`.
+
+    Raises
+    ------
+    FastrackError
+        If a file is neither sealed nor text, or if Python opens another file for writing than those of the folder.
+    ValueError
+        If `save` writes no file, or if an optimizer takes a step that has taken some before.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import fastrack
+    >>> fastrack.protect_checkpoints(fastrack.Key.generate())  # doctest: +SKIP
+    >>> module = torch.nn.Linear(3, 2)
+    >>> fastrack.rehearse_save(lambda folder: torch.save(module.state_dict(), f"{folder}/a.pt"))  # doctest: +SKIP
+    """
+    rehearse(save)
+
+
+def rehearse(save: Callable[[str], object], *roots: Any) -> None:
+    """Rehearse a save, and put the attributes of `roots` back as well."""
+    from fastrack._protect.unchanged import unchanged  # deferred, as torch is
+
+    folder = _make_folder()
+    watch = _Watch(folder)
+    try:
+        with unchanged(*roots), without_content(), watch.on():
+            save(str(folder))
+        _together(None)  # all processes have written
+        watch.judge()
+        plain = sorted({path for of_process in _together(watch.plain) for path in of_process})
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)  # another process of this machine may remove it too
+    if plain:
+        raise _refusal(plain[0], f"expected sealed files and text alone, got {len(plain)} in plain. {ADVICE}")
+
+
+class _Watch:
+    """Files that a rehearsed save opens for writing, and those of them that are plain."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = os.path.realpath(folder)
+        self._opened: set[str] = set()
+        self.plain: set[str] = set()
+
+    @contextlib.contextmanager
+    def on(self) -> Iterator[None]:
+        _hook()
+        token = _watch.set(self)
+        try:
+            yield
+        finally:
+            _watch.reset(token)
+
+    def see(self, path: Any, flags: Any) -> None:
+        """Refuse to open a file for writing that would not be looked at, before a byte is in it."""
+        if not isinstance(path, str | bytes | os.PathLike) or not isinstance(flags, int) or not flags & _WRITES:
+            return
+        name = os.path.realpath(os.fsdecode(path))
+        if name.startswith(self._folder + os.sep) or _is_device(name):
+            return
+        self._opened.add(name)
+        caller = sys._getframe(2).f_globals.get("__name__", "")
+        is_text = Path(name).suffix in _TEXT and not Path(name).is_dir()  # which opens a file without a name
+        if not is_text and caller.partition(".")[0] not in _CAREFUL:
+            self.plain.add(name)  # the save may ignore the error
+            raise _refusal(name, "expected to write into the given folder alone, got another file. Save there")
+
+    def judge(self) -> None:
+        """Look at all files, as writers in C, C++ and Rust open theirs unseen."""
+        written = {str(Path(root, name)) for root, _, names in os.walk(self._folder) for name in names}
+        if not any(_together(bool(written))):
+            raise ValueError("rehearsing a save failed: expected files in the given folder, got none. Save there")
+        for path in written | self._opened:
+            if not _is_allowed(Path(path)):
+                self.plain.add(os.path.relpath(path, self._folder) if path in written else path)
+
+
+def _refusal(path: str, text: str) -> FastrackError:
+    error = FastrackError(f"rehearsing a save failed before the first step: {path}: {text}")
+    error.path = Path(path)
+    return error
+
+
+def _is_allowed(path: Path) -> bool:
+    """Return whether a file is sealed, or text, or no more."""
+    if not path.is_file():
+        return True
+    sealed = open_sealed(path)
+    if sealed is not None:
+        sealed.close()
+        return True
+    if path.suffix not in _TEXT:
+        return False
+    content = path.read_bytes()
+    if path.suffix == ".model" and content.startswith(_SENTENCE_PIECE):
+        return True
+    try:
+        return "\0" not in content.decode()
+    except UnicodeDecodeError:
+        return False
+
+
+def _is_device(name: str) -> bool:
+    """Return whether a path is of a terminal, a pipe, the kernel or the like, where nothing is kept."""
+    if name.startswith(("/proc/", "/sys/")):
+        return True
+    try:
+        mode = Path(name).stat().st_mode
+    except OSError:
+        return False
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+
+
+def _hook() -> None:
+    """Have Python tell what it opens, for good: such a hook cannot be removed. Without a rehearsal it does nothing."""
+    global _is_hooked  # noqa: PLW0603 - as the interpreter's list of hooks is
+    if not _is_hooked:
+        sys.addaudithook(_see_open)
+        _is_hooked = True
+
+
+def _see_open(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "open" and (watch := _watch.get()) is not None:
+        watch.see(arguments[0], arguments[2])
+
+
+def _make_folder() -> Path:
+    """Make one folder for all processes of the group, in the memory of each machine if it can be."""
+    above = _IN_MEMORY if os.access(_IN_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+    folder: Path = _together(above / f"fastrack-rehearsal-{secrets.token_hex(16)}")[0]
+    folder.mkdir(mode=0o700, exist_ok=True)  # another process of this machine may have made it
+    require_own(folder)
+    return folder
+
+
+def _together(value: Any) -> list[Any]:
+    """Return the values of all processes of the group, when each of them has come here."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return [value]
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values

@@ -1,0 +1,82 @@
+"""Files of safetensors: what it serialises, of any framework, is sealed, and sealed files open in its functions."""
+
+from __future__ import annotations
+
+import ctypes
+import io
+from typing import Any
+
+import numpy as np
+
+from fastrack._files.importers import PlainTensor
+from fastrack._files.reader import SealedFile
+from fastrack._files.writer import write_plaintext
+from fastrack._protect.sealing import STREAM, Protection, open_sealed, read_sealed, seal_tensors
+from fastrack._tensors import arrays
+from fastrack._tensors.arrays import Bytes
+from fastrack._transfer import replaced
+from fastrack._transfer.safe_open import safe_open
+from fastrack._util.locations import locate
+from fastrack._util.replacing import replace_all_everywhere
+from fastrack.errors import FormatError
+
+
+def install(protection: Protection) -> None:
+    """Replace the four functions that all modules of safetensors call."""
+    import safetensors
+
+    deserialize: Any = safetensors.deserialize
+
+    def seal_file(tensors: Any, filename: Any, metadata: Any = None) -> None:
+        seal_tensors(protection, describe(tensors), locate(filename), dict(metadata or {}))
+
+    def seal_bytes(tensors: Any, metadata: Any = None) -> bytes:
+        out = io.BytesIO()
+        seal_tensors(protection, describe(tensors), out, dict(metadata or {}))
+        return out.getvalue()
+
+    def open_bytes(content: Any) -> Any:
+        sealed = read_sealed(io.BytesIO(content))
+        return deserialize(content) if sealed is None else _open_all(protection, sealed)
+
+    def open_file(path: Any, framework: Any, device: Any) -> Any:
+        sealed = open_sealed(path)
+        if sealed is None or sealed.kind != "tensor":
+            return None
+        if STREAM in sealed:
+            raise FormatError(f"{sealed.path}: expected tensors, got what torch.save wrote. Open it with torch.load")
+        return safe_open(sealed.path, framework, device, keys=protection.ring)
+
+    replace_all_everywhere(
+        [(safetensors.serialize_file, seal_file), (safetensors.serialize, seal_bytes), (deserialize, open_bytes)]
+    )
+    replaced.install()
+    replaced.add_opener(open_file)
+
+
+def describe(tensors: Any) -> dict[str, PlainTensor]:
+    """Describe the tensors that safetensors was given by their addresses; it keeps them alive for the call."""
+    return {name: _described(spec) for name, spec in tensors.items()}
+
+
+def _described(spec: Any) -> PlainTensor:
+    size = spec.data_len
+    memory: Bytes = np.frombuffer((ctypes.c_uint8 * size).from_address(spec.data_ptr), np.uint8) if size else _EMPTY
+    return PlainTensor(spec.dtype, tuple(spec.shape), lambda: arrays.reader(memory))
+
+
+_EMPTY = np.empty(0, np.uint8)
+
+
+def _open_all(protection: Protection, file: SealedFile) -> list[tuple[str, dict[str, Any]]]:
+    """Return what ``safetensors.deserialize`` does, of a sealed file in memory."""
+    return [
+        (name, {"dtype": sealed.dtype, "shape": list(sealed.shape), "data": _content(protection, file, name)})
+        for name, sealed in file.items()
+    ]
+
+
+def _content(protection: Protection, file: SealedFile, name: str) -> bytearray:
+    out = io.BytesIO()
+    write_plaintext(file[name], protection.ring, out, None)
+    return bytearray(out.getbuffer())

@@ -1,0 +1,229 @@
+"""Seal what a library writes as a stream into one vector of bytes, and open such a vector where it stands."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastrack._files.byte_reader import open_bytes
+from fastrack._files.importers import PlainTensor
+from fastrack._files.reader import SealedFile, file_in_memory
+from fastrack._files.writer import SLAB, without_content, write_sealed
+from fastrack._keys.keyring import KeyRing
+from fastrack._keys.keys import Key
+from fastrack._sealed.file_header import parse_header
+from fastrack._sealed.storage import HEADER_LIMIT, HEADER_PREFIX
+from fastrack._tensors import arrays
+from fastrack._tensors.arrays import Bytes
+from fastrack._tensors.mapped_file import map_file
+from fastrack._util.locations import Location, locate
+from fastrack.errors import FastrackError, FormatError
+
+STREAM = "torch.save"
+"""The name of the vector of bytes that torch wrote."""
+_METADATA = {"format": "pt"}  # with it plain loaders refuse the file by a sentence
+_MARK = b'"fastrack.version"'
+Run = Callable[["Sink", bool], None]
+"""Write the stream; its checksums may be left out where False is given."""
+
+
+@dataclass(frozen=True, slots=True)
+class Protection:
+    """The keys of a protected process."""
+
+    owner: Key
+    ring: KeyRing
+
+
+class Sink:
+    """File for a library to write to. It never raises: the error of a write waits for `settle`.
+
+    Torch ends its archive in a destructor, after a failure as well, and an exception there would end the process.
+    """
+
+    def __init__(self, write: Callable[[Any], Any]) -> None:
+        self._write = write
+        self._error: BaseException | None = None
+        self._is_over = False
+        self.size = 0
+
+    def write(self, data: Any) -> int:
+        size = memoryview(data).nbytes
+        if not self._is_over:
+            try:
+                self._write(data)
+            except BaseException as error:  # noqa: BLE001 - of KeyboardInterrupt, too
+                self._error, self._is_over = error, True
+            self.size += size
+        return size
+
+    def flush(self) -> None:
+        """Do nothing: each write is sealed as it comes."""
+
+    @contextlib.contextmanager
+    def settle(self) -> Iterator[Sink]:
+        """Write in the block, and raise what a write raised, in the place of what came of it."""
+        try:
+            yield self
+        except BaseException:
+            self._is_over = True
+            if self._error is None:
+                raise
+        self._is_over = True
+        if self._error is not None:
+            raise self._error
+
+
+def seal_stream(protection: Protection, run: Run, target: Any) -> None:
+    """Seal what `run` writes into a new file, or into a file of the caller's. It runs twice, first to be counted."""
+    with Sink(lambda _: None).settle() as counted:
+        run(counted, False)
+    kept = bytearray()
+    try:
+        if counted.size <= SLAB:  # kept whole: what counts its own saves may be some bytes longer now
+            with Sink(kept.extend).settle() as sink:
+                run(sink, True)
+            tensor = PlainTensor.of(np.frombuffer(kept, np.uint8))
+        else:
+
+            def push(out: Any) -> None:
+                with Sink(out.write).settle() as sink:
+                    run(sink, True)
+
+            tensor = PlainTensor("U8", (counted.size,), _unread, push)
+        sealed_to: Any = locate(target) if is_path(target) else _Whole(target)
+        # Small streams keep their content in a rehearsal: in memory or on their way to another process they are read.
+        keeping = counted.size <= SLAB and not is_path(target)
+        with without_content(False) if keeping else contextlib.nullcontext():
+            write_sealed({STREAM: tensor}, sealed_to, protection.owner, frozenset(), _METADATA, None)
+    finally:
+        kept[:] = bytes(len(kept))
+
+
+def seal_tensors(
+    protection: Protection, tensors: dict[str, PlainTensor], target: Location | io.BytesIO, metadata: dict[str, str]
+) -> None:
+    """Seal tensors into a new file, or into memory, as `fastrack.save_file` does."""
+    write_sealed(tensors, target, protection.owner, frozenset(), {**_METADATA, **metadata}, None)
+
+
+def is_path(target: Any) -> bool:
+    return isinstance(target, (str, os.PathLike))
+
+
+def _unread() -> Any:
+    raise AssertionError
+
+
+class _Whole:
+    """A file of the caller's, each write to which is whole."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def write(self, data: Any) -> None:
+        view = memoryview(data).cast("B")
+        while view.nbytes:
+            written = self._file.write(view)
+            if not isinstance(written, int) or written >= view.nbytes:
+                break
+            if not written:
+                raise OSError(errno.EIO, "the open file takes no more bytes. Save to a path")
+            view = view[written:]
+
+
+def open_sealed(path: Any) -> SealedFile | None:
+    """Open a sealed file by its path. Return None for any other, which the library opens or refuses itself."""
+    try:
+        file = SealedFile(locate(path))
+    except (FormatError, OSError, ValueError):
+        return None
+    return file or None
+
+
+def read_sealed(stream: Any) -> SealedFile | None:
+    """Read the sealed file that begins where a stream stands. Return None, and leave the stream there, for another."""
+    try:
+        start = stream.tell()
+        prefix = stream.read(HEADER_PREFIX)
+        length = int.from_bytes(prefix, "little") if len(prefix) == HEADER_PREFIX else 0
+        head = prefix + stream.read(length) if 0 < length <= HEADER_LIMIT else b""
+        if _MARK not in head:
+            stream.seek(start)
+            return None
+    except (AttributeError, TypeError, ValueError, OSError):  # ValueError: io.UnsupportedOperation is one
+        return None
+    label = str(getattr(stream, "name", None) or f"<{type(stream).__name__}>")
+    _, stored = parse_header(head, None, Path(label))
+    stop = max((each.stop for each in stored.values()), default=len(head))
+    content = _bytes_of(stream, start, stop)
+    stream.seek(start + stop)
+    return file_in_memory(content, label)
+
+
+def _bytes_of(stream: Any, start: int, size: int) -> Bytes:
+    """Return bytes of a stream, without a copy if it is a file on disk or a buffer in memory."""
+    if type(stream).__module__ == "fsspec.implementations.local":
+        stream = stream.f
+    if type(stream) is io.BytesIO:
+        return np.frombuffer(stream.getbuffer(), np.uint8)[start : start + size]
+    if type(stream) in {io.FileIO, io.BufferedReader, io.BufferedRandom}:
+        length = os.fstat(stream.fileno()).st_size
+        if length >= start + size:
+            return map_file(stream.fileno(), length)[start : start + size]
+    stream.seek(start)
+    content = arrays.empty_bytes(size)
+    view, done = content.data, 0
+    while done < size:
+        piece = stream.read(min(size - done, SLAB))
+        if not piece:
+            break  # SealedFile says that it was cut short
+        view[done : done + len(piece)] = piece
+        done += len(piece)
+    content.flags.writeable = False
+    return content[:done]
+
+
+@contextlib.contextmanager
+def open_stream(protection: Protection, file: SealedFile) -> Iterator[io.BufferedReader]:
+    """Open what `seal_stream` sealed for the block, as a file that is decrypted as it is read."""
+    if STREAM not in file:
+        raise FastrackError(
+            f"{file.path}: expected what torch.save wrote, got a sealed file of {len(file)} tensors. Open it with "
+            "safetensors.torch.load_file, or with fastrack.load_file"
+        )
+    with file, _Stream(open_bytes(file[STREAM], protection.ring).detach(), SLAB >> 6) as stream:
+        try:
+            yield stream
+        except Exception:
+            if stream.error is None:
+                raise
+        if stream.error is not None:
+            raise stream.error
+
+
+class _Stream(io.BufferedReader):
+    """File that remembers its first error: torch reads from C++, which raises another one in its place."""
+
+    error: Exception | None = None
+
+    def read(self, *args: Any) -> bytes:
+        return self._remember(super().read, *args)  # type: ignore[no-any-return]
+
+    def readinto(self, *args: Any) -> int:
+        return self._remember(super().readinto, *args)  # type: ignore[no-any-return]
+
+    def _remember(self, read: Callable[..., Any], *args: Any) -> Any:
+        try:
+            return read(*args)
+        except Exception as error:
+            self.error = self.error or error
+            raise

@@ -1,0 +1,123 @@
+"""Torch's own files: `torch.save` and `torch.load`, pickles of tensors, and what else in torch writes storages.
+
+Functions below `torch.save` are replaced, and not `torch.save` itself: whoever holds that under any name is sealed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fastrack._protect.refusals import refusal, refuse
+from fastrack._protect.sealing import Protection, Sink, is_path, open_sealed, open_stream, read_sealed, seal_stream
+from fastrack._util.replacing import replace, replace_all_everywhere
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """Where torch shall write, in the place of the opened file: nothing but the functions below can write to it."""
+
+    target: Any
+
+
+def install(protection: Protection) -> None:
+    """Replace the functions. `AttributeError` if this torch has other ones."""
+    import torch
+
+    files = torch.serialization
+    new_archive, opened = torch._C.PyTorchFileWriter, files._open_file_like
+
+    def open_file_like(source: Any, mode: str) -> Any:
+        if "w" in mode:
+            return contextlib.nullcontext(_Target(source))
+        sealed = open_sealed(source) if is_path(source) else read_sealed(source)
+        return opened(source, mode) if sealed is None else open_stream(protection, sealed)
+
+    saving = [name for name in dir(torch._C) if "save" in name.lower() and callable(getattr(torch._C, name))]
+    replace_all_everywhere(
+        [
+            (files._save, _sealing(protection, files, files._save, functools.partial(_archive, files, new_archive))),
+            (files._legacy_save, _sealing(protection, files, files._legacy_save, _legacy)),
+            (files._open_zipfile_writer, lambda target: contextlib.nullcontext(_Target(target))),
+            (opened, open_file_like),
+            (torch.from_file, _reading_only(torch.from_file)),
+            # What opens an archive itself: torch.package, torch.export and what packs compiled models.
+            (new_archive, refuse("torch._C.PyTorchFileWriter")),
+            *((getattr(torch._C, name), refuse(f"torch._C.{name}")) for name in saving),
+        ]
+    )
+    for kind in (torch._C.ScriptModule, torch._C.ScriptFunction):
+        for name in [name for name in dir(kind) if "save" in name]:
+            replace(kind, name, refuse(f"TorchScript's {name}"))
+    _replace_maps(protection, torch)
+
+
+def _sealing(protection: Protection, files: Any, write: Any, wrap: Callable[..., Any]) -> Callable[..., None]:
+    """Return what seals in the place of a function that writes an object into an open file."""
+
+    @functools.wraps(write)
+    def save(obj: Any, target: Any = None, *args: Any, **options: Any) -> None:
+        if target is None:
+            target = options.pop("zip_file", None)
+        if not isinstance(target, _Target):  # opened by others, such as sockets and files of experiments of torch
+            raise refusal(f"torch.serialization.{write.__name__}")
+        if files._serialization_tls.skip_data:
+            raise refusal("torch.serialization.skip_data", "It leaves room for values to be written later. Omit it")
+        seal_stream(protection, wrap(write, obj, args, options), target.target)
+        flush = None if is_path(target.target) else getattr(target.target, "flush", None)
+        if flush is not None:
+            flush()
+
+    return save
+
+
+def _archive(
+    files: Any, new_archive: Any, write: Any, obj: Any, args: tuple[Any, ...], options: dict[str, Any]
+) -> Callable[[Sink, bool], None]:
+    def run(sink: Sink, checked: bool) -> None:
+        archive = new_archive(sink, checked and files.get_crc32_options(), files._get_storage_alignment())
+        write(obj, archive, *args, **options)
+        archive.write_end_of_file()
+
+    return run
+
+
+def _legacy(write: Any, obj: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Callable[[Sink, bool], None]:
+    return lambda sink, _: write(obj, sink, *args, **options)
+
+
+def _reading_only(from_file: Any) -> Callable[..., Any]:
+    def tensor_from_file(filename: Any, shared: bool | None = None, *args: Any, **options: Any) -> Any:
+        if shared:
+            raise refusal("torch.from_file(shared=True)", "Map it with shared=False")
+        return from_file(filename, shared, *args, **options)
+
+    return tensor_from_file
+
+
+def _replace_maps(protection: Protection, torch: Any) -> None:
+    """Open sealed files where torch maps a file, and refuse maps that are written to."""
+    mapped, write_file = torch.UntypedStorage.from_file, torch.UntypedStorage._write_file
+
+    def storage_from_file(filename: Any, shared: bool = False, nbytes: int = 0) -> Any:
+        sealed = open_sealed(filename)
+        if sealed is not None:  # read whole in the place of the map: the file has no plaintext that could be mapped
+            with open_stream(protection, sealed) as stream:
+                whole = torch.empty(stream.seek(0, 2), dtype=torch.uint8)
+                stream.seek(0)
+                stream.readinto(whole.numpy())
+                return whole.untyped_storage()
+        if shared:
+            raise refusal("torch.UntypedStorage.from_file(shared=True)", "Map it with shared=False")
+        return mapped(filename, shared, nbytes)
+
+    def write_storage(storage: Any, file: Any, is_real_file: bool, *args: Any) -> Any:
+        if is_real_file:
+            raise refusal("torch.UntypedStorage._write_file")
+        return write_file(storage, file, is_real_file, *args)
+
+    replace(torch.UntypedStorage, "from_file", staticmethod(storage_from_file))
+    replace(torch.UntypedStorage, "_write_file", write_storage)

@@ -1,0 +1,90 @@
+"""Have the Trainers of transformers and Lightning rehearse a save before the first step."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from fastrack._protect.imports import Prepare, when_imported
+from fastrack._protect.rehearsal import rehearse
+from fastrack._util.replacing import replace
+
+
+def install() -> None:
+    """Have the trainers rehearse, those that are imported later too."""
+    when_imported(_TRAINERS)
+
+
+def _prepare_transformers(module: ModuleType) -> None:
+    def train(trainer: Any, *arguments: Any, **options: Any) -> Any:
+        class RehearsedSave(module.TrainerCallback):  # type: ignore[misc,name-defined]
+            """Callback that rehearses a save when the other callbacks are ready."""
+
+            is_done = False  # training begins again where the size of batches is sought
+
+            def on_train_begin(self, *_: Any, **__: Any) -> None:
+                if not self.is_done:
+                    _rehearse_transformers(trainer)
+                    self.is_done = True
+
+        callback = RehearsedSave()
+        trainer.add_callback(callback)  # the last one
+        try:
+            return original(trainer, *arguments, **options)
+        finally:
+            trainer.remove_callback(callback)
+
+    original = _wrap(module.Trainer, "train", train)
+
+
+def _rehearse_transformers(trainer: Any) -> None:
+    handler, args = trainer.callback_handler, trainer.args
+
+    def save(folder: str) -> None:
+        args.output_dir, args.push_to_hub, args.save_total_limit = folder, False, None
+        trainer._save_checkpoint(trainer.model_wrapped, trial=None)
+        handler.callbacks = [each for each in callbacks if not type(each).__module__.startswith(_TRACKERS)]
+        handler.on_save(args, trainer.state, trainer.control)
+
+    callbacks = handler.callbacks
+    rehearse(save, trainer, args, trainer.state, trainer.control, handler, *callbacks)
+
+
+def _prepare_lightning(module: ModuleType) -> None:
+    def on_run_start(loop: Any, *arguments: Any, **options: Any) -> Any:
+        result = original(loop, *arguments, **options)
+        _rehearse_lightning(loop.trainer)
+        return result
+
+    original = _wrap(module._FitLoop, "on_run_start", on_run_start)
+
+
+def _rehearse_lightning(trainer: Any) -> None:
+    strategy = trainer.strategy
+    plugin = inner = strategy.checkpoint_io
+    while getattr(inner, "checkpoint_io", None) is not None:  # one that saves in another thread, unseen
+        inner = inner.checkpoint_io
+    roots = [each for each in (trainer.lightning_module, trainer.datamodule) if each is not None]
+    try:
+        strategy.checkpoint_io = inner
+        rehearse(lambda folder: trainer.save_checkpoint(f"{folder}/rehearsal.ckpt"), *trainer.callbacks, *roots)
+    finally:
+        strategy.checkpoint_io = plugin
+
+
+def _wrap(owner: Any, name: str, wrapper: Callable[..., Any]) -> Any:
+    """Replace a method and return the original. `AttributeError` refuses a version that has no such method."""
+    original = getattr(owner, name)
+    replace(owner, name, functools.wraps(original)(wrapper))
+    return original
+
+
+_TRACKERS = "transformers.integrations."
+"""Callbacks that send to a server what is in the folder, and write nothing themselves."""
+_TRAINERS: dict[str, Prepare] = {
+    "transformers.trainer": _prepare_transformers,
+    "lightning.pytorch.loops.fit_loop": _prepare_lightning,
+    "pytorch_lightning.loops.fit_loop": _prepare_lightning,
+}

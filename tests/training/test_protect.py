@@ -1,0 +1,411 @@
+"""What a protected process writes of tensors is sealed, or refused, and comes back by the same functions."""
+
+import errno
+import gzip
+import io
+import os
+import pickle
+import threading
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fastrack
+from fastrack._protect import canary, imports, refusals
+from fastrack._util.replacing import restore
+
+torch = pytest.importorskip("torch")
+safetensors = pytest.importorskip("safetensors")
+safetensors_torch = pytest.importorskip("safetensors.torch")
+safetensors_numpy = pytest.importorskip("safetensors.numpy")
+
+KEY = fastrack.Key.generate()
+NEEDLE = np.random.default_rng(5).integers(0, 256, 4096, np.uint8)
+SLAB = 8 << 20
+
+
+@pytest.fixture(scope="module", autouse=True)
+def protected():
+    fastrack.protect_checkpoints(KEY)
+    yield
+    restore()
+
+
+def protect_again(key=KEY, **options):
+    """Protect without the canary, which takes longer than a test should."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(canary, "sing", lambda: None)
+        fastrack.protect_checkpoints(key, **options)
+
+
+def state():
+    weights = torch.from_numpy(NEEDLE.copy())
+    return {"weights": weights, "tied": weights.view(64, 64), "step": 3, "order": OrderedDict(a=1.5)}
+
+
+def require_equal(loaded):
+    assert loaded["weights"].numpy().tobytes() == NEEDLE.tobytes()
+    assert loaded["tied"].data_ptr() == loaded["weights"].data_ptr()
+    assert (loaded["step"], loaded["order"]) == (3, OrderedDict(a=1.5))
+
+
+def require_sealed(path):
+    content = Path(path).read_bytes()
+    assert NEEDLE[:16].tobytes() not in content
+    assert NEEDLE[-16:].tobytes() not in content
+    fastrack.verify_file(path, KEY)
+
+
+FORMATS = pytest.mark.parametrize("options", [{}, {"_use_new_zipfile_serialization": False}], ids=["zip", "legacy"])
+
+
+@FORMATS
+def test_what_torch_saves_is_sealed_and_loads_again(tmp_path, options):
+    path = tmp_path / "ä.pt"  # torch writes names that are not ASCII in another way
+    torch.save(state(), str(path), **options)
+    require_sealed(path)
+    for loading in ({}, {"weights_only": False}, {"map_location": "cpu"}):
+        require_equal(torch.load(path, **loading))
+
+
+@FORMATS
+def test_open_files_and_buffers_are_sealed_where_they_stand(tmp_path, options):
+    path = tmp_path / "many.pt"
+    with path.open("wb") as file:
+        for _ in range(2):
+            torch.save(state(), file, **options)
+    assert NEEDLE[:16].tobytes() not in path.read_bytes()
+    with path.open("rb") as file:
+        for _ in range(2):
+            require_equal(torch.load(file))
+    buffer = io.BytesIO(b"before")
+    buffer.seek(6)
+    torch.save(state(), buffer, **options)
+    assert NEEDLE[:16].tobytes() not in buffer.getvalue()
+    buffer.seek(6)
+    require_equal(torch.load(buffer))
+    assert buffer.read() == b""
+    buffer.close()  # nothing holds its memory
+
+
+def test_a_file_that_was_written_through_a_buffer_is_one_that_the_commands_open(tmp_path):
+    buffer = io.BytesIO()
+    torch.save(state(), buffer)
+    path = tmp_path / "model.ckpt"
+    path.write_bytes(buffer.getvalue())
+    require_equal(torch.load(path, mmap=True))
+    require_sealed(path)
+    assert fastrack.load_file(path).metadata == {"format": "pt"}
+
+
+def test_a_compressed_file_is_read_by_its_content(tmp_path):
+    path = tmp_path / "model.gz"
+    with gzip.open(path, "wb") as file:
+        torch.save(state(), file)
+    with gzip.open(path) as file:
+        require_equal(torch.load(file))
+
+
+def test_a_large_state_goes_slab_by_slab_and_may_be_mapped(tmp_path):
+    large = {"x": torch.arange(SLAB // 4 + 1000, dtype=torch.int64), "y": torch.ones(5)}
+    path = tmp_path / "large.pt"
+    torch.save(large, path)
+    for loaded in (torch.load(path), torch.load(path, mmap=True)):
+        assert torch.equal(loaded["x"], large["x"])
+        assert torch.equal(loaded["y"], large["y"])
+    with path.open("r+b") as file:
+        file.seek(-9, 2)
+        byte = file.read(1)
+        file.seek(-9, 2)
+        file.write(bytes([byte[0] ^ 1]))
+    with pytest.raises(fastrack.AuthenticationError, match="chunk"):
+        torch.load(path, mmap=True)
+
+
+def test_a_state_that_grows_while_it_is_saved_leaves_the_earlier_file(tmp_path):
+    class Growing:
+        calls = 0
+
+        def __reduce__(self):
+            Growing.calls += 1
+            return str, ("x" * 100 * Growing.calls,)
+
+    path = tmp_path / "model.pt"
+    torch.save(state(), path)
+    torch.save({"text": Growing()}, tmp_path / "small.pt")  # held whole, so counting it is enough
+    with pytest.raises(ValueError, match="changed while it was saved"):
+        torch.save({"x": torch.zeros(SLAB), "text": Growing()}, path)
+    require_equal(torch.load(path))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.pt", "small.pt"]
+
+
+def test_a_full_disk_is_said_and_nothing_ends_the_process(tmp_path):
+    class Full(io.BytesIO):
+        def write(self, data):
+            raise OSError(errno.ENOSPC, "full")
+
+    with pytest.raises(OSError, match="full"):
+        torch.save(state(), Full())
+    with pytest.raises(OSError, match="full"):
+        torch.save(torch.zeros(3 * SLAB, dtype=torch.uint8), Full())
+    with pytest.raises(FileNotFoundError):
+        torch.save(state(), tmp_path / "missing" / "model.pt")
+
+
+def test_files_that_take_some_bytes_at_a_time_get_all_and_those_that_take_none_are_refused():
+    class Slow(io.BytesIO):
+        most = 1000
+
+        def write(self, data):
+            return super().write(data[: self.most])
+
+    file = Slow()
+    torch.save(state(), file)
+    file.seek(0)
+    require_equal(torch.load(file))
+    file.most = 0
+    with pytest.raises(OSError, match="takes no more bytes"):
+        torch.save(state(), file)
+
+
+def test_what_cannot_be_pickled_leaves_no_file(tmp_path):
+    with pytest.raises((AttributeError, pickle.PicklingError)):
+        torch.save({"x": torch.ones(3), "f": lambda: 0}, tmp_path / "model.pt")
+    assert not list(tmp_path.iterdir())
+
+
+def test_pickles_of_tensors_are_sealed():
+    content = pickle.dumps(state())
+    assert NEEDLE[:16].tobytes() not in content
+    assert torch.equal(pickle.loads(content)["tied"], state()["tied"])
+    parameter = torch.nn.Parameter(torch.ones(3))
+    assert torch.equal(pickle.loads(pickle.dumps(parameter)), parameter)
+
+
+def test_plain_files_of_before_load_as_ever(tmp_path):
+    restore()
+    torch.save(state(), tmp_path / "plain.pt")
+    safetensors_torch.save_file({"x": torch.arange(3)}, tmp_path / "plain.safetensors")
+    protect_again()
+    require_equal(torch.load(tmp_path / "plain.pt", mmap=True))
+    with (tmp_path / "plain.pt").open("rb") as file:
+        require_equal(torch.load(file))
+    assert torch.load(tmp_path / "plain.safetensors")["x"].tolist() == [0, 1, 2]
+
+
+def test_an_unprotected_process_refuses_what_was_sealed(tmp_path):
+    torch.save(state(), tmp_path / "model.pt")
+    safetensors_torch.save_file(tensors(), tmp_path / "model.safetensors")
+    restore()
+    try:
+        for options in ({}, {"weights_only": False}, {"mmap": True}):
+            with pytest.raises((pickle.UnpicklingError, RuntimeError)):
+                torch.load(tmp_path / "model.pt", **options)
+    finally:
+        protect_again()
+
+
+def tensors():
+    return {"a": torch.from_numpy(NEEDLE.copy()), "b": torch.ones(2, 3, dtype=torch.bfloat16), "c": torch.zeros(0)}
+
+
+def require_same(loaded):
+    for name, tensor in tensors().items():
+        assert loaded[name].dtype == tensor.dtype
+        assert torch.equal(loaded[name], tensor)
+
+
+def test_files_of_safetensors_are_sealed_and_open_again(tmp_path):
+    path = tmp_path / "model.safetensors"
+    safetensors_torch.save_file(tensors(), path, metadata={"who": "we"})
+    require_sealed(path)
+    require_same(safetensors_torch.load_file(path))
+    require_same(torch.load(str(path)))
+    with safetensors.safe_open(path, framework="pt") as file:
+        assert file.metadata() == {"format": "pt", "who": "we"}
+        assert sorted(file.keys()) == ["a", "b", "c"]
+        assert file.get_slice("b")[:1].shape == (1, 3)
+
+
+def test_what_torch_saved_is_not_taken_for_tensors(tmp_path):
+    torch.save(state(), tmp_path / "model.safetensors")
+    with pytest.raises(fastrack.FormatError, match=r"Open it with torch\.load"):
+        safetensors_torch.load_file(tmp_path / "model.safetensors")
+    safetensors_torch.save_file(tensors(), tmp_path / "model.pt")
+    with pytest.raises(fastrack.FastrackError, match=r"expected what torch\.save wrote"):
+        torch.load(tmp_path / "model.pt")
+
+
+def test_bytes_of_safetensors_are_sealed_too(tmp_path):
+    content = safetensors_torch.save(tensors())
+    assert NEEDLE[:16].tobytes() not in content
+    require_same(safetensors_torch.load(content))
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content)
+    require_same(safetensors_torch.load_file(path))
+    arrays = {"x": NEEDLE.reshape(64, 64).astype(np.float32)}
+    safetensors_numpy.save_file(arrays, path)
+    require_sealed(path)
+    assert np.array_equal(safetensors_numpy.load_file(path)["x"], arrays["x"])
+    assert np.array_equal(safetensors_numpy.load(safetensors_numpy.save(arrays))["x"], arrays["x"])
+
+
+def test_modules_with_tied_weights_are_saved_and_loaded(tmp_path):
+    module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    module[1].weight = module[0].weight
+    safetensors_torch.save_model(module, str(tmp_path / "m.safetensors"))
+    require_sealed(tmp_path / "m.safetensors")
+    other = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    other[1].weight = other[0].weight
+    safetensors_torch.load_model(other, str(tmp_path / "m.safetensors"))
+    assert torch.equal(other[0].weight, module[0].weight)
+
+
+def test_threads_save_at_once(tmp_path):
+    threads = [threading.Thread(target=torch.save, args=(state(), tmp_path / f"{number}.pt")) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for number in range(8):
+        require_sealed(tmp_path / f"{number}.pt")
+        require_equal(torch.load(tmp_path / f"{number}.pt"))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_seals_too(tmp_path):
+    child = os.fork()
+    if not child:
+        try:
+            torch.save(state(), tmp_path / "child.pt")
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    require_sealed(tmp_path / "child.pt")
+    require_equal(torch.load(tmp_path / "child.pt"))
+
+
+def test_a_second_call_does_nothing_and_another_key_is_refused():
+    before = torch.serialization._save
+    fastrack.protect_checkpoints(KEY)
+    assert torch.serialization._save is before
+    with pytest.raises(fastrack.FastrackError, match="second call"):
+        fastrack.protect_checkpoints(fastrack.Key.generate())
+    with pytest.raises(fastrack.FastrackError, match="keys="):
+        fastrack.protect_checkpoints(KEY, keys=fastrack.Key.generate())
+
+
+def test_checkpoints_of_earlier_keys_open(tmp_path):
+    torch.save(state(), tmp_path / "old.pt")
+    restore()
+    try:
+        protect_again(fastrack.Key.generate())
+        with pytest.raises(fastrack.UnknownKeyError):
+            torch.load(tmp_path / "old.pt")
+        restore()
+        protect_again(fastrack.Key.generate(), keys=KEY)
+        require_equal(torch.load(tmp_path / "old.pt"))
+    finally:
+        restore()
+        protect_again()
+
+
+def map_for_writing(path):
+    np.memmap(path, np.uint8, "w+", shape=8)
+
+
+def package(path):
+    torch.package.PackageExporter(path)
+
+
+def archive(path):
+    torch._C.PyTorchFileWriter(str(path))
+
+
+def script(path):
+    torch._C.ScriptModule.save(None, str(path))
+
+
+def write_storage(path):
+    with path.open("wb") as file:
+        torch.ones(3).untyped_storage()._write_file(file, True, True, 4)
+
+
+def skip_data(path):
+    with torch.serialization.skip_data():
+        torch.save(state(), path)
+
+
+REFUSED = [
+    map_for_writing, package, archive, script, write_storage, skip_data,
+    lambda path: np.save(path, NEEDLE),
+    lambda path: np.savez(path, NEEDLE),
+    lambda path: np.savez_compressed(path, NEEDLE),
+    lambda path: np.savetxt(path, NEEDLE),
+    lambda path: np.lib.format.write_array(io.BytesIO(), NEEDLE),
+    lambda path: torch.jit.save(None, path),
+    lambda path: torch.export.save(None, path),
+    lambda path: torch.from_file(str(path), shared=True, size=4),
+    lambda path: torch.UntypedStorage.from_file(str(path), True, 4),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("write", REFUSED, ids=lambda write: write.__name__)
+def test_what_nothing_can_seal_is_refused_by_a_sentence(tmp_path, write):
+    path = tmp_path / "plain"
+    with pytest.raises(fastrack.FastrackError, match="would write in plain: expected"):
+        write(path)
+    assert not path.exists() or not path.read_bytes()
+
+
+def test_functions_of_modules_that_are_imported_later_are_refused(tmp_path, monkeypatch):
+    for name in ("late_library", "moved_library"):
+        (tmp_path / f"{name}.py").write_text("class Saver:\n    def save(self): pass\ndef dump(): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(refusals.REFUSED, "late_library", ("dump", "Saver.save", "gone?"))
+    monkeypatch.setitem(refusals.REFUSED, "moved_library", ("gone",))
+    imports.when_imported(dict.fromkeys(("late_library", "moved_library"), refusals._refuse_in))
+    with pytest.raises(fastrack.FastrackError, match=r"expected moved_library\.gone"):
+        import moved_library  # noqa: F401
+    import late_library
+
+    for write in (late_library.dump, late_library.Saver().save):
+        with pytest.raises(fastrack.FastrackError, match="late_library"):
+            write()
+
+
+def test_errors_hold_no_values(tmp_path):
+    torch.save(state(), tmp_path / "model.pt")
+    content = bytearray((tmp_path / "model.pt").read_bytes())
+    content[-100] ^= 1
+    (tmp_path / "model.pt").write_bytes(content)
+    with pytest.raises(fastrack.AuthenticationError) as caught:
+        torch.load(tmp_path / "model.pt")
+    assert NEEDLE[:8].tobytes().hex() not in repr(caught.value)
+    assert "torch.save" in str(caught.value)
+
+
+def test_spawned_processes_need_keys_that_they_can_open():
+    with pytest.raises(fastrack.FastrackError, match="expected protect_checkpoints to have been given paths"):
+        torch.multiprocessing.spawn(save_in_child)
+
+
+def save_in_child(rank, folder):
+    torch.save(state(), f"{folder}/{rank}.pt")
+
+
+@pytest.mark.slow
+def test_spawned_processes_seal_by_the_same_key_file(tmp_path):
+    KEY.save(tmp_path / "owner.key")
+    restore()
+    try:
+        protect_again(tmp_path / "owner.key")
+        torch.multiprocessing.spawn(save_in_child, (tmp_path,), nprocs=1)
+        require_equal(torch.load(tmp_path / "0.pt"))
+    finally:
+        restore()
+        protect_again()
+    require_sealed(tmp_path / "0.pt")

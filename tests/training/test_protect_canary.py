@@ -1,0 +1,120 @@
+"""The canary refuses what is not covered, before anything is written, and leaves the process as it was."""
+
+import functools
+import importlib.metadata
+import pickle
+import sys
+
+import pytest
+
+import fastrack
+from fastrack._protect import canary
+from fastrack._util import replacing
+
+torch = pytest.importorskip("torch")
+safetensors = pytest.importorskip("safetensors")
+pytest.importorskip("safetensors.torch")
+pytest.importorskip("torch.distributed.checkpoint")
+
+KEY = fastrack.Key.generate()
+PLAIN_ARCHIVE = torch._C.PyTorchFileWriter
+PLAIN_SAVE = torch.serialization._save
+
+
+@pytest.fixture(autouse=True)
+def unchanged():
+    before = torch.serialization._save, safetensors.serialize_file, torch.serialization._open_file_like
+    yield
+    left = replacing.mark()
+    replacing.restore()
+    assert left == 0
+    assert before == (
+        torch.serialization._save,
+        safetensors.serialize_file,
+        torch.serialization._open_file_like,
+    )
+
+
+def refused(match):
+    return pytest.raises(fastrack.FastrackError, match=match)
+
+
+def save_elsewhere(obj, f, *_, **__):
+    """Stand for the `torch.save` of a version that has moved the functions that write."""
+    archive = PLAIN_ARCHIVE(str(f)) if not hasattr(f, "write") else PLAIN_ARCHIVE(f)
+    PLAIN_SAVE(obj, archive, pickle, 2, False)
+    archive.write_end_of_file()
+
+
+def test_a_torch_that_saves_by_another_function_is_refused(monkeypatch):
+    monkeypatch.setattr(torch, "save", save_elsewhere)
+    with refused(r"torch\.save: .*found it in plain|torch\.save: .*got a"):
+        fastrack.protect_checkpoints(KEY)
+
+
+def test_a_torch_that_lacks_a_function_is_refused(monkeypatch):
+    monkeypatch.delattr(torch.serialization, "_open_zipfile_writer")
+    with refused("_open_zipfile_writer"):
+        fastrack.protect_checkpoints(KEY)
+
+
+@pytest.mark.parametrize("kind", [torch.UntypedStorage, torch.storage.TypedStorage])
+def test_a_torch_that_pickles_storages_by_another_function_is_refused(monkeypatch, kind):
+    monkeypatch.setattr(kind, "__reduce__", lambda storage: (bytes, (bytes(storage.tolist()),)))
+    with refused("pickle: "):
+        fastrack.protect_checkpoints(KEY)
+
+
+def test_a_safetensors_that_saves_by_another_function_is_refused(monkeypatch):
+    monkeypatch.setattr(safetensors.torch, "serialize_file", moved(safetensors.serialize_file))
+    with refused(r"safetensors\.torch: "):
+        fastrack.protect_checkpoints(KEY)
+
+
+def test_a_safetensors_that_lacks_a_function_is_refused(monkeypatch):
+    monkeypatch.delattr(safetensors, "serialize")
+    with refused("serialize"):
+        fastrack.protect_checkpoints(KEY)
+
+
+def test_a_checkpoint_writer_that_was_moved_is_refused(monkeypatch):
+    import torch.distributed.checkpoint as dcp
+
+    monkeypatch.delattr(dcp.filesystem._FileSystemWriter, "finish")
+    with refused("finish|torch.distributed.checkpoint: "):
+        fastrack.protect_checkpoints(KEY)
+
+
+def moved(function):
+    return functools.partial(function)
+
+
+@pytest.mark.parametrize("name", canary.COVERED)
+def test_other_versions_are_refused_by_their_names(monkeypatch, name):
+    def version(asked):
+        if asked == name:
+            return "99.1.0.dev1+local"
+        raise importlib.metadata.PackageNotFoundError(asked)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    with refused(rf"expected {name} .*, got 99\.1\.0"):
+        fastrack.protect_checkpoints(KEY)
+
+
+def test_a_torch_that_returns_other_values_is_refused(monkeypatch):
+    monkeypatch.setattr(torch, "load", lambda *args, **options: {"x": torch.zeros(64, dtype=torch.uint8)})
+    with refused("comes back equal"):
+        fastrack.protect_checkpoints(KEY)
+
+
+def test_a_wrong_key_is_refused_first(tmp_path):
+    with pytest.raises(TypeError):
+        fastrack.protect_checkpoints(3)
+    with pytest.raises(FileNotFoundError):
+        fastrack.protect_checkpoints(tmp_path / "missing.key")
+
+
+def test_a_process_without_torch_is_told_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(ModuleNotFoundError, match=r"protect_checkpoints takes torch.*\[torch\]"):
+        fastrack.protect_checkpoints(KEY)

@@ -1,0 +1,131 @@
+"""Checkpoints of torch.distributed.checkpoint in a protected process, whichever writer is named."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+import fastrack
+from fastrack._util.replacing import restore
+
+torch = pytest.importorskip("torch")
+dcp = pytest.importorskip("torch.distributed.checkpoint")
+from torch.distributed.checkpoint import format_utils, state_dict_saver  # noqa: E402
+
+KEY = fastrack.Key.generate()
+NEEDLE = np.random.default_rng(6).integers(0, 256, 4096, np.uint8)
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def protected():
+    made_before = dcp.FileSystemWriter("unused")
+    fastrack.protect_checkpoints(KEY)
+    yield made_before
+    restore()
+
+
+def state():
+    return {"weights": torch.from_numpy(NEEDLE.copy()), "step": 7}
+
+
+def require_sealed(folder):
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert files
+    for path in files:
+        assert NEEDLE[:16].tobytes() not in path.read_bytes()
+        fastrack.verify_file(path, KEY)
+
+
+def require_loads(folder, **options):
+    loaded = {"weights": torch.zeros(4096, dtype=torch.uint8), "step": 0}
+    dcp.load(loaded, no_dist=True, **(options or {"checkpoint_id": folder}))
+    assert loaded["weights"].numpy().tobytes() == NEEDLE.tobytes()
+    assert loaded["step"] == 7
+
+
+def test_a_folder_is_sealed_by_its_name_and_by_a_writer(tmp_path, protected):
+    dcp.save(state(), checkpoint_id=tmp_path / "a", no_dist=True)
+    dcp.save(state(), storage_writer=dcp.FileSystemWriter(tmp_path / "b"), no_dist=True)
+    dcp.save(state(), storage_writer=protected, checkpoint_id=tmp_path / "c", no_dist=True)
+    for name in "abc":
+        require_sealed(tmp_path / name)
+        require_loads(tmp_path / name)
+        require_loads(tmp_path, storage_reader=dcp.FileSystemReader(tmp_path / name))
+    assert dcp.FileSystemReader(tmp_path / "a").read_metadata().state_dict_metadata.keys() == {"weights", "step"}
+
+
+def test_one_writer_saves_several_checkpoints(tmp_path):
+    writer = dcp.FileSystemWriter(tmp_path / "1")
+    dcp.save(state(), storage_writer=writer, no_dist=True)
+    dcp.save(state(), storage_writer=writer, checkpoint_id=tmp_path / "2", no_dist=True)
+    reader = dcp.FileSystemReader(tmp_path / "1")
+    require_loads(tmp_path, storage_reader=reader)
+    require_loads(tmp_path / "2", storage_reader=reader, checkpoint_id=tmp_path / "2")
+    with pytest.raises(dcp.CheckpointException, match="overwrite=False"):
+        dcp.save(state(), storage_writer=dcp.FileSystemWriter(tmp_path / "1", overwrite=False), no_dist=True)
+
+
+def test_saving_in_a_thread_is_sealed_and_in_a_process_refused(tmp_path):
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            dcp.async_save(state(), checkpoint_id=tmp_path / "a").result()
+            kind = dcp.state_dict_saver.AsyncCheckpointerType.PROCESS
+            with pytest.raises(fastrack.FastrackError, match="would write in plain"):
+                dcp.async_save(state(), checkpoint_id=tmp_path / "b", async_checkpointer_type=kind).result()
+    finally:
+        torch.distributed.destroy_process_group()
+    require_sealed(tmp_path / "a")
+    assert not (tmp_path / "b").exists()
+
+
+def test_checkpoints_are_turned_into_files_of_torch_and_back(tmp_path):
+    torch.save(state(), tmp_path / "a.pt")
+    format_utils.torch_save_to_dcp(tmp_path / "a.pt", tmp_path / "folder")
+    require_sealed(tmp_path / "folder")
+    format_utils.dcp_to_torch_save(tmp_path / "folder", tmp_path / "b.pt")
+    require_sealed(tmp_path)
+    assert torch.load(tmp_path / "b.pt")["step"] == 7
+
+
+class Own(dcp.FileSystemWriter):
+    def write_data(self, plan, planner):
+        return super().write_data(plan, planner)
+
+
+class Other(dcp.StorageWriter):
+    pass
+
+
+Other.__abstractmethods__ = frozenset()
+
+
+@pytest.mark.parametrize("make", [Own, lambda path: Other(), lambda path: dcp.HuggingFaceStorageWriter(str(path))])
+def test_writers_that_write_themselves_are_refused(tmp_path, make):
+    with pytest.raises((fastrack.FastrackError, dcp.CheckpointException), match="would write in plain"):
+        dcp.save(state(), storage_writer=make(tmp_path / "a"), no_dist=True)
+    with pytest.raises((fastrack.FastrackError, dcp.CheckpointException), match="would write in plain"):
+        state_dict_saver._save_state_dict(state(), make(tmp_path / "a"), no_dist=True)
+    assert not list(tmp_path.rglob("*.distcp"))
+
+
+def test_streams_of_its_file_system_are_read_only(tmp_path):
+    files = dcp.filesystem.FileSystem()
+    with (
+        pytest.raises(fastrack.FastrackError, match="create_stream"),
+        files.create_stream(tmp_path / "x", "wb") as stream,
+    ):
+        stream.write(b"x")
+
+
+def test_plain_folders_of_before_load_as_ever(tmp_path):
+    restore()
+    try:
+        dcp.save(state(), checkpoint_id=tmp_path / "plain", no_dist=True)
+    finally:
+        fastrack.protect_checkpoints(KEY)
+    require_loads(tmp_path / "plain")
+    dcp.save(state(), checkpoint_id=tmp_path / "plain", no_dist=True)
+    require_loads(tmp_path / "plain")

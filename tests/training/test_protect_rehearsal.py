@@ -1,0 +1,224 @@
+"""A save that is rehearsed: what would be written in plain is refused, and nothing else is changed."""
+
+import contextlib
+import copy
+import os
+import pickle
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.ranks import run_ranks
+
+import fastrack
+from fastrack._util.replacing import restore
+
+torch = pytest.importorskip("torch")
+from torch.distributed.checkpoint import state_dict  # noqa: E402
+
+KEY = fastrack.Key.generate()
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def protected():
+    fastrack.protect_checkpoints(KEY)
+    yield
+    restore()
+
+
+def refused(save):
+    """Return the file that a rehearsal names as plain."""
+    with pytest.raises(fastrack.errors.FastrackError, match="before the first step") as info:
+        fastrack.rehearse_save(save)
+    return str(info.value.path)
+
+
+def save_well(folder):
+    torch.save({"weights": torch.ones(3)}, f"{folder}/a.pt")
+
+
+def write(name, content):
+    def save(folder):
+        save_well(folder)
+        Path(folder, name).write_bytes(content)
+
+    return save
+
+
+def test_a_sealed_save_is_let_through_and_leaves_nothing():
+    folders = []
+    fastrack.rehearse_save(lambda folder: (folders.append(folder), save_well(folder)))
+    (folder,) = folders
+    assert not Path(folder).exists()
+
+
+def test_plain_files_of_any_writer_are_refused():
+    weights = np.ones(8)
+    assert refused(write("w.pkl", pickle.dumps(weights))) == "w.pkl"
+    assert refused(write("deep.json", pickle.dumps(weights))) == "deep.json"
+    assert refused(write("tokenizer.model", pickle.dumps(weights))) == "tokenizer.model"
+    assert refused(write("w.bin", b"text in a file for weights")) == "w.bin"
+
+    def unseen(folder):  # as a library in C writes
+        save_well(folder)
+        subprocess.run([sys.executable, "-c", f"open({folder + '/w'!r}, 'wb').write(bytes(9))"], check=True)
+
+    assert refused(unseen) == "w"
+
+
+def test_numpy_is_refused_where_it_writes():
+    with pytest.raises(fastrack.errors.FastrackError, match="savez"):
+        fastrack.rehearse_save(lambda folder: np.savez(f"{folder}/rng.npz", a=np.ones(3)))
+    assert refused(lambda folder: (save_well(folder), np.ones(3).tofile(f"{folder}/a.dat"))) == "a.dat"
+
+
+def test_text_of_trainers_is_let_through():
+    files = {
+        "config.json": b"{}",
+        "latest": b"global_step2",
+        "vocab.txt": "ä".encode(),
+        "tokenizer.model": b"\n\x0e\n\x05\x00",
+    }
+    for name, content in files.items():
+        fastrack.rehearse_save(write(name, content))
+
+
+def test_a_file_elsewhere_is_refused_before_a_byte_is_in_it(tmp_path):
+    place = tmp_path / "w.pkl"
+
+    def ignoring(folder):
+        save_well(folder)
+        with contextlib.suppress(fastrack.errors.FastrackError):
+            place.write_bytes(b"weights")
+
+    assert refused(ignoring) == str(place)
+    assert not place.exists()
+
+    def unnamed(folder):
+        save_well(folder)
+        os.close(os.open(tmp_path, os.O_TMPFILE | os.O_WRONLY))
+
+    if hasattr(os, "O_TMPFILE"):
+        assert refused(unnamed) == str(tmp_path)
+    text = tmp_path / "log.txt"
+    fastrack.rehearse_save(lambda folder: (save_well(folder), text.write_text("saved")))
+    assert refused(lambda folder: (save_well(folder), text.write_bytes(bytes(3)))) == str(text)
+    place.write_bytes(b"as ever")  # after a rehearsal all files are let through
+
+
+def test_a_save_that_fails_or_saves_nothing_ends_in_its_error():
+    with pytest.raises(AttributeError, match="lambda"):
+        fastrack.rehearse_save(lambda folder: torch.save({"f": lambda: 0}, f"{folder}/a.pt"))
+    with pytest.raises(ValueError, match="got none"):
+        fastrack.rehearse_save(lambda folder: None)
+
+
+def test_a_rehearsal_takes_no_room(tmp_path):
+    sizes = []
+    state = {"weights": torch.zeros(16 << 20, dtype=torch.uint8)}
+
+    def save(folder):
+        torch.save(state, f"{folder}/a.pt")
+        torch.distributed.checkpoint.save(state, checkpoint_id=f"{folder}/dcp", no_dist=True)
+        sizes.extend(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
+
+    fastrack.rehearse_save(save)
+    assert len(sizes) == 3
+    assert max(sizes) < 8192
+    save_well(tmp_path)
+    assert torch.equal(torch.load(tmp_path / "a.pt")["weights"], torch.ones(3))  # a save afterwards has its content
+
+
+def test_random_states_and_optimizers_are_as_before():
+    module = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(module.parameters())
+    before = (
+        copy.deepcopy(module.state_dict()),
+        random.getstate(),
+        np.random.get_state()[1].tolist(),  # noqa: NPY002 - the state that is global
+        torch.get_rng_state(),
+    )
+
+    def save(folder):
+        state = state_dict.get_optimizer_state_dict(module, optimizer)
+        assert optimizer.state  # torch has had it take a step
+        torch.save((state, random.random(), np.random.rand(), torch.rand(1)), f"{folder}/a.pt")  # noqa: NPY002
+
+    fastrack.rehearse_save(save)
+    assert not optimizer.state
+    assert all(parameter.grad is None for parameter in module.parameters())
+    assert all(torch.equal(value, before[0][name]) for name, value in module.state_dict().items())
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before[1:3]  # noqa: NPY002
+    assert torch.equal(torch.get_rng_state(), before[3])
+    module(torch.ones(3)).sum().backward()
+    optimizer.step()
+    with pytest.raises(ValueError, match="step"):
+        fastrack.rehearse_save(lambda folder: optimizer.step())
+
+
+def test_attributes_of_callbacks_are_put_back_in_place():
+    from fastrack._protect.rehearsal import rehearse
+
+    class Callback:
+        def __init__(self, shared):
+            self.count, self.seen, self.deep = 0, shared, {"best": [1]}
+
+        def save(self, folder):
+            self.count += 1
+            self.seen.append(folder)
+            self.deep["best"].append(2)
+            self.other = True
+            save_well(folder)
+
+    shared = []
+    callback = Callback(shared)
+    rehearse(callback.save, callback)
+    assert vars(callback) == {"count": 0, "seen": [], "deep": {"best": [1]}}
+    assert callback.seen is shared
+
+
+def rehearse_in_two():
+    import torch.distributed as dist
+
+    fastrack.protect_checkpoints(fastrack.Key.from_bytes(bytes(range(32))))
+    folders = [None, None]
+
+    def save(folder):
+        dist.all_gather_object(folders, folder)
+        torch.save(torch.ones(3), f"{folder}/{dist.get_rank()}.pt")
+        if dist.get_rank():
+            Path(folder, "of the second").write_bytes(b"\xff")
+
+    with pytest.raises(fastrack.errors.FastrackError, match="of the second"):
+        fastrack.rehearse_save(save)
+    assert folders[0] == folders[1]
+
+
+@pytest.mark.slow
+def test_what_one_process_writes_is_refused_by_all():
+    run_ranks((2, rehearse_in_two))
+
+
+def test_accelerate_saves_sealed_states(tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(cpu=True)
+    module = torch.nn.Linear(8, 4)
+    module, optimizer = accelerator.prepare(module, torch.optim.AdamW(module.parameters()))
+    fastrack.rehearse_save(accelerator.save_state)
+    module(torch.ones(8)).sum().backward()
+    optimizer.step()
+    expected = copy.deepcopy(module.state_dict())
+    accelerator.save_state(tmp_path / "state")
+    accelerator.save_model(module, tmp_path / "model")
+    for path in tmp_path.rglob("*"):
+        if path.is_file():
+            fastrack.verify_file(path, KEY)
+    torch.nn.init.zeros_(module.weight)
+    accelerator.load_state(tmp_path / "state")
+    assert all(torch.equal(value, expected[name]) for name, value in module.state_dict().items())
+    accelerator.free_memory()
+    accelerator.state._reset_state(reset_partial_state=True)
