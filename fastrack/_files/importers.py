@@ -31,12 +31,14 @@ class PlainTensor:
     """Dtype and shape of a plain tensor, and access to its bytes.
 
     `load` may be slow and take memory. It returns a function that returns the bytes from a start to a stop, both
-    multiples of 16 KiB. All bytes are read, in order.
+    multiples of 16 KiB. All bytes are read, in order. Where `push` is given it is called instead, with a file that it
+    writes all bytes to.
     """
 
     dtype: str
     shape: tuple[int, ...]
     load: Callable[[], Callable[[int, int], Bytes]]
+    push: Callable[[Any], None] | None = None
 
     @classmethod
     def of(cls, array: Any) -> PlainTensor:

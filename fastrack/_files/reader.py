@@ -19,15 +19,14 @@ from fastrack._sealed.contexts import Edition
 from fastrack._sealed.file_header import StoredTensor
 from fastrack._sealed.messages import OpenMessage, bad_chunk
 from fastrack._sealed.metadata import read_contents
-from fastrack._sealed.storage import Extent, Storage, open_storage
+from fastrack._sealed.storage import Extent, Storage, StoredBytes, open_storage, read_head
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.locations import Location, locate
-from fastrack._util.names import list_names
 from fastrack._util.pickles import unpickle
 from fastrack._util.public import public
-from fastrack._util.shown import shown
+from fastrack._util.shown import list_names, shown
 from fastrack.errors import AuthenticationError, ClosedError, FormatError, UnknownKeyError
 
 _VERIFY_RUN = 32 << 20  # bytes of plaintext between two calls of `progress`
@@ -71,7 +70,7 @@ class SealedFile(Mapping[str, SealedTensor]):
         Id that the sealed tensors are bound to: 32 hexadecimal digits; None if nothing is sealed.
     key_id : str or None
         Id of the key that sealed them; None if nothing is sealed.
-    kind : {"tensor", "checkpoint", "folder"}
+    kind : {"tensor", "checkpoint", "folder", "index"}
         Use that the tensors were sealed for. They do not open as another kind.
 
     Examples
@@ -90,7 +89,6 @@ class SealedFile(Mapping[str, SealedTensor]):
 
     _entry: Pins | None
     edition: Edition | None = None  # of the set that lists the file, if an anchor was given. Not public
-    stored_metadata: dict[str, str]  # with `FORMAT_MARK`. Not public
 
     def __init__(
         self,
@@ -117,7 +115,7 @@ class SealedFile(Mapping[str, SealedTensor]):
         self._storage: Storage | None = storage
         contents = self._contents = read_contents(head, storage.size, self.path)
         self._stored, self._layouts = contents.stored, contents.layouts
-        self.stored_metadata, self.metadata = contents.stored_metadata, contents.metadata
+        self.metadata = contents.metadata
         self.file_id, self.key_id, self.kind = contents.file_id, contents.key_id, contents.kind
         if file_id is not None and file_id != self.file_id:
             raise AuthenticationError(
@@ -196,6 +194,15 @@ class SealedFile(Mapping[str, SealedTensor]):
 
     def __repr__(self) -> str:
         return f"<SealedFile {str(self.path)!r}: {len(self)} sealed, {len(self.plain)} plain>"
+
+
+def file_in_memory(content: Bytes, label: str) -> SealedFile:
+    """Open a sealed file in memory, which errors call by a label. It cannot be pickled."""
+    file = SealedFile.__new__(SealedFile)
+    file.path, file._is_mapped = Path(label), False  # noqa: SLF001 - of this module
+    storage = StoredBytes(content)
+    file._read(storage, read_head(storage.read, storage.size), None)  # noqa: SLF001
+    return file
 
 
 class _PlainTensors(Mapping[str, Any]):

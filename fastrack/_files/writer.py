@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import os
 import zipfile
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -14,10 +15,11 @@ from typing import IO, Any
 import numpy as np
 
 from fastrack._crypto import cobblestone
-from fastrack._crypto.base import HostMemory, Scaling
+from fastrack._crypto.base import Engine, HostMemory, Scaling
 from fastrack._crypto.engine import get_engine
 from fastrack._crypto.widening import widen
 from fastrack._files.importers import PlainTensor, open_plain, require_safe_member
+from fastrack._files.pushed import PushedBytes
 from fastrack._files.reader import SealedFile, opened_file
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._keys.keys import Key
@@ -25,17 +27,16 @@ from fastrack._sealed.contexts import Binding, Kind, MessageContext, new_file_id
 from fastrack._sealed.file_header import encode_header
 from fastrack._sealed.message_headers import authenticate_headers
 from fastrack._sealed.messages import OpenMessage
-from fastrack._sealed.metadata import FORMAT_MARK, encode_fields, entry_of
+from fastrack._sealed.metadata import encode_fields, entry_of
 from fastrack._sealed.scales import Scale, grid, scale_of
 from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.atomic import new_file
 from fastrack._util.locations import Location, Url, locate, locate_local
-from fastrack._util.names import list_names
 from fastrack._util.paths import require_path
 from fastrack._util.public import public
-from fastrack._util.shown import shown
+from fastrack._util.shown import list_names, shown
 from fastrack.errors import AuthenticationError, FormatError
 from fastrack.format import CHUNK_SIZE, ciphertext_size, message_size
 
@@ -46,6 +47,8 @@ _Entries = dict[str, tuple[str, tuple[int, ...]]]  # stored dtype and shape of e
 
 SLAB = 8 << 20  # bytes, so that ciphertext is still in the caches when it is written
 _PRIVATE = 0o600  # the mode of a file of plaintext
+_NOTHING = np.empty(0, np.uint8)
+_without_content: ContextVar[bool] = ContextVar("fastrack_without_content", default=False)
 
 
 @public
@@ -450,6 +453,16 @@ def plain_names(plain: Iterable[str]) -> frozenset[str]:
     return frozenset(plain)
 
 
+@contextmanager
+def without_content(is_tried: bool = True) -> Iterator[None]:
+    """Have what this thread or task seals written as empty vectors, where a save is only tried."""
+    token = _without_content.set(is_tried)
+    try:
+        yield
+    finally:
+        _without_content.reset(token)
+
+
 def write_sealed(
     tensors: Mapping[str, PlainTensor],
     target: Location | IO[bytes],
@@ -473,6 +486,8 @@ def write_sealed(
     to their `scales`, which are among the tensors.
     """
     _check_texts(tensors, plain, metadata)
+    if _without_content.get():
+        tensors, sealed, sealers, scales = dict.fromkeys(tensors, PlainTensor.of(_NOTHING)), None, None, None
     file_id = file_id or new_file_id()
     contexts = {
         name: MessageContext(name, tensor.dtype, tensor.shape, file_id, kind, (scales or {}).get(name))
@@ -495,11 +510,10 @@ def write_sealed(
     largest = max((tensors[name].nbytes for name in contexts if name not in sealers), default=0)
     # One buffer for all messages: fresh memory costs more than AES.
     memory = arrays.empty_bytes(ciphertext_size(min(SLAB, largest)))
-    if "format" in metadata:
-        fields["format"] = FORMAT_MARK + metadata["format"]
-    header = encode_header(entries, {**metadata, **fields})
+    # Loaders of models look at `format`: what has it would be taken for plain weights.
+    header = encode_header(entries, {**metadata, **fields}, guarded="format" in metadata)
     size = len(header) + sum(dtypes.nbytes(*entry) for entry in entries.values())
-    with _open_target(target, size, overwrite=overwrite) as out:
+    with open_target(target, size, overwrite=overwrite) as out:
         out.write(header)
         for name in entries:
             if name in sealers:
@@ -523,7 +537,7 @@ def _check_texts(tensors: Mapping[str, PlainTensor], plain: frozenset[str], meta
         raise FormatError(f"metadata: keys that begin with 'fastrack.' are reserved, got {', '.join(marked):.200}")
 
 
-def _open_target(target: Location | IO[bytes], size: int, *, overwrite: bool) -> AbstractContextManager[IO[bytes]]:
+def open_target(target: Location | IO[bytes], size: int, *, overwrite: bool) -> AbstractContextManager[IO[bytes]]:
     """Open a file of ciphertext for writing, on this machine or on a server. An open file stays open."""
     if isinstance(target, Url):
         from fastrack._remote.upload import new_object
@@ -541,6 +555,9 @@ def _write_message(
     message_key.wipe()
     try:
         out.write(header.data)
+        if tensor.push is not None:
+            _push_message(tensor.push, tensor.nbytes, engine, schedule, memory, out, progress)
+            return
         read = tensor.load()
         for first, size in cobblestone.iter_segments(tensor.nbytes, SLAB):
             start = first * CHUNK_SIZE
@@ -549,6 +566,29 @@ def _write_message(
             _write(out, sealed, size, progress)
     finally:
         schedule.wipe()
+
+
+def _push_message(
+    push: Callable[[Any], None],
+    nbytes: int,
+    engine: Engine,
+    schedule: Any,
+    memory: Bytes,
+    out: IO[bytes],
+    progress: Progress | None,
+) -> None:
+    def seal(slab: Bytes, start: int) -> None:
+        first = start // CHUNK_SIZE
+        sealed = memory[: cobblestone.segment_size(first, slab.size, nbytes)]
+        engine.seal_run(schedule, slab, sealed, first)
+        _write(out, sealed, slab.size, progress)
+
+    pushed = PushedBytes(nbytes, SLAB, seal)
+    try:
+        push(pushed)
+        pushed.finish()
+    finally:
+        pushed.wipe()
 
 
 def _write_plain(tensor: PlainTensor, out: IO[bytes], progress: Progress | None) -> None:

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 from fastrack._remote.objects import HEAD, RemoteObject, Sink, Version, changed, check_size, error_code
 from fastrack._remote.retries import TransientError, retry
+from fastrack._util.fork import register_fork_reset
 from fastrack._util.locations import Url
 from fastrack.errors import FormatError
 
@@ -16,20 +17,46 @@ _SIGNING = {
     "s3",
     "s3a",
 }  # whose signed URLs `HttpObject` reads: conditional, bounded, and with less work for each range
-_VALIDATORS = ("ETag", "etag", "generation", "md5", "mtime", "LastModified", "last_modified", "updated", "created")
+_GENERATIONS = {"gs", "gcs"}  # whose requests can name the version
+_VALIDATORS = ("generation", "ETag", "etag", "md5", "mtime", "LastModified", "last_modified", "updated", "created")
 
 
 def open_with_fsspec(url: Url) -> RemoteObject:
     """Open an object of any file system that fsspec knows."""
-    store, path = find_store(url)
+    store = _Store(url)
     if url.scheme in _SIGNING:
-        options = dict(store.config_kwargs)
+        options = dict(store.found().config_kwargs)
         if "signature_version" not in options:  # the older one, which botocore takes for URLs, many stores refuse
-            store, path = find_store(url, config_kwargs={**options, "signature_version": "s3v4"})
+            store = _Store(url, config_kwargs={**options, "signature_version": "s3v4"})
         from fastrack._remote.http import HttpObject
 
-        return HttpObject(url, lambda: _translated(url, store.sign, path, expiration=_SIGNED_FOR))
-    return _StoreObject(url, store, path)
+        return HttpObject(url, lambda: str(store.call("sign", expiration=_SIGNED_FOR)))
+    return _StoreObject(url, store)
+
+
+class _Store:
+    """The store of an object. In a forked child it is found again, as threads and connections are the parent's."""
+
+    def __init__(self, url: Url, **options: Any) -> None:
+        self._url, self._options = url, options
+        self._found: Any = None
+        self._path = ""
+        register_fork_reset(self)
+
+    def reset_after_fork(self) -> None:
+        self._found = None
+
+    def found(self) -> Any:
+        store = self._found
+        if store is None:
+            store, self._path = find_store(self._url, **self._options)
+            self._found = store
+        return store
+
+    def call(self, operation: str, **options: Any) -> Any:
+        """Call an operation of the store on the object."""
+        function = getattr(self.found(), operation)
+        return _translated(self._url, function, self._path, **options)
 
 
 def find_store(url: Url, **options: Any) -> tuple[Any, str]:
@@ -62,11 +89,12 @@ def find_store(url: Url, **options: Any) -> tuple[Any, str]:
 class _StoreObject:
     """`RemoteObject` of a file system of fsspec."""
 
-    def __init__(self, url: Url, store: Any, path: str) -> None:
+    def __init__(self, url: Url, store: _Store) -> None:
         self.url = url
         self._store = store
-        self._path = path
         self.version = retry(self._find_version, url)
+        told = self.version.validator or ""
+        self._pinned = {"generation": told} if url.scheme in _GENERATIONS and told.isdecimal() else {}
         self.head = b""
         if self.version.size:
             pieces: list[bytes] = []
@@ -74,7 +102,7 @@ class _StoreObject:
             self.head = b"".join(pieces[-1:])
 
     def _find_version(self) -> Version:
-        info = _translated(self.url, self._store.info, self._path, refresh=True)
+        info = self._store.call("info", refresh=True)
         size = info.get("size")
         if info.get("type") == "directory" or type(size) is not int:
             raise IsADirectoryError(errno.EISDIR, "expected a file of known size, got none; name one", str(self.url))
@@ -84,7 +112,10 @@ class _StoreObject:
     def read(self, start: int, stop: int, sink: Sink) -> None:
         for first in range(start, stop, _PIECE):
             last = min(first + _PIECE, stop)
-            piece = _translated(self.url, self._store.cat_file, self._path, start=first, end=last)
+            try:
+                piece = self._store.call("cat_file", start=first, end=last, **self._pinned)
+            except FileNotFoundError:
+                raise changed(self.url) from None
             if len(piece) != last - first:
                 self._require_same_version()
                 raise TransientError(f"expected {last - first} bytes, got {len(piece)}")
@@ -92,7 +123,7 @@ class _StoreObject:
         self._require_same_version()
 
     def _require_same_version(self) -> None:
-        if self.version.validator is not None and self._find_version() != self.version:
+        if not self._pinned and self.version.validator is not None and self._find_version() != self.version:
             raise changed(self.url)
 
 

@@ -73,6 +73,8 @@ def error_code(error: BaseException) -> str:
         with contextlib.suppress(KeyError, TypeError):
             code = getattr(source, "response", {})["Error"]["Code"]  # of botocore
             details += [code] if _CODE.fullmatch(code) else []
+        code = getattr(source, "error_code", None)  # of Azure
+        details += [str(code)] if isinstance(code, str) and _CODE.fullmatch(code) else []
         status = getattr(source, "status", None)  # of aiohttp
         details += [str(status)] if type(status) is int else []
     return f"{type(error).__name__} ({', '.join(details)})" if details else type(error).__name__

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import re
 import shlex
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 from fastrack._remote.filesystem import find_store
 from fastrack._remote.objects import error_code
+from fastrack._util.fork import register_fork_reset
 from fastrack._util.locations import Url
 
 _PART = 16 << 20  # bytes, at least
 _PARTS = 9000  # of an object; stores allow 10,000
+_S3 = {"s3", "s3a"}
+_CONDITIONAL = {"s3", "gs", "az", "abfs"}  # S3's If-None-Match, a generation of 0, and Azure's If-None-Match
 
 
 @contextlib.contextmanager
@@ -21,37 +25,99 @@ def new_object(url: Url, size: int, *, overwrite: bool = True) -> Iterator[Binar
     """Open an object of `size` bytes for writing. It is completed if the block succeeds; otherwise nothing is left.
 
     If parts are left nevertheless, a note of the error says how to remove them. Without `overwrite` an existing object
-    is kept, unless it appears during the write.
+    is kept, even one that appears during the write if the store can refuse to replace it.
     """
-    if url.scheme in {"http", "https"}:
-        raise OSError(errno.EROFS, "HTTP servers are read only; give the URL of a store, such as s3://", str(url))
-    store, path = find_store(url)
+    store, path = _find_writable(url)
     if not overwrite and _call(url, store.exists, path):
         raise _exists(url)
-    out = _call(url, store.open, path, "wb", autocommit=False, block_size=max(_PART, -(-size // _PARTS)))
+    # A small object of S3 is one request, which is the only one that is conditional in many other servers of S3.
+    options = {"autocommit": url.scheme in _S3 and size < _PART, "block_size": max(_PART, -(-size // _PARTS))}
+    out = _call(url, store.open, path, "wb" if overwrite else _new_mode(store), **options)
+    writer = _Writer(out, url)
     try:
-        writer: Any = _Writer(out, url)
-        yield writer
-        _call(url, out.close)  # uploads the last part
-        _call(url, out.commit)
+        yield writer  # type: ignore[misc]
+        writer.complete()
     except BaseException as error:
-        _discard(out, url, error)
+        if not writer.is_of_parent:
+            _discard(out, url, error)
         raise
     finally:
         with contextlib.suppress(ValueError, AttributeError):
             store.transaction.files.remove(out)
 
 
+def list_names(folder: Url) -> list[str]:
+    """Return the names of the objects below a folder of a store, such as ``a/b``. A folder without any has none."""
+    store, path = _find_writable(folder)
+    prefix = f"{path.rstrip('/')}/"
+    found = _call(folder, store.find, path)
+    return sorted(name.removeprefix(prefix) for name in found if name.startswith(prefix) and not name.endswith("/"))
+
+
+def remove_object(url: Url) -> None:
+    """Remove an object."""
+    store, path = _find_writable(url)
+    _call(url, store.rm_file, path)
+
+
+def remove_parts(folder: Url, names: re.Pattern[str]) -> None:
+    """Remove the parts of objects whose upload was begun and has not ended, as of a process that was killed.
+
+    S3 keeps them, without an end. Other stores remove them themselves.
+    """
+    if folder.scheme in _S3:
+        store, path = _find_writable(folder)
+        bucket, key, _ = store.split_path(path)
+        prefix = f"{key.rstrip('/')}/" if key else ""
+        listed = _call(folder, store.call_s3, "list_multipart_uploads", Bucket=bucket, Prefix=prefix)
+        for upload in listed.get("Uploads", ()):
+            if names.fullmatch(upload["Key"].removeprefix(prefix)):
+                _call(folder, store.abort_mpu, bucket, upload["Key"], upload["UploadId"])
+
+
+def _find_writable(url: Url) -> tuple[Any, str]:
+    if url.scheme in {"http", "https"}:
+        raise OSError(errno.EROFS, "HTTP servers are read only; give the URL of a store, such as s3://", str(url))
+    store, path = find_store(url)
+    store.invalidate_cache()  # of names, which other processes have added and removed since
+    return store, path
+
+
+def _new_mode(store: Any) -> str:
+    """Return the mode in which a store makes an object that is new, by a condition of the request that completes it."""
+    protocols = {store.protocol} if isinstance(store.protocol, str) else {*store.protocol}
+    return "xb" if protocols & _CONDITIONAL else "wb"
+
+
 class _Writer:
-    """A file of fsspec, whose errors name the URL."""
+    """A file of fsspec, whose errors name the URL. In a forked child the upload stays the parent's."""
 
     def __init__(self, out: Any, url: Url) -> None:
         self._out = out
         self._url = url
+        self.is_of_parent = False
+        register_fork_reset(self)
+
+    def reset_after_fork(self) -> None:
+        with contextlib.suppress(AttributeError):
+            self._out.closed = True  # or its destructor would complete the object, or wait for the parent's threads
+        self.is_of_parent = True
 
     def write(self, data: Any) -> int:
+        self._require_own()
         view = memoryview(data).cast("B") if len(data) else memoryview(b"")
         return int(_call(self._url, self._out.write, view))
+
+    def complete(self) -> None:
+        self._require_own()
+        _call(self._url, self._out.close)  # uploads the last part
+        if not getattr(self._out, "autocommit", False):
+            _call(self._url, self._out.commit)
+
+    def _require_own(self) -> None:
+        if self.is_of_parent:
+            advice = "the process that began this upload has forked, and goes on with it alone. Write from that process"
+            raise OSError(errno.EPERM, advice, str(self._url))
 
     def flush(self) -> None:
         """Do nothing: a part is sent once it is full."""
@@ -88,7 +154,10 @@ def _call(url: Url, function: Callable[..., Any], *args: Any, **options: Any) ->
     except FileNotFoundError:
         failure = FileNotFoundError(errno.ENOENT, "the server has no such bucket or folder; make it", str(url))
     except Exception as error:  # noqa: BLE001 - of any package
-        failure = OSError(errno.EIO, f"writing failed: {error_code(error)}. Try again", str(url))
+        code = error_code(error)
+        failure = OSError(errno.EIO, f"writing failed: {code}. Try again", str(url))
+        if "PreconditionFailed" in code:  # of S3: that there is no object is the only condition of these requests
+            failure = _exists(url)
     raise failure
 
 

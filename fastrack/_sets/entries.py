@@ -68,7 +68,7 @@ class SealedEntry:
             file.file_id,
             file.key_id,
             file.kind,
-            _digest_of_metadata(file.stored_metadata),
+            _digest_of_metadata(file.metadata),
             {name: [tensor.dtype, list(tensor.shape), encode_bytes(tensor.header)] for name, tensor in tensors.items()},
             {name: _describe_plain(*file.stored(name)) for name in file.plain},
             {name: tensor.context.file for name, tensor in tensors.items() if tensor.context.file != file.file_id},
@@ -80,7 +80,7 @@ class SealedEntry:
         """Return the entry that has these members of a JSON object."""
         require(members.keys() == _SEALED_MEMBERS, "members of a sealed file")
         require(matches(ID, members["file"]) and matches(ID, members["key"]), "ids of a file and its key")
-        require(members["kind"] in {"tensor", "checkpoint", "folder"}, "kind")
+        require(members["kind"] in {"tensor", "checkpoint", "folder", "index"}, "kind")
         require(matches(DIGEST, members["metadata"]), "metadata")
         sealed, plain, origins, digests = (members[name] for name in ("sealed", "plain", "origins", "digests"))
         _check_tensors(sealed, _HEADERS, _HEADER_LENGTH, "sealed")
@@ -116,7 +116,7 @@ class SealedEntry:
             found_dtype, found_shape, *_ = file.describe(name)
             if (found_dtype, list(found_shape)) != (dtype, shape):
                 raise self._other(file, f"{dtype} {shape}", f"{found_dtype} {list(found_shape)}", name)
-        if _digest_of_metadata(file.stored_metadata) != self.metadata:
+        if _digest_of_metadata(file.metadata) != self.metadata:
             raise self._other(file, f"metadata with the SHA-256 {self.metadata}", "others")
 
     def _check_sealed(self, file: SealedFile, name: str, dtype: str, shape: list[int], header: str) -> None:

@@ -235,12 +235,7 @@ class SealedFolder:
         """
         names = self._weight_files(f"{subfolder}/" if subfolder else "", f".{variant}" if variant else "")
         with contextlib.ExitStack() as stack:
-            tensors = merge_tensors([stack.enter_context(self.open(name)) for name in names])
-        scales = {scale.name for tensor in tensors.values() if (scale := tensor.scale) is not None}
-        if scales:
-            for name in names:
-                scales -= names_before(self.header(name), self.place(name)).keys()
-        return {name: tensor for name, tensor in tensors.items() if name not in scales}
+            return merge_tensors(own_tensors(self, name, stack.enter_context(self.open(name))) for name in names)
 
     def verify(self, keys: KeySource | None = None, *, progress: Progress | None = None) -> None:
         """Authenticate every file, and every chunk of those that are sealed. Nothing is written.
@@ -381,20 +376,28 @@ def names_before(header: bytes | None, path: Location) -> dict[str, StoredTensor
     return {} if header is None else parse_header(header, None, path)[1]
 
 
+def own_tensors(folder: SealedFolder, name: str, file: SealedFile) -> dict[str, SealedTensor]:
+    """Return the tensors that a file had before `seal_folder` quantised some: without the scales of these."""
+    scales = {scale.name for tensor in file.values() if (scale := tensor.scale) is not None}
+    if scales:
+        scales -= names_before(folder.header(name), folder.place(name)).keys()
+    return {each: tensor for each, tensor in file.items() if each not in scales}
+
+
 def is_widened(tensor: SealedTensor, weights: Mapping[str, SealedTensor]) -> bool:
     """Return whether a weight stands for the product with its scales, which are not among the weights then."""
     return tensor.scale is not None and tensor.scale.name not in weights
 
 
-def merge_tensors(files: Iterable[SealedFile]) -> dict[str, SealedTensor]:
+def merge_tensors(files: Iterable[Mapping[str, SealedTensor]]) -> dict[str, SealedTensor]:
     """Merge the sealed tensors of files, whose names must differ."""
     tensors: dict[str, SealedTensor] = {}
     for file in files:
         for name, tensor in file.items():
             if name in tensors:
                 raise FormatError(
-                    f"{file.path}: expected other tensors than in {tensors[name].path}, got {name!r:.200} again. Open "
-                    "the files one by one"
+                    f"{tensor.path}: expected other tensors than in {tensors[name].path}, got {name!r:.200} again. "
+                    "Open the files one by one"
                 )
             tensors[name] = tensor
     return tensors

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -20,13 +22,16 @@ from fastrack._files.writer import (
     Progress,
     by_alignment,
     describe_scales,
+    open_target,
     plain_names,
     write_plaintext,
     write_sealed,
 )
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._keys.keys import Key
+from fastrack._sealed.contexts import new_file_id
 from fastrack._sealed.file_header import encode_header
+from fastrack._sealed.message_headers import authenticate_headers
 from fastrack._sealed.scales import WIDENED, Scale
 from fastrack._sealed.storage import HEADER_LIMIT, HEADER_PREFIX
 from fastrack._sets.anchor import Anchor
@@ -36,10 +41,10 @@ from fastrack._sets.manifest import is_name
 from fastrack._sets.quantize import Quantizer
 from fastrack._util.atomic import made_parents, new_file, new_folder
 from fastrack._util.documents import encode
-from fastrack._util.locations import Location, locate_local
+from fastrack._util.locations import Location, Url, join, locate_local, locate_target
 from fastrack._util.public import public
 from fastrack._util.regular_file import open_regular
-from fastrack.errors import FormatError
+from fastrack.errors import AuthenticationError, FormatError
 
 _BLOCK = 1 << 20
 _PRIVATE = 0o700  # the mode of a folder of plaintext
@@ -68,6 +73,7 @@ def seal_folder(
     *,
     plain: Iterable[str] = (),
     quantize: str | None = None,
+    resume: bool = False,
     progress: Progress | None = None,
 ) -> None:
     """Seal a folder, such as a model, into a new folder with files of the same names.
@@ -93,8 +99,9 @@ def seal_folder(
     source : path
         The folder. Files and folders in it whose names begin with a dot are left out, as are manifests, proofs and
         grants. A link that leads outside the folder is refused.
-    target : path
-        The folder to make. It has that name when it is complete and on disk, and replaces nothing.
+    target : path or URL
+        The folder to make. It has that name when it is complete and on disk, and replaces nothing. In a store it is
+        there when its index is, which is written last.
     key : KeyLike, optional
         The owner's key, as for `seal`.
     plain : iterable of str
@@ -104,6 +111,9 @@ def seal_folder(
         Quantise to float8_e4m3fn or int8, with compressed-tensors (extra ``quantize``): floating-point tensors of two
         dimensions, of 128 rows and columns or more, whose names end in ``.weight``, in the ``.safetensors`` files
         beside a ``config.json``. Names of embeddings, norms, heads, routers and adapters are left out.
+    resume : bool
+        Go on with a folder in a store whose sealing was interrupted. What is there is downloaded, authenticated and
+        compared with its source, not sealed again.
     progress : callable, optional
         Called with the number of bytes done since the previous call.
 
@@ -111,13 +121,16 @@ def seal_folder(
     ------
     FormatError
         If the folder holds nothing that would be sealed, or a link that leads outside, or is sealed already; or a file
-        cannot be sealed; or `quantize` is given for a model that is quantised, has no such weights, or infinite ones.
+        cannot be sealed; or `quantize` is given for a model that is quantised, has no such weights, or infinite ones;
+        or the store has other files than those of `source`, or other content in them, and `resume` is given.
     ModuleNotFoundError
         If `quantize` is given, and compressed-tensors is not installed.
     OSError
-        If a file cannot be read or written, or `target` exists. No part of `target` is left behind then.
+        If a file cannot be read or written, or `target` exists. On this machine no part of `target` is left behind
+        then. In a store what was sealed is left, which opens as no folder, and `resume` goes on with it.
     ValueError
-        If `source` or `target` is a URL, `plain` names no file of the folder, or `quantize` is unknown.
+        If `source` is a URL, `plain` names no file of the folder, or `quantize` is unknown; or `resume` is given for a
+        folder on this machine, or beside `quantize`.
 
     Examples
     --------
@@ -137,41 +150,109 @@ def seal_folder(
     >>> sorted(os.listdir("back"))
     ['config.json', 'model.safetensors']
     """
-    source, target, owner = locate_local(source), locate_local(target), sealing_key(key)
+    source, target, owner = locate_local(source), locate_target(target), sealing_key(key)
+    if resume and (isinstance(target, Path) or quantize is not None):
+        got = "beside quantize=, which rounds" if quantize is not None else "with a path"
+        raise ValueError(f"resume=: expected it with the URL of a store as target, got it {got}. Leave it out")
     files = {name: path for name, path in sorted(walk(source).items()) if _require_name(name, path)}
     if INDEX in files:
         raise FormatError(f"{source} is sealed already; `fastrack unseal` opens it")
     for path in files.values():
         require_inside(path, source)
-    kept = _plain_files(files, source, plain_names(plain))
+    kept = plain_files(files, source, plain_names(plain))
     if kept == files.keys():
         names = f"{', '.join(map(repr, files)):.300}, which stay plain" if files else "none"
         raise FormatError(f"{source}: expected a file to seal, got {names}. Name another folder")
     quantizer = None if quantize is None else Quantizer(quantize)
-    with new_folder(target) as folder:
-        entries: dict[str, Entry] = {}
-        tensors: dict[str, PlainTensor] = {}
+    there = _find_begun(target, files, resume=resume) if isinstance(target, Url) else set()
+    with new_folder(target) if isinstance(target, Path) else _kept_after_errors(target) as folder:
+        index = FolderIndex(folder)
         for name, path in files.items():
-            out = folder / name
-            out.parent.mkdir(parents=True, exist_ok=True)
             if name in kept:
-                entries[name] = _copy(path, out, progress)
+                index.copy(name, path, progress, is_there=name in there)
                 continue
             config = files.get(_beside(name, "config.json"))
-            header = _seal(path, out, owner, progress, _quantization(config), None if config is None else quantizer)
-            with SealedFile(out) as file:
-                entries[name] = entry = SealedEntry.of(file)
-                if header is not None:
-                    _require_layout(header, entry, file, path)
-                    tensors[HEADER + name] = _bytes(header)
+            quantization = _quantization(config)
+            target_file = _Target(index.place(name), owner, progress, name in there)
+            entry, header = _seal(path, target_file, quantization, None if config is None else quantizer)
+            index.add(name, entry, header)
         if quantizer is not None and not quantizer.count:
             raise FormatError(
                 f"{source}: quantize=: expected weights of linear layers in .safetensors files beside a config.json, "
                 "got none. Seal the folder without it"
             )
-        document = {"files": {name: entry.members() for name, entry in entries.items()}, "format": FORMAT}
-        tensors[FILES] = _bytes(encode(document))
-        write_sealed(tensors, folder / INDEX, owner, frozenset(), {}, None, kind="folder")
+        index.write(owner)
+
+
+class FolderIndex:
+    """The index of a new sealed folder, on this machine or in a store."""
+
+    def __init__(self, folder: Location) -> None:
+        self._folder = folder
+        self._entries: dict[str, Entry] = {}
+        self._headers: dict[str, PlainTensor] = {}
+
+    def place(self, name: str) -> Location:
+        """Return the location of a file, in a folder that is there."""
+        place = join(self._folder, name)
+        if isinstance(place, Path):
+            place.parent.mkdir(parents=True, exist_ok=True)
+        return place
+
+    def copy(self, name: str, path: Path, progress: Progress | None = None, *, is_there: bool = False) -> None:
+        """Copy a file that stays plain, unless it is there, and list it."""
+        self._entries[name] = _copy(path, self.place(name), progress, is_there=is_there)
+
+    def add_sealed(self, name: str, header: bytes | None, path: Path) -> None:
+        """List a sealed file of the folder, which was `path`; its plain header, if it is one of safetensors."""
+        with SealedFile(join(self._folder, name)) as file:
+            entry = SealedEntry.of(file)
+            if header is not None:
+                _require_layout(header, entry, file, path)
+        self.add(name, entry, header)
+
+    def add(self, name: str, entry: SealedEntry, header: bytes | None) -> None:
+        """List a sealed file by its entry."""
+        self._entries[name] = entry
+        if header is not None:
+            self._headers[HEADER + name] = _bytes(header)
+
+    def write(self, owner: Key) -> None:
+        """Seal the index into the folder."""
+        document = {"files": {name: entry.members() for name, entry in self._entries.items()}, "format": FORMAT}
+        tensors = {**self._headers, FILES: _bytes(encode(document))}
+        place = join(self._folder, INDEX)
+        replaces = isinstance(place, Path)
+        write_sealed(tensors, place, owner, frozenset(), {}, None, kind="folder", overwrite=replaces)
+
+
+def _find_begun(target: Url, files: Mapping[str, Path], *, resume: bool) -> set[str]:
+    """Return the names of the files that an interrupted run has stored, or refuse a folder of a store."""
+    from fastrack._remote.upload import list_names
+
+    there = set(list_names(target))
+    if INDEX in there:
+        message = "exists, and no folder is replaced. Name one that does not exist"
+        raise FileExistsError(errno.EEXIST, message, str(target))
+    if there and not resume:
+        message = f"has {len(there)} objects. Resume the run that left them (resume=, --skip-existing), or name another"
+        raise FileExistsError(errno.EEXIST, message, str(target))
+    if others := there - files.keys():
+        raise FormatError(
+            f"{target}: resume=: expected files of the source alone, got {min(others)!r:.200}. Give the source as it "
+            "was, or name another target"
+        )
+    return there
+
+
+@contextmanager
+def _kept_after_errors(target: Url) -> Iterator[Url]:
+    """Add to an error that files of the folder stay. All are sealed, but those that are in plain by their names."""
+    try:
+        yield target
+    except BaseException as error:
+        error.add_note(f"{target}: what was stored stays, and opens as no folder; resume it (resume=, --skip-existing)")
+        raise
 
 
 def require_inside(path: Path, folder: Path) -> None:
@@ -183,7 +264,7 @@ def require_inside(path: Path, folder: Path) -> None:
         )
 
 
-def _plain_files(found: Mapping[str, Path], source: Path, patterns: Iterable[str]) -> set[str]:
+def plain_files(found: Mapping[str, Path], source: Path, patterns: Iterable[str]) -> set[str]:
     """Return the names of the files to copy unchanged."""
     root = source.resolve()
     # A link also counts by the name of its target: a plain link would reveal a target that is sealed.
@@ -259,18 +340,101 @@ def _pairs(tensors: Mapping[str, PlainTensor], quantization: Mapping[str, Any]) 
     return pairs
 
 
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """A file of the new folder. `is_there` is True if an interrupted run has stored it."""
+
+    place: Location
+    key: Key
+    progress: Progress | None
+    is_there: bool
+
+    def seal(
+        self,
+        path: Path,
+        tensors: Mapping[str, PlainTensor],
+        metadata: Mapping[str, str],
+        header: bytes | None,
+        scales: Mapping[str, Scale],
+    ) -> SealedEntry:
+        """Seal the tensors of a source, unless they are there; return what is there now."""
+        file_id, replaces = None, isinstance(self.place, Path)
+        if not self.is_there:
+            file_id, places = new_file_id(), (self.place, self.key, frozenset[str]())
+            write_sealed(tensors, *places, metadata, self.progress, file_id=file_id, scales=scales, overwrite=replaces)
+        with SealedFile(self.place, file_id) as file:
+            entry = SealedEntry.of(file)
+            if isinstance(self.place, Url):
+                # A store may answer with another file of the key. Of this id, which is new, one can only have the
+                # messages that were sealed above.
+                authenticate_headers(list(file.values()), KeyRing(self.key))
+                found = {name: tensor.context.scale for name, tensor in file.items()}
+                if found != {name: scales.get(name) for name in tensors} or file.metadata != metadata:
+                    raise self._is_other(path)
+            names = list(file) if header is None else _require_layout(header, entry, file, path)
+            if self.is_there:
+                self._compare(path, file, header, names)
+        return entry
+
+    def _compare(self, path: Path, file: SealedFile, header: bytes | None, names: list[str]) -> None:
+        """Authenticate a file that is there, and refuse one whose content is not that of the source."""
+        with open_regular(path) as source:
+            out: Any = _Comparison(source)
+            out.write(header or b"")
+            for name in names:
+                write_plaintext(file[name], KeyRing(self.key), out, self.progress)
+            if not out.is_same or source.read(1):
+                raise self._is_other(path)
+
+    def _is_other(self, path: Path) -> FormatError:
+        return _is_other(self.place, path)
+
+
+def _copy(path: Path, place: Location, progress: Progress | None, *, is_there: bool) -> PlainEntry:
+    """Copy a file, unless it is there."""
+    report = progress or (lambda _: None)
+    if is_there:
+        entry = PlainEntry.of(path)
+        try:
+            report(len(entry.read(place)))
+        except AuthenticationError:
+            raise _is_other(place, path) from None
+        return entry
+    digest, size, replaces = hashlib.sha256(), 0, isinstance(place, Path)
+    with open_regular(path) as file, open_target(place, path.stat().st_size, overwrite=replaces) as out:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+            size += len(block)
+            out.write(block)
+            report(len(block))
+    return PlainEntry(size, digest.hexdigest())
+
+
+def _is_other(place: Location, path: Path) -> FormatError:
+    return FormatError(
+        f"{place}: expected what was sealed from {path}, got another file. Give the source as it was, or name another "
+        "target"
+    )
+
+
+class _Comparison:
+    """A file to write to that compares what is written with what another file holds."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.is_same = True
+
+    def write(self, data: Any) -> int:
+        self.is_same = self.is_same and self._file.read(len(data)) == bytes(data)
+        return len(data)
+
+
 def _seal(
-    path: Path,
-    place: Path,
-    key: Key,
-    progress: Progress | None,
-    quantization: Mapping[str, Any] | None,
-    quantizer: Quantizer | None,
-) -> bytes | None:
-    """Seal one file; return the header of a safetensors file, which restores its layout."""
+    path: Path, target: _Target, quantization: Mapping[str, Any] | None, quantizer: Quantizer | None
+) -> tuple[SealedEntry, bytes | None]:
+    """Seal one file; return its entry, and the header of a safetensors file, which restores its layout."""
     if path.suffix.lower() != SAFETENSORS:
-        write_sealed({path.name: whole_file(path)}, place, key, frozenset(), {}, progress)
-        return None
+        return target.seal(path, {path.name: whole_file(path)}, {}, None, {}), None
     with open_regular(path) as file:
         prefix = file.read(HEADER_PREFIX)
         size = int.from_bytes(prefix, "little")
@@ -283,24 +447,12 @@ def _seal(
                     f"{path}: quantize=: expected a model without quantization_config, got one that is quantised "
                     "already. Seal it as it is"
                 )
-            tensors, pairs = quantizer.split(found, progress)
+            tensors, pairs = quantizer.split(found, target.progress)
             if pairs:
                 before = {name: (WIDENED if name in pairs else each.dtype, each.shape) for name, each in found.items()}
                 header = encode_header(by_alignment(before), stored)
-        write_sealed(tensors, place, key, frozenset(), stored, progress, scales=pairs)
-    return header
-
-
-def _copy(path: Path, place: Path, progress: Progress | None) -> PlainEntry:
-    digest, size = hashlib.sha256(), 0
-    with open_regular(path) as file, new_file(place) as out:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-            size += len(block)
-            out.write(block)
-            if progress is not None:
-                progress(len(block))
-    return PlainEntry(size, digest.hexdigest())
+        # Files that say no format are of torch as a rule, and no loader may take their sealed weights for plain ones.
+        return target.seal(path, tensors, {"format": "pt", **stored}, header, pairs), header
 
 
 def _bytes(content: bytes) -> PlainTensor:
@@ -392,14 +544,17 @@ def unseal_folder(
                 if progress is not None:
                     progress(len(content))
             else:
-                _unseal(opened, name, entry, path, ring, progress)
+                with new_file(path, mode=_PRIVATE & 0o666) as out:
+                    write_unsealed(opened, name, out, ring, progress)
 
 
-def _unseal(
-    folder: SealedFolder, name: str, entry: SealedEntry, place: Path, keys: KeyRing, progress: Progress | None
+def write_unsealed(
+    folder: SealedFolder, name: str, out: IO[bytes], keys: KeyRing, progress: Progress | None = None
 ) -> None:
-    header = folder.header(name)
-    with folder.open(name) as file, new_file(place, mode=_PRIVATE & 0o666) as out:
+    """Decrypt a file of a sealed folder: the bytes that it had."""
+    header, entry = folder.header(name), folder.files[name]
+    assert isinstance(entry, SealedEntry)
+    with folder.open(name) as file:
         if header is None:
             names = list(file)
             if entry.plain or [tensor.dtype for tensor in file.values()] != ["U8"]:

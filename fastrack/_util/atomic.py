@@ -205,14 +205,6 @@ def _rename_folder(name: str, parent: int, held: os.stat_result, path: Path) -> 
         raise
 
 
-def remove_folder(path: Path) -> None:
-    """Remove a folder. It is renamed first, so that no partial folder has its name."""
-    temporary = _temporary_name(path.parent)
-    path.rename(temporary)
-    sync_directory(path.parent)
-    shutil.rmtree(temporary)
-
-
 @contextlib.contextmanager
 def made_parents(path: Path) -> Iterator[None]:
     """Make the missing folders above a path. If the block fails, remove the new folders that are empty."""

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 from helpers.range_server import RangeServer
+from stores import bucket, endpoint, nginx, swift_bucket, swift_server  # noqa: F401 - fixtures
 
 import fastrack
 from fastrack._remote import http, retries

@@ -9,6 +9,7 @@ import pytest
 from helpers.staged import staged_channel
 
 import fastrack
+from fastrack._training import loader as loader_module
 from fastrack._util.locations import Url, locate
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -59,6 +60,20 @@ def test_batches_are_downloaded_before_they_are_opened(served, shards, key):
         time.sleep(0.01)
     assert asked() > 20 << 18
     assert len(list(iterator)) == 15
+
+
+def test_a_stream_reads_the_files_of_a_window_in_few_requests(served, shards, key, monkeypatch):
+    monkeypatch.setattr(loader_module, "_AHEAD", 1)  # batch, which would hide what comes of the files' rest
+    urls, rows = shards
+    data = fastrack.SealedDataset(urls, keys=key)
+    stream = fastrack.StreamingSealedDataset(data, 1, shuffle=False)
+    before = len(served.requests)
+    seen = []
+    for batch in fastrack.wrap(torch.utils.data.DataLoader(stream, batch_size=None), prefetch=1):
+        np.testing.assert_array_equal(batch["images"].numpy(), rows[batch["labels"].numpy()])
+        seen += batch["labels"].tolist()
+    assert seen == list(range(128))
+    assert len(served.requests) - before <= 16  # of the 36 blocks of these files
 
 
 def test_an_error_of_a_batch_is_raised_at_its_place(served, shards, key):

@@ -25,11 +25,8 @@ FUNCTIONS = {
     "seal_file": lambda url, key: fastrack.seal_file(url, "out.safetensors", key),
     "unseal_file": lambda url, key: fastrack.unseal_file("sealed.safetensors", url, key),
     "seal_folder from": lambda url, key: fastrack.seal_folder(url, "out", key),
-    "seal_folder to": lambda url, key: fastrack.seal_folder("plain", url, key),
     "unseal_folder": lambda url, key: fastrack.unseal_folder("folder", url, key),
     "import_samples from": lambda url, key: fastrack.import_samples(url, "out", key),
-    "import_samples to": lambda url, key: fastrack.import_samples("table.txt", url, key),
-    "DatasetWriter": fastrack.DatasetWriter,
     "publish": lambda url, key: fastrack.publish(url, signer=grants.Signer.generate()),
     "publish to": lambda url, key: fastrack.publish("plain", manifest=url, signer=grants.Signer.generate()),
     "load_manifest": lambda url, key: fastrack.load_manifest(url, owner=grants.Signer.generate().verifier),
@@ -43,9 +40,14 @@ FUNCTIONS = {
     "Signer.save": lambda url, key: grants.Signer.generate().save(url),
     "Verifier.load": lambda url, key: grants.Verifier.load(url),
     "WrappedKey.load": lambda url, key: providers.WrappedKey.load(url),
-    "distributed.CheckpointWriter": distributed.CheckpointWriter,
-    "distributed.CheckpointReader": distributed.CheckpointReader,
 }  # fmt: skip
+TO_STORES = {
+    "save_file": lambda url, key: fastrack.save_file({"x": np.arange(3)}, url, key),
+    "seal_folder": lambda url, key: fastrack.seal_folder("plain", url, key),
+    "import_samples": lambda url, key: fastrack.import_samples("table.txt", url, key),
+    "DatasetWriter": fastrack.DatasetWriter,
+}
+OF_STORES = {"CheckpointWriter": distributed.CheckpointWriter, "CheckpointReader": distributed.CheckpointReader}
 
 
 @pytest.fixture(autouse=True)
@@ -69,16 +71,32 @@ def test_a_function_that_takes_paths_only_refuses_a_url(name, choice, key):
     assert not list(Path().glob("*:"))
 
 
+@each("choice", ["https", "a path of it"])
+@each("name", TO_STORES)
+def test_a_function_that_writes_to_stores_refuses_other_servers_and_paths_of_urls(name, choice, key):
+    with pytest.raises((ValueError, OSError), match="URL") as caught:
+        TO_STORES[name](CHOICES[choice], key)
+    assert "hunter" not in str(caught.value), caught.value
+    assert not list(Path().glob("*:"))
+
+
+@each("name", OF_STORES)
+def test_a_checkpoint_is_in_no_path_of_a_url(name, key):
+    with pytest.raises(ValueError, match="got a URL") as caught:
+        OF_STORES[name](CHOICES["a path of it"], key)
+    assert "hunter" not in str(caught.value)
+
+
 COMMANDS = [
     ["keygen", "{url}"],
     ["key", "{url}"],
     ["seal", "{url}", "out", "-k", "a.key"],
-    ["seal", "plain", "{folder}", "-k", "a.key"],
+    ["seal", "plain", "{served}", "-k", "a.key"],
     ["seal", "plain/x.npy", "out.safetensors", "-k", "{url}"],
     ["unseal", "sealed.safetensors", "{url}", "-k", "a.key"],
     ["unseal", "sealed.safetensors", "sealed.safetensors", "{folder}", "-k", "a.key"],
     ["unseal", "folder", "{url}", "-k", "a.key"],
-    ["import", "table.txt", "{url}", "-k", "a.key"],
+    ["import", "table.txt", "{served}", "-k", "a.key"],
     ["import", "{url}", "out", "-k", "a.key"],
     ["publish", "{url}", "--sign", "a.signer"],
     ["verify", "sealed.safetensors", "-k", "a.key", "--anchor", "{url}"],
@@ -89,7 +107,8 @@ COMMANDS = [
 @each("arguments", COMMANDS, ids=" ".join)
 def test_a_command_makes_no_folder_of_a_url(arguments):
     folder = URL.partition(".safetensors")[0]
-    result = invoke([argument.replace("{url}", URL).replace("{folder}", folder) for argument in arguments])
+    places = {"{url}": URL, "{folder}": folder, "{served}": folder.replace("s3:", "https:")}
+    result = invoke([places.get(argument, argument) for argument in arguments])
     assert result.exit_code in {1, 2}
     assert isinstance(result.exception, SystemExit), result.exception
     assert "URL" in result.output, result.output

@@ -1,51 +1,17 @@
-"""Stores that fsspec finds: S3, on the server of moto or that of FASTRACK_S3_ENDPOINT, and one in memory."""
+"""Stores that fsspec finds: S3, on several servers, and one in memory."""
 
-import os
-import uuid
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
 
 import fastrack
+from fastrack import FormatError
 
 fsspec = pytest.importorskip("fsspec", reason="fsspec is not installed")
-
-
-@pytest.fixture(scope="module")
-def endpoint():
-    """The address of an S3 server: that which the environment names, or moto's."""
-    given = os.environ.get("FASTRACK_S3_ENDPOINT")
-    if given:
-        yield given
-        return
-    moto = pytest.importorskip("moto.server", reason="moto's server is not installed")
-    server = moto.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
-@pytest.fixture
-def bucket(endpoint, monkeypatch):
-    pytest.importorskip("s3fs", reason="s3fs is not installed")
-    boto3 = pytest.importorskip("boto3", reason="boto3 is not installed")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-    for name, value in (
-        ("ACCESS_KEY_ID", "test:tester"),
-        ("SECRET_ACCESS_KEY", "testing"),
-        ("DEFAULT_REGION", "us-east-1"),
-    ):
-        monkeypatch.setenv(f"AWS_{name}", os.environ.get(f"FASTRACK_S3_{name}", value))
-    client = boto3.client("s3")
-    name = f"fastrack-{uuid.uuid4().hex[:12]}"
-    client.create_bucket(Bucket=name)
-    client.name = name
-    fsspec.config.conf.clear()
-    yield client
-    import s3fs
-
-    s3fs.S3FileSystem.clear_instance_cache()
 
 
 def contents(client):
@@ -179,3 +145,53 @@ def test_an_unknown_scheme_is_refused():
 def test_http_servers_are_read_only(key):
     with pytest.raises(OSError, match="read only"):
         fastrack.save_file({"x": np.arange(3)}, "http://127.0.0.1:1/a", key)
+
+
+class _Generations(BaseHTTPRequestHandler):
+    """Answers as Google's store does for one object: with a range of the generation that a request names, or 404."""
+
+    def log_message(self, *_):
+        """Say nothing."""
+
+    def do_GET(self):
+        content, generation, asked = self.server.content, self.server.generation, parse_qs(urlsplit(self.path).query)
+        self.server.asked.append(asked)
+        if asked.get("alt") == ["media"]:
+            named = asked.get("generation", [generation]) == [generation]
+            first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+            self._answer(206 if named else 404, content[first : last + 1] if named else b"{}")
+        else:
+            about = {"name": "a.safetensors", "bucket": "box", "size": str(len(content)), "generation": generation}
+            self._answer(200, json.dumps({"kind": "storage#object", "etag": "same", **about}).encode())
+
+    def _answer(self, status, body):
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def test_requests_of_google_s_store_name_the_generation_that_was_opened(key, tmp_path, monkeypatch):
+    monkeypatch.setenv(
+        "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false"
+    )  # or its import asks for the kind of a bucket by gRPC
+    gcsfs = pytest.importorskip("gcsfs", reason="gcsfs is not installed")
+    images = np.random.default_rng(0).integers(0, 256, (12, 1 << 16), np.uint8)
+    fastrack.save_file({"images": images}, tmp_path / "a.safetensors", key)
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Generations) as server:
+        server.content, server.generation, server.asked = (tmp_path / "a.safetensors").read_bytes(), "17", []
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setitem(fsspec.config.conf, "gs", {"token": "anon", "project": "test"})
+        for url in ("gs://box/a.safetensors", "gs://box/a.safetensors#17"):
+            with fastrack.load_file(url) as file:
+                assert np.array_equal(fastrack.unseal(file["images"][:2], key, framework="numpy"), images[:2])
+        ranges = [asked for asked in server.asked if asked.get("alt") == ["media"]]
+        assert ranges
+        assert all(asked.get("generation") == ["17"] for asked in ranges)
+        with fastrack.load_file("gs://box/a.safetensors") as file:
+            server.generation = "18"
+            with pytest.raises(FormatError, match="was replaced or changed"):
+                fastrack.unseal(file["images"], key)
+        server.shutdown()
+    gcsfs.GCSFileSystem.clear_instance_cache()

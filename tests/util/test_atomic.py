@@ -14,7 +14,7 @@ from helpers.forking import in_forked_child
 
 from fastrack import Anchor, Key
 from fastrack._util import atomic
-from fastrack._util.atomic import made_parents, new_file, new_folder, remove_folder
+from fastrack._util.atomic import made_parents, new_file, new_folder
 from fastrack.grants import Grants, Identity, Signer
 from fastrack.providers import WrappedKey
 
@@ -417,19 +417,6 @@ def test_errors_in_a_folder_name_the_folder_that_is_to_be(tmp_path):
         (folder / "a" / "b").read_bytes()
     assert caught.value.filename == str(tmp_path / "out" / "a" / "b")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_loses_its_name_before_anything_in_it_is_removed(tmp_path, monkeypatch):
-    for name in ("whole", "failing"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "file").write_bytes(b"content")
-    remove_folder(tmp_path / "whole")
-    monkeypatch.setattr(atomic.shutil, "rmtree", Mock(side_effect=KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        remove_folder(tmp_path / "failing")
-    [left] = tmp_path.iterdir()
-    assert left.name.startswith(".fastrack-")
-    assert (left / "file").read_bytes() == b"content"
 
 
 def test_folders_that_were_made_for_a_file_that_failed_are_removed(tmp_path):

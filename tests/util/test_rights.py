@@ -8,7 +8,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-from importlib.util import find_spec
 from itertools import starmap
 from pathlib import Path
 from types import SimpleNamespace
@@ -98,24 +97,6 @@ def collateral(path):
     return lambda: check_folder(path)
 
 
-def staging(path):
-    with pytest.MonkeyPatch.context() as patch:
-        if find_spec("transformers") is None:  # only its base class is used
-            patch.setitem(sys.modules, "transformers", SimpleNamespace(TrainerCallback=object))
-            patch.delitem(sys.modules, "fastrack.distributed._transformers", raising=False)
-        from fastrack.distributed import _transformers
-    path.mkdir()
-    callback = _transformers.SealedFolderCallback(path / "none", Key.generate())
-    arguments = SimpleNamespace(output_dir=str(path), local_process_index=0, process_index=0)
-
-    def begin():
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(_transformers, "file_system", lambda _: "tmpfs")
-            callback.on_train_begin(arguments, SimpleNamespace(global_step=0))
-
-    return begin
-
-
 DECIDING = {
     "key": saved(lambda path: Key.generate().save(path), Key.load),
     "signer": saved(lambda path: Signer.generate().save(path), Signer.load),
@@ -130,7 +111,6 @@ DECIDING = {
     "cache of remote files": cache,
     "cache of remote files, in use": cache_in_use,
     "owner's collateral": collateral,
-    "folder of plain checkpoints": staging,
 }
 
 
@@ -323,10 +303,3 @@ def test_a_pipe_has_no_folders():
     finally:
         os.close(read)
         os.close(write)
-
-
-def test_the_folder_of_plain_checkpoints_is_closed_to_others(tmp_path):
-    use = staging(tmp_path / "it")
-    (tmp_path / "it").chmod(0o755)
-    use()
-    assert (tmp_path / "it").stat().st_mode & 0o777 == 0o700
