@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,8 @@ from fastrack._sealed.contexts import MessageContext
 from fastrack._sealed.indexing import Indices
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
-from fastrack._util.names import list_names
-from fastrack._util.shown import shown
+from fastrack._util.locations import Location
+from fastrack._util.shown import list_names, shown
 from fastrack.errors import FormatError
 
 RECORDS = ".records"
@@ -175,7 +174,7 @@ def source_columns(names: Iterable[str], chosen: Sequence[str] | None, where: ob
     return names if chosen is None else list(chosen)
 
 
-def columns_of(contexts: Sequence[MessageContext], path: Path) -> tuple[int, dict[str, Column]]:
+def columns_of(contexts: Sequence[MessageContext], path: Location) -> tuple[int, dict[str, Column]]:
     """Return the number of samples and the columns that sealed tensors hold; raise FormatError if these disagree."""
     named = {context.name: context for context in contexts if context.name != ABOUT}
     counts, columns = {}, {}

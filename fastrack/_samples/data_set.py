@@ -20,6 +20,7 @@ from fastrack._sets.anchor import Anchor
 from fastrack._sets.folder import INDEX
 from fastrack._sets.load_file import load_file
 from fastrack._util.atomic import made_parents, new_folder
+from fastrack._util.locations import Location
 from fastrack.errors import FormatError
 
 
@@ -30,7 +31,7 @@ class Shard:
     samples : how many it has; nbytes : of plaintext; size : of the file, in bytes
     """
 
-    path: Path
+    path: Location
     file_id: str
     samples: int
     nbytes: int
@@ -135,7 +136,7 @@ def warning_of(data: DataSet, folder: Path) -> str | None:
 
 
 @contextmanager
-def opened_shard(path: Path, about: About, keys: KeyRing, anchor: Anchor | None = None) -> Iterator[SealedFile]:
+def opened_shard(path: Location, about: About, keys: KeyRing, anchor: Anchor | None = None) -> Iterator[SealedFile]:
     """Open the shard of which `read_data_set` authenticated what it says; refuse one that took its place since."""
     with load_file(path, anchor=anchor) as file:
         authenticate_headers([file[name] for name in file], keys)

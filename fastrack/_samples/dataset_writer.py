@@ -8,7 +8,9 @@ import secrets
 import threading
 from array import array
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn, Self
 
 import numpy as np
@@ -21,7 +23,8 @@ from fastrack._samples.blocks import OFFSETS, RECORDS, Block, Column, require_na
 from fastrack._samples.stored import DataSet, StoredSamples, read_data_set, with_type_of
 from fastrack._tensors import arrays, dtypes
 from fastrack._util.atomic import made_parents
-from fastrack._util.locations import locate_local
+from fastrack._util.locations import Url, join, locate_target
+from fastrack._util.paths import require_path
 from fastrack._util.public import public
 from fastrack._util.shown import shown
 from fastrack.errors import ClosedError
@@ -42,8 +45,9 @@ class DatasetWriter:
 
     Parameters
     ----------
-    folder : path
-        Folder for the shards, which is made with the first of them if there is none. `SealedDataset` opens it.
+    folder : path or URL
+        Folder for the shards, which is made with the first of them if there is none, on this machine or in a store,
+        such as ``s3://bucket/train``. `SealedDataset` opens it.
     key : KeyLike, optional
         The owner's key, as for `seal`.
     records : iterable of str
@@ -106,18 +110,19 @@ class DatasetWriter:
             raise TypeError(f"records=: expected an iterable of names, got one text. Give [{shown(records, 200)}]")
         if shard_size < 1:
             raise ValueError(f"shard_size=: expected 1 byte or more, got {shard_size}")
+        require_path(folder, "DatasetWriter(folder, key)")
         self._key = sealing_key(key)
         self._records = frozenset(records)
         self._shard_size = shard_size
-        self._folder = locate_local(folder)
-        if self._folder.exists() and not self._folder.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, "expected a folder to write to, got a file", str(self._folder))
+        place = self._folder = locate_target(folder)
+        if isinstance(place, Path) and place.exists() and not place.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "expected a folder to write to, got a file", str(place))
         self._lock = threading.Lock()
         self._is_closed = False
         self._expected: StoredSamples | None = None
         there = DataSet((), {})
-        if self._folder.exists():
-            there = read_data_set(self._folder, KeyRing(self._key), key_id=self._key.id)
+        if isinstance(place, Url) or place.exists():
+            there = read_data_set(place, KeyRing(self._key), key_id=self._key.id)
         self._there = there
         self._columns, self._shards, self.stored = there.columns, len(there.shards), there.samples
         self._has_types = bool(there.id)  # shards of version 0.1 do not tell them
@@ -327,9 +332,9 @@ class DatasetWriter:
                 tensors[name + OFFSETS] = PlainTensor.of(np.frombuffer(self._offsets[name], np.int64))
             else:
                 tensors[name] = PlainTensor(column.dtype, (self._count, *column.shape), load)
-        path = self._folder / f"shard-{self._shards:06}.safetensors"
+        path = join(self._folder, f"shard-{self._shards:06}.safetensors")
         try:
-            with made_parents(path):
+            with made_parents(path) if isinstance(path, Path) else nullcontext():
                 write_sealed(tensors, path, self._key, frozenset(), {}, None, overwrite=False)
         except FileExistsError:
             advice = "was written meanwhile: another program writes to this folder. Wait for its end, and continue then"

@@ -26,10 +26,9 @@ from fastrack._sets.load_file import resolve_anchor
 from fastrack._sets.manifest import is_name
 from fastrack._tensors import arrays
 from fastrack._util.atomic import made_parents, new_file, new_folder
-from fastrack._util.locations import locate_local
-from fastrack._util.names import list_names
+from fastrack._util.locations import Location, locate_local
 from fastrack._util.public import public
-from fastrack._util.shown import shown
+from fastrack._util.shown import list_names, shown
 from fastrack.errors import FormatError
 
 _FILE, _FOLDER = 0o600, 0o700  # the modes of plaintext
@@ -183,7 +182,7 @@ class _Samples:
         is_mask = column is not None and (column.dtype, column.shape) == ("BOOL", ()) and name.endswith(VALID)
         return is_mask and name.removesuffix(VALID) in self.data.columns
 
-    def _read(self, path: Path, about: About, names: Sequence[str]) -> dict[str, Block]:
+    def _read(self, path: Location, about: About, names: Sequence[str]) -> dict[str, Block]:
         with opened_shard(path, about, self.ring, self.anchor) as file:
             blocks = read_blocks(file, {name: self.data.columns[name] for name in names}, self.ring)
         if self.progress is not None:

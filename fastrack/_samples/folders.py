@@ -15,6 +15,7 @@ import numpy as np
 from fastrack._files.importers import read_array_header, refuse_malformed
 from fastrack._samples.blocks import LABEL, PATH, Block
 from fastrack._tensors import dtypes
+from fastrack._util.locations import Location
 from fastrack._util.regular_file import open_regular
 from fastrack.errors import FormatError
 
@@ -37,12 +38,12 @@ class Listing:
     skipped: list[tuple[Path, str]] = field(default_factory=list)
 
 
-def list_folder(folder: Path, target: Path | None) -> Listing:
+def list_folder(folder: Path, target: Location | None) -> Listing:
     """List a folder of images, of arrays, of such folders by class, or of other files. Leave out the folder `target`.
 
     Images and arrays are in the order of torchvision's ``ImageFolder``. Of other files, none is passed over.
     """
-    here = None if target is None else target.resolve()
+    here = target.resolve() if isinstance(target, Path) else None
     listed = sorted(path for path in folder.iterdir() if not (path.is_dir() and path.resolve() == here))
     entries = [path for path in listed if not path.name.startswith(".")]
     inner = [path for path in entries if path.is_dir()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,13 +11,14 @@ from fastrack._keys.keyring import KeyLike, KeyRing
 from fastrack._samples.blocks import VALID, Block, Column
 from fastrack._samples.dataset_writer import DatasetWriter
 from fastrack._samples.stored import DataSet, Part, StoredSamples, read_parts
+from fastrack._util.locations import Location
 from fastrack._util.shown import shown
 
 
 class ImportWriter(DatasetWriter):
     """Write the samples of an import; if `is_dry`, check and count them, and write nothing."""
 
-    def __init__(self, folder: Path, key: KeyLike | None, *, shard_size: int, is_dry: bool) -> None:
+    def __init__(self, folder: Location, key: KeyLike | None, *, shard_size: int, is_dry: bool) -> None:
         super().__init__(folder, key, shard_size=shard_size)
         self._is_dry = is_dry
         self._run = self._there.samples
@@ -32,6 +32,11 @@ class ImportWriter(DatasetWriter):
     def columns(self) -> dict[str, Column]:
         """The columns of its samples."""
         return self._columns
+
+    @property
+    def shards(self) -> int:
+        """Number of its shards."""
+        return self._shards
 
     @property
     def run(self) -> int:

@@ -19,6 +19,7 @@ from fastrack._keys.keys import Key
 from fastrack._samples.blocks import LABEL, PATH, Column
 from fastrack._samples.import_writer import ImportWriter
 from fastrack._samples.stored import Part, StoredSamples, shards_in
+from fastrack._util.locations import Location, Url
 from fastrack._util.shown import shown
 from fastrack.errors import FormatError
 
@@ -57,7 +58,7 @@ class Import:
     """
 
     open_source: Callable[[Mapping[str, Column]], tuple[Files | None, Batches]]
-    folder: Path
+    folder: Location
     resume: bool = False
     append: bool = False
     skip_existing: bool = False
@@ -92,7 +93,7 @@ class Import:
     def work(self, key: KeyLike | None, shard_size: int, progress: Callable[[int], None] | None = None) -> int:
         """Read the source and store what is new. Return the number of samples that the folder has."""
         if self.is_dry and key is None and not self.resume and not self.append:
-            if self.folder.is_dir() and shards_in(self.folder):
+            if self._find_shards():
                 raise _refusal(FileExistsError, errno.EEXIST, f"{self.folder} has samples already. {_HAS_SAMPLES}")
             key = Key.generate()  # which seals nothing
         with ImportWriter(self.folder, key, shard_size=shard_size, is_dry=self.is_dry) as writer:
@@ -116,9 +117,14 @@ class Import:
                 writer.close()
             finally:
                 self.samples, self.columns = writer.stored, writer.columns
-                shards = shards_in(self.folder) if self.folder.exists() else []
-                self.is_begun = self.resume or len(shards) > len(writer.there.shards)
+                self.is_begun = self.resume or len(self._find_shards(writer)) > len(writer.there.shards)
         return self.samples
+
+    def _find_shards(self, writer: ImportWriter | None = None) -> Sequence[object]:
+        """Return the shards in the folder. Those of a store are as many as the writer knows: asking might fail."""
+        if isinstance(self.folder, Url):
+            return shards_in(self.folder) if writer is None else range(writer.shards)
+        return shards_in(self.folder) if self.folder.is_dir() else []
 
     def _require_beginning(self, writer: ImportWriter) -> None:
         """Refuse a folder with samples, unless they are resumed, or appended to after the end of their last run."""

@@ -12,7 +12,7 @@ import numpy as np
 from fastrack._samples import archives, csv_files, folders, json_lines, tables
 from fastrack._samples.blocks import VALID, Block, Column, source_columns
 from fastrack._samples.text_lines import Line, read_lines, require_text
-from fastrack._util.locations import locate_local
+from fastrack._util.locations import Location, locate_local
 from fastrack.errors import FormatError
 
 Batch = Mapping[str, Any]
@@ -76,7 +76,7 @@ class Source:
 
 def open_source(
     source: Any,
-    target: Path | None = None,
+    target: Location | None = None,
     chosen: Sequence[str] | None = None,
     seen: dict[str, int] | None = None,
     stored: Mapping[str, Column] | None = None,

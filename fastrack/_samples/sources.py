@@ -10,7 +10,7 @@ from fastrack._keys.keyring import KeyLike
 from fastrack._samples import readers
 from fastrack._samples.blocks import Column
 from fastrack._samples.imports import Batches, Import
-from fastrack._util.locations import locate_local
+from fastrack._util.locations import locate_target
 from fastrack._util.public import public
 
 
@@ -116,7 +116,7 @@ def import_samples(
 
 def open_import(source: Any, folder: str | os.PathLike[str], **choices: Any) -> Import:
     """Return the import of a source of `import_samples` into a folder, with the options of `Import`."""
-    target = locate_local(folder)
+    target = locate_target(folder)
     seen: dict[str, int] = {}
 
     def open_source(stored: Mapping[str, Column]) -> tuple[readers.Source | None, Batches]:

@@ -18,6 +18,7 @@ from fastrack._sealed.messages import OpenMessage
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
+from fastrack._util.locations import Location, join
 from fastrack._util.shown import shown
 from fastrack.errors import FormatError
 
@@ -28,13 +29,13 @@ SHARD = re.compile(r"shard-(\d{6,})\.safetensors")
 class DataSet:
     """A folder of shards, as they describe it themselves, authenticated.
 
-    shards : path of each shard and what it says of itself, in order. A shard of version 0.1 has an `About` without
+    shards : location of each shard and what it says of itself, in order. A shard of version 0.1 has an `About` without
         `data_set`, `types` and `files`, not complete, of the run that begins with sample 0
     columns : by name, with their types; in a data set of such shards alone, types are unknown and ""
     file_ids : of the shards, in order
     """
 
-    shards: tuple[tuple[Path, About], ...]
+    shards: tuple[tuple[Location, About], ...]
     columns: dict[str, Column]
     file_ids: tuple[str, ...] = ()
 
@@ -71,16 +72,25 @@ class DataSet:
         return self.shards[-1][1].before if self.id else self.samples
 
 
-def shards_in(folder: Path) -> list[Path]:
+def shards_in(folder: Location) -> list[Location]:
     """Return the shards that a `DatasetWriter` wrote into a folder, in order. Raise FormatError if one is missing."""
-    paths = sorted(path for path in folder.iterdir() if SHARD.fullmatch(path.name))
-    for index, path in enumerate(paths):
-        if path.name != f"shard-{index:06}.safetensors":
+    if isinstance(folder, Path):
+        return [folder / name for name in order_shards((path.name for path in folder.iterdir()), folder)]
+    from fastrack._remote.upload import list_names
+
+    return [join(folder, name) for name in order_shards(list_names(folder), folder)]
+
+
+def order_shards(names: Iterable[str], folder: Location) -> list[str]:
+    """Return those of these names in a folder that a `DatasetWriter` gave, in order, as `shards_in` does."""
+    shards = sorted(filter(SHARD.fullmatch, names))
+    for index, name in enumerate(shards):
+        if name != f"shard-{index:06}.safetensors":
             raise FormatError(f"{folder}: expected shard-{index:06}.safetensors, got none. Get it from the owner")
-    return paths
+    return shards
 
 
-def read_data_set(folder: Path, keys: KeyRing, *, key_id: str | None = None) -> DataSet:
+def read_data_set(folder: Location, keys: KeyRing, *, key_id: str | None = None) -> DataSet:
     """Authenticate the headers of all shards of a folder, and what the shards say of themselves.
 
     Shards that are missing, exchanged with each other or of another data set are refused; after the last one some may
@@ -100,9 +110,9 @@ def read_data_set(folder: Path, keys: KeyRing, *, key_id: str | None = None) -> 
     return read_shards(((path, SealedFile(path)) for path in shards_in(folder)), keys, key_id=key_id)
 
 
-def read_shards(files: Iterable[tuple[Path, SealedFile]], keys: KeyRing, *, key_id: str | None = None) -> DataSet:
+def read_shards(files: Iterable[tuple[Location, SealedFile]], keys: KeyRing, *, key_id: str | None = None) -> DataSet:
     """Do as `read_data_set` with the opened shards of a folder, in order, and close each."""
-    shards, file_ids, last = list[tuple[Path, About]](), list[str](), DataSet((), {})
+    shards, file_ids, last = list[tuple[Location, About]](), list[str](), DataSet((), {})
     for path, file in files:
         with file:
             last = _after(last, path, file, keys, key_id)
@@ -111,7 +121,7 @@ def read_shards(files: Iterable[tuple[Path, SealedFile]], keys: KeyRing, *, key_
     return DataSet(tuple(shards), last.columns, tuple(file_ids))
 
 
-def _after(data_set: DataSet, path: Path, file: SealedFile, keys: KeyRing, key_id: str | None) -> DataSet:
+def _after(data_set: DataSet, path: Location, file: SealedFile, keys: KeyRing, key_id: str | None) -> DataSet:
     """Return a data set of the shard that follows the last one of `data_set`, alone."""
     if file.kind != "tensor" or not file:
         raise FormatError(
@@ -143,7 +153,7 @@ def _after(data_set: DataSet, path: Path, file: SealedFile, keys: KeyRing, key_i
     return DataSet(((path, about),), columns)
 
 
-def _place_of(path: Path, file: SealedFile, keys: KeyRing, before: DataSet, count: int) -> About:
+def _place_of(path: Location, file: SealedFile, keys: KeyRing, before: DataSet, count: int) -> About:
     """Return what a shard says of itself, or what follows from the shards before it; refuse another place."""
     first, about = before.samples, read_about(file, keys)
     if about is None:
@@ -196,7 +206,7 @@ class Part:
 
 
 def read_parts(
-    shards: Iterable[tuple[Path, About]], keys: KeyRing, columns: Collection[str] | None = None
+    shards: Iterable[tuple[Location, About]], keys: KeyRing, columns: Collection[str] | None = None
 ) -> Iterator[Part]:
     """Authenticate the samples of shards, one shard after the other, and return them, or `columns`, file by file."""
     for path, about in shards:
@@ -210,7 +220,7 @@ def read_parts(
 class StoredSamples:
     """The samples of the last run of a data set, in order. One shard of them is in memory."""
 
-    def __init__(self, folder: Path, data_set: DataSet, keys: KeyRing) -> None:
+    def __init__(self, folder: Location, data_set: DataSet, keys: KeyRing) -> None:
         self._folder, self._data_set = folder, data_set
         self._taken, self._count = data_set.run, data_set.samples
         last_run = (shard for shard in data_set.shards if shard[1].first >= data_set.run)
@@ -293,7 +303,7 @@ def _are_same(block: Block, start: int, stored: Block, first: int, size: int) ->
     return block.column == stored.column and np.array_equal(ours, theirs)
 
 
-def _open_shard(path: Path, keys: KeyRing, about: About, chosen: Collection[str] | None) -> dict[str, Block]:
+def _open_shard(path: Location, keys: KeyRing, about: About, chosen: Collection[str] | None) -> dict[str, Block]:
     with SealedFile(path) as file:
         count, columns = columns_of([file[name].context for name in file], path)
         if count != about.samples:

@@ -62,6 +62,11 @@ def read_table(source: Any, chosen: Sequence[str] | None = None) -> Iterator[Map
                 f"DataFrame: {column}expected values of one type, got others. Convert them, for example by astype(str)"
             ) from None
     batches: Callable[[], Iterator[Any]]
+    if isinstance(source, Mapping):
+        raise TypeError(
+            f"import_samples: expected one split, got {type(source).__name__} of {shown(', '.join(source))}. "
+            "Choose one, such as source['train']"
+        )
     if package == "datasets":
         batches = lambda: (b for part in source.with_format("arrow").iter(_ROWS) for b in part.to_batches())  # noqa: E731
     elif isinstance(source, pa.Table):

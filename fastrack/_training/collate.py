@@ -112,7 +112,7 @@ class StackedRows(SealedRows):
     def __init__(self, handles: list[SealedRows]) -> None:
         first = handles[0]
         self.name = first.name
-        self.dtype = first.dtype
+        self._dtype = first._dtype  # noqa: SLF001 - of the same class
         self.key_id = first.key_id
         self.needs_padding = any(rows.needs_padding for rows in handles)
         self._handles = handles

@@ -3,49 +3,145 @@
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fastrack._files.reader import SealedFile
-from fastrack._keys.keyring import KeyRing
+from fastrack._keys.keyring import KeyRing, KeySource
+from fastrack._remote.listing import is_pattern, list_objects, split_pattern
 from fastrack._samples.about import ABOUT
 from fastrack._samples.blocks import LENGTHS, RECORDS
 from fastrack._samples.data_set import warning_of
-from fastrack._samples.stored import SHARD, read_shards, shards_in
+from fastrack._samples.shard_index import INDEX, SUFFIX, ShardIndex, read_index
+from fastrack._samples.stored import SHARD, order_shards, read_shards
 from fastrack._sealed.indexing import Indices
 from fastrack._training.handles import CombinedDataset, DatasetHandle, record_layout, row_layout, window_layout
 from fastrack._training.plain_columns import PlainColumns
 from fastrack._training.shards import PathLike, Shards, columns_in, require_samples
-from fastrack._util.locations import locate
-from fastrack._util.names import list_names
-from fastrack._util.shown import shown
+from fastrack._util.locations import Location, Url, join, locate, without_password
+from fastrack._util.shown import list_names, shown
 from fastrack.errors import FormatError
 
 if TYPE_CHECKING:
     from fastrack._sets.anchor import Anchor
 
 
-def list_shards(paths: PathLike | Sequence[PathLike], anchor: Anchor | None) -> PathLike | Sequence[PathLike]:
-    """Return the sealed files of a folder, and other paths unchanged. With an anchor none may be missing."""
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Sealed files of samples, in order.
+
+    is_folder : all of a folder; sizes : of the files of a folder, in bytes, by name
+    index : lists them, in place of their headers
+    """
+
+    paths: Sequence[PathLike]
+    is_folder: bool = False
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    index: ShardIndex | None = None
+
+    def open(
+        self, names: Sequence[str] | None, file_ids: Sequence[str] | None = None, anchor: Anchor | None = None
+    ) -> Shards:
+        """Open the tensors of these names, or of all columns."""
+        if self.index is None:
+            return Shards(self.paths, names, file_ids, anchor)
+        if anchor is None:
+            return Shards.of_index(self.index, names or [name for name, *_ in self.index.tensors])
+        return Shards(self.index.locations(), names, [shard.file_id for shard in self.index.shards], anchor)
+
+
+def find_shards(
+    paths: PathLike | Sequence[PathLike],
+    anchor: Anchor | None = None,
+    keys: KeySource | None = None,
+    file_ids: Sequence[str] | None = None,
+    *,
+    use_index: bool = True,
+) -> Source:
+    """Find the sealed files of a folder, on this machine or a server, of a pattern or of an index.
+
+    With an anchor none of a folder may be missing. An index in a folder is compared with the names and sizes there; an
+    anchor makes it needless. `file_ids` has the one of the index then.
+    """
     if not isinstance(paths, (str, os.PathLike)):
-        return paths
-    folder = locate(paths)
-    if isinstance(folder, Path) and folder.is_dir():
+        return Source(paths)
+    location = locate(paths)
+    if use_index and location.suffix == SUFFIX:
+        return Source((), index=read_index(location, keys, _only(file_ids), anchor))
+    listed = _list_remote(location) if isinstance(location, Url) else _list_local(location, anchor)
+    if listed is None:
+        return Source([paths])
+    folder, sizes, is_folder = listed
+    if not is_folder:
+        return Source([join(folder, name) for name in sizes])
+    names = order_shards(sizes, folder) or sorted(name for name in sizes if name.endswith(".safetensors"))
+    if use_index and INDEX in sizes and anchor is None:
+        index = read_index(join(folder, INDEX), keys, _only(file_ids))
+        index.require_same({name: sizes[name] for name in names})
+        return Source((), index=index)
+    if not names:
+        raise FileNotFoundError(errno.ENOENT, "expected .safetensors files in this folder, got none", str(folder))
+    return Source([join(folder, name) for name in names], is_folder=True, sizes=sizes)
+
+
+_Listed = tuple[Location, dict[str, int], bool]  # a folder, the sizes of files in it by name, and whether of all of it
+
+
+def _list_remote(url: Url) -> _Listed | None:
+    """List a folder or a pattern. Return None for a file."""
+    pattern = is_pattern(url)
+    if not pattern and not url.full.endswith("/"):
+        if url.suffix or url.scheme in {"http", "https"}:
+            return None
+        url = Url(f"{url.full}/")
+        objects = list_objects(url)
+        if not objects:
+            return None  # a file without a suffix
+    else:
+        objects = list_objects(url)
+    if pattern and not objects:
+        raise _no_match(url)
+    return split_pattern(url)[0], {name: size for name, size, _ in objects}, not pattern
+
+
+def _list_local(path: Path, anchor: Anchor | None) -> _Listed | None:
+    if path.is_dir():
         if anchor is not None:
-            names = sorted(name for name in anchor.names_in(folder) if re.fullmatch(r"[^/]+\.safetensors", name))
+            names = sorted(name for name in anchor.names_in(path) if re.fullmatch(r"[^/]+\.safetensors", name))
             for name in list(filter(SHARD.fullmatch, names)) or names:
-                anchor.require_file(folder / name)
-        shards = shards_in(folder) or sorted(folder.glob("*.safetensors"))
-        if not shards:
-            raise FileNotFoundError(errno.ENOENT, "expected .safetensors files in this folder, got none", str(folder))
-        return shards
-    return paths
+                anchor.require_file(path / name)
+        with os.scandir(path) as entries:
+            return path, {entry.name: entry.stat().st_size for entry in entries}, True
+    text = str(path)
+    # What was a URL before it was made a path is refused as a file, without its password.
+    if not glob.has_magic(text) or os.path.lexists(path) or without_password(text) != text:
+        return None
+    found = sorted(map(Path, glob.glob(str(path), recursive=True)))  # noqa: PTH207 - of any pattern, absolute too
+    if not found:
+        raise _no_match(path)
+    return Path(), {str(name): 0 for name in found}, False
+
+
+def _no_match(pattern: Location) -> FileNotFoundError:
+    return FileNotFoundError(errno.ENOENT, "expected files that match this pattern, got none. Check it", str(pattern))
+
+
+def _only(file_ids: Sequence[str] | None) -> str | None:
+    """Return the file id of the index."""
+    if file_ids is None:
+        return None
+    ids = [file_ids] if isinstance(file_ids, str) else list(file_ids)
+    if len(ids) != 1:
+        raise ValueError(f"file_ids=: expected that of the index, which has those of the shards, got {len(ids)}")
+    return ids[0]
 
 
 def require_places(shards: Shards, keys: KeyRing) -> None:
@@ -56,8 +152,7 @@ def require_places(shards: Shards, keys: KeyRing) -> None:
     """
     if not shards.say_place and not SHARD.fullmatch(Path(str(shards.paths[0])).name):
         return
-    opened = (shards.open(index) for index in range(len(shards)))
-    data = read_shards(((Path(str(file.path)), file) for file in opened), keys)
+    data = read_shards(((Path(str(file.path)), file) for file in shards.open_all()), keys)
     if list(data.file_ids) != [contexts[0].file for contexts in shards.contexts]:
         raise FormatError(f"{shards.paths[0]} or a file beside it was replaced meanwhile. Make the data set again")
     folder = Path(str(shards.paths[0])).parent
@@ -79,24 +174,27 @@ def tuple_of_names(names: Sequence[str], label: str) -> tuple[str, ...]:
     return tuple(names)
 
 
-def find_tensors(paths: PathLike | Sequence[PathLike], columns: Sequence[str] | None) -> dict[str, tuple[str, ...]]:
+def find_tensors(source: Source, columns: Sequence[str] | None) -> dict[str, tuple[str, ...]]:
     """Return the tensors that hold each column in the first file: one, or the records and their offsets.
 
     The name of a tensor, which is authenticated, says whether it holds records.
     """
-    first = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)[:1]
-    if not first or isinstance(columns, str):
+    if isinstance(columns, str) or (source.index is None and not len(source.paths)):
         return {}
-    with SealedFile(first[0]) as file:
-        require_samples(file)
-        if not file:
-            return {}  # which `Shards` refuses
-        present = columns_in([name for name in file if name != ABOUT])
-        if columns is None:
-            return present
-        for name in columns:
-            if name not in present and name not in file:
-                raise ValueError(f"{file.path} has no {_absent_column(name, present, file.plain)}")
+    if source.index is not None:
+        sealed, plain, label = [name for name, *_ in source.index.tensors], list[str](), source.index.location
+    else:
+        with SealedFile(source.paths[0]) as file:
+            require_samples(file)
+            sealed, plain, label = list(file), list(file.plain), file.path
+    if not sealed:
+        return {}  # which `Shards` refuses
+    present = columns_in([name for name in sealed if name != ABOUT])
+    if columns is None:
+        return present
+    for name in columns:
+        if name not in present and name not in sealed:
+            raise ValueError(f"{label} has no {_absent_column(name, present, plain)}")
     return {name: present.get(name, (name,)) for name in columns}
 
 

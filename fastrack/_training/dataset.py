@@ -15,16 +15,17 @@ from fastrack._sets.load_file import resolve_anchor
 from fastrack._tensors import arrays
 from fastrack._training.collate import collate
 from fastrack._training.columns import (
+    find_shards,
     find_tensors,
     join_columns,
     join_windows,
-    list_shards,
     require_places,
     tuple_of_names,
 )
 from fastrack._training.handles import CombinedDataset, DatasetHandle, Lengths, RecordLayout, Samples
 from fastrack._training.shards import PathLike, Shards
 from fastrack._transfer.api import to_device
+from fastrack._util.paths import require_files
 from fastrack._util.pickles import unpickle
 from fastrack._util.public import public
 
@@ -68,8 +69,10 @@ class SealedDataset(_Base[Sample_co]):
 
     Parameters
     ----------
-    paths : path or sequence of paths
-        Sealed files, or the folder of a `DatasetWriter`. Samples are numbered in the order of the files.
+    paths : path, URL or sequence of them
+        Sealed files; a folder of them, such as that of a `DatasetWriter`, or the URL of one in a store; a pattern, such
+        as ``"s3://bucket/train-*.safetensors"``; or an index that `index_dataset` wrote. Samples are numbered in the
+        order of the files, those of a folder or a pattern by their names.
     columns : sequence of str, optional
         Names of sealed tensors that share their first dimension, which counts the samples, and of columns of records
         that a `DatasetWriter` wrote. By default all columns of the first file.
@@ -81,7 +84,8 @@ class SealedDataset(_Base[Sample_co]):
         refused. Without them, and for a list of files, that is not checked.
     file_ids : sequence of str, optional
         The ``SealedFile.file_id`` that each file must have, in the order of `paths`. They are authenticated with the
-        shapes. Without them, an older or a different file of this owner with equal columns is accepted.
+        shapes. Without them, an older or a different file of this owner with equal columns is accepted. Of a data set
+        with an index, that of the index alone.
     anchor : Anchor or path, optional
         Require all files to match one version of their owner's newest manifest, as for `load_file`. A folder must have
         all files that the manifest lists in it.
@@ -101,10 +105,11 @@ class SealedDataset(_Base[Sample_co]):
     ValueError
         If a file lacks a column, or columns differ in length or between files.
     FormatError, OSError
-        If a file is not a sealed file, is given twice, has another id than in `file_ids`, cannot be read, or, with
-        `keys`, is not the shard that was written in its place of a folder.
+        If there are none, or a file is not a sealed file, is given twice, has another id than in `file_ids`, cannot be
+        read, or, with `keys`, is not the shard that was written in its place of a folder.
     RollbackError, SignatureError
-        As from `load_file`, with `anchor`.
+        As from `load_file`, with `anchor`; or if files of a folder are not those in its index. A file that an index
+        lists is opened, and compared with it, when a sample of it is used.
     TypeError
         If the rows of a column do not fill whole bytes.
 
@@ -155,11 +160,12 @@ class SealedDataset(_Base[Sample_co]):
         plain_columns: Sequence[str] = (),
         transform: Callable[[dict[str, Any]], Sample_co] | None = None,
     ) -> None:
+        require_files(paths, columns)
         anchor = resolve_anchor(anchor)
-        listed = list_shards(paths, anchor)
-        tensors = find_tensors(listed, columns)
-        shards = Shards(listed, [name for names in tensors.values() for name in names] or columns, file_ids, anchor)
-        self._set(shards, tensors, keys, plain_columns, transform, is_folder=listed is not paths)
+        source = find_shards(paths, anchor, keys, file_ids)
+        tensors = find_tensors(source, columns)
+        shards = source.open([name for names in tensors.values() for name in names] or columns, file_ids, anchor)
+        self._set(shards, tensors, keys, plain_columns, transform, is_folder=source.is_folder)
 
     def _set(
         self,
@@ -234,11 +240,11 @@ class SealedDataset(_Base[Sample_co]):
         if data == "lengths":
             raise ValueError("data=: expected another name than 'lengths', which the length of a sample has. Rename it")
         anchor = resolve_anchor(anchor)
-        listed = list_shards(paths, anchor)
-        tensors = {data: (data, offsets), **find_tensors(listed, tuple_of_names(columns, "columns="))}
-        shards = Shards(listed, [name for names in tensors.values() for name in names], file_ids, anchor)
+        source = find_shards(paths, anchor, keys, file_ids)
+        tensors = {data: (data, offsets), **find_tensors(source, tuple_of_names(columns, "columns="))}
+        shards = source.open([name for names in tensors.values() for name in names], file_ids, anchor)
         dataset: SealedDataset[Any] = cls.__new__(cls)
-        dataset._set(shards, tensors, keys, plain_columns, transform, "lengths", is_folder=listed is not paths)
+        dataset._set(shards, tensors, keys, plain_columns, transform, "lengths", is_folder=source.is_folder)
         return dataset
 
     def windows(self, column: str | Sequence[str], size: int, step: int | None = None) -> SealedDataset[Sample_co]:
@@ -382,7 +388,7 @@ class _PackedRecords(SealedRows):
 
     def __init__(self, ref: DatasetHandle, layout: RecordLayout, rows: Indices) -> None:
         self.name = layout.names[0]
-        self.dtype = layout.dtype(0)
+        self._dtype = layout.dtype(0)
         self.key_id = layout.shards.key_id
         self._ref = ref
         self._layout = layout

@@ -203,7 +203,7 @@ class DatasetRows(SealedRows):
     __slots__ = ("_shape", "column", "needs_padding", "ref", "rows")
 
     def __init__(self, ref: DatasetHandle, column: int, rows: Row) -> None:
-        self.name, self.dtype, self.key_id = ref.labels[column]
+        self.name, self._dtype, self.key_id = ref.labels[column]
         self.ref = ref
         self.column = column
         self.rows = rows
@@ -239,6 +239,10 @@ class DatasetRows(SealedRows):
 
     def __reduce__(self) -> tuple[object, ...]:
         return unpickle, ("DatasetRows", self.ref.dataset_id, self.column, self.ref.pack(self.rows))
+
+
+# Collators and trackers of others put the name of a class that they do not know into their error.
+DatasetRows.__name__ = "DatasetRows, which is sealed: collate with fastrack.collate, and open batches with wrap"
 
 
 class Lengths:
@@ -368,6 +372,8 @@ class EvenLayout:
 
     def shape_tensors(self, column: int) -> Sequence[SealedTensor]:
         """Return the tensors whose shapes determine how many samples of a column each file has."""
+        if self.shards.index is not None:
+            return ()  # their shapes are authentic
         spec = self.columns[column]
         return [self.shards.tensor(shard, spec.index) for shard in range(len(self.shards))]
 
@@ -378,12 +384,14 @@ class EvenLayout:
             opened = self.shards.opened[0]
             tensor = self.shards.tensor(0, spec.index) if opened is None else opened[spec.index]
             return (MessageRanges(tensor, EvenRanges(flat, spec.stride, spec.size)),)
+        parts = _by_shard(self.ends, rows)
+        self.shards.require_open(shard for shard, _, _ in parts)
         return [
             MessageRanges(
                 self.shards.tensor(shard, spec.index),
                 EvenRanges(local, spec.stride, spec.size, order),
             )
-            for shard, local, order in _by_shard(self.ends, rows)
+            for shard, local, order in parts
         ]
 
 
@@ -392,12 +400,14 @@ class RecordLayout:
     """Layout of samples of any length, one after the other. The second column is their lengths.
 
     offsets : int64 for each file, the starts of its records and the end of the last one; None in other processes
+    keys : open the offsets of shards that an index lists, when they are first needed
     """
 
     shards: Shards
     names: tuple[str, ...]
     ends: Indices
-    offsets: list[Indices] | None = field(repr=False)
+    offsets: dict[int, Indices] | None = field(repr=False)
+    keys: KeyRing | None = field(default=None, repr=False)
 
     def dtype(self, column: int) -> str:
         return self.shards.contexts[0][0].dtype
@@ -415,6 +425,8 @@ class RecordLayout:
     def slices_at(self, rows: Row, places: Indices) -> Sequence[MessageRanges]:
         """Return the slices of records that go to `places`, in elements, in the result."""
         width = dtypes.nbytes(self.dtype(0), (1,))
+        parts = _by_shard(self.ends, rows)
+        self._require_offsets(parts)
         return [
             MessageRanges(
                 self.shards.tensor(shard, 0),
@@ -425,7 +437,7 @@ class RecordLayout:
                     places[order] * width,
                 ),
             )
-            for shard, local, order in _by_shard(self.ends, rows)
+            for shard, local, order in parts
             for offsets in [self._offsets_of(shard)]
         ]
 
@@ -438,15 +450,24 @@ class RecordLayout:
                     "records: expected the number of records in each file that the data set had when made, got "
                     "another. Make the data set again"
                 )
-            self.offsets = opened.offsets
+            self.offsets, self.keys = opened.offsets, opened.keys
 
     def lengths(self, rows: Row) -> Indices:
         """Return the number of elements of each record."""
         lengths = np.zeros(1 if isinstance(rows, int) else rows.size, np.int64)
-        for shard, local, order in _by_shard(self.ends, rows):
+        parts = _by_shard(self.ends, rows)
+        self._require_offsets(parts)
+        for shard, local, order in parts:
             offsets = self._offsets_of(shard)
             lengths[order] = offsets[local + 1] - offsets[local]
         return lengths if isinstance(rows, int) else lengths.reshape(rows.shape)
+
+    def _require_offsets(self, parts: list[tuple[int, Indices, Indices]]) -> None:
+        """Unseal the offsets of shards of an index that are used for the first time."""
+        if self.keys is not None and self.offsets is not None:
+            absent = [shard for shard, _, _ in parts if shard not in self.offsets]
+            if absent:
+                self.offsets |= _open_offsets(self.shards, absent, self.keys)
 
     def _offsets_of(self, shard: int) -> Indices:
         if self.offsets is None:
@@ -499,13 +520,10 @@ def record_layout(
     names : names of the records and of their lengths in a sample
     """
     try:
-        offsets, ring = [], KeyRing.resolve(keys)
+        ring = KeyRing.resolve(keys)
     except UnknownKeyError as error:
         error.add_note("records are found by their offsets, which are opened when the data set is made: give it keys=")
         raise
-    indices = [shards.tensor(shard, 1) for shard in range(len(shards))]
-    if authenticate_remote(indices, ring):
-        prefetch((index, None) for index in indices)
     for shard, (data, index) in enumerate(shards.contexts):
         label = f"{shards.paths[shard]}: {index.name!r:.200}"
         if index.dtype != "I64" or len(index.shape) != 1 or index.shape[0] < 1:
@@ -517,15 +535,29 @@ def record_layout(
                 f"{shards.paths[shard]}: {data.name!r:.200}: expected records in one dimension, got shape "
                 f"{list(data.shape)}"
             )
-        opened = unseal(indices[shard], ring, framework="numpy")
+    ends = np.cumsum([index.shape[0] - 1 for _, index in shards.contexts], dtype=np.int64)
+    if shards.index is not None:
+        return RecordLayout(shards, names, ends, {}, ring)
+    return RecordLayout(shards, names, ends, _open_offsets(shards, range(len(shards)), ring))
+
+
+def _open_offsets(shards: Shards, chosen: Sequence[int], keys: KeyRing) -> dict[int, Indices]:
+    """Unseal the offsets of some shards: the second tensor of each."""
+    shards.require_open(chosen)
+    indices = [shards.tensor(shard, 1) for shard in chosen]
+    if authenticate_remote(indices, keys):
+        prefetch((index, None) for index in indices)
+    offsets = {}
+    for shard, index in zip(chosen, indices, strict=True):
+        data = shards.contexts[shard][0]
+        opened = unseal(index, keys, framework="numpy")
         if opened[0] < 0 or opened[-1] > data.shape[0] or bool((opened[1:] < opened[:-1]).any()):
             raise FormatError(
-                f"{label}: expected offsets that ascend, from 0 to at most the {data.shape[0]} elements of "
-                f"{data.name!r:.200}, got others"
+                f"{shards.paths[shard]}: {index.name!r:.200}: expected offsets that ascend, from 0 to at most the "
+                f"{data.shape[0]} elements of {data.name!r:.200}, got others"
             )
-        offsets.append(opened)
-    ends = np.cumsum([opened.size - 1 for opened in offsets], dtype=np.int64)
-    return RecordLayout(shards, names, ends, offsets)
+        offsets[shard] = opened
+    return offsets
 
 
 def _column(index: int, context: MessageContext, window: tuple[int, ...], step: int) -> EvenColumn:

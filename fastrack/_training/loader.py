@@ -132,7 +132,7 @@ def wrap(
     if operator.index(prefetch) < 0:
         raise ValueError(f"prefetch=: expected 0 or more, got {prefetch}")
     _require_distributed(loader)
-    kind = _StatefulLoader if hasattr(loader, "state_dict") else WrappedLoader
+    kind = _StatefulLoader if hasattr(_stateful(loader), "state_dict") else WrappedLoader
     keys = _keys_of_data(loader) if keys is None else keys
     ring = KeyRing(_get_environment_key) if keys is None else KeyRing.resolve(keys)
     return kind(loader, canonical(device), ring, keys is None, prefetch, transform)
@@ -148,6 +148,26 @@ def _keys_of_data(loader: Any) -> KeyRing | None:
             return keys
         data = getattr(data, "dataset", None)  # as loaders have it, and subsets of torch
     return None
+
+
+def _stateful(loader: Any) -> Any:
+    """Return what has the state of a loader: its stream, or the loader itself."""
+    stream = _stream_of(loader)
+    return loader if stream is None else stream
+
+
+def _stream_of(loader: Any) -> Any:
+    """Return the `StreamingSealedDataset` whose batches a loader returns, if it has no state itself, or None."""
+    module = sys.modules.get("fastrack._training.streaming")
+    stream = getattr(loader, "dataset", None)
+    if module is None or hasattr(loader, "state_dict") or not isinstance(stream, module.StreamingSealedDataset):
+        return None
+    if stream.batched and getattr(loader, "batch_size", None) is not None:
+        raise ValueError(
+            f"wrap: expected DataLoader(stream, batch_size=None), as the items of the stream are batches, got "
+            f"batch_size={shown(loader.batch_size)}. Give the size as global_batch_size= to the stream"
+        )
+    return stream if stream.batched else None
 
 
 def _require_distributed(loader: Any) -> None:
@@ -267,7 +287,8 @@ class WrappedLoader:
         return sorted({*super().__dir__(), *dir(self._inner)})
 
     def __repr__(self) -> str:
-        return f"<WrappedLoader to {self._device} of {self._inner!r}>"
+        # Without the loader's text, in which a tensor or a list would have its values.
+        return f"<WrappedLoader to {self._device} of a {type(self._inner).__qualname__}>"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(
@@ -285,7 +306,7 @@ class _StatefulLoader(WrappedLoader):
         if self._progress is not None and self._progress.state is not None:
             return self._progress.state
         with self._lock:
-            return self._inner.state_dict()
+            return _stateful(self._inner).state_dict()
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Continue from a state with the next iteration. The current iteration ends."""
@@ -293,7 +314,7 @@ class _StatefulLoader(WrappedLoader):
         if iterator is not None:
             iterator.close()
         with self._lock:
-            self._inner.load_state_dict(state_dict)
+            _stateful(self._inner).load_state_dict(state_dict)
         self._progress = None
 
 
@@ -375,13 +396,17 @@ class BatchSource:
         self._keys = keys
         self.batches: Iterator[Any] | None = None  # released to end the loader's workers
         self._has_state = hasattr(loader, "state_dict")
+        self._stream = _stream_of(loader)
+        self._taken = 0  # batches
         self.is_stopped = False
 
     def begin(self) -> ReadyBatch:
         with self._lock:
+            if self._stream is not None:  # its loader's workers may be ahead: batches are counted here
+                self._begun = self._stream._position()  # noqa: SLF001 - of this package
             self.batches = iter(self._loader)
             try:
-                state = copy.deepcopy(self._loader.state_dict()) if self._has_state else None
+                state = self._state()
             except AttributeError:  # from a method without an implementation, as in Accelerate's loaders
                 state, self._has_state = None, False
             return ReadyBatch(state=state)
@@ -422,13 +447,15 @@ class BatchSource:
     def _take(self, batches: Iterator[Any]) -> ReadyBatch:
         try:
             batch = next(batches, _END)
-            # A copy, since the state may be a part of the loader, which continues.
-            state = copy.deepcopy(self._loader.state_dict()) if self._has_state else None
+            self._taken += batch is not _END
+            state = self._state()
         except BaseException as error:
             if not self._ahead:
                 raise
             return ReadyBatch(error=error, is_last=True)
         if batch is _END:
+            if self._stream is not None:
+                self._stream._rewind(*self._begun)  # noqa: SLF001 - of this package
             return ReadyBatch(state=state, is_last=True)
         item = ReadyBatch(batch, state)
         if self._downloads:
@@ -438,9 +465,18 @@ class BatchSource:
                 if new and authenticate_remote(new, self._keys):
                     self._authenticated.update(new)
                 nbytes = begin_downloads(messages)
+                if self._stream is not None:  # the rest of a window's shards follows, in large requests
+                    begin_downloads((tensor, None) for tensor in new)
                 self._downloads = nbytes is not None
                 item.nbytes = nbytes or 0
         return item
+
+    def _state(self) -> Any:
+        """Return the state after the batches that were taken."""
+        if self._stream is not None:
+            return self._stream._state_after(self._begun, self._taken)  # noqa: SLF001 - of this package
+        # A copy, since the state may be a part of the loader, which continues.
+        return copy.deepcopy(self._loader.state_dict()) if self._has_state else None
 
     def stop(self) -> None:
         self.is_stopped = True

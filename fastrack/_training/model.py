@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -61,7 +62,7 @@ def load_model(
     module : torch.nn.Module
         Module whose parameters and persistent buffers are filled, by their names in its ``state_dict``. Of tensors
         that share their memory, one in the file suffices. The hooks of ``load_state_dict`` are not run. Buffers that
-        are not persistent are in no file; on the meta device they stay there, for the module to make again.
+        are not persistent are in no file; if they are on the meta device they stay there, and a warning names them.
     path : path, sequence of paths or SealedFolder
         Sealed file, from `save_model` or with such names; or a folder from `seal_folder`, by its path or opened by
         `load_folder`, whose weights are loaded (`SealedFolder.weights`); or several files, which together have each
@@ -99,7 +100,7 @@ def load_model(
     Notes
     -----
     Only an altered chunk or a failing device can raise after loading has begun. All parameters loaded until then are
-    set to zero, because a partly loaded model is unusable.
+    set to zero, because a partly loaded model is unusable. To keep the old weights then, use `reloadable`.
 
     Examples
     --------
@@ -143,6 +144,13 @@ def load_model(
             raise FormatError(f"{source}: expected sealed weights, got none; `fastrack seal` seals a file")
         raise RuntimeError("\n\t".join([f"Error(s) in loading {source} into {type(module).__name__}:", *problems]))
     fill(steps, ring)
+    left = [name for name, buffer in module.named_buffers() if buffer.is_meta and name not in state]
+    if left:
+        warnings.warn(
+            f"load_model: no file has buffers that are not persistent, and these are on the meta device still: "
+            f"{', '.join(left):.400}. Make them again before you call the module",
+            stacklevel=3,  # above what explains arguments
+        )
     return _IncompatibleKeys(missing, unexpected)
 
 
@@ -172,7 +180,8 @@ def save_model(
     key : KeyLike, optional
         The owner's key, as `seal` takes it.
     metadata : mapping of str to str, optional
-        Metadata of the file. It is neither encrypted nor authenticated.
+        Metadata of the file. It is neither encrypted nor authenticated. Without ``format`` that is ``pt``, by which
+        loaders of plain weights refuse the file.
 
     Raises
     ------
@@ -200,7 +209,7 @@ def save_model(
         _require_saveable(name, value)
         tensors.setdefault(storage_key(value), (name, value))
     save = save_gathered if any(is_sharded(value) for _, value in tensors.values()) else save_file
-    save(dict(tensors.values()), path, key, metadata=metadata)
+    save(dict(tensors.values()), path, key, metadata={"format": "pt", **(metadata or {})})
 
 
 def _require_module(module: object, usage: str) -> None:

@@ -10,9 +10,8 @@ from fastrack._sealed.indexing import Indices
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
 from fastrack._training.shards import Shards
-from fastrack._util.names import list_names
 from fastrack._util.pickles import unpickle
-from fastrack._util.shown import shown
+from fastrack._util.shown import list_names, shown
 
 Row = int | Indices
 
@@ -66,8 +65,8 @@ class PlainColumns:
     def _open(self) -> dict[str, list[Bytes]]:
         if self._columns is None:
             columns: dict[str, list[Bytes]] = {name: [] for name in self.names}
-            for shard, count in enumerate(np.diff(self._ends, prepend=0).tolist()):
-                file = self._shards.open(shard)
+            counts = np.diff(self._ends, prepend=0).tolist()
+            for count, file in zip(counts, self._shards.open_all(), strict=True):
                 for name in self.names:
                     if name not in file.plain:
                         if name in file:

@@ -49,7 +49,7 @@ class RowTable:
     @cached_property
     def dataset_id(self) -> int:
         """Id of the files and of the layout of samples in them, equal in every process that has these files."""
-        return _digest(self._ref)
+        return identify(self._ref)
 
     def table(self, start: int, stop: int) -> dict[str, Indices]:
         """Return the columns of the samples from `start` to `stop`."""
@@ -108,7 +108,7 @@ def divide(count: int, parts: int) -> list[tuple[int, int]]:
     return list(pairwise(ends))
 
 
-def _digest(ref: DatasetHandle | CombinedDataset) -> int:
+def identify(ref: DatasetHandle | CombinedDataset) -> int:
     """Return 63 bits of a hash of files, columns and layout. It finds mistakes, not attacks."""
     digest = hashlib.sha256(repr(ref.names).encode())
     for part in ref.parts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -16,12 +16,12 @@ from fastrack._samples.blocks import OFFSETS, RECORDS
 from fastrack._sealed.contexts import MessageContext
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._util.locations import Location, Url, locate
-from fastrack._util.names import list_names
 from fastrack._util.pickles import unpickle
-from fastrack._util.shown import shown
-from fastrack.errors import FormatError
+from fastrack._util.shown import list_names, shown
+from fastrack.errors import FormatError, RollbackError
 
 if TYPE_CHECKING:
+    from fastrack._samples.shard_index import ShardIndex
     from fastrack._sets.anchor import Anchor
     from fastrack._sets.entries import SealedEntry
 
@@ -47,6 +47,8 @@ class Shards:
             raise ValueError("paths: expected one sealed file or more, got none")
         self.paths = [_absolute(locate(path)) for path in listed]
         self._entries: list[SealedEntry] | None = None
+        self.index: Location | None = None  # which has authenticated the contexts
+        self.files: dict[int, SealedFile] = {}
         expected = _expected_ids(file_ids, len(listed))
         if anchor is not None:
             self._entries = [anchor.sealed_entry(path) for path in self.paths]
@@ -55,7 +57,7 @@ class Shards:
         self.are_anchored = anchor is not None  # not in pickles, nor is the next
         self.say_place = False  # whether a `DatasetWriter` wrote one of them
         first_with: dict[str, Location] = {}
-        for shard, (path, file) in enumerate(zip(self.paths, self._open_all(), strict=True)):
+        for shard, (path, file) in enumerate(zip(self.paths, self.open_all(), strict=True)):
             require_samples(file)
             self.say_place |= ABOUT in file
             _require_distinct(file, None if expected is None else expected[shard], first_with)
@@ -75,37 +77,68 @@ class Shards:
         if anchor is not None:
             anchor.advance()
 
+    @classmethod
+    def of_index(cls, index: ShardIndex, names: Sequence[str]) -> Shards:
+        """Return the shards of an index, restricted to `names`. Each is opened and compared when it is needed."""
+        shards = cls.__new__(cls)
+        shards.names, shards.key_id = tuple(names), index.key_id
+        shards.paths = [_absolute(path) for path in index.locations()]
+        shards.contexts = index.contexts(shards.names)
+        shards.opened = [None] * len(shards.paths)
+        shards.index, shards.files, shards._entries = index.location, {}, None  # noqa: SLF001 - its own
+        shards.are_anchored = shards.say_place = False
+        return shards
+
     def __len__(self) -> int:
         return len(self.paths)
+
+    def require_open(self, shards: Iterable[int]) -> None:
+        """Open those that are not open yet, in parallel if they are on servers."""
+        if isinstance(self.paths[0], Url):
+            absent = [shard for shard in shards if self.opened[shard] is None]
+            if len(absent) > 1:
+                with ThreadPoolExecutor(_PARALLEL) as threads:
+                    list(threads.map(lambda shard: self.tensor(shard, 0), absent))
 
     def tensor(self, shard: int, column: int) -> SealedTensor:
         """Return the tensor of a column in a file."""
         tensors = self.opened[shard]
         if tensors is None:
-            tensors = _tensors_of(self.open(shard), self.names)
+            file = self.files.get(shard) or self.open(shard)
+            tensors = _tensors_of(file, self.names)
             if [tensor.context for tensor in tensors] != self.contexts[shard]:
                 raise FormatError(
                     f"{self.paths[shard]} was replaced since this data set was made. Make the data set again"
                 )
             self.opened[shard] = tensors
+            if self.index is not None:
+                self.files[shard] = file  # for those that `select` made
         return tensors[column]
 
     def open(self, shard: int) -> SealedFile:
-        """Open a file, pinned to its manifest entry if there is one."""
-        return SealedFile(self.paths[shard], entry=None if self._entries is None else self._entries[shard])
+        """Open a file, pinned to its entry of a manifest or an index if there is one."""
+        file = SealedFile(self.paths[shard], entry=None if self._entries is None else self._entries[shard])
+        if self.index is not None and file.file_id != (expected := self.contexts[shard][0].file):
+            raise RollbackError(
+                f"{file.path}: expected the file id {expected} by {self.index}, got {file.file_id}; it is an older or "
+                "another shard. Get the shards and the index of one version",
+                path=file.path,
+            )
+        return file
 
     def select(self, names: Sequence[str]) -> Shards:
         """Return these shards restricted to `names`."""
         chosen = [self.names.index(name) for name in names]
         selected = Shards.__new__(Shards)
         selected.paths, selected.key_id = self.paths, self.key_id
-        selected._entries = self._entries  # noqa: SLF001 - its own
+        selected._entries, selected.index = self._entries, self.index  # noqa: SLF001 - its own
+        selected.files = self.files
         selected.names = tuple(names)
         selected.contexts = [[contexts[column] for column in chosen] for contexts in self.contexts]
         selected.opened = [tensors and [tensors[column] for column in chosen] for tensors in self.opened]
         return selected
 
-    def _open_all(self) -> Iterator[SealedFile]:
+    def open_all(self) -> Iterator[SealedFile]:
         """Yield all files, in order. Remote files are opened in parallel."""
         if any(isinstance(path, Url) for path in self.paths):
             with ThreadPoolExecutor(_PARALLEL) as threads:
@@ -116,17 +149,22 @@ class Shards:
     def __reduce__(self) -> tuple[object, ...]:
         paths = zlib.compress(os.fsencode("\0".join(map(os.fspath, self.paths))), 1)
         columns = [_pack(contexts) for contexts in zip(*self.contexts, strict=True)]
-        pinned = () if self._entries is None else (self._entries,)
+        pinned = () if self._entries is None and self.index is None else (self._entries, self.index)
         return unpickle, ("Shards", paths, self.key_id, columns, *pinned)
 
 
 def unpack_shards(
-    paths: bytes, key_id: str, columns: list[_Column], entries: list[SealedEntry] | None = None
+    paths: bytes,
+    key_id: str,
+    columns: list[_Column],
+    entries: list[SealedEntry] | None = None,
+    index: Location | None = None,
 ) -> Shards:
     """Return the shards that a pickle describes. Files are opened when first needed."""
     shards = Shards.__new__(Shards)
     shards.paths = [locate(path) for path in os.fsdecode(zlib.decompress(paths)).split("\0")]
     shards.names, shards.key_id, shards._entries = tuple(name for name, *_ in columns), key_id, entries  # noqa: SLF001
+    shards.index, shards.files = index, {}
     shards.contexts = [list(row) for row in zip(*map(_unpack, columns), strict=True)]
     shards.opened = [None] * len(shards.paths)
     return shards
@@ -174,7 +212,10 @@ def _expected_ids(file_ids: Sequence[str] | None, count: int) -> list[str] | Non
 def require_samples(file: SealedFile) -> None:
     """Refuse a sealed file that cannot hold samples."""
     if file.kind != "tensor":
-        raise FormatError(f"{file.path}: expected a file of samples, got a {file.kind}. Open it with load_{file.kind}")
+        got = f"a {file.kind}. Open it with load_{file.kind}"
+        if file.kind == "index":
+            got = "an index. Name it so that it ends with .index"
+        raise FormatError(f"{file.path}: expected a file of samples, got {got}")
 
 
 def _require_distinct(file: SealedFile, expected: str | None, first_with: dict[str, Location]) -> None:

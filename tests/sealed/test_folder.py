@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.numpy
+from helpers import by_hand
 from helpers.cases import each
 from helpers.tampering import rewrite_file
 from hypothesis import given, settings
@@ -191,9 +192,27 @@ def refused(folder, name, error=RollbackError):
     assert not list(folder.parent.glob(".fastrack*"))
 
 
-def test_a_format_without_its_mark_is_another_file(sealed):
-    rewrite_file(sealed / SHARDS[0], lambda metadata, _: metadata.update(format="pt"))
+def test_a_shard_with_another_format_is_refused(sealed):
+    rewrite_file(sealed / SHARDS[0], lambda metadata, _: metadata.update(format="tf"))
     refused(sealed, SHARDS[0])
+
+
+def test_a_shard_without_its_guard_is_the_same_to_the_index(sealed):
+    for name in SHARDS:
+        with pytest.raises(safetensors.SafetensorError, match="sealed by fastrack"):
+            safetensors.numpy.load_file(sealed / name)
+        (sealed / name).write_bytes(by_hand.drop_guard((sealed / name).read_bytes()))
+    use(sealed)
+
+
+def test_weights_that_say_no_format_are_guarded_and_come_back_byte_for_byte(tmp_path):
+    (tmp_path / "plain").mkdir()
+    safetensors.numpy.save_file({"x": np.ones(3)}, tmp_path / "plain" / "lora.safetensors")
+    seal_folder(tmp_path / "plain", tmp_path / "sealed", KEY)
+    with pytest.raises(safetensors.SafetensorError, match="sealed by fastrack"):
+        safetensors.numpy.load_file(tmp_path / "sealed" / "lora.safetensors")
+    unseal_folder(tmp_path / "sealed", tmp_path / "back", KEY)
+    assert contents(tmp_path / "back") == contents(tmp_path / "plain")
 
 
 def test_a_folder_with_nothing_to_seal_is_refused(tmp_path):

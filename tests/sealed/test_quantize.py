@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -11,9 +12,8 @@ from safetensors.torch import save_file as save_plain
 
 import fastrack
 from fastrack import AuthenticationError, FormatError, Key, load_folder, seal_folder, unseal_folder
-from fastrack._keys.keyring import KeyRing
 from fastrack._sets import quantize as module
-from fastrack.transformers._weights import lazy_weights
+from fastrack._transfer.lazy_weights import lazy_weights
 
 KEY = Key.from_bytes(bytes(range(32)))
 SHARDS = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
@@ -160,7 +160,8 @@ def test_a_module_without_a_place_for_scales_gets_the_products_of_a_single_file_
 
 
 def test_transformers_gets_the_products(sealed):
-    lazy, expected = lazy_weights(load_folder(sealed, KEY).weights(), KeyRing(KEY)), seen(sealed)
+    lazy = lazy_weights(load_folder(sealed, KEY).weights(), partial(fastrack.to_device, keys=KEY))
+    expected = seen(sealed)
     assert {weight.dtype for weight in lazy.values()} == {torch.bfloat16}
     assert {weight.get_dtype() for weight in lazy.values()} == {"BF16"}
     require_equal({name: weight[...].to("cpu") for name, weight in lazy.items()}, expected)

@@ -370,6 +370,8 @@ def test_data_sets_of_hugging_face(tmp_path, key):
         assert (sample["label"].item(), sample["text"].decode()) == (expected["label"], expected["text"])
     streamed = plain.to_iterable_dataset()
     assert import_samples(streamed, tmp_path / "streamed", key) == 3
+    with pytest.raises(TypeError, match=r"DatasetDict of 'test, train'\. Choose one"):
+        import_samples(datasets.DatasetDict({"test": plain, "train": plain}), tmp_path / "splits", key)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ import torch
 from helpers import by_hand
 from helpers.cases import each
 from helpers.processes import largest_file
-from helpers.tampering import rewrite_file, tamper_file, tampered
+from helpers.tampering import tamper_file, tampered
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -261,28 +261,92 @@ def test_a_safetensors_file_is_sealed_with_its_metadata(tmp_path, target):
     assert same(opened(target), opened(source))
 
 
-@pytest.mark.parametrize("form", ["pt", "", "sealed by fastrack: pt", None])
-def test_the_format_of_a_sealed_file_is_marked_and_the_owners_is_read_and_restored(tmp_path, target, form):
-    metadata = {"note": "1"} if form is None else {"format": form, "note": "1"}
-    save_file({"x": TENSORS["images"]}, target, KEY, metadata=metadata)
-    expected = metadata if form is None else {**metadata, "format": f"sealed by fastrack: {form}"}
-    rekey_file(target, tmp_path / "other.safetensors", KEY, key=Key.generate())
-    for path in (target, tmp_path / "other.safetensors"):
-        with safetensors.safe_open(path, "numpy") as file:
-            assert {name: value for name, value in file.metadata().items() if "fastrack." not in name} == expected
+def by_other_readers(path):
+    return [
+        lambda: safetensors.safe_open(path, "numpy"),
+        lambda: safetensors.numpy.load_file(path),
+        lambda: safetensors.torch.load_file(path),
+        lambda: safetensors.torch.load(path.read_bytes()),
+        lambda: torch.load(path, weights_only=True),
+        lambda: torch.load(path, weights_only=False),
+    ]
+
+
+def test_what_looks_like_weights_is_refused_by_other_readers_with_what_to_do(tmp_path, target):
+    source, key = tmp_path / "plain.safetensors", Key.generate()
+    other, model = tmp_path / "other.safetensors", tmp_path / "model.safetensors"
+    safetensors.numpy.save_file({"x": TENSORS["images"]}, source, {"format": "pt"})
+    seal_file(source, target, KEY)
+    rekey_file(target, other, KEY, key=key)
+    fastrack.save_model(torch.nn.Linear(3, 2), model, KEY)
+    for path, owner in ((target, KEY), (other, key), (model, KEY)):
+        for load in by_other_readers(path):
+            with pytest.raises(Exception, match=r"sealed by fastrack: open it with fastrack\.load_model, "):
+                load()
+        fastrack.verify_file(path, owner)
         with load_file(path) as file:
-            assert file.metadata == metadata
+            assert file.metadata == {"format": "pt"}
+            assert "fastrack.guard" not in file.names
     unseal_file(target, target, KEY)
-    with load_file(target) as file:  # which is plain now, so its format is what it says
-        assert file.metadata == metadata
+    assert target.read_bytes() == source.read_bytes()
 
 
-def test_a_file_that_was_sealed_without_a_mark_keeps_its_format(target):
+def test_a_file_without_a_format_stays_readable_by_any_reader_of_safetensors(target):
+    save_file({"x": TENSORS["images"]}, target, KEY, metadata={"note": "1"})
+    for load in by_other_readers(target)[:4]:
+        load()
+
+
+def test_the_guard_is_nothing_that_anyone_acts_on(target):
     save_file({"x": TENSORS["images"]}, target, KEY, metadata={"format": "pt"})
-    rewrite_file(target, lambda metadata, _: metadata.update(format="pt"))
-    with load_file(target) as file:
-        assert file.metadata == {"format": "pt"}
-        assert np.array_equal(unseal(file["x"], KEY, framework="numpy"), TENSORS["images"])
+    guarded = target.read_bytes()
+    entry = {
+        "dtype": "sealed by fastrack: open it with fastrack.load_model, fastrack.safe_open or fastrack.mount_folder",
+        "shape": [0],
+        "data_offsets": [0, 0],
+    }
+    header = json.loads(guarded[8 : 8 + int.from_bytes(guarded[:8], "little")])
+    assert list(header.items())[1] == ("fastrack.guard", entry)  # after the metadata, as written into the format
+    last = by_hand.container({name: header[name] for name in ("__metadata__", "x", "fastrack.guard")})
+    for content in (guarded, by_hand.drop_guard(guarded), last + guarded[-header["x"]["data_offsets"][1] :]):
+        target.write_bytes(content)
+        with load_file(target) as file:
+            assert list(file.names) == ["x"]
+            assert np.array_equal(unseal(file["x"], KEY, framework="numpy"), TENSORS["images"])
+
+
+@each(
+    "altered",
+    [
+        {"dtype": "sealed by fastrack: open it with curl"},
+        {"dtype": "U8"},
+        {"shape": [1]},
+        {"shape": [False]},
+        {"shape": []},
+        {"data_offsets": [0, 1]},
+        {"data_offsets": [0, 0.0]},
+        {"data_offsets": [1, 1]},
+        {"more": 1},
+    ],
+)
+def test_another_entry_in_the_place_of_the_guard_is_refused(target, altered):
+    save_file({"x": TENSORS["images"]}, target, KEY, metadata={"format": "pt"})
+    content = target.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:start])
+    header["fastrack.guard"] |= altered
+    target.write_bytes(by_hand.container(header, content[start:]))
+    if altered == {"dtype": "U8"}:  # a plain tensor of no bytes, as a file of 0.1 may have it
+        with load_file(target) as file:
+            assert "fastrack.guard" in file.plain
+    else:
+        with pytest.raises(FormatError, match=r"fastrack\.guard"):
+            load_file(target)
+
+
+def test_no_tensor_takes_the_name_of_the_guard(target):
+    with pytest.raises(FormatError, match="reserved"):
+        save_file({"fastrack.guard": TENSORS["images"]}, target, KEY)
 
 
 @pytest.mark.slow
@@ -292,7 +356,7 @@ def test_accelerate_refuses_sealed_weights_in_place_of_plain_ones(tmp_path, targ
     safetensors.torch.save_file(model.state_dict(), source, {"format": "pt"})
     accelerate.load_checkpoint_in_model(model, str(source))
     seal_file(source, target, KEY)
-    with pytest.raises(OSError, match="metadata"):
+    with pytest.raises(safetensors.SafetensorError, match="sealed by fastrack"):
         accelerate.load_checkpoint_in_model(model, str(target))
 
 
