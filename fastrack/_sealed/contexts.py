@@ -21,7 +21,7 @@ from fastrack.errors import AuthenticationError, FormatError
 from fastrack.format import SALT_SIZE
 
 _quote = json.encoder.encode_basestring  # without escapes for characters beyond ASCII
-Kind = Literal["tensor", "checkpoint", "folder"]
+Kind = Literal["tensor", "checkpoint", "folder", "index"]
 """The use that a message is sealed for. It is authenticated, as the first part of the context."""
 
 Edition = tuple[str, int]
@@ -46,8 +46,7 @@ class MessageContext(NamedTuple):
 
     def encode(self) -> bytes:
         """Return the context string of the key derivation: a label with the kind, and canonical JSON."""
-        if not isinstance(self.name, str):
-            raise TypeError(f"name of a tensor: expected text, got {shown(self.name, 200)}")
+        require_name(self.name)
         before, after = _around_name(self.kind, self.dtype, self.file, self.shape)
         scale = "" if self.scale is None else f',"scale":{self.scale.encode(_quote(self.scale.name))}'
         try:
@@ -73,6 +72,12 @@ class MessageContext(NamedTuple):
     def mismatch(self) -> AuthenticationError:
         """Return the error for a header that does not match, with the name of the tensor."""
         return AuthenticationError(f"tensor {shown(self.name, 200)}: {cobblestone.MISMATCH}", tensor=self.name)
+
+
+def require_name(name: object) -> None:
+    """Raise TypeError if the name of a tensor is no text, for example where arguments were exchanged."""
+    if not isinstance(name, str):
+        raise TypeError(f"name of a tensor: expected text, got {shown(name, 200)}. Pass a str, after the key")
 
 
 @lru_cache(maxsize=256)

@@ -22,6 +22,16 @@ _ALIGNMENT = 8  # bytes, of the first tensor in the file
 _MAX_DIMENSIONS = 64
 _MAX_ELEMENTS = 2**56  # without empty dimensions: more than a message holds, and within the limits of frameworks
 
+# An entry of no bytes beside sealed weights. Other readers of safetensors do not know its dtype: they refuse the file,
+# and print the dtype. Without it they would read vectors of bytes, which some loaders replace by random weights.
+GUARD = "fastrack.guard"
+_GUARD_ENTRY = {
+    "dtype": "sealed by fastrack: open it with fastrack.load_model, fastrack.safe_open or fastrack.mount_folder",
+    "shape": [0],
+    "data_offsets": [0, 0],
+}
+_GUARD_TEXT = json.dumps(_GUARD_ENTRY, separators=(",", ":"))
+
 # JSON as fastrack and safetensors write it: without spaces, without escapes in names, and with members in this order.
 _METADATA = '{"__metadata__":{'
 _LAYOUT = r'"([^"\\\x00-\x1f]*)":\{"dtype":"([A-Z0-9_]+)","shape":\[([0-9,]{0,1300})\]'
@@ -162,7 +172,7 @@ def _parse_compact(text: str, body: int) -> tuple[dict[str, str], dict[str, Stor
     metadata, rest = None, text
     if text.startswith(_METADATA):
         metadata, end = _DECODER.raw_decode(text, len(_METADATA) - 1)
-        rest = text[end:]
+        rest = text[end:].removeprefix(f',"{GUARD}":{_GUARD_TEXT}')
     parts = _ENTRIES.split(rest)
     if parts[0] != ("{" if rest is text else ",") or parts[-1].rstrip(" ") != "}" or not set(parts[6:-1:6]) <= {","}:
         return None
@@ -187,6 +197,9 @@ def _parse(text: str, body: int) -> tuple[dict[str, str], dict[str, StoredTensor
     metadata = _check_metadata(header.pop("__metadata__", None), escaped=escaped)
     if escaped:
         "".join(header).encode()  # refuses lone surrogates, which escapes can write
+    # As text, since [0] == [False]. Another entry of this name is read as a tensor, of which that dtype is none.
+    if GUARD in header and json.dumps(header[GUARD], separators=(",", ":")) == _GUARD_TEXT:
+        del header[GUARD]
     tensors = {name: _read_tensor(name, entry, body) for name, entry in header.items()}
     tensors = dict(sorted(tensors.items(), key=lambda item: item[1][2:]))
     stop = body
@@ -233,13 +246,17 @@ def _damaged(path: Location, reason: object) -> FormatError:
     return FormatError(f"{path}: expected a safetensors file, got another or a damaged one: {reason!s:.300}")
 
 
-def encode_header(entries: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str]) -> bytes:
+def encode_header(
+    entries: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapping[str, str], *, guarded: bool = False
+) -> bytes:
     """Return a safetensors header: the size of the JSON (8 bytes, little-endian), and the JSON padded with spaces."""
     described: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    if guarded:
+        described[GUARD] = _GUARD_ENTRY
     start = 0
     for name, (dtype, shape) in entries.items():
-        if name == "__metadata__":
-            raise FormatError("name of a tensor: '__metadata__' is reserved by safetensors. Rename the tensor")
+        if name in {"__metadata__", GUARD}:
+            raise FormatError(f"name of a tensor: expected another than {name!r}, which is reserved. Rename the tensor")
         stop = start + dtypes.nbytes(dtype, shape)
         described[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [start, stop]}
         start = stop

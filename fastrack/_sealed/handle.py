@@ -4,11 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NoReturn, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypedDict, TypeVar, Unpack, overload
 
 from fastrack._keys.keyring import KeySource
-from fastrack._tensors.arrays import Framework
+from fastrack._tensors.arrays import Array, Framework
+from fastrack._util.public import explained
 from fastrack._util.registry import METHODS, find
+
+if TYPE_CHECKING:
+    import torch
+
+Out = TypeVar("Out")
+
+
+class Options(TypedDict, total=False):
+    """Options of calls that open tensors, with which the type of the result does not change."""
+
+    keys: KeySource | None
+    non_blocking: bool
+    dtype: object
+
 
 NOT_OPEN = "which is sealed. Open it with to_device or unseal"
 
@@ -38,6 +53,17 @@ class Handle:
         """Return the number of elements, like `torch.Tensor.numel`."""
         return math.prod(self.shape)
 
+    @overload
+    def to(
+        self, device: object = None, *, framework: Literal["torch"] | None = None, **options: Unpack[Options]
+    ) -> torch.Tensor: ...
+    @overload
+    def to(self, device: object = None, *, framework: Literal["numpy"], **options: Unpack[Options]) -> Array: ...
+    @overload
+    def to(self, device: object = None, *, framework: Framework | None = None, **options: Unpack[Options]) -> Any: ...
+    @overload
+    def to(self, device: object = None, *, framework: None = None, out: Out, **options: Unpack[Options]) -> Out: ...
+    @explained
     def to(
         self,
         device: object = None,

@@ -21,9 +21,6 @@ from fastrack._util.shown import shown
 from fastrack.errors import FormatError
 from fastrack.format import FORMAT_VERSION, HEADER_SIZE, message_size
 
-FORMAT_MARK = (
-    "sealed by fastrack: "  # before the owner's `format`, so that a loader of plain weights that checks it stops
-)
 _HEX_ID = re.compile(r"[0-9a-f]{32}")
 _HEX_HEADER = re.compile(r"[0-9a-f]{112}")
 _MEMBERS = {"dtype", "shape"}
@@ -37,20 +34,12 @@ class Contents:
     """
 
     stored: dict[str, StoredTensor]
-    stored_metadata: dict[str, str]  # with `FORMAT_MARK`
+    metadata: dict[str, str]
     file_id: str | None = None
     key_id: str | None = None
     kind: Kind = "tensor"
     layouts: dict[str, Layout] = field(default_factory=dict)
     bindings: dict[str, tuple[str, Binding]] = field(default_factory=dict)
-
-    @property
-    def metadata(self) -> dict[str, str]:
-        """The owner's metadata."""
-        metadata = dict(self.stored_metadata)
-        if self.file_id is not None and "format" in metadata:
-            metadata["format"] = metadata["format"].removeprefix(FORMAT_MARK)
-        return metadata
 
     def context(self, name: str) -> tuple[MessageContext, Binding | None]:
         """Return the context of a sealed tensor, and its binding if it was sealed for another file."""
@@ -77,9 +66,9 @@ def _read_fields(contents: Contents, fields: dict[str, str], path: Location) -> 
     contents.file_id = _hex_id(fields.get("fastrack.file"), "fastrack.file", path)
     contents.key_id = _hex_id(fields.get("fastrack.key"), "fastrack.key", path)
     kind = fields.get("fastrack.kind")
-    if kind not in {None, "checkpoint", "folder"}:
+    if kind not in {None, "checkpoint", "folder", "index"}:
         raise FormatError(
-            f"{path}: expected no fastrack.kind, or checkpoint or folder, got {kind!r:.20}. Update fastrack"
+            f"{path}: expected no fastrack.kind, or checkpoint, folder or index, got {kind!r:.20}. Update fastrack"
         )
     contents.kind = cast(Kind, kind or "tensor")
     listed = fields.get("fastrack.tensors")

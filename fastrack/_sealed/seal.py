@@ -5,21 +5,24 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from fastrack._crypto.engine import get_engine
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._keys.keys import Key
-from fastrack._sealed.contexts import MessageContext, new_file_id
+from fastrack._sealed.contexts import MessageContext, new_file_id, require_name
 from fastrack._sealed.message_headers import fetch_headers, prefetch
 from fastrack._sealed.messages import OpenMessage
 from fastrack._sealed.scales import scale_of
 from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._tensors import arrays
-from fastrack._tensors.arrays import Framework
+from fastrack._tensors.arrays import Array, Framework
 from fastrack._tensors.sharded import is_sharded, named_part
 from fastrack._util.public import public
 from fastrack.format import HEADER_SIZE, message_size
+
+if TYPE_CHECKING:
+    import torch
 
 
 @public
@@ -78,6 +81,7 @@ def seal(tensor: Any, key: KeyLike | None = None, name: str = "tensor", *, scale
     >>> fastrack.to_device(sealed, keys=key, dtype="bfloat16", framework="torch").tolist()
     [[0.5, -1.0], [6.0, 8.0]]
     """
+    require_name(name)  # before the key, in whose place it may be
     key, file = sealing_key(key), new_file_id()
     if is_sharded(tensor):
         if scale is not None:
@@ -110,6 +114,18 @@ def _seal(tensor: Any, context: MessageContext, key: Key, scale: SealedTensor | 
     return SealedTensor(context, message, key.id, scale=scale)
 
 
+@overload
+def unseal(
+    sealed: SealedTensor | SealedRows, keys: KeySource | None = None, *, framework: Literal["torch"] | None = None
+) -> torch.Tensor: ...
+@overload
+def unseal(
+    sealed: SealedTensor | SealedRows, keys: KeySource | None = None, *, framework: Literal["numpy"]
+) -> Array: ...
+@overload
+def unseal(
+    sealed: SealedTensor | SealedRows, keys: KeySource | None = None, *, framework: Framework | None = None
+) -> Any: ...
 @public
 def unseal(
     sealed: SealedTensor | SealedRows, keys: KeySource | None = None, *, framework: Framework | None = None
@@ -170,7 +186,7 @@ def unseal(
         return _unseal_rows(sealed, ring, framework)
     with OpenMessage(sealed, ring) as opened:
         memory = arrays.empty_bytes(sealed.nbytes)
-        result = arrays.from_bytes(memory, sealed.dtype, sealed.shape, framework)
+        result = arrays.from_bytes(memory, sealed.context.dtype, sealed.shape, framework)
         opened.read(memory)
     return result
 
@@ -191,7 +207,7 @@ def _unseal_rows(rows: SealedRows, keys: KeyRing, framework: Framework) -> Any:
         opened = [(stack.enter_context(OpenMessage(tensor, keys)), ranges) for tensor, ranges in parts]
         prefetch(parts)
         memory = arrays.empty_bytes(rows.nbytes)
-        result = arrays.from_bytes(memory, rows.dtype, rows.shape, framework)
+        result = arrays.from_bytes(memory, str(rows.dtype), rows.shape, framework)
         try:
             if rows.needs_padding:
                 memory.fill(0)

@@ -23,7 +23,7 @@ from fastrack._tensors import dtypes
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.locations import Location
 from fastrack._util.pickles import unpickle
-from fastrack._util.public import public
+from fastrack._util.public import explained, public
 from fastrack._util.shown import shown
 from fastrack.errors import FastrackError, FormatError, GrantError
 from fastrack.format import HEADER_SIZE, message_size
@@ -48,7 +48,8 @@ class SealedTensor(Handle):
     name : str
         Name of the tensor.
     dtype : str
-        Element type by its safetensors name, such as ``"F32"``.
+        Element type by its safetensors name, such as ``"F32"``; equal to ``torch.float32``, ``numpy.float32`` and
+        ``"float32"`` too, but hashed as its text: compare it, with a dtype of NumPy on the right.
     shape : tuple of int
         Shape of the tensor.
     ndim : int
@@ -96,6 +97,7 @@ class SealedTensor(Handle):
         "scale",
     )
 
+    @explained
     def __init__(
         self,
         context: MessageContext,
@@ -107,6 +109,11 @@ class SealedTensor(Handle):
         edition: Edition | None = None,
         scale: SealedTensor | None = None,
     ) -> None:
+        if not isinstance(context, MessageContext):
+            raise TypeError(
+                f"SealedTensor: expected a context and a message, got {shown(context)}. Make one with "
+                "seal(tensor, key, name)"
+            )
         self.context = context
         self.scale = scale
         if (None if scale is None else scale.context) != context.scales:
@@ -138,8 +145,8 @@ class SealedTensor(Handle):
         return self.context.name
 
     @property
-    def dtype(self) -> str:
-        return self.context.dtype
+    def dtype(self) -> dtypes.Dtype:
+        return dtypes.DTYPES[self.context.dtype]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -340,7 +347,7 @@ class SealedRows(Handle):
     name : str
         Name of the tensor; of the first, if there are several.
     dtype : str
-        Element type by its safetensors name.
+        Element type, as of `SealedTensor`.
     shape : tuple of int
         Shape of the result.
     ndim : int
@@ -362,13 +369,17 @@ class SealedRows(Handle):
     array([2, 3, 4], dtype=uint8)
     """
 
-    __slots__ = ("dtype", "key_id", "name")
+    __slots__ = ("_dtype", "key_id", "name")
 
     name: str
-    dtype: str
+    _dtype: str  # its text
     key_id: str
     needs_padding = False
     """True if the result has padding, which must be zeros."""
+
+    @property
+    def dtype(self) -> dtypes.Dtype:
+        return dtypes.DTYPES[self._dtype]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -376,7 +387,7 @@ class SealedRows(Handle):
 
     @property
     def nbytes(self) -> int:
-        return dtypes.nbytes(self.dtype, self.shape)
+        return dtypes.nbytes(self._dtype, self.shape)
 
     def select(self, keys: KeyRing) -> Sequence[MessageRanges]:
         """Return `slices`, after `check_contexts` has authenticated their shapes."""
@@ -409,7 +420,7 @@ class TensorRows(SealedRows):
 
     def __init__(self, tensor: SealedTensor, plan: RowSelection | Box) -> None:
         self.name = tensor.context.name
-        self.dtype = tensor.context.dtype
+        self._dtype = tensor.context.dtype
         self.key_id = tensor.key_id
         self._tensor = tensor
         self._plan = plan

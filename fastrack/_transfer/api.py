@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from fastrack._devices import DEFAULT, canonical
 from fastrack._keys.keyring import KeyLike, KeySource
 from fastrack._keys.keys import Key
 from fastrack._sealed.contexts import MessageContext
-from fastrack._sealed.handle import Handle
-from fastrack._sealed.tensor import SealedRows, SealedTensor
+from fastrack._sealed.handle import Handle, Options, Out
+from fastrack._sealed.tensor import SealedTensor
 from fastrack._tensors import arrays
-from fastrack._tensors.arrays import Bytes, Framework
+from fastrack._tensors.arrays import Array, Bytes, Framework
 from fastrack._tensors.sharded import is_sharded, named_part
 from fastrack._transfer.channel import Channel, Group
 from fastrack._util.fork import register_fork_reset
@@ -24,60 +25,26 @@ from fastrack._util.public import public
 from fastrack._util.shown import shown
 
 if TYPE_CHECKING:
-    from typing import TypeVar
-
-    import numpy as np
-    import numpy.typing as npt
     import torch
 
-    # Where torch is not installed, torch.Tensor is Any for a type checker, as the result may be NumPy's then.
-    Tensors = SealedTensor | SealedRows | torch.Tensor
-    Out = TypeVar("Out")
+    from fastrack._transfer.channel import Tensors
 
 
 @overload
 def to_device(
-    obj: Tensors,
-    device: object = None,
-    *,
-    keys: KeySource | None = None,
-    framework: Literal["torch"] | None = None,
-    out: None = None,
-    non_blocking: bool = False,
-    dtype: object = None,
+    obj: Tensors, device: object = None, *, framework: Literal["torch"] | None = None, **options: Unpack[Options]
 ) -> torch.Tensor: ...
 @overload
 def to_device(
-    obj: Tensors | npt.NDArray[np.generic],
-    device: object = None,
-    *,
-    keys: KeySource | None = None,
-    framework: Literal["numpy"],
-    out: None = None,
-    non_blocking: bool = False,
-    dtype: object = None,
-) -> npt.NDArray[Any]: ...
+    obj: Tensors | Array, device: object = None, *, framework: Literal["numpy"], **options: Unpack[Options]
+) -> Array: ...
 @overload
 def to_device(
-    obj: object,
-    device: object = None,
-    *,
-    keys: KeySource | None = None,
-    framework: Framework | None = None,
-    out: None = None,
-    non_blocking: bool = False,
-    dtype: object = None,
+    obj: object, device: object = None, *, framework: Framework | None = None, **options: Unpack[Options]
 ) -> Any: ...
 @overload
 def to_device(
-    obj: object,
-    device: object = None,
-    *,
-    keys: KeySource | None = None,
-    framework: None = None,
-    out: Out,
-    non_blocking: bool = False,
-    dtype: object = None,
+    obj: object, device: object = None, *, framework: None = None, out: Out, **options: Unpack[Options]
 ) -> Out: ...
 @public
 def to_device(
@@ -183,7 +150,14 @@ def to_device(
     channel = _shared.channels.get(name) if isinstance(name, str) else None
     if channel is None:
         channel = _shared.channel(canonical(name))
-    return channel.to_device(obj, keys=keys, framework=framework, out=out, non_blocking=non_blocking, dtype=dtype)
+    return channel.to_device(
+        obj,
+        keys=keys,
+        framework=framework,  # type: ignore[arg-type] # not with out=, as the channel checks
+        out=out,
+        non_blocking=non_blocking,
+        dtype=dtype,
+    )
 
 
 # Has torch.compile break its graph at the call, as torch.compiler.disable does, which would import torch here.
@@ -191,9 +165,11 @@ to_device._torchdynamo_disable = True  # type: ignore[attr-defined]  # noqa: SLF
 
 
 def _require_movable(obj: Any) -> None:
-    """Refuse a path or a module, which `to_device` would return unchanged."""
+    """Refuse a path, a module or another source of tensors, which `to_device` would return unchanged."""
     if isinstance(obj, os.PathLike) or (isinstance(obj, str) and Path(obj).suffix == ".safetensors"):
         raise TypeError(f"expected tensors, got the path {shown(obj)}. Use load_file to open a sealed file")
+    if hasattr(type(obj), "__next__") or (type(obj).__module__ == "fastrack" and not isinstance(obj, Mapping)):
+        raise TypeError(f"expected tensors, got {shown(obj)}. Make a list of a generator, and use wrap for a data set")
     module = getattr(sys.modules.get("torch.nn"), "Module", ())
     if isinstance(obj, module):
         raise TypeError(

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
 from fastrack._crypto.base import HostMemory, Messages
 from fastrack._crypto.engine import get_engine
@@ -19,10 +19,11 @@ from fastrack._devices.base import Device, DeviceOperation, Slab
 from fastrack._keys.keyring import KeyLike, KeyRing, KeySource, sealing_key
 from fastrack._keys.keys import Key
 from fastrack._sealed.contexts import MessageContext, new_file_id
+from fastrack._sealed.handle import Options, Out
 from fastrack._sealed.messages import bad_chunk
-from fastrack._sealed.tensor import SealedTensor
+from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._tensors import arrays, dtypes
-from fastrack._tensors.arrays import Bytes, Framework
+from fastrack._tensors.arrays import Array, Bytes, Framework
 from fastrack._transfer.inputs import Inputs, Opened
 from fastrack._transfer.pending import Owner, Owners, add_notes
 from fastrack._transfer.slabs import Sizes, slabs_of
@@ -33,6 +34,12 @@ from fastrack._util.public import public
 from fastrack._util.trace import Steps
 from fastrack.errors import AuthenticationError, ClosedError, DeviceError
 from fastrack.format import HEADER_SIZE, message_size
+
+if TYPE_CHECKING:
+    import torch
+
+    # Where torch is not installed, torch.Tensor is Any for a type checker, as the result may be NumPy's then.
+    Tensors = SealedTensor | SealedRows | torch.Tensor
 
 DEPTH = 6  # buffers of a pool: filled, on their way, or waiting for a GPU whose multiprocessors are all taken
 _FIRST_BATCH, _BATCH = 2, 16  # slabs that are issued together: fewer at first, so that the device begins early
@@ -137,6 +144,16 @@ class Channel:
         """Totals of the transfers so far."""
         return self._stats.total
 
+    @overload
+    def to_device(
+        self, obj: Tensors, *, framework: Literal["torch"] | None = None, **options: Unpack[Options]
+    ) -> torch.Tensor: ...
+    @overload
+    def to_device(self, obj: Tensors | Array, *, framework: Literal["numpy"], **options: Unpack[Options]) -> Array: ...
+    @overload
+    def to_device(self, obj: object, *, framework: Framework | None = None, **options: Unpack[Options]) -> Any: ...
+    @overload
+    def to_device(self, obj: object, *, framework: None = None, out: Out, **options: Unpack[Options]) -> Out: ...
     def to_device(
         self,
         obj: Any,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence, ValuesView
 from itertools import pairwise
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from fastrack._tensors.arrays import Framework
 from fastrack._transfer.pending import Name
 from fastrack._util.tree import Tree
 
+_CONTAINERS = set, frozenset, deque, ValuesView  # which are leaves
 ALLOCATE: Final = object()
 """A leaf of `out` for which fresh memory is allocated."""
 
@@ -67,10 +69,11 @@ class Inputs:
             if isinstance(value, SealedTensor):
                 name, dtype, shape = value.context[:3]
             elif isinstance(value, SealedRows):
-                name, dtype, shape = value.name, value.dtype, value.shape
+                name, dtype, shape = value.name, value._dtype, value.shape  # noqa: SLF001 - the text, which compares faster
             else:
                 source = arrays.framework_of(value)
                 if source is None or (source == "numpy" and not dtypes.holds_numbers(value.dtype)):
+                    self._require_no_handles(value, index)
                     continue
                 try:
                     if source == "torch" and out is None:
@@ -93,6 +96,16 @@ class Inputs:
         self.outputs = self.targets.copy()
         if out is not None or wanted is not None:
             self._take(device, out, wanted)
+
+    def _require_no_handles(self, leaf: object, index: int) -> None:
+        """Refuse a leaf whose sealed tensors would come back sealed."""
+        if isinstance(leaf, _CONTAINERS) and any(isinstance(each, Handle) for each in leaf):
+            kind = type(leaf).__name__
+            error = TypeError(
+                f"expected sealed tensors in dicts, lists and tuples, got a {kind} of them. Make it a list"
+            )
+            self.add_path(error, index)
+            raise error
 
     def _take(self, device: Device, out: Any, wanted: str | None) -> None:
         """Take the dtype that is wanted of all results, then the arrays to fill."""
@@ -304,7 +317,7 @@ class Opened:
                 found = part.context.scale
                 assert found is not None
                 memory, columns = memories[message - 1], grid(part.shape)[1]
-                scalings[message] = Scaling(memory, found.dtype, part.dtype, columns, *found.block)
+                scalings[message] = Scaling(memory, found.dtype, part.context.dtype, columns, *found.block)
         return scalings
 
     def name(self, message: int) -> Name:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Final, Self
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypedDict, Unpack, overload
 
 from fastrack._devices import canonical
 from fastrack._files.reader import SealedFile
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._sets.load_file import load_file
-from fastrack._tensors.arrays import Framework
+from fastrack._tensors.arrays import Array, Framework
 from fastrack._transfer.api import to_device
-from fastrack._util.public import public
+from fastrack._util.public import explained, public
 from fastrack._util.shown import shown
 from fastrack.errors import FormatError
 
 if TYPE_CHECKING:
+    import torch
+
     from fastrack._sets.anchor import Anchor
 
 _FRAMEWORKS: Final[dict[str, Framework]] = {
@@ -29,6 +32,32 @@ _FRAMEWORKS: Final[dict[str, Framework]] = {
 }
 
 
+class _Options(TypedDict, total=False):
+    keys: KeySource | None
+    anchor: Anchor | str | os.PathLike[str] | None
+    dtype: object
+
+
+@overload
+def load_tensors(
+    path: str | os.PathLike[str],
+    device: object = None,
+    *,
+    framework: Literal["pt", "torch", "pytorch"] | None = None,
+    **options: Unpack[_Options],
+) -> dict[str, torch.Tensor]: ...
+@overload
+def load_tensors(
+    path: str | os.PathLike[str],
+    device: object = None,
+    *,
+    framework: Literal["np", "numpy"],
+    **options: Unpack[_Options],
+) -> dict[str, Array]: ...
+@overload
+def load_tensors(
+    path: str | os.PathLike[str], device: object = None, *, framework: str | None = None, **options: Unpack[_Options]
+) -> dict[str, Any]: ...
 @public
 def load_tensors(
     path: str | os.PathLike[str],
@@ -81,7 +110,7 @@ def load_tensors(
     >>> fastrack.load_tensors("data.safetensors", keys=key, framework="numpy")
     {'x': array([0, 1, 2]), 'y': array([1., 1.])}
     """
-    device, kind = canonical(device), _framework_of(framework)
+    device, kind = canonical(device), framework_of(framework)
     with load_file(path, anchor=anchor) as file:
         require_tensors(file)
         if not file and file.names:
@@ -157,6 +186,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
     [[0, 1], [2, 3], [4, 5]]
     """
 
+    @explained
     def __init__(
         self,
         filename: str | os.PathLike[str],
@@ -168,7 +198,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         dtype: object = None,
     ) -> None:
         self._dtype = dtype
-        self._framework = _framework_of(framework)
+        self._framework = framework_of(framework)
         self._device = canonical(device)
         self._keys = None if keys is None else KeyRing.resolve(keys)
         self._file = load_file(filename, anchor=anchor)
@@ -195,13 +225,13 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         opened: dict[str, Any] = self._open({name: self._file[name] for name in self.offset_keys()})
         return opened
 
-    def get_slice(self, name: str) -> _Slice:
+    def get_slice(self, name: str) -> Slice:
         """Return a slice object for a tensor. Indexing it opens a part, out of the part's chunks alone.
 
         It has ``get_shape()`` and ``get_dtype()``, and takes the indices of `SealedTensor`, or ``...`` for the whole
         tensor.
         """
-        return _Slice(self, self._file[name])
+        return Slice(self._open, self._file[name])
 
     def _open(self, sealed: Any) -> Any:
         return to_device(sealed, self._device, keys=self._keys, framework=self._framework, dtype=self._dtype)
@@ -216,13 +246,13 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         return f"<safe_open of {self._file!r} on {self._device}>"
 
 
-class _Slice:
+class Slice:
     """Tensor of an open file. Indexing it opens the part that is asked for."""
 
-    __slots__ = ("_file", "_sealed")
+    __slots__ = ("_open", "_sealed")
 
-    def __init__(self, file: safe_open, sealed: SealedTensor) -> None:
-        self._file = file
+    def __init__(self, open_part: Callable[[Any], Any], sealed: SealedTensor) -> None:
+        self._open = open_part
         self._sealed = sealed
 
     def get_shape(self) -> list[int]:
@@ -234,10 +264,10 @@ class _Slice:
         return self._sealed.dtype
 
     def __getitem__(self, index: Any) -> Any:
-        return self._file._open(self._sealed if index is Ellipsis else self._sealed[index])  # noqa: SLF001
+        return self._open(self._sealed if index is Ellipsis else self._sealed[index])
 
 
-def _framework_of(name: str | None) -> Framework | None:
+def framework_of(name: str | None) -> Framework | None:
     """Return a framework by its name here or in safetensors."""
     if name is not None and name not in _FRAMEWORKS:
         raise ValueError(f"framework=: expected one of {', '.join(_FRAMEWORKS)}, got {shown(name, 40)}")

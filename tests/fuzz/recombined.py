@@ -14,7 +14,7 @@ import safetensors
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.hashes import SHA512
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
-from helpers import reference
+from helpers import by_hand, reference
 
 import fastrack
 from fastrack import AuthenticationError, FormatError, Key, UnknownKeyError
@@ -45,7 +45,7 @@ class Recombined:
 
     def _make_files(self):
         made = [
-            self._make(tensors(1), KEYS[0], metadata={"note": "é"}),
+            self._make(tensors(1), KEYS[0], metadata={"note": "é", "format": "np"}),
             self._make(tensors(1), KEYS[0]),  # sealed again: other messages of the same
             self._make(tensors(2), KEYS[1], plain=["b"]),
             self._make(tensors(3), KEYS[2]),
@@ -122,7 +122,9 @@ def tensors(seed):
 def read_by_format(path, name):
     """Open a tensor: its dtype, shape and content, or None."""
     try:
-        with safetensors.safe_open(path, framework="numpy") as file:
+        unguarded = path.with_suffix(".unguarded")  # another file, as fastrack has mapped the first
+        unguarded.write_bytes(by_hand.drop_guard(path.read_bytes()))
+        with safetensors.safe_open(unguarded, framework="numpy") as file:
             return _open(file.metadata(), file.get_tensor(name), name)
     except (ValueError, KeyError, TypeError, InvalidTag):
         return None

@@ -11,7 +11,11 @@ import pickle
 import resource
 import warnings
 import zlib
+from argparse import Namespace
+from collections import Counter, OrderedDict, defaultdict
 from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from helpers import engines
@@ -366,6 +370,11 @@ class KeyFiles:
 # Checkpoints.
 
 
+class Pair(NamedTuple):
+    first: int
+    second: int
+
+
 class Skeletons:
     """The skeleton of a checkpoint, as whoever has the key may write it."""
 
@@ -382,7 +391,10 @@ class Skeletons:
             "rng": (3, (2**80, -5), None),
             1: [True, 0.5, float("nan"), b"\0\1", "text", [], {}],
         }
-        return [skeleton.encode_state(state)[0], skeleton.encode_state([])[0], skeleton.encode_state("a")[0]]
+        kinds = [torch.Size([2]), torch.float16, torch.device("cpu"), 1j, bytearray(b"a"), {(1, "a"), frozenset()}]
+        kinds += [Counter("a"), OrderedDict(a=1), defaultdict(list, {None: 1}), Namespace(a=1), Path("a"), Pair(1, 2)]
+        kinds += [torch.nn.Parameter(torch.ones(2)), torch.ones(2, requires_grad=True), torch.nn.ReLU().state_dict()]
+        return [skeleton.encode_state(value)[0] for value in (state, [], "a", kinds)]
 
     def run(self, data):
         used = []
@@ -396,7 +408,7 @@ class Skeletons:
             saved = attempt(lambda: skeleton.encode_state(state[0]), TypeError)  # it may hold text that is no Unicode
             if saved is not None:
                 again, taken = saved
-                read = skeleton.decode_state(again, lambda number, kind: _array_of(kind, np.asarray(taken[number])))
+                read = skeleton.decode_state(again, lambda number, kind: _array_of(kind, _plain_array(taken[number])))
                 require(skeleton.encode_state(read)[0] == again, "a state does not survive being saved")
             pickle.dumps(state)
         if state is not None or zlib.crc32(data) % 8 == 0:
@@ -407,6 +419,10 @@ class Skeletons:
         tensors = {str(number): self.arrays[number % 2] for number in range(min(max(used, default=-1) + 1, 8))}
         fastrack.save_file({"skeleton": np.frombuffer(data, np.uint8), **tensors}, path, KEYS[0])
         attempt(lambda: fastrack.load_checkpoint(path, keys=RING), FormatError, AuthenticationError)
+
+
+def _plain_array(array):
+    return array.detach().numpy() if hasattr(array, "detach") else np.asarray(array)
 
 
 def _array_of(framework, array):

@@ -6,7 +6,7 @@ import golden_contents as contents
 import pytest
 import safetensors
 from fuzz import recombined
-from golden_files import alter, key_id, load_keys, opens, owner_key
+from golden_files import HERE, alter, key_id, load_keys, opens, owner_key
 from helpers import by_hand
 
 import fastrack
@@ -20,7 +20,9 @@ CHUNK = 16384
 
 def read_by_hand(path, secret):
     """Open the sealed tensors of a file with safetensors and cryptography alone."""
-    with safetensors.safe_open(path, framework="numpy") as file:
+    unguarded = path.with_suffix(".unguarded")
+    unguarded.write_bytes(by_hand.drop_guard(path.read_bytes()))
+    with safetensors.safe_open(unguarded, framework="numpy") as file:
         marks = file.metadata()
         assert (marks["fastrack.version"], marks["fastrack.key"]) == ("1", key_id(secret))
         label = f"fastrack/{marks.get('fastrack.kind', 'tensor')}@1".encode()
@@ -90,6 +92,19 @@ def test_a_sealed_file_opens(golden, tmp_path):
                 if shape and shape[0] > 1:
                     rows = fastrack.unseal(file[each][[-1, 0]], keys[key], framework="numpy")
                     assert rows.tobytes() == wanted[[-1, 0]].tobytes()
+
+
+def test_a_file_with_the_guard_opens(tmp_path):
+    path, secret = tmp_path / "guarded.safetensors", contents.SECRETS["owner256"]
+    path.write_bytes((HERE / "since-0.1" / path.name).read_bytes())
+    assert read_by_hand(path, secret) == expected(contents.ARRAYS)
+    with pytest.raises(safetensors.SafetensorError, match="sealed by fastrack: open it with "):
+        safetensors.safe_open(path, framework="numpy")
+    with fastrack.load_file(path) as file:
+        assert file.metadata == {"format": "pt"}
+        for name in file:
+            opened = fastrack.unseal(file[name], fastrack.Key.from_bytes(secret), framework="numpy")
+            assert opened.tobytes() == contents.tensor_bytes(name, *contents.ARRAYS[name])
 
 
 @opens("sealed/dtypes-*.safetensors")

@@ -3,17 +3,18 @@
 import gc
 import json
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
 
+import fastrack
 from fastrack import Key, load_folder, seal_folder
-from fastrack._keys.keyring import KeyRing
+from fastrack._transfer.lazy_weights import lazy_weights
 from fastrack.errors import AuthenticationError, FormatError, RollbackError, UnknownKeyError
 from fastrack.transformers import from_pretrained
-from fastrack.transformers._weights import lazy_weights
 
 KEY = Key.from_bytes(bytes(range(32)))
 WEIGHT = torch.arange(60_000, dtype=torch.float32).reshape(200, 300)
@@ -41,7 +42,7 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def weights(folder):
-    return lazy_weights(load_folder(folder, KEY).weights(), KeyRing.resolve(KEY))
+    return lazy_weights(load_folder(folder, KEY).weights(), partial(fastrack.to_device, keys=KEY))
 
 
 class Tokenizer:
@@ -115,7 +116,7 @@ def test_torch_cannot_use_a_weight_that_is_not_opened(weights):
 def test_an_altered_chunk_is_refused_when_it_is_opened(folder, dtype):
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\xff")
-    weights = lazy_weights(load_folder(folder, KEY).weights(), KeyRing.resolve(KEY))
+    weights = lazy_weights(load_folder(folder, KEY).weights(), partial(fastrack.to_device, keys=KEY))
     (bad,) = (weight for weight in weights.values() if is_bad(weight, dtype))
     assert bad.shape in {(), (200, 300)}
 
@@ -133,7 +134,9 @@ def is_bad(weight, dtype):
 
 def test_what_reads_files_gets_a_private_copy_of_what_was_authenticated(folder, tmp_path):
     made = from_pretrained(Tokenizer, folder, "more", keys=KEY, use_fast=True)
-    assert made.names == ["config.json", "vocab.txt"]  # no code, and nothing that is sealed
+    assert made.names == ["config.json", "model.safetensors", "vocab.txt"]  # no code
+    with pytest.raises(safetensors.SafetensorError, match="sealed by fastrack"):  # and nothing that is sealed
+        safetensors.torch.load((made.path / "model.safetensors").read_bytes())
     assert made.mode == 0o700
     assert made.calls == (("more",), {"use_fast": True, "local_files_only": True})
     assert made.name_or_path == str(folder)

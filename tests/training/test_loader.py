@@ -218,7 +218,8 @@ class TestWrapping:
         monkeypatch.setattr(fastrack._transfer.api, "_shared", channels)
         wrapped = wrap([1], "cuda:7", prefetch=0)
         assert not channels.channels
-        assert repr(wrapped) == "<WrappedLoader to cuda:7 of [1]>"
+        assert repr(wrapped) == "<WrappedLoader to cuda:7 of a list>"
+        assert repr(wrap(torch.ones(1))) == "<WrappedLoader to cpu of a Tensor>"
 
     @pytest.mark.slow
     def test_needs_no_torch(self):

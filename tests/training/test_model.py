@@ -94,6 +94,16 @@ def test_every_kind_of_weights_comes_back(tmp_path, dtype):
     assert bits(module)["body.0.weight"] == bits(net(1, dtype=dtype))["body.0.weight"]
 
 
+def test_a_buffer_that_stays_on_the_meta_device_is_named(path):
+    with torch.device("meta"):
+        module = Net()
+    with pytest.warns(UserWarning, match="on the meta device still: passing. Make them again") as told:
+        load_model(module, path, keys=KEY)
+    assert told[0].filename == __file__
+    module.passing = torch.zeros(3)
+    load_model(module, path, keys=KEY)
+
+
 def test_autograd_learns_that_its_saved_tensors_changed_and_goes_on(path):
     module = net(2)
     loss = (module.embed(torch.tensor([1])) * module.embed.weight).sum()
@@ -146,6 +156,7 @@ def test_a_parameter_that_is_not_contiguous_is_filled(tmp_path):
     assert bits(third) == bits(one)
 
 
+@pytest.mark.filterwarnings("ignore:load_model")
 def test_a_module_on_the_meta_device_comes_into_being(path):
     module = Net(device="meta")
     assert load_model(module, path, keys=KEY) == ([], [])
@@ -157,6 +168,7 @@ def test_a_module_on_the_meta_device_comes_into_being(path):
     assert module.passing.is_meta
 
 
+@pytest.mark.filterwarnings("ignore:load_model")
 def test_a_parameter_on_the_meta_device_takes_the_dtype_of_the_file(path):
     module = Net(dtype=torch.bfloat16, device="meta")
     module.scale.requires_grad_(False)
@@ -218,6 +230,7 @@ def test_tensors_in_one_memory_are_filled_in_their_order(tmp_path, monkeypatch):
 # Names
 
 
+@pytest.mark.filterwarnings("ignore:load_model")
 @each("left_out", ["embed.weight", "head.weight", None])
 @each("device", [None, "meta"])
 def test_any_of_the_names_of_tied_weights_will_do_and_so_will_all(tmp_path, left_out, device):
@@ -261,6 +274,7 @@ def test_names_that_differ_are_listed_and_nothing_is_loaded(tmp_path):
     refuse(net(2), tmp_path / "x", RuntimeError, listed)
 
 
+@pytest.mark.filterwarnings("ignore:load_model")
 def test_names_that_differ_are_returned_if_that_is_allowed(tmp_path):
     state = net(1).state_dict()
     del state["scale"], state["body.0.bias"]
@@ -414,7 +428,7 @@ def test_neither_saving_nor_loading_takes_the_memory_of_a_second_model(tmp_path,
 def test_the_file_opens_as_any_sealed_file_and_has_tied_weights_once(path):
     with load_file(path) as file:
         assert set(file) == {name for name in net(1).state_dict() if name != "head.weight"}
-        assert file.metadata == {"licence": "CC0"}
+        assert file.metadata == {"format": "pt", "licence": "CC0"}
         opened = file["embed.weight"].to("cpu", keys=KEY)
     assert torch.equal(opened, net(1).embed.weight)
 

@@ -24,6 +24,7 @@ from transformers import (  # noqa: E402 - it may be absent
     GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    TorchAoConfig,
 )
 from transformers.distributed import DistributedConfig  # noqa: E402
 
@@ -383,14 +384,13 @@ def test_a_model_of_compressed_tensors_loads_as_from_the_plain_folder(tmp_path):
         seal_folder(tmp_path / "plain", tmp_path / "again", KEY, quantize="fp8")
 
 
-def test_weights_that_torchao_quantised_are_refused(llama_folders, tmp_path):
-    shutil.copytree(llama_folders[0], tmp_path / "plain")
-    config = json.loads((tmp_path / "plain" / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "torchao", "quant_type": {}}
-    (tmp_path / "plain" / "config.json").write_text(json.dumps(config))
-    seal_folder(tmp_path / "plain", tmp_path / "sealed", KEY)
-    with pytest.raises(ValueError, match="torchao"):
-        from_pretrained(AutoModelForCausalLM, tmp_path / "sealed", keys=KEY)
+def test_weights_that_torchao_quantised_load_as_from_the_plain_folder(llama_folders, tmp_path):
+    quantization = pytest.importorskip("torchao.quantization")
+    options = {"quantization_config": TorchAoConfig(quantization.Int8WeightOnlyConfig())}
+    plain, sealed = seal(AutoModelForCausalLM.from_pretrained(llama_folders[0], **options), tmp_path)
+    made = from_pretrained(AutoModelForCausalLM, sealed, keys=KEY)
+    with torch.no_grad():
+        assert torch.equal(made(TOKENS)[0], AutoModelForCausalLM.from_pretrained(plain)(TOKENS)[0])
 
 
 # Code.

@@ -1,29 +1,27 @@
-"""Weights that are opened when transformers asks for them."""
+"""Weights that are opened when a library moves them to their device."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fastrack._devices import canonical
-from fastrack._keys.keyring import KeyRing
 from fastrack._sealed.scales import WIDENED
 from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._sets.folder import is_widened
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
-from fastrack._transfer.api import to_device
 
 if TYPE_CHECKING:
     import torch
 
 
-def lazy_weights(tensors: Mapping[str, SealedTensor], keys: KeyRing) -> dict[str, SealedWeight]:
-    """Return lazy weights as the state dict of a model."""
+def lazy_weights(tensors: Mapping[str, SealedTensor], transfer: Callable[..., Any]) -> dict[str, SealedWeight]:
+    """Return lazy weights as the state dict of a model. `transfer` opens them, like `to_device` with its keys."""
     local = threading.local()
     return {
-        name: SealedWeight(tensor, keys, local, WIDENED if is_widened(tensor, tensors) else tensor.dtype)
+        name: SealedWeight(tensor, transfer, local, WIDENED if is_widened(tensor, tensors) else tensor.dtype)
         for name, tensor in tensors.items()
     }
 
@@ -35,9 +33,11 @@ class SealedWeight:
     where each thread opens weights to convert. `kind` is the dtype that they open in, by its safetensors name.
     """
 
-    def __init__(self, handle: SealedTensor | SealedRows, keys: KeyRing, local: threading.local, kind: str) -> None:
+    def __init__(
+        self, handle: SealedTensor | SealedRows, transfer: Callable[..., Any], local: threading.local, kind: str
+    ) -> None:
         self._handle = handle
-        self._keys = keys
+        self._transfer = transfer
         self._local = local
         self._kind = kind
 
@@ -71,24 +71,24 @@ class SealedWeight:
                 f"{self._handle.name!r:.200}: expected the whole weight, got a part of one that is quantised, which "
                 "opens whole. Load the model without tensor parallelism, or one that is not quantised"
             )
-        return SealedWeight(self._handle[index], self._keys, self._local, self._kind)
+        return SealedWeight(self._handle[index], self._transfer, self._local, self._kind)
 
     def to(self, device: Any = None, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Open and convert the weight on a device."""
         import torch
 
-        handle, keys, kind, opened = self._handle, self._keys, self._kind, None
+        handle, kind = self._handle, self._kind
         name = canonical(f"cuda:{device}" if isinstance(device, int) else device)
         if dtype is None or dtype == self.dtype or name != "cpu":
-            opened = to_device(handle, name, keys=keys, framework="torch", dtype=kind)
-            return opened if dtype is None else opened.to(dtype)
+            whole: torch.Tensor = self._transfer(handle, name, framework="torch", dtype=kind)
+            return whole if dtype is None else whole.to(dtype)
         # Weights to convert are opened in reused memory: fresh memory takes longer than the conversion.
         memory: Bytes | None = getattr(self._local, "memory", None)
         size = dtypes.nbytes(kind, handle.shape)
         if memory is None or memory.size < size:
             memory = self._local.memory = arrays.empty_bytes(size)
         opened = arrays.from_bytes(memory[:size], kind, handle.shape, "torch")
-        to_device(handle, "cpu", keys=keys, out=opened, dtype=kind)
+        self._transfer(handle, "cpu", out=opened, dtype=kind)
         huge_pages = torch.from_numpy(arrays.empty_bytes(opened.numel() * dtype.itemsize))
         return huge_pages.view(dtype).reshape(opened.shape).copy_(opened)
 

@@ -1,0 +1,286 @@
+"""Sealed folders as folders that other libraries load: `mount_folder`."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import fnmatch
+import json
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from fastrack._devices import canonical
+from fastrack._files.writer import plain_names
+from fastrack._keys.keyring import KeyRing, KeySource
+from fastrack._sealed.file_header import encode_header
+from fastrack._sealed.scales import WIDENED
+from fastrack._sets.entries import PlainEntry, SealedEntry
+from fastrack._sets.folder import SAFETENSORS, SealedFolder, open_folder, own_tensors
+from fastrack._sets.folder_writer import write_unsealed
+from fastrack._transfer import replaced
+from fastrack._transfer.api import to_device
+from fastrack._transfer.lazy_weights import SealedWeight, lazy_weights
+from fastrack._transfer.safe_open import Slice, framework_of
+from fastrack._util.public import public
+from fastrack.errors import FastrackError
+
+if TYPE_CHECKING:
+    from fastrack._sets.anchor import Anchor
+
+_mounts: dict[str, Mount] = {}  # by the paths of their folders
+
+
+@public
+@contextlib.contextmanager
+def mount_folder(
+    folder: SealedFolder | str | os.PathLike[str],
+    keys: KeySource | None = None,
+    *,
+    anchor: Anchor | str | os.PathLike[str] | None = None,
+    code: bool = False,
+    memfd: Iterable[str] = (),
+) -> Iterator[str]:
+    """Yield the path of a private folder, from which libraries load a sealed one as if it were plain.
+
+    It has copies of the files that are not sealed, such as configuration, once they were authenticated. In the place of
+    each sealed ``.safetensors`` file is a stub, which ``safetensors.safe_open`` of this process, and so
+    ``safetensors.torch.load_file``, opens as the sealed file: each tensor is authenticated and decrypted when it is
+    asked for, on the device that it is asked for, and none touches a disk. The folder is removed at the end.
+
+    It serves ``from_pretrained`` of diffusers and PEFT, sentence-transformers, timm, and what else reads weights by
+    ``safe_open``. `fastrack.transformers.from_pretrained` refuses, besides, arguments that would load something else.
+
+    Parameters
+    ----------
+    folder : path, URL or SealedFolder
+        A folder that `seal_folder` or `write_folder` made.
+    keys : KeySource, optional
+        As for `unseal`.
+    anchor : Anchor or path, optional
+        As for `load_folder`. Only for a folder given by its path or URL.
+    code : bool
+        Copy authenticated Python files too, for ``trust_remote_code=True``. References to code of other repositories
+        are refused then.
+    memfd : iterable of str
+        Names, or globs, of sealed files for loaders that map or read files by themselves, as in C++ (GGUF, ONNX). Each
+        is decrypted whole into host memory at once, where this user's processes can read it until the end, and
+        which may be swapped: also where the weights go to a GPU. On Linux alone.
+
+    Yields
+    ------
+    str
+        Path of the folder, which only you may open.
+
+    Raises
+    ------
+    AuthenticationError
+        If a file or a chunk was altered. At the end of the block too, if a library had passed over the error, or had
+        raised another one for it. `RollbackError` if a file is missing, or of another seal.
+    ValueError
+        If `code` refers to another repository, or `memfd` names no sealed file.
+    UnknownKeyError, FormatError, SignatureError, OSError
+        As from `load_folder`.
+
+    Examples
+    --------
+    >>> import os
+    >>> import numpy as np
+    >>> import fastrack
+    >>> from safetensors.numpy import load_file, save_file
+    >>> os.mkdir("model")
+    >>> save_file({"weight": np.ones((2, 3))}, "model/model.safetensors")
+    >>> key = fastrack.Key.generate()
+    >>> fastrack.seal_folder("model", "sealed", key)
+    >>> with fastrack.mount_folder("sealed", key) as path:
+    ...     load_file(f"{path}/model.safetensors")["weight"].shape
+    (2, 3)
+    """
+    ring = KeyRing.resolve(keys)
+    with Mount(open_folder(folder, ring, anchor), ring, code=code, memfd=plain_names(memfd)) as mount:
+        yield str(mount.path)
+
+
+class Mount:
+    """A private folder that stands for a sealed one. Files in `hidden` are left out."""
+
+    def __init__(
+        self,
+        folder: SealedFolder,
+        keys: KeyRing,
+        *,
+        code: bool = False,
+        memfd: Iterable[str] = (),
+        hidden: Iterable[str] = (),
+    ) -> None:
+        self.folder, self._keys = folder, keys
+        self._failure: FastrackError | None = None
+        self._descriptors = contextlib.ExitStack()
+        self.path = Path(tempfile.mkdtemp(prefix="fastrack-")).resolve()
+        self._remove = weakref.finalize(self, _remove, self.path, os.getpid())
+        try:
+            self._fill(code, set(hidden))
+            for pattern in memfd:
+                self._fill_memory(pattern)
+        except BaseException:
+            self._end()
+            raise
+        replaced.install()
+        replaced.add_opener(_open_mounted)
+        _mounts[str(self.path)] = self
+
+    def _fill(self, code: bool, hidden: set[str]) -> None:
+        stub = encode_header({}, {"format": "pt"}, guarded=True)  # what does not ask `safe_open` is told so
+        for name in self.folder.files:
+            is_weights = self._is_weights(name)
+            is_known = is_weights or isinstance(self.folder.files[name], PlainEntry)
+            if name in hidden or not is_known or (name.endswith(".py") and not code):
+                continue
+            content = stub if is_weights else self.folder.read(name)
+            if code and name.endswith(".json"):
+                _refuse_foreign_code(self.folder, name, content)
+            path = self.path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+
+    def _is_weights(self, name: str) -> bool:
+        return name.lower().endswith(SAFETENSORS) and isinstance(self.folder.files.get(name), SealedEntry)
+
+    def _fill_memory(self, pattern: str) -> None:
+        names = fnmatch.filter(self.folder.sealed_names, pattern)
+        if not names:
+            raise ValueError(f"memfd=: expected a sealed file of {self.folder.path}, got {pattern!r:.200}. Correct it")
+        for name in names:
+            descriptor = os.memfd_create("fastrack", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            self._descriptors.callback(os.close, descriptor)
+            with open(descriptor, "wb", closefd=False) as out:
+                write_unsealed(self.folder, name, out, self._keys)
+            # From now on no process changes it, not even this one.
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+            path = self.path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+            path.symlink_to(f"/proc/self/fd/{descriptor}")
+
+    def open(self, name: str, framework: str, device: object) -> MountedFile | None:
+        """Open a file of weights; return None for any other."""
+        return MountedFile(self, name, framework, device) if self._is_weights(name) else None
+
+    def transfer(self, sealed: Any, device: object, **options: Any) -> Any:
+        """Open sealed tensors, like `to_device` with the keys of this folder."""
+        with self.noted():
+            return to_device(sealed, device, keys=self._keys, **options)
+
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Remember a failure, as libraries catch errors of weights and go on, or raise others."""
+        try:
+            yield
+        except FastrackError as error:
+            self._failure = self._failure or error
+            raise
+
+    def keep_for(self, owner: object) -> None:
+        """Keep the folder while `owner` lives, which may refer to it: a tokenizer to its vocabulary."""
+        with contextlib.suppress(TypeError):  # tuples, say, cannot be referred to weakly
+            weakref.finalize(owner, _remove, self.path, os.getpid())
+            self._remove.detach()
+
+    def _end(self) -> None:
+        _mounts.pop(str(self.path), None)
+        self._remove()
+        self._descriptors.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        self._end()
+        if self._failure is not None and error is not self._failure and (error is None or isinstance(error, Exception)):
+            raise self._failure from None
+
+
+class MountedFile:
+    """``safetensors.safe_open`` of a sealed file in a mounted folder. Slices for torch open when they are moved."""
+
+    def __init__(self, mount: Mount, name: str, framework: str, device: object) -> None:
+        self._mount = mount
+        self._framework = framework_of(framework)
+        self._device = canonical(f"cuda:{device}" if isinstance(device, int) else device)
+        with mount.noted():
+            self._file = mount.folder.open(name)
+        self._tensors = own_tensors(mount.folder, name, self._file)
+        self._weights = lazy_weights(self._tensors, mount.transfer)
+
+    def keys(self) -> list[str]:
+        """Return the names of the tensors, in alphabetical order."""
+        return sorted(self._tensors)
+
+    def offset_keys(self) -> list[str]:
+        """Return the names of the tensors, in the order of the file."""
+        return list(self._tensors)
+
+    def metadata(self) -> dict[str, str]:
+        """Return the metadata of the file, which the index of the folder authenticates."""
+        return dict(self._file.metadata)
+
+    def get_tensor(self, name: str) -> Any:
+        """Open a tensor."""
+        return self.get_tensors([name])[name]
+
+    def get_tensors(self, names: Iterable[str] | None = None) -> dict[str, Any]:
+        """Open tensors, all by default. Quantised ones are widened unless the plain file had their scales."""
+        chosen = self.offset_keys() if names is None else list(names)
+        widened = {name: self._tensors[name] for name in chosen if self._is_widened(name)}
+        others = {name: self._tensors[name] for name in chosen if name not in widened}
+        opened = {**self._open(others), **self._open(widened, dtype=WIDENED)}
+        return {name: opened[name] for name in chosen}
+
+    def get_slice(self, name: str) -> SealedWeight | Slice:
+        """Return a tensor whose parts open as they are asked for, or, for torch, on the device that they go to."""
+        return self._weights[name] if self._framework in {None, "torch"} else Slice(self._open, self._tensors[name])
+
+    def _is_widened(self, name: str) -> bool:
+        return self._weights[name].get_dtype() != self._tensors[name].dtype
+
+    def _open(self, sealed: Any, **options: Any) -> Any:
+        return self._mount.transfer(sealed, self._device, framework=self._framework, **options)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def _open_mounted(path: Any, framework: Any, device: Any) -> MountedFile | None:
+    """Open a file of a mounted folder; return None for all others."""
+    if _mounts and isinstance(path, (str, os.PathLike)):
+        found = os.path.realpath(os.fspath(path))
+        for root, mount in tuple(_mounts.items()):
+            if found.startswith(f"{root}/"):
+                return mount.open(found[len(root) + 1 :], framework, device)
+    return None
+
+
+def _remove(path: Path, process: int) -> None:
+    """Remove the folder, but not in a forked child, whose parent still uses it."""
+    if os.getpid() == process:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _refuse_foreign_code(folder: SealedFolder, name: str, content: bytes) -> None:
+    """Refuse a configuration that refers to code of another repository, which nothing authenticates."""
+    try:
+        document = json.loads(content)
+    except (ValueError, RecursionError):
+        return  # no configuration, which could refer to code
+    if isinstance(document, dict) and "--" in json.dumps(document.get("auto_map")):
+        raise ValueError(
+            f"{folder.place(name)}: trust_remote_code=: expected code in this folder, got a reference to another "
+            "repository. Put the code into the folder, and seal it again"
+        )

@@ -1,0 +1,203 @@
+"""Mounted folders: other libraries load sealed weights from them as plain ones, and errors reach the caller."""
+
+import contextlib
+import gc
+import json
+import multiprocessing
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+import safetensors.torch
+import torch
+from helpers.cases import each
+from helpers.tampering import tamper_file
+
+from fastrack import Key, load_folder, mount_folder, seal_folder
+from fastrack.errors import AuthenticationError, FormatError, RollbackError, UnknownKeyError
+
+KEY = Key.from_bytes(bytes(range(32)))
+WEIGHTS = {
+    "w": torch.arange(60_000, dtype=torch.float32).reshape(200, 300),
+    "half": torch.arange(9).to(torch.bfloat16),
+    "none": torch.zeros(0, 3),
+}
+UNET = "unet/diffusion_pytorch_model.safetensors"
+
+
+@pytest.fixture
+def plain(tmp_path, monkeypatch):
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    plain = tmp_path / "plain"
+    (plain / "unet").mkdir(parents=True)
+    (plain / "model_index.json").write_text("{}")
+    (plain / "pipeline.py").write_text("print()")
+    (plain / "unet" / "config.json").write_text(json.dumps({"size": 1}))
+    (plain / "weights.gguf").write_bytes(b"GGUF" + bytes(range(256)) * 100)
+    safetensors.torch.save_file(WEIGHTS, plain / UNET, {"format": "pt"})
+    return plain
+
+
+@pytest.fixture
+def sealed(plain, tmp_path):
+    seal_folder(plain, tmp_path / "sealed", KEY)
+    yield tmp_path / "sealed"
+    gc.collect()
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def same(found, expected=WEIGHTS):
+    assert found.keys() == expected.keys()
+    return all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_functions_of_safetensors_open_what_is_mounted_and_nothing_else(sealed, plain):
+    with mount_folder(sealed, KEY) as path:
+        files = sorted(each.relative_to(path).as_posix() for each in Path(path).rglob("*") if each.is_file())
+        assert files == ["model_index.json", "unet/config.json", UNET]  # no code, and nothing that was sealed whole
+        assert Path(path).stat().st_mode & 0o777 == 0o700
+        assert same(safetensors.torch.load_file(f"{path}/{UNET}"))
+        assert same(safetensors.torch.load_file(plain / UNET))
+        with pytest.raises(safetensors.SafetensorError, match="sealed by fastrack"):
+            safetensors.torch.load_file(sealed / UNET)
+        with pytest.raises(safetensors.SafetensorError, match="sealed by fastrack"):  # past `safe_open`
+            safetensors.torch.load((Path(path) / UNET).read_bytes())
+        with safetensors.safe_open(Path(path, UNET), "pt") as file:
+            assert (file.keys(), file.metadata()) == (sorted(WEIGHTS), {"format": "pt"})
+            assert torch.equal(file.get_tensor("w"), WEIGHTS["w"])
+            part = file.get_slice("w")
+            assert (part.get_shape(), part.get_dtype()) == ([200, 300], "F32")
+            assert torch.equal(part[3:5, 7:].to("cpu"), WEIGHTS["w"][3:5, 7:])
+        with safetensors.safe_open(f"{path}/unet/../{UNET}", "np") as file:
+            assert np.array_equal(file.get_tensor("w"), WEIGHTS["w"].numpy())
+            assert np.array_equal(file.get_slice("w")[3:5], WEIGHTS["w"].numpy()[3:5])
+    assert not Path(path).exists()
+
+
+def test_a_mount_is_seen_by_all_threads_and_two_do_not_meet(sealed, tmp_path):
+    other = Key.generate()
+    (tmp_path / "second").mkdir()
+    safetensors.torch.save_file({"w": torch.ones(3)}, tmp_path / "second" / "model.safetensors", {"format": "pt"})
+    seal_folder(tmp_path / "second", tmp_path / "sealed-2", other)
+    with (
+        mount_folder(sealed, KEY) as one,
+        mount_folder(tmp_path / "sealed-2", other) as two,
+        ThreadPoolExecutor() as pool,
+    ):
+        ones = [pool.submit(safetensors.torch.load_file, f"{one}/{UNET}") for _ in range(8)]
+        twos = [pool.submit(safetensors.torch.load_file, f"{two}/model.safetensors") for _ in range(8)]
+        assert all(same(found.result()) for found in ones)
+        assert all(same(found.result(), {"w": torch.ones(3)}) for found in twos)
+
+
+def pass_over(path):
+    """Load as a library that takes any error of its file for no file."""
+    try:
+        return safetensors.torch.load_file(path)
+    except Exception:  # noqa: BLE001
+        return {}
+
+
+def raise_another(path):
+    try:
+        return safetensors.torch.load_file(path)
+    except Exception as error:
+        raise OSError("unable to load the weights") from error
+
+
+@each("load", [safetensors.torch.load_file, pass_over, raise_another])
+@each("damage", ["altered", "missing", "older"])
+def test_a_failure_reaches_the_caller_whatever_the_library_makes_of_it(sealed, plain, tmp_path, load, damage):
+    original = (sealed / UNET).read_bytes()
+    if damage == "altered":
+        tamper_file(sealed / UNET, "w", 9000)
+    elif damage == "missing":
+        (sealed / UNET).unlink()
+    else:
+        (tmp_path / "again").exists() or seal_folder(plain, tmp_path / "again", KEY)
+        (sealed / UNET).write_bytes((tmp_path / "again" / UNET).read_bytes())
+    expected = AuthenticationError if damage == "altered" else RollbackError
+    with pytest.raises(expected) as raised, mount_folder(sealed, KEY) as path:
+        load(f"{path}/{UNET}")
+    assert raised.value.path == sealed / UNET
+    (sealed / UNET).write_bytes(original)
+
+
+def test_a_slice_that_fails_on_its_way_is_told_too(sealed):
+    tamper_file(sealed / UNET, "w", 9000)
+    with pytest.raises(AuthenticationError), mount_folder(sealed, KEY) as path:  # noqa: PT012
+        weight = safetensors.safe_open(f"{path}/{UNET}", "pt").get_slice("w")[...]
+        with contextlib.suppress(AuthenticationError):
+            weight.to("cpu", torch.float16)
+
+
+def test_an_interrupt_and_an_error_of_the_block_stay_what_they_are(sealed):
+    for error in (KeyboardInterrupt, ZeroDivisionError):
+        with pytest.raises(error), mount_folder(sealed, KEY):
+            raise error
+    with pytest.raises(UnknownKeyError), mount_folder(sealed, Key.generate()):
+        pass
+
+
+def test_code_is_there_only_if_it_was_asked_for_and_refers_to_nothing_else(sealed, plain, tmp_path):
+    with mount_folder(sealed, KEY, code=True) as path:
+        assert Path(path, "pipeline.py").read_text() == "print()"
+    (plain / "unet" / "config.json").write_text(json.dumps({"auto_map": {"AutoModel": "other/repo--net.Net"}}))
+    seal_folder(plain, tmp_path / "foreign", KEY)
+    with pytest.raises(ValueError, match="another repository"), mount_folder(tmp_path / "foreign", KEY, code=True):
+        pass
+
+
+def count_descriptors():
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_a_file_that_is_named_is_in_memory_and_in_no_file(sealed, plain):
+    with mount_folder(sealed, KEY, memfd=["*.gguf", UNET]) as path:
+        for name in ("weights.gguf", UNET):
+            assert Path(path, name).read_bytes() == (plain / name).read_bytes()
+            assert str(Path(path, name).readlink()).startswith("/proc/self/fd/")
+            with pytest.raises(PermissionError):
+                os.truncate(f"{path}/{name}", 3)
+        assert same({name: tensor.clone() for name, tensor in safetensors.torch.load_file(f"{path}/{UNET}").items()})
+        count = count_descriptors()
+    assert count_descriptors() == count - 2
+    for wrong in (["*.onnx"], ["unet/config.json"]):
+        with pytest.raises(ValueError, match="memfd="), mount_folder(sealed, KEY, memfd=wrong):
+            pass
+
+
+def test_what_is_altered_leaves_nothing_in_memory(sealed):
+    tamper_file(sealed / "weights.gguf", "weights.gguf", 9000)
+    count = count_descriptors()
+    with pytest.raises(AuthenticationError), mount_folder(sealed, KEY, memfd=["*.gguf"]):
+        pass
+    assert count_descriptors() == count
+
+
+def leave(mount):
+    mount.__exit__(None, None, None)
+
+
+def test_a_forked_child_that_leaves_the_block_takes_nothing_from_its_parent(sealed):
+    mount = mount_folder(sealed, KEY)
+    path = mount.__enter__()
+    child = multiprocessing.get_context("fork").Process(target=leave, args=(mount,))
+    child.start()
+    child.join(30)
+    assert child.exitcode == 0
+    assert same(safetensors.torch.load_file(f"{path}/{UNET}"))
+    mount.__exit__(None, None, None)
+
+
+def test_an_open_folder_is_mounted_too_and_no_other_file(sealed, tmp_path):
+    with mount_folder(load_folder(sealed, KEY), KEY) as path:
+        assert same(safetensors.torch.load_file(f"{path}/{UNET}"))
+    (tmp_path / "no").mkdir()
+    with pytest.raises((FormatError, FileNotFoundError)), mount_folder(tmp_path / "no", KEY):
+        pass
