@@ -16,8 +16,9 @@ from fastrack._util.pickles import unpickle as _unpickle  # noqa: F401 - pickles
 from fastrack._util.public import lazy as _lazy
 
 _NAMES = {
-    "_keys.keyring": ("KeyLike", "KeyProvider", "KeyRing", "use_keys"),
+    "_keys.keyring": ("KeyLike", "KeyProvider", "KeyRing", "KeySource", "use_keys"),
     "_keys.keys": ("Key",),
+    "_protect.folders": ("write_folder",),
     "_sets.anchor": ("Anchor",),
     "_files.byte_reader": ("open_bytes",),
     "_sets.folder": ("SealedFolder", "load_folder"),
@@ -27,6 +28,8 @@ _NAMES = {
     "_files.reader": ("SealedFile", "check_file", "verify_file"),
     "_sets.load_file": ("load_file",),
     "_files.rekey": ("rekey_file",),
+    "_protect.protection": ("protect_checkpoints",),
+    "_protect.rehearsal": ("rehearse_save",),
     "_samples.export": ("export_samples",),
     "_samples.sources": ("import_samples",),
     "_samples.dataset_writer": ("DatasetWriter",),
@@ -36,18 +39,23 @@ _NAMES = {
     "_training.checkpoint": ("load_checkpoint", "save_checkpoint"),
     "_training.collate": ("collate",),
     "_training.dataset": ("SealedDataset",),
+    "_training.index_dataset": ("index_dataset",),
     "_training.loader": ("wrap",),
     "_training.model": ("load_model", "save_model"),
+    "_training.streaming": ("StreamingSealedDataset",),
+    "_training.reloadable": ("reloadable",),
     "_transfer.api": ("synchronize", "to_device", "to_host"),
     "_transfer.channel": ("Channel",),
+    "_transfer.mounts": ("mount_folder",),
     "_transfer.safe_open": ("load_tensors", "safe_open"),
     "_util.trace": ("trace",),
     "_version": ("__version__",),
     "errors": tuple(errors.__all__),
 }
+_SUBMODULES = ("attest", "distributed", "format", "grants", "providers", "ray", "transformers")
 _HOMES = {name: f"fastrack.{module}" for module, names in _NAMES.items() for name in names}
 __all__ = sorted(_HOMES)  # noqa: PLE0605 - from one table
-__getattr__, __dir__ = _lazy(__name__, _NAMES, globals())
+__getattr__, __dir__ = _lazy(__name__, _NAMES, globals(), _SUBMODULES)
 
 _registry.COMPILERS |= {
     "commands": "_devices.cuda.jit_commands:build_commands",
@@ -62,6 +70,7 @@ _registry.PICKLED |= {
     "EvenLayout": "_training.handles:EvenLayout",
     "JoinedRef": "_training.handles:restore_joined",
     "Lengths": "_training.handles:restore_lengths",
+    "NamedTuple": "_training.allowed:restore_named_tuple",
     "MessageContext": "_sealed.contexts:MessageContext",
     "Scale": "_sealed.scales:Scale",
     "Opening": "_training.dataset:SampleTransform",

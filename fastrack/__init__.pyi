@@ -1,5 +1,14 @@
 # The public names, for type checkers. Where they come from is `_NAMES` of `__init__.py`.
 
+from fastrack import (
+    attest as attest,
+    distributed as distributed,
+    format as format,  # noqa: A004
+    grants as grants,
+    providers as providers,
+    ray as ray,
+    transformers as transformers,
+)
 from fastrack._files.byte_reader import open_bytes as open_bytes
 from fastrack._files.reader import SealedFile as SealedFile, check_file as check_file, verify_file as verify_file
 from fastrack._files.rekey import rekey_file as rekey_file
@@ -8,10 +17,13 @@ from fastrack._keys.keyring import (
     KeyLike as KeyLike,
     KeyProvider as KeyProvider,
     KeyRing as KeyRing,
+    KeySource as KeySource,
     use_keys as use_keys,
 )
 from fastrack._keys.keys import Key as Key
+from fastrack._protect.rehearsal import rehearse_save as rehearse_save
 from fastrack._samples.dataset_writer import DatasetWriter as DatasetWriter
+from fastrack._protect.protection import protect_checkpoints as protect_checkpoints
 from fastrack._samples.export import export_samples as export_samples
 from fastrack._samples.sources import import_samples as import_samples
 from fastrack._sealed.seal import seal as seal, unseal as unseal
@@ -25,10 +37,15 @@ from fastrack._sets.publish import publish as publish
 from fastrack._training.checkpoint import load_checkpoint as load_checkpoint, save_checkpoint as save_checkpoint
 from fastrack._training.collate import collate as collate
 from fastrack._training.dataset import SealedDataset as SealedDataset
+from fastrack._training.index_dataset import index_dataset as index_dataset
 from fastrack._training.loader import wrap as wrap
 from fastrack._training.model import load_model as load_model, save_model as save_model
+from fastrack._training.streaming import StreamingSealedDataset as StreamingSealedDataset
+from fastrack._training.reloadable import reloadable as reloadable
 from fastrack._transfer.api import synchronize as synchronize, to_device as to_device, to_host as to_host
 from fastrack._transfer.channel import Channel as Channel
+from fastrack._protect.folders import write_folder as write_folder
+from fastrack._transfer.mounts import mount_folder as mount_folder
 from fastrack._transfer.safe_open import load_tensors as load_tensors, safe_open as safe_open
 from fastrack._util.trace import trace as trace
 from fastrack._version import __version__ as __version__

@@ -15,7 +15,7 @@ from fastrack._cli.commands.broker import app as broker_app
 from fastrack._cli.commands.demo import demo
 from fastrack._cli.commands.doctor import doctor
 from fastrack._cli.commands.grant import grant
-from fastrack._cli.commands.importing import import_
+from fastrack._cli.commands.importing import import_, index
 from fastrack._cli.commands.inspect import inspect
 from fastrack._cli.commands.key import key
 from fastrack._cli.commands.keygen import keygen
@@ -79,6 +79,7 @@ _COMMANDS: dict[str, dict[Callable[..., None], str]] = {  # by topic, each with 
         inspect: "Show what a sealed file or folder holds, without a key.",
         verify: "Check that all of it is what its owner sealed.",
         unseal: "Authenticate and decrypt into plain files.",
+        index: "List the shards of a data set, to open it by one file.",
         help_: f"On a COMMAND or {', '.join(TOPICS)}.",
     },
     "Keys and sharing": {

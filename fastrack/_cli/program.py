@@ -29,7 +29,7 @@ _SYNONYMS = {
     "unseal": ("decrypts", "decrypt dec decode decipher unlock open extract unpack unwrap export restore cat read get"),
     "inspect": ("shows what a file holds", "info show ls list stat describe view print dump head display file ll dir"),
     "verify": ("authenticates files", "check validate test audit authenticate fsck verity"),
-    "import": ("makes a data set", "convert ingest dataset load-data prepare create-dataset index"),
+    "import": ("makes a data set", "convert ingest dataset load-data prepare create-dataset"),
     "keygen": ("makes a key", "generate gen genkey gen-key key-gen init new create newkey generate-key setup"),
     "key": ("shows the ids of keys", "keys id ids fingerprint whoami keyid key-id"),
     "grant": ("gives a key to others", "share give allow permit access recipients invite revoke ungrant"),

@@ -18,7 +18,7 @@ _CUDA = re.compile(r"cuda(?::(\d{1,9}))?")
 def canonical(device: object = None) -> str:
     """Return the canonical name of a device: "cpu", which is the default, or "cuda:N".
 
-    `device` may also be a `torch.device`. Raise DeviceError if the kind of device is unknown.
+    `device` may also be a `torch.device`. Raise DeviceError if its kind is unknown, and TypeError for a tensor.
     """
     name = DEFAULT if device is None else str(device)
     cuda = _CUDA.fullmatch(name)
@@ -29,10 +29,17 @@ def canonical(device: object = None) -> str:
     from fastrack._keys.keyring import KeyProvider, KeyRing  # deferred: builds of the machine code do not need it
     from fastrack._keys.keys import Key
 
+    if hasattr(device, "shape"):
+        raise TypeError(
+            f"device: expected 'cpu' or 'cuda:N', got {shown(device)}. Call to_device(tensors, device), or pass the "
+            "device of the other tensor"
+        )
     is_file = isinstance(device, str) and os.path.isfile(name)  # noqa: PTH113 - pathlib raises for a long text
     advice = ". Change the dtype of the result" if name.startswith("torch.") else ""
     if is_file or isinstance(device, (Key, KeyRing, KeyProvider, os.PathLike)) or shown(name) == HIDDEN:
         advice = ". Pass keys by name: keys="
+    if type(device) is int and device >= 0:
+        advice = f". Name a GPU by kind and number: 'cuda:{device}'"
     told = shown(name if type(device).__module__ == "torch" and not hasattr(device, "shape") else device)
     raise DeviceError(f"no such device: {told}; expected 'cpu' or 'cuda:N'{advice}")
 

@@ -496,7 +496,7 @@ def _flatten(keys: object) -> Iterator[Key | Any]:
         raise TypeError("key= and keys= take no bytes: Key.from_bytes() makes a key of them")
     elif isinstance(keys, (KeyProvider, Mapping)) or callable(keys):
         yield keys
-    elif isinstance(keys, Iterable):
+    elif isinstance(keys, Iterable) and not hasattr(keys, "__array__"):
         for key in keys:
             yield from _flatten(key)
     else:

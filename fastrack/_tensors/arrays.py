@@ -16,6 +16,7 @@ from fastrack._tensors import dtypes
 from fastrack._util import extras
 from fastrack._util.shown import shown
 
+Array = npt.NDArray[Any]
 Bytes = npt.NDArray[np.uint8]
 Framework = Literal["torch", "numpy", "cupy"]
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import Any
 
+from fastrack._util.shown import shown
 from fastrack.errors import FormatError
 
 BITS = {
@@ -30,6 +32,33 @@ _ML_DTYPES = {
 _TORCH = {**NUMPY, **_ML_DTYPES, "F4": "float4_e2m1fn_x2"}
 _FROM_NUMPY = {name: dtype for dtype, name in (NUMPY | _ML_DTYPES).items()}
 _FROM_TORCH = {name: dtype for dtype, name in _TORCH.items()}
+
+
+class Dtype(str):
+    """Element type of a tensor: the text of its safetensors name, which is equal to the dtypes of torch and NumPy.
+
+    It is also equal to their names. Its hash is the hash of its text: a dtype of torch or NumPy in a set or a dict does
+    not find it. With an unsigned dtype of NumPy it stands on the left: on the right NumPy reads "U8" as a text's.
+    """
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        if str.__eq__(self, other) is True:
+            return True
+        name = _name(other)
+        return name is not None and _FROM_TORCH.get(name.removeprefix("torch.")) == str(self)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return str, (str(self),)
+
+
+DTYPES = {name: Dtype(name) for name in BITS}
+"""The dtypes, by their safetensors names."""
 
 # Two F4 elements share a byte, and a torch shape counts pairs.
 _PAIRED = "F4"
@@ -121,11 +150,21 @@ def name_of(dtype: object) -> str:
 
     Raise TypeError if it has none.
     """
-    name = str(dtype).removeprefix("torch.")
+    name = (_name(dtype) or "").removeprefix("torch.")
     found = name if name in BITS else _FROM_TORCH.get(name)
     if found is None:
-        raise TypeError(f"dtype=: expected one of {', '.join(_FROM_TORCH)}, got {name:.40}. Name one of these")
+        told = shown(name or dtype, 40)
+        raise TypeError(f"dtype=: expected one of {', '.join(_FROM_TORCH)}, got {told}. Name one of these")
     return found
+
+
+def _name(dtype: object) -> str | None:
+    """Return the text of a dtype of torch or NumPy, or of its name; None for another object. Imports nothing."""
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if numpy is not None and isinstance(dtype, type) and issubclass(dtype, numpy.generic):
+        dtype = numpy.dtype(dtype)
+    kinds = str, getattr(torch, "dtype", str), getattr(numpy, "dtype", str)
+    return str(dtype) if isinstance(dtype, kinds) else None
 
 
 def torch_shape(dtype: str, shape: Sequence[int]) -> tuple[int, ...]:

@@ -99,6 +99,14 @@ def join(location: Location, name: str) -> Location:
     return Url(f"{location.full.rstrip('/')}/{quote(name) if location.scheme in {'http', 'https'} else name}")
 
 
+def locate_target(path: str | os.PathLike[str]) -> Location:
+    """Return the location of something to write, and refuse a `pathlib.Path` made from a URL."""
+    location = locate(path)
+    if isinstance(location, Path):
+        require_local(location)
+    return location
+
+
 def locate_local(path: str | os.PathLike[str]) -> Path:
     """Return a `Path`, and refuse the URL of a server."""
     location = locate(path)

@@ -45,7 +45,7 @@ from fastrack.attest._offer import (
     open_offer,
 )
 from fastrack.attest._policy import Policy
-from fastrack.errors import AttestationError, ClosedError
+from fastrack.errors import ClosedError
 from fastrack.grants import Grants, Identity, Recipient, Signer, Verifier
 
 GRANTS_KIND = "fastrack/grants"
@@ -310,34 +310,16 @@ def verify_offer(
     ...     print(error.evidence, error.field)
     offer challenge
     """
-    offer, cpu, devices = prove_offer(offer, challenge, now, collateral, roots)
-    return _accept(offer, challenge, policy, cpu, devices, now)
+    return accept_offer(prove_offer(offer, challenge, now, collateral, roots), challenge, policy, now)
 
 
-def judge_offer(
-    offer: Offer | bytes,
-    challenge: Challenge,
-    policy: Policy,
-    *,
-    now: datetime,
-    collateral: TdxCollateral | str | os.PathLike[str] | None = None,
-    roots: TrustedRoots = VENDOR_ROOTS,
-) -> VerifiedOffer | tuple[AttestationError, ...]:
-    """Verify an offer as `verify_offer` does, but return all that the policy does not accept of what it proves."""
-    offer, cpu, devices = prove_offer(offer, challenge, now, collateral, roots)
-    mismatches = policy.find_mismatches(cpu, devices, now=now)
-    # Judged again by what raises, so that only one way leads to a verified offer.
-    return mismatches or _accept(offer, challenge, policy, cpu, devices, now)
+ProvedOffer: TypeAlias = tuple[Offer, VerifiedCpu, tuple[MatchedGpuReport | VerifiedGpuReport, ...]]
+"""An offer, and what its CPU and its devices have proved. Whether a policy accepts it is open."""
 
 
-def _accept(
-    offer: Offer,
-    challenge: Challenge,
-    policy: Policy,
-    cpu: VerifiedCpu,
-    devices: tuple[MatchedGpuReport | VerifiedGpuReport, ...],
-    now: datetime,
-) -> VerifiedOffer:
+def accept_offer(proved: ProvedOffer, challenge: Challenge, policy: Policy, now: datetime) -> VerifiedOffer:
+    """Return an offer that a policy accepts; raise AttestationError of the first thing that it does not accept."""
+    offer, cpu, devices = proved
     policy.check_cpu(cpu, now=now)
     policy.check_gpus(devices, now=now)
     rims = [rim for device in devices if isinstance(device, MatchedGpuReport) for rim in device.rims]
@@ -352,8 +334,8 @@ def prove_offer(
     now: datetime,
     collateral: TdxCollateral | str | os.PathLike[str] | None,
     roots: TrustedRoots,
-) -> tuple[Offer, VerifiedCpu, tuple[MatchedGpuReport | VerifiedGpuReport, ...]]:
-    """Verify all of an offer but whether a policy accepts it: return it with what CPU and devices have proved."""
+) -> ProvedOffer:
+    """Verify all of an offer but whether a policy accepts it."""
     require_time_zone(now)
     offer = open_offer(offer)
     if offer.challenge_id != challenge.id:

@@ -259,10 +259,12 @@ def _judge(
 ) -> "VerifiedOffer | tuple[AttestationError, ...]":
     """Judge an offer under the policy in a file, with the collateral in a file or folder."""
     from fastrack.attest import Policy
-    from fastrack.attest._exchange import VENDOR_ROOTS, judge_offer
+    from fastrack.attest._exchange import VENDOR_ROOTS, accept_offer, prove_offer
 
-    rules, given = Policy.from_toml(policy), load_collateral(collateral)
-    return judge_offer(offer, challenge, rules, now=read_clock(), collateral=given, roots=VENDOR_ROOTS)
+    rules, given, now = Policy.from_toml(policy), load_collateral(collateral), read_clock()
+    proved = prove_offer(offer, challenge, now, given, VENDOR_ROOTS)
+    # Judged again by what raises, so that only one way leads to a verified offer.
+    return rules.find_mismatches(*proved[1:], now=now) or accept_offer(proved, challenge, rules, now)
 
 
 def _describe_document(data: bytes, source: str) -> tuple[str, dict[str, object]]:

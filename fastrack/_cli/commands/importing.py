@@ -1,4 +1,4 @@
-"""``fastrack import``: seal samples that are in files of other formats."""
+"""``fastrack import``: seal samples that are in files of other formats; ``fastrack index``: list their shards."""
 
 import base64
 import contextlib
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fastrack._cli.console import clean, pluralize, print_lines, reporter, tell
-from fastrack._cli.files import load_engine, open_ring
-from fastrack._cli.options import Json, KeyFile, Quiet
+from fastrack._cli.errors import refuse_values
+from fastrack._cli.files import as_location, load_engine, open_ring
+from fastrack._cli.options import Json, KeyFile, Quiet, Silent
 from fastrack._util.units import format_size
 from fastrack.errors import FormatError, UnknownKeyError
 
@@ -80,7 +81,8 @@ def import_(
         raise typer.BadParameter(f"expected it or --resume, got both; {advice}", param_hint="--append")
     if skip_existing and not (resume or append):
         raise typer.BadParameter("expected --append or --resume beside it, got neither", param_hint="--skip-existing")
-    *sources, folder = paths
+    *sources, target = paths
+    folder = as_location(target)
     names = [name for text in columns or () for name in text.split(",")]
     if not all(names):
         raise typer.BadParameter("expected names with commas between them, got an empty one", param_hint="--columns")
@@ -121,6 +123,26 @@ def import_(
         dry_run=dry_run,
         seconds=seconds,
     )
+
+
+def index(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The folder of a data set, or its URL.")],
+    *,
+    key: KeyFile = None,
+    quiet: Silent = False,
+    as_json: Json = False,
+) -> None:
+    """List the shards of a data set in a sealed file, so that opening it reads no shard; again after more came."""
+    from fastrack._samples.shard_index import INDEX, ShardIndex
+    from fastrack._training.index_dataset import index_dataset
+    from fastrack._util.locations import join
+
+    ring, location = open_ring(key), as_location(folder)
+    with refuse_values("FOLDER"):
+        file_id = index_dataset(location, ring.first)
+    written = ShardIndex.read(join(location, INDEX), ring)
+    lines = [f"{clean(str(written.location))}: {pluralize(len(written.shards), 'shard')}", f"file id: {file_id}"]
+    tell(lines, as_json=as_json, quiet=quiet, path=str(written.location), shards=len(written.shards), file_id=file_id)
 
 
 def _open_key(source: str | None) -> Any:
@@ -189,7 +211,7 @@ def _as_format_error(error: Exception) -> FormatError:
 
 
 def _command(paths: Sequence[Path], given: Mapping[str, Any]) -> str:
-    words = ["fastrack", "import", *map(str, paths)]
+    words = ["fastrack", "import", *(str(as_location(path)) for path in paths)]
     for option, value in given.items():
         if value:
             words += [option] if value is True else [option, str(value)]
@@ -215,11 +237,14 @@ def _report(
     if command is not None:
         return [*lines, f"Nothing was written. Next: {clean(command)}"]
     keys = f', keys="{key}"' if key is not None and Path(key).exists() else ""
+    in_python = f'in Python: fastrack.SealedDataset("{folder}"{keys})'
+    if not isinstance(work.folder, Path):
+        return [*lines, f"key: {key_id}", clean(f"Next: {in_python}")]
     return [
         *lines,
         f"key: {key_id}",
         clean(f"Next: fastrack inspect {shlex.quote(folder)}"),
-        clean(f'      in Python: fastrack.SealedDataset("{folder}"{keys})'),
+        clean(f"      {in_python}"),
     ]
 
 

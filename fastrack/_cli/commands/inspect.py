@@ -279,7 +279,12 @@ def describe_contents(contents: Contents) -> list[str | Table]:
 _IN_FULL = 4  # files whose tensors are listed, at most
 _LISTED = 20  # files that have a line, at most; those of a sealed folder too
 _UNAUTHENTICATED = "Nothing here was authenticated: anyone can write such a header. `fastrack verify` checks it."
-_OF_KIND = {"tensor": "", "checkpoint": " of a checkpoint", "folder": " of the index of a sealed folder"}
+_OF_KIND = {
+    "tensor": "",
+    "checkpoint": " of a checkpoint",
+    "folder": " of the index of a sealed folder",
+    "index": " of the index of a data set",
+}
 
 
 def _summary(contents: Contents, sealed: int) -> str:

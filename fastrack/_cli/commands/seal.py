@@ -1,7 +1,7 @@
 """``fastrack seal``: encrypt the tensors of files."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,9 +100,8 @@ def seal(
         refuse_options({"--quantize": quantize}, runner.A_MODEL)
         refuse_options({"--to": to, "--name": name and (recursive or len(sources) > 1)}, runner.ONE)
     elif whole:
-        options = {"--name": name, "--drop-metadata": drop_metadata, "--force": force, "--skip-existing": skip_existing}
-        refuse_options(options, runner.NO_FOLDER)
-        check_new(target)
+        refuse_options({"--name": name, "--drop-metadata": drop_metadata, "--force": force}, runner.NO_FOLDER)
+        _check_new_folder(target, {"--to": to}, {"--skip-existing": skip_existing}, is_quantized=bool(quantize))
     elif quantize:
         refuse_options({"--quantize": quantize}, runner.A_MODEL)
     elif is_stream(target):
@@ -160,6 +159,18 @@ def _are_many(sources: Sequence[Path], target: Path, *, recursive: bool, whole: 
             reason = f"expected a folder or a sealed file, got {target}, which is a key; --key names a key"
         raise typer.BadParameter(reason, param_hint="TARGET")
     return not is_file and not whole
+
+
+def _check_new_folder(
+    target: Path, grants: Mapping[str, object], skip: Mapping[str, object], *, is_quantized: bool
+) -> None:
+    """Refuse to replace a folder, and options that do not apply on this machine or in a store."""
+    if isinstance(as_location(target), Url):
+        refuse_options(grants, "expected a path as TARGET, beside which grants are written, got a URL")
+        refuse_options(skip if is_quantized else {}, "expected it without --quantize, got both")
+    else:
+        refuse_options(skip, runner.NO_FOLDER)
+        check_new(target)
 
 
 def _target_of(job: Job, folder: Path) -> Path:
@@ -260,10 +271,18 @@ class _Sealer:
         from fastrack._sets.folder import load_folder
         from fastrack._sets.folder_writer import seal_folder
 
-        total = sum(path.stat().st_size for path in walk(source).values())
+        total, place = sum(path.stat().st_size for path in walk(source).values()), as_location(target)
         with meter.run(total) as progress, refuse_values("--plain"):
-            seal_folder(source, target, self.owner, plain=self.plain, quantize=self.quantize, progress=progress)
-        folder = load_folder(target, self.owner)
+            seal_folder(
+                source,
+                place,
+                self.owner,
+                plain=self.plain,
+                quantize=self.quantize,
+                resume=self.skip_existing,
+                progress=progress,
+            )
+        folder = load_folder(place, self.owner)
         sealed, readable = folder.sealed_names, folder.plain_names
         names = (path.relative_to(source).as_posix() for path in source.rglob("*") if path.is_file())
         left_out = sorted(name for name in names if name not in folder.files)
@@ -279,7 +298,7 @@ class _Sealer:
         return Report(
             {
                 "source": str(source),
-                "target": str(target),
+                "target": str(place),
                 "key_id": folder.key_id,
                 "grants": self._grants,
                 "files": sealed,
@@ -290,7 +309,7 @@ class _Sealer:
                 **meter.describe(folder.nbytes),
             },
             lines=[
-                f"{clean(str(target))}: {counts}, {size}; {format_rate(folder.nbytes, meter.seconds)}",
+                f"{clean(str(place))}: {counts}, {size}; {format_rate(folder.nbytes, meter.seconds)}",
                 f"key: {folder.key_id}",
                 *self._granted(),
                 "anyone can read the names, dtypes and shapes of all tensors, and the names of all files",
