@@ -23,7 +23,7 @@ WITH_ZIGLANG := PYTHONPATH=$(CURDIR)/$(ZIGLANG)
 BACKEND = $$(grep -oE '^(hatchling|editables)==[0-9.]*' requirements.txt)
 
 .PHONY: help demo native test test-all test-nightly test-lowest test-openssl test-pythons coverage check bench bench-compare peers gpu \
-	gpu-kit emulator aarch64 aarch64-wheel integrations nvrtc ptx mutants fuzz soak docs site-check lock dist environments clean
+	gpu-kit emulator aarch64 aarch64-wheel integrations swift nvrtc ptx mutants fuzz soak docs site-check lock dist environments clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -150,10 +150,11 @@ INTEGRATIONS := trainers servers clouds tokens
 ONLY ?= $(INTEGRATIONS)
 
 trainers_EXTRAS := torch,demo
-trainers_TESTS := $(addprefix tests/,$(addprefix training/test_,trainers.py ray.py transformers.py recipes.py) \
-	distributed/test_trainers_checkpoints.py project/test_examples.py sealed/test_quantize.py sealed/test_sample_sources.py)
+trainers_TESTS := $(addprefix tests/,$(addprefix training/test_,trainers.py ray.py transformers.py recipes.py models_of_others.py) \
+	training/test_streaming_trainers.py distributed/test_trainers_checkpoints.py project/test_examples.py sealed/test_quantize.py sealed/test_sample_sources.py)
 servers_EXTRAS := torch,broker,remote,vault
 servers_TESTS := tests/broker tests/remote tests/providers/test_vault.py
+servers_LACK = $(shell command -v nginx >/dev/null || echo nginx-light)
 clouds_EXTRAS := aws,gcp,azure
 clouds_TESTS := $(addprefix tests/providers/test_,aws.py gcp.py azure.py wrapped.py)
 # The package of Python for TPMs is built here, with the library's headers.
@@ -182,6 +183,13 @@ $(INTEGRATIONS:%=.venv-%/.installed): .venv-%/.installed: pyproject.toml require
 		.venv-$*/bin/python -m pip uninstall --quiet --yes torchvision; }
 	@lack="$($*_LACK)"; if test -z "$$lack"; then touch $@; else \
 		echo "$*: tests are skipped that take Debian's packages $$lack"; fi
+
+# Apart, as it pins old versions of what other servers need. Where it cannot be installed its tests are skipped.
+SWIFT := .venv-swift
+
+swift:  ## install OpenStack Swift, a server of S3, for the tests of integrations-servers
+	test -x $(SWIFT)/bin/python || $(PYTHON) -m venv $(SWIFT)
+	$(SWIFT)/bin/python -m pip install --quiet "swift>=2.35"
 
 emulator: $(EMULATOR)/.installed $(NATIVE)  ## test the device's code with the real CuPy on an emulated GPU
 	$(EMULATOR)/bin/python -m pytest --numprocesses 2 --dist worksteal tests/emulator -m "not nightly"

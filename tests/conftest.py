@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fastrack import Key
+from fastrack._util.replacing import mark, restore
 
 if importlib.util.find_spec("hypothesis"):  # which a machine that is lent with its GPU may lack
     from hypothesis import settings
@@ -52,6 +53,13 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(autouse=True)
 def _no_key_from_the_environment(monkeypatch):
     monkeypatch.delenv("FASTRACK_KEY_FILE", raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _other_libraries_as_they_were():
+    before = mark()
+    yield
+    restore(before)
 
 
 @pytest.fixture(scope="session")

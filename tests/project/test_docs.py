@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors
 from helpers.cases import each
 from helpers.pages import blocks_of
 from helpers.tampering import flip_byte
@@ -48,11 +49,13 @@ def programs_of(name):
 
 @pytest.fixture
 def open_sealed():
-    (program,) = programs_of("docs/format.md")
+    program, guard = programs_of("docs/format.md")
     assert "fastrack" not in re.findall(r"^(?:import|from) (\w+)", program, re.MULTILINE)
     assert len([line for line in program.splitlines() if line.strip()]) <= 25  # as it promises
+    assert len(guard.splitlines()) == 2 + 3
     space = {}
-    exec(program, space)
+    exec(program + guard, space)
+    space["open_sealed"].drop_guard = space["drop_guard"]
     return space["open_sealed"]
 
 
@@ -66,6 +69,15 @@ def test_a_sealed_file_opens_without_fastrack(open_sealed, tmp_path, bits, rows)
     opened = open_sealed(path, 'naïve "\n\x7f/名', bytes(key.material()))
     assert opened.dtype == array.dtype
     assert np.array_equal(opened, array)
+
+
+def test_sealed_weights_open_without_fastrack_once_three_lines_took_their_guard_out(open_sealed, tmp_path):
+    key, path = fastrack.Key.generate(), tmp_path / "sealed.safetensors"
+    fastrack.save_file({"w": np.arange(5000)}, path, key=key, metadata={"format": "pt"})
+    with pytest.raises(safetensors.SafetensorError, match="sealed by fastrack"):
+        open_sealed(path, "w", bytes(key.material()))
+    path.write_bytes(open_sealed.drop_guard(path.read_bytes()))
+    assert np.array_equal(open_sealed(path, "w", bytes(key.material())), np.arange(5000))
 
 
 def test_the_program_without_fastrack_refuses_an_altered_file(open_sealed, tmp_path):

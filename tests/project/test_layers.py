@@ -62,7 +62,7 @@ def test_the_package_has_few_files_and_its_packages():
     files = {path.name for path in tracked if path.is_file()}
     assert files == {"__init__.py", "__init__.pyi", "__main__.py", "_version.py", "errors.py", "format.py", "py.typed"}
     packages = {path.name for path in tracked if path.is_dir()}
-    assert sum(name.startswith("_") for name in packages) <= 14
+    assert sum(name.startswith("_") for name in packages) <= 15
     public = {"attest", "distributed", "grants", "providers", "ray", "transformers"}
     assert {name for name in packages if not name.startswith("_")} <= public
 
@@ -133,6 +133,6 @@ def test_no_folder_has_more_files_than_a_listing_shows():
 
 def test_the_lines_of_each_part_are_within_what_was_agreed():
     # A change that needs more raises the number here, and says for what in its message.
-    agreed = {"fastrack": 51_550, "tests": 72_200, "bench": 9_000}
+    agreed = {"fastrack": 55_500, "tests": 78_600, "bench": 9_250}
     lines = {name: sum(len(path.read_text().splitlines()) for path in (ROOT / name).rglob("*.py")) for name in agreed}
     assert {name: count for name, count in lines.items() if count > agreed[name]} == {}

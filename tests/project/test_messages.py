@@ -15,7 +15,9 @@ import runpy
 import shlex
 import signal
 import sys
+import threading
 import warnings
+from collections import defaultdict
 from pathlib import Path
 from unittest import mock
 
@@ -25,7 +27,19 @@ from helpers import manifest_cases
 from helpers.tampering import relist, rewrite_file, tamper_file, tampered
 
 import fastrack
-from fastrack import Channel, Key, KeyRing, SealedDataset, SealedTensor, collate, load_file, save_file, seal, to_device
+from fastrack import (
+    Channel,
+    Key,
+    KeyRing,
+    SealedDataset,
+    SealedTensor,
+    StreamingSealedDataset,
+    collate,
+    load_file,
+    save_file,
+    seal,
+    to_device,
+)
 
 torch = pytest.importorskip("torch")
 
@@ -68,6 +82,22 @@ def saved(tensors, **options):
     path = new()
     save_file(tensors, path, KEY, **options)
     return path
+
+
+def mounted(**options):
+    source, sealed = new("plain"), new("folder")
+    source.mkdir()
+    (source / "table.npy").write_bytes(b"")
+    fastrack.seal_folder(source, sealed, KEY)
+    with fastrack.mount_folder(sealed, KEY, **options):
+        raise AssertionError
+
+
+def written_folder(name=None):
+    """Write a folder with a file of this name, or none."""
+    with fastrack.write_folder(new("folder"), KEY) as path:
+        if name is not None:
+            Path(path, name).write_bytes(b"")
 
 
 def samples_of(*samples):
@@ -156,8 +186,29 @@ def gone():
     return pickle.loads(pickle.dumps(SealedDataset(saved({"x": TABLE}))[0]))
 
 
+def wrapped_forward():
+    module = torch.nn.Linear(2, 2)
+    forward = module.forward
+    module.forward = lambda x: forward(x) + 1
+    return module
+
+
+def with_lock():
+    module = torch.nn.Linear(2, 2)
+    module.lock = threading.Lock()
+    return module
+
+
 def nested(depth):
     return [nested(depth - 1)] if depth else 1
+
+
+def stream(size, **options):
+    return StreamingSealedDataset(SealedDataset("rows.safetensors"), size, **options)
+
+
+def stream_state(**changes):
+    return {**stream(2).state_dict(), **changes}
 
 
 def records(data, offsets, name="data"):
@@ -260,6 +311,10 @@ CASES = {
     "save_file: exchanged arguments": lambda: save_file("new.safetensors", {"x": TABLE}, KEY),
     "save_file: a pipe": lambda: save_file({"x": TABLE}, "pipe", KEY),
     "save_file: a reserved name": lambda: saved({"__metadata__": TABLE}),
+    "save_file: the name of the guard": lambda: saved({"fastrack.guard": TABLE}),
+    "mount_folder: memfd= of an absent file": lambda: mounted(memfd=["*.gguf"]),
+    "write_folder: no weights": written_folder,
+    "write_folder: a pickle": lambda: written_folder("pytorch_model.bin"),
     "save_file: a name that is a number": lambda: saved({5: TABLE}),
     "save_file: a name that is no Unicode": lambda: saved({"\ud800": TABLE}),
     "save_file: metadata by a reserved name": lambda: saved({"x": TABLE}, metadata={"fastrack.key": ""}),
@@ -408,6 +463,16 @@ CASES = {
     "export_samples: two columns as lines": lambda: exported({"x": "a", "y": "b"}, "out.txt"),
     "open_bytes: a path": lambda: fastrack.open_bytes("rows.safetensors", KEY),
     "open_bytes: a table": lambda: fastrack.open_bytes(X, KEY),
+    "StreamingSealedDataset: a batch of none": lambda: stream(0),
+    "StreamingSealedDataset: a path": lambda: StreamingSealedDataset("rows.safetensors", 2),
+    "StreamingSealedDataset: a rank alone": lambda: stream(2, rank=0),
+    "StreamingSealedDataset: a rank that is not there": lambda: stream(2, rank=2, world_size=2),
+    "StreamingSealedDataset: more ranks than samples": lambda: iter(stream(2, rank=0, world_size=2)),
+    "StreamingSealedDataset.load_state_dict: another's state": lambda: stream(2).load_state_dict(stream_state(data=1)),
+    "StreamingSealedDataset.load_state_dict: another seed": lambda: stream(2).load_state_dict(stream_state(seed=1)),
+    "StreamingSealedDataset.load_state_dict: of a worker": lambda: stream(2).load_state_dict(stream_state(handed=1)),
+    "StreamingSealedDataset.load_state_dict: no state": lambda: stream(2).load_state_dict({"model": 1}),
+    "StreamingSealedDataset.load_state_dict: too far": lambda: stream(2).load_state_dict(stream_state(consumed=9)),
     "SealedDataset.windows: an absent column": lambda: SealedDataset("rows.safetensors").windows("y", 1),
     "SealedDataset.windows: size of 0": lambda: SealedDataset("rows.safetensors").windows("x", 0),
     "SealedDataset.windows: size of -1": lambda: SealedDataset("rows.safetensors").windows("x", -1),
@@ -433,9 +498,15 @@ CASES = {
     "save_model: exchanged arguments": lambda: fastrack.save_model("model.safetensors", torch.nn.Linear(2, 2), KEY),
     "safe_open: another framework": lambda: fastrack.safe_open("two.safetensors", "tf"),
     "load_checkpoint: another sealed file": lambda: fastrack.load_checkpoint("two.safetensors", keys=KEY),
-    "save_checkpoint: a key that is a tuple": lambda: checkpoint({"a": {(1, 2): 3}}),
+    "rehearse_save: a file in plain": lambda: fastrack.rehearse_save(lambda folder: written(f"{folder}/a.pt", b"a")),
+    "rehearse_save: nothing saved": lambda: fastrack.rehearse_save(str),
+    "save_checkpoint: a key with a tensor": lambda: checkpoint({"a": {(1, torch.ones(1)): 3}}),
+    "reloadable: another type": lambda: fastrack.reloadable("model.safetensors"),
+    "reloadable: a wrapped forward": lambda: fastrack.reloadable(wrapped_forward()),
+    "reloadable: a module with a lock": lambda: fastrack.reloadable(with_lock()),
     "save_checkpoint: exchanged arguments": lambda: fastrack.save_checkpoint({"a": 1}, "new.safetensors", KEY),
-    "save_checkpoint: a set": lambda: checkpoint({"a": [{1}]}),
+    "save_checkpoint: a class": lambda: checkpoint({"a": [torch.nn.ReLU]}),
+    "save_checkpoint: another default factory": lambda: checkpoint({"a": defaultdict(lambda: 0)}),
     "save_checkpoint: a sparse tensor": lambda: checkpoint([torch.eye(2).to_sparse()]),
     "save_checkpoint: a tensor without memory": lambda: checkpoint([torch.ones(2, device="meta")]),
     "save_checkpoint: more than 64 levels": lambda: checkpoint(nested(70)),

@@ -52,6 +52,17 @@ assert_type(fastrack.to_device(ones, "cuda", keys=key), torch.Tensor)
 assert_type(fastrack.to_device(ones[1:], keys=key, framework="torch"), torch.Tensor)
 assert_type(fastrack.to_device(ones, keys=key, framework="numpy"), npt.NDArray[Any])
 assert_type(fastrack.to_device(torch.ones(3)), torch.Tensor)
+assert_type(fastrack.to_device(np.ones(3), framework="numpy"), npt.NDArray[Any])
+assert_type(ones.to("cuda", keys=key), torch.Tensor)
+assert_type(ones[1:].to(framework="numpy"), npt.NDArray[Any])
+assert_type(fastrack.Channel("cpu").to_device(ones, keys=key), torch.Tensor)
+assert_type(fastrack.unseal(ones, key), torch.Tensor)
+assert_type(fastrack.unseal(ones[1:], keys=key, framework="numpy"), npt.NDArray[Any])
+assert_type(fastrack.load_tensors("train.safetensors", keys=key), dict[str, torch.Tensor])
+assert_type(fastrack.load_tensors("train.safetensors", keys=key, framework="np"), dict[str, npt.NDArray[Any]])
+are_floats: bool = ones.dtype == torch.float32 or ones.dtype == np.float32
+sources: list[fastrack.KeySource] = [key, [key, "owner.key"], {key.id: key}]
+collectives = fastrack.distributed.init_process_group, fastrack.grants.Grants, fastrack.attest.Policy
 filled = {"ones": torch.zeros(3)}
 assert_type(fastrack.to_device({"ones": ones}, keys=key, out=filled), dict[str, torch.Tensor])
 """
@@ -61,6 +72,10 @@ WRONG = """
 def sealed(tensor: fastrack.SealedTensor, data: fastrack.SealedDataset) -> None:
     fastrack.to_device(tensor).tolisst()
     data[0].columns
+    tensor.to().tolisst_()
+    fastrack.to_device(tensor, "cpu", nonblocking=True)
+    fastrack.load_tensors("train.safetensors", key=None)
+    fastrack.distributed.nothing
 """
 
 
@@ -90,5 +105,5 @@ def test_a_misspelt_name_is_an_error(errors):
 
 
 def test_a_misspelt_attribute_of_a_result_is_an_error(errors):
-    for name in ("tolisst", "columns"):
+    for name in ("tolisst", "columns", "tolisst_", "nothing"):
         assert any(name in line for line in errors["typo"])
