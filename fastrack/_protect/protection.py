@@ -27,7 +27,7 @@ _lock = threading.Lock()
 
 @public
 def protect_checkpoints(key: KeyLike | None = None, *, keys: KeySource | None = None) -> None:
-    """Seal the checkpoints of this process, whoever writes them, and refuse what cannot be sealed.
+    """Seal the checkpoints of this process, whatever writes them, and refuse what cannot be sealed.
 
     From the call to the end of the process, in every thread, tensors are sealed that go through ``torch.save``,
     pickles of tensors, ``safetensors`` and ``torch.distributed.checkpoint``, and so through trainers and libraries that

@@ -1,4 +1,4 @@
-"""What writes tensors where nothing can seal them: refused by a sentence, now or when its module is imported."""
+"""Refuse functions that write tensors where nothing can seal them, now or when their module is imported."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Torch's own files: `torch.save` and `torch.load`, pickles of tensors, and what else in torch writes storages.
 
-Functions below `torch.save` are replaced, and not `torch.save` itself: whoever holds that under any name is sealed.
+Functions below `torch.save` are replaced, and not `torch.save` itself: a caller that holds that under any name is sealed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fastrack._util.replacing import replace, replace_all_everywhere
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """Where torch shall write, in the place of the opened file: nothing but the functions below can write to it."""
+    """Place for torch to write to, instead of the opened file. Only the functions below can write to it."""
 
     target: Any
 

@@ -333,7 +333,7 @@ class StreamingSealedDataset(_Base):
 
     @cached_property
     def _begun(self) -> dict[str, Any]:
-        """What identifies the data and their order."""
+        """Identity of the data and their order."""
         data = identify(self.dataset._ref)  # noqa: SLF001 - of this package
         return {"data": data, "seed": self.seed, "shuffle": self.shuffle, "window": self.window}
 

@@ -51,7 +51,7 @@ def mark() -> int:
 def restore(until: int = 0) -> None:
     """Put everything back, the last replacement first, until so many are left.
 
-    For tests, and for what fails half-way: nobody else may take protection away. Modules that were imported meanwhile
+    For tests, and for what fails half-way: protection is for good. Modules that were imported meanwhile
     keep what they copied.
     """
     while len(_replaced) > until:

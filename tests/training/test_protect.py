@@ -1,4 +1,4 @@
-"""What a protected process writes of tensors is sealed, or refused, and comes back by the same functions."""
+"""A protected process seals or refuses the tensors that it writes, and the same functions open them."""
 
 import errno
 import gzip
