@@ -1,6 +1,6 @@
 """Torch's own files: `torch.save` and `torch.load`, pickles of tensors, and what else in torch writes storages.
 
-Functions below `torch.save` are replaced, and not `torch.save` itself: a caller that holds that under any name is sealed.
+Functions below `torch.save` are replaced, and not `torch.save` itself: callers that hold it by another name are sealed.
 """
 
 from __future__ import annotations
