@@ -60,7 +60,7 @@ def index_dataset(folder: PathLike, key: KeyLike | None = None) -> str:
     ...     writer.write_batch({"name": ["Oslo", "Lima"], "label": [1, 4]})
     >>> file_id = fastrack.index_dataset("cities", key)
     >>> fastrack.SealedDataset("cities/fastrack.index", keys=key, file_ids=[file_id])
-    <SealedDataset of 2 samples: name, name.lengths, label>
+    <SealedDataset of 2 samples: label, name, name.lengths>
     """
     owner = sealing_key(key)
     ring = KeyRing(owner)
