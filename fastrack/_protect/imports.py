@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.util import find_spec
@@ -27,16 +28,17 @@ class _Finder(MetaPathFinder):
 
     def __init__(self, table: Mapping[str, Prepare]) -> None:
         self._table = table
-        self._inside: set[str] = set()
+        self._inside: set[tuple[str, int]] = set()  # modules that are being found, and the threads that do
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
-        if name not in self._table or name in self._inside:
+        here = name, threading.get_ident()
+        if name not in self._table or here in self._inside:
             return None
-        self._inside.add(name)
+        self._inside.add(here)
         try:
             spec = find_spec(name)
         finally:
-            self._inside.discard(name)
+            self._inside.discard(here)
         if spec is None or spec.loader is None:
             return None
         loader, execute = spec.loader, spec.loader.exec_module

@@ -23,10 +23,11 @@ from fastrack.errors import FastrackError
 
 # What trainers write beside tensors: configurations, tokenizers, histories of losses. It is let through in plain, as
 # other programs read it, and shows what it says: names, hyperparameters, vocabularies, losses.
-_TEXT = {"", ".csv", ".jinja", ".json", ".jsonl", ".log", ".md", ".model", ".py", ".toml", ".txt", ".yaml", ".yml"}
+_TEXT = {"", *".csv .jinja .json .jsonl .lock .log .md .model .py .toml .txt .yaml .yml".split()}
 _SENTENCE_PIECE = b"\n"  # how the only binary format of tokenizers begins, which is no pickle, zip or .npy
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC
 _CAREFUL = {"fastrack", "importlib", "tempfile"}  # whose files are sealed, or code, or get their name afterwards
+_SEEN = {"open", "os.remove", "os.rename"}
 _IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a new folder of mode 0700, under a random name
 
 _watch: contextvars.ContextVar[_Watch | None] = contextvars.ContextVar("fastrack_rehearsal", default=None)
@@ -114,14 +115,35 @@ class _Watch:
             self.plain.add(name)  # the save may ignore the error
             raise _refusal(name, "expected to write into the given folder alone, got another file. Save there")
 
+    def see_moved(self, target: Any, folder: Any) -> None:
+        """Look at the end at a file of another name, by which it leaves the given folder."""
+        name = _full(target, folder)
+        if not name.startswith(self._folder + os.sep):
+            self._opened.add(name)
+
+    def see_removed(self, path: Any, folder: Any) -> None:
+        """Look at a file before it is gone. Its name says nothing: it may be a temporary one, of text."""
+        name = _full(path, folder)
+        if name in self._opened or name.startswith(self._folder + os.sep):
+            self._judge(name, _is_text)
+
     def judge(self) -> None:
         """Look at all files, as writers in C, C++ and Rust open theirs unseen."""
         written = {str(Path(root, name)) for root, _, names in os.walk(self._folder) for name in names}
         if not any(_together(bool(written))):
             raise ValueError("rehearsing a save failed: expected files in the given folder, got none. Save there")
         for path in written | self._opened:
-            if not _is_allowed(Path(path)):
-                self.plain.add(os.path.relpath(path, self._folder) if path in written else path)
+            self._judge(path, _is_text_by_name)
+
+    def _judge(self, name: str, is_text: Callable[[Path], bool]) -> None:
+        """Note a file that is neither sealed, nor text, nor no more."""
+        try:
+            is_allowed = _is_allowed(Path(name), is_text)
+        except OSError:
+            is_allowed = False
+        if not is_allowed:
+            is_inside = name.startswith(self._folder + os.sep)
+            self.plain.add(os.path.relpath(name, self._folder) if is_inside else name)
 
 
 def _refusal(path: str, text: str) -> FastrackError:
@@ -130,7 +152,7 @@ def _refusal(path: str, text: str) -> FastrackError:
     return error
 
 
-def _is_allowed(path: Path) -> bool:
+def _is_allowed(path: Path, is_text: Callable[[Path], bool]) -> bool:
     """Return whether a file is sealed, or text, or no more."""
     if not path.is_file():
         return True
@@ -138,15 +160,29 @@ def _is_allowed(path: Path) -> bool:
     if sealed is not None:
         sealed.close()
         return True
-    if path.suffix not in _TEXT:
-        return False
-    content = path.read_bytes()
-    if path.suffix == ".model" and content.startswith(_SENTENCE_PIECE):
+    return is_text(path)
+
+
+def _is_text_by_name(path: Path) -> bool:
+    if path.suffix == ".model" and path.read_bytes().startswith(_SENTENCE_PIECE):
         return True
+    return path.suffix in _TEXT and _is_text(path)
+
+
+def _is_text(path: Path) -> bool:
     try:
-        return "\0" not in content.decode()
+        return "\0" not in path.read_bytes().decode()
     except UnicodeDecodeError:
         return False
+
+
+def _full(path: Any, folder: Any) -> str:
+    """Return the path that a function of `os` means, with the descriptor of a folder that it is relative to, or -1."""
+    if isinstance(path, int):
+        return f"/proc/self/fd/{path}"
+    above = Path(f"/proc/self/fd/{folder}" if isinstance(folder, int) and folder >= 0 else "")
+    full = above / os.fsdecode(path)
+    return str(full.parent.resolve() / full.name)  # the file itself: a link is removed, and not what it leads to
 
 
 def _is_device(name: str) -> bool:
@@ -164,13 +200,19 @@ def _hook() -> None:
     """Have Python tell what it opens, for good: such a hook cannot be removed. Without a rehearsal it does nothing."""
     global _is_hooked  # noqa: PLW0603 - as the interpreter's list of hooks is
     if not _is_hooked:
-        sys.addaudithook(_see_open)
+        sys.addaudithook(_see)
         _is_hooked = True
 
 
-def _see_open(event: str, arguments: tuple[Any, ...]) -> None:
-    if event == "open" and (watch := _watch.get()) is not None:
+def _see(event: str, arguments: tuple[Any, ...]) -> None:
+    if event not in _SEEN or (watch := _watch.get()) is None:
+        return
+    if event == "open":
         watch.see(arguments[0], arguments[2])
+    elif event == "os.remove":
+        watch.see_removed(*arguments)
+    else:
+        watch.see_moved(arguments[1], arguments[3])
 
 
 def _make_folder() -> Path:

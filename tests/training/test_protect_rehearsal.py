@@ -5,8 +5,10 @@ import copy
 import os
 import pickle
 import random
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,7 @@ torch = pytest.importorskip("torch")
 from torch.distributed.checkpoint import state_dict  # noqa: E402
 
 KEY = fastrack.Key.generate()
+WEIGHTS = np.ones(8).tobytes()
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 
@@ -108,6 +111,40 @@ def test_a_file_elsewhere_is_refused_before_a_byte_is_in_it(tmp_path):
     fastrack.rehearse_save(lambda folder: (save_well(folder), text.write_text("saved")))
     assert refused(lambda folder: (save_well(folder), text.write_bytes(bytes(3)))) == str(text)
     place.write_bytes(b"as ever")  # after a rehearsal all files are let through
+
+
+def test_a_plain_file_is_refused_that_is_gone_at_the_end(tmp_path):
+    def remove(path):
+        path.write_bytes(WEIGHTS)
+        path.unlink()
+
+    def move(_):
+        (tmp_path / "config.json").write_bytes(WEIGHTS)
+        (tmp_path / "config.json").rename(tmp_path / "elsewhere")
+
+    def remove_by_descriptor(path):
+        path.parent.joinpath("below").mkdir()
+        path.parent.joinpath("below", "w").write_bytes(WEIGHTS)
+        shutil.rmtree(path.parent / "below")
+
+    def temporary(_):
+        with tempfile.NamedTemporaryFile(dir=tmp_path, prefix="named") as file:
+            file.write(WEIGHTS)
+            file.flush()
+
+    for act, name in (
+        (remove, "w"),
+        (move, str(tmp_path / "elsewhere")),
+        (remove_by_descriptor, "below"),
+        (temporary, str(tmp_path / "named")),
+    ):
+        assert refused(lambda folder, act=act: (save_well(folder), act(Path(folder, "w")))).startswith(name)
+    fastrack.rehearse_save(lambda folder: (save_well(folder), remove_text(Path(folder, "config.tmp"))))
+
+
+def remove_text(path):
+    path.write_text("{}")
+    path.unlink()
 
 
 def test_a_save_that_fails_or_saves_nothing_ends_in_its_error():
