@@ -23,7 +23,8 @@ from fastrack.errors import FastrackError
 
 # What trainers write beside tensors: configurations, tokenizers, histories of losses. It is let through in plain, as
 # other programs read it, and shows what it says: names, hyperparameters, vocabularies, losses.
-_TEXT = {"", *".csv .jinja .json .jsonl .lock .log .md .model .py .toml .txt .yaml .yml".split()}
+_SUFFIXES = "csv jinja json jsonl lock log md model py toml txt yaml yml"
+_TEXT = {"", *(f".{each}" for each in _SUFFIXES.split())}
 _SENTENCE_PIECE = b"\n"  # how the only binary format of tokenizers begins, which is no pickle, zip or .npy
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC
 _CAREFUL = {"fastrack", "importlib", "tempfile"}  # whose files are sealed, or code, or get their name afterwards
