@@ -11,6 +11,7 @@ from typing import Any
 
 from fastrack._protect.refusals import refusal
 from fastrack._protect.sealing import Protection
+from fastrack._util.locations import Url, locate_target
 from fastrack._util.replacing import replace, replace_everywhere
 from fastrack.errors import FastrackError
 
@@ -33,12 +34,16 @@ def install(protection: Protection) -> None:
         return bool(plain.fs.exists(plain.fs.concat_path(plain.path, NAME)))
 
     def sealed_writer(plain: Any) -> Any:
+        _require_no_options(plain)
         if not plain.overwrite and is_sealed(plain):
             raise FastrackError(f"{plain.path}: expected no checkpoint with overwrite=False, got one. Name another")
         return CheckpointWriter(plain.path, key=protection.owner)
 
     def sealed_reader(plain: Any) -> Any:
-        return CheckpointReader(plain.path, keys=protection.ring) if is_sealed(plain) else None
+        if not is_sealed(plain):
+            return None
+        _require_no_options(plain)
+        return CheckpointReader(plain.path, keys=protection.ring)
 
     for kind, names, make in ((writer, _WRITING, sealed_writer), (reader, _READING, sealed_reader)):
         for name in names:
@@ -46,6 +51,25 @@ def install(protection: Protection) -> None:
         _renew(kind)
     _refuse_other_writers(writer, CheckpointWriter, state_dict_saver)
     _refuse_streams(filesystem.FileSystem)
+
+
+def _require_no_options(plain: Any) -> None:
+    """Refuse options of fsspec that torch was given, as fastrack opens the store by its URL, and would not have them.
+
+    They are named without their values, which may be secrets.
+    """
+    options = getattr(getattr(plain.fs, "fs", None), "storage_options", None)  # of torch's FsspecWriter and reader
+    location = locate_target(plain.path)
+    if options and isinstance(location, Url):
+        from fastrack._remote.filesystem import find_store
+
+        own = find_store(location)[0].storage_options
+        names = ", ".join(sorted(name for name in options if options[name] != own.get(name)))
+        if names:
+            raise FastrackError(
+                f"{location}: expected the options of its store in the configuration of fsspec or in the environment, "
+                f"got {names:.200} as arguments. Set them there: see the page Files on servers"
+            )
 
 
 def _delegate(kind: Any, name: str, make: Any) -> None:

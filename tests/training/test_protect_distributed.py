@@ -10,7 +10,7 @@ from fastrack._util.replacing import restore
 
 torch = pytest.importorskip("torch")
 dcp = pytest.importorskip("torch.distributed.checkpoint")
-from torch.distributed.checkpoint import format_utils, state_dict_saver  # noqa: E402
+from torch.distributed.checkpoint import CheckpointException, format_utils, state_dict_saver  # noqa: E402
 
 KEY = fastrack.Key.generate()
 NEEDLE = np.random.default_rng(6).integers(0, 256, 4096, np.uint8)
@@ -53,6 +53,26 @@ def test_a_folder_is_sealed_by_its_name_and_by_a_writer(tmp_path, protected):
         require_loads(tmp_path / name)
         require_loads(tmp_path, storage_reader=dcp.FileSystemReader(tmp_path / name))
     assert dcp.FileSystemReader(tmp_path / "a").read_metadata().state_dict_metadata.keys() == {"weights", "step"}
+
+
+def test_a_store_is_sealed_by_its_url_and_by_torchs_writer():
+    remote = pytest.importorskip("torch.distributed.checkpoint._fsspec_filesystem", reason="fsspec is not installed")
+    from helpers.object_store import ObjectStore
+
+    ObjectStore.clear()
+    url = "shelf://bucket/run"
+    dcp.save(state(), checkpoint_id=f"{url}/1", no_dist=True)
+    dcp.save(state(), storage_writer=remote.FsspecWriter(f"{url}/2"), no_dist=True)
+    assert len(ObjectStore.store) == 4
+    assert not any(NEEDLE[:16].tobytes() in file.getvalue() for file in ObjectStore.store.values())
+    require_loads(f"{url}/1")
+    require_loads(None, storage_reader=remote.FsspecReader(f"{url}/2"))
+    for kind, run in ((remote.FsspecWriter, dcp.save), (remote.FsspecReader, dcp.load)):
+        name = "storage_writer" if kind is remote.FsspecWriter else "storage_reader"
+        with pytest.raises((CheckpointException, AssertionError), match="got token as arguments") as info:
+            run(state(), **{name: kind(f"{url}/2", token="hunter")}, no_dist=True)
+        assert "hunter" not in str(info.value)
+    ObjectStore.clear()
 
 
 def test_one_writer_saves_several_checkpoints(tmp_path):
