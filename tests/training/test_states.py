@@ -59,7 +59,7 @@ def exact(value):
         more = getattr(value, "default_factory", None), exact(getattr(value, "_metadata", None))
         return kind, more, [(exact(key), exact(item)) for key, item in value.items()]
     if isinstance(value, (set, frozenset)):
-        return kind, {repr(exact(item)) for item in value}
+        return kind, sorted(repr(exact(item)) for item in value)
     if isinstance(value, argparse.Namespace):
         value = list(vars(value).items())
     if isinstance(value, (list, tuple)):
