@@ -55,6 +55,13 @@ def _no_key_from_the_environment(monkeypatch):
     monkeypatch.delenv("FASTRACK_KEY_FILE", raising=False)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _other_libraries_as_they_were_before_a_module():
+    before = mark()
+    yield
+    restore(before)
+
+
 @pytest.fixture(autouse=True)
 def _other_libraries_as_they_were():
     before = mark()
