@@ -29,7 +29,7 @@ _NAMES = {
     "_sets.load_file": ("load_file",),
     "_files.rekey": ("rekey_file",),
     "_protect.protection": ("protect_checkpoints",),
-    "_protect.rehearsal": ("rehearse_save",),
+    "_protect.rehearsal": ("is_rehearsing", "rehearse_save"),
     "_samples.export": ("export_samples",),
     "_samples.sources": ("import_samples",),
     "_samples.dataset_writer": ("DatasetWriter",),

@@ -21,6 +21,7 @@ from fastrack._keys.keyring import (
     use_keys as use_keys,
 )
 from fastrack._keys.keys import Key as Key
+from fastrack._protect.rehearsal import is_rehearsing as is_rehearsing
 from fastrack._protect.rehearsal import rehearse_save as rehearse_save
 from fastrack._samples.dataset_writer import DatasetWriter as DatasetWriter
 from fastrack._protect.protection import protect_checkpoints as protect_checkpoints

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -37,6 +37,7 @@ from fastrack._util.locations import Location, Url, locate, locate_local
 from fastrack._util.paths import require_path
 from fastrack._util.public import public
 from fastrack._util.shown import list_names, shown
+from fastrack._util.trial import Trial, current
 from fastrack.errors import AuthenticationError, FormatError
 from fastrack.format import CHUNK_SIZE, ciphertext_size, message_size
 
@@ -48,7 +49,6 @@ _Entries = dict[str, tuple[str, tuple[int, ...]]]  # stored dtype and shape of e
 SLAB = 8 << 20  # bytes, so that ciphertext is still in the caches when it is written
 _PRIVATE = 0o600  # the mode of a file of plaintext
 _NOTHING = np.empty(0, np.uint8)
-_without_content: ContextVar[bool] = ContextVar("fastrack_without_content", default=False)
 
 
 @public
@@ -453,16 +453,6 @@ def plain_names(plain: Iterable[str]) -> frozenset[str]:
     return frozenset(plain)
 
 
-@contextmanager
-def without_content(is_tried: bool = True) -> Iterator[None]:
-    """Have what this thread or task seals written as empty vectors, where a save is only tried."""
-    token = _without_content.set(is_tried)
-    try:
-        yield
-    finally:
-        _without_content.reset(token)
-
-
 def write_sealed(
     tensors: Mapping[str, PlainTensor],
     target: Location | IO[bytes],
@@ -486,8 +476,9 @@ def write_sealed(
     to their `scales`, which are among the tensors.
     """
     _check_texts(tensors, plain, metadata)
-    if _without_content.get():
+    if (trial := current()) is not None:
         tensors, sealed, sealers, scales = dict.fromkeys(tensors, PlainTensor.of(_NOTHING)), None, None, None
+        target = _tried(target, trial)
     file_id = file_id or new_file_id()
     contexts = {
         name: MessageContext(name, tensor.dtype, tensor.shape, file_id, kind, (scales or {}).get(name))
@@ -535,6 +526,17 @@ def _check_texts(tensors: Mapping[str, PlainTensor], plain: frozenset[str], meta
     marked = sorted(name for name in metadata if name.startswith("fastrack."))
     if marked:
         raise FormatError(f"metadata: keys that begin with 'fastrack.' are reserved, got {', '.join(marked):.200}")
+
+
+def _tried(target: Location | IO[bytes], trial: Trial) -> Location | IO[bytes]:
+    """Return where a file of a trial goes: nowhere, in the place of a file or an object outside of its folder."""
+    if isinstance(target, Url):
+        return io.BytesIO()
+    if not isinstance(target, Path) or trial.holds(target):
+        return target
+    if not target.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(target))
+    return io.BytesIO()
 
 
 def open_target(target: Location | IO[bytes], size: int, *, overwrite: bool) -> AbstractContextManager[IO[bytes]]:

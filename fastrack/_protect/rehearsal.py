@@ -12,23 +12,23 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from fastrack._files.writer import without_content
 from fastrack._protect.refusals import ADVICE
 from fastrack._protect.sealing import open_sealed
 from fastrack._util.public import public
 from fastrack._util.rights import require_own
+from fastrack._util.trial import current, trying
 from fastrack.errors import FastrackError
 
 # What trainers write beside tensors: configurations, tokenizers, histories of losses. It is let through in plain, as
 # other programs read it, and shows what it says: names, hyperparameters, vocabularies, losses.
-_SUFFIXES = "csv jinja json jsonl lock log md model py toml txt yaml yml"
+_SUFFIXES = "csv jinja json jsonl lock log md model py tmp toml txt yaml yml"
 _TEXT = {"", *(f".{each}" for each in _SUFFIXES.split())}
 _SENTENCE_PIECE = b"\n"  # how the only binary format of tokenizers begins, which is no pickle, zip or .npy
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC
+_SEEN = {"open", "os.remove", "os.rename", "os.truncate"}
 _CAREFUL = {"fastrack", "importlib", "tempfile"}  # whose files are sealed, or code, or get their name afterwards
-_SEEN = {"open", "os.remove", "os.rename"}
 _IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a new folder of mode 0700, under a random name
 
 _watch: contextvars.ContextVar[_Watch | None] = contextvars.ContextVar("fastrack_rehearsal", default=None)
@@ -40,8 +40,9 @@ def rehearse_save(save: Callable[[str], object]) -> None:
     """Save a first time before the first step, and refuse a save that would write plaintext, or that fails.
 
     For training loops of your own; `protect_checkpoints` does it for the Trainers of transformers and Lightning. The
-    save goes to an empty folder in memory, where sealed files have no content, so it takes no room. Random states and
-    optimizers are as before when it ends.
+    save goes to an empty folder in memory, where sealed files have no content, so it takes no room. Files that it seals
+    elsewhere go nowhere, and what it writes of text there is put back. Random states and optimizers are as before when
+    it ends.
 
     Parameters
     ----------
@@ -52,7 +53,8 @@ def rehearse_save(save: Callable[[str], object]) -> None:
     Raises
     ------
     FastrackError
-        If a file is neither sealed nor text, or if Python opens another file for writing than those of the folder.
+        If a file is neither sealed nor text, or if Python opens another file for writing than those of the folder, or
+        removes or renames one that was there before.
     ValueError
         If `save` writes no file, or if an optimizer takes a step that has taken some before.
 
@@ -67,6 +69,19 @@ def rehearse_save(save: Callable[[str], object]) -> None:
     rehearse(save)
 
 
+@public
+def is_rehearsing() -> bool:
+    """Return whether this thread or task rehearses a save, so that a callback can leave out what cannot be tried.
+
+    Examples
+    --------
+    >>> import fastrack
+    >>> fastrack.is_rehearsing()
+    False
+    """
+    return current() is not None
+
+
 def rehearse(save: Callable[[str], object], *roots: Any) -> None:
     """Rehearse a save, and put the attributes of `roots` back as well."""
     from fastrack._protect.unchanged import unchanged  # deferred, as torch is
@@ -74,77 +89,128 @@ def rehearse(save: Callable[[str], object], *roots: Any) -> None:
     folder = _make_folder()
     watch = _Watch(folder)
     try:
-        with unchanged(*roots), without_content(), watch.on():
+        with unchanged(*roots), trying(folder), watch.on():
             save(str(folder))
         _together(None)  # all processes have written
         watch.judge()
         plain = sorted({path for of_process in _together(watch.plain) for path in of_process})
     finally:
+        watch.put_back()
         shutil.rmtree(folder, ignore_errors=True)  # another process of this machine may remove it too
     if plain:
         raise _refusal(plain[0], f"expected sealed files and text alone, got {len(plain)} in plain. {ADVICE}")
 
 
 class _Watch:
-    """Files that a rehearsed save opens for writing, and those of them that are plain."""
+    """Files that a rehearsed save opens for writing, those of them that are plain, and what there was before."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = os.path.realpath(folder)
+        self._inside = os.path.realpath(folder) + os.sep
         self._opened: set[str] = set()
+        self._before: dict[str, _Text | None] = {}  # of files elsewhere; None for those that were not there
+        self.is_on = False
         self.plain: set[str] = set()
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
         _hook()
         token = _watch.set(self)
+        self.is_on = True
         try:
             yield
         finally:
+            self.is_on = False  # for tasks that began in the save, too
             _watch.reset(token)
 
-    def see(self, path: Any, flags: Any) -> None:
+    def see_opened(self, path: Any, flags: Any) -> None:
         """Refuse to open a file for writing that would not be looked at, before a byte is in it."""
         if not isinstance(path, str | bytes | os.PathLike) or not isinstance(flags, int) or not flags & _WRITES:
             return
         name = os.path.realpath(os.fsdecode(path))
-        if name.startswith(self._folder + os.sep) or _is_device(name):
+        if name.startswith(self._inside) or _is_device(name):
             return
         self._opened.add(name)
-        caller = sys._getframe(2).f_globals.get("__name__", "")
+        caller = sys._getframe(2).f_globals.get("__name__", "").partition(".")[0]
         is_text = Path(name).suffix in _TEXT and not Path(name).is_dir()  # which opens a file without a name
-        if not is_text and caller.partition(".")[0] not in _CAREFUL:
+        if not is_text and caller not in _CAREFUL:
             self.plain.add(name)  # the save may ignore the error
             raise _refusal(name, "expected to write into the given folder alone, got another file. Save there")
+        if caller != "importlib" and not flags & os.O_APPEND:  # logs and compiled code stay
+            self._keep(name)
 
-    def see_moved(self, target: Any, folder: Any) -> None:
-        """Look at the end at a file of another name, by which it leaves the given folder."""
-        name = _full(target, folder)
-        if not name.startswith(self._folder + os.sep):
-            self._opened.add(name)
+    def see_changed(self, path: Any, folder: Any = None) -> None:
+        """Refuse to change a file that was there before the rehearsal, unless it can be put back."""
+        name = _full(path, folder)
+        if not name.startswith(self._inside):
+            self._keep(name)
 
     def see_removed(self, path: Any, folder: Any) -> None:
         """Look at a file before it is gone. Its name says nothing: it may be a temporary one, of text."""
         name = _full(path, folder)
-        if name in self._opened or name.startswith(self._folder + os.sep):
+        self.see_changed(path, folder)
+        if name in self._opened or name.startswith(self._inside):
             self._judge(name, _is_text)
 
+    def see_moved(self, source: Any, target: Any, from_folder: Any, to_folder: Any) -> None:
+        """Look at the end at a file of another name, by which it leaves the given folder."""
+        self.see_changed(source, from_folder)
+        self.see_changed(target, to_folder)
+        name = _full(target, to_folder)
+        if not name.startswith(self._inside):
+            self._opened.add(name)
+
+    def _keep(self, name: str) -> None:
+        if name in self._before:
+            return
+        path = Path(name)
+        if path.is_file() and not path.is_symlink() and path.suffix in _TEXT:
+            self._before[name] = _Text(path.read_bytes(), stat.S_IMODE(path.stat().st_mode))
+        elif not os.path.lexists(path):
+            self._before[name] = None
+        elif not path.is_dir() and not _is_device(name):
+            self.plain.add(name)
+            raise _refusal(
+                name,
+                "expected to change nothing that was there before but text, got this file. Do so only where "
+                "fastrack.is_rehearsing() is False",
+            )
+
     def judge(self) -> None:
-        """Look at all files, as writers in C, C++ and Rust open theirs unseen."""
-        written = {str(Path(root, name)) for root, _, names in os.walk(self._folder) for name in names}
+        """Look at all files, as writers in C, C++ and Rust open theirs unseen. Put back what lies elsewhere."""
+        written = {str(Path(root, name)) for root, _, names in os.walk(self._inside) for name in names}
         if not any(_together(bool(written))):
             raise ValueError("rehearsing a save failed: expected files in the given folder, got none. Save there")
         for path in written | self._opened:
             self._judge(path, _is_text_by_name)
 
+    def put_back(self) -> None:
+        """Put files elsewhere back, and remove those that were not there."""
+        for name, before in self._before.items():
+            path = Path(name)
+            if before is None:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+            elif not path.is_file() or path.read_bytes() != before.content:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(before.content)
+                path.chmod(before.mode)
+
     def _judge(self, name: str, is_text: Callable[[Path], bool]) -> None:
         """Note a file that is neither sealed, nor text, nor no more."""
         try:
             is_allowed = _is_allowed(Path(name), is_text)
-        except OSError:
+        except (OSError, FastrackError):
             is_allowed = False
         if not is_allowed:
-            is_inside = name.startswith(self._folder + os.sep)
-            self.plain.add(os.path.relpath(name, self._folder) if is_inside else name)
+            is_inside = name.startswith(self._inside)
+            self.plain.add(os.path.relpath(name, self._inside) if is_inside else name)
+
+
+class _Text(NamedTuple):
+    """A file of text as it was before a rehearsal."""
+
+    content: bytes
+    mode: int
 
 
 def _refusal(path: str, text: str) -> FastrackError:
@@ -206,14 +272,17 @@ def _hook() -> None:
 
 
 def _see(event: str, arguments: tuple[Any, ...]) -> None:
-    if event not in _SEEN or (watch := _watch.get()) is None:
+    watch = _watch.get() if event in _SEEN else None
+    if watch is None or not watch.is_on:
         return
     if event == "open":
-        watch.see(arguments[0], arguments[2])
+        watch.see_opened(arguments[0], arguments[2])
     elif event == "os.remove":
         watch.see_removed(*arguments)
+    elif event == "os.rename":
+        watch.see_moved(*arguments)
     else:
-        watch.see_moved(arguments[1], arguments[3])
+        watch.see_changed(arguments[0])
 
 
 def _make_folder() -> Path:

@@ -16,7 +16,7 @@ import numpy as np
 from fastrack._files.byte_reader import open_bytes
 from fastrack._files.importers import PlainTensor
 from fastrack._files.reader import SealedFile, file_in_memory
-from fastrack._files.writer import SLAB, without_content, write_sealed
+from fastrack._files.writer import SLAB, write_sealed
 from fastrack._keys.keyring import KeyRing
 from fastrack._keys.keys import Key
 from fastrack._sealed.file_header import parse_header
@@ -25,6 +25,7 @@ from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Bytes
 from fastrack._tensors.mapped_file import map_file
 from fastrack._util.locations import Location, locate
+from fastrack._util.trial import in_earnest
 from fastrack.errors import FastrackError, FormatError
 
 STREAM = "torch.save"
@@ -86,26 +87,17 @@ def seal_stream(protection: Protection, run: Run, target: Any) -> None:
     """Seal what `run` writes into a new file, or into a file of the caller's. It runs twice, first to be counted."""
     with Sink(lambda _: None).settle() as counted:
         run(counted, False)
-    kept = bytearray()
-    try:
-        if counted.size <= SLAB:  # kept whole: what counts its own saves may be some bytes longer now
-            with Sink(kept.extend).settle() as sink:
-                run(sink, True)
-            tensor = PlainTensor.of(np.frombuffer(kept, np.uint8))
-        else:
 
-            def push(out: Any) -> None:
-                with Sink(out.write).settle() as sink:
-                    run(sink, True)
+    def push(out: Any) -> None:
+        with Sink(out.write).settle() as sink:
+            run(sink, True)
 
-            tensor = PlainTensor("U8", (counted.size,), _unread, push)
-        sealed_to: Any = locate(target) if is_path(target) else _Whole(target)
-        # Small streams keep their content in a rehearsal: in memory or on their way to another process they are read.
-        keeping = counted.size <= SLAB and not is_path(target)
-        with without_content(False) if keeping else contextlib.nullcontext():
-            write_sealed({STREAM: tensor}, sealed_to, protection.owner, frozenset(), _METADATA, None)
-    finally:
-        kept[:] = bytes(len(kept))
+    tensor = PlainTensor("U8", (counted.size,), _unread, push)
+    sealed_to: Any = locate(target) if is_path(target) else _Whole(target)
+    # Small streams keep their content in a rehearsal: in memory or on their way to another process they are read.
+    keeping = counted.size <= SLAB and not is_path(target)
+    with in_earnest() if keeping else contextlib.nullcontext():
+        write_sealed({STREAM: tensor}, sealed_to, protection.owner, frozenset(), _METADATA, None)
 
 
 def seal_tensors(

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from fastrack._protect.refusals import refusal, refuse
 from fastrack._protect.sealing import Protection, Sink, is_path, open_sealed, open_stream, read_sealed, seal_stream
+from fastrack._protect.tape import Tape
 from fastrack._util.replacing import replace, replace_all_everywhere
 
 
@@ -59,14 +61,14 @@ def _sealing(protection: Protection, files: Any, write: Any, wrap: Callable[...,
     """Return what seals in the place of a function that writes an object into an open file."""
 
     @functools.wraps(write)
-    def save(obj: Any, target: Any = None, *args: Any, **options: Any) -> None:
+    def save(obj: Any, target: Any = None, pickle_module: Any = pickle, *args: Any, **options: Any) -> None:
         if target is None:
             target = options.pop("zip_file", None)
         if not isinstance(target, _Target):  # opened by others, such as sockets and files of experiments of torch
             raise refusal(f"torch.serialization.{write.__name__}")
         if files._serialization_tls.skip_data:
             raise refusal("torch.serialization.skip_data", "It leaves room for values to be written later. Omit it")
-        seal_stream(protection, wrap(write, obj, args, options), target.target)
+        seal_stream(protection, wrap(write, obj, (Tape(pickle_module), *args), options), target.target)
         flush = None if is_path(target.target) else getattr(target.target, "flush", None)
         if flush is not None:
             flush()

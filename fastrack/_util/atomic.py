@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 from fastrack._util.key_text import refuse_key_text
 from fastrack._util.locations import require_local
 from fastrack._util.regular_file import open_regular
+from fastrack._util.trial import require_none
 
 _DESCRIPTORS = "/proc/self/fd"
 _HAS_DESCRIPTORS = Path(_DESCRIPTORS).is_dir()
@@ -146,6 +147,7 @@ def new_folder(path: Path, *, mode: int = 0o777) -> Iterator[Path]:
     another folder or a link in its place. The name `path` is then not given to any folder.
     """
     require_local(path)
+    require_none(path)
     refuse_key_text(path, may_be_id=True)
     path = path.parent.resolve() / path.name
     if os.path.lexists(path):

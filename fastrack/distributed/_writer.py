@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
 from fastrack._files.importers import PlainTensor
-from fastrack._files.writer import without_content, write_sealed
+from fastrack._files.writer import write_sealed
 from fastrack._keys.keyring import KeyLike, sealing_key
 from fastrack._keys.keys import Key
 from fastrack._sealed.contexts import MessageContext, new_file_id
@@ -28,6 +28,7 @@ from fastrack._training.checkpoint import save_checkpoint
 from fastrack._training.state import encode_state
 from fastrack._transfer.api import seal_message
 from fastrack._util.locations import Location, Url, join, locate_target
+from fastrack._util.trial import current, in_earnest
 from fastrack.distributed._description import NAME, SHARDS, InFolder, Shard, checkpoint_index, own_files, shard_file
 
 VALUES = "values"
@@ -113,6 +114,8 @@ class CheckpointWriter(InFolder, StorageWriter):
         key = self._sealing_key()
         shards = {result.index: result.storage_data for of_process in results for result in of_process}
         save_checkpoint(join(self._path, NAME), checkpoint_index(metadata, shards, key.id), key=key)
+        if current() is not None:  # a trial has replaced nothing
+            return
         kept = {shard_file(self._path, shard.file_id) for shard in shards.values()}
         with suppress(OSError):  # the checkpoint is complete without it
             for path in own_files(self._path, key.id):
@@ -159,7 +162,7 @@ def _write_shards(plan: SavePlan, planner: SavePlanner, folder: Location, key: K
 
 def _unpickle_own(planner: SavePlanner, item: WriteItem) -> Any:
     """Return the value that the planner has pickled in this process."""
-    with without_content(False):  # of a rehearsal, too
+    with in_earnest():  # in a rehearsal, too
         data = planner.resolve_data(item)
     assert isinstance(data, io.BytesIO)
     data.seek(0)

@@ -1,6 +1,7 @@
 """A save that is rehearsed: what would be written in plain is refused, and nothing else is changed."""
 
 import contextlib
+import contextvars
 import copy
 import os
 import pickle
@@ -19,6 +20,7 @@ import fastrack
 from fastrack._util.replacing import restore
 
 torch = pytest.importorskip("torch")
+safetensors_torch = pytest.importorskip("safetensors.torch")
 from torch.distributed.checkpoint import state_dict  # noqa: E402
 
 KEY = fastrack.Key.generate()
@@ -111,6 +113,105 @@ def test_a_file_elsewhere_is_refused_before_a_byte_is_in_it(tmp_path):
     fastrack.rehearse_save(lambda folder: (save_well(folder), text.write_text("saved")))
     assert refused(lambda folder: (save_well(folder), text.write_bytes(bytes(3)))) == str(text)
     place.write_bytes(b"as ever")  # after a rehearsal all files are let through
+
+
+def tree(folder):
+    """Return the files below a folder with what they hold."""
+    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_sealed_files_elsewhere_are_as_they_were(tmp_path):
+    """A callback may keep its best weights in a place of its own: a rehearsal has none to put there."""
+    weights = {"x": torch.ones(3)}
+
+    def save(folder):
+        save_well(folder)
+        torch.save(weights, tmp_path / "ema.pt")
+        safetensors_torch.save_file(weights, tmp_path / "best.safetensors")
+        torch.distributed.checkpoint.save(weights, checkpoint_id=tmp_path / "dcp", no_dist=True)
+
+    save(tmp_path)
+    before = tree(tmp_path)
+    fastrack.rehearse_save(save)
+    assert tree(tmp_path) == before
+    fastrack.rehearse_save(lambda folder: (save_well(folder), torch.save(weights, tmp_path / "new.pt")))
+    assert tree(tmp_path) == before
+    with pytest.raises(FileNotFoundError):
+        fastrack.rehearse_save(lambda folder: (save_well(folder), torch.save(weights, tmp_path / "absent" / "new.pt")))
+
+
+def test_files_elsewhere_are_neither_removed_nor_replaced(tmp_path):
+    old, new = tmp_path / "old.ckpt", tmp_path / "new.ckpt"
+    old.write_bytes(WEIGHTS)
+    before = tree(tmp_path)
+
+    def rename_to(path):
+        text = path.with_suffix(".txt")
+        text.write_text("{}")
+        text.rename(path)
+
+    def ignoring(act):
+        with contextlib.suppress(fastrack.errors.FastrackError):
+            act()
+
+    for act in (
+        old.unlink,
+        lambda: ignoring(old.unlink),
+        lambda: shutil.rmtree(tmp_path),
+        lambda: old.rename(new),
+        lambda: rename_to(old),
+        lambda: os.truncate(old, 1),
+    ):
+        assert refused(lambda folder, act=act: (save_well(folder), act())) == str(old)
+        assert tree(tmp_path) == before
+    fastrack.rehearse_save(lambda folder: (save_well(folder), None if fastrack.is_rehearsing() else old.unlink()))
+    assert not fastrack.is_rehearsing()
+
+
+def test_text_elsewhere_is_put_back(tmp_path):
+    history, log = tmp_path / "history.json", tmp_path / "run.log"
+    history.write_text("[1, 2]")
+    history.chmod(0o640)
+    log.write_text("begun\n")
+
+    def save(folder):
+        save_well(folder)
+        assert history.read_text() == "[1, 2]"
+        (tmp_path / "history.json.tmp").write_text("[]")
+        (tmp_path / "history.json.tmp").replace(history)
+        (tmp_path / "config.json").write_text("{}")
+        with log.open("a") as file:
+            file.write("saved\n")
+
+    fastrack.rehearse_save(save)
+    assert tree(tmp_path) == {"history.json": b"[1, 2]", "run.log": b"begun\nsaved\n"}
+    assert history.stat().st_mode & 0o777 == 0o640
+    assert refused(lambda folder: (save_well(folder), (tmp_path / "weights").write_bytes(WEIGHTS))).endswith("weights")
+    assert "weights" not in tree(tmp_path)
+
+
+def test_a_new_folder_is_made_only_outside_of_a_rehearsal(tmp_path):
+    def save(folder):
+        save_well(folder)
+        with fastrack.write_folder(tmp_path / "sealed", KEY):
+            pass
+
+    with pytest.raises(fastrack.errors.FastrackError, match=r"is_rehearsing"):
+        fastrack.rehearse_save(save)
+    assert tree(tmp_path) == {}
+
+
+def test_what_began_in_a_rehearsal_saves_in_earnest_after_it(tmp_path):
+    contexts = []
+
+    def save(folder):
+        save_well(folder)
+        contexts.append(contextvars.copy_context())
+
+    fastrack.rehearse_save(save)
+    contexts[0].run(save_well, tmp_path)
+    assert torch.equal(torch.load(tmp_path / "a.pt")["weights"], torch.ones(3))
+    contexts[0].run((tmp_path / "w.bin").write_bytes, WEIGHTS)  # and nobody looks
 
 
 def test_a_plain_file_is_refused_that_is_gone_at_the_end(tmp_path):

@@ -1,0 +1,65 @@
+"""Tried saves: what is sealed in one has no content, and goes nowhere if it is for a place outside of its folder."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from contextvars import ContextVar
+from pathlib import Path
+
+from fastrack.errors import FastrackError
+
+
+class Trial:
+    """A save that one thread or task tries. `is_on` is False after its end: contexts that were copied still have it."""
+
+    __slots__ = ("_folder", "is_on")
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = os.path.realpath(folder) + os.sep
+        self.is_on = True
+
+    def holds(self, path: str | os.PathLike[str]) -> bool:
+        """Return whether a path is below the folder of the trial."""
+        return os.path.realpath(path).startswith(self._folder)
+
+
+_trial: ContextVar[Trial | None] = ContextVar("fastrack_trial", default=None)
+
+
+def current() -> Trial | None:
+    """Return the trial that this thread or task is in."""
+    trial = _trial.get()
+    return trial if trial is not None and trial.is_on else None
+
+
+@contextlib.contextmanager
+def trying(folder: Path) -> Iterator[Trial]:
+    """Have what this thread or task seals be only tried, in the block."""
+    trial = Trial(folder)
+    token = _trial.set(trial)
+    try:
+        yield trial
+    finally:
+        trial.is_on = False
+        _trial.reset(token)
+
+
+@contextlib.contextmanager
+def in_earnest() -> Iterator[None]:
+    """Seal with content in the block, within a trial too: what is read again at once, or by another process."""
+    token = _trial.set(None)
+    try:
+        yield
+    finally:
+        _trial.reset(token)
+
+
+def require_none(path: Path) -> None:
+    """Refuse to make a folder in a trial: its files are read again, and have no content."""
+    if current() is not None:
+        raise FastrackError(
+            f"rehearsing a save failed before the first step: {path}: expected a save of files, got a new folder. Make "
+            "it only where fastrack.is_rehearsing() is False"
+        )
