@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from statistics import median
 
-from fastrack._util.units import format_size
+from fastrack._util.shown import format_size
 
 ROOT = Path(__file__).parents[1]
 MIB = 2**20

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastrack._util.atomic import new_file
-from fastrack._util.units import format_size
+from fastrack._util.shown import format_size
 from fastrack.errors import FastrackError
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from fastrack._cli.errors import Terminated, error_document, message_of, name_so
 from fastrack._cli.files import as_location, check_directory, is_sealed_folder, is_stream, load_engine
 from fastrack._util.key_text import refuse_key_text
 from fastrack._util.locations import Url
-from fastrack._util.units import format_size
+from fastrack._util.shown import format_size
 from fastrack.errors import FastrackError
 
 if TYPE_CHECKING:

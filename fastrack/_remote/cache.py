@@ -31,7 +31,7 @@ from fastrack._tensors.mapped_file import map_file
 from fastrack._util.fork import register_fork_reset
 from fastrack._util.locations import Url
 from fastrack._util.rights import require_own
-from fastrack._util.units import format_size
+from fastrack._util.shown import format_size
 
 VARIABLE = "FASTRACK_CACHE_DIR"
 SIZE_VARIABLE = "FASTRACK_CACHE_SIZE"

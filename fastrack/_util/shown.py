@@ -1,4 +1,4 @@
-"""Arguments and names in messages: without keys, passwords of URLs, and values of tensors."""
+"""Arguments, names and sizes in messages: without keys, passwords of URLs, and values of tensors."""
 
 from __future__ import annotations
 
@@ -36,3 +36,12 @@ def list_names(absent: object, present: Iterable[str]) -> str:
     listed = listed if len(listed) <= _LONGEST else f"{listed[:_LONGEST]}..."
     near = get_close_matches(absent, names, 1) if isinstance(absent, str) else []
     return f"it has {listed}" + (f". Did you mean {near[0]!r:.{_CLOSE}}?" if near else "")
+
+
+def format_size(count: float) -> str:
+    """Format a number of bytes for people, in powers of 1024."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.1f}".removesuffix(".0") + f" {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"

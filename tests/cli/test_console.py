@@ -7,7 +7,7 @@ import pytest
 
 from fastrack._cli import console
 from fastrack._cli.console import clean, format_rate, pluralize, progress_bar, taken_back
-from fastrack._util.units import format_size
+from fastrack._util.shown import format_size
 
 
 def test_sizes_rates_and_counts_are_written_for_people():

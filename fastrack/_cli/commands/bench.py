@@ -13,7 +13,7 @@ from fastrack._cli.console import STDOUT, new_table, reporter
 from fastrack._cli.files import check_target
 from fastrack._cli.measurements import narrow_console, show_paths, wide_console, write_results
 from fastrack._cli.options import Bits
-from fastrack._util.units import format_size
+from fastrack._util.shown import format_size
 
 if TYPE_CHECKING:
     from fastrack._bench.runner import Measured

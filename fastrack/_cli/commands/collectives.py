@@ -11,7 +11,7 @@ from rich.console import Console
 from fastrack._bench.plots import draw_collectives
 from fastrack._cli.console import STDOUT, new_table, reporter
 from fastrack._cli.measurements import narrow_console, show_paths, wide_console, write_results
-from fastrack._util.units import format_size
+from fastrack._util.shown import format_size
 from fastrack.errors import FastrackError
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from fastrack._cli.commands.inspect import read_contents
 from fastrack._cli.console import clean, reporter
 from fastrack._cli.files import check_directory, check_target
 from fastrack._cli.measurements import narrow_console, wide_console
-from fastrack._util.units import format_size
+from fastrack._util.shown import format_size
 from fastrack.errors import AuthenticationError, FastrackError
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from fastrack._cli.options import Json
 from fastrack._cli.proofs import Proof, read_proofs
 from fastrack._util.cpus import cpu_quota
 from fastrack._util.nvml import Gpu, Graphics, read_graphics
-from fastrack._util.units import format_size
+from fastrack._util.shown import format_size
 from fastrack.errors import FastrackError
 
 _PART = re.compile(r"\.fastrack-[0-9a-f]{16}\.part")  # as `fastrack._util.atomic` names what is not complete

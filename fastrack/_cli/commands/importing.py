@@ -17,7 +17,7 @@ from fastrack._cli.console import clean, pluralize, print_lines, reporter, tell
 from fastrack._cli.errors import refuse_values
 from fastrack._cli.files import as_location, load_engine, open_ring
 from fastrack._cli.options import Json, KeyFile, Quiet, Silent
-from fastrack._util.units import format_size
+from fastrack._util.shown import format_size
 from fastrack.errors import FormatError, UnknownKeyError
 
 if TYPE_CHECKING:

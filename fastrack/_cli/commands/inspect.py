@@ -18,7 +18,7 @@ from fastrack._cli.files import as_location, is_sealed_folder
 from fastrack._cli.options import JsonLines, Recursive
 from fastrack._cli.run import Job, Report
 from fastrack._cli.streams import open_sealed
-from fastrack._util.units import format_size
+from fastrack._util.shown import format_size
 from fastrack.errors import FormatError
 from fastrack.format import chunk_count
 

@@ -18,8 +18,7 @@ from fastrack._cli.files import (
 )
 from fastrack._cli.options import KEY_HELP, Force, Json, KeyFiles, Silent
 from fastrack._cli.run import NEW_FOLDER, NO_FOLDER, Job, Meter, Report, beginning_again, expand, refuse_options, run
-from fastrack._util.shown import list_names
-from fastrack._util.units import format_size
+from fastrack._util.shown import format_size, list_names
 
 if TYPE_CHECKING:
     from fastrack._keys.keyring import KeyRing

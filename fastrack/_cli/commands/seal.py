@@ -29,7 +29,7 @@ from fastrack._cli.run import RULE, Job, Meter, Report, refuse_options
 from fastrack._cli.streams import require_one_stream, standard_output
 from fastrack._util.atomic import made_parents
 from fastrack._util.locations import Url
-from fastrack._util.units import format_size
+from fastrack._util.shown import format_size
 from fastrack.errors import FormatError, UnknownKeyError
 
 if TYPE_CHECKING:

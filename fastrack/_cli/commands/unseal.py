@@ -38,7 +38,7 @@ from fastrack._cli.run import Job, Meter, Report, refuse_options
 from fastrack._cli.streams import open_sealed, require_one_stream, standard_output
 from fastrack._util.atomic import made_parents
 from fastrack._util.locations import require_local
-from fastrack._util.units import format_size
+from fastrack._util.shown import format_size
 from fastrack.errors import FormatError
 
 if TYPE_CHECKING:

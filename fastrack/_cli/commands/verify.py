@@ -14,7 +14,7 @@ from fastrack._cli.files import as_location, check_expected, check_sealed, is_se
 from fastrack._cli.options import AnchorFile, Expect, FileId, JsonLines, KeyFiles, Quiet, Recursive
 from fastrack._cli.run import Job, Meter, Report, refuse_options
 from fastrack._cli.streams import open_sealed, require_one_stream
-from fastrack._util.units import format_size
+from fastrack._util.shown import format_size
 from fastrack.errors import AuthenticationError, FormatError
 
 if TYPE_CHECKING:
