@@ -7,17 +7,22 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
+from pathlib import Path
 from typing import Any
 
 from fastrack._protect.refusals import refusal
 from fastrack._protect.sealing import Protection
 from fastrack._util.locations import Url, locate_target
 from fastrack._util.replacing import replace, replace_everywhere
+from fastrack._util.trial import current
 from fastrack.errors import FastrackError
 
 _WRITING = ("set_up_storage_writer", "prepare_local_plan", "prepare_global_plan", "write_data", "finish")
 _READING = ("read_metadata", "set_up_storage_reader", "prepare_local_plan", "prepare_global_plan", "read_data")
 _UNRANKED = {"read_metadata", "set_up_storage_reader"}  # torch's own take a rank, whose part alone they may read
+_PLAIN = ".metadata"  # torch's description of a plain checkpoint
+_PLAIN_SHARD = re.compile(r"__\d+_\d+\.distcp")
 _SEALED = "_fastrack_sealed"  # the attribute of a writer or reader of torch that holds the one of fastrack
 
 
@@ -30,18 +35,19 @@ def install(protection: Protection) -> None:
 
     writer, reader = filesystem._FileSystemWriter, filesystem.FileSystemReader
 
-    def is_sealed(plain: Any) -> bool:
-        return bool(plain.fs.exists(plain.fs.concat_path(plain.path, NAME)))
-
     def sealed_writer(plain: Any) -> Any:
         _require_no_options(plain)
-        if not plain.overwrite and is_sealed(plain):
+        if not plain.overwrite and _has(plain, NAME):
             raise FastrackError(f"{plain.path}: expected no checkpoint with overwrite=False, got one. Name another")
         return CheckpointWriter(plain.path, key=protection.owner)
 
     def sealed_reader(plain: Any) -> Any:
-        if not is_sealed(plain):
+        if not _has(plain, NAME):
             return None
+        if _has(plain, _PLAIN):  # torch has saved here without protection, before or afterwards
+            raise FastrackError(
+                f"{plain.path}: expected one checkpoint, got a sealed and a plain one. Remove {NAME} or {_PLAIN}"
+            )
         _require_no_options(plain)
         return CheckpointReader(plain.path, keys=protection.ring)
 
@@ -51,6 +57,18 @@ def install(protection: Protection) -> None:
         _renew(kind)
     _refuse_other_writers(writer, CheckpointWriter, state_dict_saver)
     _refuse_streams(filesystem.FileSystem)
+
+
+def _has(plain: Any, name: str) -> bool:
+    return bool(plain.fs.exists(plain.fs.concat_path(plain.path, name)))
+
+
+def _remove_plain(plain: Any) -> None:
+    """Remove a plain checkpoint that a sealed one has replaced, the description first, as torch would have done."""
+    if _has(plain, _PLAIN) and current() is None:
+        for name in sorted(Path(str(path)).name for path in plain.fs.ls(str(plain.path))):
+            if name == _PLAIN or _PLAIN_SHARD.fullmatch(name):
+                plain.fs.rm_file(plain.fs.concat_path(plain.path, name))
 
 
 def _require_no_options(plain: Any) -> None:
@@ -87,7 +105,10 @@ def _delegate(kind: Any, name: str, make: Any) -> None:
             return method(self, *args, **options)
         if name in _UNRANKED:
             options.clear()
-        return getattr(held[_SEALED], name)(*args, **options)
+        result = getattr(held[_SEALED], name)(*args, **options)
+        if name == "finish":
+            _remove_plain(self)
+        return result
 
     replace(kind, name, delegated)
 

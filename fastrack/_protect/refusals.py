@@ -22,6 +22,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "torch.package": ("PackageExporter.__init__",),
     "torch.export": ("save",),
     "torch.onnx": ("export", "ONNXProgram.save?"),
+    "torch.onnx.utils": ("export?",),
     "torch._inductor": ("aoti_compile_and_package", "aot_compile"),
     "torch.cuda.gds": ("GdsFile.save_storage",),
     "torch.distributed.checkpoint._consolidate_hf_safetensors": (
@@ -30,6 +31,12 @@ REFUSED: dict[str, tuple[str, ...]] = {
     ),
     "torch.distributed.checkpoint._async_process_executor": ("_ProcessBasedAsyncCheckpointExecutor.__init__",),
     "deepspeed.ops.op_builder.async_io": ("AsyncIOBuilder.load",),
+    # Each kind of accelerator has a class of its own.
+    **{
+        f"deepspeed.ops.op_builder.{kind}.async_io": ("AsyncIOBuilder.load",)
+        for kind in ("cpu", "klxpu", "npu", "supa", "xpu")
+    },
+    "deepspeed.io.fast_file_writer": ("FastFileWriter.__init__?",),
     "deepspeed.runtime.checkpoint_engine.decoupled_checkpoint_engine": ("DecoupledCheckpointEngine.__init__?",),
     "accelerate.utils.offload": ("offload_weight",),
 }
@@ -54,7 +61,7 @@ def refuse(what: str) -> Callable[..., Any]:
 def install() -> None:
     """Refuse all functions of the table, those of modules that are imported later too."""
     when_imported(dict.fromkeys(REFUSED, _refuse_in))
-    _replace_memmap()
+    _replace_maps()
 
 
 def _refuse_in(module: ModuleType) -> None:
@@ -77,16 +84,26 @@ def _refuse_in(module: ModuleType) -> None:
     replace_all_everywhere(functions)
 
 
-def _replace_memmap() -> None:
+def _replace_maps() -> None:
     """Refuse NumPy's maps that are written to, such as those that Accelerate offloads weights into."""
     import numpy as np
 
-    new = np.memmap.__new__
+    new, open_map = np.memmap.__new__, np.lib.format.open_memmap
 
     @functools.wraps(new)
     def new_map(kind: Any, filename: Any, dtype: Any = np.uint8, mode: Any = "r+", *args: Any, **options: Any) -> Any:
-        if mode not in {"r", "readonly", "c", "copyonwrite"}:
-            raise refusal("numpy.memmap", "Map it with mode='r'")
+        _require_reading("numpy.memmap", mode)
         return new(kind, filename, dtype, mode, *args, **options)
 
+    @functools.wraps(open_map)
+    def open_new_map(filename: Any, mode: Any = "r+", *args: Any, **options: Any) -> Any:
+        _require_reading("numpy.lib.format.open_memmap", mode)  # which writes a header first
+        return open_map(filename, mode, *args, **options)
+
     replace(np.memmap, "__new__", staticmethod(new_map))
+    replace_all_everywhere([(open_map, open_new_map)])
+
+
+def _require_reading(what: str, mode: Any) -> None:
+    if mode not in {"r", "readonly", "c", "copyonwrite"}:
+        raise refusal(what, "Map it with mode='r'")

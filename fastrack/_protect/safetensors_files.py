@@ -11,14 +11,14 @@ import numpy as np
 from fastrack._files.importers import PlainTensor
 from fastrack._files.reader import SealedFile
 from fastrack._files.writer import write_plaintext
-from fastrack._protect.sealing import STREAM, Protection, open_sealed, read_sealed, seal_tensors
+from fastrack._protect.sealing import Protection, is_stream, open_sealed, read_sealed, seal_tensors
 from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Bytes
 from fastrack._transfer import replaced
 from fastrack._transfer.safe_open import safe_open
 from fastrack._util.locations import locate
-from fastrack._util.replacing import replace_all_everywhere
-from fastrack.errors import FormatError
+from fastrack._util.replacing import find_holder, replace_all_everywhere
+from fastrack.errors import FastrackError, FormatError
 
 
 def install(protection: Protection) -> None:
@@ -26,8 +26,19 @@ def install(protection: Protection) -> None:
     import safetensors
 
     deserialize: Any = safetensors.deserialize
+    write_plain: Any = safetensors.serialize_file
+    for writer in (write_plain, safetensors.serialize):
+        holder = find_holder(writer)
+        if holder is not None:
+            raise FastrackError(
+                f"protect_checkpoints: expected safetensors' {writer.__name__} in modules alone, got it in a {holder} "
+                "too, which would write in plain. Protect before that is made"
+            )
 
     def seal_file(tensors: Any, filename: Any, metadata: Any = None) -> None:
+        if not tensors:  # and so nothing that would mark the file as sealed
+            write_plain(tensors, filename, metadata)
+            return
         seal_tensors(protection, describe(tensors), locate(filename), dict(metadata or {}))
 
     def seal_bytes(tensors: Any, metadata: Any = None) -> bytes:
@@ -43,13 +54,11 @@ def install(protection: Protection) -> None:
         sealed = open_sealed(path)
         if sealed is None or sealed.kind != "tensor":
             return None
-        if STREAM in sealed:
+        if is_stream(sealed):
             raise FormatError(f"{sealed.path}: expected tensors, got what torch.save wrote. Open it with torch.load")
         return safe_open(sealed.path, framework, device, keys=protection.ring)
 
-    replace_all_everywhere(
-        [(safetensors.serialize_file, seal_file), (safetensors.serialize, seal_bytes), (deserialize, open_bytes)]
-    )
+    replace_all_everywhere([(write_plain, seal_file), (safetensors.serialize, seal_bytes), (deserialize, open_bytes)])
     replaced.install()
     replaced.add_opener(open_file)
 

@@ -25,6 +25,7 @@ from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Bytes
 from fastrack._tensors.mapped_file import map_file
 from fastrack._util.locations import Location, locate
+from fastrack._util.regular_file import open_regular
 from fastrack._util.trial import in_earnest
 from fastrack.errors import FastrackError, FormatError
 
@@ -104,7 +105,14 @@ def seal_tensors(
     protection: Protection, tensors: dict[str, PlainTensor], target: Location | io.BytesIO, metadata: dict[str, str]
 ) -> None:
     """Seal tensors into a new file, or into memory, as `fastrack.save_file` does."""
+    if [*tensors] == [STREAM]:
+        raise FormatError(f"name of a tensor: expected another than {STREAM!r}, which is torch's. Rename the tensor")
     write_sealed(tensors, target, protection.owner, frozenset(), {**_METADATA, **metadata}, None)
+
+
+def is_stream(file: SealedFile) -> bool:
+    """Return whether a sealed file has what torch wrote, and not tensors."""
+    return [*file] == [STREAM]
 
 
 def is_path(target: Any) -> bool:
@@ -133,21 +141,42 @@ class _Whole:
 
 
 def open_sealed(path: Any) -> SealedFile | None:
-    """Open a sealed file by its path. Return None for any other, which the library opens or refuses itself."""
+    """Open a sealed file by its path. Return None for any other, which the library opens or refuses itself.
+
+    A sealed file that is damaged is refused here: torch would advise to load it as a pickle of any kind.
+    """
     try:
         file = SealedFile(locate(path))
-    except (FormatError, OSError, ValueError):
+    except FormatError:
+        if _is_marked(path):
+            raise
+        return None
+    except (OSError, ValueError):
         return None
     return file or None
+
+
+def _is_marked(path: Any) -> bool:
+    """Return whether a file on this machine begins like a sealed one."""
+    try:
+        with open_regular(path) as file:
+            return _MARK in _read_head(file)
+    except (OSError, ValueError):
+        return False
+
+
+def _read_head(stream: Any) -> bytes:
+    """Read the header that begins where a stream stands, if there may be one."""
+    prefix: bytes = stream.read(HEADER_PREFIX)
+    length = int.from_bytes(prefix, "little") if len(prefix) == HEADER_PREFIX else 0
+    return prefix + stream.read(length) if 0 < length <= HEADER_LIMIT else b""
 
 
 def read_sealed(stream: Any) -> SealedFile | None:
     """Read the sealed file that begins where a stream stands. Return None, and leave the stream there, for another."""
     try:
         start = stream.tell()
-        prefix = stream.read(HEADER_PREFIX)
-        length = int.from_bytes(prefix, "little") if len(prefix) == HEADER_PREFIX else 0
-        head = prefix + stream.read(length) if 0 < length <= HEADER_LIMIT else b""
+        head = _read_head(stream)
         if _MARK not in head:
             stream.seek(start)
             return None
@@ -187,7 +216,7 @@ def _bytes_of(stream: Any, start: int, size: int) -> Bytes:
 @contextlib.contextmanager
 def open_stream(protection: Protection, file: SealedFile) -> Iterator[io.BufferedReader]:
     """Open what `seal_stream` sealed for the block, as a file that is decrypted as it is read."""
-    if STREAM not in file:
+    if not is_stream(file):
         raise FastrackError(
             f"{file.path}: expected what torch.save wrote, got a sealed file of {len(file)} tensors. Open it with "
             "safetensors.torch.load_file, or with fastrack.load_file"

@@ -117,7 +117,7 @@ def _replace_maps(protection: Protection, torch: Any) -> None:
         return mapped(filename, shared, nbytes)
 
     def write_storage(storage: Any, file: Any, is_real_file: bool, *args: Any) -> Any:
-        if is_real_file:
+        if is_real_file or not isinstance(file, Sink):
             raise refusal("torch.UntypedStorage._write_file")
         return write_file(storage, file, is_real_file, *args)
 

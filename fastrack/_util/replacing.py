@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -41,6 +43,12 @@ def replace_all_everywhere(pairs: Iterable[tuple[Any, Any]]) -> int:
             replace(module, name, olds[id(names[name])][1])
             places += 1
     return places
+
+
+def find_holder(old: Any) -> str | None:
+    """Return what kind of object holds a function where no replacement reaches it: a partial, or a class."""
+    kinds = functools.partial, staticmethod, classmethod
+    return next((type(each).__name__ for each in gc.get_referrers(old) if type(each) in kinds), None)
 
 
 def mark() -> int:

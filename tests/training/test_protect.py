@@ -438,3 +438,38 @@ def test_spawned_processes_seal_by_the_same_key_file(tmp_path):
         restore()
         protect_again()
     require_sealed(tmp_path / "0.pt")
+
+
+def test_a_damaged_sealed_file_is_refused_as_such(tmp_path):
+    """Torch would advise to load it as any pickle."""
+    path = tmp_path / "model.pt"
+    torch.save(state(), path)
+    content = path.read_bytes()
+    for damaged in (content[:-1], content + b"x", content.replace(b'"fastrack.key"', b'"fastrack.kez"', 1)):
+        path.write_bytes(damaged)
+        for load in (torch.load, safetensors_torch.load_file):
+            with pytest.raises(fastrack.FormatError):
+                load(path)
+
+
+def test_a_file_of_no_tensors_is_as_ever(tmp_path):
+    safetensors_torch.save_file({}, tmp_path / "none.safetensors", {"a": "b"})
+    assert safetensors_torch.load_file(tmp_path / "none.safetensors") == {}
+    with safetensors.safe_open(tmp_path / "none.safetensors", "pt") as file:
+        assert file.metadata() == {"a": "b"}
+
+
+def test_a_tensor_may_not_have_the_name_of_what_torch_saves(tmp_path):
+    with pytest.raises(fastrack.FormatError, match=r"name of a tensor: expected another than 'torch\.save'"):
+        safetensors_torch.save_file({"torch.save": torch.ones(3)}, tmp_path / "a.safetensors")
+    both = {"torch.save": torch.ones(3), "other": torch.zeros(2)}
+    safetensors_torch.save_file(both, tmp_path / "b.safetensors")
+    assert safetensors_torch.load_file(tmp_path / "b.safetensors")["torch.save"].tolist() == [1, 1, 1]
+
+
+def test_a_map_that_would_be_written_to_leaves_the_file_there(tmp_path):
+    path = tmp_path / "a.npy"
+    path.write_bytes(b"as before")
+    with pytest.raises(fastrack.FastrackError, match="open_memmap would write in plain"):
+        np.lib.format.open_memmap(path, "w+", np.uint8, (3,))
+    assert path.read_bytes() == b"as before"

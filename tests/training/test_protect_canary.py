@@ -66,9 +66,20 @@ def test_a_torch_that_pickles_storages_by_another_function_is_refused(monkeypatc
 
 
 def test_a_safetensors_that_saves_by_another_function_is_refused(monkeypatch):
-    monkeypatch.setattr(safetensors.torch, "serialize_file", moved(safetensors.serialize_file))
+    def moved(*arguments, write=safetensors.serialize_file):
+        write(*arguments)
+
+    monkeypatch.setattr(safetensors.torch, "serialize_file", moved)
     with refused(r"safetensors\.torch: "):
         fastrack.protect_checkpoints(KEY)
+
+
+def test_a_writer_that_is_held_where_nothing_replaces_it_is_refused():
+    kept = [functools.partial(safetensors.serialize_file), staticmethod(safetensors.serialize)]
+    while kept:
+        with refused(rf"in modules alone, got it in a {type(kept[0]).__name__}"):
+            fastrack.protect_checkpoints(KEY)
+        del kept[0]
 
 
 def test_a_safetensors_that_lacks_a_function_is_refused(monkeypatch):
@@ -83,10 +94,6 @@ def test_a_checkpoint_writer_that_was_moved_is_refused(monkeypatch):
     monkeypatch.delattr(dcp.filesystem._FileSystemWriter, "finish")
     with refused("finish|torch.distributed.checkpoint: "):
         fastrack.protect_checkpoints(KEY)
-
-
-def moved(function):
-    return functools.partial(function)
 
 
 @pytest.mark.parametrize("name", canary.COVERED)

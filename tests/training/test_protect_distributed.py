@@ -149,3 +149,15 @@ def test_plain_folders_of_before_load_as_ever(tmp_path):
     require_loads(tmp_path / "plain")
     dcp.save(state(), checkpoint_id=tmp_path / "plain", no_dist=True)
     require_loads(tmp_path / "plain")
+    require_sealed(tmp_path / "plain")  # and nothing of the plain one is left
+
+
+def test_a_sealed_and_a_plain_checkpoint_in_one_folder_are_refused(tmp_path):
+    dcp.save(state(), checkpoint_id=tmp_path, no_dist=True)
+    restore()
+    try:
+        dcp.save(state(), checkpoint_id=tmp_path, no_dist=True)
+    finally:
+        fastrack.protect_checkpoints(KEY)
+    with pytest.raises(CheckpointException, match=r"a sealed and a plain one"):
+        require_loads(tmp_path)
