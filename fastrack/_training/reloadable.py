@@ -39,8 +39,8 @@ def reloadable(module: torch.nn.Module) -> ReloadableModule:
     Raises
     ------
     TypeError
-        If `module` cannot be copied, has DTensors, or refers to itself by a closure, as a wrapped ``forward`` does:
-        its copy would call the old weights.
+        If `module` cannot be copied, has DTensors, or refers to itself by a function, through its closure, its globals
+        or what these hold, as a wrapped ``forward`` or a cached method does: its copy would call the old weights.
 
     Notes
     -----
