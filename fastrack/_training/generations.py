@@ -58,7 +58,10 @@ class ReloadableModule(torch.nn.Module):
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ReloadableModule, (self.module,)
+        state = {**vars(self), "_modules": {**self._modules}}  # hooks and attributes of its own
+        for name in ("_lock", "_compiled_call_impl"):
+            state.pop(name, None)
+        return ReloadableModule, (self.module,), state
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -109,6 +112,17 @@ class ReloadableModule(torch.nn.Module):
             super().train(mode)
         return self
 
+    def requires_grad_(self, requires_grad: bool = True) -> ReloadableModule:
+        """Set what needs gradients in the newest module, after a reload that has begun."""
+        with self._lock:
+            super().requires_grad_(requires_grad)
+        return self
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load plain weights into the newest module, after a reload that has begun."""
+        with self._lock:
+            return super().load_state_dict(*args, **kwargs)
+
     def _apply(self, fn: Any, recurse: bool = True) -> ReloadableModule:
         with self._lock:  # of `to`, `cuda`, `half` and the like
             super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -156,6 +170,8 @@ def _deepcopy(module: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
     for parameter in plain:
         # As plain tensors, since copies of parameters do not share their memory as the parameters do.
         memo[id(parameter)] = torch.nn.Parameter(copy.deepcopy(parameter.data, memo), parameter.requires_grad)
+    for parameter in plain:
+        vars(memo[id(parameter)]).update(copy.deepcopy(vars(parameter), memo))
     return copy.deepcopy(module, memo)
 
 

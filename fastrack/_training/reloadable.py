@@ -33,8 +33,9 @@ def reloadable(module: torch.nn.Module) -> ReloadableModule:
     torch.nn.Module
         Its ``module`` is the module with the newest weights, another one after each `reload`: ``live.module`` is saved
         by `save_model`, and has the names of ``state_dict``. Other attributes are those of ``module``, for example
-        ``live.generate``, which has the weights of one file until it returns. `train`, `eval` and `to` wait for a
-        `reload` that has begun. To compile, call ``live.compile()``, or pass ``torch.compile(module)``.
+        ``live.generate``, which has the weights of one file until it returns. `train`, `eval`, `to`, `requires_grad_`
+        and `load_state_dict` wait for a `reload` that has begun. To compile, call ``live.compile()``, or pass
+        ``torch.compile(module)``.
 
     Raises
     ------

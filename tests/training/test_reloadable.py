@@ -383,8 +383,10 @@ def test_attributes_of_the_module_are_set_there(files):
     ("change", "is_there"),
     [
         (lambda live: live.eval(), lambda net: not net.training),
+        (lambda live: live.requires_grad_(False), lambda net: not net.layers[0].weight.requires_grad),
+        (lambda live: live.load_state_dict(reloadable(Net(5)).state_dict()), lambda net: values(net) == {5.0}),
     ],
-    ids=["mode"],
+    ids=["mode", "gradients", "weights"],
 )
 def test_what_is_set_during_a_reload_is_not_lost(files, monkeypatch, change, is_there):
     live = reloadable(Net())
@@ -401,6 +403,27 @@ def test_what_is_set_during_a_reload_is_not_lost(files, monkeypatch, change, is_
     live.reload(files[1], KEY)
     threads[0].join(60)
     assert is_there(live.module)
+
+
+def test_hooks_and_attributes_of_a_reloadable_module_go_with_its_copies(tmp_path):
+    inner, seen = reloadable(torch.nn.Linear(1, 1)), []
+    inner.register_forward_hook(lambda *_: seen.append(1))
+    inner.label = "inner"
+    outer = reloadable(torch.nn.Sequential(inner))
+    save_model(outer.module, tmp_path / "a", KEY)
+    outer.reload(tmp_path / "a", KEY)
+    outer(torch.ones(1))
+    copy.copy(inner)(torch.ones(1))
+    assert outer.module[0] is not inner
+    assert (outer.module[0].label, seen) == ("inner", [1, 1])
+
+
+def test_attributes_of_parameters_go_with_each_reload(files):
+    module = Net()
+    module.layers[1].weight.tag = {"owner": module}
+    live = reloadable(module)
+    live.reload(files[1], KEY)
+    assert live.layers[1].weight.tag["owner"] is live.module
 
 
 def test_a_child_that_is_forked_during_a_reload_does_not_wait_for_it():
