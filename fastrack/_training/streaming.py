@@ -308,10 +308,12 @@ class StreamingSealedDataset(_Base):
             return
         if handed:
             raise ValueError("state_dict: expected the state of a stream, got that of one worker of a loader")
-        # StatefulDataLoader loads late: at the end of an epoch, the next may have been set since.
-        if consumed < self._stop(consumed) or epoch >= self.epoch:
-            self._set_position(epoch, consumed)
-            self._current, self._handed = self._position(), 0
+        caller = str(sys._getframe(1).f_globals.get("__name__"))  # noqa: SLF001 - nothing else tells who loads
+        is_late = caller.startswith("torchdata.") and epoch < self.epoch
+        if is_late and consumed >= self._stop(consumed):
+            return  # StatefulDataLoader loads when an iteration begins: the next epoch has been set since
+        self._set_position(epoch, consumed)
+        self._current, self._handed = self._position(), 0
 
     def _position(self) -> tuple[int, int]:
         """Return the epoch that the next iteration has, and the number of its samples consumed before."""

@@ -270,6 +270,21 @@ def test_an_epoch_that_is_finished_is_not_begun_again(data):
     assert len(list(again)) == BATCHES
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_the_state_of_a_finished_epoch_is_loaded_whatever_was_set_before(data, whole, wrapped):
+    stream = stream_of(data)
+    state = stream.state_dict(BATCHES)
+    target = loader_of(stream) if wrapped else stream
+    for before in (5, 0):
+        stream.set_epoch(before)
+        target.load_state_dict(state)
+        assert (stream.epoch, target.state_dict()["consumed"], len(list(stream))) == (0, COUNT, 0)
+    target.load_state_dict({**state, "epoch": 1, "consumed": 2 * BATCH})
+    target.load_state_dict(state)
+    stream.set_epoch(1)
+    assert len(list(stream)) == BATCHES
+
+
 @pytest.mark.parametrize(
     "change",
     ["seed=4", "window=2", "shuffle=false", "data=1", "handed=2", "more=1", "epoch=1.0", "epoch=-1", "consumed=1000"],

@@ -66,6 +66,19 @@ def test_torchdata_continues_after_the_last_used_batch(folder, workers, persiste
     assert batches_of(second) == expected(folder, 2)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_torchdata_goes_on_with_the_epoch_that_was_set_after_one_that_is_finished(folder, workers):
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    first, second = (
+        fastrack.wrap(stateful.StatefulDataLoader(stream_of(folder), batch_size=None, num_workers=workers))
+        for _ in range(2)
+    )
+    batches_of(first)
+    second.load_state_dict(first.state_dict())
+    second.set_epoch(1)
+    assert batches_of(second) == expected(folder, 1)
+
+
 def accelerator_of(**options):
     """Return Accelerate's object in a process that `run_ranks` began."""
     from accelerate import Accelerator, DataLoaderConfiguration
