@@ -132,7 +132,8 @@ class StreamingSealedDataset(_Base):
         # What a worker has of them from when it was started: others may be set until it begins its first iteration.
         self._first = [0, 0]
         self._resumed: tuple[int, int, int] | None = None  # in a worker: what torchdata gave it to continue
-        self._current = (0, 0)  # of this process's iteration: its epoch, and samples consumed before it
+        # Of the iteration of this process or of its workers: the epoch, and samples consumed before.
+        self._current = (0, 0)
         self._handed = 0  # items of this process's iteration
 
     @property
@@ -272,7 +273,7 @@ class StreamingSealedDataset(_Base):
             return self._state(*self._current, self._handed)
         if batches is None:
             return self._state_after(self._current, self._handed, self.global_batch_size if self.batched else 1)
-        return self._state_after(self._position(), _number("batches=", batches, 0))
+        return self._state_after(self._current, _number("batches=", batches, 0))  # the position may be rewound
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Continue from a state with the next iteration, with any number of ranks, workers and samples in a batch.

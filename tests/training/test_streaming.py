@@ -224,6 +224,15 @@ def test_a_plain_loader_is_continued_by_the_number_of_batches(data, whole):
     assert [opened(batch) for batch in again] == whole  # the next iteration is a whole epoch
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_resumed_epoch_of_a_plain_loader_that_came_to_its_end_has_the_state_of_its_end(data, workers):
+    stream = stream_of(data)
+    stream.load_state_dict(stream.state_dict(4))
+    rest = list(DataLoader(stream, batch_size=None, num_workers=workers))
+    assert len(rest) == BATCHES - 4
+    assert stream.state_dict(len(rest))["consumed"] == COUNT
+
+
 def opened(batch):
     return fastrack.unseal(batch["x"], KEY).tolist()
 
