@@ -135,6 +135,7 @@ class StreamingSealedDataset(_Base):
         # Of the iteration of this process or of its workers: the epoch, and samples consumed before.
         self._current = (0, 0)
         self._handed = 0  # items of this process's iteration
+        self._rewinds = True  # at the end of an iteration of this process; `wrap` rewinds as its caller comes to the end
 
     @property
     def epoch(self) -> int:
@@ -166,7 +167,8 @@ class StreamingSealedDataset(_Base):
         rank, world_size = self._find_share(start)
         self._current, self._handed = (epoch, start), handed
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
-        return self._items(epoch, start, handed, range(rank, world_size), range(worker, workers))
+        items = self._items(epoch, start, handed, range(rank, world_size), range(worker, workers))
+        return self._rewinding(items, epoch, start) if info is None and self._rewinds else items
 
     def __getstate__(self) -> dict[str, Any]:
         # A spawned worker has no process group to ask.
@@ -193,8 +195,10 @@ class StreamingSealedDataset(_Base):
                 self._current, self._handed = (epoch, start), handed
                 yield item
             rest = 0
-        if get_worker_info() is None:
-            self._rewind(epoch, start)
+
+    def _rewinding(self, items: Iterator[Any], epoch: int, start: int) -> Iterator[Any]:
+        yield from items
+        self._rewind(epoch, start)
 
     def _rewind(self, epoch: int, start: int) -> None:
         """Let the next iteration begin with the first batch, after one that continued from `start` came to its end."""

@@ -5,6 +5,7 @@ import itertools
 import json
 import pickle
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -222,6 +223,23 @@ def test_a_plain_loader_is_continued_by_the_number_of_batches(data, whole):
     again.load_state_dict(stream.state_dict(len(used)))
     assert [opened(batch) for batch in again] == whole[5:]
     assert [opened(batch) for batch in again] == whole  # the next iteration is a whole epoch
+
+
+@pytest.mark.parametrize("prefetch", [0, 4])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_resumed_epoch_is_rewound_as_the_caller_comes_to_its_end_and_not_a_thread(data, whole, workers, prefetch):
+    stream = stream_of(data)
+    loader = wrap(DataLoader(stream, batch_size=None, num_workers=workers), prefetch=prefetch)
+    loader.load_state_dict(stream.state_dict(BATCHES - 3))
+    iterator = iter(loader)
+    first = next(iterator)["x"].tolist()
+    for thread in threading.enumerate():
+        if thread.name == "fastrack-loader":
+            thread.join(60)  # it has come to the end
+    del iterator
+    rest, again = ([batch["x"].tolist() for batch in loader] for _ in range(2))
+    assert [first, *rest[1:]] == rest == whole[-3:]
+    assert again == whole
 
 
 @pytest.mark.parametrize("workers", [0, 2])
