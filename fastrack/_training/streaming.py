@@ -6,6 +6,7 @@ import itertools
 import operator
 import os
 import sys
+import weakref
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, SupportsIndex
@@ -18,6 +19,7 @@ from fastrack._training.collate import collate
 from fastrack._training.dataset import SealedDataset
 from fastrack._training.order import Order
 from fastrack._training.row_tables import identify
+from fastrack._util.fork import before_fork
 from fastrack._util.public import public
 from fastrack._util.shown import shown
 
@@ -129,18 +131,20 @@ class StreamingSealedDataset(_Base):
             self._share = _number("rank=", rank, 0, _number("world_size=", world_size, 1) - 1), world_size
         # Epoch, and samples of it consumed before an iteration begins; shared, so that persistent workers see both.
         self._begin = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
-        # What a worker has of them from when it was started: others may be set until it begins its first iteration.
+        self._owner = os.getpid()  # which shares it with its workers alone; another rank has a position of its own
+        # What a process has of them from when it was started: others may be set until its first iteration begins.
         self._first = [0, 0]
         self._resumed: tuple[int, int, int] | None = None  # in a worker: what torchdata gave it to continue
         # Of the iteration of this process or of its workers: the epoch, and samples consumed before.
         self._current = (0, 0)
         self._handed = 0  # items of this process's iteration
+        _streams.add(self)
         self._rewinds = True  # at the end of an iteration of this process; `wrap` rewinds as its caller comes to the end
 
     @property
     def epoch(self) -> int:
         """Number of the epoch that the next iteration has."""
-        return int(self._begin[0])
+        return self._position()[0]
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the epoch, for iterations that begin after the call.
@@ -171,12 +175,15 @@ class StreamingSealedDataset(_Base):
         return self._rewinding(items, epoch, start) if info is None and self._rewinds else items
 
     def __getstate__(self) -> dict[str, Any]:
+        self._take_over()
         # A spawned worker has no process group to ask.
         return {**self.__dict__, "_share": self._share or _group()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._begin.share_memory_()  # those of copy.deepcopy are not yet
+        _streams.add(self)
+        if self._owner == os.getpid():
+            self._separate()  # a copy
 
     def _items(self, epoch: int, start: int, handed: int, ranks: range, workers: range) -> Iterator[Any]:
         """Yield the parts or samples of global batches, whole batches for each worker in turn."""
@@ -203,7 +210,7 @@ class StreamingSealedDataset(_Base):
     def _rewind(self, epoch: int, start: int) -> None:
         """Let the next iteration begin with the first batch, after one that continued from `start` came to its end."""
         if self._position() == (epoch, start):
-            self._begin[1] = self._first[1] = 0
+            self._set_position(epoch, 0)
 
     def _stop(self, start: int) -> int:
         """Return the position after the last sample of an epoch that is consumed from `start` on."""
@@ -322,12 +329,23 @@ class StreamingSealedDataset(_Base):
 
     def _position(self) -> tuple[int, int]:
         """Return the epoch that the next iteration has, and the number of its samples consumed before."""
+        self._take_over()
         epoch, start = self._begin.tolist()
         return epoch, start
 
     def _set_position(self, epoch: int, start: int) -> None:
+        self._take_over()
         self._begin[:] = torch.tensor([epoch, start])
         self._first[:] = epoch, start
+
+    def _take_over(self) -> None:
+        """Separate the position of a process that was begun with the stream, such as a rank, unless it is a worker."""
+        if self._owner != os.getpid() and get_worker_info() is None:
+            self._separate()
+
+    def _separate(self) -> None:
+        self._first, self._owner = [*self._first], os.getpid()
+        self._begin = torch.tensor(self._first).share_memory_()  # type: ignore[no-untyped-call]
 
     def _state_after(self, begun: tuple[int, int], items: int, size: int | None = None) -> dict[str, Any]:
         """Return the state after some items of `size` samples, by default batches, since an iteration began."""
@@ -343,6 +361,17 @@ class StreamingSealedDataset(_Base):
         """Identity of the data and their order."""
         data = identify(self.dataset._ref)  # noqa: SLF001 - of this package
         return {"data": data, "seed": self.seed, "shuffle": self.shuffle, "window": self.window}
+
+
+_streams: weakref.WeakSet[StreamingSealedDataset] = weakref.WeakSet()
+
+
+def _take_over_all() -> None:
+    for stream in list(_streams):
+        stream._take_over()  # noqa: SLF001 - so that the workers of a rank share its position
+
+
+before_fork(_take_over_all)
 
 
 def _group() -> tuple[int, int] | None:

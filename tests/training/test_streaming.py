@@ -9,6 +9,7 @@ import threading
 
 import numpy as np
 import pytest
+from helpers.forking import in_forked_child
 
 import fastrack
 from fastrack import SealedDataset, save_file, wrap
@@ -150,6 +151,52 @@ def epoch_of(data, epoch):
     stream = stream_of(data)
     stream.set_epoch(epoch)
     return stream
+
+
+def continued(stream, answers):
+    """Finish an epoch as a rank, and begin another one."""
+    rest = list(stream)
+    stream.set_epoch(1)
+    answers.put((len(rest), len(list(stream))))
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_ranks_that_were_begun_with_a_stream_do_not_move_each_other(data, method):
+    stream = stream_of(data)
+    stream.load_state_dict(stream.state_dict(4))
+    context = torch.multiprocessing.get_context(method)
+    answers = context.SimpleQueue()
+    for _ in range(2):
+        rank = context.Process(target=continued, args=(stream, answers))
+        rank.start()
+        assert answers.get() == (BATCHES - 4, BATCHES)
+        rank.join()
+    assert (stream.epoch, len(list(stream))) == (0, BATCHES - 4)
+
+
+def test_persistent_workers_of_a_rank_that_was_begun_with_a_stream_hear_of_epochs(data):
+    stream = stream_of(data)
+
+    def iterate_twice():
+        loader = DataLoader(
+            stream, batch_size=None, num_workers=1, persistent_workers=True, multiprocessing_context="fork"
+        )
+        first = [opened(batch) for batch in loader]
+        stream.set_epoch(1)
+        return first == [opened(batch) for batch in loader]
+
+    assert in_forked_child(iterate_twice) is False
+    assert stream.epoch == 0
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda stream: pickle.loads(pickle.dumps(stream))])
+def test_a_copy_of_a_stream_begins_where_it_is_and_does_not_move_it(data, duplicate):
+    stream = stream_of(data)
+    stream.set_epoch(2)
+    again = duplicate(stream)
+    assert again.epoch == 2
+    again.set_epoch(3)
+    assert (stream.epoch, again.epoch) == (2, 3)
 
 
 # The last batch.
