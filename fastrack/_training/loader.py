@@ -160,7 +160,14 @@ def _stream_of(loader: Any) -> Any:
     """Return the `StreamingSealedDataset` whose batches a loader returns, if it has no state itself, or None."""
     module = sys.modules.get("fastrack._training.streaming")
     stream = getattr(loader, "dataset", None)
-    if module is None or hasattr(loader, "state_dict") or not isinstance(stream, module.StreamingSealedDataset):
+    if module is None or not isinstance(stream, module.StreamingSealedDataset):
+        return None
+    if not getattr(loader, "in_order", True):
+        raise ValueError(
+            "wrap: expected a loader of a stream with in_order=True, got in_order=False, with which the order depends "
+            "on time, and a state loses samples. Leave it out"
+        )
+    if hasattr(loader, "state_dict"):
         return None
     if stream.batched and getattr(loader, "batch_size", None) is not None:
         raise ValueError(

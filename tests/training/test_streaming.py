@@ -448,6 +448,16 @@ def test_batches_that_a_loader_would_batch_again_are_refused(data, options):
         wrap(DataLoader(stream_of(data), **options))
 
 
+@pytest.mark.parametrize("stateful", [False, True])
+def test_a_loader_that_does_not_keep_the_order_is_refused(data, stateful):
+    loader = DataLoader(stream_of(data), batch_size=None, num_workers=2)
+    loader.in_order = False  # an argument since torch 2.6
+    if stateful:  # like that of torchdata
+        loader.state_dict = dict
+    with pytest.raises(ValueError, match="got in_order=False"):
+        wrap(loader)
+
+
 def test_several_processes_without_a_process_group_are_refused(data, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="got neither, where WORLD_SIZE is 2"):
