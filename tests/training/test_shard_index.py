@@ -123,6 +123,30 @@ def test_a_shard_that_the_index_does_not_mean_is_refused_by_name(wrong, by_index
     assert caught.value.path.name in str(caught.value)
 
 
+@pytest.mark.parametrize("pinned_by", ["index", "folder", "file_ids", "file_ids of a pickle"])
+def test_a_shard_of_the_same_id_under_another_key_is_refused(pinned_by):
+    other, paths = Key.generate(), [Path(f"set/{name}.safetensors") for name in "ab"]
+    Path("set").mkdir()
+    for path in paths:
+        fastrack.save_file({"image": np.zeros((2, 3))}, path, KEY)
+    ids = [fastrack.load_file(path).file_id for path in paths]
+    fastrack.index_dataset("set", KEY)
+    pickled, size = pickle.dumps(SealedDataset(paths, file_ids=ids)), paths[1].stat().st_size
+    tensors = {"image": PlainTensor.of(np.ones((2, 3)))}
+    write_sealed(tensors, paths[1], other, frozenset(), {}, None, file_id=ids[1])
+    assert (fastrack.load_file(paths[1]).file_id, paths[1].stat().st_size) == (ids[1], size)
+
+    def use():
+        if pinned_by == "file_ids of a pickle":
+            return pickle.loads(pickled)[:]["image"]
+        pins = {"file_ids": ids} if pinned_by == "file_ids" else {}
+        where = {"index": "set/fastrack.index", "folder": "set"}.get(pinned_by, paths)
+        return SealedDataset(where, keys=[KEY, other], **pins)[:]["image"]
+
+    with pytest.raises(RollbackError, match=rf"b\.safetensors: expected a file under the key {KEY.id}"):
+        fastrack.unseal(use(), [KEY, other])
+
+
 def test_a_missing_and_an_additional_shard_are_refused_by_name():
     shutil.copytree("data", "more")
     shutil.copy(shard(0), shard(SHARDS, "more"))
