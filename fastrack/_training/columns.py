@@ -74,7 +74,8 @@ def find_shards(
     if not isinstance(paths, (str, os.PathLike)):
         return Source(paths)
     location = locate(paths)
-    if use_index and location.suffix == SUFFIX:
+    is_folder = isinstance(location, Path) and location.is_dir()
+    if use_index and location.suffix == SUFFIX and not is_folder:
         return Source((), index=read_index(location, keys, _only(file_ids), anchor))
     listed = _list_remote(location) if isinstance(location, Url) else _list_local(location, anchor)
     if listed is None:

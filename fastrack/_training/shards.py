@@ -227,7 +227,7 @@ def require_samples(file: SealedFile) -> None:
     if file.kind != "tensor":
         got = f"a {file.kind}. Open it with load_{file.kind}"
         if file.kind == "index":
-            got = "an index. Name it so that it ends with .index"
+            got = "an index. Give it alone, not in a list or by a pattern, under a name that ends with .index"
         raise FormatError(f"{file.path}: expected a file of samples, got {got}")
 
 

@@ -281,10 +281,26 @@ def test_an_authentic_index_of_another_form_is_refused():
         SealedDataset(seal_index(right, kind="tensor"), keys=KEY)
 
 
-def test_an_index_under_another_name_is_no_file_of_samples():
+def test_an_index_that_is_opened_in_another_way_is_no_file_of_samples():
     shutil.copy("data/fastrack.index", "index.safetensors")
-    with pytest.raises(FormatError, match=r"got an index\. Name it so that it ends with"):
-        SealedDataset("index.safetensors")
+    for paths in ("index.safetensors", ["data/fastrack.index"], "data/*"):
+        with pytest.raises(FormatError, match=r"got an index\. Give it alone, not in a list or by a pattern, under a"):
+            SealedDataset(paths)
+
+
+def test_a_folder_that_is_named_like_an_index_is_none():
+    Path("data").rename("train.index")
+    assert images(SealedDataset("train.index", keys=KEY)) == list(range(SHARDS))
+
+
+@pytest.mark.parametrize("name", [b"a\\b", b"a\nb", b"a\xff"])
+def test_a_name_that_readers_of_an_index_refuse_is_refused_before_it_is_written(name):
+    Path("set").mkdir()
+    fastrack.save_file({"image": np.zeros((2, 3))}, "set/a.safetensors", KEY)
+    shutil.copy("set/a.safetensors", b"set/" + name + b".safetensors")
+    with pytest.raises(ValueError, match=r"set: expected names of UTF-8 .*, got 'a.*b?\.safetensors'\. Rename it"):
+        fastrack.index_dataset("set", KEY)
+    assert not Path("set/fastrack.index").exists()
 
 
 def test_the_command_writes_the_index_and_tells_its_id():
