@@ -8,6 +8,7 @@ import os
 import sys
 import weakref
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 else:
     _Base = IterableDataset
 
+_FIXED = ("dataset", "global_batch_size", "seed", "shuffle", "window", "drop_last", "batched")
 _PLACE = ("consumed", "epoch", "handed")  # of a state: how far the stream is. The rest says which stream it is
 
 
@@ -53,7 +55,7 @@ class StreamingSealedDataset(_Base):
         With False, samples have the order of the data set.
     window : int
         Number of files whose samples are mixed: files are shuffled, and samples within a window of so many files in a
-        row. So a batch reads from no more files than that, or twice as many at the border of two windows.
+        row. So a batch reads from the files of one window, of two at their border, or of all windows that it spans.
     drop_last : bool
         Leave out the last batch of an epoch if it has fewer samples. Otherwise the ranks divide it like any other.
     rank, world_size : int, optional
@@ -140,6 +142,11 @@ class StreamingSealedDataset(_Base):
         self._handed = 0  # items of this process's iteration
         _streams.add(self)
         self._rewinds = True  # at the end of an iteration of this process; `wrap` rewinds as its caller comes to the end
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _FIXED and name in self.__dict__:
+            raise AttributeError(f"{name}: expected to stay as the stream was made, got another value. Make another one")
+        super().__setattr__(name, value)
 
     @property
     def epoch(self) -> int:
@@ -302,13 +309,13 @@ class StreamingSealedDataset(_Base):
         """
         if not isinstance(state_dict, Mapping) or {*state_dict} != {*self._begun, *_PLACE}:
             raise ValueError(f"state_dict: expected the state of a stream, got {shown(state_dict)}")
-        if state_dict["data"] != self._begun["data"]:
+        if not _is_same(state_dict["data"], self._begun["data"]):
             raise ValueError(
                 "state_dict: expected the state of a stream of these files and columns, got that of others. Make the "
                 "data set of the same files, in the same order"
             )
         for name, own in self._begun.items():
-            if state_dict[name] != own:
+            if not _is_same(state_dict[name], own):
                 raise ValueError(
                     f"state_dict: expected {name} {own}, as this stream has, got {shown(state_dict[name])}. Make the "
                     f"stream with the {name}= that the state has"
@@ -380,8 +387,13 @@ def _group() -> tuple[int, int] | None:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else None
 
 
+def _is_same(value: object, own: object) -> bool:
+    return type(value) is type(own) and value == own  # arrays have no one truth value
+
+
 def _number(name: str, value: Any, least: int, most: int = sys.maxsize) -> int:
-    if isinstance(value, SupportsIndex) and least <= (number := operator.index(value)) <= most:
-        return number
+    with suppress(TypeError):  # of arrays with several values
+        if isinstance(value, SupportsIndex) and least <= (number := operator.index(value)) <= most:
+            return number
     limits = f"{least} or more" if most == sys.maxsize else f"{least} to {most}"
     raise ValueError(f"{name}: expected an integer, {limits}, got {shown(value)}")

@@ -372,6 +372,21 @@ def test_a_state_of_another_stream_is_refused(data, change):
     assert stream.state_dict() == state
 
 
+@pytest.mark.parametrize("name", ["data", "seed", "shuffle", "window", "consumed", "epoch", "handed"])
+def test_an_array_in_a_state_is_refused_by_a_sentence(data, name):
+    stream = stream_of(data)
+    for array in (np.array([3, 3]), torch.tensor([3, 3])):
+        with pytest.raises(ValueError, match="state_dict: .*expected .*, got"):
+            stream.load_state_dict({**stream.state_dict(), name: array})
+
+
+@pytest.mark.parametrize("name", ["dataset", "global_batch_size", "seed", "shuffle", "window", "drop_last", "batched"])
+def test_what_a_state_depends_on_stays_as_the_stream_was_made(data, name):
+    stream = stream_of(data)
+    with pytest.raises(AttributeError, match=f"{name}: expected to stay as the stream was made"):
+        setattr(stream, name, 5)
+
+
 def test_a_state_of_other_files_is_refused_and_of_moved_ones_is_taken(tmp_path, data, paths):
     state = stream_of(data).state_dict()
     moved = [tmp_path / path.name for path in paths]
