@@ -104,7 +104,8 @@ def _require_name(name: str, folder: Location) -> None:
         is_listed = False
     if not is_listed:
         raise ValueError(
-            f"{folder}: expected names of UTF-8 without backslashes and control characters, got {shown(name)}. Rename it"
+            f"{folder}: expected names of UTF-8 without backslashes and control characters, got {shown(name)}. "
+            "Rename it"
         )
 
 

@@ -141,11 +141,12 @@ class StreamingSealedDataset(_Base):
         self._current = (0, 0)
         self._handed = 0  # items of this process's iteration
         _streams.add(self)
-        self._rewinds = True  # at the end of an iteration of this process; `wrap` rewinds as its caller comes to the end
+        # At the end of an iteration of this process. `wrap` rewinds as its caller comes to the end.
+        self._rewinds = True
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _FIXED and name in self.__dict__:
-            raise AttributeError(f"{name}: expected to stay as the stream was made, got another value. Make another one")
+            raise AttributeError(f"{name}: expected to stay as it was made, got another value. Make another stream")
         super().__setattr__(name, value)
 
     @property

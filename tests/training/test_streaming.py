@@ -345,7 +345,7 @@ def test_an_epoch_that_is_finished_is_not_begun_again(data):
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_the_state_of_a_finished_epoch_is_loaded_whatever_was_set_before(data, whole, wrapped):
+def test_the_state_of_a_finished_epoch_is_loaded_whatever_was_set_before(data, wrapped):
     stream = stream_of(data)
     state = stream.state_dict(BATCHES)
     target = loader_of(stream) if wrapped else stream
@@ -376,14 +376,14 @@ def test_a_state_of_another_stream_is_refused(data, change):
 def test_an_array_in_a_state_is_refused_by_a_sentence(data, name):
     stream = stream_of(data)
     for array in (np.array([3, 3]), torch.tensor([3, 3])):
-        with pytest.raises(ValueError, match="state_dict: .*expected .*, got"):
+        with pytest.raises(ValueError, match=r"state_dict: .*expected .*, got"):
             stream.load_state_dict({**stream.state_dict(), name: array})
 
 
 @pytest.mark.parametrize("name", ["dataset", "global_batch_size", "seed", "shuffle", "window", "drop_last", "batched"])
 def test_what_a_state_depends_on_stays_as_the_stream_was_made(data, name):
     stream = stream_of(data)
-    with pytest.raises(AttributeError, match=f"{name}: expected to stay as the stream was made"):
+    with pytest.raises(AttributeError, match=f"{name}: expected to stay as it was made"):
         setattr(stream, name, 5)
 
 
