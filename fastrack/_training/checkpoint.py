@@ -113,9 +113,9 @@ def load_checkpoint(
     Returns
     -------
     pytree
-        The saved state, with the same types, dtypes and shapes. Numbers are equal to the last bit. Arrays that shared
-        their memory are one array. A named tuple whose class ``torch.serialization.add_safe_globals`` does not have
-        is an equal one with the same fields.
+        The saved state, with the same types, dtypes and shapes. Numbers are equal to the last bit. Arrays that were
+        equal views of one memory are one array; other views of it have memory of their own. A named tuple whose class
+        ``torch.serialization.add_safe_globals`` does not have is an equal one with the same fields.
 
     Raises
     ------

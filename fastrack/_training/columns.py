@@ -7,7 +7,7 @@ import glob
 import os
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,7 +74,8 @@ def find_shards(
     if not isinstance(paths, (str, os.PathLike)):
         return Source(paths)
     location = locate(paths)
-    if use_index and location.suffix == SUFFIX:
+    is_folder = isinstance(location, Path) and location.is_dir()
+    if use_index and location.suffix == SUFFIX and not is_folder:
         return Source((), index=read_index(location, keys, _only(file_ids), anchor))
     listed = _list_remote(location) if isinstance(location, Url) else _list_local(location, anchor)
     if listed is None:
@@ -118,8 +119,7 @@ def _list_local(path: Path, anchor: Anchor | None) -> _Listed | None:
             names = sorted(name for name in anchor.names_in(path) if re.fullmatch(r"[^/]+\.safetensors", name))
             for name in list(filter(SHARD.fullmatch, names)) or names:
                 anchor.require_file(path / name)
-        with os.scandir(path) as entries:
-            return path, {entry.name: entry.stat().st_size for entry in entries}, True
+        return path, dict(_sizes_in(path)), True
     text = str(path)
     # What was a URL before it was made a path is refused as a file, without its password.
     if not glob.has_magic(text) or os.path.lexists(path) or without_password(text) != text:
@@ -128,6 +128,18 @@ def _list_local(path: Path, anchor: Anchor | None) -> _Listed | None:
     if not found:
         raise _no_match(path)
     return Path(), {str(name): 0 for name in found}, False
+
+
+def _sizes_in(folder: Path) -> Iterator[tuple[str, int]]:
+    """Yield the names and sizes of the files that a data set may be made of."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith((".safetensors", INDEX)):
+                try:
+                    yield entry.name, entry.stat().st_size
+                except FileNotFoundError:
+                    if not entry.name.startswith("."):  # such as an editor's lock, a link to nothing
+                        raise
 
 
 def _no_match(pattern: Location) -> FileNotFoundError:

@@ -84,8 +84,8 @@ class SealedDataset(_Base[Sample_co]):
         refused. Without them, and for a list of files, that is not checked.
     file_ids : sequence of str, optional
         The ``SealedFile.file_id`` that each file must have, in the order of `paths`. They are authenticated with the
-        shapes. Without them, an older or a different file of this owner with equal columns is accepted. Of a data set
-        with an index, that of the index alone.
+        shapes, under one key for all files. Without them, an older or a different file of this owner with equal columns
+        is accepted. Of a data set with an index, that of the index alone.
     anchor : Anchor or path, optional
         Require all files to match one version of their owner's newest manifest, as for `load_file`. A folder must have
         all files that the manifest lists in it.

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import dis
+import functools
 import gc
+import logging
 import os
 import threading
 import weakref
-from collections.abc import Sequence
-from functools import partial
-from types import CellType, FunctionType, MethodType
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +26,9 @@ from fastrack._util.fork import register_fork_reset
 if TYPE_CHECKING:
     from fastrack._sets.anchor import Anchor
 
-_HOLDERS = (dict, list, tuple, set, frozenset, MethodType, partial, CellType)
+_CACHE = type(functools.cache(id))
+_ENDS = (str, bytes, type, ModuleType, CodeType, FrameType, logging.Logger)
+_MOST = 200_000  # objects that are looked at: a function's globals may lead to all of the process
 
 
 class ReloadableModule(torch.nn.Module):
@@ -53,7 +58,10 @@ class ReloadableModule(torch.nn.Module):
         self._lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ReloadableModule, (self.module,)
+        state = {**vars(self), "_modules": {**self._modules}}  # hooks and attributes of its own
+        for name in ("_lock", "_compiled_call_impl"):
+            state.pop(name, None)
+        return ReloadableModule, (self.module,), state
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -104,6 +112,17 @@ class ReloadableModule(torch.nn.Module):
             super().train(mode)
         return self
 
+    def requires_grad_(self, requires_grad: bool = True) -> ReloadableModule:
+        """Set what needs gradients in the newest module, after a reload that has begun."""
+        with self._lock:
+            super().requires_grad_(requires_grad)
+        return self
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Load plain weights into the newest module, after a reload that has begun."""
+        with self._lock:
+            return super().load_state_dict(*args, **kwargs)
+
     def _apply(self, fn: Any, recurse: bool = True) -> ReloadableModule:
         with self._lock:  # of `to`, `cuda`, `half` and the like
             super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
@@ -126,20 +145,18 @@ def _synchronize(devices: set[torch.device]) -> None:
 def _copy(module: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
     """Return a copy from which nothing of its origin can be reached, except for the values of `memo`."""
     own = {id(part) for part in (*module.modules(), *_tensors(module))} - memo.keys()
+    shared = list(memo.values())
     try:
-        for parameter in module.parameters():
-            if id(parameter) not in memo and type(parameter) is torch.nn.Parameter:
-                # As plain tensors, since copies of parameters do not share their memory as the parameters do.
-                memo[id(parameter)] = torch.nn.Parameter(copy.deepcopy(parameter.data, memo), parameter.requires_grad)
-        fresh = copy.deepcopy(module, memo)
+        fresh = _deepcopy(module, memo)
     except Exception as error:
         raise TypeError(
             f"module: expected one that copy.deepcopy can copy, got {type(module).__name__}: {type(error).__name__}. "
             "Load a second module with load_model, and switch to it"
         ) from error
+    seen = {id(part): part for part in (*fresh.modules(), *shared)}
     for part in fresh.modules():
         for name, held in vars(part).items():
-            if _reaches(held, own):
+            if _reaches(held, own, seen):
                 raise TypeError(
                     f"module: expected one whose copies are apart from it, got {type(part).__name__}, in which "
                     f"{name!r:.80} refers to the origin, for example by the closure of a wrapped forward. Move it to a "
@@ -148,20 +165,56 @@ def _copy(module: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
     return fresh
 
 
-def _reaches(start: object, targets: set[int]) -> bool:
-    """Return whether an object refers to a target by containers, functions, methods and weak references."""
-    pending, seen = [start], {}
-    while pending:
-        held: Any = pending.pop()
+def _deepcopy(module: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
+    plain = [each for each in module.parameters() if id(each) not in memo and type(each) is torch.nn.Parameter]
+    for parameter in plain:
+        # As plain tensors, since copies of parameters do not share their memory as the parameters do.
+        memo[id(parameter)] = torch.nn.Parameter(copy.deepcopy(parameter.data, memo), parameter.requires_grad)
+    for parameter in plain:
+        vars(memo[id(parameter)]).update(copy.deepcopy(vars(parameter), memo))
+    return copy.deepcopy(module, memo)
+
+
+def _reaches(start: object, targets: set[int], seen: dict[int, Any]) -> bool:
+    """Return whether an object refers to a target other than by what was seen, which it adds to.
+
+    A deep copy has the functions of its origin, and whatever these refer to. So all objects are followed, the nearest
+    first, but for classes, loggers, and what chooses a generation by itself.
+    """
+    pending = deque([start])
+    while pending and len(seen) < _MOST:
+        held = pending.popleft()
         if id(held) in targets:
             return True
-        if id(held) in seen:
-            continue
-        seen[id(held)] = held  # kept alive, so that no other object gets its id
-        if isinstance(held, FunctionType):  # whose referents include all globals of its module
-            pending += [held.__closure__, held.__defaults__, held.__kwdefaults__, held.__dict__]
-        elif isinstance(held, weakref.ref):
-            pending.append(held())
-        elif isinstance(held, _HOLDERS):
-            pending += gc.get_referents(held)
+        if id(held) not in seen and not _is_end(type(held)):  # not isinstance, which asks a proxy's referent
+            seen[id(held)] = held  # kept alive, so that no other object gets its id
+            pending += _referents(held)
     return False
+
+
+def _is_end(kind: type) -> bool:
+    # Of a compiler: it guards on the objects that its code is called with.
+    return issubclass(kind, (*_ENDS, ReloadableModule)) or str(kind.__module__).startswith("torch._dynamo.")
+
+
+def _referents(held: Any) -> Iterable[Any]:
+    kind = type(held)
+    if kind is FunctionType:  # whose referents include all globals of its module
+        return [held.__closure__, held.__defaults__, held.__kwdefaults__, held.__dict__, *_globals_of(held)]
+    if kind is _CACHE:  # its keys may be modules, and are found by no other module
+        return [held.__wrapped__]
+    return [held()] if issubclass(kind, weakref.ref) else gc.get_referents(held)
+
+
+def _globals_of(function: FunctionType) -> list[Any]:
+    known = function.__globals__
+    if str(known.get("__name__")).partition(".")[0] == "torch":  # whose caches have modules of anybody
+        return []
+    return [known[name] for name in _global_names(function.__code__) if name in known]
+
+
+def _global_names(code: CodeType) -> Iterator[str]:
+    yield from (step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL")
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):  # of a function in it
+            yield from _global_names(constant)

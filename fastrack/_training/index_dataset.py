@@ -9,10 +9,12 @@ from fastrack._files.reader import SealedFile
 from fastrack._keys.keyring import KeyLike, KeyRing, sealing_key
 from fastrack._samples.shard_index import INDEX, IndexedShard, ShardIndex
 from fastrack._sealed.message_headers import authenticate_headers
+from fastrack._sets.manifest import is_name
 from fastrack._training.columns import find_shards, require_places
 from fastrack._training.shards import PathLike
 from fastrack._util.locations import Location, Url, join, locate
 from fastrack._util.public import public
+from fastrack._util.shown import shown
 from fastrack.errors import FormatError
 
 
@@ -48,7 +50,8 @@ def index_dataset(folder: PathLike, key: KeyLike | None = None) -> str:
     FormatError
         If a file is no shard, or has tensors that were sealed for another file.
     ValueError
-        If the shards differ in their columns, or tensors in their number of dimensions.
+        If the shards differ in their columns, or tensors in their number of dimensions, or a name of a file has
+        backslashes, control characters, or other bytes than UTF-8.
     OSError
         If the folder has no shards, has another file in the place of the index, or cannot be read or written.
 
@@ -70,6 +73,8 @@ def index_dataset(folder: PathLike, key: KeyLike | None = None) -> str:
     source = find_shards(location, use_index=False)
     if not source.is_folder:
         raise NotADirectoryError(errno.ENOTDIR, "expected the folder of a data set, got none", str(location))
+    for path in source.paths:
+        _require_name(locate(path).name, location)
     target = join(location, INDEX)
     if INDEX in source.sizes:
         _require_index(target)
@@ -89,6 +94,19 @@ def index_dataset(folder: PathLike, key: KeyLike | None = None) -> str:
         listed.append(IndexedShard(path.name, source.sizes[path.name], contexts[0].file, rows))
     tensors = tuple((context.name, context.dtype, context.shape[1:]) for context in shards.contexts[0])
     return ShardIndex(target, owner.id, tensors, tuple(listed)).write(owner)
+
+
+def _require_name(name: str, folder: Location) -> None:
+    """Refuse a name that readers of the index would refuse, before it is written."""
+    try:
+        is_listed = is_name(name)
+    except UnicodeEncodeError:
+        is_listed = False
+    if not is_listed:
+        raise ValueError(
+            f"{folder}: expected names of UTF-8 without backslashes and control characters, got {shown(name)}. "
+            "Rename it"
+        )
 
 
 def _require_index(path: Location) -> None:

@@ -160,7 +160,14 @@ def _stream_of(loader: Any) -> Any:
     """Return the `StreamingSealedDataset` whose batches a loader returns, if it has no state itself, or None."""
     module = sys.modules.get("fastrack._training.streaming")
     stream = getattr(loader, "dataset", None)
-    if module is None or hasattr(loader, "state_dict") or not isinstance(stream, module.StreamingSealedDataset):
+    if module is None or not isinstance(stream, module.StreamingSealedDataset):
+        return None
+    if not getattr(loader, "in_order", True):
+        raise ValueError(
+            "wrap: expected a loader of a stream with in_order=True, got in_order=False, with which the order depends "
+            "on time, and a state loses samples. Leave it out"
+        )
+    if hasattr(loader, "state_dict"):
         return None
     if stream.batched and getattr(loader, "batch_size", None) is not None:
         raise ValueError(
@@ -342,6 +349,9 @@ class _Iterator:
         if item.state is not None:
             self.progress.state = item.state
         if item.is_last:
+            rewind, item.rewind = item.rewind, None
+            if rewind is not None:
+                rewind()
             raise StopIteration
         batch = item.batch if self._side is None else self._side.hand_over(item.batch)
         if self._transform is None:
@@ -404,7 +414,12 @@ class BatchSource:
         with self._lock:
             if self._stream is not None:  # its loader's workers may be ahead: batches are counted here
                 self._begun = self._stream._position()  # noqa: SLF001 - of this package
-            self.batches = iter(self._loader)
+                self._stream._rewinds = False  # noqa: SLF001 - a thread may come to the end before the caller
+            try:
+                self.batches = iter(self._loader)
+            finally:
+                if self._stream is not None:
+                    self._stream._rewinds = True  # noqa: SLF001 - of this package
             try:
                 state = self._state()
             except AttributeError:  # from a method without an implementation, as in Accelerate's loaders
@@ -454,9 +469,8 @@ class BatchSource:
                 raise
             return ReadyBatch(error=error, is_last=True)
         if batch is _END:
-            if self._stream is not None:
-                self._stream._rewind(*self._begun)  # noqa: SLF001 - of this package
-            return ReadyBatch(state=state, is_last=True)
+            rewind = None if self._stream is None else partial(self._stream._rewind, *self._begun)  # noqa: SLF001
+            return ReadyBatch(state=state, is_last=True, rewind=rewind)
         item = ReadyBatch(batch, state)
         if self._downloads:
             with suppress(OSError, FastrackError):  # opening the batch raises them again
@@ -576,6 +590,7 @@ class ReadyBatch:
     state: Any = None
     error: BaseException | None = None
     is_last: bool = False
+    rewind: Callable[[], None] | None = None  # of the stream, once the caller has come to this end
     nbytes: int = 0  # of its downloads
 
 

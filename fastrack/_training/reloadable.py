@@ -33,14 +33,15 @@ def reloadable(module: torch.nn.Module) -> ReloadableModule:
     torch.nn.Module
         Its ``module`` is the module with the newest weights, another one after each `reload`: ``live.module`` is saved
         by `save_model`, and has the names of ``state_dict``. Other attributes are those of ``module``, for example
-        ``live.generate``, which has the weights of one file until it returns. `train`, `eval` and `to` wait for a
-        `reload` that has begun. To compile, call ``live.compile()``, or pass ``torch.compile(module)``.
+        ``live.generate``, which has the weights of one file until it returns. `train`, `eval`, `to`, `requires_grad_`
+        and `load_state_dict` wait for a `reload` that has begun. To compile, call ``live.compile()``, or pass
+        ``torch.compile(module)``.
 
     Raises
     ------
     TypeError
-        If `module` cannot be copied, has DTensors, or refers to itself by a closure, as a wrapped ``forward`` does:
-        its copy would call the old weights.
+        If `module` cannot be copied, has DTensors, or refers to itself by a function, through its closure, its globals
+        or what these hold, as a wrapped ``forward`` or a cached method does: its copy would call the old weights.
 
     Notes
     -----

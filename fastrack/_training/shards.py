@@ -48,6 +48,7 @@ class Shards:
         self.paths = [_absolute(locate(path)) for path in listed]
         self._entries: list[SealedEntry] | None = None
         self.index: Location | None = None  # which has authenticated the contexts
+        self.only_key: str | None = None  # of all files, by an index or `file_ids`, which anybody can read
         self.files: dict[int, SealedFile] = {}
         expected = _expected_ids(file_ids, len(listed))
         if anchor is not None:
@@ -64,6 +65,8 @@ class Shards:
             if shard == 0:
                 self.names = _choose(file, names)
                 self.key_id = file.key_id or ""
+                self.only_key = None if expected is None else self.key_id
+            self._require_key(file)
             tensors = _tensors_of(file, self.names)
             contexts = [tensor.context for tensor in tensors]
             for context, first in zip(contexts, self.contexts[0] if shard else contexts, strict=True):
@@ -81,7 +84,7 @@ class Shards:
     def of_index(cls, index: ShardIndex, names: Sequence[str]) -> Shards:
         """Return the shards of an index, restricted to `names`. Each is opened and compared when it is needed."""
         shards = cls.__new__(cls)
-        shards.names, shards.key_id = tuple(names), index.key_id
+        shards.names, shards.key_id, shards.only_key = tuple(names), index.key_id, index.key_id
         shards.paths = [_absolute(path) for path in index.locations()]
         shards.contexts = index.contexts(shards.names)
         shards.opened = [None] * len(shards.paths)
@@ -124,13 +127,22 @@ class Shards:
                 "another shard. Get the shards and the index of one version",
                 path=file.path,
             )
+        self._require_key(file)
         return file
+
+    def _require_key(self, file: SealedFile) -> None:
+        if self.only_key not in (None, file.key_id):
+            raise RollbackError(
+                f"{file.path}: expected a file under the key {self.only_key} of the data set, got {file.key_id}; who "
+                "holds that key replaced it. Get it again from its owner",
+                path=file.path,
+            )
 
     def select(self, names: Sequence[str]) -> Shards:
         """Return these shards restricted to `names`."""
         chosen = [self.names.index(name) for name in names]
         selected = Shards.__new__(Shards)
-        selected.paths, selected.key_id = self.paths, self.key_id
+        selected.paths, selected.key_id, selected.only_key = self.paths, self.key_id, self.only_key
         selected._entries, selected.index = self._entries, self.index  # noqa: SLF001 - its own
         selected.files = self.files
         selected.names = tuple(names)
@@ -149,8 +161,8 @@ class Shards:
     def __reduce__(self) -> tuple[object, ...]:
         paths = zlib.compress(os.fsencode("\0".join(map(os.fspath, self.paths))), 1)
         columns = [_pack(contexts) for contexts in zip(*self.contexts, strict=True)]
-        pinned = () if self._entries is None and self.index is None else (self._entries, self.index)
-        return unpickle, ("Shards", paths, self.key_id, columns, *pinned)
+        pinned = self._entries, self.index, self.only_key
+        return unpickle, ("Shards", paths, self.key_id, columns, *(pinned if any(pinned) else ()))
 
 
 def unpack_shards(
@@ -159,12 +171,13 @@ def unpack_shards(
     columns: list[_Column],
     entries: list[SealedEntry] | None = None,
     index: Location | None = None,
+    only_key: str | None = None,
 ) -> Shards:
     """Return the shards that a pickle describes. Files are opened when first needed."""
     shards = Shards.__new__(Shards)
     shards.paths = [locate(path) for path in os.fsdecode(zlib.decompress(paths)).split("\0")]
     shards.names, shards.key_id, shards._entries = tuple(name for name, *_ in columns), key_id, entries  # noqa: SLF001
-    shards.index, shards.files = index, {}
+    shards.index, shards.only_key, shards.files = index, only_key, {}
     shards.contexts = [list(row) for row in zip(*map(_unpack, columns), strict=True)]
     shards.opened = [None] * len(shards.paths)
     return shards
@@ -214,7 +227,7 @@ def require_samples(file: SealedFile) -> None:
     if file.kind != "tensor":
         got = f"a {file.kind}. Open it with load_{file.kind}"
         if file.kind == "index":
-            got = "an index. Name it so that it ends with .index"
+            got = "an index. Give it alone, not in a list or by a pattern, under a name that ends with .index"
         raise FormatError(f"{file.path}: expected a file of samples, got {got}")
 
 

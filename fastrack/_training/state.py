@@ -7,6 +7,7 @@ those that the process has allowed, and are neither imported nor called.
 from __future__ import annotations
 
 import json
+import operator
 import re
 import struct
 import sys
@@ -35,7 +36,11 @@ _BARE = {bool, int, str}
 _PLAIN = {type(None), bool, int, float, complex, str, bytes, bytearray}
 _MAPPINGS: dict[Any, str] = {dict: "dict", OrderedDict: "ordered_dict", Counter: "counter", defaultdict: "defaultdict"}
 _FACTORIES: dict[str, Any] = {
-    kind.__name__: kind for kind in (dict, list, set, int, float, str, bool, tuple, OrderedDict, Counter)
+    kind.__name__: kind
+    for kind in (
+        *(dict, list, set, frozenset, tuple, OrderedDict, Counter),
+        *(int, float, complex, bool, str, bytes, bytearray),
+    )
 }
 _CONSTANTS = ("dtype", "layout", "memory_format", "qscheme")  # types of torch whose values are attributes of torch
 _KEYS = {"int", "float", "complex", "bytes", "size", "constant", "device", "path", "global", "member"}
@@ -211,7 +216,7 @@ def _encode_constant(value: Any) -> list[Any] | None:
     if torch is None:
         return None
     if type(value) is torch.Size:
-        return ["size", list(value)]
+        return ["size", list(map(operator.index, value))]  # which may be integers of NumPy
     if type(value) is torch.device:
         return ["device", str(value)]
     name = str(value).removeprefix("torch.") if type(value).__name__ in _CONSTANTS else ""
@@ -261,7 +266,7 @@ class _Decoder:
     def _decode_series(self, kind: str, items: list[Any], depth: int) -> Any:
         if kind in {"set", "frozenset"} and not all(map(_is_key, items)):
             raise _unreadable(items)
-        if kind == "size" and not all(type(item) is int and 0 <= item < 2**63 for item in items):
+        if kind == "size" and not all(type(item) is int and -(2**63) <= item < 2**63 for item in items):
             raise _unreadable(items)
         decode = self._decode_key if kind in {"set", "frozenset"} else self.decode
         decoded = _SERIES[kind]([decode(item, depth + 1) for item in items])

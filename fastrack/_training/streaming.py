@@ -6,7 +6,9 @@ import itertools
 import operator
 import os
 import sys
+import weakref
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
@@ -18,6 +20,7 @@ from fastrack._training.collate import collate
 from fastrack._training.dataset import SealedDataset
 from fastrack._training.order import Order
 from fastrack._training.row_tables import identify
+from fastrack._util.fork import before_fork
 from fastrack._util.public import public
 from fastrack._util.shown import shown
 
@@ -26,6 +29,7 @@ if TYPE_CHECKING:
 else:
     _Base = IterableDataset
 
+_FIXED = ("dataset", "global_batch_size", "seed", "shuffle", "window", "drop_last", "batched")
 _PLACE = ("consumed", "epoch", "handed")  # of a state: how far the stream is. The rest says which stream it is
 
 
@@ -51,7 +55,7 @@ class StreamingSealedDataset(_Base):
         With False, samples have the order of the data set.
     window : int
         Number of files whose samples are mixed: files are shuffled, and samples within a window of so many files in a
-        row. So a batch reads from no more files than that, or twice as many at the border of two windows.
+        row. So a batch reads from the files of one window, of two at their border, or of all windows that it spans.
     drop_last : bool
         Leave out the last batch of an epoch if it has fewer samples. Otherwise the ranks divide it like any other.
     rank, world_size : int, optional
@@ -129,16 +133,26 @@ class StreamingSealedDataset(_Base):
             self._share = _number("rank=", rank, 0, _number("world_size=", world_size, 1) - 1), world_size
         # Epoch, and samples of it consumed before an iteration begins; shared, so that persistent workers see both.
         self._begin = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
-        # What a worker has of them from when it was started: others may be set until it begins its first iteration.
+        self._owner = os.getpid()  # which shares it with its workers alone; another rank has a position of its own
+        # What a process has of them from when it was started: others may be set until its first iteration begins.
         self._first = [0, 0]
         self._resumed: tuple[int, int, int] | None = None  # in a worker: what torchdata gave it to continue
-        self._current = (0, 0)  # of this process's iteration: its epoch, and samples consumed before it
+        # Of the iteration of this process or of its workers: the epoch, and samples consumed before.
+        self._current = (0, 0)
         self._handed = 0  # items of this process's iteration
+        _streams.add(self)
+        # At the end of an iteration of this process. `wrap` rewinds as its caller comes to the end.
+        self._rewinds = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _FIXED and name in self.__dict__:
+            raise AttributeError(f"{name}: expected to stay as it was made, got another value. Make another stream")
+        super().__setattr__(name, value)
 
     @property
     def epoch(self) -> int:
         """Number of the epoch that the next iteration has."""
-        return int(self._begin[0])
+        return self._position()[0]
 
     def set_epoch(self, epoch: int) -> None:
         """Set the number of the epoch, for iterations that begin after the call.
@@ -165,15 +179,19 @@ class StreamingSealedDataset(_Base):
         rank, world_size = self._find_share(start)
         self._current, self._handed = (epoch, start), handed
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
-        return self._items(epoch, start, handed, range(rank, world_size), range(worker, workers))
+        items = self._items(epoch, start, handed, range(rank, world_size), range(worker, workers))
+        return self._rewinding(items, epoch, start) if info is None and self._rewinds else items
 
     def __getstate__(self) -> dict[str, Any]:
+        self._take_over()
         # A spawned worker has no process group to ask.
         return {**self.__dict__, "_share": self._share or _group()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._begin.share_memory_()  # those of copy.deepcopy are not yet
+        _streams.add(self)
+        if self._owner == os.getpid():
+            self._separate()  # a copy
 
     def _items(self, epoch: int, start: int, handed: int, ranks: range, workers: range) -> Iterator[Any]:
         """Yield the parts or samples of global batches, whole batches for each worker in turn."""
@@ -192,13 +210,15 @@ class StreamingSealedDataset(_Base):
                 self._current, self._handed = (epoch, start), handed
                 yield item
             rest = 0
-        if get_worker_info() is None:
-            self._rewind(epoch, start)
+
+    def _rewinding(self, items: Iterator[Any], epoch: int, start: int) -> Iterator[Any]:
+        yield from items
+        self._rewind(epoch, start)
 
     def _rewind(self, epoch: int, start: int) -> None:
         """Let the next iteration begin with the first batch, after one that continued from `start` came to its end."""
         if self._position() == (epoch, start):
-            self._begin[1] = self._first[1] = 0
+            self._set_position(epoch, 0)
 
     def _stop(self, start: int) -> int:
         """Return the position after the last sample of an epoch that is consumed from `start` on."""
@@ -272,7 +292,7 @@ class StreamingSealedDataset(_Base):
             return self._state(*self._current, self._handed)
         if batches is None:
             return self._state_after(self._current, self._handed, self.global_batch_size if self.batched else 1)
-        return self._state_after(self._position(), _number("batches=", batches, 0))
+        return self._state_after(self._current, _number("batches=", batches, 0))  # the position may be rewound
 
     def load_state_dict(self, state_dict: Any) -> None:
         """Continue from a state with the next iteration, with any number of ranks, workers and samples in a batch.
@@ -290,13 +310,13 @@ class StreamingSealedDataset(_Base):
         """
         if not isinstance(state_dict, Mapping) or {*state_dict} != {*self._begun, *_PLACE}:
             raise ValueError(f"state_dict: expected the state of a stream, got {shown(state_dict)}")
-        if state_dict["data"] != self._begun["data"]:
+        if not _is_same(state_dict["data"], self._begun["data"]):
             raise ValueError(
                 "state_dict: expected the state of a stream of these files and columns, got that of others. Make the "
                 "data set of the same files, in the same order"
             )
         for name, own in self._begun.items():
-            if state_dict[name] != own:
+            if not _is_same(state_dict[name], own):
                 raise ValueError(
                     f"state_dict: expected {name} {own}, as this stream has, got {shown(state_dict[name])}. Make the "
                     f"stream with the {name}= that the state has"
@@ -308,19 +328,32 @@ class StreamingSealedDataset(_Base):
             return
         if handed:
             raise ValueError("state_dict: expected the state of a stream, got that of one worker of a loader")
-        # StatefulDataLoader loads late: at the end of an epoch, the next may have been set since.
-        if consumed < self._stop(consumed) or epoch >= self.epoch:
-            self._set_position(epoch, consumed)
-            self._current, self._handed = self._position(), 0
+        caller = str(sys._getframe(1).f_globals.get("__name__"))  # noqa: SLF001 - nothing else tells who loads
+        is_late = caller.startswith("torchdata.") and epoch < self.epoch
+        if is_late and consumed >= self._stop(consumed):
+            return  # StatefulDataLoader loads when an iteration begins: the next epoch has been set since
+        self._set_position(epoch, consumed)
+        self._current, self._handed = self._position(), 0
 
     def _position(self) -> tuple[int, int]:
         """Return the epoch that the next iteration has, and the number of its samples consumed before."""
+        self._take_over()
         epoch, start = self._begin.tolist()
         return epoch, start
 
     def _set_position(self, epoch: int, start: int) -> None:
+        self._take_over()
         self._begin[:] = torch.tensor([epoch, start])
         self._first[:] = epoch, start
+
+    def _take_over(self) -> None:
+        """Separate the position of a process that was begun with the stream, such as a rank, unless it is a worker."""
+        if self._owner != os.getpid() and get_worker_info() is None:
+            self._separate()
+
+    def _separate(self) -> None:
+        self._first, self._owner = [*self._first], os.getpid()
+        self._begin = torch.tensor(self._first).share_memory_()  # type: ignore[no-untyped-call]
 
     def _state_after(self, begun: tuple[int, int], items: int, size: int | None = None) -> dict[str, Any]:
         """Return the state after some items of `size` samples, by default batches, since an iteration began."""
@@ -338,14 +371,30 @@ class StreamingSealedDataset(_Base):
         return {"data": data, "seed": self.seed, "shuffle": self.shuffle, "window": self.window}
 
 
+_streams: weakref.WeakSet[StreamingSealedDataset] = weakref.WeakSet()
+
+
+def _take_over_all() -> None:
+    for stream in list(_streams):
+        stream._take_over()  # noqa: SLF001 - so that the workers of a rank share its position
+
+
+before_fork(_take_over_all)
+
+
 def _group() -> tuple[int, int] | None:
     """Return this process's rank in the process group of torch, and the group's size; None if there is no group."""
     dist = torch.distributed
     return (dist.get_rank(), dist.get_world_size()) if dist.is_available() and dist.is_initialized() else None
 
 
+def _is_same(value: object, own: object) -> bool:
+    return type(value) is type(own) and value == own  # arrays have no one truth value
+
+
 def _number(name: str, value: Any, least: int, most: int = sys.maxsize) -> int:
-    if isinstance(value, SupportsIndex) and least <= (number := operator.index(value)) <= most:
-        return number
+    with suppress(TypeError):  # of arrays with several values
+        if isinstance(value, SupportsIndex) and least <= (number := operator.index(value)) <= most:
+            return number
     limits = f"{least} or more" if most == sys.maxsize else f"{least} to {most}"
     raise ValueError(f"{name}: expected an integer, {limits}, got {shown(value)}")

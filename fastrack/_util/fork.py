@@ -25,6 +25,12 @@ def after_fork(action: Callable[[], None]) -> None:
         os.register_at_fork(after_in_child=action)
 
 
+def before_fork(action: Callable[[], None]) -> None:
+    """Call `action` in a process that is about to fork."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=action)
+
+
 def _reset_all() -> None:
     for instance in list(_instances):
         instance.reset_after_fork()

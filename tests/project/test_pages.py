@@ -48,7 +48,7 @@ NOT_RUN = {
     "docs/models.md": {"takes transformers": 2, "takes diffusers": 1, "takes compressed-tensors": 2},
     "docs/quickstart.md": {"installs packages": 1},
     "docs/remote.md": {"takes a server": 2},
-    "docs/training.md": {"takes Ray": 1},
+    "docs/training.md": {"takes Ray": 1, "takes Lightning": 1},
 }
 
 pytestmark = pytest.mark.skipif(not (ROOT / "docs").exists(), reason="the tests run without the documentation")

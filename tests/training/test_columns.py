@@ -444,6 +444,16 @@ def test_no_worker_is_left(folder, key):
     assert not any(worker.is_alive() for worker in workers)
 
 
+def test_links_to_nothing_are_no_shards_unless_they_are_named_like_one(folder, key, tmp_path):
+    data = shutil.copytree(folder, tmp_path / "data")
+    for name in ("notes", ".#notes", ".#shard-000000.safetensors"):
+        (data / name).symlink_to("absent")
+    assert len(SealedDataset(data, keys=key)) == COUNT
+    (data / "more.safetensors").symlink_to("absent")
+    with pytest.raises(FileNotFoundError, match="more"):
+        SealedDataset(data, keys=key)
+
+
 def test_what_holds_nothing_sealed_is_refused_as_that(key, tmp_path):
     fastrack.save_file({"x": np.arange(6)}, tmp_path / "plain.safetensors", key, plain=["x"])
     with pytest.raises(FormatError, match=r"plain\.safetensors: expected sealed tensors, got none"):

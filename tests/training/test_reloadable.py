@@ -379,12 +379,21 @@ def test_attributes_of_the_module_are_set_there(files):
     assert live.module is not outer
 
 
-def test_a_mode_that_is_set_during_a_reload_is_not_lost(files, monkeypatch):
+@each(
+    ("change", "is_there"),
+    [
+        (lambda live: live.eval(), lambda net: not net.training),
+        (lambda live: live.requires_grad_(False), lambda net: not net.layers[0].weight.requires_grad),
+        (lambda live: live.load_state_dict(reloadable(Net(5)).state_dict()), lambda net: values(net) == {5.0}),
+    ],
+    ids=["mode", "gradients", "weights"],
+)
+def test_what_is_set_during_a_reload_is_not_lost(files, monkeypatch, change, is_there):
     live = reloadable(Net())
     load, threads = generations.load_model, []
 
     def load_and_set(*arguments, **options):
-        threads.append(threading.Thread(target=live.eval))
+        threads.append(threading.Thread(target=change, args=[live]))
         threads[0].start()
         threads[0].join(0.05)
         assert threads[0].is_alive()  # it waits
@@ -393,7 +402,28 @@ def test_a_mode_that_is_set_during_a_reload_is_not_lost(files, monkeypatch):
     monkeypatch.setattr(generations, "load_model", load_and_set)
     live.reload(files[1], KEY)
     threads[0].join(60)
-    assert not live.module.training
+    assert is_there(live.module)
+
+
+def test_hooks_and_attributes_of_a_reloadable_module_go_with_its_copies(tmp_path):
+    inner, seen = reloadable(torch.nn.Linear(1, 1)), []
+    inner.register_forward_hook(lambda *_: seen.append(1))
+    inner.label = "inner"
+    outer = reloadable(torch.nn.Sequential(inner))
+    save_model(outer.module, tmp_path / "a", KEY)
+    outer.reload(tmp_path / "a", KEY)
+    outer(torch.ones(1))
+    copy.copy(inner)(torch.ones(1))
+    assert outer.module[0] is not inner
+    assert (outer.module[0].label, seen) == ("inner", [1, 1])
+
+
+def test_attributes_of_parameters_go_with_each_reload(files):
+    module = Net()
+    module.layers[1].weight.tag = {"owner": module}
+    live = reloadable(module)
+    live.reload(files[1], KEY)
+    assert live.layers[1].weight.tag["owner"] is live.module
 
 
 def test_a_child_that_is_forked_during_a_reload_does_not_wait_for_it():
@@ -436,9 +466,63 @@ def compiled_part():
     return module
 
 
+class Box:
+    """An object that copy.deepcopy copies, though not where a function refers to it."""
+
+    __slots__ = ("held",)
+
+    def __init__(self, held):
+        self.held = held
+
+
+def cached_method():
+    module = Net()
+    module.lookup = functools.lru_cache(maxsize=None)(module.twice)
+    return module
+
+
+def closure_on(box):
+    return lambda x: x + box.held.mean[:1]
+
+
+def closure_in_a_cache_in_an_object():
+    module = Net()
+    module.lookup = Box(functools.lru_cache(closure_on(Box(module))))
+    return module
+
+
+def hooked_by_an_object():
+    module = Net()
+    module.layers[0].register_forward_hook(closure_on(Box(module)))
+    return module
+
+
+REGISTRY = {}
+
+
+def hook_with_a_global(*_):
+    return [REGISTRY["net"].mean for _ in range(1)]  # in a function of its own, before Python 3.12
+
+
+def hooked_by_a_global():
+    REGISTRY["net"] = module = Net()
+    module.layers[0].register_forward_hook(hook_with_a_global)
+    return module
+
+
+@pytest.fixture(autouse=True)
+def _no_global():
+    yield
+    REGISTRY.clear()
+
+
 @each(
     ("make", "match"),
     [
+        (cached_method, "'lookup' refers to the origin"),
+        (closure_in_a_cache_in_an_object, "'lookup' refers to the origin"),
+        (hooked_by_an_object, "'_forward_hooks' refers to the origin"),
+        (hooked_by_a_global, "'_forward_hooks' refers to the origin"),
         (wrapped_forward, "'forward' refers to the origin"),
         (hooked, "'_forward_hooks' refers to the origin"),
         (parent_by_weak_reference, "'parent' refers to the origin"),
@@ -467,6 +551,47 @@ def test_what_a_copy_has_of_its_own_is_no_reason_to_refuse_it(files):
     assert live.bound.__self__ is live.module
     assert live.partial(1).item() == 2.0
     assert live.plain.owner is live.module
+
+
+def llama():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2
+    )
+    module = transformers.LlamaForCausalLM(config)
+    module(torch.ones(1, 3, dtype=torch.long))
+    return module
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.nn.Transformer(8, 2, 1, 1, 8),
+        lambda: torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 2)),
+        lambda: torch.nn.utils.parametrizations.orthogonal(torch.nn.Linear(2, 2)),
+        pytest.param(llama, marks=pytest.mark.slow),  # it imports transformers
+    ],
+    ids=["transformer", "weight norm", "orthogonal", "llama"],
+)
+@pytest.mark.filterwarnings("ignore")  # of these libraries
+def test_modules_with_functions_of_libraries_are_reloaded(tmp_path, make):
+    live = reloadable(make())
+    save_model(live.module, tmp_path / "a", KEY)
+    live.reload(tmp_path / "a", KEY)
+
+
+def test_a_cache_that_knows_the_module_only_as_a_key_is_no_reason_to_refuse_it():
+    module = Net()
+    module.known = functools.cache(id)
+    module.known(module)
+    assert reloadable(module).module is module
+
+
+def test_a_search_ends_where_a_function_leads_to_very_much(monkeypatch):
+    monkeypatch.setattr(generations, "_MOST", 10)
+    seen = {}
+    assert not generations._reaches(scaled([[] for _ in range(100)]), set(), seen)
+    assert len(seen) == 10
 
 
 def test_a_sharded_module_is_refused(monkeypatch):

@@ -123,6 +123,30 @@ def test_a_shard_that_the_index_does_not_mean_is_refused_by_name(wrong, by_index
     assert caught.value.path.name in str(caught.value)
 
 
+@pytest.mark.parametrize("pinned_by", ["index", "folder", "file_ids", "file_ids of a pickle"])
+def test_a_shard_of_the_same_id_under_another_key_is_refused(pinned_by):
+    other, paths = Key.generate(), [Path(f"set/{name}.safetensors") for name in "ab"]
+    Path("set").mkdir()
+    for path in paths:
+        fastrack.save_file({"image": np.zeros((2, 3))}, path, KEY)
+    ids = [fastrack.load_file(path).file_id for path in paths]
+    fastrack.index_dataset("set", KEY)
+    pickled, size = pickle.dumps(SealedDataset(paths, file_ids=ids)), paths[1].stat().st_size
+    tensors = {"image": PlainTensor.of(np.ones((2, 3)))}
+    write_sealed(tensors, paths[1], other, frozenset(), {}, None, file_id=ids[1])
+    assert (fastrack.load_file(paths[1]).file_id, paths[1].stat().st_size) == (ids[1], size)
+
+    def use():
+        if pinned_by == "file_ids of a pickle":
+            return pickle.loads(pickled)[:]["image"]
+        pins = {"file_ids": ids} if pinned_by == "file_ids" else {}
+        where = {"index": "set/fastrack.index", "folder": "set"}.get(pinned_by, paths)
+        return SealedDataset(where, keys=[KEY, other], **pins)[:]["image"]
+
+    with pytest.raises(RollbackError, match=rf"b\.safetensors: expected a file under the key {KEY.id}"):
+        fastrack.unseal(use(), [KEY, other])
+
+
 def test_a_missing_and_an_additional_shard_are_refused_by_name():
     shutil.copytree("data", "more")
     shutil.copy(shard(0), shard(SHARDS, "more"))
@@ -257,10 +281,26 @@ def test_an_authentic_index_of_another_form_is_refused():
         SealedDataset(seal_index(right, kind="tensor"), keys=KEY)
 
 
-def test_an_index_under_another_name_is_no_file_of_samples():
+def test_an_index_that_is_opened_in_another_way_is_no_file_of_samples():
     shutil.copy("data/fastrack.index", "index.safetensors")
-    with pytest.raises(FormatError, match=r"got an index\. Name it so that it ends with"):
-        SealedDataset("index.safetensors")
+    for paths in ("index.safetensors", ["data/fastrack.index"], "data/*"):
+        with pytest.raises(FormatError, match=r"got an index\. Give it alone, not in a list or by a pattern, under a"):
+            SealedDataset(paths)
+
+
+def test_a_folder_that_is_named_like_an_index_is_none():
+    Path("data").rename("train.index")
+    assert images(SealedDataset("train.index", keys=KEY)) == list(range(SHARDS))
+
+
+@pytest.mark.parametrize("name", [b"a\\b", b"a\nb", b"a\xff"])
+def test_a_name_that_readers_of_an_index_refuse_is_refused_before_it_is_written(name):
+    Path("set").mkdir()
+    fastrack.save_file({"image": np.zeros((2, 3))}, "set/a.safetensors", KEY)
+    shutil.copy("set/a.safetensors", b"set/" + name + b".safetensors")
+    with pytest.raises(ValueError, match=r"set: expected names of UTF-8 .*, got 'a.*b?\.safetensors'\. Rename it"):
+        fastrack.index_dataset("set", KEY)
+    assert not Path("set/fastrack.index").exists()
 
 
 def test_the_command_writes_the_index_and_tells_its_id():

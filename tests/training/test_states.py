@@ -83,6 +83,7 @@ VALUES = [
     *CONSTANTS,
     torch.Size([]),
     torch.Size([2, 3]),
+    torch.Size([-1, 2**63 - 1, -(2**63)]),
     torch.device("cuda:1"),
     torch.device("meta"),
     complex(-0.0, math.inf),
@@ -94,6 +95,7 @@ VALUES = [
     defaultdict(list, {"a": [1]}),
     defaultdict(OrderedDict),
     defaultdict(None, {1: 2}),
+    *map(defaultdict, (complex, bytes, bytearray, frozenset, set, tuple)),
     {(1, "a"): 1, None: 2, True: 3, 2.5: 4, torch.Size([1]): 5, Pair(1, 2): 6, Path("a"): 7, torch.int8: 8},
     argparse.Namespace(lr=0.1, name="x", deep=argparse.Namespace(n=[1])),
     argparse.Namespace(**{"a b": 1}),
@@ -165,6 +167,11 @@ def test_a_namespace_may_have_any_name_in_it():
     state = argparse.Namespace()
     vars(state)["self"] = 1
     assert vars(through(state)) == {"self": 1}
+
+
+def test_a_size_of_integers_of_numpy_comes_back_with_those_of_python():
+    size = through(torch.Size(np.array([2, 3])))
+    assert (type(size), list(map(type, size)), size) == (torch.Size, [int, int], (2, 3))
 
 
 def test_one_parameter_in_two_places_is_one_parameter_again(tmp_path):
@@ -341,7 +348,7 @@ BAD = [
     ["set", [["list", []]]],
     ["frozenset", [["torch", 0]]],
     ["set", 1],
-    ["size", [-1]],
+    ["size", [-(2**63) - 1]],
     ["size", [1.0]],
 ]
 BAD += [["size", [True]], ["size", [2**63]], ["size", ["1"]], ["device", "no"], ["device", 1], ["device", ""]]

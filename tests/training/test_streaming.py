@@ -5,9 +5,11 @@ import itertools
 import json
 import pickle
 import random
+import threading
 
 import numpy as np
 import pytest
+from helpers.forking import in_forked_child
 
 import fastrack
 from fastrack import SealedDataset, save_file, wrap
@@ -151,6 +153,52 @@ def epoch_of(data, epoch):
     return stream
 
 
+def continued(stream, answers):
+    """Finish an epoch as a rank, and begin another one."""
+    rest = list(stream)
+    stream.set_epoch(1)
+    answers.put((len(rest), len(list(stream))))
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_ranks_that_were_begun_with_a_stream_do_not_move_each_other(data, method):
+    stream = stream_of(data)
+    stream.load_state_dict(stream.state_dict(4))
+    context = torch.multiprocessing.get_context(method)
+    answers = context.SimpleQueue()
+    for _ in range(2):
+        rank = context.Process(target=continued, args=(stream, answers))
+        rank.start()
+        assert answers.get() == (BATCHES - 4, BATCHES)
+        rank.join()
+    assert (stream.epoch, len(list(stream))) == (0, BATCHES - 4)
+
+
+def test_persistent_workers_of_a_rank_that_was_begun_with_a_stream_hear_of_epochs(data):
+    stream = stream_of(data)
+
+    def iterate_twice():
+        loader = DataLoader(
+            stream, batch_size=None, num_workers=1, persistent_workers=True, multiprocessing_context="fork"
+        )
+        first = [opened(batch) for batch in loader]
+        stream.set_epoch(1)
+        return first == [opened(batch) for batch in loader]
+
+    assert in_forked_child(iterate_twice) is False
+    assert stream.epoch == 0
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda stream: pickle.loads(pickle.dumps(stream))])
+def test_a_copy_of_a_stream_begins_where_it_is_and_does_not_move_it(data, duplicate):
+    stream = stream_of(data)
+    stream.set_epoch(2)
+    again = duplicate(stream)
+    assert again.epoch == 2
+    again.set_epoch(3)
+    assert (stream.epoch, again.epoch) == (2, 3)
+
+
 # The last batch.
 
 
@@ -224,6 +272,32 @@ def test_a_plain_loader_is_continued_by_the_number_of_batches(data, whole):
     assert [opened(batch) for batch in again] == whole  # the next iteration is a whole epoch
 
 
+@pytest.mark.parametrize("prefetch", [0, 4])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_resumed_epoch_is_rewound_as_the_caller_comes_to_its_end_and_not_a_thread(data, whole, workers, prefetch):
+    stream = stream_of(data)
+    loader = wrap(DataLoader(stream, batch_size=None, num_workers=workers), prefetch=prefetch)
+    loader.load_state_dict(stream.state_dict(BATCHES - 3))
+    iterator = iter(loader)
+    first = next(iterator)["x"].tolist()
+    for thread in threading.enumerate():
+        if thread.name == "fastrack-loader":
+            thread.join(60)  # it has come to the end
+    del iterator
+    rest, again = ([batch["x"].tolist() for batch in loader] for _ in range(2))
+    assert [first, *rest[1:]] == rest == whole[-3:]
+    assert again == whole
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_resumed_epoch_of_a_plain_loader_that_came_to_its_end_has_the_state_of_its_end(data, workers):
+    stream = stream_of(data)
+    stream.load_state_dict(stream.state_dict(4))
+    rest = list(DataLoader(stream, batch_size=None, num_workers=workers))
+    assert len(rest) == BATCHES - 4
+    assert stream.state_dict(len(rest))["consumed"] == COUNT
+
+
 def opened(batch):
     return fastrack.unseal(batch["x"], KEY).tolist()
 
@@ -270,6 +344,21 @@ def test_an_epoch_that_is_finished_is_not_begun_again(data):
     assert len(list(again)) == BATCHES
 
 
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_the_state_of_a_finished_epoch_is_loaded_whatever_was_set_before(data, wrapped):
+    stream = stream_of(data)
+    state = stream.state_dict(BATCHES)
+    target = loader_of(stream) if wrapped else stream
+    for before in (5, 0):
+        stream.set_epoch(before)
+        target.load_state_dict(state)
+        assert (stream.epoch, target.state_dict()["consumed"], len(list(stream))) == (0, COUNT, 0)
+    target.load_state_dict({**state, "epoch": 1, "consumed": 2 * BATCH})
+    target.load_state_dict(state)
+    stream.set_epoch(1)
+    assert len(list(stream)) == BATCHES
+
+
 @pytest.mark.parametrize(
     "change",
     ["seed=4", "window=2", "shuffle=false", "data=1", "handed=2", "more=1", "epoch=1.0", "epoch=-1", "consumed=1000"],
@@ -281,6 +370,21 @@ def test_a_state_of_another_stream_is_refused(data, change):
     with pytest.raises(ValueError, match=r"state_dict: .*expected"):
         stream.load_state_dict({**state, name: json.loads(value)})
     assert stream.state_dict() == state
+
+
+@pytest.mark.parametrize("name", ["data", "seed", "shuffle", "window", "consumed", "epoch", "handed"])
+def test_an_array_in_a_state_is_refused_by_a_sentence(data, name):
+    stream = stream_of(data)
+    for array in (np.array([3, 3]), torch.tensor([3, 3])):
+        with pytest.raises(ValueError, match=r"state_dict: .*expected .*, got"):
+            stream.load_state_dict({**stream.state_dict(), name: array})
+
+
+@pytest.mark.parametrize("name", ["dataset", "global_batch_size", "seed", "shuffle", "window", "drop_last", "batched"])
+def test_what_a_state_depends_on_stays_as_the_stream_was_made(data, name):
+    stream = stream_of(data)
+    with pytest.raises(AttributeError, match=f"{name}: expected to stay as it was made"):
+        setattr(stream, name, 5)
 
 
 def test_a_state_of_other_files_is_refused_and_of_moved_ones_is_taken(tmp_path, data, paths):
@@ -357,6 +461,16 @@ def test_samples_are_streamed_for_those_who_make_batches(data, whole):
 def test_batches_that_a_loader_would_batch_again_are_refused(data, options):
     with pytest.raises(ValueError, match=r"batch_size=None.* got batch_size=[14]\. "):
         wrap(DataLoader(stream_of(data), **options))
+
+
+@pytest.mark.parametrize("stateful", [False, True])
+def test_a_loader_that_does_not_keep_the_order_is_refused(data, stateful):
+    loader = DataLoader(stream_of(data), batch_size=None, num_workers=2)
+    loader.in_order = False  # an argument since torch 2.6
+    if stateful:  # like that of torchdata
+        loader.state_dict = dict
+    with pytest.raises(ValueError, match="got in_order=False"):
+        wrap(loader)
 
 
 def test_several_processes_without_a_process_group_are_refused(data, monkeypatch):

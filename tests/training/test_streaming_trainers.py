@@ -66,6 +66,19 @@ def test_torchdata_continues_after_the_last_used_batch(folder, workers, persiste
     assert batches_of(second) == expected(folder, 2)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_torchdata_goes_on_with_the_epoch_that_was_set_after_one_that_is_finished(folder, workers):
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    first, second = (
+        fastrack.wrap(stateful.StatefulDataLoader(stream_of(folder), batch_size=None, num_workers=workers))
+        for _ in range(2)
+    )
+    batches_of(first)
+    second.load_state_dict(first.state_dict())
+    second.set_epoch(1)
+    assert batches_of(second) == expected(folder, 1)
+
+
 def accelerator_of(**options):
     """Return Accelerate's object in a process that `run_ranks` began."""
     from accelerate import Accelerator, DataLoaderConfiguration
@@ -144,7 +157,7 @@ def test_accelerate_may_not_divide_batches_twice_nor_send_opened_ones(folder):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_lightning_trains_on_a_stream(folder, workers):
+def test_lightning_trains_on_a_stream_and_resumes_at_the_epoch_of_its_checkpoint(folder, workers):
     lightning = pytest.importorskip("lightning")
     seen = []
 
@@ -153,8 +166,13 @@ def test_lightning_trains_on_a_stream(folder, workers):
             super().__init__()
             self.model = torch.nn.Linear(4, 1)
 
+        def train_dataloader(self):
+            self.stream = stream_of(folder)
+            self.stream.set_epoch(self.current_epoch)
+            return loader_of(self.stream, None, workers)
+
         def on_train_epoch_start(self):
-            self.trainer.train_dataloader.dataset.set_epoch(self.current_epoch)
+            self.stream.set_epoch(self.current_epoch)
 
         def training_step(self, batch):
             seen.append(batch["y"].tolist())
@@ -163,13 +181,20 @@ def test_lightning_trains_on_a_stream(folder, workers):
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), 0.1)
 
-    trainer = lightning.Trainer(
-        accelerator="cpu", max_epochs=2, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False,
-    )  # fmt: skip
+    def fit(epochs, checkpoint=None):
+        trainer = lightning.Trainer(
+            accelerator="cpu", max_epochs=epochs, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+            enable_model_summary=False,
+        )  # fmt: skip
+        trainer.fit(Module(), ckpt_path=checkpoint)
+        return trainer
+
     with fastrack.use_keys(KEY):
-        trainer.fit(Module(), loader_of(stream_of(folder), None, workers))
-    assert seen == [*expected(folder), *expected(folder, 1)]
+        fit(2).save_checkpoint(folder / "last.ckpt")
+        assert seen == [*expected(folder), *expected(folder, 1)]
+        seen.clear()
+        fit(4, folder / "last.ckpt")
+    assert seen == [*expected(folder, 2), *expected(folder, 3)]
 
 
 def test_transformers_trains_on_a_stream_of_samples_and_resumes(folder):
