@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import fnmatch
-import json
 import os
 import shutil
 import tempfile
@@ -24,6 +23,7 @@ from fastrack._sets.folder import SAFETENSORS, SealedFolder, open_folder, own_te
 from fastrack._sets.folder_writer import write_unsealed
 from fastrack._transfer import replaced
 from fastrack._transfer.api import to_device
+from fastrack._transfer.foreign_code import refuse_foreign_code, without_foreign_code
 from fastrack._transfer.lazy_weights import SealedWeight, lazy_weights
 from fastrack._transfer.safe_open import Slice, framework_of
 from fastrack._util.public import public
@@ -64,8 +64,9 @@ def mount_folder(
     anchor : Anchor or path, optional
         As for `load_folder`. Only for a folder given by its path or URL.
     code : bool
-        Copy authenticated Python files too, for ``trust_remote_code=True``. References to code of other repositories
-        are refused then.
+        Copy authenticated Python files too, for ``trust_remote_code=True``, which needs it. A configuration that refers
+        to code of another repository is refused then. Otherwise its copy has such references without the repository,
+        so that ``trust_remote_code=True`` finds no code, and runs none.
     memfd : iterable of str
         Names, or globs, of sealed files for loaders that map or read files by themselves, as in C++ (GGUF, ONNX). Each
         is decrypted whole into host memory at once, where this user's processes can read it until the end, and
@@ -125,7 +126,7 @@ class Mount:
         try:
             self._fill(code, set(hidden))
             for pattern in memfd:
-                self._fill_memory(pattern)
+                self._fill_memory(pattern, code)
         except BaseException:
             self._end()
             raise
@@ -135,14 +136,15 @@ class Mount:
 
     def _fill(self, code: bool, hidden: set[str]) -> None:
         stub = encode_header({}, {"format": "pt"}, guarded=True)  # what does not ask `safe_open` is told so
+        confine = refuse_foreign_code if code else without_foreign_code
         for name in self.folder.files:
             is_weights = self._is_weights(name)
             is_known = is_weights or isinstance(self.folder.files[name], PlainEntry)
-            if name in hidden or not is_known or (name.endswith(".py") and not code):
+            if name in hidden or not is_known or (_is_code(name) and not code):
                 continue
             content = stub if is_weights else self.folder.read(name)
-            if code and name.endswith(".json"):
-                _refuse_foreign_code(self.folder, name, content)
+            if _is_configuration(name):
+                content = confine(content, self.folder.place(name))
             path = self.path / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
@@ -150,8 +152,8 @@ class Mount:
     def _is_weights(self, name: str) -> bool:
         return name.lower().endswith(SAFETENSORS) and isinstance(self.folder.files.get(name), SealedEntry)
 
-    def _fill_memory(self, pattern: str) -> None:
-        names = fnmatch.filter(self.folder.sealed_names, pattern)
+    def _fill_memory(self, pattern: str, code: bool) -> None:
+        names = [name for name in fnmatch.filter(self.folder.sealed_names, pattern) if code or not _is_code(name)]
         if not names:
             raise ValueError(f"memfd=: expected a sealed file of {self.folder.path}, got {pattern!r:.200}. Correct it")
         for name in names:
@@ -159,6 +161,8 @@ class Mount:
             self._descriptors.callback(os.close, descriptor)
             with open(descriptor, "wb", closefd=False) as out:
                 write_unsealed(self.folder, name, out, self._keys)
+            if _is_configuration(name):
+                refuse_foreign_code(os.pread(descriptor, os.fstat(descriptor).st_size, 0), self.folder.place(name))
             # From now on no process changes it, not even this one.
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
             path = self.path / name
@@ -273,14 +277,9 @@ def _remove(path: Path, process: int) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _refuse_foreign_code(folder: SealedFolder, name: str, content: bytes) -> None:
-    """Refuse a configuration that refers to code of another repository, which nothing authenticates."""
-    try:
-        document = json.loads(content)
-    except (ValueError, RecursionError):
-        return  # no configuration, which could refer to code
-    if isinstance(document, dict) and "--" in json.dumps(document.get("auto_map")):
-        raise ValueError(
-            f"{folder.place(name)}: trust_remote_code=: expected code in this folder, got a reference to another "
-            "repository. Put the code into the folder, and seal it again"
-        )
+def _is_code(name: str) -> bool:
+    return name.lower().endswith(".py")
+
+
+def _is_configuration(name: str) -> bool:
+    return name.lower().endswith(".json")

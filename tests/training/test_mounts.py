@@ -5,6 +5,8 @@ import gc
 import json
 import multiprocessing
 import os
+import re
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -150,6 +152,59 @@ def test_code_is_there_only_if_it_was_asked_for_and_refers_to_nothing_else(seale
     (plain / "unet" / "config.json").write_text(json.dumps({"auto_map": {"AutoModel": "other/repo--net.Net"}}))
     seal_folder(plain, tmp_path / "foreign", KEY)
     with pytest.raises(ValueError, match="another repository"), mount_folder(tmp_path / "foreign", KEY, code=True):
+        pass
+
+
+FOREIGN = {
+    "top": ({"auto_map": {"AutoModel": "other/repo--net.Net"}}, "net.Net"),
+    "nested": ({"image_processor": {"auto_map": {"AutoImageProcessor": "other/repo--sub/net.Net"}}}, "net.Net"),
+    "listed": ({"auto_map": {"AutoTokenizer": [None, "other/repo--net.Net"]}}, "net.Net"),
+    "path": ({"auto_map": {"AutoModel": "/elsewhere/net.Net"}}, "net.Net"),
+    "pipeline": ({"custom_pipelines": {"task": {"impl": "other/repo--net.Net"}}}, "net.Net"),
+    "module": ([{"idx": 0, "type": "other/repo--net.Net"}], "net.Net"),
+    "router": ({"types": {"query_0": "other/repo--net.Net"}}, "net.Net"),
+}
+
+
+@each("form", FOREIGN)
+def test_a_reference_to_code_elsewhere_is_refused_with_code_and_leads_nowhere_without(plain, tmp_path, form):
+    document, local = FOREIGN[form]
+    (plain / "unet" / "config.json").write_text(json.dumps({"size": 1}))
+    (plain / "unet" / "other.JSON").write_text(json.dumps(document))
+    shutil.rmtree(tmp_path / "foreign", ignore_errors=True)
+    seal_folder(plain, tmp_path / "foreign", KEY)
+    with pytest.raises(ValueError, match="another repository"), mount_folder(tmp_path / "foreign", KEY, code=True):
+        pass
+    with mount_folder(tmp_path / "foreign", KEY) as path:
+        text = Path(path, "unet", "other.JSON").read_text()
+        assert f'"{local}"' in text
+        assert not re.search("other/repo|elsewhere", text)
+        assert Path(path, "unet", "config.json").read_bytes() == (plain / "unet" / "config.json").read_bytes()
+
+
+def test_text_that_refers_to_no_code_is_copied_as_it_is(plain, tmp_path):
+    kept = b'{"_name_or_path": "a/b--c.D", "type": "a--b", "auto_map": {"AutoModel": "net.Net"},  "x": "y--z.W"}'
+    (plain / "unet" / "config.json").write_bytes(kept)
+    (plain / "unet" / "none.json").write_bytes(b"not JSON: auto_map--")
+    seal_folder(plain, tmp_path / "own", KEY)
+    for code in (False, True):
+        with mount_folder(tmp_path / "own", KEY, code=code) as path:
+            assert Path(path, "unet", "config.json").read_bytes() == kept
+    (plain / "unet" / "config.json").write_text("[" * 200_000)
+    seal_folder(plain, tmp_path / "deep", KEY)
+    with pytest.raises(FormatError, match="levels"), mount_folder(tmp_path / "deep", KEY):
+        pass
+
+
+def test_code_that_was_sealed_whole_is_in_memory_only_if_it_was_asked_for(tmp_path, plain):
+    (plain / "model_index.json").unlink()
+    (plain / "net.json").write_text(json.dumps({"auto_map": {"AutoModel": "other/repo--net.Net"}}))
+    seal_folder(plain, tmp_path / "whole", KEY)
+    with mount_folder(tmp_path / "whole", KEY, memfd=["p*"], code=True) as path:
+        assert Path(path, "pipeline.py").read_text() == "print()"
+    with pytest.raises(ValueError, match="memfd="), mount_folder(tmp_path / "whole", KEY, memfd=["p*"]):
+        pass
+    with pytest.raises(ValueError, match="repository"), mount_folder(tmp_path / "whole", KEY, memfd=["*.json"]):
         pass
 
 
