@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import fnmatch
 import os
-import shutil
 import tempfile
 import weakref
 from collections.abc import Iterable, Iterator
@@ -26,6 +26,7 @@ from fastrack._transfer.api import to_device
 from fastrack._transfer.foreign_code import refuse_foreign_code, without_foreign_code
 from fastrack._transfer.lazy_weights import SealedWeight, lazy_weights
 from fastrack._transfer.safe_open import Slice, framework_of
+from fastrack._util.fork import remove_own
 from fastrack._util.public import public
 from fastrack.errors import FastrackError
 
@@ -75,16 +76,18 @@ def mount_folder(
     Yields
     ------
     str
-        Path of the folder, which only you may open.
+        Path of the folder, which only you may open, and which is for reading.
 
     Raises
     ------
     AuthenticationError
-        If a file or a chunk was altered. At the end of the block too, if a library had passed over the error, or had
-        raised another one for it. `RollbackError` if a file is missing, or of another seal.
+        If a file or a chunk was altered. `RollbackError` if a file is missing, or of another seal. At the end of the
+        block, too, if a library had passed over such an error, or had raised another one for it.
     ValueError
         If `code` refers to another repository, or `memfd` names no sealed file.
-    UnknownKeyError, FormatError, SignatureError, OSError
+    OSError
+        If a file cannot be read, at the end of the block too, or if a library saves weights to the folder.
+    UnknownKeyError, FormatError, SignatureError
         As from `load_folder`.
 
     Examples
@@ -119,19 +122,21 @@ class Mount:
         hidden: Iterable[str] = (),
     ) -> None:
         self.folder, self._keys = folder, keys
-        self._failure: FastrackError | None = None
+        self._failure: FastrackError | OSError | None = None
         self._descriptors = contextlib.ExitStack()
         self.path = Path(tempfile.mkdtemp(prefix="fastrack-")).resolve()
-        self._remove = weakref.finalize(self, _remove, self.path, os.getpid())
+        self._remove = weakref.finalize(self, remove_own, self.path, os.getpid())
         try:
             self._fill(code, set(hidden))
             for pattern in memfd:
                 self._fill_memory(pattern, code)
+            _make_read_only(self.path)
         except BaseException:
             self._end()
             raise
         replaced.install()
         replaced.add_opener(_open_mounted)
+        replaced.install_saver(_refuse_mounted)
         _mounts[str(self.path)] = self
 
     def _fill(self, code: bool, hidden: set[str]) -> None:
@@ -168,7 +173,7 @@ class Mount:
             path = self.path / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.unlink(missing_ok=True)
-            path.symlink_to(f"/proc/self/fd/{descriptor}")
+            path.symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")  # a child process may open it by the path
 
     def open(self, name: str, framework: str, device: object) -> MountedFile | None:
         """Open a file of weights; return None for any other."""
@@ -184,14 +189,23 @@ class Mount:
         """Remember a failure, as libraries catch errors of weights and go on, or raise others."""
         try:
             yield
-        except FastrackError as error:
+        except (FastrackError, OSError) as error:  # a missing file is a FastrackError here: the index lists it
             self._failure = self._failure or error
             raise
+
+    def refuse_save(self, path: str) -> None:
+        """Refuse a file that a library would write into this folder."""
+        advice = (
+            "expected a folder to save to, got a sealed one that is mounted, and ends with its block. Save to the path "
+            "of fastrack.write_folder"
+        )
+        with self.noted():
+            raise OSError(errno.EROFS, advice, path)
 
     def keep_for(self, owner: object) -> None:
         """Keep the folder while `owner` lives, which may refer to it: a tokenizer to its vocabulary."""
         with contextlib.suppress(TypeError):  # tuples, say, cannot be referred to weakly
-            weakref.finalize(owner, _remove, self.path, os.getpid())
+            weakref.finalize(owner, remove_own, self.path, os.getpid())
             self._remove.detach()
 
     def _end(self) -> None:
@@ -263,18 +277,35 @@ class MountedFile:
 
 def _open_mounted(path: Any, framework: Any, device: Any) -> MountedFile | None:
     """Open a file of a mounted folder; return None for all others."""
-    if _mounts and isinstance(path, (str, os.PathLike)):
-        found = os.path.realpath(os.fspath(path))
-        for root, mount in tuple(_mounts.items()):
-            if found.startswith(f"{root}/"):
-                return mount.open(found[len(root) + 1 :], framework, device)
-    return None
+    if not _mounts or not isinstance(path, (str, os.PathLike)):
+        return None
+    found = os.path.realpath(os.fspath(path))
+    mount = _mount_of(found)
+    return None if mount is None else mount.open(found[len(f"{mount.path}/") :], framework, device)
 
 
-def _remove(path: Path, process: int) -> None:
-    """Remove the folder, but not in a forked child, whose parent still uses it."""
-    if os.getpid() == process:
-        shutil.rmtree(path, ignore_errors=True)
+def _refuse_mounted(path: str, _tensors: object, _metadata: object) -> bool:
+    """Refuse to write a file into a mounted folder; return False for all others."""
+    mount = _mount_of(path)
+    if mount is not None:
+        mount.refuse_save(path)
+    return False
+
+
+def _mount_of(path: str) -> Mount | None:
+    """Return the mounted folder that a path without links leads into."""
+    return next((mount for root, mount in tuple(_mounts.items()) if path.startswith(f"{root}/")), None)
+
+
+def _make_read_only(folder: Path) -> None:
+    """Take the rights to write from a folder, from its files and from the folders in it. Root writes anyway."""
+    for here, folders, files in os.walk(folder, topdown=False):
+        for path in (Path(here, name) for name in files):
+            if not path.is_symlink():
+                path.chmod(0o400)
+        for name in folders:
+            Path(here, name).chmod(0o500)
+    folder.chmod(0o500)
 
 
 def _is_code(name: str) -> bool:

@@ -1,12 +1,14 @@
 """Mounted folders: other libraries load sealed weights from them as plain ones, and errors reach the caller."""
 
 import contextlib
+import errno
 import gc
 import json
 import multiprocessing
 import os
 import re
 import shutil
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -62,7 +64,12 @@ def test_functions_of_safetensors_open_what_is_mounted_and_nothing_else(sealed, 
     with mount_folder(sealed, KEY) as path:
         files = sorted(each.relative_to(path).as_posix() for each in Path(path).rglob("*") if each.is_file())
         assert files == ["model_index.json", "unet/config.json", UNET]  # no code, and nothing that was sealed whole
-        assert Path(path).stat().st_mode & 0o777 == 0o700
+        modes = {each.stat().st_mode & 0o777 for each in Path(path).rglob("*") if each.is_file()}
+        assert (modes, Path(path).stat().st_mode & 0o777, Path(path, "unet").stat().st_mode & 0o777) == (
+            {0o400},
+            0o500,
+            0o500,
+        )
         assert same(safetensors.torch.load_file(f"{path}/{UNET}"))
         assert same(safetensors.torch.load_file(plain / UNET))
         with pytest.raises(safetensors.SafetensorError, match="sealed by fastrack"):
@@ -138,6 +145,33 @@ def test_a_slice_that_fails_on_its_way_is_told_too(sealed):
             weight.to("cpu", torch.float16)
 
 
+def fail_to_read(*_, **__):
+    raise OSError(errno.EIO, "the disk is broken")
+
+
+@each("load", [safetensors.torch.load_file, pass_over, raise_another])
+def test_a_file_that_cannot_be_read_is_told_too(sealed, monkeypatch, load):
+    monkeypatch.setattr("fastrack._transfer.mounts.to_device", fail_to_read)
+    with pytest.raises(OSError, match="the disk is broken"), mount_folder(sealed, KEY) as path:
+        load(f"{path}/{UNET}")
+    monkeypatch.undo()
+
+
+def test_nothing_is_saved_to_a_mounted_folder(sealed, tmp_path):
+    def save(path):
+        with contextlib.suppress(OSError):  # as a library that goes on with the next file
+            safetensors.torch.save_file(WEIGHTS, path)
+
+    for name in (UNET, "unet/../more.safetensors"):
+        with pytest.raises(OSError, match="write_folder") as raised, mount_folder(sealed, KEY) as path:
+            save(f"{path}/{name}")
+        assert raised.value.errno == errno.EROFS
+    with mount_folder(sealed, KEY) as path:
+        safetensors.numpy.save_file({"w": np.ones(2)}, tmp_path / "mine.safetensors")
+        assert same(safetensors.torch.load_file(f"{path}/{UNET}"))
+    assert (safetensors.numpy.load_file(tmp_path / "mine.safetensors")["w"] == 1).all()
+
+
 def test_an_interrupt_and_an_error_of_the_block_stay_what_they_are(sealed):
     for error in (KeyboardInterrupt, ZeroDivisionError):
         with pytest.raises(error), mount_folder(sealed, KEY):
@@ -208,6 +242,10 @@ def test_code_that_was_sealed_whole_is_in_memory_only_if_it_was_asked_for(tmp_pa
         pass
 
 
+def in_another_process(path):
+    return subprocess.run(["/bin/cat", path], capture_output=True, check=True).stdout
+
+
 def count_descriptors():
     return len(list(Path("/proc/self/fd").iterdir()))
 
@@ -216,7 +254,7 @@ def test_a_file_that_is_named_is_in_memory_and_in_no_file(sealed, plain):
     with mount_folder(sealed, KEY, memfd=["*.gguf", UNET]) as path:
         for name in ("weights.gguf", UNET):
             assert Path(path, name).read_bytes() == (plain / name).read_bytes()
-            assert str(Path(path, name).readlink()).startswith("/proc/self/fd/")
+            assert in_another_process(f"{path}/{name}") == (plain / name).read_bytes()
             with pytest.raises(PermissionError):
                 os.truncate(f"{path}/{name}", 3)
         assert same({name: tensor.clone() for name, tensor in safetensors.torch.load_file(f"{path}/{UNET}").items()})
