@@ -223,7 +223,10 @@ class Mount:
 
 
 class MountedFile:
-    """``safetensors.safe_open`` of a sealed file in a mounted folder. Slices for torch open when they are moved."""
+    """``safetensors.safe_open`` of a sealed file in a mounted folder.
+
+    Slices for torch open when they are moved, or used as tensors.
+    """
 
     def __init__(self, mount: Mount, name: str, framework: str, device: object) -> None:
         self._mount = mount
@@ -232,7 +235,7 @@ class MountedFile:
         with mount.noted():
             self._file = mount.folder.open(name)
         self._tensors = own_tensors(mount.folder, name, self._file)
-        self._weights = lazy_weights(self._tensors, mount.transfer)
+        self._weights = lazy_weights(self._tensors, mount.transfer, self._device)
 
     def keys(self) -> list[str]:
         """Return the names of the tensors, in alphabetical order."""
@@ -260,7 +263,9 @@ class MountedFile:
 
     def get_slice(self, name: str) -> SealedWeight | Slice:
         """Return a tensor whose parts open as they are asked for, or, for torch, on the device that they go to."""
-        return self._weights[name] if self._framework in {None, "torch"} else Slice(self._open, self._tensors[name])
+        return (
+            self._weights[name][...] if self._framework in {None, "torch"} else Slice(self._open, self._tensors[name])
+        )
 
     def _is_widened(self, name: str) -> bool:
         return self._weights[name].get_dtype() != self._tensors[name].dtype

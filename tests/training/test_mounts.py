@@ -88,6 +88,18 @@ def test_functions_of_safetensors_open_what_is_mounted_and_nothing_else(sealed, 
     assert not Path(path).exists()
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_slices_are_tensors_to_torch_and_to_its_reader_of_checkpoints(sealed):
+    storage = pytest.importorskip("torch.distributed.checkpoint.hf_storage")
+    with mount_folder(sealed, KEY) as path:
+        with safetensors.safe_open(f"{path}/{UNET}", "pt") as file:
+            assert torch.equal(file.get_slice("w")[:].double() + 1, WEIGHTS["w"].double() + 1)
+        state = {name: torch.zeros_like(tensor) for name, tensor in WEIGHTS.items()}
+        reader = storage.HuggingFaceStorageReader(f"{path}/unet")
+        torch.distributed.checkpoint.load(state, storage_reader=reader, no_dist=True)
+    assert same(state)
+
+
 def test_a_mount_is_seen_by_all_threads_and_two_do_not_meet(sealed, tmp_path):
     other = Key.generate()
     (tmp_path / "second").mkdir()
