@@ -378,6 +378,8 @@ class _Target:
             write_sealed(tensors, *places, metadata, self.progress, file_id=file_id, scales=scales, overwrite=replaces)
         with SealedFile(self.place, file_id) as file:
             entry = SealedEntry.of(file)
+            if entry.plain:  # the index would list what nothing has authenticated, and no source has had
+                raise self._is_other(path)
             if isinstance(self.place, Url):
                 # A store may answer with another file of the key. Of this id, which is new, one can only have the
                 # messages that were sealed above.
