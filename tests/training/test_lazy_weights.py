@@ -17,7 +17,7 @@ import fastrack
 from fastrack import Key, load_folder, seal, seal_folder
 from fastrack._transfer.lazy_weights import LazyTensor, SealedWeight, lazy_weights
 from fastrack.errors import AuthenticationError, FormatError, RollbackError, UnknownKeyError
-from fastrack.transformers import from_pretrained
+from fastrack.transformers import from_pretrained, load_adapter
 
 KEY = Key.from_bytes(bytes(range(32)))
 WEIGHT = torch.arange(60_000, dtype=torch.float32).reshape(200, 300)
@@ -286,3 +286,30 @@ def test_a_model_needs_a_configuration(tmp_path):
     seal_folder(tmp_path / "plain", tmp_path / "sealed", KEY)
     with pytest.raises(FormatError, match="load_adapter"):
         from_pretrained(Model, tmp_path / "sealed", keys=KEY)
+
+
+class Missing:
+    """A class whose `from_pretrained` finds no file, as those of diffusers."""
+
+    @classmethod
+    def from_pretrained(cls, path, how, **_):
+        if how == "told":
+            raise OSError(f"no file named model_index.json in {path}")
+        return Path(path, "model_index.json").read_text()
+
+    @classmethod
+    def load_adapter(cls, path, **_):
+        raise ValueError(f"{path} is wrong", 3)
+
+
+def test_errors_of_a_library_name_the_sealed_folder(folder, tmp_path):
+    for how in ("told", "opened"):
+        with pytest.raises(OSError, match="model_index") as raised:
+            from_pretrained(Missing, folder, how, keys=KEY)
+        assert str(folder) in str(raised.value)
+        assert str(tmp_path / "temporary") not in str(raised.value)
+    (tmp_path / "plain" / "adapter_config.json").write_text("{}")
+    seal_folder(tmp_path / "plain", tmp_path / "adapter", KEY)
+    with pytest.raises(ValueError, match="is wrong") as raised:
+        load_adapter(Missing, tmp_path / "adapter", keys=KEY)
+    assert raised.value.args == (f"{tmp_path / 'adapter'} is wrong", 3)
