@@ -12,8 +12,8 @@ from fastrack.errors import FormatError
 
 # Members that name classes: of transformers and diffusers, of its pipelines, and of sentence-transformers.
 _MEMBERS = {"auto_map", "custom_pipelines", "type", "types", "_class_name", "__class__"}
-# ``owner/repository--module.Class`` is fetched by transformers, and an absolute path leads out of the folder.
-_FOREIGN = re.compile(r"(.*--|[/\\~]|[A-Za-z]:[/\\]).*\..*", re.DOTALL)
+# ``owner/repository--module.Class`` is fetched by transformers; paths that are absolute or go up leave the folder.
+_FOREIGN = re.compile(r".*--.*\..*|[/\\].+|[A-Za-z]:[/\\].*|(.*[/\\])?\.\.[/\\].*", re.DOTALL)
 _BEFORE_NAME = re.compile(r".*(--|[/\\])", re.DOTALL)
 
 
@@ -22,7 +22,7 @@ def refuse_foreign_code(content: bytes, place: Location) -> bytes:
     for _, _, reference in _foreign_in(_parse(content, place)):
         raise ValueError(
             f"{place}: trust_remote_code=: expected code in this folder, got a reference to another "
-            f"repository, {reference!r:.200}. Put the code into the folder, and seal it again"
+            f"repository or folder, {reference!r:.200}. Put the code into the folder, and seal it again"
         )
     return content
 

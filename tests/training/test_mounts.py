@@ -206,6 +206,8 @@ FOREIGN = {
     "nested": ({"image_processor": {"auto_map": {"AutoImageProcessor": "other/repo--sub/net.Net"}}}, "net.Net"),
     "listed": ({"auto_map": {"AutoTokenizer": [None, "other/repo--net.Net"]}}, "net.Net"),
     "path": ({"auto_map": {"AutoModel": "/elsewhere/net.Net"}}, "net.Net"),
+    "own pipeline": ({"_class_name": ["/elsewhere/net", "Net"]}, "net"),
+    "above": ({"_class_name": ["sub/../../elsewhere/net", "Net"]}, "net"),
     "pipeline": ({"custom_pipelines": {"task": {"impl": "other/repo--net.Net"}}}, "net.Net"),
     "module": ([{"idx": 0, "type": "other/repo--net.Net"}], "net.Net"),
     "router": ({"types": {"query_0": "other/repo--net.Net"}}, "net.Net"),
@@ -229,7 +231,9 @@ def test_a_reference_to_code_elsewhere_is_refused_with_code_and_leads_nowhere_wi
 
 
 def test_text_that_refers_to_no_code_is_copied_as_it_is(plain, tmp_path):
-    kept = b'{"_name_or_path": "a/b--c.D", "type": "a--b", "auto_map": {"AutoModel": "net.Net"},  "x": "y--z.W"}'
+    kept = (
+        b'{"_name_or_path": "a/b--c.D", "type": "a--b", "types": ["/"], "auto_map": {"A": "sub/net.N"},  "x": "y--z.W"}'
+    )
     (plain / "unet" / "config.json").write_bytes(kept)
     (plain / "unet" / "none.json").write_bytes(b"not JSON: auto_map--")
     seal_folder(plain, tmp_path / "own", KEY)
