@@ -15,6 +15,8 @@ _MEMBERS = {"auto_map", "custom_pipelines", "type", "types", "_class_name", "__c
 # ``owner/repository--module.Class`` is fetched by transformers; paths that are absolute or go up leave the folder.
 _FOREIGN = re.compile(r".*--.*\..*|[/\\].+|[A-Za-z]:[/\\].*|(.*[/\\])?\.\.[/\\].*", re.DOTALL)
 _BEFORE_NAME = re.compile(r".*(--|[/\\])", re.DOTALL)
+# A folder that no mount has. With its name, a reference is none of a module that Python finds elsewhere, either.
+_NOWHERE = "code-of-another-repository/"
 
 
 def refuse_foreign_code(content: bytes, place: Location) -> bytes:
@@ -28,14 +30,14 @@ def refuse_foreign_code(content: bytes, place: Location) -> bytes:
 
 
 def without_foreign_code(content: bytes, place: Location) -> bytes:
-    """Return a configuration whose references to code all lead into its folder, where none is.
+    """Return a configuration whose references to other code lead nowhere.
 
     Without ``trust_remote_code=True`` a library does not follow them, and with it finds no such file.
     """
     document = _parse(content, place)
     found = list(_foreign_in(document))
     for parent, key, reference in found:
-        parent[key] = _BEFORE_NAME.sub("", reference)
+        parent[key] = _BEFORE_NAME.sub(_NOWHERE, reference)
     return json.dumps(document, indent=2).encode() if found else content
 
 

@@ -66,8 +66,8 @@ def mount_folder(
         As for `load_folder`. Only for a folder given by its path or URL.
     code : bool
         Copy authenticated Python files too, for ``trust_remote_code=True``, which needs it. A configuration that refers
-        to code of another repository is refused then. Otherwise its copy has such references without the repository,
-        so that ``trust_remote_code=True`` finds no code, and runs none.
+        to code of another repository is refused then. Otherwise such references lead nowhere in its copy, so that
+        ``trust_remote_code=True`` finds no code, and runs none.
     memfd : iterable of str
         Names, or globs, of sealed files for loaders that map or read files by themselves, as in C++ (GGUF, ONNX). Each
         is decrypted whole into host memory at once, where this user's processes can read it until the end, and

@@ -224,7 +224,9 @@ def elsewhere(tmp_path, monkeypatch):
     (tmp_path / "other" / "repo").mkdir(parents=True)
     ran = tmp_path / "ran"
     (tmp_path / "other" / "repo" / "net.py").write_text(f"open({str(ran)!r}, 'w').close()\nclass Net: pass\n")
+    shutil.copy(tmp_path / "other" / "repo" / "net.py", tmp_path / "net.py")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     return ran
 

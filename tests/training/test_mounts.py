@@ -225,7 +225,7 @@ def test_a_reference_to_code_elsewhere_is_refused_with_code_and_leads_nowhere_wi
         pass
     with mount_folder(tmp_path / "foreign", KEY) as path:
         text = Path(path, "unet", "other.JSON").read_text()
-        assert f'"{local}"' in text
+        assert f'"code-of-another-repository/{local}"' in text
         assert not re.search("other/repo|elsewhere", text)
         assert Path(path, "unet", "config.json").read_bytes() == (plain / "unet" / "config.json").read_bytes()
 
