@@ -1,10 +1,12 @@
 """Calls that a user of torch writes first: each does what it says, or is refused with the call that was meant."""
 
 import copy
+import io
 import pickle
 import subprocess
 import sys
-from collections import deque
+from collections import UserList, deque
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -62,6 +64,12 @@ REFUSED = {
     "a set": (lambda: to_device({HANDLE}, keys=KEY), TypeError, "Make it a list"),
     "values": (lambda: to_device({"x": HANDLE}.values(), keys=KEY), TypeError, "Make it a list"),
     "a nested deque": (lambda: to_device({"x": [deque([HANDLE])]}, keys=KEY), TypeError, "leaf ['x'][0]: expected"),
+    "items": (lambda: to_device({"x": HANDLE}.items(), keys=KEY), TypeError, "Make it a list"),
+    "a list of a user": (lambda: to_device(UserList([HANDLE]), keys=KEY), TypeError, "Make it a list"),
+    "a namespace": (lambda: to_device({"x": SimpleNamespace(y=HANDLE)}, keys=KEY), TypeError, "Make it a dict"),
+    "deep": (lambda: to_device([deque([{"x": [UserList([HANDLE])]}])], keys=KEY), TypeError, "leaf [0]: expected"),
+    "a nested generator": (lambda: to_device({"x": (each for each in [HANDLE])}), TypeError, "leaf ['x']: expected"),
+    "a nested map": (lambda: to_device([map(str, [HANDLE])], keys=KEY), TypeError, "which may give some"),
     "a generator": (lambda: to_device((each for each in [HANDLE]), keys=KEY), TypeError, "Make a list"),
     "all samples": (lambda: to_device(SealedDataset("x.safetensors"), keys=KEY), TypeError, "use wrap"),
     "a collator of others": (
@@ -85,7 +93,12 @@ def test_a_call_is_refused_with_the_call_that_was_meant(call, error, told, tmp_p
 def test_an_error_of_a_callback_is_no_error_of_the_call():
     with pytest.raises(TypeError, match=r"^'int' object is not callable$"):
         next(iter(fastrack.wrap([1], transform=3)))
-    assert to_device([deque([1]), {"a"}]) == [deque([1]), {"a"}]
+    own = SimpleNamespace(x=1)
+    own.own = own
+    kept = [deque([1]), {"a"}, UserList([[1], {"b": None}]), own]
+    assert to_device(kept) == kept
+    with io.StringIO("a file") as file:
+        assert to_device([file]) == [file]
 
 
 @each("name", sorted(BITS))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,14 +17,18 @@ from fastrack._keys.keyring import KeyLike, sealing_key
 from fastrack._keys.keys import Key
 from fastrack._protect.safetensors_files import describe
 from fastrack._sealed.file_header import encode_header
-from fastrack._sets.entries import walk
-from fastrack._sets.folder_writer import FolderIndex, plain_files
+from fastrack._sets.folder import SAFETENSORS
+from fastrack._sets.folder_writer import FolderIndex, files_to_seal, plain_files
+from fastrack._transfer import replaced
 from fastrack._util.atomic import new_folder
+from fastrack._util.fork import remove_own
 from fastrack._util.locations import locate_local
 from fastrack._util.public import public
-from fastrack._util.replacing import replace_everywhere
+from fastrack._util.regular_file import open_regular
 
 _drafts: dict[str, _Draft] = {}  # by the paths of their folders
+_TOKEN = "fastrack.draft"  # noqa: S105 - the name of a member of metadata
+_LONGEST_STUB = 4096  # bytes; they have some 250
 
 
 @public
@@ -33,9 +39,10 @@ def write_folder(
     """Yield the path of a private folder; what a library writes there becomes a sealed folder, like by `seal_folder`.
 
     What safetensors writes there, in this process and any thread, is sealed at once, tensor by tensor, and is on no
-    disk in plain. Configuration, code, documentation and tokenizers of a model stay plain, as `seal_folder` says. Other
-    files are refused: pickles of torch, for example. So it serves ``save_pretrained`` of transformers, PEFT and
-    diffusers, and ``save`` of sentence-transformers. `load_folder` and `mount_folder` open the result.
+    disk in plain. Such a file may be moved, copied, replaced and removed there. Configuration, code, documentation and
+    tokenizers of a model stay plain, as `seal_folder` says. Other files are refused: pickles of torch, for example. So
+    it serves ``save_pretrained`` of transformers, PEFT and diffusers, and ``save`` of sentence-transformers.
+    `load_folder` and `mount_folder` open the result.
 
     Parameters
     ----------
@@ -44,7 +51,7 @@ def write_folder(
     key : KeyLike, optional
         The owner's key, as for `seal`.
     plain : iterable of str
-        Further files to leave plain, as for `seal_folder`.
+        Further files to leave plain, as for `seal_folder`, but for ``.safetensors`` files.
 
     Yields
     ------
@@ -54,10 +61,11 @@ def write_folder(
     Raises
     ------
     ValueError
-        If the library wrote no weights, or a file that is neither sealed nor stays plain. What it held was on a disk in
-        plain until then. Also if `plain` names no file.
+        If the library wrote no weights, or a file that is neither sealed nor stays plain, or a ``.safetensors`` file by
+        other functions than those of safetensors. What it held was on a disk in plain until then. Also if `plain` names
+        no file.
     FormatError
-        If tensors cannot be sealed, or a link leads outside.
+        If tensors cannot be sealed, or a file has a name that `seal_folder` refuses, or is a link that leads outside.
     OSError
         If a file cannot be written, or `target` exists. No part of `target` is left behind then.
 
@@ -73,68 +81,88 @@ def write_folder(
     {'weight': <SealedTensor 'weight' F64 [2, 3] key ...>}
     """
     place, owner, chosen = locate_local(target), sealing_key(key), plain_names(plain)
-    with new_folder(place) as folder, tempfile.TemporaryDirectory(prefix="fastrack-") as name:
-        path = os.path.realpath(name)
-        draft = _Draft(Path(path), folder, owner)
-        _install()
-        _drafts[path] = draft
+    with new_folder(place) as folder, _private_folder() as path:
+        draft = _Draft(path, folder, owner)
+        replaced.install_saver(_save_in_draft)
+        _drafts[str(path)] = draft
         try:
-            yield path
+            yield str(path)
         finally:
-            del _drafts[path]
+            del _drafts[str(path)]
         draft.finish(chosen)
 
 
+@contextlib.contextmanager
+def _private_folder() -> Iterator[Path]:
+    """Yield an empty folder, and remove it at the end. A forked child that leaves the block leaves it to its parent."""
+    path, process = Path(tempfile.mkdtemp(prefix="fastrack-")).resolve(), os.getpid()
+    try:
+        yield path
+    finally:
+        remove_own(path, process)
+
+
 class _Draft:
-    """The folder that a library writes to, and the sealed folder beside it."""
+    """The folder that a library writes to, and the sealed folder beside it.
+
+    A stub stands for each sealed file, and has a token of its own: under whatever name a stub is in the end, moved or
+    copied by the library, there is the file that it stands for.
+    """
 
     def __init__(self, path: Path, folder: Path, owner: Key) -> None:
         self._path, self._folder, self._owner = path, folder, owner
-        self._headers: dict[str, bytes] = {}  # as the files would have them in plain
+        self._process = os.getpid()
+        self._sealed: dict[bytes, tuple[Path, bytes]] = {}  # by stubs: files, and the headers that they had in plain
 
-    def write(self, name: str, tensors: Mapping[str, PlainTensor], metadata: Mapping[str, str]) -> None:
+    def write(self, path: str, tensors: Mapping[str, PlainTensor], metadata: Mapping[str, str]) -> None:
         """Seal what would become a file, and leave a stub in its place."""
-        out = self._folder / name
-        out.parent.mkdir(parents=True, exist_ok=True)
-        write_sealed(tensors, out, self._owner, frozenset(), {"format": "pt", **metadata}, None)
-        entries = {each: (tensor.dtype, tensor.shape) for each, tensor in tensors.items()}
-        self._headers[name] = encode_header(by_alignment(entries), metadata)
-        (self._path / name).write_bytes(encode_header({}, {"format": "pt"}, guarded=True))
+        token = secrets.token_hex(16)
+        sealed = self._folder / f".{token}"  # which no name of a file of the folder can be
+        write_sealed(tensors, sealed, self._owner, frozenset(), {"format": "pt", **metadata}, None)
+        entries = {name: (tensor.dtype, tensor.shape) for name, tensor in tensors.items()}
+        stub = encode_header({}, {"format": "pt", _TOKEN: token}, guarded=True)
+        self._sealed[stub] = sealed, encode_header(by_alignment(entries), metadata)
+        Path(path).write_bytes(stub)
 
     def finish(self, plain: frozenset[str]) -> None:
-        files = walk(self._path)
+        """Give the sealed files the names of their stubs, copy what stays plain, and write the index."""
+        if os.getpid() != self._process:
+            return
+        files = files_to_seal(self._path)
         kept = plain_files(files, self._path, plain)
-        other = sorted(files.keys() - kept - self._headers.keys())
-        if other or not files.keys() & self._headers.keys():
+        begins = {name: _beginning(path) for name, path in files.items()}
+        stubs = {name: content for name, content in begins.items() if content in self._sealed}
+        # Another stub, and weights that something else than safetensors wrote, stay plain by no name.
+        other = {name for name in files if name.lower().endswith(SAFETENSORS) or _TOKEN.encode() in begins[name]}
+        other = (other | (files.keys() - kept)) - stubs.keys()
+        if other or not stubs:
             raise ValueError(
-                f"write_folder: expected weights in .safetensors files, got {', '.join(map(repr, other)) or 'none'}. "
-                "Let the library write safetensors, and name what may stay plain with plain="
+                "write_folder: expected .safetensors files that safetensors wrote in this block, and what stays plain, "
+                f"got {', '.join(map(repr, sorted(other))) or 'none':.300}. Let the library save with safetensors, and "
+                "name what else may stay plain with plain="
             )
-        for name in self._headers.keys() - files.keys():  # which the library removed again
-            (self._folder / name).unlink()
-        index = FolderIndex(self._folder)
-        for name, path in sorted(files.items()):
-            if name in self._headers:
-                index.add_sealed(name, self._headers[name], path)
+        index, left = FolderIndex(self._folder), Counter(stubs.values())
+        for name, path in files.items():
+            if name in stubs:
+                left[stubs[name]] -= 1
+                index.place_sealed(name, *self._sealed[stubs[name]], path, is_last=not left[stubs[name]])
             else:
                 index.copy(name, path)
+        for stub, (sealed, _) in self._sealed.items():
+            if stub not in left:  # which the library removed, or wrote over
+                sealed.unlink()
         index.write(self._owner)
 
 
-def _install() -> None:
-    """Replace the function by which safetensors writes files, once more if another replacement came since."""
-    import safetensors
+def _beginning(path: Path) -> bytes:
+    """Return as much of a file as shows whether it is a stub."""
+    with open_regular(path) as file:
+        return file.read(_LONGEST_STUB)
 
-    original: Any = safetensors.serialize_file
-    if hasattr(original, "fastrack_drafts"):
-        return
 
-    def serialize_file(tensors: Any, filename: Any, metadata: Any = None) -> Any:
-        found = os.path.realpath(os.fspath(filename)) if _drafts else ""
-        for root, draft in tuple(_drafts.items()):
-            if found.startswith(f"{root}/"):
-                return draft.write(found[len(root) + 1 :], describe(tensors), dict(metadata or {}))
-        return original(tensors, filename, metadata)
-
-    serialize_file.fastrack_drafts = True  # type: ignore[attr-defined]
-    replace_everywhere(original, serialize_file)
+def _save_in_draft(path: str, tensors: Any, metadata: Any) -> bool:
+    for root, draft in tuple(_drafts.items()):
+        if path.startswith(f"{root}/"):
+            draft.write(path, describe(tensors), dict(metadata or {}))
+            return True
+    return False

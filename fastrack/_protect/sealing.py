@@ -217,10 +217,10 @@ def _bytes_of(stream: Any, start: int, size: int) -> Bytes:
 def open_stream(protection: Protection, file: SealedFile) -> Iterator[io.BufferedReader]:
     """Open what `seal_stream` sealed for the block, as a file that is decrypted as it is read."""
     if not is_stream(file):
-        raise FastrackError(
-            f"{file.path}: expected what torch.save wrote, got a sealed file of {len(file)} tensors. Open it with "
-            "safetensors.torch.load_file, or with fastrack.load_file"
-        )
+        got = f"a sealed file of {len(file)} tensors. Open it with safetensors.torch.load_file, or fastrack.load_file"
+        if file.kind == "checkpoint":
+            got = "a sealed checkpoint. Open it with fastrack.load_checkpoint"
+        raise FastrackError(f"{file.path}: expected what torch.save wrote, got {got}")
     with file, _Stream(open_bytes(file[STREAM], protection.ring).detach(), SLAB >> 6) as stream:
         try:
             yield stream

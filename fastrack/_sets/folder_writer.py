@@ -154,11 +154,7 @@ def seal_folder(
     if resume and (isinstance(target, Path) or quantize is not None):
         got = "beside quantize=, which rounds" if quantize is not None else "with a path"
         raise ValueError(f"resume=: expected it with the URL of a store as target, got it {got}. Leave it out")
-    files = {name: path for name, path in sorted(walk(source).items()) if _require_name(name, path)}
-    if INDEX in files:
-        raise FormatError(f"{source} is sealed already; `fastrack unseal` opens it")
-    for path in files.values():
-        require_inside(path, source)
+    files = files_to_seal(source)
     kept = plain_files(files, source, plain_names(plain))
     if kept == files.keys():
         names = f"{', '.join(map(repr, files)):.300}, which stay plain" if files else "none"
@@ -202,6 +198,14 @@ class FolderIndex:
     def copy(self, name: str, path: Path, progress: Progress | None = None, *, is_there: bool = False) -> None:
         """Copy a file that stays plain, unless it is there, and list it."""
         self._entries[name] = _copy(path, self.place(name), progress, is_there=is_there)
+
+    def place_sealed(self, name: str, sealed: Path, header: bytes, path: Path, *, is_last: bool) -> None:
+        """Give a sealed file of this machine its name, or its copy unless it `is_last`, and list it. It was `path`."""
+        if is_last:
+            os.replace(sealed, self.place(name))  # noqa: PTH105 - the folder may be an open descriptor
+        else:
+            self.copy(name, sealed)
+        self.add_sealed(name, header, path)
 
     def add_sealed(self, name: str, header: bytes | None, path: Path) -> None:
         """List a sealed file of the folder, which was `path`; its plain header, if it is one of safetensors."""
@@ -253,6 +257,16 @@ def _kept_after_errors(target: Url) -> Iterator[Url]:
     except BaseException as error:
         error.add_note(f"{target}: what was stored stays, and opens as no folder; resume it (resume=, --skip-existing)")
         raise
+
+
+def files_to_seal(source: Path) -> dict[str, Path]:
+    """Return the files of a folder by their names, in order. Refuse those that a sealed folder cannot have."""
+    files = {name: path for name, path in sorted(walk(source).items()) if _require_name(name, path)}
+    if INDEX in files:
+        raise FormatError(f"{source} is sealed already, as it has a {INDEX}; `fastrack unseal` opens it")
+    for path in files.values():
+        require_inside(path, source)
+    return files
 
 
 def require_inside(path: Path, folder: Path) -> None:
@@ -364,6 +378,8 @@ class _Target:
             write_sealed(tensors, *places, metadata, self.progress, file_id=file_id, scales=scales, overwrite=replaces)
         with SealedFile(self.place, file_id) as file:
             entry = SealedEntry.of(file)
+            if entry.plain:  # the index would list what nothing has authenticated, and no source has had
+                raise self._is_other(path)
             if isinstance(self.place, Url):
                 # A store may answer with another file of the key. Of this id, which is new, one can only have the
                 # messages that were sealed above.

@@ -68,7 +68,7 @@ def to_device(
         Arrays of NumPy or torch in host memory, sealed tensors or rows of these, of any shape and of any dtype that
         safetensors has; or a pytree of dicts, lists, tuples, named tuples and dataclasses that holds them. Other leaves
         are returned unchanged: arrays of text, objects, dates or records, and objects of other classes, even if these
-        hold tensors.
+        hold tensors. Sealed tensors in sets, views of dicts, deques and namespaces are refused, and so are generators.
     device : str or torch.device, optional
         "cpu", the default, or "cuda:N".
     keys : KeySource, optional

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence, ValuesView
+from collections import UserList, deque
+from collections.abc import Callable, ItemsView, Iterator, Mapping, Sequence, ValuesView
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any, Final
 
 from fastrack._crypto.base import HostMemory, Messages, Scaling
@@ -23,7 +24,9 @@ from fastrack._tensors.arrays import Framework
 from fastrack._transfer.pending import Name
 from fastrack._util.tree import Tree
 
-_CONTAINERS = set, frozenset, deque, ValuesView  # which are leaves
+_CONTAINERS = set, frozenset, deque, UserList, SimpleNamespace, ValuesView, ItemsView  # which are leaves
+_SINGLE = {bool, int, float, complex, str, bytes, type(None)}  # classes of leaves that hold nothing
+_LEVELS = 16  # of such containers in one another that are looked through: some hold themselves
 ALLOCATE: Final = object()
 """A leaf of `out` for which fresh memory is allocated."""
 
@@ -98,12 +101,17 @@ class Inputs:
             self._take(device, out, wanted)
 
     def _require_no_handles(self, leaf: object, index: int) -> None:
-        """Refuse a leaf whose sealed tensors would come back sealed."""
-        if isinstance(leaf, _CONTAINERS) and any(isinstance(each, Handle) for each in leaf):
-            kind = type(leaf).__name__
-            error = TypeError(
-                f"expected sealed tensors in dicts, lists and tuples, got a {kind} of them. Make it a list"
-            )
+        """Refuse a leaf whose sealed tensors would come back sealed, and one that gives its items only once."""
+        cls = type(leaf)
+        if cls in _SINGLE:
+            return
+        got = None
+        if hasattr(cls, "__next__") and cls.__module__ in {"builtins", "itertools"}:
+            got = f"a {cls.__name__}, which may give some. Make it a list"
+        elif isinstance(leaf, _CONTAINERS) and _holds_handles(leaf, _LEVELS):
+            got = f"a {cls.__name__} of them. Make it a {'dict' if isinstance(leaf, SimpleNamespace) else 'list'}"
+        if got is not None:
+            error = TypeError(f"expected sealed tensors in dicts, lists and tuples, got {got}")
             self.add_path(error, index)
             raise error
 
@@ -197,6 +205,21 @@ class Inputs:
         path = "" if self._tree is None else self._tree.path(index)
         if path and len(error.args) == 1:
             error.args = (f"leaf {path}: {error}",)
+
+
+def _holds_handles(value: object, levels: int) -> bool:
+    if isinstance(value, Handle):
+        return True
+    if type(value) in _SINGLE or not levels:
+        return False
+    parts: Any = ()
+    if isinstance(value, SimpleNamespace):
+        parts = vars(value).values()
+    elif isinstance(value, Mapping):
+        parts = value.values()
+    elif isinstance(value, (list, tuple, *_CONTAINERS)):
+        parts = value
+    return any(_holds_handles(each, levels - 1) for each in parts)
 
 
 class Opened:

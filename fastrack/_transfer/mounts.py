@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import fnmatch
-import json
 import os
-import shutil
 import tempfile
 import weakref
 from collections.abc import Iterable, Iterator
@@ -24,8 +23,10 @@ from fastrack._sets.folder import SAFETENSORS, SealedFolder, open_folder, own_te
 from fastrack._sets.folder_writer import write_unsealed
 from fastrack._transfer import replaced
 from fastrack._transfer.api import to_device
+from fastrack._transfer.foreign_code import refuse_foreign_code, without_foreign_code
 from fastrack._transfer.lazy_weights import SealedWeight, lazy_weights
 from fastrack._transfer.safe_open import Slice, framework_of
+from fastrack._util.fork import remove_own
 from fastrack._util.public import public
 from fastrack.errors import FastrackError
 
@@ -64,8 +65,9 @@ def mount_folder(
     anchor : Anchor or path, optional
         As for `load_folder`. Only for a folder given by its path or URL.
     code : bool
-        Copy authenticated Python files too, for ``trust_remote_code=True``. References to code of other repositories
-        are refused then.
+        Copy authenticated Python files too, for ``trust_remote_code=True``, which needs it. A configuration that refers
+        to code of another repository is refused then. Otherwise such references lead nowhere in its copy, so that
+        ``trust_remote_code=True`` finds no code, and runs none.
     memfd : iterable of str
         Names, or globs, of sealed files for loaders that map or read files by themselves, as in C++ (GGUF, ONNX). Each
         is decrypted whole into host memory at once, where this user's processes can read it until the end, and
@@ -74,16 +76,18 @@ def mount_folder(
     Yields
     ------
     str
-        Path of the folder, which only you may open.
+        Path of the folder, which only you may open, and which is for reading.
 
     Raises
     ------
     AuthenticationError
-        If a file or a chunk was altered. At the end of the block too, if a library had passed over the error, or had
-        raised another one for it. `RollbackError` if a file is missing, or of another seal.
+        If a file or a chunk was altered. `RollbackError` if a file is missing, or of another seal. At the end of the
+        block, too, if a library had passed over such an error, or had raised another one for it.
     ValueError
         If `code` refers to another repository, or `memfd` names no sealed file.
-    UnknownKeyError, FormatError, SignatureError, OSError
+    OSError
+        If a file cannot be read, at the end of the block too, or if a library saves weights to the folder.
+    UnknownKeyError, FormatError, SignatureError
         As from `load_folder`.
 
     Examples
@@ -118,31 +122,34 @@ class Mount:
         hidden: Iterable[str] = (),
     ) -> None:
         self.folder, self._keys = folder, keys
-        self._failure: FastrackError | None = None
+        self._failure: FastrackError | OSError | None = None
         self._descriptors = contextlib.ExitStack()
         self.path = Path(tempfile.mkdtemp(prefix="fastrack-")).resolve()
-        self._remove = weakref.finalize(self, _remove, self.path, os.getpid())
+        self._remove = weakref.finalize(self, remove_own, self.path, os.getpid())
         try:
             self._fill(code, set(hidden))
             for pattern in memfd:
-                self._fill_memory(pattern)
+                self._fill_memory(pattern, code)
+            _make_read_only(self.path)
         except BaseException:
             self._end()
             raise
         replaced.install()
         replaced.add_opener(_open_mounted)
+        replaced.install_saver(_refuse_mounted)
         _mounts[str(self.path)] = self
 
     def _fill(self, code: bool, hidden: set[str]) -> None:
         stub = encode_header({}, {"format": "pt"}, guarded=True)  # what does not ask `safe_open` is told so
+        confine = refuse_foreign_code if code else without_foreign_code
         for name in self.folder.files:
             is_weights = self._is_weights(name)
             is_known = is_weights or isinstance(self.folder.files[name], PlainEntry)
-            if name in hidden or not is_known or (name.endswith(".py") and not code):
+            if name in hidden or not is_known or (_is_code(name) and not code):
                 continue
             content = stub if is_weights else self.folder.read(name)
-            if code and name.endswith(".json"):
-                _refuse_foreign_code(self.folder, name, content)
+            if _is_configuration(name):
+                content = confine(content, self.folder.place(name))
             path = self.path / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
@@ -150,8 +157,8 @@ class Mount:
     def _is_weights(self, name: str) -> bool:
         return name.lower().endswith(SAFETENSORS) and isinstance(self.folder.files.get(name), SealedEntry)
 
-    def _fill_memory(self, pattern: str) -> None:
-        names = fnmatch.filter(self.folder.sealed_names, pattern)
+    def _fill_memory(self, pattern: str, code: bool) -> None:
+        names = [name for name in fnmatch.filter(self.folder.sealed_names, pattern) if code or not _is_code(name)]
         if not names:
             raise ValueError(f"memfd=: expected a sealed file of {self.folder.path}, got {pattern!r:.200}. Correct it")
         for name in names:
@@ -159,12 +166,14 @@ class Mount:
             self._descriptors.callback(os.close, descriptor)
             with open(descriptor, "wb", closefd=False) as out:
                 write_unsealed(self.folder, name, out, self._keys)
+            if _is_configuration(name):
+                refuse_foreign_code(os.pread(descriptor, os.fstat(descriptor).st_size, 0), self.folder.place(name))
             # From now on no process changes it, not even this one.
             fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
             path = self.path / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.unlink(missing_ok=True)
-            path.symlink_to(f"/proc/self/fd/{descriptor}")
+            path.symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")  # a child process may open it by the path
 
     def open(self, name: str, framework: str, device: object) -> MountedFile | None:
         """Open a file of weights; return None for any other."""
@@ -180,14 +189,23 @@ class Mount:
         """Remember a failure, as libraries catch errors of weights and go on, or raise others."""
         try:
             yield
-        except FastrackError as error:
+        except (FastrackError, OSError) as error:  # a missing file is a FastrackError here: the index lists it
             self._failure = self._failure or error
             raise
+
+    def refuse_save(self, path: str) -> None:
+        """Refuse a file that a library would write into this folder."""
+        advice = (
+            "expected a folder to save to, got a sealed one that is mounted, and ends with its block. Save to the path "
+            "of fastrack.write_folder"
+        )
+        with self.noted():
+            raise OSError(errno.EROFS, advice, path)
 
     def keep_for(self, owner: object) -> None:
         """Keep the folder while `owner` lives, which may refer to it: a tokenizer to its vocabulary."""
         with contextlib.suppress(TypeError):  # tuples, say, cannot be referred to weakly
-            weakref.finalize(owner, _remove, self.path, os.getpid())
+            weakref.finalize(owner, remove_own, self.path, os.getpid())
             self._remove.detach()
 
     def _end(self) -> None:
@@ -205,7 +223,10 @@ class Mount:
 
 
 class MountedFile:
-    """``safetensors.safe_open`` of a sealed file in a mounted folder. Slices for torch open when they are moved."""
+    """``safetensors.safe_open`` of a sealed file in a mounted folder.
+
+    Slices for torch open when they are moved, or used as tensors.
+    """
 
     def __init__(self, mount: Mount, name: str, framework: str, device: object) -> None:
         self._mount = mount
@@ -214,7 +235,7 @@ class MountedFile:
         with mount.noted():
             self._file = mount.folder.open(name)
         self._tensors = own_tensors(mount.folder, name, self._file)
-        self._weights = lazy_weights(self._tensors, mount.transfer)
+        self._weights = lazy_weights(self._tensors, mount.transfer, self._device)
 
     def keys(self) -> list[str]:
         """Return the names of the tensors, in alphabetical order."""
@@ -242,7 +263,9 @@ class MountedFile:
 
     def get_slice(self, name: str) -> SealedWeight | Slice:
         """Return a tensor whose parts open as they are asked for, or, for torch, on the device that they go to."""
-        return self._weights[name] if self._framework in {None, "torch"} else Slice(self._open, self._tensors[name])
+        return (
+            self._weights[name][...] if self._framework in {None, "torch"} else Slice(self._open, self._tensors[name])
+        )
 
     def _is_widened(self, name: str) -> bool:
         return self._weights[name].get_dtype() != self._tensors[name].dtype
@@ -259,28 +282,40 @@ class MountedFile:
 
 def _open_mounted(path: Any, framework: Any, device: Any) -> MountedFile | None:
     """Open a file of a mounted folder; return None for all others."""
-    if _mounts and isinstance(path, (str, os.PathLike)):
-        found = os.path.realpath(os.fspath(path))
-        for root, mount in tuple(_mounts.items()):
-            if found.startswith(f"{root}/"):
-                return mount.open(found[len(root) + 1 :], framework, device)
-    return None
+    if not _mounts or not isinstance(path, (str, os.PathLike)):
+        return None
+    found = os.path.realpath(os.fspath(path))
+    mount = _mount_of(found)
+    return None if mount is None else mount.open(found[len(f"{mount.path}/") :], framework, device)
 
 
-def _remove(path: Path, process: int) -> None:
-    """Remove the folder, but not in a forked child, whose parent still uses it."""
-    if os.getpid() == process:
-        shutil.rmtree(path, ignore_errors=True)
+def _refuse_mounted(path: str, _tensors: object, _metadata: object) -> bool:
+    """Refuse to write a file into a mounted folder; return False for all others."""
+    mount = _mount_of(path)
+    if mount is not None:
+        mount.refuse_save(path)
+    return False
 
 
-def _refuse_foreign_code(folder: SealedFolder, name: str, content: bytes) -> None:
-    """Refuse a configuration that refers to code of another repository, which nothing authenticates."""
-    try:
-        document = json.loads(content)
-    except (ValueError, RecursionError):
-        return  # no configuration, which could refer to code
-    if isinstance(document, dict) and "--" in json.dumps(document.get("auto_map")):
-        raise ValueError(
-            f"{folder.place(name)}: trust_remote_code=: expected code in this folder, got a reference to another "
-            "repository. Put the code into the folder, and seal it again"
-        )
+def _mount_of(path: str) -> Mount | None:
+    """Return the mounted folder that a path without links leads into."""
+    return next((mount for root, mount in tuple(_mounts.items()) if path.startswith(f"{root}/")), None)
+
+
+def _make_read_only(folder: Path) -> None:
+    """Take the rights to write from a folder, from its files and from the folders in it. Root writes anyway."""
+    for here, folders, files in os.walk(folder, topdown=False):
+        for path in (Path(here, name) for name in files):
+            if not path.is_symlink():
+                path.chmod(0o400)
+        for name in folders:
+            Path(here, name).chmod(0o500)
+    folder.chmod(0o500)
+
+
+def _is_code(name: str) -> bool:
+    return name.lower().endswith(".py")
+
+
+def _is_configuration(name: str) -> bool:
+    return name.lower().endswith(".json")

@@ -1,7 +1,11 @@
-"""The `safe_open` of safetensors, replaced once for the process: it opens sealed files where an opener says so."""
+"""Functions of safetensors, replaced for the process.
+
+Its `safe_open` opens sealed files where an opener says so, and its `serialize_file` leaves files to savers.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -12,8 +16,11 @@ from fastrack._util.replacing import replace, replace_everywhere
 
 Opener = Callable[[Any, Any, Any], Any]
 """Return an open file for (path, framework, device), or None if the original shall open it."""
+Saver = Callable[[str, Any, Any], bool]
+"""Take a file to write: (path without links, tensors, metadata). Return False if the original shall write it."""
 
 _openers: tuple[Opener, ...] = ()
+_savers: tuple[Saver, ...] = ()
 _lock = threading.Lock()
 
 
@@ -40,6 +47,27 @@ def remove_opener(opener: Opener) -> None:
     """Ask `opener` no more."""
     with _lock:
         replace(sys.modules[__name__], "_openers", tuple(each for each in _openers if each != opener))
+
+
+def install_saver(saver: Saver) -> None:
+    """Ask `saver` before ``safetensors.serialize_file`` writes, once more if that was replaced since by others."""
+    import safetensors
+
+    with _lock:
+        if not hasattr(safetensors.serialize_file, "fastrack_original"):
+            replace_everywhere(safetensors.serialize_file, _saving(safetensors.serialize_file))
+        if saver not in _savers:
+            replace(sys.modules[__name__], "_savers", (saver, *_savers))
+
+
+def _saving(original: Any) -> Any:
+    def serialize_file(tensors: Any, filename: Any, metadata: Any = None) -> Any:
+        found = os.path.realpath(os.fsdecode(filename))
+        was_taken = any(saver(found, tensors, metadata) for saver in _savers)
+        return None if was_taken else original(tensors, filename, metadata)
+
+    serialize_file.fastrack_original = original  # type: ignore[attr-defined]
+    return serialize_file
 
 
 def _replacement(original: Any) -> type:

@@ -145,7 +145,10 @@ def new_folder(path: Path, *, mode: int = 0o777) -> Iterator[Path]:
 
     The yielded path leads to the folder even if another user, who may write to the parent, renames the folder and puts
     another folder or a link in its place. The name `path` is then not given to any folder.
+
+    A forked child that leaves the block leaves the folder to its parent, which still writes to it.
     """
+    process = os.getpid()
     require_local(path)
     require_none(path)
     refuse_key_text(path, may_be_id=True)
@@ -169,11 +172,15 @@ def new_folder(path: Path, *, mode: int = 0o777) -> Iterator[Path]:
             held = Path(_DESCRIPTORS, str(descriptor)) if _HAS_DESCRIPTORS else path.parent / name
             with _name_in_errors(held, path):
                 yield held
+                if os.getpid() != process:
+                    return
                 for folder, _, _ in os.walk(held, topdown=False):
                     sync_directory(Path(folder))
             os.fchmod(descriptor, stat.S_IMODE(status.st_mode))
             _rename_folder(name, parent, os.fstat(descriptor), path)
         except BaseException:
+            if os.getpid() != process:
+                raise
             if descriptor is not None:  # the open folder, under any name
                 shutil.rmtree(".", ignore_errors=True, dir_fd=descriptor)
             with contextlib.suppress(OSError):

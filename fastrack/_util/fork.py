@@ -1,10 +1,16 @@
-"""Reset state in forked children: secrets that must not be used twice, and locks that a parent's thread may hold."""
+"""Reset state in forked children: secrets that must not be used twice, and locks that a parent's thread may hold.
+
+Leave to their parents what these still use.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Protocol
 
 
@@ -29,6 +35,15 @@ def before_fork(action: Callable[[], None]) -> None:
     """Call `action` in a process that is about to fork."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(before=action)
+
+
+def remove_own(folder: Path, process: int) -> None:
+    """Remove a folder with all that is in it, read-only folders too. Do nothing in a forked child of its process."""
+    if os.getpid() == process:
+        for here, _, _ in os.walk(folder):
+            with contextlib.suppress(OSError):
+                Path(here).chmod(0o700)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _reset_all() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from fastrack._keys.keyring import KeyRing, KeySource
@@ -82,7 +82,7 @@ def from_pretrained(
         _require_model(opened, kwargs)
     # A model beside an adapter would be replaced by the one that the adapter names.
     hidden = (_ADAPTER, _ADAPTER_WEIGHTS) if is_model else ()
-    with Mount(opened, ring, code=trusted, hidden=hidden) as mount:
+    with Mount(opened, ring, code=trusted, hidden=hidden) as mount, _naming(opened, mount):
         loaded = cast(Any, cls).from_pretrained(str(mount.path), *args, **{**kwargs, "local_files_only": True})
         if not is_model:
             mount.keep_for(loaded)
@@ -137,8 +137,21 @@ def load_adapter(
     opened = open_folder(folder, ring, anchor)
     if _ADAPTER not in opened.files:
         raise FormatError(f"{opened.path}: expected an adapter with {_ADAPTER}, got none. Name the folder of one")
-    with Mount(opened, ring) as mount:
+    with Mount(opened, ring) as mount, _naming(opened, mount):
         model.load_adapter(str(mount.path), adapter_name=adapter_name, **kwargs)
+
+
+@contextlib.contextmanager
+def _naming(folder: SealedFolder, mount: Mount) -> Iterator[None]:
+    """Name the sealed folder in errors of a library, which knows the private folder alone."""
+    try:
+        yield
+    except Exception as error:
+        private, sealed = str(mount.path), str(folder.path)
+        error.args = tuple(each.replace(private, sealed) if isinstance(each, str) else each for each in error.args)
+        if isinstance(error, OSError) and isinstance(error.filename, str):
+            error.filename = error.filename.replace(private, sealed)
+        raise
 
 
 def _refuse(cls: type, kwargs: Mapping[str, Any]) -> None:

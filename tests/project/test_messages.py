@@ -19,6 +19,7 @@ import threading
 import warnings
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -84,11 +85,12 @@ def saved(tensors, **options):
     return path
 
 
-def mounted(**options):
+def mounted(config="{}", **options):
     source, sealed = new("plain"), new("folder")
     source.mkdir()
     (source / "table.npy").write_bytes(b"")
-    fastrack.seal_folder(source, sealed, KEY)
+    (source / "net.json").write_text(config)
+    fastrack.seal_folder(source, sealed, KEY, plain=["net.json"])
     with fastrack.mount_folder(sealed, KEY, **options):
         raise AssertionError
 
@@ -313,11 +315,15 @@ CASES = {
     "save_file: a reserved name": lambda: saved({"__metadata__": TABLE}),
     "save_file: the name of the guard": lambda: saved({"fastrack.guard": TABLE}),
     "mount_folder: memfd= of an absent file": lambda: mounted(memfd=["*.gguf"]),
+    "mount_folder: code of another repository": lambda: mounted('{"auto_map": {"AutoModel": "a/b--c.D"}}', code=True),
+    "mount_folder: a configuration of many levels": lambda: mounted("[" * 200_000),
     "write_folder: no weights": written_folder,
     "write_folder: a pickle": lambda: written_folder("pytorch_model.bin"),
     "save_file: a name that is a number": lambda: saved({5: TABLE}),
     "save_file: a name that is no Unicode": lambda: saved({"\ud800": TABLE}),
     "save_file: metadata by a reserved name": lambda: saved({"x": TABLE}, metadata={"fastrack.key": ""}),
+    "to_device: sealed tensors in a namespace": lambda: to_device([SimpleNamespace(x=X)], keys=KEY),
+    "to_device: a generator in a list": lambda: to_device([X, (each for each in [X])], keys=KEY),
     "save_file: no tensor": lambda: saved({"x": None}),
     "save_file: plain= of a sealed tensor": lambda: saved({"x": X}, plain=["x"]),
     "save_file: plain= of an absent tensor": lambda: saved({"x": TABLE}, plain=["y"]),

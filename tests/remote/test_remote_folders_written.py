@@ -5,7 +5,9 @@ import json
 import numpy as np
 import pytest
 import safetensors.numpy
+from helpers.cases import each
 from helpers.commands import invoke
+from helpers.tampering import rewrite_file
 
 import fastrack
 from fastrack._sets import folder_writer
@@ -128,6 +130,21 @@ def test_an_object_that_was_altered_or_is_of_another_key_is_not_resumed(folder, 
             fastrack.seal_folder(folder, URL, key, resume=True)
     fastrack.seal_file(folder / "below" / "data.bin", f"{URL}/below/data.bin", fastrack.Key.generate())
     with pytest.raises(fastrack.UnknownKeyError):
+        fastrack.seal_folder(folder, URL, key, resume=True)
+    assert "fastrack.folder" not in ObjectStore.names("bucket/model")
+
+
+@each("name", ["below/data.bin", "model.safetensors"])
+def test_an_object_that_got_a_plain_tensor_is_not_resumed(folder, tmp_path, key, name):
+    def plant(_, tensors):
+        tensors["planted"] = np.ones(3)
+
+    ObjectStore.clear()
+    without_index(folder, key)
+    (tmp_path / "object").write_bytes(ObjectStore.store[f"/bucket/model/{name}"].getbuffer())
+    rewrite_file(tmp_path / "object", plant)
+    ObjectStore().pipe_file(f"/bucket/model/{name}", (tmp_path / "object").read_bytes())
+    with pytest.raises(FormatError, match=f"^{URL}/{name}: expected what was sealed"):
         fastrack.seal_folder(folder, URL, key, resume=True)
     assert "fastrack.folder" not in ObjectStore.names("bucket/model")
 

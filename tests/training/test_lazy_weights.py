@@ -2,19 +2,22 @@
 
 import gc
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from helpers.cases import each
 
 import fastrack
-from fastrack import Key, load_folder, seal_folder
-from fastrack._transfer.lazy_weights import lazy_weights
+from fastrack import Key, load_folder, seal, seal_folder
+from fastrack._transfer.lazy_weights import LazyTensor, SealedWeight, lazy_weights
 from fastrack.errors import AuthenticationError, FormatError, RollbackError, UnknownKeyError
-from fastrack.transformers import from_pretrained
+from fastrack.transformers import from_pretrained, load_adapter
 
 KEY = Key.from_bytes(bytes(range(32)))
 WEIGHT = torch.arange(60_000, dtype=torch.float32).reshape(200, 300)
@@ -75,7 +78,8 @@ def test_a_weight_tells_dtype_and_shape_and_opens_nothing(weights):
         torch.bfloat16,
     )
     assert half.is_floating_point()
-    assert half[...] is half
+    assert (half.size(), half.numel(), half.ndim, half.device) == ((200, 300), 60_000, 2, torch.device("cpu"))
+    assert half[...].shape == half[:, 0:300].shape == (200, 300)
 
 
 def test_a_weight_is_opened_on_a_device_and_converted_there(weights):
@@ -106,10 +110,73 @@ def test_a_part_of_a_weight_is_what_tensor_parallelism_asks_for(weights):
     assert torch.equal(both.to(device="cpu", dtype=torch.float64), expected.double())
 
 
-def test_torch_cannot_use_a_weight_that_is_not_opened(weights):
-    for call in (torch.sum, torch.nn.Parameter, lambda weight: torch.ones(200, 300) + weight):
-        with pytest.raises((TypeError, AttributeError)):
-            call(weights["weight"])
+USES = {
+    "a method": lambda weight: weight.float(),
+    "a copy": lambda weight: weight.clone(),
+    "an operator": lambda weight: weight + 1,
+    "the other side": lambda weight: 2 * weight,
+    "another tensor": lambda weight: torch.ones(300) - weight,
+    "in place": lambda weight: weight.mul_(2).add_(weight),
+    "a comparison": lambda weight: (weight == 3) | (weight > 9),
+    "a function": lambda weight: torch.stack([weight, torch.ones(1).expand_as(weight)]),
+    "a layer": lambda weight: torch.nn.functional.linear(torch.ones(300), weight),
+    "a parameter": lambda weight: torch.nn.Parameter(torch.zeros(weight.shape)).data.copy_(weight),
+    "an array": lambda weight: torch.from_numpy(np.asarray(weight)),
+    "rows": lambda weight: torch.stack(list(weight))[weight[:, 0] > 600],
+    "an index that is no slice": lambda weight: weight[[1, 5]][None, ..., ::7],
+    "a value": lambda weight: torch.tensor([float(weight[7, 9]), len(weight)]),
+    "parts": lambda weight: torch.cat([weight[:5], weight[7:9]]) + 1,
+    "a part of a part": lambda weight: weight[5:9][1:3],
+    "a dtype": lambda weight: weight.to(torch.float16),
+    "a conversion": lambda weight: weight.to("cpu", torch.float64, non_blocking=True),
+    "the other's dtype": lambda weight: weight.to(torch.ones(1, dtype=torch.float64)),
+    "host memory": lambda weight: weight.cpu(),
+}
+
+
+@each("use", USES)
+def test_a_weight_that_is_used_as_a_tensor_is_one(weights, use):
+    expected, found = USES[use](WEIGHT.clone()), USES[use](weights["weight"][...])
+    assert isinstance(found, (torch.Tensor, LazyTensor))
+    found = found.to()
+    assert found.dtype == expected.dtype
+    assert torch.equal(found, expected)
+
+
+def test_a_weight_that_is_changed_in_place_stays_changed_and_no_other_is(weights):
+    first, second = weights["weight"][...], weights["weight"][...]
+    first[3] = 7
+    first += first
+    assert (first[3] == 14).all()
+    assert torch.equal(second.to("cpu"), WEIGHT)
+    third = weights["weight"][:10]
+    third.zero_()
+    assert not third.to("cpu", torch.float64).any()
+
+
+def test_what_torch_s_tensors_do_not_have_is_asked_for_without_opening_it():
+    def transfer(*_, **__):
+        raise AssertionError
+
+    weight = SealedWeight(seal(WEIGHT, KEY), transfer, threading.local(), "F32")
+    assert not any(hasattr(weight, name) for name in ("tp_plan", "_spec", "__cuda_array_interface__", "quantizer"))
+    assert torch.overrides.is_tensor_like(weight)
+    for use in (lambda: bool(weight.any()), lambda: weight + 1, lambda: torch.sum(weight)):
+        with pytest.raises(AssertionError):
+            use()
+
+
+def test_a_tensor_is_filled_from_a_weight_on_its_own_device():
+    asked = []
+
+    def transfer(handle, device, **_):
+        asked.append(device)
+        return fastrack.to_device(handle, keys=KEY, framework="torch")
+
+    weight = SealedWeight(seal(WEIGHT, KEY), transfer, threading.local(), "F32", device="cuda:3")
+    assert torch.equal(torch.zeros(200, 300).copy_(weight), WEIGHT)
+    assert torch.equal(weight.clone(), WEIGHT)
+    assert asked == ["cpu", "cuda:3"]
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float64])
@@ -137,7 +204,7 @@ def test_what_reads_files_gets_a_private_copy_of_what_was_authenticated(folder, 
     assert made.names == ["config.json", "model.safetensors", "vocab.txt"]  # no code
     with pytest.raises(safetensors.SafetensorError, match="sealed by fastrack"):  # and nothing that is sealed
         safetensors.torch.load((made.path / "model.safetensors").read_bytes())
-    assert made.mode == 0o700
+    assert made.mode == 0o500
     assert made.calls == (("more",), {"use_fast": True, "local_files_only": True})
     assert made.name_or_path == str(folder)
     assert made.path.exists()  # as long as the object lives
@@ -219,3 +286,30 @@ def test_a_model_needs_a_configuration(tmp_path):
     seal_folder(tmp_path / "plain", tmp_path / "sealed", KEY)
     with pytest.raises(FormatError, match="load_adapter"):
         from_pretrained(Model, tmp_path / "sealed", keys=KEY)
+
+
+class Missing:
+    """A class whose `from_pretrained` finds no file, as those of diffusers."""
+
+    @classmethod
+    def from_pretrained(cls, path, how, **_):
+        if how == "told":
+            raise OSError(f"no file named model_index.json in {path}")
+        return Path(path, "model_index.json").read_text()
+
+    @classmethod
+    def load_adapter(cls, path, **_):
+        raise ValueError(f"{path} is wrong", 3)
+
+
+def test_errors_of_a_library_name_the_sealed_folder(folder, tmp_path):
+    for how in ("told", "opened"):
+        with pytest.raises(OSError, match="model_index") as raised:
+            from_pretrained(Missing, folder, how, keys=KEY)
+        assert str(folder) in str(raised.value)
+        assert str(tmp_path / "temporary") not in str(raised.value)
+    (tmp_path / "plain" / "adapter_config.json").write_text("{}")
+    seal_folder(tmp_path / "plain", tmp_path / "adapter", KEY)
+    with pytest.raises(ValueError, match="is wrong") as raised:
+        load_adapter(Missing, tmp_path / "adapter", keys=KEY)
+    assert raised.value.args == (f"{tmp_path / 'adapter'} is wrong", 3)

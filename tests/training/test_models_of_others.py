@@ -1,7 +1,10 @@
 """Models of PEFT, diffusers, sentence-transformers and timm from sealed folders: the same as from plain ones."""
 
+import contextlib
+import json
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +21,16 @@ import torch  # noqa: E402
 from helpers.tampering import tamper_file  # noqa: E402
 from sentence_transformers import SentenceTransformer  # noqa: E402
 from sentence_transformers.sentence_transformer import modules  # noqa: E402
-from transformers import BertConfig, BertModel, BertTokenizerFast, LlamaConfig, LlamaForCausalLM  # noqa: E402
+from transformers import (  # noqa: E402
+    AutoImageProcessor,
+    AutoModel,
+    AutoModelForCausalLM,
+    BertConfig,
+    BertModel,
+    BertTokenizerFast,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 import fastrack  # noqa: E402
 from fastrack.errors import AuthenticationError  # noqa: E402
@@ -204,6 +216,74 @@ def test_from_pretrained_takes_classes_of_diffusers_and_names_the_call_for_those
     for cls in (peft.PeftModel, peft.AutoPeftModelForCausalLM):
         with pytest.raises(ValueError, match=r"mount_folder"):
             from_pretrained(cls, sealed / "adapter", keys=KEY)
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """Make a repository of code that is in no sealed folder; return the file that shows that it ran."""
+    (tmp_path / "other" / "repo").mkdir(parents=True)
+    ran = tmp_path / "ran"
+    (tmp_path / "other" / "repo" / "net.py").write_text(f"open({str(ran)!r}, 'w').close()\nclass Net: pass\n")
+    shutil.copy(tmp_path / "other" / "repo" / "net.py", tmp_path / "net.py")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    return ran
+
+
+ELSEWHERE = "other/repo--net.Net"
+REFERENCES = {
+    "processor": (
+        "processor_config.json",
+        {"image_processor": {"auto_map": {"AutoImageProcessor": ELSEWHERE}}},
+        lambda path: AutoImageProcessor.from_pretrained(path, trust_remote_code=True),
+    ),
+    "model": (
+        "config.json",
+        {"auto_map": {"AutoConfig": ELSEWHERE, "AutoModel": ELSEWHERE}},
+        lambda path: AutoModel.from_pretrained(path, trust_remote_code=True),
+    ),
+    "module": (
+        "modules.json",
+        [{"idx": 0, "name": "0", "path": "", "type": ELSEWHERE}],
+        lambda path: SentenceTransformer(path, trust_remote_code=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_no_code_of_another_repository_runs(folders, elsewhere, tmp_path, name):
+    file, document, load = REFERENCES[name]
+    shutil.copytree(folders[0] / "base", tmp_path / "plain")
+    (tmp_path / "plain" / file).write_text(json.dumps(document))
+    fastrack.seal_folder(tmp_path / "plain", tmp_path / "sealed", KEY)
+    with contextlib.suppress(Exception):
+        load(str(tmp_path / "plain"))
+    assert elsewhere.exists()  # of the plain folder it runs
+    elsewhere.unlink()
+    for module in [module for module in sys.modules if module.startswith("transformers_modules")]:
+        del sys.modules[module]
+    with fastrack.mount_folder(tmp_path / "sealed", KEY) as path, pytest.raises((OSError, ValueError, ImportError)):
+        load(path)
+    with (
+        pytest.raises(ValueError, match="another repository"),
+        fastrack.mount_folder(tmp_path / "sealed", KEY, code=True),
+    ):
+        pass
+    assert not elsewhere.exists()
+
+
+def test_a_model_whose_configuration_names_other_code_loads_without_it(folders, tmp_path):
+    plain, _ = folders
+    shutil.copytree(plain / "base", tmp_path / "plain")
+    config = json.loads((plain / "base" / "config.json").read_text())
+    config["auto_map"] = {"AutoModelForCausalLM": ELSEWHERE}
+    (tmp_path / "plain" / "config.json").write_text(json.dumps(config))
+    fastrack.seal_folder(tmp_path / "plain", tmp_path / "sealed", KEY)
+    made = from_pretrained(AutoModelForCausalLM, tmp_path / "sealed", keys=KEY)
+    assert torch.equal(output_of(made), output_of(LlamaForCausalLM.from_pretrained(plain / "base")))
+    with pytest.raises(ValueError, match="another repository"):
+        from_pretrained(AutoModelForCausalLM, tmp_path / "sealed", keys=KEY, trust_remote_code=True)
 
 
 def test_timm_loads_from_a_mounted_folder(tmp_path):

@@ -1,10 +1,14 @@
 """Mounted folders: other libraries load sealed weights from them as plain ones, and errors reach the caller."""
 
 import contextlib
+import errno
 import gc
 import json
 import multiprocessing
 import os
+import re
+import shutil
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -60,7 +64,12 @@ def test_functions_of_safetensors_open_what_is_mounted_and_nothing_else(sealed, 
     with mount_folder(sealed, KEY) as path:
         files = sorted(each.relative_to(path).as_posix() for each in Path(path).rglob("*") if each.is_file())
         assert files == ["model_index.json", "unet/config.json", UNET]  # no code, and nothing that was sealed whole
-        assert Path(path).stat().st_mode & 0o777 == 0o700
+        modes = {each.stat().st_mode & 0o777 for each in Path(path).rglob("*") if each.is_file()}
+        assert (modes, Path(path).stat().st_mode & 0o777, Path(path, "unet").stat().st_mode & 0o777) == (
+            {0o400},
+            0o500,
+            0o500,
+        )
         assert same(safetensors.torch.load_file(f"{path}/{UNET}"))
         assert same(safetensors.torch.load_file(plain / UNET))
         with pytest.raises(safetensors.SafetensorError, match="sealed by fastrack"):
@@ -77,6 +86,18 @@ def test_functions_of_safetensors_open_what_is_mounted_and_nothing_else(sealed, 
             assert np.array_equal(file.get_tensor("w"), WEIGHTS["w"].numpy())
             assert np.array_equal(file.get_slice("w")[3:5], WEIGHTS["w"].numpy()[3:5])
     assert not Path(path).exists()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_slices_are_tensors_to_torch_and_to_its_reader_of_checkpoints(sealed):
+    storage = pytest.importorskip("torch.distributed.checkpoint.hf_storage")
+    with mount_folder(sealed, KEY) as path:
+        with safetensors.safe_open(f"{path}/{UNET}", "pt") as file:
+            assert torch.equal(file.get_slice("w")[:].double() + 1, WEIGHTS["w"].double() + 1)
+        state = {name: torch.zeros_like(tensor) for name, tensor in WEIGHTS.items()}
+        reader = storage.HuggingFaceStorageReader(f"{path}/unet")
+        torch.distributed.checkpoint.load(state, storage_reader=reader, no_dist=True)
+    assert same(state)
 
 
 def test_a_mount_is_seen_by_all_threads_and_two_do_not_meet(sealed, tmp_path):
@@ -136,6 +157,33 @@ def test_a_slice_that_fails_on_its_way_is_told_too(sealed):
             weight.to("cpu", torch.float16)
 
 
+def fail_to_read(*_, **__):
+    raise OSError(errno.EIO, "the disk is broken")
+
+
+@each("load", [safetensors.torch.load_file, pass_over, raise_another])
+def test_a_file_that_cannot_be_read_is_told_too(sealed, monkeypatch, load):
+    monkeypatch.setattr("fastrack._transfer.mounts.to_device", fail_to_read)
+    with pytest.raises(OSError, match="the disk is broken"), mount_folder(sealed, KEY) as path:
+        load(f"{path}/{UNET}")
+    monkeypatch.undo()
+
+
+def test_nothing_is_saved_to_a_mounted_folder(sealed, tmp_path):
+    def save(path):
+        with contextlib.suppress(OSError):  # as a library that goes on with the next file
+            safetensors.torch.save_file(WEIGHTS, path)
+
+    for name in (UNET, "unet/../more.safetensors"):
+        with pytest.raises(OSError, match="write_folder") as raised, mount_folder(sealed, KEY) as path:
+            save(f"{path}/{name}")
+        assert raised.value.errno == errno.EROFS
+    with mount_folder(sealed, KEY) as path:
+        safetensors.numpy.save_file({"w": np.ones(2)}, tmp_path / "mine.safetensors")
+        assert same(safetensors.torch.load_file(f"{path}/{UNET}"))
+    assert (safetensors.numpy.load_file(tmp_path / "mine.safetensors")["w"] == 1).all()
+
+
 def test_an_interrupt_and_an_error_of_the_block_stay_what_they_are(sealed):
     for error in (KeyboardInterrupt, ZeroDivisionError):
         with pytest.raises(error), mount_folder(sealed, KEY):
@@ -153,6 +201,67 @@ def test_code_is_there_only_if_it_was_asked_for_and_refers_to_nothing_else(seale
         pass
 
 
+FOREIGN = {
+    "top": ({"auto_map": {"AutoModel": "other/repo--net.Net"}}, "net.Net"),
+    "nested": ({"image_processor": {"auto_map": {"AutoImageProcessor": "other/repo--sub/net.Net"}}}, "net.Net"),
+    "listed": ({"auto_map": {"AutoTokenizer": [None, "other/repo--net.Net"]}}, "net.Net"),
+    "path": ({"auto_map": {"AutoModel": "/elsewhere/net.Net"}}, "net.Net"),
+    "own pipeline": ({"_class_name": ["/elsewhere/net", "Net"]}, "net"),
+    "above": ({"_class_name": ["sub/../../elsewhere/net", "Net"]}, "net"),
+    "pipeline": ({"custom_pipelines": {"task": {"impl": "other/repo--net.Net"}}}, "net.Net"),
+    "module": ([{"idx": 0, "type": "other/repo--net.Net"}], "net.Net"),
+    "router": ({"types": {"query_0": "other/repo--net.Net"}}, "net.Net"),
+}
+
+
+@each("form", FOREIGN)
+def test_a_reference_to_code_elsewhere_is_refused_with_code_and_leads_nowhere_without(plain, tmp_path, form):
+    document, local = FOREIGN[form]
+    (plain / "unet" / "config.json").write_text(json.dumps({"size": 1}))
+    (plain / "unet" / "other.JSON").write_text(json.dumps(document))
+    shutil.rmtree(tmp_path / "foreign", ignore_errors=True)
+    seal_folder(plain, tmp_path / "foreign", KEY)
+    with pytest.raises(ValueError, match="another repository"), mount_folder(tmp_path / "foreign", KEY, code=True):
+        pass
+    with mount_folder(tmp_path / "foreign", KEY) as path:
+        text = Path(path, "unet", "other.JSON").read_text()
+        assert f'"code-of-another-repository/{local}"' in text
+        assert not re.search("other/repo|elsewhere", text)
+        assert Path(path, "unet", "config.json").read_bytes() == (plain / "unet" / "config.json").read_bytes()
+
+
+def test_text_that_refers_to_no_code_is_copied_as_it_is(plain, tmp_path):
+    kept = (
+        b'{"_name_or_path": "a/b--c.D", "type": "a--b", "types": ["/"], "auto_map": {"A": "sub/net.N"},  "x": "y--z.W"}'
+    )
+    (plain / "unet" / "config.json").write_bytes(kept)
+    (plain / "unet" / "none.json").write_bytes(b"not JSON: auto_map--")
+    seal_folder(plain, tmp_path / "own", KEY)
+    for code in (False, True):
+        with mount_folder(tmp_path / "own", KEY, code=code) as path:
+            assert Path(path, "unet", "config.json").read_bytes() == kept
+    (plain / "unet" / "config.json").write_text("[" * 200_000)
+    seal_folder(plain, tmp_path / "deep", KEY)
+    with pytest.raises(FormatError, match="levels"), mount_folder(tmp_path / "deep", KEY):
+        pass
+
+
+def test_code_that_was_sealed_whole_is_in_memory_only_if_it_was_asked_for(tmp_path, plain):
+    (plain / "model_index.json").unlink()
+    (plain / "net.json").write_text(json.dumps({"auto_map": {"AutoModel": "other/repo--net.Net"}}))
+    seal_folder(plain, tmp_path / "whole", KEY)
+    with mount_folder(tmp_path / "whole", KEY, memfd=["p*"], code=True) as path:
+        assert Path(path, "pipeline.py").read_text() == "print()"
+    with pytest.raises(ValueError, match="memfd="), mount_folder(tmp_path / "whole", KEY, memfd=["p*"]):
+        pass
+    with pytest.raises(ValueError, match="repository"), mount_folder(tmp_path / "whole", KEY, memfd=["*.json"]):
+        pass
+
+
+def in_another_process(path):
+    return subprocess.run(["/bin/cat", path], capture_output=True, check=True).stdout
+
+
 def count_descriptors():
     return len(list(Path("/proc/self/fd").iterdir()))
 
@@ -161,7 +270,7 @@ def test_a_file_that_is_named_is_in_memory_and_in_no_file(sealed, plain):
     with mount_folder(sealed, KEY, memfd=["*.gguf", UNET]) as path:
         for name in ("weights.gguf", UNET):
             assert Path(path, name).read_bytes() == (plain / name).read_bytes()
-            assert str(Path(path, name).readlink()).startswith("/proc/self/fd/")
+            assert in_another_process(f"{path}/{name}") == (plain / name).read_bytes()
             with pytest.raises(PermissionError):
                 os.truncate(f"{path}/{name}", 3)
         assert same({name: tensor.clone() for name, tensor in safetensors.torch.load_file(f"{path}/{UNET}").items()})

@@ -265,6 +265,9 @@ def test_what_torch_saved_is_not_taken_for_tensors(tmp_path):
     safetensors_torch.save_file(tensors(), tmp_path / "model.pt")
     with pytest.raises(fastrack.FastrackError, match=r"expected what torch\.save wrote"):
         torch.load(tmp_path / "model.pt")
+    fastrack.save_checkpoint(tmp_path / "own.ckpt", state(), KEY)
+    with pytest.raises(fastrack.FastrackError, match=r"Open it with fastrack\.load_checkpoint"):
+        torch.load(tmp_path / "own.ckpt")
 
 
 def test_bytes_of_safetensors_are_sealed_too(tmp_path):

@@ -1,6 +1,10 @@
 """Sealed folders that other libraries write: weights are in no file in plain, and what is not sealed is refused."""
 
+import contextlib
 import json
+import multiprocessing
+import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -9,6 +13,7 @@ import pytest
 import safetensors.numpy
 import safetensors.torch
 import torch
+from helpers.cases import each
 
 import fastrack
 from fastrack import Key, load_folder, mount_folder, protect_checkpoints, unseal_folder, write_folder
@@ -81,10 +86,6 @@ def test_what_is_not_sealed_is_refused_and_nothing_is_left(tmp_path):
         save_pretrained(path)
         torch.save({"w": 1}, f"{path}/pytorch_model.bin")
 
-    def rename(path):
-        save_pretrained(path)
-        Path(path, "model-1.safetensors").rename(Path(path, "model-3.safetensors"))
-
     def no_weights(path):
         Path(path, "config.json").write_text("{}")
 
@@ -92,7 +93,17 @@ def test_what_is_not_sealed_is_refused_and_nothing_is_left(tmp_path):
         save_pretrained(path)
         Path(path, "more.safetensors").write_bytes(safetensors.numpy.save({"w": NEEDLE}))
 
-    for save, told in ((pickle, "pytorch_model.bin"), (rename, "model-3"), (no_weights, "config"), (serialize, "more")):
+    def write_over(path):
+        save_pretrained(path)
+        Path(path, "model-1.safetensors").write_bytes(safetensors.numpy.save({"w": NEEDLE}))
+
+    def change(path):
+        save_pretrained(path)
+        stub = Path(path, "model-1.safetensors").read_bytes()
+        Path(path, "notes.txt").write_bytes(stub.replace(b'"fastrack.draft":"', b'"fastrack.draft":"0'))
+
+    saves = (pickle, "pytorch_model.bin"), (no_weights, "config"), (serialize, "more"), (write_over, "model-1")
+    for save, told in (*saves, (change, "notes.txt")):
         with pytest.raises(ValueError, match=told), write_folder(tmp_path / "sealed", KEY) as path:
             save(path)
     with pytest.raises(ZeroDivisionError), write_folder(tmp_path / "sealed", KEY) as path:  # noqa: PT012
@@ -116,6 +127,113 @@ def test_a_file_may_be_written_again_removed_and_named_plain(tmp_path):
         pass
     with pytest.raises(FormatError), write_folder(tmp_path / "other", KEY) as path:
         safetensors.numpy.save_file({"fastrack.guard": NEEDLE}, f"{path}/model.safetensors")
+
+
+def values_in(path, key=KEY):
+    """Return the first value of `w` in each file of a sealed folder."""
+    folder = load_folder(path, key)
+    folder.verify(key)
+    found = {}
+    for name in folder.sealed_names:
+        with folder.open(name) as file:
+            found[name] = int(fastrack.unseal(file["w"], key, framework="numpy")[0])
+    return found
+
+
+def save(path, value):
+    safetensors.numpy.save_file({"w": np.full(3, value)}, path)
+
+
+def test_what_was_moved_or_copied_is_there_under_its_last_name(tmp_path):
+    with write_folder(tmp_path / "sealed", KEY) as path:
+        first, second, third = (Path(path, f"{name}.safetensors") for name in ("model", "other", "sub/third"))
+        save(first, 1)
+        save(second, 2)
+        second.replace(first)  # as a library that writes beside a file, and moves that over it
+        third.parent.mkdir()
+        shutil.copy(first, third)
+        save(second, 3)
+        third.with_name("swap").write_bytes(third.read_bytes())
+        second.replace(third)
+        third.with_name("swap").replace(second)
+        Path(path, "link.safetensors").symlink_to("sub/third.safetensors")
+        save(Path(path, "gone.safetensors"), 4)
+        Path(path, "gone.safetensors").unlink()
+    names = {"model": 2, "other": 2, "sub/third": 3, "link": 3}
+    assert values_in(tmp_path / "sealed") == {f"{name}.safetensors": value for name, value in names.items()}
+    assert len(list_files(tmp_path / "sealed")) == 5
+    unseal_folder(tmp_path / "sealed", tmp_path / "back", KEY)
+    assert safetensors.numpy.load_file(tmp_path / "back" / "link.safetensors")["w"][0] == 3
+
+
+def test_no_stub_becomes_a_file_of_the_folder_whatever_stays_plain(tmp_path):
+    with write_folder(tmp_path / "sealed", KEY, plain=["*.safetensors", "*.bin"]) as path:
+        save(f"{path}/a.safetensors", 1)
+        Path(path, "a.safetensors").rename(Path(path, "b.safetensors"))
+        shutil.copy(Path(path, "b.safetensors"), Path(path, "weights.bin"))
+        stub = Path(path, "b.safetensors").read_bytes()
+    assert values_in(tmp_path / "sealed") == {"b.safetensors": 1, "weights.bin": 1}
+
+    def put(path, name):
+        save(f"{path}/a.safetensors", 1)
+        Path(path, "more.bin").write_bytes(b"")
+        Path(path, name).write_bytes(stub)  # of a block that has ended
+
+    for name in ("b.safetensors", "weights.bin"):
+        target, plain = tmp_path / "next", ["*.safetensors", "*.bin"]
+        with pytest.raises(ValueError, match=name), write_folder(target, KEY, plain=plain) as path:
+            put(path, name)
+
+
+def test_a_folder_that_no_reader_would_open_is_refused(tmp_path):
+    (tmp_path / "outside").write_text("")
+
+    def name(path, name):
+        Path(path, os.fsdecode(name)).write_text("{}")
+
+    def link(path):
+        Path(path, "notes.txt").symlink_to(tmp_path / "outside")
+
+    cases = [
+        (lambda path: name(path, b"new\nline.json"), "name of Unicode text"),
+        (lambda path: name(path, b"back\\slash.json"), "name of Unicode text"),
+        (lambda path: name(path, b"\xff.json"), "name of Unicode text"),
+        (lambda path: save(os.fsencode(f"{path}/new\nline.safetensors"), 1), "name of Unicode text"),
+        (lambda path: name(path, b"fastrack.folder"), "sealed already"),
+        (link, "leads outside"),
+    ]
+
+    def put(path, write):
+        save_pretrained(path)
+        Path(path, "more.txt").write_text("")
+        write(path)
+
+    for write, told in cases:
+        target, plain = tmp_path / "sealed", ["*.txt"]
+        with pytest.raises(FormatError, match=told), write_folder(target, KEY, plain=plain) as path:
+            put(path, write)
+    assert not (tmp_path / "sealed").exists()
+
+
+@each("ending", ["block", "error"])
+def test_a_forked_child_that_leaves_the_block_takes_nothing_from_its_parent(tmp_path, ending):
+    target = tmp_path / ending
+    with contextlib.ExitStack() as stack:
+        path = stack.enter_context(write_folder(target, KEY))
+        save(f"{path}/a.safetensors", 1)
+
+        def leave():
+            with contextlib.suppress(ZeroDivisionError), stack:
+                if ending == "error":
+                    raise ZeroDivisionError
+
+        child = multiprocessing.get_context("fork").Process(target=leave)
+        child.start()
+        child.join(30)
+        assert child.exitcode == 0
+        assert not target.exists()
+        save(f"{path}/b.safetensors", 2)
+    assert values_in(target) == {"a.safetensors": 1, "b.safetensors": 2}
 
 
 @pytest.mark.slow

@@ -412,6 +412,18 @@ def test_a_folder_of_this_user_that_was_put_in_its_place_keeps_what_it_has(tmp_p
     assert (left / "work").read_bytes() == b"of a year"
 
 
+@each("error", [None, ZeroDivisionError()])
+def test_a_forked_child_that_leaves_the_block_leaves_the_folder_to_its_parent(tmp_path, error):
+    target = tmp_path / f"out-{error!r}"
+    block = new_folder(target)
+    folder = block.__enter__()
+    (folder / "work").write_bytes(b"of a year")
+    in_forked_child(lambda: block.__exit__(type(error) if error else None, error, None))
+    assert not target.exists()
+    block.__exit__(None, None, None)
+    assert (target / "work").read_bytes() == b"of a year"
+
+
 def test_errors_in_a_folder_name_the_folder_that_is_to_be(tmp_path):
     with pytest.raises(FileNotFoundError) as caught, new_folder(tmp_path / "out") as folder:
         (folder / "a" / "b").read_bytes()
