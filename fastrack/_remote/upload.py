@@ -6,7 +6,7 @@ import contextlib
 import errno
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO
 
 from fastrack._remote.filesystem import find_store
@@ -51,6 +51,7 @@ def list_names(folder: Url) -> list[str]:
     store, path = _find_writable(folder)
     prefix = f"{path.rstrip('/')}/"
     found = _call(folder, store.find, path)
+    store.invalidate_cache()  # gcsfs would not find what other processes add later
     return sorted(name.removeprefix(prefix) for name in found if name.startswith(prefix) and not name.endswith("/"))
 
 
@@ -60,19 +61,38 @@ def remove_object(url: Url) -> None:
     _call(url, store.rm_file, path)
 
 
-def remove_parts(folder: Url, names: re.Pattern[str]) -> None:
-    """Remove the parts of objects whose upload was begun and has not ended, as of a process that was killed.
+def has_object(url: Url) -> bool:
+    """Return True if there is an object."""
+    store, path = _find_writable(url)
+    return bool(_call(url, store.exists, path))
 
-    S3 keeps them, without an end. Other stores remove them themselves.
+
+def list_uploads(folder: Url, names: re.Pattern[str]) -> Iterator[tuple[str, str, str]]:
+    """Return bucket, key and id of each upload of an object that was begun and has not ended.
+
+    S3 keeps the parts of one whose process was killed, without an end. Other stores remove them themselves.
     """
     if folder.scheme in _S3:
         store, path = _find_writable(folder)
         bucket, key, _ = store.split_path(path)
         prefix = f"{key.rstrip('/')}/" if key else ""
-        listed = _call(folder, store.call_s3, "list_multipart_uploads", Bucket=bucket, Prefix=prefix)
-        for upload in listed.get("Uploads", ()):
-            if names.fullmatch(upload["Key"].removeprefix(prefix)):
-                _call(folder, store.abort_mpu, bucket, upload["Key"], upload["UploadId"])
+        markers: dict[str, str] = {}
+        while True:
+            page = _call(folder, store.call_s3, "list_multipart_uploads", Bucket=bucket, Prefix=prefix, **markers)
+            for upload in page.get("Uploads", ()):
+                if names.fullmatch(upload["Key"].removeprefix(prefix)):
+                    yield bucket, upload["Key"], upload["UploadId"]
+            before, markers = markers, {name: page.get(f"Next{name}", "") for name in ("KeyMarker", "UploadIdMarker")}
+            if not page.get("IsTruncated") or markers == before:
+                return
+
+
+def remove_uploads(folder: Url, uploads: Iterable[tuple[str, str, str]]) -> None:
+    """Remove the parts of uploads of `list_uploads`."""
+    store, _ = _find_writable(folder)
+    for upload in uploads:
+        with contextlib.suppress(OSError):  # it has ended
+            _call(folder, store.abort_mpu, *upload)
 
 
 def _find_writable(url: Url) -> tuple[Any, str]:

@@ -143,6 +143,14 @@ def test_nothing_is_left_of_an_interrupted_upload(url, key):
     assert load(key, url) == 1
 
 
+def test_what_another_process_adds_after_a_listing_is_found(url, key):
+    """As by the rank that saves next, after this one has listed the folder in its own save."""
+    save(1, key, url)
+    upload.list_names(Url(url))
+    assert in_forked_child(lambda: fastrack.save_file({"x": np.arange(3)}, f"{url}/x", key)) is None
+    assert fastrack.load_file(f"{url}/x")["x"].shape == (3,)
+
+
 def test_a_killed_upload_leaves_nothing_that_opens_and_the_next_save_removes_its_parts(url, key, monkeypatch):
     """Killed at each request, or so many of them: those of two parts, of the description and of removals."""
     rows, call, calls = 80_000, upload._call, []
@@ -178,6 +186,25 @@ def test_a_killed_upload_leaves_nothing_that_opens_and_the_next_save_removes_its
     save(100, key, url, rows)
     assert load(key, url, rows) == 100
     assert (len(names(url)), parts(url)) == (2, [])
+
+
+def test_an_upload_that_another_save_begins_meanwhile_is_removed_by_the_next_save_alone(url, key, monkeypatch):
+    if not url.startswith("s3:"):
+        pytest.skip("other stores remove the parts themselves")
+    write_data = CheckpointWriter.write_data
+    store, path = fsspec.core.url_to_fs(f"{url}/shards-{'0' * 32}.safetensors")
+    name, _, object_key = path.partition("/")
+
+    def begin_another(*rest):
+        monkeypatch.undo()
+        store.call_s3("create_multipart_upload", Bucket=name, Key=object_key)
+        return write_data(*rest)
+
+    monkeypatch.setattr(CheckpointWriter, "write_data", begin_another)
+    save(1, key, url)
+    assert len(parts(url)) == 1
+    save(2, key, url)
+    assert not parts(url)
 
 
 def shared(value):
