@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from fastrack._remote.filesystem import find_store
 from fastrack._remote.objects import error_code
 from fastrack._util.fork import register_fork_reset
-from fastrack._util.locations import Url
+from fastrack._util.locations import Url, require_bare
 
 _PART = 16 << 20  # bytes, at least
 _PARTS = 9000  # of an object; stores allow 10,000
@@ -98,6 +98,7 @@ def remove_uploads(folder: Url, uploads: Iterable[tuple[str, str, str]]) -> None
 def _find_writable(url: Url) -> tuple[Any, str]:
     if url.scheme in {"http", "https"}:
         raise OSError(errno.EROFS, "HTTP servers are read only; give the URL of a store, such as s3://", str(url))
+    require_bare(url)
     store, path = find_store(url)
     store.invalidate_cache()  # of names, which other processes have added and removed since
     return store, path
@@ -151,7 +152,8 @@ def _discard(out: Any, url: Url, error: BaseException) -> None:
     except Exception as failure:  # noqa: BLE001 - of any package
         advice = "Remove unfinished uploads of that name with the tools of the store"
         if upload is not None:
-            options = f"--bucket {shlex.quote(str(out.bucket))} --key {shlex.quote(str(out.key))}"
+            bucket, _, key = str(url).partition("://")[2].partition("/")
+            options = f"--bucket {shlex.quote(bucket)} --key {shlex.quote(key)}"
             command = f"aws s3api abort-multipart-upload {options} --upload-id {shlex.quote(str(upload))}"
             advice = f"Remove the parts of upload {upload}: {command}"
         error.add_note(

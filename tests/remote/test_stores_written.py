@@ -100,6 +100,21 @@ def test_what_is_written_to_a_store_is_read_from_it(url, key, tmp_path):
     assert torch.cat([batch["value"] for batch in loader]).tolist() == list(range(10))
 
 
+def test_a_version_of_an_object_is_read_by_its_url(url, key):
+    if not url.startswith("s3:"):
+        pytest.skip("S3 alone has versions")
+    store, path = fsspec.core.url_to_fs(f"{url}/x")
+    name, _, object_key = path.partition("/")
+    store.call_s3("put_bucket_versioning", Bucket=name, VersioningConfiguration={"Status": "Enabled"})
+    versions = []
+    for value in (1, 2):
+        fastrack.save_file({"x": np.full(3, value)}, f"{url}/x", key)
+        versions.append(store.call_s3("head_object", Bucket=name, Key=object_key)["VersionId"])
+    for value, version in zip((1, 2), versions, strict=True):
+        found = fastrack.load_file(f"{url}/x?versionId={version}")["x"]
+        assert fastrack.unseal(found, key, framework="numpy").tolist() == [value] * 3
+
+
 def test_an_object_that_exists_is_not_replaced_unasked(url, key, tmp_path):
     np.save(tmp_path / "x.npy", np.arange(3))
     target = f"{url}/x.safetensors"
