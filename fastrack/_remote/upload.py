@@ -116,6 +116,8 @@ class _Writer:
     def __init__(self, out: Any, url: Url) -> None:
         self._out = out
         self._url = url
+        self._head = b""  # what was written first
+        self._size = 0
         self.is_of_parent = False
         register_fork_reset(self)
 
@@ -127,13 +129,31 @@ class _Writer:
     def write(self, data: Any) -> int:
         self._require_own()
         view = memoryview(data).cast("B") if len(data) else memoryview(b"")
+        self._head = self._head or bytes(view)
+        self._size += len(view)
         return int(_call(self._url, self._out.write, view))
 
     def complete(self) -> None:
         self._require_own()
-        _call(self._url, self._out.close)  # uploads the last part
-        if not getattr(self._out, "autocommit", False):
-            _call(self._url, self._out.commit)
+        try:
+            _call(self._url, self._out.close)  # uploads the last part
+            if not getattr(self._out, "autocommit", False):
+                _call(self._url, self._out.commit)
+        except FileExistsError:
+            if not self._is_stored():
+                raise
+
+    def _is_stored(self) -> bool:
+        """Return True if the object that exists is this one: the answer was lost, and the request repeated.
+
+        A sealed file begins with its header, which is written at once and has the id that was drawn for this file.
+        """
+        with contextlib.suppress(OSError):
+            store, path = _find_writable(self._url)
+            if _call(self._url, store.info, path)["size"] == self._size:
+                head = _call(self._url, store.cat_file, path, start=0, end=len(self._head)) if self._head else b""
+                return bytes(head) == self._head
+        return False
 
     def _require_own(self) -> None:
         if self.is_of_parent:

@@ -137,6 +137,31 @@ def test_an_object_that_appears_meanwhile_is_not_replaced(url, key, tmp_path):
     assert store.cat_file(path) == b"mine"
 
 
+def test_a_request_that_is_repeated_after_its_answer_was_lost_does_not_fail(url, key, monkeypatch, tmp_path):
+    """Of one part, and of three, which S3 completes in a request of their own."""
+    if not url.startswith("s3:"):
+        pytest.skip("of s3fs alone the requests are repeated here")
+    store, _ = fsspec.core.url_to_fs(url)
+    ask, repeated = type(store).call_s3, []
+
+    def ask_twice(self, method, *rest, **options):
+        answer = ask(self, method, *rest, **options)
+        if method in {"put_object", "complete_multipart_upload"}:
+            repeated.append(method)
+            with contextlib.suppress(FileNotFoundError):  # moto has forgotten the completed upload
+                return ask(self, method, *rest, **options)
+            raise FileExistsError
+        return answer
+
+    np.save(tmp_path / "small.npy", np.arange(3))
+    np.save(tmp_path / "large.npy", np.zeros(40 << 20, np.uint8))
+    monkeypatch.setattr(type(store), "call_s3", ask_twice)
+    for name in ("small", "large"):
+        fastrack.seal_file(tmp_path / f"{name}.npy", f"{url}/{name}", key, overwrite=False)
+        fastrack.verify_file(f"{url}/{name}", key)
+    assert repeated == ["put_object", "complete_multipart_upload"]
+
+
 def test_nothing_is_left_of_an_interrupted_upload(url, key):
     if url.startswith("gs:"):
         pytest.skip("the emulator cancels no upload")
