@@ -16,7 +16,7 @@ import typer
 
 from fastrack._cli.console import STDOUT, clean, note, print_json
 from fastrack._util.key_text import has_key
-from fastrack._util.locations import NO_PATH, without_password
+from fastrack._util.locations import NO_NAME, NO_PATH, without_password
 from fastrack._util.shown import HIDDEN
 from fastrack.errors import FastrackError
 
@@ -99,7 +99,7 @@ def _status_of(error: Exception) -> int | None:
     """Return the exit status for an error, or None for a defect."""
     if isinstance(error, (FastrackError, OSError, MemoryError, ImportError)):
         return 1
-    return 2 if str(error).endswith(NO_PATH) else None
+    return 2 if str(error).endswith((NO_PATH, NO_NAME)) else None
 
 
 def _fail(error: BaseException, *, as_json: bool, status: int) -> NoReturn:

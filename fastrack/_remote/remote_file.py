@@ -21,6 +21,7 @@ from fastrack._util.locations import Url
 
 PARALLEL = 64  # requests at a time
 _REQUEST = 4 << 20  # bytes that one request asks for at most
+_LONGEST = 16 << 20  # the same, of a long run: an eighth of it, as each request costs a server something
 _JOINED = 1 << 20  # bytes of adjacent runs that one request joins: each waits for all of them
 
 Blocks = Callable[[], Sequence[range]]  # only computed for a file that is not complete
@@ -230,12 +231,13 @@ class _Copy:
         others: set[Future[None]] = set()
         for candidates in blocks:
             runs.append(candidates[:0])
+            most = max(_REQUEST // BLOCK, min(len(candidates) // 8, _LONGEST // BLOCK))
             for block in candidates:
                 if self.entry.flags[block]:  # before `pending`: blocks that are downloaded are in both
                     continue
                 if (other := self._pending.get(block)) is not None:
                     others.add(other)
-                elif runs[-1].stop == block and len(runs[-1]) < _REQUEST // BLOCK:
+                elif runs[-1].stop == block and len(runs[-1]) < most:
                     runs[-1] = range(runs[-1].start, block + 1)
                 else:
                     runs.append(range(block, block + 1))

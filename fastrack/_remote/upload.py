@@ -6,13 +6,13 @@ import contextlib
 import errno
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO
 
 from fastrack._remote.filesystem import find_store
 from fastrack._remote.objects import error_code
 from fastrack._util.fork import register_fork_reset
-from fastrack._util.locations import Url
+from fastrack._util.locations import Url, require_bare
 
 _PART = 16 << 20  # bytes, at least
 _PARTS = 9000  # of an object; stores allow 10,000
@@ -51,6 +51,7 @@ def list_names(folder: Url) -> list[str]:
     store, path = _find_writable(folder)
     prefix = f"{path.rstrip('/')}/"
     found = _call(folder, store.find, path)
+    store.invalidate_cache()  # gcsfs would not find what other processes add later
     return sorted(name.removeprefix(prefix) for name in found if name.startswith(prefix) and not name.endswith("/"))
 
 
@@ -60,24 +61,44 @@ def remove_object(url: Url) -> None:
     _call(url, store.rm_file, path)
 
 
-def remove_parts(folder: Url, names: re.Pattern[str]) -> None:
-    """Remove the parts of objects whose upload was begun and has not ended, as of a process that was killed.
+def has_object(url: Url) -> bool:
+    """Return True if there is an object."""
+    store, path = _find_writable(url)
+    return bool(_call(url, store.exists, path))
 
-    S3 keeps them, without an end. Other stores remove them themselves.
+
+def list_uploads(folder: Url, names: re.Pattern[str]) -> Iterator[tuple[str, str, str]]:
+    """Return bucket, key and id of each upload of an object that was begun and has not ended.
+
+    S3 keeps the parts of one whose process was killed, without an end. Other stores remove them themselves.
     """
     if folder.scheme in _S3:
         store, path = _find_writable(folder)
         bucket, key, _ = store.split_path(path)
         prefix = f"{key.rstrip('/')}/" if key else ""
-        listed = _call(folder, store.call_s3, "list_multipart_uploads", Bucket=bucket, Prefix=prefix)
-        for upload in listed.get("Uploads", ()):
-            if names.fullmatch(upload["Key"].removeprefix(prefix)):
-                _call(folder, store.abort_mpu, bucket, upload["Key"], upload["UploadId"])
+        markers: dict[str, str] = {}
+        while True:
+            page = _call(folder, store.call_s3, "list_multipart_uploads", Bucket=bucket, Prefix=prefix, **markers)
+            for upload in page.get("Uploads", ()):
+                if names.fullmatch(upload["Key"].removeprefix(prefix)):
+                    yield bucket, upload["Key"], upload["UploadId"]
+            before, markers = markers, {name: page.get(f"Next{name}", "") for name in ("KeyMarker", "UploadIdMarker")}
+            if not page.get("IsTruncated") or markers == before:
+                return
+
+
+def remove_uploads(folder: Url, uploads: Iterable[tuple[str, str, str]]) -> None:
+    """Remove the parts of uploads of `list_uploads`."""
+    store, _ = _find_writable(folder)
+    for upload in uploads:
+        with contextlib.suppress(OSError):  # it has ended
+            _call(folder, store.abort_mpu, *upload)
 
 
 def _find_writable(url: Url) -> tuple[Any, str]:
     if url.scheme in {"http", "https"}:
         raise OSError(errno.EROFS, "HTTP servers are read only; give the URL of a store, such as s3://", str(url))
+    require_bare(url)
     store, path = find_store(url)
     store.invalidate_cache()  # of names, which other processes have added and removed since
     return store, path
@@ -95,6 +116,8 @@ class _Writer:
     def __init__(self, out: Any, url: Url) -> None:
         self._out = out
         self._url = url
+        self._head = b""  # what was written first
+        self._size = 0
         self.is_of_parent = False
         register_fork_reset(self)
 
@@ -106,13 +129,31 @@ class _Writer:
     def write(self, data: Any) -> int:
         self._require_own()
         view = memoryview(data).cast("B") if len(data) else memoryview(b"")
+        self._head = self._head or bytes(view)
+        self._size += len(view)
         return int(_call(self._url, self._out.write, view))
 
     def complete(self) -> None:
         self._require_own()
-        _call(self._url, self._out.close)  # uploads the last part
-        if not getattr(self._out, "autocommit", False):
-            _call(self._url, self._out.commit)
+        try:
+            _call(self._url, self._out.close)  # uploads the last part
+            if not getattr(self._out, "autocommit", False):
+                _call(self._url, self._out.commit)
+        except FileExistsError:
+            if not self._is_stored():
+                raise
+
+    def _is_stored(self) -> bool:
+        """Return True if the object that exists is this one: the answer was lost, and the request repeated.
+
+        A sealed file begins with its header, which is written at once and has the id that was drawn for this file.
+        """
+        with contextlib.suppress(OSError):
+            store, path = _find_writable(self._url)
+            if _call(self._url, store.info, path)["size"] == self._size:
+                head = _call(self._url, store.cat_file, path, start=0, end=len(self._head)) if self._head else b""
+                return bytes(head) == self._head
+        return False
 
     def _require_own(self) -> None:
         if self.is_of_parent:
@@ -131,7 +172,8 @@ def _discard(out: Any, url: Url, error: BaseException) -> None:
     except Exception as failure:  # noqa: BLE001 - of any package
         advice = "Remove unfinished uploads of that name with the tools of the store"
         if upload is not None:
-            options = f"--bucket {shlex.quote(str(out.bucket))} --key {shlex.quote(str(out.key))}"
+            bucket, _, key = str(url).partition("://")[2].partition("/")
+            options = f"--bucket {shlex.quote(bucket)} --key {shlex.quote(key)}"
             command = f"aws s3api abort-multipart-upload {options} --upload-id {shlex.quote(str(upload))}"
             advice = f"Remove the parts of upload {upload}: {command}"
         error.add_note(

@@ -74,6 +74,7 @@ class DatasetWriter:
     Notes
     -----
     In a ``with`` statement, samples that are still in memory are written at its end, but dropped after an exception.
+    A forked child does not have them, and cannot write: they are its parent's.
 
     Column names are not encrypted. A column ``x`` of bytes, text or other records is stored as two tensors,
     ``x.records`` and ``x.offsets``: record `i` is ``records[offsets[i]:offsets[i + 1]]``.
@@ -119,6 +120,7 @@ class DatasetWriter:
             raise NotADirectoryError(errno.ENOTDIR, "expected a folder to write to, got a file", str(place))
         self._lock = threading.Lock()
         self._is_closed = False
+        self._process = os.getpid()
         self._expected: StoredSamples | None = None
         there = DataSet((), {})
         if isinstance(place, Url) or place.exists():
@@ -174,6 +176,9 @@ class DatasetWriter:
 
     def close(self) -> None:
         """Write the samples that are still in memory, and close. Further calls do nothing."""
+        if self._is_of_parent():  # which may have held the lock, and writes the samples
+            self._start_shard()
+            return
         with self._lock:
             if not self._is_closed:
                 self._write_shard(complete=True)
@@ -183,7 +188,7 @@ class DatasetWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
+        if kind is None or self._is_of_parent():
             self.close()
         else:
             with self._lock:
@@ -196,6 +201,9 @@ class DatasetWriter:
     def __repr__(self) -> str:
         return f"<DatasetWriter to {str(self._folder)!r}: {self.stored} samples stored>"
 
+    def _is_of_parent(self) -> bool:
+        return self._process != os.getpid()
+
     def _block(self, name: str, values: Any) -> Block:
         if isinstance(values, Block):
             return values
@@ -205,6 +213,11 @@ class DatasetWriter:
             raise type(error)(f"sample {self.stored + self._count}: {name!r:.80}: {error}") from None
 
     def _append(self, blocks: dict[str, Block], file: str = "") -> None:
+        if self._is_of_parent():
+            raise ClosedError(
+                "this DatasetWriter belongs to the process that made it, which has forked. Write its samples there, or "
+                "make another one for another folder"
+            )
         with self._lock:
             if self._is_closed:
                 raise ClosedError("this DatasetWriter was closed. Make another one, which continues its folder")

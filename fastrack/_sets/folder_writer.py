@@ -121,16 +121,17 @@ def seal_folder(
     ------
     FormatError
         If the folder holds nothing that would be sealed, or a link that leads outside, or is sealed already; or a file
-        cannot be sealed; or `quantize` is given for a model that is quantised, has no such weights, or infinite ones;
-        or the store has other files than those of `source`, or other content in them, and `resume` is given.
+        cannot be sealed, or has a name with ``?``, ``#`` or ``::`` where `target` is in a store; or `quantize` is given
+        for a model that is quantised, has no such weights, or infinite ones; or the store has other files than those
+        of `source`, or other content in them, and `resume` is given.
     ModuleNotFoundError
         If `quantize` is given, and compressed-tensors is not installed.
     OSError
         If a file cannot be read or written, or `target` exists. On this machine no part of `target` is left behind
         then. In a store what was sealed is left, which opens as no folder, and `resume` goes on with it.
     ValueError
-        If `source` is a URL, `plain` names no file of the folder, or `quantize` is unknown; or `resume` is given for a
-        folder on this machine, or beside `quantize`.
+        If `source` is a URL, `target` one with a query, `plain` names no file of the folder, or `quantize` is unknown;
+        or `resume` is given for a folder on this machine, or beside `quantize`.
 
     Examples
     --------
@@ -155,6 +156,8 @@ def seal_folder(
         got = "beside quantize=, which rounds" if quantize is not None else "with a path"
         raise ValueError(f"resume=: expected it with the URL of a store as target, got it {got}. Leave it out")
     files = files_to_seal(source)
+    for name in files:
+        join(target, name)  # before anything is stored, as a store may have no such name
     kept = plain_files(files, source, plain_names(plain))
     if kept == files.keys():
         names = f"{', '.join(map(repr, files)):.300}, which stay plain" if files else "none"

@@ -8,9 +8,13 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from fastrack._util.key_text import refuse_key_text
+from fastrack.errors import FormatError
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")  # a single letter would be a drive
 _HOST = re.compile(r"(\[[^\]]*\]|[^:]*)(:\d*)?")
+
+_SYNTAX = re.compile(r"[?#]|::")  # by which fsspec takes versions, generations and other stores out of a URL
+_WEB = {"http", "https"}
 
 _COLLAPSED = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+")  # as `Path` writes a URL
 
@@ -73,6 +77,10 @@ def without_password(text: str) -> str:
 
 Location = Path | Url
 NO_PATH = "expected a path on this machine, got a URL. Copy it here first"  # the end of a message
+NO_NAME = (  # another
+    "expected the URL of a store without ?, # and ::, got one with more than a name. Leave that out; credentials "
+    "belong into the environment, or the configuration of fsspec"
+)
 
 
 def locate(path: str | os.PathLike[str]) -> Location:
@@ -96,7 +104,27 @@ def join(location: Location, name: str) -> Location:
     """Return the location of a file in a folder. `name` may contain slashes."""
     if isinstance(location, Path):
         return location / name
-    return Url(f"{location.full.rstrip('/')}/{quote(name) if location.scheme in {'http', 'https'} else name}")
+    if location.scheme in _WEB:
+        folder, query = _split_query(location.full)
+        return Url(f"{folder.rstrip('/')}/{quote(name)}{query}")
+    require_bare(location)
+    if _SYNTAX.search(name):  # fsspec would read or write another object, under another name
+        raise FormatError(
+            f"{location}: expected names of files without ?, # and ::, which have a meaning in URLs of stores, got "
+            f"{name!r:.200}. Rename it"
+        )
+    return Url(f"{location.full.rstrip('/')}/{name}")
+
+
+def _split_query(url: str) -> tuple[str, str]:
+    match = re.search(r"[?#]", url)
+    return (url, "") if match is None else (url[: match.start()], url[match.start() :])
+
+
+def require_bare(url: Url) -> None:
+    """Refuse the URL of a store that has more than a name: stores would make it part of names, with its secrets."""
+    if url.scheme not in _WEB and _SYNTAX.search(url.full.partition("://")[2]):
+        raise ValueError(f"{url}: {NO_NAME}")
 
 
 def locate_target(path: str | os.PathLike[str]) -> Location:
@@ -104,6 +132,8 @@ def locate_target(path: str | os.PathLike[str]) -> Location:
     location = locate(path)
     if isinstance(location, Path):
         require_local(location)
+    else:
+        require_bare(location)
     return location
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,18 +80,23 @@ def shard_file(folder: Location, file_id: str) -> Location:
     return join(folder, f"shards-{file_id}.safetensors")
 
 
-def own_files(folder: Location, key_id: str) -> Iterator[Location]:
-    """Return the shard files under this key, including files of replaced or unfinished checkpoints.
-
-    Other files with a similar name, for example in a shared folder, are skipped.
-    """
+def shard_names(folder: Location) -> set[str]:
+    """Return the names of the files in a folder that are named as those of processes."""
     if isinstance(folder, Path):
         names = [path.name for path in folder.iterdir()]
     else:
         from fastrack._remote.upload import list_names
 
         names = list_names(folder)
-    for path in [join(folder, name) for name in names if SHARDS.fullmatch(name)]:
+    return set(filter(SHARDS.fullmatch, names))
+
+
+def own_files(folder: Location, names: Iterable[str], key_id: str) -> Iterator[Location]:
+    """Return the shard files under this key, of those of these names.
+
+    Other files with a similar name, for example in a shared folder, are skipped.
+    """
+    for path in [join(folder, name) for name in names]:
         with contextlib.suppress(OSError, FormatError), SealedFile(path) as file:
             if (file.kind, file.key_id, shard_file(folder, str(file.file_id))) == ("checkpoint", key_id, path):
                 yield path

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,9 +26,10 @@ from fastrack._tensors.arrays import Bytes
 from fastrack._training.checkpoint import save_checkpoint
 from fastrack._training.state import encode_state
 from fastrack._transfer.api import seal_message
-from fastrack._util.locations import Location, Url, join, locate_target
+from fastrack._util.locations import Location, join, locate_target
 from fastrack._util.trial import current, in_earnest
-from fastrack.distributed._description import NAME, SHARDS, InFolder, Shard, checkpoint_index, own_files, shard_file
+from fastrack.distributed._description import NAME, InFolder, Shard, checkpoint_index, shard_file
+from fastrack.distributed._leftovers import Leftovers, require_checkpoint, require_files
 
 VALUES = "values"
 """The message of all values of a process that are no tensors: the skeleton of a dict. Its arrays have numbers."""
@@ -41,8 +41,9 @@ class CheckpointWriter(InFolder, StorageWriter):
     The class of this name in `fastrack` writes samples of a data set.
 
     Each process seals its shards into one new file. Then the coordinator seals the description of all files into
-    ``checkpoint.safetensors``, by renaming or in one request to a store, and removes the files of an earlier checkpoint
-    and of unfinished ones. A process that is killed at any moment leaves either the old checkpoint or the new one.
+    ``checkpoint.safetensors``, by renaming or in one request to a store, and removes the files that were there before,
+    of an earlier checkpoint and of unfinished ones. A process that is killed at any moment leaves either the old
+    checkpoint or the new one. Of saves into one folder that overlap, one that loses its files fails.
 
     Parameters
     ----------
@@ -71,6 +72,7 @@ class CheckpointWriter(InFolder, StorageWriter):
     def __init__(self, path: str | os.PathLike[str], key: KeyLike | None = None) -> None:
         super().__init__()
         self._path = locate_target(path)
+        self._leftovers = Leftovers(self._path)
         resolved = sealing_key(key)  # raises early if it is wrong
         self._key = key  # a path or a provider can go to another process, a Key cannot
         self._default = resolved if key is None else None  # torch saves on its own threads, outside a use_keys block
@@ -93,7 +95,7 @@ class CheckpointWriter(InFolder, StorageWriter):
         return replace(plan, storage_data=self._sealing_key().id)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Refuse processes with different keys. Each process names its own file."""
+        """Refuse processes with different keys, and note what is in the folder. Each process names its own file."""
         expected = self._sealing_key().id
         for rank, plan in enumerate(plans):
             if plan.storage_data not in {None, expected}:  # None if the planner has cached the plan
@@ -101,6 +103,7 @@ class CheckpointWriter(InFolder, StorageWriter):
                     f"saving a sealed checkpoint failed: expected all processes to have key {expected}, as the "
                     f"coordinator has, got {plan.storage_data} in process {rank}. Give them the same key"
                 )
+        self._leftovers = Leftovers.find(self._path)  # no process of this save has begun to write
         return plans
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
@@ -113,28 +116,14 @@ class CheckpointWriter(InFolder, StorageWriter):
         """Commit the checkpoint, and remove the files of the replaced checkpoint."""
         key = self._sealing_key()
         shards = {result.index: result.storage_data for of_process in results for result in of_process}
+        names = {shard_file(self._path, shard.file_id).name for shard in shards.values()}
+        is_real = current() is None  # a save that is only tried leaves no file elsewhere, and replaces none
+        if is_real:
+            require_files(self._path, names)  # or this would replace a checkpoint that is whole by one that is not
         save_checkpoint(join(self._path, NAME), checkpoint_index(metadata, shards, key.id), key=key)
-        if current() is not None:  # a trial has replaced nothing
-            return
-        kept = {shard_file(self._path, shard.file_id) for shard in shards.values()}
-        with suppress(OSError):  # the checkpoint is complete without it
-            for path in own_files(self._path, key.id):
-                if path not in kept:
-                    with suppress(OSError):
-                        _remove(path)
-            if isinstance(self._path, Url):
-                from fastrack._remote.upload import remove_parts
-
-                remove_parts(self._path, SHARDS)
-
-
-def _remove(path: Location) -> None:
-    if isinstance(path, Path):
-        path.unlink()
-        return
-    from fastrack._remote.upload import remove_object
-
-    remove_object(path)
+        if is_real:
+            self._leftovers.remove(key)
+            require_checkpoint(self._path, key, names)
 
 
 def _write_shards(plan: SavePlan, planner: SavePlanner, folder: Location, key: Key) -> list[WriteResult]:

@@ -11,6 +11,8 @@ from helpers.forking import in_forked_child
 
 import fastrack
 from fastrack import AuthenticationError, FormatError
+from fastrack._remote import upload
+from fastrack._util.locations import Url
 
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("fsspec", reason="fsspec is not installed")
@@ -20,6 +22,7 @@ from helpers.object_store import ObjectStore
 from torch.distributed.checkpoint import CheckpointException
 
 from fastrack.distributed import CheckpointReader, CheckpointWriter
+from fastrack.distributed._description import SHARDS
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")
 
@@ -166,6 +169,32 @@ def test_another_or_an_altered_file_is_refused(key):
     ObjectStore().rm_file(f"bucket/run/{new}")
     with refused(FileNotFoundError):
         load(key)
+
+
+def test_all_pages_of_uploads_that_have_not_ended_are_listed(monkeypatch):
+    """And not one without an end, of a server that repeats a page."""
+    keys = [f"run/shards-{number:032x}.safetensors" for number in range(5)]
+
+    class Paged:
+        def split_path(self, path):
+            return "bucket", "run", None
+
+        def call_s3(self, _, *, KeyMarker="", UploadIdMarker="", **__):  # noqa: N803
+            start = keys.index(KeyMarker) + 1 if KeyMarker else 0
+            assert UploadIdMarker == (KeyMarker and f"upload of {KeyMarker}")
+            last, page = keys[min(start + 1, 4)], keys[start : start + 2]
+            uploads = [{"Key": each, "UploadId": f"upload of {each}"} for each in page]
+            return {
+                "Uploads": uploads,
+                "IsTruncated": is_endless or start < 4,
+                "NextKeyMarker": last,
+                "NextUploadIdMarker": f"upload of {last}",
+            }
+
+    monkeypatch.setattr(upload, "_find_writable", lambda _: (Paged(), "bucket/run"))
+    for is_endless in (False, True):  # noqa: B007 - of `call_s3`
+        found = [each for _, each, _ in upload.list_uploads(Url("s3://bucket/run"), SHARDS)]
+        assert found == keys
 
 
 # After a fork

@@ -14,6 +14,8 @@ from fastrack._sets import folder_writer
 from fastrack.errors import AuthenticationError, FormatError
 
 pytest.importorskip("fsspec", reason="fsspec is not installed")
+from fsspec.implementations.memory import MemoryFile
+from helpers import object_store
 from helpers.object_store import ObjectStore
 
 URL = "shelf://bucket/model"
@@ -95,6 +97,18 @@ def test_a_folder_that_is_interrupted_anywhere_is_absent_and_goes_on(folder, tmp
     assert number > 8
     fastrack.unseal_folder(URL, tmp_path / "back", key)
     assert contents(tmp_path / "back") == contents(folder)
+
+
+def test_a_folder_is_sealed_though_each_answer_of_the_store_is_lost(folder, key, monkeypatch):
+    (folder / "empty.txt").touch()
+
+    def commit_twice(file):
+        MemoryFile.commit(file)
+        raise FileExistsError
+
+    monkeypatch.setattr(object_store._Upload, "commit", commit_twice)
+    fastrack.seal_folder(folder, URL, key, plain=["empty.txt"])
+    fastrack.load_folder(URL, key).verify(key)
 
 
 def without_index(folder, key):

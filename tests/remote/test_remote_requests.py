@@ -116,3 +116,13 @@ def test_the_headers_of_an_iteration_are_authenticated_once_before_its_downloads
     got = [batch["images"].numpy() for batch in fastrack.wrap(loader, keys=key)]
     np.testing.assert_array_equal(np.concatenate(got), images)
     assert len(seen) == len(set(map(id, seen))) == 1
+
+
+@pytest.mark.parametrize(("blocks", "expected"), [(20, [4] * 5), (100, [12] * 8 + [4]), (200, [16] * 12 + [8])])
+def test_a_request_asks_for_an_eighth_of_a_long_run(served, monkeypatch, blocks, expected):
+    """Between two bounds: here of 4 and 16 blocks."""
+    monkeypatch.setattr(remote_file, "_REQUEST", 4 * BLOCK)
+    monkeypatch.setattr(remote_file, "_LONGEST", 16 * BLOCK)
+    served.write("a", (blocks + 1) * BLOCK)
+    served.open_remote("a").fetch([(BLOCK, (blocks + 1) * BLOCK)])
+    assert [last - first for first, last in sorted(ranges(served))] == expected

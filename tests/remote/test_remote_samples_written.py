@@ -8,9 +8,12 @@ import fastrack
 from fastrack.errors import AuthenticationError, FormatError
 
 pytest.importorskip("fsspec", reason="fsspec is not installed")
+from fsspec.implementations.memory import MemoryFile
+from helpers import object_store
 from helpers.object_store import ObjectStore
 
 URL = "shelf://bucket/train"
+SHARD = "/bucket/train/shard-000000.safetensors"
 ROWS = [{"name": f"row {number}", "value": number} for number in range(40)]
 
 
@@ -121,6 +124,39 @@ def test_a_condition_of_s3_that_fails_is_an_object_that_exists(key):
     ObjectStore.before = staticmethod(fail)
     with pytest.raises(FileExistsError, match="left as it was"):
         fastrack.save_file({"x": np.arange(3)}, f"{URL}/x", key)
+
+
+def test_an_answer_that_was_lost_is_no_object_of_another_program(key, monkeypatch):
+    """The store has the object, and the repeated request finds it."""
+
+    def commit_twice(file):
+        MemoryFile.commit(file)
+        raise FileExistsError
+
+    monkeypatch.setattr(object_store._Upload, "commit", commit_twice)
+    with fastrack.DatasetWriter(URL, key) as writer:
+        writer.write({"value": 1})
+    assert writer.stored == 1
+    assert values(key) == [1]
+
+
+def test_an_object_of_another_writer_is_told_from_ones_own(key, monkeypatch):
+    """It has the same sample and size, and appears while this one is written."""
+    with fastrack.DatasetWriter(URL, key) as other:
+        other.write({"value": 1})
+    content = bytes(ObjectStore.store.pop(SHARD).getbuffer())
+
+    def find_the_other(file):
+        assert file.getbuffer().nbytes == len(content)
+        ObjectStore().pipe_file(file.path, content)
+        raise FileExistsError
+
+    writer = fastrack.DatasetWriter(URL, key)
+    writer.write({"value": 1})
+    monkeypatch.setattr(object_store._Upload, "commit", find_the_other)
+    with pytest.raises(FileExistsError, match="another program"):
+        writer.close()
+    assert bytes(ObjectStore.store[SHARD].getbuffer()) == content
 
 
 def test_a_writer_shows_no_secret(key):

@@ -100,6 +100,21 @@ def test_what_is_written_to_a_store_is_read_from_it(url, key, tmp_path):
     assert torch.cat([batch["value"] for batch in loader]).tolist() == list(range(10))
 
 
+def test_a_version_of_an_object_is_read_by_its_url(url, key):
+    if not url.startswith("s3:"):
+        pytest.skip("S3 alone has versions")
+    store, path = fsspec.core.url_to_fs(f"{url}/x")
+    name, _, object_key = path.partition("/")
+    store.call_s3("put_bucket_versioning", Bucket=name, VersioningConfiguration={"Status": "Enabled"})
+    versions = []
+    for value in (1, 2):
+        fastrack.save_file({"x": np.full(3, value)}, f"{url}/x", key)
+        versions.append(store.call_s3("head_object", Bucket=name, Key=object_key)["VersionId"])
+    for value, version in zip((1, 2), versions, strict=True):
+        found = fastrack.load_file(f"{url}/x?versionId={version}")["x"]
+        assert fastrack.unseal(found, key, framework="numpy").tolist() == [value] * 3
+
+
 def test_an_object_that_exists_is_not_replaced_unasked(url, key, tmp_path):
     np.save(tmp_path / "x.npy", np.arange(3))
     target = f"{url}/x.safetensors"
@@ -122,6 +137,31 @@ def test_an_object_that_appears_meanwhile_is_not_replaced(url, key, tmp_path):
     assert store.cat_file(path) == b"mine"
 
 
+def test_a_request_that_is_repeated_after_its_answer_was_lost_does_not_fail(url, key, monkeypatch, tmp_path):
+    """Of one part, and of three, which S3 completes in a request of their own."""
+    if not url.startswith("s3:"):
+        pytest.skip("of s3fs alone the requests are repeated here")
+    store, _ = fsspec.core.url_to_fs(url)
+    ask, repeated = type(store).call_s3, []
+
+    def ask_twice(self, method, *rest, **options):
+        answer = ask(self, method, *rest, **options)
+        if method in {"put_object", "complete_multipart_upload"}:
+            repeated.append(method)
+            with contextlib.suppress(FileNotFoundError):  # moto has forgotten the completed upload
+                return ask(self, method, *rest, **options)
+            raise FileExistsError
+        return answer
+
+    np.save(tmp_path / "small.npy", np.arange(3))
+    np.save(tmp_path / "large.npy", np.zeros(40 << 20, np.uint8))
+    monkeypatch.setattr(type(store), "call_s3", ask_twice)
+    for name in ("small", "large"):
+        fastrack.seal_file(tmp_path / f"{name}.npy", f"{url}/{name}", key, overwrite=False)
+        fastrack.verify_file(f"{url}/{name}", key)
+    assert repeated == ["put_object", "complete_multipart_upload"]
+
+
 def test_nothing_is_left_of_an_interrupted_upload(url, key):
     if url.startswith("gs:"):
         pytest.skip("the emulator cancels no upload")
@@ -141,6 +181,14 @@ def test_nothing_is_left_of_an_interrupted_upload(url, key):
         assert not hasattr(caught.value, "__notes__")
     assert (names(url), parts(url)) == (before, [])
     assert load(key, url) == 1
+
+
+def test_what_another_process_adds_after_a_listing_is_found(url, key):
+    """As by the rank that saves next, after this one has listed the folder in its own save."""
+    save(1, key, url)
+    upload.list_names(Url(url))
+    assert in_forked_child(lambda: fastrack.save_file({"x": np.arange(3)}, f"{url}/x", key)) is None
+    assert fastrack.load_file(f"{url}/x")["x"].shape == (3,)
 
 
 def test_a_killed_upload_leaves_nothing_that_opens_and_the_next_save_removes_its_parts(url, key, monkeypatch):
@@ -178,6 +226,25 @@ def test_a_killed_upload_leaves_nothing_that_opens_and_the_next_save_removes_its
     save(100, key, url, rows)
     assert load(key, url, rows) == 100
     assert (len(names(url)), parts(url)) == (2, [])
+
+
+def test_an_upload_that_another_save_begins_meanwhile_is_removed_by_the_next_save_alone(url, key, monkeypatch):
+    if not url.startswith("s3:"):
+        pytest.skip("other stores remove the parts themselves")
+    write_data = CheckpointWriter.write_data
+    store, path = fsspec.core.url_to_fs(f"{url}/shards-{'0' * 32}.safetensors")
+    name, _, object_key = path.partition("/")
+
+    def begin_another(*rest):
+        monkeypatch.undo()
+        store.call_s3("create_multipart_upload", Bucket=name, Key=object_key)
+        return write_data(*rest)
+
+    monkeypatch.setattr(CheckpointWriter, "write_data", begin_another)
+    save(1, key, url)
+    assert len(parts(url)) == 1
+    save(2, key, url)
+    assert not parts(url)
 
 
 def shared(value):

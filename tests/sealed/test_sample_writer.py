@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.cases import each
+from helpers.forking import in_forked_child
 from helpers.tampering import strip, tamper_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -459,6 +460,21 @@ def test_a_writer_is_not_pickled_and_shows_no_key(tmp_path, key):
     with pytest.raises(TypeError, match="pickled"):
         pickle.dumps(writer)
     assert key.id not in repr(writer)
+
+
+def test_a_forked_child_does_not_write_its_parents_samples(tmp_path, key):
+    def end_as_a_child():
+        with pytest.raises(ClosedError, match="forked"):
+            writer.write({"x": 2})
+        writer.close()
+        return tmp_path.exists() and len(list(tmp_path.iterdir()))
+
+    with DatasetWriter(tmp_path, key) as writer:
+        writer.write({"x": 1})
+        assert in_forked_child(end_as_a_child) == 0
+        writer.write({"x": 3})
+    data = fastrack.SealedDataset(tmp_path, keys=key)
+    assert [int(unseal(data[at]["x"], key, framework="numpy")) for at in range(len(data))] == [1, 3]
 
 
 def write_slowly(folder, key, count):
