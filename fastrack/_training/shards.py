@@ -133,8 +133,8 @@ class Shards:
     def _require_key(self, file: SealedFile) -> None:
         if self.only_key not in (None, file.key_id):
             raise RollbackError(
-                f"{file.path}: expected a file under the key {self.only_key} of the data set, got {file.key_id}; who "
-                "holds that key replaced it. Get it again from its owner",
+                f"{file.path}: expected a file under the key {self.only_key} of the data set, got {file.key_id}; a "
+                "holder of another key has replaced a file. Get the files again from their owner",
                 path=file.path,
             )
 
