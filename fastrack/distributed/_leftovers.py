@@ -1,4 +1,4 @@
-"""What other saves have left in the folder of a checkpoint, and whether they have left it whole."""
+"""`Leftovers`: files of other saves in the folder of a checkpoint, and whether they have left it whole."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fastrack.errors import FastrackError
 
 @dataclass(frozen=True, slots=True)
 class Leftovers:
-    """What a folder has of other saves before a save writes to it: shard files, and uploads that have not ended.
+    """Shard files of other saves in a folder before a save writes to it, and uploads that have not ended.
 
     So a save that begins later loses nothing. One that has begun earlier and goes on, such as that of a job whose
     restart is at work already, may lose its files: `require_files` has it fail before it replaces the newer checkpoint.
