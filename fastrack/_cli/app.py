@@ -1,8 +1,10 @@
 """The program ``fastrack`` and its commands, in the order a newcomer needs them."""
 
 import io
+import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from typing import Annotated
 
@@ -30,6 +32,8 @@ from fastrack._cli.help import TOPICS, help_
 from fastrack._cli.program import Command, Program
 from fastrack._version import __version__
 
+_SIGNALS: dict[type[BaseException], int] = {KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}
+
 app = typer.Typer(
     cls=Program,
     context_settings={"help_option_names": ["--help", "-h"]},
@@ -44,10 +48,20 @@ def main() -> None:
     """Run the command line, and exit with its status."""
     # Raise an exception on SIGTERM, so that temporary files are removed as after Ctrl-C.
     signal.signal(signal.SIGTERM, _terminate)
+    sys.unraisablehook = send_again
     for stream in (sys.stdout, sys.stderr):  # a name that a terminal cannot show must not fail a finished command
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     app()
+
+
+def send_again(lost: "sys.UnraisableHookArgs") -> None:
+    """Send a signal again whose exception was lost, as it came in a destructor, such as that of a key."""
+    number = _SIGNALS.get(lost.exc_type)
+    if number is None:
+        sys.__unraisablehook__(lost)
+    else:
+        threading.Timer(0.01, os.kill, (os.getpid(), number)).start()  # when this function has ended
 
 
 def _terminate(*_: object) -> None:

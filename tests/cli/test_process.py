@@ -49,6 +49,28 @@ def test_an_interruption_before_the_command_has_begun_is_one_line(monkeypatch, c
     assert capsys.readouterr().err == "error: interrupted\n"
 
 
+@pytest.mark.parametrize(("number", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_that_comes_in_a_destructor_is_not_lost(number, status):
+    """Python prints what a destructor raises, and goes on; keys and buffers have destructors."""
+    code = f"""
+import signal, sys, time
+from fastrack._cli import app, main
+class Wiped:
+    def __del__(self):
+        signal.raise_signal(signal.{number})
+def work(*_, **__):
+    Wiped()
+    time.sleep(30)
+app.app = work
+try:
+    app.main()
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (status, b"")
+
+
 @pytest.mark.parametrize("error", [TypeError("wrong"), OSError(28, "No space left on device")])
 def test_what_no_command_expects_is_one_line(monkeypatch, capfd, error):
     def failed():
