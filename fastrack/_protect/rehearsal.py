@@ -26,6 +26,7 @@ from fastrack.errors import FastrackError
 _SUFFIXES = "csv jinja json jsonl lock log md model py tmp toml txt yaml yml"
 _TEXT = {"", *(f".{each}" for each in _SUFFIXES.split())}
 _SENTENCE_PIECE = b"\n"  # how the only binary format of tokenizers begins, which is no pickle, zip or .npy
+_MOST_KEPT = 64 << 20  # bytes of a text that is put back
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC
 _SEEN = {"open", "os.remove", "os.rename", "os.truncate"}
 _CAREFUL = {"fastrack", "importlib", "tempfile"}  # whose files are sealed, or code, or get their name afterwards
@@ -163,15 +164,16 @@ class _Watch:
         if name in self._before:
             return
         path = Path(name)
-        if path.is_file() and not path.is_symlink() and path.suffix in _TEXT:
-            self._before[name] = _Text(path.read_bytes(), stat.S_IMODE(path.stat().st_mode))
+        is_text = path.is_file() and not path.is_symlink() and path.suffix in _TEXT
+        if is_text and (status := path.stat()).st_size <= _MOST_KEPT:
+            self._before[name] = _Text(path.read_bytes(), stat.S_IMODE(status.st_mode))
         elif not os.path.lexists(path):
             self._before[name] = None
         elif not path.is_dir() and not _is_device(name):
             self.plain.add(name)
             raise _refusal(
                 name,
-                "expected to change nothing that was there before but text, got this file. Do so only where "
+                "expected to change nothing that was there before but short text, got this file. Do so only where "
                 "fastrack.is_rehearsing() is False",
             )
 
