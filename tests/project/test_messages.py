@@ -506,6 +506,12 @@ CASES = {
     "load_checkpoint: another sealed file": lambda: fastrack.load_checkpoint("two.safetensors", keys=KEY),
     "rehearse_save: a file in plain": lambda: fastrack.rehearse_save(lambda folder: written(f"{folder}/a.pt", b"a")),
     "rehearse_save: nothing saved": lambda: fastrack.rehearse_save(str),
+    "rehearse_save: a file elsewhere removed": lambda: fastrack.rehearse_save(
+        lambda _: Path("rows.safetensors").unlink()
+    ),
+    "rehearse_save: a new folder": lambda: fastrack.rehearse_save(
+        lambda _: fastrack.write_folder("sealed-model", KEY).__enter__()
+    ),
     "save_checkpoint: a key with a tensor": lambda: checkpoint({"a": {(1, torch.ones(1)): 3}}),
     "reloadable: another type": lambda: fastrack.reloadable("model.safetensors"),
     "reloadable: a wrapped forward": lambda: fastrack.reloadable(wrapped_forward()),
