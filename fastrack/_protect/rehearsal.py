@@ -28,7 +28,7 @@ _TEXT = {"", *(f".{each}" for each in _SUFFIXES.split())}
 _SENTENCE_PIECE = b"\n"  # how the only binary format of tokenizers begins, which is no pickle, zip or .npy
 _MOST_KEPT = 64 << 20  # bytes of a text that is put back
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC
-_SEEN = {"open", "os.remove", "os.rename", "os.truncate"}
+_SEEN = frozenset({"open", "os.remove", "os.rename", "os.truncate"})
 _CAREFUL = {"fastrack", "importlib", "tempfile"}  # whose files are sealed, or code, or get their name afterwards
 _IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a new folder of mode 0700, under a random name
 
@@ -273,8 +273,11 @@ def _hook() -> None:
         _is_hooked = True
 
 
-def _see(event: str, arguments: tuple[Any, ...]) -> None:
-    watch = _watch.get() if event in _SEEN else None
+def _see(
+    event: str, arguments: tuple[Any, ...], seen: frozenset[str] = _SEEN, watching: Callable[[], Any] = _watch.get
+) -> None:
+    # Names that are bound here: as the process ends, this is called when the module has none any more.
+    watch = watching() if event in seen else None
     if watch is None or not watch.is_on:
         return
     if event == "open":

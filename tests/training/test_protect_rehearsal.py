@@ -344,6 +344,20 @@ def test_what_one_process_writes_is_refused_by_all():
     run_ranks((2, rehearse_in_two))
 
 
+def test_nothing_is_printed_when_a_process_ends_that_has_rehearsed():
+    code = """
+import os, torch, fastrack
+class Opening:
+    def __del__(self, read=open, name=os.devnull):
+        read(name)
+fastrack.protect_checkpoints(fastrack.Key.generate())
+fastrack.rehearse_save(lambda folder: torch.save(torch.ones(3), folder + "/a.pt"))
+torch.kept = Opening()  # which goes when modules have no names any more
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_accelerate_saves_sealed_states(tmp_path):
     accelerate = pytest.importorskip("accelerate")
     accelerator = accelerate.Accelerator(cpu=True)
