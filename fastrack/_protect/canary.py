@@ -17,7 +17,7 @@ from typing import Any
 from fastrack.errors import FastrackError
 
 COVERED = {
-    "torch": ((2, 13), (2, 14)),
+    "torch": ((2, 13), (2, 15)),
     "safetensors": ((0, 8), (0, 9)),
     "transformers": ((4, 57), (6, 0)),
     "lightning": ((2, 5), (2, 7)),

@@ -136,7 +136,7 @@ def test_torch_gives_the_same_where_it_takes_the_value(value):
 TAKEN = r"""
     collections\.(OrderedDict|Counter) | builtins\.(bytearray|set|complex) | _codecs\.encode
     | torch\.(Size|Tensor|device|nn\.parameter\.Parameter|serialization\._get_layout)
-    | torch\.(u?int\d+|float\d+(_\w+)?|bfloat16|bool|complex\d+|q?u?int\d+(x\d)?|quint\dx\d|bits\d+(x\d)?)
+    | torch\.(u?int\d+|float\d+(_\w+)?|bfloat16|bool|b?complex\d+|q?u?int\d+(x\d)?|quint\dx\d|bits\d+(x\d)?)
     | torch\.per_(tensor|channel)_\w+
     | torch\._utils\._rebuild_(tensor|tensor_v2|tensor_v3|parameter)
     | torch\.(Double|Short|Int|Bool|Long|Byte|Char|Float|BFloat16|Half)Tensor
