@@ -426,7 +426,7 @@ def processes_in(root):
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            found += [process] if str(root) in (process / "cmdline").read_text() else []
+            found += [process] if os.fsencode(root) in (process / "cmdline").read_bytes() else []
         except OSError:
             continue
     return found
