@@ -93,10 +93,13 @@ class Interruption:
 
     def __init__(self, at):
         self.at, self.lines, self.was = at, 0, False
+        # One method for all frames, kept here: Python drops its own references once the method has raised, and has
+        # been seen to call what lay in the place of one then.
+        self.tracing = self.trace
 
     def __enter__(self):
         self.before = sys.gettrace()
-        sys.settrace(self.trace)
+        sys.settrace(self.tracing)
         return self
 
     def __exit__(self, *_):
@@ -111,7 +114,7 @@ class Interruption:
             if self.lines == self.at:
                 self.was = True
                 raise KeyboardInterrupt
-        return self.trace
+        return self.tracing
 
 
 @dataclass
