@@ -267,6 +267,10 @@ def test_lightning_saves_and_hooks_see_no_rehearsal(tmp_path):
         assert len(files) == 2
         for path in files:
             fastrack.verify_file(path, KEY)
+        with torch.serialization.safe_globals([type(Path())]):
+            loaded = type(module).load_from_checkpoint(max(files, key=lambda path: path.stat().st_mtime_ns))
+        assert torch.equal(loaded.layer.weight, module.layer.weight)
+        assert loaded.hparams == module.hparams
 
 
 def test_trainers_that_are_imported_later_rehearse_too():
