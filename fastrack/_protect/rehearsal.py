@@ -29,7 +29,7 @@ _SENTENCE_PIECE = b"\n"  # how the only binary format of tokenizers begins, whic
 _MOST_KEPT = 64 << 20  # bytes of a text that is put back
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC
 _SEEN = frozenset({"open", "os.remove", "os.rename", "os.truncate"})
-_CAREFUL = {"fastrack", "importlib", "tempfile"}  # whose files are sealed, or code, or get their name afterwards
+_CAREFUL = {"fastrack", "tempfile"}  # whose files are sealed, or get their name afterwards
 _IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a new folder of mode 0700, under a random name
 
 _watch: contextvars.ContextVar[_Watch | None] = contextvars.ContextVar("fastrack_rehearsal", default=None)
@@ -123,7 +123,7 @@ class _Watch:
             self.is_on = False  # for tasks that began in the save, too
             _watch.reset(token)
 
-    def see_opened(self, path: Any, flags: Any) -> None:
+    def see_opened(self, path: Any, flags: Any, caller: str) -> None:
         """Refuse to open a file for writing that would not be looked at, before a byte is in it."""
         if not isinstance(path, str | bytes | os.PathLike) or not isinstance(flags, int) or not flags & _WRITES:
             return
@@ -131,12 +131,11 @@ class _Watch:
         if name.startswith(self._inside) or _is_device(name):
             return
         self._opened.add(name)
-        caller = sys._getframe(2).f_globals.get("__name__", "").partition(".")[0]
         is_text = Path(name).suffix in _TEXT and not Path(name).is_dir()  # which opens a file without a name
         if not is_text and caller not in _CAREFUL:
             self.plain.add(name)  # the save may ignore the error
             raise _refusal(name, "expected to write into the given folder alone, got another file. Save there")
-        if caller != "importlib" and not flags & os.O_APPEND:  # logs and compiled code stay
+        if not flags & os.O_APPEND:  # logs stay
             self._keep(name)
 
     def see_changed(self, path: Any, folder: Any = None) -> None:
@@ -178,7 +177,7 @@ class _Watch:
             )
 
     def judge(self) -> None:
-        """Look at all files, as writers in C, C++ and Rust open theirs unseen. Put back what lies elsewhere."""
+        """Look at all files at the end, as writers in C, C++ and Rust open theirs unseen."""
         written = {str(Path(root, name)) for root, _, names in os.walk(self._inside) for name in names}
         if not any(_together(bool(written))):
             raise ValueError("rehearsing a save failed: expected files in the given folder, got none. Save there")
@@ -280,8 +279,11 @@ def _see(
     watch = watching() if event in seen else None
     if watch is None or not watch.is_on:
         return
+    caller = str(sys._getframe(1).f_globals.get("__name__")).partition(".")[0]
+    if caller == "importlib":  # which keeps the code of modules that the save is the first to import
+        return
     if event == "open":
-        watch.see_opened(arguments[0], arguments[2])
+        watch.see_opened(arguments[0], arguments[2], caller)
     elif event == "os.remove":
         watch.see_removed(*arguments)
     elif event == "os.rename":

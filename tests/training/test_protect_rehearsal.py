@@ -3,6 +3,7 @@
 import contextlib
 import contextvars
 import copy
+import importlib
 import os
 import pickle
 import random
@@ -193,6 +194,19 @@ def test_text_elsewhere_is_put_back(tmp_path, monkeypatch):
     assert history.read_text() == "[1, 2]"
 
 
+def test_a_save_may_be_the_first_to_import_a_module(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "imported_by_a_save.py").write_text("WIDTH = 3")
+
+    def save(folder):
+        module = importlib.import_module("imported_by_a_save")
+        torch.save(torch.ones(module.WIDTH), f"{folder}/a.pt")
+
+    fastrack.rehearse_save(save)
+    assert [path.suffix for path in (tmp_path / "__pycache__").iterdir()] == [".pyc"]
+
+
 def test_a_new_folder_is_made_only_outside_of_a_rehearsal(tmp_path):
     def save(folder):
         save_well(folder)
@@ -214,7 +228,7 @@ def test_what_began_in_a_rehearsal_saves_in_earnest_after_it(tmp_path):
     fastrack.rehearse_save(save)
     contexts[0].run(save_well, tmp_path)
     assert torch.equal(torch.load(tmp_path / "a.pt")["weights"], torch.ones(3))
-    contexts[0].run((tmp_path / "w.bin").write_bytes, WEIGHTS)  # and nobody looks
+    contexts[0].run((tmp_path / "w.bin").write_bytes, WEIGHTS)  # which is not refused any more
 
 
 def test_a_plain_file_is_refused_that_is_gone_at_the_end(tmp_path):
