@@ -1,3 +1,5 @@
+import sys
+
 import numpy as np
 import pytest
 from helpers.range_server import RangeServer
@@ -18,6 +20,14 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setattr(retries, "_FIRST_DELAY", 0.001)
     yield folder / "fastrack" / "remote"
     http._pool.clear()
+
+
+@pytest.fixture(autouse=True)
+def _empty_store():
+    yield
+    module = sys.modules.get("helpers.object_store")  # which takes fsspec
+    if module is not None:
+        module.ObjectStore.clear()
 
 
 @pytest.fixture

@@ -29,13 +29,6 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWa
 URL, DESCRIPTION = "shelf://bucket/run", "checkpoint.safetensors"
 
 
-@pytest.fixture(autouse=True)
-def _store():
-    ObjectStore.clear()
-    yield
-    ObjectStore.clear()
-
-
 def state(seed):
     return {"weight": torch.full((300, 70), float(seed)), "bias": torch.arange(9) + seed, "epoch": seed}
 

@@ -21,13 +21,6 @@ from helpers.object_store import ObjectStore
 URL = "shelf://bucket/model"
 
 
-@pytest.fixture(autouse=True)
-def _store():
-    ObjectStore.clear()
-    yield
-    ObjectStore.clear()
-
-
 @pytest.fixture
 def folder(tmp_path):
     plain = tmp_path / "plain"

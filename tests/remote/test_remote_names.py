@@ -17,13 +17,6 @@ QUERIES = ["?X-Amz-Signature=hunter2", "#hunter2", "/below?sig=hunter2/x", "?sig
 NAMES = ["c::d.e", "b#2", "what?.bin", "below/t::file.bin"]
 
 
-@pytest.fixture(autouse=True)
-def _store():
-    ObjectStore.clear()
-    yield
-    ObjectStore.clear()
-
-
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "plain" / "below").mkdir(parents=True)

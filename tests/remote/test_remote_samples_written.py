@@ -17,13 +17,6 @@ SHARD = "/bucket/train/shard-000000.safetensors"
 ROWS = [{"name": f"row {number}", "value": number} for number in range(40)]
 
 
-@pytest.fixture(autouse=True)
-def _store():
-    ObjectStore.clear()
-    yield
-    ObjectStore.clear()
-
-
 class Stopped(BaseException):
     pass
 
