@@ -96,8 +96,8 @@ def rehearse(save: Callable[[str], object], *roots: Any) -> None:
         watch.judge()
         plain = sorted({path for of_process in _together(watch.plain) for path in of_process})
     finally:
-        watch.put_back()
         shutil.rmtree(folder, ignore_errors=True)  # another process of this machine may remove it too
+        watch.put_back()  # last, as it may raise
     if plain:
         raise _refusal(plain[0], f"expected sealed files and text alone, got {len(plain)} in plain. {ADVICE}")
 
