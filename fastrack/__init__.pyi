@@ -5,6 +5,7 @@ from fastrack import (
     distributed as distributed,
     format as format,  # noqa: A004
     grants as grants,
+    kv as kv,
     providers as providers,
     ray as ray,
     transformers as transformers,

@@ -116,10 +116,13 @@ class BlockFolder:
         """Return whether there is a file for a block. Only `get` says whether it opens."""
         return self._place(context).exists()
 
-    def remove(self, context: BlockContext) -> None:
-        """Remove the file of a block, if there is one."""
+    def remove(self, context: BlockContext) -> int:
+        """Remove the file of a block, and return its size; 0 if there is none."""
+        place, size = self._place(context), 0
         with contextlib.suppress(OSError):
-            self._place(context).unlink(missing_ok=True)
+            size = place.stat().st_size
+            place.unlink()
+        return size
 
     def _place(self, context: BlockContext) -> Path:
         name = context.name(self.sealer.key)
