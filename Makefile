@@ -50,8 +50,16 @@ test: $(STAMP) $(NATIVE)  ## run the quick tests; under three minutes on two cor
 NVRTCS := 13.0.88 12.9.86
 nvrtcs = FASTRACK_NVRTC=$(subst $() $(),:,$(addprefix .nvrtc/,$(1)))
 
-test-all: $(STAMP) $(NATIVE)  ## run all tests but those of the emulator, and those for the night
+# LMCache's storage, for the tests of sealed KV blocks: apart, as it shares no versions with .venv.
+LMCACHE := .lmcache
+
+test-all: $(STAMP) $(NATIVE) $(LMCACHE)/.installed  ## run all tests but those of the emulator, and those for the night
 	$(BIN)/python -m pytest $(PARALLEL) --numprocesses 3 -m "not nightly"  # slow ones wait for processes of their own
+
+$(LMCACHE)/.installed: tests/serving/lmcache.txt | $(STAMP)
+	rm -rf $(LMCACHE)
+	$(BIN)/$(PIP_LOCKED) --quiet --target $(LMCACHE) --requirement $<
+	touch $@
 
 test-nightly: $(STAMP) $(EMULATOR)/.installed $(NATIVE) $(NVRTCS:%=.nvrtc/%/.installed)  ## run the tests that take long, those of the emulator too
 	$(call nvrtcs,$(NVRTCS)) $(BIN)/python -m pytest $(PARALLEL) -m nightly
@@ -245,6 +253,7 @@ lock: $(STAMP)  ## write the versions and hashes of all packages, after a change
 	$(LOCK) pyproject.toml --extra demo --extra jit --resolution lowest-direct --output-file tests/lowest.txt
 	$(LOCK) pyproject.toml --group emulator --output-file tests/emulator/requirements.txt
 	$(LOCK) --group fuzz --output-file tests/fuzz/requirements.txt
+	$(LOCK) --no-deps tests/serving/lmcache.in --output-file tests/serving/lmcache.txt
 
 # Each is built twice, in folders with different names and rights: of the commit, and of the source archive alone. The wheel
 # for this machine is then installed beside nothing but what it needs, which is listed with versions and licences.
@@ -288,7 +297,7 @@ environments: $(STAMP)  ## install the wheel of dist/ beside other packages by p
 	PYTHONPATH=tests $(BIN)/python -m environments $(ENVIRONMENTS_OPTIONS) $(or $(WHEEL),dist) $(ENVIRONMENTS)
 
 clean:  ## remove what was built, .venv included
-	rm -rf .venv .venv-* .ziglang .dist .fuzz .gpu-kit .nvrtc build dist docs/_build .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache \
+	rm -rf .venv .venv-* .ziglang .dist .fuzz .gpu-kit .lmcache .nvrtc build dist docs/_build .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache \
 		.coverage* .import_linter_cache $(NATIVE) fastrack/kernels
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

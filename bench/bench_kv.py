@@ -18,8 +18,8 @@ import torch
 from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
 from lmcache.v1.distributed.serde.base import SerdeConfig
 from lmcache.v1.distributed.serde.factory import create_serde_processor
-from lmcache.v1.memory_management import MemoryFormat
 from lmcache.v1.memory_allocators.tensor_memory_allocator import TensorMemoryAllocator
+from lmcache.v1.memory_management import MemoryFormat
 
 from fastrack import Key
 from fastrack.kv import _lmcache_serde

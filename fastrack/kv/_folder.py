@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
+import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -131,7 +133,7 @@ class BlockFolder:
     def _read(self, place: Path, message: Bytes) -> bool:
         """Read a file of exactly the size of a message, into memory: a mapped one may be cut while it is read."""
         try:
-            with place.open("rb", buffering=0) as file:
+            with open(place, "rb", buffering=0, opener=_open_regular) as file:
                 size, done = os.fstat(file.fileno()).st_size, 0
                 while size == message.size and done < size:
                     count = file.readinto(message.data[done:])
@@ -191,3 +193,12 @@ class BlockFolder:
             with contextlib.suppress(OSError):
                 if part.stat().st_mtime < limit:
                     part.unlink()
+
+
+def _open_regular(path: str, flags: int) -> int:
+    """Open a file, and nothing that would have to be waited for."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+    return descriptor
