@@ -9,6 +9,7 @@ from fastrack import (
     providers as providers,
     ray as ray,
     transformers as transformers,
+    vllm as vllm,
 )
 from fastrack._files.byte_reader import open_bytes as open_bytes
 from fastrack._files.reader import SealedFile as SealedFile, check_file as check_file, verify_file as verify_file

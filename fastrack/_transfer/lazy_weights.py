@@ -189,6 +189,13 @@ class SealedWeight(LazyTensor):
             return self._of(handle[index])
         return self._open()[index]  # of an index that torch has, and that needs more than parts of the rows
 
+    def narrow(self, dim: int, start: int, length: int) -> Any:
+        """Return a part of the weight along one dimension, like ``torch.Tensor.narrow``, and open nothing."""
+        if self._opened is not None or self._kind != self._handle.dtype:
+            return self._open().narrow(dim, start, length)
+        before = (slice(None),) * (dim % len(self.shape))
+        return self[(*before, slice(int(start), int(start) + length))]
+
     def _of(self, handle: SealedTensor | SealedRows) -> SealedWeight:
         return SealedWeight(handle, self._transfer, self._local, self._kind, device=self._device)
 

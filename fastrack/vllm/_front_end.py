@@ -1,0 +1,114 @@
+"""The process that starts vLLM: what it reads of a sealed folder is authenticated, and copied, before it reads it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from fastrack._keys.keyring import KeyRing
+from fastrack._sets.entries import PlainEntry
+from fastrack._sets.folder import SealedFolder, load_folder
+from fastrack._transfer.mounts import Mount
+from fastrack._util.documents import encode
+from fastrack._util.shown import shown
+from fastrack.errors import FormatError
+
+FORMAT = "fastrack"
+_MARK = "_fastrack_original"
+_GIVEN, _FOUND = {"anchor", "keys"}, {"copy", "file", "files", "folder"}
+_CONFIG = "config.json"
+_mounts: list[Mount] = []  # as long as this process, as vLLM reads tokenizers late
+
+
+def install() -> None:
+    """Register the loader, and have the arguments of engines read sealed folders by private copies."""
+    from vllm.model_executor import model_loader
+
+    from fastrack.vllm._loader import SealedModelLoader
+
+    known = getattr(model_loader, "_LOAD_FORMAT_TO_MODEL_LOADER", {})
+    if known.get(FORMAT) is not SealedModelLoader:
+        model_loader.register_model_loader(FORMAT)(SealedModelLoader)
+    arguments = sys.modules.get("vllm.engine.arg_utils")
+    if arguments is None:
+        return  # a worker. Without a copy the loader refuses to load
+    original = arguments.EngineArgs.create_model_config
+    if not hasattr(original, _MARK):
+
+        @functools.wraps(original)
+        def create_model_config(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.load_format == FORMAT:
+                use_copy(self)
+            return original(self, *args, **kwargs)
+
+        setattr(create_model_config, _MARK, original)
+        arguments.EngineArgs.create_model_config = create_model_config
+
+
+def use_copy(arguments: Any) -> None:
+    """Have the arguments of an engine name a private copy in the place of a sealed folder, once it was authenticated.
+
+    The weights of the copy are stubs. What a worker needs to open the same folder goes into the loader's settings.
+    """
+    extra = arguments.model_loader_extra_config
+    if isinstance(extra, Mapping) and extra.keys() == _GIVEN | _FOUND and arguments.model == extra["copy"]:
+        return  # these arguments were used before
+    keys, anchor = settings_of(extra)
+    ring = KeyRing.resolve(keys)
+    folder = load_folder(arguments.model, ring, anchor=anchor)
+    authenticate(folder)
+    mount = Mount(folder, ring, code=bool(arguments.trust_remote_code))
+    _mounts.append(mount)
+    copy, sealed = str(mount.path), str(arguments.model)
+    arguments.model_loader_extra_config = {
+        "anchor": anchor,
+        "copy": copy,
+        "file": folder.file_id,
+        "files": digest_of(folder),
+        "folder": str(folder.path),
+        "keys": keys,
+    }
+    if arguments.served_model_name is None:
+        arguments.served_model_name = sealed
+    for name in ("tokenizer", "hf_config_path"):
+        if getattr(arguments, name) == arguments.model:
+            setattr(arguments, name, copy)
+    arguments.model = copy  # by default of the tokenizer, too
+
+
+def settings_of(extra: object) -> tuple[str | None, str | None]:
+    """Return the source of keys and the anchor in the loader's settings."""
+    if not isinstance(extra, Mapping) or not extra.keys() <= _GIVEN:
+        got = ", ".join(sorted(map(str, extra.keys() - _GIVEN))) if isinstance(extra, Mapping) else shown(extra)
+        raise ValueError(f"model_loader_extra_config: expected keys and anchor, got {got:.200}. Leave others out")
+    for name, value in extra.items():
+        if not isinstance(value, (str, os.PathLike, type(None))):
+            raise TypeError(
+                f"model_loader_extra_config: expected the path of a file, or the name of a provider, as {name}, got "
+                f"{shown(value)}. vLLM sends the setting to its workers, and logs it: store a key in a file"
+            )
+    keys, anchor = (None if extra.get(name) is None else os.fspath(extra[name]) for name in ("keys", "anchor"))
+    return keys, anchor
+
+
+def authenticate(folder: SealedFolder) -> None:
+    """Authenticate all of a folder but the chunks of its weights: all other files, and the headers of all weights."""
+    if not isinstance(folder.files.get(_CONFIG), PlainEntry):
+        got = "a sealed one" if _CONFIG in folder.files else "none"
+        raise FormatError(
+            f"{folder.path}: expected a {_CONFIG} that is not sealed but authenticated, got {got}. Seal the folder "
+            "of a model as a whole; plain= names files to leave unsealed"
+        )
+    for name in folder.plain_names:
+        folder.read(name)
+    folder.weights()
+
+
+def digest_of(folder: SealedFolder) -> str:
+    """Return the SHA-256 of all files but the sealed ones: weights of another edition fit a model with equal files."""
+    listed = {name: entry.members() for name, entry in folder.files.items() if isinstance(entry, PlainEntry)}
+    return hashlib.sha256(encode(listed)).hexdigest()
