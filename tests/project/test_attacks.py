@@ -35,7 +35,8 @@ def names_in(path):
 
 def has_code(reference):
     module, _, name = reference.partition(":")
-    path = ROOT.joinpath("fastrack", *module.split("."))
+    first, *parts = module.split(".")
+    path = ROOT.joinpath(*(["examples"] if first == "examples" else ["fastrack", first]), *parts)
     return name in names_in(path / "__init__.py" if path.is_dir() else path.with_suffix(".py"))
 
 
@@ -67,6 +68,8 @@ def test_a_name_that_is_not_there_is_found():
     assert has_code("_util.atomic:new_file")
     assert not has_code("_util.atomic:no_file")
     assert not has_code("_util.no_module:new_file")
+    assert has_code("examples.serving.shared:Replays.admit")
+    assert not has_code("examples.serving.shared:Replays.none")
     assert has_test("project/test_attacks.py::test_a_name_that_is_not_there_is_found")
     assert not has_test("project/test_attacks.py::test_that_is_not_there")
     assert not has_test("project/test_no_attacks.py::test_a_name_that_is_not_there_is_found")

@@ -143,9 +143,20 @@ def test_training_on_imported_samples_is_that_on_the_plain_ones_bit_for_bit(tmp_
     assert said.endswith(" the same losses, bit for bit\n")
 
 
+def test_a_server_answers_as_the_plain_model_and_refuses_what_is_not_for_it(tmp_path):
+    pytest.importorskip("starlette")
+    pytest.importorskip("uvicorn")
+    said = run("serving demo", tmp_path, PYTHONPATH=str(EXAMPLES.parent))
+    assert said.count("as of the plain model") == 3
+    assert "reloaded edition-2: ok\n" in said
+    assert "reloaded edition-3: refused\n" in said
+    assert 'fastrack_requests_total{result="refused"} 7\n' in said
+
+
 def test_every_example_is_described_and_run_here():
-    names = sorted(path.name for path in EXAMPLES.glob("*.py"))
-    listed = re.findall(r"^- \[`(\w+\.py)`\]\(\1\): ", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
+    folders = [path.parent.name for path in EXAMPLES.glob("*/__main__.py")]
+    names = sorted([*folders, *(path.name for path in EXAMPLES.glob("*.py"))])
+    listed = re.findall(r"^- \[`(\w+(?:\.py)?)`\]\(\1\): ", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
     assert sorted(listed) == names
     tests = Path(__file__).read_text()
     assert not [name for name in names if name not in IMPORTS and f'run("{name} ' not in tests]

@@ -11,7 +11,13 @@ import typer
 from fastrack._cli.app import app
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/*"), ROOT / "kernels/DESIGN.md"]
+PAGES = [
+    *ROOT.glob("*.md"),
+    *ROOT.glob("docs/**/*.md"),
+    *ROOT.glob("examples/*.*"),
+    *ROOT.glob("examples/*/*.py"),
+    ROOT / "kernels/DESIGN.md",
+]
 BLOCK = re.compile(r"^```(?:sh|text|dockerfile)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 COMMAND = re.compile(r"(?:RUN )?((?:fastrack|python3?|torchrun|make|pip) .*)")

@@ -1,0 +1,1 @@
+"""A server of a sealed model: `docs/serving.md` describes it."""
