@@ -154,7 +154,7 @@ mutants: $(STAMP) $(NATIVE)  ## break the kernels on purpose, and see that the t
 	PYTHONPATH=tests $(BIN)/python -m mutants $(MUTANTS_OPTIONS) $(MUTANTS)
 
 # Each of them in an environment of its own: what one lacks, or cannot install, is nothing to the others.
-INTEGRATIONS := trainers servers clouds tokens
+INTEGRATIONS := trainers servers serving clouds tokens
 ONLY ?= $(INTEGRATIONS)
 
 trainers_EXTRAS := torch,demo
@@ -163,6 +163,8 @@ trainers_TESTS := $(addprefix tests/,$(addprefix training/test_,trainers.py ray.
 servers_EXTRAS := torch,broker,remote,vault
 servers_TESTS := tests/broker tests/remote tests/providers/test_vault.py
 servers_LACK = $(shell command -v nginx >/dev/null || echo nginx-light)
+serving_EXTRAS := torch
+serving_TESTS := tests/serving
 clouds_EXTRAS := aws,gcp,azure
 clouds_TESTS := $(addprefix tests/providers/test_,aws.py gcp.py azure.py wrapped.py)
 # The package of Python for TPMs is built here, with the library's headers.
@@ -171,9 +173,11 @@ tokens_TESTS := tests/providers/test_pkcs11.py tests/providers/test_tpm.py
 tokens_LACK = $(shell command -v softhsm2-util >/dev/null || echo softhsm2; command -v swtpm >/dev/null || echo swtpm; \
 	pkg-config --exists tss2-esys 2>/dev/null || echo libtss2-dev with pkg-config)
 
-integrations:  ## test with the real packages: trainers, servers, clouds, tokens; ONLY="trainers clouds" or integrations-trainers
+integrations:  ## test with the real packages: trainers, servers, serving, clouds, tokens; ONLY="trainers clouds" or integrations-trainers
 	@failed=; for name in $(ONLY); do $(MAKE) --no-print-directory integrations-$$name || failed="$$failed $$name"; done; \
 		test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
+
+integrations-serving: $(LMCACHE)/.installed
 
 $(INTEGRATIONS:%=integrations-%): integrations-%: .venv-%/.installed $(NATIVE)
 	.venv-$*/bin/python -m pytest $($*_TESTS)
@@ -189,6 +193,7 @@ $(INTEGRATIONS:%=.venv-%/.installed): .venv-%/.installed: pyproject.toml require
 	test $* != trainers || .venv-$*/bin/python -c 'import torchvision' 2>.venv-$*/torchvision.txt || { \
 		echo "torchvision is of another build than torch, see .venv-$*/torchvision.txt. Its recipes will be skipped"; \
 		.venv-$*/bin/python -m pip uninstall --quiet --yes torchvision; }
+	test $* != serving || .venv-$*/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec torchvision  # of another torch
 	@lack="$($*_LACK)"; if test -z "$$lack"; then touch $@; else \
 		echo "$*: tests are skipped that take Debian's packages $$lack"; fi
 
