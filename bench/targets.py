@@ -123,12 +123,15 @@ RATIOS = (  # the least speed relative to another path, at every size
 )
 CALLS = {4 << 10: 18, 64 << 10: 24, MIB: 60}  # microseconds of a call, by bytes of the tensor
 EPOCHS = {"224x224x3, batch 64": 1.05, "windows of 1024, batch 32": 1.2}
-NOT_BUILT, NOT_MEASURED = "not built yet", "not yet measured"
-# Targets that take a GPU, and targets without code.
+NOT_MEASURED, VLLM, KV = "not yet measured", "by bench_vllm.py", "by bench_kv.py"
+# Targets that take a GPU, and targets that take other packages.
 PENDING = (
-    (Metric("model folder into a server, of the server's start with a plain one", None, "x", 1.1, True), NOT_BUILT),
-    (Metric("KV block of 8 to 80 MiB, store, over LMCache aesgcm", None, "x", 12), NOT_BUILT),
-    (Metric("KV block of 8 to 80 MiB, load, over LMCache aesgcm", None, "x", 25), NOT_BUILT),
+    (
+        Metric("model folder into a server, of the server's start with a plain one", None, "x", 1.1, True),
+        VLLM,
+    ),
+    (Metric("KV block of 8 to 80 MiB, store, over LMCache aesgcm", None, "x", 12), KV),
+    (Metric("KV block of 8 to 80 MiB, load, over LMCache aesgcm", None, "x", 25), KV),
     (Metric("cuda, open kernel, AES-256, 1 GiB; bound 483 to 528 GB/s", None, "GB/s", 330), NOT_MEASURED),
     (Metric("cuda, to_device(sealed), 64 MiB, over a page-locked copy", None, "x", 0.98), NOT_MEASURED),
     (Metric("cuda, to_device(sealed), 4 KiB", None, "us", 100, True), NOT_MEASURED),

@@ -1,0 +1,189 @@
+"""Sealed KV blocks without a server: each opens in its own context alone, and everything else is a miss."""
+
+import errno
+import hashlib
+import logging
+import os
+import threading
+
+import numpy as np
+import pytest
+from cryptography import cobblestone
+
+from fastrack import Key, UnknownKeyError
+from fastrack.kv import BlockContext, BlockFolder, BlockSealer, _folder
+
+HERE = BlockContext("llama@1", "bfloat16 [4, 8]", "0 of 2", b"hash", "tenant")
+OTHERS = {
+    "model": HERE._replace(model="llama@2"),
+    "layout": HERE._replace(layout="bfloat16 [8, 4]"),
+    "ranks": HERE._replace(ranks="1 of 2"),
+    "hash": HERE._replace(hash=b"hasH"),
+    "salt": HERE._replace(salt="tenan"),
+    "no salt": HERE._replace(salt=""),
+}
+
+
+def block_of(size, seed=0):
+    return np.random.default_rng(seed).integers(1, 256, size, np.uint8)
+
+
+def sealed_by(sealer, context, block):
+    message = np.empty(sealer.sealed_size(block.size), np.uint8)
+    assert sealer.seal(context, block, message) == message.size
+    return message
+
+
+@pytest.fixture
+def folder(tmp_path, key):
+    return BlockFolder(tmp_path / "kv", key)
+
+
+@pytest.mark.parametrize("size", [0, 1, 16383, 16384, 16385, 100_000])
+def test_a_block_is_a_message_of_the_format_in_its_context(key, size):
+    sealer, block = BlockSealer(key), block_of(size)
+    message, opened = sealed_by(sealer, HERE, block), np.empty_like(block)
+    assert sealer.open(HERE, message, opened)
+    assert np.array_equal(opened, block)
+    decryptor = cobblestone.Cobblestone256Decryptor(bytes(key.material()), HERE.encode())
+    buffer = np.empty(message.size + (1 << 16), np.uint8)
+    count = decryptor.update_into(message, buffer.data)
+    assert buffer[:count].tobytes() + decryptor.finalize() == block.tobytes()
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_block_opens_in_its_own_context_alone(key, other):
+    sealer, block = BlockSealer(key), block_of(20_000)
+    message, opened = sealed_by(sealer, HERE, block), block_of(20_000, 1)
+    assert not sealer.open(OTHERS[other], message, opened)
+    assert not opened.any()
+    assert not BlockSealer(Key.generate()).open(HERE, message, opened)
+    assert sealer.counts == {"sealed": 1, "refused": 1}
+
+
+def test_an_altered_or_cut_block_is_a_miss_and_leaves_zeros(key):
+    sealer, block = BlockSealer(key), block_of(40_000)
+    message, opened = sealed_by(sealer, HERE, block), np.empty_like(block)
+    for place in [0, 23, 24, 55, 56, 57, 16439, 16440, 16455, 16456, 32896, len(message) - 17, len(message) - 1]:
+        altered = message.copy()
+        altered[place] ^= 0x80
+        opened.fill(7)
+        assert not sealer.open(HERE, altered, opened)
+        assert not opened.any()
+    for size in [0, 1, 55, 56, 100, 16456, len(message) - 1]:
+        assert not sealer.open(HERE, message[:size].copy(), opened)
+    assert sealer.open(HERE, np.append(message, np.zeros(9, np.uint8)), opened)  # a larger buffer
+    for size in (39_999, 40_001):  # of another layout
+        assert not sealer.open(HERE, message, np.empty(size, np.uint8))
+
+
+def test_two_messages_of_one_block_have_nothing_in_common(key):
+    sealer, block = BlockSealer(key), block_of(100)
+    first, second = sealed_by(sealer, HERE, block), sealed_by(sealer, HERE, block)
+    assert not np.array_equal(first[:24], second[:24])
+    assert (first[56:] == second[56:]).mean() < 0.2
+
+
+def test_a_key_is_needed(tmp_path):
+    for make in (BlockSealer, lambda: BlockFolder(tmp_path / "kv")):
+        with pytest.raises(UnknownKeyError):
+            make()
+
+
+def test_names_tell_nothing_without_the_key(key, folder):
+    names = {context.name(key) for context in [HERE, *OTHERS.values()]}
+    assert len(names) == 1 + len(OTHERS)
+    assert HERE.name(key) == HERE.name(key) != HERE.name(Key.generate())
+    assert HERE.name(key) not in {hashlib.sha256(text).hexdigest() for text in (HERE.encode(), HERE.hash)}
+    folder.put(HERE, block_of(10))
+    [path] = folder.path.glob("??/*")
+    assert path.name == f"{HERE.name(key)}.kv"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_damaged_file_is_a_miss_and_is_stored_again(folder, caplog):
+    block, opened = block_of(20_000), np.empty(20_000, np.uint8)
+    assert folder.put(HERE, block)
+    [path] = folder.path.glob("??/*")
+    content = path.read_bytes()
+    damages = [content[:-1], content + b"\0", b"", content[:-1] + bytes([content[-1] ^ 1]), bytes(len(content))]
+    with caplog.at_level(logging.WARNING, "fastrack"):
+        for number, damaged in enumerate(damages, 1):
+            path.write_bytes(damaged)
+            assert not folder.get(HERE, opened)
+            assert not opened.any()
+            assert folder.put(HERE, block)
+            assert folder.get(HERE, opened)
+            assert folder.sealer.counts["refused"] == number
+    assert len(caplog.records) == 1
+    assert folder.sealer.counts["stored"] == 1 + len(damages)
+
+
+def test_a_block_that_is_there_is_not_written_again(folder, key):
+    block = block_of(1000)
+    assert folder.put(HERE, block)
+    assert BlockFolder(folder.path, key).put(HERE, block)
+    other = BlockFolder(folder.path, Key.generate())
+    assert not other.get(HERE, np.empty(1000, np.uint8))
+    assert other.sealer.counts == {"absent": 1}
+    assert folder.remove(HERE) == BlockSealer.sealed_size(1000)
+    assert folder.remove(HERE) == 0
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
+def test_what_a_disk_does_is_a_miss(folder, monkeypatch, number):
+    def fail(*_):
+        raise OSError(number, os.strerror(number))
+
+    block, opened = block_of(1000), np.empty(1000, np.uint8)
+    monkeypatch.setattr(_folder.os, "write", fail)
+    assert not folder.put(HERE, block)
+    assert not list(folder.path.glob("??/*"))
+    monkeypatch.undo()
+    assert folder.put(HERE, block)
+    monkeypatch.setattr(_folder.os, "fstat", fail)
+    assert not folder.get(HERE, opened)
+    monkeypatch.undo()
+    assert folder.get(HERE, opened)
+    assert folder.sealer.counts == {"sealed": 2, "unstored": 1, "stored": 1, "unreadable": 1, "opened": 1}
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "link"])
+def test_what_is_no_file_is_a_miss(folder, kind, tmp_path):
+    folder.put(HERE, block_of(10))
+    [path] = folder.path.glob("??/*")
+    content = path.read_bytes()
+    path.unlink()
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        (tmp_path / "elsewhere").write_bytes(content)
+        path.symlink_to(tmp_path / "elsewhere")
+    assert not folder.get(HERE, np.empty(10, np.uint8))
+    assert folder.put(HERE, block_of(10)) is (kind != "folder")
+
+
+def test_threads_share_a_folder(folder):
+    contexts = [HERE._replace(hash=bytes([number])) for number in range(8)]
+    failures = []
+
+    def work(seed):
+        random = np.random.default_rng(seed)
+        opened = np.empty(50_000, np.uint8)
+        for number in random.integers(0, 8, 60):
+            block = block_of(50_000, int(number))
+            if not folder.get(contexts[number], opened):
+                folder.put(contexts[number], block)
+            elif not np.array_equal(opened, block):
+                failures.append(number)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert not folder.sealer.counts["refused"]
