@@ -26,7 +26,7 @@ _NO_SALT: Final = bytes(SALT_SIZE)  # of names, which are equal for equal blocks
 
 
 class BlockContext(NamedTuple):
-    """What a block of a KV cache is. It is authenticated: a block opens in the place that it was sealed for alone.
+    """Identity of a block of a KV cache. It is authenticated: a block opens in the place that it was sealed for alone.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class BlockContext(NamedTuple):
     def name(self, key: Key) -> str:
         """Return the name of the block in a store: 64 hexadecimal digits that only a holder of the key can compute.
 
-        Without the key, nobody finds out by its name whether a store has the block of a text that he can guess.
+        Without the key, names do not tell whether a store has the block of a text that can be guessed.
         """
         derived = derivation.derive(key.material(), _NO_SALT, _NAME + self._members())
         derived.wipe()

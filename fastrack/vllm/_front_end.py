@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from fastrack._keys.keyring import KeyRing
-from fastrack._sets.entries import PlainEntry
-from fastrack._sets.folder import SealedFolder, load_folder
+from fastrack._sets.folder import load_folder
 from fastrack._transfer.mounts import Mount
-from fastrack._util.documents import encode
 from fastrack._util.shown import shown
-from fastrack.errors import FormatError
+from fastrack.vllm._folders import authenticate, digest_of
 
 FORMAT = "fastrack"
 _MARK = "_fastrack_original"
 _GIVEN, _FOUND = {"anchor", "keys"}, {"copy", "file", "files", "folder"}
-_CONFIG = "config.json"
 _mounts: list[Mount] = []  # as long as this process, as vLLM reads tokenizers late
 
 
@@ -93,22 +89,3 @@ def settings_of(extra: object) -> tuple[str | None, str | None]:
             )
     keys, anchor = (None if extra.get(name) is None else os.fspath(extra[name]) for name in ("keys", "anchor"))
     return keys, anchor
-
-
-def authenticate(folder: SealedFolder) -> None:
-    """Authenticate all of a folder but the chunks of its weights: all other files, and the headers of all weights."""
-    if not isinstance(folder.files.get(_CONFIG), PlainEntry):
-        got = "a sealed one" if _CONFIG in folder.files else "none"
-        raise FormatError(
-            f"{folder.path}: expected a {_CONFIG} that is not sealed but authenticated, got {got}. Seal the folder "
-            "of a model as a whole; plain= names files to leave unsealed"
-        )
-    for name in folder.plain_names:
-        folder.read(name)
-    folder.weights()
-
-
-def digest_of(folder: SealedFolder) -> str:
-    """Return the SHA-256 of all files but the sealed ones: weights of another edition fit a model with equal files."""
-    listed = {name: entry.members() for name, entry in folder.files.items() if isinstance(entry, PlainEntry)}
-    return hashlib.sha256(encode(listed)).hexdigest()

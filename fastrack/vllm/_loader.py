@@ -23,7 +23,7 @@ from fastrack._tensors import arrays, dtypes
 from fastrack._transfer.api import to_device
 from fastrack._transfer.lazy_weights import lazy_weights
 from fastrack.errors import FormatError, RollbackError
-from fastrack.vllm._front_end import authenticate, digest_of
+from fastrack.vllm._folders import authenticate, digest_of
 
 _GROUP = 32 << 20  # bytes of weights that open in one call
 _ALIGNMENT = 64

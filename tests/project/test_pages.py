@@ -48,7 +48,12 @@ NOT_RUN = {
     "docs/models.md": {"takes transformers": 2, "takes diffusers": 1, "takes compressed-tensors": 2},
     "docs/quickstart.md": {"installs packages": 1},
     "docs/remote.md": {"takes a server": 2},
-    "docs/serving.md": {"serves until it is asked to end": 1, "takes the server": 1},
+    "docs/serving.md": {
+        "needs vLLM": 3,
+        "serves until it is asked to end": 1,
+        "starts a server": 2,
+        "takes the server": 1,
+    },
     "docs/training.md": {"takes Ray": 1, "takes Lightning": 1},
 }
 

@@ -146,6 +146,31 @@ def test_ranks_open_their_rows_alone(folder):
     assert found["opened"] <= 0.51 * found["whole"]
 
 
+def test_blocks_of_the_connector_are_hits_or_are_computed_anew(folder):
+    found = run("connector", folder)
+    tokens, _ = found["cold"]
+    assert found["cold"][1] == [0, 0]
+    assert found["again"] == [tokens, [192, 192]]  # "external cache hits" of three blocks each
+    assert found["counts"] == {"sealed": 6, "stored": 6, "opened": 6}
+    assert found["exchanged"][0] == tokens
+    assert found["refused"] == 6
+    assert found["healed"] == [tokens, [192, 192]]
+    for name in ("tenant", "edition", "layout", "key"):
+        cold, replayed, files, refused = found[name]
+        assert cold[1] == [0, 0], name  # nothing of others was found
+        assert replayed[0] == cold[0], name
+        assert files == refused == 6, name
+    assert found["tenant"][0][0] == found["edition"][0][0] == found["key"][0][0] == tokens
+    assert "expected 'recompute'" in found["policy"]
+
+
+def test_exchanged_files_of_the_example_connector_change_answers(folder):
+    found = run("stock", folder)
+    assert found["again"] == [found["cold"][0], [192, 192]]
+    assert found["exchanged"][1] == [192, 192]
+    assert found["exchanged"][0] != found["cold"][0]
+
+
 @pytest.fixture
 def serve(folder, tmp_path):
     processes = []

@@ -1,4 +1,4 @@
-"""What test_vllm.py runs in processes of their own, as vLLM does not end what it starts.
+"""Jobs of test_vllm.py, in processes of their own, as vLLM does not end what it starts.
 
 Run as `python vllm_program.py JOB FOLDER`. Each job prints one line of JSON.
 """
@@ -58,7 +58,7 @@ def tokens(folder):
 
 
 def refused(folder):
-    """What the front end says of folders that were altered: by alteration, the type of the error."""
+    """Types of the errors for folders that were altered, by their names."""
     names = json.loads(sys.argv[3])
     found = {}
     for name in names:
@@ -72,7 +72,7 @@ def refused(folder):
 
 
 def late(folder):
-    """What changes after the check: the copy is read, and another folder in the place of the first is refused."""
+    """Files that change after the check: the copy is read, and another folder in the place of the first is refused."""
     arguments = EngineArgs(**sealed(folder, "sealed-late"), **SHARED)
     config = arguments.create_model_config()
     copy = Path(config.model)
@@ -108,7 +108,7 @@ def late(folder):
 
 
 def ranks(folder):
-    """What two tensor-parallel ranks open of a weight, in bytes, and whether it is theirs."""
+    """Bytes that a tensor-parallel rank opens of all weights, and whether they are its own."""
     from safetensors.torch import load_file
 
     from fastrack.vllm import _loader
@@ -141,7 +141,100 @@ def ranks(folder):
     return {"equal": equal, "opened": sum(opened), "whole": whole}
 
 
+def transfer(folder, **extra):
+    from vllm.config import KVTransferConfig
+
+    return KVTransferConfig(
+        kv_connector="SealedConnector",
+        kv_connector_module_path="fastrack.kv.vllm",
+        kv_role="kv_both",
+        kv_load_failure_policy="recompute",
+        kv_connector_extra_config={"folder": str(folder / "kv"), "keys": str(folder / "owner.key"), **extra},
+    )
+
+
+def long(llm, salt=None):
+    random = torch.Generator().manual_seed(1)
+    prompts = [{"prompt_token_ids": torch.randint(3, 512, (200,), generator=random).tolist()} for _ in range(2)]
+    prompts = [{**prompt, "cache_salt": salt} if salt else prompt for prompt in prompts]
+    found = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=12, detokenize=False), use_tqdm=False)
+    return [list(each.outputs[0].token_ids) for each in found], [each.num_cached_tokens for each in found]
+
+
+def connector(folder):
+    """Answers over sealed blocks: cold, again, exchanged, of another tenant, edition, layout and key."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    options = {**SHARED, "enable_prefix_caching": False, "block_size": 64}
+
+    def files():
+        return set((folder / "kv").glob("??/*.kv"))
+
+    def counts():
+        return dict(get_kv_transfer_group().folder.sealer.counts)
+
+    llm = LLM(model=str(folder / "plain"), kv_transfer_config=transfer(folder), **options)
+    found = {"cold": long(llm), "again": long(llm), "counts": counts()}
+    first = sorted(files())
+    contents = [path.read_bytes() for path in first]
+    for path, content in zip(first, reversed(contents), strict=True):
+        path.write_bytes(content)
+    found |= {"exchanged": long(llm), "refused": counts()["refused"], "healed": long(llm)}
+
+    def replay(name, llm, salt=None):
+        """Ask once, put the first blocks in the place of those that were stored, and ask again."""
+        before = files()
+        cold, refused = long(llm, salt), counts().get("refused", 0)
+        new = sorted(files() - before)
+        for path, content in zip(new, contents, strict=True):
+            path.write_bytes(content)
+        found[name] = [cold, long(llm, salt), len(new), counts()["refused"] - refused]
+
+    replay("tenant", llm, "another tenant")
+    del llm  # before another one, as its end takes what both have
+    llm = LLM(model=str(folder / "plain"), kv_transfer_config=transfer(folder, edition="next"), **options)
+    replay("edition", llm)
+    del llm
+    llm = LLM(model=str(folder / "plain"), kv_transfer_config=transfer(folder), **{**options, "dtype": "float32"})
+    replay("layout", llm)
+    fastrack.Key.generate().save(folder / "rotated.key")
+    del llm
+    rotated = transfer(folder, keys=str(folder / "rotated.key"))
+    llm = LLM(model=str(folder / "plain"), kv_transfer_config=rotated, **options)
+    replay("key", llm)
+    del llm
+    try:
+        wrong = transfer(folder)
+        wrong.kv_load_failure_policy = "fail"
+        LLM(model=str(folder / "plain"), kv_transfer_config=wrong, **options)
+        found["policy"] = ""
+    except Exception as error:  # noqa: BLE001 - vLLM's
+        found["policy"] = str(error)
+    return found
+
+
+def stock(folder):
+    """Answers over the files of vLLM's ExampleConnector: cold, again and exchanged."""
+    from vllm.config import KVTransferConfig
+
+    config = KVTransferConfig(
+        kv_connector="ExampleConnector",
+        kv_role="kv_both",
+        kv_connector_extra_config={"shared_storage_path": str(folder / "stock")},
+    )
+    options = {**SHARED, "enable_prefix_caching": False, "block_size": 64}
+    llm = LLM(model=str(folder / "plain"), kv_transfer_config=config, **options)
+    found = {"cold": long(llm), "again": long(llm)}
+    first, second = sorted((folder / "stock").iterdir())
+    first.rename(folder / "stock" / "other")
+    second.rename(first)
+    (folder / "stock" / "other").rename(second)
+    return {**found, "exchanged": long(llm)}
+
+
+JOBS = {each.__name__: each for each in (tokens, refused, late, ranks, connector, stock)}
+
 if __name__ == "__main__":
-    answer = {"tokens": tokens, "refused": refused, "late": late, "ranks": ranks}[sys.argv[1]](Path(sys.argv[2]))
+    answer = JOBS[sys.argv[1]](Path(sys.argv[2]))
     print("\nANSWER", json.dumps(answer), flush=True)  # noqa: T201
     os._exit(0)  # vLLM's threads would keep the process
