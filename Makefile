@@ -193,7 +193,8 @@ $(INTEGRATIONS:%=.venv-%/.installed): .venv-%/.installed: pyproject.toml require
 	test $* != trainers || .venv-$*/bin/python -c 'import torchvision' 2>.venv-$*/torchvision.txt || { \
 		echo "torchvision is of another build than torch, see .venv-$*/torchvision.txt. Its recipes will be skipped"; \
 		.venv-$*/bin/python -m pip uninstall --quiet --yes torchvision; }
-	test $* != serving || .venv-$*/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec torchvision  # of another torch
+	test $* != serving || { .venv-$*/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec torchvision; \
+		.venv-$*/bin/python -m pip install --quiet --no-deps sglang==0.5.23; }  # of other torches both
 	@lack="$($*_LACK)"; if test -z "$$lack"; then touch $@; else \
 		echo "$*: tests are skipped that take Debian's packages $$lack"; fi
 

@@ -5,8 +5,8 @@ stored. Here each block is a message that opens as the block of its tokens, mode
 nothing else. What does not open is a miss: the server computes it anew.
 
 `BlockSealer` seals blocks in memory, `BlockFolder` keeps them in files. The doors of the servers are modules that
-import their server: ``fastrack.kv.vllm`` (a connector, and a tier of its offloading), ``fastrack.kv.lmcache`` (an L2
-adapter, and a serde) and ``fastrack.kv.sglang`` (a storage backend of HiCache).
+import their server: ``fastrack.kv.vllm`` (a connector), ``fastrack.kv.vllm_tier`` (a tier of its offloading),
+``fastrack.kv.lmcache`` (an L2 adapter, and a serde) and ``fastrack.kv.sglang`` (a storage backend of HiCache).
 """
 
 from fastrack.kv._folder import BlockFolder

@@ -51,7 +51,7 @@ NOT_RUN = {
     "docs/serving.md": {
         "needs vLLM": 3,
         "serves until it is asked to end": 1,
-        "starts a server": 2,
+        "starts a server": 3,
         "takes the server": 1,
     },
     "docs/training.md": {"takes Ray": 1, "takes Lightning": 1},

@@ -1,0 +1,149 @@
+"""Sealed blocks as a secondary tier of vLLM's offloading: a folder behind the primary tier in host memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, ClassVar
+
+from vllm.v1.kv_offload.base import (
+    LookupResult,
+    Medium,
+    ReqContext,
+    RequestOffloadingContext,
+    get_offload_block_hash,
+    get_offload_group_idx,
+)
+from vllm.v1.kv_offload.file_mapper import FileMapper
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
+
+from fastrack._util.documents import encode
+from fastrack.kv._folder import BlockFolder
+from fastrack.kv._sealer import BlockContext
+
+
+class SealedTier(SecondaryTierManager):
+    """Secondary tier that keeps sealed blocks in a folder, which several servers may share.
+
+    A block that does not open is a miss, by itself: the others of its job are hits. The primary tier is plaintext in
+    the memory of the host, and a file of ``/dev/shm`` that only this user may read.
+
+    Parameters
+    ----------
+    offloading_spec, primary_kv_view, tier_type, backpressure_detector
+        As vLLM gives them.
+    folder : str
+        The folder.
+    keys : str, optional
+        A key file or a provider, by default ``FASTRACK_KEY_FILE``.
+    edition : str
+        The edition of the weights, which has to change where these do under one name.
+    workers : int
+        Threads that work on jobs.
+
+    Examples
+    --------
+    >>> tier = {
+    ...     "type": "SealedTier",
+    ...     "module_path": "fastrack.kv.vllm_tier",
+    ...     "folder": "/var/cache/kv",
+    ...     "keys": "kv.key",
+    ... }
+    >>> settings = {"spec_name": "TieringOffloadingSpec", "secondary_tiers": [tier]}
+    """
+
+    medium: ClassVar[Medium] = Medium.STORAGE
+
+    def __init__(
+        self,
+        offloading_spec: Any,
+        primary_kv_view: memoryview,
+        tier_type: str,
+        backpressure_detector: Any = None,
+        *,
+        folder: str,
+        keys: str | None = None,
+        edition: str = "",
+        workers: int = 2,
+    ) -> None:
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        self.folder = BlockFolder(folder, keys, threads=1)
+        described = FileMapper.from_offloading_spec("", offloading_spec)
+        self._model = encode([described.fields["model_name"], edition]).decode()
+        self._layout = encode([described.fields, self.block_size_bytes]).decode()
+        self._rank = described.rank
+        self._pool = ThreadPoolExecutor(workers, "fastrack-kv")
+        self._lock = threading.Lock()
+        self._running: set[Future[None]] = set()
+        self._finished: list[JobResult] = []
+
+    def lookup(self, key: bytes, req_context: ReqContext) -> LookupResult:
+        """Return whether there is a file for a block: one call of the file system."""
+        return LookupResult.HIT if self.folder.has(self._context(key)) else LookupResult.MISS
+
+    def submit_store(self, job_metadata: TransferJob) -> None:
+        """Seal blocks of the primary tier into files."""
+        self._submit(job_metadata, self.folder.put)
+
+    def submit_load(self, job_metadata: TransferJob) -> None:
+        """Open files into blocks of the primary tier."""
+        self._submit(job_metadata, self.folder.get)
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        """Return the jobs that ended since the last call, each with the blocks that opened."""
+        with self._lock:
+            finished, self._finished = self._finished, []
+        return finished
+
+    def has_pending_work(self) -> bool:
+        """Return whether a job runs, or waits to be asked for."""
+        with self._lock:
+            return bool(self._running or self._finished)
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        """Return no preference."""
+        return RequestOffloadingContext()
+
+    def drain_jobs(self) -> None:
+        """Wait for all jobs."""
+        with self._lock:
+            running = set(self._running)
+        wait(running)
+
+    def shutdown(self) -> None:
+        """Wait for all jobs, and end the threads."""
+        self._pool.shutdown()
+
+    def _context(self, key: bytes) -> BlockContext:
+        ranks = f"{self._rank}.{get_offload_group_idx(key)}"
+        return BlockContext(self._model, self._layout, ranks, bytes(get_offload_block_hash(key)))
+
+    def _submit(self, job: TransferJob, move: Callable[[BlockContext, memoryview], bool]) -> None:
+        keys, places = list(job.keys), [int(place) for place in job.chunk_ids]
+
+        def run() -> None:
+            start, moved = time.monotonic(), []
+            try:
+                blocks = self._primary_kv_view.cast("B")
+                for key, place in zip(keys, places, strict=True):
+                    first = place * self.block_size_bytes
+                    if move(self._context(key), blocks[first : first + self.block_size_bytes]):
+                        moved.append(key)
+            except Exception as error:  # noqa: BLE001 - the scheduler waits for a result
+                self.folder.sealer.count("failed", f"a job ended with {type(error).__name__}")
+            taken, size = time.monotonic() - start, len(moved) * self.block_size_bytes
+            is_done = len(moved) == len(keys)
+            result = JobResult(job.job_id, is_done, None if is_done else moved, taken, size)
+            with self._lock:
+                self._finished.append(result)
+
+        future = self._pool.submit(run)
+        with self._lock:
+            self._running.add(future)
+        future.add_done_callback(self._forget)
+
+    def _forget(self, future: Future[None]) -> None:
+        with self._lock:
+            self._running.discard(future)

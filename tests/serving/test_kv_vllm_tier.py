@@ -1,0 +1,174 @@
+"""vLLM's tiering manager, the scheduler's side, over sealed blocks: a failure is a miss, by key."""
+
+import errno
+import importlib.util
+import os
+import time
+import uuid
+import warnings
+
+import pytest
+
+from fastrack import Key, UnknownKeyError
+
+if importlib.util.find_spec("vllm") is None:
+    pytest.skip("vLLM is not installed", allow_module_level=True)
+
+import numpy as np
+
+with warnings.catch_warnings():  # its own
+    warnings.simplefilter("ignore")
+    from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext, make_offload_key
+    from vllm.v1.kv_offload.config import (
+        OffloadingCacheConfig,
+        OffloadingConfig,
+        OffloadingGroupConfig,
+        OffloadingModelConfig,
+        OffloadingParallelConfig,
+    )
+    from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
+
+from fastrack.kv import _folder
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # vLLM's own
+
+SIZE = 64 << 10
+KEYS = [make_offload_key(bytes([number]) * 32, 0) for number in range(4)]
+END = ScheduleEndContext([], [])
+MISS, HIT = LookupResult.MISS, LookupResult.HIT
+
+
+class Server:
+    """The scheduler's side of a server."""
+
+    def __init__(self, tier, *, dtype="bfloat16", model="llama"):
+        self.spec = TieringOffloadingSpec(
+            OffloadingConfig(
+                groups=(OffloadingGroupConfig(16, ("layers.0", "layers.1"), 0),),
+                worker_kv_bytes_per_block=SIZE,
+                enable_kv_cache_events=False,
+                extra_config={"cpu_bytes_to_use": 8 * SIZE, "secondary_tiers": [tier]},
+                engine_id=uuid.uuid4().hex,
+                model=OffloadingModelConfig(model, dtype),
+                cache=OffloadingCacheConfig(16, 1),
+                parallel=OffloadingParallelConfig(0, 1, 1, 1, 1, 1, 0, 1, None, False),
+            )
+        )
+        self.manager = self.spec.get_manager()
+        [self.tier] = self.manager.secondary_tiers
+        self.memory = np.frombuffer(self.tier._primary_kv_view.cast("B"), np.uint8).reshape(-1, SIZE)
+        self.request = ReqContext("request")
+        self.manager.on_new_request(self.request)
+
+    def counts(self):
+        return dict(self.tier.folder.sealer.counts)
+
+    def step(self):
+        self.tier.drain_jobs()
+        self.manager.on_schedule_end(END)
+
+    def store(self, keys=KEYS):
+        for key, place in zip(keys, self.manager.prepare_store(keys, self.request).store_spec.block_ids, strict=True):
+            self.memory[place] = key[0] + 1
+        self.manager.complete_store(keys, self.request)
+        self.step()
+        self.step()
+
+    def load(self, keys=KEYS):
+        """Forget the primary tier, look up, and return what vLLM finds, and what is in its memory then."""
+        self.manager.reset_cache()
+        self.memory[:] = 0
+        end = time.monotonic() + 20
+        while True:
+            found = [self.manager.lookup(key, self.request) for key in keys]
+            if all(each in {MISS, HIT} for each in found) or time.monotonic() > end:
+                break
+            self.step()
+        hits = [key for key, result in zip(keys, found, strict=True) if result is HIT]
+        places = self.manager.prepare_load(hits, self.request).block_ids if hits else []
+        contents = {
+            int(self.memory[place][0]) for place in places if (self.memory[place] == self.memory[place][0]).all()
+        }
+        return found, contents == {key[0] + 1 for key in hits}
+
+    def close(self):
+        del self.memory
+        self.manager.shutdown()
+
+
+@pytest.fixture
+def server(tmp_path, key):
+    key.save(tmp_path / "kv.key")
+    opened = []
+
+    def server(*, edition="", keys="kv.key", **options):
+        tier = {"type": "SealedTier", "module_path": "fastrack.kv.vllm_tier", "folder": str(tmp_path / "kv")}
+        opened.append(Server({**tier, "keys": str(tmp_path / keys), "edition": edition}, **options))
+        return opened[-1]
+
+    yield server
+    for each in opened:
+        each.close()
+
+
+def files(tmp_path):
+    return sorted((tmp_path / "kv").glob("??/*.kv"))
+
+
+def test_blocks_come_back_and_one_of_four_that_is_damaged_is_one_miss(server, tmp_path):
+    here = server()
+    here.store()
+    assert len(files(tmp_path)) == 4
+    assert here.load() == ([HIT] * 4, True)
+    path = tmp_path / "kv" / here.tier._context(KEYS[0]).name(here.tier.folder.sealer.key)[:2]
+    [path] = path.glob("*.kv")
+    content = bytearray(path.read_bytes())
+    content[30_000] ^= 1
+    path.write_bytes(content)
+    assert here.load() == ([MISS, HIT, HIT, HIT], True)
+    assert here.counts()["refused"] == 1
+
+
+def test_exchanged_blocks_are_misses(server, tmp_path):
+    here = server()
+    here.store()
+    contents = [path.read_bytes() for path in files(tmp_path)]
+    for path, content in zip(files(tmp_path), reversed(contents), strict=True):
+        path.write_bytes(content)
+    assert here.load() == ([MISS] * 4, True)
+    assert here.counts()["refused"] == 4
+
+
+def test_blocks_of_another_edition_model_dtype_or_key_are_misses(server, tmp_path):
+    here = server()
+    here.store()
+    assert server().load() == ([HIT] * 4, True)  # two servers on one store
+    Key.generate().save(tmp_path / "rotated.key")
+    contents = [path.read_bytes() for path in files(tmp_path)]
+    for options in ({"edition": "2"}, {"model": "other"}, {"dtype": "float16"}, {"keys": "rotated.key"}):
+        before = set(files(tmp_path))
+        other = server(**options)
+        assert other.load() == ([MISS] * 4, True)
+        other.store()
+        for path, content in zip(sorted(set(files(tmp_path)) - before), contents, strict=True):
+            path.write_bytes(content)
+        assert other.load() == ([MISS] * 4, True)
+        assert other.counts()["refused"] == 4
+
+
+def test_a_full_disk_stores_nothing_and_raises_nothing(server, monkeypatch):
+    def fail(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    here = server()
+    monkeypatch.setattr(_folder.os, "write", fail)
+    here.store()
+    monkeypatch.undo()
+    assert here.counts() == {"sealed": 4, "unstored": 4}
+    assert here.load() == ([MISS] * 4, True)
+
+
+def test_a_tier_without_a_key_is_refused(tmp_path):
+    tier = {"type": "SealedTier", "module_path": "fastrack.kv.vllm_tier", "folder": str(tmp_path / "kv")}
+    with pytest.raises(UnknownKeyError):
+        Server(tier)
