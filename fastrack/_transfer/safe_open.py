@@ -13,8 +13,9 @@ from fastrack._sealed.tensor import SealedTensor
 from fastrack._sets.load_file import load_file
 from fastrack._tensors.arrays import Array, Framework
 from fastrack._transfer.api import to_device
+from fastrack._transfer.prefetch import Plan, PrefetchLoader, TensorMeta
 from fastrack._util.public import explained, public
-from fastrack._util.shown import shown
+from fastrack._util.shown import list_names, shown
 from fastrack.errors import FormatError
 
 if TYPE_CHECKING:
@@ -224,6 +225,43 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         """Open all sealed tensors on the device, in one transfer."""
         opened: dict[str, Any] = self._open({name: self._file[name] for name in self.offset_keys()})
         return opened
+
+    def get_tensor_meta(self, name: str) -> TensorMeta:
+        """Return dtype, shape and offsets of a tensor, by the header alone, like safetensors 0.9."""
+        start = 0
+        for each in self.offset_keys():
+            tensor = self._file[each]
+            if each == name:
+                return TensorMeta(tensor.dtype, list(tensor.shape), (start, start + tensor.nbytes))
+            start += tensor.nbytes
+        raise KeyError(f"{self._file.path}: tensor {shown(name)}: {list_names(name, self.keys())}")
+
+    def prefetch(self, plan: Plan | None = None, *, device: object = None, threads: int = 1) -> PrefetchLoader:
+        """Open tensors in the background, ahead of their use, like safetensors 0.9, and on any device.
+
+        Each is handed out once, by ``take(name)`` or by iterating over names and tensors. 64 MiB are open ahead.
+
+        Parameters
+        ----------
+        plan : mapping of str to slice or None, optional
+            The names of the tensors, each with a slice of its rows, or None for the whole. All tensors by default.
+        device : str or torch.device, optional
+            The device; that of the file by default.
+        threads : int
+            As safetensors takes it, without effect: one thread opens, with all cores for each tensor.
+        """
+        wanted = dict.fromkeys(self.offset_keys()) if plan is None else dict(plan)
+        sealed = {name: self._file[name] for name in wanted}
+        ordered = sorted(sealed, key=self.offset_keys().index)
+        target = self._device if device is None else canonical(f"cuda:{device}" if isinstance(device, int) else device)
+        parts = {
+            name: self._file[name] if (rows := wanted[name]) is None else self._file[name][rows] for name in ordered
+        }
+
+        def open_part(part: Any) -> Any:
+            return to_device(part, target, keys=self._keys, framework=self._framework, dtype=self._dtype)
+
+        return PrefetchLoader(parts, open_part)
 
     def get_slice(self, name: str) -> Slice:
         """Return a slice object for a tensor. Indexing it opens a part, out of the part's chunks alone.

@@ -135,6 +135,7 @@ def test_exchanged_blocks_are_misses_with_fastrack_and_other_blocks_with_aesgcm(
     assert len(results["aesgcm"]) == 4
 
 
+@pytest.mark.nightly  # test_kv_core.py shows the same of each value of a context
 @pytest.mark.parametrize("other", [{"salt": "another"}, {"model": "another"}, {"rank": 0x02000200}])
 def test_blocks_of_another_tenant_model_or_rank_are_misses(adapter, tmp_path, other):
     others = {key_of(number, **other): block(9) for number in range(4)}
@@ -149,6 +150,7 @@ def test_blocks_of_another_tenant_model_or_rank_are_misses(adapter, tmp_path, ot
         assert server.adapter.report_status()["refused"] == 8
 
 
+@pytest.mark.nightly  # test_kv_core.py shows the same of each value of a context
 @pytest.mark.parametrize(
     ("layout", "params"),
     [({"shape": (2, 2, 128, 128)}, {}), ({"dtype": torch.float16}, {}), ({}, {"edition": "newer"})],

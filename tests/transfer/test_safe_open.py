@@ -1,3 +1,6 @@
+import json
+from concurrent.futures import wait
+
 import numpy as np
 import pytest
 import safetensors
@@ -129,3 +132,67 @@ def test_wrong_arguments_are_refused_before_the_file_is_opened(key):
 def test_a_file_in_which_nothing_is_sealed_is_not_an_empty_dict(plain):
     with pytest.raises(fastrack.FormatError, match="expected sealed tensors, got unencrypted ones alone"):
         fastrack.load_tensors(plain)
+
+
+@pytest.fixture
+def layers(tmp_path, key):
+    tensors = {f"layer{number}": np.full((64, 32), number, np.float32) for number in range(5)}
+    fastrack.save_file(tensors, tmp_path / "layers.safetensors", key)
+    return tmp_path / "layers.safetensors", tensors
+
+
+def test_meta_is_that_of_the_plain_file(layers, key, tmp_path):
+    path, tensors = layers
+    from safetensors.numpy import save_file
+
+    save_file(tensors, tmp_path / "plain.safetensors")
+    content = (tmp_path / "plain.safetensors").read_bytes()
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    with fastrack.safe_open(path, "np", keys=key) as file:
+        for name in tensors:
+            meta = file.get_tensor_meta(name)
+            assert (meta.dtype, meta.shape) == (header[name]["dtype"], header[name]["shape"])
+            assert list(meta.data_offsets) == header[name]["data_offsets"]
+        with pytest.raises(KeyError, match="layer9"):
+            file.get_tensor_meta("layer9")
+
+
+def test_prefetched_tensors_are_handed_out_once_in_any_order(layers, key):
+    path, tensors = layers
+    with fastrack.safe_open(path, "np", keys=key) as file:
+        with file.prefetch() as loader:
+            assert loader.names() == list(tensors)
+            assert np.array_equal(loader.take("layer3"), tensors["layer3"])
+            with pytest.raises(KeyError, match="layer3"):
+                loader.take("layer3")
+            rest = dict(loader)
+            assert list(rest) == ["layer0", "layer1", "layer2", "layer4"]
+            assert all(np.array_equal(rest[name], tensors[name]) for name in rest)
+            assert len(loader) == 0
+        with file.prefetch({"layer2": slice(8, 16), "layer1": None}, device="cpu", threads=8) as loader:
+            assert loader.names() == ["layer1", "layer2"]
+            assert loader.take("layer2").shape == (8, 32)
+        with pytest.raises(fastrack.ClosedError):
+            loader.take("layer1")
+        with pytest.raises(KeyError, match="layer9"):
+            file.prefetch({"layer9": None})
+
+
+def test_prefetching_is_bounded_and_fails_where_it_is_used(layers, key, monkeypatch):
+    path, tensors = layers
+    monkeypatch.setattr("fastrack._transfer.prefetch._AHEAD", tensors["layer0"].nbytes)
+    content = bytearray(path.read_bytes())
+    content[-20] ^= 1  # of the last tensor
+    path.write_bytes(content)
+    with fastrack.safe_open(path, "np", keys=key) as file:
+        loader = file.prefetch()
+        assert [name for name in tensors if name in loader._ahead] == ["layer0"]
+        for name in list(tensors)[:4]:
+            assert np.array_equal(loader.take(name), tensors[name])
+        with pytest.raises(fastrack.AuthenticationError, match="layer4"):
+            loader.take("layer4")
+        loader.close()
+        loader = file.prefetch({"layer4": None})
+        wait(loader._ahead.values())
+        with pytest.raises(fastrack.AuthenticationError, match="layer4"):
+            loader.close()

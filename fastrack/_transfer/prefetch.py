@@ -1,0 +1,90 @@
+"""Tensors of a file that open ahead of their use: what `safe_open.prefetch` returns."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple, Self
+
+from fastrack._sealed.tensor import SealedRows, SealedTensor
+from fastrack._util.shown import shown
+from fastrack.errors import ClosedError
+
+Plan = Mapping[str, slice | None]
+_AHEAD = 64 << 20  # bytes that are open and not taken, but for one tensor of any size
+
+
+class TensorMeta(NamedTuple):
+    """Header entry of a tensor, by the names of safetensors.
+
+    `data_offsets` are those that it would have in a file of the same tensors in plain, in the order of this file.
+    """
+
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+class PrefetchLoader:
+    """Tensors that a thread opens ahead, each handed out once, by `take` or by iterating, like safetensors' own."""
+
+    def __init__(self, parts: Mapping[str, SealedTensor | SealedRows], open_part: Callable[[Any], Any]) -> None:
+        self._parts, self._open = dict(parts), open_part
+        self._lock = threading.Lock()
+        self._ahead: dict[str, Future[Any]] = {}
+        self._pool: ThreadPoolExecutor | None = ThreadPoolExecutor(1, "fastrack-prefetch")
+        with self._lock:
+            self._submit()
+
+    def names(self) -> list[str]:
+        """Return the names of the tensors that were not taken, in the order of the file."""
+        return list(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def take(self, name: str) -> Any:
+        """Return a tensor, and wait until it is open. Raise KeyError if it was taken, or is not in the plan."""
+        with self._lock:
+            if self._pool is None:
+                raise ClosedError("expected an open loader, got a closed one; call prefetch again")
+            if name not in self._parts:
+                raise KeyError(f"tensor {shown(name)}: expected one of the plan that was not taken, got another one")
+            part, ready = self._parts.pop(name), self._ahead.pop(name, None)
+            self._submit()
+        return self._open(part) if ready is None or ready.cancel() else ready.result()
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        while self._parts:
+            name = next(iter(self._parts))
+            yield name, self.take(name)
+
+    def close(self) -> None:
+        """Stop opening, and release what was not taken. Raise the first error of what was opened and not taken."""
+        with self._lock:
+            pool, self._pool = self._pool, None
+            self._parts.clear()
+            ahead, self._ahead = self._ahead, {}
+        if pool is not None:
+            pool.shutdown(cancel_futures=True)
+            for ready in ahead.values():
+                if not ready.cancelled():
+                    ready.result()
+
+    def _submit(self) -> None:
+        size = sum(self._parts[name].nbytes for name in self._ahead)
+        for name, part in self._parts.items():
+            if self._ahead and size + part.nbytes > _AHEAD:
+                break
+            if name not in self._ahead and self._pool is not None:
+                self._ahead[name] = self._pool.submit(self._open, part)
+                size += part.nbytes
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with contextlib.suppress(*() if kind is None else (Exception,)):  # the block's own error comes first
+            self.close()
