@@ -75,13 +75,17 @@ class SealedAdapter(L2AdapterInterface):
 
     def submit_store_task(self, keys: Sequence[ObjectKey], objects: Sequence[MemoryObj]) -> int:
         def store() -> L2StoreResult:
-            stored = []
+            stored, are_there = [], True
             for key, block in zip(keys, objects, strict=True):
-                if self.folder.put(self._context(key, layout_of(block)), block.byte_array):
+                context = self._context(key, layout_of(block))
+                is_new = not self.folder.has(context)  # LMCache adds up what it is told
+                is_there = self.folder.put(context, block.byte_array)
+                are_there = are_there and is_there
+                if is_there and is_new:
                     stored.append((key, BlockSealer.sealed_size(block.get_size())))
             if stored:
                 self._notify_keys_stored(*map(list, zip(*stored, strict=True)))
-            return L2StoreResult(len(stored) == len(keys), sum(size for _, size in stored))
+            return L2StoreResult(are_there, sum(size for _, size in stored))
 
         return self._submit(0, store, lambda: L2StoreResult(False, 0))
 

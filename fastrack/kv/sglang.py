@@ -61,6 +61,8 @@ class SealedHiCache(HiCacheStorage):
 
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> torch.Tensor | None:
         """Open a page into a tensor of its size and dtype, and return this; None for a miss."""
+        if target_location is None:  # nothing says how large the page is
+            return None
         page: torch.Tensor = target_location
         return page if self.folder.get(self._context(key, self._layout_of(page)), _bytes(page)) else None
 
@@ -68,7 +70,8 @@ class SealedHiCache(HiCacheStorage):
         self, keys: Sequence[str], target_locations: Any = None, target_sizes: Any = None
     ) -> list[torch.Tensor | None]:
         """Open pages, each into its tensor."""
-        return [self.get(key, target) for key, target in zip(keys, target_locations, strict=True)]
+        targets = [None] * len(keys) if target_locations is None else target_locations
+        return [self.get(key, target) for key, target in zip(keys, targets, strict=True)]
 
     def set(self, key: str, value: Any = None, target_location: Any = None, target_sizes: Any = None) -> bool:
         """Seal a page into a file."""

@@ -90,6 +90,7 @@ class SealedConnector(KVConnectorBase_V1):
         sealed = extra.get("file") if isinstance(extra, Mapping) else None
         self._model = encode([model.served_model_name, model.revision, sealed, settings.get("edition")]).decode()
         described = [str(groups[0].kv_cache_spec), vllm_config.cache_config.cache_dtype, str(model.dtype)]
+        described.append(str(getattr(parallel, "decode_context_parallel_size", 1)))
         self._layout = encode([*described, self._block_size, sorted(groups[0].layer_names)]).decode()
         self._prompts: dict[str, _Prompt] = {}
         self._caches: dict[str, torch.Tensor] = {}

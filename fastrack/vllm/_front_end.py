@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +21,7 @@ _mounts: list[Mount] = []  # as long as this process, as vLLM reads tokenizers l
 
 def install() -> None:
     """Register the loader, and have the arguments of engines read sealed folders by private copies."""
+    from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor import model_loader
 
     from fastrack.vllm._loader import SealedModelLoader
@@ -29,10 +29,7 @@ def install() -> None:
     known = getattr(model_loader, "_LOAD_FORMAT_TO_MODEL_LOADER", {})
     if known.get(FORMAT) is not SealedModelLoader:
         model_loader.register_model_loader(FORMAT)(SealedModelLoader)
-    arguments = sys.modules.get("vllm.engine.arg_utils")
-    if arguments is None:
-        return  # a worker. Without a copy the loader refuses to load
-    original = arguments.EngineArgs.create_model_config
+    original = EngineArgs.create_model_config
     if not hasattr(original, _MARK):
 
         @functools.wraps(original)
@@ -42,7 +39,7 @@ def install() -> None:
             return original(self, *args, **kwargs)
 
         setattr(create_model_config, _MARK, original)
-        arguments.EngineArgs.create_model_config = create_model_config
+        EngineArgs.create_model_config = create_model_config
 
 
 def use_copy(arguments: Any) -> None:
