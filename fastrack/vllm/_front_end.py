@@ -29,17 +29,23 @@ def install() -> None:
     known = getattr(model_loader, "_LOAD_FORMAT_TO_MODEL_LOADER", {})
     if known.get(FORMAT) is not SealedModelLoader:
         model_loader.register_model_loader(FORMAT)(SealedModelLoader)
-    original = EngineArgs.create_model_config
-    if not hasattr(original, _MARK):
+    # `create_engine_config` looks into config.json for a speculator, whose model it then takes, before all else; others
+    # call `create_model_config` alone.
+    for method in ("create_engine_config", "create_model_config"):
+        original = getattr(EngineArgs, method)
+        if not hasattr(original, _MARK):
+            setattr(EngineArgs, method, _with_copy(original))
 
-        @functools.wraps(original)
-        def create_model_config(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.load_format == FORMAT:
-                use_copy(self)
-            return original(self, *args, **kwargs)
 
-        setattr(create_model_config, _MARK, original)
-        EngineArgs.create_model_config = create_model_config
+def _with_copy(original: Any) -> Any:
+    @functools.wraps(original)
+    def create(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.load_format == FORMAT:
+            use_copy(self)
+        return original(self, *args, **kwargs)
+
+    setattr(create, _MARK, original)
+    return create
 
 
 def use_copy(arguments: Any) -> None:

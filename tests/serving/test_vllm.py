@@ -60,12 +60,28 @@ def swap_shards(folder):
     second.write_bytes(content)
 
 
+def name_a_speculator(folder):
+    """Have vLLM, which looks for this first, take another model, and code of this folder for a draft model."""
+    config = json.loads((folder / "config.json").read_text())
+    verifier = {"name_or_path": str(folder.parent / "sealed-other"), "architectures": ["LlamaForCausalLM"]}
+    proposal = {"proposal_type": "greedy", "speculative_tokens": 1}
+    config["speculators_config"] = {"algorithm": "eagle", "proposal_methods": [proposal], "verifier": verifier}
+    config["speculators_config"]["default_proposal_method"] = "greedy"
+    config |= {"speculators_model_type": "eagle3", "model_type": "own", "auto_map": {"AutoConfig": "added.Own"}}
+    config["transformer_layer_config"] = {"model_type": "llama"}
+    (folder / "config.json").write_text(json.dumps(config))
+    lines = ["from pathlib import Path", "from transformers import LlamaConfig"]
+    code = "\n".join([*lines, f"Path({str(folder / 'ran')!r}).touch()", "class Own(LlamaConfig): model_type = 'own'"])
+    (folder / "added.py").write_text(code)
+
+
 ALTERED = {
     "swapped-shard": swap_shards,
     "config": lambda folder: append(folder / "config.json"),
     "tokenizer": lambda folder: append(folder / "tokenizer.json"),
     "chat-template": lambda folder: append(folder / "chat_template.jinja"),
     "generation": lambda folder: append(folder / "generation_config.json"),
+    "speculator": name_a_speculator,
     "code": lambda folder: append(folder / "modeling_own.py"),
     "index": lambda folder: append(folder / "fastrack.folder"),
     "removed-shard": lambda folder: min(folder.glob("model-*.safetensors")).unlink(),
@@ -113,6 +129,7 @@ def test_what_was_altered_is_refused_before_a_worker_starts(folder):
     assert found.pop("sealed-removed-shard") == found.pop("sealed-swapped-shard") == "RollbackError"
     assert found.pop("sealed-index") == "FormatError"
     assert set(found.values()) == {"AuthenticationError"}
+    assert not (folder / "sealed-speculator" / "ran").exists()
 
 
 def test_an_older_folder_is_refused_by_an_anchor(folder):
