@@ -82,12 +82,9 @@ class BlockFolder:
         """
         size = self.sealer.sealed_size(view_of(block).size)
         place = self._place(context)
-        try:
-            if place.stat().st_size == size:  # another server wrote it; what is wrong with it shows when it is read
-                self.sealer.count("present")
-                return True
-        except OSError:
-            pass
+        if _size_of(place) == size:  # another server wrote it; what is wrong with it shows when it is read
+            self.sealer.count("present")
+            return True
         with self._buffer(size) as message:
             self.sealer.seal(context, block, message)
             return self._write(place, message)
@@ -116,7 +113,7 @@ class BlockFolder:
 
     def has(self, context: BlockContext) -> bool:
         """Return whether there is a file for a block. Only `get` says whether it opens."""
-        return self._place(context).exists()
+        return _size_of(self._place(context)) is not None
 
     def remove(self, context: BlockContext) -> int:
         """Remove the file of a block, and return its size; 0 if there is none."""
@@ -193,6 +190,15 @@ class BlockFolder:
             with contextlib.suppress(OSError):
                 if part.stat().st_mtime < limit:
                     part.unlink()
+
+
+def _size_of(place: Path) -> int | None:
+    """Return the size of a regular file; None for anything else, and for what the disk does not tell."""
+    try:
+        status = place.lstat()
+    except OSError:
+        return None
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
 def _open_regular(path: str, flags: int) -> int:

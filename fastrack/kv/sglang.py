@@ -61,7 +61,7 @@ class SealedHiCache(HiCacheStorage):
 
     def get(self, key: str, target_location: Any = None, target_sizes: Any = None) -> torch.Tensor | None:
         """Open a page into a tensor of its size and dtype, and return this; None for a miss."""
-        if target_location is None:  # nothing says how large the page is
+        if target_location is None or not target_location.is_contiguous():  # nothing says how large the page is
             return None
         page: torch.Tensor = target_location
         return page if self.folder.get(self._context(key, self._layout_of(page)), _bytes(page)) else None

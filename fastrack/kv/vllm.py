@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,17 +10,13 @@ from typing import Any
 import torch
 from vllm.config import VllmConfig
 from vllm.distributed import get_tensor_model_parallel_rank
-from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorBase_V1,
-    KVConnectorMetadata,
-    KVConnectorRole,
-)
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata, KVConnectorRole
 
-from fastrack._tensors.arrays import Bytes, empty_bytes
 from fastrack._util.documents import encode
-from fastrack.errors import DeviceError, FormatError
+from fastrack.errors import FormatError
 from fastrack.kv._folder import BlockFolder
 from fastrack.kv._sealer import BlockContext
+from fastrack.kv._vllm_blocks import BlockMemory, agree
 
 _SETTINGS = {"folder", "keys", "edition"}
 
@@ -31,6 +27,7 @@ class Work(KVConnectorMetadata):
 
     loads: list[tuple[bytes, str, int]] = field(default_factory=list)
     stores: list[tuple[bytes, str, int]] = field(default_factory=list)
+    known: int = 0  # steps with blocks that did not open, which the scheduler knows of
 
 
 @dataclass(slots=True)
@@ -86,16 +83,18 @@ class SealedConnector(KVConnectorBase_V1):
         self._ranks = parallel.tensor_parallel_size
         if parallel.pipeline_parallel_size != 1:
             raise FormatError("SealedConnector: expected no pipeline parallelism, got some. Leave it out")
-        extra = vllm_config.load_config.model_loader_extra_config
-        sealed = extra.get("file") if isinstance(extra, Mapping) else None
+        sealed = dict(vllm_config.load_config.model_loader_extra_config).get("file")
         self._model = encode([model.served_model_name, model.revision, sealed, settings.get("edition")]).decode()
         described = [str(groups[0].kv_cache_spec), vllm_config.cache_config.cache_dtype, str(model.dtype)]
+        # vLLM orders the keys of a block for the tiles of AMX where the processor has them, in the same shape.
+        described += [platform.machine(), str(getattr(torch.cpu, "_is_amx_tile_supported", bool)())]
         described.append(str(getattr(parallel, "decode_context_parallel_size", 1)))
         self._layout = encode([*described, self._block_size, sorted(groups[0].layer_names)]).decode()
         self._prompts: dict[str, _Prompt] = {}
         self._caches: dict[str, torch.Tensor] = {}
         self._failed: set[int] = set()
-        self._memory: Bytes = empty_bytes(0)
+        self._failures = 0  # of steps: those that a worker saw, or that the scheduler knows of
+        self._block = BlockMemory()
 
     def _context(self, block: bytes, salt: str, rank: int) -> BlockContext:
         return BlockContext(self._model, self._layout, f"{rank} of {self._ranks}", block, salt)
@@ -120,7 +119,7 @@ class SealedConnector(KVConnectorBase_V1):
 
     def build_connector_meta(self, scheduler_output: Any) -> Work:
         """Return the blocks to load before, and to store after, the next step."""
-        work = Work()
+        work = Work(known=self._failures)
         computed = {each.req_id: each.num_computed_tokens for each in scheduler_output.scheduled_new_reqs}
         places = {each.req_id: each.block_ids[0] for each in scheduler_output.scheduled_new_reqs}
         cached = scheduler_output.scheduled_cached_reqs
@@ -145,6 +144,10 @@ class SealedConnector(KVConnectorBase_V1):
                 prompt.stored = block + 1
         return work
 
+    def update_connector_output(self, connector_output: Any) -> None:
+        """Take note of a step with blocks that did not open. vLLM schedules their requests anew from here on."""
+        self._failures += bool(connector_output.invalid_block_ids)
+
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, None]:
         """Forget a request."""
         self._prompts.pop(request.request_id, None)
@@ -154,18 +157,29 @@ class SealedConnector(KVConnectorBase_V1):
         """Open the blocks of the step into vLLM's cache. What does not open leaves the cache as it was."""
         layers = forward_context.no_compile_layers
         self._caches = {name: layers[name].kv_cache for name in sorted(layers) if hasattr(layers[name], "kv_cache")}
-        for block, salt, place in self._get_connector_metadata().loads:
-            memory, pairs = self._pairs(place)
-            if self.folder.get(self._context(block, salt, get_tensor_model_parallel_rank()), memory):
-                for part, piece in pairs:
-                    piece.copy_(part)
-            else:
+        is_whole, loads = True, self._get_connector_metadata().loads
+        for block, salt, place in loads:
+            memory, pairs = self._block.pairs(self._caches.values(), place)
+            if not self.folder.get(self._context(block, salt, get_tensor_model_parallel_rank()), memory):
                 self._failed.add(place)
+                is_whole, pairs = False, []
+            for part, piece in pairs:
+                piece.copy_(part)
+        if loads:
+            self._failures += not (is_whole if self._ranks == 1 else agree(is_whole))
 
     def wait_for_save(self) -> None:
-        """Seal the blocks that the step completed."""
-        for block, salt, place in self._get_connector_metadata().stores:
-            memory, pairs = self._pairs(place)
+        """Seal the blocks that the step completed.
+
+        What follows a block that did not open was computed from other bytes, also in steps that were scheduled
+        meanwhile. Nothing is sealed until the scheduler has set the requests back.
+        """
+        work = self._get_connector_metadata()
+        if work.known != self._failures:
+            self.folder.sealer.count("doubtful", number=len(work.stores))
+            return
+        for block, salt, place in work.stores:
+            memory, pairs = self._block.pairs(self._caches.values(), place)
             for part, piece in pairs:
                 part.copy_(piece)
             self.folder.put(self._context(block, salt, get_tensor_model_parallel_rank()), memory)
@@ -176,23 +190,7 @@ class SealedConnector(KVConnectorBase_V1):
         return failed
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Do nothing: all layers of a block are opened together, before the first."""
+        """Do nothing: all layers are opened before the first."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **_: Any) -> None:
         """Do nothing: all layers of a block are sealed together, after the last."""
-
-    def _pairs(self, place: int) -> tuple[Bytes, list[tuple[torch.Tensor, torch.Tensor]]]:
-        """Return memory for a block, and its parts beside those of the caches, which have blocks in dimension 0."""
-        pieces = [cache[place] for cache in self._caches.values()]
-        if any(piece.device.type != "cpu" for piece in pieces):
-            raise DeviceError(
-                "SealedConnector: expected a KV cache in host memory, got one on a GPU, whose blocks it would bring "
-                "there in plain. Use fastrack.kv.lmcache for blocks that are in host memory already"
-            )
-        ends = list(itertools.accumulate(piece.nbytes for piece in pieces))
-        if self._memory.size < ends[-1]:
-            self._memory = empty_bytes(ends[-1])
-        memory = self._memory[: ends[-1]]
-        parts = [torch.from_numpy(memory[end - piece.nbytes : end]) for end, piece in zip(ends, pieces, strict=True)]
-        views = [part.view(piece.dtype).view(piece.shape) for part, piece in zip(parts, pieces, strict=True)]
-        return memory, list(zip(views, pieces, strict=True))

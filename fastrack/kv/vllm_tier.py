@@ -72,19 +72,25 @@ class SealedTier(SecondaryTierManager):
         self.folder = BlockFolder(folder, keys, threads=1)
         described = FileMapper.from_offloading_spec("", offloading_spec)
         self._model = encode([described.fields["model_name"], edition]).decode()
-        self._layout = encode([described.fields, self.block_size_bytes]).decode()
+        order = getattr(offloading_spec.config, "kv_cache_layout", None)
+        self._layout = encode([described.fields, self.block_size_bytes, order]).decode()
         self._rank = described.rank
         self._pool = ThreadPoolExecutor(workers, "fastrack-kv")
         self._lock = threading.Lock()
         self._running: set[Future[None]] = set()
         self._finished: list[JobResult] = []
+        self._failed: set[bytes] = set()  # of which the folder may still have files, which vLLM would ask for for ever
 
     def lookup(self, key: bytes, req_context: ReqContext) -> LookupResult:
         """Return whether there is a file for a block: one call of the file system."""
-        return LookupResult.HIT if self.folder.has(self._context(key)) else LookupResult.MISS
+        with self._lock:
+            is_failed = key in self._failed
+        return LookupResult.HIT if not is_failed and self.folder.has(self._context(key)) else LookupResult.MISS
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         """Seal blocks of the primary tier into files."""
+        with self._lock:
+            self._failed.difference_update(job_metadata.keys)
         self._submit(job_metadata, self.folder.put)
 
     def submit_load(self, job_metadata: TransferJob) -> None:
@@ -137,6 +143,8 @@ class SealedTier(SecondaryTierManager):
             is_done = len(moved) == len(keys)
             result = JobResult(job.job_id, is_done, None if is_done else moved, taken, size)
             with self._lock:
+                if job.is_promotion:
+                    self._failed.update(set(keys) - set(moved))
                 self._finished.append(result)
 
         future = self._pool.submit(run)

@@ -162,8 +162,20 @@ def test_what_is_no_file_is_a_miss(folder, kind, tmp_path):
     else:
         (tmp_path / "elsewhere").write_bytes(content)
         path.symlink_to(tmp_path / "elsewhere")
+    assert not folder.has(HERE)
     assert not folder.get(HERE, np.empty(10, np.uint8))
     assert folder.put(HERE, block_of(10)) is (kind != "folder")
+    assert folder.get(HERE, np.empty(10, np.uint8)) is (kind != "folder")
+
+
+def test_a_disk_that_does_not_answer_has_no_blocks(folder, monkeypatch):
+    def fail(*_, **__):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    assert folder.put(HERE, block_of(10))
+    monkeypatch.setattr(_folder.Path, "stat", fail)
+    monkeypatch.setattr(_folder.Path, "lstat", fail)
+    assert not folder.has(HERE)
 
 
 def test_threads_share_a_folder(folder):

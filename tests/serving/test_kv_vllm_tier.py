@@ -41,7 +41,7 @@ MISS, HIT = LookupResult.MISS, LookupResult.HIT
 class Server:
     """The scheduler's side of a server."""
 
-    def __init__(self, tier, *, dtype="bfloat16", model="llama"):
+    def __init__(self, tier, *, dtype="bfloat16", model="llama", layout="LBNHC"):
         self.spec = TieringOffloadingSpec(
             OffloadingConfig(
                 groups=(OffloadingGroupConfig(16, ("layers.0", "layers.1"), 0),),
@@ -52,6 +52,7 @@ class Server:
                 model=OffloadingModelConfig(model, dtype),
                 cache=OffloadingCacheConfig(16, 1),
                 parallel=OffloadingParallelConfig(0, 1, 1, 1, 1, 1, 0, 1, None, False),
+                kv_cache_layout=layout,
             )
         )
         self.manager = self.spec.get_manager()
@@ -129,6 +130,28 @@ def test_blocks_come_back_and_one_of_four_that_is_damaged_is_one_miss(server, tm
     assert here.counts()["refused"] == 1
 
 
+@pytest.mark.parametrize("kind", ["pipe", "damaged, in a folder that cannot be changed"])
+def test_what_stays_in_the_folder_and_does_not_open_is_asked_for_once(server, kind, monkeypatch):
+    here = server()
+    here.store()
+    path = here.tier.folder._place(here.tier._context(KEYS[0]))
+    content = path.read_bytes()
+    path.unlink()
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.write_bytes(bytes(len(content)))
+        monkeypatch.setattr(here.tier.folder, "remove", lambda context: 0)
+    start = time.monotonic()
+    assert here.load() == ([MISS, HIT, HIT, HIT], True)
+    assert time.monotonic() - start < 10
+    assert here.counts().get("refused", 0) <= 1
+    monkeypatch.undo()
+    if kind == "pipe":
+        here.store(KEYS[:1])
+        assert here.load() == ([HIT] * 4, True)
+
+
 def test_exchanged_blocks_are_misses(server, tmp_path):
     here = server()
     here.store()
@@ -139,13 +162,19 @@ def test_exchanged_blocks_are_misses(server, tmp_path):
     assert here.counts()["refused"] == 4
 
 
-def test_blocks_of_another_edition_model_dtype_or_key_are_misses(server, tmp_path):
+def test_blocks_of_another_edition_model_dtype_layout_or_key_are_misses(server, tmp_path):
     here = server()
     here.store()
     assert server().load() == ([HIT] * 4, True)  # two servers on one store
     Key.generate().save(tmp_path / "rotated.key")
     contents = [path.read_bytes() for path in files(tmp_path)]
-    for options in ({"edition": "2"}, {"model": "other"}, {"dtype": "float16"}, {"keys": "rotated.key"}):
+    for options in (
+        {"edition": "2"},
+        {"model": "other"},
+        {"dtype": "float16"},
+        {"layout": "LBHNC"},
+        {"keys": "rotated.key"},
+    ):
         before = set(files(tmp_path))
         other = server(**options)
         assert other.load() == ([MISS] * 4, True)

@@ -181,6 +181,15 @@ def test_blocks_of_the_connector_are_hits_or_are_computed_anew(folder):
     assert "expected 'recompute'" in found["policy"]
 
 
+def test_nothing_behind_a_block_that_did_not_open_is_sealed_before_it_is_computed_anew(folder):
+    for cold, failed, again, refused in run("spoiled", folder).values():
+        assert cold[1] == [0]
+        assert failed == [cold[0], [64]]  # two blocks were there, of which the first did not open
+        assert refused == 1
+        assert again[0] == cold[0]
+        assert again[1] == [224]
+
+
 def test_exchanged_files_of_the_example_connector_change_answers(folder):
     found = run("stock", folder)
     assert found["again"] == [found["cold"][0], [192, 192]]

@@ -213,6 +213,41 @@ def connector(folder):
     return found
 
 
+def spoiled(folder):
+    """Answers after the first of four blocks did not open, in a step that computed blocks behind it."""
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    found = {}
+    random = torch.Generator().manual_seed(1)
+    prompt, *others = [{"prompt_token_ids": torch.randint(3, 512, (250,), generator=random).tolist()} for _ in range(6)]
+
+    def ask(llm, prompts):
+        greedy = SamplingParams(temperature=0, max_tokens=6, detokenize=False, ignore_eos=True)
+        answers = llm.generate(prompts, greedy, use_tqdm=False)
+        return [list(each.outputs[0].token_ids) for each in answers], [each.num_cached_tokens for each in answers]
+
+    for name, options in [("one step", {}), ("chunks", {"max_num_batched_tokens": 128, "async_scheduling": True})]:
+        settings = {**SHARED, "enable_prefix_caching": False, "block_size": 32, "max_num_seqs": 4, **options}
+        config = transfer(folder, edition=name)
+        llm = LLM(model=str(folder / "plain"), kv_transfer_config=config, **settings)
+        blocks = get_kv_transfer_group().folder
+        stored, put = [], blocks.put
+        blocks.put = lambda context, block: stored.append(context) or put(context, block)  # noqa: B023
+        cold = ask(llm, [prompt])
+        mine = stored[:]
+        ask(llm, others)
+        for context in mine[2:]:
+            blocks.remove(context)
+        path = blocks._place(mine[0])
+        path.write_bytes(bytes(path.stat().st_size))
+        failed = ask(llm, [prompt])
+        ask(llm, others)
+        found[name] = [cold, failed, ask(llm, [prompt]), blocks.sealer.counts["refused"]]
+        blocks.put = put
+        del llm
+    return found
+
+
 def stock(folder):
     """Answers over the files of vLLM's ExampleConnector: cold, again and exchanged."""
     from vllm.config import KVTransferConfig
@@ -232,7 +267,7 @@ def stock(folder):
     return {**found, "exchanged": long(llm)}
 
 
-JOBS = {each.__name__: each for each in (tokens, refused, late, ranks, connector, stock)}
+JOBS = {each.__name__: each for each in (tokens, refused, late, ranks, connector, spoiled, stock)}
 
 if __name__ == "__main__":
     answer = JOBS[sys.argv[1]](Path(sys.argv[2]))
