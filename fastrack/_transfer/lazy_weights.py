@@ -191,10 +191,10 @@ class SealedWeight(LazyTensor):
 
     def narrow(self, dim: int, start: int, length: int) -> Any:
         """Return a part of the weight along one dimension, like ``torch.Tensor.narrow``, and open nothing."""
-        if self._opened is not None or self._kind != self._handle.dtype:
-            return self._open().narrow(dim, start, length)
-        before = (slice(None),) * (dim % len(self.shape))
-        return self[(*before, slice(int(start), int(start) + length))]
+        is_inside = dim < len(self.shape) and 0 <= start <= start + length <= self.shape[dim]
+        if self._opened is not None or self._kind != self._handle.dtype or dim < 0 or not is_inside:
+            return self._open().narrow(dim, start, length)  # torch counts from the end, or says what is wrong
+        return self[(*(slice(None),) * dim, slice(int(start), int(start) + length))]
 
     def _of(self, handle: SealedTensor | SealedRows) -> SealedWeight:
         return SealedWeight(handle, self._transfer, self._local, self._kind, device=self._device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Self
@@ -33,7 +34,9 @@ class PrefetchLoader:
     def __init__(self, parts: Mapping[str, SealedTensor | SealedRows], open_part: Callable[[Any], Any]) -> None:
         self._parts, self._open = dict(parts), open_part
         self._lock = threading.Lock()
+        self._waiting = deque(self._parts)
         self._ahead: dict[str, Future[Any]] = {}
+        self._size = 0  # bytes of those ahead
         self._pool: ThreadPoolExecutor | None = ThreadPoolExecutor(1, "fastrack-prefetch")
         with self._lock:
             self._submit()
@@ -53,6 +56,7 @@ class PrefetchLoader:
             if name not in self._parts:
                 raise KeyError(f"tensor {shown(name)}: expected one of the plan that was not taken, got another one")
             part, ready = self._parts.pop(name), self._ahead.pop(name, None)
+            self._size -= 0 if ready is None else part.nbytes
             self._submit()
         return self._open(part) if ready is None or ready.cancel() else ready.result()
 
@@ -74,13 +78,14 @@ class PrefetchLoader:
                     ready.result()
 
     def _submit(self) -> None:
-        size = sum(self._parts[name].nbytes for name in self._ahead)
-        for name, part in self._parts.items():
-            if self._ahead and size + part.nbytes > _AHEAD:
+        while self._waiting and self._pool is not None:
+            part = self._parts.get(self._waiting[0])
+            if part is not None and self._ahead and self._size + part.nbytes > _AHEAD:
                 break
-            if name not in self._ahead and self._pool is not None:
+            name = self._waiting.popleft()
+            if part is not None:  # else it was taken before its turn
                 self._ahead[name] = self._pool.submit(self._open, part)
-                size += part.nbytes
+                self._size += part.nbytes
 
     def __enter__(self) -> Self:
         return self

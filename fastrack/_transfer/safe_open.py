@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypedDict, Unpack, overload
@@ -204,6 +205,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         self._keys = None if keys is None else KeyRing.resolve(keys)
         self._file = load_file(filename, anchor=anchor)
         require_tensors(self._file)
+        self._metas: dict[str, TensorMeta] | None = None
 
     def keys(self) -> list[str]:
         """Return the names of the sealed tensors, in alphabetical order."""
@@ -228,15 +230,18 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
 
     def get_tensor_meta(self, name: str) -> TensorMeta:
         """Return dtype, shape and offsets of a tensor, by the header alone, like safetensors 0.9."""
-        start = 0
-        for each in self.offset_keys():
-            tensor = self._file[each]
-            if each == name:
-                return TensorMeta(tensor.dtype, list(tensor.shape), (start, start + tensor.nbytes))
-            start += tensor.nbytes
-        raise KeyError(f"{self._file.path}: tensor {shown(name)}: {list_names(name, self.keys())}")
+        if self._metas is None:
+            tensors = {each: self._file[each] for each in self.offset_keys()}
+            ends = itertools.accumulate(tensor.nbytes for tensor in tensors.values())
+            self._metas = {
+                each: TensorMeta(tensor.dtype, list(tensor.shape), (end - tensor.nbytes, end))
+                for (each, tensor), end in zip(tensors.items(), ends, strict=True)
+            }
+        if name not in self._metas:
+            raise KeyError(f"{self._file.path}: tensor {shown(name)}: {list_names(name, self._metas)}")
+        return self._metas[name]
 
-    def prefetch(self, plan: Plan | None = None, *, device: object = None, threads: int = 1) -> PrefetchLoader:
+    def prefetch(self, plan: Plan | None = None, *, device: object = None, threads: int = 8) -> PrefetchLoader:
         """Open tensors in the background, ahead of their use, like safetensors 0.9, and on any device.
 
         Each is handed out once, by ``take(name)`` or by iterating over names and tensors. 64 MiB are open ahead.
@@ -252,11 +257,10 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
         """
         wanted = dict.fromkeys(self.offset_keys()) if plan is None else dict(plan)
         sealed = {name: self._file[name] for name in wanted}
-        ordered = sorted(sealed, key=self.offset_keys().index)
+        places = {name: place for place, name in enumerate(self.offset_keys())}
+        ordered = sorted(sealed, key=lambda name: places.get(name, len(places)))  # scales come last, if asked for
         target = self._device if device is None else canonical(f"cuda:{device}" if isinstance(device, int) else device)
-        parts = {
-            name: self._file[name] if (rows := wanted[name]) is None else self._file[name][rows] for name in ordered
-        }
+        parts = {name: sealed[name] if (rows := wanted[name]) is None else sealed[name][rows] for name in ordered}
 
         def open_part(part: Any) -> Any:
             return to_device(part, target, keys=self._keys, framework=self._framework, dtype=self._dtype)

@@ -18,7 +18,7 @@ from fastrack._tensors.arrays import Bytes, empty_bytes
 from fastrack.kv._sealer import BlockContext, BlockSealer, view_of
 
 _SUFFIX, _WRITING = ".kv", ".writing"
-_KEPT = 8  # buffers for messages, which are as many as threads at most
+_KEPT = 8  # buffers for messages, which more threads than that would have to make anew
 _ABANDONED = 600  # seconds without a write after which the file of a killed writer is removed
 _numbers = itertools.count()
 
@@ -30,8 +30,9 @@ class BlockFolder:
     first of each kind is a warning of the logger "fastrack". No method raises for what the folder holds or the disk
     does, so that a server's loop goes on and computes the block anew.
 
-    The names of files tell nothing without the key. Their number, sizes and times can be seen. Nothing is ever removed
-    but files of killed writers: bound the folder by what you have for caches (tmpfiles.d, a quota).
+    The names of files tell nothing without the key. Their number, sizes and times can be seen. What does not open is
+    removed, and so are files of killed writers, and nothing else: bound the folder by what you have for caches
+    (tmpfiles.d, a quota).
 
     Parameters
     ----------
@@ -119,7 +120,7 @@ class BlockFolder:
         """Remove the file of a block, and return its size; 0 if there is none."""
         place, size = self._place(context), 0
         with contextlib.suppress(OSError):
-            size = place.stat().st_size
+            size = place.lstat().st_size
             place.unlink()
         return size
 

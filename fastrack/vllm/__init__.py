@@ -24,16 +24,23 @@ def register() -> None:
     default the environment's, and ``anchor``, the path of an anchor. Both are names: secrets do not belong there, as
     vLLM logs it.
 
-    Raises
-    ------
-    ImportError
-        If this version of vLLM has not what the load format needs.
+    Where this version of vLLM has not what the load format needs, a warning of the logger "fastrack" says so, and vLLM
+    refuses the load format. Others load as ever.
 
     Examples
     --------
     >>> import fastrack.vllm
     >>> fastrack.vllm.register()  # doctest: +SKIP
     """
-    from fastrack.vllm._front_end import install
+    try:
+        from fastrack.vllm._front_end import install
 
-    install()
+        install()
+    except (ImportError, AttributeError) as error:  # which would end vLLM for all load formats
+        import logging
+
+        logging.getLogger("fastrack").warning(
+            "vLLM has no load format fastrack: expected a version like 0.32 or 0.33, got one without what it needs "
+            "(%s). Install another version of either",
+            error,
+        )

@@ -11,6 +11,7 @@ from fastrack._keys.keyring import KeyRing
 from fastrack._sets.folder import load_folder
 from fastrack._transfer.mounts import Mount
 from fastrack._util.shown import shown
+from fastrack.errors import FormatError
 from fastrack.vllm._folders import authenticate, digest_of
 
 FORMAT = "fastrack"
@@ -26,15 +27,15 @@ def install() -> None:
 
     from fastrack.vllm._loader import SealedModelLoader
 
+    # `create_engine_config` looks into config.json for a speculator, whose model it then takes, before all else; others
+    # call `create_model_config` alone.
+    originals = {method: getattr(EngineArgs, method) for method in ("create_engine_config", "create_model_config")}
+    for method, original in originals.items():
+        if not hasattr(original, _MARK):
+            setattr(EngineArgs, method, _with_copy(original))
     known = getattr(model_loader, "_LOAD_FORMAT_TO_MODEL_LOADER", {})
     if known.get(FORMAT) is not SealedModelLoader:
         model_loader.register_model_loader(FORMAT)(SealedModelLoader)
-    # `create_engine_config` looks into config.json for a speculator, whose model it then takes, before all else; others
-    # call `create_model_config` alone.
-    for method in ("create_engine_config", "create_model_config"):
-        original = getattr(EngineArgs, method)
-        if not hasattr(original, _MARK):
-            setattr(EngineArgs, method, _with_copy(original))
 
 
 def _with_copy(original: Any) -> Any:
@@ -54,7 +55,15 @@ def use_copy(arguments: Any) -> None:
     The weights of the copy are stubs. What a worker needs to open the same folder goes into the loader's settings.
     """
     extra = arguments.model_loader_extra_config
-    if isinstance(extra, Mapping) and extra.keys() == _GIVEN | _FOUND and arguments.model == extra["copy"]:
+    is_done = isinstance(extra, Mapping) and extra.keys() == _GIVEN | _FOUND
+    draft = arguments.spec_model or (arguments.speculative_config or {}).get("model")
+    others = {arguments.model, extra["folder"]} if is_done else {arguments.model}
+    if (is_done and arguments.model != extra["copy"]) or draft not in {None, *others}:
+        raise FormatError(
+            "load_format='fastrack': expected one model, whose folder is authenticated, got another beside it, or in "
+            "its place, for speculative decoding. Leave out the speculation, or the load format"
+        )
+    if is_done:
         return  # these arguments were used before
     keys, anchor = settings_of(extra)
     ring = KeyRing.resolve(keys)

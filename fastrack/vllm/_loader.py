@@ -108,6 +108,8 @@ def _opened(weights: Mapping[str, SealedTensor], ring: KeyRing, device: str) -> 
         options: list[dict[str, Any]] = [{}, {"dtype": WIDENED}]
         opened: dict[str, torch.Tensor] = {}
         for part, option in zip(parts, options, strict=True):
+            if not part:
+                continue
             if device == "cpu":
                 sizes = [dtypes.nbytes(kinds[name], weights[name].shape) for name in part]
                 views = _views(memories, sizes)
@@ -148,7 +150,7 @@ def _groups(weights: Mapping[str, SealedTensor]) -> Iterator[list[str]]:
 def _views(memories: list[Any], sizes: list[int]) -> list[Any]:
     """Return views for weights in one memory: one that was used before, if vLLM has kept none of its weights."""
     ends = list(itertools.accumulate(size + -size % _ALIGNMENT for size in sizes))
-    total = ends[-1] + _ALIGNMENT if ends else 0
+    total = ends[-1] + _ALIGNMENT
     # Measured, in the way that memories are looked at: the interpreter's own references are fewer since Python 3.14.
     unused = _references([np.empty(0)], 0)
     for number in range(len(memories)):  # no variable refers to a memory while its references are counted

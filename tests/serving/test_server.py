@@ -249,7 +249,7 @@ def test_a_killed_worker_is_started_again_and_workers_end_with_their_supervisor(
         assert models_mapped(served.server) == 2
 
         workers = children_of(served.server.process.pid)
-        served.server.process.kill()  # which tells nobody; without a supervisor they end
+        served.server.process.kill()  # a killed supervisor tells its workers nothing: they notice, and end
         served.server.process.wait()
         end = time.monotonic() + 15
         while any(map(is_running, workers)):
