@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from lmcache.v1.distributed.api import MemoryLayoutDesc, ObjectKey
 from lmcache.v1.distributed.serde import factory
@@ -14,6 +13,7 @@ from lmcache.v1.memory_management import MemoryObj
 from fastrack._util.documents import encode
 from fastrack.errors import AuthenticationError
 from fastrack.kv._sealer import BlockContext, BlockSealer
+from fastrack.kv._settings import settings_of
 
 SERDE = "fastrack"
 
@@ -52,16 +52,8 @@ def layout_text(shapes: Sequence[Sequence[int]], dtypes: Sequence[object]) -> st
     return encode([[str(dtype), list(shape)] for shape, dtype in zip(shapes, dtypes, strict=True)]).decode()
 
 
-def settings_of(given: Mapping[str, Any], known: set[str]) -> Mapping[str, Any]:
-    """Return settings, or raise ValueError if one is unknown: it may be a misspelt one that protects."""
-    if not given.keys() <= known:
-        names = ", ".join(sorted(map(str, given.keys() - known)))
-        raise ValueError(f"fastrack in LMCache: expected settings among {', '.join(sorted(known))}, got {names:.200}")
-    return given
-
-
 def _make_serde(kwargs: dict[str, object]) -> SerdeProcessor:
-    settings = settings_of(kwargs, {"keys", "edition", "max_workers"})
+    settings = settings_of(kwargs, "serde", ("keys", "edition", "max_workers"))
     blocks = SealedBlocks(BlockSealer(settings.get("keys"), threads=1), str(settings.get("edition", "")))
     return AsyncSerdeProcessor(blocks, blocks, max_workers=int(settings.get("max_workers", 1)))
 

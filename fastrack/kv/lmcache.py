@@ -22,8 +22,9 @@ from lmcache.v1.memory_management import MemoryObj
 from lmcache.v1.platform import create_event_notifier
 
 from fastrack.kv._folder import BlockFolder
-from fastrack.kv._lmcache_serde import context_of, layout_of, layout_text, settings_of  # registers the serde
+from fastrack.kv._lmcache_serde import context_of, layout_of, layout_text  # registers the serde
 from fastrack.kv._sealer import BlockContext, BlockSealer
+from fastrack.kv._settings import settings_of
 
 
 class SealedAdapter(L2AdapterInterface):
@@ -51,9 +52,7 @@ class SealedAdapter(L2AdapterInterface):
     """
 
     def __init__(self, params: Mapping[str, Any], l1_memory_desc: object = None) -> None:
-        settings = settings_of(params, {"folder", "keys", "edition", "workers"})
-        if "folder" not in settings:
-            raise ValueError("adapter_params: expected a folder for the blocks, got none. Name one as 'folder'")
+        settings = settings_of(params, "adapter_params", ("folder", "keys", "edition", "workers"))
         super().__init__()
         self.folder = BlockFolder(settings["folder"], settings.get("keys"), threads=1)
         self._edition = str(settings.get("edition", ""))

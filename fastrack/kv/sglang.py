@@ -11,9 +11,10 @@ from sglang.srt.mem_cache.hicache_storage import HiCacheStorage, HiCacheStorageC
 from fastrack._util.documents import encode
 from fastrack.kv._folder import BlockFolder
 from fastrack.kv._sealer import BlockContext
+from fastrack.kv._settings import settings_of
 
 _LOADING = {"backend_name", "module_path", "class_name", "interface_v1"}  # which SGLang itself reads
-_SETTINGS = {"folder", "keys", "edition"}
+_SETTINGS = ("folder", "keys", "edition")
 
 
 class SealedHiCache(HiCacheStorage):
@@ -41,10 +42,8 @@ class SealedHiCache(HiCacheStorage):
     """
 
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: Mapping[str, Any] | None = None) -> None:
-        settings = {name: value for name, value in (storage_config.extra_config or {}).items() if name not in _LOADING}
-        if not settings.keys() <= _SETTINGS or not isinstance(settings.get("folder"), str):
-            got = ", ".join(sorted(map(str, settings)))
-            raise ValueError(f"extra_config: expected folder, keys, edition, got {got or 'none':.200}")
+        given = {name: value for name, value in (storage_config.extra_config or {}).items() if name not in _LOADING}
+        settings = settings_of(given, "extra_config", _SETTINGS)
         self.folder = BlockFolder(settings["folder"], settings.get("keys"), threads=1)
         self._model = encode([storage_config.model_name, settings.get("edition")]).decode()
         # Pages of MLA are equal on all tensor-parallel ranks, one of which writes them.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,9 +15,10 @@ from fastrack._util.documents import encode
 from fastrack.errors import FormatError
 from fastrack.kv._folder import BlockFolder
 from fastrack.kv._sealer import BlockContext
+from fastrack.kv._settings import settings_of
 from fastrack.kv._vllm_blocks import BlockMemory, agree
 
-_SETTINGS = {"folder", "keys", "edition"}
+_SETTINGS = ("folder", "keys", "edition")
 
 
 @dataclass(slots=True)
@@ -63,12 +63,7 @@ class SealedConnector(KVConnectorBase_V1):
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: Any = None) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = vllm_config.kv_transfer_config
-        settings: Mapping[str, Any] = transfer.kv_connector_extra_config
-        if not settings.keys() <= _SETTINGS or not isinstance(settings.get("folder"), str):
-            got = ", ".join(sorted(map(str, settings))) or "none"
-            raise ValueError(
-                f"kv_connector_extra_config: expected folder, keys and edition, got {got:.200}. Correct it"
-            )
+        settings = settings_of(transfer.kv_connector_extra_config, "kv_connector_extra_config", _SETTINGS)
         if transfer.kv_load_failure_policy != "recompute":
             raise ValueError(
                 "kv_load_failure_policy: expected 'recompute', got another policy, with which a request ends where a "

@@ -1,4 +1,4 @@
-"""vLLM, `LMCacheMPConnector`, `lmcache server` and files: `python chain_program.py ADAPTER FOLDER PORT`.
+"""vLLM, `LMCacheMPConnector`, `lmcache server` and files: `python chain_program.py ADAPTER FOLDER PORT HTTP`.
 
 Asks for two prompts cold, again from the files of blocks, and after these were exchanged; prints the tokens, and how
 many were cached, as one line of JSON.
@@ -43,7 +43,7 @@ def adapter_of(name, folder):
     return {**plugin, "class_name": "SealedAdapter", "adapter_params": {"folder": blocks, "keys": key}}
 
 
-def main(name, folder, port):
+def main(name, folder, port, http):
     """Run the chain and print what it gave."""
     log = (folder / f"{name}.log").open("wb")
     command = [sys.executable, "-c", "import sys; from lmcache.cli.main import main; sys.exit(main())", "server"]
@@ -58,11 +58,11 @@ def main(name, folder, port):
         "default",
     ]
     command += ["--supported-transfer-mode", "engine_driven", "--l2-adapter", json.dumps(adapter_of(name, folder))]
-    command += ["--port", str(port), "--http-port", str(port + 1)]
+    command += ["--port", str(port), "--http-port", str(http)]
     server = subprocess.Popen(command, stdout=log, stderr=log)
 
     def call(path, method="GET"):
-        request = urllib.request.Request(f"http://127.0.0.1:{port + 1}{path}", method=method)
+        request = urllib.request.Request(f"http://127.0.0.1:{http}{path}", method=method)
         urllib.request.urlopen(request, timeout=5).read()
 
     try:
@@ -120,4 +120,4 @@ def main(name, folder, port):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:]))

@@ -253,6 +253,10 @@ def test_sizes_of_the_serde_are_exact(key):
 
 
 def test_settings_without_a_key_or_with_an_unknown_name_are_refused(adapter):
-    for params, error in [({"keys": None}, UnknownKeyError), ({"key": "x"}, ValueError), ({"folder": None}, TypeError)]:
+    for params, error in [
+        ({"keys": None}, UnknownKeyError),
+        ({"key": "x"}, ValueError),
+        ({"folder": None}, ValueError),
+    ]:
         with pytest.raises(error), storage(adapter(**params)):
             pass

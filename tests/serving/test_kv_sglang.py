@@ -139,7 +139,7 @@ def test_pages_of_a_pool_are_moved_by_the_interface_of_pages(backend):
 
 
 def test_settings_are_checked(backend):
-    with pytest.raises(ValueError, match="expected folder, keys, edition"):
+    with pytest.raises(ValueError, match="expected settings among folder, keys, edition, got key"):
         backend(key="x")
     with pytest.raises(UnknownKeyError):
         backend(keys=None)

@@ -12,6 +12,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from helpers.models import write_llama
+from helpers.swift import free_ports
 
 import fastrack
 
@@ -25,23 +27,10 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "VLLM
 
 def write_model(folder, seed):
     """A random Llama of several shards, with a tokenizer, a chat template, a generation configuration and code."""
-    import torch
     from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast
 
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        hidden_size=128,
-        intermediate_size=256,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        vocab_size=512,
-        initializer_range=0.1,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder, max_shard_size="300KB")
+    write_llama(folder, seed)
     words = Tokenizer(models.WordLevel({f"w{number}": number for number in range(512)}, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0").save_pretrained(folder)
@@ -119,6 +108,7 @@ def test_answers_equal_those_of_the_plain_folder_also_after_reloads(folder):
     found = run("tokens", folder)
     assert found["sealed"] == found["plain"] != found["other"]
     assert found["engine"] != "openssl"
+    assert not found["numba"]
     assert found["reloaded sealed-other"] == found["other"]
     assert found["reloaded sealed"] == found["after"] == found["plain"]
     assert "another configuration" in found["refused"]
@@ -151,6 +141,7 @@ def test_what_changes_after_the_check_has_no_effect_or_is_refused(folder):
     assert found["same"]
     assert found["error"] == "RollbackError"
     assert "draft model" in found["draft"]
+    assert "for speculative decoding" in found["beside"]
     assert found["served"] == str(folder / "sealed-late")
     assert found["tokenizer"]
     assert found["mode"] == "0o500"
@@ -201,17 +192,19 @@ def test_exchanged_files_of_the_example_connector_change_answers(folder):
 def serve(folder, tmp_path):
     processes = []
 
+    [port] = free_ports(1)
+
     def start(name):
         # As `vllm serve`, which in this build for CPUs looks for a package of another name.
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", folder / name]
         command += ["--load-format", "fastrack"]
         command += ["--model-loader-extra-config", json.dumps({"keys": str(folder / "owner.key")})]
-        command += ["--enforce-eager", "--dtype", "bfloat16", "--max-model-len", "256", "--port", "18123"]
+        command += ["--enforce-eager", "--dtype", "bfloat16", "--max-model-len", "256", "--port", str(port)]
         environment = {**ENVIRONMENT, "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
         with (tmp_path / "log").open("w") as log:
             process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
         processes.append(process)
-        return process, tmp_path / "log"
+        return process, tmp_path / "log", port
 
     yield start
     for process in processes:
@@ -221,10 +214,10 @@ def serve(folder, tmp_path):
 
 
 def test_vllm_serve_answers_from_a_sealed_folder(folder, serve):
-    process, log = serve("sealed")
+    process, log, port = serve("sealed")
     body = {"model": str(folder / "sealed"), "prompt": "w7 w8 w9", "max_tokens": 4, "temperature": 0}
     headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request("http://127.0.0.1:18123/v1/completions", json.dumps(body).encode(), headers)
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", json.dumps(body).encode(), headers)
     while True:
         assert process.poll() is None, log.read_text()[-3000:]
         try:
@@ -237,7 +230,7 @@ def test_vllm_serve_answers_from_a_sealed_folder(folder, serve):
 
 
 def test_vllm_serve_ends_with_words_for_an_altered_folder(serve):
-    process, log = serve("sealed-tokenizer")
+    process, log, _ = serve("sealed-tokenizer")
     assert process.wait(120) != 0
     text = log.read_text()
     assert "tokenizer.json: expected" in text

@@ -46,6 +46,7 @@ def tokens(folder):
     from fastrack._crypto.engine import selected_engine
 
     found["engine"] = selected_engine().name
+    found["numba"] = "llvmlite" in sys.modules
     for name in ("sealed-other", "sealed"):
         llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder / name)})
         found[f"reloaded {name}"] = ask(llm)
@@ -96,7 +97,14 @@ def late(folder):
     except fastrack.FormatError as raised:
         draft = str(raised)
     served, tokenizer = config.served_model_name, Path(arguments.create_model_config().tokenizer)
+    speculation = {"model": str(folder / "plain"), "num_speculative_tokens": 1}
+    try:
+        EngineArgs(**sealed(folder), speculative_config=speculation, **SHARED).create_engine_config()
+        beside = ""
+    except fastrack.FormatError as raised:
+        beside = str(raised)
     return {
+        "beside": beside,
         "same": before == after,
         "error": error,
         "draft": draft,

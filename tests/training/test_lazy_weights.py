@@ -134,6 +134,19 @@ USES = {
 }
 
 
+@pytest.mark.parametrize(
+    "part", [(0, 50, 100), (1, 0, 150), (0, 0, 200), (1, 7, 0), (0, -20, 10), (-1, 5, 9), (0, 199, 1)]
+)
+def test_a_narrowed_weight_is_what_torch_narrows(weights, part):
+    assert torch.equal(weights["weight"].narrow(*part).to(), WEIGHT.narrow(*part))
+
+
+@pytest.mark.parametrize("part", [(0, 190, 20), (2, 0, 1), (1, 0, -1)])
+def test_what_is_outside_of_a_weight_is_not_narrowed(weights, part):
+    with pytest.raises((IndexError, RuntimeError)):
+        weights["weight"].narrow(*part)
+
+
 @each("use", USES)
 def test_a_weight_that_is_used_as_a_tensor_is_one(weights, use):
     expected, found = USES[use](WEIGHT.clone()), USES[use](weights["weight"][...])
