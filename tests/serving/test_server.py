@@ -341,6 +341,7 @@ def reload_under_load(served, turns):
         is_over.set()
         list(map(threading.Thread.join, threads))
     late = memory_of(served.server)
+    print(f"{len(answers)} answers, {len(faults)} faults")  # noqa: T201 - the figure of docs/serving.md
     assert faults == []
     assert {edition for edition, _ in answers} == set(served.good)
     assert len({number for _, number in answers}) > 1
@@ -374,6 +375,7 @@ def test_four_workers_take_little_more_memory_than_one(tmp_path):
                 if turn == "fresh":
                     server.reload("ok")
             assert models_mapped(server) == workers
+    print(found)  # noqa: T201 - likewise
     for turn in ("fresh", "reloaded"):
         assert found[4, turn] <= 1.2 * found[1, turn]
 
