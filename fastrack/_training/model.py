@@ -118,32 +118,11 @@ def load_model(
     require("torch", "load_model", "torch")
     from torch.nn.modules.module import _IncompatibleKeys
 
-    _require_module(module, "load_model(module, path, keys)")
+    require_module(module, "load_model(module, path, keys)")
     ring = KeyRing.resolve(keys)
-    target = None if device is None else canonical(device)
-    weights, files = _open(path, ring, anchor)
-    state = module.state_dict(keep_vars=True)
-    for file in files:
-        _refuse_plain((name for name in state if name not in weights), file)
-    for name, tensor in state.items():
-        if name in weights:
-            _refuse_subclass(name, tensor)
-    steps, problems = _plan(module, state, weights, target)
-    missing = [name for name in state if name not in weights and not _is_filled(state[name], steps)]
-    widened = [step.sealed for step in steps if step.dtype != step.sealed.dtype]
-    applied = {scale.name for sealed in widened if (scale := getattr(sealed, "scale", None)) is not None}
-    unexpected = [name for name in weights if name not in state and name not in applied]
-    if strict:
-        for kind, names in (("Missing", missing), ("Unexpected", unexpected)):
-            if names:
-                quoted = ", ".join(f'"{name}"' for name in names)
-                problems.insert(0, f"{kind} key(s) in state_dict: {quoted}.")
-    if problems:
-        source = _source_name(path)
-        if not weights:
-            raise FormatError(f"{source}: expected sealed weights, got none; `fastrack seal` seals a file")
-        raise RuntimeError("\n\t".join([f"Error(s) in loading {source} into {type(module).__name__}:", *problems]))
+    steps, missing, unexpected = plan_load(module, path, ring, device, anchor, strict=strict)
     fill(steps, ring)
+    state = module.state_dict(keep_vars=True)
     left = [name for name, buffer in module.named_buffers() if buffer.is_meta and name not in state]
     if left:
         warnings.warn(
@@ -203,7 +182,7 @@ def save_model(
     {'bias': (2,), 'weight': (2, 3)}
     """
     require("torch", "save_model", "torch")
-    _require_module(module, "save_model(module, path, key)")
+    require_module(module, "save_model(module, path, key)")
     tensors: dict[Hashable, tuple[str, Any]] = {}
     for name, value in module.state_dict(keep_vars=True).items():
         _require_saveable(name, value)
@@ -212,7 +191,7 @@ def save_model(
     save(dict(tensors.values()), path, key, metadata={"format": "pt", **(metadata or {})})
 
 
-def _require_module(module: object, usage: str) -> None:
+def require_module(module: object, usage: str) -> None:
     """Refuse anything but a torch module, for example if arguments are swapped."""
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"module: expected torch.nn.Module, got {type(module).__name__}. Call {usage}")
@@ -230,6 +209,45 @@ def _require_saveable(name: str, value: Any) -> None:
 
 
 # The plan: which sealed tensor fills which tensor of the module.
+
+
+def plan_load(
+    module: Any,
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | SealedFolder,
+    keys: KeyRing,
+    device: object,
+    anchor: Anchor | str | os.PathLike[str] | None,
+    *,
+    strict: bool,
+) -> tuple[list[Step], list[str], list[str]]:
+    """Return the steps of `load_model`, which `fill` does, and the names that are missing and unexpected.
+
+    Raise RuntimeError if these do not fit.
+    """
+    target = None if device is None else canonical(device)
+    weights, files = _open(path, keys, anchor)
+    state = module.state_dict(keep_vars=True)
+    for file in files:
+        _refuse_plain((name for name in state if name not in weights), file)
+    for name, tensor in state.items():
+        if name in weights:
+            _refuse_subclass(name, tensor)
+    steps, problems = _plan(module, state, weights, target)
+    missing = [name for name in state if name not in weights and not _is_filled(state[name], steps)]
+    widened = [step.sealed for step in steps if step.dtype != step.sealed.dtype]
+    applied = {scale.name for sealed in widened if (scale := getattr(sealed, "scale", None)) is not None}
+    unexpected = [name for name in weights if name not in state and name not in applied]
+    if strict:
+        for kind, names in (("Missing", missing), ("Unexpected", unexpected)):
+            if names:
+                quoted = ", ".join(f'"{name}"' for name in names)
+                problems.insert(0, f"{kind} key(s) in state_dict: {quoted}.")
+    if problems:
+        source = _source_name(path)
+        if not weights:
+            raise FormatError(f"{source}: expected sealed weights, got none; `fastrack seal` seals a file")
+        raise RuntimeError("\n\t".join([f"Error(s) in loading {source} into {type(module).__name__}:", *problems]))
+    return steps, missing, unexpected
 
 
 def _owners(module: Any) -> dict[int, list[tuple[Any, str]]]:

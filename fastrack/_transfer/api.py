@@ -221,12 +221,15 @@ def to_host(x: Any, key: KeyLike | None = None, *, name: str = "tensor") -> Seal
     """
     if is_sharded(x):
         x, name = named_part(x, name)
-    return _shared.channel(_device_of(x)).to_host(x, key=key, name=name)
+    return _shared.channel(device_of(x)).to_host(x, key=key, name=name)
 
 
-def seal_message(x: Any, context: MessageContext, key: Key) -> Bytes:
-    """Seal a tensor on the device that holds it, like `to_host`, and return a message bound to `context`."""
-    return _shared.channel(_device_of(x)).seal_message(x, context, key)
+def seal_message(x: Any, context: MessageContext, key: Key, message: Bytes | None = None) -> Bytes:
+    """Seal a tensor on the device that holds it, like `to_host`, and return a message bound to `context`.
+
+    It is written to the memory of `message`, which has its size, if any is given.
+    """
+    return _shared.channel(device_of(x)).seal_message(x, context, key, message)
 
 
 @public
@@ -290,7 +293,8 @@ class _Shared:
 _shared = _Shared()
 
 
-def _device_of(array: Any) -> str:
+def device_of(array: Any) -> str:
+    """Return the name of the device that holds an array: "cpu" or "cuda:N"."""
     framework = arrays.framework_of(array)
     if framework == "cupy":
         return canonical(f"cuda:{array.device.id}")

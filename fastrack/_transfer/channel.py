@@ -195,11 +195,14 @@ class Channel:
         message.flags.writeable = False
         return SealedTensor(context, message, key.id)
 
-    def seal_message(self, x: Any, context: MessageContext, key: Key) -> Bytes:
-        """Seal a tensor on the channel's device, and return its message. The context must describe `x`."""
+    def seal_message(self, x: Any, context: MessageContext, key: Key, message: Bytes | None = None) -> Bytes:
+        """Seal a tensor on the channel's device, and return its message, in memory of its size if any is given.
+
+        The context must describe `x`.
+        """
         with self._guard:
             self._owners.current().wait()
-            return self._seal(x, context, key)
+            return self._seal(x, context, key, message)
 
     def synchronize(self) -> None:
         """Wait for all transfers that this thread started on this channel, and raise their failures.
@@ -343,7 +346,7 @@ class Channel:
             if remaining:  # an interrupt ended the loop
                 self._clear(remaining)
 
-    def _seal(self, x: Any, context: MessageContext, key: Key) -> Bytes:
+    def _seal(self, x: Any, context: MessageContext, key: Key, message: Bytes | None = None) -> Bytes:
         message_key, header = context.new_key(key)
         keys = MessageKeys.of([message_key])
         message_key.wipe()
@@ -351,7 +354,8 @@ class Channel:
             memory = self._device.view(x, writable=False)
             nbytes = dtypes.nbytes(context.dtype, context.shape)
             with Transfer(self._stats, 1, nbytes, "to_host", context.name) as record:
-                message = arrays.empty_bytes(message_size(nbytes))
+                if message is None:
+                    message = arrays.empty_bytes(message_size(nbytes))
                 message[:HEADER_SIZE] = header
                 sealed = HostMemory.of(message[HEADER_SIZE:], writable=True)
                 messages = Messages(keys, [nbytes], [memory], [sealed], [None], [None], [None])

@@ -1,19 +1,19 @@
-"""Tensors of a file that open ahead of their use: what `safe_open.prefetch` returns."""
+"""Tensors that open ahead of their use: what `safe_open.prefetch` and `Vault.prefetch` return."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple, Self
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
-from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._util.shown import shown
 from fastrack.errors import ClosedError
 
 Plan = Mapping[str, slice | None]
+Name = TypeVar("Name", bound=Hashable)
 _AHEAD = 64 << 20  # bytes that are open and not taken, but for one tensor of any size
 
 
@@ -28,27 +28,27 @@ class TensorMeta(NamedTuple):
     data_offsets: tuple[int, int]
 
 
-class PrefetchLoader:
+class PrefetchLoader(Generic[Name]):
     """Tensors that a thread opens ahead, each handed out once, by `take` or by iterating, like safetensors' own."""
 
-    def __init__(self, parts: Mapping[str, SealedTensor | SealedRows], open_part: Callable[[Any], Any]) -> None:
+    def __init__(self, parts: Mapping[Name, Any], open_part: Callable[[Any], Any]) -> None:
         self._parts, self._open = dict(parts), open_part
         self._lock = threading.Lock()
         self._waiting = deque(self._parts)
-        self._ahead: dict[str, Future[Any]] = {}
+        self._ahead: dict[Name, Future[Any]] = {}
         self._size = 0  # bytes of those ahead
         self._pool: ThreadPoolExecutor | None = ThreadPoolExecutor(1, "fastrack-prefetch")
         with self._lock:
             self._submit()
 
-    def names(self) -> list[str]:
+    def names(self) -> list[Name]:
         """Return the names of the tensors that were not taken, in the order of the file."""
         return list(self._parts)
 
     def __len__(self) -> int:
         return len(self._parts)
 
-    def take(self, name: str) -> Any:
+    def take(self, name: Name) -> Any:
         """Return a tensor, and wait until it is open. Raise KeyError if it was taken, or is not in the plan."""
         with self._lock:
             if self._pool is None:
@@ -60,7 +60,7 @@ class PrefetchLoader:
             self._submit()
         return self._open(part) if ready is None or ready.cancel() else ready.result()
 
-    def __iter__(self) -> Iterator[tuple[str, Any]]:
+    def __iter__(self) -> Iterator[tuple[Name, Any]]:
         while self._parts:
             name = next(iter(self._parts))
             yield name, self.take(name)

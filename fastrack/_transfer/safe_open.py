@@ -241,7 +241,7 @@ class safe_open:  # noqa: N801 - the name that safetensors gave it
             raise KeyError(f"{self._file.path}: tensor {shown(name)}: {list_names(name, self._metas)}")
         return self._metas[name]
 
-    def prefetch(self, plan: Plan | None = None, *, device: object = None, threads: int = 8) -> PrefetchLoader:
+    def prefetch(self, plan: Plan | None = None, *, device: object = None, threads: int = 8) -> PrefetchLoader[str]:
         """Open tensors in the background, ahead of their use, like safetensors 0.9, and on any device.
 
         Each is handed out once, by ``take(name)`` or by iterating over names and tensors. 64 MiB are open ahead.

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._sets.folder import SealedFolder, open_folder
 from fastrack._transfer.mounts import Mount
 from fastrack.errors import FormatError
+from fastrack.transformers._offload import attach, taking_changed
 
 if TYPE_CHECKING:
     from fastrack._sets.anchor import Anchor
 
 Loaded = TypeVar("Loaded")
-_REFUSED = ("state_dict", "gguf_file", "offload_folder", "adapter_kwargs", "from_tf", "from_flax")
+_REFUSED = ("state_dict", "gguf_file", "adapter_kwargs", "from_tf", "from_flax")
 _ADAPTER, _ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
@@ -45,7 +46,10 @@ def from_pretrained(
         As for `fastrack.load_folder`.
     **kwargs
         Arguments of ``cls.from_pretrained``: ``dtype``, ``device_map``, ``subfolder``, ``variant`` and so on. With
-        ``trust_remote_code=True``, authenticated code in the folder is run, and no other code.
+        ``trust_remote_code=True``, authenticated code in the folder is run, and no other code. Weights that
+        ``device_map`` leaves on the "disk" stay sealed in `folder`, which has to stay, and each is opened when its
+        module is called, the next one meanwhile. ``offload_folder`` takes, sealed under a key of this process, those
+        that transformers changes while it loads them, such as experts.
 
     Returns
     -------
@@ -71,23 +75,31 @@ def from_pretrained(
     ... )  # doctest: +SKIP
     >>> tokenizer = fastrack.transformers.from_pretrained(AutoTokenizer, "sealed", keys="owner.key")  # doctest: +SKIP
     """
-    _refuse(cls, kwargs)
+    is_model = _is_model(cls)
+    _refuse(cls, kwargs, is_model=is_model)
     ring = KeyRing.resolve(keys)
     opened = open_folder(folder, ring, anchor)
     trusted = bool(kwargs.pop("trust_remote_code", False))
     if cls.__module__.startswith("transformers.models.auto"):
         kwargs["trust_remote_code"] = trusted  # without a word it would ask at the terminal
-    is_model = _is_model(cls)
     if is_model:
         _require_model(opened, kwargs)
     # A model beside an adapter would be replaced by the one that the adapter names.
     hidden = (_ADAPTER, _ADAPTER_WEIGHTS) if is_model else ()
-    with Mount(opened, ring, code=trusted, hidden=hidden) as mount, _naming(opened, mount):
-        loaded = cast(Any, cls).from_pretrained(str(mount.path), *args, **{**kwargs, "local_files_only": True})
-        if not is_model:
+    kwargs["local_files_only"] = True
+    with (
+        Mount(opened, ring, code=trusted, hidden=hidden) as mount,
+        _naming(opened, mount),
+        taking_changed(kwargs.get("offload_folder")) as changed,
+    ):
+        if changed is not None:
+            kwargs["offload_folder"] = changed.folder
+        loaded = cast(Any, cls).from_pretrained(str(mount.path), *args, **kwargs)
+        found: Any = loaded[0] if is_model and kwargs.get("output_loading_info") else loaded
+        if is_model:
+            attach(found, mount, ring, changed)
+        else:
             mount.keep_for(loaded)
-    found: Any = loaded[0] if is_model and kwargs.get("output_loading_info") else loaded
-    _refuse_disk((getattr(found, "hf_device_map", None) or {}).values())  # of "auto", where memory is short
     for each in (found, getattr(found, "config", found)):
         with contextlib.suppress(AttributeError):  # pipelines of diffusers have it fixed
             if hasattr(each, "name_or_path"):
@@ -154,26 +166,22 @@ def _naming(folder: SealedFolder, mount: Mount) -> Iterator[None]:
         raise
 
 
-def _refuse(cls: type, kwargs: Mapping[str, Any]) -> None:
-    for name in _REFUSED:
+def _refuse(cls: type, kwargs: Mapping[str, Any], *, is_model: bool) -> None:
+    for name in _REFUSED if is_model else (*_REFUSED, "offload_folder"):
         if kwargs.get(name):
             raise ValueError(f"{name}=: expected none for a sealed folder, got one. Leave it out")
     if isinstance(kwargs.get("config"), (str, os.PathLike)):
         message = "config=: expected a configuration, got the name of one, which nothing authenticates"
         raise ValueError(message)  # noqa: TRY004 - the type is one that transformers takes
     device_map = kwargs.get("device_map")
-    _refuse_disk(device_map.values() if isinstance(device_map, Mapping) else [device_map])
+    if not is_model and "disk" in (device_map.values() if isinstance(device_map, Mapping) else [device_map]):
+        raise ValueError("device_map=: expected devices with memory for all weights, got disk. Give it less to hold")
     if cls.__module__.partition(".")[0] == "peft":
         raise ValueError(
             f"{cls.__name__}: expected a class that needs a folder alone, got one of PEFT, which needs a model too. "
             "Load the model; then load_adapter(model, folder), or PeftModel.from_pretrained(model, path) within `with "
             "fastrack.mount_folder(folder) as path`"
         )
-
-
-def _refuse_disk(devices: Collection[Any]) -> None:
-    if "disk" in devices:
-        raise ValueError("device_map=: expected devices with memory for all weights, got disk. Give it less to hold")
 
 
 def _is_model(cls: type) -> bool:

@@ -5,6 +5,8 @@ import json
 import os
 import shutil
 import socket
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,6 +26,8 @@ from transformers import (  # noqa: E402 - it may be absent
     GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     TorchAoConfig,
 )
 from transformers.distributed import DistributedConfig  # noqa: E402
@@ -250,13 +254,76 @@ def test_an_older_folder_is_refused_with_an_anchor(copy, llama_folders, tmp_path
     refused(copy, "older", RollbackError, anchor=anchor)
 
 
-def test_no_weight_is_written_to_a_disk(llama_folders, tmp_path):
-    with pytest.raises(ValueError, match="disk"):
-        from_pretrained(AutoModelForCausalLM, llama_folders[1], keys=KEY, device_map={"": "disk"})
-    with pytest.raises(ValueError, match="offload"):
-        from_pretrained(AutoModelForCausalLM, llama_folders[1], keys=KEY, offload_folder=str(tmp_path))
-    with pytest.raises(Exception, match=r"offload|disk"):
-        from_pretrained(AutoModelForCausalLM, llama_folders[1], keys=KEY, device_map="auto", max_memory={"cpu": 20_000})
+# Weights that stay on the disk.
+
+DISK = {"": "disk"}
+MIXED = {"model.layers.0": "cpu", "model.rotary_emb": "cpu"} | dict.fromkeys(
+    ["model.embed_tokens", "model.layers.1", "model.norm", "lm_head"], "disk"
+)
+
+
+@pytest.fixture(scope="module")
+def mixtral_folders(tmp_path_factory):
+    """Experts, which transformers merges while it loads them."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 400}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4}
+    return seal(MixtralForCausalLM(MixtralConfig(**sizes, **heads)), tmp_path_factory.mktemp("mixtral"))
+
+
+@pytest.mark.parametrize("device_map", [DISK, MIXED, "auto"], ids=["all", "some", "auto"])
+@pytest.mark.parametrize("kind", ["llama_folders", "mixtral_folders"])
+def test_weights_on_the_disk_open_when_they_are_needed_and_are_not_written(
+    request, tmp_path, monkeypatch, kind, device_map
+):
+    plain, sealed = request.getfixturevalue(kind)
+    expected = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
+    options = {"max_memory": {"cpu": 300_000}} if device_map == "auto" else {}
+
+    left = []
+
+    class Watched(tempfile.TemporaryDirectory):
+        def __exit__(self, *error):
+            left.extend(Path(self.name).iterdir())
+            super().__exit__(*error)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("tempfile.TemporaryDirectory", Watched)
+        model = from_pretrained(
+            AutoModelForCausalLM,
+            sealed,
+            keys=KEY,
+            device_map=device_map,
+            offload_folder=tmp_path / "offload",
+            dtype=torch.float32,
+            **options,
+        )
+    gc.collect()
+    assert any(parameter.is_meta for parameter in model.parameters())
+    assert left == list((tmp_path / "offload").iterdir()) == []
+    with torch.inference_mode():
+        for _ in range(2):
+            assert torch.equal(model(TOKENS)[0], expected(TOKENS)[0])
+    model.generation_config.do_sample = expected.generation_config.do_sample = False
+    assert torch.equal(model.generate(TOKENS, max_new_tokens=4), expected.generate(TOKENS, max_new_tokens=4))
+
+
+def test_an_altered_weight_on_the_disk_is_refused_when_it_is_needed(copy):
+    model = from_pretrained(AutoModelForCausalLM, copy, keys=KEY, device_map=DISK)
+    with torch.inference_mode():
+        model(TOKENS)
+        for name in shards(copy):
+            content = bytearray((copy / name).read_bytes())
+            content[-1] ^= 1
+            with (copy / name).open("r+b") as file:
+                file.write(content)
+        with pytest.raises(AuthenticationError, match="chunk"):
+            model(TOKENS)
+
+
+def test_weights_that_are_changed_need_a_folder(mixtral_folders):
+    with pytest.raises(ValueError, match="offload_folder"):
+        from_pretrained(AutoModelForCausalLM, mixtral_folders[1], keys=KEY, device_map=DISK)
 
 
 # Tensor parallelism.

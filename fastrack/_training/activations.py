@@ -1,0 +1,112 @@
+"""`sealed_activations`: what the backward pass needs waits sealed."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Hashable, Iterator
+from typing import TYPE_CHECKING
+
+from fastrack._tensors import dtypes
+from fastrack._transfer.vault import Ticket, Vault
+from fastrack._util.public import public
+
+if TYPE_CHECKING:
+    import torch
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+
+@public
+@contextlib.contextmanager
+def sealed_activations(vault: Vault | None = None, *, at_least: int = 1 << 20) -> Iterator[Vault]:
+    """Keep the tensors that autograd saves for the backward pass sealed in a vault, off the device.
+
+    On a GPU this takes the activations out of its memory, as ``torch.autograd.graph.save_on_cpu`` does, and nothing but
+    ciphertext leaves it. On "cpu" it takes them out of memory with a vault whose store is a folder, for example.
+
+    The block holds the forward pass. The backward pass may be in it or after it, and opens each tensor when it gets
+    there. A place in the vault is free again once autograd is done with its tensor.
+
+    Parameters
+    ----------
+    vault : Vault, optional
+        Where the tensors wait. Pass the same one at each step, so that its places are made once. By default a vault in
+        host memory, for this block.
+    at_least : int
+        Bytes of the tensors that are sealed. Smaller ones stay where they are, and so do parameters and views of them,
+        sparse tensors and tensors of subclasses, such as DTensor.
+
+    Yields
+    ------
+    Vault
+        The vault.
+
+    Raises
+    ------
+    AuthenticationError
+        From ``backward``, if a tensor was altered while it waited. No gradient is computed from it.
+    OSError, DeviceError
+        From the forward and the backward pass, as from `Vault.put` and `Vault.get`.
+
+    Notes
+    -----
+    Values are the same bit for bit, so that gradients are, too. A tensor that is saved by several operations is sealed
+    once.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import fastrack
+    >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 1))
+    >>> vault, batch = fastrack.Vault(), torch.ones(8, 64)
+    >>> with fastrack.sealed_activations(vault, at_least=1024):
+    ...     loss = model(batch).mean()
+    >>> loss.backward()
+    >>> model[0].weight.grad.shape
+    torch.Size([64, 64])
+    """
+    import torch
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    kept = Vault() if vault is None else vault
+    saved: weakref.WeakValueDictionary[Hashable, _Saved] = weakref.WeakValueDictionary()
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor | _Saved:
+        if not _can_wait(tensor, at_least):
+            return tensor.detach()  # an output that is saved as it is would refer to itself
+        storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+        # While the reference is kept no other storage has its address; the version counts changes in place.
+        same = storage.cdata, tensor.storage_offset(), tensor.dtype, tensor.shape, tensor.stride(), tensor._version  # noqa: SLF001
+        found = saved.get(same)
+        if found is None:
+            found = saved[same] = _Saved(kept.put("activation", tensor), storage)
+        return found
+
+    def unpack(packed: torch.Tensor | _Saved) -> torch.Tensor:
+        return packed if isinstance(packed, torch.Tensor) else kept.get(packed.ticket)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        yield kept
+
+
+class _Saved:
+    """A tensor that waits. The weak reference to its storage keeps the address of that from being given to another."""
+
+    __slots__ = ("__weakref__", "storage", "ticket")
+
+    def __init__(self, ticket: Ticket, storage: StorageWeakRef) -> None:
+        self.ticket, self.storage = ticket, storage
+
+
+def _can_wait(tensor: torch.Tensor, at_least: int) -> bool:
+    """Return whether a tensor can be sealed, has so many bytes, and is not alive anyway, as a parameter is."""
+    import torch
+
+    base = tensor if tensor._base is None else tensor._base  # noqa: SLF001 - documented under this name
+    if type(tensor) is not torch.Tensor or isinstance(base, torch.nn.Parameter) or tensor.layout != torch.strided:
+        return False
+    if not at_least <= tensor.nbytes <= tensor.untyped_storage().nbytes():  # else it is expanded
+        return False
+    with contextlib.suppress(TypeError):
+        return tensor.device.type in {"cpu", "cuda"} and bool(dtypes.from_torch(tensor.dtype))
+    return False

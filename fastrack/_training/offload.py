@@ -1,0 +1,190 @@
+"""`offload`: a module whose weights are opened when they are needed."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from fastrack._devices import canonical
+from fastrack._keys.keyring import KeyRing, KeySource
+from fastrack._sets.folder import SealedFolder
+from fastrack._tensors.sharded import is_sharded
+from fastrack._training.model import fill, plan_load, require_module
+from fastrack._transfer.slots import Slots
+from fastrack._transfer.vault import Ticket, Vault, open_reused
+from fastrack._util.extras import require
+from fastrack._util.fork import register_fork_reset
+from fastrack._util.public import public
+
+if TYPE_CHECKING:
+    import torch
+
+    from fastrack._sets.anchor import Anchor
+
+Opener = Callable[[], "torch.Tensor"]
+Module = TypeVar("Module", bound="torch.nn.Module")
+
+
+@public
+def offload(
+    module: Module,
+    source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | SealedFolder | Vault,
+    keys: KeySource | None = None,
+    *,
+    device: object = None,
+    anchor: Anchor | str | os.PathLike[str] | None = None,
+    preload_module_classes: Collection[str] | None = None,
+) -> Module:
+    """Take the weights out of a torch module. Each is opened when the module that it is in is called.
+
+    A weight is authenticated and decrypted on the device while the one before it is used, and released once its module
+    was called: two weights are in memory, and not the model. Call the module in ``torch.inference_mode()``, as autograd
+    would keep them. The hooks are Accelerate's, as of its ``cpu_offload``; its ``remove_hook_from_submodules`` ends it.
+
+    Parameters
+    ----------
+    module : torch.nn.Module
+        Module, on the meta device or any other. Its parameters are on the meta device afterwards. Buffers stay: those
+        of `source` are filled.
+    source : path, sequence of paths, SealedFolder or Vault
+        Sealed file or folder with the weights, as for `load_model`, which has to stay. Or a vault, into which the
+        parameters of `module` are put.
+    keys : KeySource, optional
+        As for `to_device`. A vault needs none.
+    device : str or torch.device, optional
+        Device of the forward pass, "cpu" or "cuda:N". By default the one that the parameters are on, or "cpu".
+    anchor : Anchor or path, optional
+        As for `load_model`.
+    preload_module_classes : collection of str, optional
+        Names of classes of modules that use parameters of their submodules without calling these, as
+        ``torch.nn.MultiheadAttention`` does. All that is in such a module is opened for its ``forward``.
+
+    Returns
+    -------
+    torch.nn.Module
+        The same module.
+
+    Raises
+    ------
+    AuthenticationError
+        As from `load_model`; and from ``forward``, if a weight was altered.
+    ModuleNotFoundError
+        If accelerate is missing.
+    TypeError
+        If the module is sharded.
+    RuntimeError, UnknownKeyError, FormatError, RollbackError, SignatureError, OSError, DeviceError
+        As from `load_model` and `Vault.put`.
+
+    Examples
+    --------
+    >>> import fastrack
+    >>> import torch
+    >>> key = fastrack.Key.generate()
+    >>> fastrack.save_model(torch.nn.Linear(3, 2), "model.safetensors", key=key)
+    >>> with torch.device("meta"):
+    ...     model = torch.nn.Linear(3, 2)
+    >>> model = fastrack.offload(model, "model.safetensors", key)  # doctest: +SKIP
+    >>> model(torch.ones(1, 3)).shape  # doctest: +SKIP
+    torch.Size([1, 2])
+    """
+    require("torch", "offload", "torch")
+    require_module(module, "offload(module, path, keys)")
+    require("accelerate", "offload", "accelerate")
+    import accelerate  # type: ignore[import-untyped,unused-ignore]
+    import torch
+
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    for name, parameter in parameters.items():
+        if is_sharded(parameter):
+            raise TypeError(
+                f"{name!r:.200}: expected a module on one device, got a DTensor. Offload it before it is sharded"
+            )
+    if device is None:
+        device = next((each.device for each in parameters.values() if not each.is_meta), "cpu")
+    target = canonical(device)
+    if isinstance(source, Vault):
+        openers = _put(source, parameters, target)
+    else:
+        openers = _plan(module, source, parameters, KeyRing.resolve(keys), target, anchor)
+    weights: Any = Weights(openers)
+    preloaded = None if preload_module_classes is None else list(preload_module_classes)
+    accelerate.cpu_offload(module, torch.device(target), state_dict=weights, preload_module_classes=preloaded)
+    return module
+
+
+def _put(vault: Vault, parameters: Mapping[str, Any], device: str) -> dict[str, Opener]:
+    tickets: dict[int, Ticket] = {}  # by the ids of parameters, which may have several names
+    for name, parameter in parameters.items():
+        if id(parameter) not in tickets:
+            tickets[id(parameter)] = vault.put(name, parameter)
+    return {name: partial(vault.get, tickets[id(parameter)], device=device) for name, parameter in parameters.items()}
+
+
+def _plan(
+    module: Any, source: Any, parameters: Mapping[str, Any], keys: KeyRing, device: str, anchor: Any
+) -> dict[str, Opener]:
+    """Fill the buffers, and return what opens each parameter."""
+    steps, _, _ = plan_load(module, source, keys, device, anchor, strict=True)
+    by_tensor = {id(step.tensor): step for step in steps}
+    chosen = {name: by_tensor[id(parameter)] for name, parameter in parameters.items()}
+    opened_later = {id(step.tensor) for step in chosen.values()}
+    fill([step for step in steps if id(step.tensor) not in opened_later], keys)
+    return openers_of({name: (step.sealed, step.dtype) for name, step in chosen.items()}, keys, device)
+
+
+def openers_of(weights: Mapping[str, tuple[Any, str]], keys: KeySource, device: object) -> dict[str, Opener]:
+    """Return what opens each sealed tensor in its dtype on a device, in memory that is used again on "cpu"."""
+    slots = Slots()
+    return {
+        name: partial(open_reused, slots, sealed, device, keys, "torch", dtype)
+        for name, (sealed, dtype) in weights.items()
+    }
+
+
+class Weights(Mapping[str, "torch.Tensor"]):
+    """Weights of a module by their names, for Accelerate's hooks. Each opens when it is asked for.
+
+    The one that was asked for next the last time opens meanwhile, in a thread. At first that is the next in the order
+    of the names. The first one of a pass does not: it would take memory until the next pass, if there is one.
+    """
+
+    def __init__(self, openers: Mapping[str, Opener]) -> None:
+        self._openers = openers
+        names = list(openers)
+        self._following = dict(zip(names, [*names[1:], *names[:1]], strict=True))
+        self._first = self._last = ""
+        self.reset_after_fork()
+        register_fork_reset(self)
+
+    def reset_after_fork(self) -> None:
+        """Forget what the parent's thread opens."""
+        self._lock = threading.Lock()
+        self._thread = ThreadPoolExecutor(1, "fastrack-offload")
+        self._ahead: tuple[str, Future[torch.Tensor]] | None = None
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        with self._lock:
+            open_weight, ahead = self._openers[name], self._ahead
+            if self._last:
+                self._following[self._last] = name
+            self._first = self._first or name
+            self._last, following, self._ahead = name, self._following[name], None
+            if following not in {name, self._first}:
+                self._ahead = following, self._thread.submit(self._openers[following])
+        if ahead is not None and ahead[0] == name:
+            return ahead[1].result()
+        if ahead is not None:
+            ahead[1].cancel()
+        return open_weight()
+
+    __eq__, __hash__ = object.__eq__, object.__hash__  # a comparison of values would open them
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._openers)
+
+    def __len__(self) -> int:
+        return len(self._openers)

@@ -1,0 +1,166 @@
+"""`sealed_activations`: gradients are equal bit for bit, and nothing that was altered enters one."""
+
+import contextlib
+import gc
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import fastrack
+from fastrack.errors import AuthenticationError, ClosedError
+
+LEAST = 4096
+
+
+def block(seed=0):
+    torch.manual_seed(seed)
+    layer = torch.nn.TransformerEncoderLayer(64, 4, 128, dropout=0.1, activation="gelu", batch_first=True)
+    return torch.nn.Sequential(layer, torch.nn.LayerNorm(64), torch.nn.Linear(64, 8))
+
+
+BATCH = torch.randn(8, 32, 64, generator=torch.Generator().manual_seed(3))
+
+
+def gradients(model, backward):
+    model.zero_grad()
+    backward()
+    return [parameter.grad.clone() for parameter in model.parameters()]
+
+
+def plain(model):
+    torch.manual_seed(1)
+    model(BATCH).square().mean().backward()
+
+
+@pytest.fixture(params=["memory", "folder", "store"])
+def vault(request, tmp_path):
+    return fastrack.Vault({"memory": None, "folder": tmp_path, "store": {}}[request.param])
+
+
+def test_gradients_are_those_of_the_plain_step(vault):
+    model = block()
+
+    def sealed():
+        torch.manual_seed(1)
+        with fastrack.sealed_activations(vault, at_least=LEAST) as used:
+            loss = model(BATCH).square().mean()
+        assert used is vault
+        assert vault._store or vault._slots._used > 10 * LEAST
+        loss.backward()
+
+    expected, sizes = gradients(model, lambda: plain(model)), []
+    for _ in range(3):
+        found = gradients(model, sealed)
+        assert all(map(torch.equal, found, expected))
+        gc.collect()
+        sizes.append(vault.nbytes)
+        assert vault.nbytes == vault._slots._spare  # every place is free again
+    assert len(set(sizes)) == 1
+    vault.drop(vault.put("end", torch.ones(1)))
+    gc.collect()
+    vault.close()
+    assert not vault._store
+
+
+def test_an_altered_tensor_enters_no_gradient():
+    model, vault = block(), fastrack.Vault()
+    tickets = []
+    put = vault.put
+    vault.put = lambda name, tensor: tickets.append(put(name, tensor)) or tickets[-1]
+    with fastrack.sealed_activations(vault, at_least=LEAST):
+        loss = model(BATCH).square().mean()
+    tickets[0]._place[200] ^= 1
+    with pytest.raises(AuthenticationError, match="'activation'"):
+        loss.backward()
+    assert model[0].self_attn.in_proj_weight.grad is None
+    closed = fastrack.Vault()
+    with fastrack.sealed_activations(closed, at_least=LEAST):
+        loss = model(BATCH).square().mean()
+    closed.close()
+    with pytest.raises(ClosedError):
+        loss.backward()
+
+
+def saved(function, at_least=LEAST):
+    """The sizes that are sealed, and the shapes that stay."""
+    vault, sizes = fastrack.Vault(), []
+    put = vault.put
+    vault.put = lambda name, tensor: sizes.append(tensor.nbytes) or put(name, tensor)
+    with fastrack.sealed_activations(vault, at_least=at_least):
+        result = function()
+    return sizes, result
+
+
+def test_parameters_and_what_is_small_or_repeated_stay():
+    linear = torch.nn.Linear(64, 64)
+    value = torch.ones(32, 64, requires_grad=True)
+    assert saved(lambda: linear(value * 1))[0] == [value.nbytes]
+    assert saved(lambda: linear(value * 1), at_least=value.nbytes + 1)[0] == []
+    assert saved(lambda: value.exp() * torch.ones(1, 64).expand(32, 64))[0] == [value.nbytes]
+    assert saved(lambda: torch.sparse.mm(torch.eye(64).to_sparse(), torch.ones(64, 64, requires_grad=True)))[0] == []
+    assert saved(lambda: value.to(torch.complex128).exp())[0] == []
+
+
+def test_a_tensor_that_several_save_is_sealed_once_until_it_changes():
+    weights = [torch.ones(64, 64, requires_grad=True) for _ in range(3)]
+    value = torch.ones(32, 64)
+
+    def step():
+        products = [value @ weight for weight in weights]
+        value.add_(1)  # plain autograd would refuse the backward pass
+        return sum(products).sum() + (value @ weights[0]).sum()
+
+    sizes, loss = saved(step)
+    assert sizes == [value.nbytes] * 2
+    loss.backward()
+    assert torch.equal(weights[1].grad, torch.full((64, 64), 32.0))
+    assert torch.equal(weights[0].grad, torch.full((64, 64), 32.0 + 64.0))
+
+
+def test_another_tensor_in_the_same_memory_is_another():
+    """The second tensor may get the address of the first, which is gone, and has its shape and version."""
+    weight = torch.ones(64, 64, requires_grad=True)
+
+    def step():
+        total = torch.zeros(())
+        for number in range(6):
+            value = torch.full((32, 64), float(number))
+            total = total + (value @ weight).sum()
+            del value
+        return total
+
+    sizes, loss = saved(step)
+    assert len(sizes) == 6
+    loss.backward()
+    assert torch.equal(weight.grad, torch.full((64, 64), 32.0 * sum(range(6))))
+
+
+def test_graphs_are_kept_differentiated_twice_and_checkpointed():
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
+    batch = torch.randn(64, 64, requires_grad=True)
+
+    def twice(block):
+        with block:
+            value = model(batch).sum()
+            [gradient] = torch.autograd.grad(value, batch, create_graph=True)
+        gradient.square().sum().backward(retain_graph=True)
+        gradient.square().sum().backward()
+
+    expected = gradients_of(model, lambda: twice(contextlib.nullcontext()))
+    found = gradients_of(model, lambda: twice(fastrack.sealed_activations(at_least=LEAST)))
+    assert all(map(torch.equal, expected, found))
+
+    def step():
+        with fastrack.sealed_activations(at_least=LEAST):
+            value = checkpoint(model, batch, use_reentrant=False).sum()
+        value.backward()
+
+    expected = gradients_of(model, lambda: model(batch).sum().backward())
+    assert all(map(torch.equal, expected, gradients_of(model, step)))
+
+
+def gradients_of(model, backward):
+    model.zero_grad()
+    backward()
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]

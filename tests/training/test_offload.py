@@ -1,0 +1,183 @@
+"""`offload`: weights are open while they are used, one ahead, and nothing else is."""
+
+import threading
+
+import pytest
+import torch
+from helpers.forking import in_forked_child
+from helpers.tampering import tamper_file
+
+import fastrack
+from fastrack._training.offload import Weights
+from fastrack.errors import AuthenticationError, FormatError, UnknownKeyError
+
+pytest.importorskip("accelerate")
+
+from accelerate.hooks import remove_hook_from_submodules
+
+BATCH = torch.randn(4, 600, generator=torch.Generator().manual_seed(3))
+MIB = 1 << 20
+
+
+class Net(torch.nn.Module):
+    """Layers of more than a MiB, the last one tied to the first, with a buffer that is saved and one that is not."""
+
+    def __init__(self, seed=0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.first = torch.nn.Linear(600, 600)
+        self.norm = torch.nn.BatchNorm1d(600)
+        self.middle = torch.nn.Linear(600, 600)
+        self.last = torch.nn.Linear(600, 600, bias=False)
+        self.last.weight = self.first.weight
+        self.register_buffer("scale", torch.full((600,), 2.0), persistent=False)
+        self.eval()
+
+    def forward(self, batch):
+        return self.last(torch.relu(self.middle(self.norm(self.first(batch))))) * self.scale
+
+
+@pytest.fixture
+def path(tmp_path, key):
+    fastrack.save_model(Net(), tmp_path / "net.safetensors", key)
+    return tmp_path / "net.safetensors"
+
+
+@pytest.fixture(params=["file", "folder", "vault", "vault in files"])
+def offloaded(request, tmp_path, path, key):
+    """An offloaded net, of which nothing is in memory before."""
+    if request.param.startswith("vault"):
+        return fastrack.offload(Net(), fastrack.Vault(tmp_path if "files" in request.param else None))
+    net = Net(seed=7)
+    if request.param == "folder":
+        (tmp_path / "plain").mkdir()
+        fastrack.unseal_file(path, tmp_path / "plain/model.safetensors", key)
+        fastrack.seal_folder(tmp_path / "plain", tmp_path / "sealed", key)
+        path = tmp_path / "sealed"
+    return fastrack.offload(net, path, key)
+
+
+def test_results_are_those_of_the_whole_module(offloaded):
+    expected = Net()(BATCH)
+    for _ in range(3):
+        assert torch.equal(offloaded(BATCH), expected)
+        assert all(parameter.is_meta for parameter in offloaded.parameters())
+
+
+def test_two_weights_are_in_memory_and_each_is_made_once(path, key, monkeypatch):
+    held = []
+    original = Weights.__init__
+
+    def init(self, openers):
+        held.append(next(iter(openers.values())).args[0])  # the slots
+        original(self, openers)
+
+    monkeypatch.setattr(Weights, "__init__", init)
+    net = fastrack.offload(Net(), path, key)
+    with torch.inference_mode():
+        for _ in range(3):
+            net(BATCH)
+    [slots] = held
+    assert slots.nbytes <= 2 * (600 * 600 * 4 + MIB // 8)
+
+
+def test_a_module_on_the_meta_device_needs_nothing_in_memory(path, key):
+    with torch.device("meta"):
+        net = Net()
+    net.scale = torch.full((600,), 2.0)
+    fastrack.offload(net, path, key, device="cpu")
+    assert not net.norm.running_mean.is_meta
+    net.eval()
+    assert torch.equal(net(BATCH), Net()(BATCH))
+
+
+def test_an_altered_weight_is_refused_when_its_module_is_called(path, key):
+    net = fastrack.offload(Net(), path, key)
+    net(BATCH)
+    tamper_file(path, "middle.weight", 40_000)
+    for _ in range(2):
+        with pytest.raises(AuthenticationError, match=r"middle\.weight.*chunk 2"):
+            net(BATCH)
+    tamper_file(path, "middle.weight", 40_000)
+    assert torch.equal(net(BATCH), Net()(BATCH))
+
+
+def test_what_does_not_fit_is_told_before_the_module_changes(path, key, tmp_path):
+    net = torch.nn.Sequential(Net())
+    with pytest.raises(RuntimeError, match="Missing key"):
+        fastrack.offload(net, path, key)
+    with pytest.raises(UnknownKeyError):
+        fastrack.offload(Net(), path, fastrack.Key.generate())
+    other = Net()
+    other.middle = torch.nn.Linear(600, 8)
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        fastrack.offload(other, path, key)
+    fastrack.save_file({}, tmp_path / "empty.safetensors", key)
+    with pytest.raises(FormatError):
+        fastrack.offload(Net(), tmp_path / "empty.safetensors", key)
+    with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
+        fastrack.offload({}, path, key)
+    assert not any(parameter.is_meta for parameter in [*net.parameters(), *other.parameters()])
+
+
+def test_a_module_that_reads_its_submodules_is_opened_whole():
+    torch.manual_seed(0)
+    net = torch.nn.MultiheadAttention(64, 4, batch_first=True).eval()
+    batch = torch.randn(2, 5, 64)
+    expected = net(batch, batch, batch)[0]
+    fastrack.offload(net, fastrack.Vault(), preload_module_classes=["MultiheadAttention"])
+    assert torch.equal(net(batch, batch, batch)[0], expected)
+
+
+def test_removing_the_hooks_gives_the_weights_back():
+    net = fastrack.offload(Net(), fastrack.Vault())
+    remove_hook_from_submodules(net)
+    assert torch.equal(net.middle.weight, Net().middle.weight)
+    assert torch.equal(net(BATCH), Net()(BATCH))
+
+
+def test_a_forked_child_opens_by_itself(path, key):
+    net = fastrack.offload(Net(), path, key)
+    expected = net(BATCH)
+    torch.set_num_threads(1)  # a forked child has no threads of OpenMP
+    assert in_forked_child(lambda: torch.equal(net(BATCH), expected))
+
+
+# The order in which weights are asked for.
+
+
+class Opened:
+    """Openers that note what they opened, and in which thread."""
+
+    def __init__(self, names):
+        self.log = []
+        self.weights = Weights({name: lambda name=name: self.open(name) for name in names})
+
+    def open(self, name):
+        self.log.append((name, threading.current_thread() is threading.main_thread()))
+        if name == "broken":
+            raise AuthenticationError("broken")
+        return name
+
+
+def test_the_next_one_opens_ahead_in_the_order_of_the_last_pass():
+    opened = Opened("abcd")
+    for _ in range(3):
+        assert [opened.weights[name] for name in "acbd"] == list("acbd")
+    log = [name for name, _ in opened.log]
+    assert log[-3:] == ["c", "b", "d"]
+    assert log.count("a") == 3
+    assert [in_main for _, in_main in opened.log[-4:]] == [True, False, False, False]
+    assert len(opened.weights) == 4
+    assert "e" not in opened.weights
+    assert opened.weights != {}
+
+
+def test_a_failure_ahead_is_that_of_its_weight():
+    opened = Opened(["a", "broken", "c"])
+    assert opened.weights["a"] == "a"
+    assert opened.weights["c"] == "c"
+    assert opened.weights["a"] == "a"
+    with pytest.raises(AuthenticationError):
+        opened.weights["broken"]
+    assert opened.weights["c"] == "c"
