@@ -37,7 +37,7 @@ from fastrack._sets.folder_writer import seal_folder as seal_folder, unseal_fold
 from fastrack._sets.load_file import load_file as load_file
 from fastrack._sets.manifest import Manifest as Manifest, load_manifest as load_manifest
 from fastrack._sets.publish import publish as publish
-from fastrack._training.activations import sealed_activations as sealed_activations
+from fastrack._transfer.activations import sealed_activations as sealed_activations
 from fastrack._training.checkpoint import load_checkpoint as load_checkpoint, save_checkpoint as save_checkpoint
 from fastrack._training.collate import collate as collate
 from fastrack._training.dataset import SealedDataset as SealedDataset

@@ -1,4 +1,4 @@
-"""`Vault`: tensors that wait, sealed, in memory, files or stores that nobody has to trust."""
+"""`Vault`: tensors that wait, sealed, in memory, files or stores that need no trust."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _REUSED = 1 << 20  # bytes from which on a result in host memory is in a slot: a
 
 @public
 class Ticket:
-    """What `Vault.put` gives for a tensor. It holds what tells the tensor from all others, and stays in its process.
+    """Claim on a tensor in a `Vault`. It tells the tensor from all others, and stays in its process.
 
     The place of the tensor in the vault is free again when the ticket is dropped, or nothing refers to it any more.
 
@@ -91,7 +91,7 @@ class Ticket:
 
 @public
 class Vault:
-    """Tensors that wait, sealed, in memory, files or stores that nobody has to trust.
+    """Tensors that wait, sealed, in memory, files or stores that need no trust.
 
     Each tensor is sealed on its device when it is put, under a key of its own, and opened there when it is got back. So
     tensors may wait in any number and be got in any order, by any thread. What was altered in between does not open,
@@ -106,7 +106,7 @@ class Vault:
     store : path or MutableMapping, optional
         Where the sealed tensors wait. By default in host memory. A folder: in files there, which have no names and end
         with the process. A mapping from names to bytes, such as ``fsspec.get_mapper(url)``: in a store, from which they
-        are removed when they are dropped; what a process leaves there that is killed is of no use to anybody.
+        are removed when they are dropped; what a killed process leaves there can never be opened.
 
     Raises
     ------
@@ -144,17 +144,7 @@ class Vault:
         else:
             raise TypeError(f"store=: expected a folder or a mapping of names to bytes, got {shown(store)}. Name one")
         self._results = Slots()
-        self._key: Key | None = Key.generate()
-        self._kept: set[str] = set()  # names of messages in the store
-        self._dropped: deque[str] = deque()  # of these, the ones that nothing refers to
-        register_fork_reset(self)
-
-    def reset_after_fork(self) -> None:
-        """Start over with a key of this process, and leave what the store has to the parent."""
-        self._kept, self._dropped = set(), deque()
-        if self._key is not None:
-            self._key.wipe()
-            self._key = Key.generate()
+        self._own = _Own()
 
     @property
     def nbytes(self) -> int:
@@ -210,8 +200,8 @@ class Vault:
         place: Bytes | _Entry = message
         if self._store is not None:
             self._remove_dropped()
-            place = _Entry(context.file, self._dropped)
-            self._kept.add(place.name)
+            place = _Entry(context.file, self._own.dropped)
+            self._own.kept.add(place.name)
             self._store[place.name] = message.tobytes()
         ticket = Ticket(context, place, key.id, device_of(dense), framework)
         if order is not None:
@@ -292,7 +282,8 @@ class Vault:
             ...
         fastrack.ClosedError: 'block': expected a ticket ... Put the tensor again
         """
-        if self._key is not None and ticket._key_id == self._key.id:  # noqa: SLF001 - of this module
+        key = self._own.key
+        if key is not None and ticket._key_id == key.id:  # noqa: SLF001 - of this module
             ticket._place = None  # noqa: SLF001 - of this module
         self._remove_dropped()
 
@@ -335,16 +326,17 @@ class Vault:
         OSError
             If the store fails.
         """
-        key, self._key = self._key, None
+        own = self._own
+        key, own.key = own.key, None
         if key is not None:
             key.wipe()
-        self._dropped.extend(tuple(self._kept))
+        own.dropped.extend(tuple(own.kept))
         self._remove_dropped()
 
     def _open_key(self) -> Key:
-        if self._key is None:
+        if self._own.key is None:
             raise ClosedError("this vault was closed; make another one")
-        return self._key
+        return self._own.key
 
     def _find(self, ticket: Ticket) -> tuple[SealedTensor, KeyRing]:
         key, place = self._open_key(), ticket._place  # noqa: SLF001 - of this module
@@ -366,11 +358,12 @@ class Vault:
         return SealedTensor(ticket._context, place, key.id), KeyRing(key)  # noqa: SLF001 - of this module
 
     def _remove_dropped(self) -> None:
-        while self._store is not None and self._dropped:
-            name = self._dropped.popleft()
-            if name in self._kept:
+        own = self._own
+        while self._store is not None and own.dropped:
+            name = own.dropped.popleft()
+            if name in own.kept:
                 self._store.pop(name, None)
-                self._kept.discard(name)
+                own.kept.discard(name)
 
     def __enter__(self) -> Self:
         return self
@@ -379,10 +372,37 @@ class Vault:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Vault{'' if self._key is not None else ', closed'}>"
+        return f"<Vault{'' if self._own.key is not None else ', closed'}>"
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("pickling a vault failed: its keys stay in its process. Make one where it is needed")
+
+
+class _Own:
+    """What a vault has of its own in each process.
+
+    Attributes
+    ----------
+    key : Key or None
+        Key of all messages. None once the vault was closed.
+    kept : set of str
+        Names of messages in the store.
+    dropped : deque of str
+        Names of those that nothing refers to. The garbage collector adds to it at any moment, in any thread.
+    """
+
+    def __init__(self) -> None:
+        self.key: Key | None = Key.generate()
+        self.kept: set[str] = set()
+        self.dropped: deque[str] = deque()
+        register_fork_reset(self)
+
+    def reset_after_fork(self) -> None:
+        """Start over with a key of this process, and leave what the store has to the parent."""
+        self.kept, self.dropped = set(), deque()
+        if self.key is not None:
+            self.key.wipe()
+            self.key = Key.generate()
 
 
 def open_reused(
@@ -403,7 +423,7 @@ def open_reused(
 
 
 class _Entry:
-    """A message in a store. Nothing is removed by the garbage collector, which may run anywhere: it leaves the name."""
+    """A message in a store. The garbage collector, which may run anywhere, removes nothing: it leaves the name."""
 
     __slots__ = ("_dropped", "name")
 

@@ -46,6 +46,7 @@ NOT_RUN = {
     "docs/gpu.md": {"installs packages": 1, "takes a GPU": 6, "takes results of a GPU": 1, "asks the package index": 1},
     "docs/keys.md": {"takes a vault": 2},
     "docs/models.md": {"takes transformers": 2, "takes diffusers": 1, "takes compressed-tensors": 2},
+    "docs/offload.md": {"takes accelerate": 1, "takes transformers": 1},
     "docs/quickstart.md": {"installs packages": 1},
     "docs/remote.md": {"takes a server": 2},
     "docs/serving.md": {
