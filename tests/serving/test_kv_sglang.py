@@ -19,6 +19,7 @@ with warnings.catch_warnings():  # its own
     from sglang.srt.mem_cache.storage.backend_factory import StorageBackendFactory
 
 import torch
+from helpers.killed_writer import killed_at
 
 from fastrack.kv import _folder
 
@@ -117,6 +118,16 @@ def test_a_full_disk_stores_nothing_and_raises_nothing(backend, monkeypatch):
     assert here.batch_exists(KEYS) == 0
     assert load(here) == [None] * 4
     assert here.folder.sealer.counts["unstored"] == 4
+
+
+def test_a_killed_writer_leaves_misses(backend, tmp_path):
+    killed_at(2, lambda: backend().batch_set(KEYS, PAGES))
+    here = backend()
+    assert [page is not None for page in load(here)] == [True, True, False, False]
+    assert all(map(torch.equal, load(here)[:2], PAGES))
+    assert len(list((tmp_path / "kv").glob("??/*.writing"))) == 1
+    assert here.batch_set(KEYS, PAGES)
+    assert all(map(torch.equal, load(here), PAGES))
 
 
 def test_pages_of_a_pool_are_moved_by_the_interface_of_pages(backend):

@@ -6,6 +6,7 @@ import os
 import time
 import uuid
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ if importlib.util.find_spec("vllm") is None:
     pytest.skip("vLLM is not installed", allow_module_level=True)
 
 import numpy as np
+from helpers.killed_writer import killed_at
 
 with warnings.catch_warnings():  # its own
     warnings.simplefilter("ignore")
@@ -195,6 +197,19 @@ def test_a_full_disk_stores_nothing_and_raises_nothing(server, monkeypatch):
     monkeypatch.undo()
     assert here.counts() == {"sealed": 4, "unstored": 4}
     assert here.load() == ([MISS] * 4, True)
+
+
+def test_a_killed_writer_leaves_misses(server, tmp_path):
+    before = set(Path("/dev/shm").iterdir())
+    killed_at(2, lambda: server().store())
+    for left in set(Path("/dev/shm").iterdir()) - before:
+        left.unlink()  # vLLM's own tier of the killed process
+    here = server()
+    found, is_whole = here.load()
+    assert is_whole
+    assert found.count(HIT) == len(files(tmp_path)) == 2
+    here.store([key for key, result in zip(KEYS, found, strict=True) if result is MISS])
+    assert here.load() == ([HIT] * 4, True)
 
 
 def test_a_tier_without_a_key_is_refused(tmp_path):
