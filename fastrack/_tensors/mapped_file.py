@@ -1,4 +1,4 @@
-"""Map files read-only without keeping a descriptor, so that a data set may have more files than a process may open."""
+"""Map files without keeping a descriptor, so that a data set may have more files than a process may open."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ _LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _FAILED = ctypes.c_void_p(-1).value
 
 
-def map_file(descriptor: int, size: int) -> Bytes:
+def map_file(descriptor: int, size: int, *, writable: bool = False) -> Bytes:
     """Map the first bytes of a file, one or more. The map outlives the descriptor, and ends with the array."""
-    address = _LIBC.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, descriptor, 0)
+    protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+    address = _LIBC.mmap(None, size, protection, mmap.MAP_SHARED, descriptor, 0)
     if address == _FAILED:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
-    return np.asarray(_Map(address, size))
+    return np.asarray(_Map(address, size, writable))
 
 
 class _Map:
@@ -33,11 +34,11 @@ class _Map:
 
     __slots__ = ("__array_interface__", "_address", "_size", "_unmap")
 
-    def __init__(self, address: int, size: int) -> None:
+    def __init__(self, address: int, size: int, writable: bool) -> None:
         self._address = address
         self._size = size
         self._unmap: Any = _LIBC.munmap  # still bound while the interpreter shuts down
-        self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (address, True)}
+        self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (address, not writable)}
 
     def __del__(self) -> None:
         self._unmap(self._address, self._size)

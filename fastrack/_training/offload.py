@@ -6,23 +6,27 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from contextlib import suppress
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastrack._devices import canonical
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._sets.folder import SealedFolder
+from fastrack._tensors import dtypes
+from fastrack._tensors.arrays import installed, storage_key
 from fastrack._tensors.sharded import is_sharded
 from fastrack._training.model import fill, plan_load, require_module
+from fastrack._transfer.api import to_device
 from fastrack._transfer.slots import Slots
 from fastrack._transfer.vault import Ticket, Vault, open_reused
 from fastrack._util.extras import require
 from fastrack._util.fork import register_fork_reset
 from fastrack._util.public import public
 
-if TYPE_CHECKING:
+if TYPE_CHECKING or installed("torch"):
     import torch
-
+if TYPE_CHECKING:
     from fastrack._sets.anchor import Anchor
 
 Opener = Callable[[], "torch.Tensor"]
@@ -44,6 +48,7 @@ def offload(
     A weight is authenticated and decrypted on the device while the one before it is used, and released once its module
     was called: two weights are in memory, and not the model. Call the module in ``torch.inference_mode()``, as autograd
     would keep them. The hooks are Accelerate's, as of its ``cpu_offload``; its ``remove_hook_from_submodules`` ends it.
+    Threads that call it wait for each other.
 
     Parameters
     ----------
@@ -76,7 +81,9 @@ def offload(
         If accelerate is missing.
     TypeError
         If the module is sharded.
-    RuntimeError, UnknownKeyError, FormatError, RollbackError, SignatureError, OSError, DeviceError
+    RuntimeError
+        As from `load_model`; and from ``forward``, if a module uses a weight of another one without calling that.
+    UnknownKeyError, FormatError, RollbackError, SignatureError, OSError, DeviceError
         As from `load_model` and `Vault.put`.
 
     Examples
@@ -95,7 +102,6 @@ def offload(
     require_module(module, "offload(module, path, keys)")
     require("accelerate", "offload", "accelerate")
     import accelerate  # type: ignore[import-untyped,unused-ignore]
-    import torch
 
     parameters = dict(module.named_parameters(remove_duplicate=False))
     for name, parameter in parameters.items():
@@ -106,6 +112,7 @@ def offload(
     if device is None:
         device = next((each.device for each in parameters.values() if not each.is_meta), "cpu")
     target = canonical(device)
+    to_device((), target)  # raises if there is no such device, before anything changes
     if isinstance(source, Vault):
         openers = _put(source, parameters, target)
     else:
@@ -113,6 +120,7 @@ def offload(
     weights: Any = Weights(openers)
     preloaded = None if preload_module_classes is None else list(preload_module_classes)
     accelerate.cpu_offload(module, torch.device(target), state_dict=weights, preload_module_classes=preloaded)
+    guard(module)
     return module
 
 
@@ -129,11 +137,64 @@ def _plan(
 ) -> dict[str, Opener]:
     """Fill the buffers, and return what opens each parameter."""
     steps, _, _ = plan_load(module, source, keys, device, anchor, strict=True)
-    by_tensor = {id(step.tensor): step for step in steps}
-    chosen = {name: by_tensor[id(parameter)] for name, parameter in parameters.items()}
-    opened_later = {id(step.tensor) for step in chosen.values()}
-    fill([step for step in steps if id(step.tensor) not in opened_later], keys)
+    by_memory = {storage_key(step.tensor): step for step in steps}
+    for name, parameter in parameters.items():
+        if storage_key(parameter) not in by_memory:
+            raise RuntimeError(
+                f"{name!r:.200}: expected a parameter that the module's state_dict has whole, got another one. "
+                "Offload a module without it"
+            )
+    chosen = {name: by_memory[storage_key(parameter)] for name, parameter in parameters.items()}
+    for name, step in chosen.items():
+        parameter = parameters[name]
+        for owner, attribute in step.owners:  # on the meta device, where it gets the dtype of the file
+            empty = torch.empty_like(parameter, dtype=dtypes.to_torch(step.dtype))
+            owner._parameters[attribute] = torch.nn.Parameter(empty, requires_grad=parameter.requires_grad)  # noqa: SLF001
+    later = {id(step) for step in chosen.values()}
+    fill([step for step in steps if id(step) not in later], keys)
     return openers_of({name: (step.sealed, step.dtype) for name, step in chosen.items()}, keys, device)
+
+
+@cache
+def _placeholder_class() -> Any:
+    class Placeholder(torch.nn.Parameter):
+        """Parameter that is open or on the meta device, where nothing may compute with it.
+
+        torch 2.13 computes `linear` with a weight on the meta device, and returns memory that nobody has written to.
+        """
+
+        @classmethod
+        def __torch_function__(cls, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            given = [each for each in (*args, *(kwargs or {}).values()) if isinstance(each, torch.Tensor)]
+            with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - documented under this name
+                is_empty = [each.is_meta for each in given]
+                if any(is_empty) and not all(is_empty):
+                    raise RuntimeError(
+                        "an offloaded weight was used: expected a call of the module that it is in, got a use of its "
+                        "parameter. Name the class of the module that uses it in preload_module_classes="
+                    )
+                return function(*args, **(kwargs or {}))
+
+    return Placeholder
+
+
+def guard(module: Any) -> None:
+    """Refuse computing with weights that are not open, and let one thread at a time call the module.
+
+    Accelerate's hooks put weights into the module, and take them out under the other threads.
+    """
+    for owner in module.modules():
+        held = owner._parameters  # noqa: SLF001 - where Accelerate's hooks put weights
+        for name, parameter in held.items():
+            if type(parameter) is torch.nn.Parameter and parameter.is_meta:
+                held[name] = _placeholder_class()(parameter.detach(), requires_grad=parameter.requires_grad)
+    lock = threading.RLock()
+    module.register_forward_pre_hook(lambda *_: _enter(lock), prepend=True)
+    module.register_forward_hook(lambda *_: lock.release(), always_call=True)
+
+
+def _enter(lock: threading.RLock) -> None:
+    lock.acquire()
 
 
 def openers_of(weights: Mapping[str, tuple[Any, str]], keys: KeySource, device: object) -> dict[str, Opener]:
@@ -174,7 +235,8 @@ class Weights(Mapping[str, "torch.Tensor"]):
             self._first = self._first or name
             self._last, following, self._ahead = name, self._following[name], None
             if following not in {name, self._first}:
-                self._ahead = following, self._thread.submit(self._openers[following])
+                with suppress(RuntimeError):  # the interpreter ends
+                    self._ahead = following, self._thread.submit(self._openers[following])
         if ahead is not None and ahead[0] == name:
             return ahead[1].result()
         if ahead is not None:

@@ -8,6 +8,7 @@ from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING
 
 from fastrack._tensors import dtypes
+from fastrack._tensors.arrays import storage_key
 from fastrack._transfer.vault import Ticket, Vault
 from fastrack._util.public import public
 
@@ -33,8 +34,8 @@ def sealed_activations(vault: Vault | None = None, *, at_least: int = 1 << 20) -
         Where the tensors wait. Pass the same one at each step, so that its places are made once. By default a vault in
         host memory, for this block.
     at_least : int
-        Bytes of the tensors that are sealed. Smaller ones stay where they are, and so do parameters and views of them,
-        sparse tensors and tensors of subclasses, such as DTensor.
+        Bytes of the tensors that are sealed. Smaller ones stay where they are, and so do parameters, other leaves that
+        require a gradient and views of these, sparse tensors and tensors of subclasses, such as DTensor.
 
     Yields
     ------
@@ -45,13 +46,17 @@ def sealed_activations(vault: Vault | None = None, *, at_least: int = 1 << 20) -
     ------
     AuthenticationError
         From ``backward``, if a tensor was altered while it waited. No gradient is computed from it.
+    RuntimeError
+        From ``backward``, as without the block, if a tensor that stays was changed in place.
     OSError, DeviceError
         From the forward and the backward pass, as from `Vault.put` and `Vault.get`.
 
     Notes
     -----
-    Values are the same bit for bit, so that gradients are, too. A tensor that is saved by several operations is sealed
-    once.
+    Values are the same bit for bit, and so are gradients, but where an operation has saved a part of a tensor: it gets
+    the part contiguous, and torch may sum it in another order. A tensor that several operations save is sealed once.
+    What stays is refused if it is changed in place before it is used, as autograd does; what is sealed may be changed.
+    The block goes around a function that ``torch.compile`` has compiled, and not into it.
 
     Examples
     --------
@@ -69,32 +74,55 @@ def sealed_activations(vault: Vault | None = None, *, at_least: int = 1 << 20) -
     from torch.multiprocessing.reductions import StorageWeakRef
 
     kept = Vault() if vault is None else vault
-    saved: weakref.WeakValueDictionary[Hashable, _Saved] = weakref.WeakValueDictionary()
+    saved: weakref.WeakValueDictionary[Hashable, _Sealed] = weakref.WeakValueDictionary()
 
-    def pack(tensor: torch.Tensor) -> torch.Tensor | _Saved:
+    def pack(tensor: torch.Tensor) -> _Kept | _Sealed:
         if not _can_wait(tensor, at_least):
-            return tensor.detach()  # an output that is saved as it is would refer to itself
+            return _Kept(tensor)
+        if tensor.grad_fn is None:  # others may write to it, such as the loader of the next batch
+            return _Sealed(kept.put("activation", tensor))
         storage = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
         # While the reference is kept no other storage has its address; the version counts changes in place.
-        same = storage.cdata, tensor.storage_offset(), tensor.dtype, tensor.shape, tensor.stride(), tensor._version  # noqa: SLF001
+        same = storage.cdata, storage_key(tensor), tensor._version  # noqa: SLF001
         found = saved.get(same)
         if found is None:
-            found = saved[same] = _Saved(kept.put("activation", tensor), storage)
+            found = saved[same] = _Sealed(kept.put("activation", tensor), storage)
         return found
 
-    def unpack(packed: torch.Tensor | _Saved) -> torch.Tensor:
-        return packed if isinstance(packed, torch.Tensor) else kept.get(packed.ticket)
+    def unpack(packed: _Kept | _Sealed) -> torch.Tensor:
+        return packed.tensor if isinstance(packed, _Kept) else kept.get(packed.ticket)
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         yield kept
 
 
-class _Saved:
+class _Kept:
+    """A tensor that stays. autograd leaves it to hooks to refuse one that is changed in place before it is used."""
+
+    __slots__ = ("_tensor", "_version")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        # An output that is saved as it is would refer to itself. What is detached counts changes with the tensor.
+        self._tensor, self._version = tensor.detach(), tensor._version  # noqa: SLF001 - documented under this name
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The tensor, if it is as it was."""
+        version = self._tensor._version  # noqa: SLF001 - documented under this name
+        if version != self._version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                f"{list(self._tensor.shape)}: expected version {self._version}, got {version}. Change a copy of it"
+            )
+        return self._tensor
+
+
+class _Sealed:
     """A tensor that waits. The weak reference to its storage keeps the address of that from being given to another."""
 
     __slots__ = ("__weakref__", "storage", "ticket")
 
-    def __init__(self, ticket: Ticket, storage: StorageWeakRef) -> None:
+    def __init__(self, ticket: Ticket, storage: StorageWeakRef | None = None) -> None:
         self.ticket, self.storage = ticket, storage
 
 
@@ -102,8 +130,12 @@ def _can_wait(tensor: torch.Tensor, at_least: int) -> bool:
     """Return whether a tensor can be sealed, has so many bytes, and is not alive anyway, as a parameter is."""
     import torch
 
+    if tensor.is_nested:
+        return False
     base = tensor if tensor._base is None else tensor._base  # noqa: SLF001 - documented under this name
-    if type(tensor) is not torch.Tensor or isinstance(base, torch.nn.Parameter) or tensor.layout != torch.strided:
+    if isinstance(base, torch.nn.Parameter) or (base.is_leaf and base.requires_grad):
+        return False
+    if type(tensor) is not torch.Tensor or tensor.layout != torch.strided:
         return False
     if not at_least <= tensor.nbytes <= tensor.untyped_storage().nbytes():  # else it is expanded
         return False

@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
+from fastrack._util.fork import register_fork_reset
 from fastrack._util.shown import shown
 from fastrack.errors import ClosedError
 
@@ -33,13 +34,20 @@ class PrefetchLoader(Generic[Name]):
 
     def __init__(self, parts: Mapping[Name, Any], open_part: Callable[[Any], Any]) -> None:
         self._parts, self._open = dict(parts), open_part
-        self._lock = threading.Lock()
         self._waiting = deque(self._parts)
+        self._is_open = True
+        self.reset_after_fork()
+        register_fork_reset(self)
+        with self._lock:
+            self._pool: ThreadPoolExecutor | None = ThreadPoolExecutor(1, "fastrack-prefetch")
+            self._submit()
+
+    def reset_after_fork(self) -> None:
+        """Open nothing ahead in a child, which does not have the thread."""
+        self._lock = threading.Lock()
         self._ahead: dict[Name, Future[Any]] = {}
         self._size = 0  # bytes of those ahead
-        self._pool: ThreadPoolExecutor | None = ThreadPoolExecutor(1, "fastrack-prefetch")
-        with self._lock:
-            self._submit()
+        self._pool = None
 
     def names(self) -> list[Name]:
         """Return the names of the tensors that were not taken, in the order of the file."""
@@ -51,7 +59,7 @@ class PrefetchLoader(Generic[Name]):
     def take(self, name: Name) -> Any:
         """Return a tensor, and wait until it is open. Raise KeyError if it was taken, or is not in the plan."""
         with self._lock:
-            if self._pool is None:
+            if not self._is_open:
                 raise ClosedError("expected an open loader, got a closed one; call prefetch again")
             if name not in self._parts:
                 raise KeyError(f"tensor {shown(name)}: expected one of the plan that was not taken, got another one")
@@ -68,7 +76,7 @@ class PrefetchLoader(Generic[Name]):
     def close(self) -> None:
         """Stop opening, and release what was not taken. Raise the first error of what was opened and not taken."""
         with self._lock:
-            pool, self._pool = self._pool, None
+            pool, self._pool, self._is_open = self._pool, None, False
             self._parts.clear()
             ahead, self._ahead = self._ahead, {}
         if pool is not None:
@@ -84,7 +92,10 @@ class PrefetchLoader(Generic[Name]):
                 break
             name = self._waiting.popleft()
             if part is not None:  # else it was taken before its turn
-                self._ahead[name] = self._pool.submit(self._open, part)
+                try:
+                    self._ahead[name] = self._pool.submit(self._open, part)
+                except RuntimeError:  # the interpreter ends
+                    return
                 self._size += part.nbytes
 
     def __enter__(self) -> Self:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Bytes
+from fastrack._tensors.mapped_file import map_file
 from fastrack._util.fork import register_fork_reset
 
 _LEAST, _STEPS = 4096, 3  # bytes of a slot; a slot has up to an eighth (2**-3) more than was asked for
@@ -59,7 +60,6 @@ class Slots:
         with self._lock:
             self._take_back()
             self._used += capacity
-            self._most_used = max(self._most_used, self._used)
             free = self._free.get(capacity)
             memory = free.pop() if free else None
             if memory is not None:
@@ -73,6 +73,8 @@ class Slots:
                 with self._lock:
                     self._used -= capacity
                 raise
+        with self._lock:
+            self._most_used = max(self._most_used, self._used)
         return np.asarray(_Slot(memory, self._returned))[:size]
 
     def _take_back(self) -> None:
@@ -85,7 +87,7 @@ class Slots:
     def _release(self) -> None:
         """Release free slots, those of one size after another, until all take what they may."""
         for free in self._free.values():
-            while free and self._used + self._spare > 2 * self._most_used:
+            while free and self._used + self._spare > 2 * max(self._most_used, self._used):
                 self._spare -= free.pop().size
 
 
@@ -104,13 +106,13 @@ class _Slot:
 
 def file_slots(folder: str | os.PathLike[str]) -> Slots:
     """Return slots in files of a folder, which have no names there and end with their slots."""
-    return Slots(partial(_map_new, os.fspath(folder)))
+    return Slots(partial(_map_new, str(Path(folder).resolve())))
 
 
 def _map_new(folder: str, size: int) -> Bytes:
     with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
         try:
             os.posix_fallocate(file.fileno(), 0, size)  # else a full disk would end the process, at a write to the map
+            return map_file(file.fileno(), size, writable=True)
         except OSError as error:
             raise OSError(error.errno, error.strerror, folder) from None
-        return np.frombuffer(mmap.mmap(file.fileno(), size), np.uint8)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections import deque
 from collections.abc import Iterable, MutableMapping
@@ -203,6 +204,10 @@ class Vault:
             place = _Entry(context.file, self._own.dropped)
             self._own.kept.add(place.name)
             self._store[place.name] = message.tobytes()
+            if self._own.key is not key:  # closed meanwhile
+                self._own.dropped.append(place.name)
+                self._remove_dropped()
+                self._open_key()
         ticket = Ticket(context, place, key.id, device_of(dense), framework)
         if order is not None:
             ticket._order = order  # noqa: SLF001 - of this module
@@ -248,11 +253,12 @@ class Vault:
         """
         sealed, ring = self._find(ticket)
         order = ticket._order  # noqa: SLF001 - of this module
+        device = ticket.device if device is None else device
         try:
             if out is not None:
-                to_device(sealed, device or ticket.device, keys=ring, out=out if order is None else out.permute(order))
+                to_device(sealed, device, keys=ring, out=out if order is None else out.permute(order))
                 return out
-            result = open_reused(self._results, sealed, device or ticket.device, ring, ticket._framework)  # noqa: SLF001
+            result = open_reused(self._results, sealed, device, ring, ticket._framework)  # noqa: SLF001
         except AuthenticationError as error:
             raise _altered(ticket, error.chunk) from None
         return result if order is None else result.permute(_inverse(order))
@@ -353,17 +359,27 @@ class Vault:
         if isinstance(place, _Entry):
             assert self._store is not None
             size = message_size(ticket.nbytes)
-            message = np.frombuffer(self._store.get(place.name, b""), np.uint8)
-            place = message if message.size == size else np.zeros(size, np.uint8)  # which does not open either
+            message = np.zeros(size, np.uint8)  # which does not open
+            with contextlib.suppress(KeyError, TypeError, ValueError, BufferError):  # it has none, or no bytes
+                found = np.frombuffer(self._store[place.name], np.uint8)
+                message = found if found.size == size else message
+            place = message
         return SealedTensor(ticket._context, place, key.id), KeyRing(key)  # noqa: SLF001 - of this module
 
     def _remove_dropped(self) -> None:
         own = self._own
-        while self._store is not None and own.dropped:
-            name = own.dropped.popleft()
-            if name in own.kept:
-                self._store.pop(name, None)
-                own.kept.discard(name)
+        while self._store is not None:
+            try:
+                name = own.dropped.popleft()
+            except IndexError:
+                return
+            try:
+                with contextlib.suppress(KeyError):
+                    del self._store[name]
+            except BaseException:
+                own.dropped.append(name)  # for the next call
+                raise
+            own.kept.discard(name)
 
     def __enter__(self) -> Self:
         return self

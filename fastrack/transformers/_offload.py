@@ -16,7 +16,7 @@ from fastrack._sealed.scales import WIDENED
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._sets.folder import SealedFolder, is_widened, own_tensors
 from fastrack._tensors import arrays
-from fastrack._training.offload import Opener, Weights, openers_of
+from fastrack._training.offload import Opener, Weights, guard, openers_of
 from fastrack._transfer import replaced
 from fastrack._transfer.mounts import Mount
 from fastrack._transfer.vault import Ticket, Vault
@@ -81,27 +81,38 @@ def attach(model: Any, mount: Mount, keys: KeyRing, changed: Changed | None) -> 
                 if id(loader) not in weights:
                     weights[id(loader)] = Weights(_openers(loader, mount, keys, changed))
                 each.weights_map.dataset = weights[id(loader)]
+    if weights:
+        guard(model)
 
 
 def _openers(loader: Any, mount: Mount, keys: KeyRing, changed: Changed | None) -> dict[str, Opener]:
     """Return what opens each weight of an ``OffloadedWeightsLoader``."""
-    device = str(loader.device or "cpu")
-    openers: dict[str, Opener] = {}
+    place: Any = loader.device
+    device = "cpu" if place is None else f"cuda:{place}" if isinstance(place, int) else str(place)
     sealed: dict[str, tuple[SealedTensor, str]] = {}
+    found: dict[str, Opener] = {}
     files: dict[str, dict[str, SealedTensor]] = {}
-    for name, place in loader.index.items():
-        path = place["safetensors_file"]
+    for name, entry in loader.index.items():
+        path = entry["safetensors_file"]
         opener = None if changed is None else changed.opener(os.path.realpath(path), device)
         if opener is not None:
-            openers[name] = opener
+            found[name] = opener
             continue
         if path not in files:
             files[path] = _tensors(mount.folder, os.path.relpath(path, mount.path))
-        tensor = files[path][place.get("weight_name", name)]
+        tensor = files[path][entry.get("weight_name", name)]
         sealed[name] = tensor, WIDENED if is_widened(tensor, files[path]) else tensor.context.dtype
-    found = {**openers, **openers_of(sealed, keys, device)}
-    found = {name: found[name] for name in loader.index}
-    return {**found, **{name: partial(loader.state_dict.__getitem__, name) for name in loader.state_dict}}
+    found |= openers_of(sealed, keys, device)
+    ordered = {name: partial(_convert, found[name], entry.get("dtype")) for name, entry in loader.index.items()}
+    return {**ordered, **{name: partial(loader.state_dict.__getitem__, name) for name in loader.state_dict}}
+
+
+def _convert(opener: Opener, dtype: str | None) -> Any:
+    """Return a weight in the dtype that the model was loaded in, as Accelerate's own loader does."""
+    import torch
+
+    weight = opener()
+    return weight if dtype is None else weight.to(getattr(torch, dtype))
 
 
 def _tensors(folder: SealedFolder, name: str) -> dict[str, SealedTensor]:

@@ -1,6 +1,9 @@
 """`offload`: weights are open while they are used, one ahead, and nothing else is."""
 
+import subprocess
+import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -9,7 +12,7 @@ from helpers.tampering import tamper_file
 
 import fastrack
 from fastrack._training.offload import Weights
-from fastrack.errors import AuthenticationError, FormatError, UnknownKeyError
+from fastrack.errors import AuthenticationError, DeviceError, FormatError, UnknownKeyError
 
 pytest.importorskip("accelerate")
 
@@ -118,6 +121,92 @@ def test_what_does_not_fit_is_told_before_the_module_changes(path, key, tmp_path
     with pytest.raises(TypeError, match=r"torch\.nn\.Module"):
         fastrack.offload({}, path, key)
     assert not any(parameter.is_meta for parameter in [*net.parameters(), *other.parameters()])
+
+
+class Reading(torch.nn.Module):
+    """A module that uses the weight of another one, without calling that."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Linear(64, 64, bias=False)
+
+    def forward(self, batch):
+        return torch.nn.functional.linear(batch, self.inner.weight)
+
+
+def test_a_weight_that_is_not_open_is_not_computed_with():
+    """torch 2.13 would return memory that nobody has written to."""
+    net = fastrack.offload(Reading(), fastrack.Vault())
+    with pytest.raises(RuntimeError, match="preload_module_classes"):
+        net(torch.ones(2, 64))
+    net = torch.nn.MultiheadAttention(64, 4, bias=False, batch_first=True)
+    fastrack.offload(net, fastrack.Vault())
+    with pytest.raises(RuntimeError, match="preload_module_classes"):
+        net(*[torch.ones(2, 5, 64)] * 3)
+    net = Reading()
+    expected = net(torch.ones(2, 64))
+    fastrack.offload(net, fastrack.Vault(), preload_module_classes=["Reading"])
+    assert torch.equal(net(torch.ones(2, 64)), expected)
+
+
+def test_threads_wait_for_each_other(path, key):
+    net, expected = fastrack.offload(Net(), path, key), Net()(BATCH)
+    with ThreadPoolExecutor(3) as threads, torch.no_grad():
+        assert all(threads.map(lambda _: torch.equal(net(BATCH), expected), range(30)))
+    tamper_file(path, "middle.weight", 40_000)
+    for _ in range(2):
+        with pytest.raises(AuthenticationError):
+            net(BATCH)
+    with ThreadPoolExecutor(1) as threads, pytest.raises(AuthenticationError):
+        threads.submit(net, BATCH).result(20)
+
+
+def test_parameters_may_share_memory_and_get_the_dtype_of_the_file(tmp_path, key):
+    net = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 8, bias=False)).half()
+    net[1].weight = torch.nn.Parameter(net[0].weight.data)
+    expected = net(torch.ones(2, 8).half())
+    fastrack.save_model(net, tmp_path / "half.safetensors", key)
+    assert torch.equal(fastrack.offload(net, tmp_path / "half.safetensors", key)(torch.ones(2, 8).half()), expected)
+    with torch.device("meta"):
+        made = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 8, bias=False))
+        made[1].weight = made[0].weight
+    fastrack.offload(made, tmp_path / "half.safetensors", key)
+    assert torch.equal(made(torch.ones(2, 8).half()), expected)
+
+
+class Hiding(torch.nn.Linear):
+    def state_dict(self, *args, **options):
+        found = super().state_dict(*args, **options)
+        return {name: tensor for name, tensor in found.items() if name != "bias"}
+
+
+def test_what_cannot_be_opened_is_told_before_the_module_changes(tmp_path, key):
+    net = Hiding(8, 8)
+    fastrack.save_file({"weight": net.weight.detach()}, tmp_path / "part.safetensors", key)
+    with pytest.raises(RuntimeError, match="'bias'"):
+        fastrack.offload(net, tmp_path / "part.safetensors", key)
+    if not torch.cuda.is_available():
+        with pytest.raises(DeviceError):
+            fastrack.offload(net, fastrack.Vault(), device="cuda:0")
+    assert not net.weight.is_meta
+
+
+AT_THE_END = """
+import threading, time, torch, fastrack
+vault = fastrack.Vault()
+net = fastrack.offload(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)), vault)
+tickets = [vault.put("x", torch.full((2,), number)) for number in range(3)]
+ahead = vault.prefetch(tickets)
+def late():
+    threading.main_thread().join()
+    print(tuple(net(torch.ones(1, 4)).shape), ahead.take(tickets[2]).tolist())
+threading.Thread(target=late).start()
+"""
+
+
+def test_it_works_when_the_interpreter_ends():
+    done = subprocess.run([sys.executable, "-c", AT_THE_END], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("(1, 4) [2, 2]\n", 0), done.stderr
 
 
 def test_a_module_that_reads_its_submodules_is_opened_whole():

@@ -3,6 +3,7 @@
 import contextlib
 import gc
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
@@ -104,15 +105,16 @@ def test_parameters_and_what_is_small_or_repeated_stay():
 
 def test_a_tensor_that_several_save_is_sealed_once_until_it_changes():
     weights = [torch.ones(64, 64, requires_grad=True) for _ in range(3)]
-    value = torch.ones(32, 64)
+    given = torch.ones(32, 64, requires_grad=True)
 
     def step():
+        value = given * 1
         products = [value @ weight for weight in weights]
         value.add_(1)  # plain autograd would refuse the backward pass
         return sum(products).sum() + (value @ weights[0]).sum()
 
     sizes, loss = saved(step)
-    assert sizes == [value.nbytes] * 2
+    assert sizes == [given.nbytes] * 2
     loss.backward()
     assert torch.equal(weights[1].grad, torch.full((64, 64), 32.0))
     assert torch.equal(weights[0].grad, torch.full((64, 64), 32.0 + 64.0))
@@ -134,6 +136,72 @@ def test_another_tensor_in_the_same_memory_is_another():
     assert len(sizes) == 6
     loss.backward()
     assert torch.equal(weight.grad, torch.full((64, 64), 32.0 * sum(range(6))))
+
+
+def test_what_others_write_to_is_sealed_each_time():
+    """A batch is no result of autograd: its loader fills it again, which no version tells."""
+    weights, buffer = [torch.ones(64, 64, requires_grad=True) for _ in range(2)], np.ones((32, 64), np.float32)
+    batch = torch.from_numpy(buffer)
+
+    def step():
+        first = (batch @ weights[0]).sum()
+        buffer[:] = 5
+        return first + (batch @ weights[1]).sum()
+
+    sizes, loss = saved(step)
+    assert len(sizes) == 2
+    loss.backward()
+    assert [weight.grad[0, 0].item() for weight in weights] == [32, 160]
+
+
+def test_conjugates_and_negatives_are_other_tensors():
+    value = torch.randn(64, dtype=torch.complex64, requires_grad=True)
+    weights = [torch.ones(64, dtype=torch.complex64, requires_grad=True) for _ in range(2)]
+
+    def step():
+        made = value * 1
+        return ((made * weights[0]).sum() + (made.conj() * weights[1]).sum()).real + (made.conj().imag.exp()).sum()
+
+    step().backward()
+    expected = [each.grad.clone() for each in (value, *weights)]
+    for each in (value, *weights):
+        each.grad = None
+    saved(step, at_least=64)[1].backward()
+    assert all(map(torch.equal, expected, [each.grad for each in (value, *weights)]))
+
+
+@pytest.mark.parametrize("at_least", [1, 1 << 20])
+def test_what_stays_must_not_change_in_place(at_least):
+    """autograd does not check what hooks keep. What is sealed is a copy."""
+    linear, value = torch.nn.Linear(64, 64), torch.randn(32, 64)
+
+    def step():
+        result = torch.sigmoid(linear(value))
+        gradient = result * (1 - result)
+        result += 1
+        return result.sum(), gradient.detach()
+
+    _, (loss, gradient) = saved(step, at_least=at_least)
+    if at_least > value.nbytes:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+    else:
+        loss.backward()
+        assert torch.allclose(linear.bias.grad, gradient.sum(0), atol=1e-5)
+    optimizer = torch.optim.SGD(linear.parameters(), 0.1)
+    _, loss = saved(lambda: linear((value * 1).requires_grad_()).sum())
+    loss.backward(retain_graph=True)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_stay():
+    values = torch.nested.nested_tensor([torch.ones(4, 64), torch.ones(9, 64)], requires_grad=True)
+    sizes, loss = saved(lambda: (values * values).to_padded_tensor(0.0).sum(), at_least=1)
+    loss.backward()
+    assert sizes == []
 
 
 def test_graphs_are_kept_differentiated_twice_and_checkpointed():

@@ -352,6 +352,86 @@ def test_a_failure_ahead_is_raised_where_it_is_taken_or_at_the_end(vault):
         ahead.take(tickets[2])
 
 
+def test_a_forked_child_takes_what_was_to_open_ahead(vault):
+    contents = blocks()
+    tickets = [vault.put(f"block {number}", block) for number, block in enumerate(contents)]
+    ahead = vault.prefetch(tickets)
+
+    def child():
+        with pytest.raises(ValueError, match="this process"):  # it does not wait for the thread of its parent
+            ahead.take(tickets[5])
+        ahead.close()
+        return True
+
+    assert in_forked_child(child, seconds=20)
+    assert np.array_equal(ahead.take(tickets[5]), contents[5])
+    ahead.close()
+
+
+def test_many_places_in_files_take_no_descriptors(tmp_path):
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with fastrack.Vault(tmp_path) as vault:
+        tickets = [vault.put("small", np.full(9, number)) for number in range(300)]
+        assert len(list(Path("/proc/self/fd").iterdir())) <= before + 2
+        assert all(vault.get(ticket)[0] == number for number, ticket in enumerate(tickets))
+
+
+def test_a_folder_is_that_of_the_beginning(tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    vault = fastrack.Vault("here")
+    monkeypatch.chdir("/")
+    assert vault.get(vault.put("x", np.ones(2))).tolist() == [1, 1]
+
+
+class Stubborn(Recording):
+    """A store that fails to remove anything until it is told to."""
+
+    is_broken = True
+
+    def __delitem__(self, name):
+        if self.is_broken:
+            raise OSError(errno.EIO, "the store is broken")
+        super().__delitem__(name)
+
+
+def test_what_a_store_failed_to_remove_is_removed_by_the_next_call():
+    store = Stubborn()
+    vault = fastrack.Vault(store)
+    ticket = vault.put("x", np.ones(2))
+    for _ in range(2):
+        with pytest.raises(OSError, match="broken"):
+            vault.drop(ticket)
+    store.is_broken = False
+    vault.drop(ticket)
+    assert not store
+
+
+class Closing(Recording):
+    def __setitem__(self, name, content):
+        super().__setitem__(name, content)
+        self.vault.close()
+
+
+def test_a_vault_that_is_closed_meanwhile_leaves_nothing_in_the_store():
+    store = Closing()
+    store.vault = fastrack.Vault(store)
+    with pytest.raises(ClosedError):
+        store.vault.put("x", np.ones(2))
+    assert not store
+
+
+@pytest.mark.parametrize(
+    "content", ["text", None, [1], memoryview(bytes(400))[::2]], ids=lambda content: type(content).__name__
+)
+def test_a_store_that_returns_no_bytes_is_refused(content):
+    vault = fastrack.Vault(Recording())
+    ticket = vault.put("block", np.zeros(3, np.uint8))
+    [name] = vault._store
+    vault._store[name] = content
+    refused(vault, ticket)
+
+
 def test_values_and_keys_are_in_no_message(vault):
     ticket = vault.put("block", np.full(3, 77.25))
     assert (type(ticket), repr(ticket), repr(vault)) == (Ticket, "<Ticket 'block' F64 [3]>", "<Vault>")
@@ -367,6 +447,11 @@ def test_slots_take_at_most_twice_what_was_in_use_at_once():
         held = slots.take(size)
         assert held.size == size
         del held
+    assert slots.nbytes <= 2 * 9 * MIB * 9 / 8
+    with pytest.raises(MemoryError):
+        slots.take(1 << 60)
+    assert slots.nbytes <= 2 * 9 * MIB * 9 / 8
+    slots.take(4 * MIB)
     assert slots.nbytes <= 2 * 9 * MIB * 9 / 8
     several = [slots.take(MIB) for _ in range(20)]
     assert slots.nbytes <= 2 * 20 * MIB * 9 / 8
