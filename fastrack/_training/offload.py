@@ -160,7 +160,7 @@ def _placeholder_class() -> Any:
     class Placeholder(torch.nn.Parameter):
         """Parameter that is open or on the meta device, where nothing may compute with it.
 
-        torch 2.13 computes `linear` with a weight on the meta device, and returns memory that nobody has written to.
+        torch 2.13 computes `linear` with a weight on the meta device, and returns memory without writing to it.
         """
 
         @classmethod

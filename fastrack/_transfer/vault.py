@@ -395,7 +395,7 @@ class Vault:
 
 
 class _Own:
-    """What a vault has of its own in each process.
+    """Key and names of a vault, which each process has of its own.
 
     Attributes
     ----------
