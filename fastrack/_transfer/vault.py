@@ -229,7 +229,8 @@ class Vault:
         Returns
         -------
         array
-            The tensor, of its framework, and for torch with its dimensions in the order in memory that they had.
+            The tensor, of its framework; on another device of NumPy in the place of CuPy, or the other way round. The
+            dimensions of a tensor of torch are in the order in memory that they had.
 
         Raises
         ------
@@ -253,12 +254,15 @@ class Vault:
         """
         sealed, ring = self._find(ticket)
         order = ticket._order  # noqa: SLF001 - of this module
-        device = ticket.device if device is None else device
+        place = ticket.device if device is None else canonical(device)
+        # NumPy has no arrays on a GPU, and CuPy has none on "cpu".
+        is_shared = place == ticket.device or ticket._framework == "torch"  # noqa: SLF001 - of this module
+        framework = ticket._framework if is_shared else "numpy" if place == "cpu" else "cupy"  # noqa: SLF001
         try:
             if out is not None:
-                to_device(sealed, device, keys=ring, out=out if order is None else out.permute(order))
+                to_device(sealed, place, keys=ring, out=out if order is None else out.permute(order))
                 return out
-            result = open_reused(self._results, sealed, device, ring, ticket._framework)  # noqa: SLF001
+            result = open_reused(self._results, sealed, place, ring, framework)
         except AuthenticationError as error:
             raise _altered(ticket, error.chunk) from None
         return result if order is None else result.permute(_inverse(order))

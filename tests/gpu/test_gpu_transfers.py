@@ -245,6 +245,43 @@ class TestToHost:
             assert np.array_equal(fastrack.unseal(sealed, owner, framework="numpy"), plain + np.uint8(1))
 
 
+class TestVault:
+    def test_arrays_wait_sealed_and_come_back_in_any_order(self, real, frame):
+        plains = [data(size, seed) for seed, size in enumerate((*SIZES, LARGE))]
+        with fastrack.Vault() as vault:
+            tickets = [vault.put("block", frame.make(plain)) for plain in plains]
+            assert {ticket.device for ticket in tickets} == {real}
+            for ticket, plain in zip(tickets[::-1], plains[::-1], strict=True):
+                assert np.array_equal(frame.read(vault.get(ticket)), plain)
+                out = frame.make(np.full(plain.size, 7, np.uint8))
+                assert np.array_equal(frame.read(vault.get(ticket, out=out)), plain)
+            assert np.array_equal(np.asarray(vault.get(tickets[3], device="cpu")), plains[3])
+            back = vault.get(vault.put("host", plains[3]), device=real)
+            if frame.name == "cupy":
+                assert np.array_equal(frame.read(back), plains[3])
+
+    def test_what_was_altered_meanwhile_leaves_zeros(self, real, frame):
+        vault = fastrack.Vault()
+        ticket, out = vault.put("block", frame.make(data(LARGE))), frame.make(np.full(LARGE, 7, np.uint8))
+        ticket._place[LARGE // 2] ^= 1
+        with pytest.raises(AuthenticationError, match="'block', chunk"):
+            vault.get(ticket, out=out)
+        assert not frame.read(out).any()
+
+    def test_places_are_used_again_when_nothing_reads_from_them(self, real, frame):
+        vault, plains = fastrack.Vault(), [data(SHARED, seed) for seed in range(4)]
+
+        def work(seed):
+            return all(
+                np.array_equal(frame.read(vault.get(vault.put("block", frame.make(plains[seed])))), plains[seed])
+                for _ in range(10)
+            )
+
+        with ThreadPoolExecutor(4) as threads:
+            assert all(threads.map(work, range(4)))
+        assert vault.nbytes <= 4 * 2 * SHARED
+
+
 class TestChannel:
     def test_eight_threads_share_one(self, channel, frame, owner):
         plains = [data(SHARED + seed, seed) for seed in range(8)]
