@@ -50,7 +50,24 @@ def bench(
             min=2,
             max=16,
             show_default="2, 3, 4",
-            help="With --collectives, the number of ranks; may be repeated.",
+            help="With --collectives or --toll, the number of ranks; may be repeated.",
+        ),
+    ] = None,
+    toll: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Model what confidential GPUs charge instead: all, exchange, set-up, host or fitted.",
+        ),
+    ] = None,
+    bucket_cap: Annotated[
+        list[float] | None,
+        typer.Option(
+            "--bucket-cap-mb",
+            metavar="MIB",
+            min=0.001,
+            show_default="25, 100, 250, 1000",
+            help="With --toll, the size of DDP's buckets; may be repeated.",
         ),
     ] = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="The device: cpu, or cuda:N.")] = "cpu",
@@ -70,12 +87,14 @@ def bench(
     from fastrack._devices import canonical
 
     device = canonical(device)
-    _check_options(collectives, ranks, device, timeline)
-    if picture is not None:
-        check_picture(picture)
-    for path in (picture, timeline, as_json):
-        if path is not None and path != STDOUT:
-            check_target(path, force=True)  # before the measurement takes minutes
+    _check_options(collectives or toll is not None, ranks, device, timeline)
+    _check_toll(toll, bucket_cap, collectives, picture)
+    _check_targets(picture, timeline, as_json)
+    if toll is not None:
+        from fastrack._cli.tolls import bench_toll
+
+        bench_toll(toll, size, ranks, bucket_cap, as_json=as_json, quiet=quiet)
+        return
     if collectives:
         from fastrack._cli.commands.collectives import bench_collectives
 
@@ -100,12 +119,30 @@ def bench(
     show_paths(console, Picture=picture, Timeline=timeline, JSON=as_json)
 
 
-def _check_options(collectives: bool, ranks: Sequence[int] | None, device: str, timeline: Path | None) -> None:
-    if ranks and not collectives:
-        raise typer.BadParameter("it goes with --collectives; add that", param_hint="--ranks")
-    if collectives and (device != "cpu" or timeline is not None):
+def _check_options(is_other: bool, ranks: Sequence[int] | None, device: str, timeline: Path | None) -> None:
+    """Refuse options that do not go with each other. `is_other`: something else than transfers is measured."""
+    if ranks and not is_other:
+        raise typer.BadParameter("it goes with --collectives or --toll; add one", param_hint="--ranks")
+    if is_other and (device != "cpu" or timeline is not None):
         hint = "--timeline" if device == "cpu" else "--device"
-        raise typer.BadParameter("it does not go with --collectives; leave one of them out", param_hint=hint)
+        raise typer.BadParameter("it does not go with --collectives or --toll; leave one out", param_hint=hint)
+
+
+def _check_toll(toll: str | None, caps: Sequence[float] | None, collectives: bool, picture: Path | None) -> None:
+    if toll is None and caps:
+        raise typer.BadParameter("it goes with --toll; add that", param_hint="--bucket-cap-mb")
+    if toll is not None and (collectives or picture is not None):
+        hint = "--collectives" if collectives else "--picture"
+        raise typer.BadParameter("it does not go with --toll; leave one of them out", param_hint=hint)
+
+
+def _check_targets(picture: Path | None, timeline: Path | None, as_json: Path | None) -> None:
+    """Refuse files that cannot be written, before the measurement takes minutes."""
+    if picture is not None:
+        check_picture(picture)
+    for path in (picture, timeline, as_json):
+        if path is not None and path != STDOUT:
+            check_target(path, force=True)
 
 
 def measure(
