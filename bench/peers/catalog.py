@@ -8,6 +8,7 @@ from bench.peers.fernet import Fernet
 from bench.peers.litdata import Litdata
 from bench.peers.numpy import Numpy
 from bench.peers.safetensors import Safetensors, SafetensorsClone, SafetensorsMapped
+from bench.peers.streamers import Obstore, RunAi
 from bench.peers.tensorizer import Tensorizer
 from bench.peers.tink import Tink
 
@@ -25,6 +26,8 @@ PEERS = {
     "safetensors": Safetensors,
     "safetensors-copied": SafetensorsClone,
     "safetensors-mapped": SafetensorsMapped,
+    "runai": RunAi,
+    "obstore": Obstore,
     "numpy": Numpy,
 }
 MEASURE = "fastrack"  # the reference of the comparison

@@ -38,11 +38,11 @@ def test_one_channel_a_device_is_opened_when_first_needed(shared):
 
 
 def test_a_tensor_leaves_the_device_it_is_on(monkeypatch):
-    assert fastrack._transfer.api._device_of(np.arange(3)) == "cpu"
-    assert fastrack._transfer.api._device_of(torch.arange(3)) == "cpu"
+    assert fastrack._transfer.api.device_of(np.arange(3)) == "cpu"
+    assert fastrack._transfer.api.device_of(torch.arange(3)) == "cpu"
     monkeypatch.setattr(fastrack._tensors.arrays, "framework_of", lambda array: "cupy")
     of_cupy = SimpleNamespace(device=SimpleNamespace(id=1))
-    assert fastrack._transfer.api._device_of(of_cupy) == "cuda:1"
+    assert fastrack._transfer.api.device_of(of_cupy) == "cuda:1"
 
 
 def test_synchronizing_opens_no_channel(shared):
