@@ -56,7 +56,7 @@ def test_the_clock_adds_what_cannot_be_hidden():
 
 
 def growth(hop):
-    """How much the overhead of GPT-2 XL grows from 2 to 4 GPUs."""
+    """The factor by which the overhead of GPT-2 XL grows from 2 to 4 GPUs."""
     training = toll.Training.of("GPT-2 XL")
     two, four = (
         toll.run(training, ranks, hop, 25).end / toll.run(training, ranks, toll.line("hops", "plain"), 25).end - 1
