@@ -106,8 +106,8 @@ def soaked(document):
 TABLES = {
     "ablation": (ablation, "2026-11-21-bench-cpu-epyc-zen5-2cores"),
     "figures": (figures, "2026-11-21-bench-cpu-epyc-zen5-2cores"),
-    "peers": (peers, "2026-11-21-peers-cpu-epyc-zen5-2cores"),
-    "features": (features, "2026-11-21-peers-cpu-epyc-zen5-2cores"),
+    "peers": (peers, "2026-11-28-peers-cpu-epyc-2cores"),
+    "features": (features, "2026-11-28-peers-cpu-epyc-2cores"),
     "collectives": (collectives, "2026-11-22-collectives-cpu-xeon-avx512-2cores"),
     "fuzzed": (fuzzed, "2026-11-21-fuzz-cpu-epyc-zen5-2cores", "2026-11-22-fuzz-cpu-xeon-avx512-2cores"),
     "soaked": (soaked, "2026-11-22-soak-cpu-xeon-2cores"),
