@@ -116,7 +116,7 @@ def test_the_command_prints_and_writes_what_is_modelled(tmp_path):
     said = done.stdout
     for words in ("MODELLED, not measured", "fitted", "no cap gives 3.03", "870", "DissectCC, ISPASS 2025"):
         assert words in " ".join(said.split()), words
-    assert max(map(len, said.splitlines())) <= 80
+    assert max(len(line) for line in said.splitlines() if not line.startswith("JSON:")) <= 80
     rows = json.loads((tmp_path / "toll.json").read_text())["toll"]
     assert {row["row"] for row in rows} == {"transfer", "training", "figure"}
 
