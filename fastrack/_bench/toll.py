@@ -23,6 +23,7 @@ RANKS = (2, 3, 4, 8)
 PLAIN, FITTED = "plain", "fitted"
 _UNITS = {"GB/s": 1e9, "us": 1e-6, "TFLOP/s": 1e12, "1": 1.0}
 _ITEM = 4  # bytes of a gradient in float32
+_WITHIN = 1.1  # the factor between model and figure that counts as reproduced, where the data names no other
 _BACKWARD = 2 / 3  # of the time of the passes: a backward pass has twice the multiplications of a forward pass
 _ADAM = 28  # bytes of memory that a step of Adam reads and writes for each parameter in float32
 
@@ -59,7 +60,7 @@ def line(group: str, name: str) -> Line:
 
 
 def kinds_of(group: str, name: str) -> set[str]:
-    """Return the kinds of the parameters of a transfer or a hop: "published", "assumed", "fitted"."""
+    """Return the kinds of the parameters of a transfer or a hop, as ``tolls.toml`` names them."""
     data = load_data()
     each = data[group][name]
     return {data["parameters"][part]["kind"] for part in (*each["message"], *each["bytes"])}
@@ -217,7 +218,10 @@ def trainings(
 
 
 def cap_for(training: Training, hop: Line, ranks: int, slowdown: float) -> int | None:
-    """Return the smallest cap, in whole MiB, with which an iteration is at most so much slower, or None."""
+    """Return about the smallest cap, in MiB, with which an iteration is at most so much slower; None if none is.
+
+    Larger ones may be slower again, as buckets end where gradients do.
+    """
     plain = run(training, ranks, line("hops", PLAIN), DEFAULT_CAP).end
     whole = -(-_ITEM * sum(training.gradients) // MIB)
     caps = [cap for cap in range(1, whole + 1) if cap % max(1, cap // 64) == 0]  # steps of about a 64th
@@ -236,6 +240,7 @@ class Figure:
     by: str  # the path or the hop
     modelled: float
     off: float  # the factor between both, 1 or more
+    within: float  # the factor that counts as reproduced
     verdict: str  # "reproduced", "missed", "fitted", or "range" for a model that the figure does not name
     source: str
     date: str
@@ -262,11 +267,11 @@ def figures() -> list[Figure]:
 def _figure(each: Mapping[str, Any], by: str, modelled: float) -> Figure:
     published = float(each["value"])
     off = max(modelled / published, published / modelled)
-    group = "transfers" if "bytes" in each else "hops"
+    group, within = ("transfers", each["within"]) if "bytes" in each else ("hops", _WITHIN)
     if FITTED in kinds_of(group, by):
         verdict = FITTED
     elif group == "hops":
-        verdict = "missed" if off > 1.1 else "reproduced"
+        verdict = "missed" if off > within else "reproduced"
     else:
-        verdict = "range" if by != each["by"] else "reproduced" if off <= each["within"] else "missed"
-    return Figure(each["name"], published, by, modelled, off, verdict, each["source"], each["date"].isoformat())
+        verdict = "range" if by != each["by"] else "reproduced" if off <= within else "missed"
+    return Figure(each["name"], published, by, modelled, off, within, verdict, each["source"], each["date"].isoformat())

@@ -21,8 +21,8 @@ ALL = "all"
 NOTES = (
     """\
 MODELLED, not measured: every time is a + b n for a message of n bytes, with published parameters. Of the bounce path
-each byte passes all stages, one after the other. A path or a hop that is not the one a figure was to be given by is
-there to show the range. The papers name no sizes: those of the figures are one image and a batch of 64.""",
+each byte passes all stages, one after the other. A path that is not the one a figure was to be given by is there to
+show the range. The papers name no sizes: those of the figures are one image and a batch of 64.""",
     """\
 training: a ring of 2 (n - 1) hops a bucket, beside a backward pass that produces gradients as fast as their sizes
 share its time; slowdown: over plain hops with buckets of 25 MiB. The compute of an iteration is assumed, by the peak
@@ -102,8 +102,9 @@ def show_figures(rows: "Sequence[Figure]", console: Console) -> None:
     console.print("figures of papers\n", style="bold")
     table = new_table("by", "published", "modelled", "factor off", "", right=("published", "modelled", "factor off"))
     for (name, source), group in groupby(rows, key=lambda row: (row.name, f"{row.source}, {row.date}")):
-        table.add_row(name, style="bold")
-        for row in group:
+        rows_of = list(group)
+        table.add_row(f"{name}; counts within {rows_of[0].within:g}", style="bold")
+        for row in rows_of:
             cells = f"{row.published:g}", f"{row.modelled:.2f}", f"{row.off:.2f}", row.verdict
             table.add_row(row.by, *cells)
         table.add_row(source, style="dim")
@@ -111,7 +112,7 @@ def show_figures(rows: "Sequence[Figure]", console: Console) -> None:
     training = toll.Training.of("GPT-2 XL")
     for hop in dict.fromkeys(row.by for row in rows if row.published == 3.03):
         cap = toll.cap_for(training, toll.line("hops", hop), 4, 3.03)
-        told = "no cap gives" if cap is None else f"buckets of {cap} MiB or more give"
+        told = "no cap gives" if cap is None else f"buckets of about {cap} MiB give"
         console.print(f"GPT-2 XL on 4 GPUs, hop {hop}: {told} 3.03 or less.")
     console.print()
 
@@ -120,6 +121,6 @@ def _sources() -> list[str]:
     data = toll.load_data()
     return [
         f"{name}: {each['value']:g} {'' if each['unit'] == '1' else each['unit'] + ', '}{each['what']}; "
-        + (f"{each['source']}, {each['date'].isoformat()}" if each["kind"] == "published" else each["kind"])
+        + (f"{each['kind']}: {each['source']}, {each['date'].isoformat()}" if "source" in each else each["kind"])
         for name, each in data["parameters"].items()
     ]

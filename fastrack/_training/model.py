@@ -290,7 +290,7 @@ class Step(NamedTuple):
 def _refuse_subclass(name: str, tensor: Any) -> None:
     """Refuse a subclass whose bytes are not laid out like a dense tensor of its shape."""
     kind = type(tensor)
-    if kind is torch.nn.Parameter or kind is torch.Tensor:
+    if kind is torch.nn.Parameter or kind is torch.Tensor or getattr(kind, "is_placeholder", False):  # of `offload`
         return
     if is_sharded(tensor):
         tensor = local_part(tensor)

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache, partial, update_wrapper
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fastrack._devices import canonical
@@ -26,6 +26,7 @@ from fastrack._util.public import public
 
 if TYPE_CHECKING or installed("torch"):
     import torch
+    from torch.utils._pytree import tree_map
 if TYPE_CHECKING:
     from fastrack._sets.anchor import Anchor
 
@@ -47,8 +48,10 @@ def offload(
 
     A weight is authenticated and decrypted on the device while the one before it is used, and released once its module
     was called: two weights are in memory, and not the model. Call the module in ``torch.inference_mode()``, as autograd
-    would keep them. The hooks are Accelerate's, as of its ``cpu_offload``; its ``remove_hook_from_submodules`` ends it.
-    Threads that call it wait for each other.
+    would keep them. The hooks are Accelerate's, as of its ``cpu_offload``; its ``remove_hook_from_submodules`` ends it,
+    and leaves weights that were tied apart.
+    Threads that call it, not a module in it, wait for each other. After an exception in a ``forward`` the weights of
+    that module stay open until it is called again.
 
     Parameters
     ----------
@@ -80,7 +83,8 @@ def offload(
     ModuleNotFoundError
         If accelerate is missing.
     TypeError
-        If the module is sharded.
+        If the module is sharded, recurrent (``torch.nn.LSTM`` and others, which keep their weights in a list), or was
+        offloaded or dispatched before.
     RuntimeError
         As from `load_model`; and from ``forward``, if a module uses a weight of another one without calling that.
     UnknownKeyError, FormatError, RollbackError, SignatureError, OSError, DeviceError
@@ -103,6 +107,7 @@ def offload(
     require("accelerate", "offload", "accelerate")
     import accelerate  # type: ignore[import-untyped,unused-ignore]
 
+    _refuse_modules(module)
     parameters = dict(module.named_parameters(remove_duplicate=False))
     for name, parameter in parameters.items():
         if is_sharded(parameter):
@@ -122,6 +127,20 @@ def offload(
     accelerate.cpu_offload(module, torch.device(target), state_dict=weights, preload_module_classes=preloaded)
     guard(module)
     return module
+
+
+def _refuse_modules(module: Any) -> None:
+    for each in module.modules():
+        if hasattr(each, "_hf_hook"):
+            raise TypeError(
+                "module: expected one without Accelerate's hooks, got one that has some, as it was offloaded or "
+                "dispatched before. Call accelerate.hooks.remove_hook_from_submodules(module) first"
+            )
+        if isinstance(each, torch.nn.RNNBase):
+            raise TypeError(
+                f"module: expected weights that are parameters alone, got {type(each).__name__}, which keeps them in "
+                "another list too. Offload the modules beside it"
+            )
 
 
 def _put(vault: Vault, parameters: Mapping[str, Any], device: str) -> dict[str, Opener]:
@@ -148,7 +167,7 @@ def _plan(
     for name, step in chosen.items():
         parameter = parameters[name]
         for owner, attribute in step.owners:  # on the meta device, where it gets the dtype of the file
-            empty = torch.empty_like(parameter, dtype=dtypes.to_torch(step.dtype))
+            empty = torch.empty(parameter.shape, dtype=dtypes.to_torch(step.dtype), device="meta")
             owner._parameters[attribute] = torch.nn.Parameter(empty, requires_grad=parameter.requires_grad)  # noqa: SLF001
     later = {id(step) for step in chosen.values()}
     fill([step for step in steps if id(step) not in later], keys)
@@ -157,25 +176,57 @@ def _plan(
 
 @cache
 def _placeholder_class() -> Any:
-    class Placeholder(torch.nn.Parameter):
-        """Parameter that is open or on the meta device, where nothing may compute with it.
+    class Refusing:
+        """Tensor that may be on the meta device, where it is not computed with, nor is a result of it.
 
         torch 2.13 computes `linear` with a weight on the meta device, and returns memory without writing to it.
         """
 
         @classmethod
         def __torch_function__(cls, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            given = [each for each in (*args, *(kwargs or {}).values()) if isinstance(each, torch.Tensor)]
+            given = list(_tensors((args, kwargs or {})))
             with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - documented under this name
-                is_empty = [each.is_meta for each in given]
-                if any(is_empty) and not all(is_empty):
+                empty = [each for each in given if each.is_meta]
+                if empty and len(empty) < len(given):
                     raise RuntimeError(
-                        "an offloaded weight was used: expected a call of the module that it is in, got a use of its "
-                        "parameter. Name the class of the module that uses it in preload_module_classes="
+                        f"an offloaded weight of {list(empty[0].shape)} was used: expected a call of the module it is "
+                        "in, got a use of its parameter. Name the class of the module that uses it in "
+                        "preload_module_classes="
                     )
-                return function(*args, **(kwargs or {}))
+                result = function(*args, **(kwargs or {}))
+                return tree_map(lambda each: _guarded(each, Derived), result) if empty else result
+
+    class Derived(Refusing, torch.Tensor):
+        """A part of a weight that is not open, or what was computed of it on the meta device."""
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            raise TypeError(
+                "saving an offloaded weight failed: expected one in memory, got one that is opened when its module is "
+                "called. Remove the hooks first: accelerate.hooks.remove_hook_from_submodules(module)"
+            )
+
+    class Placeholder(Refusing, torch.nn.Parameter):
+        """A weight that is open or on the meta device."""
+
+        is_placeholder = True
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            plain: Any = torch.nn.Parameter(self.detach(), self.requires_grad)  # which refuses if it is not open
+            return plain.__reduce_ex__(protocol)
 
     return Placeholder
+
+
+def _guarded(value: Any, kind: Any) -> Any:
+    return value.as_subclass(kind) if type(value) is torch.Tensor and value.is_meta else value
+
+
+def _tensors(values: Any) -> Iterator[torch.Tensor]:
+    for value in values.values() if isinstance(values, dict) else values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple, dict)):
+            yield from _tensors(value)
 
 
 def guard(module: Any) -> None:
@@ -188,13 +239,25 @@ def guard(module: Any) -> None:
         for name, parameter in held.items():
             if type(parameter) is torch.nn.Parameter and parameter.is_meta:
                 held[name] = _placeholder_class()(parameter.detach(), requires_grad=parameter.requires_grad)
-    lock = threading.RLock()
-    module.register_forward_pre_hook(lambda *_: _enter(lock), prepend=True)
-    module.register_forward_hook(lambda *_: lock.release(), always_call=True)
+    # In the place of Accelerate's `forward`, which ends with its hooks.
+    module.forward = update_wrapper(partial(_OneThread().call, module.forward), module.forward)
 
 
-def _enter(lock: threading.RLock) -> None:
-    lock.acquire()
+class _OneThread:
+    """Calls of one thread at a time."""
+
+    def __init__(self) -> None:
+        self.reset_after_fork()
+        register_fork_reset(self)
+
+    def reset_after_fork(self) -> None:
+        """Renew the lock, which a thread that a child lacks may hold."""
+        self._lock = threading.RLock()
+
+    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function once no other thread does."""
+        with self._lock:
+            return function(*args, **kwargs)
 
 
 def openers_of(weights: Mapping[str, tuple[Any, str]], keys: KeySource, device: object) -> dict[str, Opener]:

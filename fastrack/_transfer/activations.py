@@ -56,6 +56,8 @@ def sealed_activations(vault: Vault | None = None, *, at_least: int = 1 << 20) -
     Values are the same bit for bit, and so are gradients, but where an operation has saved a part of a tensor: it gets
     the part contiguous, and torch may sum it in another order. A tensor that several operations save is sealed once.
     What stays is refused if it is changed in place before it is used, as autograd does; what is sealed may be changed.
+    Changes that autograd does not count (through ``.data``, NumPy or kernels of one's own) between two saves of one
+    result are not seen by the second one.
     The block goes around a function that ``torch.compile`` has compiled, and not into it.
 
     Examples
@@ -103,7 +105,9 @@ class _Kept:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         # An output that is saved as it is would refer to itself. What is detached counts changes with the tensor.
-        self._tensor, self._version = tensor.detach(), tensor._version  # noqa: SLF001 - documented under this name
+        # A leaf has nothing to refer to, and may get other memory.
+        self._tensor = tensor if tensor.is_leaf else tensor.detach()
+        self._version = tensor._version  # noqa: SLF001 - documented under this name
 
     @property
     def tensor(self) -> torch.Tensor:

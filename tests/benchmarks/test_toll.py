@@ -92,12 +92,12 @@ def test_what_was_fitted_does_not_count_as_reproduced():
 def test_every_parameter_says_where_it_is_from():
     data = toll.load_data()
     for name, each in data["parameters"].items():
-        assert each["kind"] in {"published", "assumed", "fitted"}, name
-        assert ({"source", "date"} <= each.keys()) == (each["kind"] == "published"), name
+        assert each["kind"] in {"published", "derived", "assumed", "fitted"}, name
+        assert ({"source", "date"} <= each.keys()) == (each["kind"] in {"published", "derived"}), name
         assert isinstance(each.get("date", dt.date.min), dt.date), name
     used = {part for group in ("transfers", "hops") for each in data[group].values() for part in each["message"]}
     assert "fitted-hop" in used
-    assert all(toll.kinds_of("transfers", name) <= {"published"} for name in data["transfers"])
+    assert all(toll.kinds_of("transfers", name) <= {"published", "derived"} for name in data["transfers"])
 
 
 def test_the_cap_that_a_slowdown_needs_is_the_smallest():

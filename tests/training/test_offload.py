@@ -1,5 +1,7 @@
 """`offload`: weights are open while they are used, one ahead, and nothing else is."""
 
+import io
+import pickle
 import subprocess
 import sys
 import threading
@@ -126,33 +128,92 @@ def test_what_does_not_fit_is_told_before_the_module_changes(path, key, tmp_path
 class Reading(torch.nn.Module):
     """A module that uses the weight of another one, without calling that."""
 
-    def __init__(self):
+    def __init__(self, use):
         super().__init__()
         self.inner = torch.nn.Linear(64, 64, bias=False)
+        self.use = use
 
     def forward(self, batch):
-        return torch.nn.functional.linear(batch, self.inner.weight)
+        return self.use(batch, self.inner.weight)
 
 
-def test_a_weight_that_is_not_open_is_not_computed_with():
+linear = torch.nn.functional.linear
+USES = {
+    "itself": linear,
+    "transposed": lambda batch, weight: batch @ weight.T,
+    "a part": lambda batch, weight: linear(batch, weight[:4]),
+    "data": lambda batch, weight: linear(batch, weight.data),
+    "computed": lambda batch, weight: linear(batch, weight.double().float() * 2),
+    "joined": lambda batch, weight: linear(batch, torch.cat([weight, weight])),
+    "in a list": lambda batch, weight: torch.cat([batch, weight]),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_weight_that_is_not_open_is_not_computed_with(use):
     """torch 2.13 would return memory that nobody has written to."""
-    net = fastrack.offload(Reading(), fastrack.Vault())
-    with pytest.raises(RuntimeError, match="preload_module_classes"):
+    net = fastrack.offload(Reading(USES[use]), fastrack.Vault())
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="preload_module_classes"):
         net(torch.ones(2, 64))
+    net = Reading(USES[use])
+    expected = net(torch.ones(2, 64))
+    fastrack.offload(net, fastrack.Vault(), preload_module_classes=["Reading"])
+    with torch.inference_mode():
+        assert torch.equal(net(torch.ones(2, 64)), expected)
+
+
+def test_attention_without_preloading_is_refused():
     net = torch.nn.MultiheadAttention(64, 4, bias=False, batch_first=True)
     fastrack.offload(net, fastrack.Vault())
     with pytest.raises(RuntimeError, match="preload_module_classes"):
         net(*[torch.ones(2, 5, 64)] * 3)
-    net = Reading()
-    expected = net(torch.ones(2, 64))
-    fastrack.offload(net, fastrack.Vault(), preload_module_classes=["Reading"])
-    assert torch.equal(net(torch.ones(2, 64)), expected)
+
+
+def test_modules_that_keep_weights_elsewhere_or_have_hooks_are_refused(path, key):
+    with pytest.raises(TypeError, match="LSTM"):
+        fastrack.offload(torch.nn.Sequential(torch.nn.LSTM(4, 4)), fastrack.Vault())
+    net = fastrack.offload(Net(), path, key)
+    with pytest.raises(TypeError, match="remove_hook_from_submodules"):
+        fastrack.offload(net, path, key)
+    remove_hook_from_submodules(net)
+    net.last.weight = net.first.weight
+    fastrack.load_model(net, path, key)
+    assert torch.equal(net(BATCH), Net()(BATCH))
+    assert torch.equal(fastrack.offload(net, path, key)(BATCH), Net()(BATCH))
+    with pytest.raises(TypeError, match="saving an offloaded weight failed"):
+        torch.save(net.state_dict(), io.BytesIO())
+    with torch.device("meta"):
+        net = torch.nn.Linear(600, 600)
+    fastrack.save_model(torch.nn.Linear(600, 600), path, key)
+    for _ in range(2):
+        fastrack.offload(net, path, key)
+        expected = net(BATCH)
+        remove_hook_from_submodules(net)
+    fastrack.load_model(net, path, key, device="cpu")
+    assert torch.equal(net(BATCH), expected)
+    assert torch.equal(pickle.loads(pickle.dumps(net))(BATCH), expected)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, ValueError])
+def test_a_call_that_is_interrupted_keeps_no_other_thread_waiting(path, key, error):
+    net = fastrack.offload(Net(), path, key)
+
+    def interrupt(*_):
+        raise error
+
+    handle = net.middle.register_forward_pre_hook(interrupt)
+    with pytest.raises(error):
+        net(BATCH)
+    handle.remove()
+    with ThreadPoolExecutor(1) as threads:
+        assert torch.equal(threads.submit(net, BATCH).result(20), Net()(BATCH))
 
 
 def test_threads_wait_for_each_other(path, key):
     net, expected = fastrack.offload(Net(), path, key), Net()(BATCH)
     with ThreadPoolExecutor(3) as threads, torch.no_grad():
         assert all(threads.map(lambda _: torch.equal(net(BATCH), expected), range(30)))
+        assert all(threads.map(lambda _: torch.equal(net.forward(BATCH), expected), range(30)))
     tamper_file(path, "middle.weight", 40_000)
     for _ in range(2):
         with pytest.raises(AuthenticationError):

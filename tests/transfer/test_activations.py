@@ -196,6 +196,14 @@ def test_what_stays_must_not_change_in_place(at_least):
         loss.backward()
 
 
+def test_a_leaf_that_gets_other_memory_is_used_with_that():
+    leaf = torch.full((64,), 4.0, requires_grad=True)
+    _, loss = saved(lambda: leaf.square().sum())
+    leaf.data = torch.ones(64)
+    loss.backward()
+    assert leaf.grad[0] == 2
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_tensors_stay():
     values = torch.nested.nested_tensor([torch.ones(4, 64), torch.ones(9, 64)], requires_grad=True)

@@ -67,7 +67,7 @@ def bench(
             metavar="MIB",
             min=0.001,
             show_default="25, 100, 250, 1000",
-            help="With --toll, the size of DDP's buckets; may be repeated.",
+            help="With --toll, the size of DDP's buckets; 25 is its default, whose first has 1 MiB; may be repeated.",
         ),
     ] = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="The device: cpu, or cuda:N.")] = "cpu",
