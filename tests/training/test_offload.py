@@ -265,6 +265,7 @@ threading.Thread(target=late).start()
 """
 
 
+@pytest.mark.nightly
 def test_it_works_when_the_interpreter_ends():
     done = subprocess.run([sys.executable, "-c", AT_THE_END], capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("(1, 4) [2, 2]\n", 0), done.stderr
