@@ -230,7 +230,7 @@ def test_a_worker_that_does_not_take_over_a_model_is_replaced(start):
         served.server.reload("ok")
         assert not Path(f"/proc/{victim}").exists()
         assert "does not take over the model" in served.log.read_text()
-        assert models_mapped(served.server) == 2
+        served.server.wait(lambda: models_mapped(served.server) == 2, 10)
 
 
 def test_a_killed_worker_is_started_again_and_workers_end_with_their_supervisor(start):
@@ -246,7 +246,7 @@ def test_a_killed_worker_is_started_again_and_workers_end_with_their_supervisor(
             assert served.check(client).edition == list(served.good)[1]
             client.close()
         assert "ended by SIGKILL" in served.log.read_text()
-        assert models_mapped(served.server) == 2
+        served.server.wait(lambda: models_mapped(served.server) == 2, 10)
 
         workers = children_of(served.server.process.pid)
         served.server.process.kill()  # a killed supervisor tells its workers nothing: they notice, and end
