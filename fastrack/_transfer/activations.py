@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @public
 @contextlib.contextmanager
-def sealed_activations(vault: Vault | None = None, *, at_least: int = 1 << 20) -> Iterator[Vault]:
+def sealed_activations(vault: Vault | None = None, *, min_bytes: int = 1 << 20) -> Iterator[Vault]:
     """Keep the tensors that autograd saves for the backward pass sealed in a vault, off the device.
 
     On a GPU this takes the activations out of its memory, as ``torch.autograd.graph.save_on_cpu`` does, and nothing but
@@ -33,7 +33,7 @@ def sealed_activations(vault: Vault | None = None, *, at_least: int = 1 << 20) -
     vault : Vault, optional
         Where the tensors wait. Pass the same one at each step, so that its places are made once. By default a vault in
         host memory, for this block.
-    at_least : int
+    min_bytes : int
         Bytes of the tensors that are sealed. Smaller ones stay where they are, and so do parameters, other leaves that
         require a gradient and views of these, sparse tensors and tensors of subclasses, such as DTensor.
 
@@ -66,7 +66,7 @@ def sealed_activations(vault: Vault | None = None, *, at_least: int = 1 << 20) -
     >>> import fastrack
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 1))
     >>> vault, batch = fastrack.Vault(), torch.ones(8, 64)
-    >>> with fastrack.sealed_activations(vault, at_least=1024):
+    >>> with fastrack.sealed_activations(vault, min_bytes=1024):
     ...     loss = model(batch).mean()
     >>> loss.backward()
     >>> model[0].weight.grad.shape
@@ -79,7 +79,7 @@ def sealed_activations(vault: Vault | None = None, *, at_least: int = 1 << 20) -
     saved: weakref.WeakValueDictionary[Hashable, _Sealed] = weakref.WeakValueDictionary()
 
     def pack(tensor: torch.Tensor) -> _Kept | _Sealed:
-        if not _can_wait(tensor, at_least):
+        if not _can_wait(tensor, min_bytes):
             return _Kept(tensor)
         if tensor.grad_fn is None:  # others may write to it, such as the loader of the next batch
             return _Sealed(kept.put("activation", tensor))
@@ -130,7 +130,7 @@ class _Sealed:
         self.ticket, self.storage = ticket, storage
 
 
-def _can_wait(tensor: torch.Tensor, at_least: int) -> bool:
+def _can_wait(tensor: torch.Tensor, min_bytes: int) -> bool:
     """Return whether a tensor can be sealed, has so many bytes, and is not alive anyway, as a parameter is."""
     import torch
 
@@ -141,7 +141,7 @@ def _can_wait(tensor: torch.Tensor, at_least: int) -> bool:
         return False
     if type(tensor) is not torch.Tensor or tensor.layout != torch.strided:
         return False
-    if not at_least <= tensor.nbytes <= tensor.untyped_storage().nbytes():  # else it is expanded
+    if not min_bytes <= tensor.nbytes <= tensor.untyped_storage().nbytes():  # else it is expanded
         return False
     with contextlib.suppress(TypeError):
         return tensor.device.type in {"cpu", "cuda"} and bool(dtypes.from_torch(tensor.dtype))

@@ -44,7 +44,7 @@ def test_gradients_are_those_of_the_plain_step(vault):
 
     def sealed():
         torch.manual_seed(1)
-        with fastrack.sealed_activations(vault, at_least=LEAST) as used:
+        with fastrack.sealed_activations(vault, min_bytes=LEAST) as used:
             loss = model(BATCH).square().mean()
         assert used is vault
         assert vault._store or vault._slots._used > 10 * LEAST
@@ -69,26 +69,26 @@ def test_an_altered_tensor_enters_no_gradient():
     tickets = []
     put = vault.put
     vault.put = lambda name, tensor: tickets.append(put(name, tensor)) or tickets[-1]
-    with fastrack.sealed_activations(vault, at_least=LEAST):
+    with fastrack.sealed_activations(vault, min_bytes=LEAST):
         loss = model(BATCH).square().mean()
     tickets[0]._place[200] ^= 1
     with pytest.raises(AuthenticationError, match="'activation'"):
         loss.backward()
     assert model[0].self_attn.in_proj_weight.grad is None
     closed = fastrack.Vault()
-    with fastrack.sealed_activations(closed, at_least=LEAST):
+    with fastrack.sealed_activations(closed, min_bytes=LEAST):
         loss = model(BATCH).square().mean()
     closed.close()
     with pytest.raises(ClosedError):
         loss.backward()
 
 
-def saved(function, at_least=LEAST):
+def saved(function, min_bytes=LEAST):
     """The sizes that are sealed, and the shapes that stay."""
     vault, sizes = fastrack.Vault(), []
     put = vault.put
     vault.put = lambda name, tensor: sizes.append(tensor.nbytes) or put(name, tensor)
-    with fastrack.sealed_activations(vault, at_least=at_least):
+    with fastrack.sealed_activations(vault, min_bytes=min_bytes):
         result = function()
     return sizes, result
 
@@ -97,7 +97,7 @@ def test_parameters_and_what_is_small_or_repeated_stay():
     linear = torch.nn.Linear(64, 64)
     value = torch.ones(32, 64, requires_grad=True)
     assert saved(lambda: linear(value * 1))[0] == [value.nbytes]
-    assert saved(lambda: linear(value * 1), at_least=value.nbytes + 1)[0] == []
+    assert saved(lambda: linear(value * 1), min_bytes=value.nbytes + 1)[0] == []
     assert saved(lambda: value.exp() * torch.ones(1, 64).expand(32, 64))[0] == [value.nbytes]
     assert saved(lambda: torch.sparse.mm(torch.eye(64).to_sparse(), torch.ones(64, 64, requires_grad=True)))[0] == []
     assert saved(lambda: value.to(torch.complex128).exp())[0] == []
@@ -166,12 +166,12 @@ def test_conjugates_and_negatives_are_other_tensors():
     expected = [each.grad.clone() for each in (value, *weights)]
     for each in (value, *weights):
         each.grad = None
-    saved(step, at_least=64)[1].backward()
+    saved(step, min_bytes=64)[1].backward()
     assert all(map(torch.equal, expected, [each.grad for each in (value, *weights)]))
 
 
-@pytest.mark.parametrize("at_least", [1, 1 << 20])
-def test_what_stays_must_not_change_in_place(at_least):
+@pytest.mark.parametrize("min_bytes", [1, 1 << 20])
+def test_what_stays_must_not_change_in_place(min_bytes):
     """autograd does not check what hooks keep. What is sealed is a copy."""
     linear, value = torch.nn.Linear(64, 64), torch.randn(32, 64)
 
@@ -181,8 +181,8 @@ def test_what_stays_must_not_change_in_place(at_least):
         result += 1
         return result.sum(), gradient.detach()
 
-    _, (loss, gradient) = saved(step, at_least=at_least)
-    if at_least > value.nbytes:
+    _, (loss, gradient) = saved(step, min_bytes=min_bytes)
+    if min_bytes > value.nbytes:
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
     else:
@@ -207,7 +207,7 @@ def test_a_leaf_that_gets_other_memory_is_used_with_that():
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_nested_tensors_stay():
     values = torch.nested.nested_tensor([torch.ones(4, 64), torch.ones(9, 64)], requires_grad=True)
-    sizes, loss = saved(lambda: (values * values).to_padded_tensor(0.0).sum(), at_least=1)
+    sizes, loss = saved(lambda: (values * values).to_padded_tensor(0.0).sum(), min_bytes=1)
     loss.backward()
     assert sizes == []
 
@@ -224,11 +224,11 @@ def test_graphs_are_kept_differentiated_twice_and_checkpointed():
         gradient.square().sum().backward()
 
     expected = gradients_of(model, lambda: twice(contextlib.nullcontext()))
-    found = gradients_of(model, lambda: twice(fastrack.sealed_activations(at_least=LEAST)))
+    found = gradients_of(model, lambda: twice(fastrack.sealed_activations(min_bytes=LEAST)))
     assert all(map(torch.equal, expected, found))
 
     def step():
-        with fastrack.sealed_activations(at_least=LEAST):
+        with fastrack.sealed_activations(min_bytes=LEAST):
             value = checkpoint(model, batch, use_reentrant=False).sum()
         value.backward()
 
