@@ -87,8 +87,7 @@ def attach(model: Any, mount: Mount, keys: KeyRing, changed: Changed | None) -> 
 
 def _openers(loader: Any, mount: Mount, keys: KeyRing, changed: Changed | None) -> dict[str, Opener]:
     """Return what opens each weight of an ``OffloadedWeightsLoader``."""
-    place: Any = loader.device
-    device = "cpu" if place is None else f"cuda:{place}" if isinstance(place, int) else str(place)
+    device = name_of(loader.device)
     sealed: dict[str, tuple[SealedTensor, str]] = {}
     found: dict[str, Opener] = {}
     files: dict[str, dict[str, SealedTensor]] = {}
@@ -105,6 +104,11 @@ def _openers(loader: Any, mount: Mount, keys: KeyRing, changed: Changed | None) 
     found |= openers_of(sealed, keys, device)
     ordered = {name: partial(_convert, found[name], entry.get("dtype")) for name, entry in loader.index.items()}
     return {**ordered, **{name: partial(loader.state_dict.__getitem__, name) for name in loader.state_dict}}
+
+
+def name_of(device: object) -> str:
+    """Return the name of a device of a device map, where a number is that of a GPU."""
+    return "cpu" if device is None else f"cuda:{device}" if isinstance(device, int) else str(device)
 
 
 def _convert(opener: Opener, dtype: str | None) -> Any:

@@ -309,6 +309,13 @@ def test_what_would_load_from_elsewhere_or_write_plaintext_is_refused(folder, op
         from_pretrained(Tokenizer, folder, keys=KEY, **options)
 
 
+def test_a_number_in_a_device_map_is_that_of_a_gpu():
+    """Weights for "cuda:0" must not be opened in host memory."""
+    from fastrack.transformers._offload import name_of
+
+    assert [name_of(device) for device in (None, 0, 1, "cpu", "cuda:1")] == ["cpu", "cuda:0", "cuda:1", "cpu", "cuda:1"]
+
+
 def test_the_key_has_to_be_that_of_the_folder(folder):
     with pytest.raises(UnknownKeyError):
         from_pretrained(Tokenizer, folder, keys=Key.generate())
