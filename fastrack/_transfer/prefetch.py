@@ -62,7 +62,8 @@ class PrefetchLoader(Generic[Name]):
             if not self._is_open:
                 raise ClosedError("expected an open loader, got a closed one; call prefetch again")
             if name not in self._parts:
-                raise KeyError(f"tensor {shown(name)}: expected one of the plan that was not taken, got another one")
+                wanted = shown(getattr(name, "name", name))  # of a ticket too
+                raise KeyError(f"tensor {wanted}: expected one of the plan that was not taken, got another one")
             part, ready = self._parts.pop(name), self._ahead.pop(name, None)
             self._size -= 0 if ready is None else part.nbytes
             self._submit()
