@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
 from fastrack._crypto.base import HostMemory, Messages
 from fastrack._crypto.engine import get_engine
-from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.session import Session
 from fastrack._devices import canonical, open_device
 from fastrack._devices.base import Device, DeviceOperation, Slab
@@ -347,9 +346,7 @@ class Channel:
                 self._clear(remaining)
 
     def _seal(self, x: Any, context: MessageContext, key: Key, message: Bytes | None = None) -> Bytes:
-        message_key, header = context.new_key(key)
-        keys = MessageKeys.of([message_key])
-        message_key.wipe()
+        keys, header = context.new_keys(key)
         try:
             memory = self._device.view(x, writable=False)
             nbytes = dtypes.nbytes(context.dtype, context.shape)
