@@ -110,6 +110,7 @@ PEERS_OPTIONS ?=
 
 peers: $(PEERS)/.installed $(NATIVE)  ## benchmark against alternatives; the machine should be idle
 	$(PEERS)/bin/python -m bench.peers $(PEERS_OPTIONS)
+	$(PEERS)/bin/python -m bench.peers.signing
 
 bench-compare: $(STAMP) $(NATIVE)  ## is the working tree slower than BASE=<revision>? some minutes; the machine should be idle
 	$(BIN)/python -m bench.compare $(BASE)
@@ -158,7 +159,7 @@ INTEGRATIONS := trainers servers serving clouds tokens
 ONLY ?= $(INTEGRATIONS)
 
 trainers_EXTRAS := torch,demo
-trainers_TESTS := $(addprefix tests/,$(addprefix training/test_,trainers.py ray.py transformers.py recipes.py models_of_others.py) \
+trainers_TESTS := $(addprefix tests/,benchmarks/test_workloads.py $(addprefix training/test_,trainers.py ray.py transformers.py recipes.py models_of_others.py) \
 	training/test_streaming_trainers.py distributed/test_trainers_checkpoints.py project/test_examples.py sealed/test_quantize.py sealed/test_sample_sources.py)
 servers_EXTRAS := torch,broker,remote,vault
 servers_TESTS := tests/broker tests/remote tests/providers/test_vault.py

@@ -15,8 +15,10 @@ from fastrack.errors import FastrackError
 if TYPE_CHECKING:
     from fastrack._bench.collectives import Collective
     from fastrack._bench.runner import Measured
+    from fastrack._bench.workloads import Workload
 
 _COLOURS = ("#8c2d19", "#d9773b", "#c9b458", "#2f6f8f", "#b5b5b5")  # from the bounce path to the plain copy
+_OF_WAYS = {"bounce": _COLOURS[0], "direct": _COLOURS[3], "plain": _COLOURS[4]}
 
 
 def require(package: str) -> None:
@@ -105,6 +107,36 @@ def draw_collectives(rows: "Sequence[Collective]", path: Path) -> None:
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(ways), fontsize=9)
     _draw_steps(panels[-1], rows)
     figure.suptitle("Collectives and iterations of training (median)", fontsize=11)
+    _save(figure, path)
+
+
+def draw_workloads(rows: "Sequence[Workload]", device: str, path: Path) -> None:
+    """Save a bar chart of the steps of each case: compute, and transfers on top, over the step with a plain copy.
+
+    `check_picture` tells whether the chart can be saved.
+    """
+    from matplotlib.figure import Figure
+
+    cases = list(dict.fromkeys((row.model, row.mode, row.batch) for row in rows))
+    ways = list(dict.fromkeys(row.way for row in rows))
+    figure = Figure(figsize=(2 + 1.1 * max(4, len(cases)), 4.5), layout="constrained")
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_axisbelow(True)
+    width = 0.84 / len(ways)
+    for number, way in enumerate(ways):
+        here = [row for row in rows if row.way == way]
+        x = [cases.index((row.model, row.mode, row.batch)) - 0.42 + width * (number + 0.5) for row in here]
+        compute = [row.over_plain * (1 - row.share) for row in here]
+        axes.bar(x, compute, 0.92 * width, color="#d9d9d9", label="compute" if number == 0 else None)
+        colour = _OF_WAYS.get(way, _COLOURS[2])
+        bars = axes.bar(x, [row.over_plain * row.share for row in here], 0.92 * width, compute, color=colour, label=way)
+        axes.bar_label(bars, [f"{row.over_plain:.2f}" for row in here], fontsize=6, padding=1)
+    axes.axhline(1, linewidth=0.6, color="black")
+    axes.set_xticks(range(len(cases)), [f"{model}\n{mode}\n{batch}" for model, mode, batch in cases], fontsize=7)
+    axes.set_ylabel("time of a step over that with a plain copy")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(ways) + 1, fontsize=9)
+    figure.suptitle(f"Workloads on {device}; compute {rows[0].of_compute}", fontsize=11)
     _save(figure, path)
 
 
