@@ -85,7 +85,7 @@ def main():
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         ways = ways_of(Path(folder), options.size)
-        times = interleave(ways, options.rounds, order=Random(0))  # noqa: S311 - no secret
+        times = interleave(ways, options.rounds, order=Random(0))
     rows = {name: Times(seconds) for name, seconds in times.items()}
     for name, row in rows.items():
         speed = (options.size << 20) / row.median / 1e9
