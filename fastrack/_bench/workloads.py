@@ -239,6 +239,6 @@ def compute_seconds(name: str, case: Case) -> float:
     """Return the modelled seconds of a case: those of its operations, or of its kernels' launches if these are more."""
     each, model = toll.load_data()["computes"][name], toll.load_data()["workloads"][case.model]
     passes = 3 if case.mode == "training" else 1  # a backward pass has twice the multiplications of a forward pass
-    speed = toll.parameter(each["peak"]) * toll.parameter(each["utilisation"])
+    speed = toll.parameter(each["peak"]) * toll.parameter(model["utilisation"])
     launches = model["kernels"] * toll.parameter(each["launch"])
     return float(passes * max(model["operations"] * case.batch / speed, launches))

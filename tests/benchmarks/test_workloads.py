@@ -77,6 +77,7 @@ def test_a_way_that_delivers_other_bytes_is_found(monkeypatch):
 
 def test_modelled_compute_is_that_of_operations_or_of_launches():
     assert compute_seconds("h100", Case("ResNet-50", "inference", 1)) == pytest.approx(175 * 4e-6)
+    assert compute_seconds("h100", Case("ResNet-50", "inference", 64)) == pytest.approx(64 * 8.18e9 / (0.18 * 989e12))
     found = compute_seconds("h100", Case("ViT-B", "inference", 64))
     assert found == pytest.approx(64 * 33.7e9 / (0.4 * 989e12))
     training, request = (compute_seconds("h100", Case("ViT-B", mode, 64)) for mode in ("training", "inference"))
