@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 MIB = 2**20
 DIRECTIONS = {"to_device": "to the device", "to_host": "back"}
 WAYS = ("plain", "naive", "sealed", "alone")
+CASE = ("model", "mode", "batch")
 
 
 def ablation(document):
@@ -84,6 +85,24 @@ def collectives(document):
         yield [subject, format_size(size), str(ranks), f"{1000 * by_way['gloo']['seconds']:.1f}", *ratios]
 
 
+def workloads(document):
+    """Return the time of a step of each case over that with a plain copy, by way."""
+    yield ["", "compute, ms", "plain, ms", "bounce ÷ plain", "direct ÷ plain", "A/A", "saved of the overhead"]
+    for (model, mode, batch), group in groupby(document["workloads"], key=lambda row: tuple(map(row.get, CASE))):
+        rows = {row["way"]: row for row in group}
+        plain, direct = rows["plain"], rows["direct"]
+        again = [row["again"] for row in rows.values()]
+        yield [
+            f"{model}, {mode}, {batch}",
+            f"{1e3 * plain['compute']:.2f}",
+            f"{1e3 * plain['step']:.2f}",
+            f"{rows['bounce']['over_plain']:.3f}",
+            f"{direct['over_plain']:.3f}",
+            f"{min(again):.3f} to {max(again):.3f}",
+            f"{100 * direct['removed']:.0f} %",
+        ]
+
+
 def fuzzed(*documents):
     """Return what each target of the fuzzer was given."""
     yield ["target", *(f"inputs, run {number}" for number in range(1, len(documents) + 1)), "branches", "crashes"]
@@ -110,6 +129,7 @@ TABLES = {
     "features": (features, "2026-11-28-peers-cpu-epyc-2cores"),
     "collectives": (collectives, "2026-11-22-collectives-cpu-xeon-avx512-2cores"),
     "fuzzed": (fuzzed, "2026-11-21-fuzz-cpu-epyc-zen5-2cores", "2026-11-22-fuzz-cpu-xeon-avx512-2cores"),
+    "workloads": (workloads, "2026-11-28-workloads-cpu-epyc-zen4-2cores"),
     "soaked": (soaked, "2026-11-22-soak-cpu-xeon-2cores"),
 }
 
