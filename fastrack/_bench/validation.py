@@ -1,0 +1,153 @@
+"""Validation of `fastrack plan`: sizes that were measured are left out, predicted, and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median, quantiles
+from typing import Any
+
+from fastrack._bench.curves import Curve, OutOfReachError
+from fastrack._bench.profiles import Point, Profile, Stage, lower_quartile
+
+LEFT_OUT, LATER = "left out", "measured later"
+_CLASSES = ((1 << 20, "to 1 MiB"), (32 << 20, "to 32 MiB"))  # by size
+_LARGEST = "above 32 MiB"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The prediction of one size beside what was measured there, and what a bandwidth alone gives for it."""
+
+    machine: str
+    stage: Stage
+    size: int
+    gap: float  # the factor between the neighbours that were left
+    measured: float  # seconds, the lower quartile
+    predicted: float
+    baseline: float  # bytes by the bandwidth of the largest size that was left
+    covered: float  # the share of the runs in the interval
+    holds: bool  # the interval has the lower quartile
+    width: float  # the upper end of the interval over the lower one
+    halves: float | None  # the lower quartile of one half of the runs over that of the other
+
+    @property
+    def error(self) -> float:
+        """The error of the prediction, relative to what was measured."""
+        return abs(self.predicted / self.measured - 1)
+
+    @property
+    def baseline_error(self) -> float:
+        """The error of the baseline."""
+        return abs(self.baseline / self.measured - 1)
+
+    @property
+    def noise(self) -> float | None:
+        """The error of one half of the runs as a prediction of the other."""
+        return None if self.halves is None else abs(self.halves - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The errors of some trials: medians, and 90th percentiles."""
+
+    of: str
+    trials: int
+    refused: int  # sizes that were not predicted, as an edge of a cache lies in the gap
+    error: tuple[float, float]
+    baseline: tuple[float, float]
+    noise: tuple[float, float] | None
+    covered: float  # the share of runs in the intervals
+    held: float  # the share of lower quartiles in them
+    width: float  # the median of the upper end over the lower one
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Trials:
+    """Trials of one kind, and the stage and size of what was refused."""
+
+    trials: tuple[Trial, ...]
+    refused: tuple[tuple[Stage, int], ...]
+
+    def summaries(self) -> Iterator[Summary]:
+        """Yield summaries: of all, by class of size, and by stage."""
+        by_class: dict[str, list[Trial]] = {}
+        by_stage: dict[str, list[Trial]] = {}
+        for trial in sorted(self.trials, key=lambda each: each.size):
+            by_class.setdefault(size_class(trial.size), []).append(trial)
+        for trial in self.trials:
+            by_stage.setdefault(trial.stage.name, []).append(trial)
+        for of, trials in ({"all": list(self.trials)} | by_class | by_stage).items():
+            if trials:
+                yield self._summary(of, trials)
+
+    def _summary(self, of: str, trials: Sequence[Trial]) -> Summary:
+        noise = [trial.noise for trial in trials if trial.noise is not None]
+        refused = [(stage, size) for stage, size in self.refused if of in {"all", size_class(size), stage.name}]
+        return Summary(
+            of,
+            len(trials),
+            len(refused),
+            _spread([trial.error for trial in trials]),
+            _spread([trial.baseline_error for trial in trials]),
+            _spread(noise) if noise else None,
+            sum(trial.covered for trial in trials) / len(trials),
+            sum(trial.holds for trial in trials) / len(trials),
+            median(trial.width for trial in trials),
+        )
+
+
+def size_class(size: int) -> str:
+    """Return the class of a size, for people."""
+    return next((name for limit, name in _CLASSES if size <= limit), _LARGEST)
+
+
+def leave_out(profile: Profile, *, every: int = 1) -> Trials:
+    """Predict each size between others from the rest. With `every` of 2, each second size is all that is used."""
+    trials, refused = list[Trial](), list[tuple[Stage, int]]()
+    for stage, points in profile.stages.items():
+        kept = points[::every]
+        for index in range(1, len(kept) - 1):
+            rest = Curve(stage, kept[:index] + kept[index + 1 :], profile.machine.caches)
+            try:
+                trials.append(_trial(profile, rest, kept[index], kept[index + 1].size / kept[index - 1].size))
+            except OutOfReachError:
+                refused.append((stage, kept[index].size))
+    return Trials(tuple(trials), tuple(refused))
+
+
+def predict_later(profile: Profile, later: Profile) -> Trials:
+    """Predict what was measured later, of the same stages and sizes, by all of what was measured before."""
+    trials = []
+    for stage in profile.stages.keys() & later.stages.keys():
+        curve = Curve.of(profile, stage)
+        sizes = {point.size for point in curve.points}
+        trials += [_trial(profile, curve, point, 1.0) for point in later.stages[stage] if point.size in sizes]
+    return Trials(tuple(trials), ())
+
+
+def _trial(profile: Profile, curve: Curve, point: Point, gap: float) -> Trial:
+    found, largest = curve.at(point.size), curve.points[-1]
+    even, odd = point.runs[::2], point.runs[1::2]
+    return Trial(
+        machine=str(profile.machine),
+        stage=curve.stage,
+        size=point.size,
+        gap=gap,
+        measured=point.seconds,
+        predicted=found.middle,
+        baseline=point.size * largest.seconds / largest.size,
+        covered=sum(found.low <= run <= found.high for run in point.runs) / len(point.runs),
+        holds=found.low <= point.seconds <= found.high,
+        width=found.high / found.low,
+        halves=None if point.is_summary or len(point.runs) < 6 else lower_quartile(even) / lower_quartile(odd),
+    )
+
+
+def _spread(values: Sequence[float]) -> tuple[float, float]:
+    """Return the median and the 90th percentile."""
+    return median(values), quantiles(values, n=10, method="inclusive")[-1] if len(values) > 1 else values[0]
