@@ -48,12 +48,13 @@ RANKS = (2,)
 _LARGEST_BOUNCE = 256 << 20  # bytes: a chain takes three buffers more
 _LARGEST_BUCKET = 64 << 20
 _SMALLEST_BUCKET = 64 << 10
-_ROWS = tuple(256 << shift for shift in range(0, 12, 2))  # bytes, to 256 KiB
+_ROWS = tuple(512 << shift for shift in range(10))  # bytes, to 256 KiB
 _BATCHES = (8, 16, 32, 64, 128, 256, 512, 1024)  # rows
 _LARGEST_BATCH = 64 << 20  # bytes
 _TABLE = 128 << 20  # bytes of the rows to choose from
 _RUNS = ((1 << 20, 5), (16 << 20, 3))  # bytes up to which a round has so many runs; above it has one
 _SMALL = 16 << 20  # bytes up to which a size is measured twice in a round: it costs little, and varies
+_CACHED = 64 << 20  # bytes up to which caches hold something of the run before
 _SEED = 20261128
 
 
@@ -65,7 +66,7 @@ class _Task:
     size: int
     run: Callable[[], Any]
     prepare: Callable[[], None] = field(default=lambda: None)
-    settle: int = 1  # untimed runs before
+    settle: int = 1  # untimed runs before, so that caches hold what another stage has displaced
 
 
 def measure_stages(
@@ -107,7 +108,7 @@ def sizes_to(largest: int, smallest: int = SMALLEST) -> list[int]:
 def _time(task: _Task) -> Iterator[float]:
     """Yield the seconds of the runs of a round."""
     count = next((runs for limit, runs in _RUNS if task.size <= limit), 1)
-    for _ in range(task.settle):
+    for _ in range(task.settle if task.size <= _CACHED else 0):
         task.run()
     for _ in range(count):
         task.prepare()

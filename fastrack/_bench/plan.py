@@ -20,7 +20,7 @@ from fastrack._bench.profiles import (
     TO_DEVICE,
     Stage,
 )
-from fastrack._bench.revocations import Revocations
+from fastrack._bench.revocations import Costs, Revocations
 from fastrack._bench.sources import Source
 from fastrack._bench.traces import Observed
 from fastrack._util.shown import format_size
@@ -29,6 +29,7 @@ MIB = 1 << 20
 CAPS = (50, 100, 250)  # MiB of buckets to compare with
 COMPUTE = "compute"
 _WORTH = 0.98  # of the time: what saves less is not named
+_HOPELESS = 1000.0  # times as long as without revocations
 _NOTICES = {True: "fits", False: "does not fit", None: "may not fit"}
 
 
@@ -38,6 +39,9 @@ class Part:
 
     name: str
     seconds: Estimate
+    stage: Stage | None = None  # None for what is no stage
+    size: float = 0.0  # bytes of each message of the stage, the largest if they differ
+    each: Estimate | None = None  # seconds of that message
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +65,22 @@ class Plan:
     bottleneck: str
     moves: tuple[Move, ...] = ()
     notes: tuple[str, ...] = ()
+    sources: tuple[tuple[str, float], ...] = ()  # names and seconds of sources that differ
 
     def as_dict(self) -> dict[str, Any]:
         """Return it for JSON."""
-        return asdict(self)
+        return {**asdict(self), "sources": dict(self.sources)}
+
+
+def plan_by_each(source: Source, predict: Callable[[Source], Plan]) -> Plan:
+    """Return the plan of a source, with what each of its parts gives if there are several that reach."""
+    plan, found = predict(source), list[tuple[str, float]]()
+    for name, part in source.each():
+        try:
+            found.append((name, predict(part).seconds.middle))
+        except OutOfReachError:
+            continue
+    return replace(plan, sources=tuple(sorted(found, key=lambda item: item[1]))) if len(found) > 1 else plan
 
 
 def _plan(
@@ -120,10 +136,11 @@ def plan_transfer(
         moves.try_("messages twice as large", took, stage, 2 * size, count / 2)
     if name == PLAIN_TENSOR:
         moves.try_("sealed before, by its owner", took, Stage(TO_DEVICE, threads), size, count)
+    part = Part(str(stage), seconds, stage, size, source.at(stage, size))
     job = f"{name} of {format_size(size)}" + (f", {count} times" if count > 1 else "")
     notes = () if observed is None else (_describe(observed),)
     step = None if observed is None else f"{name}: {observed.bottleneck}"
-    return _plan(source, job, seconds, [Part(str(stage), seconds)], moves=moves.found, notes=notes, bottleneck=step)
+    return _plan(source, job, seconds, [part], moves=moves.found, notes=notes, bottleneck=step)
 
 
 def _describe(observed: Observed) -> str:
@@ -186,7 +203,8 @@ def plan_epoch(source: Source, epoch: Epoch) -> Plan:
         moves.try_("batches fetched while a step goes on", took, replace(epoch, overlap=1.0))
     if epoch.compute and data.middle < epoch.compute:
         moves.try_("half the compute", took, replace(epoch, compute=epoch.compute / 2))
-    parts = [Part(f"{epoch.pattern}, {epoch.threads} threads", data.times(epoch.steps))]
+    stage = Stage(epoch.pattern, epoch.threads, epoch.row)
+    parts = [Part(str(stage), data.times(epoch.steps), stage, epoch.row * epoch.batch, data)]
     if epoch.compute:
         parts.append(Part(COMPUTE, Estimate.exact(epoch.compute * epoch.steps)))
     job = f"epoch of {epoch.samples} {epoch.pattern} of {epoch.row} bytes in {epoch.steps} batches of {epoch.batch}"
@@ -209,7 +227,7 @@ class Schedule:
     young: float  # seconds of work between two checkpoints
     daly: float
     best: float
-    slowdown: Mapping[str, float]  # time over that of an uninterrupted run, by interval
+    costs: Mapping[str, Costs]  # with each of these intervals, by name
 
     def as_dict(self) -> dict[str, Any]:
         """Return it for JSON."""
@@ -227,7 +245,9 @@ def plan_checkpoint(source: Source, size: float, threads: int, *, notice: float 
         fits = True if seconds.high <= notice else False if seconds.low > notice else None
         notes.append(f"a checkpoint {_NOTICES[fits]} in a notice of {notice:g} s")
     job = f"checkpoint of {format_size(size)}"
-    return _plan(source, job, seconds, [Part(str(stage), seconds)], moves=moves.found, notes=notes)
+    return _plan(
+        source, job, seconds, [Part(str(stage), seconds, stage, size, seconds)], moves=moves.found, notes=notes
+    )
 
 
 def schedules(source: Source, size: float, threads: int, mean: float, restart: float) -> list[Schedule]:
@@ -237,13 +257,24 @@ def schedules(source: Source, size: float, threads: int, mean: float, restart: f
     """
     save = source.at(Stage(SAVE, threads), size)
     load = source.at(Stage(LOAD_COLD, threads), size)
-    found = []
-    for saving, loading in ((save.low, load.low), (save.middle, load.middle), (save.high, load.high)):
-        model = Revocations(mean, saving, restart + loading)
+    pairs = (save.low, load.low), (save.middle, load.middle), (save.high, load.high)
+    return [_schedule(Revocations(mean, saving, restart + loading)) for saving, loading in pairs]
+
+
+def _schedule(model: Revocations) -> Schedule:
+    try:
         intervals = {"young": model.young(), "daly": model.daly(), "best": model.best()}
-        slowdown = {name: model.at(interval).slowdown for name, interval in intervals.items()}
-        found.append(Schedule(saving, restart + loading, **intervals, slowdown=slowdown))
-    return found
+        costs = {name: model.at(interval) for name, interval in intervals.items()}
+        is_sane = all(0 <= each.slowdown <= _HOPELESS for each in costs.values())
+    except (OverflowError, ZeroDivisionError):
+        is_sane = False
+    if not is_sane:
+        raise OutOfReachError(
+            f"planning how often to save failed: expected revocations that leave time to work, got one in "
+            f"{model.mean:.3g} s, with {model.save:.3g} s for a checkpoint and {model.restart:.3g} s for a restart. "
+            "Save fewer bytes, or take machines that stay"
+        )
+    return Schedule(model.save, model.restart, **intervals, costs=costs)
 
 
 # Collectives.
@@ -271,7 +302,7 @@ def plan_collective(
     for fewer in source.ranks(stage.name):
         if fewer < ranks:
             moves.try_(f"{fewer} ranks", took, fewer, cap)
-    parts = [Part(str(stage), _sum(_all(source, stage, filled)))]
+    parts = [Part(str(stage), _sum(_all(source, stage, filled)), stage, max(filled), source.at(stage, max(filled)))]
     if compute:
         parts.append(Part(COMPUTE, Estimate.exact(compute)))
     job = f"all-reduce of {format_size(sum(sizes))} by {ranks} ranks in {len(filled)} buckets of {cap:g} MiB"
@@ -313,7 +344,8 @@ def plan_load(source: Source, sizes: Sequence[int], threads: int, *, is_cold: bo
     stage = cold if is_cold else cached
     seconds = took(stage, 1)
     moves = _Moves(seconds)
-    parts, worst = [Part(str(stage), seconds)], None
+    parts = [Part(str(stage), seconds, stage, max(sizes), source.at(stage, max(sizes)))]
+    worst = None
     if is_cold:
         moves.try_("files in the page cache", took, cached, 1)
         for move in moves.found:

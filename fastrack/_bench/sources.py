@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -28,6 +27,9 @@ class Source(Protocol):
     @property
     def label(self) -> str:
         """What to know about every time of it; may be empty."""
+
+    def each(self) -> list[tuple[str, Source]]:
+        """Return what it is made of, by names; one entry or none where there is nothing to compare."""
 
     def at(self, stage: Stage, size: float) -> Estimate:
         """Return the estimate of a stage. Raise `OutOfReachError` if nothing near was measured."""
@@ -59,6 +61,10 @@ class Measured:
         """Nothing: it was measured."""
         return ""
 
+    def each(self) -> list[tuple[str, Source]]:
+        """Return the profiles one by one."""
+        return [(profile.source, Measured(self.machine, (profile,))) for profile in self.profiles]
+
     def at(self, stage: Stage, size: float) -> Estimate:
         """Return the estimate of a stage, the range of all profiles that have it."""
         having = [profile for profile in self.profiles if stage in profile.stages]
@@ -70,7 +76,7 @@ class Measured:
         """Return the estimate of a batch of rows, between the sizes of rows that were measured.
 
         A row touches one chunk of 16 KiB or more, whatever its bytes, so that batches of equal numbers of rows are
-        compared, and the logarithm of the time is linear in that of the bytes.
+        compared, whose chunks grow with the bytes of a row.
         """
         known = sorted({stage.row for stage in self._stages() if stage.name == name and stage.threads == threads})
         if not known:
@@ -86,9 +92,8 @@ class Measured:
         if at == len(known):  # longer ones: whole chunks, whose bytes count
             return self.at(Stage(name, threads, known[-1]), row * batch)
         below, above = (self.at(Stage(name, threads, each), each * batch) for each in known[at - 1 : at + 1])
-        share = math.log(row / known[at - 1]) / math.log(known[at] / known[at - 1])
-        pairs = zip(below.values, above.values, strict=True)
-        return Estimate(*(low * (high / low) ** share for low, high in pairs))
+        share = (row - known[at - 1]) / (known[at] - known[at - 1])
+        return below.times(1 - share) + above.times(share)
 
     def threads(self, name: str) -> list[int]:
         """Return the numbers of threads that were measured."""
@@ -139,13 +144,18 @@ class Published:
 
     @property
     def name(self) -> str:
-        """The models, for people."""
-        return f"confidential GPU, by {', '.join(dict.fromkeys((*self.paths, *self.hops)))}"
+        """What the models are about, for people."""
+        return "confidential GPU, by published figures"
 
     @property
     def label(self) -> str:
         """That nothing was measured."""
         return UNVALIDATED
+
+    def each(self) -> list[tuple[str, Source]]:
+        """Return the models one by one."""
+        by_path = [(f"{path} (transfer)", Published((path,), ())) for path in self.paths]
+        return [*by_path, *((f"{hop} (hop)", Published((), (hop,))) for hop in self.hops)]
 
     def at(self, stage: Stage, size: float) -> Estimate:
         """Return the estimate of a stage: what the driver's way of confidential GPUs takes."""
@@ -172,10 +182,6 @@ class Published:
     def ranks(self, name: str) -> list[int]:
         """Return the numbers of ranks that are compared elsewhere."""
         return list(toll.RANKS)
-
-    def each(self) -> list[Published]:
-        """Return the models one by one."""
-        return [Published((path,), ()) for path in self.paths] + [Published((), (hop,)) for hop in self.hops]
 
 
 def by_machine(profiles: Iterable[Profile]) -> list[Measured]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median, quantiles
 from typing import Any
 
-from fastrack._bench.curves import Curve, OutOfReachError
-from fastrack._bench.profiles import Point, Profile, Stage, lower_quartile
+from fastrack._bench.curves import Curve, Estimate, OutOfReachError
+from fastrack._bench.profiles import CONTIGUOUS, RANDOM, Point, Profile, Stage, lower_quartile
+from fastrack._bench.sources import Measured
 
-LEFT_OUT, LATER = "left out", "measured later"
 _CLASSES = ((1 << 20, "to 1 MiB"), (32 << 20, "to 32 MiB"))  # by size
 _LARGEST = "above 32 MiB"
 
@@ -112,11 +112,31 @@ def leave_out(profile: Profile, *, every: int = 1) -> Trials:
     for stage, points in profile.stages.items():
         kept = points[::every]
         for index in range(1, len(kept) - 1):
+            point, gap = kept[index], kept[index + 1].size / kept[index - 1].size
             rest = Curve(stage, kept[:index] + kept[index + 1 :], profile.machine.caches)
             try:
-                trials.append(_trial(profile, rest, kept[index], kept[index + 1].size / kept[index - 1].size))
+                trials.append(_trial(profile, stage, rest.at(point.size), rest.points[-1], point, gap))
             except OutOfReachError:
-                refused.append((stage, kept[index].size))
+                refused.append((stage, point.size))
+    return Trials(tuple(trials), tuple(refused))
+
+
+def leave_out_rows(profile: Profile) -> Trials:
+    """Predict batches of rows of each size between others from the rows of the other sizes."""
+    trials, refused = list[Trial](), list[tuple[Stage, int]]()
+    for name in (RANDOM, CONTIGUOUS):
+        known = sorted(stage for stage in profile.stages if stage.name == name)
+        for below, stage, above in zip(known, known[1:], known[2:], strict=False):
+            others = {each: points for each, points in profile.stages.items() if each != stage}
+            source = Measured(profile.machine, (replace(profile, stages=others),))
+            for point in profile.stages[stage]:
+                try:
+                    found = source.rows(name, stage.threads, stage.row, point.size // stage.row)
+                except OutOfReachError:
+                    refused.append((stage, point.size))
+                    continue
+                largest = profile.stages[above][-1]
+                trials.append(_trial(profile, stage, found, largest, point, above.row / below.row))
     return Trials(tuple(trials), tuple(refused))
 
 
@@ -126,16 +146,19 @@ def predict_later(profile: Profile, later: Profile) -> Trials:
     for stage in profile.stages.keys() & later.stages.keys():
         curve = Curve.of(profile, stage)
         sizes = {point.size for point in curve.points}
-        trials += [_trial(profile, curve, point, 1.0) for point in later.stages[stage] if point.size in sizes]
+        trials += [
+            _trial(profile, stage, curve.at(point.size), curve.points[-1], point, 1.0)
+            for point in later.stages[stage]
+            if point.size in sizes
+        ]
     return Trials(tuple(trials), ())
 
 
-def _trial(profile: Profile, curve: Curve, point: Point, gap: float) -> Trial:
-    found, largest = curve.at(point.size), curve.points[-1]
+def _trial(profile: Profile, stage: Stage, found: Estimate, largest: Point, point: Point, gap: float) -> Trial:
     even, odd = point.runs[::2], point.runs[1::2]
     return Trial(
         machine=str(profile.machine),
-        stage=curve.stage,
+        stage=stage,
         size=point.size,
         gap=gap,
         measured=point.seconds,

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from fastrack._cli.console import STDOUT, print_json, stdout
-from fastrack._cli.machine import read_cpu, read_memory, read_software
+from fastrack._cli.machine import read_caches, read_cpu, read_memory, read_software
 from fastrack._util.atomic import new_file
 from fastrack._util.nvml import read_graphics
 
@@ -40,7 +40,7 @@ def write_results(
 
     if path is None:
         return
-    machine = {"cpu": asdict(read_cpu()), "memory": asdict(read_memory())}
+    machine: dict[str, Any] = {"cpu": asdict(read_cpu()), "memory": asdict(read_memory()), "caches": read_caches()}
     if device != "cpu":
         machine["graphics"] = asdict(read_graphics())
     engine = get_engine()
