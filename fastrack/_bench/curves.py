@@ -90,6 +90,10 @@ class Curve:
     def at(self, size: float) -> Estimate:
         """Return the estimate for a message of some bytes. Raise `OutOfReachError` where nothing near was measured."""
         self.check(size)
+        return self.unchecked(size)
+
+    def unchecked(self, size: float) -> Estimate:
+        """Return the estimate, however far from what was measured."""
         seconds = self.seconds(size)
         low, high = self.spread(size)
         return Estimate(seconds * low, seconds, seconds, seconds * high)
@@ -109,6 +113,14 @@ class Curve:
         ratios = sorted((ratio, 1 / len(of_size)) for _, of_size in chosen for ratio in of_size)
         tail = (1 - COVERAGE) / 2 * len(chosen) / (len(chosen) + 1)  # the new size is one more, and as likely extreme
         return min(1.0, _quantile(ratios, tail)), max(1.0, _quantile(ratios, 1 - tail))
+
+    def reaches(self, size: float) -> bool:
+        """Return whether `at` predicts a size."""
+        try:
+            self.check(size)
+        except OutOfReachError:
+            return False
+        return True
 
     def check(self, size: float) -> None:
         """Raise `OutOfReachError` for a size past four times what was measured, or in a gap with an edge of a cache."""

@@ -103,8 +103,8 @@ class Row:
     seconds: Sequence[float]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the row for JSON."""
-        return {**asdict(self.stage), "size": self.size, "seconds": list(self.seconds)}
+        """Return the row for JSON, with seconds of four digits."""
+        return {**asdict(self.stage), "size": self.size, "seconds": [float(f"{each:.4g}") for each in self.seconds]}
 
 
 def lower_quartile(seconds: Sequence[float]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from statistics import median, quantiles
 from typing import Any
@@ -13,6 +14,7 @@ from fastrack._bench.sources import Measured
 
 _CLASSES = ((1 << 20, "to 1 MiB"), (32 << 20, "to 32 MiB"))  # by size
 _LARGEST = "above 32 MiB"
+REFUSED = "refused, as too far"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class Summary:
 
     of: str
     trials: int
-    refused: int  # sizes that were not predicted, as an edge of a cache lies in the gap
+    gap: float  # the largest factor between neighbours
     error: tuple[float, float]
     baseline: tuple[float, float]
     noise: tuple[float, float] | None
@@ -68,37 +70,36 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Trials:
-    """Trials of one kind, and the stage and size of what was refused."""
+    """Trials of one kind, and those of sizes that are refused, which were predicted all the same."""
 
     trials: tuple[Trial, ...]
-    refused: tuple[tuple[Stage, int], ...]
+    refused: tuple[Trial, ...] = ()
 
     def summaries(self) -> Iterator[Summary]:
         """Yield summaries: of all, by class of size, and by stage."""
-        by_class: dict[str, list[Trial]] = {}
-        by_stage: dict[str, list[Trial]] = {}
+        groups: dict[str, list[Trial]] = {"all": list(self.trials)}
         for trial in sorted(self.trials, key=lambda each: each.size):
-            by_class.setdefault(size_class(trial.size), []).append(trial)
-        for trial in self.trials:
-            by_stage.setdefault(trial.stage.name, []).append(trial)
-        for of, trials in ({"all": list(self.trials)} | by_class | by_stage).items():
-            if trials:
-                yield self._summary(of, trials)
+            groups.setdefault(size_class(trial.size), []).append(trial)
+        for trial in sorted(self.trials, key=lambda each: each.stage):
+            groups.setdefault(trial.stage.name, []).append(trial)
+        yield from (_summary(of, trials) for of, trials in groups.items() if trials)
+        if self.refused:
+            yield _summary(REFUSED, self.refused)
 
-    def _summary(self, of: str, trials: Sequence[Trial]) -> Summary:
-        noise = [trial.noise for trial in trials if trial.noise is not None]
-        refused = [(stage, size) for stage, size in self.refused if of in {"all", size_class(size), stage.name}]
-        return Summary(
-            of,
-            len(trials),
-            len(refused),
-            _spread([trial.error for trial in trials]),
-            _spread([trial.baseline_error for trial in trials]),
-            _spread(noise) if noise else None,
-            sum(trial.covered for trial in trials) / len(trials),
-            sum(trial.holds for trial in trials) / len(trials),
-            median(trial.width for trial in trials),
-        )
+
+def _summary(of: str, trials: Sequence[Trial]) -> Summary:
+    noise = [trial.noise for trial in trials if trial.noise is not None]
+    return Summary(
+        of,
+        len(trials),
+        max(trial.gap for trial in trials),
+        _spread([trial.error for trial in trials]),
+        _spread([trial.baseline_error for trial in trials]),
+        _spread(noise) if noise else None,
+        sum(trial.covered for trial in trials) / len(trials),
+        sum(trial.holds for trial in trials) / len(trials),
+        median(trial.width for trial in trials),
+    )
 
 
 def size_class(size: int) -> str:
@@ -108,36 +109,31 @@ def size_class(size: int) -> str:
 
 def leave_out(profile: Profile, *, every: int = 1) -> Trials:
     """Predict each size between others from the rest. With `every` of 2, each second size is all that is used."""
-    trials, refused = list[Trial](), list[tuple[Stage, int]]()
+    trials, refused = list[Trial](), list[Trial]()
     for stage, points in profile.stages.items():
         kept = points[::every]
         for index in range(1, len(kept) - 1):
             point, gap = kept[index], kept[index + 1].size / kept[index - 1].size
             rest = Curve(stage, kept[:index] + kept[index + 1 :], profile.machine.caches)
-            try:
-                trials.append(_trial(profile, stage, rest.at(point.size), rest.points[-1], point, gap))
-            except OutOfReachError:
-                refused.append((stage, point.size))
+            trial = _trial(profile, stage, rest.unchecked(point.size), rest.points[-1], point, gap)
+            (trials if rest.reaches(point.size) else refused).append(trial)
     return Trials(tuple(trials), tuple(refused))
 
 
 def leave_out_rows(profile: Profile) -> Trials:
     """Predict batches of rows of each size between others from the rows of the other sizes."""
-    trials, refused = list[Trial](), list[tuple[Stage, int]]()
+    trials = list[Trial]()
     for name in (RANDOM, CONTIGUOUS):
         known = sorted(stage for stage in profile.stages if stage.name == name)
         for below, stage, above in zip(known, known[1:], known[2:], strict=False):
             others = {each: points for each, points in profile.stages.items() if each != stage}
             source = Measured(profile.machine, (replace(profile, stages=others),))
             for point in profile.stages[stage]:
-                try:
+                with suppress(OutOfReachError):
                     found = source.rows(name, stage.threads, stage.row, point.size // stage.row)
-                except OutOfReachError:
-                    refused.append((stage, point.size))
-                    continue
-                largest = profile.stages[above][-1]
-                trials.append(_trial(profile, stage, found, largest, point, above.row / below.row))
-    return Trials(tuple(trials), tuple(refused))
+                    largest = profile.stages[above][-1]
+                    trials.append(_trial(profile, stage, found, largest, point, above.row / below.row))
+    return Trials(tuple(trials))
 
 
 def predict_later(profile: Profile, later: Profile) -> Trials:
@@ -151,7 +147,7 @@ def predict_later(profile: Profile, later: Profile) -> Trials:
             for point in later.stages[stage]
             if point.size in sizes
         ]
-    return Trials(tuple(trials), ())
+    return Trials(tuple(trials))
 
 
 def _trial(profile: Profile, stage: Stage, found: Estimate, largest: Point, point: Point, gap: float) -> Trial:

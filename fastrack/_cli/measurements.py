@@ -1,6 +1,7 @@
 """Documents and lists of written files, for the commands that measure."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +15,7 @@ from fastrack._util.atomic import new_file
 from fastrack._util.nvml import read_graphics
 
 _WIDTH = 130  # columns of a table of steps, whose words would be broken in fewer
+_NUMBERS = re.compile(r"\[\n\s+([-+\d.e,\s]+?)\n\s*\]")  # a list of numbers, which is read more easily on one line
 _NARROW = 80  # columns that a line is easily read in
 
 
@@ -55,7 +57,8 @@ def write_results(
         print_json(**document)
     else:
         with new_file(path) as file:
-            file.write((json.dumps(document, indent=2) + "\n").encode())
+            text = _NUMBERS.sub(lambda match: f"[{' '.join(match[1].split())}]", json.dumps(document, indent=2))
+            file.write((text + "\n").encode())
 
 
 def show_paths(console: Console, **paths: Path | None) -> None:

@@ -97,14 +97,14 @@ def show_rows(rows: "Sequence[Row]", console: Console) -> None:
 def show_summaries(title: str, summaries: "Iterable[Summary]", console: Console) -> None:
     """Print the errors of predictions, a line for each group of trials."""
     console.print(f"{title}\n", style="bold")
-    right = ("sizes", "error %", "bytes/bw %", "noise %", "covers %", "width")
+    right = ("sizes", "gap", "error %", "bytes/bw %", "noise %", "covers", "width")
     table = new_table("", *right, right=right)
     table.padding = (0, 0, 0, 1)
     for each in summaries:
-        count = f"{each.trials}" + (f"+{each.refused}" if each.refused else "")
         noise = "" if each.noise is None else _two(each.noise)
         covers = f"{100 * each.covered:.0f}; {100 * each.held:.0f}"
-        table.add_row(each.of, count, _two(each.error), _two(each.baseline), noise, covers, f"{each.width:.1f}")
+        counts = str(each.trials), f"{each.gap:.0f}"
+        table.add_row(each.of, *counts, _two(each.error), _two(each.baseline), noise, covers, f"{each.width:.1f}")
     console.print(table)
     console.print()
 

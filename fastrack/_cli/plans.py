@@ -270,20 +270,21 @@ def validate(
         groups[f"{by}; rows, all of one size left out"] = leave_out_rows(profile)
     if later is not None:
         groups[f"{later.name}, predicted from {read[0].source}"] = predict_later(read[0], read_profile(later))
-    found = {title: list(trials.summaries()) for title, trials in groups.items() if trials.trials}
+    found = {title: list(trials.summaries()) for title, trials in groups.items() if trials.trials or trials.refused}
     if as_json:
         print_json(validation={title: [asdict(each) for each in summaries] for title, summaries in found.items()})
         return
     console = narrow_console()
     for title, summaries in found.items():
         show_summaries(title, summaries, console)
-    console.print(_VALIDATION)
+    console.print(" ".join(_VALIDATION.split()))
 
 
 _VALIDATION = """\
-sizes: how many were left out, + refused. error, bytes/bw, noise: median; 90th percentile, of predictions, of bytes over
-the bandwidth of the largest size, and of one half of the runs as a prediction of the other. covers: runs, and lower
-quartiles, in the 90 % interval, made without the size. width: its upper end over its lower one."""
+sizes: how many were left out. gap: the largest factor between the neighbours that were used. error, bytes/bw, noise:
+median; 90th percentile, of predictions, of bytes over the bandwidth of the largest size, and of one half of the runs as
+a prediction of the other. covers: runs; lower quartiles, in the 90 % interval, made without the size. width: its upper
+end over its lower one."""
 
 
 def _observed(path: Path, operation: str) -> "Observed":
