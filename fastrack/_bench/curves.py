@@ -104,7 +104,9 @@ class Curve:
 
     def spread(self, size: float) -> tuple[float, float]:
         """Return the factors of an interval to the estimate, from the ratios at the sizes that are nearest."""
-        near = sorted(self._ratios, key=lambda scores: abs(math.log(scores[0] / size)))
+        first, last = self.points[0].size, self.points[-1].size
+        ratios = self._ratios if first <= size <= last else self._ratios_beyond(size)
+        near = sorted(ratios, key=lambda scores: abs(math.log(scores[0] / size)))
         chosen = [scores for scores in near if _apart(scores[0], size) <= _NEAR] or near
         chosen = chosen if len(chosen) >= _LEAST else near[:_LEAST]
         if len(chosen) < 2:
@@ -164,6 +166,20 @@ class Curve:
             point = self.points[index]
             predicted = _line(self.points[:index] + self.points[index + 1 :], point.size)
             found.append((point.size, [run / predicted for run in point.runs]))
+        return found
+
+    def _ratios_beyond(self, size: float) -> list[tuple[int, list[float]]]:
+        """Return the ratios to what is predicted as far past the rest as a size is past the ends."""
+        found = []
+        first, last = self.points[0].size, self.points[-1].size
+        for point in self.points:
+            if size > last:
+                rest = [each for each in self.points if each.size * size <= point.size * last]
+            else:
+                rest = [each for each in self.points if each.size * size >= point.size * first]
+            if len(rest) > 1:
+                predicted = _line(rest, point.size)
+                found.append((point.size, [run / predicted for run in point.runs]))
         return found
 
 

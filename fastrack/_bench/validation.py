@@ -8,12 +8,13 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median, quantiles
 from typing import Any
 
-from fastrack._bench.curves import Curve, Estimate, OutOfReachError
+from fastrack._bench.curves import REACH, Curve, Estimate, OutOfReachError
 from fastrack._bench.profiles import CONTIGUOUS, RANDOM, Point, Profile, Stage, lower_quartile
 from fastrack._bench.sources import Measured
 
 _CLASSES = ((1 << 20, "to 1 MiB"), (32 << 20, "to 32 MiB"))  # by size
 _LARGEST = "above 32 MiB"
+_LEAST = 4  # sizes to go on from
 REFUSED = "refused, as too far"
 
 
@@ -117,6 +118,20 @@ def leave_out(profile: Profile, *, every: int = 1) -> Trials:
             rest = Curve(stage, kept[:index] + kept[index + 1 :], profile.machine.caches)
             trial = _trial(profile, stage, rest.unchecked(point.size), rest.points[-1], point, gap)
             (trials if rest.reaches(point.size) else refused).append(trial)
+    return Trials(tuple(trials), tuple(refused))
+
+
+def reach_past(profile: Profile) -> Trials:
+    """Predict each size from those up to a quarter of it, as far as `plan` reaches."""
+    trials, refused = list[Trial](), list[Trial]()
+    for stage, points in profile.stages.items():
+        for point in points:
+            kept = tuple(each for each in points if each.size * REACH <= point.size)
+            if len(kept) >= _LEAST:
+                rest = Curve(stage, kept, profile.machine.caches)
+                gap = point.size / kept[-1].size
+                trial = _trial(profile, stage, rest.unchecked(point.size), kept[-1], point, gap)
+                (trials if rest.reaches(point.size) else refused).append(trial)
     return Trials(tuple(trials), tuple(refused))
 
 

@@ -60,6 +60,7 @@ def measure(
     ranks: Annotated[
         list[int] | None, typer.Option(min=2, max=16, metavar="N", help="Ranks of collectives; 2; may be repeated.")
     ] = None,
+    no_collectives: Annotated[bool, typer.Option("--no-collectives", help="Leave collectives out.")] = False,
     directory: Annotated[Path | None, typer.Option(metavar="DIR", help="Where to put files meanwhile.")] = None,
     force: Force = False,
 ) -> None:
@@ -68,7 +69,7 @@ def measure(
 
     most = parse_size(largest, "--largest")
     check_target(target, force=force)
-    chosen = tuple(dict.fromkeys(ranks or gather.RANKS))
+    chosen = () if no_collectives else tuple(dict.fromkeys(ranks or gather.RANKS))
     with tempfile.TemporaryDirectory(dir=directory) as folder, reporter("measuring") as report:
         rows = gather.measure_stages(Path(folder), largest=most, rounds=rounds, ranks=chosen, progress=report)
     settings = {"device": "cpu", "largest": most, "rounds": rounds, "ranks": list(chosen)}
@@ -259,7 +260,7 @@ def validate(
 ) -> None:
     """Leave out sizes that were measured, predict them, and print how far off that is."""
     from fastrack._bench.profiles import read_profile
-    from fastrack._bench.validation import leave_out, leave_out_rows, predict_later
+    from fastrack._bench.validation import leave_out, leave_out_rows, predict_later, reach_past
 
     read = [read_profile(path) for path in profiles]
     groups = {}
@@ -267,6 +268,7 @@ def validate(
         by = f"{profile.source}: {profile.machine}"
         groups[f"{by}; left out"] = leave_out(profile)
         groups[f"{by}; of every second size, left out"] = leave_out(profile, every=2)
+        groups[f"{by}; four times past what is used"] = reach_past(profile)
         groups[f"{by}; rows, all of one size left out"] = leave_out_rows(profile)
     if later is not None:
         groups[f"{later.name}, predicted from {read[0].source}"] = predict_later(read[0], read_profile(later))

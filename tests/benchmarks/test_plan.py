@@ -12,7 +12,7 @@ from fastrack._bench.profiles import Point, Profile, Stage
 from fastrack._bench.revocations import Revocations
 from fastrack._bench.sources import UNVALIDATED, Measured, Published, by_machine
 from fastrack._bench.traces import parse_trace
-from fastrack._bench.validation import leave_out, leave_out_rows, predict_later
+from fastrack._bench.validation import leave_out, leave_out_rows, predict_later, reach_past
 
 STAGE = Stage("to_device", 2)
 LINE = line(20e-6, 10e9)
@@ -83,6 +83,16 @@ def test_nine_of_ten_runs_are_within_the_interval(noise):
             found = before.at(point.size)
             covered += [found.low <= run <= found.high for run in point.runs]
     assert 0.87 <= sum(covered) / len(covered) <= 0.99
+
+
+def test_the_interval_widens_past_the_ends():
+    """By how far off such predictions are from a part of the sizes."""
+    before = curve(noise=0.05)
+    assert before.spread(GRID[-1])[1] < 1.3
+    bent = curve(lambda size: LINE(size) * (1 + size / GRID[-1]), caches=())
+    inside, past = bent.at(GRID[-1] / 2), bent.at(4 * GRID[-1])
+    assert past.high / past.most > 1.4 * inside.high / inside.most
+    assert past.low <= LINE(4 * GRID[-1]) * 5 <= 1.5 * past.high
 
 
 def test_an_interval_without_enough_points_is_wide():
@@ -282,6 +292,13 @@ def test_what_would_be_refused_is_counted_apart():
     assert {trial.size for trial in trials.trials} == {8 << 20, 64 << 20}
     assert {trial.gap for trial in (*trials.trials, *trials.refused)} == {64}
     assert [each.of for each in trials.summaries()][-1] == "refused, as too far"
+
+
+def test_what_is_four_times_past_is_validated_too():
+    trials = reach_past(profile({STAGE: LINE}))
+    assert {trial.gap for trial in (*trials.trials, *trials.refused)} == {4}
+    assert {trial.size for trial in trials.refused} == {2 * MIB, 64 * MIB}  # past an edge
+    assert next(trials.summaries()).error == pytest.approx((0, 0), abs=1e-9)
 
 
 def test_rows_are_validated_by_the_rows_of_other_sizes():
