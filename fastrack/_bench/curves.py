@@ -112,9 +112,9 @@ class Curve:
         if len(chosen) < 2:
             return 1 / _ALONE, _ALONE
         # Each size counts alike, however many runs it has.
-        ratios = sorted((ratio, 1 / len(of_size)) for _, of_size in chosen for ratio in of_size)
+        weighted = sorted((ratio, 1 / len(of_size)) for _, of_size in chosen for ratio in of_size)
         tail = (1 - COVERAGE) / 2 * len(chosen) / (len(chosen) + 1)  # the new size is one more, and as likely extreme
-        return min(1.0, _quantile(ratios, tail)), max(1.0, _quantile(ratios, 1 - tail))
+        return min(1.0, _quantile(weighted, tail)), max(1.0, _quantile(weighted, 1 - tail))
 
     def reaches(self, size: float) -> bool:
         """Return whether `at` predicts a size."""

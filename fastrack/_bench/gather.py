@@ -43,7 +43,7 @@ from fastrack._util.shown import format_size
 
 SMALLEST = 16 << 10  # bytes
 LARGEST = 1 << 30
-ROUNDS = 5
+ROUNDS = 7
 RANKS = (2,)
 _LARGEST_BOUNCE = 64 << 20  # bytes: a chain takes three buffers more
 _LARGEST_BUCKET = 64 << 20
@@ -213,7 +213,7 @@ def _collectives(ranks: Sequence[int], largest: int, rounds: int, report: Callab
     sizes = [size / (1 << 20) for size in sizes_to(largest, _SMALLEST_BUCKET)]
     taken: dict[tuple[Stage, int], list[float]] = {}
     for _ in range(2):  # groups of processes, which differ in where the kernel puts them
-        for row in measure_collectives(ranks, sizes, bits=256, repeat=2 * rounds, specs=(), progress=report):
+        for row in measure_collectives(ranks, sizes, bits=256, repeat=rounds + 3, specs=(), progress=report):
             stage = Stage(f"{ALL_REDUCE}, {row.way}", ranks=row.ranks)
             taken.setdefault((stage, row.size), []).extend(row.times)
     yield from (Row(stage, size, seconds) for (stage, size), seconds in taken.items())

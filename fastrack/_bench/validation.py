@@ -12,8 +12,7 @@ from fastrack._bench.curves import REACH, Curve, Estimate, OutOfReachError
 from fastrack._bench.profiles import CONTIGUOUS, RANDOM, Point, Profile, Stage, lower_quartile
 from fastrack._bench.sources import Measured
 
-_CLASSES = ((1 << 20, "to 1 MiB"), (32 << 20, "to 32 MiB"))  # by size
-_LARGEST = "above 32 MiB"
+CLASSES = {"to 1 MiB": 1 << 20, "to 32 MiB": 32 << 20, "above 32 MiB": 1 << 50}  # by size, to so many bytes
 _LEAST = 4  # sizes to go on from
 REFUSED = "refused, as too far"
 
@@ -105,7 +104,7 @@ def _summary(of: str, trials: Sequence[Trial]) -> Summary:
 
 def size_class(size: int) -> str:
     """Return the class of a size, for people."""
-    return next((name for limit, name in _CLASSES if size <= limit), _LARGEST)
+    return next(name for name, limit in CLASSES.items() if size <= limit)
 
 
 def leave_out(profile: Profile, *, every: int = 1) -> Trials:

@@ -56,7 +56,7 @@ def measure(
     target: Annotated[Path, typer.Argument(metavar="JSON", help="The file to write.")],
     *,
     largest: Annotated[str, typer.Option(metavar="SIZE", help="The largest message.")] = "1GiB",
-    rounds: Annotated[int, typer.Option(min=3, max=1000, metavar="N", help="Rounds over all sizes.")] = 5,
+    rounds: Annotated[int, typer.Option(min=3, max=1000, metavar="N", help="Rounds over all sizes.")] = 7,
     ranks: Annotated[
         list[int] | None, typer.Option(min=2, max=16, metavar="N", help="Ranks of collectives; 2; may be repeated.")
     ] = None,
