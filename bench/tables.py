@@ -107,10 +107,9 @@ def soaked(document):
 
 def plan(*documents):
     """Return how far off the predictions of `fastrack plan` are for sizes that are left out, of each machine."""
-    yield ["machine", "left out", "sizes", "neighbours apart", "error", "noise", "bytes ÷ bandwidth", "runs covered"]
-    for document in documents:
-        profile = parse_profile(document, "")
-        machine = f"{profile.machine.cpu}, {profile.machine.threads} threads"
+    yield ["", "left out", "sizes", "neighbours apart", "error", "noise", "bytes ÷ bandwidth", "runs covered"]
+    for machine, document in zip(PLANNED, documents, strict=True):
+        profile = parse_profile(document, machine)
         trials = {"sizes": leave_out(profile), "sizes of every second": leave_out(profile, every=2)}
         trials |= {"rows of one size": leave_out_rows(profile), "all past a quarter": reach_past(profile)}
         for name, found in trials.items():
@@ -119,24 +118,24 @@ def plan(*documents):
                 if each.of in {"all", REFUSED} or is_class:
                     noise = "" if each.noise is None else _errors(each.noise)
                     of = name if each.of == "all" else f"{name}, {each.of}"
-                    counts = str(each.trials), f"{each.gap:.0f} x"
+                    counts = str(each.trials), f"{each.gap:.0f}"
                     covered = f"{100 * each.covered:.0f} %"
                     yield [machine, of, *counts, _errors(each.error), noise, _errors(each.baseline), covered]
 
 
+PLANNED = {
+    "Zen 4": "2026-11-28-plan-cpu-epyc-zen4-2cores",
+    "Zen 5, `bench`": "2026-11-21-bench-cpu-epyc-zen5-2cores",
+    "Zen 4, table of paths": "2026-11-21-cpu-epyc-zen4-2cores",
+    "Xeon, `bench --collectives`": "2026-11-22-collectives-cpu-xeon-avx512-2cores",
+}
 TABLES = {
     "ablation": (ablation, "2026-11-21-bench-cpu-epyc-zen5-2cores"),
     "figures": (figures, "2026-11-21-bench-cpu-epyc-zen5-2cores"),
     "peers": (peers, "2026-11-28-peers-cpu-epyc-2cores"),
     "features": (features, "2026-11-28-peers-cpu-epyc-2cores"),
     "collectives": (collectives, "2026-11-22-collectives-cpu-xeon-avx512-2cores"),
-    "plan": (
-        plan,
-        "2026-11-28-plan-cpu-epyc-zen4-2cores",
-        "2026-11-21-bench-cpu-epyc-zen5-2cores",
-        "2026-11-21-cpu-epyc-zen4-2cores",
-        "2026-11-22-collectives-cpu-xeon-avx512-2cores",
-    ),
+    "plan": (plan, *PLANNED.values()),
     "fuzzed": (fuzzed, "2026-11-21-fuzz-cpu-epyc-zen5-2cores", "2026-11-22-fuzz-cpu-xeon-avx512-2cores"),
     "soaked": (soaked, "2026-11-22-soak-cpu-xeon-2cores"),
 }

@@ -55,7 +55,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a job takes on one machine."""
+    """The prediction of a job on one machine."""
 
     job: str
     machine: str
@@ -220,7 +220,7 @@ def plan_epoch(source: Source, epoch: Epoch) -> Plan:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How often to save, for one duration of a checkpoint."""
+    """The intervals between checkpoints, for one duration of a checkpoint."""
 
     save: float  # seconds
     restart: float  # seconds

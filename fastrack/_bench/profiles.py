@@ -75,9 +75,16 @@ class Machine:
     threads: int
     device: str = "cpu"
     caches: tuple[int, ...] | None = None  # bytes of the caches of data, from the smallest; None if they are unknown
+    features: tuple[str, ...] = ()  # of the CPU, ascending
 
     def __str__(self) -> str:
         return f"{self.cpu}, {self.threads} threads, {self.device}"
+
+    def may_be(self, other: Machine) -> bool:
+        """Return whether another one is of the same kind, as far as both are known."""
+        same = (self.cpu, self.threads, self.device) == (other.cpu, other.threads, other.device)
+        alike = (self.features or other.features) == (other.features or self.features)
+        return same and alike and (self.caches or other.caches) == (other.caches or self.caches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +153,7 @@ def parse_profile(document: Any, source: str) -> Profile:
         cpu=_text(machine["cpu"]["model"]),
         threads=_count(settings.get("threads", machine["cpu"]["threads"]), "threads"),
         device=_text(settings.get("device", "cpu")),
+        features=_features(machine["cpu"].get("features", {})),
         caches=None if caches is None else tuple(sorted(_size(size, "caches") for size in caches)),
     )
     stages: dict[Stage, dict[int, Point]] = {}
@@ -157,6 +165,11 @@ def parse_profile(document: Any, source: str) -> Profile:
         raise ValueError("it has no measurements of at least three runs")
     ascending = {stage: tuple(by_size[size] for size in sorted(by_size)) for stage, by_size in stages.items()}
     return Profile(source, found, ascending)
+
+
+def _features(known: Any) -> tuple[str, ...]:
+    require(isinstance(known, dict), "features")
+    return tuple(sorted(_text(name) for name, has in known.items() if has is True))
 
 
 def _points(document: Mapping[str, Any], threads: int) -> Iterator[tuple[Stage, Point]]:

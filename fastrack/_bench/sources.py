@@ -26,7 +26,7 @@ class Source(Protocol):
 
     @property
     def label(self) -> str:
-        """What to know about every time of it; may be empty."""
+        """A warning about every time of it; may be empty."""
 
     def each(self) -> list[tuple[str, Source]]:
         """Return what it is made of, by names; one entry or none where there is nothing to compare."""
@@ -144,7 +144,7 @@ class Published:
 
     @property
     def name(self) -> str:
-        """What the models are about, for people."""
+        """The machines of the figures, for people."""
         return "confidential GPU, by published figures"
 
     @property
@@ -185,12 +185,15 @@ class Published:
 
 
 def by_machine(profiles: Iterable[Profile]) -> list[Measured]:
-    """Return profiles by machine, in their order. Caches may be known of some of them alone."""
-    groups: dict[tuple[str, int, str], list[Profile]] = {}
+    """Return profiles by machine, in their order."""
+    groups: list[list[Profile]] = []
     for profile in profiles:
-        machine = profile.machine
-        groups.setdefault((machine.cpu, machine.threads, machine.device), []).append(profile)
-    return [Measured(group[0].machine, tuple(group)) for group in groups.values()]
+        group = next((each for each in groups if all(profile.machine.may_be(other.machine) for other in each)), None)
+        if group is None:
+            groups.append([profile])
+        else:
+            group.append(profile)
+    return [Measured(group[0].machine, tuple(group)) for group in groups]
 
 
 def _range_of(predict: Callable[[Profile], Estimate], profiles: Sequence[Profile]) -> Estimate:

@@ -38,7 +38,7 @@ class Observed:
 
     @property
     def is_overlapped(self) -> bool:
-        """Whether its steps go on at the same time."""
+        """True if its steps go on at the same time."""
         return self.overlap >= _OVERLAPPED
 
     def overlap_with(self, compute: float) -> float | None:

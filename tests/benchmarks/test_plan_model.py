@@ -112,8 +112,18 @@ def test_profiles_that_differ_give_a_range():
 
 
 def test_machines_are_kept_apart():
-    other = Profile("two.json", replace(MACHINE, threads=4), SOURCE.profiles[0].stages)
-    assert [len(source.profiles) for source in by_machine([SOURCE.profiles[0], other])] == [1, 1]
+    same = {"caches": None, "features": ("aes",)}  # not known of the other
+    for change, groups in (
+        ({"threads": 4}, 2),
+        ({"caches": (1,)}, 2),
+        ({"cpu": "x"}, 2),
+        ({"device": "x"}, 2),
+        (same, 1),
+    ):
+        other = Profile("two.json", replace(MACHINE, **change), SOURCE.profiles[0].stages)
+        assert len(by_machine([SOURCE.profiles[0], other])) == groups, change
+    vaes = replace(MACHINE, features=("aes", "vaes"))
+    assert not vaes.may_be(replace(MACHINE, features=("aes",)))
 
 
 def test_only_measured_numbers_of_threads_and_ranks_are_predicted():
