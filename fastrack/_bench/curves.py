@@ -105,15 +105,19 @@ class Curve:
     def spread(self, size: float) -> tuple[float, float]:
         """Return the factors of an interval to the estimate, from the ratios at the sizes that are nearest."""
         first, last = self.points[0].size, self.points[-1].size
-        ratios = self._ratios if first <= size <= last else self._ratios_beyond(size)
-        near = sorted(ratios, key=lambda scores: abs(math.log(scores[0] / size)))
-        chosen = [scores for scores in near if _apart(scores[0], size) <= _NEAR] or near
-        chosen = chosen if len(chosen) >= _LEAST else near[:_LEAST]
+        tail = (1 - COVERAGE) / 2
+        if first <= size <= last:
+            near = sorted(self._ratios, key=lambda scores: abs(math.log(scores[0] / size)))
+            chosen = [scores for scores in near if _apart(scores[0], size) <= _NEAR]
+            chosen = chosen if len(chosen) >= _LEAST else near[:_LEAST]
+        else:
+            # None is near, and each may go on otherwise than those before: all of them, and farther out.
+            chosen, tail = self._ratios_beyond(size), tail / 2
         if len(chosen) < 2:
             return 1 / _ALONE, _ALONE
         # Each size counts alike, however many runs it has.
         weighted = sorted((ratio, 1 / len(of_size)) for _, of_size in chosen for ratio in of_size)
-        tail = (1 - COVERAGE) / 2 * len(chosen) / (len(chosen) + 1)  # the new size is one more, and as likely extreme
+        tail *= len(chosen) / (len(chosen) + 1)  # the new size is one more, and as likely extreme
         return min(1.0, _quantile(weighted, tail)), max(1.0, _quantile(weighted, 1 - tail))
 
     def reaches(self, size: float) -> bool:
@@ -147,7 +151,7 @@ class Curve:
         at = bisect_left(sizes, size)
         below = sizes[at - 1] if at else min(size, sizes[0])
         above = sizes[at] if at < len(sizes) else max(size, sizes[-1])
-        if size in {below, above} and at < len(sizes) and sizes[at] == size:
+        if above == size and at < len(sizes):
             return None
         if self.caches is None:  # where an edge may be anywhere
             return (below, above) if above / below > REACH else None
@@ -187,16 +191,23 @@ def _line(points: Sequence[Point], size: float) -> float:
     """Return the seconds on the lines between neighbouring points."""
     if len(points) == 1:
         return points[0].seconds * max(1.0, size / points[0].size)
-    index = min(max(1, bisect_left([point.size for point in points], size)), len(points) - 1)
+    first, last = points[0], points[-1]
+    if size > last.size:
+        # As far back as `at` goes ahead: the last two points alone are within each other's noise.
+        back = [point for point in points if point.size * REACH <= last.size] or points[:-1]
+        # No message is quicker for more bytes.
+        return last.seconds + max(0.0, _slope(back[-1], last)) * (size - last.size)
+    if size < first.size:
+        line = first.seconds + max(0.0, _slope(first, points[1])) * (size - first.size)
+        # It may end under zero; bytes never take longer each in a larger message.
+        return max(line, first.seconds * size / first.size)
+    index = max(1, bisect_left([point.size for point in points], size))
     left, right = points[index - 1], points[index]
-    slope = (right.seconds - left.seconds) / (right.size - left.size)
-    if left.size <= size <= right.size:
-        return left.seconds + slope * (size - left.size)
-    slope = max(0.0, slope)  # no message is quicker for more bytes
-    if size > right.size:
-        return right.seconds + slope * (size - right.size)
-    # Below the smallest size a line may end under zero; bytes never take longer each in a larger message.
-    return max(left.seconds + slope * (size - left.size), left.seconds * size / left.size)
+    return left.seconds + _slope(left, right) * (size - left.size)
+
+
+def _slope(left: Point, right: Point) -> float:
+    return (right.seconds - left.seconds) / (right.size - left.size)
 
 
 def _quantile(weighted: Sequence[tuple[float, float]], level: float) -> float:
