@@ -208,11 +208,7 @@ def plan_epoch(source: Source, epoch: Epoch) -> Plan:
     if epoch.compute:
         parts.append(Part(COMPUTE, Estimate.exact(epoch.compute * epoch.steps)))
     job = f"epoch of {epoch.samples} {epoch.pattern} of {epoch.row} bytes in {epoch.steps} batches of {epoch.batch}"
-    unknown = (
-        "whether batches overlap with compute is not known: the range is from all to nothing. --overlap or --trace"
-    )
-    notes = [unknown] if epoch.overlap is None and epoch.compute else []
-    return _plan(source, job, total, parts, moves=moves.found, notes=notes)
+    return _plan(source, job, total, parts, moves=moves.found, notes=_unknown(epoch.overlap, epoch.compute))
 
 
 # Checkpoints.
@@ -281,17 +277,29 @@ def _schedule(model: Revocations) -> Schedule:
 
 
 def plan_collective(
-    source: Source, sizes: Sequence[int], way: str, ranks: int, cap: float, *, compute: float = 0.0
+    source: Source,
+    sizes: Sequence[int],
+    way: str,
+    ranks: int,
+    cap: float,
+    *,
+    compute: float = 0.0,
+    overlap: float | None = None,
 ) -> Plan:
     """Predict all-reduce of gradients, given by their bytes in the order of the parameters, in buckets of `cap` MiB.
 
     `compute` is the seconds of a backward pass, which produces gradients in reverse order and meanwhile has buckets
-    sent, as `DistributedDataParallel` does.
+    sent, as `DistributedDataParallel` does. An `overlap` of 1 hides what that can hide, and 0 nothing: ranks that share
+    their processors with the collectives wait for each. None gives the range.
     """
 
     def took(count: int, limit: float) -> Estimate:
         changed = buckets(sizes, limit)
-        return _beside(_all(source, replace(stage, ranks=count), changed), changed, compute)
+        each = _all(source, replace(stage, ranks=count), changed)
+        serial, hidden = _sum(each) + Estimate.exact(compute), _beside(each, changed, compute)
+        if overlap is None:
+            return hidden.between(serial)
+        return serial.times(1 - overlap) + hidden.times(overlap)
 
     stage = Stage(f"{ALL_REDUCE}, {way}", ranks=ranks)
     seconds, filled = took(ranks, cap), buckets(sizes, cap)
@@ -306,7 +314,12 @@ def plan_collective(
     if compute:
         parts.append(Part(COMPUTE, Estimate.exact(compute)))
     job = f"all-reduce of {format_size(sum(sizes))} by {ranks} ranks in {len(filled)} buckets of {cap:g} MiB"
-    return _plan(source, job, seconds, parts, moves=moves.found)
+    return _plan(source, job, seconds, parts, moves=moves.found, notes=_unknown(overlap, compute))
+
+
+def _unknown(overlap: float | None, compute: float) -> list[str]:
+    text = "how much goes on beside compute is not known: the range is from all to nothing. --overlap or a trace tells"
+    return [text] if overlap is None and compute else []
 
 
 def buckets(sizes: Sequence[int], cap: float) -> list[int]:

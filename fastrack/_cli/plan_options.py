@@ -31,6 +31,10 @@ Size = Annotated[str | None, typer.Option(metavar="SIZE", help="Bytes, such as 6
 Elements = Annotated[str | None, typer.Option(metavar="N", help="Elements in the place of bytes, such as 7B or 350M.")]
 Dtype = Annotated[str, typer.Option(metavar="DTYPE", help="The type of elements, which gives their bytes.")]
 Trace = Annotated[Path | None, typer.Option(metavar="JSON", help="A trace of `fastrack.trace` or `bench --timeline`.")]
+Overlap = Annotated[
+    float | None,
+    typer.Option(min=0, max=1, metavar="SHARE", help="How much goes on beside compute: 0 to 1; a range if absent."),
+]
 Picture = Annotated[Path | None, typer.Option(metavar="PATH", help="Save a picture of the stages here, as .png.")]
 Compute = Annotated[float, typer.Option(min=0.0, max=_SECONDS, metavar="SECONDS", help="Seconds of compute of a step.")]
 

@@ -20,6 +20,7 @@ from fastrack._cli.plan_options import (
     Dtype,
     Elements,
     Figures,
+    Overlap,
     Picture,
     Profiles,
     Size,
@@ -119,10 +120,7 @@ def epoch(
     batch: Annotated[int, typer.Option(min=1, max=10**9, metavar="N", help="Samples of a batch.")],
     pattern: Annotated[Literal["random", "contiguous"], typer.Option(help="How samples are chosen.")] = "random",
     compute: Compute = 0.0,
-    overlap: Annotated[
-        float | None,
-        typer.Option(min=0, max=1, metavar="SHARE", help="How much of fetching goes on beside compute: 0 to 1."),
-    ] = None,
+    overlap: Overlap = None,
     threads: Threads = None,
     trace: Trace = None,
     picture: Picture = None,
@@ -197,6 +195,7 @@ def collective(
     ] = 25.0,
     way: Annotated[str, typer.Option(metavar="WAY", help="sealed, plain, naive or gloo.")] = "sealed",
     compute: Compute = 0.0,
+    overlap: Overlap = None,
     picture: Picture = None,
     as_json: Json = False,
 ) -> None:
@@ -213,7 +212,7 @@ def collective(
         sizes = [nbytes_of(count, dtype) for count in toll.Training.of(model).gradients]
 
     def predict(source: "Source") -> "Plan":
-        return plan_collective(source, sizes, way, ranks, bucket_cap, compute=compute)
+        return plan_collective(source, sizes, way, ranks, bucket_cap, compute=compute, overlap=overlap)
 
     plans = [plan_by_each(source, predict) for source in _sources(profile, published, picture)]
     _tell(plans, profile, picture, as_json=as_json)

@@ -2,18 +2,20 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from helpers.profiles import CACHES, GRID, MACHINE, MIB, STAGES, document, line, points, profile
 
 from fastrack._bench import plan, toll
 from fastrack._bench.curves import Curve, Estimate, OutOfReachError
-from fastrack._bench.profiles import Point, Profile, Stage
+from fastrack._bench.profiles import Point, Profile, Stage, parse_profile
 from fastrack._bench.revocations import Revocations
 from fastrack._bench.sources import UNVALIDATED, Measured, Published, by_machine
 from fastrack._bench.traces import parse_trace
 from fastrack._bench.validation import leave_out, leave_out_rows, predict_later, reach_past
 
+RESULTS = Path(__file__).parents[2] / "bench/results"
 STAGE = Stage("to_device", 2)
 LINE = line(20e-6, 10e9)
 SOURCE = Measured(MACHINE, (profile(STAGES, runs=3),))
@@ -214,11 +216,29 @@ def test_buckets_are_sent_beside_a_backward_pass_as_on_the_clock_of_the_toll():
     training = toll.Training("some", [3_000_000, 5_000_000, 9_000_000, 1_000_000], 0.3, 0.0)
     sizes = [4 * count for count in training.gradients]
     for compute in (0.0, 0.02, 0.2):
-        found = plan.plan_collective(SOURCE, sizes, "sealed", 2, 25, compute=compute)
+        found = plan.plan_collective(SOURCE, sizes, "sealed", 2, 25, compute=compute, overlap=1.0)
         timed = replace(training, passes=1.5 * compute)  # two thirds of which are the backward pass
         clock = toll.run(timed, 2, toll.Line(1e-3 / 2, 2 / 1e9 / 2), 25)  # two hops of a half each
         assert found.seconds.most == pytest.approx(clock.end - compute / 2, rel=1e-6)
+        serial = plan.plan_collective(SOURCE, sizes, "sealed", 2, 25, compute=compute, overlap=0.0)
+        assert serial.seconds.most == pytest.approx(compute + serial.parts[0].seconds.most)
+        unknown = plan.plan_collective(SOURCE, sizes, "sealed", 2, 25, compute=compute).seconds
+        assert (unknown.least, unknown.most) == pytest.approx((found.seconds.most, serial.seconds.most))
     assert plan.buckets([100 * MIB], 25) == [25 * MIB] * 4
+
+
+@pytest.mark.skipif(not RESULTS.is_dir(), reason="the tests run without the results")
+def test_iterations_are_the_sum_of_compute_and_buckets_where_ranks_share_processors():
+    measured = json.loads((RESULTS / "2026-11-22-collectives-cpu-xeon-avx512-2cores.json").read_text())
+    whole = parse_profile(measured, "xeon")
+    source = Measured(whole.machine, (replace(whole, machine=replace(whole.machine, caches=())),))  # gaps of 5
+    sizes = [4 * count for count in toll.Training.of("GPT-2 small").gradients]
+    times = {(row["ranks"], row["way"]): row for row in measured["collectives"] if row["subject"] == "GPT-2 small"}
+    for (ranks, way), row in times.items():
+        if way != "alone":
+            alone = times[ranks, "alone"]["quartiles"][0]
+            found = plan.plan_collective(source, sizes, way, ranks, 25, compute=alone, overlap=0.0).seconds
+            assert found.middle == pytest.approx(row["quartiles"][0], rel=0.1), (ranks, way)
 
 
 def test_fewer_ranks_and_larger_buckets_are_named_where_they_help():
