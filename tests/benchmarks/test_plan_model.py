@@ -43,6 +43,8 @@ def test_noise_does_not_make_a_larger_message_quicker_than_what_was_measured():
     falling = Curve(STAGE, (Point(MIB, (2.0,) * 3), Point(2 * MIB, (1.0,) * 3)), ())
     assert falling.seconds(8 * MIB) == 1.0
     assert falling.seconds(MIB / 4) == 2.0
+    rising = Curve(STAGE, (Point(MIB, (1.0,) * 3), Point(2 * MIB, (9.0,) * 3)), ())
+    assert rising.seconds(MIB / 4) == 0.25  # not below zero
 
 
 def test_what_is_farther_than_four_times_is_refused_with_what_to_measure():
@@ -85,6 +87,11 @@ def test_nine_of_ten_runs_are_within_the_interval(noise):
             found = before.at(point.size)
             covered += [found.low <= run <= found.high for run in point.runs]
     assert 0.87 <= sum(covered) / len(covered) <= 0.99
+
+
+def test_an_interval_has_what_its_size_would_have_been_off():
+    bump = curve(lambda size: LINE(size) * (1.3 if size == MIB else 1.0))
+    assert bump.at(MIB).high > 1.2 * bump.at(MIB).most
 
 
 def test_the_interval_widens_past_the_ends():
@@ -190,6 +197,7 @@ def test_an_epoch_is_the_sum_or_the_longer_of_data_and_compute():
     assert "--overlap" in unknown.notes[0]
     assert unknown.bottleneck == "compute"
     quick = plan.plan_epoch(SOURCE, replace(epoch, compute=1e-5, overlap=1.0))
+    assert quick.seconds.most == pytest.approx(100 * data + 1e-5)
     assert quick.bottleneck.startswith("random rows")
     assert {move.name for move in quick.moves} >= {"contiguous rows"}
     assert "batches fetched while a step goes on" not in {move.name for move in quick.moves}
@@ -269,7 +277,8 @@ def observed(*events):
 
 
 def test_a_trace_tells_steps_that_overlap_from_steps_that_do_not():
-    serial = observed(event("to_device", 0, 100), event("source", 0, 40), event("open", 40, 60))
+    others = event("open", 500, 900), event("all_reduce", 500, 900)
+    serial = observed(event("to_device", 0, 100), event("source", 0, 40), event("open", 40, 60), *others)
     assert (serial.overlap, serial.is_overlapped, serial.bottleneck) == (0, False, "open")
     beside = observed(event("to_device", 0, 100), event("source", 0, 90), event("open", 10, 90, 2))
     assert beside.overlap == pytest.approx(1 - 100 / 180)
@@ -302,6 +311,7 @@ def test_lines_are_validated_without_an_error_and_bandwidths_with_one():
     noisy = next(leave_out(profile(STAGES, noise=0.1, runs=11)).summaries())
     assert 0.87 <= noisy.covered <= 0.99
     assert 0.02 < noisy.error[0] < 0.1
+    assert {trial.gap for trial in leave_out(SOURCE.profiles[0], every=2).trials} == {16}
     later = next(predict_later(SOURCE.profiles[0], SOURCE.profiles[0]).summaries())
     assert later.error == pytest.approx((0, 0), abs=1e-9)
 
@@ -336,6 +346,9 @@ def test_rows_are_validated_by_the_rows_of_other_sizes():
     trials = leave_out_rows(profile(stages, sizes=[row * 256 for row in (512, 1024, 2048, 4096)]))
     assert {trial.stage.row for trial in trials.trials} == {1024, 2048}
     assert next(trials.summaries()).error == pytest.approx((0, 0), abs=1e-9)
+    stages[Stage("random rows", 2, 1024)] = line(100e-6, 0.5e9)  # twice as long
+    odd = leave_out_rows(profile(stages, sizes=[row * 256 for row in (512, 1024, 2048, 4096)]))
+    assert {round(trial.predicted / trial.measured, 3) for trial in odd.trials if trial.stage.row == 1024} == {0.5}
 
 
 def test_halves_of_the_runs_give_the_floor_of_the_noise():

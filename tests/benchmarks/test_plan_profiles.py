@@ -93,6 +93,10 @@ def test_bench_gives_its_lower_quartiles_and_tails_by_them(tmp_path):
     assert point.seconds == 1e-5
     assert point.runs[-1] == pytest.approx(2e-5 * 2 ** (1.6449 / 0.6745))
     assert found.machine.caches is None
+    content = of_bench()
+    content["ablation"][0]["quartiles"] = [3e-5, 4e-5]
+    with pytest.raises(FormatError, match="quartiles"):
+        read(tmp_path, content)
 
 
 def test_fewer_than_three_runs_are_no_measurement(tmp_path):
