@@ -28,6 +28,7 @@ from fastrack._util.shown import format_size
 MIB = 1 << 20
 CAPS = (50, 100, 250)  # MiB of buckets to compare with
 COMPUTE = "compute"
+_SMALL = 16 << 10  # bytes of a message that takes as long as one without
 _WORTH = 0.98  # of the time: what saves less is not named
 _HOPELESS = 1000.0  # times as long as without revocations
 _NOTICES = {True: "fits", False: "does not fit", None: "may not fit"}
@@ -347,19 +348,26 @@ def _beside(each: Sequence[Estimate], filled: Sequence[int], compute: float) -> 
 # Loading.
 
 
-def plan_load(source: Source, sizes: Sequence[int], threads: int, *, is_cold: bool = True) -> Plan:
-    """Predict loading files of so many bytes to the device, one after the other, from the disk or the page cache."""
+def plan_load(source: Source, sizes: Sequence[int], threads: int, *, is_cold: bool = True, tensors: int = 1) -> Plan:
+    """Predict loading files of so many bytes to the device, one after the other, from the disk or the page cache.
+
+    Files of one tensor were measured. Each of `tensors` beyond these is a message more, like a small transfer.
+    """
+    small, more = Stage(TO_DEVICE, threads), tensors - len(sizes)
+    messages = source.at(small, _SMALL).times(more) if more > 0 else Estimate.exact(0.0)
 
     def took(by: Stage, share: float) -> Estimate:
-        return _sum(source.at(by, share * size) for size in sizes)
+        return _sum(source.at(by, share * size) for size in sizes) + messages
 
     cold, cached = Stage(LOAD_COLD, threads), Stage(LOAD, threads)
     stage = cold if is_cold else cached
     seconds = took(stage, 1)
     moves = _Moves(seconds)
-    parts = [Part(str(stage), seconds, stage, max(sizes), source.at(stage, max(sizes)))]
-    worst = None
-    if is_cold:
+    whole = _sum(source.at(stage, size) for size in sizes)
+    parts, worst = [Part(str(stage), whole, stage, max(sizes), source.at(stage, max(sizes)))], None
+    if more > 0:
+        parts.append(Part(f"{more} messages more", messages, small, _SMALL, source.at(small, _SMALL)))
+    if is_cold and messages.middle < whole.middle:
         moves.try_("files in the page cache", took, cached, 1)
         for move in moves.found:
             worst = "the disk" if move.of < 0.5 else "opening and copying"

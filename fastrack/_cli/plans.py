@@ -228,6 +228,7 @@ def load(
     size: Size = None,
     elements: Elements = None,
     dtype: Dtype = "bfloat16",
+    tensors: Annotated[int, typer.Option(min=1, max=10**9, metavar="N", help="Tensors of all files.")] = 1,
     cached: Annotated[bool, typer.Option("--cached", help="The files are in the page cache.")] = False,
     threads: Threads = None,
     picture: Picture = None,
@@ -241,7 +242,7 @@ def load(
     sizes = [bytes_of(size, elements, dtype)] if model is None else sizes_of(model)
 
     def predict(source: "Source") -> "Plan":
-        return plan_load(source, sizes, _threads(source, "load", threads), is_cold=not cached)
+        return plan_load(source, sizes, _threads(source, "load", threads), is_cold=not cached, tensors=tensors)
 
     plans = [plan_by_each(source, predict) for source in _sources(profile, published, picture)]
     _tell(plans, profile, picture, as_json=as_json)

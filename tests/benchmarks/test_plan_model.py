@@ -261,6 +261,9 @@ def test_loading_adds_files_and_tells_the_disk_from_the_rest():
     assert found.seconds.most == pytest.approx(cold(MIB) + cold(512 * MIB))
     assert found.bottleneck == "the disk"
     assert found.moves[0].name == "files in the page cache"
+    many = plan.plan_load(SOURCE, [MIB, 512 * MIB], 2, tensors=102)
+    assert many.seconds.most == pytest.approx(found.seconds.most + 100 * LINE(16 << 10))
+    assert plan.plan_load(SOURCE, [MIB], 2, tensors=100_000).bottleneck == "99999 messages more"
     warm = plan.plan_load(SOURCE, [MIB], 2, is_cold=False)
     assert warm.seconds.most == pytest.approx(line(1e-4, 4e9)(MIB))
 
