@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from fastrack._bench.profiles import (
     COPY,
     LOAD,
     LOAD_COLD,
+    LOADER,
     PLAIN_TENSOR,
     RANDOM,
     SAVE,
@@ -51,6 +53,7 @@ _SMALLEST_BUCKET = 64 << 10
 _ROWS = tuple(512 << shift for shift in range(10))  # bytes, to 256 KiB
 _BATCHES = (8, 16, 32, 64, 128, 256, 512, 1024)  # rows
 _LARGEST_BATCH = 64 << 20  # bytes
+_ORDER = 65_536  # rows of a shuffled order, which take more than a cache
 _TABLE = 128 << 20  # bytes of the rows to choose from
 _RUNS = ((1 << 20, 5), (16 << 20, 3))  # bytes up to which a round has so many runs; above it has one
 _SMALL = 16 << 20  # bytes up to which a size is measured twice in a round: it costs little, and varies
@@ -164,19 +167,46 @@ def _drop(path: Path) -> None:
 
 
 def _row_tasks(stack: ExitStack, folder: Path, total: int) -> Iterator[_Task]:
-    """Yield the tasks of batches of rows, whose file is in the page cache. Each run chooses other rows."""
+    """Yield the tasks of batches of rows, whose files are in the page cache: by themselves, and by a `DataLoader`."""
     key = Key.generate()
     channel = stack.enter_context(Channel("cpu", keys=key))
     content = np.random.default_rng(_SEED).integers(0, 256, total, dtype=np.uint8)
-    path = folder / "rows.safetensors"
-    save_file({f"of {row}": content.reshape(-1, row) for row in _ROWS if row <= total}, path, key=key)
-    file = stack.enter_context(load_file(path))
-    for row in _ROWS:
-        for batch in _BATCHES:
-            if row * batch <= min(_LARGEST_BATCH, total // 2):
-                for name in (RANDOM, CONTIGUOUS):
-                    batches = _Batches(channel, file[f"of {row}"], batch, name == RANDOM)
-                    yield _Task(Stage(name, _cpus(), row), row * batch, batches.take, batches.choose, settle=2)
+    for row in (row for row in _ROWS if row <= total):
+        path = folder / f"rows of {row}.safetensors"
+        save_file({"x": content.reshape(-1, row)}, path, key=key)
+        rows = stack.enter_context(load_file(path))["x"]
+        for batch in (batch for batch in _BATCHES if row * batch <= min(_LARGEST_BATCH, total // 2)):
+            for name in (RANDOM, CONTIGUOUS):
+                batches = _Batches(channel, rows, batch, name == RANDOM)
+                yield _Task(Stage(name, _cpus(), row), row * batch, batches.take, batches.choose, settle=2)
+                if find_spec("torch") is not None:
+                    stage = Stage(f"{name}{LOADER}", _cpus(), row)
+                    yield _Task(stage, row * batch, _by_loader(channel, path, batch, name == RANDOM), settle=2)
+
+
+def _by_loader(channel: Channel, path: Path, batch: int, is_random: bool) -> Callable[[], Any]:
+    """Return a function that brings the next batch of a loader without end to the device."""
+    from torch.utils.data import DataLoader
+
+    from fastrack._training.collate import collate
+    from fastrack._training.dataset import SealedDataset
+
+    data = SealedDataset(path)
+    count = len(data)
+    order = random.Random(_SEED).sample(range(count), min(count, _ORDER)) if is_random else range(count)  # noqa: S311
+    loader: Any = DataLoader(data, batch, sampler=_Endless(order), collate_fn=collate)
+    batches = iter(loader)
+    return lambda: channel.to_device(next(batches))
+
+
+class _Endless:
+    """A sampler that begins again at its end. A list is what torch's own sampler goes through."""
+
+    def __init__(self, order: Sequence[int]) -> None:
+        self._order = order
+
+    def __iter__(self) -> Iterator[int]:
+        return cycle(self._order)
 
 
 class _Batches:

@@ -14,6 +14,7 @@ from fastrack._bench.profiles import (
     CONTIGUOUS,
     LOAD,
     LOAD_COLD,
+    LOADER,
     PLAIN_TENSOR,
     RANDOM,
     SAVE,
@@ -196,8 +197,10 @@ def plan_epoch(source: Source, epoch: Epoch) -> Plan:
     data = source.rows(epoch.pattern, epoch.threads, epoch.row, epoch.batch)
     total = epoch.seconds(data)
     moves = _Moves(total)
-    if epoch.pattern == RANDOM:
-        moves.try_(CONTIGUOUS, took, replace(epoch, pattern=CONTIGUOUS))
+    if epoch.pattern.startswith(RANDOM):
+        moves.try_(CONTIGUOUS, took, replace(epoch, pattern=epoch.pattern.replace(RANDOM, CONTIGUOUS)))
+    if epoch.pattern.endswith(LOADER):
+        moves.try_("rows taken without a DataLoader", took, replace(epoch, pattern=epoch.pattern.removesuffix(LOADER)))
     larger = replace(epoch, batch=2 * epoch.batch, compute=2 * epoch.compute)
     moves.try_(f"batches of {larger.batch}, with as much compute a sample", took, larger)
     if epoch.overlap != 1 and epoch.compute:

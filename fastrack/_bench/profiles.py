@@ -17,6 +17,7 @@ TO_DEVICE, TO_HOST = "to_device", "to_host"
 PLAIN_TENSOR, COPY, BOUNCE = "to_device, plain tensor", "plain copy", "bounce"
 SAVE, LOAD, LOAD_COLD = "save", "load", "load, from disk"
 RANDOM, CONTIGUOUS = "random rows", "contiguous rows"
+LOADER = ", DataLoader"  # behind the name of rows: by torch's loader
 ALL_REDUCE = "all-reduce"
 
 MIN_RUNS = 3

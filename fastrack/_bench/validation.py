@@ -9,7 +9,7 @@ from statistics import median, quantiles
 from typing import Any
 
 from fastrack._bench.curves import REACH, Curve, Estimate, OutOfReachError
-from fastrack._bench.profiles import CONTIGUOUS, RANDOM, Point, Profile, Stage, lower_quartile
+from fastrack._bench.profiles import CONTIGUOUS, LOADER, RANDOM, Point, Profile, Stage, lower_quartile
 from fastrack._bench.sources import Measured
 
 CLASSES = {"to 1 MiB": 1 << 20, "to 32 MiB": 32 << 20, "above 32 MiB": 1 << 50}  # by size, to so many bytes
@@ -137,7 +137,7 @@ def reach_past(profile: Profile) -> Trials:
 def leave_out_rows(profile: Profile) -> Trials:
     """Predict batches of rows of each size between others from the rows of the other sizes."""
     trials = list[Trial]()
-    for name in (RANDOM, CONTIGUOUS):
+    for name in (RANDOM, CONTIGUOUS, f"{RANDOM}{LOADER}", f"{CONTIGUOUS}{LOADER}"):
         known = sorted(stage for stage in profile.stages if stage.name == name)
         for below, stage, above in zip(known, known[1:], known[2:], strict=False):
             others = {each: points for each, points in profile.stages.items() if each != stage}

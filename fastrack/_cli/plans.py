@@ -121,6 +121,9 @@ def epoch(
     pattern: Annotated[Literal["random", "contiguous"], typer.Option(help="How samples are chosen.")] = "random",
     compute: Compute = 0.0,
     overlap: Overlap = None,
+    without_loader: Annotated[
+        bool, typer.Option("--without-loader", help="Rows are indexed, and do not come from a DataLoader.")
+    ] = False,
     threads: Threads = None,
     trace: Trace = None,
     picture: Picture = None,
@@ -128,14 +131,17 @@ def epoch(
 ) -> None:
     """Predict an epoch of sealed samples, with the compute of each step."""
     from fastrack._bench.plan import Epoch, plan_by_each, plan_epoch
+    from fastrack._bench.profiles import LOADER
 
     if overlap is not None and trace is not None:
         raise typer.BadParameter("it goes without --trace, which shows it; leave one out", param_hint="--overlap")
     if trace is not None:
         overlap = _observed(trace, "to_device").overlap_with(compute)
-    nbytes, name = parse_size(row, "--row"), f"{pattern} rows"
+    nbytes, indexed = parse_size(row, "--row"), f"{pattern} rows"
 
     def predict(source: "Source") -> "Plan":
+        by_loader = f"{indexed}{LOADER}"
+        name = indexed if without_loader or not source.threads(by_loader) else by_loader
         count = _threads(source, name, threads)
         return plan_epoch(source, Epoch(samples, nbytes, batch, compute, name, count, overlap))
 

@@ -200,6 +200,9 @@ def test_an_epoch_is_the_sum_or_the_longer_of_data_and_compute():
     assert quick.seconds.most == pytest.approx(100 * data + 1e-5)
     assert quick.bottleneck.startswith("random rows")
     assert {move.name for move in quick.moves} >= {"contiguous rows"}
+    loaded = plan.plan_epoch(SOURCE, replace(epoch, pattern="random rows, DataLoader", compute=0.0, overlap=0.0))
+    assert loaded.seconds.most == pytest.approx(100 * (data + 30e-6))
+    assert {move.name for move in loaded.moves} >= {"contiguous rows", "rows taken without a DataLoader"}
     assert "batches fetched while a step goes on" not in {move.name for move in quick.moves}
 
 

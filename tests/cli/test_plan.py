@@ -23,7 +23,11 @@ def _measured(folder):
         ("transfer --elements 16M --dtype bfloat16 --threads 1", ["to_device of 30.5 MiB", "with 2 threads"]),
         ("transfer --size 1MiB --stage save", ["save of 1 MiB"]),
         ("epoch --samples 25600 --row 1KiB --batch 256 --compute 0.01", ["100 batches", "compute", "--overlap"]),
-        ("epoch --samples 33 --row 1024 --batch 8 --pattern contiguous --overlap 1", ["5 batches", "contiguous rows"]),
+        (
+            "epoch --samples 33 --row 1024 --batch 8 --pattern contiguous --overlap 1",
+            ["5 batches", "contiguous rows, DataLoader, 1024"],
+        ),
+        ("epoch --samples 99 --row 1024 --batch 8 --without-loader", ["13 batches", "random rows, 1024"]),
         ("checkpoint --size 1GiB --notice 30s --mean-between 4h", ["fits in a notice", "by daly", "restarting"]),
         (
             "collective --model GPT-2\\ small --compute 0.8 --ranks 4",

@@ -55,6 +55,8 @@ STAGES = {
     Stage("load, from disk", 2): line(1e-4, 1e9),
     Stage("random rows", 2, row=1024): line(50e-6, 1e9),
     Stage("random rows", 2, row=4096): line(50e-6, 2e9),
+    Stage("random rows, DataLoader", 2, row=1024): line(80e-6, 1e9),
+    Stage("contiguous rows, DataLoader", 2, row=1024): line(60e-6, 4e9),
     Stage("contiguous rows", 2, row=1024): line(30e-6, 4e9),
     Stage("all-reduce, sealed", ranks=2): line(1e-3, 1e9),
     Stage("all-reduce, sealed", ranks=4): line(3e-3, 0.5e9),
