@@ -100,7 +100,7 @@ class Curve:
 
     def seconds(self, size: float) -> float:
         """Return the undisturbed seconds: a + b n through the neighbours, continued beyond the ends."""
-        return _line(self.points, size)
+        return self._line(self.points, size)
 
     def spread(self, size: float) -> tuple[float, float]:
         """Return the factors of an interval to the estimate, from the ratios at the sizes that are nearest."""
@@ -168,7 +168,7 @@ class Curve:
         found = []
         for index in range(1, len(self.points) - 1):
             point = self.points[index]
-            predicted = _line(self.points[:index] + self.points[index + 1 :], point.size)
+            predicted = self._line(self.points[:index] + self.points[index + 1 :], point.size)
             found.append((point.size, [run / predicted for run in point.runs]))
         return found
 
@@ -182,28 +182,36 @@ class Curve:
             else:
                 rest = [each for each in self.points if each.size * size >= point.size * first]
             if len(rest) > 1:
-                predicted = _line(rest, point.size)
+                predicted = self._line(rest, point.size)
                 found.append((point.size, [run / predicted for run in point.runs]))
         return found
 
-
-def _line(points: Sequence[Point], size: float) -> float:
-    """Return the seconds on the lines between neighbouring points."""
-    if len(points) == 1:
-        return points[0].seconds * max(1.0, size / points[0].size)
-    first, last = points[0], points[-1]
-    if size > last.size:
-        # As far back as `at` goes ahead: the last two points alone are within each other's noise.
-        back = [point for point in points if point.size * REACH <= last.size] or points[:-1]
-        # No message is quicker for more bytes.
-        return last.seconds + max(0.0, _slope(back[-1], last)) * (size - last.size)
-    if size < first.size:
-        line = first.seconds + max(0.0, _slope(first, points[1])) * (size - first.size)
-        # It may end under zero; bytes never take longer each in a larger message.
-        return max(line, first.seconds * size / first.size)
-    index = max(1, bisect_left([point.size for point in points], size))
-    left, right = points[index - 1], points[index]
-    return left.seconds + _slope(left, right) * (size - left.size)
+    def _line(self, points: Sequence[Point], size: float) -> float:
+        """Return the seconds on the lines between neighbouring points."""
+        if len(points) == 1:
+            return points[0].seconds * max(1.0, size / points[0].size)
+        first, last = points[0], points[-1]
+        if size > last.size:
+            # As far back as `at` goes ahead: the last two points alone are within each other's noise.
+            back = [point for point in points if point.size * REACH <= last.size] or points[:-1]
+            # No message is quicker for more bytes.
+            return last.seconds + max(0.0, _slope(back[-1], last)) * (size - last.size)
+        if size < first.size:
+            line = first.seconds + max(0.0, _slope(first, points[1])) * (size - first.size)
+            # It may end under zero; bytes never take longer each in a larger message.
+            return max(line, first.seconds * size / first.size)
+        index = max(1, bisect_left([point.size for point in points], size))
+        left, right = points[index - 1], points[index]
+        # What is read and what is written outgrow the largest cache at half its bytes. Up to there the line before
+        # goes on: a line to the right would have the cost of memory in it.
+        edge = self.caches[-1] / 2 if self.caches else 0.0
+        if index > 1 and left.size < edge < right.size:
+            at_edge = left.seconds + max(0.0, _slope(points[index - 2], left)) * (edge - left.size)
+            at_edge = min(at_edge, right.seconds)
+            if size > edge:
+                return at_edge + (right.seconds - at_edge) / (right.size - edge) * (size - edge)
+            return left.seconds + (at_edge - left.seconds) / (edge - left.size) * (size - left.size)
+        return left.seconds + _slope(left, right) * (size - left.size)
 
 
 def _slope(left: Point, right: Point) -> float:

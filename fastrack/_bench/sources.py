@@ -93,7 +93,11 @@ class Measured:
             return self.at(Stage(name, threads, known[-1]), row * batch)
         below, above = (self.at(Stage(name, threads, each), each * batch) for each in known[at - 1 : at + 1])
         share = (row - known[at - 1]) / (known[at] - known[at - 1])
-        return below.times(1 - share) + above.times(share)
+        between = below.times(1 - share) + above.times(share)
+        # The wider interval of both, as it is their difference that is uncertain here.
+        low = between.least * min(each.low / each.least for each in (below, above))
+        high = between.most * max(each.high / each.most for each in (below, above))
+        return Estimate(low, between.least, between.most, high)
 
     def threads(self, name: str) -> list[int]:
         """Return the numbers of threads that were measured."""

@@ -39,6 +39,18 @@ def test_each_interval_between_neighbours_has_its_own_line():
     assert bent.seconds(3 * MIB) == pytest.approx(LINE(2 * MIB) + MIB / 1e9)
 
 
+def test_the_largest_cache_ends_a_line_at_half_its_bytes():
+    """Which a message and its copy fill."""
+
+    def seconds(size):
+        return LINE(size) if size <= 16 * MIB else LINE(16 * MIB) + (size - 16 * MIB) / 1e9
+
+    cached = curve(seconds, sizes=[size for size in GRID if size != 16 * MIB])
+    for size in (12 * MIB, 16 * MIB, 24 * MIB):
+        assert cached.seconds(size) == pytest.approx(seconds(size))
+    assert replace(cached, caches=()).seconds(16 * MIB) > 2 * seconds(16 * MIB)
+
+
 def test_noise_does_not_make_a_larger_message_quicker_than_what_was_measured():
     falling = Curve(STAGE, (Point(MIB, (2.0,) * 3), Point(2 * MIB, (1.0,) * 3)), ())
     assert falling.seconds(8 * MIB) == 1.0
