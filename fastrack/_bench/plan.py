@@ -30,6 +30,7 @@ MIB = 1 << 20
 CAPS = (50, 100, 250)  # MiB of buckets to compare with
 COMPUTE = "compute"
 _SMALL = 16 << 10  # bytes of a message that takes as long as one without
+_MOST = 1_000_000  # buckets
 _WORTH = 0.98  # of the time: what saves less is not named
 _HOPELESS = 1000.0  # times as long as without revocations
 _NOTICES = {True: "fits", False: "does not fit", None: "may not fit"}
@@ -331,6 +332,8 @@ def buckets(sizes: Sequence[int], cap: float) -> list[int]:
     if len(sizes) > 1:
         return toll.buckets(sizes, cap, itemsize=1)
     count = max(1, math.ceil(sizes[0] / (cap * MIB)))
+    if count > _MOST:
+        raise OutOfReachError(f"planning buckets failed: expected at most {_MOST:,}, got {count:,}. Give a larger cap")
     return [-(-sizes[0] // count)] * count
 
 

@@ -21,7 +21,6 @@ REFUSED = "refused, as too far"
 class Trial:
     """The prediction of one size beside what was measured there, and what a bandwidth alone gives for it."""
 
-    machine: str
     stage: Stage
     size: int
     gap: float  # the factor between the neighbours that were left
@@ -115,7 +114,7 @@ def leave_out(profile: Profile, *, every: int = 1) -> Trials:
         for index in range(1, len(kept) - 1):
             point, gap = kept[index], kept[index + 1].size / kept[index - 1].size
             rest = Curve(stage, kept[:index] + kept[index + 1 :], profile.machine.caches)
-            trial = _trial(profile, stage, rest.unchecked(point.size), rest.points[-1], point, gap)
+            trial = _trial(stage, rest.unchecked(point.size), rest.points[-1], point, gap)
             (trials if rest.reaches(point.size) else refused).append(trial)
     return Trials(tuple(trials), tuple(refused))
 
@@ -129,7 +128,7 @@ def reach_past(profile: Profile) -> Trials:
             if len(kept) >= _LEAST:
                 rest = Curve(stage, kept, profile.machine.caches)
                 gap = point.size / kept[-1].size
-                trial = _trial(profile, stage, rest.unchecked(point.size), kept[-1], point, gap)
+                trial = _trial(stage, rest.unchecked(point.size), kept[-1], point, gap)
                 (trials if rest.reaches(point.size) else refused).append(trial)
     return Trials(tuple(trials), tuple(refused))
 
@@ -146,7 +145,7 @@ def leave_out_rows(profile: Profile) -> Trials:
                 with suppress(OutOfReachError):
                     found = source.rows(name, stage.threads, stage.row, point.size // stage.row)
                     largest = profile.stages[above][-1]
-                    trials.append(_trial(profile, stage, found, largest, point, above.row / below.row))
+                    trials.append(_trial(stage, found, largest, point, above.row / below.row))
     return Trials(tuple(trials))
 
 
@@ -157,17 +156,16 @@ def predict_later(profile: Profile, later: Profile) -> Trials:
         curve = Curve.of(profile, stage)
         sizes = {point.size for point in curve.points}
         trials += [
-            _trial(profile, stage, curve.at(point.size), curve.points[-1], point, 1.0)
+            _trial(stage, curve.at(point.size), curve.points[-1], point, 1.0)
             for point in later.stages[stage]
             if point.size in sizes
         ]
     return Trials(tuple(trials))
 
 
-def _trial(profile: Profile, stage: Stage, found: Estimate, largest: Point, point: Point, gap: float) -> Trial:
+def _trial(stage: Stage, found: Estimate, largest: Point, point: Point, gap: float) -> Trial:
     even, odd = point.runs[::2], point.runs[1::2]
     return Trial(
-        machine=str(profile.machine),
         stage=stage,
         size=point.size,
         gap=gap,

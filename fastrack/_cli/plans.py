@@ -105,8 +105,9 @@ def transfer(
     def predict(source: "Source") -> "Plan":
         return plan_transfer(source, stage, nbytes, _threads(source, stage, threads), count=count, observed=observed)
 
-    plans = [plan_by_each(source, predict) for source in _sources(profile, published, picture)]
-    _tell(plans, profile, picture, as_json=as_json)
+    sources = _sources(profile, published, picture)
+    plans = [plan_by_each(source, predict) for source in sources]
+    _tell(plans, sources, picture, as_json=as_json)
 
 
 @app.command()
@@ -145,8 +146,9 @@ def epoch(
         count = _threads(source, name, threads)
         return plan_epoch(source, Epoch(samples, nbytes, batch, compute, name, count, overlap))
 
-    plans = [plan_by_each(source, predict) for source in _sources(profile, published, picture)]
-    _tell(plans, profile, picture, as_json=as_json)
+    sources = _sources(profile, published, picture)
+    plans = [plan_by_each(source, predict) for source in sources]
+    _tell(plans, sources, picture, as_json=as_json)
 
 
 @app.command()
@@ -176,13 +178,14 @@ def checkpoint(
     within = seconds_of(notice, "--notice")
     plans: list[Plan] = []
     found: list[list[Schedule]] = []
-    for source in _sources(profile, None, picture):
+    sources = _sources(profile, None, picture)
+    for source in sources:
         count = _threads(source, "save", threads)
         predict = partial(plan_checkpoint, size=nbytes, threads=count, notice=within)
         plans.append(plan_by_each(source, predict))
         if mean is not None:
             found.append(schedules(source, nbytes, count, mean, wait or 0.0))
-    _tell(plans, profile, picture, as_json=as_json, schedules=found)
+    _tell(plans, sources, picture, as_json=as_json, schedules=found)
 
 
 @app.command()
@@ -220,8 +223,9 @@ def collective(
     def predict(source: "Source") -> "Plan":
         return plan_collective(source, sizes, way, ranks, bucket_cap, compute=compute, overlap=overlap)
 
-    plans = [plan_by_each(source, predict) for source in _sources(profile, published, picture)]
-    _tell(plans, profile, picture, as_json=as_json)
+    sources = _sources(profile, published, picture)
+    plans = [plan_by_each(source, predict) for source in sources]
+    _tell(plans, sources, picture, as_json=as_json)
 
 
 @app.command()
@@ -250,8 +254,9 @@ def load(
     def predict(source: "Source") -> "Plan":
         return plan_load(source, sizes, _threads(source, "load", threads), is_cold=not cached, tensors=tensors)
 
-    plans = [plan_by_each(source, predict) for source in _sources(profile, published, picture)]
-    _tell(plans, profile, picture, as_json=as_json)
+    sources = _sources(profile, published, picture)
+    plans = [plan_by_each(source, predict) for source in sources]
+    _tell(plans, sources, picture, as_json=as_json)
 
 
 @app.command()
@@ -328,7 +333,7 @@ def _threads(source: "Source", stage: str, asked: int | None) -> int:
 
 def _tell(
     plans: "Sequence[Plan]",
-    profiles: Sequence[Path] | None,
+    sources: "Sequence[Source]",
     picture: Path | None,
     *,
     as_json: bool,
@@ -336,9 +341,9 @@ def _tell(
 ) -> None:
     """Print plans, or one document."""
     from fastrack._bench.plots import draw_plan
-    from fastrack._bench.profiles import read_profile
+    from fastrack._bench.sources import Measured
 
-    read = [read_profile(path) for path in profiles or ()]
+    read = [profile for source in sources if isinstance(source, Measured) for profile in source.profiles]
     cpu = read_cpu()
     notes = [
         f"{profile.source} is of another machine: {profile.machine.cpu}, {profile.machine.threads} threads; this one "
@@ -360,6 +365,6 @@ def _tell(
         if schedules:
             show_schedules(schedules[index], console)
         console.print()
-    for note in (*notes, *([LEGEND] if profiles else [])):
+    for note in (*notes, *([LEGEND] if read else [])):
         console.print(note)
     show_paths(console, Picture=picture)

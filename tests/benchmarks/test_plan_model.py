@@ -40,8 +40,6 @@ def test_each_interval_between_neighbours_has_its_own_line():
 
 
 def test_the_largest_cache_ends_a_line_at_half_its_bytes():
-    """Which a message and its copy fill."""
-
     def seconds(size):
         return LINE(size) if size <= 16 * MIB else LINE(16 * MIB) + (size - 16 * MIB) / 1e9
 

@@ -73,6 +73,7 @@ def test_published_figures_are_labelled_wherever_they_are_told(cli):
         ("epoch --samples 1 --row 1KiB --batch 9 --overlap 1 --trace t.json", 2, "without --trace"),
         ("checkpoint --size 1GiB --mean-between 1s", 1, "leave time to work"),
         ("checkpoint --size 1GiB --notice soon", 2, "expected a period"),
+        ("collective --size 900GiB --bucket-cap-mb 0.01", 1, "at most 1,000,000, got 92,160,000"),
         ("collective --model GPT-5", 2, "expected one of GPT-2 small"),
         ("load . --size 1MiB", 2, "without MODEL"),
         ("load .", 2, "expected files named .safetensors"),
