@@ -22,7 +22,7 @@ WITH_ZIGLANG := PYTHONPATH=$(CURDIR)/$(ZIGLANG)
 # Other environments than .venv link to this checkout and its machine code, and get nothing to make that.
 BACKEND = $$(grep -oE '^(hatchling|editables)==[0-9.]*' requirements.txt)
 
-.PHONY: help demo native test test-all test-nightly test-lowest test-openssl test-pythons coverage check bench bench-compare peers gpu \
+.PHONY: help demo native test test-all test-nightly test-lowest test-openssl test-pythons coverage check lint bench bench-compare peers gpu \
 	gpu-kit emulator aarch64 aarch64-wheel integrations swift nvrtc ptx mutants fuzz soak docs site-check lock dist environments clean
 
 help:  ## show this list
@@ -93,12 +93,14 @@ test-pythons:  ## run all tests on each Python of PYTHONS="3.12 3.13 3.14", in a
 	for version in $(PYTHONS); do $(MAKE) --no-print-directory test-all PYTHON=python$$version VENV=.venv-$$version || exit; done
 
 check: $(STAMP)  ## lint, formatting, spelling, types, imports between packages, documentation
+	$(MAKE) --no-print-directory --jobs 2 --output-sync lint docs
+
+lint: $(STAMP)  ## all of check but the documentation
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/codespell
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
-	$(MAKE) --no-print-directory docs
 
 bench: $(STAMP) $(NATIVE)  ## measure; the machine should be idle
 	$(BIN)/python -m pytest bench --benchmark-only --benchmark-sort=name
@@ -110,6 +112,7 @@ PEERS_OPTIONS ?=
 
 peers: $(PEERS)/.installed $(NATIVE)  ## benchmark against alternatives; the machine should be idle
 	$(PEERS)/bin/python -m bench.peers $(PEERS_OPTIONS)
+	$(PEERS)/bin/python -m bench.peers.signing
 
 bench-compare: $(STAMP) $(NATIVE)  ## is the working tree slower than BASE=<revision>? some minutes; the machine should be idle
 	$(BIN)/python -m bench.compare $(BASE)
@@ -158,7 +161,7 @@ INTEGRATIONS := trainers servers serving clouds tokens
 ONLY ?= $(INTEGRATIONS)
 
 trainers_EXTRAS := torch,demo
-trainers_TESTS := $(addprefix tests/,$(addprefix training/test_,trainers.py ray.py transformers.py recipes.py models_of_others.py) \
+trainers_TESTS := $(addprefix tests/,benchmarks/test_workloads.py $(addprefix training/test_,trainers.py ray.py transformers.py recipes.py models_of_others.py) \
 	training/test_streaming_trainers.py distributed/test_trainers_checkpoints.py project/test_examples.py sealed/test_quantize.py sealed/test_sample_sources.py)
 servers_EXTRAS := torch,broker,remote,vault
 servers_TESTS := tests/broker tests/remote tests/providers/test_vault.py

@@ -9,8 +9,8 @@ from itertools import groupby
 from pathlib import Path
 from statistics import median
 
-from fastrack._bench.profiles import parse_profile
-from fastrack._bench.validation import CLASSES, REFUSED, leave_out, leave_out_rows, reach_past
+from fastrack._bench.prediction.profiles import parse_profile
+from fastrack._bench.prediction.validation import CLASSES, REFUSED, leave_out, leave_out_rows, reach_past
 from fastrack._util.shown import format_size
 
 ROOT = Path(__file__).parents[1]

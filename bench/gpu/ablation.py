@@ -2,7 +2,8 @@
 
 from bench.gpu.plan import size_of
 from bench.gpu.timing import rows, wall
-from fastrack._bench.steps import DIRECTIONS, notes, open_steps
+from fastrack._bench.endpoints import DIRECTIONS
+from fastrack._bench.steps import notes, open_steps
 
 
 def measure(gpu, plan):

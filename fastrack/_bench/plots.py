@@ -3,7 +3,6 @@
 import io
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
 from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
@@ -15,12 +14,11 @@ from fastrack.errors import FastrackError
 
 if TYPE_CHECKING:
     from fastrack._bench.collectives import Collective
-    from fastrack._bench.curves import Curve, Estimate
-    from fastrack._bench.plan import Plan
-    from fastrack._bench.profiles import Profile, Stage
     from fastrack._bench.runner import Measured
+    from fastrack._bench.workloads import Workload
 
-_COLOURS = ("#8c2d19", "#d9773b", "#c9b458", "#2f6f8f", "#b5b5b5")  # from the bounce path to the plain copy
+COLOURS = ("#8c2d19", "#d9773b", "#c9b458", "#2f6f8f", "#b5b5b5")  # from the bounce path to the plain copy
+_OF_WAYS = {"bounce": COLOURS[0], "direct": COLOURS[3], "plain": COLOURS[4]}
 
 
 def require(package: str) -> None:
@@ -60,7 +58,7 @@ def draw_ablation(rows: "Sequence[Measured]", device: str, path: Path, losses: S
         for number, step in enumerate(steps):
             here = [row for row in rows if (row.direction, row.step) == (direction, step)]
             x = [sizes.index(row.size) - 0.42 + width * (number + 0.5) for row in here]
-            colour = _COLOURS[number % len(_COLOURS)]
+            colour = COLOURS[number % len(COLOURS)]
             bars = axes.bar(x, [row.gbps for row in here], 0.92 * width, label=step, color=colour)
             axes.bar_label(bars, [f"{row.over_bounce:.1f}x" for row in here], fontsize=7, padding=1)
         axes.set_xticks(range(len(sizes)), [format_size(size) for size in sizes])
@@ -76,7 +74,7 @@ def draw_ablation(rows: "Sequence[Measured]", device: str, path: Path, losses: S
     _fit(panels[0], [row.gbps for row in rows])
     figure.suptitle(f"Steps to fastrack on {device} (median; label: speed relative to bounce)", fontsize=11)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(steps), fontsize=9)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def draw_collectives(rows: "Sequence[Collective]", path: Path) -> None:
@@ -100,7 +98,7 @@ def draw_collectives(rows: "Sequence[Collective]", path: Path) -> None:
         for number, way in enumerate(ways):
             here = [row for row in rows if (row.ranks, row.way) == (count, way)]
             x = [subjects.index((row.subject, row.size)) - 0.42 + width * (number + 0.5) for row in here]
-            bars = axes.bar(x, [row.over_gloo for row in here], 0.92 * width, label=way, color=_COLOURS[-1 - number])
+            bars = axes.bar(x, [row.over_gloo for row in here], 0.92 * width, label=way, color=COLOURS[-1 - number])
             axes.bar_label(bars, [f"{row.over_gloo:.2f}" for row in here], fontsize=7, padding=1)
         axes.axhline(1, linewidth=0.6, color="black")
         axes.set_xticks(range(len(subjects)), [f"{subject}\n{format_size(size)}" for subject, size in subjects])
@@ -109,68 +107,41 @@ def draw_collectives(rows: "Sequence[Collective]", path: Path) -> None:
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(ways), fontsize=9)
     _draw_steps(panels[-1], rows)
     figure.suptitle("Collectives and iterations of training (median)", fontsize=11)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
-def draw_plan(profiles: "Sequence[Profile]", plans: "Sequence[Plan]", path: Path) -> None:
-    """Save the stages of plans: what was measured, the model, its interval, and where it was used for the plan.
+def draw_workloads(rows: "Sequence[Workload]", device: str, path: Path) -> None:
+    """Save a bar chart of the steps of each case: compute, and transfers on top, over the step with a plain copy.
 
-    `check_picture` tells whether the picture can be saved.
+    `check_picture` tells whether the chart can be saved.
     """
     from matplotlib.figure import Figure
 
-    parts = {part.stage: part for plan in plans if not plan.label for part in plan.parts if part.stage is not None}
-    figure = Figure(figsize=(8, 1 + 4.2 * len(parts)), layout="constrained")
-    for axes, (stage, part) in zip(figure.subplots(len(parts), 1, squeeze=False)[:, 0], parts.items(), strict=True):
-        curves = [(curve, profile.source) for profile in profiles for curve in _curves_like(stage, profile)]
-        for number, (curve, source) in enumerate(curves):
-            _draw_curve(axes, curve, f"{curve.stage}; {source}", _COLOURS[number % len(_COLOURS)])
-        for plan in plans:
-            for each in plan.parts:
-                if each.stage == stage and each.each is not None:
-                    _draw_planned(axes, each.size, each.each, plan.job)
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.xaxis.set_major_formatter(lambda size, _: format_size(size))
-        axes.set_ylabel("seconds")
-        axes.set_title(str(part.name), fontsize=10)
-        axes.legend(fontsize=7)
-        axes.spines[["top", "right"]].set_visible(False)
-    _save(figure, path)
+    cases = list(dict.fromkeys((row.model, row.mode, row.batch) for row in rows))
+    ways = list(dict.fromkeys(row.way for row in rows))
+    figure = Figure(figsize=(2 + 1.1 * max(4, len(cases)), 4.5), layout="constrained")
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_axisbelow(True)
+    width = 0.84 / len(ways)
+    for number, way in enumerate(ways):
+        here = [row for row in rows if row.way == way]
+        x = [cases.index((row.model, row.mode, row.batch)) - 0.42 + width * (number + 0.5) for row in here]
+        compute = [row.over_plain * (1 - row.share) for row in here]
+        axes.bar(x, compute, 0.92 * width, color="#d9d9d9", label="compute" if number == 0 else None)
+        colour = _OF_WAYS.get(way, COLOURS[2])
+        bars = axes.bar(x, [row.over_plain * row.share for row in here], 0.92 * width, compute, color=colour, label=way)
+        axes.bar_label(bars, [f"{row.over_plain:.2f}" for row in here], fontsize=6, padding=1)
+    axes.axhline(1, linewidth=0.6, color="black")
+    axes.set_xticks(range(len(cases)), [f"{model}\n{mode}\n{batch}" for model, mode, batch in cases], fontsize=7)
+    axes.set_ylabel("time of a step over that with a plain copy")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(ways) + 1, fontsize=9)
+    figure.suptitle(f"Workloads on {device}; compute {rows[0].of_compute}", fontsize=11)
+    save_figure(figure, path)
 
 
-def _draw_planned(axes: Any, size: float, seconds: "Estimate", job: str) -> None:
-    low, least, most, high = seconds.values
-    axes.errorbar(size, seconds.middle, [[seconds.middle - low], [high - seconds.middle]], color="black", capsize=3)
-    axes.plot([size, size], [least, most], "D-", color="black", markersize=4, label=f"planned: {job:.60}")
-
-
-def _curves_like(stage: "Stage", profile: "Profile") -> "list[Curve]":
-    """Return the curve of a stage, or those with rows of the sizes that are nearest."""
-    from fastrack._bench.curves import Curve
-
-    same = [each for each in profile.stages if replace(each, row=0) == replace(stage, row=0)]
-    nearest = sorted(same, key=lambda each: max(each.row, stage.row) / max(1, min(each.row, stage.row)))
-    chosen = nearest[:1] if stage in profile.stages else nearest[:2]
-    return [Curve.of(profile, each) for each in chosen]
-
-
-def _draw_curve(axes: Any, curve: "Curve", label: str, colour: str) -> None:
-    sizes = [point.size for point in curve.points]
-    seconds = [point.seconds for point in curve.points]
-    lows, highs = zip(*(curve.spread(size) for size in sizes), strict=True)
-    axes.fill_between(
-        sizes,
-        [each * low for each, low in zip(seconds, lows, strict=True)],
-        [each * high for each, high in zip(seconds, highs, strict=True)],
-        color=colour,
-        alpha=0.2,
-        linewidth=0,
-    )
-    axes.plot(sizes, seconds, "o-", color=colour, markersize=3, label=label)
-
-
-def _save(figure: Any, path: Path) -> None:
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure to a file, in the format of its suffix."""
     with new_file(path) as file:
         content = io.BytesIO()
         figure.savefig(content, dpi=150, format=path.suffix[1:].lower())

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from fastrack._bench.endpoints import DIRECTIONS, Direction
 from fastrack._bench.measure import BOUNCE, COPY, timed_rounds
-from fastrack._bench.steps import DIRECTIONS, Direction, open_steps
+from fastrack._bench.steps import open_steps
 from fastrack._keys.keys import Key
 from fastrack._sealed.seal import seal
 from fastrack._transfer.channel import Channel

@@ -35,9 +35,9 @@ from fastrack._cli.plan_options import (
 from fastrack._cli.plan_tables import LEGEND, show_plan, show_rows, show_schedules, show_summaries
 
 if TYPE_CHECKING:
-    from fastrack._bench.plan import Plan, Schedule
-    from fastrack._bench.sources import Source
-    from fastrack._bench.traces import Observed
+    from fastrack._bench.prediction.jobs import Plan, Schedule
+    from fastrack._bench.prediction.sources import Source
+    from fastrack._bench.prediction.traces import Observed
 
 _NOTES = (
     """\
@@ -66,7 +66,7 @@ def measure(
     force: Force = False,
 ) -> None:
     """Measure the stages that the others predict from. It takes three minutes; the machine should be idle."""
-    from fastrack._bench import gather
+    from fastrack._bench.prediction import gather
 
     most = parse_size(largest, "--largest")
     check_target(target, force=force)
@@ -97,7 +97,7 @@ def transfer(
     as_json: Json = False,
 ) -> None:
     """Predict messages of one size, one after the other."""
-    from fastrack._bench.plan import plan_by_each, plan_transfer
+    from fastrack._bench.prediction.jobs import plan_by_each, plan_transfer
 
     nbytes = bytes_of(size, elements, dtype)
     observed = None if trace is None else _observed(trace, stage.partition(",")[0])
@@ -131,8 +131,8 @@ def epoch(
     as_json: Json = False,
 ) -> None:
     """Predict an epoch of sealed samples, with the compute of each step."""
-    from fastrack._bench.plan import Epoch, plan_by_each, plan_epoch
-    from fastrack._bench.profiles import LOADER
+    from fastrack._bench.prediction.jobs import Epoch, plan_by_each, plan_epoch
+    from fastrack._bench.prediction.profiles import LOADER
 
     if overlap is not None and trace is not None:
         raise typer.BadParameter("it goes without --trace, which shows it; leave one out", param_hint="--overlap")
@@ -171,7 +171,7 @@ def checkpoint(
     as_json: Json = False,
 ) -> None:
     """Predict a checkpoint, and tell how often to save on machines that are taken away."""
-    from fastrack._bench.plan import plan_by_each, plan_checkpoint, schedules
+    from fastrack._bench.prediction.jobs import plan_by_each, plan_checkpoint, schedules
 
     nbytes = bytes_of(size, elements, dtype)
     mean, wait = (seconds_of(text, name) for text, name in ((mean_between, "--mean-between"), (restart, "--restart")))
@@ -210,7 +210,7 @@ def collective(
 ) -> None:
     """Predict the all-reduce of gradients in buckets, beside a backward pass of --compute seconds."""
     from fastrack._bench import toll
-    from fastrack._bench.plan import plan_by_each, plan_collective
+    from fastrack._bench.prediction.jobs import plan_by_each, plan_collective
 
     if model is None:
         sizes = [bytes_of(size, elements, dtype)]
@@ -245,7 +245,7 @@ def load(
     as_json: Json = False,
 ) -> None:
     """Predict loading a model to the device: a file or a folder, or so many bytes in one file."""
-    from fastrack._bench.plan import plan_by_each, plan_load
+    from fastrack._bench.prediction.jobs import plan_by_each, plan_load
 
     if model is not None and (size is not None or elements is not None):
         raise typer.BadParameter("it goes without MODEL, whose bytes are known; leave one out", param_hint="--size")
@@ -270,8 +270,8 @@ def validate(
     as_json: Json = False,
 ) -> None:
     """Leave out sizes that were measured, predict them, and print how far off that is."""
-    from fastrack._bench.profiles import read_profile
-    from fastrack._bench.validation import leave_out, leave_out_rows, predict_later, reach_past
+    from fastrack._bench.prediction.profiles import read_profile
+    from fastrack._bench.prediction.validation import leave_out, leave_out_rows, predict_later, reach_past
 
     read = [read_profile(path) for path in profiles]
     groups = {}
@@ -301,7 +301,7 @@ end over its lower one."""
 
 
 def _observed(path: Path, operation: str) -> "Observed":
-    from fastrack._bench.traces import read_trace
+    from fastrack._bench.prediction.traces import read_trace
 
     found = read_trace(path)
     if operation not in found:
@@ -312,8 +312,8 @@ def _observed(path: Path, operation: str) -> "Observed":
 def _sources(profiles: Sequence[Path] | None, published: Sequence[str] | None, picture: Path | None) -> "list[Source]":
     """Return the machines to plan for: of the profiles first, then by published figures."""
     from fastrack._bench.plots import check_picture
-    from fastrack._bench.profiles import read_profile
-    from fastrack._bench.sources import Published, by_machine
+    from fastrack._bench.prediction.profiles import read_profile
+    from fastrack._bench.prediction.sources import Published, by_machine
 
     if picture is not None:
         if not profiles:
@@ -340,8 +340,8 @@ def _tell(
     schedules: "Sequence[Sequence[Schedule]]" = (),
 ) -> None:
     """Print plans, or one document."""
-    from fastrack._bench.plots import draw_plan
-    from fastrack._bench.sources import Measured
+    from fastrack._bench.prediction.picture import draw_plan
+    from fastrack._bench.prediction.sources import Measured
 
     read = [profile for source in sources if isinstance(source, Measured) for profile in source.profiles]
     cpu = read_cpu()

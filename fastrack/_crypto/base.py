@@ -23,6 +23,7 @@ Bytes = npt.NDArray[np.uint8]
 Secret = cobblestone.Bytes
 Texts = Sequence[cobblestone.Bytes]
 _UINT8 = np.dtype(np.uint8)
+_BYTE: Any = ctypes.c_char
 
 
 class KeySchedule(ABC):
@@ -67,7 +68,9 @@ class HostMemory(NamedTuple):
     @property
     def array(self) -> Bytes:
         """The bytes as an array, which is valid as long as this object."""
-        if type(self.owner) is np.ndarray and self.owner.dtype == np.uint8:
+        if type(self.owner) is np.ndarray and self.owner.dtype == _UINT8:
+            if self.owner.ndim == 1 and self.owner.size == self.size:  # all of them
+                return self.owner
             flat = self.owner.reshape(-1)
             start = self.address - address(flat)
             return flat[start : start + self.size]
@@ -235,4 +238,9 @@ def check_buffers(source: Bytes, target: Bytes | None = None) -> None:
 
 def address(array: npt.NDArray[Any]) -> int:
     """Return the address of the first byte of an array."""
+    if array.flags.writeable:
+        try:
+            return ctypes.addressof(_BYTE.from_buffer(array))  # takes a quarter as long as the interface
+        except (TypeError, ValueError):  # no bytes, not contiguous, or a dtype that NumPy does not know
+            pass
     return int(array.__array_interface__["data"][0])

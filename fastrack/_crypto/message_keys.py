@@ -15,7 +15,7 @@ from fastrack._crypto.cobblestone import DERIVED_SIZE, MessageKey
 from fastrack._crypto.secret_bytes import SecretBytes
 from fastrack._util.fork import register_fork_reset
 from fastrack.errors import ClosedError
-from fastrack.format import NONCE_SIZE
+from fastrack.format import COMMITMENT_SIZE, NONCE_SIZE
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,8 +33,8 @@ class MessageKeys:
 
     Raise ClosedError if the secrets are used after `wipe`, or in another process than their own.
 
-    Row `i` of `memory` begins with the AES key of message `i`, of `bits[i]` bits, and its base nonce, of 12 bytes. The
-    rest of the row has no meaning. Native code reads the rows from `address` on.
+    Row `i` of `memory` begins with the AES key of message `i`, of `bits[i]` bits, and its base nonce, of 12 bytes. Its
+    commitment follows if the key was derived there. Native code reads the rows from `address` on.
     """
 
     __slots__ = ("_flat", "_is_wiped", "_process", "_view", "bits")
@@ -89,6 +89,12 @@ class MessageKeys:
     def key(self, row: int) -> MessageKey:
         """Return a copy of the message key in a row. The caller wipes the copy."""
         return MessageKey(self.material(row))
+
+    def commitment(self, row: int) -> bytes:
+        """Return the commitment that was derived with the key in a row. It is public."""
+        self._require_usable(self.bits[row : row + 1])
+        start = row * _ROW_SIZE + self.bits[row] // 8 + NONCE_SIZE
+        return bytes(self._view[start : start + COMMITMENT_SIZE])
 
     def wipe(self) -> None:
         """Overwrite all keys with zeros."""

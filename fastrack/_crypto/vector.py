@@ -114,6 +114,9 @@ class JobTable:
     def __init__(self, jobs: Messages, *, widens: bool = False) -> None:
         words: list[int] = []
         count, rows = 0, []
+        if not widens and jobs.plans == jobs.scalings == [None] and jobs.sealed != [None]:
+            self._set_whole(jobs)  # of a small tensor the loop takes as long as its cipher
+            return
         key, numbers = jobs.keys.address - DERIVED_SIZE, []
         columns: list[Sequence[Any]] = [jobs.keys.bits, jobs.nbytes, jobs.memories, jobs.sealed, jobs.plain]
         columns += jobs.plans, jobs.scalings
@@ -149,6 +152,19 @@ class JobTable:
         self.count = count
         self.numbers = numbers
         self.keepalive = table, jobs, rows
+
+    def _set_whole(self, jobs: Messages) -> None:
+        """Make the table of one message that is opened as a whole."""
+        (nbytes,), (target,), (source,) = jobs.nbytes, jobs.memories, jobs.sealed
+        assert source is not None
+        if target.size != nbytes:
+            raise ValueError(f"expected a result of {nbytes} bytes, got {target.size}")
+        words = (jobs.keys.address, jobs.keys.bits[0], source.address, target.address, nbytes, 0, WHOLE, 0, 0)
+        table = array("q", words)
+        self.address = table.buffer_info()[0]
+        self.count = chunks_between(source.size, nbytes)
+        self.numbers = [0]
+        self.keepalive = table, jobs, []
 
     def find(self, chunk: int) -> tuple[int, int]:
         """Return the job of chunk number `chunk` of the table, and the number of that chunk in its message."""

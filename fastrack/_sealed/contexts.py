@@ -12,6 +12,7 @@ import numpy as np
 
 from fastrack._crypto import cobblestone, derivation
 from fastrack._crypto.cobblestone import MessageKey
+from fastrack._crypto.message_keys import MessageKeys
 from fastrack._keys.keys import Key
 from fastrack._sealed.scales import Scale
 from fastrack._tensors.arrays import Bytes
@@ -68,6 +69,17 @@ class MessageContext(NamedTuple):
     def new_key(self, key: Key) -> tuple[MessageKey, Bytes]:
         """Return the key of a new message, and its header: a fresh salt and the commitment."""
         return _new_key(key, self.encode())
+
+    def new_keys(self, key: Key) -> tuple[MessageKeys, Bytes]:
+        """Return the key of a new message, as the only row of `MessageKeys`, which the caller wipes, and its header."""
+        salt, secret, keys = os.urandom(SALT_SIZE), key.material(), MessageKeys(1)
+        try:  # into the row itself: each copy of a key takes time, here and when it is wiped
+            target = keys.reserve((0,), 8 * len(secret))
+            derivation.derive_rows(secret, (derivation.new_header(salt),), (self.encode(),), (0,), target)
+            return keys, np.frombuffer(salt + keys.commitment(0), np.uint8)
+        except BaseException:
+            keys.wipe()
+            raise
 
     def mismatch(self) -> AuthenticationError:
         """Return the error for a header that does not match, with the name of the tensor."""

@@ -187,6 +187,15 @@ def prefetch(wanted: Iterable[Wanted]) -> int | None:
     return prefetch_files(blocks_by_file)
 
 
+def is_remote(tensor: SealedTensor) -> bool:
+    """Return whether a message is in a remote file."""
+    if _REMOTE not in sys.modules:
+        return False
+    from fastrack._remote.remote_file import RemoteFile
+
+    return isinstance(tensor.location[0], RemoteFile)
+
+
 def discard(wanted: Iterable[Wanted]) -> bool:
     """Discard the cached parts of remote messages, some of them wrong. Return False if all are on this machine."""
     blocks_by_file = _by_file(wanted)

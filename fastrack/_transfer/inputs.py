@@ -144,13 +144,7 @@ class Inputs:
             if leaves[index] is ALLOCATE:
                 continue
             try:
-                actual = arrays.dtype_and_shape(leaves[index])
-                if actual != (dtype, shape):
-                    raise ValueError(  # noqa: TRY301 - the path of the leaf is added
-                        f"out= must have the dtype and shape of what it receives: expected {dtype} {list(shape)}, got "
-                        f"{actual[0]} {list(actual[1])}"
-                    )
-                self.targets[number] = device.view(leaves[index], writable=True)
+                self.targets[number] = view_output(device, leaves[index], dtype, shape)
             except (TypeError, ValueError) as error:
                 self.add_path(error, index)
                 raise
@@ -177,10 +171,8 @@ class Inputs:
 
     def require_apart(self, targets: Sequence[Any], sources: Sequence[HostMemory]) -> None:
         """Refuse an output that shares memory with another output or a source: messages open in any order."""
-        if len(sources) == len(targets) == 1:
-            source, target = sources[0], targets[0]
-            if source.address >= target.address + target.size or target.address >= source.address + source.size:
-                return
+        if len(sources) == len(targets) == 1 and are_apart(sources[0], targets[0]):
+            return
         spans = sorted(
             (target.address, target.address + target.size, number)
             for number, target in enumerate(targets)
@@ -205,6 +197,22 @@ class Inputs:
         path = "" if self._tree is None else self._tree.path(index)
         if path and len(error.args) == 1:
             error.args = (f"leaf {path}: {error}",)
+
+
+def view_output(device: Device, array: Any, dtype: str, shape: Sequence[int]) -> Any:
+    """Return the view of an array of `out`. Raise `ValueError` if it does not fit what it receives."""
+    actual = arrays.dtype_and_shape(array)
+    if actual != (dtype, shape):
+        raise ValueError(
+            f"out= must have the dtype and shape of what it receives: expected {dtype} {list(shape)}, got "
+            f"{actual[0]} {list(actual[1])}"
+        )
+    return device.view(array, writable=True)
+
+
+def are_apart(a: HostMemory, b: HostMemory) -> bool:
+    """Return whether two ranges of host memory have no byte in common."""
+    return a.address >= b.address + b.size or b.address >= a.address + a.size
 
 
 def _holds_handles(value: object, levels: int) -> bool:

@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 from helpers.profiles import CACHES, GRID, MACHINE, MIB, STAGES, document, line, points, profile
 
-from fastrack._bench import plan, toll
-from fastrack._bench.curves import Curve, Estimate, OutOfReachError
-from fastrack._bench.profiles import Point, Profile, Stage, parse_profile
+from fastrack._bench import toll
+from fastrack._bench.prediction import jobs as plan
+from fastrack._bench.prediction.curves import Curve, Estimate, OutOfReachError
+from fastrack._bench.prediction.profiles import Point, Profile, Stage, parse_profile
+from fastrack._bench.prediction.sources import UNVALIDATED, Measured, Published, by_machine
+from fastrack._bench.prediction.traces import parse_trace
+from fastrack._bench.prediction.validation import leave_out, leave_out_rows, predict_later, reach_past
 from fastrack._bench.revocations import Revocations
-from fastrack._bench.sources import UNVALIDATED, Measured, Published, by_machine
-from fastrack._bench.traces import parse_trace
-from fastrack._bench.validation import leave_out, leave_out_rows, predict_later, reach_past
 
 RESULTS = Path(__file__).parents[2] / "bench/results"
 STAGE = Stage("to_device", 2)

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from helpers.profiles import CACHES, GRID, STAGES, document
 
-from fastrack._bench import gather
-from fastrack._bench.profiles import Row, Stage, lower_quartile, parse_profile, read_profile
-from fastrack._bench.traces import read_trace
-from fastrack._bench.validation import leave_out
+from fastrack._bench.prediction import gather
+from fastrack._bench.prediction.profiles import Row, Stage, lower_quartile, parse_profile, read_profile
+from fastrack._bench.prediction.traces import read_trace
+from fastrack._bench.prediction.validation import leave_out
 from fastrack._util.trace import trace
 from fastrack.errors import FormatError
 

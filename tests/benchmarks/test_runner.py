@@ -14,9 +14,10 @@ from fastrack import AuthenticationError
 from fastrack._bench import paths as bounce
 from fastrack._bench import runner as ablation
 from fastrack._bench import steps
+from fastrack._bench.endpoints import DIRECTIONS, OVERLAP
 from fastrack._bench.measure import BOUNCE, COPY, Times, interleave, timed_rounds
 from fastrack._bench.runner import ablate
-from fastrack._bench.steps import DIRECT, DIRECTIONS, OVERLAP, PARALLEL, STEPS, open_steps
+from fastrack._bench.steps import DIRECT, PARALLEL, STEPS, open_steps
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._transfer import channel
 from fastrack.format import CHUNK_SIZE
@@ -48,7 +49,7 @@ def stand_in(monkeypatch, mode):
     fake_cuda.install(monkeypatch)
     driver = FakeDriver(mode)
     monkeypatch.setattr(channel, "open_device", lambda *_: SmallDevice(driver))
-    monkeypatch.setattr(steps, "_open_driver", lambda _: driver)
+    monkeypatch.setattr(steps, "open_driver", lambda _: driver)
     yield driver
     driver.stop()
     assert driver.violations == []

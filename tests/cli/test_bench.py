@@ -9,8 +9,9 @@ from helpers.fake_cuda import FakeDriver
 
 from fastrack._bench import runner as ablation
 from fastrack._bench import steps
+from fastrack._bench.endpoints import DIRECTIONS
 from fastrack._bench.plots import draw_ablation
-from fastrack._bench.steps import DIRECTIONS, STEPS
+from fastrack._bench.steps import STEPS
 from fastrack._cli.commands.bench import show_ablation, show_speeds
 from fastrack._cli.console import stdout
 from fastrack._cli.measurements import narrow_console
@@ -34,7 +35,7 @@ def gpu(monkeypatch):
     fake_cuda.install(monkeypatch)
     driver = FakeDriver("serial")
     monkeypatch.setattr(channel, "open_device", lambda *_: CudaDevice(driver))
-    monkeypatch.setattr(steps, "_open_driver", lambda _: driver)
+    monkeypatch.setattr(steps, "open_driver", lambda _: driver)
     yield
     driver.stop()
     assert driver.violations == []

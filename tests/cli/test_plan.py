@@ -3,9 +3,9 @@ import json
 import pytest
 from helpers.profiles import GRID, STAGES, document
 
-from fastrack._bench import gather
-from fastrack._bench.profiles import Row, Stage
-from fastrack._bench.sources import UNVALIDATED
+from fastrack._bench.prediction import gather
+from fastrack._bench.prediction.profiles import Row, Stage
+from fastrack._bench.prediction.sources import UNVALIDATED
 from fastrack._cli import machine
 
 PROFILE = "--profile machine.json"

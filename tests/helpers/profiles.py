@@ -2,7 +2,7 @@
 
 import random
 
-from fastrack._bench.profiles import Machine, Point, Profile, Stage
+from fastrack._bench.prediction.profiles import Machine, Point, Profile, Stage
 
 MIB = 1 << 20
 CACHES = (32 << 10, 1 << 20, 32 << 20)

@@ -16,8 +16,8 @@ from fastrack._cli.options import Bits
 from fastrack._util.shown import format_size
 
 if TYPE_CHECKING:
+    from fastrack._bench.endpoints import Direction
     from fastrack._bench.runner import Measured
-    from fastrack._bench.steps import Direction
 
 SIZES = (0.0625, 1.0, 16.0, 256.0, 1024.0)
 Wide = Annotated[bool, typer.Option("--wide", help="Print all columns, in lines of 130 characters.")]
@@ -60,6 +60,13 @@ def bench(
             help="Model what confidential GPUs charge instead: all, exchange, set-up, host or fitted.",
         ),
     ] = None,
+    workloads: Annotated[
+        bool, typer.Option("--workloads", help="Measure requests and training steps of known models in their place.")
+    ] = False,
+    compute: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="With --workloads, model the compute as that of a GPU: h100."),
+    ] = None,
     bucket_cap: Annotated[
         list[float] | None,
         typer.Option(
@@ -89,7 +96,13 @@ def bench(
     device = canonical(device)
     _check_options(collectives or toll is not None, ranks, device, timeline)
     _check_toll(toll, bucket_cap, collectives, picture)
+    _check_workloads(workloads, compute, size, timeline, collectives or toll is not None)
     _check_targets(picture, timeline, as_json)
+    if workloads:
+        from fastrack._cli.workloads import bench_workloads
+
+        bench_workloads(compute, device, int(bits), repeat, picture=picture, as_json=as_json, quiet=quiet)
+        return
     if toll is not None:
         from fastrack._cli.tolls import bench_toll
 
@@ -134,6 +147,16 @@ def _check_toll(toll: str | None, caps: Sequence[float] | None, collectives: boo
     if toll is not None and (collectives or picture is not None):
         hint = "--collectives" if collectives else "--picture"
         raise typer.BadParameter("it does not go with --toll; leave one of them out", param_hint=hint)
+
+
+def _check_workloads(
+    workloads: bool, compute: str | None, sizes: Sequence[float] | None, timeline: Path | None, is_other: bool
+) -> None:
+    if compute is not None and not workloads:
+        raise typer.BadParameter("it goes with --workloads; add that", param_hint="--compute")
+    if workloads and (is_other or sizes or timeline is not None):
+        hint = "--size" if sizes else "--timeline" if timeline is not None else "--collectives or --toll"
+        raise typer.BadParameter("it does not go with --workloads; leave one of them out", param_hint=hint)
 
 
 def _check_targets(picture: Path | None, timeline: Path | None, as_json: Path | None) -> None:

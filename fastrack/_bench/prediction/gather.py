@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fastrack._bench.paths import BouncePath, copy, touched
-from fastrack._bench.profiles import (
+from fastrack._bench.prediction.profiles import (
     ALL_REDUCE,
     BOUNCE,
     CONTIGUOUS,

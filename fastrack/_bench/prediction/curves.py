@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
-from fastrack._bench.profiles import Point, Profile, Stage
+from fastrack._bench.prediction.profiles import Point, Profile, Stage
 from fastrack._util.shown import format_size
 from fastrack.errors import FastrackError
 

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fastrack._bench import toll
-from fastrack._bench.curves import Estimate, OutOfReachError
-from fastrack._bench.profiles import (
+from fastrack._bench.prediction.curves import Estimate, OutOfReachError
+from fastrack._bench.prediction.profiles import (
     ALL_REDUCE,
     CONTIGUOUS,
     LOAD,
@@ -21,9 +21,9 @@ from fastrack._bench.profiles import (
     TO_DEVICE,
     Stage,
 )
+from fastrack._bench.prediction.sources import Source
+from fastrack._bench.prediction.traces import Observed
 from fastrack._bench.revocations import Costs, Revocations
-from fastrack._bench.sources import Source
-from fastrack._bench.traces import Observed
 from fastrack._util.shown import format_size
 
 MIB = 1 << 20

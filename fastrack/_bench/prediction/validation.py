@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median, quantiles
 from typing import Any
 
-from fastrack._bench.curves import REACH, Curve, Estimate, OutOfReachError
-from fastrack._bench.profiles import CONTIGUOUS, LOADER, RANDOM, Point, Profile, Stage, lower_quartile
-from fastrack._bench.sources import Measured
+from fastrack._bench.prediction.curves import REACH, Curve, Estimate, OutOfReachError
+from fastrack._bench.prediction.profiles import CONTIGUOUS, LOADER, RANDOM, Point, Profile, Stage, lower_quartile
+from fastrack._bench.prediction.sources import Measured
 
 CLASSES = {"to 1 MiB": 1 << 20, "to 32 MiB": 32 << 20, "above 32 MiB": 1 << 50}  # by size, to so many bytes
 _LEAST = 4  # sizes to go on from

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from fastrack._bench.profiles import read_json
+from fastrack._bench.prediction.profiles import read_json
 from fastrack._util.documents import parsing, require
 
 OPERATIONS = ("to_device", "to_host", "all_reduce", "all_gather", "reduce_scatter", "broadcast")

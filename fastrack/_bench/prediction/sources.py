@@ -9,8 +9,8 @@ from functools import reduce
 from typing import Protocol
 
 from fastrack._bench import toll
-from fastrack._bench.curves import REACH, Curve, Estimate, OutOfReachError
-from fastrack._bench.profiles import ALL_REDUCE, LOAD, LOAD_COLD, TO_DEVICE, Machine, Profile, Stage
+from fastrack._bench.prediction.curves import REACH, Curve, Estimate, OutOfReachError
+from fastrack._bench.prediction.profiles import ALL_REDUCE, LOAD, LOAD_COLD, TO_DEVICE, Machine, Profile, Stage
 from fastrack._util.shown import list_names
 
 UNVALIDATED = "MODELLED from published figures, NOT VALIDATED on a confidential GPU"
