@@ -13,7 +13,8 @@ _UNITS = {"": 0, "B": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
 _COUNTS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 _NUMBER = re.compile(r"(\d{1,15}(?:\.\d{1,15})?) ?([A-Za-z]*)")
 _LARGEST = 1 << 50  # bytes, or elements
-_SECONDS = 1e7
+_SECONDS = 1e7  # of compute, at most
+
 Profiles = Annotated[
     list[Path] | None,
     typer.Option("--profile", "-p", metavar="JSON", help="What `plan measure` or `bench` wrote; may be repeated."),

@@ -212,7 +212,7 @@ def plan_epoch(source: Source, epoch: Epoch) -> Plan:
     parts = [Part(str(stage), data.times(epoch.steps), stage, epoch.row * epoch.batch, data)]
     if epoch.compute:
         parts.append(Part(COMPUTE, Estimate.exact(epoch.compute * epoch.steps)))
-    job = f"epoch of {epoch.samples} {epoch.pattern} of {epoch.row} bytes in {epoch.steps} batches of {epoch.batch}"
+    job = f"epoch of {epoch.samples} samples of {epoch.row} bytes in {epoch.steps} batches of {epoch.batch}"
     return _plan(source, job, total, parts, moves=moves.found, notes=_unknown(epoch.overlap, epoch.compute))
 
 
