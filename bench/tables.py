@@ -9,6 +9,8 @@ from itertools import groupby
 from pathlib import Path
 from statistics import median
 
+from fastrack._bench.prediction.profiles import parse_profile
+from fastrack._bench.prediction.validation import CLASSES, REFUSED, leave_out, leave_out_rows, reach_past
 from fastrack._util.shown import format_size
 
 ROOT = Path(__file__).parents[1]
@@ -122,12 +124,37 @@ def soaked(document):
     yield ["all", *(f"{sum(row[what] for row in document['faults'].values()):,}" for what in ("injected", "caught"))]
 
 
+def plan(*documents):
+    """Return how far off the predictions of `fastrack plan` are for sizes that are left out, of each machine."""
+    yield ["", "left out", "sizes", "neighbours apart", "error", "noise", "bytes ÷ bandwidth", "runs covered"]
+    for machine, document in zip(PLANNED, documents, strict=True):
+        profile = parse_profile(document, machine)
+        trials = {"sizes": leave_out(profile), "sizes of every second": leave_out(profile, every=2)}
+        trials |= {"rows of one size": leave_out_rows(profile), "all past a quarter": reach_past(profile)}
+        for name, found in trials.items():
+            for each in found.summaries():
+                is_class = name == "sizes" and (each.of in CLASSES or profile.machine.caches is not None)
+                if each.of in {"all", REFUSED} or is_class:
+                    noise = "" if each.noise is None else _errors(each.noise)
+                    of = name if each.of == "all" else f"{name}, {each.of}"
+                    counts = str(each.trials), f"{each.gap:.0f}"
+                    covered = f"{100 * each.covered:.0f} %"
+                    yield [machine, of, *counts, _errors(each.error), noise, _errors(each.baseline), covered]
+
+
+PLANNED = {
+    "Zen 4": "2026-11-28-plan-cpu-epyc-zen4-2cores",
+    "Zen 5, `bench`": "2026-11-21-bench-cpu-epyc-zen5-2cores",
+    "Zen 4, table of paths": "2026-11-21-cpu-epyc-zen4-2cores",
+    "Xeon, `bench --collectives`": "2026-11-22-collectives-cpu-xeon-avx512-2cores",
+}
 TABLES = {
     "ablation": (ablation, "2026-11-21-bench-cpu-epyc-zen5-2cores"),
     "figures": (figures, "2026-11-21-bench-cpu-epyc-zen5-2cores"),
     "peers": (peers, "2026-11-28-peers-cpu-epyc-2cores"),
     "features": (features, "2026-11-28-peers-cpu-epyc-2cores"),
     "collectives": (collectives, "2026-11-22-collectives-cpu-xeon-avx512-2cores"),
+    "plan": (plan, *PLANNED.values()),
     "fuzzed": (fuzzed, "2026-11-21-fuzz-cpu-epyc-zen5-2cores", "2026-11-22-fuzz-cpu-xeon-avx512-2cores"),
     "workloads": (workloads, "2026-11-28-workloads-cpu-epyc-zen4-2cores"),
     "soaked": (soaked, "2026-11-22-soak-cpu-xeon-2cores"),
@@ -153,6 +180,10 @@ def markdown(rows):
 
 def _times(seconds, gbps):
     return f"{1000 * seconds:.{3 if seconds < 1e-3 else 1}f}", f"{gbps:.2f}"
+
+
+def _errors(pair):
+    return f"{100 * pair[0]:.1f}; {100 * pair[1]:.1f} %"
 
 
 def _measured(row):

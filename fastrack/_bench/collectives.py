@@ -54,10 +54,11 @@ class Collective:
     quartiles: tuple[float, float]  # the first and the third quartile of the seconds
     over_gloo: float  # time relative to gloo
     steps: dict[str, float]  # seconds by step on rank 0, medians of the runs; empty for other libraries
+    times: tuple[float, ...] = ()  # seconds of each run
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the measurement for JSON."""
-        return asdict(self)
+        """Return the measurement for JSON, without its runs."""
+        return {name: value for name, value in asdict(self).items() if name != "times"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +243,7 @@ def _rows(
             quartiles=timing.quartiles,
             over_gloo=timing.median / times[GLOO].median,
             steps=medians if any(steps[way]) else {},
+            times=tuple(timing.seconds),
         )
 
 

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from fastrack._bench.runner import Measured
     from fastrack._bench.workloads import Workload
 
-_COLOURS = ("#8c2d19", "#d9773b", "#c9b458", "#2f6f8f", "#b5b5b5")  # from the bounce path to the plain copy
-_OF_WAYS = {"bounce": _COLOURS[0], "direct": _COLOURS[3], "plain": _COLOURS[4]}
+COLOURS = ("#8c2d19", "#d9773b", "#c9b458", "#2f6f8f", "#b5b5b5")  # from the bounce path to the plain copy
+_OF_WAYS = {"bounce": COLOURS[0], "direct": COLOURS[3], "plain": COLOURS[4]}
 
 
 def require(package: str) -> None:
@@ -58,7 +58,7 @@ def draw_ablation(rows: "Sequence[Measured]", device: str, path: Path, losses: S
         for number, step in enumerate(steps):
             here = [row for row in rows if (row.direction, row.step) == (direction, step)]
             x = [sizes.index(row.size) - 0.42 + width * (number + 0.5) for row in here]
-            colour = _COLOURS[number % len(_COLOURS)]
+            colour = COLOURS[number % len(COLOURS)]
             bars = axes.bar(x, [row.gbps for row in here], 0.92 * width, label=step, color=colour)
             axes.bar_label(bars, [f"{row.over_bounce:.1f}x" for row in here], fontsize=7, padding=1)
         axes.set_xticks(range(len(sizes)), [format_size(size) for size in sizes])
@@ -74,7 +74,7 @@ def draw_ablation(rows: "Sequence[Measured]", device: str, path: Path, losses: S
     _fit(panels[0], [row.gbps for row in rows])
     figure.suptitle(f"Steps to fastrack on {device} (median; label: speed relative to bounce)", fontsize=11)
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(steps), fontsize=9)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def draw_collectives(rows: "Sequence[Collective]", path: Path) -> None:
@@ -98,7 +98,7 @@ def draw_collectives(rows: "Sequence[Collective]", path: Path) -> None:
         for number, way in enumerate(ways):
             here = [row for row in rows if (row.ranks, row.way) == (count, way)]
             x = [subjects.index((row.subject, row.size)) - 0.42 + width * (number + 0.5) for row in here]
-            bars = axes.bar(x, [row.over_gloo for row in here], 0.92 * width, label=way, color=_COLOURS[-1 - number])
+            bars = axes.bar(x, [row.over_gloo for row in here], 0.92 * width, label=way, color=COLOURS[-1 - number])
             axes.bar_label(bars, [f"{row.over_gloo:.2f}" for row in here], fontsize=7, padding=1)
         axes.axhline(1, linewidth=0.6, color="black")
         axes.set_xticks(range(len(subjects)), [f"{subject}\n{format_size(size)}" for subject, size in subjects])
@@ -107,7 +107,7 @@ def draw_collectives(rows: "Sequence[Collective]", path: Path) -> None:
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(ways), fontsize=9)
     _draw_steps(panels[-1], rows)
     figure.suptitle("Collectives and iterations of training (median)", fontsize=11)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def draw_workloads(rows: "Sequence[Workload]", device: str, path: Path) -> None:
@@ -129,7 +129,7 @@ def draw_workloads(rows: "Sequence[Workload]", device: str, path: Path) -> None:
         x = [cases.index((row.model, row.mode, row.batch)) - 0.42 + width * (number + 0.5) for row in here]
         compute = [row.over_plain * (1 - row.share) for row in here]
         axes.bar(x, compute, 0.92 * width, color="#d9d9d9", label="compute" if number == 0 else None)
-        colour = _OF_WAYS.get(way, _COLOURS[2])
+        colour = _OF_WAYS.get(way, COLOURS[2])
         bars = axes.bar(x, [row.over_plain * row.share for row in here], 0.92 * width, compute, color=colour, label=way)
         axes.bar_label(bars, [f"{row.over_plain:.2f}" for row in here], fontsize=6, padding=1)
     axes.axhline(1, linewidth=0.6, color="black")
@@ -137,10 +137,11 @@ def draw_workloads(rows: "Sequence[Workload]", device: str, path: Path) -> None:
     axes.set_ylabel("time of a step over that with a plain copy")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(ways) + 1, fontsize=9)
     figure.suptitle(f"Workloads on {device}; compute {rows[0].of_compute}", fontsize=11)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
-def _save(figure: Any, path: Path) -> None:
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure to a file, in the format of its suffix."""
     with new_file(path) as file:
         content = io.BytesIO()
         figure.savefig(content, dpi=150, format=path.suffix[1:].lower())

@@ -29,6 +29,7 @@ from fastrack._cli.commands.verify import verify
 from fastrack._cli.commands.warmup import warmup
 from fastrack._cli.errors import Terminated, handle_errors
 from fastrack._cli.help import TOPICS, help_
+from fastrack._cli.plans import app as plan_app
 from fastrack._cli.program import Command, Program
 from fastrack._version import __version__
 
@@ -118,6 +119,7 @@ for _panel, _members in _COMMANDS.items():
 attest_app.command()(handle_errors(collateral.fetch))
 attest_app.command()(handle_errors(collateral.policy))
 for _name, _group, _text in (
+    ("plan", plan_app, "Predict what transfers, epochs and checkpoints take."),
     ("attest", attest_app, "Give keys to a machine that proves what it is, by files."),
     ("broker", broker_app, "Grant keys to such machines, over HTTPS."),
 ):

@@ -88,6 +88,16 @@ def read_memory(root: Path = ROOT) -> Memory:
     )
 
 
+def read_caches(root: Path = ROOT) -> list[int] | None:
+    """Return the bytes of the first CPU's caches of data, ascending, as the kernel lists them; None if it does not."""
+    folder, sizes = root / "sys/devices/system/cpu/cpu0/cache", set[int]()
+    for index in folder.glob("index*"):
+        match = re.fullmatch(r"(\d{1,12})K", _read(index / "size").strip())
+        if match and _read(index / "type").strip() in {"Data", "Unified"}:
+            sizes.add(int(match[1]) << 10)
+    return sorted(sizes - {0}) or None
+
+
 def read_tee(root: Path = ROOT) -> CpuTee:
     """Return signs that this machine is a guest of a CPU TEE. Its operator can fake or hide each of them."""
     from fastrack.attest._kinds import CPU_KINDS

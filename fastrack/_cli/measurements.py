@@ -1,6 +1,7 @@
 """Documents and lists of written files, for the commands that measure."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -9,11 +10,12 @@ from typing import Any
 from rich.console import Console
 
 from fastrack._cli.console import STDOUT, print_json, stdout
-from fastrack._cli.machine import read_cpu, read_memory, read_software
+from fastrack._cli.machine import read_caches, read_cpu, read_memory, read_software
 from fastrack._util.atomic import new_file
 from fastrack._util.nvml import read_graphics
 
 _WIDTH = 130  # columns of a table of steps, whose words would be broken in fewer
+_NUMBERS = re.compile(r"\[\n\s+([-+\d.e,\s]+?)\n\s*\]")  # a list of numbers, which is read more easily on one line
 _NARROW = 80  # columns that a line is easily read in
 
 
@@ -40,7 +42,7 @@ def write_results(
 
     if path is None:
         return
-    machine = {"cpu": asdict(read_cpu()), "memory": asdict(read_memory())}
+    machine: dict[str, Any] = {"cpu": asdict(read_cpu()), "memory": asdict(read_memory()), "caches": read_caches()}
     if device != "cpu":
         machine["graphics"] = asdict(read_graphics())
     engine = get_engine()
@@ -55,7 +57,8 @@ def write_results(
         print_json(**document)
     else:
         with new_file(path) as file:
-            file.write((json.dumps(document, indent=2) + "\n").encode())
+            text = _NUMBERS.sub(lambda match: f"[{' '.join(match[1].split())}]", json.dumps(document, indent=2))
+            file.write((text + "\n").encode())
 
 
 def show_paths(console: Console, **paths: Path | None) -> None:

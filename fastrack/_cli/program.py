@@ -37,6 +37,7 @@ _SYNONYMS = {
     "rekey": ("seals a file under another key", "rotate re-encrypt reencrypt reseal change-key rewrap passwd"),
     "doctor": ("examines this machine", "diagnose status env system gpu report health selftest"),
     "bench": ("measures this machine", "benchmark perf speed measure time"),
+    "plan": ("predicts how long it will take", "predict estimate forecast model simulate capacity eta how-long"),
     "help": ("lists commands and topics", "man usage commands topics docs manual tutorial ?"),
 }
 _NOT_COMMANDS = {
@@ -140,7 +141,8 @@ def describe(command: Any, path: str) -> str:
 
 def _describe_all(program: Any) -> str:
     """Return the help of the program, which fits a terminal of 24 rows: a line for each command, by topic."""
-    lines, topic = ["Usage: fastrack [--version | --help] COMMAND ...", program.help or ""], None
+    # One line of 24, as the commands take the others.
+    lines, topic = ["Usage: fastrack [--version | --help] COMMAND ..., to move sealed tensors"], None
     for name, member in program.commands.items():
         lines += [] if member.rich_help_panel == topic else [f"{member.rich_help_panel}:"]
         topic = member.rich_help_panel

@@ -13,7 +13,8 @@ from bench.gpu.stages import STAGES
 
 FOLDER = Path(__file__).parents[2] / "bench/results"
 SCHEMA = json.loads((FOLDER / "schema.json").read_text()) if FOLDER.is_dir() else {}
-KINDS = ("bench", "chunks", "collectives", "fuzz", "peers", "soak", "workloads", *(f"gpu-{stage}" for stage in STAGES))
+KINDS = ("bench", "chunks", "collectives", "fuzz", "peers", "plan", "soak", "workloads")
+KINDS += tuple(f"gpu-{stage}" for stage in STAGES)
 NAME = re.compile(rf"\d{{4}}-\d\d-\d\d-(?:({'|'.join(KINDS)})-)?[a-z0-9]+(?:-[a-z0-9]+)*-\d+cores\.json")
 FILES = sorted(path for path in FOLDER.glob("*.json") if path.name != "schema.json")
 # Folders of a file system, networks and people. Words such as "GB/s" and "1/4" are none.

@@ -47,6 +47,7 @@ NOT_RUN = {
     "docs/keys.md": {"takes a vault": 2},
     "docs/models.md": {"takes transformers": 2, "takes diffusers": 1, "takes compressed-tensors": 2},
     "docs/offload.md": {"takes accelerate": 1, "takes transformers": 1},
+    "docs/plan.md": {"takes minutes": 1, "takes a profile": 2},
     "docs/quickstart.md": {"installs packages": 1},
     "docs/remote.md": {"takes a server": 2},
     "docs/serving.md": {

@@ -1,0 +1,1 @@
+"""Prediction of how long stages and jobs take, from profiles of machines."""

@@ -1,0 +1,229 @@
+"""Profiles: how long the stages of transfers, files and collectives took on one machine, by size."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import quantiles
+from typing import Any
+
+from fastrack._util.documents import parsing, require, unique
+from fastrack.errors import FormatError
+
+TO_DEVICE, TO_HOST = "to_device", "to_host"
+PLAIN_TENSOR, COPY, BOUNCE = "to_device, plain tensor", "plain copy", "bounce"
+SAVE, LOAD, LOAD_COLD = "save", "load", "load, from disk"
+RANDOM, CONTIGUOUS = "random rows", "contiguous rows"
+LOADER = ", DataLoader"  # behind the name of rows: by torch's loader
+ALL_REDUCE = "all-reduce"
+
+MIN_RUNS = 3
+_LARGEST_FILE = 64 << 20  # bytes
+_LARGEST_SIZE = 1 << 50  # bytes of a message
+_LONGEST = 1e7  # seconds
+_NORMAL = (1.6449, 0.6745)  # the 95th and the 75th percentile of a normal distribution
+_STEPS = {"+ overlap": "", "bounce": f", {BOUNCE}", "plain copy": f", {COPY}"}  # of `fastrack bench`
+_PATHS = {  # of tables of paths
+    "plain copy": f"{TO_DEVICE}, {COPY}",
+    "bounce": f"{TO_DEVICE}, {BOUNCE}",
+    "direct": TO_DEVICE,
+    "direct, plain tensor": PLAIN_TENSOR,
+}
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Stage:
+    """Something that takes time by its bytes. Numbers that it does not have are 0."""
+
+    name: str
+    threads: int = 0
+    row: int = 0  # bytes of each row
+    ranks: int = 0
+
+    def __str__(self) -> str:
+        parts = [self.name]
+        if self.row:
+            parts.append(f"{self.row} bytes each")
+        if self.ranks:
+            parts.append(f"{self.ranks} ranks")
+        if self.threads:
+            parts.append(f"{self.threads} thread{'s' if self.threads > 1 else ''}")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The runs of a stage at one size."""
+
+    size: int  # bytes
+    runs: tuple[float, ...]  # seconds, in the order in which they were measured
+    is_summary: bool = False  # the runs are percentiles, or one median, in the place of what was measured
+
+    @property
+    def seconds(self) -> float:
+        """The lower quartile of the runs: the time that other work of the machine disturbs little."""
+        return lower_quartile(self.runs)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The machine that was measured."""
+
+    cpu: str
+    threads: int
+    device: str = "cpu"
+    caches: tuple[int, ...] | None = None  # bytes of the caches of data, from the smallest; None if they are unknown
+    features: tuple[str, ...] = ()  # of the CPU, ascending
+
+    def __str__(self) -> str:
+        return f"{self.cpu}, {self.threads} threads, {self.device}"
+
+    def may_be(self, other: Machine) -> bool:
+        """Return whether another one is of the same kind, as far as both are known."""
+        same = (self.cpu, self.threads, self.device) == (other.cpu, other.threads, other.device)
+        alike = (self.features or other.features) == (other.features or self.features)
+        return same and alike and (self.caches or other.caches) == (other.caches or self.caches)
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The stages of one machine, each with its points by ascending size."""
+
+    source: str  # for people: the name of the file
+    machine: Machine
+    stages: Mapping[Stage, tuple[Point, ...]] = field(repr=False)
+
+    def without(self, stage: Stage, size: int) -> Profile:
+        """Return the profile without one point."""
+        points = tuple(point for point in self.stages[stage] if point.size != size)
+        return Profile(self.source, self.machine, {**self.stages, stage: points})
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The runs of a stage at one size, as a document has them."""
+
+    stage: Stage
+    size: int
+    seconds: Sequence[float]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the row for JSON, with seconds of four digits."""
+        return {**asdict(self.stage), "size": self.size, "seconds": [float(f"{each:.4g}") for each in self.seconds]}
+
+
+def lower_quartile(seconds: Sequence[float]) -> float:
+    """Return the lower quartile of some seconds."""
+    return seconds[0] if len(seconds) == 1 else quantiles(seconds, n=4, method="inclusive")[0]
+
+
+def read_profile(path: Path) -> Profile:
+    """Read what `fastrack plan measure`, `fastrack bench` or `fastrack bench --collectives` wrote.
+
+    Raise `FormatError` if it is none of these.
+    """
+    with parsing(f"{path}: profile: expected JSON of `fastrack plan measure` or `bench --json`", "measure again"):
+        document = read_json(path)
+        return parse_profile(document, path.name)
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON document of limited size, without repeated members. Raise ValueError if it is none."""
+    with path.open("rb") as file:
+        content = file.read(_LARGEST_FILE + 1)
+    if len(content) > _LARGEST_FILE:
+        raise ValueError(f"expected at most {_LARGEST_FILE} bytes, got more")
+    return json.loads(content, object_pairs_hook=unique)
+
+
+def parse_profile(document: Any, source: str) -> Profile:
+    """Return the profile in a document. Raise one of the errors that `parsing` converts if it holds none."""
+    if isinstance(document, dict) and "traceEvents" in document:
+        raise FormatError(f"{source}: expected a profile, got a trace. Name it with --trace, beside a --profile")
+    machine = document["machine"]
+    settings = document.get("settings", {})
+    caches = machine.get("caches")
+    found = Machine(
+        cpu=_text(machine["cpu"]["model"]),
+        threads=_count(settings.get("threads", machine["cpu"]["threads"]), "threads"),
+        device=_text(settings.get("device", "cpu")),
+        features=_features(machine["cpu"].get("features", {})),
+        caches=None if caches is None else tuple(sorted(_size(size, "caches") for size in caches)),
+    )
+    stages: dict[Stage, dict[int, Point]] = {}
+    for stage, point in _points(document, found.threads):
+        of_stage = stages.setdefault(stage, {})
+        require(point.size not in of_stage, f"size {point.size} of {stage}, which is given twice; its second row")
+        of_stage[point.size] = point
+    if not stages:
+        raise ValueError("it has no measurements of at least three runs")
+    ascending = {stage: tuple(by_size[size] for size in sorted(by_size)) for stage, by_size in stages.items()}
+    return Profile(source, found, ascending)
+
+
+def _features(known: Any) -> tuple[str, ...]:
+    require(isinstance(known, dict), "features")
+    return tuple(sorted(_text(name) for name, has in known.items() if has is True))
+
+
+def _points(document: Mapping[str, Any], threads: int) -> Iterator[tuple[Stage, Point]]:
+    """Yield the points of a document of any kind, those of fewer than three runs left out."""
+    for row in _rows(document, "plan"):
+        stage = Stage(_text(row["name"]), *(_number(row[name], name) for name in ("threads", "row", "ranks")))
+        runs = tuple(_seconds(value) for value in row["seconds"])
+        if len(runs) >= MIN_RUNS:
+            yield stage, Point(_size(row["size"]), runs)
+    for row in _rows(document, "ablation"):
+        if row["step"] in _STEPS and _number(row["runs"], "runs") >= MIN_RUNS:
+            yield Stage(_text(row["direction"]) + _STEPS[row["step"]], threads), _summary(row)
+    for row in _rows(document, "collectives"):
+        if row["subject"] == ALL_REDUCE and _number(row["runs"], "runs") >= MIN_RUNS:
+            yield Stage(f"{ALL_REDUCE}, {_text(row['way'])}", ranks=_count(row["ranks"], "ranks")), _summary(row)
+    for row in _rows(document, "rows"):
+        if row.get("path") in _PATHS and _number(document["repeat"], "repeat") >= MIN_RUNS:
+            point = Point(_size(row["size"]), (_seconds(row["seconds"]),), is_summary=True)
+            yield Stage(_PATHS[row["path"]], threads), point
+
+
+def _rows(document: Mapping[str, Any], member: str) -> list[dict[str, Any]]:
+    rows = document.get(member, [])
+    require(isinstance(rows, list) and all(isinstance(row, dict) for row in rows), member)
+    return list(rows)
+
+
+def _summary(row: Mapping[str, Any]) -> Point:
+    """Return a point of a median and two quartiles. Its tails are those of two halves of log-normal distributions."""
+    median = _seconds(row["seconds"])
+    lower, upper = (_seconds(value) for value in row["quartiles"])
+    require(lower <= median <= upper, "quartiles")
+    tail = _NORMAL[0] / _NORMAL[1]
+    runs = median * (lower / median) ** tail, lower, median, upper, median * (upper / median) ** tail
+    return Point(_size(row["size"]), runs, is_summary=True)
+
+
+def _seconds(value: Any) -> float:
+    require(type(value) in {int, float} and math.isfinite(value) and 1e-9 <= value <= _LONGEST, "seconds")
+    return float(value)
+
+
+def _size(value: Any, member: str = "size") -> int:
+    require(type(value) is int and 1 <= value <= _LARGEST_SIZE, member)
+    return int(value)
+
+
+def _number(value: Any, member: str) -> int:
+    require(type(value) is int and 0 <= value <= _LARGEST_SIZE, member)
+    return int(value)
+
+
+def _count(value: Any, member: str) -> int:
+    require(_number(value, member) >= 1, member)
+    return int(value)
+
+
+def _text(value: Any) -> str:
+    require(isinstance(value, str) and value.isprintable() and 1 <= len(value) <= 80, "of text")
+    return str(value)

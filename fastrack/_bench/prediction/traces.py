@@ -1,0 +1,115 @@
+"""Traces of `fastrack.trace` and `fastrack bench --timeline`, read: which steps an operation has, and which overlap."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from fastrack._bench.prediction.profiles import read_json
+from fastrack._util.documents import parsing, require
+
+OPERATIONS = ("to_device", "to_host", "all_reduce", "all_gather", "reduce_scatter", "broadcast")
+_MOST = 1_000_000  # events
+_LONGEST = 1e13  # microseconds
+_OVERLAPPED = 0.1  # the share of the steps' time from which on they count as overlapped
+_Interval = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """The runs of one operation in a trace."""
+
+    operation: str
+    runs: int
+    seconds: float  # of all runs together
+    steps: Mapping[str, float]  # seconds by step, in which it ran on any thread or stream
+    overlap: float  # 1 - seconds / the sum of the steps: 0 where one step follows the other
+    pace: float | None  # median seconds from one run to the next; None for a single run
+
+    @property
+    def bottleneck(self) -> str:
+        """The step that takes the longest."""
+        return max(self.steps, key=lambda name: self.steps[name])
+
+    @property
+    def is_overlapped(self) -> bool:
+        """True if its steps go on at the same time."""
+        return self.overlap >= _OVERLAPPED
+
+    def overlap_with(self, compute: float) -> float | None:
+        """Return how much of the shorter of a run and its compute, in seconds, goes on beside the other: 0 to 1."""
+        if self.pace is None or compute <= 0:
+            return None
+        each = self.seconds / self.runs
+        return min(1.0, max(0.0, (each + compute - self.pace) / min(each, compute)))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return {**asdict(self), "bottleneck": self.bottleneck}
+
+
+def read_trace(path: Path) -> dict[str, Observed]:
+    """Read a trace, and return its operations by name. Raise `FormatError` if it is no trace."""
+    with parsing(f"{path}: trace: expected JSON of `fastrack.trace` or `bench --timeline`", "record one"):
+        return parse_trace(read_json(path))
+
+
+def parse_trace(document: Any) -> dict[str, Observed]:
+    """Return the operations of a trace. Raise one of the errors that `parsing` converts if it holds none."""
+    events = document["traceEvents"]
+    require(isinstance(events, list) and len(events) <= _MOST, "traceEvents")
+    spans = [_span(event) for event in events if event["ph"] == "X"]
+    found = {}
+    for name in OPERATIONS:
+        whole = sorted((start, stop, track) for of, start, stop, track in spans if of == name)
+        steps = [span for span in spans if span[0] not in OPERATIONS]
+        if whole:
+            found[name] = _observe(name, whole, steps)
+    if not found:
+        raise ValueError("it has no transfer and no collective")
+    return found
+
+
+def _span(event: Mapping[str, Any]) -> tuple[str, float, float, tuple[int, int]]:
+    name, start, length = event["name"], event["ts"], event["dur"]
+    require(isinstance(name, str) and name.isprintable() and 1 <= len(name) <= 80, "name")
+    for value in (start, length):
+        require(type(value) in {int, float} and math.isfinite(value) and 0 <= value <= _LONGEST, "ts or dur")
+    require(type(event["pid"]) is int and type(event["tid"]) is int, "pid or tid")
+    return name, start / 1e6, (start + length) / 1e6, (event["pid"], event["tid"])
+
+
+def _observe(
+    name: str, whole: Sequence[tuple[float, float, Any]], spans: Iterable[tuple[str, float, float, Any]]
+) -> Observed:
+    windows = _merged((start, stop) for start, stop, _ in whole)
+    by_step: dict[str, list[_Interval]] = {}
+    for step, start, stop, _ in spans:
+        if any(first <= start and stop <= last + 1e-6 for first, last in windows):
+            by_step.setdefault(step, []).append((start, stop))
+    wall = _length(windows)
+    steps = {step: _length(_merged(intervals)) for step, intervals in by_step.items()} or {name: wall}
+    total = math.fsum(steps.values())
+    paces = [later - start for (start, _, track), (later, _, other) in pairwise(whole) if track == other]
+    overlap = max(0.0, 1 - wall / total) if total > 0 else 0.0
+    return Observed(name, len(whole), wall, steps, overlap, median(paces) if paces else None)
+
+
+def _merged(intervals: Iterable[_Interval]) -> list[_Interval]:
+    """Return intervals without overlap that cover the same times."""
+    merged: list[_Interval] = []
+    for start, stop in sorted(intervals):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = merged[-1][0], max(merged[-1][1], stop)
+        else:
+            merged.append((start, stop))
+    return merged
+
+
+def _length(intervals: Iterable[_Interval]) -> float:
+    return math.fsum(stop - start for start, stop in intervals)
