@@ -4,6 +4,7 @@ Each row of the table is a command that writes TARGET, in a folder with all that
 with each file that cannot be made again, and with a folder, in the place of TARGET.
 """
 
+import json
 import shutil
 from importlib.util import find_spec
 
@@ -13,6 +14,7 @@ from cli.conftest import Script
 from helpers.commands import invoke
 from helpers.foundry.authority import NOW
 from helpers.foundry.machine import Machine, policy, roots
+from helpers.profiles import STAGES, document
 from helpers.vendor_services import VendorServices
 from typer.main import get_command
 
@@ -24,6 +26,7 @@ KEY = "-k owner.key"
 BROKER = "--policy policy.toml --signer owner.signer --insecure-loopback"
 OFFERED = "--challenge challenge --policy policy.toml"
 SECRET = b"a secret line"
+PROFILE = "--profile machine.json"
 COMMANDS = {
     "keygen": "keygen TARGET",
     "keygen, an identity": "keygen TARGET --identity",
@@ -72,8 +75,14 @@ READING = {
     "attest show": "attest show offer",
     "attest verify": f"attest verify offer {OFFERED}",
     "broker log": "broker log --database broker.db",
+    "plan transfer": f"plan transfer --size 1MiB {PROFILE}",
+    "plan epoch": f"plan epoch --samples 100 --row 1KiB --batch 10 {PROFILE}",
+    "plan checkpoint": f"plan checkpoint --size 1MiB {PROFILE}",
+    "plan collective": f"plan collective --size 1MiB {PROFILE}",
+    "plan load": f"plan load --size 1MiB {PROFILE}",
+    "plan validate": f"plan validate {PROFILE.split()[1]}",
 }
-SLOW = {"demo"}  # runs in its own tests
+SLOW = {"demo", "plan measure"}  # run in their own tests
 BESIDE = {"index"}  # writes beside its source, which training/test_shard_index.py tests
 FAILING = {
     "nothing matches": f"seal 'nope*' TARGET {KEY}",
@@ -133,6 +142,7 @@ def prepared(tmp_path_factory):
         with VendorServices(mine).running() as services:
             cli(f"attest fetch offer carried {services.options}")
         Ledger("broker.db").close()
+        (folder / "machine.json").write_text(json.dumps(document(STAGES)))
     return folder
 
 
@@ -184,7 +194,7 @@ def test_every_command_is_in_a_table():
 
     commands = leaves(get_command(app))
     words = [line.split() for line in COMMANDS.values()]
-    written = {" ".join(line[:2]) if line[0] in {"attest", "broker"} else line[0] for line in words}
+    written = {" ".join(line[:2]) if line[0] in {"attest", "broker", "plan"} else line[0] for line in words}
     assert written | READING.keys() | SLOW | BESIDE == commands
     assert not written & READING.keys()
 
