@@ -37,6 +37,7 @@ _NAMES = {
     "_sealed.tensor": ("SealedRows", "SealedTensor"),
     "_files.writer": ("save_file", "seal_file", "unseal_file"),
     "_training.checkpoints.checkpoint": ("load_checkpoint", "save_checkpoint"),
+    "_training.checkpoints.preemption": ("PreemptionNotice",),
     "_training.collate": ("collate",),
     "_training.dataset": ("SealedDataset",),
     "_training.index_dataset": ("index_dataset",),

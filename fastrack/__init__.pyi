@@ -42,6 +42,7 @@ from fastrack._training.checkpoints.checkpoint import (
     load_checkpoint as load_checkpoint,
     save_checkpoint as save_checkpoint,
 )
+from fastrack._training.checkpoints.preemption import PreemptionNotice as PreemptionNotice
 from fastrack._training.collate import collate as collate
 from fastrack._training.dataset import SealedDataset as SealedDataset
 from fastrack._training.index_dataset import index_dataset as index_dataset
