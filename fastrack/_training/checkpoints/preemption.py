@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any, NoReturn, Self
 
 from fastrack._training.checkpoints import trainer_callbacks
-from fastrack._util.fork import register_fork_reset
+from fastrack._util.fork import after_fork, after_fork_in_parent, before_fork, register_fork_reset
 from fastrack._util.public import public
 from fastrack._util.rights import require_own
 from fastrack.errors import ClosedError, KeyPermissionError
@@ -102,6 +102,7 @@ class PreemptionNotice:
         self._take_signals(self._require_handlers())
         self._process = os.getpid()
         self._looked = self._decided = time.monotonic()
+        _entered.add(self)
         register_fork_reset(self)
         return self
 
@@ -241,6 +242,7 @@ class PreemptionNotice:
 
     def _restore(self) -> None:
         self._process = -1
+        _entered.discard(self)
         for number, handler in self._previous.items():
             if signal.getsignal(number) == self._receive:  # else it is another's, who may put this one back
                 signal.signal(number, handler)
@@ -286,6 +288,29 @@ class PreemptionNotice:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a preemption notice stays in its process and cannot be pickled; make one in each process")
+
+
+_entered: set[PreemptionNotice] = set()
+_mask = threading.local()
+
+
+def _hold_signals() -> None:
+    """Let signals wait while this thread forks.
+
+    A child that gets one before it has the earlier handlers would lose it, and whoever ends the child wait for ever.
+    """
+    numbers = {number for notice in _entered for number in notice._previous}  # noqa: SLF001 - of this module
+    _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers) if numbers else None
+
+
+def _release_signals() -> None:
+    if _mask.before is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _mask.before)
+
+
+before_fork(_hold_signals)
+after_fork_in_parent(_release_signals)
+after_fork(_release_signals)  # after the resets, which were registered before
 
 
 def _forward(handler: Any, number: int, frame: FrameType | None) -> None:
