@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any, NoReturn, Self
 
 from fastrack._training.checkpoints import trainer_callbacks
-from fastrack._util.fork import after_fork, after_fork_in_parent, before_fork, register_fork_reset
+from fastrack._util.fork import after_fork, after_fork_in_parent, before_fork
 from fastrack._util.public import public
 from fastrack._util.rights import require_own
 from fastrack.errors import ClosedError, KeyPermissionError
@@ -103,7 +103,6 @@ class PreemptionNotice:
         self._process = os.getpid()
         self._looked = self._decided = time.monotonic()
         _entered.add(self)
-        register_fork_reset(self)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -210,11 +209,6 @@ class PreemptionNotice:
         """
         return trainer_callbacks.make_transformers(self, every)
 
-    def reset_after_fork(self) -> None:
-        """Bring the earlier handlers back: children end by SIGTERM as ever."""
-        if self._process:
-            self._restore()
-
     def _retake_signals(self) -> None:
         """Handle the signals again, which a Trainer handles now."""
         self._require_open()
@@ -308,9 +302,16 @@ def _release_signals() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, _mask.before)
 
 
+def _reset_in_child() -> None:
+    """Bring the earlier handlers back: children end by SIGTERM as ever."""
+    for notice in list(_entered):
+        notice._restore()  # noqa: SLF001 - of this module
+    _release_signals()
+
+
 before_fork(_hold_signals)
 after_fork_in_parent(_release_signals)
-after_fork(_release_signals)  # after the resets, which were registered before
+after_fork(_reset_in_child)
 
 
 def _forward(handler: Any, number: int, frame: FrameType | None) -> None:
