@@ -1,4 +1,4 @@
-"""How often to save on machines that are taken away: the intervals of Young and of Daly, and what they cost.
+"""Choose how often to save on machines that are taken away: the intervals of Young and of Daly, and their costs.
 
 Machines go at random times, with a mean time between two of them. What goes on since the last whole checkpoint is lost,
 and done again after a restart. Sources: J. W. Young, "A first order approximation to the optimum checkpoint interval",
@@ -73,7 +73,7 @@ def _expm1(power: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What revocations cost with an interval between checkpoints."""
+    """Costs of revocations with an interval between checkpoints."""
 
     interval: float  # seconds of work between two checkpoints
     lost_each: float  # seconds that one revocation loses, of work and of saving, in the mean

@@ -121,7 +121,7 @@ class PreemptionNotice:
         Parameters
         ----------
         group : torch.distributed.ProcessGroup or SecureGroup, optional
-            The ranks that stop together. A `SecureGroup` sends its answers sealed, and nobody can forge one.
+            The ranks that stop together. A `SecureGroup` seals its answers, so that no other machine can forge one.
         every : int
             Ask the group at every so many calls; those between return False.
 
@@ -291,7 +291,7 @@ _mask = threading.local()
 def _hold_signals() -> None:
     """Let signals wait while this thread forks.
 
-    A child that gets one before it has the earlier handlers would lose it, and whoever ends the child wait for ever.
+    A child that gets one before it has the earlier handlers would lose it, and its parent would wait for its end.
     """
     numbers = {number for notice in _entered for number in notice._previous}  # noqa: SLF001 - of this module
     _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers) if numbers else None
