@@ -212,7 +212,8 @@ class PreemptionNotice:
     def _retake_signals(self) -> None:
         """Handle the signals again, which a Trainer handles now."""
         self._require_open()
-        self._take_signals(self._previous)
+        if threading.current_thread() is threading.main_thread():  # a Trainer takes no signals in another one either
+            self._take_signals(self._previous)
 
     def _require_handlers(self) -> dict[int, Any]:
         """Return the handlers of the signals. Raise RuntimeError if they cannot be replaced and put back."""
