@@ -11,6 +11,8 @@ from helpers.ranks import run_ranks
 
 from fastrack import AuthenticationError, Key
 from fastrack.distributed import SecureGroup
+from fastrack.errors import GrantError
+from fastrack.grants import Grants, Identity, Signer
 
 KEY = Key.from_bytes(bytes(range(32)))
 COUNT = 100
@@ -59,9 +61,26 @@ def test_no_message_of_the_old_group_is_accepted_at_any_place(size):
     assert replaced >= 0.7 * len(new.sent)  # the shards of all_reduce have another size than in the old group
 
 
+class NotGranted:
+    """A provider that has the key by grants for another."""
+
+    def get_key(self, key_id):
+        return None
+
+    def get_sealing_key(self):
+        grants = Grants.issue(KEY, [Identity.generate().recipient], signer=Signer.generate())
+        return grants.unlock(Identity.generate()).first
+
+
 def form_again(folder):
     """Go on as three ranks after the fourth has gone."""
     rank = dist.get_rank()
+    began = time.monotonic()
+    # A machine that was not granted ends with its own error, and the others at once with theirs.
+    with pytest.raises(GrantError if rank == 3 else AuthenticationError):
+        SecureGroup(NotGranted() if rank == 3 else KEY, timeout=60)
+    assert time.monotonic() - began < 20
+    dist.barrier()
     group = SecureGroup(KEY, timeout=60)
     assert group.all_reduce(torch.ones(3)).tolist() == [4, 4, 4]
     if rank == 3:
