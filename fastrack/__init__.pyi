@@ -38,7 +38,11 @@ from fastrack._sets.load_file import load_file as load_file
 from fastrack._sets.manifest import Manifest as Manifest, load_manifest as load_manifest
 from fastrack._sets.publish import publish as publish
 from fastrack._transfer.activations import sealed_activations as sealed_activations
-from fastrack._training.checkpoint import load_checkpoint as load_checkpoint, save_checkpoint as save_checkpoint
+from fastrack._training.checkpoints.checkpoint import (
+    load_checkpoint as load_checkpoint,
+    save_checkpoint as save_checkpoint,
+)
+from fastrack._training.checkpoints.preemption import PreemptionNotice as PreemptionNotice
 from fastrack._training.collate import collate as collate
 from fastrack._training.dataset import SealedDataset as SealedDataset
 from fastrack._training.index_dataset import index_dataset as index_dataset

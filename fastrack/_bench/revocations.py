@@ -1,4 +1,4 @@
-"""How often to save on machines that are taken away: the intervals of Young and of Daly, and what they cost.
+"""Choose how often to save on machines that are taken away: the intervals of Young and of Daly, and their costs.
 
 Machines go at random times, with a mean time between two of them. What goes on since the last whole checkpoint is lost,
 and done again after a restart. Sources: J. W. Young, "A first order approximation to the optimum checkpoint interval",
@@ -40,7 +40,8 @@ class Revocations:
         low, high = 0.0, self.mean
         for _ in range(_STEPS):
             middle = (low + high) / 2
-            grows = (1 - middle / self.mean) * math.exp((middle + self.save) / self.mean) < 1
+            # In logarithms: the power overflows for slow saves, and the difference from 1 vanishes for fast ones.
+            grows = middle >= self.mean or math.log1p(-middle / self.mean) + (middle + self.save) / self.mean < 0
             low, high = (low, middle) if grows else (middle, high)
         return (low + high) / 2
 
@@ -50,16 +51,29 @@ class Revocations:
         Revocations are a Poisson process, also while a machine restarts.
         """
         segment = interval + self.save
-        lives = math.expm1(segment / self.mean)  # revocations before a segment is whole, but those in restarts
-        lost = self.mean * lives - segment
-        restarts = self.mean * math.expm1(self.restart / self.mean) * lives
-        wall = segment + lost + restarts
-        return Costs(interval, lost / lives, self.save / wall, lost / wall, restarts / wall, wall / interval)
+        lives = _expm1(segment / self.mean)  # revocations before a segment is whole, but those in restarts
+        lost = self.mean - segment / lives
+        working = math.exp(-self.restart / self.mean)  # share of the time that is no restart
+        return Costs(
+            interval=interval,
+            lost_each=lost,
+            saving=self.save / self.mean / lives * working,
+            lost=lost / self.mean * working,
+            restarting=1 - working,
+            slowdown=self.mean * lives / working / interval if working else math.inf,
+        )
+
+
+def _expm1(power: float) -> float:
+    try:
+        return math.expm1(power)
+    except OverflowError:
+        return math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What revocations cost with an interval between checkpoints."""
+    """Costs of revocations with an interval between checkpoints."""
 
     interval: float  # seconds of work between two checkpoints
     lost_each: float  # seconds that one revocation loses, of work and of saving, in the mean

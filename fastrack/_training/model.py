@@ -21,7 +21,7 @@ from fastrack._sets.load_file import load_file, resolve_anchor
 from fastrack._tensors import dtypes
 from fastrack._tensors.arrays import installed, storage_key
 from fastrack._tensors.sharded import is_sharded, local_box, local_part, sharding_problem
-from fastrack._training.sharded import save_gathered
+from fastrack._training.checkpoints.sharded import save_gathered
 from fastrack._transfer.api import group, to_device
 from fastrack._transfer.inputs import ALLOCATE
 from fastrack._transfer.safe_open import require_tensors

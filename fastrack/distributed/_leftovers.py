@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fastrack._keys.keyring import KeyRing
 from fastrack._keys.keys import Key
-from fastrack._training.checkpoint import load_checkpoint
+from fastrack._training.checkpoints.checkpoint import load_checkpoint
 from fastrack._util.locations import Location, Url, join
 from fastrack.distributed._description import NAME, SHARDS, own_files, shard_file, shard_names
 from fastrack.errors import FastrackError

@@ -26,9 +26,9 @@ from fastrack._sealed.tensor import SealedTensor, select_box
 from fastrack._sets.anchor import Anchor
 from fastrack._sets.load_file import load_file, resolve_anchor
 from fastrack._tensors.arrays import Framework
-from fastrack._training.checkpoint import find_message, load_checkpoint
+from fastrack._training.checkpoints.checkpoint import find_message, load_checkpoint
+from fastrack._training.checkpoints.state import decode_state
 from fastrack._training.model import Step, fill, fits_in_place
-from fastrack._training.state import decode_state
 from fastrack._transfer.api import to_device
 from fastrack._util.locations import join, locate_target
 from fastrack.distributed._description import NAME, InFolder, Shard, parse, shard_file

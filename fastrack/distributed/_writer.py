@@ -23,8 +23,8 @@ from fastrack._keys.keys import Key
 from fastrack._sealed.contexts import MessageContext, new_file_id
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
-from fastrack._training.checkpoint import save_checkpoint
-from fastrack._training.state import encode_state
+from fastrack._training.checkpoints.checkpoint import save_checkpoint
+from fastrack._training.checkpoints.state import encode_state
 from fastrack._transfer.api import seal_message
 from fastrack._util.locations import Location, join, locate_target
 from fastrack._util.trial import current, in_earnest

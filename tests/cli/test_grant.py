@@ -161,6 +161,16 @@ def test_grants_that_cannot_be_changed_so_are_bad_usage(cli):
     assert "recipient" in cli.error(f"{line} --drop alice", status=2)
 
 
+@pytest.mark.parametrize("option", ["--expires 30d", "--file data.npy", "--least-version 2"])
+def test_limits_of_grants_that_exist_are_refused_and_not_passed_over(cli, folder, option):
+    cli("grant owner.key --to alice.pub --sign owner.signer")
+    before = (folder / "owner.key.grants").read_bytes()
+    line = f"grant owner.key.grants --to bob.pub --key owner.key --sign owner.signer {option}"
+    assert "Grant the key anew, with --out" in cli.error(line, status=2)
+    assert "Grant the key anew" in cli.error(f"grant owner.key.grants {option}", status=2)
+    assert (folder / "owner.key.grants").read_bytes() == before
+
+
 def test_a_passphrase_is_typed_twice(cli, monkeypatch):
     text = "correct horse battery staple"
     typed = iter([text, text.upper(), text, text])

@@ -38,7 +38,7 @@ from fastrack._keys.keys import key_file_id
 from fastrack._sealed.message_headers import open_header
 from fastrack._sealed.messages import OpenMessage
 from fastrack._tensors import arrays, dtypes
-from fastrack._training import state as skeleton
+from fastrack._training.checkpoints import state as skeleton
 from fastrack.format import CHUNK_SIZE, message_size
 from fuzz import mutators
 from fuzz.common import FOLDER, attempt, clear, put, require, same_salts

@@ -48,6 +48,12 @@ NOT_RUN = {
     "docs/models.md": {"takes transformers": 2, "takes diffusers": 1, "takes compressed-tensors": 2},
     "docs/offload.md": {"takes accelerate": 1, "takes transformers": 1},
     "docs/plan.md": {"takes minutes": 1, "takes a profile": 2},
+    "docs/preemption.md": {
+        "starts machines": 1,
+        "takes Lightning and Transformers": 1,
+        "takes several processes": 1,
+        "waits for an owner": 1,
+    },
     "docs/quickstart.md": {"installs packages": 1},
     "docs/remote.md": {"takes a server": 2},
     "docs/serving.md": {

@@ -26,7 +26,7 @@ from torch._weights_only_unpickler import _get_allowed_globals
 
 import fastrack
 from fastrack import Key, load_checkpoint, save_checkpoint
-from fastrack._training.state import decode_state, encode_state
+from fastrack._training.checkpoints.state import decode_state, encode_state
 from fastrack.errors import FormatError
 
 KEY = Key.from_bytes(bytes(range(32)))
@@ -153,7 +153,7 @@ REFUSED = r"""
 def test_each_type_that_torch_takes_is_known_here():
     names = [str(name) for name in _get_allowed_globals()]
     new = [name for name in names if not re.fullmatch(f"{TAKEN}|{REFUSED}", name, re.VERBOSE)]
-    assert not new, "torch.load(weights_only=True) takes these too: hold or refuse them in _training/state.py"
+    assert not new, "torch.load(weights_only=True) takes these too: hold or refuse them in checkpoints/state.py"
     assert len(names) > 50
 
 
@@ -446,7 +446,7 @@ def test_a_state_without_torch_takes_no_torch():
     """The entries of torch are refused with what to install, and all others need none of it."""
     code = (
         "import sys; sys.modules['torch'] = None; import fastrack; from collections import Counter\n"
-        "from fastrack._training.state import decode_state, encode_state\n"
+        "from fastrack._training.checkpoints.state import decode_state, encode_state\n"
         "state = {(1, 2): {3j}, 'n': Counter('a')}\n"
         "assert decode_state(encode_state(state)[0], None) == state\n"
         'decode_state(b\'{"checkpoint":1,"state":["constant","float32"]}\', None)'

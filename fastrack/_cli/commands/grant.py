@@ -82,6 +82,9 @@ def grant(
         notes = [f"{each}: its shards of today; grant the key again when it has grown" for each in _data_sets(file)]
         path = Path(f"{source}.grants") if out is None else out
         grants = _issue(source, path, to, sign, passphrase, file, expires, least_version)
+    elif file or expires is not None or least_version:
+        reason = "expected none for grants that exist: each entry is bound to them. Grant the key anew, with --out"
+        raise typer.BadParameter(reason, param_hint="--expires, --file or --least-version")
     elif to or drop or passphrase:
         grants = _change(path, path if out is None else out, to, drop, sign, passphrase, key, identity)
         path = path if out is None else out

@@ -16,8 +16,8 @@ from fastrack._sealed.tensor import SealedTensor
 from fastrack._sets.load_file import load_file
 from fastrack._tensors.arrays import Framework
 from fastrack._tensors.sharded import is_sharded
-from fastrack._training.sharded import save_gathered
-from fastrack._training.state import decode_state, encode_state
+from fastrack._training.checkpoints.sharded import save_gathered
+from fastrack._training.checkpoints.state import decode_state, encode_state
 from fastrack._transfer.api import to_device
 from fastrack._util.paths import require_path
 from fastrack._util.public import public

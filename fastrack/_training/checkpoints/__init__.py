@@ -1,0 +1,1 @@
+"""Checkpoints of training runs, and when to save them."""

@@ -1,0 +1,348 @@
+"""`PreemptionNotice`: a machine is about to be taken away, and all ranks save at the same step."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn, Self
+
+from fastrack._training.checkpoints import trainer_callbacks
+from fastrack._util.fork import after_fork, after_fork_in_parent, before_fork
+from fastrack._util.public import public
+from fastrack._util.rights import require_own
+from fastrack.errors import ClosedError, KeyPermissionError
+
+_POLL = 0.25  # seconds between two looks at the file: a look on NFS is a message to its server
+
+
+@public
+class PreemptionNotice:
+    """Tell a training loop that its machine is about to be taken away, by a signal or by a file.
+
+    A signal or the file only sets a flag; the loop asks for it between two steps, and saves then. So no step is cut,
+    and a second signal, or one during a save, changes nothing.
+
+    Parameters
+    ----------
+    file : path, optional
+        A file that appears when the machine will be taken away, such as one that an agent of the platform writes. It
+        has to be a regular file of this user or of root. Its content is not read.
+    deadline : float
+        Seconds from the notice to the end of the machine. Spot machines of AWS have 120, of Google Cloud and Azure 30;
+        pods of Kubernetes have 30.
+    signals : sequence of signal.Signals
+        Signals that are a notice; SIGTERM by default. With ``()`` the file alone is one, in any thread.
+
+    Raises
+    ------
+    RuntimeError
+        On entering it with signals in another thread than the main one, or where a handler is not one of Python.
+    FileNotFoundError, KeyPermissionError
+        On entering it, if the folder of `file` is not there, or another user may replace what is in it.
+    ClosedError
+        If it is used outside of its ``with`` statement, or in a forked child.
+
+    Notes
+    -----
+    The handlers that were there come back at the end of the ``with`` statement; a function of Python that handled a
+    signal before is called then, if the signal has come. Forked children, such as workers of a DataLoader, have the
+    earlier handlers from the start. The time of a signal is known to within one call of native code, such as a backward
+    pass, as Python handles signals between such calls.
+
+    Programs under ``torchrun`` should end with another status than 0 after a notice: 0 ends the run.
+
+    Examples
+    --------
+    >>> import fastrack
+    >>> key = fastrack.Key.generate()
+    >>> with fastrack.PreemptionNotice(deadline=30) as notice:
+    ...     for step in range(3):
+    ...         if notice.is_due():
+    ...             with notice.saving():
+    ...                 fastrack.save_checkpoint("run.safetensors", {"step": step}, key=key)
+    ...             break
+    >>> step
+    2
+    """
+
+    def __init__(
+        self,
+        file: str | os.PathLike[str] | None = None,
+        *,
+        deadline: float = 30.0,
+        signals: Sequence[signal.Signals] = (signal.SIGTERM,),
+    ) -> None:
+        if not 0 < deadline < math.inf:
+            raise ValueError(f"PreemptionNotice(deadline=): expected seconds above zero, got {deadline}")
+        self._file = None if file is None else Path(file).absolute()
+        self._deadline = deadline
+        self._previous: dict[int, Any] = dict.fromkeys(signals)
+        self._process = 0  # that entered it
+        self._received = math.inf  # monotonic time
+        self._came: list[int] = []  # signals, for the handlers that were there
+        self._looked = self._decided = -math.inf  # monotonic times: of the file, and of an answer
+        self._step = 0.0  # seconds between the last two answers
+        self._calls = 0
+        self._is_agreed = self._has_warned = self._has_refused = False
+
+    def __enter__(self) -> Self:
+        if self._process:
+            raise RuntimeError("PreemptionNotice: expected one that was never entered, got one that was. Make another")
+        if self._file is not None:
+            require_own(self._file.parent)
+        self._take_signals(self._require_handlers())
+        self._process = os.getpid()
+        self._looked = self._decided = time.monotonic()
+        _entered.add(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process == os.getpid():
+            self._restore()
+            for number in self._came:
+                if callable(self._previous[number]):
+                    self._previous[number](number, None)
+
+    def is_due(self, group: Any = None, *, every: int = 1) -> bool:
+        """Return True once a notice has come: to this process, or to any rank of a group.
+
+        With a group this is a collective, which all ranks call at the same step, and all get the same answer: a notice
+        may reach one rank alone, and others would wait for it. After the first True no further message is sent.
+
+        Parameters
+        ----------
+        group : torch.distributed.ProcessGroup or SecureGroup, optional
+            The ranks that stop together. A `SecureGroup` seals its answers, so that no other machine can forge one.
+        every : int
+            Ask the group at every so many calls; those between return False.
+
+        Raises
+        ------
+        ValueError
+            If ``torch.distributed`` has several ranks and no group is named: a rank that stops alone makes others hang.
+        """
+        self._require_open()
+        if self._is_agreed:
+            return True
+        if group is None:
+            _require_alone()
+        elif every < 1:
+            raise ValueError(f"is_due(every=): expected a number of calls above zero, got {every}")
+        self._look()
+        self._calls += 1
+        if self._calls % every:
+            return False
+        now = time.monotonic()
+        self._step, self._decided = now - self._decided, now
+        left = self.remaining()
+        if group is not None:
+            left = _least(left, group)
+            self._received = min(self._received, time.monotonic() + left - self._deadline)
+        self._is_agreed = left < math.inf
+        return self._is_agreed
+
+    def remaining(self) -> float:
+        """Return the seconds until the deadline: negative after it, and infinite before a notice.
+
+        After an answer of a group it is the least of its ranks.
+        """
+        return self._received + self._deadline - time.monotonic()
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Measure a save, the ordinary ones too, and tell of one that is too slow for the deadline.
+
+        Raises
+        ------
+        TimeoutError
+            If a notice had come and its deadline passed before the checkpoint was whole. The checkpoint is there.
+
+        Warns
+        -----
+        RuntimeWarning
+            Once, before any notice, if the last step and this save took longer together than the deadline.
+        """
+        began = time.monotonic()
+        yield
+        self._judge(time.monotonic() - began)
+
+    def _judge(self, seconds: float) -> None:
+        """Compare the seconds of a save that has succeeded with the deadline."""
+        if self.remaining() < 0:
+            raise TimeoutError(
+                f"a checkpoint after a preemption notice: expected it within {self._deadline:g} s, got it "
+                f"{-self.remaining():.1f} s later, after {seconds:.1f} s of saving. It is whole; make saves faster, or "
+                "ask is_due() more often"
+            )
+        if self._step + seconds > self._deadline and not self._has_warned:
+            self._has_warned = True
+            warnings.warn(
+                f"PreemptionNotice(deadline={self._deadline:g}): expected a step and a save within the deadline, got "
+                f"{self._step:.1f} s and {seconds:.1f} s. A machine that is taken away may not save in time; save "
+                "faster, ask is_due() more often, or set the deadline that the platform gives",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+
+    def lightning_callback(self, path: str | os.PathLike[str], *, every: int = 1) -> Any:
+        """Return a callback for a Trainer of Lightning, which saves to `path` and ends the run with status 143.
+
+        All ranks of the Trainer decide together. `on_exception` of other callbacks runs as after Lightning's own
+        ``SIGTERMException``. Lightning saves no random states, and resumes within an epoch only with a loader that has
+        a ``state_dict``, as `wrap` and torchdata's ``StatefulDataLoader`` have.
+        """
+        return trainer_callbacks.make_lightning(self, path, every)
+
+    def transformers_callback(self, *, every: int = 1) -> Any:
+        """Return a callback for the Trainer of transformers, which saves a checkpoint as others and ends `train`.
+
+        All ranks of the Trainer decide together, after whole steps.
+        """
+        return trainer_callbacks.make_transformers(self, every)
+
+    def _retake_signals(self) -> None:
+        """Handle the signals again, which a Trainer handles now."""
+        self._require_open()
+        if threading.current_thread() is threading.main_thread():  # a Trainer takes no signals in another one either
+            self._take_signals(self._previous)
+
+    def _require_handlers(self) -> dict[int, Any]:
+        """Return the handlers of the signals. Raise RuntimeError if they cannot be replaced and put back."""
+        if self._previous and threading.current_thread() is not threading.main_thread():
+            raise RuntimeError(
+                "PreemptionNotice: expected the main thread, which alone may handle signals, got "
+                f"{threading.current_thread().name}. Enter it there, or use a file with signals=()"
+            )
+        handlers = {number: signal.getsignal(number) for number in self._previous}
+        if None in handlers.values():
+            raise RuntimeError(
+                "PreemptionNotice: expected a handler of Python, got one of a library, which could not be put back. "
+                "Use a file with signals=(), or another signal"
+            )
+        return handlers
+
+    def _take_signals(self, handlers: dict[int, Any]) -> None:
+        self._previous = handlers  # before the first signal can come
+        for number in handlers:
+            signal.signal(number, self._receive)
+
+    def _restore(self) -> None:
+        self._process = -1
+        _entered.discard(self)
+        for number, handler in self._previous.items():
+            if signal.getsignal(number) == self._receive:  # else it is another's, who may put this one back
+                signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if self._process != os.getpid() and self._process:  # a Trainer put it back after the end
+            _forward(self._previous[number], number, frame)
+            return
+        self._received = min(self._received, time.monotonic())
+        if number not in self._came:
+            self._came.append(number)
+
+    def _look(self) -> None:
+        """Look whether the file is there, if the last look is some time ago."""
+        now = time.monotonic()
+        if self._file is None or self._received < math.inf or now - self._looked < _POLL:
+            return
+        since, self._looked = now - self._looked, now
+        try:
+            status = self._file.stat()
+            if not self._file.is_file():
+                raise KeyPermissionError(f"{self._file}: expected a regular file, got something else. Remove it")
+            require_own(self._file, status)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            self._refuse(error)
+            return
+        # It appeared since the last look; its time says when, if the clock of its writer is right.
+        self._received = now - min(max(time.time() - status.st_mtime, 0.0), since)
+
+    def _refuse(self, error: OSError) -> None:
+        if not self._has_refused:
+            self._has_refused = True
+            warnings.warn(f"a preemption notice was not believed: {error}", RuntimeWarning, stacklevel=4)
+
+    def _require_open(self) -> None:
+        if self._process != os.getpid():
+            raise ClosedError(
+                "PreemptionNotice: expected to be inside its with statement, in the process that entered it, got a use "
+                "elsewhere. Enter it first"
+            )
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a preemption notice stays in its process and cannot be pickled; make one in each process")
+
+
+_entered: set[PreemptionNotice] = set()
+_mask = threading.local()
+
+
+def _hold_signals() -> None:
+    """Let signals wait while this thread forks.
+
+    A child that gets one before it has the earlier handlers would lose it, and its parent would wait for its end.
+    """
+    numbers = {number for notice in _entered for number in notice._previous}  # noqa: SLF001 - of this module
+    _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers) if numbers else None
+
+
+def _release_signals() -> None:
+    if _mask.before is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _mask.before)
+
+
+def _reset_in_child() -> None:
+    """Bring the earlier handlers back: children end by SIGTERM as ever."""
+    for notice in list(_entered):
+        notice._restore()  # noqa: SLF001 - of this module
+    _release_signals()
+
+
+before_fork(_hold_signals)
+after_fork_in_parent(_release_signals)
+after_fork(_reset_in_child)
+
+
+def _forward(handler: Any, number: int, frame: FrameType | None) -> None:
+    """Handle a signal as an earlier handler does."""
+    if callable(handler):
+        handler(number, frame)
+    elif handler == signal.SIG_DFL:
+        signal.signal(number, handler)
+        os.kill(os.getpid(), number)
+
+
+def _require_alone() -> None:
+    """Raise ValueError if torch.distributed has several ranks."""
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        raise ValueError(
+            f"is_due(): expected the group whose ranks stop together, got none and {dist.get_world_size()} ranks. Pass "
+            "torch.distributed.group.WORLD or a SecureGroup"
+        )
+
+
+def _least(seconds: float, group: Any) -> float:
+    """Return the least of the seconds of all ranks of a group."""
+    import torch
+    import torch.distributed as dist
+
+    if not isinstance(group, dist.ProcessGroup):
+        return float(group.all_reduce(torch.tensor([seconds], dtype=torch.float64), "min"))
+    # Not in host memory where the backend sends from GPUs alone.
+    device = "cuda" if "nccl" in str(dist.get_backend(group)) else "cpu"
+    tensor = torch.tensor([seconds], dtype=torch.float64, device=device)
+    dist.all_reduce(tensor, dist.ReduceOp.MIN, group)
+    return float(tensor)
