@@ -104,6 +104,18 @@ def test_a_key_is_granted_changed_and_shown(cli, become, folder):
     assert (folder / "data.safetensors").read_bytes() == before
 
 
+def test_the_only_machine_is_replaced_by_another_of_its_name(cli, folder):
+    cli("grant owner.key --to alice.pub --sign owner.signer")
+    before = cli.json("grant owner.key.grants")["recipients"]
+    (folder / "new").mkdir()
+    cli("keygen new/alice --identity")
+    cli("grant owner.key.grants --to new/alice.pub --drop alice --key owner.key --sign owner.signer")
+    (shown,) = cli.json("grant owner.key.grants --owner owner.signer.pub")["recipients"]
+    assert shown["name"] == "alice"
+    assert shown["id"] != before[0]["id"]
+    assert "bob" in cli.error("grant owner.key.grants --to bob.pub --drop bob --key owner.key --sign owner.signer")
+
+
 def test_another_owner_s_grants_do_not_open(cli, become, monkeypatch):
     cli("keygen other.signer --signer")
     cli("seal data.npy data.safetensors --to alice.pub --sign other.signer")

@@ -39,7 +39,7 @@ from fastrack._files.writer import save_file
 from fastrack._keys.keys import Key
 from fastrack._sealed.seal import seal
 from fastrack._sets.load_file import load_file
-from fastrack._training.checkpoint import save_checkpoint
+from fastrack._training.checkpoints.checkpoint import save_checkpoint
 from fastrack._transfer.channel import Channel
 from fastrack._util.shown import format_size
 

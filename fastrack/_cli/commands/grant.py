@@ -182,7 +182,10 @@ def _change(
     grants = Grants.load(source, owner=signer.verifier)
     replaced = Replaced.load(Path(f"{sign}.replaced"))
     digest = replaced.require_newest(grants, source)
-    if drop:
+    # The only recipient is dropped once the new one is there, as some must remain: by id, as names may be equal.
+    only = grants.recipients[0] if to and len(grants.recipients) == 1 else None
+    last = [only.id] if only and drop and {only.id, only.name} >= set(drop) else []
+    if drop and not last:
         with refuse_values("--drop"):
             grants = grants.remove(drop, signer=signer)
     if to or passphrase:
@@ -195,6 +198,8 @@ def _change(
         text = _ask_passphrase() if passphrase else None
         with refuse_values("--key"):
             grants = grants.add(recipients, signer=signer, key=granted, identity=secret, passphrase=text)
+    if last:
+        grants = grants.remove(last, signer=signer)
     grants.save(target)
     if drop or target.resolve() == source.resolve():
         replaced.add(digest)
