@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import signal
 import sys
 import threading
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Self
@@ -21,6 +22,7 @@ from fastrack._util.public import public
 from fastrack._util.rights import require_own
 from fastrack.errors import ClosedError, KeyPermissionError
 
+_STATUS = Path("/proc/self/status")
 _POLL = 0.25  # seconds between two looks at the file: a look on NFS is a message to its server
 
 
@@ -83,15 +85,19 @@ class PreemptionNotice:
     ) -> None:
         if not 0 < deadline < math.inf:
             raise ValueError(f"PreemptionNotice(deadline=): expected seconds above zero, got {deadline}")
+        if file is None and not signals:
+            raise ValueError("PreemptionNotice: expected a file or signals, got neither. Name what tells of the end")
         self._file = None if file is None else Path(file).absolute()
         self._deadline = deadline
         self._previous: dict[int, Any] = dict.fromkeys(signals)
         self._process = 0  # that entered it
-        self._received = math.inf  # monotonic time
+        # Monotonic times. Handlers alone write the first: one that came between a look and a store would be lost else.
+        self._signalled = self._told = math.inf
         self._came: list[int] = []  # signals, for the handlers that were there
         self._looked = self._decided = -math.inf  # monotonic times: of the file, and of an answer
         self._step = 0.0  # seconds between the last two answers
         self._calls = 0
+        self._group: Any = None  # that was asked
         self._is_agreed = self._has_warned = self._has_refused = False
 
     def __enter__(self) -> Self:
@@ -99,18 +105,38 @@ class PreemptionNotice:
             raise RuntimeError("PreemptionNotice: expected one that was never entered, got one that was. Make another")
         if self._file is not None:
             require_own(self._file.parent)
-        self._take_signals(self._require_handlers())
+        handlers = self._require_handlers()
         self._process = os.getpid()
-        self._looked = self._decided = time.monotonic()
-        _entered.add(self)
+        try:
+            _entered.append(self)
+            self._take_signals(handlers)
+            self._decided = time.monotonic()
+            self._warn_of(self._look())
+            if self._told < math.inf:
+                warnings.warn(
+                    f"{self._file}: expected no notice at the start, got one. Remove it if it is of another machine: a "
+                    "run that starts again saves and ends at once",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+        except BaseException:
+            self._restore()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process == os.getpid():
-            self._restore()
-            for number in self._came:
-                if callable(self._previous[number]):
-                    self._previous[number](number, None)
+        if self._process != os.getpid():
+            return
+        self._require_main_thread()
+        self._restore()
+        with ExitStack() as earlier:  # all of them, whatever one of them raises
+            for number in reversed(self._came):
+                handler = self._previous[number]
+                outer = getattr(handler, "__self__", None)
+                if isinstance(outer, PreemptionNotice):
+                    earlier.callback(outer._hear, number, self._signalled)  # noqa: SLF001 - its own
+                elif callable(handler):
+                    earlier.callback(handler, number, None)
 
     def is_due(self, group: Any = None, *, every: int = 1) -> bool:
         """Return True once a notice has come: to this process, or to any rank of a group.
@@ -121,33 +147,40 @@ class PreemptionNotice:
         Parameters
         ----------
         group : torch.distributed.ProcessGroup or SecureGroup, optional
-            The ranks that stop together. A `SecureGroup` seals its answers, so that no other machine can forge one.
+            The ranks that stop together, the same at all calls. A `SecureGroup` seals its answers, so that no other
+            machine can forge one. With NCCL each question waits for the GPU.
         every : int
-            Ask the group at every so many calls; those between return False.
+            Ask the group at every so many calls; those between return False. Without a group each call has an answer.
 
         Raises
         ------
         ValueError
             If ``torch.distributed`` has several ranks and no group is named: a rank that stops alone makes others hang.
+            If another group was asked before: its answer is none of this group's.
         """
         self._require_open()
+        if every < 1:
+            raise ValueError(f"is_due(every=): expected a number of calls above zero, got {every}")
+        if group is not None and group is not self._group:
+            if self._group is not None:
+                raise ValueError("is_due(): expected the group of earlier calls, got another. Make a notice for each")
+            self._group = group
         if self._is_agreed:
             return True
+        self._calls += 1
         if group is None:
             _require_alone()
-        elif every < 1:
-            raise ValueError(f"is_due(every=): expected a number of calls above zero, got {every}")
-        self._look()
-        self._calls += 1
-        if self._calls % every:
+        elif self._calls % every:
             return False
+        refused = self._look()
         now = time.monotonic()
         self._step, self._decided = now - self._decided, now
         left = self.remaining()
         if group is not None:
             left = _least(left, group)
-            self._received = min(self._received, time.monotonic() + left - self._deadline)
+            self._told = min(self._told, time.monotonic() + left - self._deadline)
         self._is_agreed = left < math.inf
+        self._warn_of(refused)  # which may raise, and other ranks wait until all have answered
         return self._is_agreed
 
     def remaining(self) -> float:
@@ -155,7 +188,7 @@ class PreemptionNotice:
 
         After an answer of a group it is the least of its ranks.
         """
-        return self._received + self._deadline - time.monotonic()
+        return min(self._signalled, self._told) + self._deadline - time.monotonic()
 
     @contextmanager
     def saving(self) -> Iterator[None]:
@@ -169,9 +202,11 @@ class PreemptionNotice:
         Warns
         -----
         RuntimeWarning
-            Once, before any notice, if the last step and this save took longer together than the deadline.
+            Once, before any notice, if the last step and twice this save take longer than the deadline: a notice may
+            come as a save begins.
         """
         began = time.monotonic()
+        self._require_open()
         yield
         self._judge(time.monotonic() - began)
 
@@ -183,12 +218,13 @@ class PreemptionNotice:
                 f"{-self.remaining():.1f} s later, after {seconds:.1f} s of saving. It is whole; make saves faster, or "
                 "ask is_due() more often"
             )
-        if self._step + seconds > self._deadline and not self._has_warned:
+        # A notice that comes as a save begins is heard after this, and after a step.
+        if self.remaining() == math.inf and self._step + 2 * seconds > self._deadline and not self._has_warned:
             self._has_warned = True
             warnings.warn(
-                f"PreemptionNotice(deadline={self._deadline:g}): expected a step and a save within the deadline, got "
-                f"{self._step:.1f} s and {seconds:.1f} s. A machine that is taken away may not save in time; save "
-                "faster, ask is_due() more often, or set the deadline that the platform gives",
+                f"PreemptionNotice(deadline={self._deadline:g}): expected a step and two saves within the deadline, "
+                f"got {self._step:.1f} s and {seconds:.1f} s each. A machine that is taken away may not save in time; "
+                "save faster, ask is_due() more often, or set the deadline that the platform gives",
                 RuntimeWarning,
                 stacklevel=4,
             )
@@ -196,9 +232,11 @@ class PreemptionNotice:
     def lightning_callback(self, path: str | os.PathLike[str], *, every: int = 1) -> Any:
         """Return a callback for a Trainer of Lightning, which saves to `path` and ends the run with status 143.
 
-        All ranks of the Trainer decide together. `on_exception` of other callbacks runs as after Lightning's own
-        ``SIGTERMException``. Lightning saves no random states, and resumes within an epoch only with a loader that has
-        a ``state_dict``, as `wrap` and torchdata's ``StatefulDataLoader`` have.
+        All ranks of the Trainer decide together, after whole steps of the optimizer, and not after the last batch of an
+        epoch, from which Lightning resumes without the next one: then after the first batch of that. `on_exception` of
+        other callbacks runs as after Lightning's own ``SIGTERMException``. Lightning saves no random states, and
+        resumes within an epoch only with a loader that has a ``state_dict``, as `wrap` and torchdata's
+        ``StatefulDataLoader`` have. Its ordinary saves are not measured.
         """
         return trainer_callbacks.make_lightning(self, path, every)
 
@@ -217,18 +255,21 @@ class PreemptionNotice:
 
     def _require_handlers(self) -> dict[int, Any]:
         """Return the handlers of the signals. Raise RuntimeError if they cannot be replaced and put back."""
-        if self._previous and threading.current_thread() is not threading.main_thread():
-            raise RuntimeError(
-                "PreemptionNotice: expected the main thread, which alone may handle signals, got "
-                f"{threading.current_thread().name}. Enter it there, or use a file with signals=()"
-            )
+        self._require_main_thread()
         handlers = {number: signal.getsignal(number) for number in self._previous}
-        if None in handlers.values():
+        if any(_is_foreign(number, handler) for number, handler in handlers.items()):
             raise RuntimeError(
                 "PreemptionNotice: expected a handler of Python, got one of a library, which could not be put back. "
                 "Use a file with signals=(), or another signal"
             )
         return handlers
+
+    def _require_main_thread(self) -> None:
+        if self._previous and threading.current_thread() is not threading.main_thread():
+            raise RuntimeError(
+                "PreemptionNotice: expected the main thread, which alone may handle signals, got "
+                f"{threading.current_thread().name}. Enter and leave it there, or use a file with signals=()"
+            )
 
     def _take_signals(self, handlers: dict[int, Any]) -> None:
         self._previous = handlers  # before the first signal can come
@@ -237,7 +278,8 @@ class PreemptionNotice:
 
     def _restore(self) -> None:
         self._process = -1
-        _entered.discard(self)
+        if self in _entered:
+            _entered.remove(self)
         for number, handler in self._previous.items():
             if signal.getsignal(number) == self._receive:  # else it is another's, who may put this one back
                 signal.signal(number, handler)
@@ -246,31 +288,36 @@ class PreemptionNotice:
         if self._process != os.getpid() and self._process:  # a Trainer put it back after the end
             _forward(self._previous[number], number, frame)
             return
-        self._received = min(self._received, time.monotonic())
+        self._hear(number, time.monotonic())
+
+    def _hear(self, number: int, when: float) -> None:
+        self._signalled = min(self._signalled, when)
         if number not in self._came:
             self._came.append(number)
 
-    def _look(self) -> None:
-        """Look whether the file is there, if the last look is some time ago."""
+    def _look(self) -> OSError | None:
+        """Look whether the file is there, if the last look is some time ago. Return why it was not believed."""
         now = time.monotonic()
-        if self._file is None or self._received < math.inf or now - self._looked < _POLL:
-            return
-        since, self._looked = now - self._looked, now
+        if self._file is None or self._told < math.inf or now - self._looked < _POLL:
+            return None
+        since, self._looked = now - self._looked, now  # infinite at the first look
         try:
             status = self._file.stat()
             if not self._file.is_file():
                 raise KeyPermissionError(f"{self._file}: expected a regular file, got something else. Remove it")
             require_own(self._file, status)
         except FileNotFoundError:
-            return
+            return None
         except OSError as error:
-            self._refuse(error)
-            return
-        # It appeared since the last look; its time says when, if the clock of its writer is right.
-        self._received = now - min(max(time.time() - status.st_mtime, 0.0), since)
+            return error
+        # It appeared since the last look; its time says when, if the clock of its writer is right. One that was there
+        # before, and whose deadline has passed, is of another time, or of another machine.
+        age = max(time.time() - status.st_mtime, 0.0)
+        self._told = now - (min(age, since) if since < math.inf or age < self._deadline else 0.0)
+        return None
 
-    def _refuse(self, error: OSError) -> None:
-        if not self._has_refused:
+    def _warn_of(self, error: OSError | None) -> None:
+        if error is not None and not self._has_refused:
             self._has_refused = True
             warnings.warn(f"a preemption notice was not believed: {error}", RuntimeWarning, stacklevel=4)
 
@@ -285,7 +332,7 @@ class PreemptionNotice:
         raise TypeError("a preemption notice stays in its process and cannot be pickled; make one in each process")
 
 
-_entered: set[PreemptionNotice] = set()
+_entered: list[PreemptionNotice] = []  # the last one that was entered is left first
 _mask = threading.local()
 
 
@@ -294,20 +341,28 @@ def _hold_signals() -> None:
 
     A child that gets one before it has the earlier handlers would lose it, and its parent would wait for its end.
     """
-    numbers = {number for notice in _entered for number in notice._previous}  # noqa: SLF001 - of this module
-    _mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers) if numbers else None
+    numbers = {number for notice in _entered.copy() for number in notice._previous}  # noqa: SLF001 - of this module
+    _mask.held = set()
+    if numbers:
+        # Known before it is changed: a handler of Python may raise in either call, and what is held has to be released.
+        _mask.held = numbers - signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        signal.pthread_sigmask(signal.SIG_BLOCK, _mask.held)
 
 
 def _release_signals() -> None:
-    if _mask.before is not None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, _mask.before)
+    held: set[int] = getattr(_mask, "held", set())
+    _mask.held = set()
+    if held:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, held)
 
 
 def _reset_in_child() -> None:
     """Bring the earlier handlers back: children end by SIGTERM as ever."""
-    for notice in list(_entered):
-        notice._restore()  # noqa: SLF001 - of this module
-    _release_signals()
+    try:
+        for notice in reversed(_entered.copy()):
+            notice._restore()  # noqa: SLF001 - of this module
+    finally:
+        _release_signals()
 
 
 before_fork(_hold_signals)
@@ -322,6 +377,16 @@ def _forward(handler: Any, number: int, frame: FrameType | None) -> None:
     elif handler == signal.SIG_DFL:
         signal.signal(number, handler)
         os.kill(os.getpid(), number)
+
+
+def _is_foreign(number: int, handler: Any) -> bool:
+    """Return whether native code handles a signal. Python knows of such handlers only those from before it started."""
+    if handler is None:
+        return True
+    if callable(handler) or not _STATUS.exists():
+        return False
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", _STATUS.read_text(), re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
 
 
 def _require_alone() -> None:

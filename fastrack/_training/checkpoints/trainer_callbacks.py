@@ -29,12 +29,20 @@ def make_lightning(notice: Notice, path: str | os.PathLike[str], every: int) -> 
     class SaveWhenPreempted(lightning.Callback):  # type: ignore[misc,name-defined]
         """Callback that saves once and ends the run."""
 
-        def on_train_start(self, *_: Any) -> None:
+        _steps = 0  # of the optimizers
+
+        def on_sanity_check_start(self, *_: Any) -> None:
             # Lightning's handler begins a collective wherever a rank happens to be, and other ranks do not.
             notice._retake_signals()  # noqa: SLF001 - of this package
 
+        def on_train_start(self, trainer: Any, *_: Any) -> None:
+            notice._retake_signals()  # noqa: SLF001 - of this package
+            self._steps = trainer.global_step
+
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-            if notice.is_due(_world(), every=every):
+            # Gradients that are accumulated are in no checkpoint.
+            has_stepped, self._steps = trainer.global_step != self._steps, trainer.global_step
+            if has_stepped and notice.is_due(_world(), every=every) and not trainer.is_last_batch:
                 began = time.monotonic()
                 trainer.save_checkpoint(path)
                 notice._judge(time.monotonic() - began)  # noqa: SLF001 - of this package
@@ -51,12 +59,18 @@ def make_transformers(notice: Notice, every: int) -> Any:
         """Callback that has the Trainer save and stop after the step, and measures all saves."""
 
         _began: float | None = None  # of a save
+        _is_ending = False
 
         def on_step_end(self, _: Any, __: Any, control: Any, **___: Any) -> Any:
             if notice.is_due(_world(), every=every):
-                control.should_save = control.should_training_stop = True
+                self._is_ending = control.should_save = control.should_training_stop = True
                 control.should_evaluate = False  # which would come before the save
             self._began = time.monotonic() if control.should_save else None
+            return control
+
+        def on_epoch_end(self, _: Any, __: Any, control: Any, **___: Any) -> Any:
+            if self._is_ending:  # and has saved: the machine may end at any time
+                control.should_evaluate = control.should_save = False
             return control
 
         def on_evaluate(self, *_: Any, **__: Any) -> None:
