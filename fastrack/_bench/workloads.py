@@ -219,7 +219,11 @@ class _Moves:
             self.result.chain.to_host(self.result.view(writable=False))
 
     def direct(self) -> None:
-        self.channel.to_device(self.sealed, out={name: end.array for name, end in self.inputs.items()})
+        out = {name: end.array for name, end in self.inputs.items()}
+        if len(out) == 1:  # alone, as a user passes it
+            self.channel.to_device(*self.sealed.values(), out=next(iter(out.values())))
+        else:
+            self.channel.to_device(self.sealed, out=out)
         if self.result is not None:
             self.channel.to_host(self.result.array, key=self.key)
 
@@ -239,6 +243,7 @@ def compute_seconds(name: str, case: Case) -> float:
     """Return the modelled seconds of a case: those of its operations, or of its kernels' launches if these are more."""
     each, model = toll.load_data()["computes"][name], toll.load_data()["workloads"][case.model]
     passes = 3 if case.mode == "training" else 1  # a backward pass has twice the multiplications of a forward pass
+    operations = model[case.mode if case.mode in model else "operations"]
     speed = toll.parameter(each["peak"]) * toll.parameter(model["utilisation"])
     launches = model["kernels"] * toll.parameter(each["launch"])
-    return float(passes * max(model["operations"] * case.batch / speed, launches))
+    return float(passes * max(operations * case.batch / speed, launches))

@@ -29,9 +29,9 @@ REAL = """\
 compute: measured on this device, once for a case, with random weights. On cpu it is so long that transfers hardly show:
 no claim is made of these steps."""
 MODEL = """\
-compute: MODELLED, not measured, by operations and the share of a GPU's published peak that such models reach, or by
-4 us for each kernel where that is longer; the transfers are those of this machine. No published times by batch were
-found for it."""
+compute: MODELLED, not measured, by operations and an assumed share of a GPU's published peak (of the ResNet a derived
+one), or by an assumed 4 us for each kernel where that is longer, as in batches of 1 and 8; the transfers are those of
+this machine. No published times by batch were found for it."""
 
 
 def bench_workloads(

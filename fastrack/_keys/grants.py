@@ -242,7 +242,7 @@ class Grants:
             entries[recipient.id] = Grant(recipient.algorithm, recipient.id, recipient.name, ciphertext)
         if passphrase is not None:
             parameters, ciphertext = encrypt_to_passphrase(key.material(), passphrase, self._info())
-            entries[_NO_ID] = Grant(_PASSPHRASE, _NO_ID, "", ciphertext, parameters)
+            entries[NO_ID] = Grant(_PASSPHRASE, NO_ID, "", ciphertext, parameters)
         return self._sign(tuple(entries.values()), signer)
 
     def remove(self, recipients: Iterable[Recipient | str], *, signer: Signer) -> Self:
@@ -264,21 +264,8 @@ class Grants:
         ValueError
             If no recipient remains.
         """
-        remaining = list(self.recipients)
-        for recipient in recipients:
-            name = recipient.id if isinstance(recipient, Recipient) else recipient
-            name = _NO_ID if name == "passphrase" else name
-            kept = [grant for grant in remaining if name not in {grant.id, grant.name}]
-            if len(kept) == len(remaining):
-                known = ", ".join(
-                    "passphrase" if grant.id == _NO_ID else grant.name or grant.id for grant in self.recipients
-                )
-                raise GrantError(
-                    "removing a recipient failed: expected the name or the id of one, got "
-                    f"{getattr(recipient, 'id', recipient)!r:.80}; the grants are for {known:.300}"
-                )
-            remaining = kept
-        return self._sign(tuple(remaining), signer)
+        dropped = ids_of(self, recipients)
+        return self._sign(tuple(grant for grant in self.recipients if grant.id not in dropped), signer)
 
     def _sign(self, recipients: tuple[Grant, ...], signer: Signer) -> Self:
         if not recipients:
@@ -374,7 +361,7 @@ class Grants:
             raise GrantError(
                 f"the grant of key {self.key_id} expired at {encode_time(self.expires)}; ask the owner for a new one"
             )
-        recipient_id = _NO_ID if identity is None else identity.recipient.id
+        recipient_id = NO_ID if identity is None else identity.recipient.id
         entry = next((grant for grant in self.recipients if grant.id == recipient_id), None)
         if entry is None:
             recipient = "a passphrase" if identity is None else repr(identity.recipient)
@@ -407,7 +394,7 @@ class Grants:
         return _LABEL + encode(self._constraints())
 
 
-_NO_ID = "0" * 32
+NO_ID = "0" * 32  # of a passphrase
 
 
 def open_with_environment(path: str | os.PathLike[str]) -> KeyRing:
@@ -487,6 +474,23 @@ def _parse_grant(entry: Mapping[str, Any]) -> Grant:
         )
         parameters.check()
     require(entry.keys() == expected, "recipients")
-    require(matches(ID, entry["id"]) and (entry["id"] == _NO_ID) == (parameters is not None), "id of a recipient")
+    require(matches(ID, entry["id"]) and (entry["id"] == NO_ID) == (parameters is not None), "id of a recipient")
     require(isinstance(entry["algorithm"], str) and isinstance(entry["name"], str), "recipients")
     return Grant(entry["algorithm"], entry["id"], entry["name"], decode_bytes(entry["ciphertext"]), parameters)
+
+
+def ids_of(grants: Grants, recipients: Iterable[Recipient | str]) -> set[str]:
+    """Return the ids of recipients, by themselves, their ids or names. Raise GrantError for one that has no grant."""
+    ids = set()
+    for recipient in recipients:
+        name = recipient.id if isinstance(recipient, Recipient) else recipient
+        name = NO_ID if name == "passphrase" else name
+        found = {grant.id for grant in grants.recipients if name in {grant.id, grant.name}}
+        if not found:
+            known = ", ".join("passphrase" if each.id == NO_ID else each.name or each.id for each in grants.recipients)
+            raise GrantError(
+                f"removing a recipient failed: expected the name or the id of one, got {name!r:.80}; the grants are "
+                f"for {known:.300}"
+            )
+        ids |= found
+    return ids

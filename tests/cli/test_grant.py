@@ -114,6 +114,15 @@ def test_the_only_machine_is_replaced_by_another_of_its_name(cli, folder):
     assert shown["name"] == "alice"
     assert shown["id"] != before[0]["id"]
     assert "bob" in cli.error("grant owner.key.grants --to bob.pub --drop bob --key owner.key --sign owner.signer")
+    cli("grant owner.key.grants --to new/alice.pub --drop alice --key owner.key --sign owner.signer")  # granted anew
+    cli("grant owner.key.grants --to bob.pub --key owner.key --sign owner.signer")
+    cli("grant owner.key.grants --to carol.pub --drop alice --drop bob --key owner.key --sign owner.signer")
+    assert [each["name"] for each in cli.json("grant owner.key.grants")["recipients"]] == ["Carol"]
+    assert "at least one recipient" in cli.error("grant owner.key.grants --drop Carol --sign owner.signer", status=2)
+
+
+def test_nobody_is_dropped_from_a_key_that_is_granted_anew(cli):
+    assert "granted anew" in cli.error("grant owner.key --to alice.pub --drop bob --sign owner.signer", status=2)
 
 
 def test_another_owner_s_grants_do_not_open(cli, become, monkeypatch):

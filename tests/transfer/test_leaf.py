@@ -3,10 +3,16 @@
 import numpy as np
 import pytest
 
-from fastrack import AuthenticationError, Channel, Key, SealedTensor, UnknownKeyError, seal
+from fastrack import AuthenticationError, Channel, FormatError, Key, SealedTensor, UnknownKeyError, seal
+from fastrack._crypto.base import HostMemory, Messages
+from fastrack._crypto.cobblestone import MessageKey
+from fastrack._crypto.message_keys import MessageKeys
+from fastrack._crypto.vector import JobTable
+from fastrack._sealed import contexts
 from fastrack._transfer import channel as channels
 from fastrack._transfer.inputs import Inputs
 from fastrack._util.trace import recording
+from fastrack.format import ciphertext_size
 
 SIZE = 40_000
 
@@ -72,6 +78,48 @@ def test_an_output_in_the_memory_of_its_message_is_refused_and_left_alone(plain,
             channel.to_device(sealed, out=out)
         assert out.tobytes() == before
         assert channel.to_device(sealed, framework="numpy").tobytes() == plain.tobytes()
+
+
+def test_nothing_is_allocated_for_a_header_that_is_not_authentic(plain, key, monkeypatch):
+    sealed = altered(seal(plain, key), 3)
+    with Channel("cpu", keys=key) as channel:
+        monkeypatch.setattr(channel._device, "empty", lambda *_: pytest.fail("memory for a claim"), raising=False)
+        with pytest.raises(AuthenticationError):
+            channel.to_device(sealed, framework="numpy")
+
+
+@pytest.mark.parametrize(("target", "source"), [(-1, 0), (1, 0), (0, -1), (0, 16_400)])
+def test_the_table_of_one_message_reaches_past_no_memory(target, source):
+    keys = MessageKeys.of([MessageKey.raw(bytes(32), bytes(12))])
+    memory = [HostMemory.of(np.zeros(size, np.uint8)) for size in (SIZE + target, ciphertext_size(SIZE) + source)]
+    messages = Messages(keys, [SIZE], memory[:1], memory[1:], [None], [None], [None])
+    with pytest.raises((ValueError, FormatError)):
+        JobTable(messages)
+
+
+def test_the_key_of_a_result_that_cannot_be_derived_is_wiped(plain, key, monkeypatch):
+    made = []
+    monkeypatch.setattr(contexts, "MessageKeys", lambda count: made.append(MessageKeys(count)) or made[-1])
+    monkeypatch.setattr(contexts.derivation, "derive_rows", lambda *_: 1 / 0)
+    with Channel("cpu", keys=key) as channel, pytest.raises(ZeroDivisionError):
+        channel.to_host(plain, key=key)
+    assert [keys._is_wiped for keys in made] == [True]
+
+
+def test_a_torch_tensor_is_filled_too(plain, key):
+    torch = pytest.importorskip("torch")
+    out = torch.zeros(SIZE, dtype=torch.uint8)
+    with Channel("cpu", keys=key) as channel:
+        assert channel.to_device(seal(plain, key), out=out) is out
+    assert np.array_equal(out.numpy(), plain)
+
+
+def test_an_empty_output_is_apart_from_all_memory(key):
+    sealed = seal(np.empty(0, np.uint8), key)
+    memory = np.frombuffer(sealed.message, np.uint8).copy()
+    sealed = SealedTensor(sealed.context, memory, sealed.key_id)
+    with Channel("cpu", keys=key) as channel:
+        assert channel.to_device(sealed, out=memory[60:60]).size == 0
 
 
 def test_a_chunk_that_fails_leaves_zeros_and_names_the_tensor(plain, key):

@@ -79,6 +79,8 @@ def grant(
 
     path, notes = Path(source), list[str]()
     if not source.endswith(".grants"):
+        if drop:
+            raise typer.BadParameter("expected none for a key that is granted anew", param_hint="--drop")
         notes = [f"{each}: its shards of today; grant the key again when it has grown" for each in _data_sets(file)]
         path = Path(f"{source}.grants") if out is None else out
         grants = _issue(source, path, to, sign, passphrase, file, expires, least_version)
@@ -176,30 +178,30 @@ def _change(
     key: str | None,
     identity: Path | None,
 ) -> "Grants":
+    from fastrack._keys.grants import NO_ID, ids_of
     from fastrack.grants import Grants, Identity
 
     signer = load_signer(sign)
     grants = Grants.load(source, owner=signer.verifier)
     replaced = Replaced.load(Path(f"{sign}.replaced"))
     digest = replaced.require_newest(grants, source)
-    # The only recipient is dropped once the new one is there, as some must remain: by id, as names may be equal.
-    only = grants.recipients[0] if to and len(grants.recipients) == 1 else None
-    last = [only.id] if only and drop and {only.id, only.name} >= set(drop) else []
-    if drop and not last:
-        with refuse_values("--drop"):
-            grants = grants.remove(drop, signer=signer)
+    with refuse_values("--drop"):
+        dropped = ids_of(grants, drop or ())
+    recipients = load_recipients(to)
     if to or passphrase:
         if key is None and identity is None:
             reason = "expected the granted key, to wrap it, got none; or pass --identity"
             raise typer.BadParameter(reason, param_hint="--key")
-        recipients = load_recipients(to)
         granted = None if key is None else open_ring(key).first
         secret = None if identity is None else Identity.load(identity)
         text = _ask_passphrase() if passphrase else None
         with refuse_values("--key"):
             grants = grants.add(recipients, signer=signer, key=granted, identity=secret, passphrase=text)
-    if last:
-        grants = grants.remove(last, signer=signer)
+    # By id, once the new ones are there: names may be equal, and what is granted anew stays.
+    dropped -= {*(recipient.id for recipient in recipients), *([NO_ID] * passphrase)}
+    if dropped:
+        with refuse_values("--drop"):
+            grants = grants.remove(dropped, signer=signer)
     grants.save(target)
     if drop or target.resolve() == source.resolve():
         replaced.add(digest)
