@@ -68,17 +68,20 @@ def test_a_gap_with_an_edge_of_a_cache_needs_points_on_both_sides():
     wide = curve(sizes=(256 << 10, 16 * MIB))
     with pytest.raises(OutOfReachError, match=r"edge of a cache.* got 256 KiB and 16 MiB"):
         replace(wide, caches=(2 * MIB,)).at(4 * MIB)
-    assert replace(wide, caches=(128 << 10, 32 * MIB)).at(4 * MIB).most == pytest.approx(LINE(4 * MIB))
-    near = curve(sizes=(256 << 10, MIB // 2, 8 * MIB, 16 * MIB), caches=(2 * MIB,))
+    assert replace(wide, caches=(128 << 10, 64 * MIB)).at(4 * MIB).most == pytest.approx(LINE(4 * MIB))
+    near = curve(sizes=(256 << 10, MIB // 2, 8 * MIB, 16 * MIB), caches=(2 * MIB, 64 * MIB))
     assert near.at(4 * MIB).most == pytest.approx(LINE(4 * MIB))
     near.at(8 * MIB)  # was measured itself
     wide.at(16 * MIB)
 
 
-def test_no_edge_of_a_cache_is_passed_beyond_the_ends():
-    ends = curve(sizes=(2 * MIB, 16 * MIB))
-    ends.at(24 * MIB)
-    for size in (48 * MIB, MIB - 1):
+@pytest.mark.parametrize("last", [6 * MIB, 8 * MIB, 16 * MIB])
+def test_no_edge_of_a_cache_is_passed_beyond_the_ends(last):
+    """The largest cache, of 32 MiB, is full of a message of 16 MiB and its copy."""
+    ends = curve(sizes=(2 * MIB, last))
+    if last < 8 * MIB:
+        ends.at(2 * last)
+    for size in (16 * MIB + (last == 16 * MIB), 24 * MIB, 2 * last + (4 * MIB), 4 * last, MIB - 1):
         with pytest.raises(OutOfReachError, match="edge of a cache"):
             ends.at(size)
 
@@ -344,7 +347,7 @@ def test_a_size_that_is_left_out_does_not_take_part():
 
 
 def test_what_would_be_refused_is_counted_apart():
-    trials = leave_out(profile({STAGE: LINE}, sizes=GRID[::3], machine=replace(MACHINE, caches=(256 << 10,))))
+    trials = leave_out(profile({STAGE: LINE}, sizes=GRID[::3], machine=replace(MACHINE, caches=(512 << 10,))))
     assert {trial.size for trial in trials.refused} == {128 << 10, 1 << 20}  # next to the edge
     assert {trial.size for trial in trials.trials} == {8 << 20, 64 << 20}
     assert {trial.gap for trial in (*trials.trials, *trials.refused)} == {64}
@@ -354,7 +357,7 @@ def test_what_would_be_refused_is_counted_apart():
 def test_what_is_four_times_past_is_validated_too():
     trials = reach_past(profile({STAGE: LINE}))
     assert {trial.gap for trial in (*trials.trials, *trials.refused)} == {4}
-    assert {trial.size for trial in trials.refused} == {2 * MIB, 64 * MIB}  # past an edge
+    assert {trial.size for trial in trials.refused} == {size * MIB for size in (1, 2, 4, 16, 32, 64)}  # past an edge
     assert next(trials.summaries()).error == pytest.approx((0, 0), abs=1e-9)
 
 

@@ -155,12 +155,19 @@ class Curve:
             return None
         if self.caches is None:  # where an edge may be anywhere
             return (below, above) if above / below > REACH else None
-        is_beyond = at in {0, len(sizes)}
-        for edge in self.caches:
-            is_far = is_beyond or edge / below > REACH or above / edge > REACH
-            if below < edge < above and is_far:
+        is_below, is_above = at == 0, at == len(sizes)
+        for edge in self._edges:
+            is_far = is_below or is_above or edge / below > REACH or above / edge > REACH
+            # A size at an edge has passed it: other things are in a cache too. One alone beyond it shows no line.
+            is_between = below < edge <= above or (is_above and below == edge)
+            if is_between and is_far:
                 return below, above
         return None
+
+    @property
+    def _edges(self) -> tuple[float, ...]:
+        """The sizes of messages from which on a cache is full: of the largest one half, as a copy is in it too."""
+        return (*self.caches[:-1], self.caches[-1] / 2) if self.caches else ()
 
     @cached_property
     def _ratios(self) -> list[tuple[int, list[float]]]:
@@ -202,9 +209,8 @@ class Curve:
             return max(line, first.seconds * size / first.size)
         index = max(1, bisect_left([point.size for point in points], size))
         left, right = points[index - 1], points[index]
-        # What is read and what is written outgrow the largest cache at half its bytes. Up to there the line before
-        # goes on: a line to the right would have the cost of memory in it.
-        edge = self.caches[-1] / 2 if self.caches else 0.0
+        # Up to the edge of the largest cache the line before goes on: one to the right has the cost of memory in it.
+        edge = self._edges[-1] if self.caches else 0.0
         if index > 1 and left.size < edge < right.size:
             at_edge = left.seconds + max(0.0, _slope(points[index - 2], left)) * (edge - left.size)
             at_edge = min(at_edge, right.seconds)
