@@ -100,7 +100,7 @@ def transfer(
     from fastrack._bench.prediction.jobs import plan_by_each, plan_transfer
 
     nbytes = bytes_of(size, elements, dtype)
-    observed = None if trace is None else _observed(trace, stage.partition(",")[0])
+    observed = None if trace is None else _observed(trace, stage)
 
     def predict(source: "Source") -> "Plan":
         return plan_transfer(source, stage, nbytes, _threads(source, stage, threads), count=count, observed=observed)
@@ -137,7 +137,7 @@ def epoch(
     if overlap is not None and trace is not None:
         raise typer.BadParameter("it goes without --trace, which shows it; leave one out", param_hint="--overlap")
     if trace is not None:
-        overlap = _observed(trace, "to_device").overlap_with(compute)
+        overlap = _overlap(trace, compute)
     nbytes, indexed = parse_size(row, "--row"), f"{pattern} rows"
 
     def predict(source: "Source") -> "Plan":
@@ -307,6 +307,17 @@ def _observed(path: Path, operation: str) -> "Observed":
     if operation not in found:
         raise typer.BadParameter(f"expected a trace with {operation}; it has {', '.join(found)}", param_hint="--trace")
     return found[operation]
+
+
+def _overlap(trace: Path, compute: float) -> float | None:
+    overlap = _observed(trace, "to_device").overlap_with(compute)
+    if overlap is None and compute:
+        raise typer.BadParameter(
+            "expected a trace of steps with one to_device each, by one thread, at an even pace no quicker than "
+            "--compute; this one does not tell what is hidden. Give --overlap in its place",
+            param_hint="--trace",
+        )
+    return overlap
 
 
 def _sources(profiles: Sequence[Path] | None, published: Sequence[str] | None, picture: Path | None) -> "list[Source]":

@@ -317,6 +317,22 @@ def test_a_trace_of_batches_tells_how_much_of_fetching_is_hidden():
         batches = observed(*(event("to_device", number * pace, 30) for number in range(5)))
         assert batches.overlap_with(100e-6) == pytest.approx(overlap)
     assert observed(event("to_device", 0, 30)).overlap_with(100e-6) is None
+    slow_start = observed(*(event("to_device", number * 130 + 900 * (number > 0), 30) for number in range(12)))
+    assert slow_start.overlap_with(100e-6) == pytest.approx(0)
+
+
+@pytest.mark.parametrize(("each", "compute", "a_step"), [(5, 20, 2), (15, 10, 2), (5, 20, 3), (5, 20, 7), (30, 90, 2)])
+def test_a_trace_of_several_transfers_a_step_does_not_tell_what_is_hidden(each, compute, a_step):
+    step = a_step * each + compute
+    starts = [number // a_step * step + number % a_step * each for number in range(30)]
+    assert observed(*(event("to_device", start, each) for start in starts)).overlap_with(compute / 1e6) is None
+
+
+def test_spans_of_no_length_are_no_runs():
+    runs = observed(event("to_device", 0, 10), event("to_device", 20, 0), event("open", 1, 0), event("open", 1, 2))
+    assert (runs.runs, runs.steps) == (1, {"open": pytest.approx(2e-6)})
+    with pytest.raises(ValueError, match="no transfer"):
+        observed(event("to_device", 0, 0), event("to_device", 10, 0))
 
 
 # Validation.

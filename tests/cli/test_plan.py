@@ -115,6 +115,11 @@ def test_a_trace_names_the_step(cli, folder):
         "a trace with to_host; it has to_device"
         in cli(f"plan transfer --size 64MiB --stage to_host {PROFILE} --trace t.json", status=2).stderr
     )
+    other = cli(f'plan transfer --size 64MiB --stage "to_device, plain tensor" {PROFILE} --trace t.json', status=2)
+    assert "a trace with to_device, plain tensor; it has to_device" in other.stderr
+    epoch = f"plan epoch --samples 99 --row 1024 --batch 9 {PROFILE} --trace t.json"
+    assert "does not tell what is hidden" in cli(f"{epoch} --compute 0.1", status=2).stderr
+    cli(epoch)
 
 
 def test_a_picture_shows_what_was_measured_and_planned(cli, folder):
