@@ -338,8 +338,9 @@ def _sources(profiles: Sequence[Path] | None, published: Sequence[str] | None, p
 
 
 def _threads(source: "Source", stage: str, asked: int | None) -> int:
-    """Return the threads that were asked for, or the most of those that were measured, 0 if there are none."""
-    return asked or max(source.threads(stage), default=0)
+    """Return the threads that were asked for, or the most of those that were measured, 0 if none are known."""
+    known = source.threads(stage)
+    return (asked or max(known)) if known else 0
 
 
 def _tell(

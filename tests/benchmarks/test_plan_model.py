@@ -162,8 +162,9 @@ def test_rows_between_sizes_that_were_measured_have_times_between():
     low, high = (SOURCE.rows("random rows", 2, row, 256).most for row in (1024, 4096))
     assert SOURCE.rows("random rows", 2, 2560, 256).most == pytest.approx((low + high) / 2)
     assert SOURCE.rows("random rows", 2, 16384, 256).most == SOURCE.at(Stage("random rows", 2, 4096), 4 * MIB).most
-    for row in (1023, 16385):
-        with pytest.raises(OutOfReachError, match="expected rows of 1024 to 16384 bytes"):
+    assert SOURCE.rows("random rows", 2, 256, 256).most == pytest.approx(low)  # as many chunks
+    for row in (255, 16385):
+        with pytest.raises(OutOfReachError, match="expected rows of 256 to 16384 bytes"):
             SOURCE.rows("random rows", 2, row, 256)
 
 
@@ -180,6 +181,27 @@ def test_published_figures_give_ranges_that_say_they_are_not_validated():
         plan.plan_checkpoint(published, MIB, 0)
     with pytest.raises(OutOfReachError, match="expected one of all, driver"):
         Published.of(["drivers"])
+
+
+def test_published_figures_are_taken_for_nothing_that_they_are_not_about():
+    published = Published.of(["all"])
+    for way in ("plain", "gloo", "banana"):
+        with pytest.raises(OutOfReachError, match="a transfer to a GPU or all-reduce, sealed"):
+            plan.plan_collective(published, [MIB], way, 2, 25)
+    assert "fitted" not in published.hops  # to one paper, which published no such hop
+    assert Published.of(["fitted"]).hops == ("fitted",)
+    with pytest.raises(OutOfReachError, match=r"no published figure is about anything else.*--cached"):
+        plan.plan_load(published, [MIB], 0)
+    plan.plan_load(published, [MIB], 0, is_cold=False)
+    epoch = plan.plan_epoch(published, plan.Epoch(99, 1024, 9, 0.0))
+    assert epoch.parts[0].name.endswith("the copy to the GPU, without gathering")
+    assert "how far they hold is not known" in epoch.notes[-1]
+    for name, stage, told in (
+        ("exchange", "to_device", r"name of a transfer, one of driver, .*; got exchange, a hop"),
+        ("driver", "all-reduce, sealed", r"name of a hop, one of exchange, .*; got driver, a transfer"),
+    ):
+        with pytest.raises(OutOfReachError, match=told):
+            Published.of([name]).at(Stage(stage, ranks=2), MIB)
 
 
 # Jobs.

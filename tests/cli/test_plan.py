@@ -49,12 +49,14 @@ def test_each_job_is_told_and_given_to_a_program(cli, line, told):
 
 
 def test_published_figures_are_labelled_wherever_they_are_told(cli):
-    for line in ("transfer --size 64MiB", "collective --size 100MiB", "load --size 1GiB"):
+    for line in ("transfer --size 64MiB", "collective --size 100MiB", "load --size 1GiB --cached"):
         said = cli(f"plan {line} --published all").stdout
         assert UNVALIDATED in said
         assert "by source: " in said
     (plan,) = json.loads(cli("plan transfer --size 64MiB --published driver --json").stdout)["plans"]
     assert plan["label"] == UNVALIDATED
+    rows = cli("plan epoch --samples 99 --row 1KiB --batch 9 --threads 4 --published all").stdout
+    assert "threads" not in rows
     both = cli(f"plan transfer --size 64MiB --published all {PROFILE}").stdout
     assert both.index("on Synthetic") < both.index(UNVALIDATED)
 

@@ -33,6 +33,7 @@ _SMALL = 16 << 10  # bytes of a message that takes as long as one without
 _MOST = 1_000_000  # buckets
 _WORTH = 0.98  # of the time: what saves less is not named
 _HOPELESS = 1000.0  # times as long as without revocations
+_NO_REACH = "published lines are taken at any size and number of ranks; how far they hold is not known"
 _NOTICES = {True: "fits", False: "does not fit", None: "may not fit"}
 
 
@@ -98,7 +99,8 @@ def _plan(
 ) -> Plan:
     worst = bottleneck or max(parts, key=lambda part: part.seconds.middle).name
     useful = sorted((move for move in moves if move.of < _WORTH), key=lambda move: move.of)
-    return Plan(job, source.name, source.label, seconds, tuple(parts), worst, tuple(useful), tuple(notes))
+    noted = (*notes, _NO_REACH) if source.label else tuple(notes)
+    return Plan(job, source.name, source.label, seconds, tuple(parts), worst, tuple(useful), noted)
 
 
 class _Moves:
@@ -209,7 +211,8 @@ def plan_epoch(source: Source, epoch: Epoch) -> Plan:
     if epoch.compute and data.middle < epoch.compute:
         moves.try_("half the compute", took, replace(epoch, compute=epoch.compute / 2))
     stage = Stage(epoch.pattern, epoch.threads, epoch.row)
-    parts = [Part(str(stage), data.times(epoch.steps), stage, epoch.row * epoch.batch, data)]
+    name = f"{stage}: the copy to the GPU, without gathering" if source.label else str(stage)
+    parts = [Part(name, data.times(epoch.steps), stage, epoch.row * epoch.batch, data)]
     if epoch.compute:
         parts.append(Part(COMPUTE, Estimate.exact(epoch.compute * epoch.steps)))
     job = f"epoch of {epoch.samples} samples of {epoch.row} bytes in {epoch.steps} batches of {epoch.batch}"
