@@ -118,9 +118,20 @@ def test_the_interval_widens_past_the_ends():
     assert past.low <= LINE(4 * GRID[-1]) * 5 <= 1.5 * past.high
 
 
-def test_an_interval_without_enough_points_is_wide():
-    found = curve(sizes=(MIB, 2 * MIB)).at(1.5 * MIB)
+def test_an_interval_without_enough_points_is_wide_and_said_to_be_assumed():
+    found = curve(sizes=(MIB, 2 * MIB, 4 * MIB)).at(1.5 * MIB)
     assert found.high / found.low == pytest.approx(4)
+    measured = curve(sizes=(MIB, 2 * MIB, 4 * MIB, 8 * MIB)).at(1.5 * MIB)
+    assert not measured.is_assumed
+    for made in (found, found.times(2), measured + found, found.over(measured), measured.between(found)):
+        assert made.is_assumed
+        assert made.as_dict()["is_assumed"]
+    assert plan.Epoch(9, 9, 9, 1.0, overlap=0.5).seconds(found).is_assumed
+
+
+def test_the_middle_of_one_source_is_its_estimate():
+    values = [number * 1e-4 for number in range(1, 500)]
+    assert [Estimate.exact(value).middle for value in values] == values
 
 
 # Sources.
@@ -132,6 +143,7 @@ def test_profiles_that_differ_give_a_range():
     found = plan.plan_by_each(both, lambda source: plan.plan_transfer(source, "to_device", MIB, 2))
     assert found.seconds.values == pytest.approx([LINE(MIB), LINE(MIB), 2 * LINE(MIB), 2 * LINE(MIB)])
     assert dict(found.sources) == pytest.approx({"one.json": LINE(MIB), "two.json": 2 * LINE(MIB)})
+    assert [each["name"] for each in found.as_dict()["sources"]] == ["one.json", "two.json"]
 
 
 def test_machines_are_kept_apart():

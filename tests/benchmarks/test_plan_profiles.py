@@ -12,7 +12,7 @@ import pytest
 from helpers.profiles import CACHES, GRID, STAGES, document
 
 from fastrack._bench.prediction import gather
-from fastrack._bench.prediction.profiles import Row, Stage, lower_quartile, parse_profile, read_profile
+from fastrack._bench.prediction.profiles import Row, Stage, lower_quartile, parse_profile, read_profile, read_profiles
 from fastrack._bench.prediction.traces import read_trace
 from fastrack._bench.prediction.validation import leave_out
 from fastrack._util.trace import trace
@@ -84,6 +84,14 @@ def test_a_profile_is_read_as_it_was_measured(tmp_path):
     (points,) = found.stages.values()
     assert [(point.size, point.runs) for point in points] == [(1024, (3.0, 1.0, 2.0)), (2048, (3.0, 1.0, 2.0))]
     assert points[0].seconds == lower_quartile((1.0, 2.0, 3.0)) == 1.5
+
+
+def test_profiles_of_one_name_are_told_apart_by_their_folders(tmp_path):
+    paths = [tmp_path / name for name in ("a/here.json", "b/here.json", "there.json")]
+    for path in paths:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(small()))
+    assert [profile.source for profile in read_profiles(paths)] == [str(paths[0]), str(paths[1]), "there.json"]
 
 
 def test_bench_gives_its_lower_quartiles_and_tails_by_them(tmp_path):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
@@ -96,11 +97,6 @@ class Profile:
     machine: Machine
     stages: Mapping[Stage, tuple[Point, ...]] = field(repr=False)
 
-    def without(self, stage: Stage, size: int) -> Profile:
-        """Return the profile without one point."""
-        points = tuple(point for point in self.stages[stage] if point.size != size)
-        return Profile(self.source, self.machine, {**self.stages, stage: points})
-
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -128,6 +124,16 @@ def read_profile(path: Path) -> Profile:
     with parsing(f"{path}: profile: expected JSON of `fastrack plan measure` or `bench --json`", "measure again"):
         document = read_json(path)
         return parse_profile(document, path.name)
+
+
+def read_profiles(paths: Sequence[Path]) -> list[Profile]:
+    """Read profiles as `read_profile` does. Where files of two folders have one name, their paths name them."""
+    names = Counter(path.name for path in paths)
+    read = [read_profile(path) for path in paths]
+    return [
+        replace(profile, source=str(path)) if names[path.name] > 1 else profile
+        for path, profile in zip(paths, read, strict=True)
+    ]
 
 
 def read_json(path: Path) -> Any:

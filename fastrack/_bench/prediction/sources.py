@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Protocol
 
@@ -99,7 +99,7 @@ class Measured:
         # The wider interval of both, as it is their difference that is uncertain here.
         low = between.least * min(each.low / each.least for each in (below, above))
         high = between.most * max(each.high / each.most for each in (below, above))
-        return Estimate(low, between.least, between.most, high)
+        return replace(between, low=low, high=high)
 
     def threads(self, name: str) -> list[int]:
         """Return the numbers of threads that were measured."""
