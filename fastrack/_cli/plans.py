@@ -231,14 +231,18 @@ def collective(
 @app.command()
 @handle_errors
 def load(
-    model: Annotated[Path | None, typer.Argument(metavar="MODEL", help="A sealed file or folder.")] = None,
+    model: Annotated[
+        Path | None, typer.Argument(metavar="MODEL", help="A .safetensors file, or a folder of them.")
+    ] = None,
     *,
     profile: Profiles = None,
     published: Figures = None,
     size: Size = None,
     elements: Elements = None,
     dtype: Dtype = "bfloat16",
-    tensors: Annotated[int, typer.Option(min=1, max=10**9, metavar="N", help="Tensors of all files.")] = 1,
+    tensors: Annotated[
+        int | None, typer.Option(min=1, max=10**9, metavar="N", help="Tensors of all files; as MODEL has, or 1.")
+    ] = None,
     cached: Annotated[bool, typer.Option("--cached", help="The files are in the page cache.")] = False,
     threads: Threads = None,
     picture: Picture = None,
@@ -249,10 +253,11 @@ def load(
 
     if model is not None and (size is not None or elements is not None):
         raise typer.BadParameter("it goes without MODEL, whose bytes are known; leave one out", param_hint="--size")
-    sizes = [bytes_of(size, elements, dtype)] if model is None else sizes_of(model)
+    sizes, counted = ([bytes_of(size, elements, dtype)], 1) if model is None else sizes_of(model)
+    count = tensors or counted
 
     def predict(source: "Source") -> "Plan":
-        return plan_load(source, sizes, _threads(source, "load", threads), is_cold=not cached, tensors=tensors)
+        return plan_load(source, sizes, _threads(source, "load", threads), is_cold=not cached, tensors=count)
 
     sources = _sources(profile, published, picture)
     plans = [plan_by_each(source, predict) for source in sources]
@@ -270,10 +275,10 @@ def validate(
     as_json: Json = False,
 ) -> None:
     """Leave out sizes that were measured, predict them, and print how far off that is."""
-    from fastrack._bench.prediction.profiles import read_profile
+    from fastrack._bench.prediction.profiles import read_profile, read_profiles
     from fastrack._bench.prediction.validation import leave_out, leave_out_rows, predict_later, reach_past
 
-    read = [read_profile(path) for path in profiles]
+    read = read_profiles(profiles)
     groups = {}
     for profile in read:
         by = f"{profile.source}: {profile.machine}"
@@ -323,7 +328,7 @@ def _overlap(trace: Path, compute: float) -> float | None:
 def _sources(profiles: Sequence[Path] | None, published: Sequence[str] | None, picture: Path | None) -> "list[Source]":
     """Return the machines to plan for: of the profiles first, then by published figures."""
     from fastrack._bench.plots import check_picture
-    from fastrack._bench.prediction.profiles import read_profile
+    from fastrack._bench.prediction.profiles import read_profiles
     from fastrack._bench.prediction.sources import Published, by_machine
 
     if picture is not None:
@@ -333,7 +338,7 @@ def _sources(profiles: Sequence[Path] | None, published: Sequence[str] | None, p
         check_target(picture, force=True)
     if not profiles and not published:
         raise typer.BadParameter("expected a file of `fastrack plan measure`, or --published", param_hint="--profile")
-    found: list[Source] = [*by_machine(read_profile(path) for path in profiles or ())]
+    found: list[Source] = [*by_machine(read_profiles(profiles or ()))]
     return [*found, Published.of(published)] if published else found
 
 

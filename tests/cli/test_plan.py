@@ -1,5 +1,6 @@
 import json
 
+import numpy as np
 import pytest
 from helpers.profiles import GRID, STAGES, document
 
@@ -7,6 +8,8 @@ from fastrack._bench.prediction import gather
 from fastrack._bench.prediction.profiles import Row, Stage
 from fastrack._bench.prediction.sources import UNVALIDATED
 from fastrack._cli import machine
+from fastrack._files.writer import save_file
+from fastrack._keys.keys import Key
 
 PROFILE = "--profile machine.json"
 
@@ -87,6 +90,12 @@ def test_what_cannot_be_planned_is_refused(cli, line, status, told):
     assert said.count("\n") == 1
 
 
+def test_an_interval_that_nothing_was_measured_for_is_said_to_be_assumed(cli, folder):
+    (folder / "few.json").write_text(json.dumps(document(STAGES, GRID[:3])))
+    assert " us, assumed" in " ".join(cli("plan transfer --size 64KiB --profile few.json").stdout.split())
+    assert " us, assumed" not in cli(f"plan transfer --size 64KiB {PROFILE}").stdout
+
+
 def test_without_a_source_nothing_is_planned(cli):
     assert "`fastrack plan measure`" in cli("plan transfer --size 1MiB", status=2).stderr
     assert "goes with --profile" in cli("plan transfer --size 1MiB --published all --picture a.png", status=2).stderr
@@ -97,13 +106,20 @@ def test_a_trace_is_no_profile(cli, folder):
     assert "expected a profile, got a trace" in cli("plan validate t.json", status=1).stderr
 
 
-def test_a_folder_is_loaded_file_by_file(cli, folder):
+def test_a_folder_is_loaded_file_by_file_and_tensor_by_tensor(cli, folder):
     (folder / "model").mkdir()
+    key = Key.generate()
     for number in range(3):
-        (folder / "model" / f"{number}.safetensors").write_bytes(bytes(1 << 20))
+        content = {f"{name}": np.zeros(1 << (20 if name else 3), np.uint8) for name in range(number + 1)}
+        save_file(content, folder / "model" / f"{number}.safetensors", key=key)  # the first is tiny
     (folder / "model" / "config.json").write_text("{}")
-    assert "load 3 MiB in 3 files" in cli(f"plan load model {PROFILE}").stdout
-    assert "load 1 MiB in 1 file\n" in cli(f"plan load model/0.safetensors {PROFILE}").stdout
+    said = cli(f"plan load model {PROFILE}").stdout
+    assert "load 3 MiB in 3 files" in said
+    assert "3 messages more" in said
+    assert "in 1 file\n" in cli(f"plan load model/0.safetensors {PROFILE}").stdout
+    assert "5 messages more" in cli(f"plan load model --tensors 8 {PROFILE}").stdout
+    (folder / "model" / "3.safetensors").write_bytes(bytes(1 << 20))
+    assert "3.safetensors: " in cli(f"plan load model {PROFILE}", status=1).stderr
 
 
 def test_a_trace_names_the_step(cli, folder):
