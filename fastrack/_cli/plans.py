@@ -36,6 +36,7 @@ from fastrack._cli.plan_tables import LEGEND, show_plan, show_rows, show_schedul
 
 if TYPE_CHECKING:
     from fastrack._bench.prediction.jobs import Plan, Schedule
+    from fastrack._bench.prediction.profiles import Row
     from fastrack._bench.prediction.sources import Source
     from fastrack._bench.prediction.traces import Observed
 
@@ -47,6 +48,10 @@ reads a file of one tensor from the page cache; load, from disk reads it after t
 Rows are of a file in the page cache, and each batch has others. Ranks of collectives are processes of this machine, by
 gloo on loopback.""",
 )
+
+_NO_DISK = """\
+load, from disk was not measured: the files were in memory (tmpfs), or this system forgets no file on request. Name a
+folder on a disk: --directory."""
 
 app = typer.Typer(no_args_is_help=True, help="Predict what transfers, epochs, checkpoints and loading will take.")
 
@@ -73,11 +78,20 @@ def measure(
     chosen = () if no_collectives else tuple(dict.fromkeys(ranks or gather.RANKS))
     with tempfile.TemporaryDirectory(dir=directory) as folder, reporter("measuring") as report:
         rows = gather.measure_stages(Path(folder), largest=most, rounds=rounds, ranks=chosen, progress=report)
+    notes = [" ".join(note.split()) for note in (*_NOTES, *(() if _has_disk(rows) else (_NO_DISK,)))]
     settings = {"device": "cpu", "largest": most, "rounds": rounds, "ranks": list(chosen)}
-    write_results(target, "plan", rows, "cpu", settings, [" ".join(note.split()) for note in _NOTES])
+    write_results(target, "plan", rows, "cpu", settings, notes)
     console = narrow_console()
     show_rows(rows, console)
+    if not _has_disk(rows):
+        console.print(notes[-1])
     show_paths(console, Profile=target)
+
+
+def _has_disk(rows: "Sequence[Row]") -> bool:
+    from fastrack._bench.prediction.profiles import LOAD_COLD
+
+    return any(row.stage.name == LOAD_COLD for row in rows)
 
 
 @app.command()

@@ -2,8 +2,10 @@
 
 import copy
 import json
+import os
 import random
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -196,7 +198,22 @@ def test_a_trace_of_fastrack_is_read(tmp_path):
 # What `fastrack plan measure` measures.
 
 
-def test_all_stages_are_measured_at_sizes_a_factor_of_two_apart(tmp_path):
+def test_a_folder_in_memory_has_no_disk_to_load_from(tmp_path, monkeypatch):
+    device = tmp_path.stat().st_dev
+    mounts, number = tmp_path / "mountinfo", f"{os.major(device)}:{os.minor(device)}"
+    for kind, of, forgets in (("tmpfs", number, False), ("ext4", number, True), ("tmpfs", "999:9", True)):
+        mounts.write_text(f"1 2 {of} / /x rw shared:1 - {kind} none rw\n3 4 999:8 / /y rw - tmpfs none rw\n")
+        assert gather.forgets(tmp_path, mounts) == (forgets and hasattr(os, "posix_fadvise"))
+    for has_disk in (True, False):
+        monkeypatch.setattr(gather, "forgets", lambda _, has_disk=has_disk: has_disk)
+        with ExitStack() as stack:
+            names = {task.stage.name for task in gather._tasks(stack, [1024], tmp_path)}
+        assert names >= {"save", "load"}
+        assert ("load, from disk" in names) == has_disk
+
+
+def test_all_stages_are_measured_at_sizes_a_factor_of_two_apart(tmp_path, monkeypatch):
+    monkeypatch.setattr(gather, "forgets", lambda _: True)
     rows = gather.measure_stages(tmp_path, largest=128 << 10, rounds=3, ranks=())
     found = parse_profile(document({}, ()) | {"plan": [row.as_dict() for row in rows]}, "measured")
     names = {stage.name for stage in found.stages}

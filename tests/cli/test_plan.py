@@ -166,6 +166,7 @@ def test_measure_writes_a_profile_that_is_planned_from(cli, folder, monkeypatch)
     said = cli("plan measure here.json --largest 2GiB --rounds 3 --ranks 2 --ranks 4").stdout
     assert (asked["largest"], asked["rounds"], asked["ranks"]) == (2 << 30, 3, (2, 4))
     assert "Profile: here.json" in said
+    assert "load, from disk was not measured" in said
     written = json.loads((folder / "here.json").read_text())
     assert written["machine"]["caches"] == machine.read_caches()
     assert '"seconds": [0.001, 0.001, 0.001]' in (folder / "here.json").read_text()
