@@ -214,7 +214,14 @@ def plan_epoch(source: Source, epoch: Epoch) -> Plan:
     if epoch.compute:
         parts.append(Part(COMPUTE, Estimate.exact(epoch.compute * epoch.steps)))
     job = f"epoch of {epoch.samples} samples of {epoch.row} bytes in {epoch.steps} batches of {epoch.batch}"
-    return _plan(source, job, total, parts, moves=moves.found, notes=_unknown(epoch.overlap, epoch.compute))
+    return _plan(
+        source,
+        job,
+        total,
+        parts,
+        moves=moves.found,
+        notes=_unknown(epoch.overlap, epoch.compute, "--overlap or --trace"),
+    )
 
 
 # Checkpoints.
@@ -320,11 +327,11 @@ def plan_collective(
     if compute:
         parts.append(Part(COMPUTE, Estimate.exact(compute)))
     job = f"all-reduce of {format_size(sum(sizes))} by {ranks} ranks in {len(filled)} buckets of {cap:g} MiB"
-    return _plan(source, job, seconds, parts, moves=moves.found, notes=_unknown(overlap, compute))
+    return _plan(source, job, seconds, parts, moves=moves.found, notes=_unknown(overlap, compute, "--overlap"))
 
 
-def _unknown(overlap: float | None, compute: float) -> list[str]:
-    text = "how much goes on beside compute is not known: the range is from all to nothing. --overlap or a trace tells"
+def _unknown(overlap: float | None, compute: float, options: str) -> list[str]:
+    text = f"how much goes on beside compute is not known: the range is from all to nothing. {options} tells"
     return [text] if overlap is None and compute else []
 
 
