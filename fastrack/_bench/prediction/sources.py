@@ -135,7 +135,7 @@ class Published:
 
     @classmethod
     def of(cls, names: Iterable[str]) -> Published:
-        """Return the models by their names; "all" is each of them but the fitted hop, which nobody published."""
+        """Return the models by their names; "all" is each of them but the fitted hop, which is in no paper."""
         paths, hops = _published()
         asked = list(names)
         known = ("all", *dict.fromkeys((*paths, *hops)))
