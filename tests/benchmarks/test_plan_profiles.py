@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import random
+import re
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,6 +23,9 @@ from fastrack.errors import FormatError
 
 RESULTS = Path(__file__).parents[2] / "bench/results"
 GARBAGE = (None, True, -1, 0, 1e300, 1 << 60, "", "x" * 99, "\x1b[2J", [], {}, [None], {"a": 1}, "1.0")
+WORDS_OF_PYTHON = re.compile(
+    "indices|NoneType|'(int|str|list|dict|float)'|attribute|iterable|unhash|unpack|not in list"
+)
 TRACE = {
     "traceEvents": [
         {"ph": "M", "name": "thread_name", "pid": 1, "tid": 1, "args": {"name": "x"}},
@@ -137,6 +141,7 @@ def test_whatever_a_profile_holds_it_is_read_or_refused(tmp_path, make):
                 continue
             said = refusal(tmp_path, changed(whole, path, garbage), lambda path: leave_out(read_profile(path)))
             assert said is None or ("some.json: profile: expected JSON" in said and len(said) < 500)
+            assert not WORDS_OF_PYTHON.search(said or "")
             refused += said is not None
     assert refused > 100
 
@@ -149,6 +154,7 @@ def test_whatever_a_trace_holds_it_is_read_or_refused(tmp_path):
                 continue
             said = refusal(tmp_path, changed(TRACE, path, garbage), read_trace)
             assert said is None or "some.json: trace: expected JSON" in said
+            assert not WORDS_OF_PYTHON.search(said or "")
 
 
 def test_text_that_is_cut_or_altered_is_refused_or_read(tmp_path):

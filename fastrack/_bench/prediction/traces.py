@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from fastrack._bench.prediction.profiles import read_json
+from fastrack._bench.prediction.profiles import member, read_json
 from fastrack._util.documents import parsing, require
 
 OPERATIONS = ("to_device", "to_host", "all_reduce", "all_gather", "reduce_scatter", "broadcast")
@@ -66,9 +66,9 @@ def read_trace(path: Path) -> dict[str, Observed]:
 
 def parse_trace(document: Any) -> dict[str, Observed]:
     """Return the operations of a trace. Raise one of the errors that `parsing` converts if it holds none."""
-    events = document["traceEvents"]
-    require(isinstance(events, list) and len(events) <= _MOST, "traceEvents")
-    spans = [span for span in map(_span, (event for event in events if event["ph"] == "X")) if span[2] > span[1]]
+    events = member(document, "traceEvents", list)
+    require(len(events) <= _MOST, "traceEvents")
+    spans = [span for span in (_span(event) for event in events if member(event, "ph") == "X") if span[2] > span[1]]
     found = {}
     for name in OPERATIONS:
         whole = sorted((start, stop, track) for of, start, stop, track in spans if of == name)
@@ -81,12 +81,12 @@ def parse_trace(document: Any) -> dict[str, Observed]:
 
 
 def _span(event: Mapping[str, Any]) -> tuple[str, float, float, tuple[int, int]]:
-    name, start, length = event["name"], event["ts"], event["dur"]
+    name, start, length, *track = (member(event, name) for name in ("name", "ts", "dur", "pid", "tid"))
     require(isinstance(name, str) and name.isprintable() and 1 <= len(name) <= 80, "name")
     for value in (start, length):
         require(type(value) in {int, float} and math.isfinite(value) and 0 <= value <= _LONGEST, "ts or dur")
-    require(type(event["pid"]) is int and type(event["tid"]) is int, "pid or tid")
-    return name, start / 1e6, (start + length) / 1e6, (event["pid"], event["tid"])
+    require(all(type(number) is int for number in track), "pid or tid")
+    return name, start / 1e6, (start + length) / 1e6, (track[0], track[1])
 
 
 def _observe(
