@@ -353,6 +353,8 @@ def test_a_trace_of_batches_tells_how_much_of_fetching_is_hidden():
         batches = observed(*(event("to_device", number * pace, 30) for number in range(5)))
         assert batches.overlap_with(100e-6) == pytest.approx(overlap)
     assert observed(event("to_device", 0, 30)).overlap_with(100e-6) is None
+    two_a_step = observed(*(event("to_device", number * 50, 30) for number in range(12)))
+    assert two_a_step.overlap_with(100e-6) is None  # no step is quicker than its compute
     slow_start = observed(*(event("to_device", number * 130 + 900 * (number > 0), 30) for number in range(12)))
     assert slow_start.overlap_with(100e-6) == pytest.approx(0)
 
