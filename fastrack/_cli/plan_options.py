@@ -8,6 +8,7 @@ import typer
 
 from fastrack._cli.documents import parse_period
 from fastrack._cli.files import check_source
+from fastrack._cli.streams import open_sealed
 
 _UNITS = {"": 0, "B": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
 _COUNTS = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
@@ -79,11 +80,14 @@ def seconds_of(text: str | None, option: str) -> float | None:
     return None if text is None else parse_period(text, option).total_seconds()
 
 
-def sizes_of(model: Path) -> list[int]:
-    """Return the bytes of the files of a model."""
-    if not model.is_dir():
-        return [check_source(model)]
-    sizes = [path.stat().st_size for path in sorted(model.rglob("*.safetensors")) if path.is_file()]
-    if not sizes:
+def sizes_of(model: Path) -> tuple[list[int], int]:
+    """Return the bytes of the files of a model, and the number of their tensors, by their headers."""
+    paths = [path for path in sorted(model.rglob("*.safetensors")) if path.is_file()] if model.is_dir() else [model]
+    if not paths:
         raise typer.BadParameter(f"{model}: expected files named .safetensors, got none", param_hint="MODEL")
-    return sizes
+    sizes, tensors = [], 0
+    for path in paths:
+        sizes.append(check_source(path))
+        with open_sealed(path) as file:
+            tensors += len(file.names)
+    return sizes, tensors

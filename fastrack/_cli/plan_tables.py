@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 _UNITS = ((1e-3, 1e6, "us"), (1.0, 1e3, "ms"), (300.0, 1.0, "s"), (3 * 3600.0, 1 / 60, "min"))
 LEGEND = (
     "time: undisturbed, by lower quartiles of what was measured; a range where sources differ. 90 %: nine of ten runs "
-    "end between, by how far off predictions of sizes are that were left out."
+    "end between, by how far off predictions of sizes are that were left out. assumed: from half to twice, as too few "
+    "sizes were measured to tell."
 )
 
 
@@ -34,7 +35,9 @@ def format_estimate(estimate: "Estimate") -> tuple[str, str]:
     least, most = format_seconds(estimate.least), format_seconds(estimate.most)
     low, high = format_seconds(estimate.low), format_seconds(estimate.high)
     is_given = (low, high) == (least, most)
-    return (least if least == most else f"{least} to {most}"), ("" if is_given else f"{low} to {high}")
+    return (least if least == most else f"{least} to {most}"), (
+        "" if is_given else f"{low} to {high}{', assumed' * estimate.is_assumed}"
+    )
 
 
 def show_plan(plan: "Plan", console: Console) -> None:

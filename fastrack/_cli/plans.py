@@ -36,6 +36,7 @@ from fastrack._cli.plan_tables import LEGEND, show_plan, show_rows, show_schedul
 
 if TYPE_CHECKING:
     from fastrack._bench.prediction.jobs import Plan, Schedule
+    from fastrack._bench.prediction.profiles import Row
     from fastrack._bench.prediction.sources import Source
     from fastrack._bench.prediction.traces import Observed
 
@@ -47,6 +48,10 @@ reads a file of one tensor from the page cache; load, from disk reads it after t
 Rows are of a file in the page cache, and each batch has others. Ranks of collectives are processes of this machine, by
 gloo on loopback.""",
 )
+
+_NO_DISK = """\
+load, from disk was not measured: the files were in memory (tmpfs), or this system forgets no file on request. Name a
+folder on a disk: --directory."""
 
 app = typer.Typer(no_args_is_help=True, help="Predict what transfers, epochs, checkpoints and loading will take.")
 
@@ -73,11 +78,20 @@ def measure(
     chosen = () if no_collectives else tuple(dict.fromkeys(ranks or gather.RANKS))
     with tempfile.TemporaryDirectory(dir=directory) as folder, reporter("measuring") as report:
         rows = gather.measure_stages(Path(folder), largest=most, rounds=rounds, ranks=chosen, progress=report)
+    notes = [" ".join(note.split()) for note in (*_NOTES, *(() if _has_disk(rows) else (_NO_DISK,)))]
     settings = {"device": "cpu", "largest": most, "rounds": rounds, "ranks": list(chosen)}
-    write_results(target, "plan", rows, "cpu", settings, [" ".join(note.split()) for note in _NOTES])
+    write_results(target, "plan", rows, "cpu", settings, notes)
     console = narrow_console()
     show_rows(rows, console)
+    if not _has_disk(rows):
+        console.print(notes[-1])
     show_paths(console, Profile=target)
+
+
+def _has_disk(rows: "Sequence[Row]") -> bool:
+    from fastrack._bench.prediction.profiles import LOAD_COLD
+
+    return any(row.stage.name == LOAD_COLD for row in rows)
 
 
 @app.command()
@@ -100,7 +114,7 @@ def transfer(
     from fastrack._bench.prediction.jobs import plan_by_each, plan_transfer
 
     nbytes = bytes_of(size, elements, dtype)
-    observed = None if trace is None else _observed(trace, stage.partition(",")[0])
+    observed = None if trace is None else _observed(trace, stage)
 
     def predict(source: "Source") -> "Plan":
         return plan_transfer(source, stage, nbytes, _threads(source, stage, threads), count=count, observed=observed)
@@ -137,7 +151,7 @@ def epoch(
     if overlap is not None and trace is not None:
         raise typer.BadParameter("it goes without --trace, which shows it; leave one out", param_hint="--overlap")
     if trace is not None:
-        overlap = _observed(trace, "to_device").overlap_with(compute)
+        overlap = _overlap(trace, compute)
     nbytes, indexed = parse_size(row, "--row"), f"{pattern} rows"
 
     def predict(source: "Source") -> "Plan":
@@ -231,14 +245,18 @@ def collective(
 @app.command()
 @handle_errors
 def load(
-    model: Annotated[Path | None, typer.Argument(metavar="MODEL", help="A sealed file or folder.")] = None,
+    model: Annotated[
+        Path | None, typer.Argument(metavar="MODEL", help="A .safetensors file, or a folder of them.")
+    ] = None,
     *,
     profile: Profiles = None,
     published: Figures = None,
     size: Size = None,
     elements: Elements = None,
     dtype: Dtype = "bfloat16",
-    tensors: Annotated[int, typer.Option(min=1, max=10**9, metavar="N", help="Tensors of all files.")] = 1,
+    tensors: Annotated[
+        int | None, typer.Option(min=1, max=10**9, metavar="N", help="Tensors of all files; as MODEL has, or 1.")
+    ] = None,
     cached: Annotated[bool, typer.Option("--cached", help="The files are in the page cache.")] = False,
     threads: Threads = None,
     picture: Picture = None,
@@ -249,10 +267,11 @@ def load(
 
     if model is not None and (size is not None or elements is not None):
         raise typer.BadParameter("it goes without MODEL, whose bytes are known; leave one out", param_hint="--size")
-    sizes = [bytes_of(size, elements, dtype)] if model is None else sizes_of(model)
+    sizes, counted = ([bytes_of(size, elements, dtype)], 1) if model is None else sizes_of(model)
+    count = tensors or counted
 
     def predict(source: "Source") -> "Plan":
-        return plan_load(source, sizes, _threads(source, "load", threads), is_cold=not cached, tensors=tensors)
+        return plan_load(source, sizes, _threads(source, "load", threads), is_cold=not cached, tensors=count)
 
     sources = _sources(profile, published, picture)
     plans = [plan_by_each(source, predict) for source in sources]
@@ -270,10 +289,10 @@ def validate(
     as_json: Json = False,
 ) -> None:
     """Leave out sizes that were measured, predict them, and print how far off that is."""
-    from fastrack._bench.prediction.profiles import read_profile
+    from fastrack._bench.prediction.profiles import read_profile, read_profiles
     from fastrack._bench.prediction.validation import leave_out, leave_out_rows, predict_later, reach_past
 
-    read = [read_profile(path) for path in profiles]
+    read = read_profiles(profiles)
     groups = {}
     for profile in read:
         by = f"{profile.source}: {profile.machine}"
@@ -309,10 +328,21 @@ def _observed(path: Path, operation: str) -> "Observed":
     return found[operation]
 
 
+def _overlap(trace: Path, compute: float) -> float | None:
+    overlap = _observed(trace, "to_device").overlap_with(compute)
+    if overlap is None and compute:
+        raise typer.BadParameter(
+            "expected a trace of steps with one to_device each, by one thread, at an even pace no quicker than "
+            "--compute; this one does not tell what is hidden. Give --overlap in its place",
+            param_hint="--trace",
+        )
+    return overlap
+
+
 def _sources(profiles: Sequence[Path] | None, published: Sequence[str] | None, picture: Path | None) -> "list[Source]":
     """Return the machines to plan for: of the profiles first, then by published figures."""
     from fastrack._bench.plots import check_picture
-    from fastrack._bench.prediction.profiles import read_profile
+    from fastrack._bench.prediction.profiles import read_profiles
     from fastrack._bench.prediction.sources import Published, by_machine
 
     if picture is not None:
@@ -322,13 +352,14 @@ def _sources(profiles: Sequence[Path] | None, published: Sequence[str] | None, p
         check_target(picture, force=True)
     if not profiles and not published:
         raise typer.BadParameter("expected a file of `fastrack plan measure`, or --published", param_hint="--profile")
-    found: list[Source] = [*by_machine(read_profile(path) for path in profiles or ())]
+    found: list[Source] = [*by_machine(read_profiles(profiles or ()))]
     return [*found, Published.of(published)] if published else found
 
 
 def _threads(source: "Source", stage: str, asked: int | None) -> int:
-    """Return the threads that were asked for, or the most of those that were measured, 0 if there are none."""
-    return asked or max(source.threads(stage), default=0)
+    """Return the threads that were asked for, or the most of those that were measured, 0 if none are known."""
+    known = source.threads(stage)
+    return (asked or max(known)) if known else 0
 
 
 def _tell(

@@ -68,17 +68,20 @@ def test_a_gap_with_an_edge_of_a_cache_needs_points_on_both_sides():
     wide = curve(sizes=(256 << 10, 16 * MIB))
     with pytest.raises(OutOfReachError, match=r"edge of a cache.* got 256 KiB and 16 MiB"):
         replace(wide, caches=(2 * MIB,)).at(4 * MIB)
-    assert replace(wide, caches=(128 << 10, 32 * MIB)).at(4 * MIB).most == pytest.approx(LINE(4 * MIB))
-    near = curve(sizes=(256 << 10, MIB // 2, 8 * MIB, 16 * MIB), caches=(2 * MIB,))
+    assert replace(wide, caches=(128 << 10, 64 * MIB)).at(4 * MIB).most == pytest.approx(LINE(4 * MIB))
+    near = curve(sizes=(256 << 10, MIB // 2, 8 * MIB, 16 * MIB), caches=(2 * MIB, 64 * MIB))
     assert near.at(4 * MIB).most == pytest.approx(LINE(4 * MIB))
     near.at(8 * MIB)  # was measured itself
     wide.at(16 * MIB)
 
 
-def test_no_edge_of_a_cache_is_passed_beyond_the_ends():
-    ends = curve(sizes=(2 * MIB, 16 * MIB))
-    ends.at(24 * MIB)
-    for size in (48 * MIB, MIB - 1):
+@pytest.mark.parametrize("last", [6 * MIB, 8 * MIB, 16 * MIB])
+def test_no_edge_of_a_cache_is_passed_beyond_the_ends(last):
+    """The largest cache, of 32 MiB, is full of a message of 16 MiB and its copy."""
+    ends = curve(sizes=(2 * MIB, last))
+    if last < 8 * MIB:
+        ends.at(2 * last)
+    for size in (16 * MIB + (last == 16 * MIB), 24 * MIB, 2 * last + (4 * MIB), 4 * last, MIB - 1):
         with pytest.raises(OutOfReachError, match="edge of a cache"):
             ends.at(size)
 
@@ -115,9 +118,20 @@ def test_the_interval_widens_past_the_ends():
     assert past.low <= LINE(4 * GRID[-1]) * 5 <= 1.5 * past.high
 
 
-def test_an_interval_without_enough_points_is_wide():
-    found = curve(sizes=(MIB, 2 * MIB)).at(1.5 * MIB)
+def test_an_interval_without_enough_points_is_wide_and_said_to_be_assumed():
+    found = curve(sizes=(MIB, 2 * MIB, 4 * MIB)).at(1.5 * MIB)
     assert found.high / found.low == pytest.approx(4)
+    measured = curve(sizes=(MIB, 2 * MIB, 4 * MIB, 8 * MIB)).at(1.5 * MIB)
+    assert not measured.is_assumed
+    for made in (found, found.times(2), measured + found, found.over(measured), measured.between(found)):
+        assert made.is_assumed
+        assert made.as_dict()["is_assumed"]
+    assert plan.Epoch(9, 9, 9, 1.0, overlap=0.5).seconds(found).is_assumed
+
+
+def test_the_middle_of_one_source_is_its_estimate():
+    values = [number * 1e-4 for number in range(1, 500)]
+    assert [Estimate.exact(value).middle for value in values] == values
 
 
 # Sources.
@@ -129,6 +143,7 @@ def test_profiles_that_differ_give_a_range():
     found = plan.plan_by_each(both, lambda source: plan.plan_transfer(source, "to_device", MIB, 2))
     assert found.seconds.values == pytest.approx([LINE(MIB), LINE(MIB), 2 * LINE(MIB), 2 * LINE(MIB)])
     assert dict(found.sources) == pytest.approx({"one.json": LINE(MIB), "two.json": 2 * LINE(MIB)})
+    assert [each["name"] for each in found.as_dict()["sources"]] == ["one.json", "two.json"]
 
 
 def test_machines_are_kept_apart():
@@ -159,8 +174,9 @@ def test_rows_between_sizes_that_were_measured_have_times_between():
     low, high = (SOURCE.rows("random rows", 2, row, 256).most for row in (1024, 4096))
     assert SOURCE.rows("random rows", 2, 2560, 256).most == pytest.approx((low + high) / 2)
     assert SOURCE.rows("random rows", 2, 16384, 256).most == SOURCE.at(Stage("random rows", 2, 4096), 4 * MIB).most
-    for row in (1023, 16385):
-        with pytest.raises(OutOfReachError, match="expected rows of 1024 to 16384 bytes"):
+    assert SOURCE.rows("random rows", 2, 256, 256).most == pytest.approx(low)  # as many chunks
+    for row in (255, 16385):
+        with pytest.raises(OutOfReachError, match="expected rows of 256 to 16384 bytes"):
             SOURCE.rows("random rows", 2, row, 256)
 
 
@@ -177,6 +193,27 @@ def test_published_figures_give_ranges_that_say_they_are_not_validated():
         plan.plan_checkpoint(published, MIB, 0)
     with pytest.raises(OutOfReachError, match="expected one of all, driver"):
         Published.of(["drivers"])
+
+
+def test_published_figures_are_taken_for_nothing_that_they_are_not_about():
+    published = Published.of(["all"])
+    for way in ("plain", "gloo", "banana"):
+        with pytest.raises(OutOfReachError, match="a transfer to a GPU or all-reduce, sealed"):
+            plan.plan_collective(published, [MIB], way, 2, 25)
+    assert "fitted" not in published.hops  # to one paper, which published no such hop
+    assert Published.of(["fitted"]).hops == ("fitted",)
+    with pytest.raises(OutOfReachError, match=r"no published figure is about anything else.*--cached"):
+        plan.plan_load(published, [MIB], 0)
+    plan.plan_load(published, [MIB], 0, is_cold=False)
+    epoch = plan.plan_epoch(published, plan.Epoch(99, 1024, 9, 0.0))
+    assert epoch.parts[0].name.endswith("the copy to the GPU, without gathering")
+    assert "how far they hold is not known" in epoch.notes[-1]
+    for name, stage, told in (
+        ("exchange", "to_device", r"name of a transfer, one of driver, .*; got exchange, a hop"),
+        ("driver", "all-reduce, sealed", r"name of a hop, one of exchange, .*; got driver, a transfer"),
+    ):
+        with pytest.raises(OutOfReachError, match=told):
+            Published.of([name]).at(Stage(stage, ranks=2), MIB)
 
 
 # Jobs.
@@ -205,7 +242,7 @@ def test_an_epoch_is_the_sum_or_the_longer_of_data_and_compute():
     assert times[0.5] == pytest.approx((times[0.0] + times[1.0]) / 2)
     unknown = plan.plan_epoch(SOURCE, epoch)
     assert (unknown.seconds.least, unknown.seconds.most) == pytest.approx((times[1.0], times[0.0]))
-    assert "--overlap" in unknown.notes[0]
+    assert unknown.notes[0].endswith("--overlap or --trace tells")
     assert unknown.bottleneck == "compute"
     quick = plan.plan_epoch(SOURCE, replace(epoch, compute=1e-5, overlap=1.0))
     assert quick.seconds.most == pytest.approx(100 * data + 1e-5)
@@ -244,7 +281,9 @@ def test_buckets_are_sent_beside_a_backward_pass_as_on_the_clock_of_the_toll():
         assert found.seconds.most == pytest.approx(clock.end - compute / 2, rel=1e-6)
         serial = plan.plan_collective(SOURCE, sizes, "sealed", 2, 25, compute=compute, overlap=0.0)
         assert serial.seconds.most == pytest.approx(compute + serial.parts[0].seconds.most)
-        unknown = plan.plan_collective(SOURCE, sizes, "sealed", 2, 25, compute=compute).seconds
+        range_of = plan.plan_collective(SOURCE, sizes, "sealed", 2, 25, compute=compute)
+        assert [note.endswith("nothing. --overlap tells") for note in range_of.notes] == [True] * (compute > 0)
+        unknown = range_of.seconds
         assert (unknown.least, unknown.most) == pytest.approx((found.seconds.most, serial.seconds.most))
     assert plan.buckets([100 * MIB], 25) == [25 * MIB] * 4
 
@@ -314,6 +353,24 @@ def test_a_trace_of_batches_tells_how_much_of_fetching_is_hidden():
         batches = observed(*(event("to_device", number * pace, 30) for number in range(5)))
         assert batches.overlap_with(100e-6) == pytest.approx(overlap)
     assert observed(event("to_device", 0, 30)).overlap_with(100e-6) is None
+    two_a_step = observed(*(event("to_device", number * 50, 30) for number in range(12)))
+    assert two_a_step.overlap_with(100e-6) is None  # no step is quicker than its compute
+    slow_start = observed(*(event("to_device", number * 130 + 900 * (number > 0), 30) for number in range(12)))
+    assert slow_start.overlap_with(100e-6) == pytest.approx(0)
+
+
+@pytest.mark.parametrize(("each", "compute", "a_step"), [(5, 20, 2), (15, 10, 2), (5, 20, 3), (5, 20, 7), (30, 90, 2)])
+def test_a_trace_of_several_transfers_a_step_does_not_tell_what_is_hidden(each, compute, a_step):
+    step = a_step * each + compute
+    starts = [number // a_step * step + number % a_step * each for number in range(30)]
+    assert observed(*(event("to_device", start, each) for start in starts)).overlap_with(compute / 1e6) is None
+
+
+def test_spans_of_no_length_are_no_runs():
+    runs = observed(event("to_device", 0, 10), event("to_device", 20, 0), event("open", 1, 0), event("open", 1, 2))
+    assert (runs.runs, runs.steps) == (1, {"open": pytest.approx(2e-6)})
+    with pytest.raises(ValueError, match="no transfer"):
+        observed(event("to_device", 0, 0), event("to_device", 10, 0))
 
 
 # Validation.
@@ -344,7 +401,7 @@ def test_a_size_that_is_left_out_does_not_take_part():
 
 
 def test_what_would_be_refused_is_counted_apart():
-    trials = leave_out(profile({STAGE: LINE}, sizes=GRID[::3], machine=replace(MACHINE, caches=(256 << 10,))))
+    trials = leave_out(profile({STAGE: LINE}, sizes=GRID[::3], machine=replace(MACHINE, caches=(512 << 10,))))
     assert {trial.size for trial in trials.refused} == {128 << 10, 1 << 20}  # next to the edge
     assert {trial.size for trial in trials.trials} == {8 << 20, 64 << 20}
     assert {trial.gap for trial in (*trials.trials, *trials.refused)} == {64}
@@ -354,7 +411,7 @@ def test_what_would_be_refused_is_counted_apart():
 def test_what_is_four_times_past_is_validated_too():
     trials = reach_past(profile({STAGE: LINE}))
     assert {trial.gap for trial in (*trials.trials, *trials.refused)} == {4}
-    assert {trial.size for trial in trials.refused} == {2 * MIB, 64 * MIB}  # past an edge
+    assert {trial.size for trial in trials.refused} == {size * MIB for size in (1, 2, 4, 16, 32, 64)}  # past an edge
     assert next(trials.summaries()).error == pytest.approx((0, 0), abs=1e-9)
 
 

@@ -2,8 +2,11 @@
 
 import copy
 import json
+import os
 import random
+import re
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +15,7 @@ import pytest
 from helpers.profiles import CACHES, GRID, STAGES, document
 
 from fastrack._bench.prediction import gather
-from fastrack._bench.prediction.profiles import Row, Stage, lower_quartile, parse_profile, read_profile
+from fastrack._bench.prediction.profiles import Row, Stage, lower_quartile, parse_profile, read_profile, read_profiles
 from fastrack._bench.prediction.traces import read_trace
 from fastrack._bench.prediction.validation import leave_out
 from fastrack._util.trace import trace
@@ -20,6 +23,9 @@ from fastrack.errors import FormatError
 
 RESULTS = Path(__file__).parents[2] / "bench/results"
 GARBAGE = (None, True, -1, 0, 1e300, 1 << 60, "", "x" * 99, "\x1b[2J", [], {}, [None], {"a": 1}, "1.0")
+WORDS_OF_PYTHON = re.compile(
+    "indices|NoneType|'(int|str|list|dict|float)'|attribute|iterable|unhash|unpack|not in list"
+)
 TRACE = {
     "traceEvents": [
         {"ph": "M", "name": "thread_name", "pid": 1, "tid": 1, "args": {"name": "x"}},
@@ -86,6 +92,14 @@ def test_a_profile_is_read_as_it_was_measured(tmp_path):
     assert points[0].seconds == lower_quartile((1.0, 2.0, 3.0)) == 1.5
 
 
+def test_profiles_of_one_name_are_told_apart_by_their_folders(tmp_path):
+    paths = [tmp_path / name for name in ("a/here.json", "b/here.json", "there.json")]
+    for path in paths:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(json.dumps(small()))
+    assert [profile.source for profile in read_profiles(paths)] == [str(paths[0]), str(paths[1]), "there.json"]
+
+
 def test_bench_gives_its_lower_quartiles_and_tails_by_them(tmp_path):
     found = read(tmp_path, of_bench())
     assert set(found.stages) == {Stage("to_device", 2), Stage("all-reduce, sealed", ranks=2)}
@@ -127,6 +141,7 @@ def test_whatever_a_profile_holds_it_is_read_or_refused(tmp_path, make):
                 continue
             said = refusal(tmp_path, changed(whole, path, garbage), lambda path: leave_out(read_profile(path)))
             assert said is None or ("some.json: profile: expected JSON" in said and len(said) < 500)
+            assert not WORDS_OF_PYTHON.search(said or "")
             refused += said is not None
     assert refused > 100
 
@@ -139,6 +154,7 @@ def test_whatever_a_trace_holds_it_is_read_or_refused(tmp_path):
                 continue
             said = refusal(tmp_path, changed(TRACE, path, garbage), read_trace)
             assert said is None or "some.json: trace: expected JSON" in said
+            assert not WORDS_OF_PYTHON.search(said or "")
 
 
 def test_text_that_is_cut_or_altered_is_refused_or_read(tmp_path):
@@ -188,7 +204,22 @@ def test_a_trace_of_fastrack_is_read(tmp_path):
 # What `fastrack plan measure` measures.
 
 
-def test_all_stages_are_measured_at_sizes_a_factor_of_two_apart(tmp_path):
+def test_a_folder_in_memory_has_no_disk_to_load_from(tmp_path, monkeypatch):
+    device = tmp_path.stat().st_dev
+    mounts, number = tmp_path / "mountinfo", f"{os.major(device)}:{os.minor(device)}"
+    for kind, of, forgets in (("tmpfs", number, False), ("ext4", number, True), ("tmpfs", "999:9", True)):
+        mounts.write_text(f"1 2 {of} / /x rw shared:1 - {kind} none rw\n3 4 999:8 / /y rw - tmpfs none rw\n")
+        assert gather.forgets(tmp_path, mounts) == (forgets and hasattr(os, "posix_fadvise"))
+    for has_disk in (True, False):
+        monkeypatch.setattr(gather, "forgets", lambda _, has_disk=has_disk: has_disk)
+        with ExitStack() as stack:
+            names = {task.stage.name for task in gather._tasks(stack, [1024], tmp_path)}
+        assert names >= {"save", "load"}
+        assert ("load, from disk" in names) == has_disk
+
+
+def test_all_stages_are_measured_at_sizes_a_factor_of_two_apart(tmp_path, monkeypatch):
+    monkeypatch.setattr(gather, "forgets", lambda _: True)
     rows = gather.measure_stages(tmp_path, largest=128 << 10, rounds=3, ranks=())
     found = parse_profile(document({}, ()) | {"plan": [row.as_dict() for row in rows]}, "measured")
     names = {stage.name for stage in found.stages}

@@ -1,5 +1,6 @@
 import json
 
+import numpy as np
 import pytest
 from helpers.profiles import GRID, STAGES, document
 
@@ -7,6 +8,8 @@ from fastrack._bench.prediction import gather
 from fastrack._bench.prediction.profiles import Row, Stage
 from fastrack._bench.prediction.sources import UNVALIDATED
 from fastrack._cli import machine
+from fastrack._files.writer import save_file
+from fastrack._keys.keys import Key
 
 PROFILE = "--profile machine.json"
 
@@ -49,12 +52,14 @@ def test_each_job_is_told_and_given_to_a_program(cli, line, told):
 
 
 def test_published_figures_are_labelled_wherever_they_are_told(cli):
-    for line in ("transfer --size 64MiB", "collective --size 100MiB", "load --size 1GiB"):
+    for line in ("transfer --size 64MiB", "collective --size 100MiB", "load --size 1GiB --cached"):
         said = cli(f"plan {line} --published all").stdout
         assert UNVALIDATED in said
         assert "by source: " in said
     (plan,) = json.loads(cli("plan transfer --size 64MiB --published driver --json").stdout)["plans"]
     assert plan["label"] == UNVALIDATED
+    rows = cli("plan epoch --samples 99 --row 1KiB --batch 9 --threads 4 --published all").stdout
+    assert "threads" not in rows
     both = cli(f"plan transfer --size 64MiB --published all {PROFILE}").stdout
     assert both.index("on Synthetic") < both.index(UNVALIDATED)
 
@@ -85,6 +90,12 @@ def test_what_cannot_be_planned_is_refused(cli, line, status, told):
     assert said.count("\n") == 1
 
 
+def test_an_interval_that_nothing_was_measured_for_is_said_to_be_assumed(cli, folder):
+    (folder / "few.json").write_text(json.dumps(document(STAGES, GRID[:3])))
+    assert " us, assumed" in " ".join(cli("plan transfer --size 64KiB --profile few.json").stdout.split())
+    assert " us, assumed" not in cli(f"plan transfer --size 64KiB {PROFILE}").stdout
+
+
 def test_without_a_source_nothing_is_planned(cli):
     assert "`fastrack plan measure`" in cli("plan transfer --size 1MiB", status=2).stderr
     assert "goes with --profile" in cli("plan transfer --size 1MiB --published all --picture a.png", status=2).stderr
@@ -95,13 +106,20 @@ def test_a_trace_is_no_profile(cli, folder):
     assert "expected a profile, got a trace" in cli("plan validate t.json", status=1).stderr
 
 
-def test_a_folder_is_loaded_file_by_file(cli, folder):
+def test_a_folder_is_loaded_file_by_file_and_tensor_by_tensor(cli, folder):
     (folder / "model").mkdir()
+    key = Key.generate()
     for number in range(3):
-        (folder / "model" / f"{number}.safetensors").write_bytes(bytes(1 << 20))
+        content = {f"{name}": np.zeros(1 << (20 if name else 3), np.uint8) for name in range(number + 1)}
+        save_file(content, folder / "model" / f"{number}.safetensors", key=key)  # the first is tiny
     (folder / "model" / "config.json").write_text("{}")
-    assert "load 3 MiB in 3 files" in cli(f"plan load model {PROFILE}").stdout
-    assert "load 1 MiB in 1 file\n" in cli(f"plan load model/0.safetensors {PROFILE}").stdout
+    said = cli(f"plan load model {PROFILE}").stdout
+    assert "load 3 MiB in 3 files" in said
+    assert "3 messages more" in said
+    assert "in 1 file\n" in cli(f"plan load model/0.safetensors {PROFILE}").stdout
+    assert "5 messages more" in cli(f"plan load model --tensors 8 {PROFILE}").stdout
+    (folder / "model" / "3.safetensors").write_bytes(bytes(1 << 20))
+    assert "3.safetensors: " in cli(f"plan load model {PROFILE}", status=1).stderr
 
 
 def test_a_trace_names_the_step(cli, folder):
@@ -115,6 +133,11 @@ def test_a_trace_names_the_step(cli, folder):
         "a trace with to_host; it has to_device"
         in cli(f"plan transfer --size 64MiB --stage to_host {PROFILE} --trace t.json", status=2).stderr
     )
+    other = cli(f'plan transfer --size 64MiB --stage "to_device, plain tensor" {PROFILE} --trace t.json', status=2)
+    assert "a trace with to_device, plain tensor; it has to_device" in other.stderr
+    epoch = f"plan epoch --samples 99 --row 1024 --batch 9 {PROFILE} --trace t.json"
+    assert "does not tell what is hidden" in cli(f"{epoch} --compute 0.1", status=2).stderr
+    cli(epoch)
 
 
 def test_a_picture_shows_what_was_measured_and_planned(cli, folder):
@@ -143,6 +166,7 @@ def test_measure_writes_a_profile_that_is_planned_from(cli, folder, monkeypatch)
     said = cli("plan measure here.json --largest 2GiB --rounds 3 --ranks 2 --ranks 4").stdout
     assert (asked["largest"], asked["rounds"], asked["ranks"]) == (2 << 30, 3, (2, 4))
     assert "Profile: here.json" in said
+    assert "load, from disk was not measured" in said
     written = json.loads((folder / "here.json").read_text())
     assert written["machine"]["caches"] == machine.read_caches()
     assert '"seconds": [0.001, 0.001, 0.001]' in (folder / "here.json").read_text()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 
@@ -21,7 +21,7 @@ REACH = 4.0  # times past what was measured
 COVERAGE = 0.9  # of an interval
 _NEAR = 8.0  # the factor between sizes up to which they are off alike
 _LEAST = 4  # sizes that are left out, of which an interval is made
-_ALONE = 2.0  # the factor to either side where nothing can be left out
+_ASSUMED = 0.5, 2.0  # the factors of an interval where nothing can be left out
 
 
 class OutOfReachError(FastrackError):
@@ -36,6 +36,7 @@ class Estimate:
     least: float  # the estimate of the source with the least one
     most: float  # and with the greatest, the same if there is one source
     high: float
+    is_assumed: bool = False  # the ends come from no measurement, as too few sizes have any
 
     @classmethod
     def exact(cls, seconds: float) -> Estimate:
@@ -45,24 +46,34 @@ class Estimate:
     @property
     def middle(self) -> float:
         """The geometric mean of the sources."""
+        if self.least == self.most:  # whose roots may multiply to less
+            return self.least
         return math.sqrt(self.least) * math.sqrt(self.most)
 
     def __add__(self, other: Estimate) -> Estimate:
         """Add what comes one after the other. Both may be slow at once, so that ends are added."""
-        return Estimate(self.low + other.low, self.least + other.least, self.most + other.most, self.high + other.high)
+        return self._joined(other, [sum(pair) for pair in zip(self.values, other.values, strict=True)])
 
     def times(self, factor: float) -> Estimate:
         """Return the estimate of so many of it."""
-        return Estimate(*(factor * value for value in (self.low, self.least, self.most, self.high)))
+        return self.mapped(lambda value: factor * value)
 
     def over(self, other: Estimate) -> Estimate:
         """Return the greater of both, of what goes on at the same time."""
-        return Estimate(*(max(pair) for pair in zip(self.values, other.values, strict=True)))
+        return self._joined(other, [max(pair) for pair in zip(self.values, other.values, strict=True)])
 
     def between(self, other: Estimate) -> Estimate:
         """Return the range from this to the other, where either may be so."""
         low, high = min(self.low, other.low), max(self.high, other.high)
-        return Estimate(low, min(self.least, other.least), max(self.most, other.most), high)
+        return self._joined(other, (low, min(self.least, other.least), max(self.most, other.most), high))
+
+    def _joined(self, other: Estimate, values: Sequence[float]) -> Estimate:
+        low, least, most, high = values
+        return Estimate(low, least, most, high, self.is_assumed or other.is_assumed)
+
+    def mapped(self, change: Callable[[float], float]) -> Estimate:
+        """Return the estimate of what grows with it."""
+        return self._joined(self, [change(value) for value in self.values])
 
     @property
     def values(self) -> tuple[float, float, float, float]:
@@ -94,9 +105,9 @@ class Curve:
 
     def unchecked(self, size: float) -> Estimate:
         """Return the estimate, however far from what was measured."""
-        seconds = self.seconds(size)
-        low, high = self.spread(size)
-        return Estimate(seconds * low, seconds, seconds, seconds * high)
+        seconds, spread = self.seconds(size), self._spread(size)
+        low, high = spread or _ASSUMED
+        return Estimate(seconds * low, seconds, seconds, seconds * high, spread is None)
 
     def seconds(self, size: float) -> float:
         """Return the undisturbed seconds: a + b n through the neighbours, continued beyond the ends."""
@@ -104,6 +115,9 @@ class Curve:
 
     def spread(self, size: float) -> tuple[float, float]:
         """Return the factors of an interval to the estimate, from the ratios at the sizes that are nearest."""
+        return self._spread(size) or _ASSUMED
+
+    def _spread(self, size: float) -> tuple[float, float] | None:
         first, last = self.points[0].size, self.points[-1].size
         tail = (1 - COVERAGE) / 2
         if first <= size <= last:
@@ -114,7 +128,7 @@ class Curve:
             # None is near, and each may go on otherwise than those before: all of them, and farther out.
             chosen, tail = self._ratios_beyond(size), tail / 2
         if len(chosen) < 2:
-            return 1 / _ALONE, _ALONE
+            return None
         # Each size counts alike, however many runs it has.
         weighted = sorted((ratio, 1 / len(of_size)) for _, of_size in chosen for ratio in of_size)
         tail *= len(chosen) / (len(chosen) + 1)  # the new size is one more, and as likely extreme
@@ -155,12 +169,19 @@ class Curve:
             return None
         if self.caches is None:  # where an edge may be anywhere
             return (below, above) if above / below > REACH else None
-        is_beyond = at in {0, len(sizes)}
-        for edge in self.caches:
-            is_far = is_beyond or edge / below > REACH or above / edge > REACH
-            if below < edge < above and is_far:
+        is_below, is_above = at == 0, at == len(sizes)
+        for edge in self._edges:
+            is_far = is_below or is_above or edge / below > REACH or above / edge > REACH
+            # A size at an edge has passed it: other things are in a cache too. One alone beyond it shows no line.
+            is_between = below < edge <= above or (is_above and below == edge)
+            if is_between and is_far:
                 return below, above
         return None
+
+    @property
+    def _edges(self) -> tuple[float, ...]:
+        """The sizes of messages from which on a cache is full: of the largest one half, as a copy is in it too."""
+        return (*self.caches[:-1], self.caches[-1] / 2) if self.caches else ()
 
     @cached_property
     def _ratios(self) -> list[tuple[int, list[float]]]:
@@ -202,9 +223,8 @@ class Curve:
             return max(line, first.seconds * size / first.size)
         index = max(1, bisect_left([point.size for point in points], size))
         left, right = points[index - 1], points[index]
-        # What is read and what is written outgrow the largest cache at half its bytes. Up to there the line before
-        # goes on: a line to the right would have the cost of memory in it.
-        edge = self.caches[-1] / 2 if self.caches else 0.0
+        # Up to the edge of the largest cache the line before goes on: one to the right has the cost of memory in it.
+        edge = self._edges[-1] if self.caches else 0.0
         if index > 1 and left.size < edge < right.size:
             at_edge = left.seconds + max(0.0, _slope(points[index - 2], left)) * (edge - left.size)
             at_edge = min(at_edge, right.seconds)

@@ -58,6 +58,8 @@ _TABLE = 128 << 20  # bytes of the rows to choose from
 _RUNS = ((1 << 20, 5), (16 << 20, 3))  # bytes up to which a round has so many runs; above it has one
 _SMALL = 16 << 20  # bytes up to which a size is measured twice in a round: it costs little, and varies
 _CACHED = 64 << 20  # bytes up to which caches hold something of the run before
+_MOUNTS = Path("/proc/self/mountinfo")
+_IN_MEMORY = {"tmpfs", "ramfs"}
 _SEED = 20261128
 
 
@@ -129,13 +131,16 @@ def _tasks(stack: ExitStack, sizes: Sequence[int], folder: Path) -> Iterator[_Ta
     channels = {
         threads: stack.enter_context(Channel("cpu", keys=key, threads=threads)) for threads in sorted({1, _cpus()})
     }
+    has_disk = forgets(folder)
     for size in sizes:
         plain, out = source[:size], target[:size]
         yield from _transfers(channels, plain, out, key)
         path = folder / f"{size}.safetensors"
         yield _Task(Stage(SAVE, _cpus()), size, partial(save_checkpoint, path, {"x": plain}, key), settle=0)
         yield _Task(Stage(LOAD, _cpus()), size, partial(_load, channels[_cpus()], path))
-        yield _Task(Stage(LOAD_COLD, _cpus()), size, partial(_load, channels[_cpus()], path), partial(_drop, path), 0)
+        if has_disk:
+            load = partial(_load, channels[_cpus()], path)
+            yield _Task(Stage(LOAD_COLD, _cpus()), size, load, partial(_drop, path), 0)
 
 
 def _transfers(channels: dict[int, Channel], plain: Bytes, out: Bytes, key: Key) -> Iterator[_Task]:
@@ -156,12 +161,20 @@ def _load(channel: Channel, path: Path) -> Any:
         return [channel.to_device(file[name], framework="numpy") for name in file]
 
 
+def forgets(folder: Path, mounts: Path = _MOUNTS) -> bool:
+    """Return whether the kernel forgets files of a folder when it is asked to: it can be, and they are not memory."""
+    device = folder.stat().st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    lines = mounts.read_text(errors="replace").splitlines() if mounts.exists() else []
+    kinds = {line.partition(" - ")[2].split(" ")[0] for line in lines if line.split(" ")[2:3] == [number]}
+    return hasattr(os, "posix_fadvise") and not kinds & _IN_MEMORY
+
+
 def _drop(path: Path) -> None:
     """Have the kernel forget the pages of a file, which was synchronized to the disk, as far as it can."""
     number = os.open(path, os.O_RDONLY)
     try:
-        if hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(number, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.posix_fadvise(number, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(number)
 

@@ -33,6 +33,7 @@ _SMALL = 16 << 10  # bytes of a message that takes as long as one without
 _MOST = 1_000_000  # buckets
 _WORTH = 0.98  # of the time: what saves less is not named
 _HOPELESS = 1000.0  # times as long as without revocations
+_NO_REACH = "published lines are taken at any size and number of ranks; how far they hold is not known"
 _NOTICES = {True: "fits", False: "does not fit", None: "may not fit"}
 
 
@@ -72,7 +73,7 @@ class Plan:
 
     def as_dict(self) -> dict[str, Any]:
         """Return it for JSON."""
-        return {**asdict(self), "sources": dict(self.sources)}
+        return {**asdict(self), "sources": [{"name": name, "seconds": seconds} for name, seconds in self.sources]}
 
 
 def plan_by_each(source: Source, predict: Callable[[Source], Plan]) -> Plan:
@@ -98,7 +99,8 @@ def _plan(
 ) -> Plan:
     worst = bottleneck or max(parts, key=lambda part: part.seconds.middle).name
     useful = sorted((move for move in moves if move.of < _WORTH), key=lambda move: move.of)
-    return Plan(job, source.name, source.label, seconds, tuple(parts), worst, tuple(useful), tuple(notes))
+    noted = (*notes, _NO_REACH) if source.label else tuple(notes)
+    return Plan(job, source.name, source.label, seconds, tuple(parts), worst, tuple(useful), noted)
 
 
 class _Moves:
@@ -183,10 +185,8 @@ class Epoch:
 
     def _blend(self, data: Estimate, overlap: float) -> Estimate:
         """Return the time in which `overlap` of the shorter of both is hidden, in all steps but the first."""
-        return Estimate(*(
-            self.steps * (each + self.compute) - overlap * (self.steps - 1) * min(each, self.compute)
-            for each in data.values
-        ))  # fmt: skip
+        hidden = overlap * (self.steps - 1)
+        return data.mapped(lambda each: self.steps * (each + self.compute) - hidden * min(each, self.compute))
 
 
 def plan_epoch(source: Source, epoch: Epoch) -> Plan:
@@ -209,11 +209,19 @@ def plan_epoch(source: Source, epoch: Epoch) -> Plan:
     if epoch.compute and data.middle < epoch.compute:
         moves.try_("half the compute", took, replace(epoch, compute=epoch.compute / 2))
     stage = Stage(epoch.pattern, epoch.threads, epoch.row)
-    parts = [Part(str(stage), data.times(epoch.steps), stage, epoch.row * epoch.batch, data)]
+    name = f"{stage}: the copy to the GPU, without gathering" if source.label else str(stage)
+    parts = [Part(name, data.times(epoch.steps), stage, epoch.row * epoch.batch, data)]
     if epoch.compute:
         parts.append(Part(COMPUTE, Estimate.exact(epoch.compute * epoch.steps)))
     job = f"epoch of {epoch.samples} samples of {epoch.row} bytes in {epoch.steps} batches of {epoch.batch}"
-    return _plan(source, job, total, parts, moves=moves.found, notes=_unknown(epoch.overlap, epoch.compute))
+    return _plan(
+        source,
+        job,
+        total,
+        parts,
+        moves=moves.found,
+        notes=_unknown(epoch.overlap, epoch.compute, "--overlap or --trace"),
+    )
 
 
 # Checkpoints.
@@ -240,7 +248,7 @@ def plan_checkpoint(source: Source, size: float, threads: int, *, notice: float 
     stage = Stage(SAVE, threads)
     seconds = source.at(stage, size)
     moves = _Moves(seconds)
-    moves.try_("half the bytes, such as bfloat16 in the place of float32", source.at, stage, size / 2)
+    moves.try_("half the bytes", source.at, stage, size / 2)
     notes = []
     if notice is not None:
         fits = True if seconds.high <= notice else False if seconds.low > notice else None
@@ -319,11 +327,11 @@ def plan_collective(
     if compute:
         parts.append(Part(COMPUTE, Estimate.exact(compute)))
     job = f"all-reduce of {format_size(sum(sizes))} by {ranks} ranks in {len(filled)} buckets of {cap:g} MiB"
-    return _plan(source, job, seconds, parts, moves=moves.found, notes=_unknown(overlap, compute))
+    return _plan(source, job, seconds, parts, moves=moves.found, notes=_unknown(overlap, compute, "--overlap"))
 
 
-def _unknown(overlap: float | None, compute: float) -> list[str]:
-    text = "how much goes on beside compute is not known: the range is from all to nothing. --overlap or a trace tells"
+def _unknown(overlap: float | None, compute: float, options: str) -> list[str]:
+    text = f"how much goes on beside compute is not known: the range is from all to nothing. {options} tells"
     return [text] if overlap is None and compute else []
 
 
@@ -357,20 +365,21 @@ def _beside(each: Sequence[Estimate], filled: Sequence[int], compute: float) -> 
 def plan_load(source: Source, sizes: Sequence[int], threads: int, *, is_cold: bool = True, tensors: int = 1) -> Plan:
     """Predict loading files of so many bytes to the device, one after the other, from the disk or the page cache.
 
-    Files of one tensor were measured. Each of `tensors` beyond these is a message more, like a small transfer.
+    Files of one tensor were measured; those under 16 KiB count as of 16. Each of `tensors` beyond these is a message
+    more, like a small transfer.
     """
     small, more = Stage(TO_DEVICE, threads), tensors - len(sizes)
     messages = source.at(small, _SMALL).times(more) if more > 0 else Estimate.exact(0.0)
 
     def took(by: Stage, share: float) -> Estimate:
-        return _sum(source.at(by, share * size) for size in sizes) + messages
+        return _sum(source.at(by, max(_SMALL, share * size)) for size in sizes) + messages
 
     cold, cached = Stage(LOAD_COLD, threads), Stage(LOAD, threads)
     stage = cold if is_cold else cached
     seconds = took(stage, 1)
     moves = _Moves(seconds)
-    whole = _sum(source.at(stage, size) for size in sizes)
-    parts, worst = [Part(str(stage), whole, stage, max(sizes), source.at(stage, max(sizes)))], None
+    whole, most = _sum(source.at(stage, max(_SMALL, size)) for size in sizes), max(_SMALL, *sizes)
+    parts, worst = [Part(str(stage), whole, stage, most, source.at(stage, most))], None
     if more > 0:
         parts.append(Part(f"{more} messages more", messages, small, _SMALL, source.at(small, _SMALL)))
     if is_cold and messages.middle < whole.middle:

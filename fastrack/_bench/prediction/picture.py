@@ -43,7 +43,8 @@ def draw_plan(profiles: Sequence[Profile], plans: Sequence[Plan], path: Path) ->
 
 def _draw_planned(axes: Any, size: float, seconds: Estimate, job: str) -> None:
     low, least, most, high = seconds.values
-    axes.errorbar(size, seconds.middle, [[seconds.middle - low], [high - seconds.middle]], color="black", capsize=3)
+    ends = [max(0.0, seconds.middle - low)], [max(0.0, high - seconds.middle)]  # roots may be off by a rounding
+    axes.errorbar(size, seconds.middle, ends, color="black", capsize=3)
     axes.plot([size, size], [least, most], "D-", color="black", markersize=4, label=f"planned: {job:.60}")
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import quantiles
 from typing import Any
@@ -96,11 +97,6 @@ class Profile:
     machine: Machine
     stages: Mapping[Stage, tuple[Point, ...]] = field(repr=False)
 
-    def without(self, stage: Stage, size: int) -> Profile:
-        """Return the profile without one point."""
-        points = tuple(point for point in self.stages[stage] if point.size != size)
-        return Profile(self.source, self.machine, {**self.stages, stage: points})
-
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -130,6 +126,16 @@ def read_profile(path: Path) -> Profile:
         return parse_profile(document, path.name)
 
 
+def read_profiles(paths: Sequence[Path]) -> list[Profile]:
+    """Read profiles as `read_profile` does. Where files of two folders have one name, their paths name them."""
+    names = Counter(path.name for path in paths)
+    read = [read_profile(path) for path in paths]
+    return [
+        replace(profile, source=str(path)) if names[path.name] > 1 else profile
+        for path, profile in zip(paths, read, strict=True)
+    ]
+
+
 def read_json(path: Path) -> Any:
     """Read a JSON document of limited size, without repeated members. Raise ValueError if it is none."""
     with path.open("rb") as file:
@@ -141,16 +147,18 @@ def read_json(path: Path) -> Any:
 
 def parse_profile(document: Any, source: str) -> Profile:
     """Return the profile in a document. Raise one of the errors that `parsing` converts if it holds none."""
-    if isinstance(document, dict) and "traceEvents" in document:
+    require(isinstance(document, dict), "machine")
+    if "traceEvents" in document:
         raise FormatError(f"{source}: expected a profile, got a trace. Name it with --trace, beside a --profile")
-    machine = document["machine"]
-    settings = document.get("settings", {})
-    caches = machine.get("caches")
+    machine, settings = member(document, "machine", dict), document.get("settings", {})
+    require(isinstance(settings, dict), "settings")
+    cpu, caches = member(machine, "cpu", dict), machine.get("caches")
+    require(caches is None or isinstance(caches, list), "caches")
     found = Machine(
-        cpu=_text(machine["cpu"]["model"]),
-        threads=_count(settings.get("threads", machine["cpu"]["threads"]), "threads"),
-        device=_text(settings.get("device", "cpu")),
-        features=_features(machine["cpu"].get("features", {})),
+        cpu=_text(member(cpu, "model"), "model"),
+        threads=_count(settings.get("threads", member(cpu, "threads")), "threads"),
+        device=_text(settings.get("device", "cpu"), "device"),
+        features=_features(cpu.get("features", {})),
         caches=None if caches is None else tuple(sorted(_size(size, "caches") for size in caches)),
     )
     stages: dict[Stage, dict[int, Point]] = {}
@@ -166,42 +174,56 @@ def parse_profile(document: Any, source: str) -> Profile:
 
 def _features(known: Any) -> tuple[str, ...]:
     require(isinstance(known, dict), "features")
-    return tuple(sorted(_text(name) for name, has in known.items() if has is True))
+    return tuple(sorted(_text(name, "features") for name, has in known.items() if has is True))
 
 
 def _points(document: Mapping[str, Any], threads: int) -> Iterator[tuple[Stage, Point]]:
     """Yield the points of a document of any kind, those of fewer than three runs left out."""
     for row in _rows(document, "plan"):
-        stage = Stage(_text(row["name"]), *(_number(row[name], name) for name in ("threads", "row", "ranks")))
-        runs = tuple(_seconds(value) for value in row["seconds"])
+        numbers = (_number(member(row, name), name) for name in ("threads", "row", "ranks"))
+        stage = Stage(_text(member(row, "name"), "name"), *numbers)
+        runs = tuple(_seconds(value) for value in member(row, "seconds", list))
         if len(runs) >= MIN_RUNS:
-            yield stage, Point(_size(row["size"]), runs)
+            yield stage, Point(_size(member(row, "size")), runs)
     for row in _rows(document, "ablation"):
-        if row["step"] in _STEPS and _number(row["runs"], "runs") >= MIN_RUNS:
-            yield Stage(_text(row["direction"]) + _STEPS[row["step"]], threads), _summary(row)
+        step = member(row, "step", str)
+        if step in _STEPS and _number(member(row, "runs"), "runs") >= MIN_RUNS:
+            yield Stage(_text(member(row, "direction"), "direction") + _STEPS[step], threads), _summary(row)
     for row in _rows(document, "collectives"):
-        if row["subject"] == ALL_REDUCE and _number(row["runs"], "runs") >= MIN_RUNS:
-            yield Stage(f"{ALL_REDUCE}, {_text(row['way'])}", ranks=_count(row["ranks"], "ranks")), _summary(row)
+        if member(row, "subject") == ALL_REDUCE and _number(member(row, "runs"), "runs") >= MIN_RUNS:
+            name = f"{ALL_REDUCE}, {_text(member(row, 'way'), 'way')}"
+            yield Stage(name, ranks=_count(member(row, "ranks"), "ranks")), _summary(row)
     for row in _rows(document, "rows"):
-        if row.get("path") in _PATHS and _number(document["repeat"], "repeat") >= MIN_RUNS:
-            point = Point(_size(row["size"]), (_seconds(row["seconds"]),), is_summary=True)
-            yield Stage(_PATHS[row["path"]], threads), point
+        path = row.get("path")
+        if isinstance(path, str) and path in _PATHS and _number(member(document, "repeat"), "repeat") >= MIN_RUNS:
+            # These tables have the median alone.
+            point = Point(_size(member(row, "size")), (_seconds(member(row, "seconds")),), is_summary=True)
+            yield Stage(_PATHS[path], threads), point
 
 
-def _rows(document: Mapping[str, Any], member: str) -> list[dict[str, Any]]:
-    rows = document.get(member, [])
-    require(isinstance(rows, list) and all(isinstance(row, dict) for row in rows), member)
+def member(of: Any, name: str, kind: type = object) -> Any:
+    """Return a member of an object in JSON. Raise ValueError with its name if it is absent, or no such value."""
+    if not isinstance(of, dict) or name not in of:
+        raise ValueError(f"expected an object with a member {name!r}")
+    require(isinstance(of[name], kind), name)
+    return of[name]
+
+
+def _rows(document: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    rows = document.get(name, [])
+    require(isinstance(rows, list) and all(isinstance(row, dict) for row in rows), name)
     return list(rows)
 
 
 def _summary(row: Mapping[str, Any]) -> Point:
     """Return a point of a median and two quartiles. Its tails are those of two halves of log-normal distributions."""
-    median = _seconds(row["seconds"])
-    lower, upper = (_seconds(value) for value in row["quartiles"])
+    median, both = _seconds(member(row, "seconds")), member(row, "quartiles", list)
+    require(len(both) == 2, "quartiles")
+    lower, upper = map(_seconds, both)
     require(lower <= median <= upper, "quartiles")
     tail = _NORMAL[0] / _NORMAL[1]
     runs = median * (lower / median) ** tail, lower, median, upper, median * (upper / median) ** tail
-    return Point(_size(row["size"]), runs, is_summary=True)
+    return Point(_size(member(row, "size")), runs, is_summary=True)
 
 
 def _seconds(value: Any) -> float:
@@ -209,21 +231,21 @@ def _seconds(value: Any) -> float:
     return float(value)
 
 
-def _size(value: Any, member: str = "size") -> int:
-    require(type(value) is int and 1 <= value <= _LARGEST_SIZE, member)
+def _size(value: Any, name: str = "size") -> int:
+    require(type(value) is int and 1 <= value <= _LARGEST_SIZE, name)
     return int(value)
 
 
-def _number(value: Any, member: str) -> int:
-    require(type(value) is int and 0 <= value <= _LARGEST_SIZE, member)
+def _number(value: Any, name: str) -> int:
+    require(type(value) is int and 0 <= value <= _LARGEST_SIZE, name)
     return int(value)
 
 
-def _count(value: Any, member: str) -> int:
-    require(_number(value, member) >= 1, member)
+def _count(value: Any, name: str) -> int:
+    require(_number(value, name) >= 1, name)
     return int(value)
 
 
-def _text(value: Any) -> str:
-    require(isinstance(value, str) and value.isprintable() and 1 <= len(value) <= 80, "of text")
+def _text(value: Any, name: str) -> str:
+    require(isinstance(value, str) and value.isprintable() and 1 <= len(value) <= 80, name)
     return str(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Protocol
 
@@ -14,7 +14,7 @@ from fastrack._bench.prediction.profiles import ALL_REDUCE, LOAD, LOAD_COLD, TO_
 from fastrack._util.shown import list_names
 
 UNVALIDATED = "MODELLED from published figures, NOT VALIDATED on a confidential GPU"
-_OWN = ("to_host", "save")  # what no published figure is about
+_REDUCED = f"{ALL_REDUCE}, sealed"  # the one way of all-reduce whose hops are encrypted, as those of the figures are
 
 
 class Source(Protocol):
@@ -81,12 +81,14 @@ class Measured:
         known = sorted({stage.row for stage in self._stages() if stage.name == name and stage.threads == threads})
         if not known:
             raise self._missing(Stage(name, threads, row))
-        if not known[0] <= row <= known[-1] * REACH:
+        if not known[0] / REACH <= row <= known[-1] * REACH:
             raise OutOfReachError(
-                f"planning {name} failed: expected rows of {known[0]} to {known[-1] * REACH:.0f} bytes, four times "
-                f"past what was measured, got {row}. Measure them, or plan for other rows"
+                f"planning {name} failed: expected rows of {known[0] / REACH:.0f} to {known[-1] * REACH:.0f} bytes, "
+                f"four times past what was measured, got {row}. Measure them, or plan for other rows"
             )
         at = bisect_left(known, row)
+        if at == 0:  # shorter ones: as many chunks, of which less is taken
+            return self.at(Stage(name, threads, known[0]), known[0] * batch)
         if at < len(known) and known[at] == row:
             return self.at(Stage(name, threads, row), row * batch)
         if at == len(known):  # longer ones: whole chunks, whose bytes count
@@ -97,7 +99,7 @@ class Measured:
         # The wider interval of both, as it is their difference that is uncertain here.
         low = between.least * min(each.low / each.least for each in (below, above))
         high = between.most * max(each.high / each.most for each in (below, above))
-        return Estimate(low, between.least, between.most, high)
+        return replace(between, low=low, high=high)
 
     def threads(self, name: str) -> list[int]:
         """Return the numbers of threads that were measured."""
@@ -133,17 +135,15 @@ class Published:
 
     @classmethod
     def of(cls, names: Iterable[str]) -> Published:
-        """Return the models by their names; "all" is each of them but those that no confidential GPU pays."""
-        data = toll.load_data()
-        paths = [name for name, each in data["transfers"].items() if "over" in each]
-        hops = [name for name in data["hops"] if name != toll.PLAIN]
+        """Return the models by their names; "all" is each of them but the fitted hop, which is in no paper."""
+        paths, hops = _published()
         asked = list(names)
         known = ("all", *dict.fromkeys((*paths, *hops)))
         for name in asked:
             if name not in known:
                 raise OutOfReachError(f"planning failed: expected one of {', '.join(known)}, got {name!r:.40}")
         if "all" in asked:
-            return cls(tuple(paths), tuple(hops))
+            return cls(tuple(paths), tuple(name for name in hops if name != toll.FITTED))
         return cls(tuple(name for name in paths if name in asked), tuple(name for name in hops if name in asked))
 
     @property
@@ -163,17 +163,30 @@ class Published:
 
     def at(self, stage: Stage, size: float) -> Estimate:
         """Return the estimate of a stage: what the driver's way of confidential GPUs takes."""
-        if stage.name.startswith(ALL_REDUCE) and self.hops:
+        if stage.name == _REDUCED and self.hops:
             steps = 2 * (stage.ranks - 1)  # of a ring, with a part of the message each
             seconds = [steps * toll.line("hops", name)(size / stage.ranks) for name in self.hops]
-        elif stage.name in {TO_DEVICE, LOAD, LOAD_COLD} and self.paths:
+        elif stage.name in {TO_DEVICE, LOAD} and self.paths:
             seconds = [toll.line("transfers", name)(size) for name in self.paths]
         else:
-            raise OutOfReachError(
-                f"planning {stage.name} by published figures failed: expected a transfer to a GPU or an all-reduce; "
-                "no published figure is about anything else. Measure it: `fastrack plan measure`"
-            )
+            raise self._missing(stage.name)
         return Estimate(min(seconds), min(seconds), max(seconds), max(seconds))
+
+    def _missing(self, stage: str) -> OutOfReachError:
+        paths, hops = _published()
+        named = hops if stage == _REDUCED else paths if stage in {TO_DEVICE, LOAD} else []
+        failed = f"planning {stage} by published figures failed"
+        if named:
+            kind, other = ("hop", "transfer") if named is hops else ("transfer", "hop")
+            given = ", ".join((*self.paths, *self.hops))
+            return OutOfReachError(
+                f"{failed}: expected the name of a {kind}, one of {', '.join(named)}; got {given}, a {other}. Name one"
+            )
+        advice = "Plan for files in the page cache (--cached), or measure it" if stage == LOAD_COLD else "Measure it"
+        return OutOfReachError(
+            f"{failed}: expected a transfer to a GPU or {_REDUCED}; no published figure is about anything else. "
+            f"{advice}: `fastrack plan measure`"
+        )
 
     def rows(self, name: str, threads: int, row: int, batch: int) -> Estimate:
         """Return the estimate of a batch of rows, which the host has gathered: one message."""
@@ -186,6 +199,13 @@ class Published:
     def ranks(self, name: str) -> list[int]:
         """Return the numbers of ranks that are compared elsewhere."""
         return list(toll.RANKS)
+
+
+def _published() -> tuple[list[str], list[str]]:
+    """Return the names of the transfers and of the hops that confidential GPUs pay."""
+    data = toll.load_data()
+    paths = [name for name, each in data["transfers"].items() if "over" in each]
+    return paths, [name for name in data["hops"] if name != toll.PLAIN]
 
 
 def by_machine(profiles: Iterable[Profile]) -> list[Measured]:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from fastrack._bench.prediction.profiles import read_json
+from fastrack._bench.prediction.profiles import member, read_json
 from fastrack._util.documents import parsing, require
 
 OPERATIONS = ("to_device", "to_host", "all_reduce", "all_gather", "reduce_scatter", "broadcast")
 _MOST = 1_000_000  # events
 _LONGEST = 1e13  # microseconds
 _OVERLAPPED = 0.1  # the share of the steps' time from which on they count as overlapped
+_EVEN = 0.5  # of the compute: the most by which the gaps of runs differ, but for a tenth at each end
+_QUICKEST = 0.9  # of the compute: the least gap that is not by several runs a step
 _Interval = tuple[float, float]
 
 
@@ -29,7 +31,7 @@ class Observed:
     seconds: float  # of all runs together
     steps: Mapping[str, float]  # seconds by step, in which it ran on any thread or stream
     overlap: float  # 1 - seconds / the sum of the steps: 0 where one step follows the other
-    pace: float | None  # median seconds from one run to the next; None for a single run
+    gaps: tuple[float, ...]  # seconds from the start of a run to the start of the next of its thread, ascending
 
     @property
     def bottleneck(self) -> str:
@@ -42,15 +44,18 @@ class Observed:
         return self.overlap >= _OVERLAPPED
 
     def overlap_with(self, compute: float) -> float | None:
-        """Return how much of the shorter of a run and its compute, in seconds, goes on beside the other: 0 to 1."""
-        if self.pace is None or compute <= 0:
+        """Return how much of the shorter of a run and its compute, in seconds, goes on beside the other: 0 to 1.
+
+        None if the trace does not tell: with several runs a step, some follow at once and others after the compute.
+        """
+        if not self.gaps:
+            return None
+        pace, tail = median(self.gaps), len(self.gaps) // 10
+        is_even = self.gaps[-1 - tail] - self.gaps[tail] <= _EVEN * compute
+        if not is_even or pace < _QUICKEST * compute:  # no step is quicker than its compute
             return None
         each = self.seconds / self.runs
-        return min(1.0, max(0.0, (each + compute - self.pace) / min(each, compute)))
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return it for JSON."""
-        return {**asdict(self), "bottleneck": self.bottleneck}
+        return min(1.0, max(0.0, (each + compute - pace) / min(each, compute)))
 
 
 def read_trace(path: Path) -> dict[str, Observed]:
@@ -61,9 +66,9 @@ def read_trace(path: Path) -> dict[str, Observed]:
 
 def parse_trace(document: Any) -> dict[str, Observed]:
     """Return the operations of a trace. Raise one of the errors that `parsing` converts if it holds none."""
-    events = document["traceEvents"]
-    require(isinstance(events, list) and len(events) <= _MOST, "traceEvents")
-    spans = [_span(event) for event in events if event["ph"] == "X"]
+    events = member(document, "traceEvents", list)
+    require(len(events) <= _MOST, "traceEvents")
+    spans = [span for span in (_span(event) for event in events if member(event, "ph") == "X") if span[2] > span[1]]
     found = {}
     for name in OPERATIONS:
         whole = sorted((start, stop, track) for of, start, stop, track in spans if of == name)
@@ -76,12 +81,12 @@ def parse_trace(document: Any) -> dict[str, Observed]:
 
 
 def _span(event: Mapping[str, Any]) -> tuple[str, float, float, tuple[int, int]]:
-    name, start, length = event["name"], event["ts"], event["dur"]
+    name, start, length, *track = (member(event, name) for name in ("name", "ts", "dur", "pid", "tid"))
     require(isinstance(name, str) and name.isprintable() and 1 <= len(name) <= 80, "name")
     for value in (start, length):
         require(type(value) in {int, float} and math.isfinite(value) and 0 <= value <= _LONGEST, "ts or dur")
-    require(type(event["pid"]) is int and type(event["tid"]) is int, "pid or tid")
-    return name, start / 1e6, (start + length) / 1e6, (event["pid"], event["tid"])
+    require(all(type(number) is int for number in track), "pid or tid")
+    return name, start / 1e6, (start + length) / 1e6, (track[0], track[1])
 
 
 def _observe(
@@ -95,9 +100,8 @@ def _observe(
     wall = _length(windows)
     steps = {step: _length(_merged(intervals)) for step, intervals in by_step.items()} or {name: wall}
     total = math.fsum(steps.values())
-    paces = [later - start for (start, _, track), (later, _, other) in pairwise(whole) if track == other]
-    overlap = max(0.0, 1 - wall / total) if total > 0 else 0.0
-    return Observed(name, len(whole), wall, steps, overlap, median(paces) if paces else None)
+    gaps = sorted(later - start for (start, _, track), (later, _, other) in pairwise(whole) if track == other)
+    return Observed(name, len(whole), wall, steps, max(0.0, 1 - wall / total), tuple(gaps))
 
 
 def _merged(intervals: Iterable[_Interval]) -> list[_Interval]:
