@@ -1,7 +1,7 @@
 """``fastrack plan``: what transfers, epochs, checkpoints, collectives and loading will take, from measurements."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -111,7 +111,7 @@ def transfer(
     as_json: Json = False,
 ) -> None:
     """Predict messages of one size, one after the other."""
-    from fastrack._bench.prediction.jobs import plan_by_each, plan_transfer
+    from fastrack._bench.prediction.jobs import plan_transfer
 
     nbytes = bytes_of(size, elements, dtype)
     observed = None if trace is None else _observed(trace, stage)
@@ -119,9 +119,7 @@ def transfer(
     def predict(source: "Source") -> "Plan":
         return plan_transfer(source, stage, nbytes, _threads(source, stage, threads), count=count, observed=observed)
 
-    sources = _sources(profile, published, picture)
-    plans = [plan_by_each(source, predict) for source in sources]
-    _tell(plans, sources, picture, as_json=as_json)
+    _predict(predict, profile, published, picture, as_json=as_json)
 
 
 @app.command()
@@ -145,7 +143,7 @@ def epoch(
     as_json: Json = False,
 ) -> None:
     """Predict an epoch of sealed samples, with the compute of each step."""
-    from fastrack._bench.prediction.jobs import Epoch, plan_by_each, plan_epoch
+    from fastrack._bench.prediction.jobs import Epoch, plan_epoch
     from fastrack._bench.prediction.profiles import LOADER
 
     if overlap is not None and trace is not None:
@@ -160,9 +158,7 @@ def epoch(
         count = _threads(source, name, threads)
         return plan_epoch(source, Epoch(samples, nbytes, batch, compute, name, count, overlap))
 
-    sources = _sources(profile, published, picture)
-    plans = [plan_by_each(source, predict) for source in sources]
-    _tell(plans, sources, picture, as_json=as_json)
+    _predict(predict, profile, published, picture, as_json=as_json)
 
 
 @app.command()
@@ -224,7 +220,7 @@ def collective(
 ) -> None:
     """Predict the all-reduce of gradients in buckets, beside a backward pass of --compute seconds."""
     from fastrack._bench import toll
-    from fastrack._bench.prediction.jobs import plan_by_each, plan_collective
+    from fastrack._bench.prediction.jobs import plan_collective
 
     if model is None:
         sizes = [bytes_of(size, elements, dtype)]
@@ -237,9 +233,7 @@ def collective(
     def predict(source: "Source") -> "Plan":
         return plan_collective(source, sizes, way, ranks, bucket_cap, compute=compute, overlap=overlap)
 
-    sources = _sources(profile, published, picture)
-    plans = [plan_by_each(source, predict) for source in sources]
-    _tell(plans, sources, picture, as_json=as_json)
+    _predict(predict, profile, published, picture, as_json=as_json)
 
 
 @app.command()
@@ -263,7 +257,7 @@ def load(
     as_json: Json = False,
 ) -> None:
     """Predict loading a model to the device: a file or a folder, or so many bytes in one file."""
-    from fastrack._bench.prediction.jobs import plan_by_each, plan_load
+    from fastrack._bench.prediction.jobs import plan_load
 
     if model is not None and (size is not None or elements is not None):
         raise typer.BadParameter("it goes without MODEL, whose bytes are known; leave one out", param_hint="--size")
@@ -273,9 +267,7 @@ def load(
     def predict(source: "Source") -> "Plan":
         return plan_load(source, sizes, _threads(source, "load", threads), is_cold=not cached, tensors=count)
 
-    sources = _sources(profile, published, picture)
-    plans = [plan_by_each(source, predict) for source in sources]
-    _tell(plans, sources, picture, as_json=as_json)
+    _predict(predict, profile, published, picture, as_json=as_json)
 
 
 @app.command()
@@ -317,6 +309,21 @@ sizes: how many were left out. gap: the largest factor between the neighbours th
 median; 90th percentile, of predictions, of bytes over the bandwidth of the largest size, and of one half of the runs as
 a prediction of the other. covers: runs; lower quartiles, in the 90 % interval, made without the size. width: its upper
 end over its lower one."""
+
+
+def _predict(
+    predict: "Callable[[Source], Plan]",
+    profiles: Sequence[Path] | None,
+    published: Sequence[str] | None,
+    picture: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Predict a job by each machine, and print the plans."""
+    from fastrack._bench.prediction.jobs import plan_by_each
+
+    sources = _sources(profiles, published, picture)
+    _tell([plan_by_each(source, predict) for source in sources], sources, picture, as_json=as_json)
 
 
 def _observed(path: Path, operation: str) -> "Observed":
