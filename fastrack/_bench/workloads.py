@@ -19,7 +19,7 @@ from fastrack._bench.endpoints import CpuEndpoint, CudaEndpoint, Endpoint, open_
 from fastrack._bench.measure import Times, timed_rounds
 from fastrack._crypto.base import Bytes
 from fastrack._keys.keys import Key
-from fastrack._sealed.seal import seal
+from fastrack._sealed.seal import seal, unseal
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._transfer.channel import Channel
 from fastrack.errors import FormatError
@@ -158,7 +158,7 @@ def _rows(case: Case, times: dict[str, Times], compute: Times, of_compute: str) 
 
 
 @contextmanager
-def open_ways(case: Case, *, device: str, bits: int) -> Iterator[dict[str, Callable[[], None]]]:
+def open_ways(case: Case, *, device: str, bits: int) -> Iterator[dict[str, Callable[[], Any]]]:
     """Prepare a case's tensors, of random bytes, and yield a function for each way, which moves all of them once.
 
     Each way is checked first: `RuntimeError` if other bytes arrive than were sent.
@@ -179,8 +179,9 @@ def open_ways(case: Case, *, device: str, bits: int) -> Iterator[dict[str, Calla
         for way, run in ways.items():
             for end in ends.values():
                 end.clear()
-            run()
-            if any(not np.array_equal(end.read(), plain[name]) for name, end in ends.items()):
+            came = moves.read(way, run())
+            arrived = {name: end.read() for name, end in ends.items()} | ({} if result is None else {_RESULT: came})
+            if any(not np.array_equal(arrived[name], array) for name, array in plain.items()):
                 raise RuntimeError(f"{way!r} delivered other bytes than it was given; please report this")
         yield ways
 
@@ -206,26 +207,29 @@ class _Moves:
     sealed: dict[str, SealedTensor]
     messages: dict[str, Bytes]  # for the bounce path
 
-    def copied(self) -> None:
+    def copied(self) -> Any:
         for end in self.inputs.values():
             end.put()
-        if self.result is not None:
-            self.result.get()
+        return None if self.result is None else self.result.get()
 
-    def bounced(self) -> None:
+    def bounced(self) -> Any:
         for name, end in self.inputs.items():
             end.chain.sealed_to_device(self.messages[name], end.view(writable=True))
-        if self.result is not None:
-            self.result.chain.to_host(self.result.view(writable=False))
+        return None if self.result is None else self.result.chain.to_host(self.result.view(writable=False))
 
-    def direct(self) -> None:
+    def direct(self) -> Any:
         out = {name: end.array for name, end in self.inputs.items()}
         if len(out) == 1:  # alone, as a user passes it
             self.channel.to_device(*self.sealed.values(), out=next(iter(out.values())))
         else:
             self.channel.to_device(self.sealed, out=out)
-        if self.result is not None:
-            self.channel.to_host(self.result.array, key=self.key)
+        return None if self.result is None else self.channel.to_host(self.result.array, key=self.key)
+
+    def read(self, way: str, came: Any) -> Any:
+        """Return the bytes of a result that came back in a way, which its owner opens."""
+        if self.result is None or way == PLAIN:
+            return came
+        return self.result.chain.open(came) if way == BOUNCE else unseal(came, self.key, framework="numpy")
 
 
 # Compute.

@@ -2,10 +2,12 @@
 
 import json
 
+import numpy as np
 import pytest
 from helpers.commands import invoke
 
 from fastrack._bench import workloads
+from fastrack._bench.endpoints import CpuEndpoint
 from fastrack._bench.measure import Times
 from fastrack._bench.workloads import BOUNCE, CASES, DIRECT, PLAIN, WAYS, Case, compute_seconds
 from fastrack._cli import workloads as command
@@ -70,6 +72,15 @@ def test_a_way_that_delivers_other_bytes_is_found(monkeypatch):
     monkeypatch.setattr(workloads._Moves, "bounced", lambda self: None)
     with (
         pytest.raises(RuntimeError, match="'bounce' delivered other bytes"),
+        workloads.open_ways(SMALL[1], device="cpu", bits=256),
+    ):
+        pass
+
+
+def test_a_result_that_comes_back_as_other_bytes_is_found(monkeypatch):
+    monkeypatch.setattr(CpuEndpoint, "get", lambda end: np.zeros_like(end.array))
+    with (
+        pytest.raises(RuntimeError, match="'plain' delivered other bytes"),
         workloads.open_ways(SMALL[0], device="cpu", bits=256),
     ):
         pass
