@@ -488,7 +488,7 @@ def test_use_outside_of_the_block_pickles_and_wrong_arguments_are_refused():
 
 def due_by_rank(group, every=1):
     """Return at which call each rank learned of a notice that reached rank 1 alone after its third call."""
-    with PreemptionNotice("a-notice-of-nobody", signals=(), deadline=9) as notice:
+    with PreemptionNotice("absent-notice", signals=(), deadline=9) as notice:
         for call in range(1, 20):
             if notice.is_due(group, every=every):
                 assert notice.is_due(group)  # which sends nothing: others have ended
@@ -507,7 +507,7 @@ def test_answers_in_between_send_nothing():
     network = Network(2)
 
     def ask(group):
-        with PreemptionNotice("a-notice-of-nobody", signals=()) as notice:
+        with PreemptionNotice("absent-notice", signals=()) as notice:
             return [notice.is_due(group, every=10) for _ in range(9)]
 
     assert on_ranks(network, KEY, ask) == [[False] * 9] * 2
