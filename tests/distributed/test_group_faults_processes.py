@@ -1,5 +1,6 @@
 """A hostile network between processes, below DDP and FSDP2: every rank raises in time."""
 
+import os
 import time
 
 import pytest
@@ -17,15 +18,18 @@ from fastrack.distributed._transport import PointToPoint
 
 KEY = Key.from_bytes(bytes(range(32)))
 KINDS = ("flip", "repeat", "swap", "drop")
-TIMEOUT = 3  # seconds
+TIMEOUT = 3  # seconds, of an operation
+CONNECT = 30  # seconds, for ranks that a busy machine lets come late
 IN_TIME = 60  # seconds, on a busy machine
 
 
 def check_all(folder):
     rank, size = dist.get_rank(), dist.get_world_size()
+    name = [os.urandom(8).hex()]  # of its own: ranks that are started once more would find counts in an old store
+    dist.broadcast_object_list(name)
     dist.destroy_process_group()
     _messages.SLAB_CHUNKS = 2
-    store = dist.FileStore(f"{folder}/store", size)
+    store = dist.FileStore(f"{folder}/{name[0]}", size)
     for kind in KINDS if size > 2 else ("flip", "drop"):  # the rest is for the night
         check_every_rank_raises(rank, size, kind, ddp, store)
         if size > 2 or kind == "flip":
@@ -37,7 +41,9 @@ def check_all(folder):
 def check_every_rank_raises(rank, size, kind, wrap, store):
     """Have the second slab of the last rank's first message of gradients or weights tampered with."""
 
-    _process_group.PointToPoint = lambda *arguments: TamperedTransport(PointToPoint(*arguments), kind)
+    _process_group.PointToPoint = lambda store, own, ranks, _: TamperedTransport(
+        PointToPoint(store, own, ranks, CONNECT), kind
+    )
     init_process_group(KEY, timeout=TIMEOUT, store=store, rank=rank, world_size=size)
     module = wrap()
     if rank == size - 1:
