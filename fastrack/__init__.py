@@ -56,7 +56,7 @@ _NAMES = {
     "_version": ("__version__",),
     "errors": tuple(errors.__all__),
 }
-_SUBMODULES = ("attest", "distributed", "format", "grants", "kv", "providers", "ray", "transformers", "vllm")
+_SUBMODULES = ("attest", "distributed", "format", "grants", "kv", "providers", "ray", "tour", "transformers", "vllm")
 _HOMES = {name: f"fastrack.{module}" for module, names in _NAMES.items() for name in names}
 __all__ = sorted(_HOMES)  # noqa: PLE0605 - from one table
 __getattr__, __dir__ = _lazy(__name__, _NAMES, globals(), _SUBMODULES)

@@ -144,10 +144,28 @@ class Signer(SecretKey):
 def sign_envelope(payload: bytes, payload_type: str, signers: Iterable[Signer]) -> bytes:
     """Return a DSSE envelope with a signature of each signer."""
     message = _pre_authentication_encoding(payload_type, payload)
-    signatures = [{"keyid": signer.verifier.id, "sig": encode_bytes(signer.sign(message))} for signer in signers]
+    return _write_envelope(payload, payload_type, [(signer.verifier.id, signer.sign(message)) for signer in signers])
+
+
+def _write_envelope(payload: bytes, payload_type: str, signatures: Iterable[tuple[str, bytes]]) -> bytes:
+    entries = [{"keyid": key_id, "sig": encode_bytes(signature)} for key_id, signature in signatures]
     # Joined by hand: for a large payload `json` would take longer than the signature.
-    head = encode({"payloadType": payload_type, "signatures": signatures}, end=b"\n")
+    head = encode({"payloadType": payload_type, "signatures": entries}, end=b"\n")
     return b'{"payload":"%s",%s' % (base64.b64encode(payload), head[1:])
+
+
+def open_canonical(
+    envelope: bytes, payload_type: str, trusted: Verifier | Iterable[Verifier], *, source: str
+) -> tuple[bytes, Verifier]:
+    """Return what `open_envelope` does, of an envelope with one signature in the one form that `sign_envelope` writes.
+
+    No byte of it can be changed unheard. Raise FormatError if it has another form.
+    """
+    payload, verifier = open_envelope(envelope, payload_type, trusted, source=source)
+    signatures = _parse_envelope(envelope, source)[2]
+    if _write_envelope(payload, payload_type, [(verifier.id, signatures[0])]) != envelope:
+        raise FormatError(f"{source}: expected one signature, in canonical form, got another form. Get it again")
+    return payload, verifier
 
 
 def open_envelope(

@@ -63,7 +63,7 @@ def test_the_package_has_few_files_and_its_packages():
     assert files == {"__init__.py", "__init__.pyi", "__main__.py", "_version.py", "errors.py", "format.py", "py.typed"}
     packages = {path.name for path in tracked if path.is_dir()}
     assert sum(name.startswith("_") for name in packages) <= 15
-    public = {"attest", "distributed", "grants", "kv", "providers", "ray", "transformers", "vllm"}
+    public = {"attest", "distributed", "grants", "kv", "providers", "ray", "tour", "transformers", "vllm"}
     assert {name for name in packages if not name.startswith("_")} <= public
 
 

@@ -139,32 +139,38 @@ def load_checkpoint(
     >>> state["step"]
     100
     """
-    ring, target = KeyRing.resolve(keys), canonical(device)
     with load_file(path, anchor=anchor) as file:
-        sealed = file.get(_SKELETON)
-        if file.kind != "checkpoint" or sealed is None or sealed.dtype != "U8" or len(sealed.shape) != 1:
-            kind = "another sealed file. Open it with load_file" if file else "a file of which nothing is sealed"
-            raise FormatError(f"{file.path}: expected a checkpoint, got {kind}")
-        fetched: dict[int, tuple[Framework, Any]] = {}
+        return open_checkpoint(file, KeyRing.resolve(keys), device)
 
-        def fetch(number: int, framework: Framework) -> Any:
-            if number not in fetched:
-                on = target if framework == "torch" else None
-                fetched[number] = (
-                    framework,
-                    to_device(find_message(file, str(number)), on, keys=ring, framework=framework),
-                )
-            stored, opened = fetched[number]
-            if stored != framework:
-                raise FormatError(
-                    f"{file.path}: array {number}: expected {stored}, as elsewhere in its skeleton, got {framework}"
-                )
-            return opened
 
-        state = decode_state(unseal(sealed, ring, framework="numpy").tobytes(), fetch)
-        if len(fetched) + 1 != len(file.names):
-            expected = f"expected {len(fetched) + 1} tensors by its skeleton"
-            raise FormatError(f"{file.path}: {expected}, got {len(file.names)}. Save it again")
+def open_checkpoint(file: SealedFile, ring: KeyRing, device: object = None) -> Any:
+    """Return the state in an open file, as `load_checkpoint` does."""
+    target = canonical(device)
+    sealed = file.get(_SKELETON)
+    if file.kind != "checkpoint" or sealed is None or sealed.dtype != "U8" or len(sealed.shape) != 1:
+        kind = "another sealed file. Open it with load_file" if file else "a file of which nothing is sealed"
+        raise FormatError(f"{file.path}: expected a checkpoint, got {kind}")
+    fetched: dict[int, tuple[Framework, Any]] = {}
+
+    def fetch(number: int, framework: Framework) -> Any:
+        if number not in fetched:
+            on = target if framework == "torch" else None
+            fetched[number] = (
+                framework,
+                to_device(find_message(file, str(number)), on, keys=ring, framework=framework),
+            )
+        stored, opened = fetched[number]
+        if stored != framework:
+            raise FormatError(
+                f"{file.path}: array {number}: expected {stored}, as elsewhere in its skeleton, got {framework}"
+            )
+        return opened
+
+    state = decode_state(unseal(sealed, ring, framework="numpy").tobytes(), fetch)
+    if len(fetched) + 1 != len(file.names):
+        expected = f"expected {len(fetched) + 1} tensors by its skeleton"
+        raise FormatError(f"{file.path}: {expected}, got {len(file.names)}. Save it again")
+
     return state
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from fastrack._util.documents import encode, encode_time
 from fastrack._util.locations import locate_local
@@ -32,18 +32,20 @@ _WAIT = 30.0  # seconds for a lock that another process holds
 _KEPT = timedelta(hours=1)  # an expired challenge is remembered, so that it is not reported as unknown
 _OPEN_LIMIT = 100_000  # challenges
 
-_SCHEMA = """
+LOG_SCHEMA = """
+CREATE TABLE log (
+    number INTEGER PRIMARY KEY, time TEXT NOT NULL, event TEXT NOT NULL, details TEXT NOT NULL, hash BLOB NOT NULL
+);
+CREATE TRIGGER log_is_not_changed BEFORE UPDATE ON log BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END;
+CREATE TRIGGER log_is_not_cut BEFORE DELETE ON log BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END;
+"""
+_SCHEMA = f"""{LOG_SCHEMA}
 CREATE TABLE challenges (id TEXT PRIMARY KEY, document BLOB NOT NULL, expires TEXT NOT NULL, used TEXT);
 CREATE INDEX challenges_by_end ON challenges (expires);
 CREATE TABLE grants (
     challenge TEXT PRIMARY KEY, recipient TEXT NOT NULL, keys TEXT NOT NULL, issued TEXT NOT NULL,
     entry INTEGER NOT NULL
 );
-CREATE TABLE log (
-    number INTEGER PRIMARY KEY, time TEXT NOT NULL, event TEXT NOT NULL, details TEXT NOT NULL, hash BLOB NOT NULL
-);
-CREATE TRIGGER log_is_not_changed BEFORE UPDATE ON log BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END;
-CREATE TRIGGER log_is_not_cut BEFORE DELETE ON log BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END;
 CREATE TRIGGER grants_are_not_changed BEFORE UPDATE ON grants BEGIN SELECT RAISE(ABORT, 'grants are final'); END;
 CREATE TRIGGER grants_are_not_removed BEFORE DELETE ON grants BEGIN SELECT RAISE(ABORT, 'grants are final'); END;
 CREATE TRIGGER challenges_are_used_once BEFORE UPDATE ON challenges WHEN OLD.used IS NOT NULL
@@ -75,7 +77,12 @@ class Ledger:
 
     Every change is a transaction that is on the disk when the method returns. Raise `FormatError` for
     another file, and `KeyPermissionError` if another user owns or may write to the file or its folder.
+
+    A subclass may have other tables beside its log, and an application id of its own.
     """
+
+    application: ClassVar[int] = _APPLICATION
+    schema: ClassVar[str] = _SCHEMA
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = locate_local(path)
@@ -96,14 +103,14 @@ class Ledger:
         with self._transaction():
             application = self._database.execute("PRAGMA application_id").fetchone()[0]
             version = self._database.execute("PRAGMA user_version").fetchone()[0]
-            if (application, version) == (_APPLICATION, _VERSION):
-                _require_tables(self._database)
+            if (application, version) == (self.application, _VERSION):
+                _require_tables(self._database, self.schema)
                 return
             if application or version or self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 raise sqlite3.DatabaseError("one of another program or version")
-            for statement in _SCHEMA.split(";\n"):  # a trigger holds statements too, but on one line
+            for statement in self.schema.split(";\n"):  # a trigger holds statements too, but on one line
                 self._database.execute(statement)
-            self._database.execute(f"PRAGMA application_id = {_APPLICATION}")
+            self._database.execute(f"PRAGMA application_id = {self.application}")
             self._database.execute(f"PRAGMA user_version = {_VERSION}")
 
     @contextmanager
@@ -209,8 +216,12 @@ class Ledger:
             self._database.close()
 
 
-def read_log(path: str | os.PathLike[str], *, head: bytes | None = None) -> list[LogRecord]:
+def read_log(
+    path: str | os.PathLike[str], *, head: bytes | None = None, kind: type[Ledger] = Ledger
+) -> list[LogRecord]:
     """Read and verify the log of a broker's database, without changes. A broker may be using it.
+
+    `kind` is the class that wrote the database.
 
     Raise `AuthenticationError` if the hash of an entry does not follow from its content and the previous hash, if
     grants and their entries differ, or if no entry has the hash `head`, noted earlier. Raise `FormatError` for
@@ -220,15 +231,18 @@ def read_log(path: str | os.PathLike[str], *, head: bytes | None = None) -> list
     try:
         with closing(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True, timeout=_WAIT)) as database:
             database.execute("BEGIN")  # so that all rows are of one snapshot
-            if database.execute("PRAGMA application_id").fetchone()[0] != _APPLICATION:
+            if database.execute("PRAGMA application_id").fetchone()[0] != kind.application:
                 raise sqlite3.DatabaseError("one of another program")  # noqa: TRY301 - reported below
-            _require_tables(database)
+            _require_tables(database, kind.schema)
             rows = database.execute("SELECT number, time, event, details, hash FROM log ORDER BY number").fetchall()
-            grants = database.execute("SELECT entry, challenge, recipient, keys, issued FROM grants").fetchall()
+            grants = None
+            if kind is Ledger:
+                grants = database.execute("SELECT entry, challenge, recipient, keys, issued FROM grants").fetchall()
     except sqlite3.DatabaseError as error:
         raise _not_a_ledger(path, error) from None
     entries = _verify_entries(rows)
-    _verify_grants(entries, grants)
+    if grants is not None:
+        _verify_grants(entries, grants)
     if head is not None and head not in {entry.hash for entry in entries}:
         raise _broken("an entry with the noted hash", f"none among {len(entries)}")
     return entries
@@ -239,12 +253,14 @@ def _refuse_challenge(action: str, wanted: str, found: object, advice: str) -> C
     return ChallengeError(message, evidence="offer", field="challenge", wanted=wanted, found=found)
 
 
-def _require_tables(database: sqlite3.Connection) -> None:
+def _require_tables(database: sqlite3.Connection, schema: str) -> None:
     """Require the tables of the schema: a view with such a name could compute rows without end."""
-    query = "SELECT name, sql FROM sqlite_master WHERE name IN ('challenges', 'grants', 'log')"
+    query = "SELECT name, sql FROM sqlite_master"
     with closing(sqlite3.connect(":memory:")) as expected:
-        expected.executescript(_SCHEMA)
-        if database.execute(query).fetchall() != expected.execute(query).fetchall():
+        expected.executescript(schema)
+        wanted = [row for row in expected.execute(query) if row[1] and row[1].startswith("CREATE TABLE")]
+        found = database.execute(f"{query} WHERE name IN ({','.join('?' * len(wanted))})", [row[0] for row in wanted])
+        if sorted(found.fetchall()) != sorted(wanted):
             raise sqlite3.DatabaseError("one with other tables")
 
 

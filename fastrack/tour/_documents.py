@@ -1,0 +1,418 @@
+"""The signed documents of a tour: plan, delegation, consent, receipt and completion. ``docs/tour.md`` has the format.
+
+Each is a DSSE envelope with one signature, whose payload is canonical JSON. A document is known by its digest, the
+SHA-256 of its payload.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from hashlib import sha256
+from typing import Any, ClassVar, NamedTuple, Self
+
+from fastrack._keys.signing import Signer, Verifier, open_canonical, sign_envelope
+from fastrack._util.documents import (
+    DIGEST,
+    ID,
+    decode,
+    decode_bytes,
+    decode_time,
+    encode,
+    encode_bytes,
+    encode_time,
+    is_number,
+    matches,
+    parsing,
+    require,
+)
+from fastrack.errors import FormatError
+
+LIMIT = 1 << 20  # bytes of a document
+VISITS_LIMIT = 10_000
+_HOLDERS_LIMIT = 1024
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelVersion:
+    """A version of the model: the number and the digest of its manifest.
+
+    Examples
+    --------
+    >>> from fastrack import tour
+    >>> tour.ModelVersion(3, "ab" * 32).number
+    3
+    """
+
+    number: int
+    digest: str
+
+    def __str__(self) -> str:
+        return f"version {self.number} with digest {self.digest:.16}…"
+
+
+class _Codec(NamedTuple):
+    """How a field is written to JSON and read from it."""
+
+    write: Callable[[Any], Any]
+    read: Callable[[Any], Any]
+
+
+def _checked(is_valid: Callable[[Any], bool]) -> Callable[[Any], Any]:
+    def read(value: Any) -> Any:
+        require(is_valid(value), "value")
+        return value
+
+    return read
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _read_list(value: Any, read: Callable[[Any], Any], limit: int) -> tuple[Any, ...]:
+    require(type(value) is list and len(value) <= limit, "list")
+    return tuple(map(read, value))
+
+
+def _read_model(value: Any) -> ModelVersion:
+    number, digest = value
+    require(is_number(number) and number > 0 and matches(DIGEST, digest), "model")
+    return ModelVersion(number, digest)
+
+
+def _read_holders(value: Any) -> dict[str, Verifier]:
+    require(type(value) is dict and 0 < len(value) <= _HOLDERS_LIMIT, "holders")
+    require(all(matches(_NAME, name) for name in value), "names of holders")
+    return {name: _read_verifier(text) for name, text in value.items()}
+
+
+def _write_verifier(verifier: Verifier) -> str:
+    return str(Verifier(verifier.algorithm, verifier.public))  # without its name, which is not authenticated
+
+
+def _read_verifier(text: Any) -> Verifier:
+    verifier = Verifier.parse(text)
+    require(_write_verifier(verifier) == text, "public key")
+    return verifier
+
+
+def _is_digest(value: Any) -> bool:
+    return matches(DIGEST, value)
+
+
+def _is_id(value: Any) -> bool:
+    return matches(ID, value)
+
+
+def _write_holders(holders: Mapping[str, Verifier]) -> dict[str, str]:
+    return {name: _write_verifier(verifier) for name, verifier in holders.items()}
+
+
+def _write_model(model: ModelVersion) -> list[Any]:
+    return [model.number, model.digest]
+
+
+def _or_none(codec: _Codec) -> _Codec:
+    return _Codec(
+        lambda value: None if value is None else codec.write(value),
+        lambda value: None if value is None else codec.read(value),
+    )
+
+
+_digest = _Codec(_same, _checked(_is_digest))
+_id = _Codec(_same, _checked(_is_id))
+_number = _Codec(_same, _checked(is_number))
+_time = _Codec(encode_time, decode_time)
+_verifier = _Codec(_write_verifier, _read_verifier)
+_model = _Codec(_write_model, _read_model)
+_envelope = _Codec(encode_bytes, decode_bytes)
+_names = _Codec(list, lambda value: _read_list(value, _checked(lambda name: matches(_NAME, name)), VISITS_LIMIT))
+_ids = _Codec(list, lambda value: _read_list(value, _checked(_is_id), 1 << 16))
+_holders = _Codec(_write_holders, _read_holders)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Document:
+    """The base of the documents: signed once, in one form. `sign` and `from_bytes` give an `envelope`.
+
+    The digest is the SHA-256 of the signed content, in hexadecimal; `issuer` is the key that signed it.
+    """
+
+    KIND: ClassVar[str]
+    FIELDS: ClassVar[Mapping[str, _Codec]]
+
+    digest: str = field(default="", compare=False)
+    envelope: bytes = field(default=b"", repr=False, compare=False)
+    issuer: Verifier | None = field(default=None, compare=False)
+
+    @classmethod
+    def _type(cls) -> str:
+        return f"application/vnd.fastrack.tour.{cls.KIND}.v1+json"
+
+    def sign(self, signer: Signer) -> Self:
+        """Return this document with its envelope, signed by a key."""
+        members = {name: codec.write(getattr(self, name)) for name, codec in self.FIELDS.items()}
+        envelope = sign_envelope(encode({**members, "format": 1}), self._type(), [signer])
+        return self.from_bytes(envelope, signer=signer.verifier)  # which checks its values too
+
+    @classmethod
+    def from_bytes(cls, envelope: bytes, *, signer: Verifier, source: str = "") -> Self:
+        """Read a document, and verify that a key signed it.
+
+        Raise `SignatureError` if another key signed it or it was altered, and `FormatError` if it has another form.
+        """
+        source = source or f"the {cls.KIND} of a tour"
+        if len(envelope) > LIMIT:
+            raise FormatError(f"{source}: expected at most {LIMIT} bytes, got {len(envelope)}. Get it again")
+        payload, issuer = open_canonical(envelope, cls._type(), signer, source=source)
+        with parsing(f"{source} is not in its form", "get it again from its owner"):
+            members = decode(payload, {*cls.FIELDS, "format"}, {"format": 1})
+            values = {name: codec.read(members[name]) for name, codec in cls.FIELDS.items()}
+            document = cls(**values, digest=sha256(payload).hexdigest(), envelope=bytes(envelope), issuer=issuer)
+            document._check()
+        return document
+
+    def _check(self) -> None:
+        """Raise ValueError for values that do not fit each other."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan(Document):
+    """The policy of a tour, which the owner of the model signs and each holder accepts by its digest.
+
+    Attributes
+    ----------
+    tour, lineage : str
+        The ids of the tour, and of the model through all its versions: 32 hexadecimal digits.
+    start : ModelVersion
+        The model that the first visit begins with.
+    holders : mapping of str to Verifier
+        The names of the holders, and the public keys by which they sign.
+    order : tuple of str
+        The holder of each visit. A name may come several times.
+    seconds : int
+        The time limit of a visit, from its grant to its receipt.
+    attempts : int
+        How often a visit may be begun in all, counting the visits that were broken off.
+    code : str
+        The SHA-256 of the training code, from `code_digest`.
+    issued, expires : datetime.datetime
+        The times when it was signed, and after which no visit begins, in UTC.
+
+    Examples
+    --------
+    >>> from datetime import UTC, datetime
+    >>> from fastrack import tour
+    >>> from fastrack.grants import Signer
+    >>> owner, clinic = Signer.generate(), Signer.generate()
+    >>> day = datetime(2026, 6, 1, tzinfo=UTC)
+    >>> plan = tour.Plan(
+    ...     tour="1" * 32, lineage="2" * 32, start=tour.ModelVersion(1, "3" * 64), holders={"clinic": clinic.verifier},
+    ...     order=("clinic", "clinic"), seconds=600, attempts=3, code="4" * 64, issued=day, expires=day.replace(day=2),
+    ... ).sign(owner)
+    >>> tour.Plan.from_bytes(plan.envelope, signer=owner.verifier) == plan
+    True
+    """
+
+    KIND = "plan"
+    FIELDS: ClassVar = {
+        "tour": _id, "lineage": _id, "start": _model, "holders": _holders, "order": _names, "seconds": _number,
+        "attempts": _number, "code": _digest, "issued": _time, "expires": _time,
+    }  # fmt: skip
+
+    tour: str
+    lineage: str
+    start: ModelVersion
+    holders: Mapping[str, Verifier]
+    order: tuple[str, ...]
+    seconds: int
+    attempts: int
+    code: str
+    issued: datetime
+    expires: datetime
+
+    __hash__ = object.__hash__
+
+    @property
+    def owner(self) -> Verifier:
+        """The public key of the owner of the model, who signed the plan."""
+        if self.issuer is None:
+            raise ValueError("reading the owner of a plan failed: expected a signed plan, got one without. Sign it")
+        return self.issuer
+
+    def holder(self, visit: int) -> str:
+        """Return the name of the holder of a visit. Raise `FormatError` if the tour has no such visit."""
+        if not 0 <= visit < len(self.order):
+            raise FormatError(
+                f"visit {visit} of tour {self.tour}: expected one of its {len(self.order)}, got another. The tour is "
+                "over; finish it, or sign a new plan"
+            )
+        return self.order[visit]
+
+    def _check(self) -> None:
+        require(self.order and set(self.order) == set(self.holders), "order")
+        keys = [verifier.id for verifier in self.holders.values()]
+        require(len(set(keys)) == len(keys), "holders")  # two names for one key would be one holder
+        require(0 < self.seconds < 1 << 31 and 0 < self.attempts < 1 << 16, "limits")
+        require(self.issued < self.expires, "expires")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delegation(Document):
+    """The owner's statement that a key signs for one attempt at one visit, and from which receipt and model on.
+
+    Attributes
+    ----------
+    plan : str
+        The digest of the plan.
+    visit, attempt : int
+        The visit, counted from 0, and the attempt at it, counted from 1.
+    previous : str
+        The digest of the receipt before, or of the plan at the first visit.
+    before : ModelVersion
+        The model that the visit begins with.
+    signer : Verifier
+        The key, which was made for this attempt and never leaves the process that has proved itself.
+    key : str
+        The id of the fresh key that the next version is sealed under.
+    expires : datetime.datetime
+        The end of the visit.
+
+    Examples
+    --------
+    >>> from fastrack import tour
+    >>> sorted(tour.Delegation.FIELDS)
+    ['attempt', 'before', 'expires', 'key', 'plan', 'previous', 'signer', 'visit']
+    """
+
+    KIND = "delegation"
+    FIELDS: ClassVar = {
+        "plan": _digest, "visit": _number, "attempt": _number, "previous": _digest, "before": _model,
+        "signer": _verifier, "key": _id, "expires": _time,
+    }  # fmt: skip
+
+    plan: str
+    visit: int
+    attempt: int
+    previous: str
+    before: ModelVersion
+    signer: Verifier
+    key: str
+    expires: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consent(Document):
+    """A holder's statement that it granted its data to one delegation.
+
+    Attributes
+    ----------
+    delegation : str
+        The digest of the delegation.
+    policy : str
+        The SHA-256 of the holder's policy of attestation.
+    files : tuple of str
+        The ids of the sealed files that the visit may open.
+    issued, expires : datetime.datetime
+        The times when it was granted, and when the grant ends.
+
+    Examples
+    --------
+    >>> from fastrack import tour
+    >>> sorted(tour.Consent.FIELDS)
+    ['delegation', 'expires', 'files', 'issued', 'policy']
+    """
+
+    KIND = "consent"
+    FIELDS: ClassVar = {"delegation": _digest, "policy": _digest, "files": _ids, "issued": _time, "expires": _time}
+
+    delegation: str
+    policy: str
+    files: tuple[str, ...]
+    issued: datetime
+    expires: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt(Document):
+    """The statement of a visit's own key about what the visit did. A chain of receipts is the record of a tour.
+
+    Attributes
+    ----------
+    delegation, consent : bytes
+        The envelopes of the owner's delegation and the holder's consent.
+    code : str
+        The SHA-256 of the training code that ran.
+    after : ModelVersion or None
+        The model that the visit made; None of a visit that was broken off, whose receipt only its holder gets.
+    files : tuple of str
+        The ids of the holder's sealed files that were opened.
+    chunks : int
+        The number of their chunks that were opened, each of which had been authenticated.
+    scrubbed : int
+        The bytes of the buffer that were overwritten with zeros and read back.
+    started, ended : datetime.datetime
+        The times when the data were opened first, and when the buffer had been read back.
+
+    Examples
+    --------
+    >>> from fastrack import tour
+    >>> sorted(tour.Receipt.FIELDS)
+    ['after', 'chunks', 'code', 'consent', 'delegation', 'ended', 'files', 'scrubbed', 'started']
+    """
+
+    KIND = "receipt"
+    FIELDS: ClassVar = {
+        "delegation": _envelope, "consent": _envelope, "code": _digest, "after": _or_none(_model), "files": _ids,
+        "chunks": _number, "scrubbed": _number, "started": _time, "ended": _time,
+    }  # fmt: skip
+
+    delegation: bytes = field(repr=False)
+    consent: bytes = field(repr=False)
+    code: str
+    after: ModelVersion | None
+    files: tuple[str, ...]
+    chunks: int
+    scrubbed: int
+    started: datetime
+    ended: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion(Document):
+    """The owner's statement that a tour ended with one receipt and one model. It is the end of a chain.
+
+    Attributes
+    ----------
+    plan, head : str
+        The digests of the plan and of the last receipt.
+    visits : int
+        The number of visits.
+    model : ModelVersion
+        The model that the tour made.
+    issued : datetime.datetime
+        The time.
+
+    Examples
+    --------
+    >>> from fastrack import tour
+    >>> sorted(tour.Completion.FIELDS)
+    ['head', 'issued', 'model', 'plan', 'visits']
+    """
+
+    KIND = "completion"
+    FIELDS: ClassVar = {"plan": _digest, "head": _digest, "visits": _number, "model": _model, "issued": _time}
+
+    plan: str
+    head: str
+    visits: int
+    model: ModelVersion
+    issued: datetime
+
+
+for _class in (ModelVersion, Plan, Delegation, Consent, Receipt, Completion):
+    _class.__module__ = "fastrack.tour"

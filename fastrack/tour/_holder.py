@@ -1,0 +1,192 @@
+"""The desk of a holder of data: it grants its data's keys to a visitor whose turn it is, and keeps the receipts.
+
+The state is in its database: the consents that it gave, and the receipt of each that came::
+
+    away --begin, at a turn of this holder--> here(t, a) --receipt, or a chain that has it--> away
+                                              here(t, a) --begin of a later attempt--> here(t, a + 1)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+
+from fastrack._keys.keys import Key
+from fastrack._keys.signing import Signer
+from fastrack.errors import GrantError, RollbackError
+from fastrack.tour._chain import Chain, VerifiedVisit, read_receipt
+from fastrack.tour._desk import DeskBase, Terms
+from fastrack.tour._documents import Consent, Delegation, Plan, Receipt
+from fastrack.tour._ledger import Accepted, Attempt, TourLedger
+from fastrack.tour._messages import pack, unpack, write_grants
+from fastrack.tour._request import VisitRequest
+
+
+class HolderDesk(DeskBase):
+    """The desk of a holder of data, who verifies a visitor by itself before it grants the keys of its data.
+
+    It requires, without asking anyone: that the chain is that of the plan which it accepted, with a receipt of every
+    visit before; that its own visits are in it as their receipts say; that the owner delegated this visit after the
+    last receipt; that it is this holder's turn; that the code is the plan's; and evidence that is bound to all of it.
+
+    Parameters
+    ----------
+    plan : Plan
+        The plan that the holder accepted.
+    keys : iterable of Key
+        The keys of its data.
+    files : iterable of str
+        The ids of the sealed files that may be opened.
+    terms : Terms
+        The proofs that are asked for.
+    signer : fastrack.grants.Signer
+        The holder's signing key, whose public half is in the plan.
+    ledger : TourLedger
+        The database.
+
+    Raises
+    ------
+    ValueError
+        If the plan has no holder with this key, or there is no key or file.
+    RollbackError
+        If the database is that of another plan.
+    """
+
+    role = "holder"
+
+    def __init__(
+        self,
+        plan: Plan,
+        keys: Iterable[Key],
+        *,
+        files: Iterable[str],
+        terms: Terms,
+        signer: Signer,
+        ledger: TourLedger,
+    ) -> None:
+        names = [name for name, verifier in plan.holders.items() if verifier == signer.verifier]
+        if not names:
+            raise ValueError(f"opening a holder's desk: expected a plan with {signer.verifier!r}, got one without")
+        self.name = names[0]
+        self._keys, self._files = tuple(keys), tuple(sorted(set(files)))
+        if not self._keys or not self._files:
+            raise ValueError(
+                f"opening the desk of {self.name}: expected keys and files, got "
+                f"{len(self._keys)} and {len(self._files)}"
+            )
+        super().__init__(plan, terms, signer, ledger)
+
+    def _steps(self) -> Mapping[str, Callable[[bytes], bytes]]:
+        return {"challenge": self._challenge, "begin": self._begin, "end": self._end}
+
+    def receipts(self) -> tuple[tuple[Consent, Receipt | None], ...]:
+        """Return each consent that was given with its receipt; None if the visit was broken off without one."""
+        given = [attempt for visit in range(len(self.plan.order)) for attempt in self._ledger.attempts(visit)]
+        return tuple(
+            (self._consent(each), None if each.receipt is None else read_receipt(each.receipt, self.plan).receipt)
+            for each in given
+        )
+
+    def _begin(self, body: bytes) -> bytes:
+        parts = unpack("begin", body)
+        now = self._terms.clock()
+        self._require_time(now)
+        chain = self._read_chain(parts["chain"])
+        delegation = Delegation.from_bytes(parts["delegation"], signer=self.plan.owner)
+        request, verified = self._verify(parts["request"], parts["offer"], now)
+        request.require_next(chain)
+        chain.require_turn(delegation)
+        self._require_delegated(delegation, request, now)
+        self._require_own_visits(chain)
+        for visit in chain.visits:  # a receipt may not have come by itself
+            if visit.holder == self.name:
+                self._keep(visit, now)
+        latest = self._require_newer(delegation)
+        consent = Consent(
+            delegation=delegation.digest,
+            policy=self._terms.policy_digest,
+            files=self._files,
+            issued=now,
+            expires=delegation.expires,
+        ).sign(self._signer)
+        details = {"claims": verified.describe(), "delegation": delegation.digest, "files": len(self._files)}
+        self._ledger.begin(
+            delegation.visit, latest, lambda _: (delegation.attempt, consent.envelope, None), now=now, details=details
+        )
+        wrapped = self._wrap(verified.recipient, self._keys, files=self._files, expires=delegation.expires)
+        return pack("consented", consent=consent.envelope, grants=write_grants(wrapped))
+
+    def _require_delegated(self, delegation: Delegation, request: VisitRequest, now: datetime) -> None:
+        """Require this holder's turn, and a delegation to the key that the evidence is bound to, in its time."""
+        name = self.plan.holder(delegation.visit)
+        if name != self.name:
+            raise RollbackError(
+                f"visit {delegation.visit} of tour {self.plan.tour}: expected a turn of {self.name}, got that of "
+                f"{name}. Go there first"
+            )
+        if delegation.signer != request.signer:
+            raise GrantError(
+                f"visit {delegation.visit}: expected a delegation to the visitor's key {request.signer.id}, got one to "
+                f"{delegation.signer.id}. Ask the owner for one"
+            )
+        if not now < delegation.expires:
+            raise GrantError(
+                f"visit {delegation.visit}: expected a delegation in force, got one that expired at "
+                f"{delegation.expires}. Begin the visit again"
+            )
+
+    def _require_own_visits(self, chain: Chain) -> None:
+        """Require that a chain has this holder's own visits as it consented to them, up to the last one."""
+        for visit in chain.visits:
+            if visit.holder == self.name and visit.receipt.consent not in self._given(visit.number):
+                raise RollbackError(
+                    f"visit {visit.number} in the chain: expected a consent that {self.name} remembers, got another. "
+                    "Its database was set back, or its signing key is used elsewhere"
+                )
+        latest = self._ledger.latest()
+        if latest is not None and latest.visit > len(chain.visits):
+            raise RollbackError(
+                f"the chain of tour {self.plan.tour}: expected the receipt of visit {latest.visit}, which was here, "
+                f"got {len(chain.visits)} receipts. It is an older one; get the newest"
+            )
+
+    def _given(self, visit: int) -> list[bytes]:
+        return [attempt.document for attempt in self._ledger.attempts(visit)]
+
+    def _require_newer(self, delegation: Delegation) -> Attempt | None:
+        """Return the last attempt here; a delegation must be a later one, within the attempts of the plan."""
+        latest = self._ledger.latest()
+        known = 0 if latest is None or latest.visit != delegation.visit else latest.attempt
+        if not known < delegation.attempt <= self.plan.attempts:
+            raise RollbackError(
+                f"visit {delegation.visit}: expected an attempt after {known}, of {self.plan.attempts} by the plan, "
+                f"got attempt {delegation.attempt}. It was granted before, or is void; begin the visit again"
+            )
+        return latest
+
+    def _end(self, body: bytes) -> bytes:
+        """Keep a receipt, also of a visit that was broken off. The same receipt may come again."""
+        visit = read_receipt(body, self.plan)
+        self._keep(visit, self._terms.clock())
+        return b""
+
+    def _keep(self, visit: VerifiedVisit, now: datetime) -> None:
+        receipt = visit.receipt
+        given = [each for each in self._ledger.attempts(visit.number) if each.document == receipt.consent]
+        if not given:
+            raise RollbackError(f"a receipt for {self.name}: expected one of a visit that was here, got another")
+        if given[0].receipt == receipt.envelope:
+            return
+        if given[0].receipt is not None:
+            raise RollbackError(
+                f"a receipt for {self.name}: expected the same as before for visit {visit.number}, got another. Its "
+                "machine signed two; do not grant to it again"
+            )
+        details = {"chunks": receipt.chunks, "receipt": receipt.digest, "scrubbed": receipt.scrubbed}
+        self._ledger.end(Accepted(given[0], receipt.envelope, details), now=now)
+
+    def _consent(self, attempt: Attempt) -> Consent:
+        return Consent.from_bytes(attempt.document, signer=self._signer.verifier)
+
+
+HolderDesk.__module__ = "fastrack.tour"

@@ -1,0 +1,143 @@
+"""The database of a desk in SQLite: the attempts at each visit with their receipts, and a log of hashed entries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from fastrack.attest._broker.ledger import LOG_SCHEMA, Ledger
+from fastrack.errors import RollbackError
+
+_TABLES = """CREATE TABLE plan (one INTEGER PRIMARY KEY CHECK (one = 1), role TEXT NOT NULL, digest TEXT NOT NULL);
+CREATE TABLE attempts (
+    visit INTEGER NOT NULL, attempt INTEGER NOT NULL, document BLOB NOT NULL, salt BLOB, receipt BLOB,
+    PRIMARY KEY (visit, attempt)
+);
+CREATE TRIGGER attempts_stay BEFORE DELETE ON attempts BEGIN SELECT RAISE(ABORT, 'attempts are kept'); END;
+CREATE TRIGGER receipts_are_final BEFORE UPDATE ON attempts WHEN OLD.receipt IS NOT NULL
+    BEGIN SELECT RAISE(ABORT, 'receipts are final'); END;
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """An attempt at a visit: the delegation or consent that was given, the salt of its key, and its receipt if any."""
+
+    visit: int
+    attempt: int
+    document: bytes
+    salt: bytes | None
+    receipt: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The receipt of an attempt, and what the log says of it."""
+
+    attempt: Attempt
+    receipt: bytes
+    details: Mapping[str, Any]
+
+
+class TourLedger(Ledger):
+    """The database of an `OwnerDesk` or a `HolderDesk`, made with mode 0600. It has no key in it.
+
+    Every change is on the disk when the method that makes it returns. Several threads and processes may use one file.
+
+    Parameters
+    ----------
+    path : path
+        The file, which is made if it is missing.
+
+    Raises
+    ------
+    FormatError
+        If it is another file.
+    KeyPermissionError
+        If another user owns it, or may write to it or to its folder.
+
+    Examples
+    --------
+    >>> from fastrack import tour
+    >>> ledger = tour.TourLedger("clinic.db")
+    >>> ledger.attempts(0)
+    ()
+    >>> ledger.close()
+    """
+
+    application = 0x46545454  # "FTTT"
+    schema = LOG_SCHEMA + _TABLES
+
+    def bind(self, role: str, plan: str) -> None:
+        """Make this the database of one role in one tour. Raise `RollbackError` if it is that of another."""
+        with self._transaction():
+            self._database.execute("INSERT OR IGNORE INTO plan VALUES (1, ?, ?)", (role, plan))
+            found = self._database.execute("SELECT role, digest FROM plan").fetchone()
+        if found != (role, plan):
+            raise RollbackError(
+                f"{self.path}: expected the database of the {role} for plan {plan:.16}…, got that of "
+                f"the {found[0]} for {found[1]:.16}…. Name another"
+            )
+
+    def attempts(self, visit: int) -> tuple[Attempt, ...]:
+        """Return the attempts at a visit, the first one first."""
+        query = "SELECT visit, attempt, document, salt, receipt FROM attempts WHERE visit = ? ORDER BY attempt"
+        with self._lock:
+            return tuple(Attempt(*row) for row in self._database.execute(query, (visit,)))
+
+    def latest(self) -> Attempt | None:
+        """Return the last attempt at the last visit that was begun."""
+        query = "SELECT visit, attempt, document, salt, receipt FROM attempts ORDER BY visit DESC, attempt DESC LIMIT 1"
+        with self._lock:
+            row = self._database.execute(query).fetchone()
+        return None if row is None else Attempt(*row)
+
+    def begin(
+        self,
+        visit: int,
+        expected: Attempt | None,
+        make: Callable[[int], tuple[int, bytes, bytes | None]],
+        *,
+        accepted: Accepted | None = None,
+        now: datetime,
+        details: Mapping[str, Any],
+    ) -> Attempt:
+        """Store one more attempt at a visit: `make` is called with its number, and returns it, a document and a salt.
+
+        A receipt that is `accepted` by it is stored in the same transaction. Raise `RollbackError` if the last attempt
+        is no more the expected one: another process has begun one.
+        """
+        with self._transaction():
+            query = "SELECT visit, attempt FROM attempts ORDER BY visit DESC, attempt DESC LIMIT 1"
+            row = self._database.execute(query).fetchone()
+            if row != (None if expected is None else (expected.visit, expected.attempt)):
+                raise RollbackError(
+                    f"beginning visit {visit}: expected no other attempt meanwhile, got one. Ask for its state again"
+                )
+            if accepted is not None:
+                self._end(accepted, now)
+            number, document, salt = make(1 if row is None or row[0] != visit else row[1] + 1)
+            self._database.execute(
+                "INSERT INTO attempts (visit, attempt, document, salt) VALUES (?, ?, ?, ?)",
+                (visit, number, document, salt),
+            )
+            self._append("begun", {**details, "attempt": number, "visit": visit}, now)
+        return Attempt(visit, number, document, salt, None)
+
+    def end(self, accepted: Accepted, *, now: datetime) -> None:
+        """Store the receipt of an attempt. To store it once more changes nothing; another one is an IntegrityError."""
+        with self._transaction():
+            self._end(accepted, now)
+
+    def _end(self, accepted: Accepted, now: datetime) -> None:
+        attempt, receipt = accepted.attempt, accepted.receipt
+        key = (attempt.visit, attempt.attempt)
+        query = "SELECT receipt FROM attempts WHERE visit = ? AND attempt = ?"
+        if self._database.execute(query, key).fetchone() != (receipt,):
+            self._database.execute("UPDATE attempts SET receipt = ? WHERE visit = ? AND attempt = ?", (receipt, *key))
+            self._append("ended", {**accepted.details, "attempt": attempt.attempt, "visit": attempt.visit}, now)
+
+
+TourLedger.__module__ = "fastrack.tour"

@@ -1,0 +1,235 @@
+"""The desk of the owner of a model: it moves the model forward by one verified visit at a time.
+
+The state is in its database: the receipts that were accepted, and the attempts at the visit that is open::
+
+    open(t, a)  --begin with t receipts-->      open(t, a + 1)      the attempt before is void: rolled back
+                --begin with t + 1 receipts-->  open(t + 1, 1)      the receipt of attempt a is accepted
+                --finish with t + 1 receipts--> over
+
+A receipt is accepted when the next visit begins, not when it is made: whoever begins the next visit has the model.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from hashlib import sha256
+
+from cryptography.hazmat.primitives.hashes import SHA512
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from fastrack._keys.keys import Key
+from fastrack._keys.signing import Signer, read_unverified_payload, sign_envelope
+from fastrack._sets.entries import SealedEntry
+from fastrack._sets.manifest import PAYLOAD_TYPE, Manifest
+from fastrack.errors import AuthenticationError, RollbackError
+from fastrack.tour._chain import Chain, VerifiedVisit
+from fastrack.tour._desk import DeskBase, Terms
+from fastrack.tour._documents import Completion, Delegation, Plan
+from fastrack.tour._ledger import Accepted, Attempt, TourLedger
+from fastrack.tour._messages import pack, unpack, write_grants
+from fastrack.tour._request import VisitRequest
+
+MODEL = "model.safetensors"
+_SALT_SIZE = 32
+_LABEL = b"fastrack/tour-key@1\0"
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """The open visit of a tour.
+
+    salt : of the key that its model is sealed under; None for the first model
+    latest : the last attempt that was begun; accepted : its receipt, if it is yet to be stored
+    """
+
+    visit: int
+    head: str
+    salt: bytes | None
+    latest: Attempt | None
+    accepted: Accepted | None = None
+
+
+class OwnerDesk(DeskBase):
+    """The desk of the owner of a model, who grants the model's keys and delegates the signing of its next version.
+
+    At each visit it grants the key of the model as it is, for this version and until the end of the visit, and a fresh
+    key for the next version. The fresh keys are derived from the owner's key and salts, by HKDF (RFC 5869) with
+    SHA-512, so that the database holds none. An attempt that follows another makes that one void.
+
+    Parameters
+    ----------
+    plan : Plan
+        The plan, signed by `signer`.
+    key : Key
+        The key of the first model, from which the fresh keys are derived.
+    terms : Terms
+        The proofs that are asked for.
+    signer : fastrack.grants.Signer
+        The owner's signing key.
+    ledger : TourLedger
+        The database.
+
+    Raises
+    ------
+    ValueError
+        If the plan was not signed by `signer`.
+    RollbackError
+        If the database is that of another plan.
+    """
+
+    role = "owner"
+
+    def __init__(self, plan: Plan, key: Key, *, terms: Terms, signer: Signer, ledger: TourLedger) -> None:
+        if plan.owner != signer.verifier:
+            raise ValueError(
+                f"opening the owner's desk: expected a plan of {signer.verifier!r}, got one of {plan.owner!r}"
+            )
+        super().__init__(plan, terms, signer, ledger)
+        self._root = key
+
+    def _steps(self) -> Mapping[str, Callable[[bytes], bytes]]:
+        return {"challenge": self._challenge, "begin": self._begin, "finish": self._finish}
+
+    def model_key(self) -> Key:
+        """Return the key of the newest model that was accepted: to open it, or to seal it under the owner's own."""
+        return self._key(self._state().salt)
+
+    def _begin(self, body: bytes) -> bytes:
+        parts = unpack("begin", body)
+        now = self._terms.clock()
+        self._require_time(now)
+        chain = self._read_chain(parts["chain"])
+        self.plan.holder(len(chain.visits))
+        request, verified = self._verify(parts["request"], parts["offer"], now)
+        request.require_next(chain)
+        state = self._accept(chain, parts["manifest"])
+        delegation, fresh = self._delegate(state, request, now)
+        limits = {"lineage": self.plan.lineage, "least_version": delegation.before.number}
+        old = self._wrap(verified.recipient, [self._key(state.salt)], expires=delegation.expires, **limits)
+        new = self._wrap(verified.recipient, [fresh], expires=delegation.expires)
+        return pack("delegated", delegation=delegation.envelope, grants=write_grants([*old, *new]))
+
+    def _delegate(self, state: _State, request: VisitRequest, now: datetime) -> tuple[Delegation, Key]:
+        """Store one more attempt at the open visit, which makes the one before void."""
+        salt = os.urandom(_SALT_SIZE)
+        key = self._key(salt)
+
+        def make(attempt: int) -> tuple[int, bytes, bytes]:
+            if attempt > self.plan.attempts:
+                raise RollbackError(
+                    f"visit {state.visit}: expected at most {self.plan.attempts} attempts by the plan, got one more. "
+                    "Its owner may sign another plan"
+                )
+            delegation = Delegation(
+                plan=self.plan.digest,
+                visit=state.visit,
+                attempt=attempt,
+                previous=state.head,
+                before=request.model,
+                signer=request.signer,
+                key=key.id,
+                expires=min(now + timedelta(seconds=self.plan.seconds), self.plan.expires).replace(microsecond=0),
+            )
+            return attempt, delegation.sign(self._signer).envelope, salt
+
+        details = {"code": request.code, "key": key.id, "request": request.digest, "signer": request.signer.id}
+        begun = self._ledger.begin(state.visit, state.latest, make, accepted=state.accepted, now=now, details=details)
+        return Delegation.from_bytes(begun.document, signer=self._signer.verifier), key
+
+    def _finish(self, body: bytes) -> bytes:
+        parts = unpack("finish", body)
+        now = self._terms.clock()
+        chain = self._read_chain(parts["chain"])
+        if len(chain.visits) != len(self.plan.order):
+            raise RollbackError(
+                f"finishing a tour: expected {len(self.plan.order)} receipts, got {len(chain.visits)}. Go on with it"
+            )
+        state = self._accept(chain, parts["manifest"])
+        if state.accepted is not None:
+            self._ledger.end(state.accepted, now=now)
+        completion = Completion(
+            plan=self.plan.digest, head=chain.head, visits=len(chain.visits), model=chain.model, issued=now
+        ).sign(self._signer)
+        # The same manifest, by the owner's own key, so that anchors of the owner accept it.
+        payload = read_unverified_payload(parts["manifest"])  # which `_accept` verified
+        manifest = sign_envelope(payload, PAYLOAD_TYPE, [self._signer])
+        return pack("finished", completion=completion.envelope, manifest=manifest)
+
+    # The state.
+
+    def _state(self) -> _State:
+        """Return the open visit: the one after the last receipt that was accepted."""
+        latest = self._ledger.latest()
+        if latest is None:
+            return _State(0, self.plan.digest, None, None)
+        if latest.receipt is not None:
+            visit, accepted = latest.visit + 1, latest
+        elif latest.visit == 0:
+            return _State(0, self.plan.digest, None, latest)
+        else:
+            visit, accepted = (
+                latest.visit,
+                next(each for each in self._ledger.attempts(latest.visit - 1) if each.receipt is not None),
+            )
+        assert accepted.receipt is not None
+        return _State(visit, _digest_of(accepted.receipt), accepted.salt, latest)
+
+    def _accept(self, chain: Chain, manifest: bytes) -> _State:
+        """Return the open visit that a chain leads to, with the receipt of the last attempt if it is new."""
+        state = self._state()
+        if len(chain.visits) == state.visit + 1:
+            state = self._following(state, chain.visits[-1], manifest)
+        if (state.visit, state.head) != (len(chain.visits), chain.head):
+            raise RollbackError(
+                f"the chain of tour {self.plan.tour}: expected {state.visit} receipts, the last {state.head:.16}…, got "
+                f"{len(chain.visits)}, the last {chain.head:.16}…. It is an older or a forked one; get the newest"
+            )
+        return state
+
+    def _following(self, state: _State, visit: VerifiedVisit, manifest: bytes) -> _State:
+        """Return the visit after one, whose receipt must be that of the last attempt."""
+        attempt = state.latest
+        if attempt is None or attempt.visit != state.visit or attempt.document != visit.delegation.envelope:
+            raise RollbackError(
+                f"the receipt of visit {visit.number}: expected that of the last attempt, got that of attempt "
+                f"{visit.delegation.attempt}. A later one made it void; begin with the model before"
+            )
+        self._check_manifest(visit, manifest)
+        details = {"model": [visit.after.number, visit.after.digest], "receipt": visit.receipt.digest}
+        accepted = Accepted(attempt, visit.receipt.envelope, details)
+        return _State(state.visit + 1, visit.receipt.digest, attempt.salt, attempt, accepted)
+
+    def _check_manifest(self, visit: VerifiedVisit, content: bytes) -> None:
+        """Require that the manifest of a new version follows the one before, and that its key was rotated."""
+        manifest = Manifest.from_bytes(content, owner=visit.delegation.signer, source="the manifest of the model")
+        before, after = visit.delegation.before, visit.after
+        found = (manifest.lineage, manifest.version, manifest.digest, manifest.history[:1])
+        if found != (self.plan.lineage, before.number + 1, after.digest, (before.digest,)):
+            raise RollbackError(
+                f"the manifest of the model: expected {after} after {before}, got {manifest.version} with "
+                f"{manifest.digest:.16}…. Bring the model that the visit made"
+            )
+        entries = dict(manifest.files)
+        entry = entries.pop(MODEL, None)
+        if entries or not isinstance(entry, SealedEntry) or entry.key != visit.delegation.key or entry.plain:
+            raise AuthenticationError(
+                f"the model of visit {visit.number}: expected {MODEL}, all of it sealed under the fresh key "
+                f"{visit.delegation.key}, got other content. The visit did not rotate the key; begin it again"
+            )
+
+    def _key(self, salt: bytes | None) -> Key:
+        if salt is None:
+            return self._root
+        info = _LABEL + bytes.fromhex(self.plan.digest)
+        return Key.from_bytes(HKDF(SHA512(), 32, salt, info).derive(self._root.material()))
+
+
+def _digest_of(receipt: bytes) -> str:
+    """Return the digest of a receipt of the database."""
+    return sha256(read_unverified_payload(receipt)).hexdigest()
+
+
+OwnerDesk.__module__ = "fastrack.tour"

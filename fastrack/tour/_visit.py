@@ -1,0 +1,429 @@
+"""One visit, from the visitor's side: `visit` takes a model folder and makes the next one, or nothing."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from fastrack._files.reader import SealedFile
+from fastrack._keys.grants import Grants
+from fastrack._keys.keyring import KeyRing
+from fastrack._keys.keys import Key
+from fastrack._keys.recipients import Identity
+from fastrack._keys.signing import Signer, Verifier
+from fastrack._sets.anchor import manifest_path
+from fastrack._sets.entries import SealedEntry
+from fastrack._sets.load_file import load_file
+from fastrack._sets.manifest import HISTORY_LIMIT, Manifest, load_manifest, sign_manifest
+from fastrack._sets.publish import describe
+from fastrack._training.checkpoints.checkpoint import open_checkpoint, save_checkpoint
+from fastrack._util.atomic import new_file, new_folder
+from fastrack.attest._collect import collect_evidence
+from fastrack.attest._exchange import Collector
+from fastrack.attest._offer import Challenge
+from fastrack.errors import FormatError, GrantError, RollbackError
+from fastrack.tour._buffer import DataBuffer, needed
+from fastrack.tour._chain import Chain
+from fastrack.tour._desk import read_clock
+from fastrack.tour._documents import Consent, Delegation, ModelVersion, Plan, Receipt
+from fastrack.tour._messages import Desk, pack, read_grants, unpack
+from fastrack.tour._request import VisitRequest, make_visit_offer
+
+MODEL, CHAIN = "model.safetensors", "tour.chain"
+"""The names in a model folder, beside the manifest of the model."""
+
+Shards = Iterator[Mapping[str, Any]]
+Train = Callable[[Any, Shards], Any]
+Location = str | os.PathLike[str]
+
+log = logging.getLogger("fastrack")
+
+
+def visit(
+    folder: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    train: str | Train,
+    *,
+    owner: Verifier,
+    owner_desk: Desk,
+    holder_desk: Desk,
+    data: Sequence[Location],
+    collect: Collector = collect_evidence,
+    device: object = None,
+    buffer_size: int | None = None,
+    clock: Callable[[], datetime] = read_clock,
+) -> Chain:
+    """Make the next visit of a tour: train the model of a folder on one holder's data, and write it to another folder.
+
+    The machine proves what it is, to the owner of the model and to the holder. Both grant their keys to this process
+    alone. The model and all state that `train` returns are sealed under a fresh key. Whatever fails, the buffer with
+    the holder's data is scrubbed, the keys are wiped, `folder` stays as it is, and `out` is whole or absent: the model
+    before can begin the visit again.
+
+    Parameters
+    ----------
+    folder : path
+        The model folder that `start`, or the visit before, wrote.
+    out : path
+        The new folder. It must not exist.
+    train : str or callable
+        ``module:function``, or the function. It takes the state, as `load_checkpoint` returns it, and an iterator of
+        the holder's shards, each a dict of tensors that is valid until the next is asked for; it returns the new state,
+        which `save_checkpoint` can save. `code_digest` of it must be the plan's.
+    owner : Verifier
+        The public key of the owner of the model.
+    owner_desk, holder_desk : Desk
+        Where the owner and the holder answer: `RemoteDesk`, or the desk itself in the same process.
+    data : sequence of paths or URLs
+        The holder's sealed files.
+    collect : callable
+        A function that takes an `fastrack.attest.OfferBinding` and returns `fastrack.attest.MachineEvidence`.
+    device : str or torch.device, optional
+        Device of the buffer and of the model's tensors: "cpu", the default, or "cuda:N".
+    buffer_size : int, optional
+        The size of the buffer in bytes. By default that of the largest file.
+    clock : callable
+        Returns the time, with a time zone.
+
+    Returns
+    -------
+    Chain
+        The verified chain with the new receipt, as it is in `out`.
+
+    Raises
+    ------
+    RollbackError
+        If the model is not the one of the last receipt, or the code not the plan's.
+    AttestationError
+        If the owner or the holder does not accept the evidence.
+    GrantError, SignatureError, AuthenticationError, FormatError
+        If an answer, the model or the data do not verify.
+    OSError
+        If a desk cannot be reached, or a file not be read or written.
+    """
+    function, code = _load_code(train)
+    given = _read_folder(Path(folder), owner)
+    chain = given.chain
+    if code != chain.plan.code:
+        raise RollbackError(
+            f"visit {len(chain.visits)}: expected the plan's training code {chain.plan.code:.16}…, got {code:.16}…. "
+            "Install that version of it, or sign another plan"
+        )
+    begun = _begin(given, code, owner_desk, holder_desk, collect, clock)
+    work = _Work(begun, chain.plan, code, device, clock)
+    try:
+        with new_folder(Path(out)) as target:
+            after = work.train(given, function, data, buffer_size, target)
+            receipt = work.receipt(after)
+            following = chain.extend(receipt.envelope)
+            following.save(target / CHAIN)
+    except BaseException:
+        with suppress(Exception):  # the error of the visit is the one to hear of
+            holder_desk.ask("end", work.receipt(None).envelope)
+        raise
+    finally:
+        begun.wipe()
+    try:
+        holder_desk.ask("end", receipt.envelope)
+    except OSError as error:
+        # The receipt is in the chain, which brings it to the holder's next visit and to `fastrack tour verify`.
+        log.warning("sending the receipt of visit %d to its holder failed: %s", len(chain.visits), error)
+    return following
+
+
+@dataclass(frozen=True, slots=True)
+class _Folder:
+    """A model folder whose manifest is that of the last receipt."""
+
+    path: Path
+    chain: Chain
+    manifest: Manifest
+
+
+def _read_folder(path: Path, owner: Verifier) -> _Folder:
+    chain = Chain.load(path / CHAIN, owner=owner)
+    manifest = load_manifest(manifest_path(path / MODEL), owner=chain.signer)
+    found = ModelVersion(manifest.version, manifest.digest)
+    if (manifest.lineage, found) != (chain.plan.lineage, chain.model):
+        raise RollbackError(
+            f"{path / MODEL}: expected the model of the last receipt, {chain.model}, got {found}. Bring the model that "
+            "the visit before made",
+            path=path / MODEL,
+        )
+    return _Folder(path, chain, manifest)
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A visit that owner and holder have granted, with the key that signs for it."""
+
+    signer: Signer
+    delegation: Delegation
+    consent: Consent
+    model: KeyRing
+    fresh: Key
+    data: KeyRing
+
+    def wipe(self) -> None:
+        """Overwrite all keys of the visit."""
+        for key in (*self.model, self.fresh, *self.data):
+            key.wipe()
+
+
+def _begin(
+    given: _Folder, code: str, owner_desk: Desk, holder_desk: Desk, collect: Collector, clock: Callable[[], datetime]
+) -> _Begun:
+    """Prove what this machine is to both, and unlock what they grant."""
+    chain, plan = given.chain, given.chain.plan
+    holder = plan.holders[plan.holder(len(chain.visits))]
+    signer = Signer.generate()
+    challenges = tuple(Challenge.from_bytes(desk.ask("challenge")) for desk in (owner_desk, holder_desk))
+    request = VisitRequest.of(chain, challenges, code, signer.verifier)
+    offer, identity = make_visit_offer(request, collect)
+    shown = {"request": request.to_bytes(), "offer": offer.to_bytes(), "chain": chain.to_bytes()}
+    answer = unpack("delegated", owner_desk.ask("begin", pack("begin", manifest=given.manifest.envelope, **shown)))
+    delegation = Delegation.from_bytes(answer["delegation"], signer=plan.owner)
+    chain.require_turn(delegation)
+    if delegation.signer != signer.verifier:
+        raise GrantError("beginning a visit failed: expected a delegation to the key of this visit, got one to another")
+    model, fresh = _unlock(answer["grants"], identity, plan.owner, clock(), count=2)
+    if fresh.id != delegation.key or fresh == model:
+        raise GrantError(
+            f"beginning a visit failed: expected a fresh key {delegation.key}, got {fresh.id}. Begin again"
+        )
+    answer = unpack("consented", holder_desk.ask("begin", pack("begin", delegation=delegation.envelope, **shown)))
+    consent = Consent.from_bytes(answer["consent"], signer=holder)
+    if consent.delegation != delegation.digest:
+        raise GrantError("beginning a visit failed: expected the holder's consent to this visit, got that to another")
+    data = _unlock(answer["grants"], identity, holder, clock())
+    return _Begun(signer, delegation, consent, KeyRing([model]), fresh, KeyRing(data))
+
+
+def _unlock(
+    content: bytes, identity: Identity, issuer: Verifier, now: datetime, count: int | None = None
+) -> tuple[Key, ...]:
+    envelopes = read_grants(content)
+    if not envelopes or count not in {None, len(envelopes)}:
+        raise FormatError(f"unlocking grants failed: expected {count or 'one or more'} keys, got {len(envelopes)}")
+    rings = [Grants.from_bytes(each, owner=issuer).unlock(identity, now=now) for each in envelopes]
+    return tuple(ring.first for ring in rings)
+
+
+class _Work:
+    """What a visit did so far, for its receipt."""
+
+    def __init__(self, begun: _Begun, plan: Plan, code: str, device: object, clock: Callable[[], datetime]) -> None:
+        self._begun = begun
+        self._plan = plan
+        self._code = code
+        self._device = device
+        self._clock = clock
+        self._files: list[str] = []
+        self._chunks = 0
+        self._scrubbed = 0
+        self._started = clock()
+
+    def train(
+        self, given: _Folder, function: Train, data: Sequence[Location], buffer_size: int | None, target: Path
+    ) -> ModelVersion:
+        """Train the model of one folder, and seal it in another as its next version."""
+        state = self._open_model(given)
+        with self._shards(data, buffer_size) as shards:
+            state = function(state, shards)
+        save_checkpoint(target / MODEL, state, key=self._begun.fresh)
+        previous = given.manifest
+        envelope = sign_manifest(
+            {MODEL: describe(target / MODEL)},
+            self._begun.signer,
+            previous.lineage,
+            (previous.digest, *previous.history)[:HISTORY_LIMIT],
+            previous.version + 1,
+        )
+        with new_file(manifest_path(target / MODEL)) as file:
+            file.write(envelope)
+        signed = Manifest.from_bytes(envelope, owner=self._begun.signer.verifier)
+        return ModelVersion(signed.version, signed.digest)
+
+    def _open_model(self, given: _Folder) -> Any:
+        """Open the model, whose key opens only what is of its lineage and version."""
+        entry = given.manifest.entry(MODEL, given.path / MODEL)
+        if not isinstance(entry, SealedEntry):
+            raise FormatError(f"{given.path / MODEL}: expected a sealed model, got a plain one. Seal it")
+        pinned = replace(entry, edition=(given.manifest.lineage, given.manifest.version))
+        with SealedFile(given.path / MODEL, entry=pinned) as file:
+            return open_checkpoint(file, self._begun.model, self._device)
+
+    @contextmanager
+    def _shards(self, data: Sequence[Location], size: int | None) -> Iterator[Shards]:
+        """Open the holder's files into one buffer, one after another, and scrub it at the end."""
+        if size is None:
+            size = 1
+            for path in data:
+                with load_file(path) as file:
+                    size = max(size, needed([file]))
+        buffer = DataBuffer(size, self._device)
+        shards = self._open(data, buffer)
+        try:
+            yield shards
+        finally:
+            shards.close()
+            self._chunks = buffer.chunks
+            self._scrubbed = buffer.scrub()
+
+    def _open(self, data: Sequence[Location], buffer: DataBuffer) -> Any:
+        for path in data:
+            with load_file(path) as file:
+                if file.file_id not in self._begun.consent.files:
+                    raise GrantError(
+                        f"{path}: expected a file that the holder granted, got {file.file_id}. Name the holder's files"
+                    )
+                self._files.append(file.file_id)
+                yield buffer.open(file, self._begun.data)
+
+    def receipt(self, after: ModelVersion | None) -> Receipt:
+        """Return the signed receipt: with the new model, or None if the visit was broken off."""
+        return Receipt(
+            delegation=self._begun.delegation.envelope,
+            consent=self._begun.consent.envelope,
+            code=self._code,
+            after=after,
+            files=tuple(sorted(set(self._files))),
+            chunks=self._chunks,
+            scrubbed=self._scrubbed,
+            started=self._started,
+            ended=self._clock(),
+        ).sign(self._begun.signer)
+
+
+def start(
+    model: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    train: str | Train,
+    *,
+    signer: Signer,
+    holders: Mapping[str, Verifier],
+    order: Sequence[str],
+    lifetime: timedelta,
+    visit_limit: timedelta = timedelta(hours=1),
+    attempts: int = 3,
+    clock: Callable[[], datetime] = read_clock,
+) -> Plan:
+    """Sign the plan of a tour, and write the model folder that its first visit begins with.
+
+    Parameters
+    ----------
+    model : path
+        A checkpoint that `save_checkpoint` made and `publish` signed with `signer`, named ``model.safetensors``.
+    out : path
+        The new folder. It must not exist.
+    train : str or callable
+        The training code, as for `visit`.
+    signer : Signer
+        The signing key of the owner of the model.
+    holders : mapping of str to Verifier
+        The names of the holders, and their public keys.
+    order : sequence of str
+        The holder of each visit.
+    lifetime, visit_limit : datetime.timedelta
+        The time limits of the tour, and of each visit.
+    attempts : int
+        How often a visit may be begun in all.
+    clock : callable
+        Returns the time, with a time zone.
+
+    Returns
+    -------
+    Plan
+        The plan. Holders accept it by its digest.
+
+    Raises
+    ------
+    SignatureError, RollbackError, AuthenticationError
+        If the model has no manifest of `signer`, or is not as it says.
+    FormatError
+        If the plan would not be valid, such as with a holder that has no turn.
+    """
+    source = Path(model)
+    manifest = load_manifest(manifest_path(source), owner=signer.verifier)
+    manifest.check(source.name, source)
+    if source.name != MODEL or list(manifest.files) != [MODEL]:
+        raise FormatError(f"{source}: expected {MODEL} with a manifest of its own, got another. Rename and publish it")
+    now = clock()
+    plan = Plan(
+        tour=os.urandom(16).hex(),
+        lineage=manifest.lineage,
+        start=ModelVersion(manifest.version, manifest.digest),
+        holders=dict(holders),
+        order=tuple(order),
+        seconds=int(visit_limit.total_seconds()),
+        attempts=attempts,
+        code=code_digest(train),
+        issued=now,
+        expires=now + lifetime,
+    ).sign(signer)
+    with new_folder(Path(out)) as target:
+        for name in (source, manifest_path(source)):
+            with new_file(target / name.name) as file:
+                file.write(name.read_bytes())
+        Chain(plan).save(target / CHAIN)
+    return plan
+
+
+def code_digest(train: str | Train) -> str:
+    """Return the SHA-256 that a plan names its training code by, in hexadecimal.
+
+    It covers the file of the function's module; of a package, which has an ``__init__.py``, all its files of Python.
+    Each name and content counts, after its length in 8 bytes, big-endian. Libraries that it imports are not covered:
+    the measurements of the machine are.
+
+    Parameters
+    ----------
+    train : str or callable
+        ``module:function``, or the function.
+
+    Raises
+    ------
+    FormatError
+        If there is no such function, or its module has no file.
+
+    Examples
+    --------
+    >>> from fastrack import tour
+    >>> len(tour.code_digest("json.tool:main"))
+    64
+    """
+    return _load_code(train)[1]
+
+
+def _load_code(train: str | Train) -> tuple[Train, str]:
+    function: Any = train
+    if isinstance(train, str):
+        module_name, _, name = train.partition(":")
+        try:
+            function = getattr(importlib.import_module(module_name), name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise FormatError(f"the training code {train!r:.80}: expected module:function, got {error}") from error
+    module = inspect.getmodule(function)
+    path = getattr(module, "__file__", None)
+    if path is None or not callable(function):
+        raise FormatError(f"the training code {train!r:.80}: expected a function in a file, got another. Write one")
+    root = Path(path)
+    files = sorted(root.parent.rglob("*.py")) if root.name == "__init__.py" else [root]
+    digest = sha256()
+    for file in files:
+        for part in (file.relative_to(root.parent).as_posix().encode(), file.read_bytes()):
+            digest.update(len(part).to_bytes(8) + part)
+    return function, digest.hexdigest()
+
+
+for _function in (visit, start, code_digest):
+    _function.__module__ = "fastrack.tour"
