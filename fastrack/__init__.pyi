@@ -9,6 +9,7 @@ from fastrack import (
     providers as providers,
     ray as ray,
     transformers as transformers,
+    tour as tour,
     vllm as vllm,
 )
 from fastrack._files.byte_reader import open_bytes as open_bytes

@@ -17,7 +17,6 @@ _NAMES = {
     "_desk": ("Terms",),
     "_documents": ("Completion", "Consent", "Delegation", "ModelVersion", "Plan", "Receipt"),
     "_holder": ("HolderDesk",),
-    "_http": ("RemoteDesk",),
     "_ledger": ("TourLedger",),
     "_owner": ("OwnerDesk",),
     "_visit": ("code_digest", "start", "visit"),

@@ -1,0 +1,15 @@
+from fastrack.tour._buffer import DataBuffer as DataBuffer
+from fastrack.tour._chain import Chain as Chain
+from fastrack.tour._desk import Terms as Terms
+from fastrack.tour._documents import Completion as Completion
+from fastrack.tour._documents import Consent as Consent
+from fastrack.tour._documents import Delegation as Delegation
+from fastrack.tour._documents import ModelVersion as ModelVersion
+from fastrack.tour._documents import Plan as Plan
+from fastrack.tour._documents import Receipt as Receipt
+from fastrack.tour._holder import HolderDesk as HolderDesk
+from fastrack.tour._ledger import TourLedger as TourLedger
+from fastrack.tour._owner import OwnerDesk as OwnerDesk
+from fastrack.tour._visit import code_digest as code_digest
+from fastrack.tour._visit import start as start
+from fastrack.tour._visit import visit as visit
