@@ -154,20 +154,6 @@ def _write_envelope(payload: bytes, payload_type: str, signatures: Iterable[tupl
     return b'{"payload":"%s",%s' % (base64.b64encode(payload), head[1:])
 
 
-def open_canonical(
-    envelope: bytes, payload_type: str, trusted: Verifier | Iterable[Verifier], *, source: str
-) -> tuple[bytes, Verifier]:
-    """Return what `open_envelope` does, of an envelope with one signature in the one form that `sign_envelope` writes.
-
-    No byte of it can be changed unheard. Raise FormatError if it has another form.
-    """
-    payload, verifier = open_envelope(envelope, payload_type, trusted, source=source)
-    signatures = _parse_envelope(envelope, source)[2]
-    if _write_envelope(payload, payload_type, [(verifier.id, signatures[0])]) != envelope:
-        raise FormatError(f"{source}: expected one signature, in canonical form, got another form. Get it again")
-    return payload, verifier
-
-
 def open_envelope(
     envelope: bytes, payload_type: str, trusted: Verifier | Iterable[Verifier], *, source: str = "the document"
 ) -> tuple[bytes, Verifier]:
@@ -177,6 +163,32 @@ def open_envelope(
     of a trusted key.
     """
     payload, found_type, signatures = _parse_envelope(envelope, source)
+    return payload, _find_signer(payload, found_type, signatures, payload_type, trusted, source)
+
+
+def open_canonical(
+    envelope: bytes, payload_type: str, trusted: Verifier | Iterable[Verifier], *, source: str
+) -> tuple[bytes, Verifier]:
+    """Return what `open_envelope` does, of an envelope with one signature in the one form that `sign_envelope` writes.
+
+    No byte of it can be changed unheard. Raise FormatError if it has another form.
+    """
+    payload, found_type, signatures = _parse_envelope(envelope, source)
+    signer = _find_signer(payload, found_type, signatures, payload_type, trusted, source)
+    if _write_envelope(payload, payload_type, [(signer.id, signatures[0])]) != envelope:
+        raise FormatError(f"{source}: expected one signature, in canonical form, got another form. Get it again")
+    return payload, signer
+
+
+def _find_signer(
+    payload: bytes,
+    found_type: str,
+    signatures: Iterable[bytes],
+    payload_type: str,
+    trusted: Verifier | Iterable[Verifier],
+    source: str,
+) -> Verifier:
+    """Return the trusted key that signed a payload of this type."""
     if found_type != payload_type:
         raise SignatureError(f"{source}: expected a document of type {payload_type}, got {found_type!r:.80}")
     message = _pre_authentication_encoding(payload_type, payload)
@@ -187,7 +199,7 @@ def open_envelope(
                 verifier.verify(signature, message)
             except SignatureError:
                 continue
-            return payload, verifier
+            return verifier
     names = ", ".join(verifier.id for verifier in verifiers) or "none"
     raise SignatureError(
         f"{source}: expected a signature by a trusted key ({names}), got none that holds; it was altered, or signed by "

@@ -122,7 +122,7 @@ class Chain:
     def extend(self, line: bytes, *, source: str = "the chain of a tour") -> Chain:
         """Return this chain with the receipt of the next visit, or the completion. Raises as `from_bytes` does."""
         number = len(self.visits)
-        with _place(f"{source}, line {number + 2}, after {number} receipts"):
+        with _place(f"{source}, line {self._length + 1}, after {number} receipts"):
             if self.completion is not None:
                 raise RollbackError("expected the end behind the owner's completion, got another line")
             if number == len(self.plan.order) or b"tour.completion.v1+json" in line[-1024:]:

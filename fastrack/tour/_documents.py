@@ -154,10 +154,10 @@ class Document:
         return f"application/vnd.fastrack.tour.{cls.KIND}.v1+json"
 
     def sign(self, signer: Signer) -> Self:
-        """Return this document with its envelope, signed by a key."""
+        """Return this document with its envelope, signed by a key. Raise `FormatError` if its values are not valid."""
         members = {name: codec.write(getattr(self, name)) for name, codec in self.FIELDS.items()}
-        envelope = sign_envelope(encode({**members, "format": 1}), self._type(), [signer])
-        return self.from_bytes(envelope, signer=signer.verifier)  # which checks its values too
+        payload = encode({**members, "format": 1})
+        return self._parse(payload, sign_envelope(payload, self._type(), [signer]), signer.verifier, "a new document")
 
     @classmethod
     def from_bytes(cls, envelope: bytes, *, signer: Verifier, source: str = "") -> Self:
@@ -169,10 +169,14 @@ class Document:
         if len(envelope) > LIMIT:
             raise FormatError(f"{source}: expected at most {LIMIT} bytes, got {len(envelope)}. Get it again")
         payload, issuer = open_canonical(envelope, cls._type(), signer, source=source)
-        with parsing(f"{source} is not in its form", "get it again from its owner"):
+        return cls._parse(payload, bytes(envelope), issuer, source)
+
+    @classmethod
+    def _parse(cls, payload: bytes, envelope: bytes, issuer: Verifier, source: str) -> Self:
+        with parsing(f"{source} is not the {cls.KIND} of a tour", "get it again from its owner"):
             members = decode(payload, {*cls.FIELDS, "format"}, {"format": 1})
             values = {name: codec.read(members[name]) for name, codec in cls.FIELDS.items()}
-            document = cls(**values, digest=sha256(payload).hexdigest(), envelope=bytes(envelope), issuer=issuer)
+            document = cls(**values, digest=sha256(payload).hexdigest(), envelope=envelope, issuer=issuer)
             document._check()
         return document
 

@@ -26,7 +26,7 @@ from fastrack._sets.load_file import load_file
 from fastrack._sets.manifest import HISTORY_LIMIT, Manifest, load_manifest, sign_manifest
 from fastrack._sets.publish import describe
 from fastrack._training.checkpoints.checkpoint import open_checkpoint, save_checkpoint
-from fastrack._util.atomic import new_file, new_folder
+from fastrack._util.atomic import new_folder
 from fastrack.attest._collect import collect_evidence
 from fastrack.attest._exchange import Collector
 from fastrack.attest._offer import Challenge
@@ -125,7 +125,7 @@ def visit(
             after = work.train(given, function, data, buffer_size, target)
             receipt = work.receipt(after)
             following = chain.extend(receipt.envelope)
-            following.save(target / CHAIN)
+            _write(target / CHAIN, following.to_bytes())
     except BaseException:
         with suppress(Exception):  # the error of the visit is the one to hear of
             holder_desk.ask("end", work.receipt(None).envelope)
@@ -248,8 +248,7 @@ class _Work:
             (previous.digest, *previous.history)[:HISTORY_LIMIT],
             previous.version + 1,
         )
-        with new_file(manifest_path(target / MODEL)) as file:
-            file.write(envelope)
+        _write(manifest_path(target / MODEL), envelope)
         signed = Manifest.from_bytes(envelope, owner=self._begun.signer.verifier)
         return ModelVersion(signed.version, signed.digest)
 
@@ -371,11 +370,18 @@ def start(
         expires=now + lifetime,
     ).sign(signer)
     with new_folder(Path(out)) as target:
-        for name in (source, manifest_path(source)):
-            with new_file(target / name.name) as file:
-                file.write(name.read_bytes())
-        Chain(plan).save(target / CHAIN)
+        for path in (source, manifest_path(source)):
+            _write(target / path.name, path.read_bytes())
+        _write(target / CHAIN, plan.envelope)
     return plan
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file of a new folder, which is whole or absent itself, to the disk."""
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def code_digest(train: str | Train) -> str:

@@ -1,0 +1,287 @@
+"""A tour of three visits: rotation, order, roll-back, and the folder that is whole or absent."""
+
+import shutil
+from datetime import timedelta
+
+import pytest
+import torch
+from helpers.tour_rig import NAMES, Rig, machine
+
+import fastrack
+from fastrack import AuthenticationError, GrantError, RollbackError, tour
+from fastrack.attest import AttestationError
+from fastrack.errors import FormatError
+from fastrack.tour._messages import read_grants, unpack
+
+MODEL = "model.safetensors"
+
+
+@pytest.fixture
+def rig(tmp_path):
+    return Rig(tmp_path)
+
+
+def test_three_visits_train_what_training_in_one_place_does(rig):
+    chain = rig.whole()
+    assert [visit.holder for visit in chain.visits] == list(NAMES)
+    state = fastrack.load_checkpoint(rig.folder / "v3" / MODEL, keys=fresh_key(rig, chain))
+    assert torch.equal(state["model"]["total"], rig.total())
+    assert state["optimizer"] == {"steps": 3}
+
+
+def fresh_key(rig, chain):
+    """Return the key of the last model, which the owner accepts at the end."""
+    rig.finish(chain)
+    return rig.owner_desk.model_key()
+
+
+def test_receipts_say_what_was_opened_and_scrubbed(rig):
+    visit = rig.visit(0).visits[0]
+    with fastrack.load_file(rig.data("ada")) as file:
+        assert visit.receipt.files == visit.consent.files == (file.file_id,)
+    assert (visit.receipt.chunks, visit.receipt.scrubbed) == (1, 64)
+    assert (visit.delegation.before.number, visit.after.number) == (1, 2)
+    [(consent, receipt)] = rig.desks["ada"].receipts()
+    assert (consent, receipt) == (visit.consent, visit.receipt)
+
+
+def test_the_key_is_another_at_each_version_and_opens_that_version_alone(rig):
+    chain = rig.whole()
+    ids = []
+    for number in range(4):
+        with fastrack.load_file(rig.folder / f"v{number}" / MODEL) as file:
+            ids.append(file.key_id)
+    assert len(set(ids)) == 4
+    assert ids[1:] == [visit.delegation.key for visit in chain.visits]
+    with pytest.raises(fastrack.UnknownKeyError):
+        fastrack.load_checkpoint(rig.folder / "v3" / MODEL, keys=rig.key)
+
+
+def test_the_finished_model_is_accepted_by_an_anchor_of_its_owner(rig):
+    chain, manifest = rig.finish(rig.whole())
+    chain.require_complete()
+    (rig.folder / "v3" / f"{MODEL}.manifest").write_bytes(manifest)
+    fastrack.Anchor.create(rig.folder / "anchor", owner=rig.owner.verifier, lineage=rig.plan.lineage)
+    key = rig.owner_desk.model_key()
+    state = fastrack.load_checkpoint(rig.folder / "v3" / MODEL, keys=key, anchor=rig.folder / "anchor")
+    assert torch.equal(state["model"]["total"], rig.total())
+
+
+def test_a_tour_is_not_finished_before_its_last_visit(rig):
+    with pytest.raises(RollbackError, match="expected 3 receipts, got 1"):
+        rig.finish(rig.visit(0), number=1)
+
+
+# Another model than that of the receipt before.
+
+
+def folder_with(rig, name, model, chain):
+    """Make a folder of the model of one folder and the chain of another."""
+    folder = rig.folder / name
+    folder.mkdir()
+    for file in (MODEL, f"{MODEL}.manifest"):
+        shutil.copy(rig.folder / model / file, folder / file)
+    shutil.copy(rig.folder / chain / "tour.chain", folder / "tour.chain")
+    return folder
+
+
+@pytest.mark.parametrize(("model", "chain"), [("v0", "v2"), ("v1", "v2"), ("v2", "v1")])
+def test_a_model_that_is_not_that_of_the_last_receipt_is_refused(rig, model, chain):
+    rig.visit(0)
+    rig.visit(1)
+    folder = folder_with(rig, "mixed", model, chain)
+    with pytest.raises((RollbackError, fastrack.SignatureError)):
+        rig.visit(int(chain[1]), folder=folder, out=rig.folder / "out")
+    assert not (rig.folder / "out").exists()
+
+
+def test_an_older_folder_is_refused_after_a_later_one_was_begun(rig):
+    rig.visit(0)
+    rig.visit(1)
+    rig.visit(2)
+    for number in (0, 1):
+        with pytest.raises(RollbackError, match="an older or a forked one"):
+            rig.visit(number, out=rig.folder / "out")
+
+
+def test_a_later_model_than_that_of_its_last_visit_needs_its_receipts_too(tmp_path):
+    rig = Rig(tmp_path, order=("ada", "ben", "ada"))
+    rig.visit(0)
+    rig.visit(1)
+    chain = tour.Chain.load(rig.folder / "v2" / "tour.chain", owner=rig.owner.verifier)
+    lines = chain.to_bytes().splitlines(keepends=True)
+    (rig.folder / "v2" / "tour.chain").write_bytes(b"".join([lines[0], lines[2]]))
+    with pytest.raises(RollbackError, match="line 2, after 0 receipts"):
+        rig.visit(2)
+
+
+def test_another_holder_than_the_one_whose_turn_it_is_refuses(rig):
+    with pytest.raises(RollbackError, match="expected a turn of ben, got that of ada"):
+        rig.visit(0, holder="ben")
+
+
+def test_other_code_than_the_plans_is_refused_before_anyone_is_asked(rig):
+    with pytest.raises(RollbackError, match="the plan's training code"):
+        rig.visit(0, train="json.tool:main")
+
+
+# Broken-off visits.
+
+
+def test_a_visit_that_fails_leaves_no_folder_and_no_plaintext_and_can_be_begun_again(tmp_path):
+    kept = []
+
+    def broken(_, shards):
+        kept.append(next(shards)["x"])
+        assert kept[-1].abs().sum() > 0
+        raise RuntimeError("out of memory")
+
+    rig = Rig(tmp_path, train=broken)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        rig.visit(0)
+    assert not (tmp_path / "v1").exists()
+    assert kept[0].abs().sum() == 0
+    [(_, receipt)] = rig.desks["ada"].receipts()
+    assert (receipt.after, receipt.chunks, receipt.scrubbed) == (None, 1, 64)
+    with pytest.raises(RuntimeError):
+        rig.visit(0)
+    assert len(rig.desks["ada"].receipts()) == 2
+
+
+def test_a_plan_says_how_often_a_visit_may_be_begun(tmp_path):
+    rig = Rig(tmp_path, attempts=2)
+    for number in range(2):
+        rig.visit(0, out=tmp_path / f"attempt-{number}")
+    with pytest.raises(RollbackError, match="at most 2 attempts"):
+        rig.visit(0, out=tmp_path / "attempt-2")
+
+
+def test_a_later_attempt_makes_the_one_before_void(rig):
+    rig.visit(0, out=rig.folder / "first")
+    rig.visit(0)
+    with pytest.raises(RollbackError, match="A later one made it void"):
+        rig.visit(1, folder=rig.folder / "first")
+    assert rig.visit(1).visits[0].delegation.attempt == 2
+
+
+def test_an_owner_who_restarts_goes_on_where_the_tour_was(rig):
+    for number in range(3):
+        rig.open_desks()
+        chain = rig.visit(number)
+    rig.open_desks()
+    rig.finish(chain)[0].require_complete()
+
+
+def test_a_receipt_that_its_holder_did_not_get_comes_with_the_chain(tmp_path):
+    rig = Rig(tmp_path, order=("ada", "ben", "ada"))
+
+    class Deaf:
+        def ask(self, step, body=b""):
+            if step == "end":
+                raise ConnectionError("the line is dead")
+            return rig.desks["ada"].ask(step, body)
+
+    rig.visit(0, holder_desk=Deaf())
+    assert rig.desks["ada"].receipts()[0][1] is None
+    rig.visit(1)
+    chain = rig.visit(2)
+    assert [receipt for _, receipt in rig.desks["ada"].receipts()] == [chain.visits[n].receipt for n in (0, 2)]
+
+
+# Limits.
+
+
+def test_a_visit_that_takes_too_long_makes_no_receipt(tmp_path):
+    def slow(state, _):
+        rig.moment += timedelta(minutes=11)
+        return state
+
+    rig = Rig(tmp_path, train=slow)
+    with pytest.raises(AuthenticationError, match="expected an end by"):
+        rig.visit(0)
+    assert not (tmp_path / "v1").exists()
+
+
+def test_no_visit_begins_after_the_plan(rig):
+    rig.moment += timedelta(hours=1)
+    with pytest.raises(RollbackError, match="The plan is over"):
+        rig.visit(0)
+
+
+def test_files_that_were_not_granted_are_not_opened(rig):
+    with pytest.raises(GrantError, match="expected a file that the holder granted"):
+        rig.visit(0, data=[rig.data("ada"), rig.data("ben")])
+
+
+def test_a_machine_that_proves_something_else_gets_no_key(rig):
+    def other(binding):
+        return machine()(type(binding)(binding.challenge, fastrack.grants.Identity.generate().recipient))
+
+    with pytest.raises(AttestationError, match="report data"):
+        rig.visit(0, collect=other)
+    assert rig.desks["ada"].receipts() == ()
+
+
+def test_shards_end_with_their_visit(tmp_path):
+    kept = []
+
+    def keep(state, shards):
+        kept.append(shards)
+        return state
+
+    Rig(tmp_path, train=keep).visit(0)
+    assert list(kept[0]) == []
+
+
+def test_a_buffer_that_is_too_small_is_refused(rig):
+    with pytest.raises(ValueError, match="expected at most 63 bytes for the buffer, got 64"):
+        rig.visit(0, buffer_size=63)
+
+
+def test_desks_refuse_steps_databases_and_plans_of_others(rig, tmp_path):
+    with pytest.raises(FormatError, match="expected a step of challenge, begin, end"):
+        rig.desks["ada"].ask("finish")
+    with pytest.raises(RollbackError, match="got that of the holder"):
+        tour.OwnerDesk(
+            rig.plan,
+            rig.key,
+            terms=rig.owner_desk._terms,
+            signer=rig.owner,
+            ledger=tour.TourLedger(tmp_path / "ada.db"),
+        )
+    other = tmp_path / "other"
+    other.mkdir()
+    with pytest.raises(fastrack.SignatureError):
+        Rig(other).visit(0, folder=tmp_path / "v0")
+
+
+def test_the_keys_of_a_visit_are_wiped(rig, monkeypatch):
+    wiped = []
+    wipe = fastrack.Key.wipe
+    monkeypatch.setattr(fastrack.Key, "wipe", lambda key: (wiped.append(key.id), wipe(key))[1])
+    chain = rig.visit(0)
+    assert {rig.key.id, rig.data_keys["ada"].id, chain.visits[0].delegation.key} <= set(wiped)
+
+
+def test_a_grant_of_a_visit_opens_only_the_files_and_the_version_that_it_names(rig):
+    seen = {}
+
+    class Spy:
+        def __init__(self, name, desk):
+            self.name, self.desk = name, desk
+
+        def ask(self, step, body=b""):
+            answer = self.desk.ask(step, body)
+            seen[self.name, step] = answer
+            return answer
+
+    rig.visit(0, owner_desk=Spy("owner", rig.owner_desk), holder_desk=Spy("ada", rig.desks["ada"]))
+    model, fresh = read_grants(unpack("delegated", seen["owner", "begin"])["grants"])
+    [data] = read_grants(unpack("consented", seen["ada", "begin"])["grants"])
+    opened = fastrack.grants.Grants.from_bytes(model, owner=rig.owner.verifier)
+    assert (opened.lineage, opened.least_version) == (rig.plan.lineage, 1)
+    assert opened.expires == rig.moment.replace(microsecond=0) + timedelta(minutes=10)
+    assert fastrack.grants.Grants.from_bytes(fresh, owner=rig.owner.verifier).key_id != opened.key_id
+    with fastrack.load_file(rig.data("ada")) as file:
+        granted = fastrack.grants.Grants.from_bytes(data, owner=rig.signers["ada"].verifier)
+        assert granted.files == (file.file_id,)
