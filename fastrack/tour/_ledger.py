@@ -116,9 +116,7 @@ class TourLedger(Ledger):
             self._require_last(expected)
             if accepted is not None:
                 self._end(accepted, now)
-            number, document, salt = make(
-                1 if expected is None or expected.visit != visit else expected.attempt + 1
-            )
+            number, document, salt = make(1 if expected is None or expected.visit != visit else expected.attempt + 1)
             self._database.execute(
                 "INSERT INTO attempts (visit, attempt, document, salt) VALUES (?, ?, ?, ?)",
                 (visit, number, document, salt),
