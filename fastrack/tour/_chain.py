@@ -216,12 +216,12 @@ def read_receipt(content: bytes, plan: Plan) -> VerifiedVisit:
 
 def _check_visit(receipt: Receipt, delegation: Delegation, consent: Consent, plan: Plan) -> None:
     """Raise `AuthenticationError` unless a visit kept to its plan, its delegation and its consent."""
-    following = delegation.before.number + 1
+    following, end = delegation.before.number + 1, min(delegation.expires, consent.expires)
     kept = {
         f"the training code {plan.code:.16}…": receipt.code == plan.code,
         f"version {following} of the model": receipt.after is None or receipt.after.number == following,
         "files that the holder granted": set(receipt.files) <= set(consent.files),
-        f"an end by {delegation.expires}": receipt.started <= receipt.ended <= delegation.expires,
+        f"an end by {end}": receipt.started <= receipt.ended <= end,
     }
     for wanted, is_kept in kept.items():
         if not is_kept:

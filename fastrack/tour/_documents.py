@@ -30,6 +30,9 @@ from fastrack._util.documents import (
 )
 from fastrack.errors import FormatError
 
+MODEL = "model.safetensors"
+"""The name of the model in its folder, and in its manifest."""
+
 LIMIT = 1 << 20  # bytes of a document
 VISITS_LIMIT = 10_000
 _HOLDERS_LIMIT = 1024

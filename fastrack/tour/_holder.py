@@ -9,7 +9,7 @@ The state is in its database: the consents that it gave, and the receipt of each
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from fastrack._keys.keys import Key
 from fastrack._keys.signing import Signer
@@ -102,18 +102,20 @@ class HolderDesk(DeskBase):
             if visit.holder == self.name:
                 self._keep(visit, now)
         latest = self._require_newer(delegation)
+        # By the plan too: the owner who delegated might have given it longer.
+        expires = min(delegation.expires, (now + timedelta(seconds=self.plan.seconds)).replace(microsecond=0))
         consent = Consent(
             delegation=delegation.digest,
             policy=self._terms.policy_digest,
             files=self._files,
             issued=now,
-            expires=delegation.expires,
+            expires=expires,
         ).sign(self._signer)
         details = {"claims": verified.describe(), "delegation": delegation.digest, "files": len(self._files)}
         self._ledger.begin(
             delegation.visit, latest, lambda _: (delegation.attempt, consent.envelope, None), now=now, details=details
         )
-        wrapped = self._wrap(verified.recipient, self._keys, files=self._files, expires=delegation.expires)
+        wrapped = self._wrap(verified.recipient, self._keys, files=self._files, expires=expires)
         return pack("consented", consent=consent.envelope, grants=write_grants(wrapped))
 
     def _require_delegated(self, delegation: Delegation, request: VisitRequest, now: datetime) -> None:

@@ -27,12 +27,11 @@ from fastrack._sets.manifest import PAYLOAD_TYPE, Manifest
 from fastrack.errors import AuthenticationError, RollbackError
 from fastrack.tour._chain import Chain, VerifiedVisit
 from fastrack.tour._desk import DeskBase, Terms
-from fastrack.tour._documents import Completion, Delegation, Plan
+from fastrack.tour._documents import MODEL, Completion, Delegation, Plan
 from fastrack.tour._ledger import Accepted, Attempt, TourLedger
 from fastrack.tour._messages import pack, unpack, write_grants
 from fastrack.tour._request import VisitRequest
 
-MODEL = "model.safetensors"
 _SALT_SIZE = 32
 _LABEL = b"fastrack/tour-key@1\0"
 

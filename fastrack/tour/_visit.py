@@ -34,12 +34,12 @@ from fastrack.errors import FormatError, GrantError, RollbackError
 from fastrack.tour._buffer import DataBuffer, needed
 from fastrack.tour._chain import Chain
 from fastrack.tour._desk import read_clock
-from fastrack.tour._documents import Consent, Delegation, ModelVersion, Plan, Receipt
+from fastrack.tour._documents import MODEL, Consent, Delegation, ModelVersion, Plan, Receipt
 from fastrack.tour._messages import Desk, pack, read_grants, unpack
 from fastrack.tour._request import VisitRequest, make_visit_offer
 
-MODEL, CHAIN = "model.safetensors", "tour.chain"
-"""The names in a model folder, beside the manifest of the model."""
+CHAIN = "tour.chain"
+"""The name of the chain in a model folder, beside the model and its manifest."""
 
 Shards = Iterator[Mapping[str, Any]]
 Train = Callable[[Any, Shards], Any]

@@ -160,6 +160,13 @@ def test_a_receipt_after_the_end_of_its_visit_is_refused(rig):
         read(rig, forger.chain())
 
 
+def test_a_receipt_after_the_end_of_its_consent_is_refused(rig):
+    forger = Forger(rig)
+    forger.consent = replace(forger.consent, expires=forger.receipt.ended - timedelta(seconds=1))
+    with pytest.raises(AuthenticationError, match="expected an end by"):
+        read(rig, forger.chain())
+
+
 def test_a_consent_of_another_holder_is_refused(rig):
     forger = Forger(rig)
     delegation = forger.delegation.sign(rig.owner)

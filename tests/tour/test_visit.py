@@ -1,6 +1,7 @@
 """A tour of three visits: rotation, order, roll-back, and the folder that is whole or absent."""
 
 import shutil
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -200,6 +201,16 @@ def test_a_visit_that_takes_too_long_makes_no_receipt(tmp_path):
     with pytest.raises(AuthenticationError, match="expected an end by"):
         rig.visit(0)
     assert not (tmp_path / "v1").exists()
+
+
+def test_a_holder_grants_no_longer_than_the_plan_says_even_if_the_owner_does(rig, monkeypatch):
+    sign = tour.Delegation.sign
+    monkeypatch.setattr(
+        tour.Delegation, "sign", lambda self, signer: sign(replace(self, expires=rig.plan.expires), signer)
+    )
+    visit = rig.visit(0).visits[0]
+    assert visit.delegation.expires == rig.plan.expires
+    assert visit.consent.expires - visit.consent.issued <= timedelta(minutes=10)
 
 
 def test_no_visit_begins_after_the_plan(rig):
