@@ -18,11 +18,13 @@ Examples
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from traceback import format_exception, format_tb
 from typing import Any
 
 import numpy as np
@@ -52,6 +54,7 @@ __all__ = ["DataFilter", "ResultFilter", "TourController", "TourExecutor", "Tour
 FILES = {"model": "model.safetensors", "manifest": "model.safetensors.manifest", "chain": "chain", "plan": "plan"}
 TASK = "visit"
 _ERROR = "fastrack_error"
+_REASON = "failed-visit.txt"
 _ERROR_LIMIT = 2000  # characters of an error that a site sends
 _DXO = "DXO"
 
@@ -220,8 +223,9 @@ class TourPersistor(LearnablePersistor):
 class TourExecutor(Executor):
     """Executor of visits at a site, by a function that the site allows.
 
-    An exception in the function becomes the result ``EXECUTION_EXCEPTION``; of errors of fastrack, whose messages hold
-    no values, the server gets the message, of others the name of their class.
+    An exception in the function becomes the result ``EXECUTION_EXCEPTION``. Of errors of fastrack, whose messages hold
+    no values, the server gets the message, of others the name of their class; ``failed-visit.txt`` in the home of the
+    site has the whole traceback.
 
     Parameters
     ----------
@@ -254,7 +258,8 @@ class TourExecutor(Executor):
                 self._function(fl_ctx)(folder, home)
                 return _to_shareable(_read(folder))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it is ends the job
-            self.log_exception(fl_ctx, f"the visit at {fl_ctx.get_identity_name()} failed")
+            self.log_error(fl_ctx, f"the visit failed: {_shown(error)}\n{''.join(format_tb(error.__traceback__))}")
+            _keep(error, home)
             return make_reply(ReturnCode.EXECUTION_EXCEPTION, {_ERROR: _shown(error)})
 
     def _function(self, fl_ctx: FLContext) -> Callable[[Path, Path], object]:
@@ -340,7 +345,13 @@ def _write(folder: Path, members: Members) -> None:
 def _shown(error: BaseException) -> str:
     if isinstance(error, FastrackError):
         return f"{type(error).__name__}: {error}"[:_ERROR_LIMIT]
-    return f"{type(error).__name__}, with the reason in the log of the site"
+    return f"{type(error).__name__}, with the reason in {_REASON} at the site"
+
+
+def _keep(error: BaseException, home: Path) -> None:
+    # Not in the log, which NVFlare streams to the server: the text of an exception may have values of the data.
+    with contextlib.suppress(OSError), new_file(home / _REASON, mode=0o600) as file:
+        file.write("".join(format_exception(error)).encode())
 
 
 def _error_of(result: Shareable) -> str:

@@ -54,16 +54,21 @@ def deployed(folder, sites, allowed):
         poc_commands._start_poc(poc_workspace=workspace, gpu_ids=[], excluded=[ADMIN], services_list=[])
         try:
             session = _login(production / ADMIN, len(sites))
-            yield Deployment(session, production)
+            yield Deployment(session, folder / "poc")
             session.close()
         finally:
             poc_commands._stop_poc(poc_workspace=workspace, excluded=[ADMIN], services_list=[])
 
 
 class Deployment:
-    def __init__(self, session, production):
+    def __init__(self, session, workspace):
         self._session = session
-        self.production = production
+        self._workspace = workspace
+
+    def kept_by_the_server(self):
+        """Return all bytes of files of the server."""
+        files = [path for path in self._workspace.rglob("*") if path.is_file() and "site-" not in str(path.parent)]
+        return b"".join(path.read_bytes() for path in files)
 
     def run(self, job, seconds=80):
         """Run an exported job. Return what the server says of it at its end."""

@@ -29,12 +29,9 @@ def visit(folder, home):
     _write(folder, "chain", json.dumps([*chain, _receipt(model, home.name)]).encode())
 
 
-def visit_without_receipt(*_):
-    pass
-
-
 def fail(*_):
-    raise ValueError("patient 17 has 3.5")
+    patient, value = 17, 3.590417
+    raise ValueError(f"patient {patient} has {value}")
 
 
 def leave(*_):

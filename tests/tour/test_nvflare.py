@@ -1,5 +1,7 @@
 """Tours in NVFlare: its filters and components alone, its simulator, and a server and three clients as processes."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -119,8 +121,8 @@ def test_a_failed_result_leaves_a_site_without_what_it_carries():
     assert filtered == make_reply(ReturnCode.EXECUTION_EXCEPTION, {"fastrack_error": "reason"})
 
 
-def run(visit, context, members):
-    executor = nvflare.TourExecutor(visit, "/srv/{site}")
+def run(visit, context, members, home="/srv/{site}"):
+    executor = nvflare.TourExecutor(visit, str(home))
     return executor.execute(nvflare.TASK, sent(members), context, Signal())
 
 
@@ -131,11 +133,13 @@ def test_a_function_that_the_site_does_not_allow_is_not_called(context, members)
         assert result.get_header("fastrack_error").startswith("UnsafeComponentError")
 
 
-def test_values_in_the_exception_of_a_visit_stay_at_the_site(context, members):
-    result = run("helpers.hollow_tour:fail", context, members)
+def test_values_in_the_exception_of_a_visit_stay_at_the_site(context, members, tmp_path, caplog):
+    result = run("helpers.hollow_tour:fail", context, members, tmp_path)
     assert result.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
     assert "ValueError" in result.get_header("fastrack_error")
-    assert "patient" not in str(result)
+    assert "hollow_tour.py" in caplog.text
+    assert "3.590417" not in f"{result}{caplog.text}"
+    assert "ValueError: patient 17 has 3.590417" in (tmp_path / "failed-visit.txt").read_text()
     assert set(result) == {"__headers__"}  # not the model as it came
 
 
@@ -156,6 +160,16 @@ def test_the_output_of_a_tour_is_new_and_whole(tmp_path, members):
         persistor.load(FLContext())
     with pytest.raises(FileExistsError):
         persistor.save(Learnable(members), FLContext())
+
+
+@pytest.mark.parametrize("receipts", [[], [1], [1, 3, 2], [1, 2, 3, 4], [2, 1]])
+def test_other_than_one_more_receipt_ends_the_job(members, receipts):
+    def chain(receipts):
+        return {**members, "chain": np.frombuffer(json.dumps(receipts).encode(), np.uint8)}
+
+    nvflare._require_one_more(chain([1, 2]), chain([1, 2, 3]), "site-1")
+    with pytest.raises(FormatError, match="one more receipt from site-1"):
+        nvflare._require_one_more(chain([1, 2]), chain(receipts), "site-1")
 
 
 def test_a_job_has_no_custom_code(job):
@@ -213,8 +227,10 @@ class TestProcesses:
         assert deployment.run(job())["status"] == "FINISHED:EXECUTION_EXCEPTION"
         assert not (tmp_path / "end").exists()
 
-    def test_a_site_that_returns_no_receipt_ends_the_job(self, deployment, job, tmp_path):
-        assert deployment.run(job("visit_without_receipt"))["status"] == "FINISHED:EXECUTION_EXCEPTION"
+    def test_values_in_the_exception_of_a_visit_do_not_reach_the_server(self, deployment, job, tmp_path):
+        assert deployment.run(job("fail"))["status"] == "FINISHED:EXECUTION_EXCEPTION"
+        assert b"ValueError" in deployment.kept_by_the_server()  # NVFlare streams logs of errors there
+        assert b"3.590417" not in deployment.kept_by_the_server()
         assert not (tmp_path / "end").exists()
 
     def test_an_accelerator_that_dies_during_its_visit_ends_the_job(self, deployment, job, tmp_path):
