@@ -22,12 +22,12 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fastrack._keys.keys import Key
 from fastrack._keys.signing import Signer, read_unverified_payload, sign_envelope
-from fastrack._sets.entries import SealedEntry
 from fastrack._sets.manifest import PAYLOAD_TYPE, Manifest
 from fastrack.errors import AuthenticationError, RollbackError
 from fastrack.tour._chain import Chain, VerifiedVisit
 from fastrack.tour._desk import DeskBase, Terms
-from fastrack.tour._documents import MODEL, Completion, Delegation, Plan
+from fastrack.tour._documents import Completion, Delegation, Plan
+from fastrack.tour._folder import entry_of
 from fastrack.tour._ledger import Accepted, Attempt, TourLedger
 from fastrack.tour._messages import pack, unpack, write_grants
 from fastrack.tour._request import VisitRequest
@@ -211,12 +211,10 @@ class OwnerDesk(DeskBase):
                 f"the manifest of the model: expected {after} after {before}, got {manifest.version} with "
                 f"{manifest.digest:.16}…. Bring the model that the visit made"
             )
-        entries = dict(manifest.files)
-        entry = entries.pop(MODEL, None)
-        if entries or not isinstance(entry, SealedEntry) or entry.key != visit.delegation.key or entry.plain:
+        if entry_of(manifest).key != visit.delegation.key:
             raise AuthenticationError(
-                f"the model of visit {visit.number}: expected {MODEL}, all of it sealed under the fresh key "
-                f"{visit.delegation.key}, got other content. The visit did not rotate the key; begin it again"
+                f"the model of visit {visit.number}: expected the fresh key {visit.delegation.key}, got another. "
+                "The visit did not rotate it; begin it again"
             )
 
     def _key(self, salt: bytes | None) -> Key:

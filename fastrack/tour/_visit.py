@@ -21,7 +21,6 @@ from fastrack._keys.keys import Key
 from fastrack._keys.recipients import Identity
 from fastrack._keys.signing import Signer, Verifier
 from fastrack._sets.anchor import manifest_path
-from fastrack._sets.entries import SealedEntry
 from fastrack._sets.load_file import load_file
 from fastrack._sets.manifest import HISTORY_LIMIT, Manifest, load_manifest, sign_manifest
 from fastrack._sets.publish import describe
@@ -35,11 +34,9 @@ from fastrack.tour._buffer import DataBuffer, needed
 from fastrack.tour._chain import Chain
 from fastrack.tour._desk import read_clock
 from fastrack.tour._documents import MODEL, Consent, Delegation, ModelVersion, Plan, Receipt
+from fastrack.tour._folder import CHAIN, Folder
 from fastrack.tour._messages import Desk, pack, read_grants, unpack
 from fastrack.tour._request import VisitRequest, make_visit_offer
-
-CHAIN = "tour.chain"
-"""The name of the chain in a model folder, beside the model and its manifest."""
 
 Shards = Iterator[Mapping[str, Any]]
 Train = Callable[[Any, Shards], Any]
@@ -111,7 +108,7 @@ def visit(
         If a desk cannot be reached, or a file not be read or written.
     """
     function, code = _load_code(train)
-    given = _read_folder(Path(folder), owner)
+    given = Folder.read(Path(folder), owner)
     chain = given.chain
     if code != chain.plan.code:
         raise RollbackError(
@@ -141,28 +138,6 @@ def visit(
 
 
 @dataclass(frozen=True, slots=True)
-class _Folder:
-    """A model folder whose manifest is that of the last receipt."""
-
-    path: Path
-    chain: Chain
-    manifest: Manifest
-
-
-def _read_folder(path: Path, owner: Verifier) -> _Folder:
-    chain = Chain.load(path / CHAIN, owner=owner)
-    manifest = load_manifest(manifest_path(path / MODEL), owner=chain.signer)
-    found = ModelVersion(manifest.version, manifest.digest)
-    if (manifest.lineage, found) != (chain.plan.lineage, chain.model):
-        raise RollbackError(
-            f"{path / MODEL}: expected the model of the last receipt, {chain.model}, got {found}. Bring the model that "
-            "the visit before made",
-            path=path / MODEL,
-        )
-    return _Folder(path, chain, manifest)
-
-
-@dataclass(frozen=True, slots=True)
 class _Begun:
     """A visit that owner and holder have granted, with the key that signs for it."""
 
@@ -180,7 +155,7 @@ class _Begun:
 
 
 def _begin(
-    given: _Folder, code: str, owner_desk: Desk, holder_desk: Desk, collect: Collector, clock: Callable[[], datetime]
+    given: Folder, code: str, owner_desk: Desk, holder_desk: Desk, collect: Collector, clock: Callable[[], datetime]
 ) -> _Begun:
     """Prove what this machine is to both, and unlock what they grant."""
     chain, plan = given.chain, given.chain.plan
@@ -233,7 +208,7 @@ class _Work:
         self._started = clock()
 
     def train(
-        self, given: _Folder, function: Train, data: Sequence[Location], buffer_size: int | None, target: Path
+        self, given: Folder, function: Train, data: Sequence[Location], buffer_size: int | None, target: Path
     ) -> ModelVersion:
         """Train the model of one folder, and seal it in another as its next version."""
         state = self._open_model(given)
@@ -252,12 +227,9 @@ class _Work:
         signed = Manifest.from_bytes(envelope, owner=self._begun.signer.verifier)
         return ModelVersion(signed.version, signed.digest)
 
-    def _open_model(self, given: _Folder) -> Any:
+    def _open_model(self, given: Folder) -> Any:
         """Open the model, whose key opens only what is of its lineage and version."""
-        entry = given.manifest.entry(MODEL, given.path / MODEL)
-        if not isinstance(entry, SealedEntry):
-            raise FormatError(f"{given.path / MODEL}: expected a sealed model, got a plain one. Seal it")
-        pinned = replace(entry, edition=(given.manifest.lineage, given.manifest.version))
+        pinned = replace(given.entry, edition=(given.manifest.lineage, given.manifest.version))
         with SealedFile(given.path / MODEL, entry=pinned) as file:
             return open_checkpoint(file, self._begun.model, self._device)
 
