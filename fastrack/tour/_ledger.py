@@ -89,9 +89,12 @@ class TourLedger(Ledger):
 
     def latest(self) -> Attempt | None:
         """Return the last attempt at the last visit that was begun."""
-        query = "SELECT visit, attempt, document, salt, receipt FROM attempts ORDER BY visit DESC, attempt DESC LIMIT 1"
         with self._lock:
-            row = self._database.execute(query).fetchone()
+            return self._find_last()
+
+    def _find_last(self) -> Attempt | None:
+        query = "SELECT visit, attempt, document, salt, receipt FROM attempts ORDER BY visit DESC, attempt DESC LIMIT 1"
+        row = self._database.execute(query).fetchone()
         return None if row is None else Attempt(*row)
 
     def begin(
@@ -107,18 +110,13 @@ class TourLedger(Ledger):
         """Store one more attempt at a visit: `make` is called with its number, and returns it, a document and a salt.
 
         A receipt that is `accepted` by it is stored in the same transaction. Raise `RollbackError` if the last attempt
-        is no more the expected one: another process has begun one.
+        is no more as expected: another thread or process has begun one, or has stored its receipt.
         """
         with self._transaction():
-            query = "SELECT visit, attempt FROM attempts ORDER BY visit DESC, attempt DESC LIMIT 1"
-            row = self._database.execute(query).fetchone()
-            if row != (None if expected is None else (expected.visit, expected.attempt)):
-                raise RollbackError(
-                    f"beginning visit {visit}: expected no other attempt meanwhile, got one. Ask for its state again"
-                )
+            self._require_last(expected)
             if accepted is not None:
                 self._end(accepted, now)
-            number, document, salt = make(1 if row is None or row[0] != visit else row[1] + 1)
+            number, document, salt = make(1 if expected is None or expected.visit != visit else expected.attempt + 1)
             self._database.execute(
                 "INSERT INTO attempts (visit, attempt, document, salt) VALUES (?, ?, ?, ?)",
                 (visit, number, document, salt),
@@ -130,6 +128,20 @@ class TourLedger(Ledger):
         """Store the receipt of an attempt. To store it once more changes nothing; another one is an IntegrityError."""
         with self._transaction():
             self._end(accepted, now)
+
+    def end_last(self, accepted: Accepted, *, now: datetime) -> None:
+        """Store the receipt of the last attempt. Raise `RollbackError` if it is no more the last one, or has one."""
+        with self._transaction():
+            self._require_last(accepted.attempt)
+            self._end(accepted, now)
+
+    def _require_last(self, expected: Attempt | None) -> None:
+        """Require within a transaction that the last attempt is as it was read before."""
+        if self._find_last() != expected:
+            raise RollbackError(
+                f"{self.path}: expected no other visit or receipt meanwhile, got one of another thread or process. "
+                "Ask again with the newest chain"
+            )
 
     def _end(self, accepted: Accepted, now: datetime) -> None:
         attempt, receipt = accepted.attempt, accepted.receipt

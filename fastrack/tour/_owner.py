@@ -147,13 +147,15 @@ class OwnerDesk(DeskBase):
                 f"finishing a tour: expected {len(self.plan.order)} receipts, got {len(chain.visits)}. Go on with it"
             )
         state = self._accept(chain, parts["manifest"])
+        # Also when the receipt was accepted before: the owner signs this manifest.
+        self._check_manifest(chain.visits[-1], parts["manifest"])
         if state.accepted is not None:
-            self._ledger.end(state.accepted, now=now)
+            self._ledger.end_last(state.accepted, now=now)
         completion = Completion(
             plan=self.plan.digest, head=chain.head, visits=len(chain.visits), model=chain.model, issued=now
         ).sign(self._signer)
         # The same manifest, by the owner's own key, so that anchors of the owner accept it.
-        payload = read_unverified_payload(parts["manifest"])  # which `_accept` verified
+        payload = read_unverified_payload(parts["manifest"])  # which was verified above
         manifest = sign_envelope(payload, PAYLOAD_TYPE, [self._signer])
         return pack("finished", completion=completion.envelope, manifest=manifest)
 

@@ -7,7 +7,7 @@ import inspect
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from hashlib import sha256
@@ -115,23 +115,25 @@ def visit(
             f"visit {len(chain.visits)}: expected the plan's training code {chain.plan.code:.16}…, got {code:.16}…. "
             "Install that version of it, or sign another plan"
         )
-    begun = _begin(given, code, owner_desk, holder_desk, collect, clock)
-    work = _Work(begun, chain.plan, code, device, clock)
+    work = None
     try:
-        with new_folder(Path(out)) as target:
+        with new_folder(Path(out)) as target:  # before the visit is begun, which counts as an attempt
+            begun = _begin(given, code, owner_desk, holder_desk, collect, clock)
+            work = _Work(begun, chain.plan, code, device, clock)
             after = work.train(given, function, data, buffer_size, target)
-            receipt = work.receipt(after)
-            following = chain.extend(receipt.envelope)
+            following = work.end(chain, after)
             _write(target / CHAIN, following.to_bytes())
     except BaseException:
-        with suppress(Exception):  # the error of the visit is the one to hear of
-            holder_desk.ask("end", work.receipt(None).envelope)
+        if work is not None:
+            with suppress(Exception):  # the error of the visit is the one to hear of
+                holder_desk.ask("end", work.last_receipt().envelope)
         raise
     finally:
-        begun.wipe()
+        if work is not None:
+            work.wipe()
     try:
-        holder_desk.ask("end", receipt.envelope)
-    except OSError as error:
+        holder_desk.ask("end", work.last_receipt().envelope)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the model is whole, and another attempt would void it
         # The receipt is in the chain, which brings it to the holder's next visit and to `fastrack tour verify`.
         log.warning("sending the receipt of visit %d to its holder failed: %s", len(chain.visits), error)
     return following
@@ -147,11 +149,11 @@ class _Begun:
     model: KeyRing
     fresh: Key
     data: KeyRing
+    unlocked: ExitStack
 
     def wipe(self) -> None:
         """Overwrite all keys of the visit."""
-        for key in (*self.model, self.fresh, *self.data):
-            key.wipe()
+        self.unlocked.close()
 
 
 def _begin(
@@ -170,27 +172,34 @@ def _begin(
     chain.require_turn(delegation)
     if delegation.signer != signer.verifier:
         raise GrantError("beginning a visit failed: expected a delegation to the key of this visit, got one to another")
-    model, fresh = _unlock(answer["grants"], identity, plan.owner, clock(), count=2)
-    if fresh.id != delegation.key or fresh == model:
-        raise GrantError(
-            f"beginning a visit failed: expected a fresh key {delegation.key}, got {fresh.id}. Begin again"
-        )
-    answer = unpack("consented", holder_desk.ask("begin", pack("begin", delegation=delegation.envelope, **shown)))
-    consent = Consent.from_bytes(answer["consent"], signer=holder)
-    if consent.delegation != delegation.digest:
-        raise GrantError("beginning a visit failed: expected the holder's consent to this visit, got that to another")
-    data = _unlock(answer["grants"], identity, holder, clock())
-    return _Begun(signer, delegation, consent, KeyRing([model]), fresh, KeyRing(data))
+    with ExitStack() as unlocked:  # all keys are wiped unless the visit begins
+        model, fresh = _unlock(answer["grants"], identity, plan.owner, clock(), unlocked, count=2)
+        if fresh.id != delegation.key or fresh == model:
+            raise GrantError(
+                f"beginning a visit failed: expected a fresh key {delegation.key}, got {fresh.id}. Begin again"
+            )
+        answer = unpack("consented", holder_desk.ask("begin", pack("begin", delegation=delegation.envelope, **shown)))
+        consent = Consent.from_bytes(answer["consent"], signer=holder)
+        if consent.delegation != delegation.digest:
+            raise GrantError(
+                "beginning a visit failed: expected the holder's consent to this visit, got that to another"
+            )
+        data = _unlock(answer["grants"], identity, holder, clock(), unlocked)
+        return _Begun(signer, delegation, consent, KeyRing([model]), fresh, KeyRing(data), unlocked.pop_all())
 
 
 def _unlock(
-    content: bytes, identity: Identity, issuer: Verifier, now: datetime, count: int | None = None
+    content: bytes, identity: Identity, issuer: Verifier, now: datetime, unlocked: ExitStack, count: int | None = None
 ) -> tuple[Key, ...]:
+    """Return granted keys, which `unlocked` wipes when it is closed."""
     envelopes = read_grants(content)
     if not envelopes or count not in {None, len(envelopes)}:
         raise FormatError(f"unlocking grants failed: expected {count or 'one or more'} keys, got {len(envelopes)}")
-    rings = [Grants.from_bytes(each, owner=issuer).unlock(identity, now=now) for each in envelopes]
-    return tuple(ring.first for ring in rings)
+    keys = []
+    for envelope in envelopes:
+        keys.append(Grants.from_bytes(envelope, owner=issuer).unlock(identity, now=now).first)
+        unlocked.callback(keys[-1].wipe)
+    return tuple(keys)
 
 
 class _Work:
@@ -206,6 +215,7 @@ class _Work:
         self._chunks = 0
         self._scrubbed = 0
         self._started = clock()
+        self._signed: Receipt | None = None
 
     def train(
         self, given: Folder, function: Train, data: Sequence[Location], buffer_size: int | None, target: Path
@@ -246,9 +256,11 @@ class _Work:
         try:
             yield shards
         finally:
-            shards.close()
-            self._chunks = buffer.chunks
-            self._scrubbed = buffer.scrub()
+            try:
+                shards.close()  # which fails while another thread asks for the next shard
+            finally:
+                self._chunks = buffer.chunks
+                self._scrubbed = buffer.scrub()
 
     def _open(self, data: Sequence[Location], buffer: DataBuffer) -> Any:
         for path in data:
@@ -260,8 +272,24 @@ class _Work:
                 self._files.append(file.file_id)
                 yield buffer.open(file, self._begun.data)
 
-    def receipt(self, after: ModelVersion | None) -> Receipt:
-        """Return the signed receipt: with the new model, or None if the visit was broken off."""
+    def end(self, chain: Chain, after: ModelVersion) -> Chain:
+        """Sign the receipt with the new model, and return the chain with it."""
+        following = chain.extend(self._sign(after).envelope)
+        self._signed = following.visits[-1].receipt
+        return following
+
+    def last_receipt(self) -> Receipt:
+        """Return the receipt that was signed, or one that says that the visit was broken off.
+
+        Only one ever leaves this process: the folder may have its name already when the visit is interrupted.
+        """
+        return self._signed or self._sign(None)
+
+    def wipe(self) -> None:
+        """Overwrite all keys of the visit."""
+        self._begun.wipe()
+
+    def _sign(self, after: ModelVersion | None) -> Receipt:
         return Receipt(
             delegation=self._begun.delegation.envelope,
             consent=self._begun.consent.envelope,
@@ -271,7 +299,7 @@ class _Work:
             chunks=self._chunks,
             scrubbed=self._scrubbed,
             started=self._started,
-            ended=self._clock(),
+            ended=max(self._started, self._clock()),  # which may be set back meanwhile
         ).sign(self._begun.signer)
 
 

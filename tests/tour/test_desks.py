@@ -1,0 +1,74 @@
+"""The desks of owner and holders: what they sign and store, whoever asks, and whoever else uses their database."""
+
+import pytest
+from helpers.tour_rig import Rig
+
+from fastrack import RollbackError, SignatureError, tour
+from fastrack.tour._messages import pack, unpack
+
+MANIFEST = "model.safetensors.manifest"
+
+
+@pytest.fixture
+def rig(tmp_path):
+    return Rig(tmp_path)
+
+
+# What an owner signs at the end.
+
+
+@pytest.mark.parametrize("manifest", ["of the first model", "of another owner", "none"])
+def test_a_tour_that_was_finished_is_finished_again_with_its_own_manifest_alone(rig, tmp_path, manifest):
+    chain = rig.whole()
+    completed, _ = rig.finish(chain)
+    assert rig.finish(chain)[0].completion == completed.completion
+    (tmp_path / "other").mkdir()
+    contents = {
+        "of the first model": (tmp_path / "v0" / MANIFEST).read_bytes(),
+        "of another owner": (Rig(tmp_path / "other").folder / "v0" / MANIFEST).read_bytes(),
+        "none": b"",
+    }
+    with pytest.raises((SignatureError, ValueError)):
+        rig.owner_desk.ask("finish", pack("finish", chain=chain.to_bytes(), manifest=contents[manifest]))
+
+
+# Two processes on one database.
+
+
+def second_owner(rig):
+    """Open the owner's desk in another process."""
+    ledger = tour.TourLedger(rig.folder / "owner.db")
+    return tour.OwnerDesk(rig.plan, rig.key, terms=rig.owner_desk._terms, signer=rig.owner, ledger=ledger)
+
+
+def meanwhile(monkeypatch, desk, act):
+    """Do something after a desk has read its state, and before it stores what follows from it."""
+    accept = desk._accept
+
+    def accept_and_act(*arguments):
+        state = accept(*arguments)
+        monkeypatch.setattr(desk, "_accept", accept)
+        act()
+        return state
+
+    monkeypatch.setattr(desk, "_accept", accept_and_act)
+
+
+def test_a_tour_is_not_finished_with_a_visit_that_is_begun_again_meanwhile(rig, monkeypatch):
+    chain = rig.whole()
+    other = second_owner(rig)
+    meanwhile(monkeypatch, rig.owner_desk, lambda: rig.visit(2, out=rig.folder / "again", owner_desk=other))
+    with pytest.raises(RollbackError, match="meanwhile"):
+        rig.finish(chain)
+    assert [attempt.receipt for attempt in other._ledger.attempts(2)] == [None, None]
+
+
+def test_a_visit_is_not_begun_again_after_its_tour_was_finished_meanwhile(rig, monkeypatch):
+    chain = rig.whole()
+    other = second_owner(rig)
+    body = pack("finish", chain=chain.to_bytes(), manifest=(rig.folder / "v3" / MANIFEST).read_bytes())
+    meanwhile(monkeypatch, rig.owner_desk, lambda: other.ask("finish", body))
+    with pytest.raises(RollbackError, match="meanwhile"):
+        rig.visit(2, out=rig.folder / "again")
+    completion = unpack("finished", other.ask("finish", body))["completion"]
+    chain.extend(completion).require_complete()
