@@ -17,6 +17,7 @@ _NAMES = {
     "_desk": ("Terms",),
     "_documents": ("Completion", "Consent", "Delegation", "ModelVersion", "Plan", "Receipt"),
     "_holder": ("HolderDesk",),
+    "_http": ("RemoteDesk", "serve"),
     "_ledger": ("TourLedger",),
     "_owner": ("OwnerDesk",),
     "_visit": ("code_digest", "start", "visit"),

@@ -8,6 +8,8 @@ from fastrack.tour._documents import ModelVersion as ModelVersion
 from fastrack.tour._documents import Plan as Plan
 from fastrack.tour._documents import Receipt as Receipt
 from fastrack.tour._holder import HolderDesk as HolderDesk
+from fastrack.tour._http import RemoteDesk as RemoteDesk
+from fastrack.tour._http import serve as serve
 from fastrack.tour._ledger import TourLedger as TourLedger
 from fastrack.tour._owner import OwnerDesk as OwnerDesk
 from fastrack.tour._visit import code_digest as code_digest
