@@ -18,9 +18,8 @@ from fastrack.tour import _messages
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
-SAME = dict.fromkeys(("AuthenticationError", "FormatError", "GrantError", "SignatureError"), 400) | {
-    "RollbackError": 409
-}
+SAME = dict.fromkeys(["AuthenticationError", "FormatError", "GrantError", "SignatureError"], 400)
+SAME["RollbackError"] = 409
 OTHERS = ("KeyError", "UnknownKeyError")
 
 
