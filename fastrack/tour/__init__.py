@@ -16,6 +16,7 @@ _NAMES = {
     "_chain": ("Chain",),
     "_desk": ("Terms",),
     "_documents": ("Completion", "Consent", "Delegation", "ModelVersion", "Plan", "Receipt"),
+    "_finish": ("finish",),
     "_holder": ("HolderDesk",),
     "_http": ("RemoteDesk", "serve"),
     "_ledger": ("TourLedger",),

@@ -7,6 +7,7 @@ from fastrack.tour._documents import Delegation as Delegation
 from fastrack.tour._documents import ModelVersion as ModelVersion
 from fastrack.tour._documents import Plan as Plan
 from fastrack.tour._documents import Receipt as Receipt
+from fastrack.tour._finish import finish as finish
 from fastrack.tour._holder import HolderDesk as HolderDesk
 from fastrack.tour._http import RemoteDesk as RemoteDesk
 from fastrack.tour._http import serve as serve

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import sqlite3
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
-from fastrack.attest._broker.ledger import LOG_SCHEMA, Ledger
-from fastrack.errors import RollbackError
+from fastrack.attest._broker.ledger import LOG_SCHEMA, Ledger, read_log
+from fastrack.errors import AuthenticationError, FormatError, RollbackError
 
 _TABLES = """CREATE TABLE plan (one INTEGER PRIMARY KEY CHECK (one = 1), role TEXT NOT NULL, digest TEXT NOT NULL);
 CREATE TABLE attempts (
@@ -150,6 +154,44 @@ class TourLedger(Ledger):
         if self._database.execute(query, key).fetchone() != (receipt,):
             self._database.execute("UPDATE attempts SET receipt = ? WHERE visit = ? AND attempt = ?", (receipt, *key))
             self._append("ended", {**accepted.details, "attempt": attempt.attempt, "visit": attempt.visit}, now)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The content of a desk's database: its role, the digest of its plan, and all attempts in their order."""
+
+    role: str
+    plan: str
+    attempts: tuple[Attempt, ...]
+
+
+def read_kept(path: str | os.PathLike[str]) -> Kept:
+    """Read a desk's database without changes, and compare it with its log. No desk may write to it meanwhile.
+
+    Raise `AuthenticationError` if the log was altered, or has other attempts, and `FormatError` for another file.
+    """
+    entries = read_log(path, kind=TourLedger)
+    logged = {
+        event: {(entry.details["visit"], entry.details["attempt"]) for entry in entries if entry.event == event}
+        for event in ("begun", "ended")
+    }
+    try:
+        with closing(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True)) as database:
+            bound = database.execute("SELECT role, digest FROM plan").fetchone()
+            query = "SELECT visit, attempt, document, salt, receipt FROM attempts ORDER BY visit, attempt"
+            attempts = tuple(Attempt(*row) for row in database.execute(query))
+    except sqlite3.DatabaseError as error:
+        raise FormatError(f"reading {path} failed: expected the database of a desk, got {error}") from None
+    if bound is None:
+        raise FormatError(f"reading {path} failed: expected the database of a desk, got one that no desk has opened")
+    begun = {(each.visit, each.attempt) for each in attempts}
+    ended = {(each.visit, each.attempt) for each in attempts if each.receipt is not None}
+    if (begun, ended) != (logged["begun"], logged["ended"]):
+        raise AuthenticationError(
+            f"reading {path} failed: expected the attempts and receipts of its log, got others. It was altered, "
+            "or a desk wrote to it; restore it from a copy, or stop the desk"
+        )
+    return Kept(bound[0], bound[1], attempts)
 
 
 TourLedger.__module__ = "fastrack.tour"

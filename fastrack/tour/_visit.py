@@ -122,7 +122,7 @@ def visit(
             work = _Work(begun, chain.plan, code, device, clock)
             after = work.train(given, function, data, buffer_size, target)
             following = work.end(chain, after)
-            _write(target / CHAIN, following.to_bytes())
+            write_file(target / CHAIN, following.to_bytes())
     except BaseException:
         if work is not None:
             with suppress(Exception):  # the error of the visit is the one to hear of
@@ -233,7 +233,7 @@ class _Work:
             (previous.digest, *previous.history)[:HISTORY_LIMIT],
             previous.version + 1,
         )
-        _write(manifest_path(target / MODEL), envelope)
+        write_file(manifest_path(target / MODEL), envelope)
         signed = Manifest.from_bytes(envelope, owner=self._begun.signer.verifier)
         return ModelVersion(signed.version, signed.digest)
 
@@ -371,12 +371,12 @@ def start(
     ).sign(signer)
     with new_folder(Path(out)) as target:
         for path in (source, manifest_path(source)):
-            _write(target / path.name, path.read_bytes())
-        _write(target / CHAIN, plan.envelope)
+            write_file(target / path.name, path.read_bytes())
+        write_file(target / CHAIN, plan.envelope)
     return plan
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_file(path: Path, content: bytes) -> None:
     """Write a file of a new folder, which is whole or absent itself, to the disk."""
     with path.open("xb") as file:
         file.write(content)

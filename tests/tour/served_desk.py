@@ -5,7 +5,7 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
-from helpers.tours import open_desk, read_roots
+from helpers.tour_files import open_desk, read_roots
 
 from fastrack import errors, tour
 

@@ -9,7 +9,7 @@ from http.client import HTTPSConnection
 
 import pytest
 from broker.conftest import find_port, make_certificate
-from helpers.tours import OFFSET, Served, Tour, trusted_roots
+from helpers.tour_files import OFFSET, Served, Tour, trusted_roots
 
 import fastrack
 from fastrack import attest, tour

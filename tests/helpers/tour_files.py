@@ -20,7 +20,7 @@ from helpers.foundry.machine import Machine, policy, roots
 
 OFFSET = NOW - datetime.now(UTC)
 START = torch.zeros(4)
-TRAIN = "helpers.tours:train"
+TRAIN = "helpers.tour_files:train"
 
 
 def clock():
@@ -39,7 +39,7 @@ def train(state, shards):
 class Tour:
     """A folder of a tour: ``v0`` with the model and the plan, files of all keys, and a shard of each holder."""
 
-    def __init__(self, folder, order="ab", *, attempts=3, cpu="tdx", gpus=0):
+    def __init__(self, folder, order="ab", *, attempts=3, cpu="snp", gpus=0):
         self.folder, self.order, self.gpus = Path(folder), order, gpus
         self.machine = Machine(cpu, gpus, is_small=True)
         self.owner, self.key = Signer.generate(), fastrack.Key.generate()
