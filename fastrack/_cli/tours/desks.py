@@ -2,6 +2,7 @@
 
 import errno
 import os
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -28,7 +29,7 @@ from fastrack.errors import FormatError
 
 if TYPE_CHECKING:
     from fastrack._keys.keyring import KeyRing
-    from fastrack.tour import OwnerDesk, Terms
+    from fastrack.tour import OwnerDesk, Terms, TourLedger
 
 Database = Annotated[
     Path, typer.Option("--database", metavar="DATABASE", help="The desk's database, in SQLite, of this tour alone.")
@@ -66,9 +67,11 @@ def own(
 
     It grants the model's key to each visit, and delegates the signing of the next version.
     """
+    from fastrack.tour import TourLedger
+
     tls = _check(certificate, private_key, client_ca, host, insecure=insecure_loopback)
     terms = _read_terms(policy, collateral)
-    desk = _open_own(source, signer, key, database, terms)
+    desk = _open_own(source, signer, key, TourLedger(database), terms)
     _serve(desk, host=host, port=port, insecure_loopback=insecure_loopback, rate=rate, burst=burst, **tls)
 
 
@@ -125,7 +128,7 @@ def key(
     as_json: Json = False,
 ) -> None:
     """Write the key of the newest model that the owner accepted, for its owner."""
-    from fastrack.tour import Terms
+    from fastrack.tour import Terms, TourLedger
 
     check_directory(target)
     if os.path.lexists(target):
@@ -133,13 +136,15 @@ def key(
     if not database.exists():
         raise FileNotFoundError(errno.ENOENT, "expected the database of `fastrack tour own`, got none", str(database))
     terms = Terms.from_toml("version = 1")  # nothing is granted here
-    made = _open_own(source, signer, key, database, terms).model_key()
+    with closing(TourLedger(database)) as ledger:
+        made = _open_own(source, signer, key, ledger, terms).model_key()
+    key_id = made.id
     try:
         made.save(target)
-        lines = [f"{clean(str(target))}: the key of the newest model, that only you may read", f"id: {made.id}"]
-        tell(lines, as_json=as_json, path=str(target), key_id=made.id)
     finally:
         made.wipe()
+    lines = [f"{clean(str(target))}: the key of the newest model, that only you may read", f"id: {key_id}"]
+    tell(lines, as_json=as_json, path=str(target), key_id=key_id)
 
 
 def _check(
@@ -161,12 +166,12 @@ def _read_terms(policy: Path, collateral: Path | None) -> "Terms":
     return Terms.from_toml(policy, collateral=given, roots=VENDOR_ROOTS, clock=read_clock)
 
 
-def _open_own(source: Path, signer: Path, key: str | None, database: Path, terms: "Terms") -> "OwnerDesk":
-    from fastrack.tour import OwnerDesk, TourLedger
+def _open_own(source: Path, signer: Path, key: str | None, ledger: "TourLedger", terms: "Terms") -> "OwnerDesk":
+    from fastrack.tour import OwnerDesk
 
     mine = load_signer(signer)
     plan = load_chain(source, mine.verifier).plan
-    return OwnerDesk(plan, open_ring(key).first, terms=terms, signer=mine, ledger=TourLedger(database))
+    return OwnerDesk(plan, open_ring(key).first, terms=terms, signer=mine, ledger=ledger)
 
 
 def _read_ids(data: list[Path], ring: "KeyRing") -> list[str]:

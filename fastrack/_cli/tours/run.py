@@ -22,7 +22,7 @@ from fastrack.errors import FormatError, RollbackError
 
 if TYPE_CHECKING:
     from fastrack.grants import Verifier
-    from fastrack.tour import Chain, RemoteDesk
+    from fastrack.tour import Chain, Plan, RemoteDesk
 
 _LIMIT = 1 << 20  # bytes of a configuration
 _MEMBERS = {"train": str, "owner": str, "owner_key": str, "holders": dict}
@@ -50,18 +50,16 @@ class _Config:
             return RemoteDesk(url, **{name: self.values[name] for name in names if name in self.values})
 
     def holder_desk(self, name: str) -> "RemoteDesk":
-        return self.desk(self._holder(name)["desk"])
+        return self.desk(self.values["holders"][name]["desk"])
 
     def data(self, name: str) -> list[Path]:
-        return list_shards([self.folder / path for path in self._holder(name)["data"]])
+        return list_shards([self.folder / path for path in self.values["holders"][name]["data"]])
 
-    def _holder(self, name: str) -> Mapping[str, Any]:
-        if name not in self.values["holders"]:
-            raise FormatError(
-                f"the configuration: expected the holder {name} of the plan, got none. Add [holders.{name}]"
-            )
-        found: Mapping[str, Any] = self.values["holders"][name]
-        return found
+    def require(self, plan: "Plan") -> None:
+        """Raise `FormatError` unless all holders of a plan are in it."""
+        for name in plan.holders:
+            if name not in self.values["holders"]:
+                raise FormatError(f"the configuration: expected holder {name} by the plan, got none. Add it as a table")
 
 
 def run(
@@ -83,6 +81,7 @@ def run(
     given = _read_config(config)
     owner = given.owner()
     first = _load(source, owner)
+    given.require(first.plan)
     out.mkdir(exist_ok=True)
     folder, before = source, first
     for number in range(len(first.visits), len(first.plan.order)):
