@@ -25,7 +25,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 def load_chain(source: Path, owner: "Verifier", digest: str | None = None) -> "Chain":
     """Read and verify a chain, in a file or in a model folder. Raise `RollbackError` if it is one of another plan."""
     from fastrack.tour import Chain
-    from fastrack.tour._visit import CHAIN
+    from fastrack.tour._folder import CHAIN
 
     if digest is not None and not _DIGEST.fullmatch(digest):
         raise typer.BadParameter(

@@ -145,7 +145,7 @@ def _bring_receipts(given: _Config, chain: "Chain") -> None:
 
 def _load(folder: Path, owner: "Verifier") -> "Chain":
     from fastrack.tour import Chain
-    from fastrack.tour._visit import CHAIN
+    from fastrack.tour._folder import CHAIN
 
     return Chain.load(folder / CHAIN, owner=owner)
 
