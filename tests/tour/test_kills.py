@@ -14,7 +14,7 @@ import pytest
 import torch
 from broker.conftest import find_port
 from helpers.commands import invoke
-from helpers.tour_files import TRAIN, Tour
+from helpers.tour_files import OFFSET, TRAIN, Tour
 
 import fastrack
 from fastrack import tour
@@ -32,7 +32,7 @@ class Forks:
 
     def __init__(self, folder):
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-        command = [sys.executable, Path(__file__).with_name("killed_desk.py")]
+        command = [sys.executable, Path(__file__).with_name("killed_desk.py"), str(OFFSET.total_seconds())]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self.process = subprocess.Popen(command, **pipes, env=environment, cwd=folder)
 
