@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fastrack._util.shown import shown
 from fastrack.errors import FormatError, RollbackError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def load_chain(source: Path, owner: "Verifier", digest: str | None = None) -> "C
 
     if digest is not None and not _DIGEST.fullmatch(digest):
         raise typer.BadParameter(
-            f"expected 64 hexadecimal digits, got {digest!r:.80}; `fastrack tour plan` prints them",
+            f"expected 64 hexadecimal digits, got {shown(digest)}; `fastrack tour plan` prints them",
             param_hint="--plan-digest",
         )
     chain = Chain.load(source / CHAIN if source.is_dir() else source, owner=owner)
@@ -41,7 +42,7 @@ def load_chain(source: Path, owner: "Verifier", digest: str | None = None) -> "C
 def _require_plan(source: Path, plan: "Plan", digest: str) -> None:
     if plan.digest != digest:
         raise RollbackError(
-            f"{source}: expected the plan {digest}, got {plan.digest}. It is another tour; ask its owner for its plan"
+            f"{source}: expected the plan of --plan-digest, got {plan.digest}. It is another tour; ask its owner"
         )
 
 

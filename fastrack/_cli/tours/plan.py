@@ -1,5 +1,6 @@
 """``fastrack tour plan``: sign the plan of a tour, and write the folder that it begins with."""
 
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,13 +12,15 @@ from fastrack._cli.commands.broker import Signer
 from fastrack._cli.commands.grant import load_signer
 from fastrack._cli.console import clean, pluralize, tell
 from fastrack._cli.documents import parse_period
-from fastrack._cli.files import check_new
+from fastrack._cli.files import check_new, check_source
 from fastrack._cli.options import Json
+from fastrack._util.shown import shown
 
 if TYPE_CHECKING:
     from fastrack.grants import Verifier
 
 _LONGEST = timedelta(days=366)
+_NAME = re.compile(r"[\w.-]+")
 
 
 def read_clock() -> datetime:
@@ -47,6 +50,7 @@ def plan(
     """Sign the plan of a tour, and write the model folder that its first visit begins with."""
     from fastrack import tour
 
+    check_source(model)
     check_new(out)
     holders = dict(_read_holder(text) for text in holder)
     made = tour.start(
@@ -84,8 +88,8 @@ def _read_holder(text: str) -> tuple[str, "Verifier"]:
     from fastrack.grants import Verifier
 
     name, _, path = text.partition("=")
-    if not name or not path:
-        raise typer.BadParameter(f"expected NAME=PUBLIC, got {text!r:.80}", param_hint="--holder")
+    if not _NAME.fullmatch(name) or not path:
+        raise typer.BadParameter(f"expected NAME=PUBLIC, got {shown(text)}", param_hint="--holder")
     return name, Verifier.load(path)
 
 
@@ -93,6 +97,6 @@ def _read_order(text: str, holders: dict[str, "Verifier"]) -> list[str]:
     names = text.split(",")
     if set(names) != set(holders):
         raise typer.BadParameter(
-            f"expected each of {', '.join(holders)} and no other name, got {text!r:.80}", param_hint="--order"
+            f"expected each of {', '.join(holders)} and no other name, got {shown(text)}", param_hint="--order"
         )
     return names

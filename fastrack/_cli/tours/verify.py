@@ -1,5 +1,6 @@
 """``fastrack tour verify``: verify the record of a tour, without any service and at any later time."""
 
+import errno
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -107,6 +108,8 @@ def _check_model(folder: Path, chain: "Chain") -> None:
     from fastrack.tour import ModelVersion
     from fastrack.tour._documents import MODEL
 
+    if not folder.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, "expected a model folder, got another", str(folder))
     signers = [chain.signer] if chain.completion is None else [chain.signer, chain.plan.owner]
     manifest = load_manifest(manifest_path(folder / MODEL), owner=signers)
     found = ModelVersion(manifest.version, manifest.digest)
