@@ -126,8 +126,9 @@ class Owner:
         return self.open(target)
 
     def open(self, folder: Path) -> dict[str, Any]:
-        """Return the state of the newest model that was accepted."""
-        return fastrack.load_checkpoint(folder / "model.safetensors", keys=self.desk.model_key())
+        """Return the state of the model in a folder of the tour."""
+        chain = tour.Chain.load(folder / "tour.chain", owner=self.signer.verifier)
+        return fastrack.load_checkpoint(folder / "model.safetensors", keys=tour.model_key(chain, self.key))
 
 
 class Holder:

@@ -21,7 +21,7 @@ def finish(folder: str | os.PathLike[str], out: str | os.PathLike[str], *, owner
     """Have the owner complete a tour after its last visit, and write the final model folder.
 
     In it the owner has signed the manifest too, so that `fastrack.Anchor` accepts the model; the chain ends with the
-    owner's completion. `OwnerDesk.model_key` opens the model. This needs no key and no proof.
+    owner's completion. The key of `model_key` opens the model. This needs no key and no proof.
 
     Parameters
     ----------

@@ -33,7 +33,7 @@ from fastrack.errors import FormatError, GrantError, RollbackError
 from fastrack.tour._buffer import DataBuffer, needed
 from fastrack.tour._chain import Chain
 from fastrack.tour._desk import read_clock
-from fastrack.tour._documents import MODEL, Consent, Delegation, ModelVersion, Plan, Receipt
+from fastrack.tour._documents import FILES_LIMIT, MODEL, Consent, Delegation, ModelVersion, Plan, Receipt
 from fastrack.tour._folder import CHAIN, Folder, write_file
 from fastrack.tour._messages import Desk, pack, read_grants, unpack
 from fastrack.tour._request import VisitRequest, make_visit_offer
@@ -269,6 +269,10 @@ class _Work:
                     raise GrantError(
                         f"{path}: expected a file that the holder granted, got {file.file_id}. Name the holder's files"
                     )
+                if len(self._files) == FILES_LIMIT:
+                    raise GrantError(
+                        f"{path}: expected at most {FILES_LIMIT} files at a visit, got more. Seal larger ones"
+                    )
                 self._files.append(file.file_id)
                 yield buffer.open(file, self._begun.data)
 
@@ -295,7 +299,7 @@ class _Work:
             consent=self._begun.consent.envelope,
             code=self._code,
             after=after,
-            files=tuple(sorted(set(self._files))),
+            files=tuple(self._files),
             chunks=self._chunks,
             scrubbed=self._scrubbed,
             started=self._started,
@@ -313,7 +317,7 @@ def start(
     order: Sequence[str],
     lifetime: timedelta,
     visit_limit: timedelta = timedelta(hours=1),
-    attempts: int = 3,
+    attempts: int = 10,
     clock: Callable[[], datetime] = read_clock,
 ) -> Plan:
     """Sign the plan of a tour, and write the model folder that its first visit begins with.

@@ -129,10 +129,10 @@ def test_a_tour_is_run_verified_and_opened(cli, after):
     assert "3 visits, all as they were signed; complete" in printed
     rows = [line.split() for line in printed.splitlines() if re.match(r"[012] ", line)]
     assert [row[1] for row in rows] == list(ORDER)
-    cli("tour key v0 final.key --signer owner.signer --key model.key --database owner.db")
+    cli("tour key out/final final.key --owner owner.signer.pub --key model.key")
     state = fastrack.load_checkpoint("out/final/model.safetensors", keys="final.key")
     assert torch.equal(state["model"]["w"], after.expected())
-    assert "exists" in cli.error("tour key v0 final.key --signer owner.signer --key model.key --database owner.db")
+    assert "exists" in cli.error("tour key out/final final.key --owner owner.signer.pub --key model.key")
     assert "none.db" in cli.error("tour key v0 new.key --signer owner.signer --key model.key --database none.db")
     document = cli.json(f"{VERIFY} --database b.db")
     assert (document["ok"], document["complete"], document["attempts"]) == (True, True, [])

@@ -12,14 +12,14 @@ from cryptography.hazmat.primitives.asymmetric import ed25519, mldsa
 KEYS = {"Ed25519": ed25519.Ed25519PublicKey, "ML-DSA-65": mldsa.MLDSA65PublicKey}
 KINDS = {
     "plan": "attempts code expires holders issued lineage order seconds start tour",
-    "delegation": "attempt before expires key plan previous signer visit",
-    "consent": "delegation expires files issued policy",
+    "delegation": "attempt before expires key plan previous salt signer visit",
+    "consent": "delegation expires files issued offer policy",
     "receipt": "after chunks code consent delegation ended files scrubbed started",
     "completion": "head issued model plan visits",
 }
 HEXADECIMAL = {
     32: "tour lineage key",
-    64: "code plan previous delegation policy head",
+    64: "code plan previous delegation policy offer salt head",
 }
 TIMES = "issued expires started ended"
 NUMBERS = "seconds attempts visit attempt chunks scrubbed visits"
@@ -86,6 +86,8 @@ def read_receipt(line, plan, plan_digest, owner):
     require(delegation["plan"] == plan_digest, "a delegation of the plan")
     require(consent["delegation"] == delegated, "a consent to the delegation")
     require(receipt["code"] == plan["code"], "the code of the plan")
+    require(0 < delegation["attempt"] <= plan["attempts"], "an attempt of the plan")
+    require(read_time(delegation["expires"]) <= read_time(plan["expires"]), "an end within the plan")
     after = receipt["after"]
     require(after is None or after[0] == delegation["before"][0] + 1, "the next version")
     require(set(receipt["files"]) <= set(consent["files"]), "granted files")
@@ -130,6 +132,7 @@ def check_members(document):
         if document[name] is not None or name != "after":
             number, digest = document[name]
             require(is_number(number) and number and re.fullmatch("[0-9a-f]{64}", digest), name)
+    require(len(document.get("files", [])) <= 4096, "files")
     for file in document.get("files", []):
         require(re.fullmatch("[0-9a-f]{32}", file), "files")
 

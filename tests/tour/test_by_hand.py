@@ -55,11 +55,13 @@ class Parties:
             before=chain.model,
             signer=own.verifier,
             key="5" * 32,
+            salt="5" * 64,
             expires=NOON + timedelta(minutes=9),
         ).sign(self.owner)
         consent = tour.Consent(
             delegation=consented or delegation.digest,
             policy="6" * 64,
+            offer="9" * 64,
             files=("7" * 32, "8" * 32),
             issued=NOON,
             expires=NOON + granted,

@@ -2,7 +2,6 @@
 
 import errno
 import os
-from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -122,22 +121,18 @@ def key(
     source: Source,
     target: Annotated[Path, typer.Argument(metavar="KEY", help="The key file to write. It must not exist.")],
     *,
-    signer: Signer,
+    owner: OwnerKey,
     key: KeyFile = None,
-    database: Annotated[Path, typer.Option("--database", metavar="DATABASE", help="The database of `tour own`.")],
     as_json: Json = False,
 ) -> None:
-    """Write the key of the newest model that the owner accepted, for its owner."""
-    from fastrack.tour import Terms, TourLedger
+    """Write the key of the model in a folder of a tour, for its owner."""
+    from fastrack.grants import Verifier
+    from fastrack.tour import model_key
 
     check_directory(target)
     if os.path.lexists(target):
         raise FileExistsError(errno.EEXIST, "it exists and is left as it was; choose another name", str(target))
-    if not database.exists():
-        raise FileNotFoundError(errno.ENOENT, "expected the database of `fastrack tour own`, got none", str(database))
-    terms = Terms.from_toml("version = 1")  # nothing is granted here
-    with closing(TourLedger(database)) as ledger:
-        made = _open_own(source, signer, key, ledger, terms).model_key()
+    made = model_key(load_chain(source, Verifier.load(owner)), open_ring(key).first)
     key_id = made.id
     try:
         made.save(target)

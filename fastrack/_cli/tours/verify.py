@@ -110,7 +110,8 @@ def _check_model(folder: Path, chain: "Chain") -> None:
 
     if not folder.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, "expected a model folder, got another", str(folder))
-    signers = [chain.signer] if chain.completion is None else [chain.signer, chain.plan.owner]
+    # The folder of the last visit is not yet signed by the owner, who completed the tour after it.
+    signers = [chain.signer, *(visit.delegation.signer for visit in chain.visits[-1:])]
     manifest = load_manifest(manifest_path(folder / MODEL), owner=signers)
     found = ModelVersion(manifest.version, manifest.digest)
     if (manifest.lineage, found) != (chain.plan.lineage, chain.model):
