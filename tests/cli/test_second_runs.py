@@ -69,7 +69,7 @@ COMMANDS = {
     "tour plan": f"tour plan model.safetensors TARGET --train {TRAIN} --signer owner.signer {HOLDER} --order a",
     "tour own": f"tour own tour {BROKER} {KEY} --database TARGET",
     "tour hold": f"tour hold tour {HELD} --data sealed.safetensors {BROKER} {KEY} --database TARGET",
-    "tour key": f"tour key tour TARGET --signer owner.signer {KEY} --database tour.db",
+    "tour key": f"tour key tour TARGET --owner owner.signer.pub {KEY}",
 }
 AGAIN = {"import, resumed", "publish", "grant, changed", "seal file by file", "seal a glob"}
 AGAIN |= {"attest fetch", "bench", "bench, a timeline", "broker serve", "tour own", "tour hold"}

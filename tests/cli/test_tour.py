@@ -133,7 +133,7 @@ def test_a_tour_is_run_verified_and_opened(cli, after):
     state = fastrack.load_checkpoint("out/final/model.safetensors", keys="final.key")
     assert torch.equal(state["model"]["w"], after.expected())
     assert "exists" in cli.error("tour key out/final final.key --owner owner.signer.pub --key model.key")
-    assert "none.db" in cli.error("tour key v0 new.key --signer owner.signer --key model.key --database none.db")
+    assert "the owner of this tour" in cli.error("tour key out/final new.key --owner owner.signer.pub --key a.key")
     document = cli.json(f"{VERIFY} --database b.db")
     assert (document["ok"], document["complete"], document["attempts"]) == (True, True, [])
     assert [(each["visit"], each["attempt"], each["chunks"]) for each in document["visits"]] == [

@@ -257,8 +257,8 @@ COMMANDS = {
     "tour verify, digest": "tour verify tour --owner owner.pub --plan-digest {}",
     "tour verify, model": "tour verify tour --owner owner.pub --partial --model {}",
     "tour verify, database": "tour verify tour --owner owner.pub --partial --database {}",
-    "tour key": "tour key tour {} --signer owner.signer --key some.key --database tour.db",
-    "tour key, database": "tour key tour new.key --signer owner.signer --key some.key --database {}",
+    "tour key": "tour key tour {} --owner owner.signer.pub --key some.key",
+    "tour key, owner": "tour key tour new.key --owner {} --key some.key",
 }
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from broker.conftest import find_port
+from broker.conftest import find_port, make_certificate
 from helpers.commands import invoke
 from helpers.tour_files import OFFSET, TRAIN, Tour
 
@@ -55,17 +55,15 @@ class Run:
         self.victim, self.kill = victim, kill
         self.pids, self.killed, self.listened = {}, 0, Counter()
         folder.mkdir()
-        lines = [
-            f'train = "{TRAIN}"',
-            f'owner = "{self.url("owner")}"',
-            f'owner_key = "{made.folder}/owner.signer.pub"',
-        ]
+        paths = {"owner_key": "owner.signer.pub", "certificate": "tls.pem", "private_key": "tls.key", "ca": "ca.pem"}
+        lines = [f'train = "{TRAIN}"', f'owner = "{self.url("owner")}"']
+        lines += [f'{name} = "{made.folder / path}"' for name, path in paths.items()]
         for name in HOLDERS:
             lines += [f"[holders.{name}]", f'desk = "{self.url(name)}"', f'data = ["{made.data(name)}"]']
         (folder / "run.toml").write_text("\n".join(lines))
 
     def url(self, name):
-        return f"http://127.0.0.1:{self.ports[name]}"
+        return f"https://127.0.0.1:{self.ports[name]}"
 
     def fork(self, name, *arguments):
         kill = self.kill if name == self.victim and not self.killed else None
@@ -75,23 +73,23 @@ class Run:
     def start(self, name):
         """Start a desk, and wait until it answers or is dead."""
         files = self.made.folder
-        common = (
-            "--policy",
-            files / "policy.toml",
-            "--signer",
-            files / f"{name}.signer",
-            "--rate",
-            1e6,
-            "--burst",
-            1000,
-        )
-        common += ("--database", self.folder / f"{name}.db", "--insecure-loopback", "--port", self.ports[name])
+        common = {
+            "--policy": files / "policy.toml",
+            "--signer": files / f"{name}.signer",
+            "--database": self.folder / f"{name}.db",
+            "--certificate": files / "tls.pem",
+            "--private-key": files / "tls.key",
+            "--client-ca": files / "ca.pem",
+            "--port": self.ports[name],
+            "--rate": 1e6,
+            "--burst": 1000,
+        }
         if name == "owner":
             given = ("own", files / "v0", "--key", files / "model.key")
         else:
             owner = ("--owner", files / "owner.signer.pub", "--plan-digest", self.made.plan.digest)
             given = ("hold", files / "v0", *owner, "--key", files / f"{name}.key", "--data", self.made.data(name))
-        self.pids[name] = self.fork(name, "tour", *given, *common)
+        self.pids[name] = self.fork(name, "tour", *given, *(part for pair in common.items() for part in pair))
         end = time.monotonic() + SECONDS
         while not self.log(name).count('"listening"') > self.listened[name]:
             if self.is_dead(name):
@@ -153,14 +151,7 @@ class Run:
             assert json.loads(found.stdout)["complete"]
             self.check_receipts(name)
         key = self.folder / "final.key"
-        owned = [
-            "--signer",
-            files / "owner.signer",
-            "--key",
-            files / "model.key",
-            "--database",
-            self.folder / "owner.db",
-        ]
+        owned = ["--owner", owner, "--key", files / "model.key"]
         done = invoke([*map(str, ["tour", "key", final, key, *owned])])
         assert done.exit_code == 0, done.output
         state = fastrack.load_checkpoint(final / "model.safetensors", keys=key)
@@ -180,7 +171,9 @@ class Run:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    return Tour(tmp_path_factory.mktemp("tour"), HOLDERS)
+    folder = tmp_path_factory.mktemp("tour")
+    make_certificate(folder)
+    return Tour(folder, HOLDERS)
 
 
 @pytest.fixture(scope="module")

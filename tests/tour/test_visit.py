@@ -68,7 +68,7 @@ def test_the_finished_model_is_accepted_by_an_anchor_of_its_owner(rig):
 
 
 def test_a_tour_is_not_finished_before_its_last_visit(rig):
-    with pytest.raises(RollbackError, match="expected 3 receipts before .*, got 1"):
+    with pytest.raises(RollbackError, match=r"expected 3 receipts before .*, got 1"):
         rig.finish(rig.visit(0), number=1)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from fastrack.tour._chain import VerifiedVisit
     from fastrack.tour._ledger import Attempt
 
-_COLUMNS = ("visit", "holder", "attempt", "files", "chunks", "scrubbed", "before", "after", "started", "ended")
+_COLUMNS = ("visit", "holder", "attempt", "files", "chunks", "scrubbed", "model", "ended")
 
 
 def verify(
@@ -68,9 +68,9 @@ def verify(
 def _cells(visit: "VerifiedVisit") -> tuple[str, ...]:
     delegation, receipt = visit.delegation, visit.receipt
     counts = (delegation.attempt, len(receipt.files), receipt.chunks, receipt.scrubbed)
-    models = (f"{version.number} {version.digest:.16}…" for version in (delegation.before, visit.after))
-    times = (time.isoformat(timespec="seconds") for time in (receipt.started, receipt.ended))
-    return (str(visit.number), visit.holder, *map(str, counts), *models, *times)
+    model = f"{delegation.before.number} → {visit.after.number}"
+    ended = receipt.ended.strftime("%Y-%m-%d %H:%M")
+    return (str(visit.number), visit.holder, *map(str, counts), model, ended)
 
 
 def _document(source: Path, chain: "Chain") -> dict[str, Any]:
