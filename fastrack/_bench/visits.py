@@ -93,7 +93,10 @@ def measure_visits(
         progress("each way once, and comparing the data")
         _check(runs, load)
         names = {f"{buffer} {way}": run for (buffer, way), run in runs.items()}
-        report = lambda number, _: progress(f"round {number} of {repeat}")  # noqa: E731 - for this call alone
+
+        def report(number: int, _name: str) -> None:
+            progress(f"round {number} of {repeat}")
+
         times = timed_rounds(names, repeat, order=Random(0), progress=report)  # noqa: S311 - no secret
     by_run = dict(zip(runs, times.values(), strict=True))
     return [row for buffer in buffers for row in _rows(load, buffer, by_run)]
