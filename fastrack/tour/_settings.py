@@ -13,6 +13,8 @@ from fastrack._util.rights import open_own
 from fastrack.attest._collect import collect_evidence
 from fastrack.attest._exchange import Collector
 from fastrack.attest._formats.toml import Table
+from fastrack.errors import GrantError, RollbackError
+from fastrack.tour._chain import Chain
 from fastrack.tour._http import RemoteDesk
 from fastrack.tour._messages import Desk
 
@@ -22,12 +24,14 @@ _PATHS = ("certificate", "private_key", "ca")
 
 @dataclass(frozen=True, slots=True)
 class VisitSettings:
-    """The arguments of `fastrack.tour.visit` that are the site's to say.
+    """What a site says of its visits: for which owner and holder, and arguments of `fastrack.tour.visit`.
 
-    owner : the public key of the owner whose models are trained here; train : module:function
+    owner : the public key of the owner whose models are trained here
+    holder : the name in the plan of the holder whose data are here; train : module:function
     """
 
     owner: Verifier
+    holder: str
     train: str
     data: tuple[str, ...]
     owner_desk: Desk
@@ -50,16 +54,34 @@ class VisitSettings:
             text = file.read(_LIMIT).decode()
         table = Table.parse(text, f"settings {path}")
         reader = _Reader(table, path.absolute().parent)
-        owner, train, data = reader.needed("owner"), reader.needed("train"), reader.paths("data")
+        owner, holder, train = map(reader.needed, ("owner", "holder", "train"))
+        data = reader.paths("data")
         desks = {name: reader.desk(name) for name in ("owner_desk", "holder_desk")}
         collect, device = table.text("collect"), table.text("device")
         table.done()
         collector = collect_evidence if collect is None else _find(collect, table)
-        return cls(owner=Verifier.parse(owner), train=train, data=data, collect=collector, device=device, **desks)
+        return cls(Verifier.parse(owner), holder, train, data=data, collect=collector, device=device, **desks)
+
+    def require_turn(self, chain: Chain) -> None:
+        """Raise unless the next visit of a chain is one to this holder, by a plan of this owner.
+
+        Its desk would refuse it too. But the owner is asked first, and would have counted an attempt.
+        """
+        if chain.plan.owner != self.owner:
+            raise GrantError(
+                f"tour {chain.plan.tour}: expected a plan of the owner {self.owner.id}, got one of "
+                f"{chain.plan.owner.id}. This site trains models of that owner alone"
+            )
+        name = chain.plan.holder(len(chain.visits))
+        if name != self.holder:
+            raise RollbackError(
+                f"visit {len(chain.visits)} of tour {chain.plan.tour}: expected a turn of {self.holder}, got that of "
+                f"{name}. Go there first"
+            )
 
     def arguments(self) -> Mapping[str, Any]:
-        """Return these settings as keyword arguments of `fastrack.tour.visit`."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        """Return the keyword arguments of `fastrack.tour.visit`."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "holder"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -250,13 +250,13 @@ class TourPersistor(LearnablePersistor):
         return Learnable(members)
 
     def keep(self, members: Members) -> None:
-        """Keep a visit in the place of the visits before."""
+        """Keep a visit, and the one before."""
         chain = _verify(members, self.owner)
-        before = self._kept()
+        earlier = self._kept()[:-1]  # the one before stays: a later attempt at this visit would begin with it
         self._progress.mkdir(exist_ok=True)
         with new_folder(self._progress / f"visit-{len(chain.visits)}") as folder:
             _write(folder, members)
-        _remove(before)
+        _remove(earlier)
 
     def save(self, learnable: Learnable, fl_ctx: FLContext) -> None:
         members = dict(learnable)
@@ -289,6 +289,7 @@ class TourExecutor(Executor):
 
     ================================  ==================================================================================
     ``owner``                         the public key of the owner whose models are trained here, as text
+    ``holder``                        the name in the plan of the holder whose data are here
     ``train``                         ``module:function``, as for `fastrack.tour.visit`
     ``data``                          the sealed files: a list of paths and URLs
     ``device``, ``collect``           optional; ``cuda:0``, and another ``module:function`` than `collect_evidence`
@@ -314,14 +315,15 @@ class TourExecutor(Executor):
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.START_RUN:  # all sites import what they need at once, before the first visit
             try:
-                import_module(self._settings(fl_ctx).train.partition(":")[0])
+                import_module(_settings(fl_ctx).train.partition(":")[0])
             except Exception:  # noqa: BLE001 - it is raised again at the visit, and reported then
                 self.log_warning(fl_ctx, f"{SETTINGS} cannot be used")
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         home = Path(_workspace(fl_ctx).get_root_dir())
         try:
-            members, settings = _from_shareable(shareable), self._settings(fl_ctx)
+            members, settings = _from_shareable(shareable), _settings(fl_ctx)
+            settings.require_turn(_verify(members, self.owner))
             with tempfile.TemporaryDirectory(prefix="fastrack-tour-") as scratch:
                 given, made = Path(scratch, "given"), Path(scratch, "made")
                 given.mkdir()
@@ -332,19 +334,6 @@ class TourExecutor(Executor):
             self.log_error(fl_ctx, f"the visit failed: {_shown(error)}\n{''.join(format_tb(error.__traceback__))}")
             _keep_reason(error, home)
             return make_reply(ReturnCode.EXECUTION_EXCEPTION, {_ERROR: _shown(error)})
-
-    def _settings(self, fl_ctx: FLContext) -> VisitSettings:
-        # Not where a job could say: its own files are on this machine too.
-        local = Path(_workspace(fl_ctx).get_site_config_dir())
-        of_site = local / f"visit-{fl_ctx.get_identity_name()}.toml"
-        settings = VisitSettings.load(of_site if of_site.exists() else local / SETTINGS)
-        named = Verifier.parse(self.owner)
-        if settings.owner != named:
-            raise FormatError(
-                f"the owner of a tour: expected {settings.owner.id} by {SETTINGS}, got {named.id}. This site trains "
-                "models of that owner alone"
-            )
-        return settings
 
 
 class DataFilter(Filter):
@@ -459,6 +448,13 @@ def _shown(error: BaseException) -> str:
     if isinstance(error, FastrackError):
         return f"{type(error).__name__}: {error}"[:_ERROR_LIMIT]
     return f"{type(error).__name__}, with the reason in {_REASON} at the site"
+
+
+def _settings(fl_ctx: FLContext) -> VisitSettings:
+    # Not where a job could say: its own files are on this machine too.
+    local = Path(_workspace(fl_ctx).get_site_config_dir())
+    of_site = local / f"visit-{fl_ctx.get_identity_name()}.toml"
+    return VisitSettings.load(of_site if of_site.exists() else local / SETTINGS)
 
 
 def _workspace(fl_ctx: FLContext) -> Workspace:

@@ -91,7 +91,7 @@ class Tour:
         """Return the content of ``visit.toml`` at the site of a holder."""
         desk = "\n".join(f'{name} = "{self.folder / path}"' for name, path in TLS.items())
         values = {
-            "owner": str(self.owner), "train": f"helpers.flare_training:{train}",
+            "owner": str(self.owner), "holder": holder, "train": f"helpers.flare_training:{train}",
             "data": [str(self.folder / f"{holder}.safetensors")], "collect": "helpers.made_up_machine:collect",
             **changes,
         }  # fmt: skip
@@ -100,14 +100,27 @@ class Tour:
             lines += [f'[{table}]\nurl = "https://127.0.0.1:{self.ports[name]}"\n{desk}']
         return "\n".join(lines)
 
+    def visit(self, number):
+        """Make a visit from folder ``v{number}`` to the next one, in this process."""
+        name = ORDER[number]
+        tour.visit(
+            self.folder / f"v{number}", self.folder / f"v{number + 1}", flare_training.train, owner=self.owner,
+            owner_desk=self.desk("owner"), holder_desk=self.desk(name), collect=made_up_machine.collect,
+            data=[self.folder / f"{name}.safetensors"],
+        )  # fmt: skip
+
+    def desk(self, name):
+        """Return a desk that is served."""
+        paths = {member: self.folder / path for member, path in TLS.items()}
+        return tour.RemoteDesk(f"https://127.0.0.1:{self.ports[name]}", **paths)
+
     # Its end.
 
     def finish(self):
         """Have the owner complete the tour, and return the state that it ended with."""
-        paths = {name: self.folder / path for name, path in TLS.items()}
-        desk = tour.RemoteDesk(f"https://127.0.0.1:{self.ports['owner']}", **paths)
-        tour.finish(self.folder / "end", self.folder / "final", owner=self.owner, owner_desk=desk).require_complete()
-        return fastrack.load_checkpoint(self.folder / "final" / MODEL, keys=self.owner_desk().model_key())
+        final, desk = self.folder / "final", self.desk("owner")
+        tour.finish(self.folder / "end", final, owner=self.owner, owner_desk=desk).require_complete()
+        return fastrack.load_checkpoint(final / MODEL, keys=self.owner_desk().model_key())
 
     def owner_desk(self):
         return open_desk(self.folder, "owner", self.roots)

@@ -3,6 +3,7 @@
 import os
 
 import torch
+import torch._dynamo  # which optimizers import at their first step; sites import this module side by side
 
 
 def first_state():

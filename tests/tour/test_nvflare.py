@@ -9,12 +9,13 @@ import pytest
 pytest.importorskip("nvflare", reason="nvflare is not installed: make integrations-flare")
 
 from helpers import lying_server, plain_executor
-from helpers.flare_sites import contents, simulate
+from helpers.flare_sites import contents, deployed, simulate
 from helpers.flare_tour import HOLDERS, ORDER, SITES, Tour, machine
 from helpers.tour_rig import Rig
 from nvflare.apis.dxo import DXO, DataKind
 from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_def import JobMetaKey
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.apis.workspace import Workspace
@@ -172,7 +173,7 @@ def settings(site, owner):
     """Return a function that writes the settings of a site, whose desks do not answer."""
 
     def settings(name="visit.toml", **changes):
-        values = {"owner": owner, "train": "helpers.tour_rig:train", "data": ["a.safetensors"], **changes}
+        values = {"owner": owner, "holder": "ada", "train": "helpers.tour_rig:train", "data": ["a"], **changes}
         lines = [f"{key} = {json.dumps(value)}" for key, value in values.items() if value is not None]
         lines += [f'[{desk}]\nurl = "http://127.0.0.1:9"\ntimeout = 1' for desk in ("owner_desk", "holder_desk")]
         (site / "local" / name).write_text("\n".join(lines))
@@ -192,7 +193,17 @@ def error_of(result):
 
 def test_a_site_asks_the_desks_that_it_names(owner, context, files, settings):
     settings()
-    assert error_of(visit(owner, context, files(1))).startswith("Connection")
+    assert error_of(visit(owner, context, files(2))).startswith("Connection")
+
+
+def test_a_site_refuses_the_turn_of_another_before_a_desk_is_asked(owner, context, files, settings):
+    settings()
+    assert "expected a turn of ada, got that of ben" in error_of(visit(owner, context, files(1)))
+
+
+def test_a_tour_that_is_over_is_refused(owner, context, files, settings):
+    settings()
+    assert "The tour is over" in error_of(visit(owner, context, files(3)))
 
 
 @pytest.mark.parametrize(("model", "chain"), [(0, 1), (1, 2), (2, 1), (3, 2)])
@@ -204,10 +215,9 @@ def test_a_site_refuses_a_model_that_is_not_of_the_receipt_before_its_turn(
     assert error_of(visit(owner, context, other)).startswith(("RollbackError", "SignatureError"))
 
 
-def test_a_site_trains_models_of_the_owner_that_it_names(context, files, settings):
-    settings()
-    other = str(fastrack.grants.Signer.generate().verifier)
-    assert "This site trains models of that owner alone" in error_of(visit(other, context, files(1)))
+def test_a_site_trains_models_of_the_owner_that_it_names(owner, context, files, settings):
+    settings(owner=str(fastrack.grants.Signer.generate().verifier))
+    assert "This site trains models of that owner alone" in error_of(visit(owner, context, files(0)))
 
 
 @pytest.mark.parametrize(
@@ -221,7 +231,7 @@ def test_settings_that_are_not_known_or_not_there_are_refused(owner, context, fi
 def test_settings_that_others_may_write_are_refused(owner, context, site, files, settings):
     settings()
     (site / "local" / "visit.toml").chmod(0o666)
-    assert error_of(visit(owner, context, files(1))).startswith("KeyPermissionError")
+    assert error_of(visit(owner, context, files(0))).startswith("KeyPermissionError")
 
 
 def test_sites_that_share_a_folder_have_settings_of_their_own(owner, context, files, settings):
@@ -246,7 +256,7 @@ def test_values_in_the_exception_of_a_visit_stay_at_the_site(
 
     settings()
     monkeypatch.setattr(nvflare, "visit", fail)
-    result = visit(owner, context, files(1))
+    result = visit(owner, context, files(2))
     assert "ValueError" in error_of(result)
     assert "test_nvflare.py" in caplog.text
     assert "3.590417" not in f"{result}{caplog.text}"
@@ -259,7 +269,7 @@ def test_a_visit_that_leaves_its_process_fails(owner, context, files, settings, 
 
     settings()
     monkeypatch.setattr(nvflare, "visit", leave)
-    assert "SystemExit" in error_of(visit(owner, context, files(1)))
+    assert "SystemExit" in error_of(visit(owner, context, files(2)))
 
 
 # The server.
@@ -280,7 +290,7 @@ def test_a_tour_goes_on_from_the_last_visit_that_was_kept(persistor, owner, file
         assert visits(persistor, owner) == number
         if number < 3:
             persistor.keep(files(number + 1))
-    assert [path.name for path in (tmp_path / "end.progress").iterdir()] == ["visit-3"]
+    assert {path.name for path in (tmp_path / "end.progress").iterdir()} == {"visit-2", "visit-3"}
 
 
 def test_the_output_of_a_tour_is_new_and_whole(persistor, files, tmp_path):
@@ -424,3 +434,80 @@ class TestSimulator:
         assert status != 0, log
         assert ReturnCode.TASK_RESULT_FILTER_ERROR in log
         assert not (tmp_path / "end").exists()
+
+
+@pytest.fixture(scope="module")
+def deployment(roots, tmp_path_factory):  # noqa: ARG001 - the processes inherit the way to the machine
+    allowed = [f"{module.__name__}." for module in (lying_server, plain_executor)]
+    with deployed(tmp_path_factory.mktemp("flare"), sorted(SITES.values()), allowed) as deployment:
+        yield deployment
+
+
+@pytest.fixture(scope="module")
+def begun(roots, tmp_path_factory):
+    """Return a tour of which three of six visits were made, and are kept at the server."""
+    folder = tmp_path_factory.mktemp("begun")
+    with Tour(folder, roots).served() as tour:
+        for number in range(3):
+            tour.visit(number)
+        shutil.copytree(folder / "v3", folder / "end.progress" / "visit-3")
+        yield tour
+
+
+@pytest.fixture
+def run(deployment, begun, make_job):
+    """Return a function that runs the next job of that tour, which has to leave everything as it is."""
+
+    def run(train="train", **changes):
+        deployment.configure(settings_of(begun, train=train))
+        before = contents(begun.folder / "end.progress")
+        about = deployment.run(make_job(begun.folder / "v0", begun.owner, begun.folder / "end", **changes))
+        assert about["status"].startswith("FINISHED")
+        assert about["status"] != "FINISHED:COMPLETED"
+        assert contents(begun.folder / "end.progress") == before
+        assert not (begun.folder / "end").exists()
+        return about
+
+    return run
+
+
+def kept_by_the_server(deployment):
+    """Return all that files of the server have, and logs that NVFlare streamed to it."""
+    return b"".join(content for path, content in contents(deployment.workspace).items() if "/site-" not in path)
+
+
+@pytest.mark.slow
+class TestProcesses:
+    def test_a_tour_that_a_holder_interrupted_goes_on_where_custom_code_is_blocked(
+        self, roots, deployment, make_job, tmp_path
+    ):
+        with Tour(tmp_path, roots).served() as tour:
+            deployment.configure(settings_of(tour))
+            tour.serve("ben", gpus=1)
+            assert deployment.run(make_job(tmp_path / "v0", tour.owner))["status"] == "FINISHED:EXECUTION_EXCEPTION"
+            assert [path.name for path in (tmp_path / "end.progress").iterdir()] == ["visit-1"]
+            assert not (tmp_path / "end").exists()
+            tour.serve("ben")
+            about = deployment.run(make_job(tmp_path / "v0", tour.owner))
+            assert about["status"] == "FINISHED:COMPLETED"
+            assert "byoc" not in about
+            assert_whole(tour)
+        assert_nothing_leaked(tour, deployment.workspace, tmp_path / "end", tmp_path / "jobs")
+
+    def test_custom_code_is_blocked(self, deployment, run):
+        about = run(script=lying_server.__file__)
+        assert about["status"] == "FINISHED:FAILED_TO_RUN"
+        assert "BYOC not permitted" in str(about[JobMetaKey.JOB_DEPLOY_DETAIL.value])
+
+    def test_an_older_folder_is_refused_though_it_is_later_than_the_last_one_of_its_site(self, begun, deployment, run):
+        run(lie=dict.fromkeys(nvflare.FILES, begun.folder / "v2"))
+        assert b"expected a turn of ada, got that of cleo" in kept_by_the_server(deployment)
+
+    def test_values_in_the_exception_of_a_visit_do_not_reach_the_server(self, begun, deployment, run):
+        run("fail")
+        kept = kept_by_the_server(deployment)
+        assert b"the visit failed: ValueError" in kept  # NVFlare streams logs of errors there
+        assert str(begun.rows["ada"]["x"][0, 0].item()).encode() not in kept
+
+    def test_an_accelerator_that_dies_during_its_visit_ends_the_job(self, run):
+        run("die")
