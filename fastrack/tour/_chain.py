@@ -173,8 +173,8 @@ class Chain:
 
     @property
     def signer(self) -> Verifier:
-        """The public key that signed the manifest of that model: the owner's at first, then the last visit's."""
-        return self.visits[-1].delegation.signer if self.visits else self.plan.owner
+        """The public key that signed the manifest of that model: the last visit's, or the owner's before and after."""
+        return self.visits[-1].delegation.signer if self.visits and self.completion is None else self.plan.owner
 
     def require_complete(self) -> None:
         """Raise `RollbackError` unless the owner completed this tour here."""

@@ -1,4 +1,4 @@
-"""The signed documents of a tour: plan, delegation, consent, receipt and completion. ``docs/tour.md`` has the format.
+"""The signed documents of a tour: plan, delegation, consent, receipt and completion. ``docs/format.md`` has the format.
 
 Each is a DSSE envelope with one signature, whose payload is canonical JSON. A document is known by its digest, the
 SHA-256 of its payload.
@@ -58,7 +58,7 @@ class ModelVersion:
 
 
 class _Codec(NamedTuple):
-    """How a field is written to JSON and read from it."""
+    """The functions that write a field to JSON and read it."""
 
     write: Callable[[Any], Any]
     read: Callable[[Any], Any]

@@ -13,9 +13,8 @@ from fastrack._util.atomic import new_folder
 from fastrack.errors import RollbackError
 from fastrack.tour._chain import Chain
 from fastrack.tour._documents import MODEL
-from fastrack.tour._folder import CHAIN, Folder
+from fastrack.tour._folder import CHAIN, Folder, write_file
 from fastrack.tour._messages import Desk, pack, unpack
-from fastrack.tour._visit import write_file
 
 
 def finish(folder: str | os.PathLike[str], out: str | os.PathLike[str], *, owner: Verifier, owner_desk: Desk) -> Chain:

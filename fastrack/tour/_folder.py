@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,3 +92,11 @@ def entry_of(manifest: Manifest) -> SealedEntry:
             f"the manifest of a model: expected {MODEL} with all of it sealed, got others. Seal all of it"
         )
     return entry
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file of a new folder, which is whole or absent itself, to the disk."""
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())

@@ -42,7 +42,7 @@ _GRANT_LIMIT = 4 << 20  # a grant may name some 100,000 files
 
 
 class Desk(Protocol):
-    """Whoever grants keys to a visitor: `OwnerDesk`, `HolderDesk`, or one of these at the end of a connection."""
+    """A party that grants keys to a visitor: `OwnerDesk`, `HolderDesk`, or one of these at the end of a connection."""
 
     def ask(self, step: str, body: bytes = b"") -> bytes:
         """Answer a step: "challenge", "begin", "end" or "finish"."""

@@ -6,7 +6,7 @@ The state is in its database: the receipts that were accepted, and the attempts 
                 --begin with t + 1 receipts-->  open(t + 1, 1)      the receipt of attempt a is accepted
                 --finish with t + 1 receipts--> over
 
-A receipt is accepted when the next visit begins, not when it is made: whoever begins the next visit has the model.
+A receipt is accepted when the next visit begins, not when it is made: a visitor that begins it has the model.
 """
 
 from __future__ import annotations

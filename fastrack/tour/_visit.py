@@ -34,7 +34,7 @@ from fastrack.tour._buffer import DataBuffer, needed
 from fastrack.tour._chain import Chain
 from fastrack.tour._desk import read_clock
 from fastrack.tour._documents import MODEL, Consent, Delegation, ModelVersion, Plan, Receipt
-from fastrack.tour._folder import CHAIN, Folder
+from fastrack.tour._folder import CHAIN, Folder, write_file
 from fastrack.tour._messages import Desk, pack, read_grants, unpack
 from fastrack.tour._request import VisitRequest, make_visit_offer
 
@@ -203,7 +203,7 @@ def _unlock(
 
 
 class _Work:
-    """What a visit did so far, for its receipt."""
+    """The work of a visit so far, for its receipt."""
 
     def __init__(self, begun: _Begun, plan: Plan, code: str, device: object, clock: Callable[[], datetime]) -> None:
         self._begun = begun
@@ -374,14 +374,6 @@ def start(
             write_file(target / path.name, path.read_bytes())
         write_file(target / CHAIN, plan.envelope)
     return plan
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Write a file of a new folder, which is whole or absent itself, to the disk."""
-    with path.open("xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def code_digest(train: str | Train) -> str:

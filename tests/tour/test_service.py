@@ -1,5 +1,6 @@
 """Desks that are really served, over mutual TLS."""
 
+import asyncio
 import base64
 import json
 import logging
@@ -13,10 +14,12 @@ from helpers.tour_files import OFFSET, Served, Tour, trusted_roots
 
 import fastrack
 from fastrack import attest, tour
+from fastrack.attest._broker.limits import RateLimit
 from fastrack.tour import _messages
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
+from fastrack.tour import _app
 
 SAME = dict.fromkeys(["AuthenticationError", "FormatError", "GrantError", "SignatureError"], 400)
 SAME["RollbackError"] = 409
@@ -233,3 +236,52 @@ def test_packages_that_are_missing_are_named_with_their_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "fastrack.tour._app", None)
     with pytest.raises(fastrack.FastrackError, match=r"fastrack-io\[broker\]"):
         tour.serve(None, insecure_loopback=True)
+
+
+def test_bodies_of_one_address_take_bounded_memory():
+    asyncio.run(crowd())
+
+
+async def crowd():
+    """Send a second large body while the first one waits, and again when that has its answer."""
+    app = _app.make_app(Echo(), limit=RateLimit(1e6, 1000))
+    part, going_on = bytes(32 << 20), asyncio.Event()
+
+    async def post(*waits):
+        parts = iter(waits)
+
+        async def receive():
+            wait = next(parts, None)
+            if wait is not None:
+                await wait.wait()
+            return {"type": "http.request", "body": part, "more_body": wait is not None}
+
+        async def send(message):
+            answered.append(message)
+
+        answered = []
+        await app({**SCOPE, "path": "/v1/tour/begin"}, receive, send)
+        return answered[0]["status"]
+
+    open_at_once = asyncio.Event()
+    open_at_once.set()
+    first = asyncio.create_task(post(open_at_once, going_on))
+    await asyncio.sleep(0.01)
+    assert await post(open_at_once, open_at_once) == 503  # 64 MiB beside 32 MiB
+    going_on.set()
+    assert await first == 200
+    assert await post(open_at_once, open_at_once) == 200
+
+
+class Echo:
+    def ask(self, step, body=b""):
+        return step.encode()
+
+
+SCOPE = {
+    "type": "http",
+    "method": "POST",
+    "headers": [(b"content-type", b"application/json")],
+    "query_string": b"",
+    "client": ("192.0.2.1", 1),
+}

@@ -1,4 +1,4 @@
-"""What the handlers of a service share: limits by address, bodies in memory, threads, refusals and the log."""
+"""Parts that the handlers of a service share: limits by address, bodies in memory, threads, refusals and the log."""
 
 import json
 import logging
@@ -36,7 +36,7 @@ class RefusedError(Exception):
 
 
 class Handlers:
-    """What all handlers of one service share. `refuse` returns the answer to an error."""
+    """Parts that all handlers of one service share. `refuse` returns the answer to an error."""
 
     def __init__(
         self, limit: RateLimit, bodies: Quota, refuse: Callable[[Exception], RefusedError], *, body_seconds: float
