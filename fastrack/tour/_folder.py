@@ -46,6 +46,8 @@ class Folder:
 def verify_files(files: Mapping[str, Bytes], owner: Verifier) -> Chain:
     """Verify the contents of a folder without any key, and return its chain: all of the model is sealed.
 
+    After the first visit all bytes of its messages are compared with their digests in the manifest.
+
     Parameters
     ----------
     files : mapping of str to bytes-like
@@ -64,6 +66,9 @@ def verify_files(files: Mapping[str, Bytes], owner: Verifier) -> Chain:
     chain = Chain.from_bytes(bytes(files[chain_name]), owner=owner)
     manifest = Manifest.from_bytes(bytes(files[manifest_name]), owner=chain.signer, source=manifest_name)
     entry = entry_of(_of_last_receipt(manifest, chain, model))
+    if chain.visits and entry.digests.keys() != entry.sealed.keys():
+        # Without them plain bytes could stand in the place of a message's.
+        raise FormatError(f"{manifest_name}: expected a SHA-256 of each message, got none. Begin the visit again")
     with file_in_memory(files[model], model) as file:
         entry.check(file)
     return chain

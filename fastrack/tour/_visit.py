@@ -227,7 +227,7 @@ class _Work:
         save_checkpoint(target / MODEL, state, key=self._begun.fresh)
         previous = given.manifest
         envelope = sign_manifest(
-            {MODEL: describe(target / MODEL)},
+            {MODEL: describe(target / MODEL, digests=True)},  # so that who carries it can verify it
             self._begun.signer,
             previous.lineage,
             (previous.digest, *previous.history)[:HISTORY_LIMIT],

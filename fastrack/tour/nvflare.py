@@ -1,17 +1,18 @@
 """A tour as a job of NVFlare: each site is an accelerator, and the server carries sealed bytes that it cannot open.
 
-Nothing in a job of `make_job` is custom code: the components are those of this module, and the function that runs a
-visit is installed at the sites. A site names both in the ``class_allow_list`` of its ``resources.json``, see `allow`.
+Nothing in a job of `make_job` is custom code: the components are those of this module, and a site names them in the
+``class_allow_list`` of its ``resources.json``, see `allow`. Nor does a job name code, data or addresses: these are in
+``visit.toml`` in the folder ``local`` of the site. `TourExecutor` lists its keys.
 
-A tour is whole or it is nothing: a site that refuses, an exception in a filter, a dead client and a reply without
-exactly one more receipt each end the job with a status other than ``FINISHED:COMPLETED``, and nothing is written.
+Each visit is verified before it is kept: a site that refuses, an exception in a filter, a dead client and a reply
+without exactly one more receipt each end the job with a status other than ``FINISHED:COMPLETED``. The output is written
+when all visits are made, whole. The last verified visit is kept beside it, and the next job goes on from there.
 
 Examples
 --------
 >>> from fastrack.tour import nvflare  # doctest: +SKIP
 >>> job = nvflare.make_job(  # doctest: +SKIP
-...     ["clinic", "lab", "clinic"], start="/tours/7/start", output="/tours/7/end", visit="ward.visits:train",
-...     home="/srv/tour/{site}",
+...     "/tours/7/start", "/tours/7/end", owner=Verifier.load("owner.signer.pub"), sites={"St. Mary": "clinic-1"}
 ... )
 >>> job.export_job("/tours/7/job")  # doctest: +SKIP
 """
@@ -19,10 +20,10 @@ Examples
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from traceback import format_exception, format_tb
 from typing import Any
@@ -34,27 +35,33 @@ from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
 from nvflare.apis.filter import Filter
-from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.controller import Controller
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 from nvflare.apis.signal import Signal
+from nvflare.apis.workspace import Workspace
 from nvflare.app_common.abstract.learnable import Learnable
 from nvflare.app_common.abstract.learnable_persistor import LearnablePersistor
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
-from nvflare.app_common.widgets.component_path_authorizer import CLASS_ALLOW_LIST, ComponentPathAuthorizer
+from nvflare.app_common.widgets.component_path_authorizer import CLASS_ALLOW_LIST
 from nvflare.job_config.api import FedJob
 from nvflare.job_config.defs import FilterType
 
+from fastrack._keys.signing import Verifier
 from fastrack._util.atomic import new_file, new_folder
-from fastrack.errors import FastrackError, FormatError
+from fastrack.errors import FastrackError, FormatError, RollbackError
+from fastrack.tour._chain import Chain
+from fastrack.tour._folder import FILES, verify_files
+from fastrack.tour._settings import VisitSettings
+from fastrack.tour._visit import visit
 
 __all__ = ["DataFilter", "ResultFilter", "TourController", "TourExecutor", "TourPersistor", "allow", "make_job"]
 
-FILES = {"model": "model.safetensors", "manifest": "model.safetensors.manifest", "chain": "chain", "plan": "plan"}
 TASK = "visit"
-_ERROR = "fastrack_error"
+SETTINGS = "visit.toml"
 _REASON = "failed-visit.txt"
+_ERROR = "fastrack_error"
 _ERROR_LIMIT = 2000  # characters of an error that a site sends
 _DXO = "DXO"
 
@@ -62,12 +69,11 @@ Members = dict[str, np.ndarray]
 
 
 def make_job(
-    order: Sequence[str],
-    *,
     start: str,
     output: str,
-    visit: str,
-    home: str,
+    *,
+    owner: Verifier,
+    sites: Mapping[str, str] | None = None,
     name: str = "tour",
     seconds: int = 0,
 ) -> FedJob:
@@ -75,43 +81,51 @@ def make_job(
 
     Parameters
     ----------
-    order : sequence of str
-        The site of each visit. A name may come several times.
     start, output : str
-        At the server, the folder of the tour as it begins, and the folder that it is written to when it is whole.
-        The output must not exist.
-    visit : str
-        At the sites, the function of a visit as ``package.module:function``. It is called with two paths, the folder
-        of the tour, which it changes, and the `home` of the site.
-    home : str
-        At the sites, the folder of keys, grants and data. ``{site}`` in it stands for the name of the site.
+        The folder that `fastrack.tour.start` wrote, which is read here and at the server; and at the server, the folder
+        that the model of the last visit is written to. The output must not exist.
+    owner : Verifier
+        The public key of the owner of the model.
+    sites : mapping of str to str, optional
+        The names of the sites by the names of their holders in the plan. A holder that is not in it has its site's
+        name.
     name : str, optional
         The name of the job.
     seconds : int, optional
-        The time limit of a visit, from the moment it is offered to its site. 0 is no limit.
+        The time limit of a visit, from the moment it is offered to its site. 0, the default, is none but the plan's.
+
+    Raises
+    ------
+    RollbackError, SignatureError, AuthenticationError, FormatError
+        If `start` is no folder of a tour of this owner.
+    OSError
+        If it cannot be read.
     """
-    sites = sorted(set(order))
-    job = FedJob(name=name, min_clients=len(sites), mandatory_clients=sites, fail_fast=True)
+    key, named = str(owner), dict(sites or {})
+    plan = verify_files(_read(Path(start)), owner).plan
+    clients = sorted({named.get(holder, holder) for holder in plan.holders})
+    job = FedJob(name=name, min_clients=len(clients), mandatory_clients=clients, fail_fast=True)
     job.set_app_packages([__name__.partition(".")[0]])  # installed at the sites, and so no custom code
-    job.to_server(TourController(list(order), seconds=seconds))
-    job.to_server(TourPersistor(start, output), id="persistor")
+    job.to_server(TourController(key, named, seconds=seconds))
+    job.to_server(TourPersistor(start, output, key), id="persistor")
     job.to_server({"server": {"task_request_interval": 0.5}})  # sites ask as often, not every two seconds
-    for site in sites:
-        job.to(TourExecutor(visit, home), site, tasks=[TASK])
-        job.to(DataFilter(), site, filter_type=FilterType.TASK_DATA, tasks=[TASK])
-        job.to(ResultFilter(), site, filter_type=FilterType.TASK_RESULT, tasks=[TASK])
+    for client in clients:
+        # For `TASK` by its name: NVFlare applies no filter that is meant for all tasks.
+        job.to(TourExecutor(key), client, tasks=[TASK])
+        job.to(DataFilter(key), client, filter_type=FilterType.TASK_DATA, tasks=[TASK])
+        job.to(ResultFilter(key), client, filter_type=FilterType.TASK_RESULT, tasks=[TASK])
     return job
 
 
 def allow(local: str | Path, *names: str) -> Path:
-    """Allow the classes of this module, and functions of visits, in the ``resources.json`` of a site or a server.
+    """Allow the classes of this module in the ``resources.json`` of a site or a server.
 
     Parameters
     ----------
     local : path-like
         The folder ``local`` of the participant.
     *names : str
-        What else to allow: ``package.module.function`` or, with a dot at its end, all of a package.
+        What else to allow: ``package.module.Class`` or, with a dot at its end, all of a package.
 
     Returns
     -------
@@ -132,22 +146,27 @@ def allow(local: str | Path, *names: str) -> Path:
 class TourController(Controller):
     """Controller of a tour: one visit after the other, and the end of the job at the first that is not as expected.
 
-    Unlike NVFlare's ``CyclicController`` it never goes on to the next site after a timeout, and never keeps the model
-    of a visit that failed.
+    The order is the plan's. Unlike NVFlare's ``CyclicController`` it never goes on to the next site after a timeout,
+    and never keeps the model of a visit that failed.
 
     Parameters
     ----------
-    order : list of str
-        The site of each visit.
+    owner : str
+        The public key of the owner of the model, as text.
+    sites : dict of str to str, optional
+        The names of the sites by the names of their holders, where they differ.
     persistor_id : str, optional
         The id of the `TourPersistor`.
     seconds : int, optional
         The time limit of a visit. 0 is no limit.
     """
 
-    def __init__(self, order: list[str], persistor_id: str = "persistor", seconds: int = 0) -> None:
+    def __init__(
+        self, owner: str, sites: dict[str, str] | None = None, persistor_id: str = "persistor", seconds: int = 0
+    ) -> None:
         super().__init__(task_check_period=0.1)
-        self.order = order
+        self.owner = owner
+        self.sites = sites or {}
         self.persistor_id = persistor_id
         self.seconds = seconds
         self._persistor: Any = None
@@ -161,14 +180,18 @@ class TourController(Controller):
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         try:
-            _require_all(self.order, fl_ctx.get_engine().get_clients())
-            learnable = self._persistor.load(fl_ctx)
-            for number, site in enumerate(self.order):
-                self.log_info(fl_ctx, f"visit {number + 1} of {len(self.order)}: {site}")
-                learnable = Learnable(self._visit(site, dict(learnable), abort_signal, fl_ctx))
-            self._persistor.save(learnable, fl_ctx)
+            members = dict(self._persistor.load(fl_ctx))
+            chain = _verify(members, self.owner)
+            order = [self.sites.get(holder, holder) for holder in chain.plan.order]
+            _require_all(order, fl_ctx.get_engine().get_clients())
+            for number in range(len(chain.visits), len(order)):
+                self.log_info(fl_ctx, f"visit {number + 1} of {len(order)}: {order[number]}")
+                members = self._visit(order[number], members, abort_signal, fl_ctx)
+                chain = _require_next(chain, _verify(members, self.owner), order[number])
+                self._persistor.keep(members)
+            self._persistor.save(Learnable(members), fl_ctx)
         except Exception as error:  # noqa: BLE001 - whatever it is ends the job
-            self.system_panic(f"the tour ended early, and nothing was written: {error}", fl_ctx)
+            self.system_panic(f"the tour was interrupted, and no output was written: {error}", fl_ctx)
 
     def stop_controller(self, fl_ctx: FLContext) -> None:
         pass
@@ -191,91 +214,145 @@ class TourController(Controller):
         code = results[0].get_return_code()
         if code != ReturnCode.OK:
             raise RuntimeError(f"the visit at {site}: expected the result OK, got {code}{_error_of(results[0])}")
-        returned = _from_shareable(results[0])
-        _require_one_more(members, returned, site)
-        return returned
+        return _from_shareable(results[0])
 
 
 class TourPersistor(LearnablePersistor):
-    """Files of a tour at the server: a folder that is read, and one that is written when the tour is whole.
+    """Files of a tour at the server: as it begins, as it is after each visit, and when all visits are made.
 
     Parameters
     ----------
     start, output : str
-        The two folders. The output must not exist.
+        The folder to read, and the one to write at the end, which must not exist. Beside it ``OUTPUT.progress`` keeps
+        the last verified visit of a tour that was interrupted. The next job goes on from there.
+    owner : str
+        The public key of the owner of the model, as text.
     """
 
-    def __init__(self, start: str, output: str) -> None:
+    def __init__(self, start: str, output: str, owner: str) -> None:
         super().__init__()
         self.start = start
         self.output = output
+        self.owner = owner
 
     def load(self, fl_ctx: FLContext) -> Learnable:
         if Path(self.output).exists():
             raise FileExistsError(f"{self.output}: expected no such folder, got one. Name another output")
-        return Learnable(_read(Path(self.start)))
+        members = _read(Path(self.start))
+        plan = _verify(members, self.owner).plan
+        if kept := self._kept():
+            members = _read(kept[-1])
+            found = _verify(members, self.owner).plan
+            if found.digest != plan.digest:
+                raise RollbackError(
+                    f"{kept[-1]}: expected plan {plan.digest:.16}…, got {found.digest:.16}…. Move it away"
+                )
+        return Learnable(members)
+
+    def keep(self, members: Members) -> None:
+        """Keep a visit, and the one before."""
+        chain = _verify(members, self.owner)
+        earlier = self._kept()[:-1]  # the one before stays: a later attempt at this visit would begin with it
+        self._progress.mkdir(exist_ok=True)
+        with new_folder(self._progress / f"visit-{len(chain.visits)}") as folder:
+            _write(folder, members)
+        _remove(earlier)
 
     def save(self, learnable: Learnable, fl_ctx: FLContext) -> None:
+        members = dict(learnable)
+        chain = _verify(members, self.owner)
+        if len(chain.visits) != len(chain.plan.order):
+            raise RollbackError(
+                f"{self.output}: expected {len(chain.plan.order)} visits, got {len(chain.visits)}. Go on with the tour"
+            )
         with new_folder(Path(self.output)) as folder:
-            _write(folder, dict(learnable))
+            _write(folder, members)
+        _remove(self._kept())
+        with contextlib.suppress(OSError):  # of other files there
+            self._progress.rmdir()
+
+    @property
+    def _progress(self) -> Path:
+        return Path(f"{self.output}.progress")
+
+    def _kept(self) -> list[Path]:
+        """Return the folders of visits, the newest one last."""
+        found = [path for path in self._progress.glob("visit-*") if path.name.removeprefix("visit-").isdecimal()]
+        return sorted(found, key=lambda path: int(path.name.removeprefix("visit-")))
 
 
 class TourExecutor(Executor):
-    """Executor of visits at a site, by a function that the site allows.
+    """Executor of visits at a site, as ``local/visit.toml`` of the site says.
 
-    An exception in the function becomes the result ``EXECUTION_EXCEPTION``. Of errors of fastrack, whose messages hold
-    no values, the server gets the message, of others the name of their class; ``failed-visit.txt`` in the home of the
-    site has the whole traceback.
+    That file is TOML, and no other user may write to it or to its folder. Relative paths begin at its folder; unknown
+    keys are refused. Where sites share a folder, as in the simulator, ``visit-SITE.toml`` is read in its place.
+
+    ================================  ==================================================================================
+    ``owner``                         the public key of the owner whose models are trained here, as text
+    ``holder``                        the name in the plan of the holder whose data are here
+    ``train``                         ``module:function``, as for `fastrack.tour.visit`
+    ``data``                          the sealed files: a list of paths and URLs
+    ``device``, ``collect``           optional; ``cuda:0``, and another ``module:function`` than `collect_evidence`
+    ``[owner_desk]``                  ``url``, and optionally ``certificate``, ``private_key``, ``ca``, ``timeout`` in
+                                      seconds, as for `fastrack.tour.RemoteDesk`
+    ``[holder_desk]``                 the same
+    ================================  ==================================================================================
+
+    An exception becomes the result ``EXECUTION_EXCEPTION``. Of errors of fastrack, whose messages hold no values, the
+    server gets the message, of others the name of their class; ``failed-visit.txt`` in the workspace of the site has
+    the whole traceback.
 
     Parameters
     ----------
-    visit : str
-        The function as ``package.module:function``.
-    home : str
-        The folder that it gets. ``{site}`` in it stands for the name of the site.
+    owner : str
+        The public key of the owner of the model, as text. A site whose file names another one refuses.
     """
 
-    def __init__(self, visit: str, home: str) -> None:
+    def __init__(self, owner: str) -> None:
         super().__init__()
-        self.visit = visit
-        self.home = home
+        self.owner = owner
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.START_RUN:  # all sites import what they need at once, before the first visit
             try:
-                self._function(fl_ctx)
+                import_module(_settings(fl_ctx).train.partition(":")[0])
             except Exception:  # noqa: BLE001 - it is raised again at the visit, and reported then
-                self.log_warning(fl_ctx, f"{self.visit} cannot be used")
+                self.log_warning(fl_ctx, f"{SETTINGS} cannot be used")
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        home = Path(self.home.replace("{site}", fl_ctx.get_identity_name()))
+        home = Path(_workspace(fl_ctx).get_root_dir())
         try:
-            members = _from_shareable(shareable)
+            members, settings = _from_shareable(shareable), _settings(fl_ctx)
+            settings.require_turn(_verify(members, self.owner))
             with tempfile.TemporaryDirectory(prefix="fastrack-tour-") as scratch:
-                folder = Path(scratch, "tour")
-                folder.mkdir()
-                _write(folder, members)
-                self._function(fl_ctx)(folder, home)
-                return _to_shareable(_read(folder))
+                given, made = Path(scratch, "given"), Path(scratch, "made")
+                given.mkdir()
+                _write(given, members)
+                visit(given, made, **settings.arguments())
+                return _to_shareable(_read(made))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it is ends the job
             self.log_error(fl_ctx, f"the visit failed: {_shown(error)}\n{''.join(format_tb(error.__traceback__))}")
-            _keep(error, home)
+            _keep_reason(error, home)
             return make_reply(ReturnCode.EXECUTION_EXCEPTION, {_ERROR: _shown(error)})
-
-    def _function(self, fl_ctx: FLContext) -> Callable[[Path, Path], object]:
-        module, _, name = self.visit.partition(":")
-        # Arguments of components are the job's, and NVFlare checks classes alone: without this a job could name any
-        # function of the machine.
-        ComponentPathAuthorizer().authorize_component_config({"path": f"{module}.{name}"}, fl_ctx=fl_ctx)
-        function: Callable[[Path, Path], object] = getattr(importlib.import_module(module), name)
-        return function
 
 
 class DataFilter(Filter):
-    """Filter of what comes to a site: the members of a tour, each as bytes, or an exception."""
+    """Filter of what comes to a site: the files of a tour, verified, or an exception.
+
+    Parameters
+    ----------
+    owner : str
+        The public key of the owner of the model, as text.
+    """
+
+    def __init__(self, owner: str) -> None:
+        super().__init__()
+        self.owner = owner
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        filtered = _to_shareable(_from_shareable(shareable))
+        members = _from_shareable(shareable)
+        _verify(members, self.owner)
+        filtered = _to_shareable(members)
         filtered[ReservedHeaderKey.HEADERS] = {
             **shareable[ReservedHeaderKey.HEADERS],
             **filtered[ReservedHeaderKey.HEADERS],
@@ -284,17 +361,32 @@ class DataFilter(Filter):
 
 
 class ResultFilter(Filter):
-    """Filter of what leaves a site: the members of a tour and nothing beside them, or an exception.
+    """Filter of what leaves a site: the files of a tour after a visit and nothing beside them, or an exception.
 
     It belongs in the job, and also in the ``privacy.json`` of a site that wants it for the jobs of others: whatever
-    executor they name, no plain tensor leaves.
+    executor they name, nothing leaves but a model that is sealed and signed by a visit that this owner delegated.
+
+    Parameters
+    ----------
+    owner : str
+        The public key of the owner of the model, as text.
     """
+
+    def __init__(self, owner: str) -> None:
+        super().__init__()
+        self.owner = owner
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         code = shareable.get_return_code()
-        if code == ReturnCode.OK:
-            return _to_shareable(_from_shareable(shareable))
-        return make_reply(str(code), {_ERROR: str(shareable.get_header(_ERROR, ""))[:_ERROR_LIMIT]})
+        if code != ReturnCode.OK:
+            return make_reply(str(code), {_ERROR: str(shareable.get_header(_ERROR, ""))[:_ERROR_LIMIT]})
+        members = _from_shareable(shareable)
+        _require(bool(_verify(members, self.owner).visits), "a receipt")
+        return _to_shareable(members)
+
+
+def _verify(members: Members, owner: str) -> Chain:
+    return verify_files(members, Verifier.parse(owner))
 
 
 def _to_shareable(members: Members) -> Shareable:
@@ -305,7 +397,7 @@ def _to_shareable(members: Members) -> Shareable:
 def _from_shareable(shareable: Shareable) -> Members:
     others = set(shareable) - {_DXO, ReservedHeaderKey.HEADERS}
     members = from_shareable(shareable).data
-    _require(not others and isinstance(members, dict) and set(members) == set(FILES), "its members and nothing else")
+    _require(not others and isinstance(members, dict) and set(members) == set(FILES), "its files and nothing else")
     for array in members.values():
         _require(type(array) is np.ndarray and array.dtype == np.uint8 and array.ndim == 1, "bytes")
     return dict(members)
@@ -322,24 +414,34 @@ def _require_all(order: list[str], clients: list[Client]) -> None:
         raise RuntimeError(f"expected all sites of the tour, got none named {', '.join(absent)}. Start these clients")
 
 
-def _require_one_more(sent: Members, returned: Members, site: str) -> None:
-    before, after = _receipts(sent), _receipts(returned)
-    _require(after[:-1] == before and len(after) == len(before) + 1, f"one more receipt from {site}")
-    _require(np.array_equal(sent["plan"], returned["plan"]), f"the same plan from {site}")
-
-
-def _receipts(members: Members) -> list[Any]:
-    return list(json.loads(members["chain"].tobytes()))
+def _require_next(before: Chain, after: Chain, site: str) -> Chain:
+    """Return the chain with the receipt of one more visit, whose holder had the turn."""
+    is_next = len(after.visits) == len(before.visits) + 1 and after.to_bytes().startswith(before.to_bytes())
+    if not is_next or after.completion is not None:
+        raise RollbackError(
+            f"the visit at {site}: expected receipt {len(before.visits) + 1} of tour {before.plan.tour}, got "
+            f"{len(after.visits)} receipts, or others. Look for the reason at the site, and begin the visit again"
+        )
+    return after
 
 
 def _read(folder: Path) -> Members:
-    return {name: np.fromfile(folder / file, np.uint8) for name, file in FILES.items()}
+    return {name: np.fromfile(folder / name, np.uint8) for name in FILES}
 
 
 def _write(folder: Path, members: Members) -> None:
-    for name, file in FILES.items():
-        with new_file(folder / file, members[name].size) as output:
+    for name in FILES:
+        with new_file(folder / name, members[name].size) as output:
             output.write(members[name].data)
+
+
+def _remove(folders: list[Path]) -> None:
+    """Remove folders of a tour, and no other file that may be in them."""
+    for folder in folders:
+        for name in FILES:
+            (folder / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            folder.rmdir()
 
 
 def _shown(error: BaseException) -> str:
@@ -348,9 +450,21 @@ def _shown(error: BaseException) -> str:
     return f"{type(error).__name__}, with the reason in {_REASON} at the site"
 
 
-def _keep(error: BaseException, home: Path) -> None:
+def _settings(fl_ctx: FLContext) -> VisitSettings:
+    # Not where a job could say: its own files are on this machine too.
+    local = Path(_workspace(fl_ctx).get_site_config_dir())
+    of_site = local / f"visit-{fl_ctx.get_identity_name()}.toml"
+    return VisitSettings.load(of_site if of_site.exists() else local / SETTINGS)
+
+
+def _workspace(fl_ctx: FLContext) -> Workspace:
+    workspace: Workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
+    return workspace
+
+
+def _keep_reason(error: BaseException, folder: Path) -> None:
     # Not in the log, which NVFlare streams to the server: the text of an exception may have values of the data.
-    with contextlib.suppress(OSError), new_file(home / _REASON, mode=0o600) as file:
+    with contextlib.suppress(OSError), new_file(folder / _REASON, mode=0o600) as file:
         file.write("".join(format_exception(error)).encode())
 
 

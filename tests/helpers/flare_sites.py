@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import time
+import zipfile
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -25,11 +27,13 @@ def environment():
     return os.environ | {"PYTHONPATH": paths, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
 
-def simulate(job, workspace, sites, allowed):
-    """Run an exported job in the simulator. Return its exit status and its log."""
+def simulate(job, workspace, settings, allowed=()):
+    """Run an exported job in the simulator, with `settings` by sites. Return its exit status and its log."""
     nvflare.allow(workspace / "local", *allowed)
+    for site, content in settings.items():
+        (workspace / "local" / f"visit-{site}.toml").write_text(content)
     command = ["-m", "nvflare.private.fed.app.simulator.simulator", job, "-w", workspace]
-    command += ["-c", ",".join(sites), "-t", len(sites)]
+    command += ["-c", ",".join(settings), "-t", len(settings)]
     run = subprocess.run(
         [sys.executable, *map(str, command)],
         env=environment(), capture_output=True, text=True, timeout=90, check=False,
@@ -54,21 +58,22 @@ def deployed(folder, sites, allowed):
         poc_commands._start_poc(poc_workspace=workspace, gpu_ids=[], excluded=[ADMIN], services_list=[])
         try:
             session = _login(production / ADMIN, len(sites))
-            yield Deployment(session, folder / "poc")
+            yield Deployment(session, folder / "poc", production)
             session.close()
         finally:
             poc_commands._stop_poc(poc_workspace=workspace, excluded=[ADMIN], services_list=[])
 
 
 class Deployment:
-    def __init__(self, session, workspace):
+    def __init__(self, session, workspace, production):
+        self.workspace = workspace
         self._session = session
-        self._workspace = workspace
+        self._production = production
 
-    def kept_by_the_server(self):
-        """Return all bytes of files of the server."""
-        files = [path for path in self._workspace.rglob("*") if path.is_file() and "site-" not in str(path.parent)]
-        return b"".join(path.read_bytes() for path in files)
+    def configure(self, settings):
+        """Write what each site says of its visits."""
+        for site, content in settings.items():
+            (self._production / site / "local" / "visit.toml").write_text(content)
 
     def run(self, job, seconds=80):
         """Run an exported job. Return what the server says of it at its end."""
@@ -77,6 +82,18 @@ class Deployment:
             assert time.monotonic() < limit, about
             time.sleep(0.2)
         return about
+
+
+def contents(*folders):
+    """Return the contents of all files below folders by their paths, of archives those of their members."""
+    found = {}
+    for path in chain.from_iterable(folder.rglob("*") for folder in folders):
+        if path.is_file():
+            found[str(path)] = path.read_bytes()
+            if zipfile.is_zipfile(path):
+                with zipfile.ZipFile(path) as archive:
+                    found |= {f"{path}: {name}": archive.read(name) for name in archive.namelist()}
+    return found
 
 
 def _refuse_custom_code(local):
