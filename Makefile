@@ -157,7 +157,7 @@ mutants: $(STAMP) $(NATIVE)  ## break the kernels on purpose, and see that the t
 	PYTHONPATH=tests $(BIN)/python -m mutants $(MUTANTS_OPTIONS) $(MUTANTS)
 
 # Each of them in an environment of its own: what one lacks, or cannot install, is nothing to the others.
-INTEGRATIONS := trainers servers serving clouds tokens
+INTEGRATIONS := trainers servers serving clouds tokens flare
 ONLY ?= $(INTEGRATIONS)
 
 trainers_EXTRAS := torch,demo
@@ -176,8 +176,9 @@ tokens_EXTRAS = pkcs11$(if $(filter libtss2-dev,$(tokens_LACK)),,,tpm)
 tokens_TESTS := tests/providers/test_pkcs11.py tests/providers/test_tpm.py
 tokens_LACK = $(shell command -v softhsm2-util >/dev/null || echo softhsm2; command -v swtpm >/dev/null || echo swtpm; \
 	pkg-config --exists tss2-esys 2>/dev/null || echo libtss2-dev with pkg-config)
+flare_TESTS := tests/tour/test_nvflare.py
 
-integrations:  ## test with the real packages: trainers, servers, serving, clouds, tokens; ONLY="trainers clouds" or integrations-trainers
+integrations:  ## test with the real packages: trainers, servers, serving, clouds, tokens, flare; ONLY="trainers clouds" or integrations-trainers
 	@failed=; for name in $(ONLY); do $(MAKE) --no-print-directory integrations-$$name || failed="$$failed $$name"; done; \
 		test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
@@ -188,7 +189,7 @@ $(INTEGRATIONS:%=integrations-%): integrations-%: .venv-%/.installed $(NATIVE)
 
 # With the torch of the other tests, which may be its CPU build here as well. PyPI's torchvision cannot be imported beside
 # that, nor can what imports torchvision. What lacks a library of the system is looked at again next time.
-$(INTEGRATIONS:%=.venv-%/.installed): .venv-%/.installed: pyproject.toml requirements.txt
+$(patsubst %,.venv-%/.installed,$(filter-out flare,$(INTEGRATIONS))): .venv-%/.installed: pyproject.toml requirements.txt
 	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
 	.venv-$*/bin/python -m pip install --quiet --upgrade "pip>=25.1" $(BACKEND)
 	grep -o '^torch==[0-9.]*' requirements.txt > .venv-$*/constraints.txt
@@ -201,6 +202,14 @@ $(INTEGRATIONS:%=.venv-%/.installed): .venv-%/.installed: pyproject.toml require
 		.venv-$*/bin/python -m pip install --quiet --no-deps sglang==0.5.23; }  # of other torches both
 	@lack="$($*_LACK)"; if test -z "$$lack"; then touch $@; else \
 		echo "$*: tests are skipped that take Debian's packages $$lack"; fi
+
+# NVFlare, and behind it in the path what it shares with .venv: torch, fastrack, pytest.
+.venv-flare/.installed: tests/tour/nvflare.txt $(STAMP)
+	test -x .venv-flare/bin/python || $(BIN)/python -m venv .venv-flare
+	.venv-flare/bin/$(PIP_LOCKED) --quiet --requirement $<
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+		> $$(.venv-flare/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/venv.pth
+	touch $@
 
 # Apart, as it pins old versions of what other servers need. Where it cannot be installed its tests are skipped.
 SWIFT := .venv-swift
@@ -264,6 +273,7 @@ lock: $(STAMP)  ## write the versions and hashes of all packages, after a change
 	$(LOCK) pyproject.toml --group emulator --output-file tests/emulator/requirements.txt
 	$(LOCK) --group fuzz --output-file tests/fuzz/requirements.txt
 	$(LOCK) --no-deps tests/serving/lmcache.in --output-file tests/serving/lmcache.txt
+	$(LOCK) --no-deps tests/tour/nvflare.in --output-file tests/tour/nvflare.txt
 
 # Each is built twice, in folders with different names and rights: of the commit, and of the source archive alone. The wheel
 # for this machine is then installed beside nothing but what it needs, which is listed with versions and licences.

@@ -105,6 +105,28 @@ def workloads(document):
         ]
 
 
+def visits(document):
+    """Return the seconds of each buffer in both ways, shares beside modelled training, and those of the paper."""
+    measured = [row for row in document["visits"] if row["row"] == "measured"]
+    paper = {row["buffer"]: row for row in document["visits"] if row["row"] == "paper" and row["modelled"] is not None}
+    shares = ["bounce, % of 1230 s", "sealed", "bounce, % beside images", "sealed", "paper, %", "its model"]
+    yield ["buffer", "buffers", "bounce, s", "sealed, s", "sealed ÷ bounce", "A/A", *shares]
+    for buffer, group in groupby(measured, key=lambda row: row["buffer"]):
+        bounce, sealed = rows = list(group)
+        known = paper[buffer]
+        yield [
+            "uncapped" if buffer is None else f"{buffer / 1e6:g} MB",
+            str(bounce["buffers"]),
+            *(f"{row['seconds']:.3f}" for row in rows),
+            f"{sealed['over_bounce']:.2f}",
+            f"{bounce['again']:.2f}; {sealed['again']:.2f}",
+            *(f"{100 * row['share']:.3f}" for row in rows),
+            *(f"{100 * row['share_heavy']:.1f}" for row in rows),
+            f"{100 * known['share']:.3f}",
+            f"{100 * known['modelled']:.3f}",
+        ]
+
+
 def fuzzed(*documents):
     """Return what each target of the fuzzer was given."""
     yield ["target", *(f"inputs, run {number}" for number in range(1, len(documents) + 1)), "branches", "crashes"]
@@ -157,6 +179,7 @@ TABLES = {
     "plan": (plan, *PLANNED.values()),
     "fuzzed": (fuzzed, "2026-11-21-fuzz-cpu-epyc-zen5-2cores", "2026-11-22-fuzz-cpu-xeon-avx512-2cores"),
     "workloads": (workloads, "2026-11-28-workloads-cpu-epyc-zen4-2cores"),
+    "visits": (visits, "2026-11-28-visits-cpu-epyc-2cores"),
     "soaked": (soaked, "2026-11-22-soak-cpu-xeon-2cores"),
 }
 

@@ -15,10 +15,11 @@ from fastrack.errors import FastrackError
 if TYPE_CHECKING:
     from fastrack._bench.collectives import Collective
     from fastrack._bench.runner import Measured
+    from fastrack._bench.visits import Visit
     from fastrack._bench.workloads import Workload
 
 COLOURS = ("#8c2d19", "#d9773b", "#c9b458", "#2f6f8f", "#b5b5b5")  # from the bounce path to the plain copy
-_OF_WAYS = {"bounce": COLOURS[0], "direct": COLOURS[3], "plain": COLOURS[4]}
+_OF_WAYS = {"bounce": COLOURS[0], "direct": COLOURS[3], "sealed": COLOURS[3], "plain": COLOURS[4]}
 
 
 def require(package: str) -> None:
@@ -137,6 +138,27 @@ def draw_workloads(rows: "Sequence[Workload]", device: str, path: Path) -> None:
     axes.set_ylabel("time of a step over that with a plain copy")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=len(ways) + 1, fontsize=9)
     figure.suptitle(f"Workloads on {device}; compute {rows[0].of_compute}", fontsize=11)
+    save_figure(figure, path)
+
+
+def draw_visits(rows: "Sequence[Visit]", path: Path) -> None:
+    """Save a bar chart of the seconds of each way by buffer. `check_picture` tells whether the chart can be saved."""
+    from matplotlib.figure import Figure
+
+    buffers = list(dict.fromkeys(row.buffer for row in rows))
+    figure = Figure(figsize=(2 + 1.3 * max(4, len(buffers)), 4), layout="constrained")
+    axes = figure.subplots()
+    axes.spines[["top", "right"]].set_visible(False)
+    for number, way in enumerate(dict.fromkeys(row.way for row in rows)):
+        here = [row for row in rows if row.way == way]
+        x = [buffers.index(row.buffer) - 0.21 + 0.42 * number for row in here]
+        bars = axes.bar(x, [row.seconds for row in here], 0.39, color=_OF_WAYS[way], label=way)
+        axes.bar_label(bars, [f"{row.over_bounce:.2f}" for row in here], fontsize=7, padding=1)
+    axes.set_xticks(range(len(buffers)), ["all" if size is None else f"{size / 1e6:g} MB" for size in buffers])
+    axes.set_xlabel("data buffer")
+    axes.set_ylabel("seconds (label: over bounce)")
+    axes.legend(fontsize=9)
+    figure.suptitle("All data of a holder through a buffer, on cpu (median)", fontsize=11)
     save_figure(figure, path)
 
 

@@ -31,6 +31,7 @@ from fastrack._cli.errors import Terminated, handle_errors
 from fastrack._cli.help import TOPICS, help_
 from fastrack._cli.plans import app as plan_app
 from fastrack._cli.program import Command, Program
+from fastrack._cli.tours.app import app as tour_app
 from fastrack._version import __version__
 
 _SIGNALS: dict[type[BaseException], int] = {KeyboardInterrupt: signal.SIGINT, Terminated: signal.SIGTERM}
@@ -122,6 +123,7 @@ for _name, _group, _text in (
     ("plan", plan_app, "Predict what transfers, epochs and checkpoints take."),
     ("attest", attest_app, "Give keys to a machine that proves what it is, by files."),
     ("broker", broker_app, "Grant keys to such machines, over HTTPS."),
+    ("tour", tour_app, "Train one model on the data of several holders in turn."),
 ):
     for _registered in _group.registered_commands:
         _registered.cls = Command

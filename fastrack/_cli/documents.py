@@ -113,10 +113,12 @@ def write_document(path: str, data: bytes) -> None:
         file.write(data)
 
 
-def parse_period(text: str, option: str) -> timedelta:
-    """Return the period of an option, such as 90s, 5m or 12h: a second to seven days."""
+def parse_period(text: str, option: str, *, longest: timedelta = _LONGEST) -> timedelta:
+    """Return the period of an option, such as 90s, 5m or 12h: a second to seven days, or to `longest`."""
     match = _PERIOD.fullmatch(text)
     period = timedelta(0) if match is None else timedelta(**{_UNITS[match["unit"]]: int(match["count"])})
-    if not timedelta(0) < period <= _LONGEST:
-        raise typer.BadParameter(f"expected a period as 90s, 5m, 12h or 7d, got {text!r:.40}", param_hint=option)
+    if not timedelta(0) < period <= longest:
+        raise typer.BadParameter(
+            f"expected a period as 90s, 5m, 12h or {longest.days}d, got {text!r:.40}", param_hint=option
+        )
     return period

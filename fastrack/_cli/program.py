@@ -141,8 +141,8 @@ def describe(command: Any, path: str) -> str:
 
 def _describe_all(program: Any) -> str:
     """Return the help of the program, which fits a terminal of 24 rows: a line for each command, by topic."""
-    # One line of 24, as the commands take the others.
-    lines, topic = ["Usage: fastrack [--version | --help] COMMAND ..., to move sealed tensors"], None
+    # One line of 24, as the commands take the others, and no heading over the first topic.
+    lines, topic = ["Usage: fastrack [--version | --help] COMMAND ..., to move sealed tensors"], "Every day"
     for name, member in program.commands.items():
         lines += [] if member.rich_help_panel == topic else [f"{member.rich_help_panel}:"]
         topic = member.rich_help_panel

@@ -16,9 +16,11 @@ _NAMES = {
     "_chain": ("Chain",),
     "_desk": ("Terms",),
     "_documents": ("Completion", "Consent", "Delegation", "ModelVersion", "Plan", "Receipt"),
+    "_finish": ("finish",),
     "_holder": ("HolderDesk",),
+    "_http": ("RemoteDesk", "serve"),
     "_ledger": ("TourLedger",),
-    "_owner": ("OwnerDesk",),
+    "_owner": ("OwnerDesk", "model_key"),
     "_visit": ("code_digest", "start", "visit"),
 }
 _HOMES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}

@@ -7,9 +7,13 @@ from fastrack.tour._documents import Delegation as Delegation
 from fastrack.tour._documents import ModelVersion as ModelVersion
 from fastrack.tour._documents import Plan as Plan
 from fastrack.tour._documents import Receipt as Receipt
+from fastrack.tour._finish import finish as finish
 from fastrack.tour._holder import HolderDesk as HolderDesk
+from fastrack.tour._http import RemoteDesk as RemoteDesk
+from fastrack.tour._http import serve as serve
 from fastrack.tour._ledger import TourLedger as TourLedger
 from fastrack.tour._owner import OwnerDesk as OwnerDesk
+from fastrack.tour._owner import model_key as model_key
 from fastrack.tour._visit import code_digest as code_digest
 from fastrack.tour._visit import start as start
 from fastrack.tour._visit import visit as visit

@@ -18,6 +18,7 @@ from fastrack.tour._documents import VISITS_LIMIT, Completion, Consent, Delegati
 
 SUFFIX = ".chain"
 _LIMIT = 64 << 20  # bytes of a chain
+_COMPLETION = b"fastrack.tour.completion."
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ class Chain:
         with _place(f"{source}, line {self._length + 1}, after {number} receipts"):
             if self.completion is not None:
                 raise RollbackError("expected the end behind the owner's completion, got another line")
-            if number == len(self.plan.order) or b"tour.completion.v1+json" in line[-1024:]:
+            if number == len(self.plan.order) or _COMPLETION in line:  # a payload has no dots
                 return replace(self, completion=self._check_completion(line))
             return replace(self, visits=(*self.visits, self._check_receipt(line)))
 
@@ -173,8 +174,8 @@ class Chain:
 
     @property
     def signer(self) -> Verifier:
-        """The public key that signed the manifest of that model: the owner's at first, then the last visit's."""
-        return self.visits[-1].delegation.signer if self.visits else self.plan.owner
+        """The public key that signed the manifest of that model: the last visit's, or the owner's before and after."""
+        return self.visits[-1].delegation.signer if self.visits and self.completion is None else self.plan.owner
 
     def require_complete(self) -> None:
         """Raise `RollbackError` unless the owner completed this tour here."""
@@ -223,6 +224,8 @@ def _check_visit(receipt: Receipt, delegation: Delegation, consent: Consent, pla
         f"the training code {plan.code:.16}…": receipt.code == plan.code,
         f"version {following} of the model": receipt.after is None or receipt.after.number == following,
         "files that the holder granted": set(receipt.files) <= set(consent.files),
+        f"an attempt up to {plan.attempts}": 0 < delegation.attempt <= plan.attempts,
+        f"an end by {plan.expires}": delegation.expires <= plan.expires,
         f"an end by {end}": receipt.started <= receipt.ended and in_time,
     }
     for wanted, is_kept in kept.items():

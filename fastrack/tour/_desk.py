@@ -168,9 +168,10 @@ class DeskBase:
 
     def _require_time(self, now: datetime) -> None:
         if not self.plan.issued <= now < self.plan.expires:
+            advice = "Set the clocks" if now < self.plan.issued else "The plan is over; its owner may sign another"
             raise RollbackError(
-                f"beginning a visit: expected a time from {self.plan.issued} to {self.plan.expires}, got {now}. The "
-                "plan is over; its owner may sign another"
+                f"beginning a visit: expected a time from {self.plan.issued} to {self.plan.expires}, got {now}. "
+                f"{advice}"
             )
 
     def _wrap(self, recipient: Recipient, keys: Iterable[Key], **limits: Any) -> list[bytes]:

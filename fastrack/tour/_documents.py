@@ -1,4 +1,4 @@
-"""The signed documents of a tour: plan, delegation, consent, receipt and completion. ``docs/tour.md`` has the format.
+"""The signed documents of a tour: plan, delegation, consent, receipt and completion. ``docs/format.md`` has the format.
 
 Each is a DSSE envelope with one signature, whose payload is canonical JSON. A document is known by its digest, the
 SHA-256 of its payload.
@@ -35,6 +35,7 @@ MODEL = "model.safetensors"
 
 LIMIT = 1 << 20  # bytes of a document
 VISITS_LIMIT = 10_000
+FILES_LIMIT = 4096  # of a consent, and of the files that a visit opens: a receipt has both lists
 _HOLDERS_LIMIT = 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -58,7 +59,7 @@ class ModelVersion:
 
 
 class _Codec(NamedTuple):
-    """How a field is written to JSON and read from it."""
+    """The functions that write a field to JSON and read it."""
 
     write: Callable[[Any], Any]
     read: Callable[[Any], Any]
@@ -134,7 +135,7 @@ _verifier = _Codec(_write_verifier, _read_verifier)
 _model = _Codec(_write_model, _read_model)
 _envelope = _Codec(encode_bytes, decode_bytes)
 _names = _Codec(list, lambda value: _read_list(value, _checked(lambda name: matches(_NAME, name)), VISITS_LIMIT))
-_ids = _Codec(list, lambda value: _read_list(value, _checked(_is_id), 1 << 16))
+_ids = _Codec(list, lambda value: _read_list(value, _checked(_is_id), FILES_LIMIT))
 _holders = _Codec(_write_holders, _read_holders)
 
 
@@ -284,8 +285,9 @@ class Delegation(Document):
         The model that the visit begins with.
     signer : Verifier
         The key, which was made for this attempt and never leaves the process that has proved itself.
-    key : str
-        The id of the fresh key that the next version is sealed under.
+    key, salt : str
+        The id of the fresh key that the next version is sealed under, and 64 hexadecimal digits that the owner derives
+        this key from, with its own key: see `model_key`.
     expires : datetime.datetime
         The end of the visit.
 
@@ -293,13 +295,13 @@ class Delegation(Document):
     --------
     >>> from fastrack import tour
     >>> sorted(tour.Delegation.FIELDS)
-    ['attempt', 'before', 'expires', 'key', 'plan', 'previous', 'signer', 'visit']
+    ['attempt', 'before', 'expires', 'key', 'plan', 'previous', 'salt', 'signer', 'visit']
     """
 
     KIND = "delegation"
     FIELDS: ClassVar = {
         "plan": _digest, "visit": _number, "attempt": _number, "previous": _digest, "before": _model,
-        "signer": _verifier, "key": _id, "expires": _time,
+        "signer": _verifier, "key": _id, "salt": _digest, "expires": _time,
     }  # fmt: skip
 
     plan: str
@@ -309,6 +311,7 @@ class Delegation(Document):
     before: ModelVersion
     signer: Verifier
     key: str
+    salt: str
     expires: datetime
 
 
@@ -320,8 +323,8 @@ class Consent(Document):
     ----------
     delegation : str
         The digest of the delegation.
-    policy : str
-        The SHA-256 of the holder's policy of attestation.
+    policy, offer : str
+        The SHA-256 of the holder's policy of attestation, and of the offer with the evidence that it accepted.
     files : tuple of str
         The ids of the sealed files that the visit may open.
     issued, expires : datetime.datetime
@@ -331,14 +334,17 @@ class Consent(Document):
     --------
     >>> from fastrack import tour
     >>> sorted(tour.Consent.FIELDS)
-    ['delegation', 'expires', 'files', 'issued', 'policy']
+    ['delegation', 'expires', 'files', 'issued', 'offer', 'policy']
     """
 
     KIND = "consent"
-    FIELDS: ClassVar = {"delegation": _digest, "policy": _digest, "files": _ids, "issued": _time, "expires": _time}
+    FIELDS: ClassVar = {
+        "delegation": _digest, "policy": _digest, "offer": _digest, "files": _ids, "issued": _time, "expires": _time,
+    }  # fmt: skip
 
     delegation: str
     policy: str
+    offer: str
     files: tuple[str, ...]
     issued: datetime
     expires: datetime
@@ -357,7 +363,7 @@ class Receipt(Document):
     after : ModelVersion or None
         The model that the visit made; None of a visit that was broken off, whose receipt only its holder gets.
     files : tuple of str
-        The ids of the holder's sealed files that were opened.
+        The ids of the holder's sealed files in the order in which they were opened.
     chunks : int
         The number of their chunks that were opened, each of which had been authenticated.
     scrubbed : int

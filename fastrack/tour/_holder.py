@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
+from hashlib import sha256
 
 from fastrack._keys.keys import Key
 from fastrack._keys.signing import Signer
 from fastrack.errors import GrantError, RollbackError
 from fastrack.tour._chain import Chain, VerifiedVisit, read_receipt
 from fastrack.tour._desk import DeskBase, Terms
-from fastrack.tour._documents import Consent, Delegation, Plan, Receipt
+from fastrack.tour._documents import FILES_LIMIT, Consent, Delegation, Plan, Receipt
 from fastrack.tour._ledger import Accepted, Attempt, TourLedger
 from fastrack.tour._messages import pack, unpack, write_grants
 from fastrack.tour._request import VisitRequest
@@ -69,10 +70,10 @@ class HolderDesk(DeskBase):
             raise ValueError(f"opening a holder's desk: expected a plan with {signer.verifier!r}, got one without")
         self.name = names[0]
         self._keys, self._files = tuple(keys), tuple(sorted(set(files)))
-        if not self._keys or not self._files:
+        if not self._keys or not 0 < len(self._files) <= FILES_LIMIT:
             raise ValueError(
-                f"opening the desk of {self.name}: expected keys and files, got "
-                f"{len(self._keys)} and {len(self._files)}"
+                f"opening the desk of {self.name}: expected keys and 1 to {FILES_LIMIT} files, got "
+                f"{len(self._keys)} and {len(self._files)}. Seal fewer and larger files"
             )
         super().__init__(plan, terms, signer, ledger)
 
@@ -107,13 +108,20 @@ class HolderDesk(DeskBase):
         consent = Consent(
             delegation=delegation.digest,
             policy=self._terms.policy_digest,
+            offer=sha256(parts["offer"]).hexdigest(),
             files=self._files,
             issued=now,
             expires=expires,
         ).sign(self._signer)
         details = {"claims": verified.describe(), "delegation": delegation.digest, "files": len(self._files)}
         self._ledger.begin(
-            delegation.visit, latest, lambda _: (delegation.attempt, consent.envelope, None), now=now, details=details
+            delegation.visit,
+            latest,
+            delegation.previous,
+            lambda _: (delegation.attempt, consent.envelope),
+            offer=parts["offer"],
+            now=now,
+            details=details,
         )
         wrapped = self._wrap(verified.recipient, self._keys, files=self._files, expires=expires)
         return pack("consented", consent=consent.envelope, grants=write_grants(wrapped))
@@ -163,6 +171,11 @@ class HolderDesk(DeskBase):
             raise RollbackError(
                 f"visit {delegation.visit}: expected an attempt after {known}, of {self.plan.attempts} by the plan, "
                 f"got attempt {delegation.attempt}. It was granted before, or is void; begin the visit again"
+            )
+        if known and latest is not None and latest.previous != delegation.previous:
+            raise RollbackError(
+                f"visit {delegation.visit}: expected it after receipt {latest.previous:.16}…, as at the last attempt, "
+                f"got one after {delegation.previous:.16}…. The owner leads two chains; ask it why"
             )
         return latest
 

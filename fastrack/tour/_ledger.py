@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
+import os
+import sqlite3
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
-from fastrack.attest._broker.ledger import LOG_SCHEMA, Ledger
-from fastrack.errors import RollbackError
+from fastrack.attest._broker.ledger import LOG_SCHEMA, Ledger, read_log
+from fastrack.errors import AuthenticationError, FormatError, RollbackError
 
 _TABLES = """CREATE TABLE plan (one INTEGER PRIMARY KEY CHECK (one = 1), role TEXT NOT NULL, digest TEXT NOT NULL);
 CREATE TABLE attempts (
-    visit INTEGER NOT NULL, attempt INTEGER NOT NULL, document BLOB NOT NULL, salt BLOB, receipt BLOB,
+    visit INTEGER NOT NULL, attempt INTEGER NOT NULL, previous TEXT NOT NULL, document BLOB NOT NULL,
+    offer BLOB NOT NULL, receipt BLOB,
     PRIMARY KEY (visit, attempt)
 );
 CREATE TRIGGER attempts_stay BEFORE DELETE ON attempts BEGIN SELECT RAISE(ABORT, 'attempts are kept'); END;
 CREATE TRIGGER receipts_are_final BEFORE UPDATE ON attempts WHEN OLD.receipt IS NOT NULL
     BEGIN SELECT RAISE(ABORT, 'receipts are final'); END;
 """
+_COLUMNS = "visit, attempt, previous, document, receipt"
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """An attempt at a visit: the delegation or consent that was given, the salt of its key, and its receipt if any."""
+    """An attempt at a visit: the delegation or consent that was given, and its receipt if one came.
+
+    `previous` is the digest of the receipt before. The offer with the evidence, on which it was given, is stored too.
+    """
 
     visit: int
     attempt: int
+    previous: str
     document: bytes
-    salt: bytes | None
     receipt: bytes | None
 
 
@@ -83,7 +92,7 @@ class TourLedger(Ledger):
 
     def attempts(self, visit: int) -> tuple[Attempt, ...]:
         """Return the attempts at a visit, the first one first."""
-        query = "SELECT visit, attempt, document, salt, receipt FROM attempts WHERE visit = ? ORDER BY attempt"
+        query = f"SELECT {_COLUMNS} FROM attempts WHERE visit = ? ORDER BY attempt"  # noqa: S608 - a constant
         with self._lock:
             return tuple(Attempt(*row) for row in self._database.execute(query, (visit,)))
 
@@ -93,7 +102,9 @@ class TourLedger(Ledger):
             return self._find_last()
 
     def _find_last(self) -> Attempt | None:
-        query = "SELECT visit, attempt, document, salt, receipt FROM attempts ORDER BY visit DESC, attempt DESC LIMIT 1"
+        query = (
+            "SELECT visit, attempt, previous, document, receipt FROM attempts ORDER BY visit DESC, attempt DESC LIMIT 1"
+        )
         row = self._database.execute(query).fetchone()
         return None if row is None else Attempt(*row)
 
@@ -101,13 +112,15 @@ class TourLedger(Ledger):
         self,
         visit: int,
         expected: Attempt | None,
-        make: Callable[[int], tuple[int, bytes, bytes | None]],
+        previous: str,
+        make: Callable[[int], tuple[int, bytes]],
         *,
         accepted: Accepted | None = None,
+        offer: bytes,
         now: datetime,
         details: Mapping[str, Any],
     ) -> Attempt:
-        """Store one more attempt at a visit: `make` is called with its number, and returns it, a document and a salt.
+        """Store one more attempt at a visit: `make` is called with its number, and returns it and a document.
 
         A receipt that is `accepted` by it is stored in the same transaction. Raise `RollbackError` if the last attempt
         is no more as expected: another thread or process has begun one, or has stored its receipt.
@@ -116,13 +129,13 @@ class TourLedger(Ledger):
             self._require_last(expected)
             if accepted is not None:
                 self._end(accepted, now)
-            number, document, salt = make(1 if expected is None or expected.visit != visit else expected.attempt + 1)
+            number, document = make(1 if expected is None or expected.visit != visit else expected.attempt + 1)
             self._database.execute(
-                "INSERT INTO attempts (visit, attempt, document, salt) VALUES (?, ?, ?, ?)",
-                (visit, number, document, salt),
+                "INSERT INTO attempts (visit, attempt, previous, document, offer) VALUES (?, ?, ?, ?, ?)",
+                (visit, number, previous, document, offer),
             )
             self._append("begun", {**details, "attempt": number, "visit": visit}, now)
-        return Attempt(visit, number, document, salt, None)
+        return Attempt(visit, number, previous, document, None)
 
     def end(self, accepted: Accepted, *, now: datetime) -> None:
         """Store the receipt of an attempt. To store it once more changes nothing; another one is an IntegrityError."""
@@ -150,6 +163,44 @@ class TourLedger(Ledger):
         if self._database.execute(query, key).fetchone() != (receipt,):
             self._database.execute("UPDATE attempts SET receipt = ? WHERE visit = ? AND attempt = ?", (receipt, *key))
             self._append("ended", {**accepted.details, "attempt": attempt.attempt, "visit": attempt.visit}, now)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The content of a desk's database: its role, the digest of its plan, and all attempts in their order."""
+
+    role: str
+    plan: str
+    attempts: tuple[Attempt, ...]
+
+
+def read_kept(path: str | os.PathLike[str]) -> Kept:
+    """Read a desk's database without changes, and compare it with its log. No desk may write to it meanwhile.
+
+    Raise `AuthenticationError` if the log was altered, or has other attempts, and `FormatError` for another file.
+    """
+    entries = read_log(path, kind=TourLedger)
+    logged = {
+        event: {(entry.details["visit"], entry.details["attempt"]) for entry in entries if entry.event == event}
+        for event in ("begun", "ended")
+    }
+    try:
+        with closing(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True)) as database:
+            bound = database.execute("SELECT role, digest FROM plan").fetchone()
+            query = f"SELECT {_COLUMNS} FROM attempts ORDER BY visit, attempt"  # noqa: S608 - a constant
+            attempts = tuple(Attempt(*row) for row in database.execute(query))
+    except sqlite3.DatabaseError as error:
+        raise FormatError(f"reading {path} failed: expected the database of a desk, got {error}") from None
+    if bound is None:
+        raise FormatError(f"reading {path} failed: expected the database of a desk, got one that no desk has opened")
+    begun = {(each.visit, each.attempt) for each in attempts}
+    ended = {(each.visit, each.attempt) for each in attempts if each.receipt is not None}
+    if (begun, ended) != (logged["begun"], logged["ended"]):
+        raise AuthenticationError(
+            f"reading {path} failed: expected the attempts and receipts of its log, got others. It was altered, "
+            "or a desk wrote to it; restore it from a copy, or stop the desk"
+        )
+    return Kept(bound[0], bound[1], attempts)
 
 
 TourLedger.__module__ = "fastrack.tour"

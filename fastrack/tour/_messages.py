@@ -7,6 +7,15 @@ from typing import Protocol
 
 from fastrack.attest._formats import wire
 from fastrack.attest._offer import OFFER_LIMIT
+from fastrack.errors import (
+    AttestationError,
+    AuthenticationError,
+    FastrackError,
+    FormatError,
+    GrantError,
+    RollbackError,
+    SignatureError,
+)
 
 LIMIT = 96 << 20  # bytes of a message: a chain, a manifest and an offer, in base64
 PARTS = {
@@ -18,6 +27,14 @@ PARTS = {
 }
 """The parts of each message, by its kind."""
 
+SMALL_LIMIT = 64 << 10  # bytes of an answer other than these
+ANSWER_LIMITS = {"begin": LIMIT, "finish": LIMIT}
+ERRORS: Mapping[str, type[FastrackError]] = {
+    kind.__name__: kind
+    for kind in (RollbackError, GrantError, AttestationError, SignatureError, FormatError, AuthenticationError)
+}
+"""The errors that keep their class between a desk and a visitor, by their names."""
+
 _PART_LIMITS = {"offer": OFFER_LIMIT}
 _PART_LIMIT = 32 << 20
 _GRANTS_LIMIT = 1024
@@ -25,7 +42,7 @@ _GRANT_LIMIT = 4 << 20  # a grant may name some 100,000 files
 
 
 class Desk(Protocol):
-    """Whoever grants keys to a visitor: `OwnerDesk`, `HolderDesk`, or one of these at the end of a connection."""
+    """A party that grants keys to a visitor: `OwnerDesk`, `HolderDesk`, or one of these at the end of a connection."""
 
     def ask(self, step: str, body: bytes = b"") -> bytes:
         """Answer a step: "challenge", "begin", "end" or "finish"."""

@@ -6,7 +6,7 @@ The state is in its database: the receipts that were accepted, and the attempts 
                 --begin with t + 1 receipts-->  open(t + 1, 1)      the receipt of attempt a is accepted
                 --finish with t + 1 receipts--> over
 
-A receipt is accepted when the next visit begins, not when it is made: whoever begins the next visit has the model.
+A receipt is accepted when the next visit begins, not when it is made: a visitor that begins it has the model.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fastrack._keys.keys import Key
 from fastrack._keys.signing import Signer, read_unverified_payload, sign_envelope
-from fastrack._sets.entries import SealedEntry
 from fastrack._sets.manifest import PAYLOAD_TYPE, Manifest
-from fastrack.errors import AuthenticationError, RollbackError
+from fastrack.errors import AuthenticationError, RollbackError, UnknownKeyError
 from fastrack.tour._chain import Chain, VerifiedVisit
 from fastrack.tour._desk import DeskBase, Terms
-from fastrack.tour._documents import MODEL, Completion, Delegation, Plan
+from fastrack.tour._documents import Completion, Delegation, Plan
+from fastrack.tour._folder import entry_of
 from fastrack.tour._ledger import Accepted, Attempt, TourLedger
 from fastrack.tour._messages import pack, unpack, write_grants
 from fastrack.tour._request import VisitRequest
@@ -40,13 +40,11 @@ _LABEL = b"fastrack/tour-key@1\0"
 class _State:
     """The open visit of a tour.
 
-    salt : of the key that its model is sealed under; None for the first model
     latest : the last attempt that was begun; accepted : its receipt, if it is yet to be stored
     """
 
     visit: int
     head: str
-    salt: bytes | None
     latest: Attempt | None
     accepted: Accepted | None = None
 
@@ -55,8 +53,8 @@ class OwnerDesk(DeskBase):
     """The desk of the owner of a model, who grants the model's keys and delegates the signing of its next version.
 
     At each visit it grants the key of the model as it is, for this version and until the end of the visit, and a fresh
-    key for the next version. The fresh keys are derived from the owner's key and salts, by HKDF (RFC 5869) with
-    SHA-512, so that the database holds none. An attempt that follows another makes that one void.
+    key for the next version, which is derived, so that the database holds none. An attempt that follows another makes
+    that one void.
 
     Parameters
     ----------
@@ -92,10 +90,6 @@ class OwnerDesk(DeskBase):
     def _steps(self) -> Mapping[str, Callable[[bytes], bytes]]:
         return {"challenge": self._challenge, "begin": self._begin, "finish": self._finish}
 
-    def model_key(self) -> Key:
-        """Return the key of the newest model that was accepted: to open it, or to seal it under the owner's own."""
-        return self._key(self._state().salt)
-
     def _begin(self, body: bytes) -> bytes:
         parts = unpack("begin", body)
         now = self._terms.clock()
@@ -105,18 +99,18 @@ class OwnerDesk(DeskBase):
         request, verified = self._verify(parts["request"], parts["offer"], now)
         request.require_next(chain)
         state = self._accept(chain, parts["manifest"])
-        delegation, fresh = self._delegate(state, request, now)
+        delegation, fresh = self._delegate(state, request, parts["offer"], now)
         limits = {"lineage": self.plan.lineage, "least_version": delegation.before.number}
-        old = self._wrap(verified.recipient, [self._key(state.salt)], expires=delegation.expires, **limits)
+        old = self._wrap(verified.recipient, [model_key(chain, self._root)], expires=delegation.expires, **limits)
         new = self._wrap(verified.recipient, [fresh], expires=delegation.expires)
         return pack("delegated", delegation=delegation.envelope, grants=write_grants([*old, *new]))
 
-    def _delegate(self, state: _State, request: VisitRequest, now: datetime) -> tuple[Delegation, Key]:
+    def _delegate(self, state: _State, request: VisitRequest, offer: bytes, now: datetime) -> tuple[Delegation, Key]:
         """Store one more attempt at the open visit, which makes the one before void."""
         salt = os.urandom(_SALT_SIZE)
-        key = self._key(salt)
+        key = _derive(self._root, salt, self.plan)
 
-        def make(attempt: int) -> tuple[int, bytes, bytes]:
+        def make(attempt: int) -> tuple[int, bytes]:
             if attempt > self.plan.attempts:
                 raise RollbackError(
                     f"visit {state.visit}: expected at most {self.plan.attempts} attempts by the plan, got one more. "
@@ -130,21 +124,32 @@ class OwnerDesk(DeskBase):
                 before=request.model,
                 signer=request.signer,
                 key=key.id,
+                salt=salt.hex(),
                 expires=min(now + timedelta(seconds=self.plan.seconds), self.plan.expires).replace(microsecond=0),
             )
-            return attempt, delegation.sign(self._signer).envelope, salt
+            return attempt, delegation.sign(self._signer).envelope
 
         details = {"code": request.code, "key": key.id, "request": request.digest, "signer": request.signer.id}
-        begun = self._ledger.begin(state.visit, state.latest, make, accepted=state.accepted, now=now, details=details)
+        begun = self._ledger.begin(
+            state.visit,
+            state.latest,
+            state.head,
+            make,
+            accepted=state.accepted,
+            offer=offer,
+            now=now,
+            details=details,
+        )
         return Delegation.from_bytes(begun.document, signer=self._signer.verifier), key
 
     def _finish(self, body: bytes) -> bytes:
         parts = unpack("finish", body)
         now = self._terms.clock()
         chain = self._read_chain(parts["chain"])
-        if len(chain.visits) != len(self.plan.order):
+        if not chain.visits or (len(chain.visits) != len(self.plan.order) and now < self.plan.expires):
             raise RollbackError(
-                f"finishing a tour: expected {len(self.plan.order)} receipts, got {len(chain.visits)}. Go on with it"
+                f"finishing a tour: expected {len(self.plan.order)} receipts before {self.plan.expires}, got "
+                f"{len(chain.visits)}. Go on with it"
             )
         state = self._accept(chain, parts["manifest"])
         # Also when the receipt was accepted before: the owner signs this manifest.
@@ -165,18 +170,18 @@ class OwnerDesk(DeskBase):
         """Return the open visit: the one after the last receipt that was accepted."""
         latest = self._ledger.latest()
         if latest is None:
-            return _State(0, self.plan.digest, None, None)
+            return _State(0, self.plan.digest, None)
         if latest.receipt is not None:
             visit, accepted = latest.visit + 1, latest
         elif latest.visit == 0:
-            return _State(0, self.plan.digest, None, latest)
+            return _State(0, self.plan.digest, latest)
         else:
             visit, accepted = (
                 latest.visit,
                 next(each for each in self._ledger.attempts(latest.visit - 1) if each.receipt is not None),
             )
         assert accepted.receipt is not None
-        return _State(visit, _digest_of(accepted.receipt), accepted.salt, latest)
+        return _State(visit, _digest_of(accepted.receipt), latest)
 
     def _accept(self, chain: Chain, manifest: bytes) -> _State:
         """Return the open visit that a chain leads to, with the receipt of the last attempt if it is new."""
@@ -201,7 +206,7 @@ class OwnerDesk(DeskBase):
         self._check_manifest(visit, manifest)
         details = {"model": [visit.after.number, visit.after.digest], "receipt": visit.receipt.digest}
         accepted = Accepted(attempt, visit.receipt.envelope, details)
-        return _State(state.visit + 1, visit.receipt.digest, attempt.salt, attempt, accepted)
+        return _State(state.visit + 1, visit.receipt.digest, attempt, accepted)
 
     def _check_manifest(self, visit: VerifiedVisit, content: bytes) -> None:
         """Require that the manifest of a new version follows the one before, and that its key was rotated."""
@@ -213,19 +218,60 @@ class OwnerDesk(DeskBase):
                 f"the manifest of the model: expected {after} after {before}, got {manifest.version} with "
                 f"{manifest.digest:.16}…. Bring the model that the visit made"
             )
-        entries = dict(manifest.files)
-        entry = entries.pop(MODEL, None)
-        if entries or not isinstance(entry, SealedEntry) or entry.key != visit.delegation.key or entry.plain:
+        if entry_of(manifest).key != visit.delegation.key:
             raise AuthenticationError(
-                f"the model of visit {visit.number}: expected {MODEL}, all of it sealed under the fresh key "
-                f"{visit.delegation.key}, got other content. The visit did not rotate the key; begin it again"
+                f"the model of visit {visit.number}: expected the fresh key {visit.delegation.key}, got another. "
+                "The visit did not rotate it; begin it again"
             )
 
-    def _key(self, salt: bytes | None) -> Key:
-        if salt is None:
-            return self._root
-        info = _LABEL + bytes.fromhex(self.plan.digest)
-        return Key.from_bytes(HKDF(SHA512(), 32, salt, info).derive(self._root.material()))
+
+def model_key(chain: Chain, key: Key) -> Key:
+    """Return the key that the newest model of a chain is sealed under: to open it, or to seal it under the owner's own.
+
+    The keys of versions are derived from the owner's key and the salts of delegations, by HKDF (RFC 5869) with SHA-512.
+
+    Parameters
+    ----------
+    chain : Chain
+        The chain, in the folder of the model.
+    key : Key
+        The owner's key, which the first model is sealed under.
+
+    Raises
+    ------
+    UnknownKeyError
+        If it is not the key of the owner of this tour.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from datetime import timedelta
+    >>> import fastrack
+    >>> from fastrack import tour
+    >>> from fastrack.grants import Signer
+    >>> owner, key = Signer.generate(), fastrack.Key.generate()
+    >>> fastrack.save_checkpoint("model.safetensors", {"step": 0}, key=key)
+    >>> _ = fastrack.publish("model.safetensors", signer=owner)
+    >>> plan = tour.start("model.safetensors", "start", "json.tool:main", signer=owner,
+    ...                   holders={"clinic": Signer.generate().verifier}, order=["clinic"], lifetime=timedelta(hours=1))
+    >>> tour.model_key(tour.Chain.load("start/tour.chain", owner=owner.verifier), key) == key  # before the first visit
+    True
+    """
+    if not chain.visits:
+        return key
+    delegation = chain.visits[-1].delegation
+    derived = _derive(key, bytes.fromhex(delegation.salt), chain.plan)
+    if derived.id != delegation.key:
+        raise UnknownKeyError(
+            f"deriving the key of {chain.model}: expected key {delegation.key}, got {derived.id}. Give the key of the "
+            "owner of this tour, which its first model is sealed under"
+        )
+    return derived
+
+
+def _derive(key: Key, salt: bytes, plan: Plan) -> Key:
+    info = _LABEL + bytes.fromhex(plan.digest)
+    return Key.from_bytes(HKDF(SHA512(), 32, salt, info).derive(key.material()))
 
 
 def _digest_of(receipt: bytes) -> str:
@@ -233,4 +279,4 @@ def _digest_of(receipt: bytes) -> str:
     return sha256(read_unverified_payload(receipt)).hexdigest()
 
 
-OwnerDesk.__module__ = "fastrack.tour"
+OwnerDesk.__module__ = model_key.__module__ = "fastrack.tour"

@@ -21,7 +21,6 @@ from fastrack._keys.keys import Key
 from fastrack._keys.recipients import Identity
 from fastrack._keys.signing import Signer, Verifier
 from fastrack._sets.anchor import manifest_path
-from fastrack._sets.entries import SealedEntry
 from fastrack._sets.load_file import load_file
 from fastrack._sets.manifest import HISTORY_LIMIT, Manifest, load_manifest, sign_manifest
 from fastrack._sets.publish import describe
@@ -34,12 +33,10 @@ from fastrack.errors import FormatError, GrantError, RollbackError
 from fastrack.tour._buffer import DataBuffer, needed
 from fastrack.tour._chain import Chain
 from fastrack.tour._desk import read_clock
-from fastrack.tour._documents import MODEL, Consent, Delegation, ModelVersion, Plan, Receipt
+from fastrack.tour._documents import FILES_LIMIT, MODEL, Consent, Delegation, ModelVersion, Plan, Receipt
+from fastrack.tour._folder import CHAIN, Folder, write_file
 from fastrack.tour._messages import Desk, pack, read_grants, unpack
 from fastrack.tour._request import VisitRequest, make_visit_offer
-
-CHAIN = "tour.chain"
-"""The name of the chain in a model folder, beside the model and its manifest."""
 
 Shards = Iterator[Mapping[str, Any]]
 Train = Callable[[Any, Shards], Any]
@@ -111,7 +108,7 @@ def visit(
         If a desk cannot be reached, or a file not be read or written.
     """
     function, code = _load_code(train)
-    given = _read_folder(Path(folder), owner)
+    given = Folder.read(Path(folder), owner)
     chain = given.chain
     if code != chain.plan.code:
         raise RollbackError(
@@ -125,7 +122,7 @@ def visit(
             work = _Work(begun, chain.plan, code, device, clock)
             after = work.train(given, function, data, buffer_size, target)
             following = work.end(chain, after)
-            _write(target / CHAIN, following.to_bytes())
+            write_file(target / CHAIN, following.to_bytes())
     except BaseException:
         if work is not None:
             with suppress(Exception):  # the error of the visit is the one to hear of
@@ -140,28 +137,6 @@ def visit(
         # The receipt is in the chain, which brings it to the holder's next visit and to `fastrack tour verify`.
         log.warning("sending the receipt of visit %d to its holder failed: %s", len(chain.visits), error)
     return following
-
-
-@dataclass(frozen=True, slots=True)
-class _Folder:
-    """A model folder whose manifest is that of the last receipt."""
-
-    path: Path
-    chain: Chain
-    manifest: Manifest
-
-
-def _read_folder(path: Path, owner: Verifier) -> _Folder:
-    chain = Chain.load(path / CHAIN, owner=owner)
-    manifest = load_manifest(manifest_path(path / MODEL), owner=chain.signer)
-    found = ModelVersion(manifest.version, manifest.digest)
-    if (manifest.lineage, found) != (chain.plan.lineage, chain.model):
-        raise RollbackError(
-            f"{path / MODEL}: expected the model of the last receipt, {chain.model}, got {found}. Bring the model that "
-            "the visit before made",
-            path=path / MODEL,
-        )
-    return _Folder(path, chain, manifest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +157,7 @@ class _Begun:
 
 
 def _begin(
-    given: _Folder, code: str, owner_desk: Desk, holder_desk: Desk, collect: Collector, clock: Callable[[], datetime]
+    given: Folder, code: str, owner_desk: Desk, holder_desk: Desk, collect: Collector, clock: Callable[[], datetime]
 ) -> _Begun:
     """Prove what this machine is to both, and unlock what they grant."""
     chain, plan = given.chain, given.chain.plan
@@ -228,7 +203,7 @@ def _unlock(
 
 
 class _Work:
-    """What a visit did so far, for its receipt."""
+    """The work of a visit so far, for its receipt."""
 
     def __init__(self, begun: _Begun, plan: Plan, code: str, device: object, clock: Callable[[], datetime]) -> None:
         self._begun = begun
@@ -243,7 +218,7 @@ class _Work:
         self._signed: Receipt | None = None
 
     def train(
-        self, given: _Folder, function: Train, data: Sequence[Location], buffer_size: int | None, target: Path
+        self, given: Folder, function: Train, data: Sequence[Location], buffer_size: int | None, target: Path
     ) -> ModelVersion:
         """Train the model of one folder, and seal it in another as its next version."""
         state = self._open_model(given)
@@ -252,22 +227,19 @@ class _Work:
         save_checkpoint(target / MODEL, state, key=self._begun.fresh)
         previous = given.manifest
         envelope = sign_manifest(
-            {MODEL: describe(target / MODEL)},
+            {MODEL: describe(target / MODEL, digests=True)},  # so that who carries it can verify it
             self._begun.signer,
             previous.lineage,
             (previous.digest, *previous.history)[:HISTORY_LIMIT],
             previous.version + 1,
         )
-        _write(manifest_path(target / MODEL), envelope)
+        write_file(manifest_path(target / MODEL), envelope)
         signed = Manifest.from_bytes(envelope, owner=self._begun.signer.verifier)
         return ModelVersion(signed.version, signed.digest)
 
-    def _open_model(self, given: _Folder) -> Any:
+    def _open_model(self, given: Folder) -> Any:
         """Open the model, whose key opens only what is of its lineage and version."""
-        entry = given.manifest.entry(MODEL, given.path / MODEL)
-        if not isinstance(entry, SealedEntry):
-            raise FormatError(f"{given.path / MODEL}: expected a sealed model, got a plain one. Seal it")
-        pinned = replace(entry, edition=(given.manifest.lineage, given.manifest.version))
+        pinned = replace(given.entry, edition=(given.manifest.lineage, given.manifest.version))
         with SealedFile(given.path / MODEL, entry=pinned) as file:
             return open_checkpoint(file, self._begun.model, self._device)
 
@@ -297,6 +269,10 @@ class _Work:
                     raise GrantError(
                         f"{path}: expected a file that the holder granted, got {file.file_id}. Name the holder's files"
                     )
+                if len(self._files) == FILES_LIMIT:
+                    raise GrantError(
+                        f"{path}: expected at most {FILES_LIMIT} files at a visit, got more. Seal larger ones"
+                    )
                 self._files.append(file.file_id)
                 yield buffer.open(file, self._begun.data)
 
@@ -323,7 +299,7 @@ class _Work:
             consent=self._begun.consent.envelope,
             code=self._code,
             after=after,
-            files=tuple(sorted(set(self._files))),
+            files=tuple(self._files),
             chunks=self._chunks,
             scrubbed=self._scrubbed,
             started=self._started,
@@ -341,7 +317,7 @@ def start(
     order: Sequence[str],
     lifetime: timedelta,
     visit_limit: timedelta = timedelta(hours=1),
-    attempts: int = 3,
+    attempts: int = 10,
     clock: Callable[[], datetime] = read_clock,
 ) -> Plan:
     """Sign the plan of a tour, and write the model folder that its first visit begins with.
@@ -399,17 +375,9 @@ def start(
     ).sign(signer)
     with new_folder(Path(out)) as target:
         for path in (source, manifest_path(source)):
-            _write(target / path.name, path.read_bytes())
-        _write(target / CHAIN, plan.envelope)
+            write_file(target / path.name, path.read_bytes())
+        write_file(target / CHAIN, plan.envelope)
     return plan
-
-
-def _write(path: Path, content: bytes) -> None:
-    """Write a file of a new folder, which is whole or absent itself, to the disk."""
-    with path.open("xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def code_digest(train: str | Train) -> str:

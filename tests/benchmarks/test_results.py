@@ -13,7 +13,7 @@ from bench.gpu.stages import STAGES
 
 FOLDER = Path(__file__).parents[2] / "bench/results"
 SCHEMA = json.loads((FOLDER / "schema.json").read_text()) if FOLDER.is_dir() else {}
-KINDS = ("bench", "chunks", "collectives", "fuzz", "peers", "plan", "revocations", "soak", "workloads")
+KINDS = ("bench", "chunks", "collectives", "fuzz", "peers", "plan", "revocations", "soak", "visits", "workloads")
 KINDS += tuple(f"gpu-{stage}" for stage in STAGES)
 NAME = re.compile(rf"\d{{4}}-\d\d-\d\d-(?:({'|'.join(KINDS)})-)?[a-z0-9]+(?:-[a-z0-9]+)*-\d+cores\.json")
 FILES = sorted(path for path in FOLDER.glob("*.json") if path.name != "schema.json")

@@ -39,7 +39,7 @@ def test_the_first_screen_has_a_line_for_each_command(cli, monkeypatch):
     assert [line.split()[0] for line in lines if line.startswith("  ")] == [
         name for name in commands() if len(name.split()) == 1
     ]
-    assert [line for line in lines[1:] if not line.startswith("  ")] == ["Every day:", "Keys and sharing:", "Machines:"]
+    assert [line for line in lines[1:] if not line.startswith("  ")] == ["Keys and sharing:", "Machines:"]
     assert len(cli("help import").stdout.splitlines()) <= 24
 
 

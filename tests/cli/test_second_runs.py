@@ -6,6 +6,7 @@ with each file that cannot be made again, and with a folder, in the place of TAR
 
 import json
 import shutil
+from contextlib import closing
 from importlib.util import find_spec
 
 import numpy as np
@@ -15,16 +16,20 @@ from helpers.commands import invoke
 from helpers.foundry.authority import NOW
 from helpers.foundry.machine import Machine, policy, roots
 from helpers.profiles import STAGES, document
+from helpers.tour_files import TRAIN
 from helpers.vendor_services import VendorServices
 from typer.main import get_command
 
-from fastrack import SealedDataset, attest
+from fastrack import SealedDataset, attest, save_checkpoint, tour
 from fastrack.attest._broker.ledger import Ledger
+from fastrack.grants import Verifier
 from fastrack.providers import WrappedKey
 
 KEY = "-k owner.key"
 BROKER = "--policy policy.toml --signer owner.signer --insecure-loopback"
 OFFERED = "--challenge challenge --policy policy.toml"
+HOLDER = "--holder a=owner.signer.pub"
+HELD = "--owner owner.signer.pub --plan-digest DIGEST"
 SECRET = b"a secret line"
 PROFILE = "--profile machine.json"
 COMMANDS = {
@@ -61,9 +66,13 @@ COMMANDS = {
     "attest policy": "attest policy offer TARGET",
     "attest grant": f"attest grant offer {OFFERED} --sign owner.signer {KEY} --out TARGET",
     "broker serve": f"broker serve {BROKER} {KEY} --database TARGET",
+    "tour plan": f"tour plan model.safetensors TARGET --train {TRAIN} --signer owner.signer {HOLDER} --order a",
+    "tour own": f"tour own tour {BROKER} {KEY} --database TARGET",
+    "tour hold": f"tour hold tour {HELD} --data sealed.safetensors {BROKER} {KEY} --database TARGET",
+    "tour key": f"tour key tour TARGET --owner owner.signer.pub {KEY}",
 }
 AGAIN = {"import, resumed", "publish", "grant, changed", "seal file by file", "seal a glob"}
-AGAIN |= {"attest fetch", "bench", "bench, a timeline", "broker serve"}
+AGAIN |= {"attest fetch", "bench", "bench, a timeline", "broker serve", "tour own", "tour hold"}
 """Commands that may be run again without --force, or with a folder in the place of the target."""
 READING = {
     "key": "key owner.key",
@@ -75,6 +84,7 @@ READING = {
     "attest show": "attest show offer",
     "attest verify": f"attest verify offer {OFFERED}",
     "broker log": "broker log --database broker.db",
+    "tour verify": "tour verify tour --owner owner.signer.pub --partial",
     "plan transfer": f"plan transfer --size 1MiB {PROFILE}",
     "plan epoch": f"plan epoch --samples 100 --row 1KiB --batch 10 {PROFILE}",
     "plan checkpoint": f"plan checkpoint --size 1MiB {PROFILE}",
@@ -82,7 +92,7 @@ READING = {
     "plan load": f"plan load --size 1MiB {PROFILE}",
     "plan validate": f"plan validate {PROFILE.split()[1]}",
 }
-SLOW = {"demo", "plan measure"}  # run in their own tests
+SLOW = {"demo", "plan measure", "tour run"}  # run in their own tests
 BESIDE = {"index"}  # writes beside its source, which training/test_shard_index.py tests
 FAILING = {
     "nothing matches": f"seal 'nope*' TARGET {KEY}",
@@ -142,6 +152,11 @@ def prepared(tmp_path_factory):
         with VendorServices(mine).running() as services:
             cli(f"attest fetch offer carried {services.options}")
         Ledger("broker.db").close()
+        save_checkpoint("model.safetensors", {"model": {}, "optimizer": {}}, key="owner.key")
+        cli("publish model.safetensors --sign owner.signer")
+        cli(COMMANDS["tour plan"].replace("TARGET", "tour"))
+        with closing(tour.TourLedger("tour.db")) as ledger:
+            ledger.bind("owner", plan_of(folder).digest)
         (folder / "machine.json").write_text(json.dumps(document(STAGES)))
     return folder
 
@@ -152,6 +167,10 @@ def place(folder, prepared, monkeypatch):
     shutil.copytree(prepared, folder, dirs_exist_ok=True)
     machine(monkeypatch)
     return folder
+
+
+def plan_of(folder):
+    return tour.Chain.load(folder / "tour/tour.chain", owner=Verifier.load(folder / "owner.signer.pub")).plan
 
 
 def contents(folder):
@@ -180,7 +199,7 @@ def may_run_again(name):
 
 
 def require_packages(name):
-    if name.startswith("broker"):
+    if name.startswith(("broker", "tour own", "tour hold")):
         pytest.importorskip("uvicorn")
 
 
@@ -194,13 +213,15 @@ def test_every_command_is_in_a_table():
 
     commands = leaves(get_command(app))
     words = [line.split() for line in COMMANDS.values()]
-    written = {" ".join(line[:2]) if line[0] in {"attest", "broker", "plan"} else line[0] for line in words}
+    written = {" ".join(line[:2]) if line[0] in {"attest", "broker", "plan", "tour"} else line[0] for line in words}
     assert written | READING.keys() | SLOW | BESIDE == commands
     assert not written & READING.keys()
 
 
 def attempt(cli, line):
     """Run a command, which may be refused, and return whether it was done."""
+    if "DIGEST" in line:
+        line = line.replace("DIGEST", plan_of(cli.folder).digest)
     result = invoke([part.strip("'") for part in line.split()])
     assert not list(cli.folder.rglob(".fastrack-*")), line
     return result.exit_code == 0

@@ -62,20 +62,23 @@ class Rig:
         self.moment += timedelta(milliseconds=1)
         return self.moment
 
-    def open_desks(self):
-        """Open the desks, as after a restart."""
+    def open_desks(self, databases=None):
+        """Open the desks, as after a restart. `databases` has other names of their files, by names of the desks."""
         terms = tour.Terms.from_toml(policy(0), roots=roots(), clock=self.clock)
-        ledger = tour.TourLedger(self.folder / "owner.db")
+        ledger = self.ledger("owner", databases)
         self.owner_desk = tour.OwnerDesk(self.plan, self.key, terms=terms, signer=self.owner, ledger=ledger)
-        self.desks = {name: self.open_desk(name, terms) for name in self.plan.holders}
+        self.desks = {name: self.open_desk(name, terms, databases) for name in self.plan.holders}
 
-    def open_desk(self, name, terms):
+    def open_desk(self, name, terms, databases=None):
         with fastrack.load_file(self.data(name)) as file:
             files = [file.file_id]
-        ledger = tour.TourLedger(self.folder / f"{name}.db")
+        ledger = self.ledger(name, databases)
         return tour.HolderDesk(
             self.plan, [self.data_keys[name]], files=files, terms=terms, signer=self.signers[name], ledger=ledger
         )
+
+    def ledger(self, name, databases):
+        return tour.TourLedger(self.folder / (databases or {}).get(name, f"{name}.db"))
 
     def data(self, name):
         return self.folder / f"{name}.safetensors"

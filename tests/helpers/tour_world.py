@@ -25,6 +25,7 @@ from fastrack._util import atomic
 from fastrack.attest import _kinds
 from fastrack.errors import FastrackError
 from fastrack.grants import Grants, Signer
+from fastrack.tour import _owner
 from fastrack.tour._messages import pack, read_grants, unpack, write_grants
 from fastrack.tour._request import VisitRequest
 from helpers import toy_kind
@@ -358,9 +359,10 @@ class World:
 
     def remember_keys(self):
         """Learn the fresh keys, to search for them."""
-        latest, desk = self.ledgers["owner"].latest(), self.desks["owner"]
+        latest = self.ledgers["owner"].latest()
         name = f"key of visit {latest.visit}, attempt {latest.attempt}"
-        self.secrets[name] = bytes(desk._key(latest.salt).material())
+        delegation = tour.Delegation.from_bytes(latest.document, signer=self.plan.owner)
+        self.secrets[name] = bytes(_owner._derive(self.made.key, bytes.fromhex(delegation.salt), self.plan).material())
 
     def carry(self, visitor, to, step, body):
         """Carry a message of a visitor as its fate says. `tick` is before and after: it may be killed there."""
@@ -513,6 +515,7 @@ class World:
         files = () if self.plan.order[delegation.visit] == to else (holder.file_id,)
         consent = tour.Consent(
             delegation=delegation.digest,
+            offer="0" * 64,
             policy=self.terms.policy_digest,
             files=files,
             issued=self.moment,
@@ -622,9 +625,9 @@ class World:
         assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
         keys = [self.made.key.id, *(visit.delegation.key for visit in chain.visits)]
         assert len(set(keys)) == len(keys), "a key was used for two versions"
-        manifest = fastrack.load_manifest(self.last / MANIFEST, owner=chain.signer)
+        manifest = fastrack.load_manifest(self.last / MANIFEST, owner=chain.visits[-1].delegation.signer)
         assert {entry.key for entry in manifest.files.values()} == {keys[-1]}
-        state = fastrack.load_checkpoint(self.last / MODEL, keys=self.desks["owner"].model_key())
+        state = fastrack.load_checkpoint(self.last / MODEL, keys=tour.model_key(chain, self.made.key))
         assert torch.equal(state["model"]["weights"], self.expected()), "another model than training in turn gives"
         assert all(visit.receipt.ended <= visit.delegation.expires for visit in chain.visits), "a visit took too long"
         self.check_owner(chain)

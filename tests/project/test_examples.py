@@ -153,6 +153,24 @@ def test_a_server_answers_as_the_plain_model_and_refuses_what_is_not_for_it(tmp_
     assert 'fastrack_requests_total{result="refused"} 7\n' in said
 
 
+def test_three_holders_train_one_model_and_one_of_them_refuses(tmp_path):
+    for package in ("sklearn", "starlette", "uvicorn"):
+        pytest.importorskip(package)
+    said = run("tour all", tmp_path, PYTHONPATH=str(EXAMPLES.parent))
+    digits, text, refusal = re.split(r"^— \w+ —\n", said, flags=re.MULTILINE)[1:]
+    assert int(re.search(r"^(\d+)% of 297 digits", digits, re.MULTILINE)[1]) > 80
+    first, last = map(float, re.search(r"^loss (\S+) at first, (\S+) after", text, re.MULTILINE).groups())
+    assert last < first - 1
+    for whole in (digits, text):
+        assert whole.endswith("equal to training on the joined data, bit for bit\n")
+    assert "999" not in re.search(r"^the visitor sees: (.*)$", refusal, re.MULTILINE)[1]
+    assert (
+        "expected at least 999 (gpu.min_driver)" in re.search(r"^ben sees in its log: (.*)$", refusal, re.MULTILINE)[1]
+    )
+    assert "visit-0, visit-1 are left; the chain has 1 visit and no completion\n" in refusal
+    assert refusal.endswith("the owner opens the model of before: equal to training on ada's data\n")
+
+
 def test_every_example_is_described_and_run_here():
     folders = [path.parent.name for path in EXAMPLES.glob("*/__main__.py")]
     names = sorted([*folders, *(path.name for path in EXAMPLES.glob("*.py"))])

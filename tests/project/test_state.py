@@ -12,7 +12,7 @@ PAGE = ROOT / "docs/dev/state.md"
 MAKERS = {"ContextVar", "Lock", "OrderedDict", "RLock", "WeakKeyDictionary", "WeakSet", "WeakValueDictionary"}
 MAKERS |= {"defaultdict", "deque", "local", "set"}
 CACHES = {"cache", "lru_cache"}
-CONSTANTS = {"Typer"}  # classes of objects that do not change once they are imported
+CONSTANTS = {"Typer", "_Codec"}  # classes of objects that do not change once they are imported
 
 
 def name_of(node):

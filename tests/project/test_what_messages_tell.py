@@ -17,7 +17,7 @@ from helpers.foundry.authority import NOW
 from helpers.foundry.machine import Machine, policy, roots
 
 import fastrack
-from fastrack import Anchor, Key, KeyRing, SealedDataset, attest, grants, providers
+from fastrack import Anchor, Key, KeyRing, SealedDataset, attest, grants, providers, tour
 from fastrack._keys.grants import PAYLOAD_TYPE
 from fastrack._keys.signing import sign_envelope
 from fastrack._util.shown import shown
@@ -197,6 +197,8 @@ def test_no_error_of_a_public_function_repeats_a_secret():
 
 BROKER = "--policy policy.toml --signer owner.signer --key some.key"
 ATTEST = "--challenge challenge --policy policy.toml --sign owner.signer --key some.key"
+PLAN = "--train json.tool:main --signer owner.signer"
+HOLD = f"--owner owner.pub {BROKER} --database new.db --insecure-loopback"
 COMMANDS = {
     "inspect": "inspect {}",
     "verify": "verify {}",
@@ -241,6 +243,22 @@ COMMANDS = {
     "broker serve, signer": "broker serve --policy policy.toml --signer {} --database new.db --insecure-loopback",
     "broker serve, database": f"broker serve {BROKER} --database {{}} --insecure-loopback",
     "broker serve, TLS": f"broker serve {BROKER} --database new.db --certificate {{}} --private-key {{}}",
+    "tour plan": f"tour plan {{}} new {PLAN} --holder a=owner.pub --order a",
+    "tour plan, holder": f"tour plan model.safetensors new {PLAN} --holder {{}} --order a",
+    "tour plan, holder's key": f"tour plan model.safetensors new {PLAN} --holder a={{}} --order a",
+    "tour plan, order": f"tour plan model.safetensors new {PLAN} --holder a=owner.pub --order {{}}",
+    "tour own": f"tour own {{}} {BROKER} --database new.db --insecure-loopback",
+    "tour own, database": f"tour own tour {BROKER} --database {{}} --insecure-loopback",
+    "tour hold, digest": f"tour hold tour {HOLD} --plan-digest {{}} --data x.safetensors",
+    "tour hold, data": f"tour hold tour {HOLD} --plan-digest {'0' * 64} --data {{}}",
+    "tour run": "tour run {} out --config run.toml",
+    "tour run, config": "tour run tour out --config {}",
+    "tour verify": "tour verify {} --owner owner.pub",
+    "tour verify, digest": "tour verify tour --owner owner.pub --plan-digest {}",
+    "tour verify, model": "tour verify tour --owner owner.pub --partial --model {}",
+    "tour verify, database": "tour verify tour --owner owner.pub --partial --database {}",
+    "tour key": "tour key tour {} --owner owner.signer.pub --key some.key",
+    "tour key, owner": "tour key tour new.key --owner {} --key some.key",
 }
 
 
@@ -256,7 +274,12 @@ def test_no_command_repeats_a_secret(name, monkeypatch):
     owner.save("owner.signer")
     owner.verifier.save("owner.pub")
     Path("policy.toml").write_text(policy(0))
-    if name.startswith("broker"):
+    if name.startswith("tour"):
+        fastrack.save_checkpoint("model.safetensors", {"model": {}}, key=KEY)
+        fastrack.publish("model.safetensors", signer=owner)
+        assert invoke(f"tour plan model.safetensors tour {PLAN} --holder a=owner.pub --order a".split()).exit_code == 0
+        tour.TourLedger("tour.db").close()
+    if name.startswith(("broker", "tour")):
         server = pytest.importorskip("fastrack.attest._broker.server").uvicorn.Server
         monkeypatch.setattr(server, "run", lambda *_, **__: None)
     if name.startswith("attest"):

@@ -139,6 +139,8 @@ def test_a_receipt_that_keeps_to_everything_is_accepted(rig):
         ("delegation", {"visit": 1}, "consent|turn|signature|visit"),
         ("delegation", {"previous": "0" * 64}, "the receipt before"),
         ("delegation", {"plan": "0" * 64}, "of this plan"),
+        ("delegation", {"attempt": 4}, "an attempt up to 3"),
+        ("delegation", {"attempt": 0}, "an attempt up to 3"),
         ("delegation", {"before": tour.ModelVersion(2, "0" * 64)}, "version 3"),
         ("consent", {"files": ()}, "files that the holder granted"),
         ("receipt", {"code": "0" * 64}, "the training code"),
@@ -156,6 +158,13 @@ def test_a_receipt_that_does_not_keep_to_the_plan_is_refused(rig, document, chan
 def test_a_receipt_after_the_end_of_its_visit_is_refused(rig):
     forger = Forger(rig)
     forger.receipt = replace(forger.receipt, ended=forger.delegation.expires + timedelta(seconds=1))
+    with pytest.raises(AuthenticationError, match="expected an end by"):
+        read(rig, forger.chain())
+
+
+def test_a_delegation_beyond_the_plan_is_refused(rig):
+    forger = Forger(rig)
+    forger.delegation = replace(forger.delegation, expires=rig.plan.expires + timedelta(seconds=1))
     with pytest.raises(AuthenticationError, match="expected an end by"):
         read(rig, forger.chain())
 

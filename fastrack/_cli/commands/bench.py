@@ -67,6 +67,9 @@ def bench(
         str | None,
         typer.Option(metavar="NAME", help="With --workloads, model the compute as that of a GPU: h100."),
     ] = None,
+    visits: Annotated[
+        bool, typer.Option("--visits", help="Measure all data of a holder through buffers of several sizes instead.")
+    ] = False,
     bucket_cap: Annotated[
         list[float] | None,
         typer.Option(
@@ -97,7 +100,13 @@ def bench(
     _check_options(collectives or toll is not None, ranks, device, timeline)
     _check_toll(toll, bucket_cap, collectives, picture)
     _check_workloads(workloads, compute, size, timeline, collectives or toll is not None)
+    _check_visits(visits, device, size, timeline, workloads or collectives or toll is not None)
     _check_targets(picture, timeline, as_json)
+    if visits:
+        from fastrack._cli.visits import bench_visits
+
+        bench_visits(int(bits), repeat, picture=picture, as_json=as_json, quiet=quiet)
+        return
     if workloads:
         from fastrack._cli.workloads import bench_workloads
 
@@ -157,6 +166,15 @@ def _check_workloads(
     if workloads and (is_other or sizes or timeline is not None):
         hint = "--size" if sizes else "--timeline" if timeline is not None else "--collectives or --toll"
         raise typer.BadParameter("it does not go with --workloads; leave one of them out", param_hint=hint)
+
+
+def _check_visits(
+    visits: bool, device: str, sizes: Sequence[float] | None, timeline: Path | None, is_other: bool
+) -> None:
+    if visits and (is_other or sizes or timeline is not None or device != "cpu"):
+        others = "--collectives, --toll or --workloads"
+        hint = others if is_other else "--size" if sizes else "--device" if device != "cpu" else "--timeline"
+        raise typer.BadParameter("it does not go with --visits; leave one of them out", param_hint=hint)
 
 
 def _check_targets(picture: Path | None, timeline: Path | None, as_json: Path | None) -> None:

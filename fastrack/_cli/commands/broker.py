@@ -1,5 +1,6 @@
 """``fastrack broker``: serve the owner's side of the exchange, and verify its log."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from ipaddress import ip_address
 from pathlib import Path
@@ -20,6 +21,15 @@ Database = Annotated[Path, typer.Option("--database", metavar="DATABASE", help="
 Signer = Annotated[
     Path, typer.Option("--signer", metavar="SIGNER", help="The owner's signing key, of `keygen --signer`.")
 ]
+Certificate = Annotated[
+    Path | None, typer.Option("--certificate", metavar="PEM", help="The certificate of the server, with its chain.")
+]
+PrivateKey = Annotated[Path | None, typer.Option("--private-key", metavar="PEM", help="Its private key.")]
+Host = Annotated[str, typer.Option("--host", metavar="ADDRESS", help="The address to listen on.")]
+Port = Annotated[int, typer.Option("--port", min=0, max=65535, help="The port; 0 for any.")]
+InsecureLoopback = Annotated[
+    bool, typer.Option("--insecure-loopback", help="Serve without TLS, on a loopback address alone.")
+]
 
 app = typer.Typer(no_args_is_help=True, help="Grant keys to machines that prove what they are, over HTTPS.")
 
@@ -30,15 +40,11 @@ def serve(
     signer: Signer,
     key: KeyFiles = None,
     database: Database,
-    certificate: Annotated[
-        Path | None, typer.Option(metavar="PEM", help="The certificate of the server, with its chain.")
-    ] = None,
-    private_key: Annotated[Path | None, typer.Option(metavar="PEM", help="Its private key.")] = None,
-    host: Annotated[str, typer.Option(metavar="ADDRESS", help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 for any.")] = 8443,
-    insecure_loopback: Annotated[
-        bool, typer.Option("--insecure-loopback", help="Serve without TLS, on a loopback address alone.")
-    ] = False,
+    certificate: Certificate = None,
+    private_key: PrivateKey = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8443,
+    insecure_loopback: InsecureLoopback = False,
     collateral: Collateral = None,
     file_id: FileIds = None,
     challenge_lifetime: Period = "5m",
@@ -47,7 +53,7 @@ def serve(
     burst: Annotated[int, typer.Option(min=1, help="Requests that an address may send at once.")] = 30,
 ) -> None:
     """Serve challenges and offers until the process is asked to end. The log is on stderr, as lines of JSON."""
-    _check_tls(certificate, private_key, host, insecure_loopback)
+    check_tls({"--certificate": certificate, "--private-key": private_key}, host, insecure=insecure_loopback)
     try:
         from fastrack.attest._broker.app import make_app
         from fastrack.attest._broker.server import serve as serve_app
@@ -83,18 +89,20 @@ def serve(
     )
 
 
-def _check_tls(certificate: Path | None, private_key: Path | None, host: str, insecure: bool) -> None:
+def check_tls(files: Mapping[str, Path | None], host: str, *, insecure: bool) -> None:
+    """Require all files of TLS, by the options that name them, or a loopback address on demand."""
     try:
         is_loopback = ip_address(host).is_loopback
     except ValueError:
         raise typer.BadParameter(f"expected an IP address, got {host!r:.80}", param_hint="--host") from None
     if insecure:
-        if certificate or private_key or not is_loopback:
+        if any(files.values()) or not is_loopback:
             expected = "expected a loopback address and no certificate with it"
             raise typer.BadParameter(f"{expected}, got others", param_hint="--insecure-loopback")
-    elif certificate is None or private_key is None:
+    elif None in files.values():
+        *names, last = files
         raise typer.BadParameter(
-            "expected --certificate and --private-key, got less; machines send their evidence over TLS alone. "
+            f"expected {', '.join(names)} and {last}, got less; machines send their evidence over TLS alone. "
             "Behind a proxy of this machine, which ends TLS: --insecure-loopback",
             param_hint="--certificate",
         )

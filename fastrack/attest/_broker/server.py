@@ -1,4 +1,4 @@
-"""Serve a broker's application by uvicorn, over TLS, with logs of one JSON object a line."""
+"""Serve an application by uvicorn, over TLS, with logs of one JSON object a line."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fastrack._keys.keys import read_private
-from fastrack.attest._broker.app import LOGGER
+from fastrack.attest._broker.handlers import LOGGER
 from fastrack.attest._broker.limits import Quota
 
 _CONNECTIONS = 512
@@ -54,12 +54,13 @@ def serve(
     port: int,
     certificate: str | os.PathLike[str] | None,
     private_key: str | os.PathLike[str] | None,
+    client_ca: str | os.PathLike[str] | None = None,
     head_seconds: float = _HEAD_SECONDS,
 ) -> None:
     """Serve until the process is asked to end. Without a certificate only on a loopback address.
 
     A TLS handshake, and then each head of a request, must arrive within `head_seconds`. Other users must neither own
-    nor read the private key.
+    nor read the private key. With `client_ca` a client must have a certificate of one of its authorities.
     """
     if certificate is None and not ip_address(host).is_loopback:
         raise ValueError(f"serving failed: expected a certificate, or a loopback address, got none and {host}")
@@ -81,6 +82,8 @@ def serve(
         timeout_graceful_shutdown=10,
         ssl_certfile=None if certificate is None else os.fspath(certificate),
         ssl_keyfile=None if private_key is None else os.fspath(private_key),
+        ssl_ca_certs=None if client_ca is None else os.fspath(client_ca),
+        ssl_cert_reqs=ssl.CERT_NONE if client_ca is None else ssl.CERT_REQUIRED,
     )
     config.load()
     if config.ssl is not None:

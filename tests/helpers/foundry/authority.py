@@ -1,6 +1,7 @@
 """Certificates and revocation lists: a root, authorities below it, and leaves, of ECDSA or RSASSA-PSS keys."""
 
-from datetime import UTC, datetime, timedelta
+import os
+from datetime import datetime, timedelta
 from functools import cache
 
 from cryptography import x509
@@ -11,7 +12,7 @@ from cryptography.x509.oid import NameOID
 
 from fastrack import AttestationError, FormatError
 
-NOW = datetime(2026, 6, 1, 12, tzinfo=UTC)
+NOW = datetime.fromisoformat(os.environ.get("FASTRACK_TEST_NOW", "2026-06-01T12:00:00+00:00"))
 LONG = timedelta(days=3650)
 PSS = padding.PSS(padding.MGF1(hashes.SHA384()), hashes.SHA384.digest_size)
 

@@ -1,0 +1,1 @@
+"""Tours: one model that visits three holders of data, each of them a process."""

@@ -1,0 +1,14 @@
+"""``fastrack tour``: one model that visits holders of data, from its plan to the verification of its record."""
+
+import typer
+
+from fastrack._cli.errors import handle_errors
+from fastrack._cli.tours.desks import hold, key, own
+from fastrack._cli.tours.plan import plan
+from fastrack._cli.tours.run import run
+from fastrack._cli.tours.verify import verify
+
+app = typer.Typer(no_args_is_help=True, help="Train one model on the data of several holders in turn.")
+
+for _command in (plan, own, hold, run, verify, key):
+    app.command()(handle_errors(_command))

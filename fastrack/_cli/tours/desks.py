@@ -1,0 +1,191 @@
+"""``fastrack tour own``, ``hold`` and ``key``: the desks of the owner of a model and of a holder of data."""
+
+import errno
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fastrack._cli.commands.attest import Collateral, UnderPolicy, load_collateral
+from fastrack._cli.commands.broker import (
+    Certificate,
+    Host,
+    InsecureLoopback,
+    Port,
+    PrivateKey,
+    Signer,
+    check_tls,
+)
+from fastrack._cli.commands.grant import load_signer
+from fastrack._cli.console import clean, tell
+from fastrack._cli.errors import refuse_values
+from fastrack._cli.files import check_directory, check_sealed, open_ring
+from fastrack._cli.options import Json, KeyFile, KeyFiles
+from fastrack._cli.tours.options import OwnerKey, Source, list_shards, load_chain
+from fastrack.errors import FormatError
+
+if TYPE_CHECKING:
+    from fastrack._keys.keyring import KeyRing
+    from fastrack.tour import OwnerDesk, Terms, TourLedger
+
+Database = Annotated[
+    Path, typer.Option("--database", metavar="DATABASE", help="The desk's database, in SQLite, of this tour alone.")
+]
+ClientCa = Annotated[
+    Path | None, typer.Option("--client-ca", metavar="PEM", help="The authorities of the visitors' certificates.")
+]
+Rate = Annotated[float, typer.Option(min=0.1, help="Requests a minute that an address may send.")]
+Burst = Annotated[int, typer.Option(min=1, help="Requests that an address may send at once.")]
+
+
+def read_clock() -> datetime:
+    """Return the time."""
+    return datetime.now(UTC)
+
+
+def own(
+    source: Source,
+    *,
+    policy: UnderPolicy,
+    signer: Signer,
+    key: KeyFile = None,
+    database: Database,
+    certificate: Certificate = None,
+    private_key: PrivateKey = None,
+    client_ca: ClientCa = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8443,
+    insecure_loopback: InsecureLoopback = False,
+    collateral: Collateral = None,
+    rate: Rate = 60.0,
+    burst: Burst = 30,
+) -> None:
+    """Serve the desk of the model's owner until the process is asked to end. The log is on stderr, as lines of JSON.
+
+    It grants the model's key to each visit, and delegates the signing of the next version.
+    """
+    from fastrack.tour import TourLedger
+
+    tls = _check(certificate, private_key, client_ca, host, insecure=insecure_loopback)
+    terms = _read_terms(policy, collateral)
+    desk = _open_own(source, signer, key, TourLedger(database), terms)
+    _serve(desk, host=host, port=port, insecure_loopback=insecure_loopback, rate=rate, burst=burst, **tls)
+
+
+def hold(
+    source: Source,
+    *,
+    owner: OwnerKey,
+    plan_digest: Annotated[
+        str, typer.Option("--plan-digest", metavar="DIGEST", help="The plan that the holder accepted.")
+    ],
+    data: Annotated[
+        list[Path], typer.Option(metavar="PATH", help="A sealed file to grant, or a folder of them; may be repeated.")
+    ],
+    policy: UnderPolicy,
+    signer: Annotated[
+        Path, typer.Option("--signer", metavar="SIGNER", help="The holder's signing key, of `keygen --signer`.")
+    ],
+    key: KeyFiles = None,
+    database: Database,
+    certificate: Certificate = None,
+    private_key: PrivateKey = None,
+    client_ca: ClientCa = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8443,
+    insecure_loopback: InsecureLoopback = False,
+    collateral: Collateral = None,
+    rate: Rate = 60.0,
+    burst: Burst = 30,
+) -> None:
+    """Serve the desk of a holder of data until the process is asked to end. The log is on stderr, as lines of JSON.
+
+    It grants the keys of the data to visits at the holder's turns, and keeps their receipts.
+    """
+    from fastrack.grants import Verifier
+    from fastrack.tour import HolderDesk, TourLedger
+
+    tls = _check(certificate, private_key, client_ca, host, insecure=insecure_loopback)
+    plan = load_chain(source, Verifier.load(owner), plan_digest).plan
+    ring, mine = open_ring(key), load_signer(signer)
+    files = _read_ids(data, ring)
+    terms, keys = _read_terms(policy, collateral), list(ring) or [ring.first]
+    with refuse_values("--signer"):
+        desk = HolderDesk(plan, keys, files=files, terms=terms, signer=mine, ledger=TourLedger(database))
+    _serve(desk, host=host, port=port, insecure_loopback=insecure_loopback, rate=rate, burst=burst, **tls)
+
+
+def key(
+    source: Source,
+    target: Annotated[Path, typer.Argument(metavar="KEY", help="The key file to write. It must not exist.")],
+    *,
+    owner: OwnerKey,
+    key: KeyFile = None,
+    as_json: Json = False,
+) -> None:
+    """Write the key of the model in a folder of a tour, for its owner."""
+    from fastrack.grants import Verifier
+    from fastrack.tour import model_key
+
+    check_directory(target)
+    if os.path.lexists(target):
+        raise FileExistsError(errno.EEXIST, "it exists and is left as it was; choose another name", str(target))
+    made = model_key(load_chain(source, Verifier.load(owner)), open_ring(key).first)
+    key_id = made.id
+    try:
+        made.save(target)
+    finally:
+        made.wipe()
+    lines = [f"{clean(str(target))}: the key of the newest model, that only you may read", f"id: {key_id}"]
+    tell(lines, as_json=as_json, path=str(target), key_id=key_id)
+
+
+def _check(
+    certificate: Path | None, private_key: Path | None, client_ca: Path | None, host: str, *, insecure: bool
+) -> dict[str, Any]:
+    files = {"--certificate": certificate, "--private-key": private_key, "--client-ca": client_ca}
+    check_tls(files, host, insecure=insecure)
+    return {"certificate": certificate, "private_key": private_key, "ca": client_ca}
+
+
+def _read_terms(policy: Path, collateral: Path | None) -> "Terms":
+    from fastrack.attest._device_collateral import check_folder
+    from fastrack.attest._exchange import VENDOR_ROOTS
+    from fastrack.tour import Terms
+
+    given = load_collateral(collateral)
+    if isinstance(given, Path):
+        check_folder(given)
+    return Terms.from_toml(policy, collateral=given, roots=VENDOR_ROOTS, clock=read_clock)
+
+
+def _open_own(source: Path, signer: Path, key: str | None, ledger: "TourLedger", terms: "Terms") -> "OwnerDesk":
+    from fastrack.tour import OwnerDesk
+
+    mine = load_signer(signer)
+    plan = load_chain(source, mine.verifier).plan
+    return OwnerDesk(plan, open_ring(key).first, terms=terms, signer=mine, ledger=ledger)
+
+
+def _read_ids(data: list[Path], ring: "KeyRing") -> list[str]:
+    """Return the ids of sealed files. Refuse a file with anything in plain, and one that no key opens."""
+    from fastrack import load_file
+
+    ids = []
+    for path in list_shards(data):
+        with load_file(path) as file:
+            check_sealed(file, ring)
+            if file.plain:
+                raise FormatError(
+                    f"{path}: expected a file with everything sealed, got {len(file.plain)} plain tensors. Seal it"
+                )
+            ids.append(str(file.file_id))
+    return ids
+
+
+def _serve(desk: Any, **options: Any) -> None:
+    from fastrack.tour import serve
+
+    serve(desk, **options)

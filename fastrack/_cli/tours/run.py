@@ -1,0 +1,181 @@
+"""``fastrack tour run``: make the visits of a tour in their order, in folders of this machine.
+
+It drives tests and tours whose accelerators share a disk. Where machines are apart, NVFlare brings the model from one
+to the next.
+"""
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fastrack._cli.console import clean, note, pluralize, tell
+from fastrack._cli.errors import refuse_values
+from fastrack._cli.options import Json, Silent
+from fastrack._cli.tours.desks import read_clock
+from fastrack._cli.tours.options import list_shards
+from fastrack._util.rights import open_own
+from fastrack.errors import FormatError, RollbackError
+
+if TYPE_CHECKING:
+    from fastrack.grants import Verifier
+    from fastrack.tour import Chain, Plan, RemoteDesk
+
+_LIMIT = 1 << 20  # bytes of a configuration
+_MEMBERS = {"train": str, "owner": str, "owner_key": str, "holders": dict}
+_OPTIONS = {"certificate": str, "private_key": str, "ca": str, "timeout": (int, float), "device": str}
+_PATHS = ("owner_key", "certificate", "private_key", "ca")
+
+
+@dataclass(frozen=True, slots=True)
+class _Config:
+    """The content of a configuration. Its paths are relative to its folder."""
+
+    folder: Path
+    values: Mapping[str, Any]
+
+    def owner(self) -> "Verifier":
+        from fastrack.grants import Verifier
+
+        return Verifier.load(self.values["owner_key"])
+
+    def desk(self, url: str) -> "RemoteDesk":
+        from fastrack.tour import RemoteDesk
+
+        names = ("certificate", "private_key", "ca", "timeout")
+        with refuse_values("--config"):
+            return RemoteDesk(url, **{name: self.values[name] for name in names if name in self.values})
+
+    def holder_desk(self, name: str) -> "RemoteDesk":
+        return self.desk(self.values["holders"][name]["desk"])
+
+    def data(self, name: str) -> list[Path]:
+        return list_shards([self.folder / path for path in self.values["holders"][name]["data"]])
+
+    def require(self, plan: "Plan") -> None:
+        """Raise `FormatError` unless all holders of a plan are in it."""
+        for name in plan.holders:
+            if name not in self.values["holders"]:
+                raise FormatError(f"the configuration: expected holder {name} by the plan, got none. Add it as a table")
+
+
+def run(
+    source: Annotated[Path, typer.Argument(metavar="FOLDER", help="The model folder of `tour plan`.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder for visit-0, visit-1 and so on, and final.")],
+    *,
+    config: Annotated[
+        Path, typer.Option("--config", metavar="TOML", help="Where desks and data are, and the training code.")
+    ],
+    quiet: Silent = False,
+    as_json: Json = False,
+) -> None:
+    """Make the visits of a tour in their order, and have the owner complete it.
+
+    What is in OUT is not made again: a run that was interrupted goes on with the next visit.
+    """
+    from fastrack import tour
+
+    given = _read_config(config)
+    owner = given.owner()
+    first = _load(source, owner)
+    given.require(first.plan)
+    out.mkdir(exist_ok=True)
+    folder, before = source, first
+    for number in range(len(first.visits), len(first.plan.order)):
+        target = out / f"visit-{number}"
+        if not target.exists():
+            _visit(given, folder, target, before)
+            if not quiet:
+                note(f"visit {number} of {first.plan.holder(number)}: {target}")
+        before = _following(target, owner, before)
+        folder = target
+    final = out / "final"
+    if not final.exists():
+        _bring_receipts(given, before)
+        tour.finish(folder, final, owner=owner, owner_desk=given.desk(given.values["owner"]))
+    chain = _load(final, owner)
+    chain.require_complete()
+    lines = [
+        f"{clean(str(final))}: the model after {pluralize(len(chain.visits), 'visit')}, complete",
+        f"model: {chain.model}",
+    ]
+    if quiet:
+        lines = []
+    tell(lines, as_json=as_json, path=str(final), visits=len(chain.visits), plan=chain.plan.digest, head=chain.head)
+
+
+def _visit(given: _Config, folder: Path, target: Path, before: "Chain") -> None:
+    from fastrack import attest, tour
+
+    name = before.plan.holder(len(before.visits))
+    tour.visit(
+        folder,
+        target,
+        given.values["train"],
+        owner=before.plan.owner,
+        owner_desk=given.desk(given.values["owner"]),
+        holder_desk=given.holder_desk(name),
+        data=given.data(name),
+        collect=attest.collect_evidence,
+        device=given.values.get("device"),
+        clock=read_clock,
+    )
+
+
+def _following(target: Path, owner: "Verifier", before: "Chain") -> "Chain":
+    """Return the chain of a folder, which must follow another chain by one visit."""
+    chain = _load(target, owner)
+    if chain.visits[:-1] != before.visits or chain.plan != before.plan:
+        raise RollbackError(
+            f"{target}: expected the visit after receipt {len(before.visits)} of tour {before.plan.tour}, got another. "
+            "Name an empty folder"
+        )
+    return chain
+
+
+def _bring_receipts(given: _Config, chain: "Chain") -> None:
+    """Send the last receipt of each holder, which its visitor may have failed to send. Earlier ones came by visits."""
+    last = {visit.holder: visit.receipt for visit in chain.visits}
+    for name, receipt in last.items():
+        given.holder_desk(name).ask("end", receipt.envelope)
+
+
+def _load(folder: Path, owner: "Verifier") -> "Chain":
+    from fastrack.tour import Chain
+    from fastrack.tour._folder import CHAIN
+
+    return Chain.load(folder / CHAIN, owner=owner)
+
+
+def _read_config(path: Path) -> _Config:
+    with open_own(path) as file:
+        content = file.read(_LIMIT + 1)
+    try:
+        values = tomllib.loads(content[:_LIMIT].decode())
+        problem = next(_faults(values), None)
+    except ValueError as error:
+        problem = str(error)
+    if problem is not None:
+        raise FormatError(f"reading {path} failed: expected the configuration of a tour, got one with {problem}")
+    paths = {name: path.parent / values[name] for name in _PATHS if name in values}
+    return _Config(path.parent, {**values, **paths})
+
+
+def _faults(values: Mapping[str, Any]) -> Iterator[str]:
+    known = _MEMBERS | _OPTIONS
+    for name in [*(name for name in _MEMBERS if name not in values), *values]:
+        if name not in values:
+            yield f"no {name}"
+        elif name not in known:
+            yield f"an unknown {name!r:.40}"
+        elif not isinstance(values[name], known[name]):  # type: ignore[arg-type]
+            yield f"another value of {name}"
+    for name, holder in values["holders"].items():
+        is_whole = isinstance(holder, dict) and set(holder) == {"desk", "data"}
+        if not is_whole or not isinstance(holder["desk"], str) or not isinstance(holder["data"], list):
+            yield f"no desk and list of data, or more, for the holder {name!r:.40}"
+        elif not all(isinstance(each, str) for each in holder["data"]):
+            yield f"another value than paths in the data of {name!r:.40}"

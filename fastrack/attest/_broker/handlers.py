@@ -1,0 +1,133 @@
+"""Parts that the handlers of a service share: limits by address, bodies in memory, threads, refusals and the log."""
+
+import json
+import logging
+import math
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import anyio
+from anyio.to_thread import run_sync
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from fastrack._util.cpus import usable_cpus
+from fastrack.attest._broker.limits import Quota, RateLimit
+
+T = TypeVar("T")
+
+LOGGER = "fastrack.broker"
+
+_JSON = "application/json"
+
+log = logging.getLogger(LOGGER)
+
+
+class RefusedError(Exception):
+    """An answer other than a document."""
+
+    def __init__(self, status: int, message: str, **members: str | None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.members = {"message": message, **members}
+        self.headers: dict[str, str] = {}
+
+
+class Handlers:
+    """Parts that all handlers of one service share. `refuse` returns the answer to an error."""
+
+    def __init__(
+        self, limit: RateLimit, bodies: Quota, refuse: Callable[[Exception], RefusedError], *, body_seconds: float
+    ) -> None:
+        self._limit = limit
+        self._bodies = bodies
+        self._refuse = refuse
+        self._body_seconds = body_seconds
+        self._threads: anyio.CapacityLimiter | None = None
+
+    def wrap(
+        self, event: str, handle: Callable[[Request, dict[str, Any]], Awaitable[bytes]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        """Return a handler that counts the request, answers refusals, and writes one line of the log."""
+
+        async def run(request: Request) -> Response:
+            address = request.client.host if request.client else "unknown"
+            fields: dict[str, Any] = {"address": address}
+            start = time.perf_counter()
+            try:
+                self._admit(address)
+                response = Response(await handle(request, fields), media_type=_JSON)
+            except ClientDisconnect:
+                fields["error"] = "the client broke off"
+                response = Response(status_code=400)
+            except Exception as error:  # noqa: BLE001 - every error gets an answer
+                refusal = self._refuse(error)
+                fields["error"] = str(error)[:400] if refusal.status != 500 else type(error).__name__
+                body = json.dumps({"error": refusal.members}).encode() + b"\n"
+                response = Response(body, refusal.status, refusal.headers, _JSON)
+            response.headers["Cache-Control"] = "no-store"
+            fields |= {"status": response.status_code, "milliseconds": round(1e3 * (time.perf_counter() - start), 1)}
+            level = logging.ERROR if response.status_code >= 500 else logging.INFO
+            log.log(level, event, extra={"fields": fields})
+            return response
+
+        return run
+
+    def _admit(self, address: str) -> None:
+        wait = self._limit.admit(address)
+        if wait > 0:
+            refusal = RefusedError(429, "too many requests from this address; try again later")
+            refusal.headers["Retry-After"] = str(math.ceil(wait))
+            raise refusal
+
+    @asynccontextmanager
+    async def body(
+        self,
+        request: Request,
+        limit: int,
+        address: str,
+        check: Callable[[bytearray], Awaitable[None]] | None = None,
+        check_at: int = 0,
+    ) -> AsyncIterator[bytearray]:
+        """Yield a body of up to `limit` bytes, counted while in memory. `check` may refuse its first `check_at` bytes.
+
+        It is called once, before the rest is read.
+        """
+        announced = request.headers.get("content-length", "0")
+        if not announced.isdecimal() or int(announced[:20]) > limit:
+            raise RefusedError(413, f"expected a body of at most {limit} bytes")
+        body = bytearray()
+        taken = 0
+        try:
+            try:
+                with anyio.fail_after(self._body_seconds):
+                    async for part in request.stream():
+                        if not self._bodies.take(address, len(part)):
+                            raise RefusedError(503, "too many requests at a time; try again later")
+                        taken += len(part)
+                        if taken > limit:
+                            raise RefusedError(413, f"expected a body of at most {limit} bytes")
+                        body += part
+                        if check is not None and taken >= check_at:
+                            await check(body)
+                            check = None
+            except TimeoutError:
+                raise RefusedError(408, f"expected a body within {self._body_seconds:.0f} seconds") from None
+            yield body
+        finally:
+            self._bodies.give_back(address, taken)
+
+    async def work(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Call a function in a thread, so that the loop goes on. Use at most one thread per CPU."""
+        if self._threads is None:
+            self._threads = anyio.CapacityLimiter(usable_cpus())
+        result: T = await run_sync(function, *arguments, limiter=self._threads)
+        return result
+
+
+def require_json(request: Request) -> None:
+    """Refuse a body of another type."""
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _JSON:
+        raise RefusedError(415, f"expected a body of the type {_JSON}")

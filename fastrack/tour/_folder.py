@@ -1,0 +1,102 @@
+"""The folder that goes from one visit to the next: a sealed model, its manifest, and the chain of the tour."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastrack._files.reader import file_in_memory
+from fastrack._keys.signing import Verifier
+from fastrack._sets.anchor import manifest_path
+from fastrack._sets.entries import SUFFIX, SealedEntry
+from fastrack._sets.manifest import Manifest, load_manifest
+from fastrack._tensors.arrays import Bytes
+from fastrack.errors import FormatError, RollbackError
+from fastrack.tour._chain import Chain
+from fastrack.tour._documents import MODEL, ModelVersion
+
+CHAIN = "tour.chain"
+FILES = (MODEL, f"{MODEL}{SUFFIX}", CHAIN)
+"""The names in a folder of a tour: the model, its manifest and the chain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder whose manifest is that of the last receipt. Its model is compared with `entry` when it is opened."""
+
+    path: Path
+    chain: Chain
+    manifest: Manifest
+
+    @classmethod
+    def read(cls, path: Path, owner: Verifier) -> Folder:
+        """Read a folder. Raise `RollbackError` for another version of the model than that of the last receipt."""
+        chain = Chain.load(path / CHAIN, owner=owner)
+        manifest = load_manifest(manifest_path(path / MODEL), owner=chain.signer)
+        return cls(path, chain, _of_last_receipt(manifest, chain, str(path / MODEL)))
+
+    @property
+    def entry(self) -> SealedEntry:
+        """The description of the model."""
+        return entry_of(self.manifest)
+
+
+def verify_files(files: Mapping[str, Bytes], owner: Verifier) -> Chain:
+    """Verify the contents of a folder without any key, and return its chain: all of the model is sealed.
+
+    After the first visit all bytes of its messages are compared with their digests in the manifest.
+
+    Parameters
+    ----------
+    files : mapping of str to bytes-like
+        The contents, by the names of `FILES`.
+    owner : Verifier
+        The public key of the owner of the model.
+
+    Raises
+    ------
+    RollbackError, AuthenticationError, SignatureError, FormatError
+        If the chain does not verify, or the model is not that of the last receipt, or any of it is not sealed.
+    """
+    if set(files) != set(FILES):
+        raise FormatError(f"the folder of a tour: expected {', '.join(FILES)}, got other files. Bring it as it was")
+    model, manifest_name, chain_name = FILES
+    chain = Chain.from_bytes(bytes(files[chain_name]), owner=owner)
+    manifest = Manifest.from_bytes(bytes(files[manifest_name]), owner=chain.signer, source=manifest_name)
+    entry = entry_of(_of_last_receipt(manifest, chain, model))
+    if chain.visits and entry.digests.keys() != entry.sealed.keys():
+        # Without them plain bytes could stand in the place of a message's.
+        raise FormatError(f"{manifest_name}: expected a SHA-256 of each message, got none. Begin the visit again")
+    with file_in_memory(files[model], model) as file:
+        entry.check(file)
+    return chain
+
+
+def _of_last_receipt(manifest: Manifest, chain: Chain, source: str) -> Manifest:
+    found = ModelVersion(manifest.version, manifest.digest)
+    if (manifest.lineage, found) != (chain.plan.lineage, chain.model):
+        raise RollbackError(
+            f"{source}: expected the model of the last receipt, {chain.model}, got {found}. Bring the model that the "
+            "visit before made"
+        )
+    return manifest
+
+
+def entry_of(manifest: Manifest) -> SealedEntry:
+    """Return the description of the model in its manifest. Raise `FormatError` unless all of it is sealed."""
+    entry = manifest.files.get(MODEL)
+    if not isinstance(entry, SealedEntry) or entry.plain or entry.kind != "checkpoint" or len(manifest.files) != 1:
+        raise FormatError(
+            f"the manifest of a model: expected {MODEL} with all of it sealed, got others. Seal all of it"
+        )
+    return entry
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file of a new folder, which is whole or absent itself, to the disk."""
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
