@@ -596,8 +596,19 @@ class World:
         Of the folders the newest one that the owner accepts is the model to go on with.
         """
         while self.receipts(self.newest()) < len(self.plan.order) or not self._is_finished():
-            if not any(self.visit(folder) for folder in self._candidates()):
+            begun = next((folder for folder in self._candidates() if self.visit(folder)), None)
+            if begun is None:
                 raise AssertionError(f"the tour does not go on: {self.refusal}") from self.refusal
+            self.check_forks(begun)
+
+    def check_forks(self, folder):
+        """Require that no other model of the same number is accepted after one was."""
+        for other in self.folders:
+            if self.receipts(other) == self.receipts(folder) and self.chain_of(other) != self.chain_of(folder):
+                assert self.visit(other) is None, "the owner accepted two models of one visit"
+
+    def chain_of(self, folder):
+        return (folder / CHAIN).read_bytes()
 
     def _candidates(self):
         count = len(self.plan.order)
