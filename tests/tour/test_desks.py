@@ -1,11 +1,14 @@
 """The desks of owner and holders: what they sign and store, whoever asks, and whoever else uses their database."""
 
+import tracemalloc
 from datetime import timedelta
 
 import pytest
 from helpers.tour_rig import Rig
 
 from fastrack import RollbackError, SignatureError, tour
+from fastrack._keys.signing import sign_envelope
+from fastrack.errors import FormatError
 from fastrack.tour._messages import pack, unpack
 
 MANIFEST = "model.safetensors.manifest"
@@ -93,3 +96,22 @@ def test_a_visit_is_not_begun_again_after_its_tour_was_finished_meanwhile(rig, m
         rig.visit(2, out=rig.folder / "again")
     completion = unpack("finished", other.ask("finish", body))["completion"]
     chain.extend(completion).require_complete()
+
+
+# What anyone may send.
+
+
+@pytest.mark.parametrize("step", ["begin", "end"])
+def test_a_message_of_many_small_values_is_not_taken_apart(rig, step):
+    values = b"[" + b",".join(1_000_000 * [b"[]"]) + b"]"
+    receipt = sign_envelope(b'{"consent":%s}' % values, "receipt", [rig.owner])
+    body = receipt if step == "end" else b'{"chain":%s,"kind":"fastrack/tour-begin"}\n' % values
+    desk = rig.desks["ada"]
+    tracemalloc.start()
+    try:
+        with pytest.raises(FormatError):
+            desk.ask(step, body)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < len(body) + (1 << 20)
