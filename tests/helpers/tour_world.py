@@ -5,7 +5,9 @@ Desks, documents, keys and files are real. `World.visit` makes a visit whose mes
 disks and the logs get is kept for `World.leaks`.
 """
 
+import base64
 import itertools
+import json
 import logging
 import os
 import random
@@ -21,6 +23,7 @@ import torch
 
 import fastrack
 from fastrack import attest, tour
+from fastrack._keys.signing import read_unverified_payload
 from fastrack._util import atomic
 from fastrack.attest import _kinds
 from fastrack.errors import FastrackError
@@ -661,6 +664,9 @@ class World:
             attempts = list(self.ledgers["owner"].attempts(visit))
             accepted = [each for each in attempts if each.receipt is not None]
             assert accepted in ([], attempts[-1:]), f"visit {visit}: the receipt of a void attempt was accepted"
+            for each in accepted:
+                delegation = json.loads(read_unverified_payload(each.receipt))["delegation"]
+                assert base64.b64decode(delegation) == each.document, f"visit {visit}: the receipt is of a void attempt"
             if chain is not None:
                 assert [each.receipt for each in accepted] == [chain.visits[visit].receipt.envelope]
 
