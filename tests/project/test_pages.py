@@ -38,7 +38,7 @@ NOT_RUN = {
     "docs/attestation.md": {"takes a confidential machine": 1, "serves until it is asked to end": 1},
     "docs/benchmarks.md": {"takes minutes": 2},
     "docs/collectives.md": {"takes several ranks": 4},
-    "docs/costs.md": {"takes minutes": 1},
+    "docs/costs.md": {"takes minutes": 2},
     "docs/data.md": {"takes torchvision": 1, "takes timm": 1},
     "docs/dev/benchmarking.md": {"takes minutes": 2},
     "docs/dev/releasing.md": {"takes a release": 1},
