@@ -11,10 +11,10 @@ from pathlib import Path
 
 from fastrack._keys.signing import Verifier, read_unverified_payload
 from fastrack._util.atomic import new_file
-from fastrack._util.documents import decode_bytes, parsing
+from fastrack._util.documents import decode_bytes, parsing, require
 from fastrack._util.regular_file import open_regular
 from fastrack.errors import AuthenticationError, FormatError, RollbackError, SignatureError
-from fastrack.tour._documents import VISITS_LIMIT, Completion, Consent, Delegation, ModelVersion, Plan, Receipt
+from fastrack.tour._documents import LIMIT, VISITS_LIMIT, Completion, Consent, Delegation, ModelVersion, Plan, Receipt
 
 SUFFIX = ".chain"
 _LIMIT = 64 << 20  # bytes of a chain
@@ -203,6 +203,7 @@ def read_receipt(content: bytes, plan: Plan) -> VerifiedVisit:
     delegation; and the visit kept to both.
     """
     with parsing("it is not in the form of a receipt", "get it again"):
+        require(len(content) <= LIMIT, "size")  # before its payload is parsed, which nothing has verified yet
         members = json.loads(read_unverified_payload(content))
         delegation_envelope, consent_envelope = (decode_bytes(members[name]) for name in ("delegation", "consent"))
     delegation = Delegation.from_bytes(delegation_envelope, signer=plan.owner)

@@ -14,7 +14,11 @@ from typing import Any
 from fastrack.attest._broker.ledger import LOG_SCHEMA, Ledger, read_log
 from fastrack.errors import AuthenticationError, FormatError, RollbackError
 
-_TABLES = """CREATE TABLE plan (one INTEGER PRIMARY KEY CHECK (one = 1), role TEXT NOT NULL, digest TEXT NOT NULL);
+_TABLES = """CREATE TABLE plan (
+    one INTEGER PRIMARY KEY CHECK (one = 1), role TEXT NOT NULL, digest TEXT NOT NULL, completion BLOB
+);
+CREATE TRIGGER completions_are_final BEFORE UPDATE ON plan WHEN OLD.completion IS NOT NULL
+    BEGIN SELECT RAISE(ABORT, 'completions are final'); END;
 CREATE TABLE attempts (
     visit INTEGER NOT NULL, attempt INTEGER NOT NULL, previous TEXT NOT NULL, document BLOB NOT NULL,
     offer BLOB NOT NULL, receipt BLOB,
@@ -82,7 +86,7 @@ class TourLedger(Ledger):
     def bind(self, role: str, plan: str) -> None:
         """Make this the database of one role in one tour. Raise `RollbackError` if it is that of another."""
         with self._transaction():
-            self._database.execute("INSERT OR IGNORE INTO plan VALUES (1, ?, ?)", (role, plan))
+            self._database.execute("INSERT OR IGNORE INTO plan VALUES (1, ?, ?, NULL)", (role, plan))
             found = self._database.execute("SELECT role, digest FROM plan").fetchone()
         if found != (role, plan):
             raise RollbackError(
@@ -123,10 +127,13 @@ class TourLedger(Ledger):
         """Store one more attempt at a visit: `make` is called with its number, and returns it and a document.
 
         A receipt that is `accepted` by it is stored in the same transaction. Raise `RollbackError` if the last attempt
-        is no more as expected: another thread or process has begun one, or has stored its receipt.
+        is no more as expected, since another thread or process has begun one or has stored its receipt; or if the tour
+        was completed.
         """
         with self._transaction():
             self._require_last(expected)
+            if self._find_completion() is not None:
+                raise RollbackError(f"{self.path}: expected a tour that goes on, got one that its owner completed")
             if accepted is not None:
                 self._end(accepted, now)
             number, document = make(1 if expected is None or expected.visit != visit else expected.attempt + 1)
@@ -142,11 +149,27 @@ class TourLedger(Ledger):
         with self._transaction():
             self._end(accepted, now)
 
-    def end_last(self, accepted: Accepted, *, now: datetime) -> None:
-        """Store the receipt of the last attempt. Raise `RollbackError` if it is no more the last one, or has one."""
+    def complete(
+        self, expected: Attempt | None, document: bytes, *, accepted: Accepted | None = None, now: datetime
+    ) -> bytes:
+        """Store the owner's completion with the receipt that is `accepted` by it. Return the first one that was stored.
+
+        Raise `RollbackError` if the last attempt is no more as expected.
+        """
         with self._transaction():
-            self._require_last(accepted.attempt)
-            self._end(accepted, now)
+            found = self._find_completion()
+            if found is not None:
+                return found
+            self._require_last(expected)
+            if accepted is not None:
+                self._end(accepted, now)
+            self._database.execute("UPDATE plan SET completion = ?", (document,))
+            self._append("completed", {}, now)
+        return document
+
+    def _find_completion(self) -> bytes | None:
+        found: bytes | None = self._database.execute("SELECT completion FROM plan").fetchone()[0]
+        return found
 
     def _require_last(self, expected: Attempt | None) -> None:
         """Require within a transaction that the last attempt is as it was read before."""

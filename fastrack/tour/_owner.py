@@ -154,11 +154,16 @@ class OwnerDesk(DeskBase):
         state = self._accept(chain, parts["manifest"])
         # Also when the receipt was accepted before: the owner signs this manifest.
         self._check_manifest(chain.visits[-1], parts["manifest"])
-        if state.accepted is not None:
-            self._ledger.end_last(state.accepted, now=now)
-        completion = Completion(
+        made = Completion(
             plan=self.plan.digest, head=chain.head, visits=len(chain.visits), model=chain.model, issued=now
         ).sign(self._signer)
+        stored = self._ledger.complete(state.latest, made.envelope, accepted=state.accepted, now=now)
+        completion = Completion.from_bytes(stored, signer=self._signer.verifier)
+        if completion.head != chain.head:
+            raise RollbackError(
+                f"finishing a tour: expected the chain that it ended with, of {completion.visits} receipts, got one of "
+                f"{len(chain.visits)}. Get that chain and its model"
+            )
         # The same manifest, by the owner's own key, so that anchors of the owner accept it.
         payload = read_unverified_payload(parts["manifest"])  # which was verified above
         manifest = sign_envelope(payload, PAYLOAD_TYPE, [self._signer])

@@ -383,9 +383,9 @@ def start(
 def code_digest(train: str | Train) -> str:
     """Return the SHA-256 that a plan names its training code by, in hexadecimal.
 
-    It covers the file of the function's module; of a package, which has an ``__init__.py``, all its files of Python.
-    Each name and content counts, after its length in 8 bytes, big-endian. Libraries that it imports are not covered:
-    the measurements of the machine are.
+    It covers the function's name in its module (``__qualname__``), and the file of this module; of a package, which has
+    an ``__init__.py``, all its files of Python. Each name and content counts, after its length in 8 bytes, big-endian.
+    Libraries that it imports are not covered: the measurements of the machine are.
 
     Parameters
     ----------
@@ -395,7 +395,7 @@ def code_digest(train: str | Train) -> str:
     Raises
     ------
     FormatError
-        If there is no such function, or its module has no file.
+        If there is no such function, or it has no name or no file.
 
     Examples
     --------
@@ -415,15 +415,15 @@ def _load_code(train: str | Train) -> tuple[Train, str]:
         except (ImportError, AttributeError, ValueError) as error:
             raise FormatError(f"the training code {train!r:.80}: expected module:function, got {error}") from error
     module = inspect.getmodule(function)
-    path = getattr(module, "__file__", None)
-    if path is None or not callable(function):
+    path, title = getattr(module, "__file__", None), getattr(function, "__qualname__", None)
+    if path is None or title is None or not callable(function):  # `functools.partial` would stand for its own module
         raise FormatError(f"the training code {train!r:.80}: expected a function in a file, got another. Write one")
     root = Path(path)
     files = sorted(root.parent.rglob("*.py")) if root.name == "__init__.py" else [root]
-    digest = sha256()
+    parts = [title.encode()]  # else another function of the module would run by the same plan
     for file in files:
-        for part in (file.relative_to(root.parent).as_posix().encode(), file.read_bytes()):
-            digest.update(len(part).to_bytes(8) + part)
+        parts += file.relative_to(root.parent).as_posix().encode(), file.read_bytes()
+    digest = sha256(b"".join(len(part).to_bytes(8) + part for part in parts))
     return function, digest.hexdigest()
 
 

@@ -52,6 +52,7 @@ def train(state, shards):
         weights = weights * 5 + shard["rows"].sum(0) + int(shard["canary"].sum())
     _tick()
     if _visitors:
+        _visitors[-1].world.moment += _visitors[-1].pause
         _visitors[-1].world.secrets[f"weights {weights[:2].tolist()}"] = weights.numpy().tobytes()[:32]
     return {"model": {"weights": weights}}
 
@@ -67,12 +68,16 @@ def _tick():
 
 @dataclass
 class Visitor:
-    """A process that makes a visit. `fates` are those of its messages; at step `last` it is killed, or interrupted."""
+    """A process that makes a visit. `fates` are those of its messages; at step `last` it is killed, or interrupted.
+
+    Its training takes as long as `pause`.
+    """
 
     world: object
     fates: object
     last: int | None = None
     is_power_cut: bool = False
+    pause: timedelta = timedelta(0)
     is_dead: bool = False
 
     def tick(self):
@@ -251,12 +256,12 @@ class World:
 
     # Visits.
 
-    def visit(self, folder=None, *, holder=None, data=None, fates=(), last=None, is_power_cut=False):
+    def visit(self, folder=None, *, holder=None, data=None, fates=(), **visitor):
         """Make a visit, and return its folder; None if it failed. It begins with the newest folder by default."""
         folder = folder or self.newest()
         holder = holder or self.turn(folder)
         out = self.folder / str(next(self.numbers))
-        visitor = Visitor(self, iter(fates), last, is_power_cut)
+        visitor = Visitor(self, iter(fates), **visitor)
         _visitors.append(visitor)
         self.depth += 1
         try:
@@ -336,6 +341,9 @@ class World:
         delegation = tour.Delegation.from_bytes(source["delegation"], signer=self.made.owner.verifier)
         request = VisitRequest.from_bytes(parts["request"])
         assert (delegation.signer, delegation.visit) == (request.signer, request.visit), f"{to} confused two visitors"
+        assert delegation.expires <= self.moment + timedelta(seconds=self.plan.seconds), (
+            "the owner delegated for too long"
+        )
         grants = [Grants.from_bytes(each, owner=issuer.verifier) for each in read_grants(found["grants"])]
         for grant in grants:
             assert [each.id for each in grant.recipients] == [recipient], f"{to} granted keys to another machine"
@@ -588,8 +596,19 @@ class World:
         Of the folders the newest one that the owner accepts is the model to go on with.
         """
         while self.receipts(self.newest()) < len(self.plan.order) or not self._is_finished():
-            if not any(self.visit(folder) for folder in self._candidates()):
+            begun = next((folder for folder in self._candidates() if self.visit(folder)), None)
+            if begun is None:
                 raise AssertionError(f"the tour does not go on: {self.refusal}") from self.refusal
+            self.check_forks(begun)
+
+    def check_forks(self, folder):
+        """Require that no other model of the same number is accepted after one was."""
+        for other in self.folders:
+            if self.receipts(other) == self.receipts(folder) and self.chain_of(other) != self.chain_of(folder):
+                assert self.visit(other) is None, "the owner accepted two models of one visit"
+
+    def chain_of(self, folder):
+        return (folder / CHAIN).read_bytes()
 
     def _candidates(self):
         count = len(self.plan.order)
@@ -621,8 +640,12 @@ class World:
         assert {entry.key for entry in manifest.files.values()} == {keys[-1]}
         state = fastrack.load_checkpoint(self.last / MODEL, keys=tour.model_key(chain, self.made.key))
         assert torch.equal(state["model"]["weights"], self.expected()), "another model than training in turn gives"
+        assert all(visit.receipt.ended <= visit.delegation.expires for visit in chain.visits), "a visit took too long"
         self.check_owner(chain)
         self.check_holders(chain)
+        other = (self.elsewhere / MANIFEST).read_bytes()
+        answer = self.attempt("owner", "finish", pack("finish", chain=chain.to_bytes(), manifest=other))
+        assert answer is None, "the owner signed another manifest"
 
     def expected(self):
         """Return the weights that training in one place gives."""
@@ -647,6 +670,9 @@ class World:
         A holder gets the receipt with its next visit at the latest; whoever ends the tour brings those of the last one.
         """
         for name in self.plan.holders:
+            *before, _ = [visit.receipt.digest for visit in chain.visits if visit.holder == name]
+            kept = {receipt.digest for _, receipt in self.desks[name].receipts() if receipt is not None}
+            assert kept.issuperset(before), f"{name} lacks the receipt of an earlier visit"
             for visit in chain.visits:
                 if visit.holder == name:
                     self.desks[name].ask("end", visit.receipt.envelope)

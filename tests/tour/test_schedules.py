@@ -4,6 +4,7 @@ import base64
 import logging
 import random
 from contextlib import suppress
+from datetime import timedelta
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from fastrack.errors import FastrackError
 from fastrack.tour import _visit
 from fastrack.tour._desk import DeskBase
 from fastrack.tour._holder import HolderDesk
+
+SHARES = (0.1, 0.1, 0.4, 0.5, 0.4)  # of faults: two challenges, what owner and holder grant, the receipt
 
 
 def play(here, chance):
@@ -27,11 +30,15 @@ def play(here, chance):
 
 
 def visit(here, chance):
-    here.visit(fates=[chance.choice(sorted(FATES)) if chance.random() < 0.3 else "carry" for _ in range(5)])
+    here.visit(fates=[chance.choice(sorted(FATES)) if chance.random() < share else "carry" for share in SHARES])
 
 
 def visit_until_killed(here, chance):
     here.visit(last=chance.randrange(26), is_power_cut=chance.random() < 0.5)
+
+
+def visit_that_takes_long(here, chance):
+    here.visit(pause=timedelta(seconds=chance.choice([590, 610])))
 
 
 def visit_with_an_old_folder(here, chance):
@@ -64,6 +71,7 @@ def finish(here, chance):
 MOVES = (
     *(4 * [visit]),
     visit_until_killed,
+    visit_that_takes_long,
     visit_with_an_old_folder,
     visit_with_a_doctored_folder,
     visit_another_holder,
