@@ -220,20 +220,6 @@ def test_a_site_trains_models_of_the_owner_that_it_names(owner, context, files, 
     assert "This site trains models of that owner alone" in error_of(visit(owner, context, files(0)))
 
 
-@pytest.mark.parametrize(
-    "changes", [{"code": "os:system"}, {"data": []}, {"train": None}, {"data": "a"}, {"device": 0}]
-)
-def test_settings_that_are_not_known_or_not_there_are_refused(owner, context, files, settings, changes):
-    settings(**changes)
-    assert error_of(visit(owner, context, files(1))).startswith("FormatError: reading the settings")
-
-
-def test_settings_that_others_may_write_are_refused(owner, context, site, files, settings):
-    settings()
-    (site / "local" / "visit.toml").chmod(0o666)
-    assert error_of(visit(owner, context, files(0))).startswith("KeyPermissionError")
-
-
 def test_sites_that_share_a_folder_have_settings_of_their_own(owner, context, files, settings):
     settings()
     settings("visit-site-1.toml", code="of this site")
@@ -406,11 +392,16 @@ def assert_whole(tour):
     assert tuple(visit.holder for visit in chain.visits) == ORDER
 
 
+def find(secrets, folders):
+    """Return the names of the secrets that files below some folders have."""
+    found = contents(*folders).values()
+    return {name for name, secret in secrets.items() if any(secret in content for content in found)}
+
+
 def assert_nothing_leaked(tour, *folders):
-    found = contents(*folders)
-    assert len(found) > 20
-    leaks = [(what, path) for what, secret in tour.secrets().items() for path, held in found.items() if secret in held]
-    assert leaks == []
+    """Require that no file there has a secret. The folder of the tour, which has its keys, shows that one could."""
+    assert find(tour.secrets(), [tour.folder]) >= {f"the text of {name}.key" for name in ("owner", *HOLDERS)}
+    assert find(tour.secrets(), folders) == set()
 
 
 @pytest.mark.slow
