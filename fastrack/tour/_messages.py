@@ -58,7 +58,9 @@ def unpack(kind: str, message: bytes) -> Mapping[str, bytes]:
     """Return the parts of a message. Raise `FormatError` if it is not in its form."""
     # Parts are texts without commas. Millions of small members or lists would take 20 times the memory of the message.
     if message.count(b",") > len(PARTS[kind]) + 1:
-        raise FormatError(f"reading a message failed: expected the parts {', '.join(PARTS[kind])}, got more. Send these alone")
+        raise FormatError(
+            f"reading a message failed: expected the parts {', '.join(PARTS[kind])}, got more. Send these alone"
+        )
     reader = wire.decode(message, f"fastrack/tour-{kind}", 1, PARTS[kind], limit=LIMIT)
 
     def read(name: str) -> bytes:

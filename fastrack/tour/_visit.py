@@ -106,6 +106,17 @@ def visit(
         If an answer, the model or the data do not verify.
     OSError
         If a desk cannot be reached, or a file not be read or written.
+
+    Examples
+    --------
+    >>> from fastrack import tour
+    >>> from fastrack.grants import Signer
+    >>> desk = tour.RemoteDesk("http://127.0.0.1:9")
+    >>> tour.visit("visit-0", "visit-1", "json.tool:main", owner=Signer.generate().verifier, owner_desk=desk,
+    ...            holder_desk=desk, data=["shard.safetensors"])
+    Traceback (most recent call last):
+        ...
+    FileNotFoundError: ...
     """
     function, code = _load_code(train)
     given = Folder.read(Path(folder), owner)
@@ -354,6 +365,20 @@ def start(
         If the model has no manifest of `signer`, or is not as it says.
     FormatError
         If the plan would not be valid, such as with a holder that has no turn.
+
+    Examples
+    --------
+    >>> from datetime import timedelta
+    >>> import fastrack
+    >>> from fastrack import tour
+    >>> from fastrack.grants import Signer
+    >>> owner, clinic = Signer.generate(), Signer.generate()
+    >>> fastrack.save_checkpoint("model.safetensors", {"step": 0}, key=fastrack.Key.generate())
+    >>> _ = fastrack.publish("model.safetensors", signer=owner)
+    >>> plan = tour.start("model.safetensors", "start", "json.tool:main", signer=owner,
+    ...                   holders={"clinic": clinic.verifier}, order=2 * ["clinic"], lifetime=timedelta(days=7))
+    >>> plan.order
+    ('clinic', 'clinic')
     """
     source = Path(model)
     manifest = load_manifest(manifest_path(source), owner=signer.verifier)
