@@ -63,7 +63,7 @@ NOT_RUN = {
         "starts a server": 3,
         "takes the server": 1,
     },
-    "docs/tour.md": {"serves until it is asked to end": 1, "takes a confidential machine": 1},
+    "docs/tour.md": {"serves until it is asked to end": 1, "takes a confidential machine": 1, "takes NVFlare": 1},
     "docs/training.md": {"takes Ray": 1, "takes Lightning": 1},
 }
 
