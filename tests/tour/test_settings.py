@@ -1,4 +1,4 @@
-"""What a site says of its visits, in a file that no job names."""
+"""Settings of a site for its own visits, in a file that no job names."""
 
 import pytest
 from helpers.tour_rig import Rig, machine
