@@ -1,4 +1,4 @@
-"""Settings of the visits at a site: a file that no job names."""
+"""Settings of a site for its own visits, in a file that no job names."""
 
 import pytest
 from helpers.tour_rig import Rig, machine
