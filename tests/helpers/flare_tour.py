@@ -28,10 +28,13 @@ MODEL = "model.safetensors"
 
 @contextlib.contextmanager
 def machine(folder):
-    """Start the machine of all sites. Yield its roots."""
+    """Start the machine of all sites. Yield the environment of sites, and the roots of the machine."""
     served = Served(made_up_machine.__file__, log=folder / "machine.log")
     try:
-        yield {made_up_machine.PORT: str(served.port)}, served.lines()[0]["roots"]
+        yield (
+            {made_up_machine.PORT: str(served.port), flare_training.FAULT: str(folder / "fault")},
+            served.lines()[0]["roots"],
+        )
     finally:
         served.kill()
 
@@ -88,13 +91,12 @@ class Tour:
         given.write_text(json.dumps({"name": name, "roots": self.roots, "port": self.ports[name]}))
         self._served[name] = Served(flare_desk.__file__, given, log=self.folder / f"{name}.log")
 
-    def settings(self, holder, train="train", **changes):
+    def settings(self, holder):
         """Return the content of ``visit.toml`` at the site of a holder."""
         desk = "\n".join(f'{name} = "{self.folder / path}"' for name, path in TLS.items())
         values = {
-            "owner": str(self.owner), "holder": holder, "train": f"helpers.flare_training:{train}",
+            "owner": str(self.owner), "holder": holder, "train": "helpers.flare_training:train",
             "data": [str(self.folder / f"{holder}.safetensors")], "collect": "helpers.made_up_machine:collect",
-            **changes,
         }  # fmt: skip
         lines = [f"{name} = {json.dumps(value)}" for name, value in values.items()]
         for table, name in (("owner_desk", "owner"), ("holder_desk", holder)):

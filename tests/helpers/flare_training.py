@@ -1,8 +1,11 @@
-"""Training code of tours in NVFlare: dropout, shuffled rows and Adam, whose state travels; and code that fails."""
+"""Training code of tours in NVFlare: dropout, shuffled rows and Adam, whose state travels. A test may have it fail."""
 
 import os
+from pathlib import Path
 
 import torch
+
+FAULT = "FASTRACK_TEST_FAULT"  # a file that says so, as the plan names this function
 
 
 def first_state():
@@ -14,6 +17,9 @@ def first_state():
 
 
 def train(state, shards):
+    fault = Path(os.environ.get(FAULT, "/none"))
+    if fault.exists():
+        _fail(fault, shards)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as another number of them adds up in another order
     try:
@@ -23,13 +29,12 @@ def train(state, shards):
         torch.set_num_threads(threads)
 
 
-def fail(_, shards):
-    raise ValueError(f"row {next(shards)['x'][0].tolist()}")
-
-
-def die(_, shards):
-    next(shards)
-    os._exit(1)
+def _fail(fault, shards):
+    row = next(shards)["x"][0].tolist()
+    if fault.read_text() == "die":
+        fault.unlink()  # which shows that it came here
+        os._exit(1)
+    raise ValueError(f"row {row}")
 
 
 def _train(state, shards):
