@@ -416,10 +416,10 @@ def start(
 def code_digest(train: str | Train) -> str:
     """Return the SHA-256 that a plan names its training code by, in hexadecimal.
 
-    It covers the function's name in its module (``__qualname__``), and the file of this module; if that is in a package,
-    all files of Python of the outermost package around it that has an ``__init__.py``. They count as they are on the
-    disk: start anew a process that imported them before they were changed. Each name and content counts, after its length in 8 bytes, big-endian.
-    Libraries that it imports are not covered: the measurements of the machine are.
+    It covers the function's name in its module (``__qualname__``), and the file of this module; of a module in a
+    package, all files of Python of the outermost package around it that has an ``__init__.py``. Each name and content
+    counts, after its length in 8 bytes, big-endian. Files count as they are on the disk: start anew a process that
+    imported them before they were changed. Libraries are not covered: the measurements of the machine are.
 
     Parameters
     ----------

@@ -38,13 +38,13 @@ def test_what_is_no_function_in_a_file_is_refused(code):
         tour.code_digest(code)
 
 
-def test_a_wrapped_function_of_another_file_is_no_code(module, tmp_path):
-    (tmp_path / "evil.py").write_text(
-        f"import functools\nimport {module}\n\n\n@functools.wraps({module}.train)\ndef train(state, shards):\n    return []\n"
-    )
+def test_a_wrapped_function_has_the_digest_of_its_own_file(module, tmp_path):
+    text = f"import functools, {module}\n@functools.wraps({module}.train)\ndef train(state, shards):\n    pass\n"
+    (tmp_path / "evil.py").write_text(text)
     try:
-        with pytest.raises(FormatError, match="expected a function of evil"):
-            tour.code_digest("evil:train")
+        assert tour.code_digest("evil:train") != tour.code_digest(f"{module}:train")
+        with pytest.raises(FormatError, match="expected a function of wards"):
+            tour.code_digest(sys.modules["evil"].train)
     finally:
         sys.modules.pop("evil", None)
 

@@ -1,7 +1,6 @@
 """The desks of owner and holders: what they sign and store, whoever asks, and whoever else uses their database."""
 
 import tracemalloc
-from datetime import timedelta
 
 import pytest
 from helpers.tour_rig import Rig

@@ -372,7 +372,7 @@ def test_a_damaged_model_is_found_before_the_owner_ends_the_tour(rig):
 
 
 def test_no_file_is_opened_after_the_end_of_a_visit(tmp_path):
-    def slow(state, shards):
+    def slow(_, shards):
         next(shards)
         rig.moment += timedelta(minutes=11)
         next(shards)
