@@ -13,12 +13,12 @@ import pytest
 from helpers.cases import each
 
 import fastrack
-from fastrack import attest, distributed, providers
+from fastrack import attest, distributed, providers, tour
 
-PACKAGES = [fastrack, attest, distributed, providers]
+PACKAGES = [fastrack, attest, distributed, providers, tour]
 PROVIDERS = ["pkcs11", "tpm", "vault", "aws", "gcp", "azure"]
 NAMES = [(package, name) for package in PACKAGES for name in package.__all__]
-HOMES = [(package, name, home) for package in (fastrack, attest) for name, home in sorted(package._HOMES.items())]
+HOMES = [(package, name, home) for package in (fastrack, attest, tour) for name, home in sorted(package._HOMES.items())]
 
 
 def is_described(package, name):

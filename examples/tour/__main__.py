@@ -1,7 +1,7 @@
 """Take one model to three holders of data, each of them a process, and compare it with training in one place.
 
     python -m examples.tour digits     handwritten digits of scikit-learn, a third at each holder
-    python -m examples.tour text       a character model on the text of Python's standard library
+    python -m examples.tour text       a character model on the text of the standard library
     python -m examples.tour refusal    a holder in the middle refuses
     python -m examples.tour all
 

@@ -155,10 +155,11 @@ class Chain:
     def _check_completion(self, line: bytes) -> Completion:
         completion = Completion.from_bytes(line, signer=self.plan.owner)
         wanted = (self.plan.digest, self.head, len(self.visits), self.model)
-        if wanted != (completion.plan, completion.head, completion.visits, completion.model):
+        found = (completion.plan, completion.head, completion.visits, completion.model)
+        if wanted != found or len(self.visits) != len(self.plan.order):
             raise RollbackError(
-                f"expected a completion after {len(self.visits)} visits, got one after {completion.visits} or of "
-                "another tour. Receipts were left out; get the whole chain"
+                f"expected the completion after {len(self.plan.order)} visits, got one after {len(self.visits)} of "
+                f"{completion.visits}, or of another tour. Receipts were left out; get the whole chain"
             )
         return completion
 

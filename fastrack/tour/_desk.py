@@ -59,7 +59,7 @@ class Terms:
     >>> from fastrack import tour
     >>> terms = tour.Terms.from_toml("version = 1")
     >>> terms.policy_digest[:16]
-    '8ff2a6ad0ecbc8e4'
+    '4eab33c0b9ba9ded'
     """
 
     policy: Policy

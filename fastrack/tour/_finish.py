@@ -59,20 +59,21 @@ def finish(folder: str | os.PathLike[str], out: str | os.PathLike[str], *, owner
     FileNotFoundError: ...
     """
     given = Folder.read(Path(folder), owner)
-    message = pack("finish", chain=given.chain.to_bytes(), manifest=given.manifest.envelope)
-    answer = unpack("finished", owner_desk.ask("finish", message))
-    chain = given.chain.extend(answer["completion"])
-    chain.require_complete()
-    manifest = Manifest.from_bytes(answer["manifest"], owner=owner, source="the final manifest")
-    if manifest.digest != given.manifest.digest:
-        raise RollbackError(
-            f"finishing a tour: expected the owner's signature of manifest {given.manifest.digest:.16}…, got one of "
-            f"{manifest.digest:.16}…. Ask again"
-        )
     with new_folder(Path(out)) as target:
         shutil.copyfile(given.path / MODEL, target / MODEL)
         with (target / MODEL).open("rb") as file:
             os.fsync(file.fileno())
+        given.check(target / MODEL)  # before the owner ends the tour, which it does for good
+        message = pack("finish", chain=given.chain.to_bytes(), manifest=given.manifest.envelope)
+        answer = unpack("finished", owner_desk.ask("finish", message))
+        chain = given.chain.extend(answer["completion"])
+        chain.require_complete()
+        manifest = Manifest.from_bytes(answer["manifest"], owner=owner, source="the final manifest")
+        if manifest.digest != given.manifest.digest:
+            raise RollbackError(
+                f"finishing a tour: expected the owner's signature of manifest {given.manifest.digest:.16}…, got one "
+                f"of {manifest.digest:.16}…. Ask again"
+            )
         write_file(manifest_path(target / MODEL), manifest.envelope)
         write_file(target / CHAIN, chain.to_bytes())
     return chain

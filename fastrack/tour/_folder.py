@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fastrack._files.reader import file_in_memory
+from fastrack._files.reader import SealedFile, file_in_memory
 from fastrack._keys.signing import Verifier
 from fastrack._sets.anchor import manifest_path
 from fastrack._sets.entries import SUFFIX, SealedEntry
@@ -42,6 +42,14 @@ class Folder:
         """The description of the model."""
         return entry_of(self.manifest)
 
+    def check(self, path: Path | None = None) -> None:
+        """Compare all bytes of the model, or of a copy of it, with the manifest. It takes no key.
+
+        An owner accepts a receipt for good when the next visit begins: the model of that receipt has to be there.
+        """
+        with SealedFile(self.path / MODEL if path is None else path, entry=_checked(self.manifest, self.chain)):
+            pass
+
 
 def verify_files(files: Mapping[str, Bytes], owner: Verifier) -> Chain:
     """Verify the contents of a folder without any key, and return its chain: all of the model is sealed.
@@ -65,13 +73,21 @@ def verify_files(files: Mapping[str, Bytes], owner: Verifier) -> Chain:
     model, manifest_name, chain_name = FILES
     chain = Chain.from_bytes(bytes(files[chain_name]), owner=owner)
     manifest = Manifest.from_bytes(bytes(files[manifest_name]), owner=chain.signer, source=manifest_name)
-    entry = entry_of(_of_last_receipt(manifest, chain, model))
-    if chain.visits and entry.digests.keys() != entry.sealed.keys():
-        # Without them plain bytes could stand in the place of a message's.
-        raise FormatError(f"{manifest_name}: expected a SHA-256 of each message, got none. Begin the visit again")
+    entry = _checked(_of_last_receipt(manifest, chain, model), chain)
     with file_in_memory(files[model], model) as file:
         entry.check(file)
     return chain
+
+
+def _checked(manifest: Manifest, chain: Chain) -> SealedEntry:
+    """Return the description of the model, which has the digests of all messages after the first visit."""
+    entry = entry_of(manifest)
+    if chain.visits and entry.digests.keys() != entry.sealed.keys():
+        # Without them plain bytes could stand in the place of a message's.
+        raise FormatError(
+            "the manifest of a model: expected a SHA-256 of each message, got none. Begin the visit again"
+        )
+    return entry
 
 
 def _of_last_receipt(manifest: Manifest, chain: Chain, source: str) -> Manifest:

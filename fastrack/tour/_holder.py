@@ -51,6 +51,23 @@ class HolderDesk(DeskBase):
         If the plan has no holder with this key, or there is no key or file.
     RollbackError
         If the database is that of another plan.
+
+    Examples
+    --------
+    >>> from datetime import timedelta
+    >>> import fastrack
+    >>> from fastrack import tour
+    >>> from fastrack.grants import Signer
+    >>> owner, clinic, key = Signer.generate(), Signer.generate(), fastrack.Key.generate()
+    >>> fastrack.save_checkpoint("model.safetensors", {"step": 0}, key=key)
+    >>> _ = fastrack.publish("model.safetensors", signer=owner)
+    >>> plan = tour.start("model.safetensors", "start", "json.tool:main", signer=owner,
+    ...                   holders={"clinic": clinic.verifier}, order=["clinic"], lifetime=timedelta(hours=1))
+    >>> terms = tour.Terms.from_toml("version = 1")  # which accepts no machine
+    >>> desk = tour.HolderDesk(plan, [fastrack.Key.generate()], files=["0" * 32], terms=terms, signer=clinic,
+    ...                        ledger=tour.TourLedger("clinic.db"))
+    >>> desk.name, desk.receipts()
+    ('clinic', ())
     """
 
     role = "holder"

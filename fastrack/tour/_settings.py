@@ -1,4 +1,4 @@
-"""What a site says of its own visits: a file that no job names, with code, data, device and desks."""
+"""Settings of a site for its own visits: a file that no job names, with code, data, device and desks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PATHS = ("certificate", "private_key", "ca")
 
 @dataclass(frozen=True, slots=True)
 class VisitSettings:
-    """What a site says of its visits: for which owner and holder, and arguments of `fastrack.tour.visit`.
+    """Settings of the visits at a site: for which owner and holder, and arguments of `fastrack.tour.visit`.
 
     owner : the public key of the owner whose models are trained here
     holder : the name in the plan of the holder whose data are here; train : module:function

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -106,6 +106,17 @@ def visit(
         If an answer, the model or the data do not verify.
     OSError
         If a desk cannot be reached, or a file not be read or written.
+
+    Examples
+    --------
+    >>> from fastrack import tour
+    >>> from fastrack.grants import Signer
+    >>> desk = tour.RemoteDesk("http://127.0.0.1:9")
+    >>> tour.visit("visit-0", "visit-1", "json.tool:main", owner=Signer.generate().verifier, owner_desk=desk,
+    ...            holder_desk=desk, data=["shard.safetensors"])
+    Traceback (most recent call last):
+        ...
+    FileNotFoundError: ...
     """
     function, code = _load_code(train)
     given = Folder.read(Path(folder), owner)
@@ -115,6 +126,7 @@ def visit(
             f"visit {len(chain.visits)}: expected the plan's training code {chain.plan.code:.16}…, got {code:.16}…. "
             "Install that version of it, or sign another plan"
         )
+    given.check()
     work = None
     try:
         with new_folder(Path(out)) as target:  # before the visit is begun, which counts as an attempt
@@ -125,12 +137,11 @@ def visit(
             write_file(target / CHAIN, following.to_bytes())
     except BaseException:
         if work is not None:
+            work.wipe()
             with suppress(Exception):  # the error of the visit is the one to hear of
                 holder_desk.ask("end", work.last_receipt().envelope)
         raise
-    finally:
-        if work is not None:
-            work.wipe()
+    work.wipe()
     try:
         holder_desk.ask("end", work.last_receipt().envelope)
     except Exception as error:  # noqa: BLE001 - whatever it is, the model is whole, and another attempt would void it
@@ -150,6 +161,11 @@ class _Begun:
     fresh: Key
     data: KeyRing
     unlocked: ExitStack
+
+    @property
+    def end(self) -> datetime:
+        """The time when the visit has to be over."""
+        return min(self.delegation.expires, self.consent.expires)
 
     def wipe(self) -> None:
         """Overwrite all keys of the visit."""
@@ -265,14 +281,17 @@ class _Work:
     def _open(self, data: Sequence[Location], buffer: DataBuffer) -> Any:
         for path in data:
             with load_file(path) as file:
+                # A URL is named without its query, which may have a signature.
                 if file.file_id not in self._begun.consent.files:
                     raise GrantError(
-                        f"{path}: expected a file that the holder granted, got {file.file_id}. Name the holder's files"
+                        f"{file.path}: expected a file that the holder granted, got {file.file_id}. Name its own files"
                     )
                 if len(self._files) == FILES_LIMIT:
                     raise GrantError(
-                        f"{path}: expected at most {FILES_LIMIT} files at a visit, got more. Seal larger ones"
+                        f"{file.path}: expected at most {FILES_LIMIT} files at a visit, got more. Seal larger ones"
                     )
+                if self._clock() > self._begun.end:
+                    raise GrantError(f"{file.path}: expected to open it by {self._begun.end}, got later. Begin again")
                 self._files.append(file.file_id)
                 yield buffer.open(file, self._begun.data)
 
@@ -354,6 +373,20 @@ def start(
         If the model has no manifest of `signer`, or is not as it says.
     FormatError
         If the plan would not be valid, such as with a holder that has no turn.
+
+    Examples
+    --------
+    >>> from datetime import timedelta
+    >>> import fastrack
+    >>> from fastrack import tour
+    >>> from fastrack.grants import Signer
+    >>> owner, clinic = Signer.generate(), Signer.generate()
+    >>> fastrack.save_checkpoint("model.safetensors", {"step": 0}, key=fastrack.Key.generate())
+    >>> _ = fastrack.publish("model.safetensors", signer=owner)
+    >>> plan = tour.start("model.safetensors", "start", "json.tool:main", signer=owner,
+    ...                   holders={"clinic": clinic.verifier}, order=2 * ["clinic"], lifetime=timedelta(days=7))
+    >>> plan.order
+    ('clinic', 'clinic')
     """
     source = Path(model)
     manifest = load_manifest(manifest_path(source), owner=signer.verifier)
@@ -383,9 +416,10 @@ def start(
 def code_digest(train: str | Train) -> str:
     """Return the SHA-256 that a plan names its training code by, in hexadecimal.
 
-    It covers the function's name in its module (``__qualname__``), and the file of this module; of a package, which has
-    an ``__init__.py``, all its files of Python. Each name and content counts, after its length in 8 bytes, big-endian.
-    Libraries that it imports are not covered: the measurements of the machine are.
+    It covers the function's name in its module (``__qualname__``), and the file of this module; of a module in a
+    package, all files of Python of the outermost package around it that has an ``__init__.py``. Each name and content
+    counts, after its length in 8 bytes, big-endian. Files count as they are on the disk: start anew a process that
+    imported them before they were changed. Libraries are not covered: the measurements of the machine are.
 
     Parameters
     ----------
@@ -414,17 +448,32 @@ def _load_code(train: str | Train) -> tuple[Train, str]:
             function = getattr(importlib.import_module(module_name), name)
         except (ImportError, AttributeError, ValueError) as error:
             raise FormatError(f"the training code {train!r:.80}: expected module:function, got {error}") from error
-    module = inspect.getmodule(function)
-    path, title = getattr(module, "__file__", None), getattr(function, "__qualname__", None)
-    if path is None or title is None or not callable(function):  # `functools.partial` would stand for its own module
-        raise FormatError(f"the training code {train!r:.80}: expected a function in a file, got another. Write one")
-    root = Path(path)
-    files = sorted(root.parent.rglob("*.py")) if root.name == "__init__.py" else [root]
-    parts = [title.encode()]  # else another function of the module would run by the same plan
+    else:
+        module_name = getattr(function, "__module__", "")
+    path = getattr(sys.modules.get(module_name), "__file__", None)
+    code = getattr(function, "__code__", None)
+    # A partial or decorated function, or one of another module, would run code of other files than are counted.
+    written = None if code is None else Path(code.co_filename)
+    if path is None or written is None or not written.exists() or not written.samefile(path):
+        raise FormatError(
+            f"the training code {train!r:.80}: expected a function of {module_name}, got another. Write one"
+        )
+    root, files = _files_of(module_name, Path(path))
+    parts = [function.__qualname__.encode()]  # else another function of the module would run by the same plan
     for file in files:
-        parts += file.relative_to(root.parent).as_posix().encode(), file.read_bytes()
+        parts += file.relative_to(root).as_posix().encode(), file.read_bytes()
     digest = sha256(b"".join(len(part).to_bytes(8) + part for part in parts))
     return function, digest.hexdigest()
+
+
+def _files_of(module_name: str, path: Path) -> tuple[Path, list[Path]]:
+    """Return a folder and the files of Python that count: the module's, or all of the outermost package around it."""
+    parts = module_name.split(".")
+    for count in range(1, len(parts) + 1):
+        package = getattr(sys.modules.get(".".join(parts[:count])), "__file__", None)
+        if package is not None and Path(package).name == "__init__.py":
+            return Path(package).parent, sorted(Path(package).parent.rglob("*.py"))
+    return path.parent, [path]
 
 
 for _function in (visit, start, code_digest):

@@ -62,8 +62,10 @@ TASK = "visit"
 SETTINGS = "visit.toml"
 _REASON = "failed-visit.txt"
 _ERROR = "fastrack_error"
-_ERROR_LIMIT = 2000  # characters of an error that a site sends
+_ERROR_LIMIT = 400  # characters of an error that a site sends
 _DXO = "DXO"
+
+_CODES = {value for name, value in vars(ReturnCode).items() if not name.startswith("_")}
 
 Members = dict[str, np.ndarray]
 
@@ -136,7 +138,9 @@ def allow(local: str | Path, *names: str) -> Path:
     before = path if path.exists() else path.with_name("resources.json.default")
     resources: dict[str, Any] = json.loads(before.read_bytes()) if before.exists() else {"format_version": 2}
     allowed = resources.setdefault(CLASS_ALLOW_LIST, list(DEFAULT_CLASS_ALLOW_LIST))
-    allowed += [name for name in (f"{__name__}.", *names) if name not in allowed]
+    # Each by its whole name: with a prefix a job could build what this module imports, such as `import_module`.
+    own = [f"{__name__}.{each.__name__}" for each in COMPONENTS]
+    allowed += [name for name in (*own, *names) if name not in allowed]
     path.parent.mkdir(parents=True, exist_ok=True)
     with new_file(path) as file:
         file.write(json.dumps(resources, indent=2).encode())
@@ -238,6 +242,7 @@ class TourPersistor(LearnablePersistor):
     def load(self, fl_ctx: FLContext) -> Learnable:
         if Path(self.output).exists():
             raise FileExistsError(f"{self.output}: expected no such folder, got one. Name another output")
+        self._progress.mkdir(parents=True, exist_ok=True)  # before the first visit, whose result would be lost
         members = _read(Path(self.start))
         plan = _verify(members, self.owner).plan
         if kept := self._kept():
@@ -253,7 +258,6 @@ class TourPersistor(LearnablePersistor):
         """Keep a visit, and the one before."""
         chain = _verify(members, self.owner)
         earlier = self._kept()[:-1]  # the one before stays: a later attempt at this visit would begin with it
-        self._progress.mkdir(exist_ok=True)
         with new_folder(self._progress / f"visit-{len(chain.visits)}") as folder:
             _write(folder, members)
         _remove(earlier)
@@ -364,7 +368,8 @@ class ResultFilter(Filter):
     """Filter of what leaves a site: the files of a tour after a visit and nothing beside them, or an exception.
 
     It belongs in the job, and also in the ``privacy.json`` of a site that wants it for the jobs of others: whatever
-    executor they name, nothing leaves but a model that is sealed and signed by a visit that this owner delegated.
+    executor they name, no model leaves but one that is sealed and signed by a visit that this owner delegated. Of an
+    error 400 characters leave. It is no sandbox: an executor that means to can hide some bits in what leaves.
 
     Parameters
     ----------
@@ -379,7 +384,8 @@ class ResultFilter(Filter):
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         code = shareable.get_return_code()
         if code != ReturnCode.OK:
-            return make_reply(str(code), {_ERROR: str(shareable.get_header(_ERROR, ""))[:_ERROR_LIMIT]})
+            known = code if code in _CODES else ReturnCode.EXECUTION_EXCEPTION  # no text of an executor's own
+            return make_reply(known, {_ERROR: str(shareable.get_header(_ERROR, ""))[:_ERROR_LIMIT]})
         members = _from_shareable(shareable)
         _require(bool(_verify(members, self.owner).visits), "a receipt")
         return _to_shareable(members)
@@ -471,3 +477,6 @@ def _keep_reason(error: BaseException, folder: Path) -> None:
 def _error_of(result: Shareable) -> str:
     text = str(result.get_header(_ERROR, ""))[:_ERROR_LIMIT]
     return f". {text}" if text else ". The log of the site has the reason"
+
+
+COMPONENTS = (DataFilter, ResultFilter, TourController, TourExecutor, TourPersistor)

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -34,11 +35,31 @@ def simulate(job, workspace, settings, allowed=()):
         (workspace / "local" / f"visit-{site}.toml").write_text(content)
     command = ["-m", "nvflare.private.fed.app.simulator.simulator", job, "-w", workspace]
     command += ["-c", ",".join(settings), "-t", len(settings)]
-    run = subprocess.run(
-        [sys.executable, *map(str, command)],
-        env=environment(), capture_output=True, text=True, timeout=90, check=False,
-    )  # fmt: skip
-    return run.returncode, run.stdout + run.stderr
+    while True:
+        status, log = _simulate([sys.executable, *map(str, command)], workspace.with_suffix(".log"))
+        if status is not None:
+            return status, log
+
+
+def _simulate(command, path):
+    """Run the simulator once. The status is None if it lost a site before it started, and waits for it for ever.
+
+    It finds a free port for each site, and closes it; another process may have it before the site does.
+    """
+    limit = time.monotonic() + 90
+    with path.open("wb") as output:
+        run = subprocess.Popen(
+            command, env=environment(), stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        while run.poll() is None and "Communication error with client" not in path.read_text():
+            assert time.monotonic() < limit, path.read_text()
+            time.sleep(0.1)
+        return run.returncode, path.read_text()
+    finally:
+        if run.poll() is None:
+            os.killpg(run.pid, signal.SIGKILL)
+            run.wait()
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ import contextlib
 import json
 import re
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from itertools import chain
 
@@ -15,7 +16,7 @@ import fastrack
 from fastrack import tour
 from fastrack.grants import Signer
 from helpers import flare_desk, flare_training, made_up_machine
-from helpers.flare_desk import TLS, open_desk
+from helpers.flare_desk import TLS
 from helpers.foundry.machine import policy
 from helpers.tour_files import Served
 
@@ -27,10 +28,13 @@ MODEL = "model.safetensors"
 
 @contextlib.contextmanager
 def machine(folder):
-    """Start the machine of all sites. Yield its roots."""
+    """Start the machine of all sites. Yield the environment of sites, and the roots of the machine."""
     served = Served(made_up_machine.__file__, log=folder / "machine.log")
     try:
-        yield {made_up_machine.PORT: str(served.port)}, served.lines()[0]["roots"]
+        yield (
+            {made_up_machine.PORT: str(served.port), flare_training.FAULT: str(folder / "fault")},
+            served.lines()[0]["roots"],
+        )
     finally:
         served.kill()
 
@@ -87,13 +91,12 @@ class Tour:
         given.write_text(json.dumps({"name": name, "roots": self.roots, "port": self.ports[name]}))
         self._served[name] = Served(flare_desk.__file__, given, log=self.folder / f"{name}.log")
 
-    def settings(self, holder, train="train", **changes):
+    def settings(self, holder):
         """Return the content of ``visit.toml`` at the site of a holder."""
         desk = "\n".join(f'{name} = "{self.folder / path}"' for name, path in TLS.items())
         values = {
-            "owner": str(self.owner), "holder": holder, "train": f"helpers.flare_training:{train}",
+            "owner": str(self.owner), "holder": holder, "train": "helpers.flare_training:train",
             "data": [str(self.folder / f"{holder}.safetensors")], "collect": "helpers.made_up_machine:collect",
-            **changes,
         }  # fmt: skip
         lines = [f"{name} = {json.dumps(value)}" for name, value in values.items()]
         for table, name in (("owner_desk", "owner"), ("holder_desk", holder)):
@@ -120,10 +123,13 @@ class Tour:
         """Have the owner complete the tour, and return the state that it ended with."""
         final, desk = self.folder / "final", self.desk("owner")
         tour.finish(self.folder / "end", final, owner=self.owner, owner_desk=desk).require_complete()
-        return fastrack.load_checkpoint(final / MODEL, keys=self.owner_desk().model_key())
+        return fastrack.load_checkpoint(final / MODEL, keys=self.model_keys()[-1])
 
-    def owner_desk(self):
-        return open_desk(self.folder, "owner", self.roots)
+    def model_keys(self):
+        """Return the key of each version of the model, from the chain of the tour that was finished."""
+        whole = tour.Chain.load(self.folder / "final" / "tour.chain", owner=self.owner)
+        begun = [replace(whole, visits=whole.visits[:number], completion=None) for number in range(len(ORDER) + 1)]
+        return [tour.model_key(each, self.key) for each in begun]
 
     def joined(self):
         """Return the state that training on the joined data in one place ends with."""
@@ -139,9 +145,7 @@ class Tour:
         for path in [*self.folder.glob("*.key"), *self.folder.glob("*.signer")]:
             if path.name != "tls.key":
                 found[f"the text of {path.name}"] = re.search(rb"fastrack-\w+-1:\S+", path.read_bytes())[0][-40:]
-        desk = self.owner_desk()
-        salts = [each.salt for number in range(len(ORDER)) for each in desk._ledger.attempts(number)]
-        for key in [desk._key(salt) for salt in (None, *salts)]:
+        for key in self.model_keys():
             material = bytes(key.material())
             found |= {f"key {key.id}": material, f"key {key.id} in hexadecimal": material.hex().encode()}
             found[f"key {key.id} in base64"] = base64.b64encode(material)[:40]

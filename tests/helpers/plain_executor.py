@@ -1,4 +1,4 @@
-"""An executor of somebody else, which sends plain weights: by their names, or in the bytes of a sealed model."""
+"""An executor of somebody else, which sends plain weights."""
 
 import numpy as np
 from nvflare.apis.dxo import DXO, DataKind

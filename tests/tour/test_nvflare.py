@@ -1,14 +1,16 @@
 """Tours in NVFlare: its filters and components alone, its simulator, and a server and three clients as processes."""
 
 import json
+import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 pytest.importorskip("nvflare", reason="nvflare is not installed: make integrations-flare")
 
-from helpers import lying_server, plain_executor
+from helpers import flare_training, lying_server, plain_executor
 from helpers.flare_sites import contents, deployed, simulate
 from helpers.flare_tour import HOLDERS, ORDER, SITES, Tour, machine
 from helpers.tour_rig import Rig
@@ -220,20 +222,6 @@ def test_a_site_trains_models_of_the_owner_that_it_names(owner, context, files, 
     assert "This site trains models of that owner alone" in error_of(visit(owner, context, files(0)))
 
 
-@pytest.mark.parametrize(
-    "changes", [{"code": "os:system"}, {"data": []}, {"train": None}, {"data": "a"}, {"device": 0}]
-)
-def test_settings_that_are_not_known_or_not_there_are_refused(owner, context, files, settings, changes):
-    settings(**changes)
-    assert error_of(visit(owner, context, files(1))).startswith("FormatError: reading the settings")
-
-
-def test_settings_that_others_may_write_are_refused(owner, context, site, files, settings):
-    settings()
-    (site / "local" / "visit.toml").chmod(0o666)
-    assert error_of(visit(owner, context, files(0))).startswith("KeyPermissionError")
-
-
 def test_sites_that_share_a_folder_have_settings_of_their_own(owner, context, files, settings):
     settings()
     settings("visit-site-1.toml", code="of this site")
@@ -376,8 +364,16 @@ def roots(tmp_path_factory):
         yield roots
 
 
-def settings_of(tour, **changes):
-    return {SITES[name]: tour.settings(name, **changes) for name in HOLDERS}
+@pytest.fixture
+def fault(roots):  # noqa: ARG001 - its environment names the file
+    """Return a file that says how training fails."""
+    path = Path(os.environ[flare_training.FAULT])
+    yield path
+    path.unlink(missing_ok=True)
+
+
+def settings_of(tour):
+    return {SITES[name]: tour.settings(name) for name in HOLDERS}
 
 
 def assert_same(found, expected):
@@ -406,11 +402,16 @@ def assert_whole(tour):
     assert tuple(visit.holder for visit in chain.visits) == ORDER
 
 
+def find(secrets, folders):
+    """Return the names of the secrets that files below some folders have."""
+    found = contents(*folders).values()
+    return {name for name, secret in secrets.items() if any(secret in content for content in found)}
+
+
 def assert_nothing_leaked(tour, *folders):
-    found = contents(*folders)
-    assert len(found) > 20
-    leaks = [(what, path) for what, secret in tour.secrets().items() for path, held in found.items() if secret in held]
-    assert leaks == []
+    """Require that no file there has a secret. The folder of the tour, which has its keys, shows that one could."""
+    assert find(tour.secrets(), [tour.folder]) >= {f"the text of {name}.key" for name in ("owner", *HOLDERS)}
+    assert find(tour.secrets(), folders) == set()
 
 
 @pytest.mark.slow
@@ -458,8 +459,8 @@ def begun(roots, tmp_path_factory):
 def run(deployment, begun, make_job):
     """Return a function that runs the next job of that tour, which has to leave everything as it is."""
 
-    def run(train="train", **changes):
-        deployment.configure(settings_of(begun, train=train))
+    def run(**changes):
+        deployment.configure(settings_of(begun))
         before = contents(begun.folder / "end.progress")
         about = deployment.run(make_job(begun.folder / "v0", begun.owner, begun.folder / "end", **changes))
         assert about["status"].startswith("FINISHED")
@@ -503,11 +504,14 @@ class TestProcesses:
         run(lie=dict.fromkeys(nvflare.FILES, begun.folder / "v2"))
         assert b"expected a turn of ada, got that of cleo" in kept_by_the_server(deployment)
 
-    def test_values_in_the_exception_of_a_visit_do_not_reach_the_server(self, begun, deployment, run):
-        run("fail")
+    def test_values_in_the_exception_of_a_visit_do_not_reach_the_server(self, begun, deployment, run, fault):
+        fault.write_text("fail")
+        run()
         kept = kept_by_the_server(deployment)
         assert b"the visit failed: ValueError" in kept  # NVFlare streams logs of errors there
         assert str(begun.rows["ada"]["x"][0, 0].item()).encode() not in kept
 
-    def test_an_accelerator_that_dies_during_its_visit_ends_the_job(self, run):
-        run("die")
+    def test_an_accelerator_that_dies_during_its_visit_ends_the_job(self, run, fault):
+        fault.write_text("die")
+        run()
+        assert not fault.exists()
