@@ -1,7 +1,7 @@
 """Tours: a visit's own work, and the bytes of a holder into its buffer beside `to_device` with the same ``out=``.
 
 The visit has a model and data of a few bytes, so what is measured is fastrack's own work: both challenges, evidence of
-a made-up machine with TDX and one GPU, which owner and holder verify, grants, three durable writes at the desks, the
+a made-up machine, which owner and holder verify, grants, three durable writes at the desks, the
 new folder, its manifest and receipt. Connections are left out: the desks are in the process.
 """
 
@@ -25,10 +25,11 @@ ROUNDS = 100
 
 
 @pytest.mark.benchmark(group="a visit of a tour")
-def test_visit(benchmark, tmp_path, monkeypatch):
-    machine = Machine("tdx", 1)
+@pytest.mark.parametrize(("cpu", "gpus"), [("snp", 0), ("tdx", 1)], ids=["SEV-SNP", "TDX and a GPU"])
+def test_visit(benchmark, tmp_path, monkeypatch, cpu, gpus):
+    machine = Machine(cpu, gpus)
     monkeypatch.setattr(tour_rig, "machine", lambda: machine)
-    monkeypatch.setattr(tour_rig, "policy", lambda _: policy(1))
+    monkeypatch.setattr(tour_rig, "policy", lambda _: policy(gpus))
     rigs = []
 
     def next_visit():

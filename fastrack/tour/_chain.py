@@ -69,11 +69,11 @@ class Chain:
     completion: Completion | None = None
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, owner: Verifier) -> Chain:
+    def load(cls, path: str | os.PathLike[str], *, owner: Verifier, known: Chain | None = None) -> Chain:
         """Read and verify a file that `save` wrote. Raises the errors of `from_bytes`, and OSError."""
         with open_regular(path) as file:
             content = file.read(_LIMIT + 1)
-        return cls.from_bytes(content, owner=owner, source=str(path))
+        return cls.from_bytes(content, owner=owner, source=str(path), known=known)
 
     @classmethod
     def from_bytes(

@@ -20,6 +20,8 @@ from fastrack.tour._documents import MODEL, ModelVersion
 CHAIN = "tour.chain"
 FILES = (MODEL, f"{MODEL}{SUFFIX}", CHAIN)
 """The names in a folder of a tour: the model, its manifest and the chain."""
+_newest: Chain | None = None
+"""The chain that this process verified last, whose lines are not verified again at the next visit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,8 @@ class Folder:
     @classmethod
     def read(cls, path: Path, owner: Verifier) -> Folder:
         """Read a folder. Raise `RollbackError` for another version of the model than that of the last receipt."""
-        chain = Chain.load(path / CHAIN, owner=owner)
+        global _newest  # noqa: PLW0603 - whichever thread writes it last
+        chain = _newest = Chain.load(path / CHAIN, owner=owner, known=_newest)
         manifest = load_manifest(manifest_path(path / MODEL), owner=chain.signer)
         return cls(path, chain, _of_last_receipt(manifest, chain, str(path / MODEL)))
 

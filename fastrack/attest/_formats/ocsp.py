@@ -4,6 +4,7 @@ import hmac
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import lru_cache
 from itertools import pairwise
 
 from cryptography import x509
@@ -318,6 +319,7 @@ def _hash(algorithm: hashes.HashAlgorithm, data: bytes) -> bytes:
     return digest.finalize()
 
 
+@lru_cache(maxsize=64)  # compared with each response for each certificate, and encoded slowly
 def _key_bits(certificate: x509.Certificate) -> bytes:
     """Return the bits of a public key, without its algorithm (RFC 6960, section 4.1.1)."""
     key = certificate.public_key()
