@@ -19,7 +19,7 @@ NOTES = (
 A holder, another process, sends 600 MB of tokens over loopback, which go to cpu through a buffer of this size that is
 wiped after each use; the next hand-over is asked for meanwhile. bounce: TLS 1.3, and then the bounce path: the host
 seals what came for the device. sealed: the holder has sealed its data beforehand and sends them through plain TCP, and
-fastrack opens them. Both in pieces of 2 MB; connections are open before.""",
+fastrack opens them. Pieces have 4 MB, and those of bounce 2, as each is fastest; connections are open before.""",
     """\
 A/A: the time over that of the same way, measured again in the same rounds. Ratios that differ less than it does from 1
 say nothing.""",
