@@ -121,7 +121,12 @@ class DeskBase:
         self._ledger = ledger
         self._challenges = _Challenges()
         self._known: Chain | None = None
-        ledger.bind(self.role, plan.digest)
+        ledger.bind(self._title, plan.digest)
+
+    @property
+    def _title(self) -> str:
+        """The party whose database it is."""
+        return self.role
 
     def ask(self, step: str, body: bytes = b"") -> bytes:
         """Answer a step of a visitor. Raise `FormatError` for a step that this desk does not have.

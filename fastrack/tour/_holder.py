@@ -94,6 +94,10 @@ class HolderDesk(DeskBase):
             )
         super().__init__(plan, terms, signer, ledger)
 
+    @property
+    def _title(self) -> str:
+        return f"holder {self.name}"  # two holders would forget each other's consents in one database
+
     def _steps(self) -> Mapping[str, Callable[[bytes], bytes]]:
         return {"challenge": self._challenge, "begin": self._begin, "end": self._end}
 

@@ -295,6 +295,8 @@ def test_desks_refuse_steps_databases_and_plans_of_others(rig, tmp_path):
             signer=rig.owner,
             ledger=tour.TourLedger(tmp_path / "ada.db"),
         )
+    with pytest.raises(RollbackError, match=r"holder ben .* got that of the holder ada"):
+        rig.open_desks(databases={"ben": "ada.db"})
     other = tmp_path / "other"
     other.mkdir()
     with pytest.raises(fastrack.SignatureError):

@@ -128,7 +128,7 @@ def _compare(database: Path, chain: "Chain") -> list[dict[str, Any]]:
     from fastrack.tour._ledger import read_kept
 
     kept = read_kept(database)
-    if kept.role != "holder" or kept.plan != chain.plan.digest:
+    if not kept.role.startswith("holder ") or kept.plan != chain.plan.digest:
         raise RollbackError(
             f"{database}: expected the database of a holder for plan {chain.plan.digest:.16}…, got that of "
             f"the {kept.role} for {kept.plan:.16}…. Name another"
