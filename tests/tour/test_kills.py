@@ -206,7 +206,7 @@ def run_with_kill(begin, victim, number, when):
 
 
 @pytest.mark.parametrize(
-    ("victim", "number", "when"), [("a", 4, "before"), pytest.param("visitor", 10, "before", marks=pytest.mark.slow)]
+    ("victim", "number", "when"), [("a", 4, "before"), pytest.param("visitor", 10, "before", marks=pytest.mark.nightly)]
 )
 def test_a_tour_goes_on_after_a_process_was_killed_in_its_middle(begin, victim, number, when):
     assert run_with_kill(begin, victim, number, when) == 2

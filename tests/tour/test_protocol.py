@@ -269,7 +269,7 @@ LATE = (older_chain_at_a_holder, older_attempt_at_a_holder, challenge_that_is_us
 
 @pytest.mark.parametrize(
     "plant",
-    [*SOON, *(pytest.param(plant, marks=pytest.mark.slow) for plant in LATE)],
+    [*SOON, *(pytest.param(plant, marks=pytest.mark.nightly) for plant in LATE)],
     ids=lambda plant: plant.__name__,
 )
 def test_a_planted_fault_is_found(monkeypatch, plant):
