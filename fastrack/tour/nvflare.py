@@ -242,7 +242,7 @@ class TourPersistor(LearnablePersistor):
     def load(self, fl_ctx: FLContext) -> Learnable:
         if Path(self.output).exists():
             raise FileExistsError(f"{self.output}: expected no such folder, got one. Name another output")
-        self._progress.mkdir(parents=True, exist_ok=True)  # before the first visit, whose result would be lost
+        Path(self.output).parent.mkdir(parents=True, exist_ok=True)
         members = _read(Path(self.start))
         plan = _verify(members, self.owner).plan
         if kept := self._kept():
@@ -258,6 +258,7 @@ class TourPersistor(LearnablePersistor):
         """Keep a visit, and the one before."""
         chain = _verify(members, self.owner)
         earlier = self._kept()[:-1]  # the one before stays: a later attempt at this visit would begin with it
+        self._progress.mkdir(parents=True, exist_ok=True)
         with new_folder(self._progress / f"visit-{len(chain.visits)}") as folder:
             _write(folder, members)
         _remove(earlier)

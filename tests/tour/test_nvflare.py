@@ -144,6 +144,19 @@ def test_headers_and_metadata_do_not_leave_a_site(owner, files):
     assert "weights" not in str(nvflare.ResultFilter(owner).process(shareable, FLContext()))
 
 
+def test_a_return_code_of_an_executors_own_does_not_leave_a_site(owner):
+    result = make_reply("rows of patients", {"fastrack_error": "x" * 5000})
+    filtered = nvflare.ResultFilter(owner).process(result, FLContext())
+    assert filtered.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+    assert len(filtered.get_header("fastrack_error")) == 400
+
+
+def test_a_site_allows_the_components_by_name_and_nothing_that_their_module_imports(tmp_path):
+    allowed = json.loads(nvflare.allow(tmp_path).read_bytes())["class_allow_list"]
+    own = [name for name in allowed if name.startswith("fastrack")]
+    assert sorted(own) == sorted(f"fastrack.tour.nvflare.{each.__name__}" for each in nvflare.COMPONENTS)
+
+
 def test_a_failed_result_leaves_a_site_without_what_it_carries(owner):
     shareable = make_reply(ReturnCode.EXECUTION_EXCEPTION, {"fastrack_error": "reason", "weights": [1.5]})
     shareable["weights"] = np.ones(4)
