@@ -131,7 +131,7 @@ def visit(
     try:
         with new_folder(Path(out)) as target:  # before the visit is begun, which counts as an attempt
             begun = _begin(given, code, owner_desk, holder_desk, collect, clock)
-            work = _Work(begun, chain.plan, code, device, clock)
+            work = _Work(begun, code, device, clock)
             after = work.train(given, function, data, buffer_size, target)
             following = work.end(chain, after)
             write_file(target / CHAIN, following.to_bytes())
@@ -221,9 +221,8 @@ def _unlock(
 class _Work:
     """The work of a visit so far, for its receipt."""
 
-    def __init__(self, begun: _Begun, plan: Plan, code: str, device: object, clock: Callable[[], datetime]) -> None:
+    def __init__(self, begun: _Begun, code: str, device: object, clock: Callable[[], datetime]) -> None:
         self._begun = begun
-        self._plan = plan
         self._code = code
         self._device = device
         self._clock = clock
@@ -336,7 +335,7 @@ def start(
     order: Sequence[str],
     lifetime: timedelta,
     visit_limit: timedelta = timedelta(hours=1),
-    attempts: int = 10,
+    attempts: int = 3,
     clock: Callable[[], datetime] = read_clock,
 ) -> Plan:
     """Sign the plan of a tour, and write the model folder that its first visit begins with.

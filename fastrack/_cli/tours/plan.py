@@ -44,7 +44,7 @@ def plan(
         str, typer.Option(metavar="PERIOD", help="The time until no more visit begins, 366d at most.")
     ] = "7d",
     visit_limit: Period = "1h",
-    attempts: Annotated[int, typer.Option(min=1, max=65535, help="How often a visit may be begun in all.")] = 10,
+    attempts: Annotated[int, typer.Option(min=1, max=65535, help="How often a visit may be begun in all.")] = 3,
     as_json: Json = False,
 ) -> None:
     """Sign the plan of a tour, and write the model folder that its first visit begins with."""
