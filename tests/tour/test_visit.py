@@ -12,7 +12,7 @@ import fastrack
 from fastrack import AuthenticationError, GrantError, RollbackError, tour
 from fastrack.attest import AttestationError
 from fastrack.errors import FormatError
-from fastrack.tour._messages import read_grants, unpack
+from fastrack.tour._messages import pack, read_grants, unpack
 
 MODEL = "model.safetensors"
 
@@ -382,3 +382,48 @@ def test_no_file_is_opened_after_the_end_of_a_visit(tmp_path):
     rig = Rig(tmp_path, order=("ada",), train=slow)
     with pytest.raises(GrantError, match="expected to open it by"):
         rig.visit(0, data=2 * [rig.data("ada")])
+
+
+class Between:
+    """A desk whose messages something changes on their way."""
+
+    def __init__(self, desk, *, asked=None, answered=None):
+        self.desk, self.asked, self.answered = desk, asked or (lambda body: body), answered or (lambda answer: None)
+
+    def ask(self, step, body=b""):
+        if step != "begin":
+            return self.desk.ask(step, body)
+        answer = self.desk.ask(step, self.asked(body))
+        self.answered(answer)
+        return answer
+
+
+def test_a_delegation_of_another_visitor_is_refused_by_the_holder(rig):
+    stolen = []
+
+    def away(_):
+        raise ConnectionError("the line is dead")
+
+    owner = Between(rig.owner_desk, answered=lambda answer: stolen.append(unpack("delegated", answer)["delegation"]))
+    with pytest.raises(ConnectionError):
+        rig.visit(0, owner_desk=owner, holder_desk=Between(rig.desks["ada"], asked=away))
+    exchange = Between(
+        rig.desks["ada"], asked=lambda body: pack("begin", **{**unpack("begin", body), "delegation": stolen[0]})
+    )
+    with pytest.raises(GrantError, match="expected a delegation to the visitor's key"):
+        rig.visit(0, holder_desk=exchange)
+    assert rig.desks["ada"].receipts() == ()
+
+
+def test_a_delegation_that_has_expired_is_refused_by_the_holder(rig, monkeypatch):
+    sign = tour.Delegation.sign
+    early = {"expires": rig.plan.issued + timedelta(seconds=2)}
+    monkeypatch.setattr(tour.Delegation, "sign", lambda self, signer: sign(replace(self, **early), signer))
+
+    def late(body):
+        rig.moment += timedelta(minutes=1)
+        return body
+
+    with pytest.raises(GrantError):
+        rig.visit(0, holder_desk=Between(rig.desks["ada"], asked=late))
+    assert rig.desks["ada"].receipts() == ()
