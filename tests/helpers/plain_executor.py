@@ -1,4 +1,4 @@
-"""An executor of somebody else, which sends plain weights."""
+"""An executor that is not of fastrack, and sends plain weights."""
 
 import numpy as np
 from nvflare.apis.dxo import DXO, DataKind

@@ -594,7 +594,7 @@ class World:
     # The end.
 
     def complete(self):
-        """Make all visits that are left, with nobody in the way any more, and finish the tour.
+        """Make all visits that are left, without faults or lies any more, and finish the tour.
 
         Of the folders the newest one that the owner accepts is the model to go on with.
         """
