@@ -10,8 +10,10 @@ from helpers.tour_rig import NAMES, Rig, machine
 
 import fastrack
 from fastrack import AuthenticationError, GrantError, RollbackError, tour
+from fastrack._util.locations import locate
 from fastrack.attest import AttestationError
 from fastrack.errors import FormatError
+from fastrack.tour import _visit
 from fastrack.tour._messages import pack, read_grants, unpack
 
 MODEL = "model.safetensors"
@@ -427,3 +429,16 @@ def test_a_delegation_that_has_expired_is_refused_by_the_holder(rig, monkeypatch
     with pytest.raises(GrantError):
         rig.visit(0, holder_desk=Between(rig.desks["ada"], asked=late))
     assert rig.desks["ada"].receipts() == ()
+
+
+def test_an_error_names_a_url_without_its_query_which_may_be_signed(rig, monkeypatch):
+    def load_from_server(path):
+        file = fastrack.load_file(path)
+        file.path = locate("https://store.example/ben.safetensors?X-Amz-Signature=c0ffee")
+        return file
+
+    monkeypatch.setattr(_visit, "load_file", load_from_server)
+    with pytest.raises(GrantError, match="expected a file that the holder granted") as raised:
+        rig.visit(0, data=[rig.data("ben")])
+    assert "store.example" in str(raised.value)
+    assert "c0ffee" not in str(raised.value)
