@@ -10,6 +10,7 @@ from cli.conftest import Script
 from helpers.foundry.authority import NOW
 from helpers.foundry.machine import roots
 from helpers.tour_files import TRAIN, Tour, clock, open_desk
+from helpers.tour_rig import Rig
 
 import fastrack
 from fastrack import attest, tour
@@ -159,6 +160,14 @@ def test_a_run_goes_on_where_it_was_interrupted_and_takes_no_other_tour(cli, mad
     shutil.rmtree(folder / "out/visit-1")
     shutil.copytree(folder / "out/visit-0", folder / "out/visit-1")
     assert "expected the visit after receipt 1" in cli.error("tour run v0 out --config run.toml")
+
+
+def test_a_run_does_not_take_the_end_of_another_tour_for_its_own(after, monkeypatch, folder, tmp_path_factory):
+    rig = Rig(tmp_path_factory.mktemp("other"), owner=after.owner)
+    rig.whole()
+    shutil.rmtree(folder / "out/final")
+    tour.finish(rig.folder / "v3", folder / "out/final", owner=after.owner.verifier, owner_desk=rig.owner_desk)
+    assert "expected the end of tour" in run_tour(monkeypatch, after, folder, status=1).stderr
 
 
 @pytest.mark.parametrize(
