@@ -12,6 +12,8 @@ from fastrack import Channel, Key, seal
 
 MIB = 1 << 20
 
+collect_ignore = ["bench_kv.py", "bench_vllm.py"]  # scripts, which take LMCache and vLLM
+
 
 def import_private(*names):
     """Import a private name by its present path or, in an earlier revision, by its earlier path.
