@@ -43,7 +43,6 @@ NOT_RUN = {
     "docs/dev/benchmarking.md": {"takes minutes": 2},
     "docs/dev/releasing.md": {"takes a release": 1},
     "docs/dev/testing.md": {"takes minutes": 2},
-    "docs/distributed.md": {"takes Accelerate": 1, "takes transformers": 1},
     "docs/gpu.md": {"installs packages": 1, "takes a GPU": 6, "takes results of a GPU": 1, "asks the package index": 1},
     "docs/keys.md": {"takes a vault": 2},
     "docs/models.md": {"takes transformers": 2, "takes diffusers": 1, "takes compressed-tensors": 2},
@@ -55,6 +54,7 @@ NOT_RUN = {
         "takes several processes": 1,
         "waits for an owner": 1,
     },
+    "docs/protect.md": {"takes Accelerate": 1, "takes transformers": 1},
     "docs/quickstart.md": {"installs packages": 1},
     "docs/remote.md": {"takes a server": 2},
     "docs/serving.md": {
