@@ -156,8 +156,8 @@ class KeyRing:
         source = os.environ.get(KEY_FILE_VARIABLE)
         if not source:
             raise UnknownKeyError(
-                "no key was given: pass keys= (a Key, the path of a key file, a key provider), call fastrack.use_keys, "
-                f"or set {KEY_FILE_VARIABLE}"
+                "no key was given: pass key= or keys= (a Key, the path of a key file, a key provider), "
+                f"call fastrack.use_keys, or set {KEY_FILE_VARIABLE}"
             )
         try:
             return cls(source)

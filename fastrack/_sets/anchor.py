@@ -374,7 +374,7 @@ def _read(path: Path) -> _State:
     try:
         file = open_own(path)
     except FileNotFoundError:
-        advice = "no such anchor; Anchor.create or `fastrack anchor` makes one, and then trusts the next manifest"
+        advice = "no such anchor; Anchor.create or `fastrack anchor --owner` makes one, which trusts the next manifest"
         raise FileNotFoundError(errno.ENOENT, advice, str(path)) from None
     with file:
         return _State.parse(file.read(_LIMIT + 1), path)
