@@ -59,3 +59,9 @@ def test_a_store_without_its_packages_is_an_error_that_names_them(cli, key, monk
     options = "" if line == "inspect" else key
     said = cli(f"{line} s3://bucket/name {options}", status=1).stderr
     assert "error: s3://bucket/name: expected the package that fsspec needs" in said
+
+
+@pytest.mark.parametrize("line", ["import s3://bucket/name samples", "seal s3://bucket/name sealed"])
+@pytest.mark.usefixtures("folder")
+def test_a_url_in_the_place_of_a_path_is_bad_usage(cli, key, line):
+    assert "expected a path on this machine" in cli(f"{line} {key}", status=2).stderr
