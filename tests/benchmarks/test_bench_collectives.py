@@ -148,6 +148,7 @@ class Killed:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_rank_that_was_killed_is_told_in_a_line(run, monkeypatch):
     monkeypatch.setattr(models, "SPECS", (Killed(),))
     done = run("bench --collectives --ranks 2 --size 0.001 --repeat 1")

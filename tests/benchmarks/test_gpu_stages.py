@@ -160,6 +160,7 @@ def test_a_stage_that_is_killed_keeps_its_rows(run, tmp_path):
     assert line["FAILED"] == {"transfers": "its process ended with -9"}
 
 
+@pytest.mark.nightly
 def test_a_stage_that_hangs_is_ended_and_says_where(run, tmp_path, monkeypatch):
     monkeypatch.setattr(command, "_MARGIN", 4)
     start = time.perf_counter()

@@ -5,7 +5,10 @@ README.md describes them. What stands here is fixed for ever, as the files are: 
 
 import hashlib
 import json
+from argparse import Namespace
+from collections import Counter, OrderedDict, defaultdict
 from math import prod
+from pathlib import Path
 
 import numpy as np
 
@@ -206,3 +209,34 @@ TABLE = {
 }
 OBJECTS_IN_MEMORY = [{"text": f"é{row}", "pair": numbers(f"pair {row}", "F64", (2,)), "label": row} for row in range(3)]
 STREAM_SIZE = 500  # rows of columns that windows are cut from
+
+# What version 0.1 did not write.
+
+QUANTISED = {"w": ("F8_E4M3", (6, 32)), "v": ("I8", (4, 8))}
+SCALES = {
+    "w": ("w_scale", "F32", (6, 1), (1, 32)),
+    "v": ("v_scale", "BF16", (2, 2), (2, 4)),
+}  # with the block at the end
+BLOCKS = {"0" * 64: 16385, "1" * 64: 100}  # from the hash of the tokens to the size
+
+
+def later_state(torch):
+    """Return a state with what checkpoints hold since 0.2."""
+    weight = torch.nn.Parameter(torch.from_numpy(numbers("later weight", "F32", (3, 4)).copy()), requires_grad=False)
+    return {
+        "size": torch.Size([2, 3]),
+        "device": torch.device("cpu"),
+        "dtype": torch.bfloat16,
+        "layout": torch.strided,
+        "complex": 1.5 - 2j,
+        "set": {1, "a", (2, 3)},
+        "frozen": frozenset({None, 0.5}),
+        "count": Counter({"é": 2}),
+        "default": defaultdict(list, {"a": [1]}),
+        "ordered": OrderedDict(b=1, a=2),
+        "keys": {(1, "a"): 1, None: 2, 0.5: 3, b"x": 4},
+        "path": Path("a/b"),
+        "space": Namespace(rate=0.1),
+        "array of bytes": bytearray(b"\0\1"),
+        "weight": weight,
+    }

@@ -1,6 +1,6 @@
 """Write golden files: small files of every format that fastrack writes today, which later versions have to open.
 
-    PYTHONPATH=tests python tests/golden/make_golden.py tests/golden/0.1
+    PYTHONPATH=tests python tests/golden/make_golden.py tests/golden/0.2
 
 It runs in the environment of the tests, once for each minor version. README.md says what is where. A folder that
 exists is never written to: nothing that was released is made again.
@@ -33,10 +33,12 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from helpers.foundry import tdx
 from helpers.foundry.authority import NOW
 from helpers.foundry.machine import Machine, policy, roots
+from helpers.tour_rig import Rig
 
 import fastrack
 from fastrack import Key, attest
 from fastrack.grants import Grants, Identity, Recipient, Signer, Verifier
+from fastrack.kv import BlockContext, BlockFolder
 from fastrack.providers import WrappedKey
 
 KEYS = {name: Key.from_bytes(secret) for name, secret in contents.SECRETS.items()}
@@ -52,7 +54,7 @@ def main(target):
     part = Path(tempfile.mkdtemp(prefix=".golden-", dir=target.parent))
     try:
         with chdir(part):
-            for make in (keys, pairs, grants, wrapped, sealed, folder, training, data, manifests, attestation, broker):
+            for make in MAKERS:
                 Path(make.__name__).mkdir()
                 with chdir(make.__name__):
                     make()
@@ -166,6 +168,18 @@ def sealed():
     alone = fastrack.seal(contents.tensor(single, *described), OWNER, name=single)
     Path("single.safetensors").write_bytes(alone.to_bytes())
     fastrack.rekey_file("npz.safetensors", "rekeyed.safetensors", keys=OWNER, key=KEYS["next256"])
+    fastrack.save_file(tensors(contents.ARRAYS), "guarded.safetensors", OWNER, metadata={"format": "pt"})
+    quantised = {name: torch_tensor(name, *found) for name, found in contents.QUANTISED.items()}
+    quantised |= {name: torch_tensor(name, *found[:2]) for name, *found in contents.SCALES.values()}
+    scales = {name: found[0] for name, found in contents.SCALES.items()}
+    fastrack.save_file(quantised, "quantised.safetensors", OWNER, scales=scales)
+
+
+def torch_tensor(name, dtype, shape):
+    """Return a tensor of a dtype that NumPy lacks, too."""
+    kinds = {"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8, "F32": torch.float32, "BF16": torch.bfloat16}
+    content = bytearray(contents.tensor_bytes(name, dtype, shape))
+    return torch.frombuffer(content, dtype=torch.uint8).view(kinds[dtype]).reshape(shape)
 
 
 def folder():
@@ -187,6 +201,7 @@ def training():
     module[2].weight = module[1].weight
     fastrack.save_model(module, "model.safetensors", OWNER, metadata=contents.METADATA)
     fastrack.save_checkpoint("run.safetensors", contents.run_state(torch), OWNER)
+    fastrack.save_checkpoint("later.safetensors", contents.later_state(torch), OWNER)
     with tempfile.TemporaryDirectory() as store:
         torch.multiprocessing.spawn(save_shards, (f"file://{store}/store",), nprocs=2)
 
@@ -217,6 +232,8 @@ def data():
     with fastrack.DatasetWriter("written", OWNER, records=["tokens"], shard_size=500) as writer:  # which continues
         samples = [contents.written(row) for row in range(contents.COUNT // 2, contents.COUNT)]
         writer.write_batch({name: [sample[name] for sample in samples] for name in samples[0]})
+    shutil.copytree("written", "indexed")
+    fastrack.index_dataset("indexed", OWNER)
     size = contents.STREAM_SIZE
     columns = {name: contents.numbers(name, "I32", (size,)) for name in ("tokens", "mask")}
     columns["rows"] = contents.numbers("rows", "F32", (size, 2))
@@ -368,6 +385,30 @@ def broker():
                 served.answer(offer, "192.0.2.1")
         served.make_challenge()
     assert list(Path().iterdir()) == [Path("broker.db")], "SQLite left more than one file"
+
+
+def kv():
+    folder = BlockFolder("blocks", OWNER)
+    for tokens, size in contents.BLOCKS.items():
+        folder.put(block_context(tokens), contents.content(f"block {tokens}", size))
+
+
+def block_context(tokens):
+    return BlockContext("golden@1", "uint8 [16]", "0 of 1", bytes.fromhex(tokens), "tenant é")
+
+
+def tours():
+    """Keep the folder of a tour of two visits that is over, and the folder in between."""
+    with tempfile.TemporaryDirectory() as name:
+        rig = Rig(Path(name), ("ada", "ben"), owner=Signer.load("../pairs/owner.signer"), key=OWNER)
+        chain, manifest = rig.finish(rig.whole())
+        for version in (1, 2):
+            shutil.copytree(Path(name, f"v{version}"), f"v{version}")
+    chain.save("v2/tour.chain")
+    Path("v2/model.safetensors.manifest").write_bytes(manifest)
+
+
+MAKERS = (keys, pairs, grants, wrapped, sealed, folder, training, data, manifests, attestation, broker, kv, tours)
 
 
 if __name__ == "__main__":

@@ -29,11 +29,17 @@ def read_by_hand(path, secret):
         found = {}
         for name, claim in json.loads(marks["fastrack.tensors"]).items():
             context = by_hand.context(name, claim["dtype"], claim["shape"], claim.get("file", marks["fastrack.file"]))
+            if "scale" in claim:
+                context = context.replace(b',"shape"', b',"scale":' + _canonical(claim["scale"]) + b',"shape"')
             message = file.get_tensor(name)
             plain = by_hand.unseal(secret, context.replace(b"fastrack/tensor@1", label, 1), message)
             assert message.size == 56 + len(plain) + 16 * (len(plain) // CHUNK + 1)
             found[name] = claim["dtype"], tuple(claim["shape"]), plain
     return found
+
+
+def _canonical(members):
+    return json.dumps(members, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def read_plain(path):
@@ -165,11 +171,16 @@ def test_a_binding_holds_as_documented(golden, monkeypatch):
         assert recombined.read_by_format(path, name) == (*found, contents.tensor_bytes(name, *found))
 
 
-@opens("*.safetensors", "folder/fastrack.folder")
+FOLDERS = ("sealed", "folder", "training", "data", "manifests")  # tours have keys of their own
+
+
+@opens(*(f"{folder}/*.safetensors" for folder in FOLDERS), "folder/fastrack.folder")
 def test_every_sealed_file_opens_without_fastrack(golden):
     keys = {key.id: key for key in load_keys(golden).values()}
     secrets = {key_id(secret): secret for secret in contents.SECRETS.values()}
-    for name in [name for name in golden.list() if name.endswith((".safetensors", ".folder"))]:
+    for name in golden.list():
+        if not name.endswith((".safetensors", ".folder")) or not name.startswith(FOLDERS):
+            continue
         with fastrack.load_file(golden(name)) as file:
             found = read_by_hand(golden(name), secrets[file.key_id])
             assert found.keys() == set(file)

@@ -32,9 +32,9 @@ def machine():
 class Rig:
     """Owner, holders and their folders below `folder`. Folder v0 has the first model; `visit` makes the next one."""
 
-    def __init__(self, folder, order=NAMES, *, train=train, attempts=3, owner=None):
+    def __init__(self, folder, order=NAMES, *, train=train, attempts=3, owner=None, key=None):
         self.folder, self.train, self.moment = folder, train, NOW
-        self.owner, self.key = owner or Signer.generate(), fastrack.Key.generate()
+        self.owner, self.key = owner or Signer.generate(), key or fastrack.Key.generate()
         self.signers = {name: Signer.generate() for name in NAMES}
         self.data_keys = {name: fastrack.Key.generate() for name in NAMES}
         self.rows = {name: np.arange(8, dtype=np.float64).reshape(2, 4) + 100 * n for n, name in enumerate(NAMES)}

@@ -30,7 +30,7 @@ from fastrack.grants import Identity
 
 pytest.importorskip("torch")
 
-INPUTS = {"dataset": 100, "file": 150, "metadata": 150, "recombined": 400, "engine": 1500}  # 250 of the others
+INPUTS = {"dataset": 50, "file": 75, "metadata": 75, "recombined": 200, "engine": 1500}  # 120 of the others
 
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 
@@ -58,7 +58,7 @@ def test_the_seeds_and_what_is_made_of_them_hold(target):
     pool = target.seeds()
     for data in (*pool, b""):
         guarded(target, data)
-    for _ in range(INPUTS.get(target.name, 250)):
+    for _ in range(INPUTS.get(target.name, 120)):
         data = random.choice(pool)
         for _ in range(random.choice([1, 1, 2, 4])):
             data = target.mutate(data, random)

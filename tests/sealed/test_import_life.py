@@ -33,8 +33,8 @@ from fastrack._samples.about import About
 from fastrack._samples.stored import read_data_set, shards_in
 from fastrack._util import atomic
 
-INTERRUPTIONS = int(os.environ.get("FASTRACK_INTERRUPTIONS", "1000"))
-KILLS = int(os.environ.get("FASTRACK_KILLS", "30"))
+INTERRUPTIONS = int(os.environ.get("FASTRACK_INTERRUPTIONS", "400"))
+KILLS = int(os.environ.get("FASTRACK_KILLS", "15"))
 ADVICE = re.compile(r"(Give|Append|Import|Choose|Name|Wait|Resume|Fill|Save|Leave)\b")
 TRACED = (str(Path(imports.__file__).parent), str(Path(atomic.__file__)))
 

@@ -30,23 +30,24 @@ def main() -> None:
 
 
 def make(library: Path, sources: Kernels, folder: Path) -> None:
-    """Fill a folder with the compiled kernels, unless it has them. Those of other sources are removed."""
+    """Fill a folder with those compiled kernels that it lacks. Those of other sources are removed."""
     paths = {name: folder / sources.image(name).name for name in (*CUBINS, PTX)}
     folder.mkdir(parents=True, exist_ok=True)
     for old in {*folder.glob("*.cubin"), *folder.glob("*.ptx"), *folder.glob("*.part")} - {*paths.values()}:
         old.unlink()
-    if all(path.exists() for path in paths.values()):
+    missing = {name: path for name, path in paths.items() if not path.exists()}
+    if not missing:
         return
     start = time.perf_counter()
     nvrtc = Nvrtc(library)
     # Headers by their names, so that no path gets into the result.
     headers = {path.name: path.read_bytes() for path in sorted(sources.folder.glob("*.cuh"))}
-    for name, path in paths.items():
+    for name, path in missing.items():
         cubin, ptx, _ = nvrtc.compile_program(MAIN, sources.code.encode(), headers, (*OPTIONS, f"-arch={name}"))
         part = path.with_suffix(".part")
         part.write_bytes(ptx.rstrip(b"\0") if name == PTX else cubin)
         part.replace(path)
-    print(f"kernels for {', '.join(paths)}: {time.perf_counter() - start:.0f} s")  # noqa: T201
+    print(f"kernels for {', '.join(missing)}: {time.perf_counter() - start:.0f} s")  # noqa: T201
 
 
 def find_libraries() -> list[Path]:
