@@ -15,7 +15,7 @@ import golden_contents as contents
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ed25519, mldsa
 from golden_files import NOW, cli, environment, load_keys, load_policy, load_roots, opens, owner_key
-from helpers import grants_reader
+from helpers.by_hand.grants import read_granted
 
 import fastrack
 from fastrack import attest
@@ -220,9 +220,9 @@ def test_grants_that_answer_an_offer_open(golden):
             grants = Grants.from_bytes(envelope, owner=owner)
             assert grants.expires is not None
             assert grants.unlock(identity, now=NOW).first == key
-            payload = grants_reader.read_grants(envelope, line)
-            machine = golden(f"attestation/machine-{cpu}").read_text()
-            assert grants_reader.unwrap(payload, machine) == contents.SECRETS[name]
+            machine = golden(f"attestation/machine-{cpu}").read_bytes()
+            found = read_granted(envelope, [line], f"{NOW:%Y-%m-%dT%H:%M:%SZ}", machine)
+            assert found["key"] == contents.SECRETS[name].hex()
         shown = cli("attest", "show", golden(f"attestation/grants-{cpu}.json"))
         assert challenge["id"] in json.dumps(shown)
 
