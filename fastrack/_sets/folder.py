@@ -22,7 +22,7 @@ from fastrack._sets.entries import Entry, PlainEntry, SealedEntry, walk
 from fastrack._sets.load_file import load_file
 from fastrack._sets.manifest import parse_entry
 from fastrack._tensors import dtypes
-from fastrack._util.documents import decode, parsing
+from fastrack._util.documents import decode, parsing, require
 from fastrack._util.locations import Location, join, locate
 from fastrack._util.public import public
 from fastrack.errors import AuthenticationError, FormatError, RollbackError
@@ -368,6 +368,7 @@ def parse_index(content: bytes, path: Location) -> dict[str, Entry]:
     index = join(path, INDEX)
     with parsing(f"{index} is not the index of a sealed folder", "get it again from its owner"):
         document = decode(content, {"files", "format"}, {"format": FORMAT})
+        require(not any(members.get("plain") for members in document["files"].values()), "plain")
         return {name: parse_entry(name, members, str(index)) for name, members in document["files"].items()}
 
 

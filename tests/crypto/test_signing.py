@@ -30,7 +30,7 @@ def test_a_signed_document_is_opened_by_its_key_alone(signer):
     for trusted in (others, [], others[0]):
         with pytest.raises(SignatureError, match="got none that holds"):
             open_envelope(envelope, TYPE, trusted)
-    with pytest.raises(SignatureError, match="expected a document of type application/other"):
+    with pytest.raises(FormatError, match="expected a document of type application/other"):
         open_envelope(envelope, "application/other", signer.verifier)
 
 

@@ -349,7 +349,7 @@ def test_an_owner_cannot_grant_another_key_than_the_named_one():
     object.__setattr__(mixed, "recipients", ())
     entry = ALICE.recipient.encrypt(other.material(), mixed._info())
     envelope = forged(lambda payload: payload["recipients"][0].update(ciphertext=base64.b64encode(entry).decode()))
-    with pytest.raises(GrantError, match=f"expected key {KEY.id}, got key {other.id}"):
+    with pytest.raises(GrantError, match=f"expected key {KEY.id} of 256 bits, got key {other.id}"):
         Grants.from_bytes(envelope, owner=OWNER.verifier).unlock(ALICE)
 
 
