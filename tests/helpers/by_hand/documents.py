@@ -36,7 +36,8 @@ def described(read):
 
 
 def load(text):
-    """Parse JSON in which no object has a member twice."""
+    """Parse JSON in UTF-8, in which no object has a member twice."""
+    text = text if isinstance(text, str) else text.decode()
     return json.loads(text, object_pairs_hook=_each_once, parse_constant=_no_constant, parse_int=_integer)
 
 

@@ -46,13 +46,13 @@ def read_offer(content, challenge, time):
     require(list(named) == list(range(len(manifests))), "manifests in the order of the devices")
     require(document["challenge"] == expected["id"], "the challenge", "attestation")
     require(read_time(time) < read_time(expected["expires"]), "an offer before the end", "attestation")
-    gpus = sha384(_parts(b"fastrack/gpus@1", *devices)).digest()
+    gpus = sha384(b"fastrack/gpus@1" + _parts(*devices)).digest()
     indices = [index.to_bytes(4, "big") for index in range(len(devices))]
     return {
         "public": sha256(public).hexdigest(),
         "cpu": document["cpu"]["type"],
-        "nonces": [sha256(_parts(b"fastrack/gpu@1", challenge, public, each)).hexdigest() for each in indices],
-        "report_data": sha512(_parts(b"fastrack/offer@1", challenge, public, gpus)).hexdigest(),
+        "nonces": [sha256(b"fastrack/gpu@1" + _parts(challenge, public, each)).hexdigest() for each in indices],
+        "report_data": sha512(b"fastrack/offer@1" + _parts(challenge, public, gpus)).hexdigest(),
     }
 
 

@@ -26,6 +26,14 @@ from helpers.by_hand.documents import (
 SIZES = {"Ed25519": (32, 32), "ML-DSA-65": (32, 1952), "MLKEM768_X25519": (96, 1216), "P-384": (48, 97)}
 SIGNING = {"Ed25519": ed25519.Ed25519PublicKey, "ML-DSA-65": mldsa.MLDSA65PublicKey}
 NAME = re.compile("[!-~]([ -~]{0,62}[!-~])?")
+PROVIDERS = {  # algorithms, and names of parameters
+    "pkcs11": ({"RSA-OAEP-SHA256", "RSA-OAEP-SHA1", "AES-KW"}, ["uri"]),
+    "tpm": ({"TPM2-SEALED"}, ["parent"]),
+    "vault-transit": ({"transit"}, ["mount", "name"]),
+    "aws-kms": ({"SYMMETRIC_DEFAULT"}, ["key"]),
+    "gcp-kms": ({"GOOGLE_SYMMETRIC_ENCRYPTION"}, ["key"]),
+    "azure-keyvault": ({"RSA-OAEP-SHA256"}, ["key"]),
+}
 OAEP_HASHES = {"RSA-OAEP-SHA256": hashes.SHA256, "RSA-OAEP-SHA1": hashes.SHA1}
 
 
@@ -35,7 +43,7 @@ def read_key_file(content):
     require(line, "two lines of a key file")
     bits, key_id, key = line.groups()
     require(len(key) * 4 == int(bits), "a key of its size")
-    require(messages.key_id(bytes.fromhex(key)) == key_id, "the id of the key")
+    require(messages.key_id(bytes.fromhex(key)) == key_id and set(key) != {"0"}, "a key with its id")
     return {"key": key, "id": key_id}
 
 
@@ -107,10 +115,14 @@ def read_wrapped(content):
     require(is_number(document["version"]) and document["version"] == 1, "version 1")
     require(is_hexadecimal(document["key"], 32), "the id of a key")
     require(is_number(document["bits"]) and document["bits"] in {128, 256}, "a size")
-    require(re.fullmatch("[A-Za-z0-9_-]+", document["provider"]), "a provider")
-    require(re.fullmatch("[A-Za-z0-9_-]+", document["algorithm"]), "an algorithm")
-    require(len(document["parameters"]) <= 16, "16 parameters at most")
-    require(all(re.fullmatch("[ -~]{1,2048}", value) for value in document["parameters"].values()), "parameters")
+    algorithms, names = PROVIDERS[document["provider"]]
+    parameters = document["parameters"]
+    require(document["algorithm"] in algorithms, "an algorithm of the provider")
+    required = parameters.keys() - ({"pcrs"} if document["provider"] == "tpm" else set())
+    require(required == set(names), "parameters of the provider")
+    require(all(re.fullmatch("[ -~]{1,2048}", value) for value in parameters.values()), "parameters")
+    if document["provider"] == "pkcs11":
+        require(parameters["uri"].startswith("pkcs11:") and "?" not in parameters["uri"], "a URI without a query")
     read_base64(document["ciphertext"], range(1, 8193))
     return document
 

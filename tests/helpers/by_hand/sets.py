@@ -1,7 +1,6 @@
 """Sets of files: manifests and their anchors, and sealed folders."""
 
 import base64
-import json
 import re
 from hashlib import sha256
 
@@ -10,6 +9,7 @@ from helpers.by_hand.documents import (
     canonical,
     is_hexadecimal,
     is_number,
+    load,
     load_canonical,
     load_line,
     members,
@@ -17,7 +17,7 @@ from helpers.by_hand.documents import (
     read_time,
     require,
 )
-from helpers.by_hand.keys import read_public
+from helpers.by_hand.keys import SIGNING, read_public
 from helpers.by_hand.signed import MEBIBYTE, open_envelope
 
 TYPE = "application/vnd.fastrack.manifest.v1+json"
@@ -51,7 +51,7 @@ def new_anchor(owner):
 def _read_anchor(line):
     anchor = members(load_line(line.encode() + b"\n", 1 << 20), "anchor owner lineage version digest")
     require(is_number(anchor["anchor"]) and anchor["anchor"] == 1 and is_number(anchor["version"]), "an anchor")
-    read_public(anchor["owner"])
+    require(read_public(anchor["owner"])[0] in SIGNING, "a key that signs")
     require(anchor["lineage"] is None or is_hexadecimal(anchor["lineage"], 32), "a lineage")
     require(anchor["digest"] is None or is_hexadecimal(anchor["digest"], 64), "a digest")
     require(anchor["digest"] is None or anchor["lineage"] is not None, "a lineage beside a digest")
@@ -82,6 +82,7 @@ def _read_payload(payload):
 def _check_entries(files):
     require(isinstance(files, dict), "an object of files")
     for name, entry in files.items():
+        name.encode()
         parts = name.split("/")
         require(1 <= len(name) <= 1024 and not {"", ".", ".."} & set(parts), "a name")
         require(not re.search(r"[\0-\x1f\x7f-\x9f\\]", name), "a name without control characters")
@@ -110,7 +111,8 @@ def _check_entry(entry):
 
 
 def _check_described(dtype, shape):
-    require(dtype in sealed.BITS and isinstance(shape, list) and all(map(is_number, shape)), "a dtype and a shape")
+    require(dtype in sealed.BITS and isinstance(shape, list) and len(shape) <= 64, "a dtype and a shape")
+    require(all(map(is_number, shape)), "extents")
 
 
 def compare(entry, content):
@@ -129,7 +131,9 @@ def compare(entry, content):
     headers = {name: base64.b64encode(message[:56]).decode() for name, (_, message) in file.sealed.items()}
     require(headers == {name: header for name, (_, _, header) in entry["sealed"].items()}, "the headers", "rollback")
     plain = {name: list(sealed.describe(*stored).values()) for name, stored in file.plain.items()}
-    require(plain == entry["plain"], "the plain tensors", "authentication")
+    kinds = [{name: described[:2] for name, described in each.items()} for each in (plain, entry["plain"])]
+    require(kinds[0] == kinds[1], "the plain tensors", "rollback")
+    require(plain == entry["plain"], "the content of plain tensors", "authentication")
     require(sha256(canonical(file.metadata)).hexdigest() == entry["metadata"], "the metadata", "authentication")
     digests = {name: sha256(file.sealed[name][1]).hexdigest() for name in entry["digests"]}
     require(digests == entry["digests"], "the digests of messages", "authentication")
@@ -160,7 +164,9 @@ def _restore(file, header, key, cipher):
         require(claim["dtype"] == "U8" and len(claim["shape"]) == 1, "one vector of bytes")
         return b"".join(opened.values())
     require(int.from_bytes(header[:8], "little") == len(header) - 8, "a whole header")
-    entries = {name: entry for name, entry in json.loads(header[8:]).items() if name != "__metadata__"}
+    entries = {name: entry for name, entry in load(header[8:]).items() if name != "__metadata__"}
+    scales = {claim["scale"]["name"] for claim, _ in file.sealed.values() if "scale" in claim}
+    require(file.sealed.keys() - scales <= entries.keys(), "all tensors of the file")
     body = b""
     for name, entry in sorted(entries.items(), key=lambda each: each[1]["data_offsets"]):
         claim, _ = file.sealed[name]
