@@ -2,7 +2,17 @@
 
 from collections.abc import Callable
 
-from generator import key_files, ranks, sealed_entries, sealed_files
+from generator import (
+    folders,
+    grants,
+    key_files,
+    manifest_files,
+    manifests,
+    ranks,
+    sealed_entries,
+    sealed_files,
+    wrapped,
+)
 from generator.case import Cases
 
 PAGE = "https://github.com/fastrack-io/fastrack/blob/main/docs/format.md"
@@ -16,6 +26,11 @@ MAKERS: tuple[Callable[[], Cases], ...] = (
     ranks.blocks,
     ranks.messages,
     ranks.confirmations,
+    grants.cases,
+    manifests.cases,
+    manifest_files.cases,
+    wrapped.cases,
+    folders.cases,
 )
 
 
