@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from helpers.by_hand import messages, sealed
-from helpers.by_hand.documents import is_hexadecimal, is_number, load, members, require
+from helpers.by_hand.documents import is_number, load, members, require
 
 MEMBERS = "version data_set shard previous before first samples run complete left_out types files"
 NULL = b"\xff" * 8
@@ -56,8 +56,8 @@ def _read_shard(content, key, cipher):
 def _read_about(content):
     about = members(load(content.decode()), MEMBERS)
     require(is_number(about["version"]) and about["version"] == 1, "version 1")
-    require(is_hexadecimal(about["data_set"], 32) and is_hexadecimal(about["shard"], 32), "ids")
-    require(about["previous"] == "" or is_hexadecimal(about["previous"], 32), "an id")
+    require(all(isinstance(about[name], str) for name in ("data_set", "shard", "previous")), "ids")
+    require(about["data_set"] and about["shard"], "ids")
     require(all(is_number(about[name]) for name in ("before", "first", "samples", "run")), "numbers")
     require(all(type(about[name]) is bool for name in ("complete", "left_out")), "true or false")
     for text in about["types"].values():

@@ -58,7 +58,8 @@ def read_chain(content, owner):
         if kind_of(line) == TYPE.format("completion"):
             completion, _ = read_document(line, "completion", owner)
             found = tuple(completion[name] for name in ("plan", "head", "visits", "model"))
-            require(found == (digest, head, len(visits), model), "a completion of this chain", "rollback")
+            require(found == (digest, head, len(plan["order"]), model), "a completion of this chain", "rollback")
+            require(len(visits) == len(plan["order"]), "all visits before the completion", "rollback")
             continue
         visit = read_receipt(line, plan, digest, owner)
         found = tuple(visit["delegation"][name] for name in ("visit", "previous", "before"))
@@ -91,13 +92,17 @@ def read_receipt(line, plan, plan_digest, owner):
     require(delegation["plan"] == plan_digest, "a delegation of the plan", "rollback")
     require(consent["delegation"] == delegated, "a consent to the delegation", "rollback")
     require(receipt["code"] == plan["code"], "the code of the plan", "rollback")
-    require(0 < delegation["attempt"] <= plan["attempts"], "an attempt of the plan")
-    require(read_time(delegation["expires"]) <= read_time(plan["expires"]), "an end within the plan")
-    require(receipt["after"] is not None, "a visit that ended")
-    require(receipt["after"][0] == delegation["before"][0] + 1, "the next version")
-    require(set(receipt["files"]) <= set(consent["files"]), "granted files")
     end = min(read_time(document["expires"]) for document in (delegation, consent))
-    require(read_time(receipt["started"]) <= read_time(receipt["ended"]) <= end, "an end in time")
+    kept = {
+        "an attempt of the plan": 0 < delegation["attempt"] <= plan["attempts"],
+        "an end within the plan": read_time(delegation["expires"]) <= read_time(plan["expires"]),
+        "a visit that ended": receipt["after"] is not None,
+        "the next version": receipt["after"] is not None and receipt["after"][0] == delegation["before"][0] + 1,
+        "granted files": set(receipt["files"]) <= set(consent["files"]),
+        "an end in time": read_time(receipt["ended"]) <= end,
+    }
+    for expected, is_kept in kept.items():
+        require(is_kept, expected, "rollback")
     return {"holder": holder, "receipt": receipt, "digest": digest, "delegation": delegation, "consent": consent}
 
 
@@ -125,5 +130,7 @@ def check_members(document):
             require(is_number(number, 1) and is_hexadecimal(digest, 64), name)
     require(len(document.get("files", [])) <= 4096, "files")
     require(all(is_hexadecimal(file, 32) for file in document.get("files", [])), "files")
+    if "ended" in document:
+        require(read_time(document["started"]) <= read_time(document["ended"]), "an end after the beginning")
     if "signer" in document:
         require(read_public(document["signer"])[0] in SIGNING, "a key that signs")
