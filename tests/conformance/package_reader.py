@@ -140,7 +140,7 @@ def _folder(case, folder):
 def _data_set(case, folder):
     keys = fastrack.KeyRing(_keys(case))
     data = read_data_set(_place(case, folder), keys)
-    hashes = {name: sha256() for name in data.columns if not name.endswith(VALID)}
+    hashes = {name: sha256() for name in data.columns if name.removesuffix(VALID) == name}
     done = None
     for part in read_parts(data.shards, keys):
         if part.blocks is done:

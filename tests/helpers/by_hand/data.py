@@ -44,11 +44,12 @@ def _read_shard(content, key, cipher):
         claim = claims.pop("fastrack.about")
         require(claim["dtype"] == "U8" and len(claim["shape"]) == 1, "a vector of bytes")
         about = _read_about(opened.pop("fastrack.about"))
-    columns = {name: _column(name, claims, opened) for name in _names_of_columns(claims)}
+    names = _names_of_columns(claims)
+    columns = {name: _column(name, claims, opened) for name in names if not _is_validity(name, names)}
     require(columns, "a column")
     samples = len(next(iter(columns.values()))[1])
     if about is not None:
-        require(about["types"].keys() == columns.keys(), "the columns of the types")
+        require(about["types"].keys() == names, "the columns of the types")
         require(about["samples"] == samples, "as many samples as it says")
     return about, columns, samples
 
@@ -73,8 +74,11 @@ def _names_of_columns(claims):
     records = {name.removesuffix(".records") for name in claims if name.endswith(".records")}
     records = {name for name in records if f"{name}.offsets" in claims}
     parts = {f"{name}.{part}" for name in records for part in ("records", "offsets")}
-    found = (claims.keys() - parts) | records
-    return found - {f"{name}.valid" for name in found}
+    return (claims.keys() - parts) | records
+
+
+def _is_validity(name, names):
+    return name.endswith(".valid") and name.removesuffix(".valid") in names
 
 
 def _column(name, claims, opened):
@@ -124,6 +128,5 @@ def _check_order(shards):
             require(about["data_set"] == abouts[0]["data_set"], "the data set of the others")
             require(about["first"] == first, "the place in the data set")
             require(about["previous"] == ("" if last is None else last["shard"]), "the shard before")
-            goes_on = last is not None and not last["complete"] and about["run"] == last["run"]
-            require(goes_on or about["run"] == first, "a run that begins here or goes on")
+            require(about["run"] in (first, 0 if last is None else last["run"]), "a run that begins here or goes on")
         last, first = about, first + samples
