@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from generator import (
+    chains,
     exchange,
     folders,
     grants,
@@ -35,6 +36,7 @@ MAKERS: tuple[Callable[[], Cases], ...] = (
     exchange.challenges,
     exchange.offers,
     exchange.answers,
+    chains.cases,
 )
 
 
