@@ -204,13 +204,17 @@ def test_receipts_of_another_tour_or_another_owner_are_refused(content, parties)
         {"after": None},
         {"files": ("9" * 32,)},
         {"ended": NOON + timedelta(minutes=10)},
-        {"started": NOON + timedelta(minutes=2)},
         {"granted": timedelta(seconds=59)},
     ],
 )
 def test_a_visit_that_did_not_keep_to_its_plan_is_refused_though_it_is_signed(parties, changed):
     chain = tour.Chain(parties.plan)
     refused_by_both(parties.plan.envelope + parties.visit(chain, **changed), parties)
+
+
+def test_no_receipt_ends_before_it_began(parties):
+    with pytest.raises(FormatError, match="'ended'"):
+        parties.visit(tour.Chain(parties.plan), started=NOON + timedelta(minutes=2))
 
 
 def test_a_delegation_of_another_plan_and_a_consent_to_another_delegation_are_refused(parties):
