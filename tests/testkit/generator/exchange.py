@@ -176,12 +176,12 @@ def bound(made: Document, challenge: bytes) -> tuple[list[str], str]:
     manifests = [parts(decoded(one["data"]), ocsp_part(one["ocsp"])) for one in made["manifests"]]  # type: ignore[attr-defined]
     nonces, devices = [], []
     for index, one in enumerate(made["devices"]):  # type: ignore[arg-type, var-annotated]
-        text = parts(b"fastrack/gpu@1", challenge, public, index.to_bytes(4, "big"))
+        text = b"fastrack/gpu@1" + parts(challenge, public, index.to_bytes(4, "big"))
         nonces.append(sha256(text))
         listed = parts(*(manifests[place] for place in one["manifests"]))
         devices.append(parts(decoded(one["report"]), decoded(one["chain"]), ocsp_part(one["ocsp"]), listed))
-    gpus = hashlib.sha384(parts(b"fastrack/gpus@1", *devices)).digest()
-    return nonces, hashlib.sha512(parts(b"fastrack/offer@1", challenge, public, gpus)).hexdigest()
+    gpus = hashlib.sha384(b"fastrack/gpus@1" + parts(*devices)).digest()
+    return nonces, hashlib.sha512(b"fastrack/offer@1" + parts(challenge, public, gpus)).hexdigest()
 
 
 OFFERED = [("challenge", text_of(document(CHALLENGE))), ("time", TIME)]

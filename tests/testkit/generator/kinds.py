@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from generator import (
     chains,
+    data_sets,
     exchange,
     folders,
     grants,
@@ -13,6 +14,7 @@ from generator import (
     ranks,
     sealed_entries,
     sealed_files,
+    widened,
     wrapped,
 )
 from generator.case import Cases
@@ -37,6 +39,8 @@ MAKERS: tuple[Callable[[], Cases], ...] = (
     exchange.offers,
     exchange.answers,
     chains.cases,
+    data_sets.cases,
+    widened.cases,
 )
 
 
