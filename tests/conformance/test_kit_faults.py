@@ -137,7 +137,7 @@ FAULTS = [
     ("folder.header", "a header need not fit the file", folder_writer, "_require_layout", into(names_in_both)),
     ("folder.file.expected", "files are not as listed", entries.SealedEntry, "check", into(nothing)),
     ("data-set.previous", "any shard may be before", stored, "read_about", told(previous=ANY)),
-    ("data-set.id", "shards may be of another data set", stored, "read_about", told(data_set=ANY)),
+    ("data-set.data-set", "shards may be of another data set", stored, "read_about", told(data_set=ANY)),
     (
         "data-set.first",
         "shards may be in another place",
@@ -145,7 +145,7 @@ FAULTS = [
         "read_about",
         result(lambda about: about and replace(about, first=Number(about.first))),
     ),
-    ("challenge.limit", "documents have no limit", _offer, "CHALLENGE_LIMIT", into(1 << 30)),
+    ("offer.devices", "devices have no limit", _offer, "DEVICES_LIMIT", into(1 << 30)),
     (
         "offer.challenge",
         "challenges are not compared",
@@ -164,7 +164,7 @@ FAULTS = [
     ("chain.delegated", "any order is right", _chain.Chain, "require_turn", into(nothing)),
     ("chain.files", "visits need not keep to the plan", _chain, "_check_visit", into(nothing)),
     ("message.context", "operations have no number", _session.Route, "context", given(lambda r: replace(r, number=0))),
-    ("confirmation.mac", "MACs have no rank", _session.GroupSession, "mac", of_rank_0),
+    ("confirmation.text", "MACs have no rank", _session.GroupSession, "mac", of_rank_0),
     ("block.context", "blocks have no tenant", _sealer.BlockContext, "_members", given(lambda b: b._replace(salt=""))),
 ]
 

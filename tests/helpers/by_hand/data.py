@@ -64,6 +64,7 @@ def _read_about(content):
     for text in about["types"].values():
         require(text in ("", "text", "json") or text.startswith("arrow:"), "a type")
         b64decode(text.removeprefix("arrow:") if text.startswith("arrow:") else "", validate=True)
+    require(isinstance(about["files"], list), "a list of files")
     require(all(isinstance(name, str) and is_number(count) for name, count in about["files"]), "files")
     counted = sum(count for _, count in about["files"])
     require(not about["files"] or counted == about["samples"], "files of all samples")
@@ -91,6 +92,7 @@ def _column(name, claims, opened):
         made_of = (claims[f"{name}.records"]["dtype"],)
         rows = _records(name, claims, opened)
     if f"{name}.valid" in claims:
+        made_of += ("nulls",)
         claim = claims[f"{name}.valid"]
         require((claim["dtype"], claim["shape"]) == ("BOOL", [len(rows)]), "a bool for each sample")
         rows = [row if is_valid else None for row, is_valid in zip(rows, opened[f"{name}.valid"], strict=True)]
