@@ -33,7 +33,10 @@ RULES = {
     "after": ("the-chain", "A visit makes the next version, and was not broken off."),
     "files": ("the-chain", "The files of a receipt are among the consent's."),
     "time": ("the-chain", "A visit ended in time, and its delegation ends with the plan."),
-    "completed": ("the-chain", "A completion has plan, head, visits and model of the chain before it."),
+    "completed": (
+        "the-chain",
+        "A completion follows all visits of `order`, and has plan, head, visits and model of the chain before it.",
+    ),
 }
 
 OWNED = [("owner", OWNER.line)]
@@ -62,7 +65,9 @@ def successes(made: Cases) -> None:
     """Add chains of all lengths."""
     for visits in (0, 1, 2):
         opens(made, f"visits-{visits}", "lines", Tour(visits))
-        opens(made, f"visits-{visits}-complete", "completed", Tour(visits, complete=True))
+    opens(made, "complete", "completed", Tour(complete=True))
+    alone = {"holders": {ORDER[0]: HOLDERS[ORDER[0]].line}}
+    opens(made, "complete-after-one", "completed", Tour(1, complete=True, order=ORDER[:1], changes={"plan": alone}))
     often = [ORDER[0], ORDER[1], ORDER[0], ORDER[0]]
     opens(made, "holder-often", "plan.holders", Tour(4, complete=True, order=often))
     opens(made, "owner-ml-dsa-65", "signature.plan", Tour(1, owner=OWNER_ML))
@@ -392,5 +397,5 @@ def completions(made: Cases) -> None:
         "of-the-model-before": {"model": after(0)},
     }.items():
         _changed(made, f"completion-{name}", "completed", "completion", **change)
-    none = Tour(0, complete=True, changes={"completion": {"head": DIGEST}})
-    fails(made, "completion-of-no-visit-with-a-head", "completed", "rollback", none)
+    for visits in (0, 1):
+        fails(made, f"completion-after-{visits}-of-two", "completed", "rollback", Tour(visits, complete=True))

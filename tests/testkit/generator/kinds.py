@@ -1,6 +1,7 @@
 """All kinds of cases, and the files that they become."""
 
 from collections.abc import Callable
+from functools import cache
 
 from generator import (
     chains,
@@ -44,12 +45,17 @@ MAKERS: tuple[Callable[[], Cases], ...] = (
 )
 
 
+@cache
+def kinds() -> tuple[Cases, ...]:
+    """Return all cases, made once."""
+    return tuple(maker() for maker in MAKERS)
+
+
 def files() -> dict[str, bytes]:
     """Return the bytes of each file of the kit that is made, by its path."""
     made: dict[str, bytes] = {}
     rules: dict[str, tuple[str, str]] = {}
-    for maker in MAKERS:
-        kind = maker()
+    for kind in kinds():
         for case in kind.all:
             path = f"cases/{case.kind}/{case.name}"
             if path in made:
