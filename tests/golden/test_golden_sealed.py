@@ -1,5 +1,6 @@
 """Sealed files and folders of earlier versions open, with fastrack and without."""
 
+import hashlib
 import json
 
 import golden_contents as contents
@@ -7,6 +8,7 @@ import pytest
 import safetensors
 from golden_files import HERE, alter, key_id, load_keys, opens, owner_key
 from helpers import by_hand
+from helpers.by_hand import sets
 
 import fastrack
 from fastrack.errors import FastrackError
@@ -171,6 +173,9 @@ def test_a_sealed_folder_opens(golden, tmp_path):
     fastrack.unseal_folder(path, tmp_path / "back", key)
     back = {file.relative_to(tmp_path / "back").as_posix(): file for file in (tmp_path / "back").rglob("*")}
     assert {name: file.read_bytes() for name, file in back.items() if file.is_file()} == wanted
+    files = {name: (path / name).read_bytes() for name in ("fastrack.folder", *wanted)}
+    found = sets.read_folder(files, contents.SECRETS["owner256"])["files"]
+    assert found == {name: hashlib.sha256(content).hexdigest() for name, content in wanted.items()}
     weights = folder.weights()
     assert {name: (tensor.dtype, tensor.shape) for name, tensor in weights.items()} == contents.WEIGHTS
     assert set(folder.weights("adapter")) == {"lora_A", "lora_B"}

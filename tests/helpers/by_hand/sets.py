@@ -28,8 +28,7 @@ HISTORY = 1024
 def read_manifest(files, anchor):
     """Verify a folder against its manifest; `anchor` is a line without its newline."""
     anchor = _read_anchor(anchor)
-    payload = open_envelope(files["fastrack.manifest"], TYPE, anchor["owner"], 64 * MEBIBYTE)
-    manifest, digest = _read_payload(payload), sha256(payload).hexdigest()
+    manifest, digest = open_manifest(files["fastrack.manifest"], anchor["owner"])
     require(_is_accepted(manifest, digest, anchor), "a manifest that follows the anchor", "rollback")
     for name, entry in manifest["files"].items():
         require(name in files, f"the listed file {name}", "rollback")
@@ -42,6 +41,12 @@ def read_manifest(files, anchor):
         "anchor": canonical(anchor).decode(),
         "log": f"fastrack/manifest@1\n{manifest['lineage']}\n{manifest['version']}\n{digest}\n",
     }
+
+
+def open_manifest(content, owner):
+    """Return the payload of a manifest and its digest, after its signature was verified."""
+    payload = open_envelope(content, TYPE, owner, 64 * MEBIBYTE)
+    return _read_payload(payload), sha256(payload).hexdigest()
 
 
 def new_anchor(owner):
