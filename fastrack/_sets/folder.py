@@ -92,6 +92,8 @@ def load_folder(
     with load_file(index, anchor=anchor) as file:
         if file.kind != "folder" or FILES not in file:
             raise FormatError(f"{index}: expected the index of a sealed folder, got a {file.kind} file. Get it again")
+        if any(tensor.dtype != "U8" or len(tensor.shape) != 1 for tensor in file.values()):
+            raise FormatError(f"{index}: expected vectors of bytes, got other tensors. Get it again from its owner")
         contents = {name: unseal(tensor, ring, framework="numpy").tobytes() for name, tensor in file.items()}
         assert file.key_id is not None
         assert file.file_id is not None
@@ -166,6 +168,9 @@ class SealedFolder:
         self._edition = edition  # of the index, and so of all files
         self._headers = {name.removeprefix(HEADER): content for name, content in contents.items() if name != FILES}
         self.files: Mapping[str, Entry] = parse_index(contents[FILES], path)
+        sealed = {HEADER + name for name, entry in self.files.items() if isinstance(entry, SealedEntry)}
+        if not contents.keys() <= {FILES, *sealed}:
+            raise FormatError(f"{path}: expected an index of headers of its sealed files, got others. Get it again")
 
     def open(self, name: str) -> SealedFile:
         """Open a sealed file, after its header was compared with the index.

@@ -314,6 +314,9 @@ class Delegation(Document):
     salt: str
     expires: datetime
 
+    def _check(self) -> None:
+        require(self.attempt > 0, "attempt")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Consent(Document):

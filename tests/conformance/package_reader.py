@@ -100,6 +100,8 @@ def _sealed(case, folder):
     with fastrack.load_file(path) as file:
         if file.kind != case.get("as"):
             raise errors.FormatError(f"expected a {case.get('as')}, got a {file.kind}")
+        if file.kind == "checkpoint" and file.plain:  # as `load_checkpoint` tells by the skeleton
+            raise errors.FormatError("expected no plain tensors in a checkpoint")
         tensors, keys = {}, _keys(case)
         names = [name for name in file if name != GUARD]  # a name that no file is written with
         if names:

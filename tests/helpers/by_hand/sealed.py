@@ -58,6 +58,7 @@ def parse(content):
     kind = marks.get("fastrack.kind", "tensor")
     require(kind in KINDS and marks.get("fastrack.kind") != "tensor", "a kind")
     claims = load(marks["fastrack.tensors"])
+    require(kind != "checkpoint" or stored.keys() == claims.keys(), "a checkpoint without plain tensors")
     sealed = {name: (claim, stored.pop(name)) for name, claim in claims.items()}
     for name, (claim, (entry, message)) in sealed.items():
         size = _check_claim(name, claim)

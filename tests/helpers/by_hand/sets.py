@@ -148,9 +148,13 @@ def compare(entry, content):
 def read_folder(files, key, cipher=messages):
     """Open a sealed folder: the hash of each file before it was sealed."""
     index = sealed.open_all(sealed.parse(files["fastrack.folder"]), [key], "folder", cipher)
+    file = sealed.parse(files["fastrack.folder"])
+    require(all((each["dtype"], len(each["shape"])) == ("U8", 1) for each, _ in file.sealed.values()), "bytes")
     listed = members(load_canonical(index["files"]), "format files")
     require(is_number(listed["format"]) and listed["format"] == 1, "format 1")
     _check_entries(listed["files"])
+    headers = {f"header/{name}" for name, entry in listed["files"].items() if "sealed" in entry}
+    require(index.keys() <= {"files", *headers}, "headers of sealed files")
     found = {}
     for name, entry in listed["files"].items():
         require(name in files, f"the listed file {name}", "rollback")

@@ -94,7 +94,7 @@ def read_receipt(line, plan, plan_digest, owner):
     require(receipt["code"] == plan["code"], "the code of the plan", "rollback")
     end = min(read_time(document["expires"]) for document in (delegation, consent))
     kept = {
-        "an attempt of the plan": 0 < delegation["attempt"] <= plan["attempts"],
+        "an attempt of the plan": delegation["attempt"] <= plan["attempts"],
         "an end within the plan": read_time(delegation["expires"]) <= read_time(plan["expires"]),
         "a visit that ended": receipt["after"] is not None,
         "the next version": receipt["after"] is not None and receipt["after"][0] == delegation["before"][0] + 1,
@@ -130,6 +130,7 @@ def check_members(document):
             require(is_number(number, 1) and is_hexadecimal(digest, 64), name)
     require(len(document.get("files", [])) <= 4096, "files")
     require(all(is_hexadecimal(file, 32) for file in document.get("files", [])), "files")
+    require(document.get("attempt") != 0, "an attempt from 1 on")
     if "ended" in document:
         require(read_time(document["started"]) <= read_time(document["ended"]), "an end after the beginning")
     if "signer" in document:
