@@ -81,6 +81,8 @@ class Recombined:
     def run(self, data):
         self._path.write_bytes(data)
         file = attempt(lambda: fastrack.load_file(self._path), FormatError)
+        who = "the other reader alone" if file is None else "fastrack alone"
+        require(is_taken_by_format(data) == (file is not None), f"{who} takes the file for one of the format")
         if file is not None:
             with file:
                 for name in file:
@@ -118,6 +120,15 @@ def read_by_format(path, name):
         return _open(path.read_bytes(), name)
     except RefusedError:
         return None
+
+
+def is_taken_by_format(content):
+    """Return whether a file has the form of one in which something is sealed, or nothing."""
+    try:
+        described(sealed.parse)(content)
+    except RefusedError:
+        return False
+    return True
 
 
 @described

@@ -166,6 +166,8 @@ def _split(content):
         safetensors.deserialize(unguarded)
     except safetensors.SafetensorError as error:
         raise ValueError(str(error)) from None
+    for name, entry in header.items():  # of which the library takes more members
+        require(name == "__metadata__" or members(entry, "dtype shape data_offsets"), "an entry of a tensor")
     return header, content[start:]
 
 
