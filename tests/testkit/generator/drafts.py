@@ -36,7 +36,7 @@ class Tensor:
 
     @property
     def described(self) -> dict[str, object]:
-        """What the result of a case says."""
+        """Its description in the result of a case."""
         return {"dtype": self.dtype, "shape": self.shape, "sha256": sha256(self.data)}
 
 
@@ -78,7 +78,7 @@ class Draft:
 
     @property
     def result(self) -> dict[str, object]:
-        """What a reader reads of it."""
+        """The result of a case that opens it."""
         return {
             "tensors": {one.name: one.described for one in self.sealed},
             "plain": {one.name: one.described for one in self.plain},

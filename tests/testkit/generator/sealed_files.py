@@ -284,6 +284,9 @@ def broken(one: Draft) -> dict[str, bytes]:
         "padded-with-zeros": assemble(unsorted + bytes(8), one.data()),
         "deep": assemble(unsorted[:-1] + b', "b": ' + b"[" * 20_000 + b"]" * 20_000 + b"}", one.data()),
         "tensor-null": one.write(lambda text: text.replace('"a": {', '"b": null, "a": {')),
+        "tensor-extra-member": one.write(
+            lambda text: text.replace('"dtype": "U8", "shape"', '"more": 1, "dtype": "U8", "shape"')
+        ),
         "tensor-without-dtype": one.write(lambda text: text.replace('"dtype": "U8", "shape"', '"shape"')),
         "tensor-without-shape": one.write(lambda text: text.replace(f'"shape": [{size}], ', "")),
         "tensor-without-offsets": one.write(lambda text: text.replace(f', "data_offsets": [0, {size}]', "")),
@@ -427,6 +430,7 @@ def guards(made: Cases) -> None:
         "shape": {"shape": [0, 0]},
         "shape-1": {"shape": [1]},
         "offsets": {"data_offsets": [92, 92]},
+        "extra-member": {"more": 1},
     }.items():
         one = draft(tensor("a"), owner={"format": "pt"})
         one.extra["fastrack.guard"] = GUARD | edit

@@ -35,7 +35,7 @@ class Tour:
     envelopes: dict[str, Callable[[Envelope], bytes]] = field(default_factory=dict)
     """Edits of the envelope, after it was signed."""
     payloads: dict[str, bytes] = field(default_factory=dict)
-    """What was signed, once it is made."""
+    """The bytes that were signed, once they are made."""
 
     def lines(self) -> list[bytes]:
         """Return the lines of the chain."""
