@@ -6,13 +6,22 @@ import json
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
 
-from generator.case import Cases, base64_text, canonical, draw, flip
-from generator.drafts import FILE, KEY, KEY128, OTHER_FILE, OTHER_KEY
-from generator.envelopes import Envelope, broken_envelopes, changed, envelope, other_payloads, written
-from generator.hpke import encrypt
-from generator.key_files import spelled
-from generator.messages import key_id
-from generator.pairs import OTHER_RECIPIENT, OWNER, OWNER_ML, RECIPIENT, RECIPIENT_P384, STRANGER, Pair, malleated, pair
+from generator.parts.case import Cases, base64_text, canonical, draw, flip, spelled
+from generator.parts.drafts import FILE, KEY, KEY128, OTHER_FILE, OTHER_KEY
+from generator.parts.envelopes import Envelope, broken_envelopes, changed, envelope, other_payloads, written
+from generator.parts.hpke import encrypt
+from generator.parts.messages import key_id
+from generator.parts.pairs import (
+    OTHER_RECIPIENT,
+    OWNER,
+    OWNER_ML,
+    RECIPIENT,
+    RECIPIENT_P384,
+    STRANGER,
+    Pair,
+    malleated,
+    pair,
+)
 
 RULES = {
     "envelope": ("grants", "A grants file is a DSSE envelope in JSON, in any spelling."),

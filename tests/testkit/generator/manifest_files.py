@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 
-from generator.case import Cases, base64_text, draw, flip
-from generator.drafts import FILE, KEY128, OTHER_FILE, Draft, Stored, draft, scaled, tensor
 from generator.manifests import (
     CONFIG,
     MANIFEST,
@@ -19,7 +17,9 @@ from generator.manifests import (
     sealed_entry,
     usual,
 )
-from generator.messages import seal
+from generator.parts.case import Cases, base64_text, draw, flip
+from generator.parts.drafts import FILE, KEY128, OTHER_FILE, Draft, Stored, draft, scaled, tensor
+from generator.parts.messages import seal
 
 RULES = {
     "entry.members": ("manifests", "The entry of a file has exactly its members."),

@@ -1,9 +1,9 @@
 """Cases of `sealed`: the entry `fastrack.tensors`, messages of other files, and scales."""
 
-from generator.case import Cases, flip
-from generator.drafts import FILE, KEY, OTHER_FILE, OTHER_KEY, Draft, Stored, Tensor, draft, scaled, tensor
-from generator.messages import binding, message_size, seal
-from generator.sealed_files import KEYS, opened
+from generator.parts.case import Cases, flip
+from generator.parts.drafts import FILE, KEY, OTHER_FILE, OTHER_KEY, Draft, Stored, Tensor, draft, scaled, tensor
+from generator.parts.messages import binding, message_size, seal
+from generator.sealed_messages import KEYS, opened
 
 RULES = {
     "entries": ("the-file", "`fastrack.tensors` is a JSON object, in any spelling that JSON has."),

@@ -4,9 +4,9 @@ import json
 import math
 import struct
 
-from generator.case import Cases, draw, flip, sha256
-from generator.drafts import KEY, KEY128, OTHER_FILE, OTHER_KEY, Draft, Tensor, draft, scaled
-from generator.values import bf16, bf16_values, float8, float32
+from generator.parts.case import Cases, draw, flip, sha256
+from generator.parts.drafts import KEY, KEY128, OTHER_FILE, OTHER_KEY, Draft, Tensor, draft, scaled
+from generator.parts.values import bf16, bf16_values, float8, float32
 
 RULES = {
     "values": ("quantised-values", "A value is the value as float32, which is exact."),

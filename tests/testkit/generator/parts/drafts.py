@@ -5,8 +5,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from generator.case import draw, sha256
-from generator.messages import binding, context_of, key_id, seal
+from generator.parts.case import draw, sha256
+from generator.parts.messages import binding, context_of, key_id, seal
 
 KEY = bytes(range(32))
 KEY128 = bytes(range(16))

@@ -4,9 +4,8 @@ import base64
 import copy
 import json
 
-from generator.case import base64_text, canonical
-from generator.key_files import spelled
-from generator.pairs import Pair
+from generator.parts.case import base64_text, canonical, spelled
+from generator.parts.pairs import Pair
 
 Envelope = dict[str, object]
 
