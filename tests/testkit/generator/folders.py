@@ -211,7 +211,7 @@ def listings(made: Cases) -> None:
     one = Model()
     good = one.listing()
     text = canonical(good)
-    entries = dict(good["files"])  # type: ignore[call-overload]
+    entries = dict(good["files"])
     model, config = dict(entries["model.safetensors"]), dict(entries["config.json"])
     for name, data in {
         "spaces": json.dumps(good, sort_keys=True).encode(),

@@ -139,7 +139,7 @@ def signatures(made: Cases) -> None:
     made.fails("of-ml-dsa-by-a-stranger", "signature", "signature", granted(payload, pair("x", "ML-DSA-65")), ml)
     made.fails("by-ml-dsa-for-ed25519", "signature", "signature", granted(payload, OWNER_ML), FIELDS)
     made.fails("no-signature", "signature", "signature", written(good | {"signatures": []}), FIELDS)
-    sig = envelope("grants", data, OWNER)["signatures"][0]["sig"]  # type: ignore[index]
+    sig = envelope("grants", data, OWNER)["signatures"][0]["sig"]
     for name, index in (("first", 0), ("last", -1)):
         wrong = base64_text(flip(base64.b64decode(sig), index))
         made.fails(f"signature-{name}-bit", "signature", "signature", written(changed(good, sig=wrong)), FIELDS)

@@ -74,7 +74,7 @@ def kinds(made: Cases) -> None:
 def entered(made: Cases, name: str, rule: str, path: str, entry: object) -> None:
     """Add a manifest with an entry that is none, over the usual folder."""
     payload = usual()
-    payload["files"][path] = entry  # type: ignore[index]
+    payload["files"][path] = entry
     fails(made, f"entry-{name}", f"entry.{rule}", "format", folder(manifest_of(payload)))
 
 
@@ -100,7 +100,7 @@ def members(made: Cases) -> None:
 def sealed_values(made: Cases) -> None:
     """Add values of entries that have another form."""
     good = sealed_entry(model())
-    sealed, plain = dict(good["sealed"]), dict(good["plain"])  # type: ignore[call-overload]
+    sealed, plain = dict(good["sealed"]), dict(good["plain"])
     header = str(sealed["a"][2])
     for name, a in {
         "of-two": ["U8", [20]],
@@ -130,7 +130,7 @@ def sealed_values(made: Cases) -> None:
         "plain-hash-base64": {"plain": plain | {"p": ["F32", [2], base64_text(bytes(32))]}},
     }.items():
         entered(made, name, "values", "model.safetensors", good | change)
-    digests = dict(good["digests"])  # type: ignore[call-overload]
+    digests = dict(good["digests"])
     entered(
         made, "origins-of-none", "origins", "model.safetensors", good | {"origins": {"b": OTHER_FILE, "c": OTHER_FILE}}
     )

@@ -99,7 +99,7 @@ def result(payload: Payload, owner: Pair = OWNER) -> Payload:
     digest, version = sha256(canonical(payload)), int(str(payload["version"]))
     lineage = str(payload["lineage"])
     log = f"fastrack/manifest@1\n{lineage}\n{version}\n{digest}\n"
-    made: Payload = {"version": version, "digest": digest, "files": len(payload["files"]), "log": log}  # type: ignore[arg-type]
+    made: Payload = {"version": version, "digest": digest, "files": len(payload["files"]), "log": log}
     return made | {"anchor": anchor(version, digest, lineage, owner)}
 
 

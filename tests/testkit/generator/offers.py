@@ -70,15 +70,15 @@ def ocsp_part(responses: object) -> bytes:
     """Return what a hash has of OCSP responses."""
     if responses is None:
         return b""
-    return parts(parts(*(decoded(one) for one in responses)))  # type: ignore[attr-defined]
+    return parts(parts(*(decoded(one) for one in responses)))
 
 
 def bound(made: Document, challenge: bytes) -> tuple[list[str], str]:
     """Return the nonces of the devices, and the report data."""
     public = decoded(made["public"])
-    manifests = [parts(decoded(one["data"]), ocsp_part(one["ocsp"])) for one in made["manifests"]]  # type: ignore[attr-defined]
+    manifests = [parts(decoded(one["data"]), ocsp_part(one["ocsp"])) for one in made["manifests"]]
     nonces, devices = [], []
-    for index, one in enumerate(made["devices"]):  # type: ignore[arg-type, var-annotated]
+    for index, one in enumerate(made["devices"]):
         text = b"fastrack/gpu@1" + parts(challenge, public, index.to_bytes(4, "big"))
         nonces.append(sha256(text))
         listed = parts(*(manifests[place] for place in one["manifests"]))
@@ -138,7 +138,7 @@ def cases() -> Cases:
 
 def _opens_offer(made: Cases, name: str, rule: str, one: Document, fields: list[tuple[str, str]] = OFFERED) -> None:
     nonces, report_data = bound(one, document(CHALLENGE))
-    cpu = one["cpu"]["type"]  # type: ignore[index]
+    cpu = one["cpu"]["type"]
     result = {"public": sha256(decoded(one["public"])), "cpu": cpu, "nonces": nonces, "report_data": report_data}
     made.opens(name, rule, document(one), result, fields)
 
@@ -166,7 +166,7 @@ def _public(made: Cases, full: Document) -> None:
 
 
 def _cpu(made: Cases, full: Document) -> None:
-    tdx, snp = dict(full["cpu"]), dict(SNP)  # type: ignore[call-overload]
+    tdx, snp = dict(full["cpu"]), dict(SNP)
     for name, cpu in {
         "null": None,
         "type-unknown": tdx | {"type": "sev"},
@@ -222,7 +222,7 @@ def _devices(made: Cases, full: Document) -> None:
 
 def _manifests(made: Cases, full: Document) -> None:
     def failing(name: str, devices: list[list[object]], manifests: list[object]) -> None:
-        listed = [device(number, places) for number, places in enumerate(devices)]  # type: ignore[arg-type]
+        listed = [device(number, places) for number, places in enumerate(devices)]
         change = {"devices": listed, "manifests": manifests}
         _edited(made, f"manifests-{name}", "manifests", full, lambda one: one.update(change))
 

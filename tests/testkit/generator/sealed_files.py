@@ -23,7 +23,10 @@ from generator.sealed_messages import KEYS, opened
 
 RULES = {
     "purpose": ("context", "The context begins with the kind of the file."),
-    "header": ("what-a-reader-must-check", "The safetensors header has the right sizes, no gap and no overlap."),
+    "header": (
+        "what-a-reader-must-check",
+        "The safetensors header has the right sizes, no gap and no overlap, and entries of three members.",
+    ),
     "header.duplicate": ("forms-of-values", "No object in the safetensors header has a member twice."),
     "metadata": ("the-file", "The owner's entries are those that do not begin with `fastrack.`."),
     "version": ("what-a-reader-must-check", "The version is `1`."),
@@ -258,7 +261,7 @@ def guards(made: Cases) -> None:
     sealed = draft(tensor("a"), tensor("fastrack.guard", "F32", [2]))
     opened(made, "guard-is-sealed", "guard", sealed)
     for name, edit in {
-        "dtype": {"dtype": GUARD["dtype"].replace("by", "with")},  # type: ignore[attr-defined]
+        "dtype": {"dtype": GUARD["dtype"].replace("by", "with")},
         "shape": {"shape": [0, 0]},
         "shape-1": {"shape": [1]},
         "offsets": {"data_offsets": [92, 92]},
