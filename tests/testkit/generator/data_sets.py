@@ -131,6 +131,8 @@ def abouts(made: Cases) -> None:
         "types-array": {"types": list(TYPES)},
         "types-of-numbers": {"types": dict.fromkeys(TYPES, 1)},
         "files-object": {"files": {}},
+        "files-of-fewer-samples": {"files": [["b.csv", 1]]},
+        "files-of-more-samples": {"files": [["b.csv", 2], ["", 1]]},
     }.items():
         edited(made, f"about-{name}", "about", lambda one, change=change: one.about.update(change))
     for name, text in {

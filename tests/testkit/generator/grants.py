@@ -102,6 +102,10 @@ def successes(made: Cases) -> None:
     opens("to-p-384", "recipient", payload_of(RECIPIENT_P384), RECIPIENT_P384)
     opens("of-128-bits", "key", payload_of(under=KEY128), key=KEY128)
     opens("to-the-second", "recipient", payload_of(OTHER_RECIPIENT, RECIPIENT_P384, RECIPIENT))
+    later = payload_of()
+    unknown = {"algorithm": "MLKEM1024_P521", "ciphertext": base64_text(b"later"), "id": "f" * 32, "name": ""}
+    later["recipients"] = [unknown, entry(RECIPIENT, constraints())]
+    opens("beside-an-unknown-algorithm", "recipients", later)
     bound = {"files": [FILE, OTHER_FILE], "lineage": LINEAGE, "least_version": 7, "expires": "2027-01-31T00:00:00Z"}
     opens("with-all-constraints", "constraints", payload_of(**bound))
     opens("of-no-file", "constraints", payload_of(files=[]))
@@ -338,6 +342,11 @@ def passphrases(made: Cases) -> None:
     }.items():
         data = granted(payload_of() | {"recipients": [good | change]})
         made.fails(f"passphrase-{name}", "passphrase", "format", data, fields)
+    plain = entry(RECIPIENT, constraints())
+    named = [plain, good | {"id": OTHER_RECIPIENT.id}]
+    made.fails("passphrase-id-of-a-key", "passphrase", "format", granted(payload_of() | {"recipients": named}), FIELDS)
+    nameless = [plain, entry(OTHER_RECIPIENT, constraints()) | {"id": "0" * 32}]
+    made.fails("key-with-id-of-zeros", "passphrase", "format", granted(payload_of() | {"recipients": nameless}), FIELDS)
     lacking = {name: value for name, value in good.items() if name != "lanes"}
     data = granted(payload_of() | {"recipients": [lacking]})
     made.fails("passphrase-without-lanes", "passphrase", "format", data, fields)
