@@ -57,7 +57,7 @@ def _check_recipient(entry):
     require(is_hexadecimal(entry["id"], 32), "the id of a recipient")
     require(isinstance(entry["name"], str), "a name")
     read_base64(entry["ciphertext"])
-    require(has_passphrase or entry["algorithm"] in SUITES, "an algorithm")
+    require(isinstance(entry["algorithm"], str), "an algorithm")  # those of later versions are for others
     require(has_passphrase == (entry["id"] == "0" * 32), "zeros for a passphrase")
     if has_passphrase:
         read_base64(entry["salt"], [16])

@@ -58,7 +58,7 @@ def read_chain(content, owner):
         if kind_of(line) == TYPE.format("completion"):
             completion, _ = read_document(line, "completion", owner)
             found = tuple(completion[name] for name in ("plan", "head", "visits", "model"))
-            require(found == (digest, head, len(plan["order"]), model), "a completion of this chain", "rollback")
+            require(found == (digest, head, len(visits), model), "a completion of this chain", "rollback")
             require(len(visits) == len(plan["order"]), "all visits before the completion", "rollback")
             continue
         visit = read_receipt(line, plan, digest, owner)
