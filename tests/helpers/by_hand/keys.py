@@ -100,7 +100,7 @@ def pair_id(algorithm, public):
 
 
 def is_signed(owner, signature, text):
-    """Whether the owner of a public line signed a text."""
+    """Return True if the owner of a public line signed a text."""
     algorithm, public = read_public(owner)
     try:
         SIGNING[algorithm].from_public_bytes(public).verify(signature, text)
