@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA65PrivateKey, MLDSA65PublicKey
 
 from fastrack._keys.key_files import PublicKey, SecretKey
-from fastrack._util.documents import encode, encode_bytes, parse_strict
+from fastrack._util.documents import decode_bytes, encode, encode_bytes, parse_strict
 from fastrack._util.rights import open_own
 from fastrack._util.shown import shown
 from fastrack.errors import FormatError, SignatureError
@@ -217,10 +217,10 @@ def read_unverified_payload(envelope: bytes, *, source: str = "the document") ->
 def _parse_envelope(envelope: bytes, source: str) -> tuple[bytes, str, list[bytes]]:
     try:
         document = parse_strict(str(envelope, "utf-8"))
-        payload = base64.b64decode(document["payload"], validate=True)
+        payload = decode_bytes(document["payload"])
         payload_type = document["payloadType"]
-        signatures = [base64.b64decode(entry["sig"], validate=True) for entry in document["signatures"]]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        signatures = [decode_bytes(entry["sig"]) for entry in document["signatures"]]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(
             f"{source} is not a signed document: expected a DSSE envelope in JSON, got something else "
             f"({type(error).__name__}). Get it again from its owner"
