@@ -372,9 +372,13 @@ class Grants:
             assert passphrase is not None
             assert entry.parameters is not None
             secret = decrypt_with_passphrase(entry.ciphertext, passphrase, entry.parameters, self._info())
-        key = Key.from_bytes(secret)
-        if key.id != self.key_id:
-            raise GrantError(f"opening a grant failed: expected key {self.key_id}, got key {key.id}")
+        wanted = f"opening a grant failed: expected key {self.key_id} of {self.bits} bits, got"
+        try:
+            key = Key.from_bytes(secret)
+        except FormatError:
+            raise GrantError(f"{wanted} {len(secret)} bytes that are no key") from None
+        if (key.id, key.bits) != (self.key_id, self.bits):
+            raise GrantError(f"{wanted} key {key.id} of {key.bits} bits")
         key.restrict(self.files, self.lineage, self.least_version)
         return KeyRing(key)
 

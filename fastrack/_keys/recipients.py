@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -86,6 +85,12 @@ def _read_hybrid_public(public: bytes) -> MLKEM768X25519PublicKey:
     )
 
 
+def _read_curve_public(public: bytes) -> ec.EllipticCurvePublicKey:
+    if len(public) != 2 * _P384 + 1:
+        raise ValueError(f"expected an uncompressed point of {2 * _P384 + 1} bytes, got {len(public)}")
+    return ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP384R1(), public)
+
+
 _ALGORITHMS = {
     "MLKEM768_X25519": _Algorithm(
         Suite(KEM.MLKEM768_X25519, KDF.SHAKE256, AEAD.AES_256_GCM),
@@ -97,7 +102,7 @@ _ALGORITHMS = {
         Suite(KEM.P384, KDF.HKDF_SHA384, AEAD.AES_256_GCM),
         _generate_curve_secret,
         _CurveSecret,
-        partial(ec.EllipticCurvePublicKey.from_encoded_point, ec.SECP384R1()),
+        _read_curve_public,
     ),
 }
 

@@ -7,7 +7,6 @@ Simple Signing Envelope defines it; in-toto and Sigstore use it too.
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Callable, Iterable
 from types import MappingProxyType
 from typing import Any, Self
@@ -17,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA65PrivateKey, MLDSA65PublicKey
 
 from fastrack._keys.key_files import PublicKey, SecretKey
-from fastrack._util.documents import encode, encode_bytes
+from fastrack._util.documents import decode_bytes, encode, encode_bytes, parse_strict
 from fastrack._util.rights import open_own
 from fastrack._util.shown import shown
 from fastrack.errors import FormatError, SignatureError
@@ -159,8 +158,8 @@ def open_envelope(
 ) -> tuple[bytes, Verifier]:
     """Return the payload of a DSSE envelope after verification, and the trusted key that signed it.
 
-    Raise FormatError if `envelope` is no envelope. Raise SignatureError if it has another type, or no valid signature
-    of a trusted key.
+    Raise FormatError if `envelope` is no envelope, or one of another type. Raise SignatureError if it has no valid
+    signature of a trusted key.
     """
     payload, found_type, signatures = _parse_envelope(envelope, source)
     return payload, _find_signer(payload, found_type, signatures, payload_type, trusted, source)
@@ -190,7 +189,7 @@ def _find_signer(
 ) -> Verifier:
     """Return the trusted key that signed a payload of this type."""
     if found_type != payload_type:
-        raise SignatureError(f"{source}: expected a document of type {payload_type}, got {found_type!r:.80}")
+        raise FormatError(f"{source}: expected a document of type {payload_type}, got {found_type!r:.80}")
     message = _pre_authentication_encoding(payload_type, payload)
     verifiers = (trusted,) if isinstance(trusted, Verifier) else tuple(trusted)
     for verifier in verifiers:
@@ -217,11 +216,11 @@ def read_unverified_payload(envelope: bytes, *, source: str = "the document") ->
 
 def _parse_envelope(envelope: bytes, source: str) -> tuple[bytes, str, list[bytes]]:
     try:
-        document = json.loads(envelope)
-        payload = base64.b64decode(document["payload"], validate=True)
+        document = parse_strict(str(envelope, "utf-8"))
+        payload = decode_bytes(document["payload"])
         payload_type = document["payloadType"]
-        signatures = [base64.b64decode(entry["sig"], validate=True) for entry in document["signatures"]]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        signatures = [decode_bytes(entry["sig"]) for entry in document["signatures"]]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FormatError(
             f"{source} is not a signed document: expected a DSSE envelope in JSON, got something else "
             f"({type(error).__name__}). Get it again from its owner"

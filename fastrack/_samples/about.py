@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from fastrack._keys.keyring import KeyRing
 from fastrack._sealed.messages import OpenMessage
 from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Bytes
+from fastrack._util.documents import parse_strict
 from fastrack.errors import FormatError
 
 ABOUT = "fastrack.about"
@@ -61,10 +62,11 @@ class About:
         """Return what the tensor of a shard at `path` says; raise FormatError if it has another form."""
         version, about = 1, None
         with suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            members = json.loads(content.decode("utf-8", "surrogateescape"))
+            members = parse_strict(content.decode("utf-8", "surrogateescape"))
             version = members.pop("version")
-            about = cls(**{**members, "files": tuple((name, count) for name, count in members["files"])})
-        if version != 1:
+            if members.keys() == {member.name for member in fields(cls)} and type(members["files"]) is list:
+                about = cls(**{**members, "files": tuple((name, count) for name, count in members["files"])})
+        if type(version) is not int or version != 1:
             raise FormatError(f"{path}: expected version 1 of {ABOUT}, got another. Update fastrack")
         if about is None or not about._is_valid():
             raise FormatError(f"{path}: expected {ABOUT} as a DatasetWriter writes it, got another form. Get it again")

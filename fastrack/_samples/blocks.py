@@ -182,7 +182,7 @@ def columns_of(contexts: Sequence[MessageContext], path: Location) -> tuple[int,
         if name.endswith(OFFSETS):
             continue
         offsets = named.get(name.removesuffix(RECORDS) + OFFSETS) if name.endswith(RECORDS) else None
-        if offsets is not None and len(context.shape) == len(offsets.shape) == 1:
+        if offsets is not None and len(context.shape) == len(offsets.shape) == 1 and offsets.dtype == "I64":
             columns[name.removesuffix(RECORDS)] = Column(context.dtype, None)
             counts[name] = offsets.shape[0] - 1
         elif context.shape:

@@ -176,9 +176,10 @@ def _place_of(path: Location, file: SealedFile, keys: KeyRing, before: DataSet, 
     if about.data_set != (before.id or about.data_set) or about.run not in {before.run, first}:
         raise FormatError(f"{path}: expected a shard of the data set of those before it, got another's. Get it again")
     if about.previous != (before.shards[-1][1].shard if before.shards else ""):
+        last = before.shards[-1][0].name if before.shards else "no other"
         raise FormatError(
-            f"{path}: expected the shard that was written after {before.shards[-1][0].name}, got one that followed "
-            "another, such as one of a copy. Get them again"
+            f"{path}: expected the shard that was written after {last}, got one that followed another, such as one of "
+            "a copy. Get them again"
         )
     return about
 

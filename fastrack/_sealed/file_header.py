@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from fastrack._sealed.scales import Scale
 from fastrack._sealed.storage import HEADER_LIMIT, HEADER_PREFIX
 from fastrack._tensors import dtypes
-from fastrack._util.documents import unique
+from fastrack._util.documents import parse_strict, unique
 from fastrack._util.locations import Location
 from fastrack.errors import FormatError
 
@@ -31,6 +31,7 @@ _GUARD_ENTRY = {
     "data_offsets": [0, 0],
 }
 _GUARD_TEXT = json.dumps(_GUARD_ENTRY, separators=(",", ":"))
+_SORTED_GUARD = json.dumps(_GUARD_ENTRY, sort_keys=True)
 
 # JSON as fastrack and safetensors write it: without spaces, without escapes in names, and with members in this order.
 _METADATA = '{"__metadata__":{'
@@ -190,15 +191,15 @@ def _parse_compact(text: str, body: int) -> tuple[dict[str, str], dict[str, Stor
 
 
 def _parse(text: str, body: int) -> tuple[dict[str, str], dict[str, StoredTensor]]:
-    header = json.loads(text, object_pairs_hook=unique)
-    if type(header) is not dict:
-        raise ValueError("the header is no JSON object")
+    header = parse_strict(text)
+    if type(header) is not dict or text[0] != "{":
+        raise ValueError("the header is no JSON object, or does not begin with it")
     escaped = "\\" in text
     metadata = _check_metadata(header.pop("__metadata__", None), escaped=escaped)
     if escaped:
         "".join(header).encode()  # refuses lone surrogates, which escapes can write
     # As text, since [0] == [False]. Another entry of this name is read as a tensor, of which that dtype is none.
-    if GUARD in header and json.dumps(header[GUARD], separators=(",", ":")) == _GUARD_TEXT:
+    if GUARD in header and json.dumps(header[GUARD], sort_keys=True) == _SORTED_GUARD:
         del header[GUARD]
     tensors = {name: _read_tensor(name, entry, body) for name, entry in header.items()}
     tensors = dict(sorted(tensors.items(), key=lambda item: item[1][2:]))

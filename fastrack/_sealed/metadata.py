@@ -15,7 +15,7 @@ from fastrack._sealed.contexts import Binding, Kind, MessageContext
 from fastrack._sealed.file_header import Layout, StoredTensor, is_shape, parse_header, parse_layouts
 from fastrack._sealed.scales import Scale
 from fastrack._tensors import dtypes
-from fastrack._util.documents import unique
+from fastrack._util.documents import parse_strict
 from fastrack._util.locations import Location
 from fastrack._util.shown import shown
 from fastrack.errors import FormatError
@@ -112,7 +112,7 @@ def _hex_id(value: str | None, name: str, path: Location) -> str:
 
 def _read_json(text: str | None, path: Location) -> dict[str, Any]:
     try:
-        value = json.loads(text or "", object_pairs_hook=unique)
+        value = parse_strict(text or "")
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):

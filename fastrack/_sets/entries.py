@@ -99,7 +99,7 @@ class SealedEntry:
     def check(self, file: SealedFile) -> None:
         """Compare an open file with this description. Contents of plain tensors are compared when they are read.
 
-        Raise RollbackError for another file, and AuthenticationError for a message that has not the listed digest.
+        Raise RollbackError for another file, and AuthenticationError for metadata or a message of another digest.
         """
         if file.file_id != self.file:
             raise self._other(file, f"file id {self.file}", file.file_id)
@@ -117,7 +117,11 @@ class SealedEntry:
             if (found_dtype, list(found_shape)) != (dtype, shape):
                 raise self._other(file, f"{dtype} {shape}", f"{found_dtype} {list(found_shape)}", name)
         if _digest_of_metadata(file.metadata) != self.metadata:
-            raise self._other(file, f"metadata with the SHA-256 {self.metadata}", "others")
+            raise AuthenticationError(
+                f"{file.path}: expected metadata with the SHA-256 {self.metadata} by {self.manifest}, got others; they "
+                "were altered, or are of another version. Get the files of that version",
+                path=file.path,
+            )
 
     def _check_sealed(self, file: SealedFile, name: str, dtype: str, shape: list[int], header: str) -> None:
         tensor = file.get(name)

@@ -22,7 +22,7 @@ from fastrack._sets.entries import Entry, PlainEntry, SealedEntry, walk
 from fastrack._sets.load_file import load_file
 from fastrack._sets.manifest import parse_entry
 from fastrack._tensors import dtypes
-from fastrack._util.documents import decode, parsing
+from fastrack._util.documents import decode, parsing, require
 from fastrack._util.locations import Location, join, locate
 from fastrack._util.public import public
 from fastrack.errors import AuthenticationError, FormatError, RollbackError
@@ -92,6 +92,8 @@ def load_folder(
     with load_file(index, anchor=anchor) as file:
         if file.kind != "folder" or FILES not in file:
             raise FormatError(f"{index}: expected the index of a sealed folder, got a {file.kind} file. Get it again")
+        if any(tensor.dtype != "U8" or len(tensor.shape) != 1 for tensor in file.values()):
+            raise FormatError(f"{index}: expected vectors of bytes, got other tensors. Get it again from its owner")
         contents = {name: unseal(tensor, ring, framework="numpy").tobytes() for name, tensor in file.items()}
         assert file.key_id is not None
         assert file.file_id is not None
@@ -166,6 +168,9 @@ class SealedFolder:
         self._edition = edition  # of the index, and so of all files
         self._headers = {name.removeprefix(HEADER): content for name, content in contents.items() if name != FILES}
         self.files: Mapping[str, Entry] = parse_index(contents[FILES], path)
+        sealed = {HEADER + name for name, entry in self.files.items() if isinstance(entry, SealedEntry)}
+        if not contents.keys() <= {FILES, *sealed}:
+            raise FormatError(f"{path}: expected an index of headers of its sealed files, got others. Get it again")
 
     def open(self, name: str) -> SealedFile:
         """Open a sealed file, after its header was compared with the index.
@@ -368,6 +373,7 @@ def parse_index(content: bytes, path: Location) -> dict[str, Entry]:
     index = join(path, INDEX)
     with parsing(f"{index} is not the index of a sealed folder", "get it again from its owner"):
         document = decode(content, {"files", "format"}, {"format": FORMAT})
+        require(not any(members.get("plain") for members in document["files"].values()), "plain")
         return {name: parse_entry(name, members, str(index)) for name, members in document["files"].items()}
 
 

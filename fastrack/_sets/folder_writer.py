@@ -36,7 +36,17 @@ from fastrack._sealed.scales import WIDENED, Scale
 from fastrack._sealed.storage import HEADER_LIMIT, HEADER_PREFIX
 from fastrack._sets.anchor import Anchor
 from fastrack._sets.entries import Entry, PlainEntry, SealedEntry, walk
-from fastrack._sets.folder import FILES, FORMAT, HEADER, INDEX, SAFETENSORS, SealedFolder, is_widened, open_folder
+from fastrack._sets.folder import (
+    FILES,
+    FORMAT,
+    HEADER,
+    INDEX,
+    SAFETENSORS,
+    SealedFolder,
+    is_widened,
+    names_before,
+    open_folder,
+)
 from fastrack._sets.manifest import is_name
 from fastrack._sets.quantize import Quantizer
 from fastrack._util.atomic import made_parents, new_file, new_folder
@@ -484,12 +494,9 @@ def _require_layout(header: bytes, entry: SealedEntry, file: SealedFile, path: L
     It may list quantised values as BF16: as what they are with their scales, which it leaves out then.
     """
     try:
-        described = json.loads(header[HEADER_PREFIX:])
-        described.pop("__metadata__", None)
-        names = sorted(described, key=lambda name: described[name]["data_offsets"])
-        tensors = {name: [described[name]["dtype"], described[name]["shape"]] for name in names}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        tensors, names = {}, []
+        tensors = {name: [each.dtype, list(each.shape)] for name, each in names_before(header, path).items()}
+    except FormatError:
+        tensors = {}
     found = {name: tensor[:2] for name, tensor in entry.sealed.items()}
     for name, tensor in file.items():
         if tensor.scale is not None and tensor.scale.name not in tensors:
@@ -497,7 +504,7 @@ def _require_layout(header: bytes, entry: SealedEntry, file: SealedFile, path: L
             found.pop(tensor.scale.name, None)
     if entry.plain or tensors != found:
         raise FormatError(f"{path} changed while it was read, or its header does not fit it. Seal it again")
-    return names
+    return list(tensors)
 
 
 @public

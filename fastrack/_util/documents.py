@@ -77,6 +77,17 @@ def is_number(value: object) -> bool:
     return type(value) is int and 0 <= value < NUMBER_LIMIT
 
 
+def parse_strict(text: str) -> Any:
+    """Parse JSON in which each member stands once, and no number is written as -0, which would be another's text."""
+    return json.loads(text, object_pairs_hook=unique, parse_int=_whole)
+
+
+def _whole(text: str) -> int:
+    if text == "-0":
+        raise ValueError("expected 0, got -0")
+    return int(text)
+
+
 def unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
     """Refuse a JSON object with a repeated member, since parsers differ in the value that they take."""
     document = dict(members)

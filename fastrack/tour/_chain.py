@@ -97,7 +97,7 @@ class Chain:
         SignatureError
             If a document was altered, or signed by a key that may not.
         RollbackError
-            If a receipt is missing, doubled, or in another place.
+            If a receipt is missing, doubled, in another place, or of a visit that did not keep to the plan.
         FormatError
             If a document has another form. Each message names the line.
         """
@@ -125,8 +125,8 @@ class Chain:
         number = len(self.visits)
         with _place(f"{source}, line {self._length + 1}, after {number} receipts"):
             if self.completion is not None:
-                raise RollbackError("expected the end behind the owner's completion, got another line")
-            if number == len(self.plan.order) or _COMPLETION in line:  # a payload has no dots
+                raise FormatError("expected the end behind the owner's completion, got another line")
+            if _COMPLETION in line:  # a payload has no dots
                 return replace(self, completion=self._check_completion(line))
             return replace(self, visits=(*self.visits, self._check_receipt(line)))
 
@@ -218,7 +218,7 @@ def read_receipt(content: bytes, plan: Plan) -> VerifiedVisit:
 
 
 def _check_visit(receipt: Receipt, delegation: Delegation, consent: Consent, plan: Plan) -> None:
-    """Raise `AuthenticationError` unless a visit kept to its plan, its delegation and its consent."""
+    """Raise `RollbackError` unless a visit kept to its plan, its delegation and its consent."""
     following, end = delegation.before.number + 1, min(delegation.expires, consent.expires)
     # A visit that was broken off may be late: its holder has to hear of it all the same.
     in_time = receipt.after is None or receipt.ended <= end
@@ -228,11 +228,11 @@ def _check_visit(receipt: Receipt, delegation: Delegation, consent: Consent, pla
         "files that the holder granted": set(receipt.files) <= set(consent.files),
         f"an attempt up to {plan.attempts}": 0 < delegation.attempt <= plan.attempts,
         f"an end by {plan.expires}": delegation.expires <= plan.expires,
-        f"an end by {end}": receipt.started <= receipt.ended and in_time,
+        f"an end by {end}": in_time,
     }
     for wanted, is_kept in kept.items():
         if not is_kept:
-            raise AuthenticationError(
+            raise RollbackError(
                 f"the receipt of visit {delegation.visit}: expected {wanted}, got another. Its machine did not keep to "
                 "the plan; begin the visit again on another"
             )

@@ -28,7 +28,7 @@ from fastrack._util.documents import (
     parsing,
     require,
 )
-from fastrack.errors import FormatError
+from fastrack.errors import FormatError, RollbackError
 
 MODEL = "model.safetensors"
 """The name of the model in its folder, and in its manifest."""
@@ -253,9 +253,9 @@ class Plan(Document):
         return self.issuer
 
     def holder(self, visit: int) -> str:
-        """Return the name of the holder of a visit. Raise `FormatError` if the tour has no such visit."""
+        """Return the name of the holder of a visit. Raise `RollbackError` if the tour has no such visit."""
         if not 0 <= visit < len(self.order):
-            raise FormatError(
+            raise RollbackError(
                 f"visit {visit} of tour {self.tour}: expected one of its {len(self.order)}, got another. The tour is "
                 "over; finish it, or sign a new plan"
             )
@@ -313,6 +313,9 @@ class Delegation(Document):
     key: str
     salt: str
     expires: datetime
+
+    def _check(self) -> None:
+        require(self.attempt > 0, "attempt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -393,6 +396,9 @@ class Receipt(Document):
     scrubbed: int
     started: datetime
     ended: datetime
+
+    def _check(self) -> None:
+        require(self.started <= self.ended, "ended")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,8 +30,18 @@ def test_a_signed_document_is_opened_by_its_key_alone(signer):
     for trusted in (others, [], others[0]):
         with pytest.raises(SignatureError, match="got none that holds"):
             open_envelope(envelope, TYPE, trusted)
-    with pytest.raises(SignatureError, match="expected a document of type application/other"):
+    with pytest.raises(FormatError, match="expected a document of type application/other"):
         open_envelope(envelope, "application/other", signer.verifier)
+
+
+def test_base64_with_other_unused_bits_is_refused():
+    signer = Signer.generate()
+    envelope = sign_envelope(b"payload!", TYPE, [signer])  # the payload and the signature end in such bits
+    for end in (b'=","payloadType', b'=="}]'):
+        at = envelope.index(end) - 1
+        altered = envelope[:at] + bytes([envelope[at] + 1]) + envelope[at + 1 :]
+        with pytest.raises(FormatError):
+            open_envelope(altered, TYPE, signer.verifier)
 
 
 def test_the_envelope_is_that_of_dsse():

@@ -3,18 +3,13 @@
 The pieces are tokens of JSON, marks, chunks, tags and whole messages, so that much of what is made nearly opens.
 """
 
-import hmac
 import json
 import re
 from collections import defaultdict
-from math import prod
 
 import numpy as np
-import safetensors
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.hashes import SHA512
-from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
-from helpers import by_hand, reference
+from helpers import reference
+from helpers.by_hand import RefusedError, described, sealed
 
 import fastrack
 from fastrack import AuthenticationError, FormatError, Key, UnknownKeyError
@@ -23,9 +18,7 @@ from fuzz.mutators import join, parse, split, write
 
 SECRETS = [bytes(range(32)), bytes(range(1, 33)), bytes(range(16))]
 KEYS = [Key.from_bytes(secret) for secret in SECRETS]
-SECRET_OF = {key.id: secret for key, secret in zip(KEYS, SECRETS, strict=True)}
 HEADER_SIZE = 56
-BITS = {"U8": 8, "I16": 16, "I32": 32, "F32": 32, "F64": 64, "I64": 64}
 TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|-?\d+|[{}\[\],:]|true|false|null')
 MEMBER = re.compile(r'"(?:[^"\\]|\\.)*":(?:\{[^{}]*\}|\[[^\[\]]*\]|"(?:[^"\\]|\\.)*")')
 BLANKS = [" ", "\n", "\t", "\u00a0", "\0", "/**/", "\ufeff"]
@@ -88,6 +81,8 @@ class Recombined:
     def run(self, data):
         self._path.write_bytes(data)
         file = attempt(lambda: fastrack.load_file(self._path), FormatError)
+        who = "the other reader alone" if file is None else "fastrack alone"
+        require(is_taken_by_format(data) == (file is not None), f"{who} takes the file for one of the format")
         if file is not None:
             with file:
                 for name in file:
@@ -116,64 +111,32 @@ def tensors(seed):
     }
 
 
-# The other reader: the safetensors library, pyca/cryptography and what docs/format.md says.
+# The other reader: `helpers.by_hand`, chunk by chunk, with the AES-GCM and HKDF of pyca/cryptography.
 
 
 def read_by_format(path, name):
     """Open a tensor: its dtype, shape and content, or None."""
     try:
-        unguarded = path.with_suffix(".unguarded")  # another file, as fastrack has mapped the first
-        unguarded.write_bytes(by_hand.drop_guard(path.read_bytes()))
-        with safetensors.safe_open(unguarded, framework="numpy") as file:
-            return _open(file.metadata(), file.get_tensor(name), name)
-    except (ValueError, KeyError, TypeError, InvalidTag):
+        return _open(path.read_bytes(), name)
+    except RefusedError:
         return None
 
 
-def _open(marks, message, name):
-    if marks["fastrack.version"] != "1" or "fastrack.kind" in marks:
-        raise ValueError("another format, or a checkpoint")
-    entry = json.loads(marks["fastrack.tensors"], object_pairs_hook=_each_once)[name]
-    secret = SECRET_OF[marks["fastrack.key"]]
-    claim = {"dtype": entry["dtype"], "shape": entry["shape"], "file": marks["fastrack.file"], "name": name}
-    is_moved = "binding" in entry
-    if entry.keys() != {"dtype", "shape"} | ({"file", "binding"} if is_moved else set()):
-        raise ValueError("an entry of other members")
-    if not all(type(extent) is int and extent >= 0 for extent in claim["shape"]):
-        raise ValueError("a shape of other things than sizes")
-    if not all(re.fullmatch("[0-9a-f]{32}", value) for value in (claim["file"], marks["fastrack.key"])):
-        raise ValueError("no id")
-    size = prod(claim["shape"]) * BITS[claim["dtype"]] // 8
-    sealed = message.tobytes()
-    if message.dtype != np.uint8 or message.ndim != 1 or len(sealed) != HEADER_SIZE + size + 16 * (size // 16384 + 1):
-        raise ValueError("a message of another size")
-    if is_moved:
-        claim["file"] = entry["file"]
-        label = f"fastrack/binding@1\0{marks['fastrack.file']}\0".encode()
-        _derive(secret, bytes.fromhex(entry["binding"]), label + _context(claim))
-    key, nonce = _derive(secret, sealed[:HEADER_SIZE], _context(claim))
-    chunks = reference.open_each(key, nonce, sealed[HEADER_SIZE:])
-    return claim["dtype"], tuple(claim["shape"]), b"".join(chunks)  # TypeError, if a tag was wrong
+def is_taken_by_format(content):
+    """Return whether a file has the form of one in which something is sealed, or nothing."""
+    try:
+        described(sealed.parse)(content)
+    except RefusedError:
+        return False
+    return True
 
 
-def _context(claim):
-    text = json.dumps(claim, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return b"fastrack/tensor@1\0" + text.encode()
-
-
-def _derive(secret, header, context):
-    size = len(secret)
-    info = b"c2sp.org/chunked-encryption@v1+" + f"AEAD_AES_{8 * size}_GCM".encode() + b"\0" + header[:24] + context
-    derived = HKDFExpand(SHA512(), size + 44, info).derive(secret)
-    if not hmac.compare_digest(derived[size + 12 :], header[24:]):
-        raise ValueError("another commitment")
-    return derived[:size], derived[size : size + 12]
-
-
-def _each_once(members):
-    if len(dict(members)) != len(members):
-        raise ValueError("a member twice")
-    return dict(members)
+@described
+def _open(content, name):
+    file = sealed.parse(content)
+    opened = sealed.open_one(file, name, SECRETS, "tensor", reference)
+    claim, _ = file.sealed[name]
+    return claim["dtype"], tuple(claim["shape"]), opened
 
 
 # What is altered.

@@ -1,18 +1,17 @@
 """Keys of earlier versions open: key files, key pairs, grants and wrapped keys."""
 
 import base64
-import hashlib
 import json
 from datetime import UTC, datetime, timedelta
 
 import golden_contents as contents
 import numpy as np
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec, ed25519, mldsa, mlkem, x25519
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from golden_files import NOW, cli, key_id, load_keys, load_verifiers, opens, owner_key
-from helpers import grants_reader, wrapped_reader
+from helpers.by_hand import grants as by_hand
+from helpers.by_hand import keys
 
 import fastrack
 from fastrack.errors import FormatError, GrantError
@@ -38,29 +37,11 @@ def test_key_files_open(golden):
     assert [one["id"] for one in shown] == [key_id(contents.SECRETS[name]) for name in sorted(contents.SECRETS)]
 
 
-def public_of(algorithm, secret):
-    """Return the public key of a secret, as its standard says."""
-    if algorithm == "Ed25519":
-        return ed25519.Ed25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
-    if algorithm == "ML-DSA-65":
-        return mldsa.MLDSA65PrivateKey.from_seed_bytes(secret).public_key().public_bytes_raw()
-    if algorithm == "P-384":
-        public = ec.derive_private_key(int.from_bytes(secret, "big"), ec.SECP384R1()).public_key()
-        return public.public_bytes(Encoding.X962, PublicFormat.UncompressedPoint)
-    first = mlkem.MLKEM768PrivateKey.from_seed_bytes(secret[:64]).public_key().public_bytes_raw()
-    return first + x25519.X25519PrivateKey.from_private_bytes(secret[64:]).public_key().public_bytes_raw()
-
-
 def check_pair(secret_file, public_line, algorithm):
-    """Compare both halves of a key pair, and return its public key."""
-    head, line = secret_file.read_text().splitlines()
-    label, found, secret = line.split(":")
-    public = public_of(algorithm, bytes.fromhex(secret))
-    pair_id = hashlib.sha256(f"fastrack/public-key-id@1\0{algorithm}\0".encode() + public).hexdigest()[:32]
-    assert (label, found) == ("fastrack-secret-1", algorithm)
-    assert head == f"# fastrack secret key, {algorithm}, id {pair_id}"
-    assert public_line.split(" ")[0] == f"fastrack-public-1:{algorithm}:{base64.b64encode(public).decode()}"
-    return public, pair_id
+    """Compare both halves of a key pair by hand, and return its public key and id."""
+    _, found, public = keys.open_secret(secret_file.read_bytes())
+    assert (found, keys.read_public(public_line.split(" ")[0])) == (algorithm, (algorithm, public))
+    return public, keys.pair_id(algorithm, public)
 
 
 @opens("pairs/alice*", "pairs/carol*")
@@ -95,10 +76,10 @@ def test_grants_open_for_each_recipient(golden):
     verifiers = load_verifiers(golden)
     lines = [golden(f"pairs/{name}.signer.pub").read_text().rstrip() for name in ("owner", "owner-65")]
     people = {name: Identity.load(golden(f"pairs/{name}")) for name in ("alice", "carol")}
-    texts = {name: golden(f"pairs/{name}").read_text() for name in people}
+    texts = {name: golden(f"pairs/{name}").read_bytes() for name in people}
     phrase = golden("grants/passphrase").read_text().rstrip("\n")
     assert phrase == contents.PASSPHRASE
-    keys = load_keys(golden)
+    owned = load_keys(golden)
     made = {
         "alone": ("owner256", 0, ["alice"], False, 1),
         "several": ("owner256", 0, ["alice", "carol"], True, 2),
@@ -107,16 +88,16 @@ def test_grants_open_for_each_recipient(golden):
     for name, (key, owner, recipients, has_phrase, serial) in made.items():
         path = golden(f"grants/{name}.grants")
         grants = Grants.load(path, owner=verifiers)
-        payload = grants_reader.read_grants(path.read_bytes(), lines[owner])
-        assert (grants.key_id, grants.bits, grants.serial) == (keys[key].id, keys[key].bits, serial)
+        payload = by_hand.read_grants(path.read_bytes(), [lines[owner]])
+        assert (grants.key_id, grants.bits, grants.serial) == (owned[key].id, owned[key].bits, serial)
         assert grants.envelope == path.read_bytes()
         assert [grant.name for grant in grants.recipients if grant.name] == recipients
         for person in recipients:
-            assert grants.unlock(people[person], now=NOW).first == keys[key]
-            assert grants_reader.unwrap(payload, texts[person]) == contents.SECRETS[key]
+            assert grants.unlock(people[person], now=NOW).first == owned[key]
+            assert by_hand.unwrap(payload, texts[person]) == contents.SECRETS[key]
         if has_phrase:
-            assert grants.unlock(passphrase=phrase).first == keys[key]
-            assert grants_reader.unwrap(payload, passphrase=phrase) == contents.SECRETS[key]
+            assert grants.unlock(passphrase=phrase).first == owned[key]
+            assert by_hand.unwrap(payload, passphrase=phrase) == contents.SECRETS[key]
         for person in people.keys() - set(recipients):
             with pytest.raises(GrantError):
                 grants.unlock(people[person])
@@ -158,7 +139,7 @@ class StandIn:
 
     def open(self, document):
         if document["provider"] in {"pkcs11", "azure-keyvault"}:
-            return wrapped_reader.unwrap(document, self._aes if document["algorithm"] == "AES-KW" else self._rsa)
+            return keys.unwrap(document, self._aes if document["algorithm"] == "AES-KW" else self._rsa)
         ciphertext, context = base64.b64decode(document["ciphertext"]), b""
         if document["provider"] == "vault-transit":
             ciphertext = base64.b64decode(ciphertext.removeprefix(b"vault:v1:"))
@@ -178,7 +159,7 @@ def test_wrapped_keys_open(golden):
     key, stand_in = owner_key(golden), StandIn(golden)
     sealed = fastrack.seal(np.arange(3), key)
     for path in sorted(golden("wrapped").glob("*.wrapped")):
-        wrapped, document = WrappedKey.load(path, wrapper=stand_in), wrapped_reader.read_wrapped(path.read_bytes())
+        wrapped, document = WrappedKey.load(path, wrapper=stand_in), keys.read_wrapped(path.read_bytes())
         assert wrapped.to_bytes() == path.read_bytes()
         assert (wrapped.key_id, wrapped.bits) == (key.id, key.bits)
         members = wrapped.provider, wrapped.algorithm, dict(wrapped.parameters), wrapped.ciphertext

@@ -13,9 +13,8 @@ from datetime import UTC, datetime, timedelta
 
 import golden_contents as contents
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ed25519, mldsa
 from golden_files import NOW, cli, environment, load_keys, load_policy, load_roots, opens, owner_key
-from helpers import grants_reader
+from helpers.by_hand import exchange, sets
 
 import fastrack
 from fastrack import attest
@@ -23,19 +22,6 @@ from fastrack.errors import RollbackError
 from fastrack.grants import Grants, Identity, Signer, Verifier
 
 # Manifests and anchors.
-
-
-def read_manifest(path, public_line):
-    """Return the content of a manifest, after its signature was verified: what docs/manifests.md does."""
-    envelope = json.loads(path.read_bytes())
-    payload, kind = base64.b64decode(envelope["payload"]), envelope["payloadType"]
-    assert kind == "application/vnd.fastrack.manifest.v1+json"
-    _, algorithm, public = public_line.split(" ")[0].strip().split(":")
-    types = {"Ed25519": ed25519.Ed25519PublicKey, "ML-DSA-65": mldsa.MLDSA65PublicKey}
-    key = types[algorithm].from_public_bytes(base64.b64decode(public))
-    signed = f"DSSEv1 {len(kind)} {kind} {len(payload)} ".encode() + payload
-    key.verify(base64.b64decode(envelope["signatures"][0]["sig"]), signed)
-    return json.loads(payload), hashlib.sha256(payload).hexdigest()
 
 
 @opens("manifests/set/fastrack.manifest", "manifests/at-1.manifest", "manifests/run.safetensors.manifest")
@@ -48,7 +34,7 @@ def test_manifests_open(golden):
     ):
         path, public = golden(f"manifests/{name}"), golden(f"pairs/{signer}.signer.pub")
         manifest = fastrack.load_manifest(path, owner=Verifier.load(public))
-        payload, digest = read_manifest(path, public.read_text())
+        payload, digest = sets.open_manifest(path.read_bytes(), public.read_text().split()[0])
         assert (manifest.version, manifest.digest, manifest.lineage) == (version, digest, payload["lineage"])
         assert set(manifest.files) == set(payload["files"])
         entry = f"fastrack/manifest@1\n{payload['lineage']}\n{version}\n{digest}\n"
@@ -68,6 +54,8 @@ def test_every_anchor_accepts_the_set(golden):
     manifest = fastrack.load_manifest(folder / "fastrack.manifest", owner=owner)
     for name, version in (("new", 0), ("at-1", 1), ("at-2", 2)):
         path = golden(f"manifests/{name}.anchor")
+        listed = {name: (folder / name).read_bytes() for name in ("fastrack.manifest", *manifest.files)}
+        by_hand = sets.read_manifest(listed, path.read_text().removesuffix("\n"))
         anchor = fastrack.Anchor(path)
         assert (anchor.owner, anchor.version) == (owner, version)
         assert anchor.lineage == (manifest.lineage if version else None)
@@ -78,6 +66,7 @@ def test_every_anchor_accepts_the_set(golden):
         assert (moved_on.version, moved_on.digest, moved_on.lineage) == (2, manifest.digest, manifest.lineage)
         assert moved_on.read(folder / "config.json") == contents.folder()["config.json"]
         moved_on.verify(folder)
+        assert path.read_text() == by_hand["anchor"] + "\n"
     shown = cli("anchor", path)
     assert (shown["version"], shown["digest"], shown["owner"]) == (2, manifest.digest, owner.id)
 
@@ -205,6 +194,16 @@ def test_an_offer_is_verified(golden):
     assert parsed.root_ca_crl.hex() == collateral["root_ca_crl"]
 
 
+@opens("attestation/challenge-*", "attestation/offer-*")
+def test_evidence_is_bound_to_an_offer_as_the_page_of_formats_says(golden):
+    for cpu, part in (("tdx", "quote"), ("snp", "report")):
+        offer, challenge = (golden(f"attestation/{name}-{cpu}.json").read_bytes() for name in ("offer", "challenge"))
+        found, document = exchange.read_offer(offer, challenge, f"{NOW:%Y-%m-%dT%H:%M:%SZ}"), json.loads(offer)
+        assert bytes.fromhex(found["report_data"]) in base64.b64decode(document["cpu"][part])
+        for nonce, device in zip(found["nonces"], document["devices"], strict=True):
+            assert bytes.fromhex(nonce) in base64.b64decode(device["report"])
+
+
 @opens("attestation/grants-*", "attestation/machine-*")
 def test_grants_that_answer_an_offer_open(golden):
     owner = Verifier.load(golden("pairs/owner.signer.pub"))
@@ -216,13 +215,14 @@ def test_grants_that_answer_an_offer_open(golden):
         assert (document["kind"], document["version"]) == ("fastrack/grants", 1)
         assert document["challenge"] == challenge["id"]
         identity = Identity.load(golden(f"attestation/machine-{cpu}"))
-        for envelope, (name, key) in zip(map(base64.b64decode, document["grants"]), keys.items(), strict=True):
+        for envelope, key in zip(map(base64.b64decode, document["grants"]), keys.values(), strict=True):
             grants = Grants.from_bytes(envelope, owner=owner)
             assert grants.expires is not None
             assert grants.unlock(identity, now=NOW).first == key
-            payload = grants_reader.read_grants(envelope, line)
-            machine = golden(f"attestation/machine-{cpu}").read_text()
-            assert grants_reader.unwrap(payload, machine) == contents.SECRETS[name]
+        machine, at = golden(f"attestation/machine-{cpu}").read_bytes(), f"{NOW:%Y-%m-%dT%H:%M:%SZ}"
+        answer = golden(f"attestation/grants-{cpu}.json").read_bytes()
+        found = exchange.read_answer(answer, challenge["id"], [line], machine, at)
+        assert found["keys"] == [contents.SECRETS[name].hex() for name in keys]
         shown = cli("attest", "show", golden(f"attestation/grants-{cpu}.json"))
         assert challenge["id"] in json.dumps(shown)
 

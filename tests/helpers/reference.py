@@ -1,6 +1,7 @@
 """Runs of chunks and keys by AES-GCM and HKDF of pyca/cryptography, or by the standards: no code under test."""
 
 from functools import lru_cache, reduce
+from hmac import compare_digest
 from operator import xor
 
 import numpy as np
@@ -52,6 +53,17 @@ def open_each(key, base, sealed, first=0):
         except InvalidTag:
             chunks.append(None)
     return chunks
+
+
+def unseal(secret, context, message):
+    """Open a message chunk by chunk, once its commitment is that of its key and context."""
+    size, header = len(secret), bytes(message[:56])
+    derived = derive(secret, header[:24], context)
+    chunks = open_each(derived[:size], derived[size : size + 12], message[56:])
+    is_whole = len(message) > 56 and len(message[56:]) % SEALED_CHUNK_SIZE >= TAG_SIZE
+    if not compare_digest(derived[size + 12 :], header[24:]) or None in chunks or not is_whole:
+        raise InvalidTag
+    return b"".join(chunks)
 
 
 def noise(size, seed=0):

@@ -13,7 +13,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.padding import MGF1, OAEP
-from helpers.wrapped_reader import read_wrapped, unwrap
+from helpers.by_hand.keys import read_wrapped, unwrap
 
 import fastrack
 from fastrack.errors import FormatError, ProviderError

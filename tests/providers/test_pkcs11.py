@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
+from helpers.by_hand.keys import read_wrapped, unwrap
 from helpers.cases import each
 from helpers.commands import invoke
-from helpers.wrapped_reader import read_wrapped, unwrap
 
 import fastrack
 from fastrack.errors import FormatError, KeyPermissionError, ProviderError

@@ -194,7 +194,7 @@ def refused(folder, name, error=RollbackError):
 
 def test_a_shard_with_another_format_is_refused(sealed):
     rewrite_file(sealed / SHARDS[0], lambda metadata, _: metadata.update(format="tf"))
-    refused(sealed, SHARDS[0])
+    refused(sealed, SHARDS[0], AuthenticationError)
 
 
 def test_a_shard_without_its_guard_is_the_same_to_the_index(sealed):

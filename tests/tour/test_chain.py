@@ -140,7 +140,7 @@ def test_a_receipt_that_keeps_to_everything_is_accepted(rig):
         ("delegation", {"previous": "0" * 64}, "the receipt before"),
         ("delegation", {"plan": "0" * 64}, "of this plan"),
         ("delegation", {"attempt": 4}, "an attempt up to 3"),
-        ("delegation", {"attempt": 0}, "an attempt up to 3"),
+        ("delegation", {"attempt": 0}, "'attempt' has a value out of range"),
         ("delegation", {"before": tour.ModelVersion(2, "0" * 64)}, "version 3"),
         ("consent", {"files": ()}, "files that the holder granted"),
         ("receipt", {"code": "0" * 64}, "the training code"),

@@ -3,11 +3,11 @@
 import json
 from collections.abc import Callable
 
-from generator.case import Cases, canonical, draw, flip, joined, sha256
-from generator.drafts import KEY, KEY128, OTHER_KEY, Draft, Stored, Tensor, assemble, draft, scaled, tensor
 from generator.manifests import other_entry, sealed_entry
-from generator.messages import seal
-from generator.values import bf16_values, quantised_tensors
+from generator.parts.case import Cases, canonical, draw, flip, joined, sha256
+from generator.parts.drafts import KEY, KEY128, OTHER_KEY, Draft, Stored, Tensor, assemble, draft, scaled, tensor
+from generator.parts.messages import seal
+from generator.parts.values import bf16_values, quantised_tensors
 
 RULES = {
     "index": ("folders", "The index is a sealed file of the kind `folder`, under the key of the others."),
@@ -123,10 +123,16 @@ def successes(made: Cases) -> None:
     plain = Model(owner={})
     opens(made, "no-metadata", "header", plain.folder(), plain.hashes)
     deep = Model()
-    deep.files = {f"sub/{name}" if name != "vocabulary.bin" else name: file for name, file in deep.files.items()}
+    deep.files = {f"sub/{name}": file for name, file in deep.files.items()}
     deep.headers = {f"sub/{name}": header for name, header in deep.headers.items()}
-    deep.hashes = {f"sub/{name}" if name != "vocabulary.bin" else name: text for name, text in deep.hashes.items()}
+    deep.hashes = {f"sub/{name}": text for name, text in deep.hashes.items()}
     opens(made, "folders-in-it", "index", deep.folder(), deep.hashes)
+    below = draft(Tensor("vocabulary.bin", "U8", [100], VOCABULARY), file="2" * 32)
+    named = Model()
+    named.files, named.headers = {"sub/a/vocabulary.bin": below}, {}
+    opens(
+        made, "whole-file-in-a-folder", "file.authentic", named.folder(), {"sub/a/vocabulary.bin": sha256(VOCABULARY)}
+    )
     only = Model()
     only.files, only.headers = {"config.json": CONFIG}, {}
     opens(made, "nothing-sealed", "index", only.folder(), {"config.json": sha256(CONFIG)})
@@ -167,6 +173,20 @@ def indexes(made: Cases) -> None:
     del plain.entries["files"]
     plain.stored["files"] = Stored("U8", [len(listing)], listing)
     fails(made, "index-files-in-plain", "index", "format", folder | {INDEX: plain.write()})
+    spare = Model()
+    spare.headers["config.json"] = spare.headers["model.safetensors"]
+    fails(made, "index-header-of-a-copied-file", "header", "format", spare.folder())
+    spare.headers = Model().headers | {"vocabulary.bin": Model().headers["model.safetensors"]}
+    fails(made, "index-header-of-a-file-sealed-whole", "header", "format", spare.folder())
+    retyped = good.index()
+    retyped.entries["files"]["dtype"] = "I8"
+    retyped.reseal("files")
+    fails(made, "index-files-as-i8", "index.form", "format", folder | {INDEX: retyped.write()})
+    more = good.index()
+    more.sealed.append(tensor("more"))
+    more.entries["more"] = {"dtype": "U8", "shape": [20]}
+    more.reseal("more")
+    fails(made, "index-with-another-tensor", "index.form", "format", folder | {INDEX: more.write()})
     kindless = good.index()
     kindless.kind = None
     for each in kindless.sealed:
@@ -191,7 +211,7 @@ def listings(made: Cases) -> None:
     one = Model()
     good = one.listing()
     text = canonical(good)
-    entries = dict(good["files"])  # type: ignore[call-overload]
+    entries = dict(good["files"])
     model, config = dict(entries["model.safetensors"]), dict(entries["config.json"])
     for name, data in {
         "spaces": json.dumps(good, sort_keys=True).encode(),
@@ -271,6 +291,7 @@ def files(made: Cases) -> None:
     edited("message-older", "expected", "rollback", _older)
     edited("tensor-added", "expected", "rollback", _added)
     edited("tensor-removed", "expected", "rollback", _removed)
+    edited("tensor-in-plain", "expected", "rollback", _in_plain)
 
 
 def _older(one: Draft) -> None:
@@ -286,6 +307,11 @@ def _added(one: Draft) -> None:
 
 def _removed(one: Draft) -> None:
     del one.stored["c"], one.entries["c"]
+
+
+def _in_plain(one: Draft) -> None:
+    del one.entries["a"]
+    one.stored["a"] = Stored("F32", [5], one.sealed[0].data)
 
 
 def exchanged(made: Cases) -> None:
@@ -311,5 +337,11 @@ def exchanged(made: Cases) -> None:
         "rollback",
         one.folder() | {"model.safetensors": other_key.write()},
     )
+    pair = Model()
+    whole = Tensor("vocabulary.bin", "U8", [100], VOCABULARY)
+    pair.files["vocabulary.bin"] = draft(whole, tensor("more"), file="2" * 32)
+    fails(made, "whole-file-of-two-tensors", "file.authentic", "format", pair.folder())
+    pair.files["vocabulary.bin"] = draft(Tensor("vocabulary.bin", "I8", [100], VOCABULARY), file="2" * 32)
+    fails(made, "whole-file-of-i8", "file.authentic", "format", pair.folder())
     plain = one.folder() | {"vocabulary.bin": VOCABULARY}
     fails(made, "file-in-plain", "file.expected", "format", plain)

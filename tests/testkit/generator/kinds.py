@@ -1,23 +1,32 @@
 """All kinds of cases, and the files that they become."""
 
 from collections.abc import Callable
+from functools import cache
 
 from generator import (
+    chain_documents,
+    chains,
+    data_sets,
+    exchange,
     folders,
     grants,
     key_files,
     manifest_files,
     manifests,
+    offers,
     ranks,
     sealed_entries,
     sealed_files,
+    sealed_messages,
+    widened,
     wrapped,
 )
-from generator.case import Cases
+from generator.parts.case import Cases
 
 PAGE = "https://github.com/fastrack-io/fastrack/blob/main/docs/format.md"
 
 MAKERS: tuple[Callable[[], Cases], ...] = (
+    sealed_messages.cases,
     sealed_files.cases,
     sealed_entries.cases,
     key_files.keys,
@@ -31,15 +40,27 @@ MAKERS: tuple[Callable[[], Cases], ...] = (
     manifest_files.cases,
     wrapped.cases,
     folders.cases,
+    exchange.challenges,
+    offers.cases,
+    exchange.answers,
+    chains.cases,
+    chain_documents.cases,
+    data_sets.cases,
+    widened.cases,
 )
+
+
+@cache
+def kinds() -> tuple[Cases, ...]:
+    """Return all cases, made once."""
+    return tuple(maker() for maker in MAKERS)
 
 
 def files() -> dict[str, bytes]:
     """Return the bytes of each file of the kit that is made, by its path."""
     made: dict[str, bytes] = {}
     rules: dict[str, tuple[str, str]] = {}
-    for maker in MAKERS:
-        kind = maker()
+    for kind in kinds():
         for case in kind.all:
             path = f"cases/{case.kind}/{case.name}"
             if path in made:

@@ -12,11 +12,10 @@ from cryptography.hazmat.primitives.asymmetric.rsa import (
 from cryptography.hazmat.primitives.keywrap import aes_key_wrap
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from generator.case import Cases, base64_text, canonical, draw, flip
-from generator.drafts import KEY, KEY128, OTHER_KEY
-from generator.envelopes import other_payloads
-from generator.key_files import spelled
-from generator.messages import key_id
+from generator.parts.case import Cases, base64_text, canonical, draw, flip, spelled
+from generator.parts.drafts import KEY, KEY128, OTHER_KEY
+from generator.parts.envelopes import other_payloads
+from generator.parts.messages import key_id
 
 RULES = {
     "form": ("wrapped-key-files", "A wrapped key file is one line of canonical JSON with exactly its members."),
@@ -111,12 +110,17 @@ def opens(made: Cases, name: str, rule: str, file: Members, key: bytes, fields: 
 
 def oaeps(made: Cases) -> None:
     """Add keys that are wrapped by RSAES-OAEP."""
-    azure = {"provider": "azure-keyvault", "parameters": {"key": "https://v.vault.azure.net/keys/k/0123"}}
+    azure = {
+        "provider": "azure-keyvault",
+        "parameters": {"key": "https://acme-keys.vault.azure.net/keys/owner/0123456789abcdef0123456789abcdef"},
+    }
     opens(made, "rsa-oaep-sha256", "oaep", members(KEY, oaep(KEY)), KEY, RSA)
     opens(made, "rsa-oaep-sha256-128-bits", "oaep", members(KEY128, oaep(KEY128)), KEY128, RSA)
     sha1 = members(KEY, oaep(KEY, "sha1"), algorithm="RSA-OAEP-SHA1")
     opens(made, "rsa-oaep-sha1", "oaep", sha1, KEY, RSA)
     opens(made, "azure-rsa-oaep-sha256", "oaep", members(KEY, oaep(KEY), **azure), KEY, RSA)
+    longest = {"uri": "pkcs11:token=t;object=" + "w" * 2026}
+    opens(made, "uri-of-2048", "values", members(KEY, oaep(KEY), parameters=longest), KEY, RSA)
     for name, ciphertext in {
         "sha1-as-sha256": oaep(KEY, "sha1"),
         "mask-of-sha1": oaep(KEY, "sha256", "sha1"),
@@ -162,7 +166,7 @@ SERVICES: dict[str, tuple[str, str, Members]] = {
     "tpm-without-pcrs": ("tpm", "TPM2-SEALED", {"parent": "000b" + "ab" * 32}),
     "vault": ("vault-transit", "transit", {"mount": "transit", "name": "seed"}),
     "aws": ("aws-kms", "SYMMETRIC_DEFAULT", {"key": "arn:aws:kms:eu-central-1:111122223333:key/1234abcd"}),
-    "gcp": ("gcp-kms", "GOOGLEXPONENTSYMMETRIC_ENCRYPTION", {"key": "projects/p/locations/l/keyRings/r/cryptoKeys/k"}),
+    "gcp": ("gcp-kms", "GOOGLE_SYMMETRIC_ENCRYPTION", {"key": "projects/p/locations/l/keyRings/r/cryptoKeys/k"}),
 }
 
 
