@@ -74,7 +74,7 @@ class Draft:
     @property
     def purpose(self) -> str:
         """The first part of the contexts."""
-        return "fastrack/checkpoint@1" if self.kind == "checkpoint" else "fastrack/tensor@1"
+        return f"fastrack/{self.kind or 'tensor'}@1"
 
     @property
     def result(self) -> dict[str, object]:

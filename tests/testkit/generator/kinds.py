@@ -2,12 +2,21 @@
 
 from collections.abc import Callable
 
-from generator import sealed_entries, sealed_files
+from generator import key_files, ranks, sealed_entries, sealed_files
 from generator.case import Cases
 
 PAGE = "https://github.com/fastrack-io/fastrack/blob/main/docs/format.md"
 
-MAKERS: tuple[Callable[[], Cases], ...] = (sealed_files.cases, sealed_entries.cases)
+MAKERS: tuple[Callable[[], Cases], ...] = (
+    sealed_files.cases,
+    sealed_entries.cases,
+    key_files.keys,
+    key_files.secrets,
+    key_files.publics,
+    ranks.blocks,
+    ranks.messages,
+    ranks.confirmations,
+)
 
 
 def files() -> dict[str, bytes]:

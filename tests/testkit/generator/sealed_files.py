@@ -34,10 +34,10 @@ RULES = {
     "key-size": ("keys", "A key of 16 bytes means AES-128-GCM, and one of 32 AES-256-GCM."),
     "key-id": ("the-file", "A reader selects the key by the key id, and refuses a file whose key it does not have."),
     "context": ("context", "The context has dtype, file, name and shape in canonical form."),
-    "purpose": ("context", "Messages of a checkpoint have a context of their own."),
+    "purpose": ("context", "The context begins with the kind of the file."),
     "dtype": ("context", "The dtype is one of the table, and the tensor has whole bytes."),
     "header": ("what-a-reader-must-check", "The safetensors header has the right sizes, no gap and no overlap."),
-    "header.duplicate": ("the-file", "No object in the safetensors header has a member twice."),
+    "header.duplicate": ("forms-of-values", "No object in the safetensors header has a member twice."),
     "metadata": ("the-file", "The owner's entries are those that do not begin with `fastrack.`."),
     "version": ("what-a-reader-must-check", "The version is `1`."),
     "ids": ("what-a-reader-must-check", "The file id and the key id are 32 lower-case hexadecimal digits."),
@@ -348,6 +348,7 @@ def kinds(made: Cases) -> None:
     listing = canonical({"files": {}, "format": 1})
     folder = draft(Tensor("files", "U8", [len(listing)], listing), kind="folder")
     opened(made, "kind-folder", "kind", folder)
+    index = draft(tensor("shards"), kind="index")
     one = draft(tensor("a"))
     for name, written, asked in (
         ("checkpoint-as-tensor", checkpoint, "tensor"),
@@ -355,6 +356,8 @@ def kinds(made: Cases) -> None:
         ("folder-as-tensor", folder, "tensor"),
         ("folder-as-checkpoint", folder, "checkpoint"),
         ("folder-as-index", folder, "index"),
+        ("index-as-tensor", index, "tensor"),
+        ("index-as-folder", index, "folder"),
         ("tensor-as-folder", one, "folder"),
         ("tensor-as-index", one, "index"),
         ("checkpoint-as-folder", checkpoint, "folder"),
@@ -372,7 +375,7 @@ def kinds(made: Cases) -> None:
     del stripped.metadata["fastrack.kind"]
     made.fails("purpose-checkpoint-as-tensors", "purpose", "authentication", stripped.write(), KEYS)
     wrong = draft(Tensor("files", "U8", [len(listing)], listing), kind="folder")
-    context = context_of("fastrack/folder@1", {"dtype": "U8", "shape": [len(listing)], "file": FILE, "name": "files"})
+    context = context_of("fastrack/tensor@1", {"dtype": "U8", "shape": [len(listing)], "file": FILE, "name": "files"})
     wrong.stored["files"].data = seal(KEY, draw("salt", 24), context, listing)
     made.fails("purpose-folder", "purpose", "authentication", wrong.write(), [KEYS[0], ("as", "folder")])
 
