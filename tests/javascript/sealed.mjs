@@ -86,7 +86,7 @@ export function readSealed(bytes) {
 
 function contextOf(kind, { name, dtype: type, shape: extents, origin, scale }) {
   const members = { dtype: type, file: origin, name, shape: extents, ...(scale && { scale }) };
-  return concat(`fastrack/${kind === "checkpoint" ? kind : "tensor"}@1`, 0, json.contextual(members));
+  return concat(`fastrack/${kind}@1`, 0, json.contextual(members));
 }
 
 /** The rows and columns of values: the last dimension counts columns, and all others rows. */
