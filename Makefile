@@ -269,8 +269,9 @@ docs: $(STAMP) $(NATIVE)  ## build the documentation; warnings are errors
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
 
 # Needs Chromium, such as Debian's package of that name.
-site-check: docs  ## look for what is too wide and for links to places that are not there, at 1280 and 390 pixels; needs Chromium
+site-check: docs  ## look for what is too wide and for links to places that are not there, at 1280 and 390 pixels, and try the page of a sealed file; needs Chromium
 	PYTHONPATH=tests $(BIN)/python -m browser docs/_build/html $(PICTURES)
+	PYTHONPATH=tests $(BIN)/python -m browser.sealed_file docs/_build/html $(PICTURES)
 
 # The versions that fastrack is developed and tested with, which stay as they are where they still fit: remove the files to
 # have all new ones. PyPI has no CPU build of torch for Linux, so the hash of the one that CI finds is added.
