@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from generator import key_files, ranks, sealed_entries, sealed_files
+from generator import grants, key_files, ranks, sealed_entries, sealed_files
 from generator.case import Cases
 
 PAGE = "https://github.com/fastrack-io/fastrack/blob/main/docs/format.md"
@@ -16,6 +16,7 @@ MAKERS: tuple[Callable[[], Cases], ...] = (
     ranks.blocks,
     ranks.messages,
     ranks.confirmations,
+    grants.cases,
 )
 
 
