@@ -89,7 +89,7 @@ export async function openGrants(bytes, owners, recipient, time) {
   try {
     key = await openEntry(entry, info, recipient);
   } catch {
-    throw new Refused("authentication", "the entry does not open under these constraints");
+    throw new Refused("grant", "the entry does not open under these constraints");
   }
   check(8 * key.length === grant.bits && (await keyId(key)) === grant.key, "grant", "it opens to another key");
   const { files, lineage, least_version, expires } = grant;
