@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from generator import grants, key_files, ranks, sealed_entries, sealed_files
+from generator import grants, key_files, manifest_files, manifests, ranks, sealed_entries, sealed_files
 from generator.case import Cases
 
 PAGE = "https://github.com/fastrack-io/fastrack/blob/main/docs/format.md"
@@ -17,6 +17,8 @@ MAKERS: tuple[Callable[[], Cases], ...] = (
     ranks.messages,
     ranks.confirmations,
     grants.cases,
+    manifests.cases,
+    manifest_files.cases,
 )
 
 
