@@ -3,7 +3,7 @@ import { ed25519, x25519 } from "@noble/curves/ed25519.js";
 import { p384 } from "@noble/curves/nist.js";
 import { ml_dsa65 } from "@noble/post-quantum/ml-dsa.js";
 import { ml_kem768 } from "@noble/post-quantum/ml-kem.js";
-import { base64, check, concat, hex, Refused, sha256, text, unbase64, unhex } from "./bytes.mjs";
+import { base64, check, concat, hex, Refused, sha256, text, unbase64, unhex, utf8 } from "./bytes.mjs";
 import * as json from "./json.mjs";
 import { keyId } from "./message.mjs";
 
@@ -67,6 +67,13 @@ export async function readPublicFile(bytes) {
   check(key.length === PAIRS[algorithm].public, "format", "a public key of another size");
   if (algorithm === "P-384") check(key[0] === 4 && p384.utils.isValidPublicKey(key, false), "format", "no point of P-384");
   return { algorithm, id: await pairId(algorithm, key), public: key, name, line: `fastrack-public-1:${algorithm}:${base64(key)}` };
+}
+
+/** A public key that signs, by its line in a document: without a newline and a name. */
+export async function readSigner(line) {
+  const signer = await readPublicFile(utf8(line));
+  check(signer.line === line && ["Ed25519", "ML-DSA-65"].includes(signer.algorithm), "format", "expected a public key that signs");
+  return signer;
 }
 
 const printable = json.matching(/^[ -~]{1,2048}$/);

@@ -80,7 +80,6 @@ export function readSealed(bytes) {
   }
   for (const claim of sealed.values()) if (claim.scale) checkScale(claim, sealed.get(claim.scale.name));
   const plain = new Map([...tensors].filter(([name]) => !sealed.has(name)));
-  check(kind !== "checkpoint" || plain.size === 0, "format", "expected no tensor of a checkpoint in plain");
   return { file: json.id(file), key, kind, sealed, plain, metadata: own };
 }
 
@@ -123,6 +122,7 @@ export async function keyOf(file, keys) {
 export async function openFile(bytes, keys, kind) {
   const file = readSealed(bytes);
   check(file.kind === kind || (file.kind === "plain" && kind === "tensor"), "format", `expected the kind ${kind}, got ${file.kind}`);
+  check(kind !== "checkpoint" || file.plain.size === 0, "format", "expected no tensor of a checkpoint in plain");
   if (file.kind === "plain") return file;
   const key = await keyOf(file, keys);
   for (const claim of file.sealed.values()) claim.data = await openTensor(file, claim, key);

@@ -1,7 +1,7 @@
 // Sets of files: manifests, anchors, and sealed folders.
 import { check, concat, Refused, same, sha256, utf8 } from "./bytes.mjs";
 import * as json from "./json.mjs";
-import { readPublicFile } from "./keys.mjs";
+import { readSigner } from "./keys.mjs";
 import { HEADER } from "./message.mjs";
 import { widen } from "./quantised.mjs";
 import { dtype, keyOf, openFile, openTensor, readSafetensors, readSealed, shape } from "./sealed.mjs";
@@ -50,8 +50,7 @@ export async function readAnchor(line) {
   const anchor = json.object({
     anchor: json.exactly(1), owner: json.string, lineage: json.orNull(json.id), version: json.number(), digest: json.orNull(json.digest),
   })(json.parseCanonical(utf8(line)));
-  const owner = await readPublicFile(utf8(anchor.owner));
-  check(owner.line === anchor.owner, "format", "expected the owner without a name");
+  const owner = await readSigner(anchor.owner);
   check(anchor.digest === null || (anchor.lineage !== null && anchor.version > 0), "format", "expected a version and lineage of the digest");
   return { ...anchor, owner };
 }

@@ -1,7 +1,7 @@
 // The chain of a tour: plan, receipts and completion.
-import { check, sha256, unbase64, utf8 } from "./bytes.mjs";
+import { check, sha256, unbase64 } from "./bytes.mjs";
 import * as json from "./json.mjs";
-import { readPublicFile } from "./keys.mjs";
+import { readSigner } from "./keys.mjs";
 import { readSignedLine } from "./signed.mjs";
 
 const [LIMIT, LINE] = [64 * 2 ** 20, 2 ** 20];
@@ -34,12 +34,6 @@ async function readSigned(bytes, kind, signer) {
   return { ...members, digest: await sha256(payload) };
 }
 
-async function signerOf(line) {
-  const signer = await readPublicFile(utf8(line));
-  check(signer.line === line && ["Ed25519", "ML-DSA-65"].includes(signer.algorithm), "format", "expected a public key that signs");
-  return signer;
-}
-
 async function readPlan(bytes, owner) {
   const plan = await readSigned(bytes, "plan", owner);
   check(plan.holders.size <= 1024 && new Set(plan.holders.values()).size === plan.holders.size, "format", "a key of two holders");
@@ -47,7 +41,7 @@ async function readPlan(bytes, owner) {
   check(visited.size === plan.holders.size && plan.order.every((name) => plan.holders.has(name)), "format", "an order of others");
   check(plan.issued < plan.expires, "format", "a plan that ends before it begins");
   const holders = new Map();
-  for (const [name, line] of plan.holders) holders.set(name, await signerOf(line));
+  for (const [name, line] of plan.holders) holders.set(name, await readSigner(line));
   return { ...plan, holders };
 }
 
@@ -61,7 +55,7 @@ async function readReceipt(bytes, owner, { plan, visits, head, model: before }) 
   const claimed = json.parseCanonical(inside.payload);
   check(claimed instanceof Map && typeof claimed.get("delegation") === "string", "format", "expected a receipt");
   const delegation = await readSigned(unbase64(claimed.get("delegation")), "delegation", owner);
-  const receipt = await readSigned(bytes, "receipt", await signerOf(delegation.signer));
+  const receipt = await readSigned(bytes, "receipt", await readSigner(delegation.signer));
   expected(delegation.plan === plan.digest && delegation.visit === visits && delegation.previous === head, "its place in the chain");
   expected(alike(delegation.before, before), "the model before");
   expected(visits < plan.order.length, "no visit after the last one of the plan");
