@@ -2,7 +2,17 @@
 
 from collections.abc import Callable
 
-from generator import grants, key_files, manifest_files, manifests, ranks, sealed_entries, sealed_files
+from generator import (
+    folders,
+    grants,
+    key_files,
+    manifest_files,
+    manifests,
+    ranks,
+    sealed_entries,
+    sealed_files,
+    wrapped,
+)
 from generator.case import Cases
 
 PAGE = "https://github.com/fastrack-io/fastrack/blob/main/docs/format.md"
@@ -19,6 +29,8 @@ MAKERS: tuple[Callable[[], Cases], ...] = (
     grants.cases,
     manifests.cases,
     manifest_files.cases,
+    wrapped.cases,
+    folders.cases,
 )
 
 
