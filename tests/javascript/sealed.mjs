@@ -29,8 +29,8 @@ export function byteSize({ dtype: name, shape: extents }) {
   return Number(bits / 8n);
 }
 
-/** The tensors and metadata of a safetensors file, and the place where its data begin: no gap, no overlap, nothing behind. */
-export function readSafetensors(bytes) {
+/** The tensors and metadata that a safetensors header lists, without a gap or overlap, and the places where data begin and end. */
+export function readHeader(bytes) {
   check(bytes.length >= 8, "format", "expected a safetensors file");
   const size = Number(new DataView(bytes.buffer, bytes.byteOffset).getBigUint64(0, true));
   check(size <= Math.min(HEADER_LIMIT, bytes.length - 8), "format", "the header is longer than the file");
@@ -48,9 +48,15 @@ export function readSafetensors(bytes) {
     check(start === end && stop - start === bytesOf, "format", "data with a gap, an overlap, or another size than their shape");
     end = stop;
   }
-  check(8 + size + end === bytes.length, "format", "the file is longer or shorter than its header says");
-  for (const tensor of tensors.values()) tensor.data = bytes.subarray(8 + size).subarray(...tensor.data_offsets);
-  return { tensors, metadata, start: 8 + size };
+  return { tensors, metadata, start: 8 + size, end: 8 + size + end };
+}
+
+/** The same of a whole safetensors file, each tensor with its `data`, and nothing behind the last one. */
+export function readSafetensors(bytes) {
+  const header = readHeader(bytes);
+  check(header.end === bytes.length, "format", "the file is longer or shorter than its header says");
+  for (const tensor of header.tensors.values()) tensor.data = bytes.subarray(header.start).subarray(...tensor.data_offsets);
+  return header;
 }
 
 const CLAIM = json.object(

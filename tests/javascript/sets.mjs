@@ -4,7 +4,7 @@ import * as json from "./json.mjs";
 import { readSigner } from "./keys.mjs";
 import { HEADER } from "./message.mjs";
 import { widen } from "./quantised.mjs";
-import { dtype, keyOf, openFile, openTensor, readSafetensors, readSealed, shape } from "./sealed.mjs";
+import { dtype, keyOf, openFile, openTensor, readHeader, readSealed, shape } from "./sealed.mjs";
 import { readSignedLine } from "./signed.mjs";
 
 const LIMIT = 64 * 2 ** 20;
@@ -18,23 +18,23 @@ const fileName = (name) => {
   return name;
 };
 
-const sealedEntry = (withPlain) => json.object({
+const sealedEntry = json.object({
   file: json.id, key: json.id, kind: json.oneOf("tensor", "checkpoint", "folder", "index"), metadata: json.digest,
   sealed: json.map(json.tuple(dtype, shape, json.bytes(HEADER, HEADER)), json.string), origins: json.map(json.id, json.string),
-  digests: json.map(json.digest, json.string), ...(withPlain && { plain: json.map(json.tuple(dtype, shape, json.digest), json.string) }),
+  digests: json.map(json.digest, json.string), plain: json.map(json.tuple(dtype, shape, json.digest), json.string),
 });
 const otherEntry = json.object({ size: json.number(), sha256: json.digest });
-const entries = (withPlain) => json.map((entry) => {
+const entries = json.map((entry) => {
   if (!(entry instanceof Map) || entry.has("sha256")) return otherEntry(entry);
-  const read = sealedEntry(withPlain)(entry);
+  const read = sealedEntry(entry);
   for (const [name, origin] of read.origins) check(read.sealed.has(name) && origin !== read.file, "format", `no origin: ${name}`);
   const all = read.digests.size === read.sealed.size && [...read.digests.keys()].every((name) => read.sealed.has(name));
   check(read.digests.size === 0 || all, "format", "expected digests of all messages, or of none");
-  return { plain: new Map(), ...read };
+  return read;
 }, fileName);
 
 const MANIFEST = json.object({
-  format: json.exactly(1), lineage: json.id, version: json.number(1), issued: json.time, history: json.array(json.digest, 0, HISTORY), files: entries(true),
+  format: json.exactly(1), lineage: json.id, version: json.number(1), issued: json.time, history: json.array(json.digest, 0, HISTORY), files: entries,
 });
 
 /** A manifest, after its signature was verified: its content, and its digest. */
@@ -120,11 +120,12 @@ export async function openFolder(files, keys) {
   const index = await openFile(files.get("fastrack.folder"), keys, "folder");
   for (const tensor of index.sealed.values()) U8(tensor);
   check(index.sealed.has("files"), "format", "expected a tensor files in the index");
-  const list = json.object({ format: json.exactly(1), files: entries(false) })(json.parseCanonical(index.sealed.get("files").data)).files;
+  const list = json.object({ format: json.exactly(1), files: entries })(json.parseCanonical(index.sealed.get("files").data)).files;
   for (const name of index.sealed.keys())
     check(name === "files" || (name.startsWith("header/") && list.get(name.slice(7))?.sealed), "format", `${name}: a tensor of no file`);
   const opened = new Map();
   for (const [name, entry] of list) {
+    check(!entry.plain?.size, "format", `${name}: expected no tensor in plain`);
     const file = await compare(name, files.get(name), entry);
     check(!file || file.key === index.key, "format", `${name}: expected the key of the index`);
     const header = index.sealed.get(`header/${name}`);
@@ -142,17 +143,20 @@ async function restore(name, file, header, key) {
     U8(whole);
     return whole.data;
   }
-  const size = Number(new DataView(header.buffer, header.byteOffset).getBigUint64(0, true));
-  check(header.length === 8 + size, "format", `${name}: a header of another size`);
-  const ends = [...json.parse(new TextDecoder().decode(header.subarray(8))).values()].map((entry) => entry.get("data_offsets")?.[1] ?? 0);
-  const before = concat(header, new Uint8Array(Math.max(0, ...ends)));
-  const { tensors } = readSafetensors(before);
+  const { tensors, start, end } = readHeader(header);
+  check(start === header.length, "format", `${name}: a header of another size`);
+  const before = concat(header, new Uint8Array(end - start));
+  const hidden = new Set(); // scales that values were widened by, which readers do not see
   for (const [tensor, listed] of tensors) {
     const claim = file.sealed.get(tensor);
     const widened = claim?.scale && !tensors.has(claim.scale.name); // where the scales are listed too, values open as they are
     const right = claim && listed.dtype === (widened ? "BF16" : claim.dtype) && alike(listed.shape, claim.shape);
     check(right, "format", `${name}: ${tensor} is not as in the header`);
-    listed.data.set(widened ? widen(claim, claim.data, file.sealed.get(claim.scale.name).data) : claim.data);
+    if (widened) hidden.add(claim.scale.name);
+    const data = widened ? widen(claim, claim.data, file.sealed.get(claim.scale.name).data) : claim.data;
+    before.set(data, start + listed.data_offsets[0]);
   }
+  const all = [...file.sealed.keys()].every((tensor) => tensors.has(tensor) || hidden.has(tensor));
+  check(all, "format", `${name}: a tensor that is not in the header`);
   return before;
 }
