@@ -37,7 +37,7 @@ const OFFER = document("offer", {
   manifests: json.array(json.object({ data: json.bytes(1, MIB), ocsp }), 0, 64),
 });
 
-/** Parts, each behind its length. A hash is over such a list of a label and parts. */
+/** Parts, each behind its length. A hash is over a label, as it is, and such a list. */
 const list = (...parts) => concat(...parts.flatMap((part) => [big(concat(part).length, 4), part]));
 const listOcsp = (responses) => (responses === null ? new Uint8Array() : list(list(...responses)));
 
@@ -63,11 +63,11 @@ export async function readOffer(bytes, challenge, time) {
   const nonces = [];
   const devices = [];
   for (const [index, { report, chain, ocsp: responses, manifests }] of offer.devices.entries()) {
-    nonces.push(hex(await hash(list("fastrack/gpu@1", challenge, offer.public, big(index, 4)))));
+    nonces.push(hex(await hash(concat("fastrack/gpu@1", list(challenge, offer.public, big(index, 4))))));
     devices.push(list(report, chain, listOcsp(responses), list(...manifests.map((place) => listed[place]))));
   }
-  const bound = await hash(list("fastrack/gpus@1", ...devices), "SHA-384");
-  const report = await hash(list("fastrack/offer@1", challenge, offer.public, bound), "SHA-512");
+  const bound = await hash(concat("fastrack/gpus@1", list(...devices)), "SHA-384");
+  const report = await hash(concat("fastrack/offer@1", list(challenge, offer.public, bound)), "SHA-512");
   return { public: await sha256(offer.public), cpu: offer.cpu.type, nonces, report_data: hex(report) };
 }
 
