@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from generator import (
+    exchange,
     folders,
     grants,
     key_files,
@@ -31,6 +32,9 @@ MAKERS: tuple[Callable[[], Cases], ...] = (
     manifest_files.cases,
     wrapped.cases,
     folders.cases,
+    exchange.challenges,
+    exchange.offers,
+    exchange.answers,
 )
 
 
