@@ -138,7 +138,7 @@ for (const kind of readdirSync(folder).sort())
 const total = Object.values(counts).reduce((all, count) => all + count, 0);
 if (option === "--json") console.log(JSON.stringify({ cases: total, kinds: counts, disagreements: found }));
 else {
-  for (const { case: name, wrong } of found) console.log(`${name}: ${wrong}`);
+  for (const { case: name, wrong } of found) console.log(`${name}: ${wrong.length > 500 ? `${wrong.slice(0, 500)}…` : wrong}`);
   console.log(`${total} cases of ${Object.keys(counts).length} kinds, ${found.length} disagreements`);
 }
 process.exitCode = total === 0 || found.length ? 1 : 0; // no cases are no agreement
