@@ -41,7 +41,7 @@ def broken_envelopes(members: Envelope) -> dict[str, bytes]:
     """Return envelopes that lack what every envelope has."""
     text = canonical(members).decode()
     payload, sig = str(members["payload"]), members["signatures"][0]["sig"]  # type: ignore[index]
-    made = {f"no-{member}": written({k: v for k, v in members.items() if k != member}) for member in members}
+    made = {f"no-{member.lower()}": written({k: v for k, v in members.items() if k != member}) for member in members}
     made |= {
         "empty": b"",
         "array": f"[{text}]\n".encode(),

@@ -16,8 +16,9 @@ SECTION = "challenges-offers-and-grants-for-machines"
 FORM_RULES = {
     "form": (SECTION, "A document is canonical JSON and a newline, with exactly the members of its kind."),
     "values": (SECTION, "Each member has its form."),
-    "limit": (SECTION, "A document has its limit."),
 }
+
+CHALLENGE_RULES = FORM_RULES | {"limit": (SECTION, "A challenge has 1 KiB at most.")}
 
 OFFER_RULES = FORM_RULES | {
     "cpu": (SECTION, "The evidence of the CPU has the members of its type, each within its limits."),
@@ -82,7 +83,7 @@ def forms(made: Cases, members: Document, fields: list[tuple[str, str]] = []) ->
 
 def challenges() -> Cases:
     """Return the cases of challenges."""
-    made = Cases("challenge", FORM_RULES)
+    made = Cases("challenge", CHALLENGE_RULES)
     result = {"id": ID, "nonce": NONCE.hex(), "expires": EXPIRES}
     made.opens("challenge", "form", document(CHALLENGE), result)
     zeros = CHALLENGE | {"id": "0" * 32, "nonce": text_of(bytes(32)), "expires": "9999-12-31T23:59:59Z"}
@@ -176,12 +177,12 @@ def bound(made: Document, challenge: bytes) -> tuple[list[str], str]:
     manifests = [parts(decoded(one["data"]), ocsp_part(one["ocsp"])) for one in made["manifests"]]  # type: ignore[attr-defined]
     nonces, devices = [], []
     for index, one in enumerate(made["devices"]):  # type: ignore[arg-type, var-annotated]
-        text = parts(b"fastrack/gpu@1", challenge, public, index.to_bytes(4, "big"))
+        text = b"fastrack/gpu@1" + parts(challenge, public, index.to_bytes(4, "big"))
         nonces.append(sha256(text))
         listed = parts(*(manifests[place] for place in one["manifests"]))
         devices.append(parts(decoded(one["report"]), decoded(one["chain"]), ocsp_part(one["ocsp"]), listed))
-    gpus = hashlib.sha384(parts(b"fastrack/gpus@1", *devices)).digest()
-    return nonces, hashlib.sha512(parts(b"fastrack/offer@1", challenge, public, gpus)).hexdigest()
+    gpus = hashlib.sha384(b"fastrack/gpus@1" + parts(*devices)).digest()
+    return nonces, hashlib.sha512(b"fastrack/offer@1" + parts(challenge, public, gpus)).hexdigest()
 
 
 OFFERED = [("challenge", text_of(document(CHALLENGE))), ("time", TIME)]

@@ -123,10 +123,16 @@ def successes(made: Cases) -> None:
     plain = Model(owner={})
     opens(made, "no-metadata", "header", plain.folder(), plain.hashes)
     deep = Model()
-    deep.files = {f"sub/{name}" if name != "vocabulary.bin" else name: file for name, file in deep.files.items()}
+    deep.files = {f"sub/{name}": file for name, file in deep.files.items()}
     deep.headers = {f"sub/{name}": header for name, header in deep.headers.items()}
-    deep.hashes = {f"sub/{name}" if name != "vocabulary.bin" else name: text for name, text in deep.hashes.items()}
+    deep.hashes = {f"sub/{name}": text for name, text in deep.hashes.items()}
     opens(made, "folders-in-it", "index", deep.folder(), deep.hashes)
+    below = draft(Tensor("vocabulary.bin", "U8", [100], VOCABULARY), file="2" * 32)
+    named = Model()
+    named.files, named.headers = {"sub/a/vocabulary.bin": below}, {}
+    opens(
+        made, "whole-file-in-a-folder", "file.authentic", named.folder(), {"sub/a/vocabulary.bin": sha256(VOCABULARY)}
+    )
     only = Model()
     only.files, only.headers = {"config.json": CONFIG}, {}
     opens(made, "nothing-sealed", "index", only.folder(), {"config.json": sha256(CONFIG)})

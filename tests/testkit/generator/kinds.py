@@ -1,8 +1,11 @@
 """All kinds of cases, and the files that they become."""
 
 from collections.abc import Callable
+from functools import cache
 
 from generator import (
+    chains,
+    data_sets,
     exchange,
     folders,
     grants,
@@ -12,6 +15,7 @@ from generator import (
     ranks,
     sealed_entries,
     sealed_files,
+    widened,
     wrapped,
 )
 from generator.case import Cases
@@ -35,15 +39,23 @@ MAKERS: tuple[Callable[[], Cases], ...] = (
     exchange.challenges,
     exchange.offers,
     exchange.answers,
+    chains.cases,
+    data_sets.cases,
+    widened.cases,
 )
+
+
+@cache
+def kinds() -> tuple[Cases, ...]:
+    """Return all cases, made once."""
+    return tuple(maker() for maker in MAKERS)
 
 
 def files() -> dict[str, bytes]:
     """Return the bytes of each file of the kit that is made, by its path."""
     made: dict[str, bytes] = {}
     rules: dict[str, tuple[str, str]] = {}
-    for maker in MAKERS:
-        kind = maker()
+    for kind in kinds():
         for case in kind.all:
             path = f"cases/{case.kind}/{case.name}"
             if path in made:

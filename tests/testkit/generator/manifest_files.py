@@ -188,7 +188,6 @@ def altered(made: Cases) -> None:
     edited("sealed-unlisted", "tensors", "rollback", lambda one: one.entries.pop("a"))
     edited("file-id-altered", "ids", "rollback", lambda one: one.metadata.update({"fastrack.file": "f" * 32}))
     edited("key-id-altered", "ids", "rollback", lambda one: one.metadata.update({"fastrack.key": "f" * 32}))
-    edited("kind-added", "ids", "rollback", lambda one: one.metadata.update({"fastrack.kind": "checkpoint"}))
     edited("origin-altered", "origins", "rollback", lambda one: one.entries["b"].update(file="f" * 32))
     edited("origin-removed", "origins", "rollback", _own)
     edited("dtype-altered", "tensors", "rollback", lambda one: one.entries["a"].update(dtype="I8"))

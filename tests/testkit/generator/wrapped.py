@@ -111,7 +111,10 @@ def opens(made: Cases, name: str, rule: str, file: Members, key: bytes, fields: 
 
 def oaeps(made: Cases) -> None:
     """Add keys that are wrapped by RSAES-OAEP."""
-    azure = {"provider": "azure-keyvault", "parameters": {"key": "https://v.vault.azure.net/keys/k/0123"}}
+    azure = {
+        "provider": "azure-keyvault",
+        "parameters": {"key": "https://acme-keys.vault.azure.net/keys/owner/0123456789abcdef0123456789abcdef"},
+    }
     opens(made, "rsa-oaep-sha256", "oaep", members(KEY, oaep(KEY)), KEY, RSA)
     opens(made, "rsa-oaep-sha256-128-bits", "oaep", members(KEY128, oaep(KEY128)), KEY128, RSA)
     sha1 = members(KEY, oaep(KEY, "sha1"), algorithm="RSA-OAEP-SHA1")
@@ -162,7 +165,7 @@ SERVICES: dict[str, tuple[str, str, Members]] = {
     "tpm-without-pcrs": ("tpm", "TPM2-SEALED", {"parent": "000b" + "ab" * 32}),
     "vault": ("vault-transit", "transit", {"mount": "transit", "name": "seed"}),
     "aws": ("aws-kms", "SYMMETRIC_DEFAULT", {"key": "arn:aws:kms:eu-central-1:111122223333:key/1234abcd"}),
-    "gcp": ("gcp-kms", "GOOGLEXPONENTSYMMETRIC_ENCRYPTION", {"key": "projects/p/locations/l/keyRings/r/cryptoKeys/k"}),
+    "gcp": ("gcp-kms", "GOOGLE_SYMMETRIC_ENCRYPTION", {"key": "projects/p/locations/l/keyRings/r/cryptoKeys/k"}),
 }
 
 

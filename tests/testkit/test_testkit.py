@@ -1,0 +1,109 @@
+"""The kit is what its generator makes, and covers the rules that it names."""
+
+import doctest
+import hashlib
+import re
+from collections import Counter, defaultdict
+from pathlib import Path
+
+import fastrack_testkit
+import pytest
+from fastrack_testkit import Case, cases, parse
+from generator.case import CLASSES, Cases
+from generator.kinds import files, kinds
+
+HERE = Path(__file__).parent
+KINDS = {"sealed", "widened", "key-file", "secret-file", "public-file", "wrapped", "grants", "manifest", "folder"}
+KINDS |= {"data-set", "challenge", "offer", "answer", "chain", "message", "confirmation", "block"}
+
+
+@pytest.fixture(scope="module")
+def kit() -> list[Case]:
+    return list(cases())
+
+
+def test_the_cases_and_the_rules_are_what_the_generator_makes() -> None:
+    made = files()
+    there = {str(path.relative_to(HERE)) for path in (HERE / "cases").rglob("*") if path.is_file()} | {"rules.md"}
+    assert there == made.keys(), "run `python -m generator` in tests/testkit"
+    differing = [name for name, data in made.items() if (HERE / name).read_bytes() != data]
+    assert differing == [], "run `python -m generator` in tests/testkit"
+
+
+def test_there_are_all_kinds_and_at_least_450_cases(kit: list[Case]) -> None:
+    assert {case.kind for case in kit} == KINDS
+    assert len(kit) >= 450
+
+
+def test_each_kind_has_cases_that_open_and_cases_that_fail(kit: list[Case]) -> None:
+    outcomes = defaultdict(set)
+    for case in kit:
+        outcomes[case.kind].add(case.expect)
+    assert all("success" in outcomes[kind] and len(outcomes[kind]) > 1 for kind in KINDS)
+
+
+def test_each_class_of_failures_has_cases(kit: list[Case]) -> None:
+    assert {case.expect for case in kit} == {"success", *CLASSES}
+
+
+def test_each_case_has_its_lines(kit: list[Case]) -> None:
+    for case in kit:
+        data = (HERE / "cases" / case.kind / case.name).read_bytes()
+        head = data[: len(data) - len(case.payload)].decode()
+        assert [line for line, _ in case.fields[:4]] == ["kit", "kind", "rule", "expect"], case
+        assert case.get("sha256") == hashlib.sha256(case.payload).hexdigest()
+        assert (case.expect == "success") == (case.result is not None)
+        assert all(text.isascii() for line, text in case.fields if line != "comment"), case
+        assert re.fullmatch(r"[a-z0-9.-]+", case.name)
+        assert head.endswith("\n\n")
+
+
+def test_the_files_of_a_case_are_its_payload(kit: list[Case]) -> None:
+    for case in kit:
+        if case.all("file"):
+            assert b"".join(case.files().values()) == case.payload
+            assert not any(name.startswith("/") or ".." in name.split("/") for name in case.files())
+
+
+def test_each_rule_is_listed_and_has_a_case(kit: list[Case]) -> None:
+    listed = re.findall(r"^\| `([a-z0-9.-]+)` \|", (HERE / "rules.md").read_text(), re.MULTILINE)
+    assert Counter(listed) == Counter(set(listed))
+    assert {case.rule for case in kit} == set(listed)
+
+
+def test_each_rule_is_of_a_section_of_the_page() -> None:
+    page = (HERE.parent.parent / "docs" / "format.md").read_text()
+    titles = re.findall(r"^#+ (.*)$", page, re.MULTILINE)
+    sections = {re.sub(r"[^a-z0-9 -]", "", title.lower()).replace(" ", "-") for title in titles}
+    assert {section for kind in kinds() for section, _ in kind.rules.values()} <= sections
+
+
+def test_few_cases_derive_from_a_passphrase(kit: list[Case]) -> None:
+    # The derivation takes a second and longer where it is not in native code.
+    deriving = [case for case in kit if case.get("passphrase") and case.expect in {"success", "grant"}]
+    assert len(deriving) <= 3
+
+
+def test_the_kit_is_small(kit: list[Case]) -> None:
+    assert sum(len(case.payload) for case in kit) < 8 << 20
+
+
+def test_an_altered_case_is_no_case(kit: list[Case]) -> None:
+    data = (HERE / "cases" / kit[0].kind / kit[0].name).read_bytes()
+    with pytest.raises(ValueError, match="expected a payload of its hash"):
+        parse(data + b"\0", "x")
+
+
+def test_a_case_of_a_later_kit_is_refused() -> None:
+    with pytest.raises(ValueError, match="expected a case of kit 1, got 2"):
+        parse(b"kit: 2\nkind: sealed\n\n", "x")
+
+
+def test_a_rule_that_is_not_listed_has_no_case() -> None:
+    made = Cases("sealed", {"tag": ("the-message", "")})
+    with pytest.raises(ValueError, match="no rule"):
+        made.fails("x", "other", "format", b"")
+
+
+def test_the_examples_of_the_package_run() -> None:
+    assert doctest.testmod(fastrack_testkit).failed == 0
