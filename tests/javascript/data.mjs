@@ -4,7 +4,7 @@ import * as json from "./json.mjs";
 import { byteSize, openFile } from "./sealed.mjs";
 
 const ABOUT = json.object({
-  version: json.exactly(1), data_set: json.id, shard: json.id, previous: json.matching(/^(?:[0-9a-f]{32})?$/), before: json.number(),
+  version: json.exactly(1), data_set: json.matching(/./s), shard: json.id, previous: json.matching(/^(?:[0-9a-f]{32})?$/), before: json.number(),
   first: json.number(), samples: json.number(), run: json.number(), complete: json.bool, left_out: json.bool,
   types: json.map(json.string, json.string), files: json.array(json.tuple(json.string, json.number())),
 });
@@ -14,8 +14,8 @@ function offsetsOf(name, { dtype, shape, data }, records) {
   check(dtype === "I64" && shape.length === 1 && shape[0] > 0, "format", `${name}: expected offsets of I64`);
   const offsets = Array.from(new BigInt64Array(data.slice().buffer), Number);
   const rising = offsets.every((offset, at) => at === 0 || offset >= offsets[at - 1]);
-  const all = rising && offsets[0] === 0 && offsets.at(-1) === records.shape[0];
-  check(all && records.shape.length === 1, "format", `${name}: expected offsets of all records`);
+  const all = rising && offsets[0] >= 0 && offsets.at(-1) <= records.shape[0];
+  check(all && records.shape.length === 1, "format", `${name}: expected offsets within the records`);
   return offsets;
 }
 
@@ -35,14 +35,15 @@ function readColumn(tensors, name) {
   return { form: `${stored.dtype} ${values ? `[${row}]` : "records"}`, samples };
 }
 
+const isValid = (name, columns) => name.endsWith(".valid") && columns.includes(name.slice(0, -6));
+
 /** The names of the columns of a shard without `types`, by their tensors alone. */
 function guessColumns(tensors) {
   const records = [...tensors.keys()].filter((name) => name.endsWith(".records") && tensors.has(name.slice(0, -8) + ".offsets"));
   const names = new Set(records.map((name) => name.slice(0, -8)));
   const taken = new Set([...names].flatMap((name) => [`${name}.records`, `${name}.offsets`]));
   const rest = [...tensors.keys()].filter((name) => !taken.has(name));
-  const isValid = (name) => name.endsWith(".valid") && (names.has(name.slice(0, -6)) || rest.includes(name.slice(0, -6)));
-  return [...names, ...rest.filter((name) => !isValid(name))];
+  return [...names, ...rest.filter((name) => !isValid(name, [...names, ...rest]))];
 }
 
 async function readShard(bytes, keys) {
@@ -52,10 +53,13 @@ async function readShard(bytes, keys) {
   tensors.delete("fastrack.about");
   check(!told || (told.dtype === "U8" && told.shape.length === 1), "format", "expected fastrack.about in U8");
   const about = told && ABOUT(json.parse(text(told.data)));
-  const names = about ? [...about.types.keys()] : guessColumns(tensors);
+  const listed = about && [...about.types.keys()];
+  const names = listed?.filter((name) => !isValid(name, listed)) ?? guessColumns(tensors);
   const columns = new Map(names.map((name) => [name, readColumn(tensors, name)]));
   const known = new Set(names.flatMap((name) => ["", ".records", ".offsets", ".valid"].map((end) => name + end)));
   check(names.length && [...tensors.keys()].every((name) => known.has(name)), "format", "columns other than those of types");
+  const valid = (all) => String(all.filter((name) => isValid(name, names)).sort());
+  check(!listed || valid(listed) === valid([...tensors.keys()]), "format", "nulls other than those of types");
   const samples = columns.get(names[0]).samples.length;
   check([...columns.values()].every((column) => column.samples.length === samples), "format", "columns of different lengths");
   return { about, columns, samples, key };
@@ -68,6 +72,7 @@ function checkPlace({ about, samples }, shards, count) {
   check(about.samples === samples && about.first === count, "format", "a shard in another place");
   const known = shards.filter((shard) => !shard.about).reduce((all, shard) => all + shard.samples, 0);
   check(about.before === known, "format", "shards before that are not the described ones");
+  check(about.run === about.first || about.run === before?.run, "format", "a shard of no run");
   check(about.previous === (before?.shard ?? ""), "format", "a shard that does not follow");
   const alike = !before || (about.data_set === before.data_set && JSON.stringify([...about.types]) === JSON.stringify([...before.types]));
   check(alike, "format", "a shard of another data set");

@@ -138,8 +138,8 @@ export async function openFolder(files, keys) {
 async function restore(name, file, header, key) {
   for (const claim of file.sealed.values()) claim.data = await openTensor(file, claim, key);
   if (!header) {
-    const whole = file.sealed.get(name);
-    check(file.sealed.size === 1 && whole, "format", `${name}: expected one tensor of this name`);
+    const whole = file.sealed.get(name.split("/").at(-1));
+    check(file.sealed.size === 1 && whole, "format", `${name}: expected one tensor, of the last part of its name`);
     U8(whole);
     return whole.data;
   }
