@@ -7,14 +7,17 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from generator.case import Cases, draw, flip, joined, sha256
-from generator.drafts import KEY, OTHER_KEY, Draft, Tensor, draft, tensor
+from generator.drafts import KEY, OTHER_KEY, Draft, Stored, Tensor, draft, tensor
 
 SECTION = "shards-of-data-sets"
 
 RULES = {
     "columns": (SECTION, "A column has values of one dtype and shape, or records, and perhaps nulls."),
     "offsets": (SECTION, "Offsets are I64, one more than there are samples, and do not decrease or pass the records."),
-    "valid": (SECTION, "`NAME.valid` is BOOL, and has one value for each sample of a column."),
+    "valid": (
+        SECTION,
+        "`NAME.valid` is BOOL, and has one value for each sample of a column, in all shards or in none.",
+    ),
     "names": (SECTION, "Shards are named by their numbers, without a gap."),
     "about": (SECTION, "`fastrack.about` is a JSON object with its members."),
     "data-set": (SECTION, "All shards have the same data set."),
@@ -172,7 +175,10 @@ def successes(made: Cases) -> None:
     nulls = shards()
     nulls[0].tensors += [bits(True, False, True), bits(True, False, True, name="text.valid")]
     nulls[0].replace(Tensor("label", "I64", [3], struct.pack("<3q", 0, 0, 2)))
-    nulls[0].about["types"] = {"image": "", "label": "", "label.valid": "", "text": "text", "text.valid": ""}
+    nulls[1].tensors += [bits(False, True), bits(True, True, name="text.valid")]
+    nulls[1].replace(Tensor("label", "I64", [2], struct.pack("<2q", 0, 4)))
+    for one in nulls:
+        one.about["types"] = {"image": "", "label": "", "label.valid": "", "text": "text", "text.valid": ""}
     opens(made, "nulls", "valid", nulls)
     spelled = shards()
     for one in spelled:
@@ -332,7 +338,11 @@ def columns(made: Cases) -> None:
         "of-u8": Tensor("label.valid", "U8", [2], b"\1\1"),
         "of-two-dimensions": Tensor("label.valid", "BOOL", [2, 1], b"\1\1"),
     }.items():
-        edited(made, f"valid-{name}", "valid", lambda shard, one=one: _nullable(shard, one))
+        data_set = shards()
+        _nullable(data_set[0], bits(True, True, False))
+        _nullable(data_set[1], one)
+        fails(made, f"valid-{name}", "valid", "format", files(data_set))
+    edited(made, "valid-in-one-shard-alone", "valid", lambda shard: _nullable(shard, bits(True, False)))
     edited(made, "valid-not-in-types", "types", lambda one: one.tensors.append(bits(True, False)))
     lacking = {"image": "", "label": "", "label.valid": "", "text": "text"}
     edited(made, "valid-in-types-alone", "types", lambda one: one.about.update(types=lacking))
@@ -341,6 +351,17 @@ def columns(made: Cases) -> None:
 def _nullable(shard: Shard, valid: Tensor) -> None:
     shard.tensors.append(valid)
     shard.about["types"] = TYPES | {"label.valid": ""}
+
+
+def _plain(name: str) -> Callable[[Draft], object]:
+    """Return an edit that stores a tensor in plain."""
+
+    def edit(file: Draft) -> None:
+        one = next(one for one in file.sealed if one.name == name)
+        del file.entries[name]
+        file.stored[name] = Stored(one.dtype, one.shape, one.data)
+
+    return edit
 
 
 def first_versions(made: Cases) -> None:
@@ -378,5 +399,9 @@ def refused(made: Cases) -> None:
     edited(made, "about-commitment", "authentic", altered("fastrack.about", 30), expect="authentication")
     edited(made, "under-another-key", "authentic", lambda one: setattr(one, "key", OTHER_KEY), expect="unknown-key")
 
+    for name in ("fastrack.about", "image", "text.offsets"):
+        edited(
+            made, f"in-plain-{name.replace('.', '-')}", "types", lambda one, name=name: one.edits.append(_plain(name))
+        )
     edited(made, "a-checkpoint", "kind", lambda one: setattr(one, "kind", "checkpoint"))
     edited(made, "an-index", "kind", lambda one: setattr(one, "kind", "index"))

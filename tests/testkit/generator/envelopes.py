@@ -53,8 +53,13 @@ def broken_envelopes(members: Envelope) -> dict[str, bytes]:
         "payload-line": written(members | {"payload": payload[:40] + "\n" + payload[40:]}),
         "payload-object": written(members | {"payload": {}}),
         "signatures-object": written(members | {"signatures": members["signatures"][0]}),  # type: ignore[index]
+        "deep": b"[" * 20_000,
+        "deep-in-a-member": text[:-1].encode() + b',"more":' + b"[" * 20_000,
         "sig-no-base64": written(changed(members, sig="*" + sig)),
     }
+    if payload.endswith("="):
+        made["payload-unused-bits"] = written(members | {"payload": spelled(_decoded(payload))["unused-bits"]})
+        made["payload-no-padding"] = written(members | {"payload": payload.rstrip("=")})
     return made
 
 

@@ -287,6 +287,7 @@ def _cpu(made: Cases, full: Document) -> None:
         "snp-report-past-16384": snp | {"report": text_of(bytes(16385))},
         "snp-no-leaf": {name: value for name, value in snp.items() if name != "leaf"},
         "snp-no-crl": {name: value for name, value in snp.items() if name != "crl"},
+        "snp-crl-empty": snp | {"crl": ""},
         "snp-leaf-empty": snp | {"leaf": ""},
         "snp-issuers-past-65536": snp | {"issuers": text_of(bytes(65537))},
         "snp-with-event-log": snp | {"event_log": "AA=="},

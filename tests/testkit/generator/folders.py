@@ -173,6 +173,20 @@ def indexes(made: Cases) -> None:
     del plain.entries["files"]
     plain.stored["files"] = Stored("U8", [len(listing)], listing)
     fails(made, "index-files-in-plain", "index", "format", folder | {INDEX: plain.write()})
+    spare = Model()
+    spare.headers["config.json"] = spare.headers["model.safetensors"]
+    fails(made, "index-header-of-a-copied-file", "header", "format", spare.folder())
+    spare.headers = Model().headers | {"vocabulary.bin": Model().headers["model.safetensors"]}
+    fails(made, "index-header-of-a-file-sealed-whole", "header", "format", spare.folder())
+    retyped = good.index()
+    retyped.entries["files"]["dtype"] = "I8"
+    retyped.reseal("files")
+    fails(made, "index-files-as-i8", "index.form", "format", folder | {INDEX: retyped.write()})
+    more = good.index()
+    more.sealed.append(tensor("more"))
+    more.entries["more"] = {"dtype": "U8", "shape": [20]}
+    more.reseal("more")
+    fails(made, "index-with-another-tensor", "index.form", "format", folder | {INDEX: more.write()})
     kindless = good.index()
     kindless.kind = None
     for each in kindless.sealed:
@@ -277,6 +291,7 @@ def files(made: Cases) -> None:
     edited("message-older", "expected", "rollback", _older)
     edited("tensor-added", "expected", "rollback", _added)
     edited("tensor-removed", "expected", "rollback", _removed)
+    edited("tensor-in-plain", "expected", "rollback", _in_plain)
 
 
 def _older(one: Draft) -> None:
@@ -292,6 +307,11 @@ def _added(one: Draft) -> None:
 
 def _removed(one: Draft) -> None:
     del one.stored["c"], one.entries["c"]
+
+
+def _in_plain(one: Draft) -> None:
+    del one.entries["a"]
+    one.stored["a"] = Stored("F32", [5], one.sealed[0].data)
 
 
 def exchanged(made: Cases) -> None:
@@ -317,5 +337,11 @@ def exchanged(made: Cases) -> None:
         "rollback",
         one.folder() | {"model.safetensors": other_key.write()},
     )
+    pair = Model()
+    whole = Tensor("vocabulary.bin", "U8", [100], VOCABULARY)
+    pair.files["vocabulary.bin"] = draft(whole, tensor("more"), file="2" * 32)
+    fails(made, "whole-file-of-two-tensors", "file.authentic", "format", pair.folder())
+    pair.files["vocabulary.bin"] = draft(Tensor("vocabulary.bin", "I8", [100], VOCABULARY), file="2" * 32)
+    fails(made, "whole-file-of-i8", "file.authentic", "format", pair.folder())
     plain = one.folder() | {"vocabulary.bin": VOCABULARY}
     fails(made, "file-in-plain", "file.expected", "format", plain)

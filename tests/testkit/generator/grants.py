@@ -12,7 +12,7 @@ from generator.envelopes import Envelope, broken_envelopes, changed, envelope, o
 from generator.hpke import encrypt
 from generator.key_files import spelled
 from generator.messages import key_id
-from generator.pairs import OTHER_RECIPIENT, OWNER, OWNER_ML, RECIPIENT, RECIPIENT_P384, STRANGER, Pair, pair
+from generator.pairs import OTHER_RECIPIENT, OWNER, OWNER_ML, RECIPIENT, RECIPIENT_P384, STRANGER, Pair, malleated, pair
 
 RULES = {
     "envelope": ("grants", "A grants file is a DSSE envelope in JSON, in any spelling."),
@@ -134,6 +134,8 @@ def signatures(made: Cases) -> None:
     for name, index in (("first", 0), ("last", -1)):
         wrong = base64_text(flip(base64.b64decode(sig), index))
         made.fails(f"signature-{name}-bit", "signature", "signature", written(changed(good, sig=wrong)), FIELDS)
+    other_s = base64_text(malleated(base64.b64decode(sig)))
+    made.fails("signature-malleated", "signature", "signature", written(changed(good, sig=other_s)), FIELDS)
     short = base64_text(base64.b64decode(sig)[:-1])
     made.fails("signature-short", "signature", "signature", written(changed(good, sig=short)), FIELDS)
     late = canonical(payload | {"serial": 2})
@@ -234,6 +236,16 @@ def recipients(made: Cases) -> None:
     }.items():
         wrong = payload_of() | {"recipients": [good | {"ciphertext": base64_text(data)}]}
         made.fails(f"ciphertext-{name}", "recipient", "grant", granted(wrong), FIELDS)
+    curve = entry(RECIPIENT_P384, constraints())
+    sealed = base64.b64decode(str(curve["ciphertext"]))
+    fields = [OWNED, secret(RECIPIENT_P384), ("time", TIME)]
+    for name, data in {
+        "off-the-curve": flip(sealed, 96),
+        "of-zeros": bytes(97) + sealed[97:],
+        "last-bit": flip(sealed, -1),
+    }.items():
+        wrong = payload_of() | {"recipients": [curve | {"ciphertext": base64_text(data)}]}
+        made.fails(f"p-384-{name}", "recipient", "grant", granted(wrong), fields)
 
 
 def constrained(made: Cases) -> None:

@@ -10,6 +10,7 @@ from generator.pairs import OWNER, OWNER_ML, RECIPIENT, RECIPIENT_P384, SIZES, S
 KEY_RULES = {
     "lines": ("key-files", "A key file has two lines of ASCII, of which the last newline may be missing."),
     "id": ("key-files", "The id is the key's, or the file is damaged."),
+    "zeros": ("key-files", "A key of zeros alone is none: a wiped one leaves them."),
     "bits": ("key-files", "A key has 256 or 128 bits, as many as its first line says."),
 }
 
@@ -61,7 +62,7 @@ def lines(text: str) -> dict[str, str]:
 def keys() -> Cases:
     """Return the cases of key files."""
     made = Cases("key-file", KEY_RULES)
-    for name, key in {"256-bits": KEY, "128-bits": KEY128, "zeros": bytes(32), "any": draw("any key", 32)}.items():
+    for name, key in {"256-bits": KEY, "128-bits": KEY128, "any": draw("any key", 32)}.items():
         result = {"key": key.hex(), "id": key_id(key)}
         made.opens(name, "lines", key_file(key).encode(), result)
         made.opens(f"{name}-no-newline", "lines", key_file(key)[:-1].encode(), result)
@@ -83,6 +84,9 @@ def keys() -> Cases:
     made.fails("bits-256-of-128", "bits", "format", text128.replace("128 bits", "256 bits").encode())
     long = f"# fastrack key, 192 bits, id {key_id(KEY[:24])}\nfastrack-key-1:{KEY[:24].hex()}\n"
     made.fails("bits-192", "bits", "format", long.encode())
+    for size in (16, 32):
+        zeros = key_file(bytes(size)).encode()
+        made.fails(f"zeros-{size * 8}-bits", "zeros", "format", zeros, comment="a key that was wiped")
     made.fails("not-ascii", "lines", "format", text.replace("# ", "# é").encode())
     return made
 
@@ -133,6 +137,14 @@ def publics() -> Cases:
         for size, public in (("short", one.public[:-1]), ("long", one.public + b"\0")):
             text = f"fastrack-public-1:{one.algorithm}:{base64_text(public)}\n"
             made.fails(f"{name}-{size}", "algorithm", "format", text.encode())
+    point = RECIPIENT_P384.public
+    for name, public in {
+        "compressed": b"\2" + point[1:49],
+        "compressed-and-long": b"\2" + point[1:],
+        "off-the-curve": point[:-1] + bytes([point[-1] ^ 1]),
+        "infinite": bytes(97),
+    }.items():
+        made.fails(f"p-384-{name}", "algorithm", "format", f"fastrack-public-1:P-384:{base64_text(public)}\n".encode())
     line = OWNER.line
     opens("no-newline", "line", OWNER, "", line)
     for name, owner in {"one": "x", "64": "n" * 64, "spaces": "A  B, ~!", "like-a-key": "fastrack-public-1:a"}.items():

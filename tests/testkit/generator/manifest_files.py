@@ -185,6 +185,7 @@ def altered(made: Cases) -> None:
     edited("plain-of-another-shape", "plain", "rollback", _reshape)
     edited("sealed-added", "tensors", "rollback", _add)
     edited("sealed-removed", "tensors", "rollback", _remove)
+    edited("sealed-in-plain", "tensors", "rollback", _in_plain)
     edited("sealed-unlisted", "tensors", "rollback", lambda one: one.entries.pop("a"))
     edited("file-id-altered", "ids", "rollback", lambda one: one.metadata.update({"fastrack.file": "f" * 32}))
     edited("key-id-altered", "ids", "rollback", lambda one: one.metadata.update({"fastrack.key": "f" * 32}))
@@ -213,6 +214,11 @@ def _add(one: Draft) -> None:
 
 def _remove(one: Draft) -> None:
     del one.entries["a"], one.stored["a"]
+
+
+def _in_plain(one: Draft) -> None:
+    del one.entries["a"]
+    one.stored["a"] = Stored("U8", [20], one.sealed[0].data)
 
 
 def _own(one: Draft) -> None:

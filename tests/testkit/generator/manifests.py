@@ -4,7 +4,7 @@ from generator.case import Cases, base64_text, canonical, draw, flip, joined, sh
 from generator.drafts import OTHER_FILE, Draft, draft, tensor
 from generator.envelopes import broken_envelopes, changed, envelope, other_forms, other_payloads, written
 from generator.messages import HEADER
-from generator.pairs import OWNER, OWNER_ML, RECIPIENT, STRANGER, Pair
+from generator.pairs import OWNER, OWNER_ML, RECIPIENT, STRANGER, Pair, malleated
 
 RULES = {
     "envelope": ("manifests", "A manifest is an envelope in its one form, with one signature."),
@@ -139,6 +139,8 @@ def documents(made: Cases) -> None:
     fails(made, "by-a-stranger", "signature", "signature", folder(manifest_of(payload, STRANGER)))
     posing = changed(envelope("manifest", canonical(payload), STRANGER), keyid=OWNER.id)
     fails(made, "by-a-stranger-with-the-keyid", "signature", "signature", folder(written(posing)))
+    other_s = changed(good, sig=base64_text(malleated(OWNER.sign(_signed(payload)))))
+    fails(made, "signature-malleated", "signature", "signature", folder(written(other_s)))
     flipped = changed(good, sig=base64_text(flip(OWNER.sign(b""), 0)))
     fails(made, "signature-of-something-else", "signature", "signature", folder(written(flipped)))
     altered = good | {"payload": base64_text(canonical(usual(issued="2026-11-28T12:00:01Z")))}
@@ -151,6 +153,12 @@ def documents(made: Cases) -> None:
         fails(made, f"payload-{name}", "payload", "format", folder(written(envelope("manifest", data, OWNER))))
     twice = canonical(payload).replace(b'"config.json":', b'"config.json":{"sha256":"","size":0},"config.json":')
     fails(made, "payload-file-twice", "payload", "format", folder(written(envelope("manifest", twice, OWNER))))
+
+
+def _signed(payload: Payload) -> bytes:
+    """Return what a signature of a manifest is over."""
+    data = canonical(payload)
+    return b"DSSEv1 41 application/vnd.fastrack.manifest.v1+json %d %s" % (len(data), data)
 
 
 def values(made: Cases) -> None:
@@ -286,6 +294,8 @@ def anchors(made: Cases) -> None:
         "owner-named": line.replace(OWNER.line, OWNER.line + " owner"),
         "owner-for-hpke": line.replace(OWNER.line, RECIPIENT.line),
         "duplicate": line.replace('"anchor":1', '"anchor":1,"anchor":1'),
+        "lineage-upper-case": anchor(0, None, LINEAGE.upper()),
+        "lineage-short": anchor(0, None, LINEAGE[:-1]),
         "digest-without-lineage": anchor(3, earlier(3), None),
     }.items():
         fails(made, f"anchor-{name}", "anchor", "format", good, [("anchor", wrong)])

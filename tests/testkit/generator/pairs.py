@@ -58,6 +58,15 @@ class Pair:
         return Ed25519PrivateKey.from_private_bytes(self.secret).sign(data)
 
 
+ORDER = 2**252 + 27742317777372353535851937790883648493
+"""The order of Ed25519's group (RFC 8032, 5.1)."""
+
+
+def malleated(signature: bytes) -> bytes:
+    """Return another encoding of a signature of Ed25519, which RFC 8032 has verifiers refuse: S past the order."""
+    return signature[:32] + (int.from_bytes(signature[32:], "little") + ORDER).to_bytes(32, "little")
+
+
 SIZES = {"Ed25519": 32, "ML-DSA-65": 32, "MLKEM768_X25519": 96, "P-384": 48}
 
 

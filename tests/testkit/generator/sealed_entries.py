@@ -160,6 +160,7 @@ def shapes(made: Cases) -> None:
         "extents-product": [1 << 28, 1 << 28, 2, 0],
         "extents-zeros": [0, (1 << 56) + 1, 0],
         "extents-64-bits": [1 << 63, 2, 0],
+        "extents-past-floats": [10**400, 0],
     }.items():
         data = b"" if 0 in shape else b"a"
         made.fails(name, "entry.extents", "format", draft(Tensor("a", "U8", shape, data)).write(), KEYS)

@@ -1,6 +1,7 @@
 """Cases of `sealed`: messages, keys, and the file around them."""
 
 import json
+import zlib
 from collections.abc import Callable
 
 from generator.case import Cases, canonical, draw, flip
@@ -192,8 +193,6 @@ def keys(made: Cases) -> None:
     made.opens("key-first-of-two", "key-id", one.write(), one.result, [KEYS[0], ("key", KEY128.hex()), KEYS[1]])
     small = draft(tensor("a"), key=KEY128)
     opened(made, "key-128-bits", "key-size", small)
-    zeros = draft(tensor("a"), key=bytes(32))
-    opened(made, "key-of-zeros", "key-size", zeros)
     other = [("key", OTHER_KEY.hex()), ("as", "tensor")]
     made.fails("key-unknown", "key-id", "unknown-key", one.write(), other)
     half = [("key", KEY128.hex()), ("as", "tensor")]
@@ -237,6 +236,7 @@ def headers(made: Cases) -> None:
         "entry": ('"fastrack.key":', f'"fastrack.key": "{key_id(OTHER_KEY)}", "fastrack.key":'),
         "owner": ('"title":', '"title": "", "title":'),
         "member": ('"dtype": "U8"', '"dtype": "F32", "dtype": "U8"'),
+        "guard": ('"a": {', f'"fastrack.guard": {json.dumps(GUARD)}, "fastrack.guard": {json.dumps(GUARD)}, "a": {{'),
     }.items():
         data = one.write(lambda text, old=old, new=new: text.replace(old, new))
         made.fails(f"header-duplicate-{name}", "header.duplicate", "format", data, KEYS)
@@ -277,6 +277,18 @@ def broken(one: Draft) -> dict[str, bytes]:
         "trailing-comma": assemble(unsorted[:-1] + b",}", one.data()),
         "two-objects": assemble(unsorted + b"{}", one.data()),
         "metadata-number": number,
+        "metadata-null": one.write(lambda text: text.replace('"__metadata__": {', '"__metadata__": null, "x": {')),
+        "metadata-array": one.write(lambda text: text.replace('"note": ""', '"note": []')),
+        "metadata-lone-surrogate": one.write(lambda text: text.replace('"note": ""', '"note": "\\udc00"')),
+        "metadata-raw-newline": one.write(lambda text: text.replace('"note": ""', '"note": "\n"')),
+        "padded-with-zeros": assemble(unsorted + bytes(8), one.data()),
+        "deep": assemble(unsorted[:-1] + b', "b": ' + b"[" * 20_000 + b"]" * 20_000 + b"}", one.data()),
+        "tensor-null": one.write(lambda text: text.replace('"a": {', '"b": null, "a": {')),
+        "tensor-without-dtype": one.write(lambda text: text.replace('"dtype": "U8", "shape"', '"shape"')),
+        "tensor-without-shape": one.write(lambda text: text.replace(f'"shape": [{size}], ', "")),
+        "tensor-without-offsets": one.write(lambda text: text.replace(f', "data_offsets": [0, {size}]', "")),
+        "offsets-of-one": one.write(lambda text: text.replace(f"[0, {size}]", f"[{size}]")),
+        "offsets-of-three": one.write(lambda text: text.replace(f"[0, {size}]", f"[0, {size}, {size}]")),
     }
 
 
@@ -324,12 +336,25 @@ def entries(made: Cases) -> None:
     none = draft(plain=(tensor("p"), tensor("q", "F32", [2, 2])), owner={"format": "pt"})
     none.metadata = {}
     opened(made, "nothing-sealed", "plain", none, comment="a safetensors file of others")
+    bare = draft(plain=(tensor("p"),))
+    bare.metadata = {}
+    text = json.dumps({"p": bare.header()["p"]}).encode()
+    opened(made, "nothing-sealed-no-metadata", "plain", bare, assemble(text, bare.data()))
     unlisted = draft(tensor("a"), tensor("b"))
     del unlisted.entries["b"]
     message = unlisted.stored["b"].data
     unlisted.sealed.pop()
     unlisted.plain.append(Tensor("b", "U8", [len(message)], message))
     opened(made, "not-listed", "plain", unlisted, comment="a message that is not listed is a plain tensor")
+
+
+def data_set_index() -> Draft:
+    """Return the index of a data set of one file, in a form of zlib that every version writes."""
+    one = draft(tensor("a"))
+    members: dict[str, object] = {"format": 1, "tensors": [["a", "U8", []]], "names": ["a.safetensors"]}
+    members |= {"sizes": [len(one.write())], "files": FILE, "rows": [[20]]}
+    data = zlib.compress(canonical(members), 0)
+    return draft(Tensor("shards", "U8", [len(data)], data), kind="index", file=OTHER_FILE)
 
 
 def state(text: str) -> Tensor:
@@ -348,7 +373,8 @@ def kinds(made: Cases) -> None:
     listing = canonical({"files": {}, "format": 1})
     folder = draft(Tensor("files", "U8", [len(listing)], listing), kind="folder")
     opened(made, "kind-folder", "kind", folder)
-    index = draft(tensor("shards"), kind="index")
+    index = data_set_index()
+    opened(made, "kind-index", "kind", index)
     one = draft(tensor("a"))
     for name, written, asked in (
         ("checkpoint-as-tensor", checkpoint, "tensor"),
@@ -363,6 +389,8 @@ def kinds(made: Cases) -> None:
         ("checkpoint-as-folder", checkpoint, "folder"),
     ):
         made.fails(name, "kind", "format", written.write(), [KEYS[0], ("as", asked)])
+    mixed = draft(tensor("0", "F32", [3]), state(SKELETON), plain=(tensor("p"),), kind="checkpoint")
+    made.fails("checkpoint-with-plain", "kind", "format", mixed.write(), [KEYS[0], ("as", "checkpoint")])
     for name, kind in {"unknown": "model", "tensor": "tensor", "empty": "", "upper-case": "Checkpoint"}.items():
         other = draft(tensor("a"))
         other.metadata["fastrack.kind"] = kind

@@ -120,6 +120,8 @@ def oaeps(made: Cases) -> None:
     sha1 = members(KEY, oaep(KEY, "sha1"), algorithm="RSA-OAEP-SHA1")
     opens(made, "rsa-oaep-sha1", "oaep", sha1, KEY, RSA)
     opens(made, "azure-rsa-oaep-sha256", "oaep", members(KEY, oaep(KEY), **azure), KEY, RSA)
+    longest = {"uri": "pkcs11:object=" + "w" * 2034}
+    opens(made, "uri-of-2048", "values", members(KEY, oaep(KEY), parameters=longest), KEY, RSA)
     for name, ciphertext in {
         "sha1-as-sha256": oaep(KEY, "sha1"),
         "mask-of-sha1": oaep(KEY, "sha256", "sha1"),
