@@ -34,6 +34,7 @@ export async function readKeyFile(bytes) {
   const [bits, id, digits] = matchFile(bytes, pattern);
   const key = unhex(digits);
   check(8 * key.length === Number(bits) && (await keyId(key)) === id, "format", "the key file was damaged");
+  check(key.some((byte) => byte), "format", "a key of zeros, which a wiped one leaves");
   return { key, id };
 }
 

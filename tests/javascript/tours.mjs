@@ -16,7 +16,7 @@ const FORMS = {
     issued: json.time, expires: json.time,
   },
   delegation: {
-    plan: json.digest, visit: json.number(), attempt: json.number(), previous: json.digest, before: model, signer: key, key: json.id,
+    plan: json.digest, visit: json.number(), attempt: json.number(1), previous: json.digest, before: model, signer: key, key: json.id,
     salt: json.digest, expires: json.time,
   },
   consent: { delegation: json.digest, policy: json.digest, offer: json.digest, files, issued: json.time, expires: json.time },
@@ -62,8 +62,7 @@ async function readReceipt(bytes, owner, { plan, visits, head, model: before }) 
   expected(visits < plan.order.length, "no visit after the last one of the plan");
   const consent = await readSigned(receipt.consent, "consent", plan.holders.get(plan.order[visits]));
   expected(consent.delegation === delegation.digest, "a consent to this delegation");
-  const attempts = delegation.attempt >= 1 && delegation.attempt <= plan.attempts;
-  expected(attempts && delegation.expires <= plan.expires, "an attempt that the plan allows");
+  expected(delegation.attempt <= plan.attempts && delegation.expires <= plan.expires, "an attempt that the plan allows");
   expected(receipt.code === plan.code, "the code of the plan");
   expected(receipt.after !== null && receipt.after[0] === before[0] + 1, "the next version of the model");
   expected(receipt.files.every((file) => consent.files.includes(file)), "files of the consent alone");
