@@ -3,7 +3,7 @@ import { ed25519, x25519 } from "@noble/curves/ed25519.js";
 import { p384 } from "@noble/curves/nist.js";
 import { ml_dsa65 } from "@noble/post-quantum/ml-dsa.js";
 import { ml_kem768 } from "@noble/post-quantum/ml-kem.js";
-import { base64, check, concat, hex, Refused, sha256, text, unbase64, unhex, utf8 } from "./bytes.mjs";
+import { base64, check, concat, Refused, sha256, text, unbase64, unhex, utf8 } from "./bytes.mjs";
 import * as json from "./json.mjs";
 import { keyId } from "./message.mjs";
 

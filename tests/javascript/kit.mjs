@@ -10,9 +10,12 @@ import { canonical, parse } from "./json.mjs";
 import { readKeyFile, readPublicFile, readSecretFile, readWrapped } from "./keys.mjs";
 import { widen } from "./quantised.mjs";
 import { openFile } from "./sealed.mjs";
-import { anchorLine, logEntry, newAnchor, openFolder, readAnchor, verifyFolder } from "./sets.mjs";
+import { logEntry, newAnchor, openFolder, readAnchor, verifyFolder } from "./sets.mjs";
 import { readChain } from "./tours.mjs";
 
+/** Some members of a value, bytes in hexadecimal. */
+const pick = (value, names) =>
+  Object.fromEntries(names.split(" ").map((name) => [name, value[name] instanceof Uint8Array ? hex(value[name]) : value[name]]));
 const parts = async (tensors) => {
   const all = new Map();
   for (const [name, { dtype, shape, data }] of tensors) all.set(name, { dtype, shape, sha256: await sha256(data) });
@@ -35,32 +38,25 @@ const KINDS = {
     check(claim?.scale, "format", "expected quantised values");
     return { sha256: await sha256(widen(claim, claim.data, sealed.get(claim.scale.name).data)), shape: claim.shape };
   },
-  "key-file": async (payload) => {
-    const { key, id } = await readKeyFile(payload);
-    return { key: hex(key), id };
-  },
+  "key-file": async (payload) => pick(await readKeyFile(payload), "key id"),
   "secret-file": async (payload) => {
-    const { algorithm, id, public: key } = await readSecretFile(payload);
-    return { algorithm, id, public: base64(key) };
+    const pair = await readSecretFile(payload);
+    return { ...pick(pair, "algorithm id"), public: base64(pair.public) };
   },
-  "public-file": async (payload) => {
-    const { algorithm, id, name } = await readPublicFile(payload);
-    return { algorithm, id, name };
-  },
+  "public-file": async (payload) => pick(await readPublicFile(payload), "algorithm id name"),
   async wrapped(payload, input) {
     const [wrapping, decrypted] = [input.one("wrapping"), input.one("decrypted")];
-    const opened = await readWrapped(payload, { wrapping: wrapping && unbase64(wrapping), decrypted: decrypted && unhex(decrypted) });
-    return { ...opened, key: hex(opened.key) };
+    const by = { wrapping: wrapping && unbase64(wrapping), decrypted: decrypted && unhex(decrypted) };
+    return pick(await readWrapped(payload, by), "key id provider algorithm");
   },
   async grants(payload, input) {
     const recipient = input.one("secret") ? { secret: await secret(input) } : { passphrase: parse(input.one("passphrase")) };
-    const grant = await openGrants(payload, await owners(input), recipient, input.one("time"));
-    return { ...grant, key: hex(grant.key) };
+    return pick(await openGrants(payload, await owners(input), recipient, input.one("time")), "key files lineage least_version expires");
   },
   async manifest(payload, input) {
     const before = input.one("anchor") ? await readAnchor(input.one("anchor")) : newAnchor((await owners(input))[0]);
     const { manifest, anchor } = await verifyFolder(input.files(payload), before);
-    return { version: manifest.version, digest: manifest.digest, files: manifest.files.size, anchor, log: logEntry(manifest) };
+    return { ...pick(manifest, "version digest"), files: manifest.files.size, anchor, log: logEntry(manifest) };
   },
   async folder(payload, input) {
     const files = new Map();
@@ -68,23 +64,17 @@ const KINDS = {
     return { files };
   },
   "data-set": (payload, input) => readDataSet(input.files(payload), keys(input)),
-  async challenge(payload) {
-    const { id, nonce, expires } = readChallenge(payload);
-    return { id, nonce: hex(nonce), expires };
-  },
+  challenge: async (payload) => pick(readChallenge(payload), "id nonce expires"),
   offer: (payload, input) => readOffer(payload, unbase64(input.one("challenge")), input.one("time")),
   async answer(payload, input) {
     const opened = await readAnswer(payload, input.one("challenge"), await owners(input), await secret(input), input.one("time"));
     return { keys: opened.map(hex) };
   },
-  async chain(payload, input) {
-    const { visits, head, model, complete } = await readChain(payload, (await owners(input))[0]);
-    return { visits, head, model, complete };
-  },
+  chain: async (payload, input) => pick(await readChain(payload, (await owners(input))[0]), "visits head model complete"),
   async message(payload, input) {
-    const [operation, dtype] = [input.one("operation"), input.one("dtype")];
-    const [number, source, target, size] = ["number", "source", "target", "size"].map((name) => Number(input.one(name)));
-    return { sha256: await sha256(await openRanks(payload, { ...group(input), operation, dtype, number, source, target, size })) };
+    const numbers = ["number", "source", "target", "size"].map((name) => [name, Number(input.one(name))]);
+    const inputs = { ...group(input), operation: input.one("operation"), dtype: input.one("dtype"), ...Object.fromEntries(numbers) };
+    return { sha256: await sha256(await openRanks(payload, inputs)) };
   },
   async confirmation(payload, input) {
     await confirm(payload, { ...group(input), text: input.one("text"), rank: Number(input.one("rank")) });

@@ -1,5 +1,5 @@
 // Sets of files: manifests, anchors, and sealed folders.
-import { check, concat, Refused, same, sha256, utf8 } from "./bytes.mjs";
+import { check, concat, same, sha256, utf8 } from "./bytes.mjs";
 import * as json from "./json.mjs";
 import { readSigner } from "./keys.mjs";
 import { HEADER } from "./message.mjs";
