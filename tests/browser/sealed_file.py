@@ -16,7 +16,7 @@ from html import unescape
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 
-from browser.__main__ import BROWSERS, WIDTHS, Quiet, photograph
+from browser.__main__ import BROWSERS, WIDTHS, Quiet
 
 PAGE = "_static/sealed-file/index.html"
 
@@ -59,7 +59,8 @@ def main(html, pictures=None):
                 pose = POSE.replace("WIDTH", str(width)).replace("PAGE", PAGE).replace("FLIP", flip)
                 (site / name).write_text(pose, encoding="utf-8")
                 path = Path(pictures, f"sealed-file-{state}-{width}.png").absolute()
-                photograph(start, f"{address}/{name}", width, path)
+                size = [f"--window-size={max(width, 500)},2400", f"--screenshot={path}", "--virtual-time-budget=20000"]
+                subprocess.run([*start, *size, f"{address}/{name}"], capture_output=True, check=True, timeout=60)
         server.shutdown()
     told = [*wrong, f"the page of a sealed file: {len(wrong)} wrong"]
     sys.stdout.write("".join(f"{line}\n" for line in told))

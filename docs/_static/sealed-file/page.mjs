@@ -52,7 +52,7 @@ function choose(claim) {
     ["salt, 24 bytes", hex(message.subarray(0, SALT))],
     ["commitment, 32", hex(message.subarray(SALT, HEADER))],
     ["chunks", `${count(chunks)}, with ${count(byteSize(claim))} bytes of plaintext in all`],
-    ["context", text(claim.context).replace("\0", "␀")],
+    ["context", text(claim.context).replace("\0", "\\0")],
   ]);
   const last = chunks - 1;
   const places = [["the salt", 0], ["the commitment", SALT], ["chunk 0", HEADER], [`the tag of chunk ${last}`, message.length - 1]];
