@@ -9,8 +9,8 @@ from pathlib import Path
 import fastrack_testkit
 import pytest
 from fastrack_testkit import Case, cases, parse
-from generator.case import CLASSES, Cases
 from generator.kinds import files, kinds
+from generator.parts.case import CLASSES, Cases
 
 HERE = Path(__file__).parent
 KINDS = {"sealed", "widened", "key-file", "secret-file", "public-file", "wrapped", "grants", "manifest", "folder"}

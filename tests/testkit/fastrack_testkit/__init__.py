@@ -24,7 +24,7 @@ class Case:
     """Hold what a reader is given, and what it has to come to."""
 
     kind: str
-    """What is read, such as `sealed`."""
+    """The form that is read, such as `sealed`."""
     name: str
     """The name of the file, by which a case is told from the others of its kind."""
     rule: str
@@ -67,7 +67,7 @@ class Case:
 
     @property
     def result(self) -> Any:
-        """What is read of a case that succeeds; None of a failure."""
+        """The values that a reader reads; None if it has to fail."""
         text = self.get("result")
         return None if text is None else json.loads(text)
 

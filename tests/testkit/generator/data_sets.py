@@ -3,11 +3,10 @@
 import json
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from itertools import pairwise
 
-from generator.case import Cases, draw, flip, joined, sha256
-from generator.drafts import KEY, OTHER_KEY, Draft, Stored, Tensor, draft, tensor
+from generator.parts.case import Cases, draw, flip, joined
+from generator.parts.drafts import KEY, OTHER_KEY, Draft, Stored, Tensor, tensor
+from generator.parts.shards import TYPES, Shard, bits, files, offsets, result, shard_id, shards
 
 SECTION = "shards-of-data-sets"
 
@@ -32,110 +31,6 @@ RULES = {
 }
 
 Edit = Callable[["Shard"], object]
-
-
-@dataclass(slots=True)
-class Shard:
-    """Hold a shard that can still be edited."""
-
-    number: int
-    samples: int
-    about: dict[str, object]
-    tensors: list[Tensor]
-    text: Callable[[bytes], bytes] = bytes
-    bare: bool = False
-    """Whether it is of version 0.1, without `fastrack.about`."""
-    key: bytes = KEY
-    kind: str | None = None
-    edits: list[Callable[[Draft], object]] = field(default_factory=list)
-
-    def replace(self, one: Tensor) -> None:
-        """Put a tensor in the place of that of its name."""
-        self.tensors = [one if each.name == one.name else each for each in self.tensors]
-
-    def written(self) -> bytes:
-        """Return the file."""
-        data = self.text(json.dumps(self.about, ensure_ascii=False).encode())
-        about = [] if self.bare else [Tensor("fastrack.about", "U8", [len(data)], data)]
-        one = draft(*self.tensors, *about, key=self.key, file=f"{self.number + 1:032x}", kind=self.kind)
-        for edit in self.edits:
-            edit(one)
-        return one.write()
-
-
-TEXTS = ["first", "", "größe 🚀", "fourth", "fifth"]
-TYPES = {"image": "", "label": "", "text": "text"}
-
-
-def offsets(lengths: list[int], name: str = "text.offsets") -> Tensor:
-    """Return the offsets of records."""
-    ends = [sum(lengths[:number]) for number in range(len(lengths) + 1)]
-    return Tensor(name, "I64", [len(ends)], struct.pack(f"<{len(ends)}q", *ends))
-
-
-def bits(*values: bool, name: str = "label.valid") -> Tensor:
-    """Return which samples of a column are not null."""
-    return Tensor(name, "BOOL", [len(values)], bytes(values))
-
-
-COUNTS = (3, 2)
-"""The samples of the shards of the usual data set."""
-
-
-def shards(counts: tuple[int, ...] = COUNTS) -> list[Shard]:
-    """Return the shards of the usual data set."""
-    made, first = [], 0
-    for number, samples in enumerate(counts):
-        about: dict[str, object] = {"version": 1, "data_set": draw("data set", 16).hex()}
-        about |= {"shard": _id(number), "previous": _id(number - 1) if number else "", "before": 0}
-        about |= {"first": first, "samples": samples, "run": 0, "complete": number == len(counts) - 1}
-        about |= {"left_out": False, "types": dict(TYPES), "files": []}
-        texts = [(TEXTS * 2)[first + sample].encode() for sample in range(samples)]
-        records = b"".join(texts)
-        columns = [
-            tensor("image", "F32", [samples, 2, 2]),
-            Tensor("label", "I64", [samples], struct.pack(f"<{samples}q", *range(first, first + samples))),
-            Tensor("text.records", "U8", [len(records)], records),
-            offsets([len(text) for text in texts]),
-        ]
-        made.append(Shard(number, samples, about, columns))
-        first += samples
-    return made
-
-
-def _id(number: int) -> str:
-    return draw(f"shard {number}", 16).hex()
-
-
-def files(made: list[Shard]) -> dict[str, bytes]:
-    """Return the files of a data set."""
-    return {f"shard-{number:06}.safetensors": one.written() for number, one in enumerate(made)}
-
-
-def samples_of(one: Shard, column: str) -> list[bytes | None]:
-    """Return the bytes of each sample of a column, and None for a null."""
-    tensors = {each.name: each for each in one.tensors}
-    valid = tensors.get(f"{column}.valid")
-    if column in tensors:
-        data, count = tensors[column].data, one.samples
-        size = len(data) // count
-        made = [data[number * size : (number + 1) * size] for number in range(count)]
-    else:
-        records = tensors[f"{column}.records"]
-        size = len(records.data) // records.shape[0] if records.shape[0] else 1
-        ends = struct.unpack(f"<{one.samples + 1}q", tensors[f"{column}.offsets"].data)
-        made = [records.data[start * size : end * size] for start, end in pairwise(ends)]
-    return [None if valid and not valid.data[number] else each for number, each in enumerate(made)]
-
-
-def result(made: list[Shard]) -> dict[str, object]:
-    """Return what a reader reads."""
-    columns = {}
-    for column in TYPES:
-        each = [sample for one in made for sample in samples_of(one, column)]
-        parts = (b"\xff" * 8 if sample is None else len(sample).to_bytes(8, "big") + sample for sample in each)
-        columns[column] = sha256(b"".join(parts))
-    return {"samples": sum(one.samples for one in made), "columns": columns, "complete": made[-1].about["complete"]}
 
 
 def opens(made: Cases, name: str, rule: str, data_set: list[Shard]) -> None:
@@ -236,6 +131,8 @@ def abouts(made: Cases) -> None:
         "types-array": {"types": list(TYPES)},
         "types-of-numbers": {"types": dict.fromkeys(TYPES, 1)},
         "files-object": {"files": {}},
+        "files-of-fewer-samples": {"files": [["b.csv", 1]]},
+        "files-of-more-samples": {"files": [["b.csv", 2], ["", 1]]},
     }.items():
         edited(made, f"about-{name}", "about", lambda one, change=change: one.about.update(change))
     for name, text in {
@@ -270,7 +167,7 @@ def places(made: Cases) -> None:
         fails(made, f"name-of-the-{name}-missing", "names", "format", left)
     edited(made, "previous-of-another", "previous", lambda one: one.about.update(previous="0" * 32))
     edited(made, "previous-of-none", "previous", lambda one: one.about.update(previous=""))
-    edited(made, "previous-of-the-first", "previous", lambda one: one.about.update(previous=_id(7)), 0)
+    edited(made, "previous-of-the-first", "previous", lambda one: one.about.update(previous=shard_id(7)), 0)
     edited(made, "data-set-of-another", "data-set", lambda one: one.about.update(data_set="0" * 32))
     for name, first in (("before", 2), ("after", 4), ("0", 0)):
         edited(made, f"first-{name}", "first", lambda one, first=first: one.about.update(first=first))
@@ -377,7 +274,7 @@ def first_versions(made: Cases) -> None:
         fails(made, f"before-{name}", "before", "format", files(wrong))
     middle = shards((2, 1, 2))
     middle[1].bare = True
-    middle[2].about.update(previous=_id(0))
+    middle[2].about.update(previous=shard_id(0))
     fails(made, "bare-shard-in-the-middle", "before", "format", files(middle))
     last = shards()
     last[1].bare = True

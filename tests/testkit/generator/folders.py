@@ -3,11 +3,11 @@
 import json
 from collections.abc import Callable
 
-from generator.case import Cases, canonical, draw, flip, joined, sha256
-from generator.drafts import KEY, KEY128, OTHER_KEY, Draft, Stored, Tensor, assemble, draft, scaled, tensor
 from generator.manifests import other_entry, sealed_entry
-from generator.messages import seal
-from generator.values import bf16_values, quantised_tensors
+from generator.parts.case import Cases, canonical, draw, flip, joined, sha256
+from generator.parts.drafts import KEY, KEY128, OTHER_KEY, Draft, Stored, Tensor, assemble, draft, scaled, tensor
+from generator.parts.messages import seal
+from generator.parts.values import bf16_values, quantised_tensors
 
 RULES = {
     "index": ("folders", "The index is a sealed file of the kind `folder`, under the key of the others."),
@@ -211,7 +211,7 @@ def listings(made: Cases) -> None:
     one = Model()
     good = one.listing()
     text = canonical(good)
-    entries = dict(good["files"])  # type: ignore[call-overload]
+    entries = dict(good["files"])
     model, config = dict(entries["model.safetensors"]), dict(entries["config.json"])
     for name, data in {
         "spaces": json.dumps(good, sort_keys=True).encode(),

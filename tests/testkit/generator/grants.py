@@ -6,13 +6,22 @@ import json
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
 
-from generator.case import Cases, base64_text, canonical, draw, flip
-from generator.drafts import FILE, KEY, KEY128, OTHER_FILE, OTHER_KEY
-from generator.envelopes import Envelope, broken_envelopes, changed, envelope, other_payloads, written
-from generator.hpke import encrypt
-from generator.key_files import spelled
-from generator.messages import key_id
-from generator.pairs import OTHER_RECIPIENT, OWNER, OWNER_ML, RECIPIENT, RECIPIENT_P384, STRANGER, Pair, malleated, pair
+from generator.parts.case import Cases, base64_text, canonical, draw, flip, spelled
+from generator.parts.drafts import FILE, KEY, KEY128, OTHER_FILE, OTHER_KEY
+from generator.parts.envelopes import Envelope, broken_envelopes, changed, envelope, other_payloads, written
+from generator.parts.hpke import encrypt
+from generator.parts.messages import key_id
+from generator.parts.pairs import (
+    OTHER_RECIPIENT,
+    OWNER,
+    OWNER_ML,
+    RECIPIENT,
+    RECIPIENT_P384,
+    STRANGER,
+    Pair,
+    malleated,
+    pair,
+)
 
 RULES = {
     "envelope": ("grants", "A grants file is a DSSE envelope in JSON, in any spelling."),
@@ -93,6 +102,10 @@ def successes(made: Cases) -> None:
     opens("to-p-384", "recipient", payload_of(RECIPIENT_P384), RECIPIENT_P384)
     opens("of-128-bits", "key", payload_of(under=KEY128), key=KEY128)
     opens("to-the-second", "recipient", payload_of(OTHER_RECIPIENT, RECIPIENT_P384, RECIPIENT))
+    later = payload_of()
+    unknown = {"algorithm": "MLKEM1024_P521", "ciphertext": base64_text(b"later"), "id": "f" * 32, "name": ""}
+    later["recipients"] = [unknown, entry(RECIPIENT, constraints())]
+    opens("beside-an-unknown-algorithm", "recipients", later)
     bound = {"files": [FILE, OTHER_FILE], "lineage": LINEAGE, "least_version": 7, "expires": "2027-01-31T00:00:00Z"}
     opens("with-all-constraints", "constraints", payload_of(**bound))
     opens("of-no-file", "constraints", payload_of(files=[]))
@@ -130,7 +143,7 @@ def signatures(made: Cases) -> None:
     made.fails("of-ml-dsa-by-a-stranger", "signature", "signature", granted(payload, pair("x", "ML-DSA-65")), ml)
     made.fails("by-ml-dsa-for-ed25519", "signature", "signature", granted(payload, OWNER_ML), FIELDS)
     made.fails("no-signature", "signature", "signature", written(good | {"signatures": []}), FIELDS)
-    sig = envelope("grants", data, OWNER)["signatures"][0]["sig"]  # type: ignore[index]
+    sig = envelope("grants", data, OWNER)["signatures"][0]["sig"]
     for name, index in (("first", 0), ("last", -1)):
         wrong = base64_text(flip(base64.b64decode(sig), index))
         made.fails(f"signature-{name}-bit", "signature", "signature", written(changed(good, sig=wrong)), FIELDS)
@@ -329,6 +342,11 @@ def passphrases(made: Cases) -> None:
     }.items():
         data = granted(payload_of() | {"recipients": [good | change]})
         made.fails(f"passphrase-{name}", "passphrase", "format", data, fields)
+    plain = entry(RECIPIENT, constraints())
+    named = [plain, good | {"id": OTHER_RECIPIENT.id}]
+    made.fails("passphrase-id-of-a-key", "passphrase", "format", granted(payload_of() | {"recipients": named}), FIELDS)
+    nameless = [plain, entry(OTHER_RECIPIENT, constraints()) | {"id": "0" * 32}]
+    made.fails("key-with-id-of-zeros", "passphrase", "format", granted(payload_of() | {"recipients": nameless}), FIELDS)
     lacking = {name: value for name, value in good.items() if name != "lanes"}
     data = granted(payload_of() | {"recipients": [lacking]})
     made.fails("passphrase-without-lanes", "passphrase", "format", data, fields)

@@ -1,11 +1,9 @@
 """Cases of key files, secret files and public files."""
 
-import base64
-
-from generator.case import Cases, base64_text, draw
-from generator.drafts import KEY, KEY128, OTHER_KEY
-from generator.messages import key_id
-from generator.pairs import OWNER, OWNER_ML, RECIPIENT, RECIPIENT_P384, SIZES, STRANGER, Pair, pair
+from generator.parts.case import Cases, base64_text, draw, spelled
+from generator.parts.drafts import KEY, KEY128, OTHER_KEY
+from generator.parts.messages import key_id
+from generator.parts.pairs import OWNER, OWNER_ML, RECIPIENT, RECIPIENT_P384, SIZES, STRANGER, Pair, pair
 
 KEY_RULES = {
     "lines": ("key-files", "A key file has two lines of ASCII, of which the last newline may be missing."),
@@ -177,24 +175,6 @@ def publics() -> Cases:
     for name, key in spelled(OWNER.public).items():
         made.fails(f"base64-{name}", "base64", "format", f"fastrack-public-1:Ed25519:{key}\n".encode())
     return made
-
-
-def spelled(data: bytes) -> dict[str, str]:
-    """Return base64 that is not canonical, of 32 bytes or of one more than a multiple of 3."""
-    text = base64_text(data)
-    body, padding = text.rstrip("="), text[len(text.rstrip("=")) :]
-    alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
-    unused = body[:-1] + alphabet[alphabet.index(body[-1]) + 1] + padding
-    if base64.b64decode(unused) != data:
-        raise ValueError("no unused bits")
-    return {
-        "unused-bits": unused,
-        "no-padding": body,
-        "more-padding": text + "=",
-        "url-alphabet": text.replace("/", "_").replace("+", "-"),
-        "character-between": body[:5] + "*" + body[5:] + padding,
-        "hexadecimal": data.hex(),
-    }
 
 
 if set(SIZES) != {one.algorithm for one in ALGORITHMS.values()}:

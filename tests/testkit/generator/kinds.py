@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import cache
 
 from generator import (
+    chain_documents,
     chains,
     data_sets,
     exchange,
@@ -12,17 +13,20 @@ from generator import (
     key_files,
     manifest_files,
     manifests,
+    offers,
     ranks,
     sealed_entries,
     sealed_files,
+    sealed_messages,
     widened,
     wrapped,
 )
-from generator.case import Cases
+from generator.parts.case import Cases
 
 PAGE = "https://github.com/fastrack-io/fastrack/blob/main/docs/format.md"
 
 MAKERS: tuple[Callable[[], Cases], ...] = (
+    sealed_messages.cases,
     sealed_files.cases,
     sealed_entries.cases,
     key_files.keys,
@@ -37,9 +41,10 @@ MAKERS: tuple[Callable[[], Cases], ...] = (
     wrapped.cases,
     folders.cases,
     exchange.challenges,
-    exchange.offers,
+    offers.cases,
     exchange.answers,
     chains.cases,
+    chain_documents.cases,
     data_sets.cases,
     widened.cases,
 )

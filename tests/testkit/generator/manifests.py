@@ -1,10 +1,10 @@
 """Cases of `manifest`: the signed document, and the anchors of its readers. Section "Manifests" of the page."""
 
-from generator.case import Cases, base64_text, canonical, draw, flip, joined, sha256
-from generator.drafts import OTHER_FILE, Draft, draft, tensor
-from generator.envelopes import broken_envelopes, changed, envelope, other_forms, other_payloads, written
-from generator.messages import HEADER
-from generator.pairs import OWNER, OWNER_ML, RECIPIENT, STRANGER, Pair, malleated
+from generator.parts.case import Cases, base64_text, canonical, draw, flip, joined, sha256
+from generator.parts.drafts import OTHER_FILE, Draft, draft, tensor
+from generator.parts.envelopes import broken_envelopes, changed, envelope, other_forms, other_payloads, written
+from generator.parts.messages import HEADER
+from generator.parts.pairs import OWNER, OWNER_ML, RECIPIENT, STRANGER, Pair, malleated
 
 RULES = {
     "envelope": ("manifests", "A manifest is an envelope in its one form, with one signature."),
@@ -99,7 +99,7 @@ def result(payload: Payload, owner: Pair = OWNER) -> Payload:
     digest, version = sha256(canonical(payload)), int(str(payload["version"]))
     lineage = str(payload["lineage"])
     log = f"fastrack/manifest@1\n{lineage}\n{version}\n{digest}\n"
-    made: Payload = {"version": version, "digest": digest, "files": len(payload["files"]), "log": log}  # type: ignore[arg-type]
+    made: Payload = {"version": version, "digest": digest, "files": len(payload["files"]), "log": log}
     return made | {"anchor": anchor(version, digest, lineage, owner)}
 
 

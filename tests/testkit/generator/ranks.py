@@ -5,9 +5,9 @@ import hmac
 from cryptography.hazmat.primitives.hashes import SHA512
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from generator.case import Cases, canonical, draw, flip, sha256
-from generator.drafts import FILE, KEY, KEY128, OTHER_KEY
-from generator.messages import CHUNK, context_of, derive, seal
+from generator.parts.case import Cases, canonical, draw, flip, sha256
+from generator.parts.drafts import FILE, KEY, KEY128, OTHER_KEY
+from generator.parts.messages import CHUNK, context_of, derive, seal
 
 MESSAGE_RULES = {
     "message": ("messages-between-ranks", "A tensor is one message under the message secret."),

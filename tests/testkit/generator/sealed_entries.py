@@ -1,9 +1,9 @@
 """Cases of `sealed`: the entry `fastrack.tensors`, messages of other files, and scales."""
 
-from generator.case import Cases, flip
-from generator.drafts import FILE, KEY, OTHER_FILE, OTHER_KEY, Draft, Stored, Tensor, draft, scaled, tensor
-from generator.messages import binding, message_size, seal
-from generator.sealed_files import KEYS, opened
+from generator.parts.case import Cases, flip
+from generator.parts.drafts import FILE, KEY, OTHER_FILE, OTHER_KEY, Draft, Stored, Tensor, draft, scaled, tensor
+from generator.parts.messages import binding, message_size, seal
+from generator.sealed_messages import KEYS, opened
 
 RULES = {
     "entries": ("the-file", "`fastrack.tensors` is a JSON object, in any spelling that JSON has."),
@@ -295,14 +295,14 @@ def scales(made: Cases) -> None:
         both.move(name, OTHER_FILE)
     opened(made, "scale-moved", "scale", both)
     altered = quantised(shape=(192, 2), block=(96, 2))
-    altered.entries["w"]["scale"]["block"] = [128, 2]  # type: ignore[index]
+    altered.entries["w"]["scale"]["block"] = [128, 2]
     made.fails("scale-block-altered", "scale", "authentication", altered.write(), KEYS, "2 scales, of 128 rows for 96")
     taken = quantised()
     del taken.entries["w"]["scale"]
     made.fails("scale-removed", "scale", "authentication", taken.write(), KEYS)
     others = draft(tensor("w", "I8", [2, 4]), tensor("s", "F32", [2, 1]), tensor("t", "F32", [2, 1]))
     scaled(others, "w", "s", [1, 4])
-    others.entries["w"]["scale"]["name"] = "t"  # type: ignore[index]
+    others.entries["w"]["scale"]["name"] = "t"
     made.fails("scale-of-another-name", "scale", "authentication", others.write(), KEYS)
     added = draft(tensor("w", "I8", [2, 4]), tensor("s", "F32", [2, 1]))
     scaled(added, "w", "s", [1, 4])
@@ -315,7 +315,7 @@ def scale_forms(made: Cases) -> None:
     """Add scales that are none; the values are sealed with them as they are."""
 
     def failing(name: str, rule: str, one: Draft, /, **members: object) -> None:
-        scale = {**one.entries["w"]["scale"], **members}  # type: ignore[dict-item]
+        scale = {**one.entries["w"]["scale"], **members}
         one.entries["w"]["scale"] = {member: value for member, value in scale.items() if value is not None}
         one.reseal("w")
         made.fails(f"scale-{name}", f"scale.{rule}", "format", one.write(), KEYS)

@@ -4,9 +4,9 @@ import json
 import math
 import struct
 
-from generator.case import Cases, draw, flip, sha256
-from generator.drafts import KEY, KEY128, OTHER_FILE, OTHER_KEY, Draft, Tensor, draft, scaled
-from generator.values import bf16, bf16_values, float8, float32
+from generator.parts.case import Cases, draw, flip, sha256
+from generator.parts.drafts import KEY, KEY128, OTHER_FILE, OTHER_KEY, Draft, Tensor, draft, scaled
+from generator.parts.values import bf16, bf16_values, float8, float32
 
 RULES = {
     "values": ("quantised-values", "A value is the value as float32, which is exact."),
@@ -201,13 +201,13 @@ def refused(made: Cases) -> None:
         made.fails(name, "authentic", "authentication", one.write(), fields)
     for name, member, value in (("block", "block", [2, 32]), ("block-turned", "block", [4, 16])):
         one = usual()
-        one.entries["w"]["scale"][member] = value  # type: ignore[index]
+        one.entries["w"]["scale"][member] = value
         made.fails(f"{name}-altered", "context", "authentication", one.write(), fields, "as many scales")
     two = draft(values, scales, Tensor("t", "F32", [4, 1], floats(5.0, 6.0, 7.0, 8.0)))
     scaled(two, "w", "s", [1, 64])
-    two.entries["w"]["scale"]["name"] = "t"  # type: ignore[index]
+    two.entries["w"]["scale"]["name"] = "t"
     made.fails("scales-of-another-name", "context", "authentication", two.write(), fields)
-    two.entries["w"]["scale"]["name"] = "s"  # type: ignore[index]
+    two.entries["w"]["scale"]["name"] = "s"
     two.stored["s"], two.stored["t"] = two.stored["t"], two.stored["s"]
     made.fails("scales-exchanged", "authentic", "authentication", two.write(), fields)
     apart = usual()

@@ -12,11 +12,10 @@ from cryptography.hazmat.primitives.asymmetric.rsa import (
 from cryptography.hazmat.primitives.keywrap import aes_key_wrap
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from generator.case import Cases, base64_text, canonical, draw, flip
-from generator.drafts import KEY, KEY128, OTHER_KEY
-from generator.envelopes import other_payloads
-from generator.key_files import spelled
-from generator.messages import key_id
+from generator.parts.case import Cases, base64_text, canonical, draw, flip, spelled
+from generator.parts.drafts import KEY, KEY128, OTHER_KEY
+from generator.parts.envelopes import other_payloads
+from generator.parts.messages import key_id
 
 RULES = {
     "form": ("wrapped-key-files", "A wrapped key file is one line of canonical JSON with exactly its members."),
@@ -120,7 +119,7 @@ def oaeps(made: Cases) -> None:
     sha1 = members(KEY, oaep(KEY, "sha1"), algorithm="RSA-OAEP-SHA1")
     opens(made, "rsa-oaep-sha1", "oaep", sha1, KEY, RSA)
     opens(made, "azure-rsa-oaep-sha256", "oaep", members(KEY, oaep(KEY), **azure), KEY, RSA)
-    longest = {"uri": "pkcs11:object=" + "w" * 2034}
+    longest = {"uri": "pkcs11:token=t;object=" + "w" * 2026}
     opens(made, "uri-of-2048", "values", members(KEY, oaep(KEY), parameters=longest), KEY, RSA)
     for name, ciphertext in {
         "sha1-as-sha256": oaep(KEY, "sha1"),

@@ -100,3 +100,21 @@ def canonical(value: object) -> bytes:
 def base64_text(data: bytes) -> str:
     """Return canonical base64."""
     return base64.b64encode(data).decode("ascii")
+
+
+def spelled(data: bytes) -> dict[str, str]:
+    """Return base64 that is not canonical, of 32 bytes or of one more than a multiple of 3."""
+    text = base64_text(data)
+    body, padding = text.rstrip("="), text[len(text.rstrip("=")) :]
+    alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+    unused = body[:-1] + alphabet[alphabet.index(body[-1]) + 1] + padding
+    if base64.b64decode(unused) != data:
+        raise ValueError("no unused bits")
+    return {
+        "unused-bits": unused,
+        "no-padding": body,
+        "more-padding": text + "=",
+        "url-alphabet": text.replace("/", "_").replace("+", "-"),
+        "character-between": body[:5] + "*" + body[5:] + padding,
+        "hexadecimal": data.hex(),
+    }

@@ -5,8 +5,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from generator.case import draw, sha256
-from generator.messages import binding, context_of, key_id, seal
+from generator.parts.case import draw, sha256
+from generator.parts.messages import binding, context_of, key_id, seal
 
 KEY = bytes(range(32))
 KEY128 = bytes(range(16))
@@ -36,7 +36,7 @@ class Tensor:
 
     @property
     def described(self) -> dict[str, object]:
-        """What the result of a case says."""
+        """Its description in the result of a case."""
         return {"dtype": self.dtype, "shape": self.shape, "sha256": sha256(self.data)}
 
 
@@ -78,7 +78,7 @@ class Draft:
 
     @property
     def result(self) -> dict[str, object]:
-        """What a reader reads of it."""
+        """The result of a case that opens it."""
         return {
             "tensors": {one.name: one.described for one in self.sealed},
             "plain": {one.name: one.described for one in self.plain},

@@ -3,7 +3,7 @@
 import math
 import struct
 
-from generator.drafts import Tensor, tensor
+from generator.parts.drafts import Tensor, tensor
 
 NAN = 0x7FC0
 

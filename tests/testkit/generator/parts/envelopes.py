@@ -4,9 +4,8 @@ import base64
 import copy
 import json
 
-from generator.case import base64_text, canonical
-from generator.key_files import spelled
-from generator.pairs import Pair
+from generator.parts.case import base64_text, canonical, spelled
+from generator.parts.pairs import Pair
 
 Envelope = dict[str, object]
 
@@ -33,14 +32,14 @@ def signed(kind: str, payload: object, *signers: Pair) -> bytes:
 def changed(members: Envelope, **signature: str) -> Envelope:
     """Return an envelope whose first signature has other members."""
     made = copy.deepcopy(members)
-    made["signatures"][0] |= signature  # type: ignore[index]
+    made["signatures"][0] |= signature
     return made
 
 
 def broken_envelopes(members: Envelope) -> dict[str, bytes]:
     """Return envelopes that lack what every envelope has."""
     text = canonical(members).decode()
-    payload, sig = str(members["payload"]), members["signatures"][0]["sig"]  # type: ignore[index]
+    payload, sig = str(members["payload"]), members["signatures"][0]["sig"]
     made = {f"no-{member.lower()}": written({k: v for k, v in members.items() if k != member}) for member in members}
     made |= {
         "empty": b"",
@@ -52,7 +51,7 @@ def broken_envelopes(members: Envelope) -> dict[str, bytes]:
         "payload-no-base64": written(members | {"payload": "*" + payload}),
         "payload-line": written(members | {"payload": payload[:40] + "\n" + payload[40:]}),
         "payload-object": written(members | {"payload": {}}),
-        "signatures-object": written(members | {"signatures": members["signatures"][0]}),  # type: ignore[index]
+        "signatures-object": written(members | {"signatures": members["signatures"][0]}),
         "deep": b"[" * 20_000,
         "deep-in-a-member": text[:-1].encode() + b',"more":' + b"[" * 20_000,
         "sig-no-base64": written(changed(members, sig="*" + sig)),
@@ -66,7 +65,7 @@ def broken_envelopes(members: Envelope) -> dict[str, bytes]:
 def other_forms(members: Envelope) -> dict[str, bytes]:
     """Return other forms of the same envelope: only one is allowed where the page says so."""
     text = canonical(members).decode()
-    signature = members["signatures"][0]  # type: ignore[index]
+    signature = members["signatures"][0]
     turned = {name: members[name] for name in sorted(members, reverse=True)}
     twice = members | {"signatures": [signature, signature]}
     made = {

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from generator.case import base64_text, canonical, draw, sha256
-from generator.drafts import FILE, OTHER_FILE
-from generator.envelopes import Envelope, envelope, written
-from generator.pairs import OWNER, Pair, pair
+from generator.parts.case import base64_text, canonical, draw, sha256
+from generator.parts.drafts import FILE, OTHER_FILE
+from generator.parts.envelopes import Envelope, envelope, written
+from generator.parts.pairs import OWNER, Pair, pair
 
 HOLDERS = {"hospital-1": pair("holder 1"), "Hospital_2.b": pair("holder 2")}
 ORDER = ["hospital-1", "Hospital_2.b"]
@@ -35,7 +35,7 @@ class Tour:
     envelopes: dict[str, Callable[[Envelope], bytes]] = field(default_factory=dict)
     """Edits of the envelope, after it was signed."""
     payloads: dict[str, bytes] = field(default_factory=dict)
-    """What was signed, once it is made."""
+    """The bytes that were signed, once they are made."""
 
     def lines(self) -> list[bytes]:
         """Return the lines of the chain."""

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from dilithium_py.ml_dsa import ML_DSA_65
 from kyber_py.ml_kem import ML_KEM_768
 
-from generator.case import base64_text, draw
+from generator.parts.case import base64_text, draw
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF, HKDFExpand
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from kyber_py.ml_kem import ML_KEM_768
 
-from generator.case import draw
+from generator.parts.case import draw
 
 MLKEM = 1184
 XWING_LABEL = b"\\.//^\\"

@@ -1,0 +1,1 @@
+"""Make what the cases are made of: messages, files, keys and documents."""
