@@ -53,6 +53,8 @@ async function readShard(bytes, keys) {
   tensors.delete("fastrack.about");
   check(!told || (told.dtype === "U8" && told.shape.length === 1), "format", "expected fastrack.about in U8");
   const about = told && ABOUT(json.parse(text(told.data)));
+  const ofFiles = about?.files.reduce((all, [, number]) => all + number, 0);
+  check(!about?.files.length || ofFiles === about.samples, "format", "files of another number of samples");
   const listed = about && [...about.types.keys()];
   const names = listed?.filter((name) => !isValid(name, listed)) ?? guessColumns(tensors);
   const columns = new Map(names.map((name) => [name, readColumn(tensors, name)]));

@@ -63,16 +63,23 @@ async function openEntry(entry, info, { secret, passphrase }) {
 }
 
 const NO_ID = "0".repeat(32); // that of an entry for a passphrase
-const pair = json.object({ algorithm: json.oneOf(...Object.keys(KEMS)), id: json.id, name: json.string, ciphertext: json.bytes() });
+const pair = json.object({ algorithm: json.string, id: json.matching(/^(?!0{32})[0-9a-f]{32}$/), name: json.string, ciphertext: json.bytes() });
 const argon = json.object({
   algorithm: json.exactly("Argon2id"), id: json.exactly(NO_ID), name: json.string, ciphertext: json.bytes(), salt: json.bytes(16, 16),
   iterations: json.number(3, 17), lanes: json.number(1, 17), memory: json.number(65536, 1048577),
 });
+/** An entry for a recipient. One of an algorithm that is not known is for others, whatever members it has. */
+function recipientOf(entry) {
+  const algorithm = entry instanceof Map ? json.string(entry.get("algorithm")) : undefined;
+  if (algorithm === "Argon2id") return argon(entry);
+  if (algorithm === undefined || Object.hasOwn(KEMS, algorithm)) return pair(entry);
+  return pair(new Map([...entry].filter(([name]) => ["algorithm", "id", "name", "ciphertext"].includes(name))));
+}
 const CONSTRAINTS = ["bits", "expires", "files", "key", "least_version", "lineage", "version"];
 const PAYLOAD = json.object({
   version: json.exactly(1), key: json.id, bits: json.oneOf(128, 256), files: json.orNull(json.array(json.id)), lineage: json.orNull(json.id),
   least_version: json.number(), expires: json.orNull(json.time), issued: json.time, serial: json.number(),
-  recipients: json.array((entry) => (entry instanceof Map && entry.get("algorithm") === "Argon2id" ? argon : pair)(entry), 1, 4096),
+  recipients: json.array(recipientOf, 1, 4096),
 });
 
 /** The grant of a file for a recipient: a key pair in `secret`, or a `passphrase`. */
