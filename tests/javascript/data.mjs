@@ -8,6 +8,7 @@ const ABOUT = json.object({
   first: json.number(), samples: json.number(), run: json.number(), complete: json.bool, left_out: json.bool,
   types: json.map(json.string, json.string), files: json.array(json.tuple(json.string, json.number())),
 });
+const MOST = 2 ** 24; // samples that this reader holds: those of no bytes take no room in a file, however many it says there are
 const NULL = new Uint8Array(8).fill(255);
 
 function offsetsOf(name, { dtype, shape, data }, records) {
@@ -27,6 +28,7 @@ function readColumn(tensors, name) {
   const [size, row] = [byteSize({ ...stored, shape: [8] }) / 8, stored.shape.slice(1)];
   const width = row.reduce((all, extent) => all * Number(extent), size);
   const count = values ? stored.shape[0] : offsets.shape[0] - 1;
+  check(count <= MOST, "format", `${name}: more samples than this reader holds`);
   const places = values ? Array.from({ length: count + 1 }, (_, at) => at * width) : offsetsOf(name, offsets, records).map((at) => at * size);
   const valid = tensors.get(`${name}.valid`);
   const bits = valid && valid.dtype === "BOOL" && `${valid.shape}` === `${count}` && valid.data.every((byte) => byte < 2);

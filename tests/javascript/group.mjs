@@ -23,7 +23,9 @@ export async function confirm(bytes, { key, random, text, rank }) {
   check(same(await hmac("SHA-256", mac, concat(text, big(rank))), bytes), "authentication", "the MAC is another");
 }
 
-const BLOCK = json.object({ hash: json.matching(/^(?:[0-9a-f]{2})*$/), layout: json.string, model: json.string, ranks: json.string, salt: json.string });
+const BLOCK = json.object({
+  hash: json.matching(/^(?:[0-9a-f]{2})*$/), layout: json.string, model: json.string, ranks: json.string, salt: json.string,
+});
 
 /** A sealed KV block: its name in a store, and its bytes. */
 export async function openBlock(bytes, key, context, size) {

@@ -9,8 +9,9 @@ const BITS = new Map(
     32: "I32 U32 F32", 64: "I64 U64 F64 C64",
   }).flatMap(([bits, names]) => names.split(" ").map((name) => [name, Number(bits)])),
 );
-const GUARD =
-  '{"data_offsets":[0,0],"dtype":"sealed by fastrack: open it with fastrack.load_model, fastrack.safe_open or fastrack.mount_folder","shape":[0]}';
+const GUARD = json.canonical({
+  dtype: "sealed by fastrack: open it with fastrack.load_model, fastrack.safe_open or fastrack.mount_folder", shape: [0], data_offsets: [0, 0],
+});
 const HEADER_LIMIT = 100_000_000; // that of the safetensors library
 
 export const dtype = json.oneOf(...BITS.keys());
@@ -59,10 +60,8 @@ export function readSafetensors(bytes) {
   return header;
 }
 
-const CLAIM = json.object(
-  { dtype, shape },
-  { file: json.id, binding: json.hexadecimal(HEADER), scale: json.object({ block: json.tuple(json.number(1), json.number(1)), dtype, name: json.string, shape }) },
-);
+const SCALE = json.object({ block: json.tuple(json.number(1), json.number(1)), dtype, name: json.string, shape });
+const CLAIM = json.object({ dtype, shape }, { file: json.id, binding: json.hexadecimal(HEADER), scale: SCALE });
 
 /** What a sealed file says of itself. Nothing of it is authentic before a tensor has been opened. */
 export function readSealed(bytes) {

@@ -34,7 +34,8 @@ const entries = json.map((entry) => {
 }, fileName);
 
 const MANIFEST = json.object({
-  format: json.exactly(1), lineage: json.id, version: json.number(1), issued: json.time, history: json.array(json.digest, 0, HISTORY), files: entries,
+  format: json.exactly(1), lineage: json.id, version: json.number(1), issued: json.time, files: entries,
+  history: json.array(json.digest, 0, HISTORY),
 });
 
 /** A manifest, after its signature was verified: its content, and its digest. */
@@ -145,18 +146,19 @@ async function restore(name, file, header, key) {
   }
   const { tensors, start, end } = readHeader(header);
   check(start === header.length, "format", `${name}: a header of another size`);
-  const before = concat(header, new Uint8Array(end - start));
   const hidden = new Set(); // scales that values were widened by, which readers do not see
+  const data = new Map();
   for (const [tensor, listed] of tensors) {
     const claim = file.sealed.get(tensor);
     const widened = claim?.scale && !tensors.has(claim.scale.name); // where the scales are listed too, values open as they are
     const right = claim && listed.dtype === (widened ? "BF16" : claim.dtype) && alike(listed.shape, claim.shape);
     check(right, "format", `${name}: ${tensor} is not as in the header`);
     if (widened) hidden.add(claim.scale.name);
-    const data = widened ? widen(claim, claim.data, file.sealed.get(claim.scale.name).data) : claim.data;
-    before.set(data, start + listed.data_offsets[0]);
+    data.set(listed, widened ? widen(claim, claim.data, file.sealed.get(claim.scale.name).data) : claim.data);
   }
   const all = [...file.sealed.keys()].every((tensor) => tensors.has(tensor) || hidden.has(tensor));
   check(all, "format", `${name}: a tensor that is not in the header`);
+  const before = concat(header, new Uint8Array(end - start)); // no more than was opened
+  for (const [listed, bytes] of data) before.set(bytes, start + listed.data_offsets[0]);
   return before;
 }

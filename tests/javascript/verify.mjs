@@ -27,7 +27,8 @@ try {
     writeFileSync(`${values.anchor}.new`, `${anchor}\n`);
     renameSync(`${values.anchor}.new`, values.anchor); // whole, or as it was
   }
-  console.log(`${folder}: version ${manifest.version} of ${manifest.files.size} files\nlineage: ${manifest.lineage}\ndigest: ${manifest.digest}`);
+  console.log(`${folder}: version ${manifest.version} of ${manifest.files.size} files`);
+  console.log(`lineage: ${manifest.lineage}\ndigest: ${manifest.digest}`);
 } catch (error) {
   console.error(`${folder}: ${error instanceof Refused ? `${error.kind}: ` : ""}${error.message}`);
   process.exitCode = 1;

@@ -114,7 +114,8 @@ async function open() {
   } catch (error) {
     const bad = Number(/^chunk (\d+)/.exec(error.message)?.[1] ?? NaN);
     const kind = error instanceof Refused ? error.kind : "error";
-    tell("refused", `Refused (${kind}): ${error.message}. 0 of ${count(byteSize(claim))} bytes came out.`, "", (index) => (index === bad ? "bad" : "cipher"));
+    const verdict = `Refused (${kind}): ${error.message}. 0 of ${count(byteSize(claim))} bytes came out.`;
+    tell("refused", verdict, "", (index) => (index === bad ? "bad" : "cipher"));
   }
 }
 
