@@ -22,7 +22,7 @@ WITH_ZIGLANG := PYTHONPATH=$(CURDIR)/$(ZIGLANG)
 # Other environments than .venv link to this checkout and its machine code, and get nothing to make that.
 BACKEND = $$(grep -oE '^(hatchling|editables)==[0-9.]*' requirements.txt)
 
-.PHONY: help demo native test test-all test-nightly test-lowest test-openssl test-pythons coverage check lint bench bench-compare peers gpu \
+.PHONY: help demo native test test-all test-nightly test-lowest test-openssl test-pythons coverage check lint workflows bench bench-compare peers gpu \
 	gpu-kit emulator aarch64 aarch64-wheel integrations swift nvrtc ptx mutants fuzz soak docs site-check lock dist environments clean
 
 help:  ## show this list
@@ -92,15 +92,18 @@ PYTHONS ?= 3.12 3.13 3.14
 test-pythons:  ## run all tests on each Python of PYTHONS="3.12 3.13 3.14", in an environment of its own
 	for version in $(PYTHONS); do $(MAKE) --no-print-directory test-all PYTHON=python$$version VENV=.venv-$$version || exit; done
 
-check: $(STAMP)  ## lint, formatting, spelling, types, imports between packages, documentation
-	$(MAKE) --no-print-directory --jobs 2 --output-sync lint docs
+check: $(STAMP)  ## lint, formatting, spelling, types, imports between packages, workflows, documentation
+	$(MAKE) --no-print-directory --jobs 2 --output-sync lint workflows docs
 
-lint: $(STAMP)  ## all of check but the documentation
+lint: $(STAMP)  ## all of check but the workflows and the documentation
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/codespell
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+workflows: .venv-workflows/.installed  ## look for what makes the workflows of .github unsafe
+	.venv-workflows/bin/zizmor --offline --persona pedantic --quiet .
 
 bench: $(STAMP) $(NATIVE)  ## measure; the machine should be idle
 	$(BIN)/python -m pytest bench --benchmark-only --benchmark-sort=name
@@ -272,6 +275,8 @@ lock: $(STAMP)  ## write the versions and hashes of all packages, after a change
 	$(LOCK) pyproject.toml --extra demo --extra jit --resolution lowest-direct --output-file tests/lowest.txt
 	$(LOCK) pyproject.toml --group emulator --output-file tests/emulator/requirements.txt
 	$(LOCK) --group fuzz --output-file tests/fuzz/requirements.txt
+	$(LOCK) --group workflows --output-file .ci/workflows.txt
+	$(LOCK) --group upload --constraint requirements.txt --output-file .ci/upload.txt
 	$(LOCK) --no-deps tests/serving/lmcache.in --output-file tests/serving/lmcache.txt
 	$(LOCK) --no-deps tests/tour/nvflare.in --output-file tests/tour/nvflare.txt
 
@@ -368,6 +373,12 @@ $(PEERS)/.installed: pyproject.toml bench/peers/constraints.txt
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet --upgrade "pip>=25.1" $(BACKEND)
 	FASTRACK_WHEEL=pure $(PEERS)/bin/python -m pip install --quiet --no-build-isolation --constraint bench/peers/constraints.txt --editable ".[bench]"
+	touch $@
+
+# Apart, as nothing that is tested or built needs them.
+.venv-workflows/.installed .venv-upload/.installed: .venv-%/.installed: .ci/%.txt
+	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/$(PIP_LOCKED) --quiet --requirement $<
 	touch $@
 
 # Apart, because without CuPy the ordinary tests show what users without it see.
