@@ -23,7 +23,7 @@ WITH_ZIGLANG := PYTHONPATH=$(CURDIR)/$(ZIGLANG)
 BACKEND = $$(grep -oE '^(hatchling|editables)==[0-9.]*' requirements.txt)
 
 .PHONY: help demo native test test-all test-nightly test-lowest test-openssl test-pythons coverage check lint workflows bench bench-compare peers gpu \
-	gpu-kit emulator aarch64 aarch64-wheel integrations swift nvrtc ptx mutants fuzz soak docs site-check lock dist environments clean
+	gpu-kit emulator aarch64 aarch64-wheel integrations swift nvrtc ptx mutants fuzz soak docs site site-check lock dist release-files release-check testkit-dist environments clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -258,6 +258,13 @@ soak: $(STAMP) $(NATIVE)  ## run transfers on many threads and inject faults; SO
 docs: $(STAMP) $(NATIVE)  ## build the documentation; warnings are errors
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
 
+SITE := https://fastrack-io.github.io/fastrack/
+
+site: $(STAMP) $(NATIVE)  ## build the documentation as it is published, in docs/_build/site
+	rm -rf docs/_build/site
+	$(BIN)/sphinx-build -q -W --keep-going -b html -D html_baseurl=$(SITE) docs docs/_build/site
+	$(BIN)/python .ci/site.py docs/_build/site $(SITE)
+
 # Needs Chromium, such as Debian's package of that name.
 site-check: docs  ## look for what is too wide and for links to places that are not there, at 1280 and 390 pixels; needs Chromium
 	PYTHONPATH=tests $(BIN)/python -m browser docs/_build/html $(PICTURES)
@@ -307,6 +314,47 @@ dist: $(STAMP) $(ZIGLANG)/.installed  ## build the wheels of the last commit twi
 	rm -rf .dist
 	cd dist && sha256sum fastrack_io-* | tee SHA256SUMS
 
+release-files: $(STAMP) .venv-upload/.installed  ## look at what `make dist` left: names, hashes, metadata, bill of materials, description
+	.venv-upload/bin/twine check --strict dist/*.whl dist/*.tar.gz
+	$(BIN)/python .ci/release.py files fastrack-io dist
+
+# Not by what `make dist` builds with, but as pip builds for users: in an empty environment, from the source archive, with what
+# pyproject.toml requires. Its hatchling is the locked one, which writes its version into wheels.
+release-check: $(STAMP) .venv-upload/.installed  ## all that a release is checked with, on its commit: `make dist`, built again in empty environments; some minutes
+	test -z "$$(git status --porcelain)" || { echo "expected no changes, as the last commit is what is built. Commit them"; exit 1; }
+	$(MAKE) --no-print-directory dist release-files
+	rm -rf .dist
+	mkdir -p .dist/source .dist/sdist
+	git archive HEAD | tar -x -C .dist/source
+	grep '^hatchling==' requirements.txt | cut -d ' ' -f 1 > .dist/constraints.txt
+	for kind in sdist $(WHEELS); do $(MAKE) --no-print-directory .dist/isolated.$$kind || exit; done
+	for path in .dist/isolated.*/*; do cmp $$path dist/$$(basename $$path) || exit; done
+	$(BIN)/python .ci/release.py changelog fastrack-io > .dist/notes.md
+	for tag in $$(git tag --points-at HEAD 'v*'); do $(BIN)/python .ci/release.py tag fastrack-io $$tag HEAD || exit; done
+	rm -rf .dist
+
+.dist/isolated.sdist: TREE := .dist/source
+.dist/isolated.%: TREE = .dist/sdist
+.dist/isolated.%:
+	test $* = sdist || test -e .dist/sdist/PKG-INFO || tar -xz -C .dist/sdist --strip-components 1 -f .dist/isolated.sdist/*.tar.gz
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) FASTRACK_WHEEL=$* PIP_CONSTRAINT=$(CURDIR)/.dist/constraints.txt \
+		.venv-upload/bin/python -m build $(if $(filter sdist,$*),--sdist,--wheel) --outdir $@ $(TREE) >$@.log 2>&1 || { cat $@.log; exit 1; }
+
+TESTKIT := tests/testkit
+
+testkit-dist: $(STAMP) .venv-upload/.installed  ## build the wheel and the source archive of the test kit from the last commit twice, and check them
+	rm -rf dist-testkit .dist-testkit
+	mkdir -p .dist-testkit/commit .dist-testkit/again
+	git archive HEAD $(TESTKIT) | tar -x -C .dist-testkit
+	for try in commit again; do SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) .venv-upload/bin/python -m build --no-isolation \
+		--outdir .dist-testkit/$$try .dist-testkit/$(TESTKIT) >.dist-testkit/log 2>&1 || { cat .dist-testkit/log; exit 1; }; done
+	diff -r .dist-testkit/commit .dist-testkit/again
+	mv .dist-testkit/commit dist-testkit
+	rm -rf .dist-testkit
+	cd dist-testkit && sha256sum fastrack_testkit-* | tee SHA256SUMS
+	.venv-upload/bin/twine check --strict dist-testkit/*.whl dist-testkit/*.tar.gz
+	$(BIN)/python .ci/release.py files fastrack-testkit dist-testkit
+
 # One result of one tree, as .dist/commit.aarch64.
 .dist/%:
 	@umask $(if $(filter commit.%,$*),022,077); read commit time < .dist/head; \
@@ -322,7 +370,7 @@ environments: $(STAMP)  ## install the wheel of dist/ beside other packages by p
 	PYTHONPATH=tests $(BIN)/python -m environments $(ENVIRONMENTS_OPTIONS) $(or $(WHEEL),dist) $(ENVIRONMENTS)
 
 clean:  ## remove what was built, .venv included
-	rm -rf .venv .venv-* .ziglang .dist .fuzz .gpu-kit .lmcache .nvrtc build dist docs/_build .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache \
+	rm -rf .venv .venv-* .ziglang .dist .dist-testkit .fuzz .gpu-kit .lmcache .nvrtc build dist dist-testkit docs/_build .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache \
 		.coverage* .import_linter_cache $(NATIVE) fastrack/kernels
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
