@@ -1,4 +1,4 @@
-"""What a release is checked with: its tag, its changelog, its files."""
+"""The checks of a release: its tag, its changelog, its files."""
 
 import hashlib
 import importlib.util

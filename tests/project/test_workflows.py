@@ -1,4 +1,4 @@
-"""What runs on the public host: workflows, and what looks for new versions."""
+"""The workflows of the public host, and its search for new versions."""
 
 import re
 from pathlib import Path
