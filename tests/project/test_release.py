@@ -133,6 +133,13 @@ def test_the_tagged_commit_cannot_name_its_own_key(release, project, repository)
     assert refused(release, project) == "the commit is not of main. Merge it first"
 
 
+def test_a_key_that_main_names_no_more_signs_nothing(release, project, repository):
+    repository.sign("v1.2.0")
+    repository.commit(signers=repository.key("other"))
+    repository.git("checkout", "--quiet", "HEAD~")
+    assert "not signed by a key" in refused(release, project)
+
+
 def test_a_tag_of_another_commit_is_refused(release, project, repository):
     repository.sign("v1.2.0")
     repository.commit(more="x")
@@ -224,6 +231,8 @@ def test_a_missing_and_an_additional_file_are_named(release, project, folder):
     (folder / "fastrack_io-1.2.0.zip").write_bytes(b"")
     said = problem_of(release, project, write_files(folder, names))
     assert said.endswith("fastrack_io-1.2.0.cdx.json missing, fastrack_io-1.2.0.zip additional")
+    said = problem_of(release, project, write_files(folder, release.names_of(project)))
+    assert said.endswith("none missing, fastrack_io-1.2.0.zip additional")
 
 
 def test_a_file_that_was_exchanged_is_named(release, project, folder):
