@@ -228,6 +228,8 @@ def check_bill(project: Project, path: Path) -> None:
     problem = JsonStrictValidator(SchemaVersion.from_version(document["specVersion"])).validate_str(text)
     if problem is not None:
         raise ReleaseError(f"{path.name} is no valid bill of materials: {problem.data.message}")
+    if "serialNumber" not in document:
+        raise ReleaseError(f"{path.name} has no serial number, without which nothing attests it")
     described = document["metadata"]["component"]
     if (described["name"], described["version"]) != (project.name, project.version):
         raise ReleaseError(f"{path.name} is of another project: {described['name']} {described['version']}")

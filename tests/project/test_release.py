@@ -187,6 +187,7 @@ def test_a_section_that_says_nothing_is_refused(release, project):
 METADATA = "Metadata-Version: 2.4\nName: fastrack-io\nVersion: 1.2.0\n\n# fastrack\n\n[pages](https://fastrack-io.github.io/fastrack/)\n"
 BILL = (
     '{"$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json", "bomFormat": "CycloneDX", "specVersion": "1.6",'
+    ' "serialNumber": "urn:uuid:c3ce1d4c-4a7c-5d53-9d0a-5a6f8f1c2b3d",'
     ' "metadata": {"component": {"type": "library", "name": "fastrack-io", "version": "1.2.0"}}}'
 )
 
@@ -265,6 +266,7 @@ def test_metadata_of_another_release_are_refused(release, project, folder, old, 
     ("old", "new", "reason"),
     [
         ('"type": "library"', '"type": "thing"', "is no valid bill of materials: 'thing' is not one of"),
+        ('"serialNumber"', '"$schema"', "has no serial number, without which nothing attests it"),
         ('"1.2.0"', '"1.2.1"', "is of another project: fastrack-io 1.2.1"),
     ],
 )
