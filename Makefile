@@ -23,7 +23,7 @@ WITH_ZIGLANG := PYTHONPATH=$(CURDIR)/$(ZIGLANG)
 BACKEND = $$(grep -oE '^(hatchling|editables)==[0-9.]*' requirements.txt)
 
 .PHONY: help demo native test test-all test-nightly test-lowest test-openssl test-pythons coverage check lint workflows bench bench-compare peers gpu \
-	gpu-kit emulator aarch64 aarch64-wheel integrations swift nvrtc ptx mutants fuzz soak docs site site-check lock dist release-files release-check testkit-dist environments clean
+	gpu-kit emulator aarch64 aarch64-wheel integrations javascript swift nvrtc ptx mutants fuzz soak docs site site-check lock dist release-files release-check testkit-dist environments clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -255,6 +255,19 @@ fuzz: $(FUZZ_STAMP) $(NATIVE)  ## fuzz the parsers; FUZZ_SECONDS=600 FUZZ_SCHEDU
 soak: $(STAMP) $(NATIVE)  ## run transfers on many threads and inject faults; SOAK_SECONDS=600
 	PYTHONPATH=tests $(BIN)/python -m soak --seconds $(SOAK_SECONDS) --json .fuzz/soak.json
 
+# A second reader, which shares nothing with fastrack. Its packages are installed once for each lock. Without Node it fails, and skips nothing.
+NODE_STAMP := tests/javascript/node_modules/.installed
+NODE_LEAST := 20.19
+
+javascript: $(NODE_STAMP)  ## read the cases of the test kit in JavaScript; needs Node 20.19 or later
+	node tests/javascript/kit.mjs tests/testkit/cases
+
+$(NODE_STAMP): tests/javascript/package.json tests/javascript/package-lock.json tests/javascript/.npmrc
+	@found=$$(node --version) || { echo "make javascript: expected Node $(NODE_LEAST) or later, got none" >&2; exit 1; }; \
+		printf '%s\n' v$(NODE_LEAST) "$$found" | sort -CV || { echo "make javascript: expected Node $(NODE_LEAST) or later, got $$found" >&2; exit 1; }
+	npm ci --prefix tests/javascript --ignore-scripts --loglevel=error
+	touch $@
+
 docs: $(STAMP) $(NATIVE)  ## build the documentation; warnings are errors
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
 
@@ -266,8 +279,9 @@ site: $(STAMP) $(NATIVE)  ## build the documentation as it is published, in docs
 	$(BIN)/python .ci/site.py docs/_build/site $(SITE)
 
 # Needs Chromium, such as Debian's package of that name.
-site-check: docs  ## look for what is too wide and for links to places that are not there, at 1280 and 390 pixels; needs Chromium
+site-check: docs  ## look for what is too wide and for links to places that are not there, at 1280 and 390 pixels, and try the page of a sealed file; needs Chromium
 	PYTHONPATH=tests $(BIN)/python -m browser docs/_build/html $(PICTURES)
+	PYTHONPATH=tests $(BIN)/python -m browser.sealed_file docs/_build/html $(PICTURES)
 
 # The versions that fastrack is developed and tested with, which stay as they are where they still fit: remove the files to
 # have all new ones. PyPI has no CPU build of torch for Linux, so the hash of the one that CI finds is added.
@@ -371,7 +385,7 @@ environments: $(STAMP)  ## install the wheel of dist/ beside other packages by p
 
 clean:  ## remove what was built, .venv included
 	rm -rf .venv .venv-* .ziglang .dist .dist-testkit .fuzz .gpu-kit .lmcache .nvrtc build dist dist-testkit docs/_build .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache \
-		.coverage* .import_linter_cache $(NATIVE) fastrack/kernels
+		.coverage* .import_linter_cache $(NATIVE) fastrack/kernels tests/javascript/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # What the demo runs, and so a user: `make test` adds the rest, in the same environment. The machine code follows, as a target of

@@ -1,5 +1,10 @@
 """Sphinx's settings for the documentation. `make docs` builds it, and takes warnings for errors."""
 
+import shutil
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
 import fastrack
 
 project = "fastrack"
@@ -28,3 +33,18 @@ html_css_files = ["fastrack.css"]
 html_show_sourcelink = False
 html_copy_source = False
 html_show_copyright = False
+
+
+# The page that takes a sealed file apart uses the reader in JavaScript as it is.
+READER = Path(__file__).parent.parent / "tests" / "javascript"
+MODULES = ("bytes.mjs", "json.mjs", "message.mjs", "sealed.mjs")
+
+
+def copy_reader(app: Sphinx, error: Exception | None) -> None:
+    if error is None and app.builder.format == "html":
+        for module in MODULES:
+            shutil.copy(READER / module, Path(app.outdir, "_static", "sealed-file", module))
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("build-finished", copy_reader)

@@ -95,7 +95,8 @@ def sdist_names(tree, tmp_path_factory):
 def files_under(folder):
     made = {ROOT / MODULE, *(ROOT / KERNELS).glob("*")}
     files = (path for path in (ROOT / folder).rglob("*") if path.is_file() and path not in made)
-    return {path.relative_to(ROOT).as_posix() for path in files if "__pycache__" not in path.parts}
+    installed = {"__pycache__", "node_modules"}
+    return {path.relative_to(ROOT).as_posix() for path in files if installed.isdisjoint(path.parts)}
 
 
 def test_the_wheel_holds_every_module_the_kernels_the_command_and_the_licences(wheel):

@@ -1,0 +1,33 @@
+// What is one message or MAC: messages between ranks, and blocks of KV caches.
+import { big, check, concat, hex, same, utf8 } from "./bytes.mjs";
+import * as json from "./json.mjs";
+import { derive, expand, hmac, openMessage, SALT } from "./message.mjs";
+
+async function secretsOf(key, random) {
+  const pseudorandom = await hmac("SHA-512", new Uint8Array(64), key); // HKDF-Extract without a salt: as many zeros as a hash has
+  const info = concat("fastrack/group@2", 0, big(random.length), ...random);
+  const both = await expand("SHA-512", pseudorandom, info, key.length + 32);
+  return { message: both.subarray(0, key.length), mac: both.subarray(key.length) };
+}
+
+/** The tensor of a message between ranks. */
+export async function openRanks(bytes, { key, random, operation, dtype, number, source, target, size }) {
+  const secrets = await secretsOf(key, random);
+  const numbers = [number, source, target, size].map((value) => big(value));
+  return openMessage(bytes, secrets.message, concat("fastrack/group@2", 0, 0, operation, 0, dtype, 0, ...numbers), size);
+}
+
+/** Refuse a MAC of another text, rank or session than expected. */
+export async function confirm(bytes, { key, random, text, rank }) {
+  const { mac } = await secretsOf(key, random);
+  check(same(await hmac("SHA-256", mac, concat(text, big(rank))), bytes), "authentication", "the MAC is another");
+}
+
+const BLOCK = json.object({ hash: json.matching(/^(?:[0-9a-f]{2})*$/), layout: json.string, model: json.string, ranks: json.string, salt: json.string });
+
+/** A sealed KV block: its name in a store, and its bytes. */
+export async function openBlock(bytes, key, context, size) {
+  BLOCK(json.parseCanonical(utf8(context)));
+  const { commitment } = await derive(key, new Uint8Array(SALT), concat("fastrack/kv-name@1", 0, context));
+  return { name: hex(commitment), data: await openMessage(bytes, key, concat("fastrack/kv@1", 0, context), size) };
+}

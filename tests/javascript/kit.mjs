@@ -1,0 +1,144 @@
+// Reads every case of the test kit, and prints where this reader and the kit disagree: node kit.mjs CASES [--json]
+import { readdirSync, readFileSync } from "node:fs";
+import { join } from "node:path";
+import { base64, check, hex, Refused, sha256, unbase64, unhex, utf8 } from "./bytes.mjs";
+import { readDataSet } from "./data.mjs";
+import { readAnswer, readChallenge, readOffer } from "./exchange.mjs";
+import { openGrants } from "./grants.mjs";
+import { confirm, openBlock, openRanks } from "./group.mjs";
+import { canonical, parse } from "./json.mjs";
+import { readKeyFile, readPublicFile, readSecretFile, readWrapped } from "./keys.mjs";
+import { widen } from "./quantised.mjs";
+import { openFile } from "./sealed.mjs";
+import { anchorLine, logEntry, newAnchor, openFolder, readAnchor, verifyFolder } from "./sets.mjs";
+import { readChain } from "./tours.mjs";
+
+const parts = async (tensors) => {
+  const all = new Map();
+  for (const [name, { dtype, shape, data }] of tensors) all.set(name, { dtype, shape, sha256: await sha256(data) });
+  return all;
+};
+const keys = (input) => input.all("key").map(unhex);
+const owners = (input) => Promise.all(input.all("owner").map((line) => readPublicFile(utf8(line))));
+const secret = (input) => readSecretFile(unbase64(input.one("secret")));
+const group = (input) => ({ key: unhex(input.one("key")), random: input.all("random").map(unhex) });
+
+/** By kind: from the payload and the inputs of a case to its result. */
+const KINDS = {
+  async sealed(payload, input) {
+    const { sealed, plain, metadata } = await openFile(payload, keys(input), input.one("as"));
+    return { tensors: await parts(sealed), plain: await parts(plain), metadata };
+  },
+  async widened(payload, input) {
+    const { sealed } = await openFile(payload, keys(input), "tensor");
+    const claim = sealed.get(parse(input.one("tensor")));
+    check(claim?.scale, "format", "expected quantised values");
+    return { sha256: await sha256(widen(claim, claim.data, sealed.get(claim.scale.name).data)), shape: claim.shape };
+  },
+  "key-file": async (payload) => {
+    const { key, id } = await readKeyFile(payload);
+    return { key: hex(key), id };
+  },
+  "secret-file": async (payload) => {
+    const { algorithm, id, public: key } = await readSecretFile(payload);
+    return { algorithm, id, public: base64(key) };
+  },
+  "public-file": async (payload) => {
+    const { algorithm, id, name } = await readPublicFile(payload);
+    return { algorithm, id, name };
+  },
+  async wrapped(payload, input) {
+    const [wrapping, decrypted] = [input.one("wrapping"), input.one("decrypted")];
+    const opened = await readWrapped(payload, { wrapping: wrapping && unbase64(wrapping), decrypted: decrypted && unhex(decrypted) });
+    return { ...opened, key: hex(opened.key) };
+  },
+  async grants(payload, input) {
+    const recipient = input.one("secret") ? { secret: await secret(input) } : { passphrase: parse(input.one("passphrase")) };
+    const grant = await openGrants(payload, await owners(input), recipient, input.one("time"));
+    return { ...grant, key: hex(grant.key) };
+  },
+  async manifest(payload, input) {
+    const before = input.one("anchor") ? await readAnchor(input.one("anchor")) : newAnchor((await owners(input))[0]);
+    const { manifest, anchor } = await verifyFolder(input.files(payload), before);
+    return { version: manifest.version, digest: manifest.digest, files: manifest.files.size, anchor, log: logEntry(manifest) };
+  },
+  async folder(payload, input) {
+    const files = new Map();
+    for (const [name, bytes] of await openFolder(input.files(payload), keys(input))) files.set(name, await sha256(bytes));
+    return { files };
+  },
+  "data-set": (payload, input) => readDataSet(input.files(payload), keys(input)),
+  async challenge(payload) {
+    const { id, nonce, expires } = readChallenge(payload);
+    return { id, nonce: hex(nonce), expires };
+  },
+  offer: (payload, input) => readOffer(payload, unbase64(input.one("challenge")), input.one("time")),
+  async answer(payload, input) {
+    const opened = await readAnswer(payload, input.one("challenge"), await owners(input), await secret(input), input.one("time"));
+    return { keys: opened.map(hex) };
+  },
+  async chain(payload, input) {
+    const { visits, head, model, complete } = await readChain(payload, (await owners(input))[0]);
+    return { visits, head, model, complete };
+  },
+  async message(payload, input) {
+    const [operation, dtype] = [input.one("operation"), input.one("dtype")];
+    const [number, source, target, size] = ["number", "source", "target", "size"].map((name) => Number(input.one(name)));
+    return { sha256: await sha256(await openRanks(payload, { ...group(input), operation, dtype, number, source, target, size })) };
+  },
+  async confirmation(payload, input) {
+    await confirm(payload, { ...group(input), text: input.one("text"), rank: Number(input.one("rank")) });
+    return {};
+  },
+  async block(payload, input) {
+    const { name, data } = await openBlock(payload, unhex(input.one("key")), input.one("context"), Number(input.one("size")));
+    return { name, sha256: await sha256(data) };
+  },
+};
+
+/** A case: lines of names and values, an empty line, and the payload. */
+function readCase(bytes) {
+  const end = bytes.indexOf("\n\n");
+  const lines = bytes.toString("utf8", 0, end).split("\n").map((line) => /^([a-z0-9_-]+): ?(.*)$/.exec(line).slice(1));
+  const all = (name) => lines.filter(([each]) => each === name).map(([, value]) => value);
+  const files = (payload) => {
+    let at = 0;
+    return new Map(all("file").map((line) => {
+      const [, size, name] = /^([0-9]+) (.*)$/.exec(line);
+      return [name, payload.subarray(at, (at += Number(size)))];
+    }));
+  };
+  return { payload: new Uint8Array(bytes.subarray(end + 2)), input: { all, one: (name) => all(name)[0], files } };
+}
+
+/** What is wrong with a case, or `undefined` where this reader agrees. */
+async function disagreement({ payload, input }) {
+  if ((await sha256(payload)) !== input.one("sha256")) return "the payload is not the case's";
+  if (input.one("kit") !== "1" || !Object.hasOwn(KINDS, input.one("kind"))) return "unknown kit or kind";
+  let got, why;
+  try {
+    got = `success ${canonical(await KINDS[input.one("kind")](payload, input))}`;
+  } catch (error) {
+    got = error instanceof Refused ? error.kind : `${error.stack}`; // another error is a fault of this reader
+    why = error.message;
+  }
+  const wanted = input.one("expect") === "success" ? `success ${input.one("result")}` : input.one("expect");
+  return got === wanted ? undefined : `expected ${wanted}, got ${got}${why ? ` (${why})` : ""}`;
+}
+
+const [folder, option] = process.argv.slice(2);
+const found = [];
+const counts = {};
+for (const kind of readdirSync(folder).sort())
+  for (const name of readdirSync(join(folder, kind)).sort()) {
+    counts[kind] = (counts[kind] ?? 0) + 1;
+    const wrong = await disagreement(readCase(readFileSync(join(folder, kind, name))));
+    if (wrong) found.push({ case: `${kind}/${name}`, wrong });
+  }
+const total = Object.values(counts).reduce((all, count) => all + count, 0);
+if (option === "--json") console.log(JSON.stringify({ cases: total, kinds: counts, disagreements: found }));
+else {
+  for (const { case: name, wrong } of found) console.log(`${name}: ${wrong.length > 500 ? `${wrong.slice(0, 500)}…` : wrong}`);
+  console.log(`${total} cases of ${Object.keys(counts).length} kinds, ${found.length} disagreements`);
+}
+process.exitCode = total === 0 || found.length ? 1 : 0; // no cases are no agreement

@@ -1,0 +1,102 @@
+"""Files that readers of fastrack's formats must open or refuse. Their keys are for tests and protect nothing.
+
+>>> from fastrack_testkit import cases
+>>> case = next(case for case in cases("sealed") if case.name == "size-1")
+>>> case.expect, case.get("as"), len(case.payload) > 73
+('success', 'tensor', True)
+>>> case.result["tensors"]["a"]["shape"]
+[1]
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Case", "cases", "parse"]
+__version__ = "1.0.0"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Hold what a reader is given, and what it has to come to."""
+
+    kind: str
+    """What is read, such as `sealed`."""
+    name: str
+    """The name of the file, by which a case is told from the others of its kind."""
+    rule: str
+    """The rule that the case tries; the kit's `rules.md` lists all."""
+    expect: str
+    """`success`, or the class of the failure."""
+    fields: tuple[tuple[str, str], ...]
+    """All lines in order, each a name and a value."""
+    payload: bytes
+    """The file, or the files one after another."""
+
+    def get(self, name: str) -> str | None:
+        """Return the value of the first line of this name, or None.
+
+        >>> parse(b"kit: 1\\nkind: k\\nrule: r\\nexpect: format\\nkey: 00\\nkey: 01\\n\\n", "x").get("key")
+        '00'
+        """
+        return next(iter(self.all(name)), None)
+
+    def all(self, name: str) -> list[str]:
+        """Return the values of all lines of this name.
+
+        >>> parse(b"kit: 1\\nkind: k\\nrule: r\\nexpect: format\\nkey: 00\\nkey: 01\\n\\n", "x").all("key")
+        ['00', '01']
+        """
+        return [value for line, value in self.fields if line == name]
+
+    def files(self) -> dict[str, bytes]:
+        """Return the files of the payload by their names; a payload that is one file has none.
+
+        >>> parse(b"kit: 1\\nkind: k\\nrule: r\\nexpect: format\\nfile: 1 a/b\\nfile: 2 c\\n\\nxyz", "x").files()
+        {'a/b': b'x', 'c': b'yz'}
+        """
+        files, at = {}, 0
+        for value in self.all("file"):
+            size, name = value.split(" ", 1)
+            files[name] = self.payload[at : at + int(size)]
+            at += int(size)
+        return files
+
+    @property
+    def result(self) -> Any:
+        """What is read of a case that succeeds; None of a failure."""
+        text = self.get("result")
+        return None if text is None else json.loads(text)
+
+
+def parse(data: bytes, name: str) -> Case:
+    """Return the case of a file.
+
+    Raises ValueError for a file of a later kit, or one that was altered.
+
+    >>> parse(b"kit: 1\\nkind: sealed\\nrule: sealed.tag\\nexpect: authentication\\n\\n...", "x").payload
+    b'...'
+    """
+    head, _, payload = data.partition(b"\n\n")
+    fields = [(line, value) for line, _, value in (text.partition(": ") for text in head.decode().split("\n"))]
+    first = dict(reversed(fields))
+    if first.get("kit") != "1":
+        raise ValueError(f"{name}: expected a case of kit 1, got {first.get('kit')}")
+    if first.get("sha256", hashlib.sha256(payload).hexdigest()) != hashlib.sha256(payload).hexdigest():
+        raise ValueError(f"{name}: expected a payload of its hash; get the kit anew")
+    return Case(first["kind"], name, first["rule"], first["expect"], tuple(fields), payload)
+
+
+def cases(kind: str | None = None) -> Iterator[Case]:
+    """Yield all cases, or those of a kind, in the order of their names.
+
+    >>> {case.kind for case in cases("sealed")}
+    {'sealed'}
+    """
+    here = Path(__file__).parent
+    folder = here / "cases" if (here / "cases").is_dir() else here.parent / "cases"
+    for path in sorted(folder.glob(f"{kind or '*'}/*")):
+        yield parse(path.read_bytes(), path.name)
