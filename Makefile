@@ -22,8 +22,8 @@ WITH_ZIGLANG := PYTHONPATH=$(CURDIR)/$(ZIGLANG)
 # Other environments than .venv link to this checkout and its machine code, and get nothing to make that.
 BACKEND = $$(grep -oE '^(hatchling|editables)==[0-9.]*' requirements.txt)
 
-.PHONY: help demo native test test-all test-nightly test-lowest test-openssl test-pythons coverage check lint bench bench-compare peers gpu \
-	gpu-kit emulator aarch64 aarch64-wheel integrations javascript swift nvrtc ptx mutants fuzz soak docs site-check lock dist environments clean
+.PHONY: help demo native test test-all test-nightly test-lowest test-openssl test-pythons coverage check lint workflows bench bench-compare peers gpu \
+	gpu-kit emulator aarch64 aarch64-wheel integrations javascript swift nvrtc ptx mutants fuzz soak docs site site-check lock dist release-files release-check testkit-dist environments clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -92,15 +92,18 @@ PYTHONS ?= 3.12 3.13 3.14
 test-pythons:  ## run all tests on each Python of PYTHONS="3.12 3.13 3.14", in an environment of its own
 	for version in $(PYTHONS); do $(MAKE) --no-print-directory test-all PYTHON=python$$version VENV=.venv-$$version || exit; done
 
-check: $(STAMP)  ## lint, formatting, spelling, types, imports between packages, documentation
-	$(MAKE) --no-print-directory --jobs 2 --output-sync lint docs
+check: $(STAMP)  ## lint, formatting, spelling, types, imports between packages, workflows, documentation
+	$(MAKE) --no-print-directory --jobs 2 --output-sync lint workflows docs
 
-lint: $(STAMP)  ## all of check but the documentation
+lint: $(STAMP)  ## all of check but the workflows and the documentation
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/codespell
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+workflows: .venv-workflows/.installed  ## look for what makes the workflows of .github unsafe
+	.venv-workflows/bin/zizmor --offline --persona pedantic --quiet .
 
 bench: $(STAMP) $(NATIVE)  ## measure; the machine should be idle
 	$(BIN)/python -m pytest bench --benchmark-only --benchmark-sort=name
@@ -268,6 +271,13 @@ $(NODE_STAMP): tests/javascript/package.json tests/javascript/package-lock.json 
 docs: $(STAMP) $(NATIVE)  ## build the documentation; warnings are errors
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html
 
+SITE := https://fastrack-io.github.io/fastrack/
+
+site: $(STAMP) $(NATIVE)  ## build the documentation as it is published, in docs/_build/site
+	rm -rf docs/_build/site
+	$(BIN)/sphinx-build -q -W --keep-going -b html -D html_baseurl=$(SITE) docs docs/_build/site
+	$(BIN)/python .ci/site.py docs/_build/site $(SITE)
+
 # Needs Chromium, such as Debian's package of that name.
 site-check: docs  ## look for what is too wide and for links to places that are not there, at 1280 and 390 pixels, and try the page of a sealed file; needs Chromium
 	PYTHONPATH=tests $(BIN)/python -m browser docs/_build/html $(PICTURES)
@@ -286,6 +296,8 @@ lock: $(STAMP)  ## write the versions and hashes of all packages, after a change
 	$(LOCK) pyproject.toml --extra demo --extra jit --resolution lowest-direct --output-file tests/lowest.txt
 	$(LOCK) pyproject.toml --group emulator --output-file tests/emulator/requirements.txt
 	$(LOCK) --group fuzz --output-file tests/fuzz/requirements.txt
+	$(LOCK) --group workflows --output-file .ci/workflows.txt
+	$(LOCK) --group upload --constraint requirements.txt --output-file .ci/upload.txt
 	$(LOCK) --no-deps tests/serving/lmcache.in --output-file tests/serving/lmcache.txt
 	$(LOCK) --no-deps tests/tour/nvflare.in --output-file tests/tour/nvflare.txt
 
@@ -316,6 +328,47 @@ dist: $(STAMP) $(ZIGLANG)/.installed  ## build the wheels of the last commit twi
 	rm -rf .dist
 	cd dist && sha256sum fastrack_io-* | tee SHA256SUMS
 
+release-files: $(STAMP) .venv-upload/.installed  ## look at what `make dist` left: names, hashes, metadata, bill of materials, description
+	.venv-upload/bin/twine check --strict dist/*.whl dist/*.tar.gz
+	$(BIN)/python .ci/release.py files fastrack-io dist
+
+# Not by what `make dist` builds with, but as pip builds for users: in an empty environment, from the source archive, with what
+# pyproject.toml requires. Its hatchling is the locked one, which writes its version into wheels.
+release-check: $(STAMP) .venv-upload/.installed  ## all that a release is checked with, on its commit: `make dist`, built again in empty environments; some minutes
+	test -z "$$(git status --porcelain)" || { echo "expected no changes, as the last commit is what is built. Commit them"; exit 1; }
+	$(MAKE) --no-print-directory dist release-files
+	rm -rf .dist
+	mkdir -p .dist/source .dist/sdist
+	git archive HEAD | tar -x -C .dist/source
+	grep '^hatchling==' requirements.txt | cut -d ' ' -f 1 > .dist/constraints.txt
+	for kind in sdist $(WHEELS); do $(MAKE) --no-print-directory .dist/isolated.$$kind || exit; done
+	for path in .dist/isolated.*/*; do cmp $$path dist/$$(basename $$path) || exit; done
+	$(BIN)/python .ci/release.py changelog fastrack-io > .dist/notes.md
+	for tag in $$(git tag --points-at HEAD 'v*'); do $(BIN)/python .ci/release.py tag fastrack-io $$tag HEAD || exit; done
+	rm -rf .dist
+
+.dist/isolated.sdist: TREE := .dist/source
+.dist/isolated.%: TREE = .dist/sdist
+.dist/isolated.%:
+	test $* = sdist || test -e .dist/sdist/PKG-INFO || tar -xz -C .dist/sdist --strip-components 1 -f .dist/isolated.sdist/*.tar.gz
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) FASTRACK_WHEEL=$* PIP_CONSTRAINT=$(CURDIR)/.dist/constraints.txt \
+		.venv-upload/bin/python -m build $(if $(filter sdist,$*),--sdist,--wheel) --outdir $@ $(TREE) >$@.log 2>&1 || { cat $@.log; exit 1; }
+
+TESTKIT := tests/testkit
+
+testkit-dist: $(STAMP) .venv-upload/.installed  ## build the wheel and the source archive of the test kit from the last commit twice, and check them
+	rm -rf dist-testkit .dist-testkit
+	mkdir -p .dist-testkit/commit .dist-testkit/again
+	git archive HEAD $(TESTKIT) | tar -x -C .dist-testkit
+	for try in commit again; do SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) .venv-upload/bin/python -m build --no-isolation \
+		--outdir .dist-testkit/$$try .dist-testkit/$(TESTKIT) >.dist-testkit/log 2>&1 || { cat .dist-testkit/log; exit 1; }; done
+	diff -r .dist-testkit/commit .dist-testkit/again
+	mv .dist-testkit/commit dist-testkit
+	rm -rf .dist-testkit
+	cd dist-testkit && sha256sum fastrack_testkit-* | tee SHA256SUMS
+	.venv-upload/bin/twine check --strict dist-testkit/*.whl dist-testkit/*.tar.gz
+	$(BIN)/python .ci/release.py files fastrack-testkit dist-testkit
+
 # One result of one tree, as .dist/commit.aarch64.
 .dist/%:
 	@umask $(if $(filter commit.%,$*),022,077); read commit time < .dist/head; \
@@ -331,7 +384,7 @@ environments: $(STAMP)  ## install the wheel of dist/ beside other packages by p
 	PYTHONPATH=tests $(BIN)/python -m environments $(ENVIRONMENTS_OPTIONS) $(or $(WHEEL),dist) $(ENVIRONMENTS)
 
 clean:  ## remove what was built, .venv included
-	rm -rf .venv .venv-* .ziglang .dist .fuzz .gpu-kit .lmcache .nvrtc build dist docs/_build .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache \
+	rm -rf .venv .venv-* .ziglang .dist .dist-testkit .fuzz .gpu-kit .lmcache .nvrtc build dist dist-testkit docs/_build .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache \
 		.coverage* .import_linter_cache $(NATIVE) fastrack/kernels tests/javascript/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -382,6 +435,12 @@ $(PEERS)/.installed: pyproject.toml bench/peers/constraints.txt
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet --upgrade "pip>=25.1" $(BACKEND)
 	FASTRACK_WHEEL=pure $(PEERS)/bin/python -m pip install --quiet --no-build-isolation --constraint bench/peers/constraints.txt --editable ".[bench]"
+	touch $@
+
+# Apart, as nothing that is tested or built needs them.
+.venv-workflows/.installed .venv-upload/.installed: .venv-%/.installed: .ci/%.txt
+	test -x .venv-$*/bin/python || $(PYTHON) -m venv .venv-$*
+	.venv-$*/bin/$(PIP_LOCKED) --quiet --requirement $<
 	touch $@
 
 # Apart, because without CuPy the ordinary tests show what users without it see.

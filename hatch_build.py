@@ -1,9 +1,10 @@
-"""Build wheels with fastrack's machine code for CPUs and GPUs, by a hook of hatchling, which pyproject.toml names."""
+"""Build wheels with fastrack's machine code for CPUs and GPUs, by hooks of hatchling, which pyproject.toml names."""
 
 from __future__ import annotations
 
 import atexit
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+from hatchling.metadata.plugin.interface import MetadataHookInterface
 from packaging.tags import sys_tags
 
 VARIABLE = "FASTRACK_WHEEL"  # the wheel to build: x86_64, aarch64 or pure
@@ -21,6 +23,9 @@ PURE = "pure"
 WHEELS = (*ARCHITECTURES, PURE)
 MODULE = "fastrack/_crypto/_native.abi3.so"
 KERNELS = "fastrack/kernels"
+SITE = "https://fastrack-io.github.io/fastrack/"
+FILES = "https://github.com/fastrack-io/fastrack/blob/main/"
+LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]*)")
 
 
 class MachineCode(BuildHookInterface[Any]):
@@ -46,6 +51,28 @@ class MachineCode(BuildHookInterface[Any]):
         build_data["force_include"] |= {str(path): f"{KERNELS}/{path.name}" for path in sorted(kernels.iterdir())}
         build_data["pure_python"] = False
         build_data["tag"] = tag_of(wheel)
+
+
+class Description(MetadataHookInterface):
+    """The description of the project: README.md, with links that lead somewhere from a package index, too."""
+
+    PLUGIN_NAME = "custom"
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        """Set the description."""
+        text = Path(self.root, "README.md").read_text(encoding="utf-8")
+        metadata["readme"] = {"content-type": "text/markdown", "text": with_absolute_links(text)}
+
+
+def with_absolute_links(text: str) -> str:
+    """Return a Markdown text of the root, with links to pages of the site and to files of the repository."""
+    return LINK.sub(lambda link: f"]({address_of(link[1])}", text)
+
+
+def address_of(name: str) -> str:
+    """Return where a file of the repository is shown: a page of the site, or the file itself."""
+    page = re.fullmatch(r"docs/(.*)\.md", name)
+    return f"{SITE}{page[1]}.html" if page else f"{FILES}{name}"
 
 
 def chosen_wheel() -> str:

@@ -12,6 +12,7 @@ import json
 import re
 import sys
 import tomllib
+import uuid
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ def main(bill: Path, folder: Path) -> None:
     document["dependencies"] += [{"ref": each["bom-ref"]} for each in added]
     (needs,) = (each for each in document["dependencies"] if each["ref"] == root)
     needs["dependsOn"] = sorted([*needs.get("dependsOn", []), *(each["bom-ref"] for each in added)])
+    # What attests the bill asks for a serial number. This one is of the content, as the same content has the same bits.
+    document["serialNumber"] = uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(document, sort_keys=True)).urn
     print(json.dumps(document, indent=2, sort_keys=True))
 
 

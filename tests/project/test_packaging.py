@@ -151,6 +151,32 @@ def test_heavy_packages_are_extras(metadata):
     assert not [line for line in required if line.startswith(heavy)]
 
 
+def test_the_description_has_links_that_lead_somewhere_from_a_package_index(metadata):
+    links = re.findall(r"\]\(([^)]*)\)", metadata.get_payload())
+    assert len(links) > 40
+    assert [link for link in links if not link.startswith("https://")] == []
+    for page in re.findall(re.escape("https://fastrack-io.github.io/fastrack/") + r"([^)#\s]*)\.html", " ".join(links)):
+        assert (ROOT / f"docs/{page}.md").exists(), page
+
+
+# What belongs to others, with the reason why it is linked.
+OF_OTHERS = {
+    "https://arxiv.org/abs/2410.15240": "the paper",
+    "https://c2sp.org/chunked-encryption": "the format of messages",
+    "https://github.com/safetensors/safetensors": "the format of files",
+    "https://pytorch.org/get-started/locally/": "where to get torch for CPUs alone",
+}
+OUR_OWN = re.compile(
+    r"https://(github\.com/fastrack-io/fastrack|fastrack-io\.github\.io/fastrack/|pypi\.org/project/fastrack-(io|testkit)/)"
+)
+
+
+def test_an_address_is_ours_or_has_a_reason():
+    texts = [(ROOT / name).read_text() for name in ("README.md", "pyproject.toml", "CITATION.cff", "SECURITY.md")]
+    found = set(re.findall(r"https?://[^\s\"')>`]+", "\n".join(texts)))
+    assert {address for address in found if not OUR_OWN.match(address)} == set(OF_OTHERS)
+
+
 def test_the_citation_has_the_version():
     assert f"\nversion: {fastrack.__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
@@ -167,7 +193,7 @@ def test_the_source_archive_holds_every_source_and_can_be_worked_on(sdist_names)
         assert files_under(folder) <= sdist_names
     assert not [name for name in sdist_names if name.endswith((".so", ".o", ".cubin", ".ptx"))]
     others = "pyproject.toml README.md LICENSE CHANGELOG.md Makefile requirements.txt .ci/run SECURITY.md LICENSE-numba"
-    others += " CONTRIBUTING.md CITATION.cff .pre-commit-config.yaml .github/workflows/ci.yml hatch_build.py"
+    others += " CONTRIBUTING.md CITATION.cff .pre-commit-config.yaml .github/workflows/release.yml hatch_build.py"
     assert set(others.split()) <= sdist_names
 
 
