@@ -250,6 +250,12 @@ def _nullable(shard: Shard, valid: Tensor) -> None:
     shard.about["types"] = TYPES | {"label.valid": ""}
 
 
+def _retyped(file: Draft, dtype: str, matrix: bool) -> None:
+    size = file.sealed[-1].shape[0]
+    file.entries["fastrack.about"] = {"dtype": dtype, "shape": [size, 1] if matrix else [size]}
+    file.reseal("fastrack.about")
+
+
 def _plain(name: str) -> Callable[[Draft], object]:
     """Return an edit that stores a tensor in plain."""
 
@@ -294,6 +300,10 @@ def refused(made: Cases) -> None:
     for name in ("image", "label", "text.records", "text.offsets", "fastrack.about"):
         edited(made, f"altered-{name.replace('.', '-')}", "authentic", altered(name, -1), expect="authentication")
     edited(made, "about-commitment", "authentic", altered("fastrack.about", 30), expect="authentication")
+    for name, dtype, matrix in (("about-of-i8", "I8", False), ("about-of-two-dimensions", "U8", True)):
+        edited(
+            made, name, "about", lambda one, kind=(dtype, matrix): one.edits.append(lambda file: _retyped(file, *kind))
+        )
     edited(made, "under-another-key", "authentic", lambda one: setattr(one, "key", OTHER_KEY), expect="unknown-key")
 
     for name in ("fastrack.about", "image", "text.offsets"):

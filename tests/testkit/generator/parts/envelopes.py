@@ -56,6 +56,8 @@ def broken_envelopes(members: Envelope) -> dict[str, bytes]:
         "deep-in-a-member": text[:-1].encode() + b',"more":' + b"[" * 20_000,
         "sig-no-base64": written(changed(members, sig="*" + sig)),
     }
+    for name in ("unused-bits", "no-padding"):
+        made[f"sig-{name}"] = written(changed(members, sig=spelled(_decoded(sig))[name]))
     if payload.endswith("="):
         made["payload-unused-bits"] = written(members | {"payload": spelled(_decoded(payload))["unused-bits"]})
         made["payload-no-padding"] = written(members | {"payload": payload.rstrip("=")})
@@ -68,7 +70,7 @@ def other_forms(members: Envelope) -> dict[str, bytes]:
     signature = members["signatures"][0]
     turned = {name: members[name] for name in sorted(members, reverse=True)}
     twice = members | {"signatures": [signature, signature]}
-    made = {
+    return {
         "spaces": json.dumps(members, sort_keys=True).encode() + b"\n",
         "no-newline": text.encode(),
         "two-newlines": text.encode() + b"\n\n",
@@ -84,10 +86,6 @@ def other_forms(members: Envelope) -> dict[str, bytes]:
         "keyid-upper-case": written(changed(members, keyid=str(signature["keyid"]).upper())),
         "keyid-duplicate": text.replace('"keyid":', '"keyid":"","keyid":').encode() + b"\n",
     }
-    for name, sig in spelled(_decoded(signature["sig"])).items():
-        if name in {"unused-bits", "no-padding"}:
-            made[f"sig-{name}"] = written(changed(members, sig=sig))
-    return made
 
 
 def _decoded(text: str) -> bytes:
