@@ -361,8 +361,8 @@ class Grants:
             raise GrantError(
                 f"the grant of key {self.key_id} expired at {encode_time(self.expires)}; ask the owner for a new one"
             )
-        recipient_id = NO_ID if identity is None else identity.recipient.id
-        entry = next((grant for grant in self.recipients if grant.id == recipient_id), None)
+        sought = (NO_ID, _PASSPHRASE) if identity is None else (identity.recipient.id, identity.recipient.algorithm)
+        entry = next((grant for grant in self.recipients if (grant.id, grant.algorithm) == sought), None)
         if entry is None:
             recipient = "a passphrase" if identity is None else repr(identity.recipient)
             raise GrantError(f"key {self.key_id} was not granted to {recipient}; ask the owner to add it")

@@ -91,6 +91,8 @@ def read_about(file: SealedFile, keys: KeyRing) -> About | None:
     if ABOUT not in file:
         return None
     tensor = file[ABOUT]
+    if tensor.dtype != "U8" or len(tensor.shape) != 1:
+        raise FormatError(f"{file.path}: expected {ABOUT} as a vector of bytes, got another tensor. Get it again")
     content = arrays.empty_bytes(tensor.nbytes)
     with OpenMessage(tensor, keys) as message:
         message.read(content)

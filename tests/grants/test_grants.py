@@ -343,6 +343,12 @@ def test_entries_cannot_be_swapped():
         grants.unlock(ALICE)
 
 
+def test_an_entry_of_another_algorithm_is_for_others():
+    envelope = forged(lambda payload: payload["recipients"][0].update(algorithm="MLKEM1024_P384"))
+    with pytest.raises(GrantError, match="was not granted to"):
+        Grants.from_bytes(envelope, owner=OWNER.verifier).unlock(ALICE)
+
+
 def test_an_owner_cannot_grant_another_key_than_the_named_one():
     other = Key.generate()
     mixed = copy.copy(ISSUED)

@@ -55,7 +55,8 @@ def _read_shard(content, key, cipher):
 
 
 def _read_about(content):
-    about = members(load(content.decode()), MEMBERS)
+    text = content.decode(errors="surrogateescape")  # names of files need not be UTF-8
+    about = members(load(text), MEMBERS)
     require(is_number(about["version"]) and about["version"] == 1, "version 1")
     require(all(isinstance(about[name], str) for name in ("data_set", "shard", "previous")), "ids")
     require(about["data_set"] and about["shard"], "ids")
