@@ -224,6 +224,9 @@ def recipients(made: Cases) -> None:
     good = entry(RECIPIENT, constraints())
     made.fails("to-another", "recipient", "grant", granted(payload_of(OTHER_RECIPIENT)), FIELDS)
     made.fails("to-p-384-alone", "recipient", "grant", granted(payload_of(RECIPIENT_P384)), FIELDS)
+    for name, algorithm in (("another", "P-384"), ("an-unknown", "MLKEM1024_P521")):
+        other = payload_of() | {"recipients": [good | {"algorithm": algorithm}]}
+        made.fails(f"id-of-the-recipient-{name}-algorithm", "recipient", "grant", granted(other), FIELDS)
     posing = entry(OTHER_RECIPIENT, constraints()) | {"id": RECIPIENT.id}
     made.fails("to-another-by-this-id", "recipient", "grant", granted(payload_of() | {"recipients": [posing]}), FIELDS)
     for name, entries in {
