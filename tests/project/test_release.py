@@ -192,6 +192,14 @@ def test_a_signed_tag_of_a_tag_is_refused(release, project, repository):
     assert refused(release, project).startswith("the tag was signed as another one: expected ")
 
 
+def test_a_tag_that_says_more_than_tags_do_is_refused(release, project, repository):
+    repository.sign("v1.2.0")
+    text = repository.git("cat-file", "tag", "v1.2.0").replace("\n\n", "\ngpgsig-sha256 x\n\n", 1)
+    made = repository.git("hash-object", "-t", "tag", "-w", "--literally", "--stdin", input=text)
+    repository.git("update-ref", "refs/tags/v1.2.0", made)
+    assert refused(release, project).startswith("the tag was signed as another one: expected ")
+
+
 def test_a_tag_that_stands_for_another_object_is_refused(release, project, repository):
     repository.key("other")
     repository.sign("v1.2.0", "other")
@@ -265,6 +273,7 @@ def test_the_notes_are_what_the_changelog_says_of_the_version(release, project):
         ("[1.2.0] - 2026-02-30", "expected YYYY-MM-DD"),
         ("[1.2.01] - 2026-02-03", "expected one, ## [1.2.0] with a date"),
         ("[1.2.0] x - 2026-02-03", "expected YYYY-MM-DD"),
+        ("[1.2.0] - 2026-02-03 or so", "expected YYYY-MM-DD"),
         ("[1.2.0] - 20260203", "expected YYYY-MM-DD"),
         ("[1.2.0] - 2026-02-03\n\n- More.\n\n## [1.2.0] - 2026-02-04", "the changelog has 2 sections of this version"),
         (f"[1.2.0] - {datetime.now(UTC).date() + timedelta(days=2)}", "the version has a date in the future"),
