@@ -333,25 +333,24 @@ release-files: $(STAMP) .venv-upload/.installed  ## look at what `make dist` lef
 	$(BIN)/python .ci/release.py files fastrack-io dist
 
 # Not by what `make dist` builds with, but as pip builds for users: in an empty environment, from the source archive, with what
-# pyproject.toml requires. Its hatchling is the locked one, which writes its version into wheels.
+# pyproject.toml requires: the locked versions, by their hashes, which pip takes from constraints as well.
 release-check: $(STAMP) .venv-upload/.installed  ## all that a release is checked with, on its commit: `make dist`, built again in empty environments; some minutes
 	test -z "$$(git status --porcelain)" || { echo "expected no changes, as the last commit is what is built. Commit them"; exit 1; }
 	$(MAKE) --no-print-directory dist release-files
 	rm -rf .dist
 	mkdir -p .dist/source .dist/sdist
 	git archive HEAD | tar -x -C .dist/source
-	grep '^hatchling==' requirements.txt | cut -d ' ' -f 1 > .dist/constraints.txt
 	for kind in sdist $(WHEELS); do $(MAKE) --no-print-directory .dist/isolated.$$kind || exit; done
 	for path in .dist/isolated.*/*; do cmp $$path dist/$$(basename $$path) || exit; done
 	$(BIN)/python .ci/release.py changelog fastrack-io > .dist/notes.md
-	for tag in $$(git tag --points-at HEAD 'v*'); do $(BIN)/python .ci/release.py tag fastrack-io $$tag HEAD || exit; done
+	for tag in $$(git tag --points-at HEAD 'v*'); do $(BIN)/python .ci/release.py tag fastrack-io $$tag refs/remotes/origin/main --days 36500 || exit; done
 	rm -rf .dist
 
 .dist/isolated.sdist: TREE := .dist/source
 .dist/isolated.%: TREE = .dist/sdist
 .dist/isolated.%:
 	test $* = sdist || test -e .dist/sdist/PKG-INFO || tar -xz -C .dist/sdist --strip-components 1 -f .dist/isolated.sdist/*.tar.gz
-	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) FASTRACK_WHEEL=$* PIP_CONSTRAINT=$(CURDIR)/.dist/constraints.txt \
+	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) FASTRACK_WHEEL=$* PIP_CONSTRAINT=$(CURDIR)/requirements.txt \
 		.venv-upload/bin/python -m build $(if $(filter sdist,$*),--sdist,--wheel) --outdir $@ $(TREE) >$@.log 2>&1 || { cat $@.log; exit 1; }
 
 TESTKIT := tests/testkit

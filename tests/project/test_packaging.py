@@ -29,7 +29,7 @@ DIST = f"fastrack_io-{fastrack.__version__}"
 # pip's fastrack, which is another project: as a requirement, with an extra or without.
 OLD_NAME = re.compile(
     r"pip install[^`\n|&;]*?[\s'\"]fastrack(?=['\"`\s=<>~]|\[|$)"
-    r"|(?<![\w.-])fastrack\\?\[(?:torch|broker|cu1\d|pkcs11|tpm|vault|aws|gcp|azure|ray|remote|demo|bench|jit|\{)",
+    r"|(?<![\w./-])fastrack\\?\[(?:torch|broker|cu1\d|pkcs11|tpm|vault|aws|gcp|azure|ray|remote|demo|bench|jit|\{)",
     re.MULTILINE,
 )
 
@@ -226,6 +226,7 @@ def test_nothing_says_to_install_the_package_of_the_old_name():
         ("pip install 'fastrack-io[torch]'", False),
         ("pip install fastrack-io", False),
         ("pip install '.[torch]' && fastrack demo", False),
+        ("pip install './fastrack[torch]'", False),
         ("fastrack[0]", False),
     ],
 )

@@ -58,8 +58,44 @@ def test_a_run_by_hand_publishes_nothing(name):
     jobs = yaml.safe_load(text)["jobs"]
     assert {name for name, job in jobs.items() if job.get("if") != "github.event_name == 'push'"} == {"build"}
     assert jobs["build"]["permissions"] == {"contents": "read"}
-    assert jobs["pypi"]["environment"]["name"] == "pypi"
     assert {"build", "prove"} <= set(jobs["pypi"]["needs"]) < set(jobs["github"]["needs"])
+
+
+@pytest.mark.parametrize(("name", "publisher"), [("release", "pypi"), ("testkit", "pypi-testkit")])
+def test_what_signs_or_publishes_waits_for_a_maintainer(name, publisher):
+    jobs = yaml.safe_load((GITHUB / f"workflows/{name}.yml").read_text(encoding="utf-8"))["jobs"]
+    assert jobs["pypi"]["environment"]["name"] == publisher
+    for job in jobs.values():
+        assert ("write" in job["permissions"].values()) == ("environment" in job)
+    assert jobs["prove"]["environment"] == jobs["github"]["environment"] == "release"
+
+
+@pytest.mark.parametrize("name", ["release", "testkit"])
+def test_a_tag_is_checked_against_the_branch_and_no_tag_of_its_name(name):
+    text = (GITHUB / f"workflows/{name}.yml").read_text(encoding="utf-8")
+    assert re.findall(r"release\.py tag .* (\S+)$", text, re.MULTILINE) == ["refs/remotes/origin/main"]
+    recipe = re.findall(r"release\.py tag .* (refs/\S+) ", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    assert recipe == ["refs/remotes/origin/main"]
+
+
+@pytest.mark.parametrize("name", ["release", "testkit"])
+def test_a_proof_is_verified_with_all_that_it_says(name):
+    text = (GITHUB / f"workflows/{name}.yml").read_text(encoding="utf-8")
+    (command,) = re.findall(r"gh attestation verify (.*?)\n +done", text, re.DOTALL)
+    options = set(re.findall(r"--[\w-]+", command))
+    assert options == {
+        *("--repo", "--bundle", "--signer-workflow", "--source-ref", "--source-digest", "--deny-self-hosted-runners")
+    }
+    page = (ROOT / "docs/dev/releasing.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^gh attestation verify (.*?)\n\n", page, re.DOTALL | re.MULTILINE)
+    assert options <= set(re.findall(r"--[\w-]+", command))
+
+
+def test_what_makes_a_release_has_owners():
+    owned = dict(line.split() for line in (GITHUB / "CODEOWNERS").read_text().splitlines() if line.startswith("/"))
+    assert set(owned) >= {"/.github/", "/.ci/", "/Makefile", "/hatch_build.py"}
+    assert set(owned.values()) == {"@fastrack-io/maintainers"}
+    assert all((ROOT / name.strip("/")).exists() for name in owned)
 
 
 def test_what_is_made_exists(text):

@@ -94,6 +94,20 @@ def test_an_altered_case_is_no_case(kit: list[Case]) -> None:
         parse(data + b"\0", "x")
 
 
+def test_a_case_without_its_hash_or_without_the_end_of_its_head_is_no_case(kit: list[Case]) -> None:
+    data = (HERE / "cases" / kit[0].kind / kit[0].name).read_bytes()
+    with pytest.raises(ValueError, match="expected a payload of its hash"):
+        parse(re.sub(rb"sha256: .*\n", b"", data, count=1), "x")
+    with pytest.raises(ValueError, match="x: expected an empty line after the head, got none"):
+        parse(b"kit: 1\nkind: sealed\nrule: r\nexpect: format\nsha256: " + hashlib.sha256().hexdigest().encode(), "x")
+
+
+def test_a_kind_that_the_kit_does_not_have_is_refused_by_the_call() -> None:
+    for kind in ("seal", "", "*", ".."):
+        with pytest.raises(ValueError, match=r"expected one of answer, block, .* got "):
+            cases(kind)
+
+
 def test_a_case_of_a_later_kit_is_refused() -> None:
     with pytest.raises(ValueError, match="expected a case of kit 1, got 2"):
         parse(b"kit: 2\nkind: sealed\n\n", "x")

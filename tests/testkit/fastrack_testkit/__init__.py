@@ -39,7 +39,7 @@ class Case:
     def get(self, name: str) -> str | None:
         """Return the value of the first line of this name, or None.
 
-        >>> parse(b"kit: 1\\nkind: k\\nrule: r\\nexpect: format\\nkey: 00\\nkey: 01\\n\\n", "x").get("key")
+        >>> Case("sealed", "x", "r", "format", (("key", "00"), ("key", "01")), b"").get("key")
         '00'
         """
         return next(iter(self.all(name)), None)
@@ -47,7 +47,7 @@ class Case:
     def all(self, name: str) -> list[str]:
         """Return the values of all lines of this name.
 
-        >>> parse(b"kit: 1\\nkind: k\\nrule: r\\nexpect: format\\nkey: 00\\nkey: 01\\n\\n", "x").all("key")
+        >>> Case("sealed", "x", "r", "format", (("key", "00"), ("key", "01")), b"").all("key")
         ['00', '01']
         """
         return [value for line, value in self.fields if line == name]
@@ -55,7 +55,7 @@ class Case:
     def files(self) -> dict[str, bytes]:
         """Return the files of the payload by their names; a payload that is one file has none.
 
-        >>> parse(b"kit: 1\\nkind: k\\nrule: r\\nexpect: format\\nfile: 1 a/b\\nfile: 2 c\\n\\nxyz", "x").files()
+        >>> Case("folder", "x", "r", "format", (("file", "1 a/b"), ("file", "2 c")), b"xyz").files()
         {'a/b': b'x', 'c': b'yz'}
         """
         files, at = {}, 0
@@ -75,17 +75,20 @@ class Case:
 def parse(data: bytes, name: str) -> Case:
     """Return the case of a file.
 
-    Raises ValueError for a file of a later kit, or one that was altered.
+    Raises ValueError for a file of a later kit, or one that was cut or altered.
 
-    >>> parse(b"kit: 1\\nkind: sealed\\nrule: sealed.tag\\nexpect: authentication\\n\\n...", "x").payload
+    >>> head = "kit: 1\\nkind: sealed\\nrule: sealed.tag\\nexpect: authentication\\nsha256: "
+    >>> parse(f"{head}{hashlib.sha256(b'...').hexdigest()}\\n\\n...".encode(), "x").payload
     b'...'
     """
-    head, _, payload = data.partition(b"\n\n")
+    head, end, payload = data.partition(b"\n\n")
+    if not end:
+        raise ValueError(f"{name}: expected an empty line after the head, got none; get the kit anew")
     fields = [(line, value) for line, _, value in (text.partition(": ") for text in head.decode().split("\n"))]
     first = dict(reversed(fields))
     if first.get("kit") != "1":
         raise ValueError(f"{name}: expected a case of kit 1, got {first.get('kit')}")
-    if first.get("sha256", hashlib.sha256(payload).hexdigest()) != hashlib.sha256(payload).hexdigest():
+    if first.get("sha256") != hashlib.sha256(payload).hexdigest():
         raise ValueError(f"{name}: expected a payload of its hash; get the kit anew")
     return Case(first["kind"], name, first["rule"], first["expect"], tuple(fields), payload)
 
@@ -93,10 +96,15 @@ def parse(data: bytes, name: str) -> Case:
 def cases(kind: str | None = None) -> Iterator[Case]:
     """Yield all cases, or those of a kind, in the order of their names.
 
+    Raises ValueError for a kind that the kit does not have.
+
     >>> {case.kind for case in cases("sealed")}
     {'sealed'}
     """
     here = Path(__file__).parent
     folder = here / "cases" if (here / "cases").is_dir() else here.parent / "cases"
-    for path in sorted(folder.glob(f"{kind or '*'}/*")):
-        yield parse(path.read_bytes(), path.name)
+    kinds = sorted(path.name for path in folder.iterdir())
+    if kind is not None and kind not in kinds:
+        raise ValueError(f"expected one of {', '.join(kinds)}, got {kind!r}")
+    paths = (path for each in kinds if kind in {None, each} for path in sorted((folder / each).iterdir()))
+    return (parse(path.read_bytes(), path.name) for path in paths)
