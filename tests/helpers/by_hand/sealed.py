@@ -46,7 +46,7 @@ class File:
 def parse(content):
     """Check everything that needs no key."""
     header, body = _split(content)
-    marks = header.pop("__metadata__", {})
+    marks = header.pop("__metadata__", None) or {}
     stored = {name: (entry, body[slice(*entry["data_offsets"])]) for name, entry in header.items()}
     owner = {name: value for name, value in marks.items() if not name.startswith("fastrack.")}
     needed = {"fastrack.version", "fastrack.file", "fastrack.key", "fastrack.tensors"}
@@ -193,7 +193,7 @@ def _check_scale(file, name, claim):
     extents = prod(claim["shape"][:-1]), claim["shape"][-1]
     block = scale["block"]
     require(isinstance(block, list) and len(block) == 2, "a block")
-    require(all(is_number(size, 1, max(n, 1) + 1) for size, n in zip(block, extents, strict=True)), "a block")
+    require(all(is_number(size, 1, n + 1) for size, n in zip(block, extents, strict=True)), "a block")
     count = prod(-(-n // size) for size, n in zip(block, extents, strict=True))
     found = file.sealed[scale["name"]][0]
     listed = {"dtype": scale["dtype"], "shape": scale["shape"]}
