@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
@@ -42,11 +42,12 @@ OWNER_VARIABLE = "FASTRACK_OWNER"
 _PASSPHRASE = "Argon2id"  # noqa: S105 - the name of an algorithm
 
 _LIMIT = 16 * 1024 * 1024  # bytes of a grants file
+_KNOWN = {_PASSPHRASE, "MLKEM768_X25519", "P-384"}  # algorithms, whose entries have no other members
 _RECIPIENTS_LIMIT = 4096
+_INFO_LIMITS = {"MLKEM768_X25519": 65535}  # bytes, whose number HPKE with SHAKE256 writes in two; some 1,870 files
 _LABEL = b"fastrack/grant@1\0"
-_MEMBERS = {
-    "bits", "expires", "files", "issued", "key", "least_version", "lineage", "recipients", "serial", "version",
-}  # fmt: skip
+_BOUND = {"bits", "expires", "files", "key", "least_version", "lineage", "version"}  # which ciphertexts are bound to
+_MEMBERS = _BOUND | {"issued", "recipients", "serial"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +66,8 @@ class Grant:
         The encrypted key.
     parameters : PassphraseParameters or None
         The parameters of Argon2id.
+    more : Mapping of str to object
+        What an algorithm that this version does not know has beside these, which stays as it is.
 
     Examples
     --------
@@ -81,6 +84,7 @@ class Grant:
     name: str
     ciphertext: bytes
     parameters: PassphraseParameters | None = None
+    more: Mapping[str, Any] = field(default_factory=dict, hash=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,8 +241,14 @@ class Grants:
                 "least_version= not below its own, got others. Name them, or use the owner's key"
             )
         entries = {grant.id: grant for grant in self.recipients}
+        info = self._info()
         for recipient in recipients:
-            ciphertext = recipient.encrypt(key.material(), self._info())
+            if len(info) > _INFO_LIMITS.get(recipient.algorithm, len(info)):
+                raise ValueError(
+                    f"granting key {key.id} failed: expected files= of some 1,870 at most for {recipient!r}, got "
+                    f"{len(self.files or ())}. Grant all, in parts, or to an identity of P-384"
+                )
+            ciphertext = recipient.encrypt(key.material(), info)
             entries[recipient.id] = Grant(recipient.algorithm, recipient.id, recipient.name, ciphertext)
         if passphrase is not None:
             parameters, ciphertext = encrypt_to_passphrase(key.material(), passphrase, self._info())
@@ -436,10 +446,11 @@ def _now() -> datetime:
 
 
 def _encode_grant(grant: Grant) -> dict[str, Any]:
-    entry = {**asdict(grant), "ciphertext": encode_bytes(grant.ciphertext)}
-    parameters = entry.pop("parameters")
+    entry: dict[str, Any] = {**asdict(grant), "ciphertext": encode_bytes(grant.ciphertext)}
+    parameters, more = entry.pop("parameters"), entry.pop("more")
     if parameters is not None:
         entry |= {**parameters, "salt": encode_bytes(parameters["salt"])}
+    entry |= more
     return entry
 
 
@@ -450,6 +461,8 @@ def _parse(payload: bytes, source: str) -> dict[str, Any]:
         entries, files, expires = document["recipients"], document["files"], document["expires"]
         require(isinstance(entries, list) and 1 <= len(entries) <= _RECIPIENTS_LIMIT, "recipients")
         recipients = tuple(_parse_grant(entry) for entry in entries)
+        info_size = len(_LABEL) + len(encode({name: document[name] for name in _BOUND}))
+        require(all(info_size <= _INFO_LIMITS.get(grant.algorithm, info_size) for grant in recipients), "files")
         require(len({grant.id for grant in recipients}) == len(recipients), "recipients")
         require(files is None or (isinstance(files, list) and all(matches(ID, file) for file in files)), "files")
         require(matches(ID, document["key"]), "key")
@@ -477,10 +490,12 @@ def _parse_grant(entry: Mapping[str, Any]) -> Grant:
             decode_bytes(entry["salt"]), entry["iterations"], entry["lanes"], entry["memory"]
         )
         parameters.check()
-    require(entry.keys() == expected, "recipients")
+    more = {name: entry[name] for name in entry.keys() - expected}
+    require(entry.keys() >= expected and not (more and entry["algorithm"] in _KNOWN), "recipients")
     require(matches(ID, entry["id"]) and (entry["id"] == NO_ID) == (parameters is not None), "id of a recipient")
     require(isinstance(entry["algorithm"], str) and isinstance(entry["name"], str), "recipients")
-    return Grant(entry["algorithm"], entry["id"], entry["name"], decode_bytes(entry["ciphertext"]), parameters)
+    f"{entry['algorithm']}{entry['name']}".encode()  # refuses lone surrogates
+    return Grant(entry["algorithm"], entry["id"], entry["name"], decode_bytes(entry["ciphertext"]), parameters, more)
 
 
 def ids_of(grants: Grants, recipients: Iterable[Recipient | str]) -> set[str]:

@@ -364,7 +364,7 @@ class _State:
             version, lineage, digest = members["version"], members["lineage"], members["digest"]
             require(is_number(version), "version")
             require(lineage is None or matches(ID, lineage), "lineage")
-            require(digest is None or (matches(DIGEST, digest) and lineage is not None), "digest")
+            require(digest is None or (matches(DIGEST, digest) and lineage is not None and version > 0), "digest")
             state = cls(Verifier.parse(members["owner"], source=str(path)), lineage, version, digest)
             require(state.encode() == content, "owner")  # without a name
             return state

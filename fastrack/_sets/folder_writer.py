@@ -583,8 +583,11 @@ def write_unsealed(
     with folder.open(name) as file:
         if header is None:
             names = list(file)
-            if entry.plain or [tensor.dtype for tensor in file.values()] != ["U8"]:
-                raise FormatError(f"{file.path}: expected one vector of bytes by {INDEX}, got others. Get it again")
+            found = [(each, tensor.dtype, len(tensor.shape)) for each, tensor in file.items()]
+            if entry.plain or found != [(name.rpartition("/")[2], "U8", 1)]:
+                raise FormatError(
+                    f"{file.path}: expected one vector of bytes of the file's name by {INDEX}, got others. Get it again"
+                )
         else:
             names = _require_layout(header, entry, file, file.path)
             out.write(header)

@@ -35,7 +35,7 @@ HISTORY_LIMIT = 1024
 _FORMAT = 1
 _LIMIT = 64 << 20  # bytes of a manifest: some 200,000 tensors
 _NAME_LIMIT = 1024  # characters in the name of a file
-_UNSAFE = re.compile(r"[\x00-\x1f\x7f\\]|\A/|(?:\A|/)\.{0,2}(?:/|\Z)")  # and empty names
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f-\x9f\\]|\A/|(?:\A|/)\.{0,2}(?:/|\Z)")  # and empty names
 # The one form of an envelope with one signature. Parsed by `json` it is no larger than the file.
 _HEAD = b'{"payload":"'
 _TAIL = re.compile(

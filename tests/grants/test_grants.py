@@ -349,6 +349,27 @@ def test_an_entry_of_another_algorithm_is_for_others():
         Grants.from_bytes(envelope, owner=OWNER.verifier).unlock(ALICE)
 
 
+def test_an_entry_of_an_algorithm_that_comes_later_stays_as_it_is():
+    later = {"algorithm": "MLKEM1024_P384", "ciphertext": "AA==", "id": "1" * 32, "more": [1], "name": "later"}
+    envelope = forged(lambda payload: payload["recipients"].append(later))
+    grants = Grants.from_bytes(envelope, owner=OWNER.verifier)
+    added = grants.add([Identity.generate().recipient], identity=ALICE, signer=OWNER)
+    assert later in payload_of(added)["recipients"]
+    known = forged(lambda payload: payload["recipients"][0].update(more=[1]))
+    with pytest.raises(FormatError):
+        Grants.from_bytes(known, owner=OWNER.verifier)
+
+
+def test_as_many_files_are_granted_as_the_encryption_takes():
+    key, signer = Key.generate(), Signer.generate()
+    many = [f"{number:032x}" for number in range(2000)]
+    with pytest.raises(ValueError, match="some 1,870 at most"):
+        Grants.issue(key, [ALICE.recipient], files=many, signer=signer)
+    assert Grants.issue(key, [ALICE.recipient], files=many[:1800], signer=signer).unlock(ALICE).first == key
+    other = Identity.generate("P-384")
+    assert Grants.issue(key, [other.recipient], files=many, signer=signer).unlock(other).first.files == set(many)
+
+
 def test_an_owner_cannot_grant_another_key_than_the_named_one():
     other = Key.generate()
     mixed = copy.copy(ISSUED)
