@@ -36,7 +36,7 @@ RULES = {
     "recipients": ("grants", "There are 1 to 4096 recipients, with different ids, each with its members."),
     "recipient": ("grants", "A grant is for those it names."),
     "constraints": ("grants", "A ciphertext opens under the constraints that it was made for."),
-    "info": ("grants", "`info` has at most 65,535 bytes."),
+    "info": ("grants", "`info` has at most 65,535 bytes if an entry is of MLKEM768_X25519."),
     "expires": ("grants", "A grant has ended when `expires` has come."),
     "key": ("grants", "The opened key has the id `key` and the size `bits`."),
     "passphrase": ("grants", "A passphrase is a recipient: Argon2id within its limits, then AES-256-GCM."),
@@ -325,16 +325,18 @@ def long_constraints(size: int) -> Payload:
 
 
 def infos(made: Cases) -> None:
-    """Add grants of as many files as there may be, and of more, whose ciphertexts are right."""
+    """Add grants of as many files as there may be, and of more: what a reader opens that cuts their number short."""
     curve = [OWNED, secret(RECIPIENT_P384), ("time", TIME)]
     most = payload_of(**long_constraints(65535))
     made.opens("info-of-65535", "info", granted(most), result(most), FIELDS)
-    most = payload_of(RECIPIENT_P384, **long_constraints(65535))
-    made.opens("info-of-65535-to-p-384", "info", granted(most), result(most), curve)
-    more = payload_of(RECIPIENT_P384, **long_constraints(65536))
-    made.fails("info-of-65536", "info", "format", granted(more), curve)
-    many = payload_of(RECIPIENT_P384, files=[draw(f"file {number}", 16).hex() for number in range(2000)])
-    made.fails("files-of-2000", "info", "format", granted(many), curve)
+    more = payload_of(**long_constraints(65536))
+    made.fails("info-of-65536", "info", "format", granted(more), FIELDS)
+    files = [draw(f"file {number}", 16).hex() for number in range(2000)]
+    made.fails("files-of-2000", "info", "format", granted(payload_of(files=files)), FIELDS)
+    many = payload_of(RECIPIENT_P384, files=files)
+    made.opens("files-of-2000-to-p-384", "info", granted(many), result(many), curve)
+    both = payload_of(RECIPIENT_P384, RECIPIENT, files=files)
+    made.fails("files-of-2000-to-p-384-beside-another", "info", "format", granted(both), curve)
 
 
 def ends(made: Cases) -> None:
