@@ -1,5 +1,5 @@
 // Verifies a published folder, and moves an anchor forward: node verify.mjs FOLDER --owner PUBFILE [--anchor FILE]
-import { lstatSync, readFileSync, renameSync, rmSync, statSync, writeFileSync } from "node:fs";
+import { chmodSync, lstatSync, readFileSync, renameSync, rmSync, statSync, writeFileSync } from "node:fs";
 import { join } from "node:path";
 import { parseArgs } from "node:util";
 import { check, printable, Refused, text } from "./bytes.mjs";
@@ -35,8 +35,8 @@ try {
   const { manifest, anchor } = await verifyFolder(files, before);
   if (values.anchor) {
     rmSync(`${values.anchor}.new`, { force: true });
-    const mode = statSync(values.anchor).mode & 0o777;
-    writeFileSync(`${values.anchor}.new`, `${anchor}\n`, { flag: "wx", mode });
+    writeFileSync(`${values.anchor}.new`, `${anchor}\n`, { flag: "wx", mode: 0o600 });
+    chmodSync(`${values.anchor}.new`, statSync(values.anchor).mode & 0o777);
     renameSync(`${values.anchor}.new`, values.anchor); // whole, or as it was
   }
   console.log(`${printable(folder)}: version ${manifest.version} of ${manifest.files.size} files`);
