@@ -64,9 +64,9 @@ async function openEntry(entry, info, { secret, passphrase }) {
 }
 
 const NO_ID = "0".repeat(32); // that of an entry for a passphrase
-const pair = json.object({ algorithm: json.string, id: json.matching(/^(?!0{32})[0-9a-f]{32}$/), name: json.string, ciphertext: json.bytes() });
+const pair = json.object({ algorithm: json.string, id: json.matching(/^(?!0{32})[0-9a-f]{32}$/), name: json.string, ciphertext: json.bytes(0) });
 const argon = json.object({
-  algorithm: json.exactly("Argon2id"), id: json.exactly(NO_ID), name: json.string, ciphertext: json.bytes(), salt: json.bytes(16, 16),
+  algorithm: json.exactly("Argon2id"), id: json.exactly(NO_ID), name: json.string, ciphertext: json.bytes(0), salt: json.bytes(16, 16),
   iterations: json.number(3, 17), lanes: json.number(1, 17), memory: json.number(65536, 1048577),
 });
 /** An entry for a recipient. One of an algorithm that is not known is for others, whatever members it has. */
