@@ -102,7 +102,7 @@ def _check_entries(files):
 def _check_entry(entry):
     require(is_hexadecimal(entry["file"], 32) and is_hexadecimal(entry["key"], 32), "ids")
     require(entry["kind"] in sealed.KINDS, "a kind")
-    require(isinstance(entry["sealed"], dict) and entry["sealed"], "sealed tensors")
+    require(isinstance(entry["sealed"], dict), "sealed tensors")
     for dtype, shape, header in entry["sealed"].values():
         _check_described(dtype, shape)
         read_base64(header, [messages.HEADER_SIZE])
@@ -174,8 +174,11 @@ def _restore(path, file, header, key, cipher):
         ((claim, _),) = file.sealed.values()
         require(claim["dtype"] == "U8" and len(claim["shape"]) == 1, "one vector of bytes")
         return b"".join(opened.values())
-    require(int.from_bytes(header[:8], "little") == len(header) - 8, "a whole header")
-    entries = {name: entry for name, entry in load(header[8:]).items() if name != "__metadata__"}
+    require(int.from_bytes(header[:8], "little") == len(header) - 8 and header[8:9] == b"{", "a whole header")
+    entries = load(header[8:])
+    marks = entries.pop("__metadata__", None) or {}
+    require(all(isinstance(value, str) for value in marks.values()), "metadata of texts")
+    sealed.drop_guard_of(entries)
     scales = {claim["scale"]["name"] for claim, _ in file.sealed.values() if "scale" in claim}
     require(file.sealed.keys() - scales <= entries.keys(), "all tensors of the file")
     body = b""
@@ -185,6 +188,6 @@ def _restore(path, file, header, key, cipher):
         content = sealed.widen(file, opened, name) if is_widened else opened[name]
         described = {"dtype": "BF16" if is_widened else claim["dtype"], "shape": claim["shape"]}
         described["data_offsets"] = [len(body), len(body) + len(content)]
-        require(entry == described, "an entry of the tensor")
+        require(canonical(entry) == canonical(described), "an entry of the tensor")
         body += content
     return header + body
