@@ -247,6 +247,12 @@ def columns(made: Cases) -> None:
         "offsets",
         lambda one: one.replace(Tensor("text.records", "U8", [11, 1], b"fourthfifth")),
     )
+    halves = shards()
+    for one in halves:
+        one.replace(Tensor("text.records", "F4", [4], b"\x12\x34"))
+        one.about["types"] = TYPES | {"text": ""}
+        one.replace(offsets([1, 2, 1] if one.samples == 3 else [1, 3]))
+    fails(made, "records-of-half-bytes", "columns", "format", files(halves))
     for name, one in {
         "shorter": bits(True),
         "longer": bits(True, True, True),

@@ -270,6 +270,18 @@ def headers(made: Cases) -> None:
     failing("of-another-name", lambda one: one.headers.update(tensors(tensor("x", "F32", [5]), b, c)))
     failing("truncated", lambda one: one.headers.update({"model.safetensors": one.headers["model.safetensors"][:-1]}))
     failing("trailing", lambda one: one.headers.update({"model.safetensors": one.headers["model.safetensors"] + b"\0"}))
+
+    def respelled(name: str, old: bytes, new: bytes) -> None:
+        header = Model().headers["model.safetensors"]
+        text = header[8:].replace(old, new, 1)
+        made_of = {"model.safetensors": len(text).to_bytes(8, "little") + text}
+        failing(name, lambda one: one.headers.update(made_of))
+
+    respelled("of-a-fraction", b'"data_offsets": [0,', b'"data_offsets": [0.0,')
+    respelled("of-false", b'"data_offsets": [0,', b'"data_offsets": [false,')
+    respelled("space-in-front", b"{", b" {")
+    respelled("metadata-number", b'"pt"', b"1")
+    respelled("member-twice", b'"dtype"', b'"dtype": "F32", "dtype"')
     failing("no-header", lambda one: one.headers.update({"model.safetensors": b"[]"}))
 
 

@@ -266,6 +266,8 @@ def recipients(made: Cases) -> None:
         )
     sealed = base64.b64decode(str(good["ciphertext"]))
     for name, data in {
+        "empty": b"",
+        "of-the-encapsulated-key-alone": sealed[:1120],
         "first-bit": flip(sealed, 0),
         "last-bit": flip(sealed, -1),
         "encapsulated-point": flip(sealed, 1088),
@@ -278,6 +280,7 @@ def recipients(made: Cases) -> None:
     fields = [OWNED, secret(RECIPIENT_P384), ("time", TIME)]
     for name, data in {
         "off-the-curve": flip(sealed, 96),
+        "empty": b"",
         "of-zeros": bytes(97) + sealed[97:],
         "last-bit": flip(sealed, -1),
     }.items():
