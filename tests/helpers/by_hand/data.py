@@ -103,6 +103,7 @@ def _column(name, claims, opened):
 
 
 def _split(content, count):
+    require(not count or len(content) % count == 0, "samples of whole bytes")
     size = len(content) // count if count else 0
     return [content[at * size : (at + 1) * size] for at in range(count)]
 
