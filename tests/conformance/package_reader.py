@@ -268,7 +268,8 @@ def _manifest(case, folder):
 
 def _challenge(case, _):
     challenge = attest.Challenge.from_bytes(case.payload)
-    return {"id": challenge.id, "nonce": challenge.nonce.hex(), "expires": f"{challenge.expires:%Y-%m-%dT%H:%M:%SZ}"}
+    expires = challenge.expires.replace(tzinfo=None).isoformat() + "Z"  # `strftime` does not pad years before 1000
+    return {"id": challenge.id, "nonce": challenge.nonce.hex(), "expires": expires}
 
 
 def _offer(case, _):

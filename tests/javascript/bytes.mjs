@@ -1,9 +1,13 @@
 // Bytes and refusals: what all modules of this reader share. Runs in browsers too.
 
+/** A text as a terminal may have it: what is no letter, number or printable ASCII, such as ESC or a turn of direction, as JSON escapes it. */
+export const printable = (text) => text.replace(/[^ -~\p{L}\p{N}]/gu, (character) => character.replace(/[^]/g, escape));
+export const escape = (unit) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, "0")}`;
+
 /** A refusal, whose `kind` is one of the classes in the table "Failures" of the page of the formats. */
 export class Refused extends Error {
   constructor(kind, message) {
-    super(message);
+    super(printable(message)); // names in it are as those who made the file chose them
     this.kind = kind;
   }
 }
@@ -23,13 +27,14 @@ export function text(bytes) {
   }
 }
 
-/** One array of several; a string stands for its UTF-8, a number for one byte. */
-export function concat(...parts) {
+/** One array of an array of several; a string stands for its UTF-8, a number for one byte. */
+export function join(parts) {
   const all = parts.map((part) => (typeof part === "string" ? utf8(part) : typeof part === "number" ? [part] : part));
   const whole = new Uint8Array(all.reduce((size, part) => size + part.length, 0));
   all.reduce((at, part) => (whole.set(part, at), at + part.length), 0);
   return whole;
 }
+export const concat = (...parts) => join(parts); // of few: a call takes no more than some 65,000 arguments
 
 /** A whole number, big-endian, of some bytes; a negative one as its two's complement. */
 export function big(value, size = 8) {

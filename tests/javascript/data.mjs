@@ -1,10 +1,10 @@
 // Shards of data sets.
-import { big, check, concat, hash, hex, text } from "./bytes.mjs";
+import { big, check, hash, hex, join, same, utf8 } from "./bytes.mjs";
 import * as json from "./json.mjs";
 import { byteSize, openFile } from "./sealed.mjs";
 
 const ABOUT = json.object({
-  version: json.exactly(1), data_set: json.matching(/./s), shard: json.id, previous: json.matching(/^(?:[0-9a-f]{32})?$/), before: json.number(),
+  version: json.exactly(1), data_set: json.matching(/./s), shard: json.matching(/./s), previous: json.string, before: json.number(),
   first: json.number(), samples: json.number(), run: json.number(), complete: json.bool, left_out: json.bool,
   types: json.map(json.string, json.string), files: json.array(json.tuple(json.string, json.number())),
 });
@@ -15,8 +15,8 @@ function offsetsOf(name, { dtype, shape, data }, records) {
   check(dtype === "I64" && shape.length === 1 && shape[0] > 0, "format", `${name}: expected offsets of I64`);
   const offsets = Array.from(new BigInt64Array(data.slice().buffer), Number);
   const rising = offsets.every((offset, at) => at === 0 || offset >= offsets[at - 1]);
-  const all = rising && offsets[0] >= 0 && offsets.at(-1) <= records.shape[0];
-  check(all && records.shape.length === 1, "format", `${name}: expected offsets within the records`);
+  const all = rising && offsets[0] === 0 && offsets.at(-1) === records.shape[0];
+  check(all && records.shape.length === 1, "format", `${name}: expected offsets from 0 to the number of records`);
   return offsets;
 }
 
@@ -30,11 +30,12 @@ function readColumn(tensors, name) {
   const count = values ? stored.shape[0] : offsets.shape[0] - 1;
   check(count <= MOST, "format", `${name}: more samples than this reader holds`);
   const places = values ? Array.from({ length: count + 1 }, (_, at) => at * width) : offsetsOf(name, offsets, records).map((at) => at * size);
+  check(places.every(Number.isInteger), "format", `${name}: expected whole bytes of each sample`);
   const valid = tensors.get(`${name}.valid`);
   const bits = valid && valid.dtype === "BOOL" && `${valid.shape}` === `${count}` && valid.data.every((byte) => byte < 2);
   check(!valid || bits, "format", `${name}: expected a truth value for each sample`);
   const samples = Array.from({ length: count }, (_, at) => (valid && !valid.data[at] ? null : stored.data.subarray(places[at], places[at + 1])));
-  return { form: `${stored.dtype} ${values ? `[${row}]` : "records"}`, samples };
+  return { form: `${stored.dtype} ${values ? `[${row}]` : "records"} ${!valid}`, samples };
 }
 
 const isValid = (name, columns) => name.endsWith(".valid") && columns.includes(name.slice(0, -6));
@@ -48,13 +49,21 @@ function guessColumns(tensors) {
   return [...names, ...rest.filter((name) => !isValid(name, [...names, ...rest]))];
 }
 
+/** What a shard says of itself. Names of files need not be UTF-8, and nothing else may have what stands for their bytes then. */
+function readAbout(bytes) {
+  const told = new TextDecoder("utf-8", { ignoreBOM: true }).decode(bytes);
+  const about = ABOUT(json.parse(told));
+  check(same(utf8(told), bytes) || !/\ufffd/.test(about.data_set + [...about.types].flat()), "format", "expected UTF-8 but in names of files");
+  return about;
+}
+
 async function readShard(bytes, keys) {
   const { sealed, key } = await openFile(bytes, keys, "tensor");
   const tensors = new Map(sealed);
   const told = tensors.get("fastrack.about");
   tensors.delete("fastrack.about");
   check(!told || (told.dtype === "U8" && told.shape.length === 1), "format", "expected fastrack.about in U8");
-  const about = told && ABOUT(json.parse(text(told.data)));
+  const about = told && readAbout(told.data);
   const ofFiles = about?.files.reduce((all, [, number]) => all + number, 0);
   check(!about?.files.length || ofFiles === about.samples, "format", "files of another number of samples");
   const listed = about && [...about.types.keys()];
@@ -78,8 +87,7 @@ function checkPlace({ about, samples }, shards, count) {
   check(about.before === known, "format", "shards before that are not the described ones");
   check(about.run === about.first || about.run === before?.run, "format", "a shard of no run");
   check(about.previous === (before?.shard ?? ""), "format", "a shard that does not follow");
-  const alike = !before || (about.data_set === before.data_set && JSON.stringify([...about.types]) === JSON.stringify([...before.types]));
-  check(alike, "format", "a shard of another data set");
+  check(!before || about.data_set === before.data_set, "format", "a shard of another data set");
 }
 
 /** A data set, from a `Map` of the names of its shards to their bytes: samples, columns, and whether it is complete. */
@@ -100,7 +108,7 @@ export async function readDataSet(files, keys) {
   for (const name of shards[0]?.columns.keys() ?? []) {
     const samples = shards.flatMap((shard) => shard.columns.get(name).samples);
     const parts = samples.flatMap((bytes) => (bytes === null ? [NULL] : [big(bytes.length), bytes]));
-    columns.set(name, hex(await hash(concat(...parts))));
+    columns.set(name, hex(await hash(join(parts))));
   }
   return { samples: count, columns, complete: shards.at(-1)?.about?.complete ?? false };
 }

@@ -14,6 +14,7 @@ import { readEnvelope } from "./signed.mjs";
 const { subtle } = globalThis.crypto;
 const AES_256_GCM = 2;
 const NOTHING = new Uint8Array();
+const INFO_LIMIT = 65535; // of X-Wing, in whose key schedule lengths have two bytes
 const prefixed = (part) => concat(big(part.length, 2), part);
 
 async function openAes(key, iv, ciphertext, additionalData) {
@@ -63,9 +64,9 @@ async function openEntry(entry, info, { secret, passphrase }) {
 }
 
 const NO_ID = "0".repeat(32); // that of an entry for a passphrase
-const pair = json.object({ algorithm: json.string, id: json.matching(/^(?!0{32})[0-9a-f]{32}$/), name: json.string, ciphertext: json.bytes() });
+const pair = json.object({ algorithm: json.string, id: json.matching(/^(?!0{32})[0-9a-f]{32}$/), name: json.string, ciphertext: json.bytes(0) });
 const argon = json.object({
-  algorithm: json.exactly("Argon2id"), id: json.exactly(NO_ID), name: json.string, ciphertext: json.bytes(), salt: json.bytes(16, 16),
+  algorithm: json.exactly("Argon2id"), id: json.exactly(NO_ID), name: json.string, ciphertext: json.bytes(0), salt: json.bytes(16, 16),
   iterations: json.number(3, 17), lanes: json.number(1, 17), memory: json.number(65536, 1048577),
 });
 /** An entry for a recipient. One of an algorithm that is not known is for others, whatever members it has. */
@@ -92,6 +93,8 @@ export async function openGrants(bytes, owners, recipient, time) {
   const entry = grant.recipients.find((each) => each.id === id);
   check(entry && (!recipient.secret || entry.algorithm === recipient.secret.algorithm), "grant", "it is for other recipients");
   const info = concat("fastrack/grant@1", 0, json.canonical(Object.fromEntries(CONSTRAINTS.map((name) => [name, grant[name]]))));
+  const short = info.length <= INFO_LIMIT || grant.recipients.every((each) => each.algorithm !== "MLKEM768_X25519");
+  check(short, "format", `expected constraints of ${INFO_LIMIT} bytes at most`);
   let key;
   try {
     key = await openEntry(entry, info, recipient);

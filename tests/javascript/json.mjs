@@ -1,5 +1,5 @@
 // JSON, strictly: `JSON.parse` takes a member twice and does not tell `1` from `1.0`. Runs in browsers too.
-import { check, Refused, text as decode, unbase64, unhex } from "./bytes.mjs";
+import { check, escape, Refused, text as decode, unbase64, unhex } from "./bytes.mjs";
 
 const DEPTH = 128; // of arrays and objects in one another, so that a hostile text does not exhaust the stack
 const NUMBER = /-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?/y;
@@ -107,8 +107,6 @@ function write(value, quote) {
 /** JSON in the canonical form of contexts: UTF-8, escaped where it has to be, which is what `JSON.stringify` does. */
 export const contextual = (value) => write(value, JSON.stringify);
 
-const escape = (unit) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, "0")}`;
-
 /** JSON in the canonical form of documents: ASCII only. */
 export const canonical = (value) => write(value, (string) => JSON.stringify(string).replace(/[\u007f-\uffff]/g, escape));
 
@@ -141,7 +139,7 @@ export const string = matching(/^/);
 export const id = matching(/^[0-9a-f]{32}$/);
 export const digest = matching(/^[0-9a-f]{64}$/);
 export const time = form((value) => {
-  if (typeof value !== "string" || !/^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}Z$/.test(value)) return false;
+  if (typeof value !== "string" || !/^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}Z$/.test(value) || value.startsWith("0000")) return false;
   const at = new Date(value);
   return !Number.isNaN(at.getTime()) && at.toISOString() === value.replace("Z", ".000Z"); // there is no 31 February
 }, "a time in whole seconds of UTC");
@@ -172,4 +170,9 @@ export const object = (forms, optional = {}) => (value) => {
   for (const name of value.keys()) check(Object.hasOwn(all, name), "format", `unknown member ${JSON.stringify(name)}`);
   for (const name of Object.keys(forms)) check(value.has(name), "format", `expected a member ${name}`);
   return Object.fromEntries([...value].map(([name, member]) => [name, all[name](member)]));
+};
+/** An object of these members, and perhaps of others, which are ignored. */
+export const some = (forms) => (value) => {
+  check(value instanceof Map, "format", "expected an object");
+  return object(forms)(new Map([...value].filter(([name]) => Object.hasOwn(forms, name))));
 };

@@ -59,6 +59,15 @@ export async function readSecretFile(bytes) {
   return { algorithm, id, secret, public: key };
 }
 
+/** The check of FIPS 203, 7.2, which is a part of encapsulation: coefficients are below 3329. */
+function checkModulus(key) {
+  try {
+    ml_kem768.encapsulate(key);
+  } catch {
+    throw new Refused("format", "no key of ML-KEM-768");
+  }
+}
+
 /** A public file: algorithm, id, public key and name. */
 export async function readPublicFile(bytes) {
   const pattern = /^fastrack-public-1:([A-Za-z0-9_-]+):([A-Za-z0-9+/=]+)(?: ([!-~](?:[ -~]{0,62}[!-~])?))?$/;
@@ -67,6 +76,7 @@ export async function readPublicFile(bytes) {
   const key = unbase64(letters);
   check(key.length === PAIRS[algorithm].public, "format", "a public key of another size");
   if (algorithm === "P-384") check(key[0] === 4 && p384.utils.isValidPublicKey(key, false), "format", "no point of P-384");
+  if (algorithm === "MLKEM768_X25519") checkModulus(key.subarray(0, 1184));
   return { algorithm, id: await pairId(algorithm, key), public: key, name, line: `fastrack-public-1:${algorithm}:${base64(key)}` };
 }
 

@@ -1,7 +1,7 @@
 // Reads every case of the test kit, and prints where this reader and the kit disagree: node kit.mjs CASES [--json]
 import { readdirSync, readFileSync } from "node:fs";
 import { join } from "node:path";
-import { base64, check, hex, Refused, sha256, unbase64, unhex, utf8 } from "./bytes.mjs";
+import { base64, check, hex, printable, Refused, sha256, unbase64, unhex, utf8 } from "./bytes.mjs";
 import { readDataSet } from "./data.mjs";
 import { readAnswer, readChallenge, readOffer } from "./exchange.mjs";
 import { openGrants } from "./grants.mjs";
@@ -89,12 +89,12 @@ const KINDS = {
 /** A case: lines of names and values, an empty line, and the payload. */
 function readCase(bytes) {
   const end = bytes.indexOf("\n\n");
-  const lines = bytes.toString("utf8", 0, end).split("\n").map((line) => /^([a-z0-9_-]+): ?(.*)$/.exec(line).slice(1));
+  const lines = bytes.toString("utf8", 0, end).split("\n").map((line) => /^([a-z0-9_-]+): ?([^\n]*)$/.exec(line).slice(1));
   const all = (name) => lines.filter(([each]) => each === name).map(([, value]) => value);
   const files = (payload) => {
     let at = 0;
     return new Map(all("file").map((line) => {
-      const [, size, name] = /^([0-9]+) (.*)$/.exec(line);
+      const [, size, name] = /^([0-9]+) ([^\n]*)$/.exec(line);
       return [name, payload.subarray(at, (at += Number(size)))];
     }));
   };
@@ -109,8 +109,8 @@ async function disagreement({ payload, input }) {
   try {
     got = `success ${canonical(await KINDS[input.one("kind")](payload, input))}`;
   } catch (error) {
-    got = error instanceof Refused ? error.kind : `${error.stack}`; // another error is a fault of this reader
-    why = error.message;
+    got = error instanceof Refused ? error.kind : printable(`${error.stack}`); // another error is a fault of this reader
+    why = printable(error.message);
   }
   const wanted = input.one("expect") === "success" ? `success ${input.one("result")}` : input.one("expect");
   return got === wanted ? undefined : `expected ${wanted}, got ${got}${why ? ` (${why})` : ""}`;

@@ -65,8 +65,8 @@ export const anchorLine = ({ owner }, { lineage, version, digest }) =>
 
 function accept(anchor, manifest) {
   check(anchor.lineage === null || anchor.lineage === manifest.lineage, "rollback", "a manifest of another set");
-  if (anchor.digest === manifest.digest) return;
   const back = manifest.version - anchor.version;
+  if (anchor.digest === manifest.digest && back === 0) return;
   if (anchor.digest === null) check(back >= 0, "rollback", `expected version ${anchor.version} or later, got ${manifest.version}`);
   else check(back > 0 && manifest.history[back - 1] === anchor.digest, "rollback", "an older manifest, or one that does not follow");
 }
@@ -120,6 +120,7 @@ export async function openFolder(files, keys) {
   check(files.has("fastrack.folder"), "rollback", "there is no index");
   const index = await openFile(files.get("fastrack.folder"), keys, "folder");
   for (const tensor of index.sealed.values()) U8(tensor);
+  check(index.plain.size === 0, "format", "expected no tensor of the index in plain");
   check(index.sealed.has("files"), "format", "expected a tensor files in the index");
   const list = json.object({ format: json.exactly(1), files: entries })(json.parseCanonical(index.sealed.get("files").data)).files;
   for (const name of index.sealed.keys())
@@ -137,6 +138,7 @@ export async function openFolder(files, keys) {
 
 /** What a sealed file of a folder was before: by its header a safetensors file, or else one vector of bytes. */
 async function restore(name, file, header, key) {
+  check(file.kind === "tensor", "format", `${name}: expected a file of tensors`);
   for (const claim of file.sealed.values()) claim.data = await openTensor(file, claim, key);
   if (!header) {
     const whole = file.sealed.get(name.split("/").at(-1));

@@ -18,13 +18,15 @@ function holds(signature, message, owner) {
   }
 }
 
-const ENVELOPE = json.object({
-  payload: json.bytes(0), payloadType: json.string, signatures: json.array(json.object({ sig: json.bytes(0) }, { keyid: json.string })),
+const LINE = json.object({
+  payload: json.bytes(0), payloadType: json.string, signatures: json.array(json.object({ sig: json.bytes(0), keyid: json.string })),
 });
+/** Of grants, whose members that DSSE does not name are ignored, and so is the hint of the signer. */
+const ENVELOPE = json.some({ payload: json.bytes(0), payloadType: json.string, signatures: json.array(json.some({ sig: json.bytes(0) })) });
 
 /** The payload of an envelope of this type, which one of these owners signed, and its signature that holds. */
-export function readEnvelope(envelope, type, owners) {
-  const { payload, payloadType, signatures } = ENVELOPE(envelope);
+export function readEnvelope(envelope, type, owners, form = ENVELOPE) {
+  const { payload, payloadType, signatures } = form(envelope);
   check(payloadType === type, "format", `expected ${type}`);
   const message = concat(`DSSEv1 ${type.length} ${type} ${payload.length} `, payload);
   for (const owner of owners)
@@ -34,7 +36,7 @@ export function readEnvelope(envelope, type, owners) {
 
 /** The payload of a line in the one form of manifests and tours: canonical, one signature, with the id of its signer. */
 export function readSignedLine(bytes, limit, type, owner) {
-  const { payload, signatures, signature } = readEnvelope(json.parseLine(bytes, limit), type, [owner]);
+  const { payload, signatures, signature } = readEnvelope(json.parseLine(bytes, limit), type, [owner], LINE);
   check(signatures.length === 1 && signature.keyid === owner.id, "format", "expected one signature, with the id of its signer");
   return payload;
 }

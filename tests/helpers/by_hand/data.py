@@ -1,5 +1,6 @@
 """Data sets: shards of columns."""
 
+import json
 from base64 import b64decode
 from hashlib import sha256
 from itertools import pairwise
@@ -7,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from helpers.by_hand import messages, sealed
-from helpers.by_hand.documents import is_number, load, members, require
+from helpers.by_hand.documents import is_number, load, members, parse, require
 
 MEMBERS = "version data_set shard previous before first samples run complete left_out types files"
 NULL = b"\xff" * 8
@@ -55,8 +56,9 @@ def _read_shard(content, key, cipher):
 
 
 def _read_about(content):
-    text = content.decode(errors="surrogateescape")  # names of files need not be UTF-8
-    about = members(load(text), MEMBERS)
+    load(content.decode(errors="replace"))  # which refuses lone surrogates
+    about = members(parse(content.decode(errors="surrogateescape")), MEMBERS)  # as names of files need not be UTF-8
+    load(json.dumps(about | {"files": []}))
     require(is_number(about["version"]) and about["version"] == 1, "version 1")
     require(all(isinstance(about[name], str) for name in ("data_set", "shard", "previous")), "ids")
     require(about["data_set"] and about["shard"], "ids")
@@ -101,6 +103,7 @@ def _column(name, claims, opened):
 
 
 def _split(content, count):
+    require(not count or len(content) % count == 0, "samples of whole bytes")
     size = len(content) // count if count else 0
     return [content[at * size : (at + 1) * size] for at in range(count)]
 

@@ -36,8 +36,13 @@ def described(read):
 
 
 def load(text):
-    """Parse JSON in UTF-8, in which no object has a member twice."""
-    text = text if isinstance(text, str) else text.decode()
+    """Parse JSON in UTF-8, in which no object has a member twice and no string a lone surrogate."""
+    document = parse(text if isinstance(text, str) else text.decode())
+    json.dumps(document, ensure_ascii=False).encode()  # which no lone surrogate is
+    return document
+
+
+def parse(text):
     return json.loads(text, object_pairs_hook=_each_once, parse_constant=_no_constant, parse_int=_integer)
 
 
@@ -96,5 +101,5 @@ def is_number(value, least=0, end=2**53):
 
 def read_time(text):
     time = datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ")  # noqa: DTZ007 - all are in UTC
-    require(time.strftime("%Y-%m-%dT%H:%M:%SZ") == text, "a time")
+    require(f"{time.isoformat()}Z" == text, "a time")
     return time

@@ -53,11 +53,15 @@ def read_grants(content, owners):
 
 def _check_recipient(entry):
     has_passphrase = entry["algorithm"] == "Argon2id"
-    members(entry, "algorithm id name ciphertext" + " salt iterations lanes memory" * has_passphrase)
+    names = "algorithm id name ciphertext" + " salt iterations lanes memory" * has_passphrase
+    if has_passphrase or entry["algorithm"] in SUITES:
+        members(entry, names)
+    else:  # one of a later version, for others
+        require(entry.keys() >= set(names.split()), "the members of all entries")
     require(is_hexadecimal(entry["id"], 32), "the id of a recipient")
     require(isinstance(entry["name"], str), "a name")
     read_base64(entry["ciphertext"])
-    require(isinstance(entry["algorithm"], str), "an algorithm")  # those of later versions are for others
+    require(isinstance(entry["algorithm"], str), "an algorithm")
     require(has_passphrase == (entry["id"] == "0" * 32), "zeros for a passphrase")
     if has_passphrase:
         read_base64(entry["salt"], [16])
@@ -67,6 +71,8 @@ def _check_recipient(entry):
 def unwrap(grants, secret_file=None, passphrase=None):
     """Return the bytes of the granted key."""
     info = b"fastrack/grant@1\0" + canonical({name: grants[name] for name in BOUND})
+    is_bounded = any(entry["algorithm"] == "MLKEM768_X25519" for entry in grants["recipients"])
+    require(len(info) <= 65535 or not is_bounded, "constraints of 65,535 bytes at most")
     if passphrase is None:
         private, algorithm, public = open_secret(secret_file)
         wanted = algorithm, pair_id(algorithm, public)

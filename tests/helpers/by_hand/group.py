@@ -1,6 +1,7 @@
 """Messages between ranks, and blocks of KV caches."""
 
 import hmac
+import re
 from hashlib import sha256
 
 from cryptography.hazmat.primitives.hashes import SHA512
@@ -42,6 +43,7 @@ def read_block(content, key, block, size, cipher=messages):
     """Open a block; `block` is the JSON that describes it."""
     described = members(load_canonical(block), "hash layout model ranks salt")
     require(all(isinstance(value, str) for value in described.values()), "strings")
+    require(re.fullmatch("([0-9a-f]{2})*", described["hash"]), "a hash in hexadecimal")
     plain = messages.open_message(cipher, key, b"fastrack/kv@1\0" + block, content, size)
     name = cipher.derive(key, bytes(24), b"fastrack/kv-name@1\0" + block)[len(key) + 12 :]
     return {"name": name.hex(), "sha256": sha256(plain).hexdigest()}

@@ -46,7 +46,7 @@ class File:
 def parse(content):
     """Check everything that needs no key."""
     header, body = _split(content)
-    marks = header.pop("__metadata__", {})
+    marks = header.pop("__metadata__", None) or {}
     stored = {name: (entry, body[slice(*entry["data_offsets"])]) for name, entry in header.items()}
     owner = {name: value for name, value in marks.items() if not name.startswith("fastrack.")}
     needed = {"fastrack.version", "fastrack.file", "fastrack.key", "fastrack.tensors"}
@@ -58,7 +58,6 @@ def parse(content):
     kind = marks.get("fastrack.kind", "tensor")
     require(kind in KINDS and marks.get("fastrack.kind") != "tensor", "a kind")
     claims = load(marks["fastrack.tensors"])
-    require(kind != "checkpoint" or stored.keys() == claims.keys(), "a checkpoint without plain tensors")
     sealed = {name: (claim, stored.pop(name)) for name, claim in claims.items()}
     for name, (claim, (entry, message)) in sealed.items():
         size = _check_claim(name, claim)
@@ -75,6 +74,7 @@ def parse(content):
 def open_all(file, keys, kind, cipher=messages):
     """Return the plaintext of each sealed tensor of a file of the expected kind."""
     require((file.kind or "tensor") == kind, f"a file of the kind {kind}")
+    require(kind != "checkpoint" or not file.plain, "a checkpoint without plain tensors")
     return {name: open_one(file, name, keys, kind, cipher) for name in file.sealed}
 
 
@@ -159,9 +159,8 @@ def _split(content):
     require(content[8:9] == b"{", "a header that begins with its object")  # which the library does not ask for
     header = load(content[8:start])
     unguarded = content
-    if canonical(header.get("fastrack.guard")) == canonical(GUARD):
+    if drop_guard_of(header):
         unguarded = drop_guard(content)
-        del header["fastrack.guard"]
     try:
         safetensors.deserialize(unguarded)
     except safetensors.SafetensorError as error:
@@ -169,6 +168,11 @@ def _split(content):
     for name, entry in header.items():  # of which the library takes more members
         require(name == "__metadata__" or members(entry, "dtype shape data_offsets"), "an entry of a tensor")
     return header, content[start:]
+
+
+def drop_guard_of(header):
+    """Take the guard out of a header, and return whether it had one."""
+    return canonical(header.get("fastrack.guard")) == canonical(GUARD) and header.pop("fastrack.guard")
 
 
 def _check_claim(name, claim):
@@ -193,7 +197,7 @@ def _check_scale(file, name, claim):
     extents = prod(claim["shape"][:-1]), claim["shape"][-1]
     block = scale["block"]
     require(isinstance(block, list) and len(block) == 2, "a block")
-    require(all(is_number(size, 1, max(n, 1) + 1) for size, n in zip(block, extents, strict=True)), "a block")
+    require(all(is_number(size, 1, n + 1) for size, n in zip(block, extents, strict=True)), "a block")
     count = prod(-(-n // size) for size, n in zip(block, extents, strict=True))
     found = file.sealed[scale["name"]][0]
     listed = {"dtype": scale["dtype"], "shape": scale["shape"]}

@@ -59,14 +59,15 @@ def _read_anchor(line):
     require(read_public(anchor["owner"])[0] in SIGNING, "a key that signs")
     require(anchor["lineage"] is None or is_hexadecimal(anchor["lineage"], 32), "a lineage")
     require(anchor["digest"] is None or is_hexadecimal(anchor["digest"], 64), "a digest")
-    require(anchor["digest"] is None or anchor["lineage"] is not None, "a lineage beside a digest")
+    has_both = anchor["lineage"] is not None and anchor["version"] > 0
+    require(anchor["digest"] is None or has_both, "a lineage and a version beside a digest")
     return anchor
 
 
 def _is_accepted(manifest, digest, anchor):
     if anchor["lineage"] not in (None, manifest["lineage"]) or manifest["version"] < anchor["version"]:
         return False
-    if anchor["digest"] in (None, digest):
+    if anchor["digest"] is None or (anchor["digest"], anchor["version"]) == (digest, manifest["version"]):
         return True
     place = manifest["version"] - anchor["version"] - 1
     return place >= 0 and manifest["history"][place : place + 1] == [anchor["digest"]]
@@ -101,7 +102,7 @@ def _check_entries(files):
 def _check_entry(entry):
     require(is_hexadecimal(entry["file"], 32) and is_hexadecimal(entry["key"], 32), "ids")
     require(entry["kind"] in sealed.KINDS, "a kind")
-    require(isinstance(entry["sealed"], dict) and entry["sealed"], "sealed tensors")
+    require(isinstance(entry["sealed"], dict), "sealed tensors")
     for dtype, shape, header in entry["sealed"].values():
         _check_described(dtype, shape)
         read_base64(header, [messages.HEADER_SIZE])
@@ -154,26 +155,30 @@ def read_folder(files, key, cipher=messages):
     require(is_number(listed["format"]) and listed["format"] == 1, "format 1")
     _check_entries(listed["files"])
     headers = {f"header/{name}" for name, entry in listed["files"].items() if "sealed" in entry}
-    require(index.keys() <= {"files", *headers}, "headers of sealed files")
+    require(index.keys() <= {"files", *headers} and not file.plain, "headers of sealed files, and nothing in plain")
     found = {}
     for name, entry in listed["files"].items():
         require(name in files, f"the listed file {name}", "rollback")
         require(not entry.get("plain"), "no plain tensors")
         file = compare(entry, files[name])
-        content = files[name] if file is None else _restore(file, index.get(f"header/{name}"), key, cipher)
+        content = files[name] if file is None else _restore(name, file, index.get(f"header/{name}"), key, cipher)
         found[name] = sha256(content).hexdigest()
     return {"files": found}
 
 
-def _restore(file, header, key, cipher):
+def _restore(path, file, header, key, cipher):
     """Return a file as it was before it was sealed; `header` is what it begins with, if it was of tensors."""
     opened = sealed.open_all(file, [key], "tensor", cipher)
     if header is None:
+        require(file.sealed.keys() == {path.split("/")[-1]}, "one tensor of the last part of the name")
         ((claim, _),) = file.sealed.values()
         require(claim["dtype"] == "U8" and len(claim["shape"]) == 1, "one vector of bytes")
         return b"".join(opened.values())
-    require(int.from_bytes(header[:8], "little") == len(header) - 8, "a whole header")
-    entries = {name: entry for name, entry in load(header[8:]).items() if name != "__metadata__"}
+    require(int.from_bytes(header[:8], "little") == len(header) - 8 and header[8:9] == b"{", "a whole header")
+    entries = load(header[8:])
+    marks = entries.pop("__metadata__", None) or {}
+    require(all(isinstance(value, str) for value in marks.values()), "metadata of texts")
+    sealed.drop_guard_of(entries)
     scales = {claim["scale"]["name"] for claim, _ in file.sealed.values() if "scale" in claim}
     require(file.sealed.keys() - scales <= entries.keys(), "all tensors of the file")
     body = b""
@@ -183,6 +188,6 @@ def _restore(file, header, key, cipher):
         content = sealed.widen(file, opened, name) if is_widened else opened[name]
         described = {"dtype": "BF16" if is_widened else claim["dtype"], "shape": claim["shape"]}
         described["data_offsets"] = [len(body), len(body) + len(content)]
-        require(entry == described, "an entry of the tensor")
+        require(canonical(entry) == canonical(described), "an entry of the tensor")
         body += content
     return header + body

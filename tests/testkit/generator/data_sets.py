@@ -12,7 +12,10 @@ SECTION = "shards-of-data-sets"
 
 RULES = {
     "columns": (SECTION, "A column has values of one dtype and shape, or records, and perhaps nulls."),
-    "offsets": (SECTION, "Offsets are I64, one more than there are samples, and do not decrease or pass the records."),
+    "offsets": (
+        SECTION,
+        "Offsets are I64, one more than there are samples, from 0 to the number of records, and do not decrease.",
+    ),
     "valid": (
         SECTION,
         "`NAME.valid` is BOOL, and has one value for each sample of a column, in all shards or in none.",
@@ -85,6 +88,9 @@ def successes(made: Cases) -> None:
     listed[1].about["files"] = [["b.csv", 2]]
     listed[1].about["left_out"] = listed[0].about["left_out"] = True
     opens(made, "files-listed", "about", listed)
+    for one in listed:
+        one.text = lambda data: data.replace(b'.csv"', b'\xff\xc3.csv"')
+    opens(made, "files-not-utf-8", "about", listed)
     typed = shards()
     for one in typed:
         one.about["types"] = {"image": "", "label": "arrow:" + "AAAA", "text": "json"}
@@ -146,6 +152,16 @@ def abouts(made: Cases) -> None:
         "mark": lambda data: b"\xef\xbb\xbf" + data,
     }.items():
         edited(made, f"about-{name}", "about", lambda one, text=text: setattr(one, "text", text))
+
+    for name, told in {"lone-surrogate": b"\\ud800", "data-set-not-utf-8": b"\xff"}.items():
+        data_set = shards()
+        for one in data_set:
+            one.text = lambda data, told=told: data.replace(b'"data_set": "', b'"data_set": "' + told)
+        fails(made, f"about-{name}", "about", "format", files(data_set))
+    listed = shards()
+    listed[1].about["files"] = [["b.csv", 2]]
+    listed[1].text = lambda data: data.replace(b"b.csv", b"\\udcff.csv")
+    fails(made, "about-lone-surrogate-in-a-name", "about", "format", files(listed))
 
 
 def places(made: Cases) -> None:
@@ -214,6 +230,8 @@ def columns(made: Cases) -> None:
         "decreasing": (0, 12, 11),
         "past-the-end": (0, 6, 12),
         "negative": (-1, 6, 11),
+        "from-1": (1, 6, 11),
+        "short-of-the-end": (0, 6, 10),
         "of-62-bits": (0, 6, 1 << 62),
     }.items():
         data = struct.pack(f"<{len(ends)}q", *ends)
@@ -229,6 +247,12 @@ def columns(made: Cases) -> None:
         "offsets",
         lambda one: one.replace(Tensor("text.records", "U8", [11, 1], b"fourthfifth")),
     )
+    halves = shards()
+    for one in halves:
+        one.replace(Tensor("text.records", "F4", [4], b"\x12\x34"))
+        one.about["types"] = TYPES | {"text": ""}
+        one.replace(offsets([1, 2, 1] if one.samples == 3 else [1, 3]))
+    fails(made, "records-of-half-bytes", "columns", "format", files(halves))
     for name, one in {
         "shorter": bits(True),
         "longer": bits(True, True, True),

@@ -73,6 +73,9 @@ def challenges() -> Cases:
     made.opens("zeros", "values", document(zeros), {"id": "0" * 32, "nonce": "00" * 32, "expires": zeros["expires"]})
     leap = CHALLENGE | {"expires": "2028-02-29T23:59:59Z"}
     made.opens("leap-day", "values", document(leap), result | {"expires": leap["expires"]})
+    for year in ("0001", "0999"):
+        early = CHALLENGE | {"expires": f"{year}-12-01T00:10:00Z"}
+        made.opens(f"year-{year}", "values", document(early), result | {"expires": early["expires"]})
     forms(made, CHALLENGE)
     nonce = str(CHALLENGE["nonce"])
     for name, change in {
@@ -93,6 +96,9 @@ def challenges() -> Cases:
         "expires-fraction": {"expires": "2026-12-01T00:10:00.5Z"},
         "expires-no-such-day": {"expires": "2027-02-29T00:00:00Z"},
         "expires-no-such-minute": {"expires": "2027-02-28T00:60:00Z"},
+        "expires-year-0000": {"expires": "0000-12-01T00:10:00Z"},
+        "expires-leap-second": {"expires": "2026-12-31T23:59:60Z"},
+        "expires-hour-24": {"expires": "2026-12-01T24:00:00Z"},
         "expires-lower-case": {"expires": "2026-12-01t00:10:00z"},
         "expires-spaces": {"expires": " 2026-12-01T00:10:00Z"},
         "expires-number": {"expires": 1796083800},

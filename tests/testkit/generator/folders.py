@@ -25,6 +25,7 @@ RULES = {
     "file.bytes": ("folders", "A file that was copied has the hash of its entry."),
     "file.expected": ("folders", "A sealed file has the id, key, kind, tensors and headers of its entry."),
     "file.metadata": ("folders", "The metadata of a sealed file has the hash of its entry."),
+    "file.whole": ("folders", "A file that was sealed whole has one vector of `U8`, with the last part of its name."),
     "file.authentic": ("folders", "Each message of a sealed file is authentic."),
     "quantised": (
         "quantised-values",
@@ -173,6 +174,9 @@ def indexes(made: Cases) -> None:
     del plain.entries["files"]
     plain.stored["files"] = Stored("U8", [len(listing)], listing)
     fails(made, "index-files-in-plain", "index", "format", folder | {INDEX: plain.write()})
+    beside = good.index()
+    beside.stored["p"] = Stored("U8", [1], b"p")
+    fails(made, "index-with-a-plain-tensor", "index.form", "format", folder | {INDEX: beside.write()})
     spare = Model()
     spare.headers["config.json"] = spare.headers["model.safetensors"]
     fails(made, "index-header-of-a-copied-file", "header", "format", spare.folder())
@@ -238,6 +242,8 @@ def listings(made: Cases) -> None:
         "absolute": "/config.json",
         "dot": "./config.json",
         "backslash": "a\\b",
+        "control": "a\x1fb",
+        "c1": "a\x9bb",
     }.items():
         data = canonical(good | {"files": entries | {path: config}})
         fails(made, f"name-{name}", "index.names", "format", one.folder(data))
@@ -264,6 +270,18 @@ def headers(made: Cases) -> None:
     failing("of-another-name", lambda one: one.headers.update(tensors(tensor("x", "F32", [5]), b, c)))
     failing("truncated", lambda one: one.headers.update({"model.safetensors": one.headers["model.safetensors"][:-1]}))
     failing("trailing", lambda one: one.headers.update({"model.safetensors": one.headers["model.safetensors"] + b"\0"}))
+
+    def respelled(name: str, old: bytes, new: bytes) -> None:
+        header = Model().headers["model.safetensors"]
+        text = header[8:].replace(old, new, 1)
+        made_of = {"model.safetensors": len(text).to_bytes(8, "little") + text}
+        failing(name, lambda one: one.headers.update(made_of))
+
+    respelled("of-a-fraction", b'"data_offsets": [0,', b'"data_offsets": [0.0,')
+    respelled("of-false", b'"data_offsets": [0,', b'"data_offsets": [false,')
+    respelled("space-in-front", b"{", b" {")
+    respelled("metadata-number", b'"pt"', b"1")
+    respelled("member-twice", b'"dtype"', b'"dtype": "F32", "dtype"')
     failing("no-header", lambda one: one.headers.update({"model.safetensors": b"[]"}))
 
 
@@ -340,8 +358,12 @@ def exchanged(made: Cases) -> None:
     pair = Model()
     whole = Tensor("vocabulary.bin", "U8", [100], VOCABULARY)
     pair.files["vocabulary.bin"] = draft(whole, tensor("more"), file="2" * 32)
-    fails(made, "whole-file-of-two-tensors", "file.authentic", "format", pair.folder())
+    fails(made, "whole-file-of-two-tensors", "file.whole", "format", pair.folder())
     pair.files["vocabulary.bin"] = draft(Tensor("vocabulary.bin", "I8", [100], VOCABULARY), file="2" * 32)
-    fails(made, "whole-file-of-i8", "file.authentic", "format", pair.folder())
+    fails(made, "whole-file-of-i8", "file.whole", "format", pair.folder())
+    pair.files["vocabulary.bin"] = draft(Tensor("words.bin", "U8", [100], VOCABULARY), file="2" * 32)
+    fails(made, "whole-file-of-another-name", "file.whole", "format", pair.folder())
+    pair.files["vocabulary.bin"] = draft(whole, file="2" * 32, kind="checkpoint")
+    fails(made, "whole-file-of-a-checkpoint", "file.whole", "format", pair.folder())
     plain = one.folder() | {"vocabulary.bin": VOCABULARY}
     fails(made, "file-in-plain", "file.expected", "format", plain)

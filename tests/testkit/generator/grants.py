@@ -2,6 +2,7 @@
 
 import base64
 import json
+from itertools import product
 
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
@@ -24,7 +25,10 @@ from generator.parts.pairs import (
 )
 
 RULES = {
-    "envelope": ("grants", "A grants file is a DSSE envelope in JSON, in any spelling."),
+    "envelope": (
+        "grants",
+        "A grants file is a DSSE envelope in JSON, in any spelling; members that DSSE does not name are ignored.",
+    ),
     "type": ("grants", "The type of the payload is that of grants, and is signed with it."),
     "signature": ("grants", "One signature by a trusted key holds over type and payload."),
     "payload": ("grants", "The payload is canonical JSON with exactly its members."),
@@ -32,6 +36,7 @@ RULES = {
     "recipients": ("grants", "There are 1 to 4096 recipients, with different ids, each with its members."),
     "recipient": ("grants", "A grant is for those it names."),
     "constraints": ("grants", "A ciphertext opens under the constraints that it was made for."),
+    "info": ("grants", "`info` has at most 65,535 bytes if an entry is of MLKEM768_X25519."),
     "expires": ("grants", "A grant has ended when `expires` has come."),
     "key": ("grants", "The opened key has the id `key` and the size `bits`."),
     "passphrase": ("grants", "A passphrase is a recipient: Argon2id within its limits, then AES-256-GCM."),
@@ -86,7 +91,7 @@ def result(payload: Payload, key: bytes = KEY) -> Payload:
 def cases() -> Cases:
     """Return the cases of grants."""
     made = Cases("grants", RULES)
-    for add in (successes, signatures, payloads, values, recipients, constrained, ends, passphrases):
+    for add in (successes, signatures, payloads, values, recipients, constrained, infos, ends, passphrases):
         add(made)
     return made
 
@@ -106,6 +111,9 @@ def successes(made: Cases) -> None:
     unknown = {"algorithm": "MLKEM1024_P521", "ciphertext": base64_text(b"later"), "id": "f" * 32, "name": ""}
     later["recipients"] = [unknown, entry(RECIPIENT, constraints())]
     opens("beside-an-unknown-algorithm", "recipients", later)
+    unknown |= {"salt": base64_text(bytes(16)), "rounds": {"least": [7, None]}}
+    later["recipients"] = [unknown, entry(RECIPIENT, constraints())]
+    opens("beside-an-unknown-algorithm-with-members", "recipients", later)
     bound = {"files": [FILE, OTHER_FILE], "lineage": LINEAGE, "least_version": 7, "expires": "2027-01-31T00:00:00Z"}
     opens("with-all-constraints", "constraints", payload_of(**bound))
     opens("of-no-file", "constraints", payload_of(files=[]))
@@ -135,6 +143,14 @@ def signatures(made: Cases) -> None:
     ml = [("owner", OWNER_ML.line), *FIELDS[1:]]
     made.opens("owner-ml-dsa-65", "signature", granted(payload, OWNER_ML), read, ml)
     made.opens("keyid-is-a-hint", "signature", written(changed(good, keyid=STRANGER.id)), read, FIELDS)
+    nameless = good | {"signatures": [{"sig": good["signatures"][0]["sig"]}]}
+    made.opens("envelope-no-keyid", "envelope", written(nameless), read, FIELDS)
+    more = {"extension": [1.5, {"a": None}], "payloads": "", "version": 2}
+    made.opens("envelope-extra-member", "envelope", written(good | more), read, FIELDS)
+    made.opens("envelope-extra-member-of-signature", "envelope", written(changed(good, cert="")), read, FIELDS)
+    for name, value in {"nan": "NaN", "infinity": "-Infinity", "lone-surrogate": '"\\ud800"'}.items():
+        odd = canonical(good)[:-1] + f',"more":{value}}}\n'.encode()
+        made.fails(f"envelope-{name}", "envelope", "format", odd, FIELDS)
     padded = next(
         one for one in (payload | {"serial": 10**digits} for digits in range(3)) if len(canonical(one)) % 3 == 1
     )
@@ -177,6 +193,8 @@ def payloads(made: Cases) -> None:
     """Add payloads that the owner signed, and that are not canonical or have other members."""
     for name, data in other_payloads(payload_of(), "version").items():
         made.fails(f"payload-{name}", "payload", "format", written(envelope("grants", data, OWNER)), FIELDS)
+    odd = payload_of() | {"recipients": [entry(RECIPIENT, constraints(), name="\ud800")]}
+    made.fails("name-lone-surrogate", "payload", "format", granted(odd), FIELDS)
 
 
 def values(made: Cases) -> None:
@@ -248,6 +266,8 @@ def recipients(made: Cases) -> None:
         )
     sealed = base64.b64decode(str(good["ciphertext"]))
     for name, data in {
+        "empty": b"",
+        "of-the-encapsulated-key-alone": sealed[:1120],
         "first-bit": flip(sealed, 0),
         "last-bit": flip(sealed, -1),
         "encapsulated-point": flip(sealed, 1088),
@@ -260,6 +280,7 @@ def recipients(made: Cases) -> None:
     fields = [OWNED, secret(RECIPIENT_P384), ("time", TIME)]
     for name, data in {
         "off-the-curve": flip(sealed, 96),
+        "empty": b"",
         "of-zeros": bytes(97) + sealed[97:],
         "last-bit": flip(sealed, -1),
     }.items():
@@ -293,6 +314,32 @@ def constrained(made: Cases) -> None:
     made.fails("bits-256-of-128", "key", "grant", granted(claimed), FIELDS)
     padded = payload_of() | {"recipients": [entry(RECIPIENT, constraints(), KEY + b"\0")]}
     made.fails("key-of-33-bytes", "key", "grant", granted(padded), FIELDS)
+
+
+def long_constraints(size: int) -> Payload:
+    """Return the constraints, mostly ids of files, that make an `info` of that many bytes."""
+    ids = [draw(f"file {number}", 16).hex() for number in range(size // 35)]  # each of 35 bytes in JSON
+    ends = (None, "2027-01-31T00:00:00Z")
+    for less, digits, lineage, expires in product(range(4, 9), range(16), (None, LINEAGE), ends):
+        bound = {"files": ids[less:], "least_version": 10**digits, "lineage": lineage, "expires": expires}
+        if len(b"fastrack/grant@1\0" + canonical(constraints(**bound))) == size:
+            return bound
+    raise ValueError("no such constraints")
+
+
+def infos(made: Cases) -> None:
+    """Add grants of as many files as there may be, and of more: what a reader opens that cuts their number short."""
+    curve = [OWNED, secret(RECIPIENT_P384), ("time", TIME)]
+    most = payload_of(**long_constraints(65535))
+    made.opens("info-of-65535", "info", granted(most), result(most), FIELDS)
+    more = payload_of(**long_constraints(65536))
+    made.fails("info-of-65536", "info", "format", granted(more), FIELDS)
+    files = [draw(f"file {number}", 16).hex() for number in range(2000)]
+    made.fails("files-of-2000", "info", "format", granted(payload_of(files=files)), FIELDS)
+    many = payload_of(RECIPIENT_P384, files=files)
+    made.opens("files-of-2000-to-p-384", "info", granted(many), result(many), curve)
+    both = payload_of(RECIPIENT_P384, RECIPIENT, files=files)
+    made.fails("files-of-2000-to-p-384-beside-another", "info", "format", granted(both), curve)
 
 
 def ends(made: Cases) -> None:

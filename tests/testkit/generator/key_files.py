@@ -22,6 +22,7 @@ PUBLIC_RULES = {
     "line": ("key-pairs", "A public file has one line, of which the newline may be missing."),
     "name": ("key-pairs", "A name is 1 to 64 characters of printable ASCII, no space first or last."),
     "algorithm": ("key-pairs", "The algorithm is one of four, and the public key has its size."),
+    "modulus": ("key-pairs", "Coefficients of a key of ML-KEM-768 are below 3329."),
     "base64": ("key-pairs", "The public key is in canonical base64."),
 }
 
@@ -122,6 +123,15 @@ def secrets() -> Cases:
     return made
 
 
+class Known(Pair):
+    """Hold a public key alone, in the place of the secret."""
+
+    @property
+    def public(self) -> bytes:  # type: ignore[override]
+        """The public key."""
+        return self.secret
+
+
 def publics() -> Cases:
     """Return the cases of public files."""
     made = Cases("public-file", PUBLIC_RULES)
@@ -135,6 +145,7 @@ def publics() -> Cases:
         for size, public in (("short", one.public[:-1]), ("long", one.public + b"\0")):
             text = f"fastrack-public-1:{one.algorithm}:{base64_text(public)}\n"
             made.fails(f"{name}-{size}", "algorithm", "format", text.encode())
+    _add_coefficients(made)
     point = RECIPIENT_P384.public
     for name, public in {
         "compressed": b"\2" + point[1:49],
@@ -175,6 +186,18 @@ def publics() -> Cases:
     for name, key in spelled(OWNER.public).items():
         made.fails(f"base64-{name}", "base64", "format", f"fastrack-public-1:Ed25519:{key}\n".encode())
     return made
+
+
+def _add_coefficients(made: Cases) -> None:
+    for coefficient in (3328, 3329, 4095):
+        name = f"mlkem768-coefficient-of-{coefficient}"
+        first = coefficient | RECIPIENT.public[1] >> 4 << 12  # of 12 bits each
+        one = Known("MLKEM768_X25519", first.to_bytes(2, "little") + RECIPIENT.public[2:])
+        if coefficient < 3329:
+            read = {"algorithm": one.algorithm, "id": one.id, "name": ""}
+            made.opens(name, "modulus", f"{one.line}\n".encode(), read)
+        else:
+            made.fails(name, "modulus", "format", f"{one.line}\n".encode())
 
 
 if set(SIZES) != {one.algorithm for one in ALGORITHMS.values()}:

@@ -15,7 +15,10 @@ RULES = {
     "history": ("manifests", "The history has the digests of all versions before, but 1024 at most."),
     "names": ("manifests", "Names are relative, of 1 to 1024 characters, with no part empty, `.` or `..`."),
     "anchor": ("anchors", "An anchor is one line of canonical JSON with its members."),
-    "follows": ("anchors", "A reader accepts the manifest of its anchor, and any that follows it."),
+    "follows": (
+        "anchors",
+        "A reader accepts the manifest of its anchor's digest and version, and any that follows it.",
+    ),
     "least": (
         "anchors",
         "A new anchor accepts no version below the least, and of another lineage none if it names one.",
@@ -228,6 +231,8 @@ def names(made: Cases) -> None:
         "backslash": "a\\config.json",
         "control": "a\x1fb",
         "delete": "a\x7fb",
+        "c1": "a\x85b",
+        "c1-last": "a\x9fb",
         "newline": "config.json\n",
         "zero": "config.json\0",
         "too-long": "/".join(["n" * 99] * 10 + ["m" * 25]),
@@ -256,6 +261,8 @@ def followers(made: Cases) -> None:
         ("digest-one-place-late", usual(6), anchor(4, earlier(3))),
         ("past-the-history", usual(1026), anchor(1, earlier(1))),
         ("another-lineage", usual(4, lineage="0" * 32), anchor(3, earlier(3))),
+        ("same-of-a-lower-version", usual(4), anchor(3, digest)),
+        ("same-of-a-higher-version", usual(4), anchor(5, digest)),
         ("same-with-another-lineage", usual(4, lineage="0" * 32), anchor(4, digest)),
     ):
         fails(made, f"anchored-{name}", "follows", "rollback", folder(manifest_of(payload)), [("anchor", line)])
@@ -297,5 +304,6 @@ def anchors(made: Cases) -> None:
         "lineage-upper-case": anchor(0, None, LINEAGE.upper()),
         "lineage-short": anchor(0, None, LINEAGE[:-1]),
         "digest-without-lineage": anchor(3, earlier(3), None),
+        "digest-of-version-0": anchor(0, earlier(3)),
     }.items():
         fails(made, f"anchor-{name}", "anchor", "format", good, [("anchor", wrong)])

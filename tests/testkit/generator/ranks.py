@@ -245,6 +245,8 @@ def blocks() -> Cases:
     made.fails(
         "context-in-utf-8", "context", "authentication", seal(KEY, draw("salt", 24), utf8, data), lines(escaped, 64)
     )
+    odd = BLOCK | {"salt": "\ud800"}
+    made.fails("context-lone-surrogate", "context", "format", sealed(odd, data), lines(odd, 64))
     named = seal(KEY, draw("salt", 24), b"fastrack/kv-name@1\0" + canonical(BLOCK), data)
     made.fails("purpose-name", "context", "authentication", named, lines(BLOCK, 64))
     tensor = context_of("fastrack/tensor@1", {"dtype": "U8", "file": FILE, "name": "a", "shape": [64]})

@@ -341,6 +341,8 @@ def scale_forms(made: Cases) -> None:
     }.items():
         one = quantised(block=(4, 6)) if name == "too-many-rows" else quantised()
         failing(f"block-{name}", "block", one, block=block)
+    failing("of-no-rows", "block", quantised(shape=(0, 6)))
+    failing("of-no-columns", "block", quantised(shape=(4, 0), block=(1, 1)))
     failing("not-listed", "listed", quantised(), name="x")
     failing("of-another-shape", "listed", quantised(), shape=[2, 2])
     failing("of-another-dtype", "listed", quantised(), dtype="BF16")

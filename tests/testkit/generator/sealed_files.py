@@ -178,6 +178,8 @@ def entries(made: Cases) -> None:
     bare.metadata = {}
     text = json.dumps({"p": bare.header()["p"]}).encode()
     opened(made, "nothing-sealed-no-metadata", "plain", bare, assemble(text, bare.data()))
+    null = json.dumps({"__metadata__": None, "p": bare.header()["p"]}).encode()
+    opened(made, "nothing-sealed-metadata-null", "plain", bare, assemble(null, bare.data()))
     unlisted = draft(tensor("a"), tensor("b"))
     del unlisted.entries["b"]
     message = unlisted.stored["b"].data

@@ -76,4 +76,5 @@ def _expand(key: bytes, suite: bytes, label: bytes, info: bytes, size: int) -> b
 
 
 def _prefixed(data: bytes) -> bytes:
-    return len(data).to_bytes(2, "big") + data
+    """Return bytes behind their number in two, which is cut short for those that have too many: no valid grant has."""
+    return (len(data) & 0xFFFF).to_bytes(2, "big") + data
