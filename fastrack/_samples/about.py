@@ -83,7 +83,10 @@ class About:
             return False
         if not self.data_set or not self.shard or max(self.before, self.run) > self.first:
             return False
-        return not of_files or sum(of_files) == self.samples
+        with suppress(UnicodeEncodeError):  # of bytes that are no UTF-8, which only names of files may have
+            "".join([*ids, *self.types, *self.types.values()]).encode()
+            return not of_files or sum(of_files) == self.samples
+        return False
 
 
 def read_about(file: SealedFile, keys: KeyRing) -> About | None:

@@ -92,8 +92,10 @@ def load_folder(
     with load_file(index, anchor=anchor) as file:
         if file.kind != "folder" or FILES not in file:
             raise FormatError(f"{index}: expected the index of a sealed folder, got a {file.kind} file. Get it again")
-        if any(tensor.dtype != "U8" or len(tensor.shape) != 1 for tensor in file.values()):
-            raise FormatError(f"{index}: expected vectors of bytes, got other tensors. Get it again from its owner")
+        if file.plain or any(tensor.dtype != "U8" or len(tensor.shape) != 1 for tensor in file.values()):
+            raise FormatError(
+                f"{index}: expected sealed vectors of bytes, got other tensors. Get it again from its owner"
+            )
         contents = {name: unseal(tensor, ring, framework="numpy").tobytes() for name, tensor in file.items()}
         assert file.key_id is not None
         assert file.file_id is not None

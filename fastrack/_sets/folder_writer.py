@@ -584,7 +584,7 @@ def write_unsealed(
         if header is None:
             names = list(file)
             found = [(each, tensor.dtype, len(tensor.shape)) for each, tensor in file.items()]
-            if entry.plain or found != [(name.rpartition("/")[2], "U8", 1)]:
+            if entry.plain or file.kind != "tensor" or found != [(name.rpartition("/")[2], "U8", 1)]:
                 raise FormatError(
                     f"{file.path}: expected one vector of bytes of the file's name by {INDEX}, got others. Get it again"
                 )

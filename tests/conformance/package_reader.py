@@ -341,6 +341,10 @@ def _confirmation(case, _):
 
 def _block(case, _):
     members = json.loads(case.get("context"))
+    try:
+        "".join(members.values()).encode()  # which is what a server gives, as text
+    except UnicodeEncodeError:
+        raise errors.FormatError("expected Unicode text") from None
     context = BlockContext(**{**members, "hash": bytes.fromhex(members["hash"])})
     sealer = BlockSealer(_keys(case)[0])
     block = bytearray(int(case.get("size")))

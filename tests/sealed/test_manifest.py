@@ -292,7 +292,7 @@ def test_base64_has_one_form():
             place = len(encoded.rstrip(b"=")) - 1
             other = encoded[:place] + bytes([last]) + encoded[place + 1 :]
             if other != encoded and base64.b64decode(other) == payload:
-                with pytest.raises(FormatError, match="expected a (signed manifest|DSSE envelope)"):
+                with pytest.raises(FormatError, match=r"expected a (signed manifest|DSSE envelope)"):
                     parse(envelope.replace(encoded, other))
 
 
