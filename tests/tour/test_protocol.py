@@ -53,7 +53,9 @@ class Model:
             self.challenges[sent.to][challenge.id] = challenge.expires
         elif step is not None:
             parts = unpack("begin", sent.body)
-            is_new = self.use_challenge(sent.to, VisitRequest.from_bytes(parts["request"]))
+            # A holder that gets the owner's message finds no delegation in it, and leaves its challenge open.
+            is_for_it = sent.to == "owner" or parts["delegation"]
+            is_new = is_for_it and self.use_challenge(sent.to, VisitRequest.from_bytes(parts["request"]))
             expected = step(sent.to, parts, sent.answer) if is_new else False
             assert (sent.answer is not None) == expected, f"{sent.to}: expected {expected} for {sent.step}"
         elif sent.step == "finish" and sent.answer is not None:
@@ -205,6 +207,15 @@ def check(runs, *, examples=12, steps=10):
 
 def test_desks_answer_as_their_model_whatever_becomes_of_messages():
     check(1)
+
+
+def test_a_message_for_the_owner_leaves_the_challenge_of_a_holder_open():
+    state = Protocol()
+    state.begin(order=ORDERS[2])
+    state.visit_whose_request_is_late(place=3)
+    state.replay(number=51, place=3)
+    state.deliver(number=8)
+    state.teardown()
 
 
 @pytest.mark.nightly
