@@ -86,6 +86,7 @@ def row(path="open", size=1, **settings):
 # The command.
 
 
+@pytest.mark.nightly
 def test_stages_run_in_the_order_given_and_leave_a_document_each(run, tmp_path):
     status, lines = run("--stages", "figures", "memcheck", "variants", "profile")
     assert status == 0
