@@ -99,7 +99,12 @@ def _status_of(error: Exception) -> int | None:
     """Return the exit status for an error, or None for a defect."""
     if isinstance(error, (FastrackError, OSError, MemoryError, ImportError)):
         return 1
-    return 2 if str(error).endswith((NO_PATH, NO_NAME)) else None
+    return 2 if is_of_location(error) else None
+
+
+def is_of_location(error: BaseException) -> bool:
+    """Return True if an error is about a URL in the place of a path, or without the name of a file: bad usage."""
+    return str(error).endswith((NO_PATH, NO_NAME))
 
 
 def _fail(error: BaseException, *, as_json: bool, status: int) -> NoReturn:

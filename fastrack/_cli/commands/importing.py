@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fastrack._cli.console import clean, pluralize, print_lines, reporter, tell
-from fastrack._cli.errors import refuse_values
+from fastrack._cli.errors import is_of_location, refuse_values
 from fastrack._cli.files import as_location, load_engine, open_ring
 from fastrack._cli.options import Json, KeyFile, Quiet, Silent
-from fastrack._util.locations import NO_NAME, NO_PATH
 from fastrack._util.shown import format_size
 from fastrack.errors import FormatError, UnknownKeyError
 
@@ -182,8 +181,8 @@ def _telling_how_far(work: "Import", paths: Sequence[Path], given: Mapping[str, 
                 error.add_note(line)
         if error.args and isinstance(error.args[0], str):
             error.args = (_in_options(error.args[0]), *error.args[1:])
-        is_usage = str(error).endswith((NO_PATH, NO_NAME))
-        if isinstance(error, (ImportError, TypeError, ValueError)) and not (isinstance(error, FormatError) or is_usage):
+        is_told = isinstance(error, FormatError) or is_of_location(error)
+        if isinstance(error, (ImportError, TypeError, ValueError)) and not is_told:
             raise _as_format_error(error) from None  # of the data, of its format, or of the folder
         raise
 
