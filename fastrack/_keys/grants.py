@@ -12,6 +12,8 @@ from typing import Any, Self
 from fastrack._keys.keyring import KeyRing
 from fastrack._keys.keys import Key
 from fastrack._keys.recipients import (
+    ALGORITHMS,
+    INFO_LIMITS,
     Identity,
     PassphraseParameters,
     Recipient,
@@ -42,9 +44,8 @@ OWNER_VARIABLE = "FASTRACK_OWNER"
 _PASSPHRASE = "Argon2id"  # noqa: S105 - the name of an algorithm
 
 _LIMIT = 16 * 1024 * 1024  # bytes of a grants file
-_KNOWN = {_PASSPHRASE, "MLKEM768_X25519", "P-384"}  # algorithms, whose entries have no other members
+_KNOWN = {_PASSPHRASE, *ALGORITHMS}  # whose entries have no other members
 _RECIPIENTS_LIMIT = 4096
-_INFO_LIMITS = {"MLKEM768_X25519": 65535}  # bytes, whose number HPKE with SHAKE256 writes in two; some 1,870 files
 _LABEL = b"fastrack/grant@1\0"
 _BOUND = {"bits", "expires", "files", "key", "least_version", "lineage", "version"}  # which ciphertexts are bound to
 _MEMBERS = _BOUND | {"issued", "recipients", "serial"}
@@ -243,7 +244,7 @@ class Grants:
         entries = {grant.id: grant for grant in self.recipients}
         info = self._info()
         for recipient in recipients:
-            if len(info) > _INFO_LIMITS.get(recipient.algorithm, len(info)):
+            if len(info) > INFO_LIMITS.get(recipient.algorithm, len(info)):
                 raise ValueError(
                     f"granting key {key.id} failed: expected files= of some 1,870 at most for {recipient!r}, got "
                     f"{len(self.files or ())}. Grant all, in parts, or to an identity of P-384"
@@ -462,7 +463,7 @@ def _parse(payload: bytes, source: str) -> dict[str, Any]:
         require(isinstance(entries, list) and 1 <= len(entries) <= _RECIPIENTS_LIMIT, "recipients")
         recipients = tuple(_parse_grant(entry) for entry in entries)
         info_size = len(_LABEL) + len(encode({name: document[name] for name in _BOUND}))
-        require(all(info_size <= _INFO_LIMITS.get(grant.algorithm, info_size) for grant in recipients), "files")
+        require(all(info_size <= INFO_LIMITS.get(grant.algorithm, info_size) for grant in recipients), "files")
         require(len({grant.id for grant in recipients}) == len(recipients), "recipients")
         require(files is None or (isinstance(files, list) and all(matches(ID, file) for file in files)), "files")
         require(matches(ID, document["key"]), "key")

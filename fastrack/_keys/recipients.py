@@ -106,6 +106,10 @@ _ALGORITHMS = {
     ),
 }
 
+ALGORITHMS = frozenset(_ALGORITHMS)
+INFO_LIMITS = {"MLKEM768_X25519": 65535}  # bytes, whose number HPKE with SHAKE256 writes in two
+"""The largest `info` of those algorithms that have a limit."""
+
 
 class Recipient(PublicKey):
     """A public key that secrets are encrypted to. `Recipient.load` reads one; an `Identity` has one.
