@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from contextlib import contextmanager
 from functools import partial
 from html import unescape
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -46,24 +47,43 @@ class Quiet(SimpleHTTPRequestHandler):
         pass
 
 
-def main(html, pictures=None):
-    """Print what is wrong. Return 1 if anything is, and 2 if there is no browser."""
+class NoBrowserError(Exception):
+    """No browser is installed."""
+
+
+@contextmanager
+def serve(html):
+    """Serve a copy of a site: give its folder, its address, and the beginning of a browser's command."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser is None:
-        sys.stdout.write(f"no browser: expected one of {', '.join(BROWSERS)}\n")
-        return 2
+        raise NoBrowserError(f"no browser: expected one of {', '.join(BROWSERS)}")
     with tempfile.TemporaryDirectory() as folder:
         site = Path(folder) / "site"
         shutil.copytree(html, site)
+        with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=site)) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            start = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}/profile"]
+            yield site, f"http://127.0.0.1:{server.server_port}", start
+            server.shutdown()
+
+
+def main(look):
+    """Run a look at a site, and return the status: 1 if anything is wrong, and 2 if there is no browser."""
+    try:
+        return look(*sys.argv[1:])
+    except NoBrowserError as error:
+        sys.stdout.write(f"{error}\n")
+        return 2
+
+
+def look_at_pages(html, pictures=None):
+    """Print what is wrong. Return 1 if anything is."""
+    with serve(html) as (site, address, start):
         pages = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html"))
         pages = [page for page in pages if page not in {"genindex.html", "search.html"} and "_static" not in page]
         (site / "look.html").write_text(
             LOOK.replace("WIDTHS", json.dumps(WIDTHS)).replace("PAGES", json.dumps(pages)), encoding="utf-8"
         )
-        server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=site))
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_port}"
-        start = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}/profile"]
         look = [*start, "--virtual-time-budget=600000", "--dump-dom", f"{address}/look.html"]
         printed = subprocess.run(look, capture_output=True, text=True, check=True, timeout=500).stdout
         found = json.loads(unescape(re.search(r'<pre id="found">(.*?)</pre>', printed, re.DOTALL)[1]))
@@ -71,7 +91,6 @@ def main(html, pictures=None):
             for page in pages:
                 path = Path(pictures, f"{page.removesuffix('.html').replace('/', '-')}-{width}.png").absolute()
                 photograph(start, f"{address}/{page}", width, path)
-        server.shutdown()
     wrong = [f"{page} is {wide} pixels wide at {width}" for page, width, wide in found["wide"]]
     ids = found["ids"]
     wrong += [f"{page} links to {to}#{at}" for page, to, at in found["links"] if at not in ids.get(to, ())]
@@ -90,4 +109,4 @@ def photograph(start, address, width, path):
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(look_at_pages))

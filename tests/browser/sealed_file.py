@@ -6,17 +6,12 @@ connects to nothing, and is no wider than a phone. With PICTURES, a folder, it i
 
 import json
 import re
-import shutil
 import subprocess
 import sys
-import tempfile
-import threading
-from functools import partial
 from html import unescape
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 
-from browser.__main__ import BROWSERS, WIDTHS, Quiet
+from browser.__main__ import WIDTHS, main, serve
 
 PAGE = "_static/sealed-file/index.html"
 
@@ -33,22 +28,12 @@ frame.onload = () => {
 </script>"""
 
 
-def main(html, pictures=None):
-    """Print what is wrong. Return 1 if anything is, and 2 if there is no browser."""
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if browser is None:
-        sys.stdout.write(f"no browser: expected one of {', '.join(BROWSERS)}\n")
-        return 2
-    with tempfile.TemporaryDirectory() as folder:
-        site = Path(folder) / "site"
-        shutil.copytree(html, site)
+def look_at_page(html, pictures=None):
+    """Print what is wrong. Return 1 if anything is."""
+    with serve(html) as (site, address, start):
         look = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
         look = look.replace("WIDTHS)", f"{json.dumps(WIDTHS)})").replace("/PAGE", f"/{PAGE}")
         (site / "look.html").write_text(look, encoding="utf-8")
-        server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=site))
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_port}"
-        start = [browser, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder}/profile"]
         run = [*start, "--virtual-time-budget=100000", "--dump-dom", f"{address}/look.html"]
         printed = subprocess.run(run, capture_output=True, text=True, check=True, timeout=120).stdout
         found = re.search(r'<pre id="found">(.*?)</pre>', printed, re.DOTALL)
@@ -61,11 +46,10 @@ def main(html, pictures=None):
                 path = Path(pictures, f"sealed-file-{state}-{width}.png").absolute()
                 size = [f"--window-size={max(width, 500)},2400", f"--screenshot={path}", "--virtual-time-budget=20000"]
                 subprocess.run([*start, *size, f"{address}/{name}"], capture_output=True, check=True, timeout=60)
-        server.shutdown()
     told = [*wrong, f"the page of a sealed file: {len(wrong)} wrong"]
     sys.stdout.write("".join(f"{line}\n" for line in told))
     return int(bool(wrong))
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(look_at_page))
