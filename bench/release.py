@@ -19,6 +19,8 @@ def main(argv=None):
     parser.add_argument("out", type=Path, metavar="FILE")
     parser.add_argument("--picture", type=Path, metavar="PNG", help="of what each idea brings")
     options = parser.parse_args(argv)
+    if options.out.exists():  # results are kept, and a run takes minutes
+        parser.error(f"{options.out} exists. Name another file")
     drawn = ["--picture", options.picture] if options.picture else []
     with tempfile.TemporaryDirectory() as folder:
         steps, paths = Path(folder, "bench.json"), Path(folder, "targets.json")

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from bench import release
 
 
@@ -20,5 +22,8 @@ def test_the_figures_of_a_release_are_one_document(tmp_path, monkeypatch):
     release.main([str(tmp_path / "out.json"), "--picture", "steps.png"])
     found = json.loads((tmp_path / "out.json").read_text())
     assert found == {"ablation": [1], "machine": {}, "paths": rows[1:], "promised": [2]}
+    with pytest.raises(SystemExit):
+        release.main([str(tmp_path / "out.json")])
+    assert len(seen) == 2
     # A target that is missed is a result, and no failure.
     assert seen == [("bench", True, ["--picture", "steps.png"]), ("bench.targets", False, [])]
