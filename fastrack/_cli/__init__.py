@@ -1,9 +1,11 @@
 """The command line, one file for each command. Commands import heavy packages when they need them."""
 
 import contextlib
+import io
 import os
 import sys
 from pathlib import Path
+from typing import Any, ClassVar, TextIO
 
 
 def main() -> None:
@@ -13,19 +15,33 @@ def main() -> None:
     """
     if not _has_streams():  # before the work: its result could not be printed
         sys.exit(1)
+    sys.stdout, sys.stderr = _reopened(sys.stdout), _reopened(sys.stderr)
     try:
-        from fastrack._cli.app import main as run
-
-        run()
+        _run()
     except KeyboardInterrupt:
         sys.stderr.write("error: interrupted\n")
         sys.exit(130)
+    except BrokenPipeError:  # whoever read the output has ended
+        sys.exit(1)
     except Exception as error:
         if sys.flags.dev_mode:
             raise
         sys.stderr.write(f"error: {_describe(error)}\n")
-        _abandon_output()
         sys.exit(1)
+    finally:
+        _Stream.named.clear()  # Python writes once more what could not be written, as it ends
+
+
+def _run() -> None:
+    from fastrack._cli.app import main as run
+
+    try:
+        run()
+    except SystemExit as ended:
+        # A command that has failed has told why.
+        with contextlib.suppress(OSError) if ended.code else contextlib.nullcontext():
+            sys.stdout.flush()
+        raise
 
 
 def _has_streams() -> bool:
@@ -44,12 +60,31 @@ def _has_streams() -> bool:
 
 def _describe(error: Exception) -> str:
     if isinstance(error, OSError):  # of the output: all other errors were printed
-        return str(error.strerror or error)
+        return ": ".join(filter(None, (error.filename, error.strerror))) or str(error)
     what = f"{type(error).__name__}: {error!s:.500}".encode("unicode_escape").decode()
     return f"{what}. This is a defect of fastrack: report it with what `python -X dev -m fastrack` prints in its place"
 
 
-def _abandon_output() -> None:
-    """Discard the buffer of standard output, which Python would try to write again."""
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+class _Stream(io.FileIO):
+    """Write to a standard stream. Only errors of those that are named are raised: else an exit status says enough."""
+
+    named: ClassVar = {1: "standard output"}
+
+    def write(self, data: Any, /) -> int:
+        """Write bytes, and return how many."""
+        try:
+            return os.write(self.fileno(), data)
+        except OSError as error:
+            if self.fileno() not in self.named:
+                return len(data)
+            raise OSError(error.errno, error.strerror, self.named[self.fileno()]) from None
+
+
+def _reopened(stream: TextIO) -> TextIO:
+    """Return a standard stream with a buffer, as without one (``python -u``) a part of the bytes would pass for all."""
+    if not isinstance(stream, io.TextIOWrapper) or isinstance(stream.buffer, io.BytesIO):
+        return stream  # of a program that calls this one
+    buffer = io.BufferedWriter(_Stream(stream.fileno(), "w", closefd=False))
+    is_prompt = stream.line_buffering or stream.write_through
+    # A name that a terminal cannot show must not fail a finished command.
+    return io.TextIOWrapper(buffer, stream.encoding, "backslashreplace", line_buffering=is_prompt)

@@ -1,6 +1,5 @@
 """The program ``fastrack`` and its commands, in the order a newcomer needs them."""
 
-import io
 import os
 import signal
 import sys
@@ -51,9 +50,6 @@ def main() -> None:
     # Raise an exception on SIGTERM, so that temporary files are removed as after Ctrl-C.
     signal.signal(signal.SIGTERM, _terminate)
     sys.unraisablehook = send_again
-    for stream in (sys.stdout, sys.stderr):  # a name that a terminal cannot show must not fail a finished command
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
     app()
 
 

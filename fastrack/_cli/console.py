@@ -26,12 +26,18 @@ _GAP = 3  # columns of the terminal between those of a table
 _DELAY = 1.0  # seconds of work before a progress bar appears
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Raise the error: rich would end the process, and what is to be taken back would stay."""
+        raise  # noqa: PLE0704 - rich calls this while it handles the error
+
+
 def stdout() -> Console:
     """Return a console on standard output, with colours on a terminal only, and without markup."""
     # Names of tensors come from files, and may look like markup.
     is_known = sys.stdout.isatty() or "COLUMNS" in os.environ
     width = shutil.get_terminal_size().columns if is_known else _WIDTH
-    return Console(highlight=False, markup=False, emoji=False, width=width, soft_wrap=True)
+    return _Console(highlight=False, markup=False, emoji=False, width=width, soft_wrap=True)
 
 
 def print_lines(lines: Iterable[str | Table], console: Console | None = None) -> None:
@@ -102,21 +108,30 @@ def print_json(**document: Any) -> None:
     sys.stdout.flush()
 
 
+def print_error(document: dict[str, Any], lines: Iterable[str], *, as_json: bool) -> None:
+    """Print an error: with ``--json`` as a document, else, or if that cannot be written, as lines on stderr."""
+    if as_json:
+        with contextlib.suppress(OSError):
+            return print_json(error=document)
+    for line in lines:
+        note(line)
+    return None
+
+
 @contextlib.contextmanager
 def taken_back(plaintext: Iterable[Path]) -> Iterator[None]:
     """Remove plaintext again if its report cannot be written to standard output: the command has failed then."""
     try:
         yield
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader closed the pipe, but the work is done
-        raise
     except OSError as error:
         paths = [path.resolve() for path in plaintext]  # a link leads to the file that was written
         if not paths:
             raise
         for path in paths:
             remove(path)
-        raise OSError(error.errno, f"{error.strerror}; the plaintext was removed again", "standard output") from None
+        # Without a number: a pipe that nobody reads is told as well, since what was asked for is gone.
+        raise OSError(f"standard output: {error.strerror}; the plaintext was removed again") from None
 
 
 def remove(path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, ParamSpec, get_args
 
 import typer
 
-from fastrack._cli.console import STDOUT, clean, note, print_json
+from fastrack._cli.console import STDOUT, clean, note, print_error
 from fastrack._util.key_text import has_key
 from fastrack._util.locations import NO_NAME, NO_PATH, without_password
 from fastrack._util.shown import HIDDEN
@@ -108,16 +108,12 @@ def is_of_location(error: BaseException) -> bool:
 
 
 def _fail(error: BaseException, *, as_json: bool, status: int) -> NoReturn:
-    if as_json:
-        print_json(error=error_document(error))
+    notes = getattr(error, "__notes__", ())
+    if isinstance(error, (KeyboardInterrupt, Terminated)) and notes:
+        lines = [f"error: {message_of(error)}: {'; '.join(notes)}"]
     else:
-        notes = getattr(error, "__notes__", ())
-        if isinstance(error, (KeyboardInterrupt, Terminated)) and notes:
-            lines = [f"error: {message_of(error)}: {'; '.join(notes)}"]
-        else:
-            lines = [f"error: {message_of(error)}", *(f"note: {text}" for text in notes)]
-        for line in lines:
-            note(line)
+        lines = [f"error: {message_of(error)}", *(f"note: {text}" for text in notes)]
+    print_error(error_document(error), lines, as_json=as_json)
     raise typer.Exit(status) from None
 
 

@@ -12,7 +12,7 @@ import typer
 from typer.completion import get_completion_inspect_parameters
 from typer.core import TyperCommand, TyperGroup
 
-from fastrack._cli.console import note, print_json
+from fastrack._cli.console import print_error
 from fastrack._cli.errors import error_document, message_of
 from fastrack._util.key_text import has_key
 from fastrack._util.shown import HIDDEN
@@ -109,10 +109,8 @@ class Program(TyperGroup):
             status = super().main(*args, **{**options, "prog_name": "fastrack", "standalone_mode": False})
         except _ClickException as error:
             given = next(iter(args), options.get("args")) or sys.argv[1:]
-            if "--json" in given and _has_flag(error, "--json"):
-                print_json(error={**error_document(error), "message": _usage(error)})
-            else:
-                note(f"error: {_usage(error)}")
+            said, as_json = _usage(error), "--json" in given and _has_flag(error, "--json")
+            print_error({**error_document(error), "message": said}, [f"error: {said}"], as_json=as_json)
             status = 2
         sys.exit(status or 0)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.commands import invoke
-from helpers.processes import run_python
+from helpers.processes import largest_file, run_python
 from safetensors.numpy import save_file
 
 import fastrack._cli
@@ -88,12 +88,32 @@ def test_what_no_command_expects_is_one_line(monkeypatch, capfd, error):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")
-def test_standard_output_that_is_full_is_one_line():
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_standard_output_that_is_full_is_one_line(unbuffered):
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
     with Path("/dev/full").open("wb") as full:
-        for line in (["--help"], ["key", "missing", "--json"]):
+        for line, told in (
+            (["--help"], b"error: standard output: No space left on device\n"),
+            (["key", "missing", "--json"], b"error: standard output: No space left on device\n"),
+            (["inspect", "missing", "--json"], b"error: missing: No such file or directory\n"),
+        ):
             command = [sys.executable, "-m", "fastrack", *line]
-            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
-            assert (done.returncode, done.stderr) == (1, b"error: No space left on device\n")
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=environment, check=False)
+            assert (done.returncode, done.stderr) == (1, told)
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_plaintext_on_standard_output_is_whole_or_the_command_fails(unbuffered):
+    """A system call may write a part, as where a disk gets full: without a buffer Python takes that for all."""
+    Key.generate().save("owner.key")
+    Path("x.bin").write_bytes(bytes(50_000))
+    assert invoke(["seal", "x.bin", "x.safetensors", "-k", "owner.key"]).exit_code == 0
+    command = [sys.executable, "-m", "fastrack", "unseal", "x.safetensors", "-", "-k", "owner.key"]
+    with Path("back").open("wb") as file, largest_file(10_000):
+        environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+        done = subprocess.run(command, stdout=file, stderr=subprocess.PIPE, env=environment, check=False)
+    assert (done.returncode, done.stderr) == (1, b"error: standard output: File too large\n")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is full")

@@ -9,7 +9,7 @@ import torch
 from cli.conftest import Script
 from helpers.foundry.authority import NOW
 from helpers.foundry.machine import roots
-from helpers.tour_files import TRAIN, Tour, clock, open_desk
+from helpers.tour_files import TRAIN, Tour, clock, lines_of, open_desk
 from helpers.tour_rig import Rig
 
 import fastrack
@@ -18,14 +18,6 @@ from fastrack import attest, tour
 ORDER = "aba"
 CHAIN = "out/final/tour.chain"
 VERIFY = f"tour verify {CHAIN} --owner owner.signer.pub"
-
-
-def lines_of(made):
-    """Return the configuration of `tour run`."""
-    lines = [f'train = "{TRAIN}"', 'owner = "http://127.0.0.1:1"', 'owner_key = "owner.signer.pub"']
-    for port, name in enumerate(made.holders, 2):
-        lines += [f"[holders.{name}]", f'desk = "http://127.0.0.1:{port}"', f'data = ["{name}.safetensors"]']
-    return lines
 
 
 def patch_machine(patch, made):

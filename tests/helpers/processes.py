@@ -6,6 +6,8 @@ import subprocess
 import sys
 from contextlib import contextmanager
 
+import pytest
+
 
 def run_python(code, *arguments, cwd=None, status=0, limit=60, **variables):
     """Run a program that ends so and complains of nothing, with these environment variables: what it prints."""
@@ -34,6 +36,11 @@ def room_for(descriptors):
     return limited(resource.RLIMIT_NOFILE, highest + 1 + descriptors)
 
 
+@contextmanager
 def largest_file(size):
-    """Let no file of this process grow beyond so many bytes, as a full disk would."""
-    return limited(resource.RLIMIT_FSIZE, size)
+    """Let no file of this process and of those that it starts grow beyond so many bytes, as a full disk would."""
+    # Python would leave the first part of a module's bytecode, and load it the next time.
+    with pytest.MonkeyPatch.context() as patch, limited(resource.RLIMIT_FSIZE, size):
+        patch.setattr(sys, "dont_write_bytecode", True)
+        patch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+        yield

@@ -122,6 +122,14 @@ def open_desk(folder, name, offset=OFFSET, trusted=None):
     return tour.HolderDesk(plan, [key], files=files, ledger=ledger, **given)
 
 
+def lines_of(made):
+    """Return the configuration of `tour run` for a tour."""
+    lines = [f'train = "{TRAIN}"', 'owner = "http://127.0.0.1:1"', 'owner_key = "owner.signer.pub"']
+    for port, name in enumerate(made.holders, 2):
+        lines += [f"[holders.{name}]", f'desk = "http://127.0.0.1:{port}"', f'data = ["{name}.safetensors"]']
+    return lines
+
+
 def trusted_roots():
     """Return the made-up roots as JSON can hold them."""
     return {name: sorted(found) for name, found in asdict(roots()).items() if name != "others"}

@@ -1,0 +1,114 @@
+"""Runs commands in forks of one process, each with the streams that a test names. Python ends in each as in any."""
+
+import gc
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from fastrack import attest
+from fastrack._bench import runner
+from fastrack._bench.prediction import gather
+from fastrack._bench.prediction.profiles import Row, Stage
+from fastrack._cli import app, main  # noqa: F401 - once for all forks
+from fastrack._cli.tours.run import _Config
+from helpers.commands import invoke
+from helpers.every_command import machine
+from helpers.foundry.machine import Machine
+from helpers.profiles import GRID
+
+STREAMS = {"stdout": 1, "stderr": 2}
+FULL, CLOSED = "/dev/full", "a pipe that nobody reads"
+
+
+@contextmanager
+def running():
+    """Yield a function that runs the words of a command in a folder, and returns its status.
+
+    `stdout` and `stderr` are paths of files, or `FULL` or `CLOSED`; without a buffer they are as of ``python -u``.
+    """
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    line = [sys.executable, "-m", "helpers.forked_commands"]
+    with subprocess.Popen(line, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+
+        def run(words, folder, *, has_buffer=True, **streams):
+            request = {"words": words, "folder": str(folder), "has_buffer": has_buffer, **streams}
+            server.stdin.write(json.dumps(request) + "\n")
+            server.stdin.flush()
+            return json.loads(server.stdout.readline())
+
+        yield run
+        server.stdin.close()
+
+
+def become(words, folder, *, has_buffer, **streams):
+    """Have this process be one that was started for a command, with these streams."""
+    os.chdir(folder)
+    sys.stdin = open(os.devnull)  # noqa: PTH123, SIM115 - until the end
+    for name, target in streams.items():
+        if target == CLOSED:
+            reading, writing = os.pipe()
+            os.close(reading)
+        else:
+            writing = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(writing, STREAMS[name])
+        os.close(writing)
+        raw = io.FileIO(STREAMS[name], "w", closefd=False)
+        stream = io.TextIOWrapper(
+            io.BufferedWriter(raw) if has_buffer else raw,
+            errors="strict" if name == "stdout" else "backslashreplace",
+            line_buffering=name == "stderr",
+            write_through=not has_buffer,
+        )
+        setattr(sys, name, stream)
+    sys.argv = ["fastrack", *words]
+
+
+def prepare(patch):
+    """Have commands know a made-up machine and measured stages. Load what they need, once for all."""
+    machine(patch)
+    rows = [Row(Stage("to_device", 2), size, (1e-3, 1e-3, 1e-3)) for size in GRID]
+    patch.setattr(gather, "measure_stages", lambda *_, **__: rows)
+    patch.setattr(runner, "rounds_of", lambda nbytes, repeat: repeat)
+    with tempfile.TemporaryDirectory() as folder:
+        patch.chdir(folder)
+        Path("x.txt").touch()
+        for line in ("keygen x.key", "seal x.txt x -k x.key", "unseal x y -k x.key", "verify x -k x.key"):
+            invoke(line.split())
+        patch.chdir("/")
+
+
+def prepare_tour(patch):
+    """Have `tour run` visit desks of this process, on another made-up machine."""
+    from helpers.tour_files import clock, open_desk
+
+    for module in ("plan", "desks", "run"):
+        patch.setattr(f"fastrack._cli.tours.{module}.read_clock", clock)
+    patch.setattr(_Config, "desk", lambda config, url: open_desk(config.folder, {"1": "owner", "2": "a"}[url[-1]]))
+    patch.setattr(attest, "collect_evidence", Machine("snp", 0, is_small=True))
+
+
+def serve():
+    prepare(patch := pytest.MonkeyPatch())
+    gc.freeze()  # else each fork looks through all modules as it ends
+    answers = os.fdopen(os.dup(1), "w")
+    for request in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            wanted = json.loads(request)
+            if wanted["words"][:2] == ["tour", "run"]:
+                prepare_tour(patch)
+            become(**wanted)
+            main()
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    serve()
