@@ -1,5 +1,6 @@
 import gc
 import importlib.util
+import os
 import signal
 import sys
 from collections import Counter
@@ -7,8 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from fastrack import Key
-from fastrack._util.replacing import mark, restore
+# Makes `helpers` importable from every test folder.
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.append(str(Path(__file__).parents[1]))  # and `bench`, which opens a GPU for tests/gpu
+
+from helpers.own_environment import take_over
+
+_remove_folders = take_over()  # before a library looks at what the machine has
+
+from fastrack import Key  # noqa: E402 - not before
+from fastrack._util.replacing import mark, restore  # noqa: E402
 
 if importlib.util.find_spec("hypothesis"):  # which a machine that is lent with its GPU may lack
     from hypothesis import settings
@@ -31,9 +40,8 @@ def pytest_collection_finish():
     gc.enable()
 
 
-# Makes `helpers` importable from every test folder.
-sys.path.insert(0, str(Path(__file__).parent))
-sys.path.append(str(Path(__file__).parents[1]))  # and `bench`, which opens a GPU for tests/gpu
+def pytest_unconfigure():
+    _remove_folders()
 
 
 def pytest_addoption(parser, pluginmanager):
@@ -50,11 +58,6 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: -slow[item.path])
 
 
-@pytest.fixture(autouse=True)
-def _no_key_from_the_environment(monkeypatch):
-    monkeypatch.delenv("FASTRACK_KEY_FILE", raising=False)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _other_libraries_as_they_were_before_a_module():
     before = mark()
@@ -64,9 +67,12 @@ def _other_libraries_as_they_were_before_a_module():
 
 @pytest.fixture(autouse=True)
 def _other_libraries_as_they_were():
-    before = mark()
+    before, variables = mark(), dict(os.environ)
     yield
     restore(before)
+    if os.environ != variables:
+        os.environ.clear()
+        os.environ |= variables
 
 
 @pytest.fixture(scope="session")

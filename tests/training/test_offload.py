@@ -287,10 +287,20 @@ def test_removing_the_hooks_gives_the_weights_back():
     assert torch.equal(net(BATCH), Net()(BATCH))
 
 
+@pytest.fixture
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures(
+    "_one_thread"
+)  # a forked child has no others of OpenMP, and more of them add up in another order
 def test_a_forked_child_opens_by_itself(path, key):
     net = fastrack.offload(Net(), path, key)
     expected = net(BATCH)
-    torch.set_num_threads(1)  # a forked child has no threads of OpenMP
     assert in_forked_child(lambda: torch.equal(net(BATCH), expected))
 
 
