@@ -1,0 +1,167 @@
+"""Runs the quick tests as on machines of other people, each row of a table in turn, and tells how long each took.
+
+    PYTHONPATH=tests python -m matrix ["umask 077" "no HOME" ...]
+
+A row reaches the tests and all that they start: `helpers.own_environment` takes it over, which hides everything else.
+"""
+
+import argparse
+import os
+import shutil
+import site
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from helpers.own_environment import KEEP
+
+ROOT = Path(__file__).parents[2]
+ALL = ["-m", "not slow and not nightly"]
+PARALLEL = ["--numprocesses", "2", "--dist", "loadscope", "--no-loadscope-reorder"]
+NOBODY = 65534
+
+
+@dataclass(frozen=True)
+class Row:
+    """How a machine differs: variables that it sets, or unsets by None, a umask, and how the checkout lies there."""
+
+    variables: dict[str, str | None] = field(default_factory=dict)
+    umask: int | None = None
+    checkout: str = ""
+    """The name of a copy; else it is this one."""
+    as_nobody: bool = False
+    """By a user that is not root, to whom the copy belongs."""
+    installed: bool = False
+    """With the wheel of dist/ in the place of the checkout, which cannot be written."""
+
+
+ROWS = {
+    "as it is": Row(),
+    "no HOME": Row({"HOME": None}),
+    "umask 000": Row(umask=0o000),
+    "umask 077": Row(umask=0o077),
+    "LC_ALL=C": Row({"LC_ALL": "C", "LANG": None}),
+    "another time zone": Row({"TZ": "Pacific/Chatham"}),  # 12:45 or 13:45 before UTC
+    "unbuffered": Row({"PYTHONUNBUFFERED": "1"}),
+    "no bytecode": Row({"PYTHONDONTWRITEBYTECODE": "1"}),
+    "-W error": Row({"PYTHONWARNINGS": "error"}),
+    "-X dev": Row({"PYTHONDEVMODE": "1"}),
+    "a TMPDIR with spaces and accents": Row({"TMPDIR": "eine Tür é"}),
+    "a checkout with spaces": Row(checkout="a check out"),
+    "40 columns": Row({"COLUMNS": "40"}),
+    "not root": Row(checkout="fastrack", as_nobody=True),
+    "installed, beside a read-only checkout": Row(checkout="fastrack", as_nobody=True, installed=True),
+}
+
+
+def main() -> int:
+    """Run the rows that were named, or all. The status is 1 if a test fails in one of them."""
+    parser = argparse.ArgumentParser(prog="matrix", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(ROWS)}")
+    parser.add_argument("--tests", nargs="+", default=ALL, help="what pytest is to run in the place of the quick tests")
+    given = parser.parse_args()
+    if unknown := set(given.rows) - ROWS.keys():
+        parser.error(f"expected rows of {', '.join(ROWS)}, got {', '.join(sorted(unknown))}")
+    failed = []
+    for name in given.rows or ROWS:
+        with tempfile.TemporaryDirectory(prefix="fastrack-matrix-", ignore_cleanup_errors=True) as folder:
+            os.chmod(folder, 0o755)  # noqa: PTH101
+            start = time.monotonic()
+            status, log = run(ROWS[name], Path(folder), given.tests)
+        lines = [line for line in log.splitlines() if line.startswith(("FAILED", "ERROR"))]
+        end = log.splitlines()[-1].strip("= ") if log else "no output"
+        say("\n".join([f"{name}: {end}; {time.monotonic() - start:.0f} s in all", *lines]))
+        if status:
+            failed.append(name)
+            Path(f".matrix-{name.replace(' ', '-')}.log").write_text(log)
+    say(f"failed: {', '.join(failed)}" if failed else "all rows passed")
+    return bool(failed)
+
+
+def say(text):
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def run(row, folder, tests):
+    """Run tests in a row, with what it needs in a new folder, and return the status and the output of pytest."""
+    python, root = Path(sys.executable), ROOT
+    if row.checkout:
+        root = copy(folder / row.checkout)
+    if row.as_nobody:
+        python = reachable(folder)
+    (folder / "home").mkdir()
+    variables = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "HOME": str(folder / "home"), **row.variables}
+    variables[KEEP] = " ".join([*row.variables, *["umask"] * (row.umask is not None)])
+    if "TMPDIR" in row.variables:
+        variables["TMPDIR"] = str(folder / row.variables["TMPDIR"])
+        Path(variables["TMPDIR"]).mkdir()
+    options = {}
+    if row.installed:
+        install(python)
+        subprocess.run(["chmod", "--recursive", "a-w", root], check=True)
+    elif row.checkout:
+        variables["PYTHONPATH"] = str(root)
+    if row.as_nobody:
+        owned = [folder / "home", *([] if row.installed else [root])]
+        subprocess.run(["chown", "--recursive", str(NOBODY), *owned], check=True)
+        variables["TMPDIR"] = "/tmp"
+        options = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
+    command = [python, "-c", "import pytest, sys; sys.exit(pytest.main(sys.argv[1:]))", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, *PARALLEL, *tests], cwd=root, umask=-1 if row.umask is None else row.umask, check=False,
+        env={name: value for name, value in variables.items() if value is not None}, **options,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+    )  # fmt: skip
+    return done.returncode, done.stdout
+
+
+def copy(target):
+    """Copy what git knows of the checkout, and its machine code."""
+    names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    made = [path.relative_to(ROOT) for path in (ROOT / "fastrack/_crypto").glob("_native*.so")]
+    for name in [*filter(None, names.split("\0")), *made]:
+        if (ROOT / name).exists():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name, follow_symlinks=False)
+    return target
+
+
+def reachable(folder):
+    """Return an environment in a folder with the packages of this one, whose interpreter other users may run."""
+    base = Path(sys.base_prefix)
+    if not all(path.stat().st_mode & 0o001 for path in (base, *base.parents)):
+        shutil.copytree(base, folder / "base", symlinks=True)
+        base = folder / "base"
+    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    subprocess.run([base / "bin" / name, "-m", "venv", "--without-pip", folder / "env"], check=True)
+    packages = folder / "env/lib" / name / "site-packages"
+    theirs = "; ".join(f"site.addsitedir({path!r})" for path in site.getsitepackages())
+    (packages / "theirs.pth").write_text(f"import site; {theirs}\n")
+    return folder / "env/bin/python"
+
+
+def install(python):
+    """Install the wheel of dist/ for this machine, without the packages that it needs, which are there."""
+    [wheel] = (ROOT / "dist").glob(f"fastrack_io-*_{os.uname().machine}.whl")
+    packages = python.parents[1] / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--target",
+        packages,
+        wheel,
+    ]
+    subprocess.run(command, check=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
