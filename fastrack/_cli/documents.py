@@ -109,7 +109,7 @@ def write_document(path: str, data: bytes) -> None:
     if target.is_fifo():
         target.write_bytes(data)
         return
-    with new_file(target, overwrite=False) as file:
+    with new_file(target, mode=0o644, overwrite=False) as file:  # as a policy that others may write to is refused
         file.write(data)
 
 

@@ -101,7 +101,7 @@ class PublicKey:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a new public file. No file is ever replaced."""
-        with new_file(Path(path), overwrite=False) as file:
+        with new_file(Path(path), mode=0o644, overwrite=False) as file:  # which others may not write to
             file.write(f"{self}\n".encode())
 
     def __str__(self) -> str:
@@ -155,9 +155,10 @@ class SecretKey(ABC):
             if match is None or match["header"] != match["algorithm"]:
                 if looks_damaged(content, b"# fastrack secret", b"fastrack-secret-1:"):
                     raise FormatError(f"{path} is a damaged secret key file: {DAMAGED}")
-                raise FormatError(
-                    f"{path} is not a fastrack secret key file; `fastrack keygen {cls._option}` makes one"
-                )
+                is_public = content.startswith(b"fastrack-public-1:")
+                public = ": it holds a public key. Name the secret file, without .pub" if is_public else ""
+                advice = public or f"; `fastrack keygen {cls._option}` makes one"
+                raise FormatError(f"{path} is not a fastrack secret key file{advice}")
             algorithm, key_id = match["algorithm"].decode(), match["id"].decode()
             secret = binascii.unhexlify(match["secret"])
         if algorithm not in cls._readers:

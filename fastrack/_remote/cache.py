@@ -30,7 +30,7 @@ from fastrack._remote.objects import Version
 from fastrack._tensors.mapped_file import map_file
 from fastrack._util.fork import register_fork_reset
 from fastrack._util.locations import Url
-from fastrack._util.rights import require_own
+from fastrack._util.rights import make_own, require_own
 from fastrack._util.shown import format_size
 
 VARIABLE = "FASTRACK_CACHE_DIR"
@@ -252,8 +252,7 @@ def _folder() -> Path:
 
 def _make_private(folder: Path) -> None:
     """Make a folder that only this user can use: its content may be unencrypted, or unauthenticated."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    folder.mkdir(mode=0o700, exist_ok=True)
+    make_own(folder)
     require_own(folder)
     if (mode := folder.stat().st_mode) & (stat.S_IRWXG | stat.S_IRWXO):
         raise PermissionError(

@@ -45,6 +45,13 @@ def require_own(path: str | os.PathLike[str], status: os.stat_result | None = No
             _require(path, parent, above)
 
 
+def make_own(folder: Path, mode: int = 0o700) -> None:
+    """Make a folder that no other user may write to, and those above it that are missing, whatever the umask."""
+    for path in (*reversed(folder.parents), folder):
+        if not path.exists():
+            path.mkdir(mode, exist_ok=True)
+
+
 def _way(path: Path, links: int) -> Iterator[tuple[Path, os.stat_result]]:
     """Yield the folders and links that lead to an absolute path, each with its status, from the root on.
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from fastrack._keys.keyring import KeyLike
 from fastrack._tensors.arrays import Bytes, empty_bytes
+from fastrack._util.rights import make_own
 from fastrack.kv._sealer import BlockContext, BlockSealer, view_of
 
 _SUFFIX, _WRITING = ".kv", ".writing"
@@ -66,7 +67,7 @@ class BlockFolder:
     def __init__(self, path: str | os.PathLike[str], key: KeyLike | None = None, *, threads: int | None = None) -> None:
         self.path = Path(path).absolute()
         self.sealer = BlockSealer(key, threads=threads)
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_own(self.path)
         self._buffers: list[Bytes] = []
         self._lock = threading.Lock()
         self._remove_abandoned()

@@ -413,10 +413,10 @@ def test_platforms_of_both_authorities_have_files_of_their_own(start, tmp_path):
     assert judged(service.machine, tmp_path)
 
 
-@pytest.mark.parametrize("place", [".", "ocsp", TDX])
-def test_collateral_that_another_user_may_replace_is_refused(start, tmp_path, place):
-    folder = tmp_path / "collateral"
-    mask = os.umask(0o002)  # of systems whose users have groups of their own
+@pytest.mark.parametrize(("place", "umask"), [(".", 0o002), ("ocsp", 0o002), (TDX, 0o002), (TDX, 0)])
+def test_collateral_that_another_user_may_replace_is_refused(start, tmp_path, place, umask):
+    folder = tmp_path / "new" / "collateral"
+    mask = os.umask(umask)  # 002 is that of systems whose users have groups of their own
     try:
         service = start()
         fetch(service, folder)

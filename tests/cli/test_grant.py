@@ -68,7 +68,9 @@ def test_a_sealer_that_keeps_no_key(cli, become, folder):
         ("--to none.pub --sign owner.signer", 1, "No such file"),
     ],
 )
-def test_what_cannot_be_granted_is_not_sealed(cli, folder, line, status, told):
+@pytest.mark.parametrize("mode", [0o644, 0o600], ids=oct)
+def test_what_cannot_be_granted_is_not_sealed(cli, folder, line, status, told, mode):
+    (folder / "owner.signer.pub").chmod(mode)  # as a umask of 022 or 077 leaves it
     assert told in cli.error(f"seal data.npy data.safetensors {line}", status=status)
     assert not (folder / "data.safetensors").exists()
 

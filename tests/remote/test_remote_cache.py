@@ -355,7 +355,8 @@ def test_rows_of_files_that_do_not_fit_together_are_downloaded_once(served, key,
 
 def test_a_folder_that_others_may_use_is_refused(served, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "open"))
-    (tmp_path / "open" / "fastrack" / "remote").mkdir(parents=True, mode=0o755)
+    (tmp_path / "open" / "fastrack" / "remote").mkdir(parents=True)
+    (tmp_path / "open" / "fastrack" / "remote").chmod(0o755)
     served.write("a", 1000)
     with pytest.raises(PermissionError, match="alone"):
         served.open_remote("a")

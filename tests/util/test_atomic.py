@@ -368,11 +368,16 @@ def test_a_folder_is_written_by_what_it_is_and_not_by_its_name(tmp_path):
     assert not os.path.lexists(tmp_path / "out")
 
 
-def test_a_folder_is_for_its_owner_alone_until_it_is_complete(tmp_path):
-    with new_folder(tmp_path / "out", mode=0o755):
-        (part,) = tmp_path.glob(".fastrack-*")
-        assert mode_of(part) == 0o700
-    assert mode_of(tmp_path / "out") == 0o755
+@each(("umask", "expected"), [(0o022, 0o755), (0o077, 0o700), (0, 0o755)])
+def test_a_folder_is_for_its_owner_alone_until_it_is_complete(tmp_path, umask, expected):
+    before = os.umask(umask)
+    try:
+        with new_folder(tmp_path / "out", mode=0o755):
+            (part,) = tmp_path.glob(".fastrack-*")
+            assert mode_of(part) == 0o700
+    finally:
+        os.umask(before)
+    assert mode_of(tmp_path / "out") == expected
 
 
 @pytest.mark.parametrize("other", ["folder", "link"])

@@ -14,11 +14,13 @@ from types import SimpleNamespace
 
 import pytest
 from helpers.cases import each
+from helpers.commands import invoke
 
 from fastrack import Anchor, Key, KeyPermissionError
+from fastrack._cli.documents import write_document
 from fastrack._util import rights
 from fastrack._util.locations import Url
-from fastrack._util.rights import require_own
+from fastrack._util.rights import make_own, require_own
 from fastrack.grants import Identity, Signer, Verifier
 
 OTHER = 12345
@@ -207,6 +209,7 @@ def test_an_ordinary_user_is_told_from_others_too():
         above.chmod(0o755)
         for name, owner in (("own", OTHER), ("root", 0), ("another", OTHER + 1)):
             (above / name).mkdir()
+            (above / name).chmod(0o755)
             (above / name / "it").touch()
             os.chown(above / name, owner, owner)
             os.chown(above / name / "it", owner, owner)
@@ -218,6 +221,23 @@ def test_an_ordinary_user_is_told_from_others_too():
     finally:
         os.seteuid(0)
         shutil.rmtree(above)
+
+
+@each("umask", [0, 0o002, 0o077])
+def test_what_fastrack_makes_it_takes_whatever_the_umask(tmp_path, monkeypatch, umask):
+    monkeypatch.chdir(tmp_path)
+    before = os.umask(umask)
+    try:
+        make_own(tmp_path / "above" / "folder")
+        make_own(tmp_path / "above" / "folder")  # once more
+        for command in ("keygen signer --signer", "keygen machine --identity", "anchor anchor --owner signer.pub"):
+            assert invoke(command.split()).exit_code == 0
+        write_document("policy.toml", POLICY.encode())
+    finally:
+        os.umask(before)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("above", "above/folder")] == [0o700, 0o700]
+    for name in ("above/folder", "signer", "signer.pub", "machine", "machine.pub", "anchor", "policy.toml"):
+        require_own(tmp_path / name)
 
 
 def test_the_sticky_bit_is_for_what_is_in_a_folder_and_not_for_the_folder(tmp_path):
@@ -252,7 +272,7 @@ def test_an_access_control_list_may_name_others(tmp_path):
 IN_A_NAMESPACE = """
 import codecs, ctypes, os, sys
 from pathlib import Path
-from fastrack._util.rights import require_own
+from fastrack._util.rights import make_own, require_own
 
 codecs.lookup("ascii")  # which imports a module, and Python may be in a folder of root's
 os.setgid(int(sys.argv[1]))

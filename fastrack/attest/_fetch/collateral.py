@@ -27,6 +27,7 @@ from cryptography.x509 import ocsp
 
 from fastrack._util.atomic import new_file
 from fastrack._util.public import attest_public
+from fastrack._util.rights import make_own
 from fastrack.attest._cpu.kind import LARGEST, read_collateral
 from fastrack.attest._cpu.snp import verify_snp_report
 from fastrack.attest._cpu.snp_kind import SnpEvidence, snp_files
@@ -182,9 +183,8 @@ class _Fetching:
 
     def write(self, name: str, data: bytes) -> None:
         path = self.folder / name
-        for folder in (self.folder, path.parent):  # which no group may write to, or verifiers refuse it
-            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-        with new_file(path, overwrite=True) as file:
+        make_own(path.parent.absolute(), 0o755)  # which no group may write to, or verifiers refuse it
+        with new_file(path, mode=0o644, overwrite=True) as file:
             file.write(data)
 
     def document(
