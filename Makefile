@@ -19,10 +19,13 @@ NATIVE := $(if $(filter Linux-x86_64 Linux-aarch64,$(subst $() $(),-,$(PLATFORM)
 ZIGLANG := .ziglang
 LINKER := $(if $(shell command -v $${CC:-cc}),,$(ZIGLANG)/.installed)
 WITH_ZIGLANG := PYTHONPATH=$(CURDIR)/$(ZIGLANG)
+# LMCache's storage, for the tests of sealed KV blocks: apart, as it shares no versions with .venv.
+LMCACHE := .lmcache
+NODE_STAMP := tests/javascript/node_modules/.installed
 # Other environments than .venv link to this checkout and its machine code, and get nothing to make that.
 BACKEND = $$(grep -oE '^(hatchling|editables)==[0-9.]*' requirements.txt)
 
-.PHONY: help demo native test test-all test-nightly test-lowest test-openssl test-pythons coverage check lint workflows bench bench-compare peers gpu \
+.PHONY: help demo install native test test-all test-nightly test-lowest test-openssl test-pythons matrix fresh coverage check lint workflows bench bench-compare peers gpu \
 	gpu-kit emulator aarch64 aarch64-wheel integrations javascript swift nvrtc ptx mutants fuzz soak docs site site-check lock dist release-files release-check testkit-dist environments clean
 
 help:  ## show this list
@@ -30,6 +33,8 @@ help:  ## show this list
 
 demo: $(DEMO_STAMP) $(NATIVE)  ## seal a body of text, open it, train on it, refuse a forgery, compare speeds
 	$(BIN)/fastrack demo
+
+install: $(STAMP) $(NATIVE) $(LMCACHE)/.installed .venv-workflows/.installed $(EMULATOR)/.installed $(NODE_STAMP) $(ZIGLANG)/.installed  ## install all that the tests of a change need, each in its place
 
 native: $(STAMP) $(NATIVE)  ## make fastrack's machine code in this checkout, if its sources have changed; half a minute
 
@@ -50,9 +55,6 @@ test: $(STAMP) $(NATIVE)  ## run the quick tests; under three minutes on two cor
 NVRTCS := 13.0.88 12.9.86
 nvrtcs = FASTRACK_NVRTC=$(subst $() $(),:,$(addprefix .nvrtc/,$(1)))
 
-# LMCache's storage, for the tests of sealed KV blocks: apart, as it shares no versions with .venv.
-LMCACHE := .lmcache
-
 test-all: $(STAMP) $(NATIVE) $(LMCACHE)/.installed  ## run all tests but those of the emulator, and those for the night
 	$(BIN)/python -m pytest $(PARALLEL) --numprocesses 3 -m "not nightly"  # slow ones wait for processes of their own
 
@@ -64,6 +66,22 @@ $(LMCACHE)/.installed: tests/serving/lmcache.txt | $(STAMP)
 test-nightly: $(STAMP) $(EMULATOR)/.installed $(NATIVE) $(NVRTCS:%=.nvrtc/%/.installed)  ## run the tests that take long, those of the emulator too
 	$(call nvrtcs,$(NVRTCS)) $(BIN)/python -m pytest $(PARALLEL) -m nightly
 	$(EMULATOR)/bin/python -m pytest tests/emulator -m nightly
+
+# As on machines of other people: other umasks, languages, time zones, folders, users. MATRIX='"umask 077" "not root"' chooses rows.
+MATRIX ?=
+
+matrix: $(STAMP) $(NATIVE)  ## run the quick tests on fifteen kinds of machines, each in turn; three quarters of an hour; MATRIX='"not root"'
+	test -e dist || $(MAKE) --no-print-directory dist
+	PYTHONPATH=tests $(BIN)/python -m matrix $(MATRIX)
+
+# What FRESH sets reaches the shells, such as the place of a package index that pip does not know by its own configuration.
+FRESH ?=
+
+fresh:  ## clone the last commit, and run `make demo` and `make test` there as on a new machine; some minutes
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && mkdir $$folder/home && git clone --quiet . $$folder/fastrack && \
+		for target in demo test; do start=$$(date +%s) && \
+			env -i PATH="$$PATH" HOME=$$folder/home LANG=C.UTF-8 $(FRESH) make --no-print-directory -C $$folder/fastrack $$target && \
+			echo "make fresh: make $$target took $$(($$(date +%s) - start)) s" || exit; done
 
 # Compiled functions are not counted: coverage sees Python alone.
 coverage: $(STAMP) $(NATIVE)  ## run all tests, and print the branch coverage of fastrack; some minutes
@@ -256,7 +274,6 @@ soak: $(STAMP) $(NATIVE)  ## run transfers on many threads and inject faults; SO
 	PYTHONPATH=tests $(BIN)/python -m soak --seconds $(SOAK_SECONDS) --json .fuzz/soak.json
 
 # A second reader, which shares nothing with fastrack. Its packages are installed once for each lock. Without Node it fails, and skips nothing.
-NODE_STAMP := tests/javascript/node_modules/.installed
 NODE_LEAST := 20.19
 
 javascript: $(NODE_STAMP)  ## read the cases of the test kit in JavaScript; needs Node 20.19 or later
@@ -336,6 +353,7 @@ release-files: $(STAMP) .venv-upload/.installed  ## look at what `make dist` lef
 # pyproject.toml requires: the locked versions, by their hashes, which pip takes from constraints as well.
 release-check: $(STAMP) .venv-upload/.installed  ## all that a release is checked with, on its commit: `make dist`, built again in empty environments; some minutes
 	test -z "$$(git status --porcelain)" || { echo "expected no changes, as the last commit is what is built. Commit them"; exit 1; }
+	$(MAKE) --no-print-directory fresh
 	$(MAKE) --no-print-directory dist release-files
 	rm -rf .dist
 	mkdir -p .dist/source .dist/sdist
@@ -383,7 +401,7 @@ environments: $(STAMP)  ## install the wheel of dist/ beside other packages by p
 	PYTHONPATH=tests $(BIN)/python -m environments $(ENVIRONMENTS_OPTIONS) $(or $(WHEEL),dist) $(ENVIRONMENTS)
 
 clean:  ## remove what was built, .venv included
-	rm -rf .venv .venv-* .ziglang .dist .dist-testkit .fuzz .gpu-kit .lmcache .nvrtc build dist dist-testkit docs/_build .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache \
+	rm -rf .venv .venv-* .ziglang .dist .dist-testkit .fuzz .gpu-kit .lmcache .matrix .nvrtc build dist dist-testkit docs/_build .benchmarks .hypothesis .mypy_cache .pytest_cache .ruff_cache \
 		.coverage* .import_linter_cache $(NATIVE) fastrack/kernels tests/javascript/node_modules
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

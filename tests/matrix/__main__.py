@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from helpers.own_environment import KEEP
+from helpers.own_environment import COMMANDS_UMASK, KEEP
 
 ROOT = Path(__file__).parents[2]
 ALL = ["-m", "not slow and not nightly"]
@@ -41,7 +41,7 @@ class Row:
 ROWS = {
     "as it is": Row(),
     "no HOME": Row({"HOME": None}),
-    "umask 000": Row(umask=0o000),
+    "umask 000": Row({COMMANDS_UMASK: "000"}),
     "umask 077": Row(umask=0o077),
     "LC_ALL=C": Row({"LC_ALL": "C", "LANG": None}),
     "another time zone": Row({"TZ": "Pacific/Chatham"}),  # 12:45 or 13:45 before UTC
@@ -61,22 +61,22 @@ def main() -> int:
     """Run the rows that were named, or all. The status is 1 if a test fails in one of them."""
     parser = argparse.ArgumentParser(prog="matrix", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(ROWS)}")
-    parser.add_argument("--tests", nargs="+", default=ALL, help="what pytest is to run in the place of the quick tests")
     given = parser.parse_args()
     if unknown := set(given.rows) - ROWS.keys():
         parser.error(f"expected rows of {', '.join(ROWS)}, got {', '.join(sorted(unknown))}")
     failed = []
+    logs = ROOT / ".matrix"
+    logs.mkdir(exist_ok=True)
     for name in given.rows or ROWS:
         with tempfile.TemporaryDirectory(prefix="fastrack-matrix-", ignore_cleanup_errors=True) as folder:
             os.chmod(folder, 0o755)  # noqa: PTH101
             start = time.monotonic()
-            status, log = run(ROWS[name], Path(folder), given.tests)
-        lines = [line for line in log.splitlines() if line.startswith(("FAILED", "ERROR"))]
-        end = log.splitlines()[-1].strip("= ") if log else "no output"
-        say("\n".join([f"{name}: {end}; {time.monotonic() - start:.0f} s in all", *lines]))
+            status = run(ROWS[name], Path(folder), logs / name)
+        lines = (logs / name).read_text(errors="replace").splitlines() or ["no output"]
+        found = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
+        say("\n".join([f"{name}: {lines[-1].strip('= ')}; {time.monotonic() - start:.0f} s in all", *found]))
         if status:
             failed.append(name)
-            Path(f".matrix-{name.replace(' ', '-')}.log").write_text(log)
     say(f"failed: {', '.join(failed)}" if failed else "all rows passed")
     return bool(failed)
 
@@ -86,8 +86,8 @@ def say(text):
     sys.stdout.flush()
 
 
-def run(row, folder, tests):
-    """Run tests in a row, with what it needs in a new folder, and return the status and the output of pytest."""
+def run(row, folder, log):
+    """Run tests in a row, with what it needs in a new folder. Return the status of pytest, which writes into `log`."""
     python, root = Path(sys.executable), ROOT
     if row.checkout:
         root = copy(folder / row.checkout)
@@ -106,17 +106,20 @@ def run(row, folder, tests):
     elif row.checkout:
         variables["PYTHONPATH"] = str(root)
     if row.as_nobody:
+        variables["TMPDIR"] = "/tmp"
+    if row.as_nobody and os.geteuid() == 0:
         owned = [folder / "home", *([] if row.installed else [root])]
         subprocess.run(["chown", "--recursive", str(NOBODY), *owned], check=True)
-        variables["TMPDIR"] = "/tmp"
-        options = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
+        options = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
     command = [python, "-c", "import pytest, sys; sys.exit(pytest.main(sys.argv[1:]))", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*command, *PARALLEL, *tests], cwd=root, umask=-1 if row.umask is None else row.umask, check=False,
-        env={name: value for name, value in variables.items() if value is not None}, **options,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-    )  # fmt: skip
-    return done.returncode, done.stdout
+    environment = {name: value for name, value in variables.items() if value is not None}
+    umask = -1 if row.umask is None else row.umask
+    with log.open("wb") as output:
+        streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
+        line = [*command, *PARALLEL, *ALL]
+        return subprocess.run(
+            line, cwd=root, env=environment, umask=umask, check=False, **streams, **options
+        ).returncode
 
 
 def copy(target):
