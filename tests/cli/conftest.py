@@ -45,6 +45,12 @@ def _short_timings(monkeypatch):
     monkeypatch.setattr("fastrack._cli.commands.selftest._TIMING", 1e-3)
 
 
+@pytest.fixture(autouse=True)
+def _no_width(monkeypatch):
+    """Have an output that is no terminal, and so as wide as its text. A test of widths sets one."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -55,6 +55,7 @@ def take_over():
             (folder / name).mkdir()
             (folder / name).chmod(0o755)
             os.environ[name] = str(folder / name)
+    (folder / "HOME" / ".cache").mkdir(mode=0o700, parents=True)  # other programs would make it with any umask
     tempfile.tempdir = None  # is to be looked up again
     return lambda: shutil.rmtree(folder, ignore_errors=True)
 
