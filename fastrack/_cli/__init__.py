@@ -24,7 +24,7 @@ def main() -> None:
     except BrokenPipeError:  # whoever read the output has ended
         sys.exit(1)
     except Exception as error:
-        if sys.flags.dev_mode:
+        if sys.flags.dev_mode and not isinstance(error, OSError):  # which is of the output
             raise
         sys.stderr.write(f"error: {_describe(error)}\n")
         sys.exit(1)

@@ -8,6 +8,7 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -71,16 +72,23 @@ except KeyboardInterrupt:
     assert (done.returncode, done.stderr) == (status, b"")
 
 
+@pytest.mark.parametrize("dev_mode", [False, True])
 @pytest.mark.parametrize("error", [TypeError("wrong"), OSError(28, "No space left on device")])
-def test_what_no_command_expects_is_one_line(monkeypatch, capfd, error):
+def test_what_no_command_expects_is_one_line_but_for_a_defect_in_development_mode(monkeypatch, capfd, error, dev_mode):
     def failed():
         raise error
 
     monkeypatch.setattr("fastrack._cli.app.main", failed)
-    monkeypatch.setattr("os.dup2", lambda *_: None)  # standard output is that of all tests
-    with pytest.raises(SystemExit, match="1"):
+    monkeypatch.setattr(sys, "stdout", sys.stdout)  # which is opened anew
+    monkeypatch.setattr(sys, "stderr", sys.stderr)
+    monkeypatch.setattr(sys, "flags", SimpleNamespace(dev_mode=dev_mode))
+    is_raised = dev_mode and isinstance(error, TypeError)
+    with pytest.raises(TypeError if is_raised else SystemExit, match="wrong" if is_raised else "1"):
         fastrack._cli.main()
     said = capfd.readouterr().err
+    if is_raised:
+        assert said == ""
+        return
     assert said.startswith("error: ")
     assert str(error.args[-1]) in said
     assert said.count("\n") == 1

@@ -50,7 +50,7 @@ def running():
 def become(words, folder, *, has_buffer, **streams):
     """Have this process be one that was started for a command, with these streams."""
     os.chdir(folder)
-    sys.stdin = open(os.devnull)  # noqa: PTH123, SIM115 - until the end
+    sys.stdin = io.TextIOWrapper(io.BytesIO())
     for name, target in streams.items():
         if target == CLOSED:
             reading, writing = os.pipe()

@@ -106,7 +106,10 @@ def run(row, folder, log):
     elif row.checkout:
         variables["PYTHONPATH"] = str(root)
     if row.as_nobody:
-        variables["TMPDIR"] = "/tmp"
+        variables |= {
+            "TMPDIR": "/tmp",
+            "LD_LIBRARY_PATH": str(folder / "base/lib"),
+        }  # else it may take another libpython
     if row.as_nobody and os.geteuid() == 0:
         owned = [folder / "home", *([] if row.installed else [root])]
         subprocess.run(["chown", "--recursive", str(NOBODY), *owned], check=True)
