@@ -8,7 +8,6 @@ A row reaches the tests and all that they start: `helpers.own_environment` takes
 import argparse
 import os
 import shutil
-import site
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,7 @@ from helpers.own_environment import COMMANDS_UMASK, KEEP
 ROOT = Path(__file__).parents[2]
 ALL = ["-m", "not slow and not nightly"]
 PARALLEL = ["--numprocesses", "2", "--dist", "loadscope", "--no-loadscope-reorder"]
-NOBODY = 65534
+NOBODY = 43210  # a user and a group that no file of the system names, as in containers
 
 
 @dataclass(frozen=True)
@@ -144,10 +143,21 @@ def reachable(folder):
         base = folder / "base"
     name = f"python{sys.version_info.major}.{sys.version_info.minor}"
     subprocess.run([base / "bin" / name, "-m", "venv", "--without-pip", folder / "env"], check=True)
-    packages = folder / "env/lib" / name / "site-packages"
-    theirs = "; ".join(f"site.addsitedir({path!r})" for path in site.getsitepackages())
-    (packages / "theirs.pth").write_text(f"import site; {theirs}\n")
+    packages = Path("lib") / name / "site-packages"
+    shutil.copytree(
+        Path(sys.prefix) / packages, folder / "env" / packages, symlinks=True, dirs_exist_ok=True, copy_function=link
+    )
+    for editable in (folder / "env" / packages).glob("*fastrack*"):
+        shutil.rmtree(editable) if editable.is_dir() else editable.unlink()
     return folder / "env/bin/python"
+
+
+def link(source, target):
+    """Link a file, which takes no room, or copy it to another file system."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def install(python):
