@@ -77,7 +77,7 @@ logging.getLogger("a.library").info("unimportant")
 
 def test_warnings_and_what_libraries_log_are_json_too():
     pytest.importorskip("uvicorn")
-    done = subprocess.run([sys.executable, "-c", OTHERS], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-W", "default", "-c", OTHERS], capture_output=True, text=True, check=True)
     lines = [json.loads(line) for line in done.stderr.splitlines()]
     assert ["of a library" in lines[0]["event"], lines[1]["event"], len(lines)] == [True, "of another", 2]
 
