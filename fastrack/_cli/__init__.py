@@ -21,7 +21,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("error: interrupted\n")
         sys.exit(130)
-    except BrokenPipeError:  # whoever read the output has ended
+    except BrokenPipeError:  # the program that read the output has ended
         sys.exit(1)
     except Exception as error:
         if sys.flags.dev_mode and not isinstance(error, OSError):  # which is of the output

@@ -130,7 +130,7 @@ def taken_back(plaintext: Iterable[Path]) -> Iterator[None]:
             raise
         for path in paths:
             remove(path)
-        # Without a number: a pipe that nobody reads is told as well, since what was asked for is gone.
+        # Without a number: that a pipe has no reader is told as well, since what was asked for is gone.
         raise OSError(f"standard output: {error.strerror}; the plaintext was removed again") from None
 
 

@@ -20,12 +20,12 @@ from helpers.own_environment import COMMANDS_UMASK, KEEP
 ROOT = Path(__file__).parents[2]
 ALL = ["-m", "not slow and not nightly"]
 PARALLEL = ["--numprocesses", "2", "--dist", "loadscope", "--no-loadscope-reorder"]
-NOBODY = 43210  # a user and a group that no file of the system names, as in containers
+NOBODY, ALONE = 65534, 43210  # a user of the system, as OpenSSH needs one, and a group that is nobody else's
 
 
 @dataclass(frozen=True)
 class Row:
-    """How a machine differs: variables that it sets, or unsets by None, a umask, and how the checkout lies there."""
+    """Variables that a machine sets, or unsets by None, its umask, and how the checkout lies there."""
 
     variables: dict[str, str | None] = field(default_factory=dict)
     umask: int | None = None
@@ -111,8 +111,8 @@ def run(row, folder, log):
         }  # else it may take another libpython
     if row.as_nobody and os.geteuid() == 0:
         owned = [folder / "home", *([] if row.installed else [root])]
-        subprocess.run(["chown", "--recursive", str(NOBODY), *owned], check=True)
-        options = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+        subprocess.run(["chown", "--recursive", f"{NOBODY}:{ALONE}", *owned], check=True)
+        options = {"user": NOBODY, "group": ALONE, "extra_groups": []}
     command = [python, "-c", "import pytest, sys; sys.exit(pytest.main(sys.argv[1:]))", "-p", "no:cacheprovider"]
     environment = {name: value for name, value in variables.items() if value is not None}
     umask = -1 if row.umask is None else row.umask
@@ -149,6 +149,9 @@ def reachable(folder):
     )
     for editable in (folder / "env" / packages).glob("*fastrack*"):
         shutil.rmtree(editable) if editable.is_dir() else editable.unlink()
+    for program in (Path(sys.prefix) / "bin").iterdir():  # such as ruff; scripts begin with another interpreter
+        if not program.is_symlink() and program.open("rb").read(4) == b"\x7fELF":
+            link(program, folder / "env/bin" / program.name)
     return folder / "env/bin/python"
 
 

@@ -1,4 +1,4 @@
-"""What `.ci/run` lets its parts see of the machine that it runs on, and what tests see of theirs."""
+"""Parts of `.ci/run` see little of the machine that it runs on, and tests nothing that they do not ask for."""
 
 import os
 import subprocess
