@@ -113,7 +113,7 @@ def test_the_command_says_what_is_modelled_and_what_is_published(monkeypatch, tm
     monkeypatch.setattr(visits, "TOTAL", 60_000)
     monkeypatch.setattr(visits, "PIECE", 20_000)
     monkeypatch.setattr(visits, "BUFFERS", (20_000, None))
-    files = f"--json {tmp_path / 'out.json'} --picture {tmp_path / 'out.png'}"
+    files = f"--json '{tmp_path / 'out.json'}' --picture '{tmp_path / 'out.png'}'"
     done = invoke(f"bench --visits --repeat 1 {files}")
     assert done.exit_code == 0
     said = " ".join(done.stdout.split())

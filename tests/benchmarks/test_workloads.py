@@ -101,7 +101,7 @@ def test_modelled_compute_is_that_of_operations_or_of_launches():
 def test_the_command_says_what_is_modelled(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
     monkeypatch.setenv("COLUMNS", "80")
-    files = f"--json {tmp_path / 'out.json'} --picture {tmp_path / 'out.png'}"
+    files = f"--json '{tmp_path / 'out.json'}' --picture '{tmp_path / 'out.png'}'"
     done = invoke(f"bench --workloads --compute h100 --repeat 1 {files}")
     assert done.exit_code == 0
     said = " ".join(done.stdout.split())

@@ -61,7 +61,7 @@ def test_many_files_have_a_line_each_and_very_many_a_summary(cli, data, folder):
     assert "and 20 more: name fewer files, or --json for each" in said
     assert said[-1].startswith("30 files shown; ")
     assert len(cli("inspect -r many --json").stdout.splitlines()) == 30
-    assert cli(f"inspect data {shards(data)[0]}").stdout.count("Nothing here was authenticated") == 2
+    assert cli(f"inspect data data/{shards(data)[0].name}").stdout.count("Nothing here was authenticated") == 2
 
 
 def test_verify_authenticates_all_of_it(cli, key, data):
@@ -76,7 +76,7 @@ def test_verify_authenticates_all_of_it(cli, key, data):
     assert (document["ok"], document["complete"], document["samples"]) == (True, True, 30)
     assert [shard["ok"] for shard in document["shards"]] == [True] * count
     assert cli(f"verify data --quiet {key}").stdout == ""
-    assert "and all shards of 1 data set" in cli(f"verify data {shards(data)[0]} {key}").stdout
+    assert "and all shards of 1 data set" in cli(f"verify data data/{shards(data)[0].name} {key}").stdout
     cli(f"verify data --expect text --expect label {key}")
     assert "expected the column 'more'" in cli.error(f"verify data --expect more {key}")
     cli(f"verify data --file-id 00 {key}", status=2)

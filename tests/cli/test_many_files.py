@@ -144,7 +144,7 @@ def test_a_sealed_folder_among_files_is_verified_whole(cli, key, shards, folder)
     (folder / "model" / "config.json").write_text("{}")
     for name in ("a", "b"):
         unseal_file(shards / "s01.safetensors", folder / "model" / f"{name}.safetensors", "owner.key")
-    cli(f"seal -q model {shards}/sealed {key}")
+    cli(f"seal -q model {shards.name}/sealed {key}")
     said = cli(f"verify -r data {key}").stdout
     assert f"in {COUNT} files is authentic, and all files of 1 sealed folder" in said
     documents = lines(cli(f"verify data/sealed data/s01.safetensors --json {key}"))

@@ -1,5 +1,7 @@
 """Data sets written to a store: shards are there when they are whole, and a run goes on after any end."""
 
+import shlex
+
 import numpy as np
 import pytest
 from helpers.commands import invoke
@@ -88,7 +90,7 @@ def test_the_commands_import_to_a_store_and_append(key, tmp_path):
     options = [URL, "--key", str(tmp_path / "a.key")]
     assert not ObjectStore.store
     result = invoke(["import", str(tmp_path / "a.csv"), *options, "--dry-run"])
-    assert f"fastrack import {tmp_path}/a.csv {URL}" in result.output, result.output
+    assert f"fastrack import {shlex.quote(f'{tmp_path}/a.csv')} {URL}" in result.output, result.output
     assert not ObjectStore.store
     result = invoke(["import", str(tmp_path / "a.csv"), *options])
     assert f'SealedDataset("{URL}"' in result.output, result.output
