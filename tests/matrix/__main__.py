@@ -150,7 +150,7 @@ def reachable(folder):
     for editable in (folder / "env" / packages).glob("*fastrack*"):
         shutil.rmtree(editable) if editable.is_dir() else editable.unlink()
     for program in (Path(sys.prefix) / "bin").iterdir():  # such as ruff; scripts begin with another interpreter
-        if not program.is_symlink() and program.open("rb").read(4) == b"\x7fELF":
+        if program.is_file() and not program.is_symlink() and program.open("rb").read(4) == b"\x7fELF":
             link(program, folder / "env/bin" / program.name)
     return folder / "env/bin/python"
 
