@@ -2,7 +2,6 @@ import itertools
 import json
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+from helpers.copies import copy_tree
 
 from bench.compare import CannotCompareError, command, comparison, environments, pairs, selftest, verdicts
 from bench.compare.comparison import Plan
@@ -433,7 +433,7 @@ def processes_in(root):
 
 
 def test_the_slow_down_of_the_self_test_slows_transfers(tmp_path):
-    shutil.copytree(ROOT / "fastrack", tmp_path / "fastrack", ignore=shutil.ignore_patterns("__pycache__"))
+    copy_tree(ROOT / "fastrack", tmp_path / "fastrack")
     selftest.plant(tmp_path)
     code = "import fastrack; print({getattr(fastrack.Channel, way).__name__ for way in ('to_device', 'to_host')})"
     done = subprocess.run(

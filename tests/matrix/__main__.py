@@ -6,7 +6,9 @@ A row reaches the tests and all that they start: `helpers.own_environment` takes
 """
 
 import argparse
+import grp
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -20,7 +22,7 @@ from helpers.own_environment import COMMANDS_UMASK, KEEP
 ROOT = Path(__file__).parents[2]
 ALL = ["-m", "not slow and not nightly"]
 PARALLEL = ["--numprocesses", "2", "--dist", "loadscope", "--no-loadscope-reorder"]
-NOBODY, ALONE = 65534, 43210  # a user of the system, as OpenSSH needs one, and a group that is nobody else's
+NOBODY = 65534  # a user of the system, as OpenSSH needs one
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ def main() -> int:
     """Run the rows that were named, or all. The status is 1 if a test fails in one of them."""
     parser = argparse.ArgumentParser(prog="matrix", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(ROWS)}")
+    parser.add_argument("--only", nargs="+", default=[], metavar="PATH", help="run the quick tests of these files only")
     given = parser.parse_args()
     if unknown := set(given.rows) - ROWS.keys():
         parser.error(f"expected rows of {', '.join(ROWS)}, got {', '.join(sorted(unknown))}")
@@ -70,7 +73,7 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="fastrack-matrix-", ignore_cleanup_errors=True) as folder:
             os.chmod(folder, 0o755)  # noqa: PTH101
             start = time.monotonic()
-            status = run(ROWS[name], Path(folder), logs / name)
+            status = run(ROWS[name], Path(folder), given.only, logs / name)
         lines = (logs / name).read_text(errors="replace").splitlines() or ["no output"]
         found = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
         say("\n".join([f"{name}: {lines[-1].strip('= ')}; {time.monotonic() - start:.0f} s in all", *found]))
@@ -85,7 +88,7 @@ def say(text):
     sys.stdout.flush()
 
 
-def run(row, folder, log):
+def run(row, folder, only, log):
     """Run tests in a row, with what it needs in a new folder. Return the status of pytest, which writes into `log`."""
     python, root = Path(sys.executable), ROOT
     if row.checkout:
@@ -110,18 +113,24 @@ def run(row, folder, log):
             "LD_LIBRARY_PATH": str(folder / "base/lib"),
         }  # else it may take another libpython
     if row.as_nobody and os.geteuid() == 0:
-        owned = [folder / "home", *([] if row.installed else [root])]
-        subprocess.run(["chown", "--recursive", f"{NOBODY}:{ALONE}", *owned], check=True)
-        options = {"user": NOBODY, "group": ALONE, "extra_groups": []}
+        owned, group = [folder / "home", *([] if row.installed else [root])], group_of_one()
+        subprocess.run(["chown", "--recursive", f"{NOBODY}:{group}", *owned], check=True)
+        options = {"user": NOBODY, "group": group, "extra_groups": []}
     command = [python, "-c", "import pytest, sys; sys.exit(pytest.main(sys.argv[1:]))", "-p", "no:cacheprovider"]
     environment = {name: value for name, value in variables.items() if value is not None}
     umask = -1 if row.umask is None else row.umask
     with log.open("wb") as output:
         streams = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": subprocess.STDOUT}
-        line = [*command, *PARALLEL, *ALL]
+        line = [*command, *PARALLEL, *ALL, *only]
         return subprocess.run(
             line, cwd=root, env=environment, umask=umask, check=False, **streams, **options
         ).returncode
+
+
+def group_of_one():
+    """Return a group that has no members, as that of an ordinary user has no others."""
+    taken = {user.pw_gid for user in pwd.getpwall()}
+    return next(group.gr_gid for group in grp.getgrall() if not group.gr_mem and group.gr_gid not in taken)
 
 
 def copy(target):

@@ -74,7 +74,7 @@ def is_function(node):
 
 def without_verb():
     """List the function docstrings that do not begin with a verb in the imperative."""
-    options = ["--isolated", "--select", "D401", "--output-format", "json"]
+    options = ["--isolated", "--no-cache", "--select", "D401", "--output-format", "json"]
     options += ["--config", 'lint.pydocstyle.convention="numpy"', str(ROOT / "fastrack")]
     done = subprocess.run(
         [sys.executable, "-m", "ruff", "check", *options], capture_output=True, text=True, check=False

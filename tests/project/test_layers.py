@@ -3,13 +3,13 @@
 import ast
 import functools
 import os
-import shutil
 import subprocess
 import sys
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+from helpers.copies import copy_tree
 
 ROOT = Path(__file__).parents[2]
 TURNED = [
@@ -36,7 +36,7 @@ def check(folder):
 
 @pytest.fixture
 def folder(tmp_path):
-    shutil.copytree(ROOT / "fastrack", tmp_path / "fastrack", ignore=shutil.ignore_patterns("__pycache__"))
+    copy_tree(ROOT / "fastrack", tmp_path / "fastrack")
     return tmp_path
 
 

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 from helpers.cases import each
+from helpers.copies import copy_tree
 from packaging.requirements import Requirement
 
 import fastrack
@@ -60,7 +61,7 @@ def tree(tmp_path_factory):
         text=True,
     ).stdout.split("\0")
     if not listed[0]:  # in the source archive
-        shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".venv*", ".ziglang", "__pycache__"))
+        copy_tree(ROOT, folder, ".venv*", ".ziglang")
     for name in filter(None, listed):
         if (ROOT / name).is_file():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
