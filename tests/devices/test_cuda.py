@@ -1,13 +1,12 @@
 """The CUDA device opens, seals and gathers as it should, whatever order events leave open."""
 
 import ctypes
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from helpers.cases import each
-from helpers.cuda_rig import Message, Rig, within
+from helpers.cuda_rig import Message, Rig
 from helpers.fake_cuda import MODES, FakeDriver
 from helpers.runs import as_pieces
 
@@ -420,23 +419,3 @@ def test_slabs_are_whole_chunks_and_begin_small():
     assert CudaDevice.max_slab_size % CHUNK_SIZE == 0
     assert CudaDevice.first_slab_size % CHUNK_SIZE == 0
     assert not CudaDevice.in_place
-
-
-def test_a_copy_that_blocks_holds_up_only_the_thread_of_the_pipeline():
-    rig = Rig("serial")
-    gate = threading.Event()
-    uploads = rig.driver.upload
-    rig.driver.upload = lambda *arguments: (gate.wait(20), uploads(*arguments))
-    array = rig.array(100)
-    message = Message(100)
-    work = rig.begin(message, array)
-    slot = rig.take()
-    work.open(Segment(0, 0, 0, 100, 116), message.sealed, slot)
-    within(20, work.issue)
-    assert not slot.ready()
-    assert not work.done()
-    gate.set()
-    within(20, work.finish)
-    assert work.result() is None
-    assert slot.ready()
-    assert np.array_equal(rig.driver.read(array), message.plain)

@@ -16,6 +16,7 @@ from helpers.fake_cuda import MODES
 
 from fastrack import DeviceError
 from fastrack._devices.cuda.buffers import KEY_SIZE
+from fastrack._devices.cuda.recorder import MessageRecorder
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE
 
 ROWS = np.concatenate([MESSAGE.plain[CHUNK_SIZE * chunk :][:50] for chunk in PIECES.chunks])
@@ -168,19 +169,14 @@ def test_slabs_after_a_failure_are_refused_and_the_next_message_is_not(mode):
 
 @each("mode", MODES)
 def test_buffers_of_a_list_after_a_failure_are_freed(mode):
-    """The failure is found by another thread, while the next list is written down."""
     rig = Rig(mode)
     work = rig.begin(MESSAGE, rig.array(MESSAGE.plain.size))
     (first, second, *_), slots = rig.slabs(MESSAGE), (rig.take(), rig.take())
     work.open(first, MESSAGE.sealed[: first.sealed_size], slots[0])
     rig.driver.fail_at(1)
-    gate = threading.Event()
-    if mode == "serial":
-        rig.device._pipeline.submit(lambda: gate.wait(SECONDS))
     work.issue()
     with suppress(DeviceError):  # where it is known already
         work.open(second, MESSAGE.sealed[second.first_chunk * SEALED_CHUNK_SIZE :][: second.sealed_size], slots[1])
-    gate.set()
     with suppress(DeviceError):
         within(SECONDS, work.issue)
     within(SECONDS, work.finish)
@@ -201,7 +197,7 @@ def test_a_message_that_cannot_begin_leaves_the_key_of_the_next_alone(monkeypatc
         raise DeviceError("injected")
 
     with monkeypatch.context() as patch:
-        patch.setattr(rig.driver, "record", refuse)
+        patch.setattr(MessageRecorder, "start", refuse)
         with pytest.raises(DeviceError) as caught:
             rig.begin(MESSAGE, array)
     rig.device._states._released_of(1).rotate(1)  # its state comes next

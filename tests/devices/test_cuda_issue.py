@@ -1,19 +1,25 @@
 """A CUDA device issues its commands in few calls, on the right threads, and no caller's work holds up another's."""
 
+import contextlib
 import threading
+import time
 import types
 
 import numpy as np
 import pytest
 from helpers.cases import each
 from helpers.cuda_rig import MESSAGE, Message, Rig, within
-from helpers.fake_cuda import PER_THREAD, FakeArray, FakeDriver
+from helpers.fake_cuda import MODES, PER_THREAD, FakeArray, FakeDriver
+from helpers.tampering import tampered
 
 import fastrack
-from fastrack import Channel, Key
+from fastrack import AuthenticationError, Channel, Key
+from fastrack._crypto.base import HostMemory, Messages
+from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._devices.cuda.streams import CONNECTIONS, LANES
-from fastrack.format import CHUNK_SIZE
+from fastrack._transfer.channel import Recorder, Transfer
+from fastrack.format import CHUNK_SIZE, chunk_offset
 
 KEY = Key.from_bytes(bytes(range(32)))
 SLABS = 40
@@ -23,7 +29,7 @@ class SmallDevice(CudaDevice):
     max_slab_size = first_slab_size = 2 * CHUNK_SIZE
 
 
-@pytest.fixture(params=["lazy", "threads", "serial"])
+@pytest.fixture(params=MODES)
 def opened(request):
     driver = FakeDriver(request.param)
     opened = Channel._from_device(SmallDevice(driver), keys=KEY)
@@ -91,9 +97,8 @@ def test_the_lock_is_given_up_for_a_caller_whose_stream_is_busy():
 
 @each("seed", range(20))
 def test_a_stream_that_belongs_to_a_thread_waits_for_the_result(seed):
-    """In confidential mode too, where another thread issues: the same handle is another stream there."""
+    """The same handle is another stream in another thread."""
     rig = Rig("lazy", seed=2 * seed)
-    rig.driver.confidential = rig.device._pipeline.threaded = True
     array = FakeArray(rig.driver, "u1", MESSAGE.plain.shape, stream=types.SimpleNamespace(ptr=PER_THREAD))
     memory = rig.driver.space.at(array.pointer, array.nbytes)
     before = []
@@ -108,8 +113,9 @@ def test_a_stream_that_belongs_to_a_thread_waits_for_the_result(seed):
     rig.close()
 
 
-def test_the_callers_thread_issues_outside_of_confidential_mode():
-    rig = Rig("threads")
+@each("mode", MODES)
+def test_the_callers_thread_issues(mode):
+    rig = Rig(mode)
     threads = set()
     upload = rig.driver.upload
     rig.driver.upload = lambda *operands: (threads.add(threading.current_thread()), upload(*operands))
@@ -121,9 +127,18 @@ def test_the_callers_thread_issues_outside_of_confidential_mode():
 # Callers.
 
 
+def stuck(driver):
+    """Wait until a call has waited on a stream for a while."""
+    begin = time.monotonic()
+    while time.monotonic() < begin + 0.05:
+        time.sleep(0.001)
+        begin = begin if driver.waiting else time.monotonic()
+
+
+@pytest.mark.parametrize("mode", ["threads", "confidential", "held"])
 @pytest.mark.parametrize("callers", [2, LANES])
-def test_a_caller_whose_stream_is_busy_does_not_hold_up_others(callers):
-    rig = Rig("threads")
+def test_a_caller_whose_stream_is_busy_does_not_hold_up_others(callers, mode):
+    rig = Rig(mode)
     streams = [rig.driver._new_stream() for _ in range(callers)]
     arrays = [FakeArray(rig.driver, "u1", MESSAGE.plain.shape, stream=stream) for stream in streams]
     gate = threading.Event()
@@ -131,6 +146,7 @@ def test_a_caller_whose_stream_is_busy_does_not_hold_up_others(callers):
     late = rig.beside()
     waiting = threading.Thread(target=late.open, args=(MESSAGE, arrays[0]), daemon=True)
     waiting.start()
+    stuck(rig.driver)
     for array in arrays[1:]:
         own = rig.beside()
         work = within(10, lambda own=own, array=array: own.open(MESSAGE, array))
@@ -143,9 +159,11 @@ def test_a_caller_whose_stream_is_busy_does_not_hold_up_others(callers):
     rig.close()
 
 
-def test_a_caller_whose_stream_is_busy_leaves_slots_to_others():
-    driver = FakeDriver("threads")
-    sealed = fastrack.seal(np.random.default_rng(0).integers(0, 256, SLABS * 2 * CHUNK_SIZE, np.uint8), KEY)
+@pytest.mark.parametrize("chunks", [1, SLABS * 2])
+@pytest.mark.parametrize("mode", ["threads", "confidential", "held"])
+def test_a_caller_whose_stream_is_busy_leaves_slots_to_others(mode, chunks):
+    driver = FakeDriver(mode)
+    sealed = fastrack.seal(np.random.default_rng(0).integers(0, 256, chunks * CHUNK_SIZE, np.uint8), KEY)
     gate = threading.Event()
     with Channel._from_device(SmallDevice(driver), keys=KEY) as opened:
         streams = driver.user, driver._new_stream()
@@ -153,12 +171,40 @@ def test_a_caller_whose_stream_is_busy_leaves_slots_to_others():
         driver.later(lambda: gate.wait(20))
         waiting = threading.Thread(target=opened.to_device, args=(sealed,), kwargs={"out": busy}, daemon=True)
         waiting.start()
+        stuck(driver)
         within(10, lambda: opened.to_device(sealed, out=idle))
+        message = within(10, lambda: opened.to_host(idle, key=KEY))
+        assert np.array_equal(fastrack.unseal(message, KEY, framework="numpy"), driver.read(idle))
         assert waiting.is_alive()
         gate.set()
         waiting.join(20)
         assert np.array_equal(driver.read(busy), driver.read(idle))
     driver.stop()
+
+
+@pytest.mark.parametrize("mode", ["threads", "confidential", "held"])
+def test_a_message_that_is_sealed_behind_a_busy_stream_does_not_hold_up_others(mode):
+    driver = FakeDriver(mode)
+    gate = threading.Event()
+    with Channel._from_device(SmallDevice(driver), keys=KEY) as opened:
+        plain = np.random.default_rng(0).integers(0, 256, SLABS * 2 * CHUNK_SIZE, np.uint8)
+        sealed = fastrack.seal(plain, KEY)
+        busy = opened.to_device(sealed, framework="cupy")
+        idle = FakeArray(driver, "u1", plain.shape, stream=driver._new_stream())
+        driver.later(lambda: gate.wait(20))
+        made = []
+        waiting = threading.Thread(target=lambda: made.append(opened.to_host(busy, key=KEY)), daemon=True)
+        waiting.start()
+        stuck(driver)
+        within(10, lambda: opened.to_device(sealed, out=idle))
+        within(10, lambda: opened.to_host(idle, key=KEY))
+        assert waiting.is_alive()
+        gate.set()
+        waiting.join(20)
+        assert np.array_equal(fastrack.unseal(made[0], KEY, framework="numpy"), plain)
+        assert np.array_equal(driver.read(idle), plain)
+    driver.stop()
+    assert driver.violations == []
 
 
 def test_streams_beyond_the_lanes_share_them():
@@ -192,6 +238,99 @@ def test_transfers_to_the_device_on_all_lanes_take_five_streams_and_to_the_host_
     assert len(rig.driver._streams) - before - LANES == LANES + 1
     del sealed
     rig.close()
+
+
+# Calls that do not wait.
+
+
+class Busy:
+    """A channel, and the caller's stream, on which a model is at work until `end`."""
+
+    def __init__(self, mode, device=SmallDevice):
+        self.driver = FakeDriver(mode)
+        self.channel = Channel._from_device(device(self.driver), keys=KEY)
+        self._gate = threading.Event()
+
+    def begin(self):
+        self._gate.clear()
+        self.driver.later(lambda: self._gate.wait(20))
+
+    def end(self):
+        self._gate.set()
+
+    def close(self):
+        self.end()
+        within(60, self.channel.close)
+        self.driver.stop()
+        assert self.driver.violations == []
+
+
+@pytest.fixture(params=["threads", "confidential", "held"])
+def busy(request):
+    busy = Busy(request.param)
+    yield busy
+    busy.close()
+
+
+PLAIN = np.random.default_rng(1).integers(0, 256, 3 * CHUNK_SIZE + 5, np.uint8)
+ROWS = PLAIN[:48000].reshape(-1, 1000)
+
+
+@pytest.mark.parametrize("rows", [False, True])
+def test_a_call_that_does_not_wait_returns_while_its_own_stream_is_busy(busy, rows):
+    sealed = fastrack.seal(ROWS, KEY, name="x")
+    busy.begin()
+    results = [
+        within(
+            10, lambda: busy.channel.to_device(sealed[[5, 1]] if rows else sealed, framework="cupy", non_blocking=True)
+        )
+        for _ in range(2)
+    ]
+    plain = within(10, lambda: busy.channel.to_device(ROWS, non_blocking=True))
+    busy.end()
+    for result in results:
+        assert np.array_equal(busy.driver.read(result), ROWS[[5, 1]] if rows else ROWS)
+    assert np.array_equal(busy.driver.read(plain), ROWS)
+    busy.channel.synchronize()
+
+
+def test_keys_are_off_the_host_before_the_caller_goes_on_in_confidential_mode():
+    busy = Busy("confidential")
+    message = Message(100)
+    busy.begin()
+    device = busy.channel._device
+    memory = busy.driver.empty("U8", (100,), "cupy")
+    messages = Messages(
+        MessageKeys.of([message.key()]),
+        [100],
+        [device.view(memory, writable=True)],
+        [HostMemory.of(message.sealed)],
+        *[[None]] * 3,
+    )
+    operation = busy.channel._move(messages, Transfer(Recorder(), 1, 100, "to_device", None), "open", wait=False)
+    messages.keys.wipe()
+    assert not operation.done()
+    assert not any(message.secret in block.tobytes() for block in busy.driver.hosts())
+    busy.end()
+    assert operation.result() is None
+    assert not busy.driver.holds(message.secret)
+    busy.close()
+
+
+@each("spoilt", [False, True])
+def test_the_verdict_on_a_call_that_does_not_wait_is_read_when_it_is_asked_for(spoilt):
+    busy = Busy("confidential")
+    sealed = fastrack.seal(PLAIN, KEY, name="x")
+    if spoilt:
+        sealed = tampered(sealed, chunk_offset(1))
+    busy.begin()
+    results = [busy.channel.to_device(sealed, framework="cupy", non_blocking=True) for _ in range(3)]
+    assert busy.driver.calls["download"] == 0
+    busy.end()
+    with pytest.raises(AuthenticationError, match="chunk 1") if spoilt else contextlib.nullcontext():
+        busy.channel.synchronize()
+    assert len(results) == busy.driver.calls["download"] == 3
+    busy.close()
 
 
 # Memory.

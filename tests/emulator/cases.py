@@ -442,7 +442,19 @@ def blocking_copy():
     for _ in range(8):
         runtime.memsetAsync(target.data.ptr, 1, target.nbytes, stream.ptr)
     runtime.memcpyAsync(target.data.ptr, source.ptr, 1024, runtime.memcpyHostToDevice, stream.ptr)
-    return {"behind": stream.done, "other": other.done}
+    pinned = {"behind": stream.done, "other": other.done}
+    for _ in range(8):
+        runtime.memsetAsync(target.data.ptr, 1, target.nbytes, stream.ptr)
+    pageable = np.ones(1024, np.uint8)
+    runtime.memcpyAsync(target.data.ptr, pageable.ctypes.data, 1024, runtime.memcpyHostToDevice, stream.ptr)
+    found = pinned | {"pageable": stream.done}
+    stream.synchronize()
+    events = [cupy.cuda.Event() for _ in range(2)]
+    for event in events:
+        event.record(stream)
+    events[1].synchronize()
+    kind = runtime.pointerGetAttributes(source.ptr).type
+    return found | {"managed": kind == 3, "negative": cupy.cuda.get_elapsed_time(*events) < 0}
 
 
 def main():

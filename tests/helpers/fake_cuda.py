@@ -4,13 +4,14 @@ It reads lists of commands as the native code does, and counts how often that wo
 
 Streams are queues. `lazy` runs an operation only when another one is queried, and picks the stream
 by a seed: whatever order events leave open is taken at some seed. `threads` gives each stream a thread and random
-delays. `serial` runs everything in the calling thread at once, as confidential mode does. What no program may do is
-kept in `violations`.
+delays. `serial` runs everything in the calling thread at once, and `confidential` is `threads` with what is reported of
+a GPU in confidential mode (`docs/dev/confidential.md`). What no program may do is kept in `violations`.
 """
 
 from __future__ import annotations
 
 import bisect
+import contextlib
 import ctypes
 import gc
 import itertools
@@ -35,7 +36,8 @@ from fastrack.errors import DeviceError
 from fastrack.format import SEALED_CHUNK_SIZE
 from helpers.fake_kernels import run_kernel
 
-MODES = ("lazy", "threads", "serial")
+MODES = ("lazy", "threads", "serial", "confidential", "held")
+CONFIDENTIAL = ("confidential", "held")
 PER_THREAD = 2  # cudaStreamPerThread: another stream in every thread
 # The methods that have the names of their commands.
 _METHODS = {
@@ -52,13 +54,16 @@ class FakeDriver:
     def __init__(self, mode="lazy", seed=0, multiprocessors=4):
         self.name = "cuda:0"
         self.multiprocessors = multiprocessors
-        self.confidential = mode == "serial"
+        self.confidential = mode in {"serial", *CONFIDENTIAL}
         self.copy_speeds = None
         self.functions = {name: Function(number, 512, 66400) for number, name in enumerate(KERNELS)}
         self.mode = mode
+        self._has_threads = mode in {"threads", *CONFIDENTIAL}
+        self._bridge = _Bridge()
         self.pageable = False  # whether copies may be of memory that is not page-locked
         self.returns = 0  # from native code that had given up the interpreter's lock
         self.violations = []
+        self.waiting = 0  # calls that wait for something on a stream
         self.launches = []
         self.calls = Counter()
         self.failed = None  # the operation that failed as it was told to
@@ -109,6 +114,7 @@ class FakeDriver:
         assert threads >= 1
         code, place, held = commands.code, 0, hold
         while place < len(code):
+            self._mine.held = held
             number, length = code[place], code[place + 1]
             operands = code[place + 2 : place + length].tolist()
             if number == TIMESTAMP:
@@ -129,26 +135,29 @@ class FakeDriver:
         return self._is_done(event)
 
     def elapsed(self, start, stop):
+        """Return the seconds between two events, or in confidential mode what its events say instead."""
         self._enter("elapsed")
         if start.mark is None or stop.mark is None:
             raise DeviceError("an event that was never recorded was asked for its time")
         assert start.mark.happened, "an event was asked for its time before it happened"
         assert stop.mark.happened, "an event was asked for its time before it happened"
-        return stop.mark.time - start.mark.time
+        seconds = stop.mark.time - start.mark.time
+        return -seconds if self.mode in CONFIDENTIAL else seconds
 
     # What is put on streams, and what the host does.
 
     def upload(self, pointer, source, size, stream):
         number = self._enter("upload")
         held = self._held(source, size, "uploaded")
+        staged = held.checked().copy() if self.mode in CONFIDENTIAL and not held.page_locked else None
 
         def run():
             place = self.space.at(pointer, held.size)
-            place[:] = held.checked()
+            place[:] = held.checked() if staged is None else staged
             if number in self.flips:
                 place[self.flips[number] % held.size] ^= 1
 
-        self._put(self._stream(stream), run)
+        self._cross(self._stream(stream), run, blocks=staged is None)
 
     def download(self, target, pointer, size, stream):
         self._enter("download")
@@ -157,7 +166,7 @@ class FakeDriver:
         def run():
             held.checked()[:] = self.space.at(pointer, held.size)
 
-        self._put(self._stream(stream), run)
+        self._cross(self._stream(stream), run, blocks=True)
 
     def fill(self, pointer, value, size, stream):
         self._enter("fill")
@@ -195,6 +204,31 @@ class FakeDriver:
                 min(SEALED_CHUNK_SIZE, size - chunk * SEALED_CHUNK_SIZE),
             )
 
+    def _cross(self, stream, run, *, blocks):
+        """Copy between host and device. In confidential mode one copy at a time does so.
+
+        With `blocks` its caller then waits for it, and for all work that was on the stream before.
+        """
+        if self.mode not in CONFIDENTIAL:
+            self._put(stream, run)
+            return
+        over = _Mark()
+
+        def cross():
+            try:
+                with self._bridge.crossed(stream):
+                    run()
+            finally:
+                over.set()
+
+        holds = blocks and self.mode == "held"
+        with self._bridge.kept(stream) if holds else contextlib.nullcontext(), self._changed:
+            if blocks and self._mine.held and stream.ops:
+                self.violations.append("a copy waited for its stream with the interpreter's lock")
+            self._put(stream, cross)
+            if blocks:
+                self._run_until(lambda: over.happened)
+
     def _synchronize(self, event, *, held):
         self._enter("synchronize")
         with self._changed:
@@ -225,11 +259,11 @@ class FakeDriver:
         """The page-locked memory that a copy is about to use."""
         for root in self.hosts():
             if root.ctypes.data <= address and address + size <= root.ctypes.data + root.size:
-                return _Held(self.violations, root, address - root.ctypes.data, size, what)
+                return _Held(self.violations, root, address - root.ctypes.data, size, what, page_locked=True)
         assert self.pageable, f"{size} bytes that are {what} are not page-locked"
         root = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(address))
         self._pageable.append(root)
-        return _Held(self.violations, root, 0, size, what)
+        return _Held(self.violations, root, 0, size, what, page_locked=False)
 
     # Arrays.
 
@@ -309,7 +343,7 @@ class FakeDriver:
         stream = _Stream(next(self._numbers), weight=self._random.choice([1, 8, 64]))
         self._streams.append(stream)
         self._by_number[stream.ptr] = stream
-        if self.mode == "threads":
+        if self._has_threads:
             stream.thread = threading.Thread(target=self._serve, args=(stream,), daemon=True)
             stream.thread.start()
         return stream
@@ -322,8 +356,10 @@ class FakeDriver:
             self._changed.notify_all()
 
     def _run_until(self, reached):
-        if self.mode == "threads":
+        if self._has_threads:
+            self.waiting += 1
             happened = self._changed.wait_for(reached, _PATIENCE)
+            self.waiting -= 1
         else:
             while not (happened := reached()) and self._step():
                 pass
@@ -439,11 +475,46 @@ class _Operation:
         return self.after is None or self.after.happened
 
 
+class _Bridge:
+    """The way of copies between host and device in confidential mode: one at a time, of those that it is kept for."""
+
+    def __init__(self):
+        self._changed = threading.Condition()
+        self._busy = False
+        self._kept_for = None  # a stream, whose earlier copies cross too
+
+    @contextlib.contextmanager
+    def crossed(self, stream):
+        with self._changed:
+            self._changed.wait_for(lambda: not self._busy and self._kept_for in (None, stream), _PATIENCE)
+            self._busy = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+
+    @contextlib.contextmanager
+    def kept(self, stream):
+        """Let copies of one stream alone cross, while a copy on it waits."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._kept_for is None, _PATIENCE)
+            self._kept_for = stream
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._kept_for = None
+                self._changed.notify_all()
+
+
 class _Held:
     """Host memory that a copy will use, which must stay there, and as it is, until then."""
 
-    def __init__(self, violations, root, start, size, what):
+    def __init__(self, violations, root, start, size, what, *, page_locked):
         self.size = size
+        self.page_locked = page_locked
         self._root = weakref.ref(root)
         self._start = start
         self._before = root[start : start + size].tobytes()

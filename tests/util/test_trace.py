@@ -174,19 +174,22 @@ def test_a_gpu_has_a_row_for_each_stream(gpu, path):
     driver, opened = gpu
     spans = traced(path, lambda: opened.to_device(SEALED, framework="cupy"))
     rows = {(span["process"], span["thread"]) for span in spans}
-    thread = {("host", "fastrack cuda:0")} if driver.confidential else set()  # which issues commands
-    assert rows == {("host", "MainThread"), ("cuda:0", "uploads"), ("cuda:0", "kernels")} | thread
+    filled = [span["args"]["chunk"] for span in spans if span["name"] == "source"]
+    assert names(spans).count("submit") == names(spans).count("issue") == len(filled)
+    if driver.confidential:  # where events have no true times
+        assert rows == {("host", "MainThread")}
+        return
+    assert rows == {("host", "MainThread"), ("cuda:0", "uploads"), ("cuda:0", "kernels")}
     copies, opens = (
         {span["args"]["chunk"]: span for span in spans if span["process"] == "cuda:0" and span["name"] == name}
         for name in ("copy", "open")
     )
-    assert list(copies) == list(opens) == [s["args"]["chunk"] for s in spans if s["name"] == "source"]
+    assert list(copies) == list(opens) == filled
     assert all(copies[chunk]["stop"] <= opens[chunk]["ts"] for chunk in copies)
-    assert names(spans).count("submit") == names(spans).count("issue") == len(copies)
 
 
 def test_a_gpu_that_seals_is_shown(gpu, path):
-    _, opened = gpu
+    driver, opened = gpu
     x = opened.to_device(PLAIN)
     spans = traced(path, lambda: opened.to_host(x))
     seals, copies = (
@@ -194,8 +197,8 @@ def test_a_gpu_that_seals_is_shown(gpu, path):
         for name in ("seal", "copy")
     )
     assert seals == copies
-    assert len(seals) > 4
-    assert {span["thread"] for span in spans if span["name"] == "copy"} == {"downloads"}
+    assert (len(seals) > 4) is not driver.confidential
+    assert {span["thread"] for span in spans if span["name"] == "copy"} <= {"downloads"}
 
 
 def test_a_transfer_that_was_not_waited_for_is_shown_all_the_same(gpu, path):
@@ -203,7 +206,16 @@ def test_a_transfer_that_was_not_waited_for_is_shown_all_the_same(gpu, path):
     kept = []
     spans = traced(path, lambda: kept.append(opened.to_device(SEALED, framework="cupy", non_blocking=True)))
     assert np.array_equal(driver.read(kept.pop()), PLAIN)
-    assert names(spans).count("copy") == names(spans).count("source")
+    copies = 0 if driver.confidential else names(spans).count("source")
+    assert (names(spans).count("copy"), names(spans).count("source") > 4) == (copies, True)
+
+
+def test_a_device_whose_clock_runs_backwards_has_no_times(gpu, path, monkeypatch):
+    driver, opened = gpu
+    elapsed = driver.elapsed
+    monkeypatch.setattr(driver, "elapsed", lambda *events: -1 - abs(elapsed(*events)))
+    spans = traced(path, lambda: opened.to_device(SEALED, framework="cupy"))
+    assert {span["process"] for span in spans} == {"host"}
 
 
 def test_two_channels_to_one_gpu_have_rows_of_their_own(gpu, path):
@@ -217,7 +229,7 @@ def test_two_channels_to_one_gpu_have_rows_of_their_own(gpu, path):
         spans = [span for span in traced(path, move) if span["process"] == "cuda:0"]
     for row in {span["tid"] for span in spans}:
         assert all(a["stop"] <= b["ts"] for a, b in pairwise(span for span in spans if span["tid"] == row))
-    assert len({span["tid"] for span in spans}) == 4
+    assert len({span["tid"] for span in spans}) == (0 if driver.confidential else 4)
 
 
 @pytest.mark.parametrize("gpu", ["lazy"], indirect=True)
@@ -248,7 +260,7 @@ def test_nothing_is_timed_while_no_trace_is_taken(gpu, path):
     assert trace.current() is None
     assert driver.calls["elapsed"] == 0
     traced(path, lambda: opened.to_device(SEALED, framework="cupy"))
-    assert driver.calls["elapsed"] > 0
+    assert (driver.calls["elapsed"] > 0) is not driver.confidential
 
 
 def test_the_trace_of_a_block_that_fails_is_written(opened, path):

@@ -132,17 +132,27 @@ class MessageState:
         messages, plans = self.memory[self._verdicts :].view(np.uint64).tolist()
         return messages, plans
 
-    def upload_keys(self, commands: Commands, stream: Any) -> None:
+    def upload_keys(self, commands: Commands, stream: Any, *, wipe: bool) -> None:
         """Upload the keys, and set the verdicts on the device to "no bad chunk"."""
         commands.fill(self.verdict, 0xFF, 2 * _WORD, stream)
-        commands.upload(self.keys, self.memory[KEY_SIZE : self._verdicts], stream)
+        self._upload(commands, self.keys, self.memory[KEY_SIZE : self._verdicts], stream, wipe=wipe)
+
+    def upload_plan_key(self, commands: Commands, stream: Any, *, wipe: bool) -> None:
+        """Upload the key of the plans."""
+        self._upload(commands, self.plan_key, self.memory[:KEY_SIZE], stream, wipe=wipe)
+
+    def _upload(self, commands: Commands, pointer: int, keys: Bytes, stream: Any, *, wipe: bool) -> None:
+        """Upload keys, and with `wipe` overwrite them on the host at once, not when the verdicts are downloaded."""
+        commands.upload(pointer, keys, stream)
+        if wipe:
+            commands.record(self.finished, stream)
+            commands.synchronize(self.finished)
+            commands.copy(keys, np.zeros_like(keys))
 
     def download_verdicts(self, commands: Commands, stream: Any) -> None:
-        """Wipe the keys on the device, download the verdicts over the keys on the host, and reset the verdicts."""
-        self.wipe_device(commands, stream)
+        """Download the verdicts over the keys on the host, after the device's were wiped, and reset the verdicts."""
         commands.download(self.memory, self.plan_key, stream)
         self._reset_verdicts(commands, stream)
-        commands.record(self.finished, stream)
 
     def clear(self, commands: Commands, stream: Any) -> None:
         """Wipe the keys and reset the verdicts on the device, after a failure."""

@@ -10,6 +10,7 @@ from functools import partial
 from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.driver import Driver, Event, Stream
 from fastrack._util.trace import Detail, Timeline
+from fastrack.errors import DeviceError
 
 
 class Clock:
@@ -44,6 +45,8 @@ class Clock:
         commands = Commands()
         commands.synchronize(stop)
         self._driver.issue(commands)
+        if self._driver.elapsed(start, stop) < 0:
+            raise DeviceError(f"the clock of {self._driver.name} runs backwards")
         return self._host_time(start), self._host_time(stop)
 
     def _host_time(self, event: Event) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 from enum import Enum, auto
-from functools import partial
 
 from fastrack._crypto.base import Messages
 from fastrack._devices.base import BadChunk, Slab, SpanCallback, StagingBuffer
@@ -42,28 +41,21 @@ class CudaOperation:
         self._pipeline = pipeline = resources.pipeline
         self._driver = pipeline.driver
         self._note = note
-        self._timeline = trace.current()
+        timeline = trace.current()
         self._error: BaseException | None = None
         self._cleared = False  # whether the state was wiped on the device after an error
         self._result: _Result | None = None
         self._reading = threading.Lock()
-        self._issued = threading.Event()  # set when the last issued list has run
-        self._issued.set()
-        stream = messages.memories[0].stream  # all messages share it
-        self._lane = lane = pipeline.lane(stream)
+        self._downloaded = False  # whether the verdicts come without being asked for
+        self._lane = lane = pipeline.lane(messages.memories[0].stream)  # all messages share it
         self.lane = lane.number
         self._state = state = resources.states.acquire(len(messages))
         try:
             state.load_keys(messages.keys, messages.nbytes)
-            clock = None if self._timeline is None else Clock(self._timeline, self._driver, pipeline.idle)
+            # In confidential mode events have no true times.
+            clock = None if timeline is None or pipeline.confidential else Clock(timeline, self._driver, pipeline.idle)
             self._recorder = MessageRecorder(resources, state, messages, lane, clock)
             self._list = self._recorder.new_list()
-            # Issued by the caller's thread: in another thread, a per-thread handle means another stream.
-            start = Commands() if pipeline.threaded else self._list.commands
-            # Earlier work on the caller's stream may still use the arrays.
-            start.record(state.started, stream)
-            if pipeline.threaded:
-                self._driver.issue(start)
             self._recorder.start(self._list.commands)
             self._phase = _Phase.RECORDING
         except FastrackError:
@@ -88,21 +80,10 @@ class CudaOperation:
         if self._pipeline.forked or self._phase is _Phase.FINISHED:
             return
         if self._error is None and self._phase is _Phase.ISSUING:
-            self._issued.wait()  # an interrupted list may still have been issued
             self._fail(DeviceError("it was interrupted"))
         if self._error is None and self._phase is _Phase.RECORDING:
-            self._recorder.finish(self._list)
-            if not self._pipeline.threaded:
-                self._recorder.wait_for_end(self._list.commands, wait=wait)
+            self._downloaded = self._recorder.finish(self._list, wait=wait)
             self._issue(_Phase.ISSUED)
-        self._issued.wait()  # after an error, wait until the key was wiped
-        if self._error is None and self._pipeline.threaded:
-            after = Commands()
-            self._recorder.wait_for_end(after, wait=wait)
-            try:
-                self._driver.issue(after)
-            except Exception as error:  # noqa: BLE001 - raised by `result`
-                self._fail(error)
         self._list.issued.set()  # after an error, frees the buffers of a list that was never issued
         self._recorder.close()
         interrupted, self._phase = self._phase is _Phase.ISSUING, _Phase.FINISHED
@@ -117,7 +98,7 @@ class CudaOperation:
         if self._error is not None or self._result is not None or self._pipeline.forked:
             return True
         try:
-            return self._issued.is_set() and self._driver.done(self._state.finished)
+            return self._driver.done(self._state.finished)
         except DeviceError:  # `result` raises it
             return True
 
@@ -147,47 +128,35 @@ class CudaOperation:
             self._resources.states.release(self._state)
 
     def _issue(self, phase: _Phase) -> None:
-        """Issue the list of commands, directly or by the pipeline's thread, and begin the next list and phase."""
+        """Issue the list of commands, and begin the next list and phase."""
         current = self._require_list()
+        if self._error is None and self._phase is _Phase.RECORDING:
+            self._recorder.download_slab(current)
         self._phase = _Phase.ISSUING  # until the end: after an interrupt the list may be lost
-        self._issued = current.issued
         try:
             self._pipeline.require_usable()
-            if self._pipeline.threaded:
-                self._pipeline.submit(partial(self._execute, current))
-            else:
-                self._execute(current)
+            self._execute(current)
         except FastrackError as error:  # the device was closed or has failed, and closing wipes its memory
             self._error = self._error or error
             self._state.wipe_host()
+        finally:
             current.issued.set()
-        except BaseException:
-            self._pipeline.submit_unchecked(current.issued.set)
-            raise
         self._list = self._recorder.new_list()
         self._phase = phase
 
     def _execute(self, current: CommandList) -> None:
         """Run a list of commands, unless an earlier list has failed."""
+        if self._error is not None:
+            return
+        hold = not self._pipeline.confidential and current.commands.copies <= _MAX_HELD_COPY
         try:
-            if self._error is None:
-                hold = not self._pipeline.threaded and current.commands.copies <= _MAX_HELD_COPY
-                try:
-                    self._driver.issue(current.commands, threads=self._resources.threads, hold=hold)
-                except Exception as error:  # noqa: BLE001 - raised by `result`
-                    self._fail(error)
-                else:
-                    self._report_spans(current)
-        finally:
-            current.issued.set()
-
-    def _report_spans(self, current: CommandList) -> None:
-        for name, slab, start, stop in current.spans():
-            if not self._pipeline.threaded:
-                if self._note is not None:
-                    self._note(name, slab, start, stop)
-            elif self._timeline is not None:
-                self._timeline.add(name, start, stop, slab.detail)
+            self._driver.issue(current.commands, threads=self._resources.threads, hold=hold)
+        except Exception as error:  # noqa: BLE001 - raised by `result`
+            self._fail(error)
+        else:
+            if self._note is not None:
+                for span in current.spans():
+                    self._note(*span)
 
     def _fail(self, error: BaseException) -> None:
         """Store an error, wait until the device uses no memory of these messages, and wipe the keys."""
@@ -206,9 +175,14 @@ class CudaOperation:
         self._cleared = cleared
 
     def _read_result(self) -> None:
-        """Read the downloaded verdicts, and release the message state."""
+        """Read the verdicts, which are downloaded if they were not, and release the message state."""
         with self._reading:  # or two threads would release the state twice, and two messages would share it
             if self._result is None:
+                if not self._downloaded:
+                    commands = Commands()
+                    self._recorder.download(commands)
+                    self._driver.issue(commands)
+                    self._downloaded = True
                 self._result = _Result(self._recorder.bad_chunk())
                 self._resources.states.release(self._state)
 

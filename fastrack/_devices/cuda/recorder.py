@@ -3,8 +3,8 @@
 Events alone order the work on the device. Opening messages takes these steps::
 
     the caller's stream    started ─┐                                                ┌─ continues
-    kernels of its lane             └ keys ┬ open 0   ┬ open 1   wipe keys, verdict ── finished
-    uploads                 slab 0 ────────┘  slab 1 ─┘
+    kernels of its lane             └──────┬ open 0   ┬ open 1   wipe keys, verdict ── finished
+    uploads           keys, slab 0 ────────┘  slab 1 ─┘
 
 One launch expands the keys of the messages, before the first slab. A slab's device memory may be read after `copied`.
 The host waits for `used` before it fills a staging buffer again. Sealing goes the other way: kernel, `copied`,
@@ -23,7 +23,7 @@ from operator import itemgetter
 from fastrack._crypto.base import Engine, Messages
 from fastrack._crypto.session import Session
 from fastrack._devices.base import BAD_PLAN, BadChunk, Segment, Slab
-from fastrack._devices.cuda.buffers import KEY_SIZE, STATE_SIZE, CudaStagingBuffer, MessageState, MessageStatePool
+from fastrack._devices.cuda.buffers import STATE_SIZE, CudaStagingBuffer, MessageState, MessageStatePool
 from fastrack._devices.cuda.clock import Clock
 from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.driver import Event, Stream
@@ -80,6 +80,8 @@ class CommandList:
 class MessageRecorder:
     """The recorder of the commands for one call's messages.
 
+    In confidential mode a call that does not wait has no verdict downloaded: `download` records that for later.
+
     `clock` is the clock of the device, if a timeline is recorded.
     """
 
@@ -93,10 +95,12 @@ class MessageRecorder:
         self._stream: Stream = messages.memories[0].stream
         self._lane = lane
         self._uploads = resources.pipeline.uploads
+        self._confidential = resources.pipeline.confidential
         self._clock = clock
         self._prepared = 0  # messages whose keys are expanded
         self._plans: PlanSealer | None = None  # made for the first gather
         self._planned: list[tuple[int, int]] = []  # the first chunk of each sealed plan, and a message of the plan
+        self._to_download: tuple[CudaStagingBuffer, Slab] | None = None  # a sealed slab that is still on the device
         self._to_store: dict[CudaStagingBuffer, Slab] = {}  # sealed slabs that are still in their buffers
 
     def new_list(self) -> CommandList:
@@ -112,9 +116,13 @@ class MessageRecorder:
         return current
 
     def start(self, commands: Commands) -> None:
-        """Record a wait for the caller's stream, and the upload of the keys."""
+        """Record the upload of the keys, and a wait of the lane for the caller's stream.
+
+        Earlier work on that stream may still use the arrays. The keys go on the stream that waits for nothing.
+        """
+        commands.record(self._state.started, self._stream)
+        self._state.upload_keys(commands, self._uploads, wipe=self._confidential)
         commands.wait(self._lane.kernels, self._state.started)
-        self._state.upload_keys(commands, self._lane.kernels)
 
     def open(self, current: CommandList, slab: Slab, buffer: CudaStagingBuffer) -> None:
         """Record the opening of a slab."""
@@ -157,29 +165,45 @@ class MessageRecorder:
         current.mark("wait", slab)
         wait_for(commands, buffer.used)
         current.mark("issue", slab)
+        self._wait_for_keys(commands)
         with self._device_span("seal", "kernels", lane.kernels, slab, commands):
             for segment in slab.segments:
                 self._seal(commands, segment, buffer)
         commands.record(buffer.copied, lane.kernels)
-        downloads = self._resources.pipeline.downloads(lane)
-        commands.wait(downloads, buffer.copied)
-        with self._device_span("copy", "downloads", downloads, slab, commands):
-            commands.download(buffer.memory[: slab.sealed_size], buffer.device_ptr, downloads)
-        commands.record(buffer.used, downloads)
         current.mark(None, slab)
+        if self._confidential:
+            self.download_slab(current)  # the one before, while this one is sealed
+        self._to_download = buffer, slab
         self._to_store[buffer] = slab
+        if not self._confidential:
+            self.download_slab(current)
 
-    def finish(self, current: CommandList) -> None:
-        """Record the rest of the stores, the wiping of the keys and the download of the verdicts."""
+    def finish(self, current: CommandList, *, wait: bool) -> bool:
+        """Record the end: the rest of the stores, the wiping of the keys, and the download of the verdicts.
+
+        The caller's stream, and with `wait` the thread, then waits for it. Return whether the verdicts are downloaded.
+        """
+        self.download_slab(current)
         for buffer in list(self._to_store):
             self._store(current, buffer)
-        self._state.download_verdicts(current.commands, self._lane.kernels)
-
-    def wait_for_end(self, commands: Commands, *, wait: bool) -> None:
-        """Record that the caller's stream, and with `wait` the thread, waits for the end of the messages."""
-        commands.wait(self._stream, self._state.finished)
+        commands, state, kernels = current.commands, self._state, self._lane.kernels
+        self._wait_for_keys(commands)
+        state.wipe_device(commands, kernels)
+        if not self._confidential:
+            state.download_verdicts(commands, kernels)
+        commands.record(state.finished, kernels)
+        commands.wait(self._stream, state.finished)
         if wait:
-            wait_for(commands, self._state.finished, _SPIN)
+            wait_for(commands, state.finished, _SPIN)
+            if self._confidential:  # now that it waits for nothing
+                self.download(commands)
+        return wait or not self._confidential
+
+    def download(self, commands: Commands) -> None:
+        """Record the download of the verdicts on messages that are finished, on a stream that waits for nothing."""
+        self._state.download_verdicts(commands, self._uploads)
+        commands.record(self._state.finished, self._uploads)
+        commands.synchronize(self._state.finished)
 
     def bad_chunk(self) -> BadChunk | None:
         """Return the first bad chunk or None from the downloaded verdicts."""
@@ -211,6 +235,12 @@ class MessageRecorder:
                 commands.pack(buffer.memory[offset : offset + size], sealed.array, plan.chunks)
                 commands.keep_alive(sealed)
         commands.keep_alive(buffer)
+
+    def _wait_for_keys(self, commands: Commands) -> None:
+        """Record a wait of the lane for the upload of the keys, unless it has waited for the slab behind them."""
+        if not self._prepared:
+            commands.record(self._state.finished, self._uploads)
+            commands.wait(self._lane.kernels, self._state.finished)
 
     def _prepare(self, commands: Commands, first: int, message: int) -> None:
         """Record the expansion of keys, in batches, up to the key of `message` or beyond.
@@ -254,6 +284,8 @@ class MessageRecorder:
 
     def _open_plan(self, commands: Commands, plan: SealedPlan, buffer: CudaStagingBuffer) -> list[int]:
         """Record the opening of a plan, and return the arguments that describe it to the gather kernel."""
+        if not plan.first_chunk:
+            self._launch(commands, "prepare", 1, [self._state.plan_key, self._state.plan_state, 0, 0, 1])
         opened = buffer.device_ptr + plan.opened
         row = TableSegment(opened, plan.first_chunk, plan.size, plan.count, 0, 0)
         arguments = [self._state.plan_state, 0, buffer.device_ptr + plan.start, plan.count, 1, self._state.plan_verdict]
@@ -270,12 +302,34 @@ class MessageRecorder:
                 self._plans = PlanSealer(self._resources.engine, key)
             finally:
                 key.wipe()
-            commands.upload(self._state.plan_key, self._state.memory[:KEY_SIZE], self._lane.kernels)
-            self._launch(commands, "prepare", 1, [self._state.plan_key, self._state.plan_state, 0, 0, 1])
+            self._state.upload_plan_key(commands, self._uploads, wipe=self._confidential)
         return self._plans
+
+    def download_slab(self, current: CommandList) -> None:
+        """Record the download of the slab that was sealed last, if that is still to be done in its list.
+
+        In confidential mode the thread waits for its kernel first: a copy would make it wait for all work before it on
+        its stream, and perhaps all other copies with it.
+        """
+        if self._to_download is None:
+            return
+        (buffer, slab), self._to_download = self._to_download, None
+        commands, downloads = current.commands, self._resources.pipeline.downloads(self._lane)
+        current.use(buffer)
+        current.mark("wait", slab)
+        if self._confidential:
+            wait_for(commands, buffer.copied, _SPIN)
+        current.mark("issue", slab)
+        commands.wait(downloads, buffer.copied)
+        with self._device_span("copy", "downloads", downloads, slab, commands):
+            commands.download(buffer.memory[: slab.sealed_size], buffer.device_ptr, downloads)
+        commands.record(buffer.used, downloads)
+        current.mark(None, slab)
 
     def _store(self, current: CommandList, buffer: CudaStagingBuffer) -> None:
         """Record the copies of a sealed slab from its buffer to its destination, if the buffer holds one."""
+        if self._to_download is not None and self._to_download[0] is buffer:
+            self.download_slab(current)
         slab = self._to_store.pop(buffer, None)
         if slab is None or all(self._messages.sealed[segment.message] is None for segment in slab.segments):
             return

@@ -1,13 +1,9 @@
-"""The streams of a CUDA device, and the thread that issues commands in confidential mode."""
+"""The streams of a CUDA device."""
 
 from __future__ import annotations
 
 import os
-import queue
 import threading
-import weakref
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 
 from fastrack._devices.cuda.commands import Commands
@@ -19,8 +15,6 @@ LANES = 4
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"  # the hardware's queues for streams, as CUDA reads it when a process begins
 _DEFAULT_CONNECTIONS = 8
 _MAX_KNOWN_STREAMS = 1024
-
-Job = Callable[[], None]
 
 
 @dataclass(slots=True)
@@ -39,29 +33,27 @@ class Pipeline:
     All uploads share one stream, which never waits for a kernel. Commands that wait for a caller's stream are on a
     lane, so that they do not delay transfers of other callers.
 
-    Outside confidential mode the caller's thread issues its own commands. In confidential mode an asynchronous copy
-    blocks its thread until the stream has finished all earlier work; one thread of the pipeline then issues all
-    commands, and `threaded` is set. Correctness does not depend on streams that run concurrently.
+    Each caller's thread issues its own commands. In confidential mode a copy blocks its thread until the stream has
+    finished all earlier work, and nothing published says whether other copies wait meanwhile. So no copy follows work
+    of others on its stream: keys and slabs go on `uploads`, and results come once the thread waited for their event.
+    Correctness does not depend on that, nor on streams that run concurrently.
 
     `forked` is True for a copy in a forked child, where the driver must not be used, not even to free memory.
     """
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
-        self.threaded = driver.confidential
+        self.confidential = driver.confidential
         self.uploads = driver.stream(high_priority=True)
         self.forked = False
         self._idle: Stream | None = None
         self.lanes = count_lanes()
         self._lanes: list[Lane] = []
         self._lane_of: dict[int, Lane] = {}
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
         self._closed = False
         self._failure: BaseException | None = None
         register_fork_reset(self)
-        weakref.finalize(self, self._jobs.put, None)  # ends the thread of a pipeline that is dropped without `close`
 
     def reset_after_fork(self) -> None:
         """Refuse all use in a forked child."""
@@ -113,32 +105,6 @@ class Pipeline:
                 self._idle = self.driver.stream(high_priority=True)
             return self._idle
 
-    def submit(self, job: Job) -> None:
-        """Have the pipeline's thread call `job` after all earlier jobs. A job must not raise."""
-        self.require_usable()  # a forked child must not take the lock, which a thread of the parent may hold
-        with self._lock:
-            self.require_usable()
-            if self._thread is None:
-                name = f"fastrack {self.driver.name}"
-                # Assigned before the start: after an interrupt in between, a second thread would overtake the first.
-                self._thread = thread = threading.Thread(target=_run_jobs, args=(self._jobs,), name=name, daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError as error:
-                    self._thread = None
-                    raise DeviceError(f"{name} has no thread to copy with: {error}. End other threads") from error
-            self._jobs.put(job)
-
-    def submit_unchecked(self, job: Job) -> None:
-        """Have `job` called after all earlier jobs, without the checks of `submit`.
-
-        For use after an interrupted `submit`, which may or may not have submitted its job.
-        """
-        if self._thread is None:
-            job()
-        else:
-            self._jobs.put(job)
-
     def synchronize(self, event: Event) -> None:
         """Block this thread until an event is done."""
         commands = Commands()
@@ -163,15 +129,10 @@ class Pipeline:
             self._failure = error
 
     def close(self) -> bool:
-        """End the thread after its jobs, and return whether this was the first call."""
+        """Refuse all use from now on, and return whether this was the first call."""
         with self._lock:
-            if self._closed:
-                return False
-            self._closed = True
-            self._jobs.put(None)
-        if self._thread is not None:
-            self._thread.join()
-        return True
+            was_closed, self._closed = self._closed, True
+        return not was_closed
 
 
 def count_lanes() -> int:
@@ -181,10 +142,3 @@ def count_lanes() -> int:
     except ValueError:
         connections = _DEFAULT_CONNECTIONS
     return max(1, min(LANES, connections - 1))
-
-
-def _run_jobs(jobs: queue.SimpleQueue[Job | None]) -> None:
-    while (job := jobs.get()) is not None:
-        with suppress(Exception):  # a job stores its own errors
-            job()
-        del job  # releases its staging buffers and array while the thread waits for the next job

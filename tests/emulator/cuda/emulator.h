@@ -57,7 +57,7 @@ constexpr int shared_default = 49152, shared_optin = 232448, shared_reserved = 1
 struct Settings {
     int devices;
     std::size_t memory;
-    unsigned delay, call_time;
+    unsigned delay, call_time, toll;
     bool confidential, kernels;
     int compute, ptx;  // the compute capability, and the version of PTX that the driver compiles, both times ten
 };
@@ -123,8 +123,12 @@ Status synchronize_device();
 // Wait for all devices, as freeing memory does. Takes the mutex.
 void drain_all();
 
-// Queue an action. In confidential mode `blocking` waits until it is done.
-Status enqueue(Stream* stream, Action action, bool blocking = false);
+// A copy between host and device: one of page-locked memory makes its caller wait in confidential mode, and one of
+// memory that was staged before does not.
+enum class Crossing { none, staged, awaited };
+
+// Queue an action. In confidential mode one at a time crosses, and `awaited` waits for it and for all before it.
+Status enqueue(Stream* stream, Action action, Crossing crossing = Crossing::none);
 // Count a call on a stream of another device than the current one, and return whether it was one.
 bool on_wrong_device(Stream* stream);
 

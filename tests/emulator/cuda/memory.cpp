@@ -116,10 +116,10 @@ Status copy(void* target, const void* source, std::size_t size, Direction direct
         count("copy from pageable memory");
         const auto* start = static_cast<const char*>(source);
         auto staged = std::make_shared<std::vector<char>>(start, start + size);
-        return enqueue(stream, [=] { std::memcpy(target, staged->data(), size); }, true);
+        return enqueue(stream, [=] { std::memcpy(target, staged->data(), size); }, Crossing::staged);
     }
-    if (Status status = enqueue(stream, [=] { std::memmove(target, source, size); }, direction != device_to_device))
-        return status;
+    const Crossing crossing = to_device != from_device ? Crossing::awaited : Crossing::none;
+    if (Status status = enqueue(stream, [=] { std::memmove(target, source, size); }, crossing)) return status;
     if (direction == device_to_host && !find_memory(target, size, Kind::pinned)) {
         count("copy to pageable memory");
         return synchronize_stream(stream);

@@ -66,6 +66,10 @@ EXPORTED Return nvmlDeviceGetPciInfo_v3(void* device, Place* place) {
     place->device = static_cast<unsigned>(reinterpret_cast<unsigned long>(device));
     return success;
 }
+EXPORTED Return nvmlDeviceGetPersistenceMode(void*, unsigned* enabled) {
+    *enabled = static_cast<unsigned>(from_environment("EMU_PERSISTENCE", 0));
+    return success;
+}
 EXPORTED Return nvmlDeviceGetMemoryInfo(void*, Memory* memory) {
     const unsigned long long total = from_environment("EMU_MEMORY", 16ull << 30);
     *memory = {total, total, 0};

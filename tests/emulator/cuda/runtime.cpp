@@ -133,7 +133,8 @@ RUNTIME(cudaPointerGetAttributes, (cudaPointerAttributes * attributes, const voi
     std::memset(attributes, 0, sizeof *attributes);
     attributes->type = cudaMemoryTypeUnregistered;
     if (find_memory(pointer, 1, Kind::device, &attributes->device)) attributes->type = cudaMemoryTypeDevice;
-    if (find_memory(pointer, 1, Kind::pinned, &attributes->device)) attributes->type = cudaMemoryTypeHost;
+    if (find_memory(pointer, 1, Kind::pinned, &attributes->device))
+        attributes->type = settings().confidential ? cudaMemoryTypeManaged : cudaMemoryTypeHost;
     if (attributes->type != cudaMemoryTypeUnregistered) attributes->devicePointer = const_cast<void*>(pointer);
     return success;
 })

@@ -48,6 +48,7 @@ const Settings& settings() {
                         from_environment("EMU_MEMORY", std::uint64_t{16} << 30),
                         static_cast<unsigned>(from_environment("EMU_DELAY", 0)),
                         static_cast<unsigned>(from_environment("EMU_CALL_TIME", 0)),
+                        static_cast<unsigned>(from_environment("EMU_TOLL", 0)),
                         from_environment("EMU_CONFIDENTIAL", 0) != 0, !kernels || std::strcmp(kernels, "noop") != 0,
                         static_cast<int>(from_environment("EMU_COMPUTE", 90)),
                         static_cast<int>(from_environment("EMU_PTX", 90))};

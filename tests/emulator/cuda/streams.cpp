@@ -29,6 +29,7 @@ struct Work {
     Action action;
     std::vector<MarkPointer> after;
     MarkPointer mark;
+    Crossing crossing;
 };
 
 }  // namespace
@@ -55,7 +56,7 @@ struct Event {
 namespace {
 
 std::condition_variable& passed = *new std::condition_variable;  // some mark was
-std::mutex& engine = *new std::mutex;                            // held by what runs, in confidential mode
+std::mutex& bridge = *new std::mutex;                            // held by what crosses, in confidential mode
 std::set<Stream*>& streams = *new std::set<Stream*>;
 std::set<Event*>& events = *new std::set<Event*>;
 std::set<CapturePointer>& captures = *new std::set<CapturePointer>;
@@ -83,8 +84,11 @@ void serve(Stream* stream) {
             guard.unlock();
             if (settings().delay) usleep(random() % settings().delay);
             {
-                Guard alone(engine, std::defer_lock);
-                if (settings().confidential) alone.lock();
+                Guard alone(bridge, std::defer_lock);
+                if (settings().confidential && work.crossing != Crossing::none) {
+                    alone.lock();
+                    usleep(settings().toll);
+                }
                 work.action();
             }
             work.action = nullptr;
@@ -149,7 +153,7 @@ Status require_no_implicit_capture(const Stream* stream) {
     return success;
 }
 
-Status put(Stream* stream, Action action, MarkPointer after = nullptr) {
+Status put(Stream* stream, Action action, MarkPointer after = nullptr, Crossing crossing = Crossing::none) {
     if (Status status = require_no_implicit_capture(stream)) return status;
     if (stream->capture) {
         if (!stream->capture->valid) return capture_invalidated;
@@ -160,7 +164,7 @@ Status put(Stream* stream, Action action, MarkPointer after = nullptr) {
     if (after) marks.push_back(after);
     marks.erase(std::remove(marks.begin(), marks.end(), nullptr), marks.end());
     stream->last = std::make_shared<Mark>();
-    stream->queue.push_back({std::move(action), std::move(marks), stream->last});
+    stream->queue.push_back({std::move(action), std::move(marks), stream->last, crossing});
     stream->ready.notify_all();
     return success;
 }
@@ -292,10 +296,11 @@ void drain_all() {
     drain(guard, [](const Stream*) { return true; });
 }
 
-Status enqueue(Stream* handle, Action action, bool blocking) {
+Status enqueue(Stream* handle, Action action, Crossing crossing) {
     return with_stream(handle, [&](Guard& guard, Stream* stream) -> Status {
-        if (Status status = put(stream, std::move(action))) return status;
-        if (blocking && settings().confidential && !stream->capture) wait_for(guard, MarkPointer(stream->last));
+        if (Status status = put(stream, std::move(action), nullptr, crossing)) return status;
+        const bool awaited = crossing == Crossing::awaited && settings().confidential;
+        if (awaited && !stream->capture) wait_for(guard, MarkPointer(stream->last));
         return success;
     });
 }
@@ -382,6 +387,7 @@ Status elapsed_time(float* milliseconds, Event* start, Event* stop) {
     if (!start->mark || !stop->mark) return invalid_handle;
     if (!start->mark->passed || !stop->mark->passed) return not_ready;
     *milliseconds = std::chrono::duration<float, std::milli>(stop->mark->time - start->mark->time).count();
+    if (settings().confidential) *milliseconds = -*milliseconds;  // it may be, and is no time
     return success;
 }
 
