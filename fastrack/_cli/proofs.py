@@ -58,10 +58,9 @@ def _read_cpu(tee: CpuTee, folder: Path) -> Proof:
 
 def _missing_on_gpu(gpu: Gpu, graphics: Graphics) -> str | None:
     mode = graphics.confidential
-    is_protected = mode.enabled or mode.multi_gpu == "protected PCIe"
     if mode.enabled is None:
         return "the driver did not report confidential mode. Install driver 550 or later"
-    if not is_protected:
+    if not mode.encrypts_copies:
         return "confidential mode is off. Switch it on from the host, before the virtual machine starts"
     if mode.devtools:
         return "dev-tools mode is on, which policies refuse. Switch confidential mode on without it, from the host"

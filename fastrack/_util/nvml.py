@@ -21,6 +21,7 @@ class Gpu:
     attests: bool | None = None  # True if it gave the certificates of the key that signs its attestation reports
     numa_node: int | None = None  # of its PCIe slot, as the kernel numbers it; None where there is one node
     is_near: bool | None = None  # True if this process may run on a CPU of that node
+    persists: bool | None = None  # True in persistence mode: its driver stays loaded when no process uses it
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +36,11 @@ class Confidential:
 
     @property
     def encrypts_copies(self) -> bool:
-        """True if the driver encrypts copies between host and GPU, each of which then blocks its caller."""
-        return bool(self.enabled) or self.multi_gpu not in {None, "none"}
+        """True if the driver encrypts copies between host and GPU, each of which then blocks its caller.
+
+        NVLink encryption is for what GPUs send each other: by itself it leaves these copies unencrypted.
+        """
+        return bool(self.enabled) or self.multi_gpu == "protected PCIe"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +127,13 @@ def _gpu(queries: _Queries, index: int, root: Path) -> Gpu:
     name = queries.ask(f"name of GPU {index}", "nvmlDeviceGetName", handle)
     chain = queries.ask(f"certificates of GPU {index}", "nvmlDeviceGetConfComputeGpuCertificate", handle, lacking=False)
     place = queries.ask(f"place of GPU {index}", "nvmlDeviceGetPciInfo", handle)
+    persists = queries.ask(f"persistence mode of GPU {index}", "nvmlDeviceGetPersistenceMode", handle)
     return Gpu(
         name,
         None if memory is None else int(memory.total),
         None if chain is None else chain is not False,
         *numa_node("" if place is None else f"{place.domain:04x}:{place.bus:02x}:{place.device:02x}.0", root),
+        None if persists is None else persists == queries.nvml.NVML_FEATURE_ENABLED,
     )
 
 

@@ -134,10 +134,17 @@ def test_a_machine_is_described_to_a_program(cli):
         (FakeNvml(), ["GPU 0         NVIDIA H100, 80 GiB", "confidential  on", "GPU 0         can give an attest"]),
         (FakeNvml(feature=0), ["confidential  off", "GPU memory is not protected", "no evidence: confidential mode"]),
         (FakeNvml(devtools=1), ["dev tools     on", "Dev-tools mode is on"]),
+        (FakeNvml(ready=0), ["ready         no: the GPU refuses all work", "nvidia-smi conf-compute -srs 1"]),
+        (FakeNvml(persistence=0), ["persistence   off: ", "nvidia-smi -pm 1"]),
+        (
+            FakeNvml(feature=0, multi_gpu=2),
+            ["NVLink encryption does not protect copies", "not protected from its host"],
+        ),
+        (FakeNvml(feature=0, multi_gpu=9), ["unknown (9) does not protect copies"]),
         (FakeNvml(fails={"nvmlInit": 12}), ["driver        no NVIDIA driver"]),
         (FakeNvml(fails={"nvmlDeviceGetName": 15}), ["no answer     name of GPU 0: GPU is lost"]),
     ],
-    ids=["on", "off", "devtools", "no driver", "a failure"],
+    ids=["on", "off", "devtools", "not ready", "no persistence", "NVLink", "unknown", "no driver", "a failure"],
 )
 def test_what_the_driver_says_is_shown(cli, monkeypatch, nvml, told):
     monkeypatch.setitem(sys.modules, "pynvml", nvml)

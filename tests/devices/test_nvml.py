@@ -13,7 +13,7 @@ def test_a_confidential_gpu_is_read():
     nvml = FakeNvml()
     assert read_graphics(nvml) == Graphics(
         driver="580.65.06",
-        gpus=(Gpu("NVIDIA H100", 80 * GIB, attests=True),),
+        gpus=(Gpu("NVIDIA H100", 80 * GIB, attests=True, persists=True),),
         confidential=Confidential(enabled=True, environment="production", devtools=False, ready=True, multi_gpu="none"),
     )
     assert nvml.open == 0
@@ -35,6 +35,12 @@ def test_a_confidential_gpu_is_read():
 def test_a_mode_is_read(state, read):
     mode = read_graphics(FakeNvml(**state)).confidential
     assert {name: getattr(mode, name) for name in read} == read
+
+
+def test_persistence_mode_is_read():
+    assert [read_graphics(FakeNvml(persistence=mode)).gpus[0].persists for mode in (0, 1)] == [False, True]
+    unknown = FakeNvml(fails={"nvmlDeviceGetPersistenceMode": pynvml.NVML_ERROR_NOT_SUPPORTED})
+    assert read_graphics(unknown).gpus[0].persists is None
 
 
 @pytest.mark.parametrize("code", [pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED])
@@ -103,7 +109,8 @@ def test_multi_gpu_settings_that_are_not_there_or_come_with_an_error_code_are_no
         ({"feature": 0}, False),
         ({"feature": 0, "multi_gpu": 1}, True),  # protected PCIe
         ({"feature": 1, "multi_gpu": 2}, True),
-        ({"feature": 0, "multi_gpu": 9}, True),  # a mode that is not known
+        ({"feature": 0, "multi_gpu": 2}, False),  # NVLink encryption is for what GPUs send each other
+        ({"feature": 0, "multi_gpu": 9}, False),  # a mode that is not known
         ({"feature": 0, "fails": {"nvmlSystemGetConfComputeSettings": pynvml.NVML_ERROR_UNKNOWN}}, False),
         ({"fails": {"nvmlSystemGetConfComputeState": pynvml.NVML_ERROR_NOT_SUPPORTED}}, False),
         ({"fails": {"nvmlInit": pynvml.NVML_ERROR_LIBRARY_NOT_FOUND}}, False),

@@ -11,7 +11,7 @@ GIB = 1 << 30
 class FakeNvml:
     """A driver with one GPU. `fails` gives the error code of the calls that are to fail."""
 
-    def __init__(self, *, feature=1, environment=2, devtools=0, ready=1, multi_gpu=0, fails=None):
+    def __init__(self, *, feature=1, environment=2, devtools=0, ready=1, multi_gpu=0, persistence=1, fails=None):
         self.multi_gpu = multi_gpu
         self.open = 0
         state = SimpleNamespace(ccFeature=feature, environment=environment, devToolsMode=devtools)
@@ -23,6 +23,7 @@ class FakeNvml:
             "nvmlDeviceGetPciInfo": {"handle 0": SimpleNamespace(domain=0, bus=0x1B, device=2)}.__getitem__,
             "nvmlDeviceGetMemoryInfo": {"handle 0": SimpleNamespace(total=80 * GIB)}.__getitem__,
             "nvmlDeviceGetConfComputeGpuCertificate": {"handle 0": SimpleNamespace()}.__getitem__,
+            "nvmlDeviceGetPersistenceMode": {"handle 0": persistence}.__getitem__,
             "nvmlSystemGetConfComputeState": lambda: state,
             "nvmlSystemGetConfComputeGpusReadyState": lambda: ready,
         }

@@ -204,13 +204,15 @@ def _about_mode(graphics: Graphics) -> str:
         return "The driver did not report confidential mode: assume that the host can read GPU memory."
     if mode.devtools:
         return "Dev-tools mode is on: debugging tools can read GPU memory, so nothing on the GPU is protected."
-    if not mode.enabled and mode.multi_gpu == "protected PCIe":
+    if not mode.enabled and mode.encrypts_copies:
         return (
             "The driver reports protected PCIe, for the link to the GPUs. This was not attested: check an "
             "attestation report before you rely on it."
         )
     if not mode.enabled:
-        return "Confidential mode is off: GPU memory is not protected from its host."
+        alone = mode.multi_gpu not in {None, "none"}
+        besides = f" ({mode.multi_gpu} does not protect copies between host and GPU)" if alone else ""
+        return f"Confidential mode is off: GPU memory is not protected from its host{besides}."
     if mode.environment != "production":
         return f"Confidential mode is on in a {mode.environment} environment, which protects nothing."
     return (
@@ -324,7 +326,13 @@ def _gpu_lines(graphics: Graphics, cuda: CudaCheck | None) -> list[tuple[str, st
     if mode.environment is not None:
         lines += [("environment", mode.environment), ("dev tools", _word(mode.devtools, "on", "off"))]
     if mode.enabled:
-        lines.append(("ready", _word(mode.ready, "yes", "no")))
+        not_ready = (
+            "no: the GPU refuses all work. Set it when the machine has proved itself: nvidia-smi conf-compute -srs 1"
+        )
+        lines.append(("ready", _word(mode.ready, "yes", not_ready)))
+        if any(gpu.persists is False for gpu in graphics.gpus):
+            lost = "off: the GPU may need a new session, and a new proof, after each last process. nvidia-smi -pm 1"
+            lines.append(("persistence", lost))
     if mode.multi_gpu is not None:
         lines.append(("multi-GPU", mode.multi_gpu))
     return lines + [("no answer", problem) for problem in graphics.problems]
