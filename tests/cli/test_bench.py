@@ -34,6 +34,7 @@ def gpu(monkeypatch):
     """A GPU of host memory, as cuda:0."""
     fake_cuda.install(monkeypatch)
     driver = FakeDriver("serial")
+    driver.confidential = False  # to have times
     monkeypatch.setattr(channel, "open_device", lambda *_: CudaDevice(driver))
     monkeypatch.setattr(steps, "open_driver", lambda _: driver)
     yield

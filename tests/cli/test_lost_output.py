@@ -81,6 +81,7 @@ def attempt(run, prepared, tmp_path_factory):
     return attempt
 
 
+@pytest.mark.slow
 def test_every_command_has_a_row():
     assert {command_of(name) for name in LINES} == every_command().keys() | {""}
 
@@ -105,7 +106,7 @@ def check(attempt, name, output, **options):
         assert told.splitlines()[-1].startswith("error: standard output: No space left on device")
 
 
-@pytest.mark.parametrize("name", rows(quick=QUICK, slow=ROWS))
+@pytest.mark.parametrize("name", rows(quick=QUICK, slow=(*COMMANDS, *READING, *FAILING)))
 def test_a_full_output_fails_the_command(attempt, name):
     check(attempt, name, FULL)
 

@@ -65,10 +65,19 @@ ACTIONS = [opened, sealed, gathered, polled, cleared]
 # Calls that fail.
 
 
-@pytest.mark.slow
-@each("mode", MODES)
+DAY = [mode for mode in MODES if mode != "held"]
+
+
+@pytest.mark.parametrize(
+    "modes", [pytest.param(DAY, marks=pytest.mark.slow), pytest.param(["held"], marks=pytest.mark.nightly)], ids=str
+)
 @each("action", ACTIONS)
-def test_a_call_that_fails_is_told_and_leaves_nothing_behind(action, mode):
+def test_a_call_that_fails_is_told_and_leaves_nothing_behind(action, modes):
+    for mode in modes:
+        fail_each_call(action, mode)
+
+
+def fail_each_call(action, mode):
     """The first one, the second, and so on, until none is left to fail."""
     for number in range(1, 500):
         rig = Rig(mode, seed=number)
