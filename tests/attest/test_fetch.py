@@ -466,6 +466,7 @@ def test_a_machine_is_not_told_of_what_is_damaged_on_the_owners_side(start, tmp_
     assert str(folder / name) in read_log(tmp_path / "broker.db")[-1].details["reason"]
 
 
+@pytest.mark.slow
 def test_an_answer_that_drips_ends_with_the_time():
     with socket.create_server(("127.0.0.1", 0)) as server:
 

@@ -60,6 +60,7 @@ def stand_in(monkeypatch, mode):
 
 
 @pytest.mark.parametrize("device", ["cpu", *MODES], indirect=True)
+@pytest.mark.slow
 def test_every_step_delivers_what_it_was_given(device):
     for direction, nbytes, bits in product(DIRECTIONS, (1, CHUNK_SIZE, NBYTES), (128, 256)):
         with open_steps(direction, nbytes, device=device, bits=bits) as opened:

@@ -316,6 +316,7 @@ def run_clients(server, count, kills):
 @pytest.mark.parametrize(
     ("count", "kills"), [(80, 1), pytest.param(1000, 3, marks=[pytest.mark.nightly, pytest.mark.timeout(280)])]
 )
+@pytest.mark.slow
 def test_exchanges_of_many_clients_with_a_broker_that_is_killed(start, count, kills):
     server = start()
     clients = run_clients(server, count, kills)

@@ -42,6 +42,7 @@ def pieces_of(message, rows, row=1000):
 @each("mode", MODES)
 @each("bits", [128, 256])
 @each("size", SIZES)
+@pytest.mark.slow
 def test_a_message_is_opened_and_sealed(size, bits, mode):
     message = Message(size, bits)
     rig = Rig(mode)

@@ -65,11 +65,8 @@ ACTIONS = [opened, sealed, gathered, polled, cleared]
 # Calls that fail.
 
 
-DAY = [mode for mode in MODES if mode != "held"]
-
-
 @pytest.mark.parametrize(
-    "modes", [pytest.param(DAY, marks=pytest.mark.slow), pytest.param(["held"], marks=pytest.mark.nightly)], ids=str
+    "modes", [pytest.param(MODES, marks=pytest.mark.slow), pytest.param(["held"], marks=pytest.mark.nightly)], ids=str
 )
 @each("action", ACTIONS)
 def test_a_call_that_fails_is_told_and_leaves_nothing_behind(action, modes):

@@ -79,6 +79,7 @@ def test_a_staging_buffer_is_pageable_only_if_that_is_faster_by_more_than_noise(
 
 @pytest.mark.parametrize("mode", MODES)
 @each("seed", range(10))
+@pytest.mark.slow
 def test_messages_arrive_through_pageable_buffers_that_are_used_again(mode, seed):
     driver = FakeDriver(mode, seed)
     driver.copy_speeds, driver.pageable = FASTER_PAGEABLE, True

@@ -365,6 +365,7 @@ def test_states_are_used_again_and_their_slots_are_zeros_between():
 
 @each("mode", MODES)
 @each("sizes", [[10], [10, 20, 30]])
+@pytest.mark.slow
 def test_states_are_used_again_after_failures_with_nothing_left_in_them(mode, sizes):
     """A transfer while another thread captures a CUDA graph fails, and so may each that is tried after it."""
     driver = FakeDriver(mode)

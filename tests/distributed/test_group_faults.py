@@ -81,6 +81,7 @@ def check_every_rank(operation, kind, victim, expected, *, silent):
 
 
 @each("operation", OPERATIONS)
+@pytest.mark.slow
 def test_whatever_happens_to_a_message_no_rank_has_a_wrong_result(operation):
     def check(kind):
         chance = random.Random(operation + kind)

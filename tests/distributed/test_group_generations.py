@@ -44,6 +44,7 @@ class Replay:
 
 
 @pytest.mark.parametrize("size", [3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_no_message_of_the_old_group_is_accepted_at_any_place(size):
     old = Network(4)
     assert on_ranks(old, KEY, step) == [4 * COUNT] * 4

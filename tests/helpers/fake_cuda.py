@@ -36,7 +36,7 @@ from fastrack.errors import DeviceError
 from fastrack.format import SEALED_CHUNK_SIZE
 from helpers.fake_kernels import run_kernel
 
-MODES = ("lazy", "threads", "serial", "confidential", "held")
+MODES = ("lazy", "threads", "serial", "confidential")  # and "held", where what a copy keeps waiting matters
 CONFIDENTIAL = ("confidential", "held")
 PER_THREAD = 2  # cudaStreamPerThread: another stream in every thread
 # The methods that have the names of their commands.

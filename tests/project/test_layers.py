@@ -107,6 +107,7 @@ def circle_of(folder):
     return None
 
 
+@pytest.mark.slow
 def test_no_circle_of_files_exists(folder):
     assert circle_of(folder) is None
 

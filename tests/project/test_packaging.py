@@ -189,6 +189,7 @@ def test_hooks_have_the_locked_versions():
     assert dict(hooks) == {name: locked[name] for name in ("ruff", "codespell")}
 
 
+@pytest.mark.slow
 def test_the_source_archive_holds_every_source_and_can_be_worked_on(sdist_names):
     for folder in ("examples", "fastrack", "kernels", "tests", ".ci"):
         assert files_under(folder) <= sdist_names

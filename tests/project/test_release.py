@@ -348,6 +348,7 @@ def problem_of(release, project, folder):
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_files_of_a_release_are_taken(release, project, folder, capsys):
     pytest.importorskip("cyclonedx.validation.json")
     release.check_files(project, write_files(folder, release.names_of(project)))

@@ -79,6 +79,7 @@ def listed():
     return rows
 
 
+@pytest.mark.slow
 def test_all_that_a_process_holds_is_listed():
     found, known = found_in(ROOT / "fastrack"), listed()
     assert found - known == set(), f"a line of {PAGE.name} is missing"

@@ -46,6 +46,7 @@ def draw_tail(draw, shape, count):
 
 @settings(max_examples=300, deadline=None)
 @given(indices())
+@pytest.mark.slow
 def test_any_index_selects_what_numpy_selects(chosen):
     shape, index = chosen
     part = SEALED[shape][index]

@@ -27,6 +27,7 @@ def cut(path, size=9):
 
 
 @each("suffix,size", [(".csv", 9), (".csv", 3), (".txt", 18), (".txt", 5), (".jsonl", 18)])
+@pytest.mark.slow
 def test_a_file_that_is_cut_while_it_is_read_is_refused(tmp_path, suffix, size):
     path = tmp_path / f"a{suffix}"
     head, line = {".csv": ("a,b\n", "1%05d,7\n"), ".txt": ("", "%08d\n"), ".jsonl": ("", '{"a":"%09d"}\n')}[suffix]

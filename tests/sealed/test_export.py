@@ -302,6 +302,7 @@ def columns_of_arrow(pa):
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
+@pytest.mark.slow
 def test_any_table_comes_back_as_parquet(tmp_path_factory, key, pa, data):
     from pyarrow import parquet
 

@@ -515,6 +515,7 @@ def test_an_error_names_the_file_that_it_is_about(tmp_path, key, pa):
             assert str(info.value).count(str(tmp_path)) == str(info.value).count(str(paths[1])) == 1, info.value
 
 
+@pytest.mark.slow
 def test_a_folder_is_continued_on_request_alone(tmp_path, key, monkeypatch):
     (tmp_path / "a.txt").write_text("".join(f"line {index}\n" for index in range(5000)))
     write = DatasetWriter.write_batch

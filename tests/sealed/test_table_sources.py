@@ -323,6 +323,7 @@ def _tables(draw):
 
 @given(_tables(), st.integers(1, 5))
 @settings(max_examples=150, deadline=None)
+@pytest.mark.slow
 def test_any_table_comes_back(tmp_path_factory, table, size):
     assert_equal(back(table), table)
     path = tmp_path_factory.mktemp("table") / "a.parquet"

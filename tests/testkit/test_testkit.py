@@ -22,6 +22,7 @@ def kit() -> list[Case]:
     return list(cases())
 
 
+@pytest.mark.slow
 def test_the_cases_and_the_rules_are_what_the_generator_makes() -> None:
     made = files()
     there = {str(path.relative_to(HERE)) for path in (HERE / "cases").rglob("*") if path.is_file()} | {"rules.md"}

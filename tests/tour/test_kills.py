@@ -208,6 +208,7 @@ def run_with_kill(begin, victim, number, when):
 @pytest.mark.parametrize(
     ("victim", "number", "when"), [("a", 4, "before"), pytest.param("visitor", 10, "before", marks=pytest.mark.nightly)]
 )
+@pytest.mark.slow
 def test_a_tour_goes_on_after_a_process_was_killed_in_its_middle(begin, victim, number, when):
     assert run_with_kill(begin, victim, number, when) == 2
 

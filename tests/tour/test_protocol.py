@@ -205,6 +205,7 @@ def check(runs, *, examples=12, steps=10):
         run_state_machine_as_test(seed(number)(Protocol), settings=chosen)
 
 
+@pytest.mark.slow
 def test_desks_answer_as_their_model_whatever_becomes_of_messages():
     check(1)
 

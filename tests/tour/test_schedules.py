@@ -90,6 +90,7 @@ def run(seed):
         return here.leaks()
 
 
+@pytest.mark.slow
 def test_no_schedule_of_a_hundred_leaks_a_secret_loses_a_receipt_or_ends_with_another_model():
     for seed in range(100):
         assert not run(seed), f"schedule {seed}"

@@ -57,6 +57,7 @@ def holder(made):
     served.kill()
 
 
+@pytest.mark.slow
 def test_a_visit_goes_on_at_a_desk_that_was_restarted_in_its_middle(made, holder):
     remote = holder.desk()
 

@@ -330,6 +330,7 @@ def test_a_second_call_does_nothing_and_another_key_is_refused():
         fastrack.protect_checkpoints(KEY, keys=fastrack.Key.generate())
 
 
+@pytest.mark.slow
 def test_checkpoints_of_earlier_keys_open(tmp_path):
     torch.save(state(), tmp_path / "old.pt")
     restore()

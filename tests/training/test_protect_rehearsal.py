@@ -358,6 +358,7 @@ def test_what_one_process_writes_is_refused_by_all():
     run_ranks((2, rehearse_in_two))
 
 
+@pytest.mark.slow
 def test_nothing_is_printed_when_a_process_ends_that_has_rehearsed():
     code = """
 import os, torch, fastrack

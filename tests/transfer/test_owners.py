@@ -347,6 +347,7 @@ def run_schedules(count):
 
 
 @pytest.mark.timeout(60 + SCHEDULES)
+@pytest.mark.slow
 def test_every_failure_is_raised_to_its_owner_once_and_to_no_other():
     run_schedules(SCHEDULES)
 
