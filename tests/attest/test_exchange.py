@@ -342,6 +342,7 @@ def flipped(data, step=1, bit=0x01):
 
 
 @pytest.mark.parametrize("cpu", ["tdx", "snp"])
+@pytest.mark.slow
 def test_a_document_with_a_flipped_bit_is_malformed_or_another_offer(cpu):
     offer = short_offer(cpu)
     data = offer.to_bytes()

@@ -140,6 +140,7 @@ COLLECT = "attest collect challenge offer --grants grants --owner owner.signer.p
 
 
 @pytest.mark.parametrize("newline", [True, False])
+@pytest.mark.slow
 def test_an_answer_that_is_still_being_copied_is_waited_for(cli, folder, newline):
     def copy(grants):
         assert grants.endswith(b"\n")
@@ -174,6 +175,7 @@ def test_an_answer_to_an_earlier_offer_is_not_taken(cli, folder):
 
 
 @pytest.mark.parametrize(("there", "got"), [(None, "got none"), ("{", "got 1 bytes of one that is not whole")])
+@pytest.mark.slow
 def test_an_answer_that_does_not_come_is_named(cli, folder, monkeypatch, there, got):
     make = attest.make_offer
 
@@ -254,6 +256,7 @@ def test_documents_pass_on_standard_streams(cli, folder, monkeypatch):
     assert attest.Offer.from_bytes(offer.encode())
 
 
+@pytest.mark.slow
 def test_wrong_offers_are_refused(cli, folder):
     cli("attest challenge other")
     cli("attest collect other offer")
@@ -311,6 +314,7 @@ def test_a_broker_needs_tls(cli, folder, options, told):
     assert not (folder / "broker.db").exists()
 
 
+@pytest.mark.slow
 def test_a_broker_is_served_and_its_log_is_shown(cli):
     pytest.importorskip("starlette")
     pytest.importorskip("uvicorn")

@@ -161,6 +161,7 @@ def test_a_folder_of_keys_opens(cli, sealed, folder):
     cli(f"verify {sealed} --key keys")
 
 
+@pytest.mark.slow
 def test_standard_input_and_a_descriptor_give_a_key(sealed, folder):
     for source in ("-", "fd:0", "/dev/stdin"):
         done = subprocess.run(

@@ -195,6 +195,7 @@ def test_messages_without_a_call_of_result_leave_nothing(mode):
 
 
 @each("mode", MODES)
+@pytest.mark.slow
 def test_threads_share_a_device(mode):
     rig = Rig(mode)
     messages = [Message((3 + n) * CHUNK_SIZE + n, seed=n) for n in range(4)]

@@ -34,6 +34,7 @@ def run(size, action, key=KEY):
 class TestResults:
     @each("size", [1, 2, 3, 4])
     @each("count", [0, 1, 63, 64 * 4, 4096, 4097, 100_003, 3 * SLAB + 5])
+    @pytest.mark.slow
     def test_all_reduce_adds_in_the_order_of_ranks(self, size, count):
         expected = in_rank_order([tensor_of(rank, count) for rank in range(size)])
         for result in run(size, lambda group: group.all_reduce(tensor_of(group.rank, count))):

@@ -170,6 +170,7 @@ def test_policies_open(golden):
 
 
 @opens("attestation/challenge-*", "attestation/offer-*", "attestation/roots.json", "attestation/collateral.json")
+@pytest.mark.slow
 def test_an_offer_is_verified(golden):
     policy, _ = load_policy(golden)
     for cpu in ("tdx", "snp"):
@@ -205,6 +206,7 @@ def test_evidence_is_bound_to_an_offer_as_the_page_of_formats_says(golden):
 
 
 @opens("attestation/grants-*", "attestation/machine-*")
+@pytest.mark.slow
 def test_grants_that_answer_an_offer_open(golden):
     owner = Verifier.load(golden("pairs/owner.signer.pub"))
     line = golden("pairs/owner.signer.pub").read_text().rstrip()
@@ -256,6 +258,7 @@ def test_a_brokers_log_opens(golden):
 
 
 @opens("broker/broker.db")
+@pytest.mark.slow
 def test_a_broker_goes_on_with_its_database(golden):
     pytest.importorskip("uvicorn")
     path = golden("broker/broker.db")

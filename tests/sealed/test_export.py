@@ -320,6 +320,7 @@ CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cells=st.lists(CELLS, min_size=1, max_size=20), numbers=st.data())
+@pytest.mark.slow
 def test_any_text_and_number_comes_back_as_csv(tmp_path_factory, key, cells, numbers):
     floats = numbers.draw(st.lists(st.floats(), min_size=len(cells), max_size=len(cells)))
     with np.errstate(over="ignore"):

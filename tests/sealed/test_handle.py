@@ -34,6 +34,7 @@ INDICES += [slice(4, 1, -2), [1, 0], [-1], [], np.array([1, 1, 0])]
 
 
 @each("shape", [(5, 2, 3), (4, 1, 2), (1, 1), (2, 0, 3), (0, 2), (30_000, 2)])
+@pytest.mark.slow
 def test_rows_of_rows_are_those_of_the_array(key, shape):
     array = np.arange(np.prod(shape)).reshape(shape)
     sealed = fastrack.seal(array, key)

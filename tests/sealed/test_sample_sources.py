@@ -315,6 +315,7 @@ def assert_same(folder, key, table):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_parquet_arrow_and_feather_files(tmp_path, key, pa, table):
     import pyarrow.feather
     import pyarrow.parquet

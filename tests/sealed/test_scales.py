@@ -128,6 +128,7 @@ def test_all_values_by_all_unusual_scales_are_equal_bit_for_bit(key, kind):
 
 @each("kind", KINDS)
 @each("of", [(1, 1), (4195, 1), (33, 8)])  # 8 blocks of 128 columns, the last of which has 105
+@pytest.mark.slow
 def test_large_results_are_equal_wherever_they_begin(key, kind, of):
     values = torch.randint(256, (4195, 1001), dtype=torch.uint8)
     scales = torch.tensor(np.resize(UNUSUAL, of), dtype=torch.float32)

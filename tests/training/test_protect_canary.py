@@ -46,6 +46,7 @@ def save_elsewhere(obj, f, *_, **__):
     archive.write_end_of_file()
 
 
+@pytest.mark.slow
 def test_a_torch_that_saves_by_another_function_is_refused(monkeypatch):
     monkeypatch.setattr(torch, "save", save_elsewhere)
     with refused(r"torch\.save: .*found it in plain|torch\.save: .*got a"):
@@ -59,12 +60,14 @@ def test_a_torch_that_lacks_a_function_is_refused(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", [torch.UntypedStorage, torch.storage.TypedStorage])
+@pytest.mark.slow
 def test_a_torch_that_pickles_storages_by_another_function_is_refused(monkeypatch, kind):
     monkeypatch.setattr(kind, "__reduce__", lambda storage: (bytes, (bytes(storage.tolist()),)))
     with refused("pickle: "):
         fastrack.protect_checkpoints(KEY)
 
 
+@pytest.mark.slow
 def test_a_safetensors_that_saves_by_another_function_is_refused(monkeypatch):
     def moved(*arguments, write=safetensors.serialize_file):
         write(*arguments)
@@ -108,6 +111,7 @@ def test_other_versions_are_refused_by_their_names(monkeypatch, name):
         fastrack.protect_checkpoints(KEY)
 
 
+@pytest.mark.slow
 def test_a_torch_that_returns_other_values_is_refused(monkeypatch):
     monkeypatch.setattr(torch, "load", lambda *args, **options: {"x": torch.zeros(64, dtype=torch.uint8)})
     with refused("comes back equal"):

@@ -140,6 +140,7 @@ def test_streams_of_its_file_system_are_read_only(tmp_path):
         stream.write(b"x")
 
 
+@pytest.mark.slow
 def test_plain_folders_of_before_load_as_ever(tmp_path):
     restore()
     try:
@@ -152,6 +153,7 @@ def test_plain_folders_of_before_load_as_ever(tmp_path):
     require_sealed(tmp_path / "plain")  # and nothing of the plain one is left
 
 
+@pytest.mark.slow
 def test_a_sealed_and_a_plain_checkpoint_in_one_folder_are_refused(tmp_path):
     dcp.save(state(), checkpoint_id=tmp_path, no_dist=True)
     restore()

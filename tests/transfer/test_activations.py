@@ -39,6 +39,7 @@ def vault(request, tmp_path):
     return fastrack.Vault({"memory": None, "folder": tmp_path, "store": {}}[request.param])
 
 
+@pytest.mark.slow
 def test_gradients_are_those_of_the_plain_step(vault):
     model = block()
 
