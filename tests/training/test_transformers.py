@@ -536,7 +536,8 @@ def test_an_adapter_is_loaded_into_its_model(llama_folders, adapter_folders):
 def test_an_altered_adapter_is_refused(llama_folders, adapter_folders, tmp_path):
     shutil.copytree(adapter_folders[1], tmp_path / "copy")
     path = tmp_path / "copy" / "adapter_model.safetensors"
-    path.write_bytes(path.read_bytes()[:-1] + b"\xff")
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 0xFF]))
     made = from_pretrained(AutoModelForCausalLM, llama_folders[1], keys=KEY)
     with pytest.raises(AuthenticationError, match="adapter_model"):
         load_adapter(made, tmp_path / "copy", keys=KEY)
