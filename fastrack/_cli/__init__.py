@@ -5,7 +5,7 @@ import io
 import os
 import sys
 from pathlib import Path
-from typing import Any, ClassVar, TextIO
+from typing import Any, TextIO
 
 
 def main() -> None:
@@ -15,7 +15,8 @@ def main() -> None:
     """
     if not _has_streams():  # before the work: its result could not be printed
         sys.exit(1)
-    sys.stdout, sys.stderr = _reopened(sys.stdout), _reopened(sys.stderr)
+    sys.stdout, output = _reopened(sys.stdout, "standard output")
+    sys.stderr, _ = _reopened(sys.stderr, None)
     try:
         _run()
     except KeyboardInterrupt:
@@ -29,7 +30,8 @@ def main() -> None:
         sys.stderr.write(f"error: {_describe(error)}\n")
         sys.exit(1)
     finally:
-        _Stream.named.clear()  # Python writes once more what could not be written, as it ends
+        if output is not None:
+            output.title = None  # Python writes once more what could not be written, as it ends
 
 
 def _run() -> None:
@@ -66,25 +68,27 @@ def _describe(error: Exception) -> str:
 
 
 class _Stream(io.FileIO):
-    """Write to a standard stream. Only errors of those that are named are raised: else an exit status says enough."""
+    """Write to a standard stream. Raise its errors under a title, and none without: an exit status says enough."""
 
-    named: ClassVar = {1: "standard output"}
+    title: str | None = None
 
     def write(self, data: Any, /) -> int:
         """Write bytes, and return how many."""
         try:
             return os.write(self.fileno(), data)
         except OSError as error:
-            if self.fileno() not in self.named:
+            if self.title is None:
                 return len(data)
-            raise OSError(error.errno, error.strerror, self.named[self.fileno()]) from None
+            raise OSError(error.errno, error.strerror, self.title) from None
 
 
-def _reopened(stream: TextIO) -> TextIO:
+def _reopened(stream: TextIO, title: str | None) -> tuple[TextIO, _Stream | None]:
     """Return a standard stream with a buffer, as without one (``python -u``) a part of the bytes would pass for all."""
     if not isinstance(stream, io.TextIOWrapper) or isinstance(stream.buffer, io.BytesIO):
-        return stream  # of a program that calls this one
-    buffer = io.BufferedWriter(_Stream(stream.fileno(), "w", closefd=False))
+        return stream, None  # of a program that calls this one
+    raw = _Stream(stream.fileno(), "w", closefd=False)
+    raw.title = title
     is_prompt = stream.line_buffering or stream.write_through
     # A name that a terminal cannot show must not fail a finished command.
-    return io.TextIOWrapper(buffer, stream.encoding, "backslashreplace", line_buffering=is_prompt)
+    text = io.TextIOWrapper(io.BufferedWriter(raw), stream.encoding, "backslashreplace", line_buffering=is_prompt)
+    return text, raw
