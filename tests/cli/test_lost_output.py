@@ -1,4 +1,4 @@
-"""Every command, with an output that is full or that nobody reads: its status, at most one line more, no plaintext."""
+"""Commands whose output is full or has no reader end with their status, at most one line more, and no plaintext."""
 
 import functools
 import shutil

@@ -24,7 +24,7 @@ from helpers.foundry.machine import Machine
 from helpers.profiles import GRID
 
 STREAMS = {"stdout": 1, "stderr": 2}
-FULL, CLOSED = "/dev/full", "a pipe that nobody reads"
+FULL, CLOSED = "/dev/full", "a pipe without a reader"
 
 
 @contextmanager

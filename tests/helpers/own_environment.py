@@ -18,7 +18,7 @@ An owner whose umask is 000 has policies and folders that others may replace, wh
 makes itself it has to take.
 """
 
-# Where programs, libraries and packages are, and what is set for tests on purpose. All else is of whoever runs them.
+# Where programs, libraries and packages are, and what is set for tests on purpose. All else belongs to the machine.
 _PLACES = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONSAFEPATH")
 _ON_PURPOSE = ("FASTRACK_", "PYTEST_", "COVERAGE_", "EMU_", "CUDA_", "CUPY_", "NVIDIA_")
 _NUMERICS = ("OPENBLAS_", "NVPL_")  # set where a library is wrong without

@@ -597,7 +597,7 @@ def settled(text):
     """Return the message with placeholders for ids and temporary files."""
     text = text.replace(KEY.id, "<key id>").replace(OTHER.id, "<other key id>")
     text = re.sub(r"\b(?!(.)\1{31})[0-9a-f]{32}\b", "<id>", text)
-    text = text.replace(f"uid {os.geteuid()} ", "uid 0 ")  # whoever runs the tests
+    text = text.replace(f"uid {os.geteuid()} ", "uid 0 ")  # of the user who runs the tests
     return re.sub(r"\b(saved|checkpoint|model|samples)-\d+\.safetensors", r"\1.safetensors", text)
 
 
