@@ -276,7 +276,7 @@ class Offer:
         return cls(reader.id("challenge"), Recipient(ALGORITHM, public), evidence)
 
 
-def read_challenge_id(beginning: bytes | bytearray) -> str:
+def read_challenge_id(beginning: bytes) -> str:
     """Read the id of the challenge from the first `BEGINNING_SIZE` bytes of an offer, before the rest arrives."""
     match = _BEGINNING.match(beginning)
     if match is None:

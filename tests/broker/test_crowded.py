@@ -225,7 +225,7 @@ def test_bodies_of_many_offers_take_bounded_memory(start):
         known = [stack.enter_context(begin_offer(server, b'{"challenge":"' + opened)) for _ in range(12)]
         assert exchange(server) < 2
         grown = measure(server, "VmHWM") - memory
-        assert grown < 100
+        assert grown < 64
         assert len(known) == 12
     assert 503 in {line.get("status") for line in server.lines()}
     assert exchange(server) < 2

@@ -50,7 +50,7 @@ class _Steps:
         require_json(request)
         address = fields["address"]
 
-        async def check(beginning: bytearray) -> None:
+        async def check(beginning: bytes) -> None:
             await self._shared.work(self._broker.require_challenge, read_challenge_id(beginning), address)
 
         async with self._shared.body(request, OFFER_LIMIT, address, check, BEGINNING_SIZE) as body:
