@@ -1,12 +1,13 @@
 // The plan of a gather: pieces of chunks, and their destinations in the results.
 //
-// The host seals it under a key of its own, and a launch of `open_256` before the gather authenticates it. If that
-// launch reports a bad chunk, the gather does not read the plan and fills the results with zeros. As a second line of
-// defence, a piece outside the message or the result is not copied, and its chunk is reported as bad.
-
-constexpr u64 GOOD = ~0ull;  // verdict on a run without a bad chunk
+// The host seals it under the key of the link, and a launch of `open_256` right before the gather authenticates it. If
+// that launch was lost or reports a bad chunk, the gather does not read the plan and fills the results with zeros. As a
+// second line of defence, a piece outside the message or the result is not copied, and its chunk is reported as bad.
 
 struct Plan {
+    __device__ __forceinline__ Plan(const u64* plan, u64 count, u64 pieces)
+        : chunks(plan), starts(plan + count), table(plan + 2 * count + 1), pieces(pieces) {}
+
     const u64* chunks;  // numbers of the chunks, in the order of their sealed bytes
     const u64* starts;  // the pieces of chunk i are number starts[i] up to starts[i + 1]
     const u64* table;   // three words for each piece: its offset in the chunk, its offset in the result, its size

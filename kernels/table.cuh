@@ -16,6 +16,8 @@ struct Segment {
     u32 start;   // number of chunks in the segments before it
     u32 place;   // of its first sealed chunk in the staging memory, in units of 16 bytes
 
+    __device__ __forceinline__ u32 message() const { return static_cast<u32>(name >> NUMBER_BITS); }
+
     // Returns the key of the message. `mask` is the number of states minus one, and that number is a power of two.
     __device__ __forceinline__ const State* state(const State* states, u64 mask) const {
         return states + (name >> NUMBER_BITS & mask);
@@ -54,4 +56,4 @@ struct TableOf {
 };
 
 typedef TableOf<Segment, FASTRACK_SEGMENTS> Table;
-static_assert(sizeof(Table) + 11 * 8 <= 4096, "CUDA before 12.1 allows no more as the parameters of a kernel");
+static_assert(sizeof(Table) + 12 * 8 <= 4096, "CUDA before 12.1 allows no more as the parameters of a kernel");

@@ -80,7 +80,7 @@ struct Widening : Segment {
 static_assert(sizeof(Widening) == FASTRACK_WIDENING_BYTES, "the host knows this size");
 
 typedef TableOf<Widening, FASTRACK_WIDENINGS> WideningTable;
-static_assert(sizeof(WideningTable) + 6 * 8 <= 4096, "as of `Table`");
+static_assert(sizeof(WideningTable) + 7 * 8 <= 4096, "as of `Table`");
 
 // The place of a widened chunk.
 struct Widened {

@@ -2,9 +2,11 @@
 
 import os
 
+import numpy as np
+
 from bench.gpu.gpu import WrongResultError
 from bench.gpu.host_data import noise, require_same, sets_of
-from bench.gpu.launches import GOOD, ByteRuns, Launches
+from bench.gpu.launches import GOOD, TICKET, TOLD_SIZE, VERDICT_SIZE, ByteRuns, Launches
 from bench.gpu.plan import MIB, fraction, size_of
 from bench.gpu.timing import Row, interleave, on_device
 from fastrack.format import CHUNK_SIZE, NONCE_SIZE, chunk_count, ciphertext_size
@@ -37,9 +39,11 @@ class _Case:
         self._scratch, self._tile = scratch, tile
         self._count = chunk_count(size)
         gpu = launches.gpu
-        state = ByteRuns(gpu).prepare(os.urandom(bits // 8), os.urandom(NONCE_SIZE)).data
-        self._state = gpu.driver.memory(len(state))
-        launches.put(self._state.pointer, state)
+        runs = ByteRuns(gpu)
+        state = runs.prepare(os.urandom(bits // 8), os.urandom(NONCE_SIZE))
+        self._link, self._row = runs.link, runs.wrap([state.row(size)])
+        self._state = gpu.driver.memory(len(state.data))
+        launches.put(self._state.pointer, state.data)
         self._group = max(1, plan.group // size)
         self._sets = [_Set(gpu, size) for _ in range(max(self._group, sets_of(size, plan, most=4 * self._group)))]
         for buffers in self._sets:
@@ -70,12 +74,13 @@ class _Case:
             self._launches.gpu.fill(self._scratch.pointer, 0, _ahead_of(self._plan), self._launches.stream)
 
     def _open(self, each, blocks):
-        where = (self._state.pointer, each.sealed.pointer, each.target.pointer, 0, self._count, self._size)
-        self._launches.open(self._bits, blocks, *where, each.verdict.pointer)
+        keys, where = (self._state.pointer, 0), (each.sealed.pointer, each.target.pointer, 0, self._count, self._size)
+        self._launches.open(f"open_{self._bits}", blocks, keys, *where, each.words.pointer)
 
     def _seal(self, each, blocks):
-        where = (self._state.pointer, each.plain.pointer, each.sealed.pointer, 0, self._count, self._size)
-        self._launches.seal(self._bits, blocks, *where)
+        where = (each.plain.pointer, each.sealed.pointer, 0, self._count, self._size)
+        told = each.words.pointer + VERDICT_SIZE
+        self._launches.seal(self._bits, blocks, self._link.pointer, self._row, *where, each.words.pointer, told)
 
     def _copy(self, each, _):
         self._launches.gpu.copy(each.target.pointer, each.plain.pointer, self._size, self._launches.stream)
@@ -86,7 +91,7 @@ class _Case:
         for start in range(0, self._size, self._tile.size):
             part = self._tile[: min(self._tile.size, self._size - start)]
             gpu.upload(each.plain.pointer + start, part, stream)
-        gpu.fill(each.verdict.pointer, 0xFF, 8, stream)
+        gpu.fill(each.words.pointer, 0xFF, VERDICT_SIZE, stream)
         self._seal(each, self._launches.blocks(1, self._count))
         self._launches.wait()
 
@@ -97,7 +102,8 @@ class _Case:
         for buffers in self._sets:
             gpu.fill(buffers.target.pointer, 0x5A, self._size, launches.stream)
             self._open(buffers, launches.blocks(1, self._count))
-            if int.from_bytes(launches.get(buffers.verdict.pointer, 8), "little") != GOOD:
+            words = np.frombuffer(launches.get(buffers.words.pointer, VERDICT_SIZE), np.uint64).tolist()
+            if words != [GOOD, GOOD, TICKET, GOOD, GOOD]:
                 raise WrongResultError(f"a chunk of {size_of(self._size)} was refused, though it was not altered")
         last = self._sets[-1].target.pointer
         require_same("the kernels", gpu, last, part, launches.stream)
@@ -110,4 +116,6 @@ class _Case:
 class _Set:
     def __init__(self, gpu, size):
         self.plain, self.target = gpu.driver.memory(size), gpu.driver.memory(size)
-        self.sealed, self.verdict = gpu.driver.memory(ciphertext_size(size)), gpu.driver.memory(8)
+        self.sealed, self.words = (
+            gpu.driver.memory(each) for each in (ciphertext_size(size), VERDICT_SIZE + TOLD_SIZE)
+        )

@@ -61,6 +61,7 @@ def check(gpu, sizes=SIZES, blocks=(1, 3), columns=(64, 63)):
     for bits in (128, 256):
         for number, size in enumerate(sizes):
             done += _random(runs, bits, size, number % 16, blocks[number % len(blocks)])
+        done += _wrapped(runs, bits)
         done += sum(_widened(runs, bits, values, each) for values in FORMATS for each in columns)
     return done
 
@@ -80,10 +81,11 @@ def _published(runs, number, key, nonce, plain, sealed):
     state = runs.prepare(key, nonce)
     case = f"GCM test case {number}"
     _expect(f"{case}, opened", runs.open_run(state, sealed), (None, plain))
+    _expect(f"{case}, opened under a wrapped key", runs.small_run(state, sealed), (None, plain))
     _expect(f"{case}, sealed", runs.seal_run(state, plain), sealed)
     wrong = bytes([*sealed[:-1], sealed[-1] ^ 1])
     _expect(f"{case}, its tag altered", runs.open_run(state, wrong), (0, bytes(len(plain))))
-    return 3
+    return 4
 
 
 def _random(runs, bits, size, offset, blocks):
@@ -97,7 +99,23 @@ def _random(runs, bits, size, offset, blocks):
     wrong = bytes([*sealed[:-1], sealed[-1] ^ 0x80])
     expected = (first + last, plain[: last * CHUNK_SIZE] + bytes(size - last * CHUNK_SIZE))
     _expect(f"{case}, its last tag altered", runs.open_run(state, wrong, first, **options), expected)
-    return 3 + _gather(runs, state, case, seal(key, nonce, plain), plain, options)
+    _expect(f"{case}, opened under a wrapped key", runs.small_run(state, sealed, first, **options), (None, plain))
+    _expect(f"{case}, that tag altered", runs.small_run(state, wrong, first, **options), expected)
+    return 5 + _gather(runs, state, case, seal(key, nonce, plain), plain, options)
+
+
+def _wrapped(runs, bits):
+    """A row as it was wrapped, and an altered one, under which nothing opens or is sealed."""
+    key, nonce, plain = os.urandom(bits // 8), os.urandom(12), os.urandom(700)
+    sealed, state, case = seal(key, nonce, plain), runs.prepare(key, nonce), f"AES-{bits}, a wrapped key"
+    _expect(case, runs.unwrap(key, nonce).data.tobytes(), state.data.tobytes())
+    wrong = {"altered": 0x80}
+    _expect(f"{case}, altered", runs.unwrap(key, nonce, **wrong).data.tobytes(), bytes(len(state.data)))
+    _expect(f"{case}, altered, to open", runs.small_run(state, sealed, **wrong), (0, bytes(len(plain))))
+    _expect(f"{case}, altered, to seal", runs.seal_run(state, plain, **wrong), 0)
+    pieces = GatherPlan(np.array([0]), np.array([0, 1]), np.array([[5, 0, 100]]))
+    _expect(f"{case}, altered, to gather", runs.pick(state, sealed, pieces, 700, 100, **wrong), (0, bytes(100)))
+    return 5
 
 
 def _widened(runs, bits, values, columns):
@@ -127,7 +145,9 @@ def _gather(runs, state, case, sealed, plain, options):
     pieces = GatherPlan(np.array(order, np.int64), np.array(starts, np.int64), np.array(table, np.int64).reshape(-1, 3))
     result = runs.gather(state, packed, pieces, len(plain), len(expected), **options)
     _expect(f"{case}, gathered", result, (None, expected))
-    return 1
+    result = runs.pick(state, packed, pieces, len(plain), len(expected), **options)
+    _expect(f"{case}, gathered under a wrapped key", result, (None, expected))
+    return 2
 
 
 def _expect(what, found, expected):

@@ -11,13 +11,12 @@ from helpers.fake_cuda import MODES, FakeDriver
 from helpers.runs import as_pieces
 
 from fastrack import DeviceError
-from fastrack._crypto.cobblestone import MessageKey
-from fastrack._crypto.engine import get_engine
 from fastrack._crypto.gather import GatherPlan
 from fastrack._devices.base import BAD_PLAN, Segment
 from fastrack._devices.cuda import device
 from fastrack._devices.cuda.device import CudaDevice
-from fastrack._devices.cuda.gather_plan import PlanSealer, align
+from fastrack._devices.cuda.gather_plan import align, seal_plan
+from fastrack._devices.cuda.link import ROW_SIZE
 from fastrack._sealed.indexing import plan_rows
 from fastrack._tensors import arrays
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, ciphertext_size
@@ -88,7 +87,7 @@ def test_a_gather_of_nothing_asks_for_nothing():
     work.open(Segment(0, 0, 0, LONG.plain.size, 0, 0, as_pieces([], [0], [])), slot.memory, slot)
     work.finish()
     assert work.result() is None
-    assert rig.driver.launches == []
+    assert [name for name, *_ in rig.driver.launches] == ["prepare"]  # of the link
 
 
 # Order.
@@ -245,8 +244,9 @@ def test_a_wrong_tag_of_a_gather_gives_zeros_and_its_number():
 def test_a_byte_that_is_turned_over_on_the_bus_is_noticed(place):
     rig = Rig()
     slab = list(rig.slabs(LONG))[1]
-    rig.driver.flips = {3: place}  # the first upload is the key's, the third the second slab's
     array = rig.array(LONG.plain.size)
+    place %= slab.sealed_size  # its key follows
+    rig.driver.flips = {rig.driver.calls["upload"] + 2: place}
     bad = slab.first_chunk + (place % slab.sealed_size) // 16400
     assert rig.open(LONG, array).result() == bad
     expected = LONG.plain.copy()
@@ -254,13 +254,14 @@ def test_a_byte_that_is_turned_over_on_the_bus_is_noticed(place):
     assert np.array_equal(rig.driver.read(array), expected)
 
 
-# The uploads of a gather are its key, the key of its plans, and a slab with its plan behind it.
+# The upload of a gather is a slab with its wrapped key and its plan behind it.
 @each("place", [0, 1, 7, 8, 100, 200, -17, -16, -1])
 def test_a_plan_that_is_altered_on_the_bus_is_noticed_and_the_result_is_zeros(place):
     pieces, expected = pieces_of(LONG, ROWS)
     rig = Rig(chunks=16)
     array = rig.driver.array(np.full(expected.size, 0x5A, np.uint8))
-    rig.driver.flips = {3: SEALED_CHUNK_SIZE * len(pieces.chunks) + place if place >= 0 else place}
+    behind = SEALED_CHUNK_SIZE * len(pieces.chunks) + ROW_SIZE + TAG_SIZE
+    rig.driver.flips = {rig.driver.calls["upload"] + 1: behind + place if place >= 0 else place}
     assert rig.gather(LONG, pieces, array).result() == BAD_PLAN
     assert not rig.driver.read(array).any()
     rig.driver.flips = {}
@@ -276,7 +277,8 @@ def test_a_plan_of_many_chunks_is_noticed_whichever_is_altered_and_nothing_of_it
     for chunk in (0, 13, 27):
         rig = Rig(chunks=80)
         array = rig.driver.array(np.full(expected.size, 0x5A, np.uint8))
-        rig.driver.flips = {3: align(ciphertext_size(LONG.plain.size)) + SEALED_CHUNK_SIZE * chunk + 50}
+        behind = align(ciphertext_size(LONG.plain.size)) + ROW_SIZE + TAG_SIZE
+        rig.driver.flips = {rig.driver.calls["upload"] + 1: behind + SEALED_CHUNK_SIZE * chunk + 50}
         assert rig.gather(LONG, pieces, array).result() == BAD_PLAN
         assert not rig.driver.read(array).any()
         rig.close()
@@ -286,22 +288,14 @@ def test_after_a_plan_was_altered_later_slabs_of_the_message_are_not_gathered_ei
     pieces, expected = pieces_of(LONG, ROWS)
     rig = Rig(chunks=2)
     array = rig.driver.array(np.full(expected.size, 0x5A, np.uint8))
-    rig.driver.flips = {3: -1}
+    rig.driver.flips = {rig.driver.calls["upload"] + 1: -1}
     assert rig.gather(LONG, pieces, array).result() == BAD_PLAN
-    assert len([name for name, *_ in rig.driver.launches if name == "gather_256"]) > 1
+    assert len([name for name, *_ in rig.driver.launches if name == "pick_256"]) > 1
     assert not rig.driver.read(array).any()
     rig.close()
 
 
-def test_an_altered_key_of_the_plans_is_noticed():
-    pieces, expected = pieces_of(LONG, [140, 0, 3])
-    rig = Rig(chunks=16)
-    rig.driver.flips = {2: 5}
-    assert rig.gather(LONG, pieces, rig.array(expected.size)).result() == BAD_PLAN
-    rig.close()
-
-
-def test_plans_cross_the_bus_sealed_each_under_a_key_of_its_own(monkeypatch):
+def test_plans_cross_the_bus_sealed_each_under_a_nonce_of_its_own(monkeypatch):
     pieces, expected = pieces_of(LONG, ROWS)
     rig = Rig(chunks=16)
     uploads = []
@@ -314,35 +308,36 @@ def test_plans_cross_the_bus_sealed_each_under_a_key_of_its_own(monkeypatch):
     monkeypatch.setattr(rig.driver, "upload", recorded)
     for _ in range(2):
         assert rig.gather(LONG, pieces, rig.array(expected.size)).result() is None
-    first, second = uploads[2], uploads[5]
+    first, second = uploads
     behind = SEALED_CHUNK_SIZE * len(pieces.chunks)
+    plan = 8 * (2 * len(pieces.chunks) + 1 + 3 * len(pieces.table)) + TAG_SIZE
     assert first[:behind] == second[:behind]
-    assert len(first) - behind == 8 * (2 * len(pieces.chunks) + 1 + 3 * len(pieces.table)) + TAG_SIZE
-    assert first[behind:] != second[behind:]
+    assert len(first) - behind == ROW_SIZE + TAG_SIZE + plan
+    both = (np.frombuffer(each[behind:], np.uint8) for each in (first, second))
+    different = np.bitwise_xor(*both).reshape(-1, 8).any(1)
+    assert different.all()  # the wrapped key, which is the same twice but for its nonce, and the plan
     assert pieces.table.tobytes() not in first
-    assert uploads[1][:44] != uploads[4][:44]
-    assert LONG.secret not in uploads[1]
-    for state in (uploads[1], uploads[4]):
-        assert not rig.driver.holds(state[:32])
+    assert LONG.secret not in first
     rig.close()
 
 
 def test_after_an_error_no_other_plan_is_sealed_under_the_same_nonce(monkeypatch):
-    engine = get_engine("openssl")
-    sealer = PlanSealer(engine, MessageKey.raw(bytes(32), bytes(12)))
+    rig = Rig()
+    key = rig.device._link.key_for(rig)
     pieces, _ = pieces_of(LONG, [140, 0, 3])
-    first = sealer.seal(pieces, 0)
-    seal_run = engine.seal_run
+    first = seal_plan(key, pieces, 0)
+    seal_run = key._engine.seal_run
 
     def seal_and_fail(*arguments):
         seal_run(*arguments)
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "seal_run", seal_and_fail)
+        patch.setattr(key._engine, "seal_run", seal_and_fail)
         with pytest.raises(MemoryError):
-            sealer.seal(pieces, 0)
-    assert sealer.seal(pieces, 0).first_chunk == first.first_chunk + 2 * first.count
+            seal_plan(key, pieces, 0)
+    assert seal_plan(key, pieces, 0).first_chunk == first.first_chunk + 2 * first.count
+    rig.close()
 
 
 # What it is asked.
@@ -356,7 +351,7 @@ def test_a_share_of_the_multiprocessors_bounds_the_grid(share, multiprocessors, 
     message = Message(16 * CHUNK_SIZE - 1)
     rig = Rig(chunks=16, share=share, multiprocessors=multiprocessors)
     rig.open(message, rig.array(message.plain.size)).result()
-    assert {blocks for name, blocks, _ in rig.driver.launches if name != "prepare"} == grids
+    assert {blocks for name, blocks, _ in rig.driver.launches if name not in {"prepare", "unwrap"}} == grids
 
 
 @each(("asked", "cpus", "threads"), [(None, 4, 4), (None, 224, 16), (40, 224, 40), (40, 4, 40)])

@@ -22,7 +22,8 @@ def test_a_sealed_tensor_arrives(opened):
     x = opened.channel.to_device({"a": sealed, "b": 5}, framework="cupy")
     opened.assert_holds(x["a"], PLAIN)
     assert x["b"] == 5
-    assert {name for name, *_ in opened.driver.launches} == {"prepare", "open_256"}
+    # A slab has few chunks for each block, or all of them.
+    assert set(opened.launched()) in ({"small_256"}, {"unwrap", "open_256"})
 
 
 @each(
@@ -64,7 +65,7 @@ def test_a_plan_that_was_altered_is_told_and_the_result_holds_zeros(opened, wait
     sealed = fastrack.seal(PLAIN, KEY, name="x")
     rows = [299, 0, 17]
     x = opened.channel.to_device(PLAIN[rows])
-    opened.driver.flips[opened.driver.calls["upload"] + 3] = -1
+    opened.driver.flips[opened.driver.calls["upload"] + 1] = -1
 
     def move():
         opened.channel.to_device(sealed[rows], out=x, non_blocking=not waits)

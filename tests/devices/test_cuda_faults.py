@@ -15,7 +15,6 @@ from helpers.cuda_rig import MESSAGE, PIECES, Rig, opened, within
 from helpers.fake_cuda import MODES
 
 from fastrack import DeviceError
-from fastrack._devices.cuda.buffers import KEY_SIZE
 from fastrack._devices.cuda.recorder import MessageRecorder
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE
 
@@ -231,26 +230,24 @@ def test_a_key_does_not_stay_here_when_the_device_was_given_up():
 
 
 def test_a_verdict_of_another_message_is_not_used():
-    """Should the commands that bring a key be lost, the device does not hold the verdict on the message before."""
+    """Should a list be lost, the device holds the verdict on the message before, which was good."""
     rig = Rig()
     assert opened(rig)
     rig.device._states._released_of(1).rotate(1)  # what that one used comes next
     work = rig.begin(MESSAGE, rig.array(MESSAGE.plain.size))
+    rig._open_slabs(work, MESSAGE)
     work._list.commands.code[:] = array("q")
     work.finish()
     assert work.result() == 0
     rig.close()
 
 
-def test_a_verdict_that_never_came_is_not_good_and_a_key_that_never_arrived_is_found_out():
+def test_a_verdict_that_never_came_is_not_good_and_a_slab_that_never_arrived_is_found_out():
     rig = Rig()
     rig.driver.download = lambda *_: None
     assert rig.open(MESSAGE, rig.array(MESSAGE.plain.size)).result() == 0
     rig = Rig()
-    upload = rig.driver.upload
-    rig.driver.upload = lambda pointer, source, size, stream: (
-        upload(pointer, source, size, stream) if size != KEY_SIZE else None
-    )
+    rig.driver.upload = lambda *_: None
     array = rig.array(MESSAGE.plain.size)
     assert rig.open(MESSAGE, array).result() == 0
     assert not rig.driver.read(array).any()
@@ -260,13 +257,14 @@ def test_a_verdict_that_never_came_is_not_good_and_a_key_that_never_arrived_is_f
 
 
 @each("mode", MODES)
-def test_the_key_is_there_while_it_is_needed_and_at_no_other_time(mode):
+def test_the_key_is_nowhere_at_any_time(mode):
+    """Not even expanded, as no memory of the device has what is in that of a block."""
     rig = Rig(mode)
     array = rig.array(MESSAGE.plain.size)
-    assert not rig.driver.holds(MESSAGE.secret)
     work = rig.begin(MESSAGE, array)
-    assert rig.driver.holds(MESSAGE.secret)  # or the search finds nothing
+    assert not rig.driver.holds(MESSAGE.secret)
     work.open(next(rig.slabs(MESSAGE)), MESSAGE.sealed[: 2 * SEALED_CHUNK_SIZE], rig.take())
+    assert not rig.driver.holds(MESSAGE.secret)
     work.finish(wait=True)
     assert not rig.driver.holds(MESSAGE.secret)
     assert not rig.driver.holds(MESSAGE.nonce)
@@ -285,9 +283,9 @@ def test_a_key_is_not_looked_at_after_begin():
 
 def test_what_a_message_needs_is_used_again_whether_or_not_its_verdict_was_asked_for():
     rig = Rig()
-    asked = rig.driver.calls["host"]
+    array, asked = rig.array(MESSAGE.plain.size), rig.driver.calls["host"]
     for turn in range(40):
-        work = rig.open(MESSAGE, rig.array(MESSAGE.plain.size))
+        work = rig.open(MESSAGE, array)
         rig.driver.finish()
         if turn % 2:
             assert work.result() is None
@@ -296,7 +294,8 @@ def test_what_a_message_needs_is_used_again_whether_or_not_its_verdict_was_asked
 
 def test_threads_that_ask_for_one_result_release_one_state():
     rig = Rig("threads")
-    work = rig.open(MESSAGE, rig.array(MESSAGE.plain.size))
+    array = rig.array(MESSAGE.plain.size)
+    work = rig.open(MESSAGE, array)
     gate = threading.Barrier(8)
     with ThreadPoolExecutor(8) as pool:
         asked = [pool.submit(lambda: (gate.wait(SECONDS), work.result())) for _ in range(8)]

@@ -57,7 +57,9 @@ def test_a_closed_device_does_nothing_more():
 
 def test_a_verdict_can_be_had_after_closing():
     rig = Rig()
-    works = [rig.open(message, rig.array(MESSAGE.plain.size)) for message in (MESSAGE, Message(CHUNK_SIZE).spoilt(0))]
+    messages = MESSAGE, Message(CHUNK_SIZE).spoilt(0)
+    arrays = [rig.array(message.plain.size) for message in messages]
+    works = [rig.open(message, array) for message, array in zip(messages, arrays, strict=True)]
     rig.device.close()
     assert [work.result() for work in works] == [None, 0]
 
@@ -220,34 +222,19 @@ class _Interrupting(int):
 def test_an_interrupt_while_a_bad_verdict_is_read_leaves_no_good_one(place, bad, monkeypatch):
     rig = Rig()
     message = MESSAGE if bad == BAD_PLAN else Message(5 * CHUNK_SIZE + 77).spoilt(bad)
-    rig.driver.flips = {3: -1} if bad == BAD_PLAN else {}
+    rig.driver.flips = {rig.driver.calls["upload"] + 1: -1} if bad == BAD_PLAN else {}
     array = rig.array(200)
     work = rig.gather(message, PIECES, array)
-    good = MessageState.verdicts
+    good = MessageState.words
 
-    def verdicts(control):
+    def words(control):
         found = list(good.__get__(control))
         found[place] = _Interrupting(found[place])
         return tuple(found)
 
     with monkeypatch.context() as patch:
-        patch.setattr(MessageState, "verdicts", property(verdicts))
+        patch.setattr(MessageState, "words", property(words))
         with pytest.raises(KeyboardInterrupt):
             work.result()
     assert work.result() == bad
-    rig.close()
-
-
-def test_an_interrupt_while_the_key_of_plans_is_put_leaves_it_nowhere(monkeypatch):
-    rig = Rig()
-    array = rig.array(200)
-    work = rig.begin(MESSAGE, array)
-    state = work.operation._state
-    with monkeypatch.context() as patch, interrupted(patch, state, "load_plan_key"):
-        work.open(next(cut(PIECES, MESSAGE.plain.size, 2)), MESSAGE.sealed, rig.take())
-    secret = state.memory[:32].tobytes()
-    assert rig.driver.holds(secret)
-    within(SECONDS, work.finish)
-    assert work.result() is None
-    assert not rig.driver.holds(secret)
     rig.close()

@@ -1,4 +1,4 @@
-"""All messages of a call on a CUDA device: one launch for their keys, one for the segments of a slab, one wait."""
+"""All messages of a call on a CUDA device: one launch for a hundred segments of a slab, and one wait."""
 
 import gc
 
@@ -16,9 +16,11 @@ from fastrack._crypto.base import HostMemory, Messages
 from fastrack._crypto.cobblestone import segment_size
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices.base import BAD_PLAN, BadChunk, Segment, Slab
-from fastrack._devices.cuda import buffers, launches
-from fastrack._devices.cuda.buffers import KEY_SIZE, STATE_SIZE, MessageState
+from fastrack._devices.cuda import buffers
+from fastrack._devices.cuda.buffers import MessageState
 from fastrack._devices.cuda.device import CudaDevice
+from fastrack._devices.cuda.launches import SPREAD
+from fastrack._devices.cuda.link import KEY_SIZE, ROW_SIZE, STATE_SIZE
 from fastrack._devices.cuda.nvrtc import find_kernels
 from fastrack._devices.cuda.table import MAX_SEGMENTS, MAX_WIDENINGS
 from fastrack.format import CHUNK_SIZE
@@ -45,12 +47,13 @@ def same(found, expected):
 
 def test_the_host_knows_the_sizes_of_the_kernels():
     constants = find_kernels().constants
-    assert (constants["KEY_BYTES"], constants["SEGMENTS"]) == (KEY_SIZE, MAX_SEGMENTS)
-    assert constants["WIDENINGS"] == MAX_WIDENINGS
+    assert (constants["KEY_BYTES"], constants["ROW_BYTES"]) == (KEY_SIZE, ROW_SIZE)
+    assert (constants["STATE_BYTES"], constants["VERDICT_BYTES"]) == (STATE_SIZE, buffers._VERDICT_SIZE)
+    assert (constants["SEGMENTS"], constants["WIDENINGS"]) == (MAX_SEGMENTS, MAX_WIDENINGS)
 
 
 @pytest.mark.slow
-def test_a_thousand_tensors_take_one_launch_for_their_keys_and_one_wait():
+def test_a_thousand_tensors_take_a_launch_for_each_hundred_and_one_wait():
     opened = Opened("lazy", device=CudaDevice)
     plain = arrays([8192] * 1000)
     nest = sealed(plain)
@@ -61,13 +64,12 @@ def test_a_thousand_tensors_take_one_launch_for_their_keys_and_one_wait():
     found = opened.channel.to_device(nest, framework="cupy")
     calls = opened.driver.calls - before
     names = opened.launched()
-    assert names.count("prepare") == 1
     # Slabs of 2, 3 and the rest of 8 MB: one launch for each hundred segments of a slab.
-    slabs = calls["upload"] - 1
+    slabs = calls["upload"]
     assert slabs == 3
-    assert len(names) - 1 <= slabs + 1000 // MAX_SEGMENTS
-    assert set(names) == {"prepare", "open_256"}
-    segments = [arguments[4] for name, _, arguments in opened.driver.launches if name != "prepare"]
+    assert names.count("open_256") <= slabs + 1000 // MAX_SEGMENTS
+    assert names.count("unwrap") == names.count("open_256")
+    segments = [arguments[4] for name, _, arguments in opened.driver.launches if name == "open_256"]
     assert sum(segments) == 1000
     assert calls["download"] == 1
     assert len(waits) <= 2 + slabs
@@ -78,13 +80,13 @@ def test_a_thousand_tensors_take_one_launch_for_their_keys_and_one_wait():
 def test_a_slab_of_up_to_a_hundred_segments_takes_one_launch(opened):
     plain = arrays([50] * MAX_SEGMENTS)
     found = opened.channel.to_device(sealed(plain), framework="cupy")
-    assert opened.launched() == ["prepare", "open_256"]
+    assert opened.launched() == ["unwrap", "open_256"]
     assert same(opened.read(found), plain)
 
 
-def test_a_single_tensor_takes_one_launch_for_its_key(opened):
+def test_a_single_tensor_takes_one_launch(opened):
     (found,) = opened.channel.to_device(sealed(arrays([70])), framework="cupy")
-    assert opened.launched() == ["prepare", "open_256"]
+    assert opened.launched() == ["small_256"]
     assert np.array_equal(opened.driver.read(found), *arrays([70]))
 
 
@@ -105,8 +107,7 @@ def test_keys_of_both_sizes_and_plain_tensors_share_a_call(opened):
     expected = [plain[number] for number in (0, 4, 4, 0, 0, 4, 5, 1)]
     found = opened.channel.to_device(nest, framework="cupy")
     assert same(opened.read(found), expected)
-    assert opened.launched().count("prepare") == 1
-    assert {"open_128", "open_256"} < set(opened.launched())
+    assert {"small_128", "small_256"} <= set(opened.launched())
 
 
 def test_rows_of_several_tensors_share_a_launch(opened):
@@ -116,42 +117,37 @@ def test_rows_of_several_tensors_share_a_launch(opened):
     found = opened.channel.to_device(nest, framework="cupy")
     assert same(opened.read(found), [each[row] for each, row in zip(plain, rows, strict=True)])
     names = opened.launched()
-    assert names.count("prepare") == 2  # the keys of the messages, and the key of the plans
-    gathers = [arguments for name, _, arguments in opened.driver.launches if name == "gather_256"]
-    assert sum(arguments[4] for arguments in gathers) >= 3  # segments
+    gathers = [arguments for name, _, arguments in opened.driver.launches if name == "pick_256"]
+    assert sum(arguments[6] for arguments in gathers) >= 3  # segments
     assert len(gathers) == names.count("open_256")  # one plan each
     assert len(gathers) < 5
 
 
-def test_more_messages_than_slots_share_them_in_turn(monkeypatch):
-    monkeypatch.setattr(buffers, "_MAX_SLOTS", 32)
-    monkeypatch.setattr(launches, "SPREAD", 16)
-    for sizes in ([30] * 150, [70_000] * 40, [0, 40_000, 5] * 25):
+def test_more_messages_than_slots_share_them_in_turn():
+    for sizes in ([30] * (SPREAD + 30), [70_000] * (SPREAD + 5), [0, 40_000, 5] * 60):
         opened = Opened("lazy", len(sizes))
         plain = arrays(sizes)
         found = opened.channel.to_device(sealed(plain), framework="cupy")
         assert same(opened.read(found), plain)
-        assert opened.launched().count("prepare") == -(-len(sizes) // 16)
         opened.close()
 
 
 @each("together", [True, False])
-@each("use", ["seal", "open"])
-def test_a_message_whose_slot_has_the_key_of_another_is_refused(use, together, monkeypatch):
-    """To seal it there would use the other key twice for one chunk number, and so one nonce for two chunks."""
-    monkeypatch.setattr(buffers, "_MAX_SLOTS", 32)
-    monkeypatch.setattr(launches, "SPREAD", 16)
-    driver = FakeDriver("lazy")
+def test_messages_that_share_a_slot_are_opened_in_any_order(together):
+    driver = FakeDriver("lazy", multiprocessors=1)
     device = CudaDevice(driver)
-    buffer = device.staging_buffer(CHUNK_SIZE)
-    work = begin(device, driver, [30] * 40)
-    segments = [run(35, 30), run(0, 30, 48)]
-    slabs = [Slab(segments, 94)] if together else [Slab([segment], segment.offset + 46) for segment in segments]
-    for slab in slabs[:-1]:
-        getattr(work, use)(slab, buffer)
-    with pytest.raises(ValueError, match="order"):
-        getattr(work, use)(slabs[-1], buffer)
+    buffers = [device.staging_buffer(9 * CHUNK_SIZE) for _ in range(2)]
+    size = 3 * CHUNK_SIZE  # more chunks than blocks, so that the keys are expanded
+    sizes = [size, *[30] * (SPREAD - 1), size]
+    work = begin(device, driver, sizes)
+    length = segment_size(0, size, size)
+    segments = [run(SPREAD, size), run(0, size, length if together else 0)]
+    slabs = [Slab(segments, 2 * length)] if together else [Slab([segment], length) for segment in segments]
+    for slab, buffer in zip(slabs, buffers, strict=False):
+        work.open(slab, buffer)
     work.finish()
+    assert work.result() is None
+    assert [name for name, *_ in driver.launches] == ["prepare", *["unwrap", "open_256"] * 2]
     device.close()
     driver.stop()
 
@@ -196,23 +192,20 @@ def test_of_several_bad_chunks_the_first_of_the_first_tensor_is_named(opened):
     assert (failure.value.tensor, failure.value.chunk) == ("x5", 2)
 
 
-@each("byte", [0, 31, 32, 43, 44, 46, KEY_SIZE, KEY_SIZE + 3, 7 * KEY_SIZE + 40])
-def test_a_key_that_was_altered_on_the_bus_opens_nothing_of_its_message(byte):
-    opened = Opened()
-    plain = arrays()
-    out = [opened.channel.to_device(np.full_like(each, 7)) for each in plain]
-    opened.driver.flips = {opened.driver.calls["upload"] + 1: byte}
-    opened.channel.to_device(sealed(plain), out=out, non_blocking=True)
-    number, place = divmod(byte, KEY_SIZE)
-    found = opened.read(out)
-    if place in {44, 46}:  # a size that is none counts as 256 bits, and the stand-in computes all powers
-        assert same(found, plain)
-    else:
+@each(("sizes", "kernel"), [([100, 5, 0, 60, 7000], "small_256"), (SIZES, "open_256")])
+def test_keys_that_were_altered_on_the_bus_open_nothing(sizes, kernel):
+    """Some bytes of the wrapped keys, which are one chunk of the link, and of its tag."""
+    opened = Opened(device=CudaDevice)
+    plain = arrays(sizes)
+    nest, size = sealed(plain), len(sizes) * ROW_SIZE + 16
+    for place in (*range(-size, 0, 37), -16, -1):
+        out = [opened.channel.to_device(np.full_like(each, 7)) for each in plain]
+        opened.driver.flips = {opened.driver.calls["upload"] + 1: place}
+        opened.channel.to_device(nest, out=out, non_blocking=True)
         with pytest.raises(AuthenticationError) as failure:
             opened.channel.synchronize()
-        assert failure.value.tensor == f"x{number}"
-        assert not found[number].any()
-        assert same(found[:number] + found[number + 1 :], plain[:number] + plain[number + 1 :])
+        assert (failure.value.tensor, opened.launched()[-1]) == ("x0", kernel)
+        assert not any(each.any() for each in opened.read(out))
     opened.close()
 
 
@@ -220,7 +213,7 @@ def test_a_plan_of_several_messages_that_was_altered_clears_the_results_of_all(o
     plain = [each.reshape(-1, 100) for each in arrays([100 * 40, 100 * 70])]
     nest = [tensor[[3, 1]] for tensor in sealed(plain)]
     out = [opened.channel.to_device(np.full((2, 100), 7, np.uint8)) for _ in nest]
-    opened.driver.flips = {opened.driver.calls["upload"] + 3: -1}  # after the keys and the key of the plans
+    opened.driver.flips = {opened.driver.calls["upload"] + 1: -1}
     opened.channel.to_device(nest, out=out, non_blocking=True)
     with pytest.raises(AuthenticationError) as failure:
         opened.channel.synchronize()
@@ -237,8 +230,8 @@ def test_a_table_is_part_of_the_command_and_crosses_no_staging_memory():
     rows = [
         row
         for name, _, arguments in opened.driver.launches
-        if name == "open_256"
-        for row in table_rows(arguments[SCALARS["open"] :])[: arguments[4]]
+        if name == "small_256"
+        for row in table_rows(arguments[SCALARS["small"] :])[: arguments[6]]
     ]
     assert targets <= {target for target, *_ in rows}
     staged = b"".join(host.tobytes() for host in opened.driver.hosts())
@@ -251,11 +244,14 @@ def test_a_table_is_part_of_the_command_and_crosses_no_staging_memory():
 
 def begin(device, driver, sizes):
     messages = [Message(size, seed=number) for number, size in enumerate(sizes)]
-    views = [device.view(driver.empty("U8", (size,), "cupy"), writable=True) for size in sizes]
+    targets = [driver.empty("U8", (size,), "cupy") for size in sizes]
+    views = [device.view(target, writable=True) for target in targets]
     chunks = [HostMemory.of(message.sealed) for message in messages]
     none = [None] * len(sizes)
     keys = MessageKeys.of([message.key() for message in messages])
-    return device.begin(Messages(keys, sizes, views, chunks, none, none, none))
+    work = device.begin(Messages(keys, sizes, views, chunks, none, none, none))
+    work.targets = targets  # which stay alive as long as it
+    return work
 
 
 def run(message, size, offset=0, first=0):
@@ -288,15 +284,23 @@ def test_a_segment_that_reaches_outside_is_refused_before_anything_is_asked_for(
         work.open(Slab(segments, size), buffer)
     work.finish()
     assert work.result() is None
-    assert driver.launches == []
+    assert [name for name, *_ in driver.launches] == ["prepare"]
     device.close()
+
+
+def open_two(device, driver):
+    """Begin to open two messages, and return the operation with both in one slab."""
+    buffer = device.staging_buffer(CHUNK_SIZE)
+    work = begin(device, driver, [100, 200])
+    work.open(Slab([run(0, 100), run(1, 200, 128)], 128 + 216), buffer)
+    return work
 
 
 def test_a_verdict_that_never_came_names_the_first_message():
     driver = FakeDriver("lazy")
     device = CudaDevice(driver)
     driver.download = lambda *_: None
-    work = begin(device, driver, [100, 200])
+    work = open_two(device, driver)
     work.finish()
     assert work.result() == BadChunk(0, 0)
     device.close()
@@ -305,11 +309,12 @@ def test_a_verdict_that_never_came_names_the_first_message():
 def test_a_verdict_that_makes_no_sense_names_a_message_that_there_is(monkeypatch):
     driver = FakeDriver("lazy")
     device = CudaDevice(driver)
-    for verdicts in ((2**63 - 1, 2**64 - 1), (2**64 - 2, 5)):
-        work = begin(device, driver, [100, 200])
+    for lowest in (2**63 - 1, 2**64 - 2):
+        work = open_two(device, driver)
         work.finish()
+        ticket = work._recorder._last_ticket
         with monkeypatch.context() as patch:
-            patch.setattr(MessageState, "verdicts", property(lambda _, verdicts=verdicts: verdicts))
+            patch.setattr(MessageState, "words", property(lambda _, words=(lowest, 2**64 - 1, ticket): words))
             assert work.result().message == 1
     device.close()
     assert BAD_PLAN < 0
@@ -326,9 +331,7 @@ def test_all_keys_are_wiped_at_the_end_and_after_a_failure(mode):
         driver = FakeDriver(mode)
         device = CudaDevice(driver)
         buffer = device.staging_buffer(4 * CHUNK_SIZE)
-        assert not any(map(driver.holds, secrets))
         work = begin(device, driver, sizes)
-        assert all(map(driver.holds, secrets))  # or the search finds nothing
         driver.fail_at(fails)
         try:
             segments = [run(0, 100), run(1, sizes[1], 128), run(2, 30, 128 + 16432)]
@@ -357,8 +360,7 @@ def test_states_are_used_again_and_their_slots_are_zeros_between():
         assert work.result() is None
         driver.finish()
         state = work._state
-        assert not driver.space.at(state.states, 8704 * state.slots).any()
-        assert not driver.space.at(state.keys, KEY_SIZE * state.capacity).any()
+        assert not driver.space.at(state.states, STATE_SIZE * state.slots).any()
     assert states[0] is states[1] is states[2]
     device.close()
 
@@ -382,14 +384,12 @@ def test_states_are_used_again_after_failures_with_nothing_left_in_them(mode, si
             work.result()
         driver.finish()
         state = work._state
-        assert not state.memory.any()
-        assert not driver.space.at(state.plan_key, state.memory.size).any()
-        assert not driver.space.at(state.states, STATE_SIZE).any()
+        assert not driver.space.at(state.states, STATE_SIZE * state.slots).any()
         with pytest.raises(DeviceError, match="injected"):
             work.result()
         work.finish()
     assert driver.calls["host"] == asked
-    released = device._states._released_of(work._state.capacity)
+    released = device._states._released_of(work._state.slots)
     assert len(released) == len(set(map(id, released)))
     del work
     gc.collect()

@@ -64,7 +64,8 @@ class Opened:
         assert np.array_equal(self.driver.read(x), expected)
 
     def launched(self):
-        return [name for name, *_ in self.driver.launches]
+        """Return the kernels that calls have launched, without that which prepares the key of the link."""
+        return [name for name, *_ in self.driver.launches if name != "prepare"]
 
     def close(self):
         within(60, self.channel.close)
@@ -191,7 +192,6 @@ class Work:
     def __init__(self, device, messages):
         self.messages = messages
         self.operation = device.begin(messages)
-        messages.keys.wipe()
 
     def __getattr__(self, name):
         return getattr(self.operation, name)
@@ -206,6 +206,7 @@ class Work:
 
     def finish(self, *, wait=False):
         self.operation.finish(wait=wait)
+        self.messages.keys.wipe()
         self.messages.memories[0] = None  # the caller's, who keeps no array alive
 
     def result(self):

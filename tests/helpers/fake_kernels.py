@@ -1,7 +1,9 @@
 """The kernels' work done by pyca, for a device that is made of host memory."""
 
+import functools
 import hashlib
 import os
+from contextlib import suppress
 
 import numpy as np
 from cryptography.exceptions import InvalidTag
@@ -11,31 +13,74 @@ from bench.gpu.widened import FORMATS, places, scales_of, widened
 from fastrack._crypto.cobblestone import chunk_nonce
 from fastrack.format import CHUNK_SIZE, MAX_CHUNKS, SEALED_CHUNK_SIZE, TAG_SIZE
 
-STATE, KEY = 8704, 48
-SCALARS = {"prepare": 5, "open": 6, "seal": 6, "gather": 11, "widen": 6}  # arguments of a kernel before its table
-TABLES = {"open": 500, "gather": 500, "widen": 504}  # words of a table
+STATE, KEY, ROW, ROWS = 8704, 48, 64, CHUNK_SIZE // 64
+# Arguments of a kernel before its table or wrapped row, those that are addresses, and the words that come last.
+SCALARS = {"prepare": 6, "unwrap": 8, "open": 7, "seal": 10, "gather": 9, "widen": 7, "small": 9, "pick": 11}
+PLACES = {
+    "prepare": [0, 1],
+    "unwrap": [0, 1, 4],
+    "open": [0, 2, 5],
+    "widen": [0, 2, 5],
+    "gather": [0, 2, 5, 7],
+    "small": [0, 1, 4, 7],
+    "pick": [0, 1, 4, 7, 9],
+    "seal": [0, 3, 7, 9],
+}
+TABLES = {**dict.fromkeys(("open", "gather", "small", "pick"), 500), "widen": 504, "seal": 10}
 NUMBER_BITS = 38
 NUMBERS = 2**NUMBER_BITS - 1
-_NONCE = 240  # where in a state the base nonce starts
+GOOD, PLAN, LINK = 2**64 - 1, 1 << 63, 2**32 - 1
+_NONCE = 240  # where in a state the base nonce starts, with the number of the call behind it
+_MESSAGE = 272 + 514 * 16  # where that of the message is
 
 
 def run_kernel(space, violations, kernel, arguments):
     name, _, bits = kernel.partition("_")
-    places_of = {"prepare": [0, 1], "open": [0, 2, 5], "seal": [0, 2], "gather": [0, 2, 5, 6, 7, 8, 10]}
-    aligned = places_of.get(name, places_of["open"])
-    if any(arguments[place] % (8 if place >= 3 else 16) for place in aligned):
-        violations.append(f"{kernel} takes aligned addresses, not {[hex(arguments[place]) for place in aligned]}")
-    count = SCALARS[name]
+    if any(arguments[place] % (8 if place >= 5 else 16) for place in PLACES[name]):
+        violations.append(f"{kernel} takes aligned addresses, not {[hex(arguments[place]) for place in PLACES[name]]}")
+    count, size = SCALARS[name], int(bits or 0) // 8
     if len(arguments) != count + TABLES.get(name, 0):
         violations.append(f"{kernel} takes {count} arguments and maybe a table, not {len(arguments)}")
+    scalars, words = arguments[:count], arguments[count:]
     if name == "prepare":
-        _prepare(space, *arguments)
+        _prepare(space, *scalars)
+    elif name == "unwrap":
+        _unwrap(space, *scalars)
     elif name == "seal":
-        _seal(space, int(bits) // 8, *arguments)
+        _seal(space, size, *scalars, np.array(words, np.int64).tobytes())
     else:
-        run = {"open": _open, "gather": _gather, "widen": _widen}[name]
-        width = 12 if name == "widen" else 5
-        run(space, int(bits) // 8, *arguments[:count], table_rows(arguments[count:], width))
+        keys = 4 if name in {"small", "pick"} else 2
+        sealed, chunks, segments, verdict, ticket, *plan = scalars[keys:]
+        report = Report(space, verdict, ticket)
+        key_of = _states(space, size, report.call, *scalars[:2]) if keys == 2 else _rows(space, size, *scalars[:4])
+        table = table_rows(words, 12 if name == "widen" else 5)
+        run = _gather if plan else _open
+        run(space, key_of, report, sealed, chunks, segments, *plan, table)
+        report.end()
+
+
+class Report:
+    """What a launch leaves in the words of a verdict."""
+
+    def __init__(self, space, verdict, ticket):
+        self._words = space.at(verdict, 40).view(np.uint64)
+        self._ticket, self._plan = ticket % PLAN, ticket % 2**64 >= PLAN
+        self.call = LINK if self._plan else self._ticket >> 32
+
+    def bad(self, name):
+        place = int(self._plan)
+        self._words[place] = min(int(self._words[place]), name)
+
+    def has_plan(self):
+        return int(self._words[4]) == self._ticket - 1 and int(self._words[1]) == GOOD
+
+    def end(self):
+        assert int(self._words[3]) == GOOD, "blocks of an earlier launch were counted"
+        if self._plan:
+            self._words[4] = self._ticket
+        if self._ticket % 2**32 == 0 or int(self._words[2]) == self._ticket - 1:
+            self._words[2] = self._ticket
+        return int(self._words[2]), int(self._words[0])
 
 
 def table_rows(words, width=5):
@@ -44,68 +89,121 @@ def table_rows(words, width=5):
     return [(*row[:4], row[4] & 0xFFFFFFFF, row[4] >> 32, *row[5:]) for row in rows]
 
 
-def _expanded(key, nonce):
+def _expanded(key, nonce, call, message):
     """Return a stand-in for the state of a key: the key, the nonce, and bytes that follow from both."""
     state = np.frombuffer(bytearray(hashlib.shake_128(key + nonce).digest(STATE)), np.uint8)
     state[: len(key)] = np.frombuffer(key, np.uint8)
     state[_NONCE : _NONCE + len(nonce)] = np.frombuffer(nonce, np.uint8)
+    state[_NONCE + 12 : _NONCE + 16].view(np.uint32)[0] = call
+    state[_MESSAGE : _MESSAGE + 4].view(np.uint32)[0] = message
     return state
 
 
-def _prepare(space, keys, states, mask, first, count):
+def _key_in(row):
+    """Return the key and the base nonce in a row for `prepare`, or in one that was wrapped."""
+    size = 16 if int(row[44:48].view(np.uint32)[0]) & 0xFFFF == 128 else 32
+    return row[:size].tobytes(), row[size : size + 12].tobytes()
+
+
+def _prepare(space, keys, states, mask, first, count, call):
     for number in range(first, first + count):
-        row = space.at(keys + KEY * number, KEY)
-        kind = int(row[44:].view(np.uint32)[0])
-        size = 16 if kind & 0xFFFF == 128 else 32
-        state = _expanded(row[:size].tobytes(), row[size : size + 12].tobytes())
+        state = _expanded(*_key_in(space.at(keys + KEY * number, KEY)), call, number)
         space.at(states + STATE * (number & mask), STATE)[:] = state
 
 
+def _row(space, link, read, number, total, index):
+    """Return the row that was wrapped, or None if its chunk was altered or there is no key of the link."""
+    found = _key(space, 32, link, LINK, 0)
+    if found is None:
+        return None
+    chunk = index // ROWS
+    length = ROW * min(ROWS, total - ROWS * chunk) + TAG_SIZE
+    try:
+        rows = found[0].decrypt(chunk_nonce(found[1], number + chunk), read(chunk, length), None)
+    except InvalidTag:
+        return None
+    return np.frombuffer(rows, np.uint8)[ROW * (index % ROWS) :][:ROW]
+
+
+def _reader(space, wrapped):
+    return lambda chunk, length: space.at(wrapped + SEALED_CHUNK_SIZE * chunk, length).tobytes()
+
+
+def _unwrap(space, link, wrapped, number, rows, states, mask, count, call):
+    first, total = rows >> 32, rows & 0xFFFFFFFF
+    for index in range(first, first + count):
+        row = _row(space, link, _reader(space, wrapped), number, total, index)
+        if row is not None:
+            message = int(row[48:52].view(np.uint32)[0])
+            space.at(states + STATE * (message & mask), STATE)[:] = _expanded(*_key_in(row), call, message)
+
+
+def _own_key(row, key_size, message):
+    """Return the key of a message out of a row, or None unless the row is of that message and a key of that size."""
+    if row is None or int(row[48:52].view(np.uint32)[0]) != message or len(_key_in(row)[0]) != key_size:
+        return None
+    key, nonce = _key_in(row)
+    return AESGCM(key), nonce
+
+
+def _rows(space, key_size, link, wrapped, number, rows):
+    """Return the keys for segments that no memory of the device has."""
+
+    def key_of(name, segment):
+        row = _row(space, link, _reader(space, wrapped), number, rows & 0xFFFFFFFF, (rows >> 32) + segment)
+        return _own_key(row, key_size, name >> NUMBER_BITS)
+
+    return functools.cache(key_of)
+
+
+def _states(space, key_size, call, states, mask):
+    """Return the keys for segments from expanded states."""
+
+    def key_of(name, _):
+        message = name >> NUMBER_BITS
+        return _key(space, key_size, states + STATE * (message & mask), call, message % 2**32)
+
+    return functools.cache(key_of)
+
+
+def _key(space, size, state, call, message):
+    """Return the key and the base nonce in a state, or None if it is none of that call and message.
+
+    One that is not whole gives a key that fits nothing.
+    """
+    found = space.at(state, STATE)
+    key, nonce = found[:size].tobytes(), found[_NONCE : _NONCE + 12].tobytes()  # a schedule starts with its key
+    marks = [int(found[place : place + 4].view(np.uint32)[0]) for place in (_NONCE + 12, _MESSAGE)]
+    if marks != [call, message]:
+        return None
+    return AESGCM(key if np.array_equal(found, _expanded(key, nonce, call, message)) else os.urandom(size)), nonce
+
+
 def _segments(table, segments, count):
-    """Return, of each chunk of a launch, its segment and its number in it."""
+    """Return, of each chunk of a launch, its segment, the number of that, and its own number in it."""
     rows = table[:segments]
     assert rows[0][4] == 0, "a table does not begin with the first chunk"
     ends = [row[4] for row in rows[1:]] + [count]
-    return [(row, index) for row, end in zip(rows, ends, strict=True) for index in range(end - row[4])]
+    return [
+        (row, number, index)
+        for number, (row, end) in enumerate(zip(rows, ends, strict=True))
+        for index in range(end - row[4])
+    ]
 
 
-def _key(space, size, state):
-    """Read the key and the base nonce out of a state. One that is not whole gives a key that fits nothing."""
-    found = space.at(state, STATE)
-    key, nonce = found[:size].tobytes(), found[_NONCE : _NONCE + 12].tobytes()  # a schedule starts with its key
-    return AESGCM(key if np.array_equal(found, _expanded(key, nonce)) else os.urandom(size)), nonce
-
-
-def _keys(space, key_size, states, mask):
-    known = {}
-
-    def key_of(name):
-        place = states + STATE * (name >> NUMBER_BITS & mask)
-        if place not in known:
-            known[place] = _key(space, key_size, place)
-        return known[place]
-
-    return key_of
-
-
-def _open(space, key_size, states, mask, sealed, count, segments, verdict, table):
-    key_of = _keys(space, key_size, states, mask)
+def _open(space, key_of, report, sealed, count, segments, table):
     placed = _segments(table, segments, count)
     assert sum(row[3] for row in table[:segments]) == count, "segments have other chunks than their launch"
-    for (target, name, size, _, _, place, *scaling), index in placed:
+    for (target, name, size, _, _, place, *scaling), segment, index in placed:
         length = min(CHUNK_SIZE, size - CHUNK_SIZE * index)
-        key, nonce = key_of(name)
         chunk = sealed + 16 * place + SEALED_CHUNK_SIZE * index
         number = (name & NUMBERS) + index
-        plain = _open_chunk(space, key, nonce, number, chunk, length, verdict, name + index)
+        plain = _open_chunk(space, key_of(name, segment), number, chunk, length, report, name + index)
         if scaling:
             result = space.at(target + 2 * CHUNK_SIZE * index, 2 * length)
             result[:] = 0 if plain is None else _widened(space, plain, number, *scaling)
         else:
             space.at(target + CHUNK_SIZE * index, length)[:] = 0 if plain is None else plain
-
-
-_widen = _open
 
 
 def _widened(space, plain, number, scales, *words):
@@ -125,25 +223,24 @@ def _widened(space, plain, number, scales, *words):
     return np.frombuffer(widened(plain.tobytes(), FORMATS[kind & 15], opened, indices), np.uint8)
 
 
-def _gather(
-    space, key_size, states, mask, sealed, count, segments, verdict, chunks, starts, table, pieces, plan_verdict, rows
-):
-    if space.at(plan_verdict, 8).view(np.uint64)[0] != 2**64 - 1:
+def _gather(space, key_of, report, sealed, count, segments, plan, pieces, rows):
+    if not report.has_plan():
         for target, _, _, limit, _, _ in rows[:segments]:
             space.at(target, limit)[:] = 0
+        report.bad(rows[0][1])
         return
-    key_of = _keys(space, key_size, states, mask)
-    numbers = space.at(chunks, 8 * count).view(np.uint64).tolist()
-    bounds = space.at(starts, 8 * (count + 1)).view(np.uint64).tolist()
-    ranges = space.at(table, 24 * pieces).view(np.uint64).reshape(-1, 3).tolist()
+    words = space.at(plan, 8 * (2 * count + 1 + 3 * pieces)).view(np.uint64)
+    numbers, bounds = words[:count].tolist(), words[count : 2 * count + 1].tolist()
+    ranges = words[2 * count + 1 :].reshape(-1, 3).tolist()
     placed = _segments(rows, segments, count)
-    for index, (number, ((target, name, total, limit, _, start), turn)) in enumerate(zip(numbers, placed, strict=True)):
+    for index, (number, ((target, name, total, limit, _, start), segment, turn)) in enumerate(
+        zip(numbers, placed, strict=True)
+    ):
         last = total // CHUNK_SIZE
         length = min(CHUNK_SIZE, total - CHUNK_SIZE * number) if number <= last else 0
         known = name + min(number, last)
-        key, nonce = key_of(name)
         chunk = sealed + 16 * start + SEALED_CHUNK_SIZE * turn
-        plain = _open_chunk(space, key, nonce, number, chunk, length, verdict, known)
+        plain = _open_chunk(space, key_of(name, segment), number, chunk, length, report, known)
         plain = np.zeros(length, np.uint8) if plain is None else plain
         begin, end = bounds[index : index + 2]
         fits = begin <= end <= pieces
@@ -153,29 +250,30 @@ def _gather(
             else:
                 fits = False
         if not fits:
-            _report(space, verdict, known)
+            report.bad(known)
 
 
-def _seal(space, key_size, state, source, sealed, first, count, size):
-    key, nonce = _key(space, key_size, state)
-    for index in range(count):
+def _seal(space, key_size, link, number, source, sealed, name, count, size, verdict, ticket, told, wrapped):
+    report = Report(space, verdict, ticket)
+    row = _row(space, link, lambda _, length: wrapped[:length], number, 1, 0)
+    key = _own_key(row, key_size, name >> NUMBER_BITS)
+    if key is None:
+        report.bad(name)
+    for index in range(count if key else 0):
         length = min(CHUNK_SIZE, size - CHUNK_SIZE * index)
         plain = space.at(source + CHUNK_SIZE * index, length).tobytes()
-        whole = key.encrypt(chunk_nonce(nonce, first + index), plain, None)
+        whole = key[0].encrypt(chunk_nonce(key[1], (name & NUMBERS) + index), plain, None)
         space.at(sealed + SEALED_CHUNK_SIZE * index, length + TAG_SIZE)[:] = np.frombuffer(whole, np.uint8)
+    space.at(told, 16).view(np.uint64)[:] = report.end()
 
 
-def _open_chunk(space, key, nonce, number, place, length, verdict, known):
+def _open_chunk(space, key, number, place, length, report, known):
     """Return the plaintext of a chunk, or None."""
     assert 0 <= length <= CHUNK_SIZE, f"chunk {number} is none of this message"
     number = min(number, MAX_CHUNKS - 1)  # no message has more
-    try:
-        plain = key.decrypt(chunk_nonce(nonce, number), space.at(place, length + TAG_SIZE).tobytes(), None)
-    except InvalidTag:
-        return _report(space, verdict, known)
-    return np.frombuffer(plain, np.uint8)
-
-
-def _report(space, verdict, number):
-    word = space.at(verdict, 8).view(np.uint64)
-    word[0] = min(int(word[0]), number)
+    sealed = space.at(place, length + TAG_SIZE).tobytes()
+    with suppress(InvalidTag):
+        if key is not None:
+            return np.frombuffer(key[0].decrypt(chunk_nonce(key[1], number), sealed, None), np.uint8)
+    report.bad(known)
+    return None

@@ -29,6 +29,10 @@ COMMON = ("-std=c++17", "-fPIC", "-fno-strict-aliasing")
 # Which run as fast, and compile in a seventh of the time.
 QUICK = ("-O1", "-D__forceinline__=inline")
 GOOD = 2**64 - 1
+CALL, LINK = 1, 2**32 - 1  # the number of a call, and what the state of the link has in its place
+TICKET, PLAN = CALL << 32, 1 << 63
+LINK_KEY, LINK_NONCE = bytes(range(90, 122)), bytes(range(30, 42))
+LINK_NUMBER = (1 << 33) + 5  # of the first chunk of wrapped keys
 
 
 def build(source, folder, clmad=0):
@@ -110,7 +114,13 @@ class Host:
 
     def prepare(self, key, nonce):
         """Expand a message key, without the kernel that does it."""
-        return State(read_only(Fenced.holding(reference.kernel_state(key, nonce), 16)), 8 * len(key))
+        return State(read_only(Fenced.holding(reference.kernel_state(key, nonce, CALL), 16)), 8 * len(key))
+
+    @property
+    def link(self):
+        """The state of the key that wraps others."""
+        state = reference.kernel_state(LINK_KEY, LINK_NONCE, LINK)
+        return read_only(Fenced.holding(state, 16))
 
     def open_run(self, state, sealed, first=0, *, blocks=1, offset=0, verdict=GOOD, size=None):
         """Open a run of chunks: the lowest bad number or None, and the plaintext.
@@ -119,13 +129,13 @@ class Host:
         """
         count = count_of(sealed)
         target = Fenced(size_of(sealed), offset)
-        lowest = Fenced.holding(verdict.to_bytes(8, "little"), 8)
+        words = verdict_words(verdict)
         source = read_only(Fenced.holding(sealed, 16))
         table = table_of(TableSegment(target.data.ctypes.data, first, size or size_of(sealed), count, 0, 0))
-        arguments = (state.data, 0, source, count, 1, lowest.data, table)
-        self._launch(f"open_{state.bits}", *arguments, grid=blocks)
+        arguments = (state.data, 0, source, count, 1, words.data, TICKET, table)
+        self.launch(f"open_{state.bits}", *arguments, grid=blocks)
         assert target.stands
-        return verdict_of(lowest), target.data.tobytes()
+        return verdict_of(words), target.data.tobytes()
 
     def widen_run(self, state, sealed, scaling, first=0, *, blocks=1, offset=0):
         """Open and widen a run of chunks, with the bytes of all scales in `scaling`: as `open_run`."""
@@ -147,13 +157,13 @@ class Host:
             targets.append(target)
             scales.append(memory.owner)
             start += count
-        lowest = Fenced.holding(GOOD.to_bytes(8, "little"), 8)
+        words = verdict_words()
         source, table = read_only(Fenced.holding(packed, 16)), table_of(*rows, widenings=widenings)
         mask = states.size // self._sizes["STATE_BYTES"] - 1
-        arguments = (states, mask, source, start, len(rows), lowest.data, table)
-        self._launch(f"widen_{bits}", *arguments, grid=blocks)
+        arguments = (states, mask, source, start, len(rows), words.data, TICKET, table)
+        self.launch(f"widen_{bits}", *arguments, grid=blocks)
         assert all(each.stands for each in targets)
-        return verdict_of(lowest), [each.data.tobytes() for each in targets]
+        return verdict_of(words), [each.data.tobytes() for each in targets]
 
     def seal_run(self, state, plain, first=0, *, ends=True, blocks=1, offset=0, size=None):
         """Seal a run of chunks; `ends` adds the empty last chunk where the message needs one.
@@ -163,9 +173,13 @@ class Host:
         count = len(plain) // CHUNK_SIZE + 1 if ends else max(1, -(-len(plain) // CHUNK_SIZE))
         target = Fenced(len(plain) + count * TAG_SIZE, 16)
         source = read_only(Fenced.holding(plain, offset))
-        arguments = (state.data, source, target.data, first, count, size or len(plain))
-        self._launch(f"seal_{state.bits}", *arguments, grid=blocks)
+        words, told = verdict_words(), Fenced(16, 16)
+        arguments = (source, target.data, first, count, size or len(plain), words.data, TICKET, told.data)
+        self.launch(f"seal_{state.bits}", self.link, LINK_NUMBER, *arguments, wrap([state.row]), grid=blocks)
         assert target.stands
+        assert verdict_of(words) is None
+        assert told.stands
+        assert told.data.view(np.uint64).tolist() == [TICKET, GOOD]
         return target.data.tobytes()
 
     def gather(self, state, packed, pieces, total, result_size, *, blocks=1, offset=0, plan_verdict=GOOD):
@@ -174,26 +188,20 @@ class Host:
         What no piece names keeps the 0xA5 that it held before.
         """
         target = Fenced(result_size, offset)
-        lowest = Fenced.holding(GOOD.to_bytes(8, "little"), 8)
-        plan = [read_only(Fenced.holding(part.tobytes(), 8)) for part in (pieces.chunks, pieces.starts, pieces.table)]
-        source = read_only(Fenced.holding(packed, 16))
-        trusted = read_only(Fenced.holding(plan_verdict.to_bytes(8, "little"), 8))
         table = table_of(TableSegment(target.data.ctypes.data, 0, total, result_size, 0, 0))
-        arguments = (
-            state.data,
-            0,
-            source,
-            len(pieces.chunks),
-            1,
-            lowest.data,
-            *plan,
-            len(pieces.table),
-            trusted,
-            table,
-        )
-        self._launch(f"gather_{state.bits}", *arguments, grid=blocks, shared="GATHER_SHARED_BYTES")
+        count, source = len(pieces.chunks), read_only(Fenced.holding(packed, 16))
+        words = self._gather(state.bits, (state.data, 0, source, count, 1), pieces, table, plan_verdict, blocks)
         assert target.stands
-        return verdict_of(lowest), target.data.tobytes()
+        return verdict_of(words, TICKET + 1), target.data.tobytes()
+
+    def _gather(self, bits, before, plan, table, plan_verdict, blocks):
+        """Launch a gather after a launch that has opened its plan with that verdict."""
+        words = verdict_words(GOOD, plan_verdict, TICKET, opened=TICKET)
+        arrays = np.concatenate([part.reshape(-1) for part in (plan.chunks, plan.starts, plan.table)])
+        opened = read_only(Fenced.holding(arrays.astype(np.int64).tobytes(), 8))
+        arguments = (*before, words.data, TICKET + 1, opened, len(plan.table), table)
+        self.launch(f"gather_{bits}", *arguments, grid=blocks)
+        return words
 
     def prepare_all(self, keys, *, first=0, count=None, slots=None, powers=513, blocks=1):
         """Expand keys by the kernel, given as pairs of a key and a nonce: the states, of which there are `slots`."""
@@ -202,7 +210,7 @@ class Host:
         states = Fenced(slots * self._sizes["STATE_BYTES"], 16)
         states.data[:] = 0xA5
         count = len(keys) - first if count is None else count
-        self._launch("prepare", rows, states.data, slots - 1, first, count, grid=blocks)
+        self.launch("prepare", rows, states.data, slots - 1, first, count, CALL, grid=blocks)
         assert states.stands
         return read_only(states)
 
@@ -218,13 +226,13 @@ class Host:
             name, count = name_of(message, first), count_of(sealed)
             rows.append(TableSegment(target.data.ctypes.data, name, target.data.size, count, start, place // 16))
             start += count
-        lowest = Fenced.holding(GOOD.to_bytes(8, "little"), 8)
+        words = verdict_words()
         source, table = read_only(Fenced.holding(packed, 16)), table_of(*alter(rows))
         mask = states.size // self._sizes["STATE_BYTES"] - 1
-        arguments = (states, mask, source, start, len(rows), lowest.data, table)
-        self._launch(f"open_{bits}", *arguments, grid=blocks)
+        arguments = (states, mask, source, start, len(rows), words.data, TICKET, table)
+        self.launch(f"open_{bits}", *arguments, grid=blocks)
         assert all(each.stands for each in targets)
-        return verdict_of(lowest), [each.data.tobytes() for each in targets]
+        return verdict_of(words), [each.data.tobytes() for each in targets]
 
     def gather_nest(self, states, bits, segments, *, blocks=1, plan_verdict=GOOD, change=lambda plan: None):
         """Gather from several messages, given as (message, bytes, packed chunks, plan, bytes of the result).
@@ -240,27 +248,26 @@ class Host:
             start += len(pieces.chunks)
         plan = join_plans([pieces for *_, pieces, _ in segments])
         change(plan)
-        parts = [read_only(Fenced.holding(part.tobytes(), 8)) for part in (plan.chunks, plan.starts, plan.table)]
-        lowest = Fenced.holding(GOOD.to_bytes(8, "little"), 8)
-        trusted = read_only(Fenced.holding(plan_verdict.to_bytes(8, "little"), 8))
         source, table = read_only(Fenced.holding(packed, 16)), table_of(*rows)
         mask = states.size // self._sizes["STATE_BYTES"] - 1
-        arguments = (states, mask, source, start, len(rows), lowest.data, *parts, len(plan.table), trusted, table)
-        self._launch(f"gather_{bits}", *arguments, grid=blocks, shared="GATHER_SHARED_BYTES")
+        words = self._gather(bits, (states, mask, source, start, len(rows)), plan, table, plan_verdict, blocks)
         assert all(each.stands for each in targets)
-        return verdict_of(lowest), [each.data.tobytes() for each in targets]
+        return verdict_of(words, TICKET + 1), [each.data.tobytes() for each in targets]
 
     def run_last(self, state, kernel, *arguments, blocks):
         """Run only the last block of a grid, on buffers as they are."""
-        shared = "GATHER_SHARED_BYTES" if kernel == "gather" else "SHARED_BYTES"
-        self._launch(f"{kernel}_{state.bits}", state.data, *arguments, grid=blocks, first=blocks - 1, shared=shared)
+        first = (self.link, LINK_NUMBER) if kernel == "seal" else (state.data, 0)
+        self.launch(f"{kernel}_{state.bits}", *first, *arguments, grid=blocks, first=blocks - 1)
 
     def remains(self):
         """Return the shared memory as the last launch left it."""
-        return self._library.remains(self._sizes["GATHER_SHARED_BYTES"])
+        return self._library.remains(self._sizes["PICK_SHARED_BYTES"])
 
-    def _launch(self, kernel, *arguments, shared="SHARED_BYTES", **options):
-        sizes = {"threads": self._sizes["THREADS"], "shared": self._sizes[shared]}
+    def launch(self, kernel, *arguments, **options):
+        """Launch a kernel as a device does."""
+        kind = kernel.partition("_")[0]
+        own = {"gather": "GATHER_", "pick": "PICK_", "small": "SMALL_", "seal": "SMALL_", "unwrap": "SMALL_"}
+        sizes = {"threads": self._sizes["THREADS"], "shared": self._sizes[f"{own.get(kind, '')}SHARED_BYTES"]}
         self._library.launch(kernel, *arguments, **sizes, **options)
 
 
@@ -269,10 +276,31 @@ class State:
     data: np.ndarray
     bits: int
 
+    @property
+    def row(self):
+        """The row of the key, before it is wrapped."""
+        state = self.data.tobytes()
+        return wrapped_row(state[: self.bits // 8], state[240:252])
+
 
 def key_row(key, nonce, powers):
     """A message key as the kernel `prepare` takes it."""
     return (key + nonce).ljust(44, b"\xa5") + (8 * len(key) + (powers << 16)).to_bytes(4, "little")
+
+
+def wrapped_row(key, nonce, message=0, powers=513):
+    """A message key as it is wrapped, with the number of its message."""
+    return (key_row(key, nonce, powers) + message.to_bytes(4, "little")).ljust(64, b"\0")
+
+
+def wrap(rows, number=LINK_NUMBER):
+    """Seal rows under the key of the link."""
+    plain = b"".join(rows)
+    sealed = b"".join(
+        reference.seal(LINK_KEY, LINK_NONCE, plain[start : start + CHUNK_SIZE], number + index, ends=False)
+        for index, start in enumerate(range(0, len(plain), CHUNK_SIZE))
+    )
+    return read_only(Fenced.holding(sealed, 16))
 
 
 def pack_nest(parts):
@@ -295,10 +323,18 @@ def read_only(fenced):
     return fenced.data
 
 
-def verdict_of(fenced):
+def verdict_words(lowest=GOOD, plan=GOOD, ticket=GOOD, *, opened=GOOD, ended=0):
+    """The verdict on a call, before a launch of which so many blocks have ended."""
+    words = [lowest, plan, ticket, (ended - 1) % 2**64, opened]
+    return Fenced.holding(np.array(words, np.uint64).tobytes(), 16)
+
+
+def verdict_of(fenced, ticket=TICKET):
+    """Read a verdict after the launch with that ticket: the lowest bad name, or None."""
     assert fenced.stands
-    number = int(fenced.data.view(np.uint64)[0])
-    return None if number == GOOD else number
+    lowest, _, last, ended, _ = fenced.data.view(np.uint64).tolist()
+    assert (last, ended) == (ticket, GOOD)
+    return None if lowest == GOOD else lowest
 
 
 def count_of(sealed):

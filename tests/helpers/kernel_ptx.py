@@ -26,7 +26,7 @@ class PtxLibrary:
         memory = {address: array for address, array in LIVING.items() if array.size}
         buffers = [self._gpu.space.keep(_copy(address, array)) for address, array in memory.items()]
         values = [each if isinstance(each, int) else each.ctypes.data for each in arguments]
-        has_table = kernel != "prepare" and not kernel.startswith("seal")
+        has_table = kernel not in {"prepare", "unwrap"}
         table = arguments[-1].tobytes() if has_table else b""
         self._gpu.launch(kernel, grid, values[:-1] if has_table else values, None, table)
         for buffer, array in zip(buffers, memory.values(), strict=True):

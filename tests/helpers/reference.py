@@ -102,8 +102,10 @@ def hash_key(key):
 
 
 @lru_cache(64)
-def kernel_state(key, nonce):
+def kernel_state(key, nonce, call=0, message=0):
     """Return the state that the CUDA kernels read: round keys, nonce, lengths of a full chunk times H, powers of H.
+
+    It names the call and the message that it was made for.
 
     Powers 1 to 513 are divided by x, and power 0 is not used. Numbers are little-endian.
     """
@@ -117,7 +119,9 @@ def kernel_state(key, nonce):
         bits = f"{numbers[-1]:0128b}"
         numbers.append(reduce(xor, (part for bit, part in zip(bits, shifted, strict=True) if bit == "1"), 0))
     schedule = b"".join(round_keys(key)).ljust(240, b"\0")
-    return (schedule + nonce.ljust(16, b"\0") + b"".join(n.to_bytes(16, "little") for n in numbers)).ljust(8704, b"\0")
+    powers = b"".join(n.to_bytes(16, "little") for n in numbers)
+    call, message = (number.to_bytes(4, "little") for number in (call, message))
+    return (schedule + nonce + call + powers + message).ljust(8704, b"\0")
 
 
 def _make_s_box():

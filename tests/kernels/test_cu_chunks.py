@@ -5,7 +5,18 @@ import pytest
 from helpers import reference
 from helpers.buffers import Fenced
 from helpers.cases import each
-from helpers.kernel_host import GOOD, SOURCE, State, constants, pack, size_of, table_of, verdict_of
+from helpers.kernel_host import (
+    SOURCE,
+    TICKET,
+    State,
+    constants,
+    pack,
+    size_of,
+    table_of,
+    verdict_of,
+    verdict_words,
+    wrap,
+)
 from helpers.kernel_suite import assert_last_chunk, remains_of_secrets
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, noise
 from helpers.runs import flip, plan
@@ -214,13 +225,16 @@ def test_a_chunk_beyond_4_gib_of_a_run_is_where_it_belongs(host, state, key, non
     sealed = np.zeros(FAR * SEALED_CHUNK_SIZE + len(expected), np.uint8)  # pages that nothing touches take no memory
     plain = np.zeros(FAR * CHUNK_SIZE + 700, np.uint8)
     sealed[FAR * SEALED_CHUNK_SIZE :] = np.frombuffer(expected, np.uint8)
-    verdict = Fenced.holding(GOOD.to_bytes(8, "little"), 8)
+    words = verdict_words(ended=FAR)
     table = table_of(TableSegment(plain.ctypes.data, 7, plain.size, FAR + 1, 0, 0))
-    host.run_last(state, "open", 0, sealed, FAR + 1, 1, verdict.data, table, blocks=FAR + 1)
-    assert verdict_of(verdict) is None
+    host.run_last(state, "open", sealed, FAR + 1, 1, words.data, TICKET, table, blocks=FAR + 1)
+    assert verdict_of(words) is None
     assert np.array_equal(plain[FAR * CHUNK_SIZE :], text)
     sealed[FAR * SEALED_CHUNK_SIZE :] = 0
-    host.run_last(state, "seal", plain, sealed, 7, FAR + 1, plain.size, blocks=FAR + 1)
+    words, told = verdict_words(ended=FAR), Fenced(16, 16)
+    arguments = plain, sealed, 7, FAR + 1, plain.size, words.data, TICKET, told.data, wrap([state.row])
+    host.run_last(state, "seal", *arguments, blocks=FAR + 1)
+    assert verdict_of(words) is None
     assert sealed[FAR * SEALED_CHUNK_SIZE :].tobytes() == expected
 
 

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 from helpers import reference
-from helpers.buffers import Fenced
 from helpers.cases import each
-from helpers.kernel_host import GOOD, pack, table_of, verdict_of
+from helpers.kernel_host import TICKET, pack, table_of, verdict_of, verdict_words
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, noise
 from helpers.runs import as_pieces, flip, plan, ranges_within, zeroed
 from hypothesis import given, settings
@@ -191,14 +190,13 @@ def test_pieces_beyond_4_gib_are_where_they_belong(host, state, key, nonce):
     packed = np.zeros(before * SEALED_CHUNK_SIZE + chunk.size, np.uint8)  # pages that nothing touches take no memory
     packed[before * SEALED_CHUNK_SIZE :] = chunk
     target = np.zeros(place + 600, np.uint8)
-    chunks, starts = np.zeros(before + 1, np.int64), np.zeros(before + 2, np.int64)
-    chunks[before], starts[before + 1] = 3, 1
-    pieces = np.array([50, place, 600], np.int64)
-    verdicts = [Fenced.holding(GOOD.to_bytes(8, "little"), 8) for _ in range(2)]
+    opened = np.zeros(2 * before + 3 + 3, np.int64)  # chunks, starts, and the piece
+    opened[before], opened[2 * before + 2], opened[-3:] = 3, 1, (50, place, 600)
+    words = verdict_words(ticket=TICKET, opened=TICKET, ended=before)
     table = table_of(TableSegment(target.ctypes.data, 0, 3 * CHUNK_SIZE + 700, target.size, 0, 0))
-    arguments = (0, packed, before + 1, 1, verdicts[0].data, chunks, starts, pieces, 1, verdicts[1].data, table)
+    arguments = (packed, before + 1, 1, words.data, TICKET + 1, opened, 1, table)
     host.run_last(state, "gather", *arguments, blocks=before + 1)
-    assert [verdict_of(each) for each in verdicts] == [None, None]
+    assert verdict_of(words, TICKET + 1) is None
     assert target[place:].tobytes() == PLAIN[50:650]
 
 
@@ -210,4 +208,4 @@ def test_a_plan_that_was_altered_is_not_read_and_the_result_is_zeros(host, state
         assert result == (None, bytes([UNTOUCHED]) * size)
         for verdict in (0, 2**32 - 1, 2**64 - 2):
             options = {"blocks": blocks, "offset": offset, "plan_verdict": verdict}
-            assert host.gather(state, sealed[:SEALED_CHUNK_SIZE], pieces, SIZE, size, **options) == (None, bytes(size))
+            assert host.gather(state, sealed[:SEALED_CHUNK_SIZE], pieces, SIZE, size, **options) == (0, bytes(size))

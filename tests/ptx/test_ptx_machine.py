@@ -62,6 +62,7 @@ def run(code, blocks=1, stride=4, other=1):
         (ROTATE.format("bar.warp.sync -1;"), {"other": 1}),
         ("@!%p0 st.global.u32 [%rd1], %r0;", {"blocks": 1}),
         ("@!%p0 st.global.u32 [%rd1+508], %r0;", {}),
+        ('@!%p0 st.global.u32 [%rd1], 7; .pragma "used_bytes_mask 15"; @!%p0 ld.global.u64 %rd5, [%rd1];', {}),
         ("@!%p0 st.global.u32 [%rd1], 7; bar.sync 0; atom.global.add.u32 %r4, [%rd1], %r0;", {}),
         ("setp.lt.u32 %p1, %r0, 32; @%p1 bra $end; bar.sync 0; $end: mov.u32 %r4, 0;", {}),
     ],
@@ -88,6 +89,12 @@ def test_what_is_allowed_passes(code, options):
         ("@!%p0 ld.global.u32 %r4, [%rd0+2];", {}, "a misaligned access"),
         ("ld.shared.u32 %r4, [%r2];", {}, "byte 0 of shared memory, or one behind it, which was never written"),
         ("@!%p0 ld.global.u32 %r4, [%rd1];", {}, "which was never written"),
+        ("@!%p0 st.global.u32 [%rd1], 7; @!%p0 ld.global.u64 %rd5, [%rd1];", {}, "which was never written"),
+        (
+            '@!%p0 st.global.u32 [%rd1], 7; .pragma "used_bytes_mask 0x1F"; @!%p0 ld.global.u64 %rd5, [%rd1];',
+            {},
+            "which was never written",
+        ),
     ],
 )
 def test_what_is_wrong_is_a_violation(code, options, complaint):

@@ -7,7 +7,7 @@ import numpy as np
 from bench.gpu.ptx.machine import Machine
 from bench.gpu.ptx.memory import Space, Violation
 from bench.gpu.ptx.parse import parse
-from fastrack._devices.cuda.buffers import STATE_SIZE
+from fastrack._devices.cuda.link import STATE_SIZE
 from fastrack._devices.cuda.nvrtc import find_kernels
 
 _GUARD = 0xA5  # that `bench.gpu.launches` fills fences with: a read of it is one of bytes that were never written

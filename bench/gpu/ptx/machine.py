@@ -88,7 +88,7 @@ class Machine:
         name = instruction.parts[0]
         if name in _CONTROL:
             return None
-        if name == "nanosleep":
+        if name in {"nanosleep", "membar"}:
             return lambda _: None
         if name in {"ld", "st"}:
             return self._memory(instruction)
@@ -223,6 +223,7 @@ class Machine:
         values, where = values if isinstance(values, tuple) else (values,), self._address(address)
         dtype, count = dtype_of(suffix), len(values)
         site = self._site(instruction, size_of(suffix) * count, writes=kind == "st")
+        used = [byte for byte in range(site.size) if instruction.used is None or instruction.used >> byte & 1]
         if kind == "ld":  # a narrow value fills its register
             registers = [self._registers.named[value] for value in values]
             registers = [register.view(f"{dtype.kind}{register.itemsize}") for register in registers]
@@ -248,8 +249,9 @@ class Machine:
                 found = memory[rows]
                 for number, register in enumerate(registers):
                     register[chosen] = found[:, number]
-                if not written[rows].all():
-                    first = offsets[~written[rows].all(axis=1)][0]
+                known = written[rows][:, used]
+                if not known.all():
+                    first = offsets[~known.all(axis=1)][0]
                     self._report.tell(
                         f"{site} reads byte {first} of {buffer.name}, or one behind it, which was never written"
                     )

@@ -13,6 +13,7 @@ _GLOBAL = re.compile(
 )
 _SHARED = re.compile(r"\.shared\s+\.align\s+\d+\s+\.b8\s+(\w+)\[\d*\];")
 _INSTRUCTION = re.compile(r"(?:@(!?)(%p\d+)\s+)?([a-z][\w.:]*)\s*(.*?);$")
+_USED = re.compile(r'\.pragma "used_bytes_mask (\w+)";')
 _ADDRESS = re.compile(r"\[([%$\w]+)(?:\+(-?\d+))?\]$")
 
 
@@ -31,6 +32,7 @@ class Instruction:
     guard: str | None  # a predicate
     negated: bool
     line: int
+    used: int | None = None  # of a load: a bit for each byte that is used, if those are not all
 
     @property
     def parts(self):
@@ -47,6 +49,7 @@ class Kernel:
     )  # types, and names of each: "b32", ["%r0", ...]
     code: list[Instruction] = field(default_factory=list)
     labels: dict[str, int] = field(default_factory=dict)
+    used: int | None = None  # what a pragma says of the next instruction
 
 
 @dataclass(slots=True)
@@ -93,8 +96,11 @@ def _add_line(kernel, line, number):
         kernel.registers.append((kind, [f"{prefix}{index}" for index in range(int(count))] if count else [prefix]))
     elif line.endswith(":"):
         kernel.labels[line[:-1]] = len(kernel.code)
+    elif found := _USED.match(line):
+        kernel.used = int(found[1], 0)
     elif line and not line.startswith("."):
-        kernel.code.append(_instruction(line, number))
+        kernel.code.append(_instruction(line, number, kernel.used))
+        kernel.used = None
 
 
 def _add_parameter(kernel, found):
@@ -112,12 +118,12 @@ def _content(found):
     return content.ljust(size * int(count or 1), b"\0")
 
 
-def _instruction(line, number):
+def _instruction(line, number, used):
     found = _INSTRUCTION.match(line)
     if not found:
         raise SyntaxError(f"line {number}: cannot parse {line!r}")
     parts = re.findall(r"\{[^}]*\}|\[[^]]*\]|[^,\s]+", found[4])
-    return Instruction(found[3], tuple(map(_operand, parts)), found[2], bool(found[1]), number)
+    return Instruction(found[3], tuple(map(_operand, parts)), found[2], bool(found[1]), number, used)
 
 
 def _operand(text):

@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from fastrack._crypto.base import Bytes, address
-from fastrack._crypto.cobblestone import MessageKey
-from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices.cuda.commands import Commands
-from fastrack._devices.cuda.driver import Driver
+from fastrack._devices.cuda.driver import Memory
 from fastrack._devices.cuda.gather_plan import align
 from fastrack._devices.cuda.host_memory import staging_memory
+from fastrack._devices.cuda.launches import SPREAD
+from fastrack._devices.cuda.link import STATE_SIZE, Link
 from fastrack._devices.cuda.streams import Pipeline
 from fastrack.errors import DeviceError
-from fastrack.format import CHUNK_SIZE
 
-_WORD = 8
-_BLOCK_SIZE = 16  # of the cipher
-_UNKNOWN = 0  # a verdict that has not arrived reads as "chunk 0 is bad"
+GOOD = 2**64 - 1  # the verdict on messages without a bad chunk
+_UNKNOWN = 0  # no ticket: that of a verdict which has not arrived
+_VERDICT_SIZE = 40  # bytes: `Verdict` in ``kernels/verdict.cuh``
+_READ_SIZE = 24  # bytes of these that the host reads
 _PER_ALLOCATION = 32  # states of a single message
-_MIN_CAPACITY = 16  # keys of a state for several messages; a power of two
-_MAX_SLOTS = 2048  # expanded keys that a state has room for; a power of two
-KEY_SIZE = 48  # bytes of a key for `prepare`: `Key` in ``kernels/prepare.cuh``
-_MATERIAL_SIZE = KEY_SIZE - 4
-STATE_SIZE = 8704  # bytes of an expanded key: `State` in ``kernels/chunk.cuh``
+_READ_EVERY = 0.005  # seconds: verdicts on calls that follow one another are downloaded together
 
 
 class CudaStagingBuffer:
@@ -86,169 +83,152 @@ class CudaStagingBuffer:
 
 
 class MessageState:
-    """The keys and the verdict of the messages of a call, in page-locked memory of the host and on the device.
+    """The verdict on the messages of a call, and room on the device for `slots` of their keys, expanded.
 
-    `memory` holds the key of the gather plans, the keys of the messages, the verdict on the messages, and the verdict
-    on the plans. The kernel `prepare` expands the keys of the messages into `slots` states, in turn. At the end the
-    device's copy of `memory`, with wiped keys, overwrites `memory`. `plan_key`, `keys`, `plan_state`, `states`,
-    `verdict` and `plan_verdict` are device addresses. Both kinds of states come first, so that one command wipes all
-    used states. After the event `started` the arrays may be used; after `finished` the messages are complete.
+    `verdict` and `states` are device addresses. Unless `is_stale`, the device's verdict is as no launch has left it.
+    After the event `started` the arrays may be used; after `finished` the messages are complete.
     """
 
-    def __init__(self, driver: Driver, memory: Bytes, pointer: int, capacity: int) -> None:
-        self.memory = memory
-        self.capacity = capacity
-        self.slots = slots_for(capacity)
-        self.plan_state = pointer
-        self.states = pointer + STATE_SIZE
-        self.plan_key = self.states + STATE_SIZE * self.slots
-        self.keys = self.plan_key + KEY_SIZE
-        self._verdicts = memory.size - 2 * _WORD
-        self.verdict = self.plan_key + self._verdicts
-        self.plan_verdict = self.verdict + _WORD
-        self._has_plans = False
-        self.started, self.finished = driver.event(), driver.event()
-        self.wipe_host()
-
-    def load_keys(self, keys: MessageKeys, nbytes: Sequence[int]) -> None:
-        """Copy keys into the host's memory, and reset the verdicts."""
-        self.memory[self._verdicts :].view(np.uint64)[:] = _UNKNOWN
-        self._has_plans = False
-        rows = self.memory[KEY_SIZE : KEY_SIZE * (1 + len(keys))].reshape(-1, KEY_SIZE)
-        rows[:, :_MATERIAL_SIZE] = keys.memory[:, :_MATERIAL_SIZE]
-        blocks = -(-np.minimum(np.asarray(nbytes, np.int64), CHUNK_SIZE) // _BLOCK_SIZE)
-        rows[:, _MATERIAL_SIZE:].view(np.uint32)[:, 0] = _kind(np.asarray(keys.bits), blocks)
-
-    def load_plan_key(self, key: MessageKey) -> None:
-        """Copy the key of the plans into the host's memory."""
-        self._has_plans = True  # set first, so that after an interrupt the key is still wiped
-        row, size = self.memory[:KEY_SIZE], len(key.material)
-        row[:size] = np.frombuffer(key.material, np.uint8)
-        row[_MATERIAL_SIZE:].view(np.uint32)[0] = _kind(8 * len(key.key), CHUNK_SIZE // _BLOCK_SIZE)
+    def __init__(self, pipeline: Pipeline, block: _Block, index: int, slots: int) -> None:
+        self.block = block
+        self.verdict = block.memory.pointer + index * _VERDICT_SIZE
+        self.states = block.memory.pointer + block.states_at + STATE_SIZE * slots * index
+        self.slots = slots
+        self.mirrored = slice(index * _VERDICT_SIZE, index * _VERDICT_SIZE + _READ_SIZE)
+        self._words = block.words[index * _READ_SIZE : (index + 1) * _READ_SIZE]
+        self.is_stale = False
+        self.is_unread = False  # the call was issued, and its verdict not downloaded
+        self.ended = 0.0  # when that began
+        self.started, self.finished = pipeline.driver.event(), pipeline.driver.event()
 
     @property
-    def verdicts(self) -> tuple[int, int]:
-        """The last downloaded verdicts: on the messages, and on the plans of their gathers."""
-        messages, plans = self.memory[self._verdicts :].view(np.uint64).tolist()
-        return messages, plans
+    def words(self) -> tuple[int, int, int]:
+        """The last downloaded verdict: the first bad chunk, the first bad chunk of a plan, and the ticket."""
+        lowest, plan, ticket = self._words.view(np.uint64).tolist()
+        return lowest, plan, ticket
 
-    def upload_keys(self, commands: Commands, stream: Any, *, wipe: bool) -> None:
-        """Upload the keys, and set the verdicts on the device to "no bad chunk"."""
-        commands.fill(self.verdict, 0xFF, 2 * _WORD, stream)
-        self._upload(commands, self.keys, self.memory[KEY_SIZE : self._verdicts], stream, wipe=wipe)
+    def begin(self, commands: Commands, stream: Any) -> None:
+        """Reset the verdict before the first launch of a call, where an earlier call may have left another."""
+        self._words.fill(_UNKNOWN)
+        if self.is_stale:
+            commands.fill(self.verdict, 0xFF, _VERDICT_SIZE, stream)
+        self.is_stale = True
 
-    def upload_plan_key(self, commands: Commands, stream: Any, *, wipe: bool) -> None:
-        """Upload the key of the plans."""
-        self._upload(commands, self.plan_key, self.memory[:KEY_SIZE], stream, wipe=wipe)
+    def download(self, commands: Commands, stream: Any) -> None:
+        """Download the verdict."""
+        commands.download(self._words, self.verdict, stream)
 
-    def _upload(self, commands: Commands, pointer: int, keys: Bytes, stream: Any, *, wipe: bool) -> None:
-        """Upload keys, and with `wipe` overwrite them on the host at once, not when the verdicts are downloaded."""
-        commands.upload(pointer, keys, stream)
-        if wipe:
-            commands.record(self.finished, stream)
-            commands.synchronize(self.finished)
-            commands.copy(keys, np.zeros_like(keys))
-
-    def download_verdicts(self, commands: Commands, stream: Any) -> None:
-        """Download the verdicts over the keys on the host, after the device's were wiped, and reset the verdicts."""
-        commands.download(self.memory, self.plan_key, stream)
-        self._reset_verdicts(commands, stream)
-
-    def clear(self, commands: Commands, stream: Any) -> None:
-        """Wipe the keys and reset the verdicts on the device, after a failure."""
-        self.wipe_device(commands, stream)
-        self._reset_verdicts(commands, stream)
-
-    def _reset_verdicts(self, commands: Commands, stream: Any) -> None:
-        commands.fill(self.verdict, _UNKNOWN, 2 * _WORD, stream)
-
-    def wipe_host(self) -> None:
-        """Wipe the keys on the host."""
-        self.memory[: self._verdicts].fill(0)
+    def take_mirrored(self) -> None:
+        """Take the verdict out of those that were downloaded together."""
+        self._words[:] = self.block.mirror[self.mirrored]
+        self.is_unread = False
 
     def wipe_device(self, commands: Commands, stream: Any) -> None:
-        """Wipe the keys on the device, expanded or not."""
-        start = self.plan_state if self._has_plans else self.states
-        commands.fill(start, 0, self.verdict - start, stream)
+        """Wipe the expanded keys on the device."""
+        commands.fill(self.states, 0, STATE_SIZE * self.slots, stream)
+
+
+@dataclass(slots=True)
+class _Block:
+    """Memory of message states: their verdicts side by side, and behind them their keys."""
+
+    memory: Memory
+    states_at: int
+    words: Bytes
+    mirror: Bytes  # of the verdicts of all, which `MessageStatePool.read` downloads
+    states: list[MessageState] = field(default_factory=list)
 
 
 class MessageStatePool:
     """The message states of a device. A state is reused after its messages are complete."""
 
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-        self._all: list[MessageState] = []
-        self._allocations: list[object] = []
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._driver = pipeline.driver
+        self._blocks: list[_Block] = []
         # A deque needs no lock: the garbage collector releases states, too.
-        self._released: dict[int, deque[MessageState]] = {}  # by the capacity of the states in keys
+        self._released: dict[int, deque[MessageState]] = {}  # by the slots of the states
         self._lock = threading.Lock()
         with suppress(DeviceError):  # `acquire` raises it if memory is still short
-            self.release(self._allocate())
+            self.release(self._allocate(1))
 
     def acquire(self, count: int = 1) -> MessageState:
         """Return an idle state for `count` messages, or a new state."""
-        capacity = 1 if count == 1 else max(_MIN_CAPACITY, 1 << (count - 1).bit_length())
-        released = self._released_of(capacity)
+        slots = 1 if count == 1 else SPREAD
+        released = self._released_of(slots)
         for _ in range(len(released)):
             try:
                 state = released.popleft()
             except IndexError:
                 break
             if self._driver.done(state.finished):
+                with self._lock:  # `read` takes it no more for the earlier call
+                    state.is_unread = False
                 return state
             released.append(state)
-        return self._allocate(capacity)
+        return self._allocate(slots)
 
     def release(self, state: MessageState) -> None:
         """Take a state back. Its messages may still be in progress."""
-        self._released_of(state.capacity).append(state)
+        self._released_of(state.slots).append(state)
 
-    def wipe(self, pipeline: Pipeline) -> None:
+    def read(self, state: MessageState) -> None:
+        """Download the verdict on messages that are finished, and all others that are finished meanwhile."""
+        with self._lock:
+            if not state.is_unread:
+                return
+            block, uploads = state.block, self._pipeline.uploads
+            finished = [each for each in block.states if each.is_unread and self._driver.done(each.finished)]
+            commands, event = Commands(), self._driver.event()
+            # Not into the words of each: a call that waits may be downloading there.
+            commands.download(block.mirror, block.memory.pointer, uploads)
+            commands.record(event, uploads)
+            commands.synchronize(event)
+            self._driver.issue(commands)
+            for each in finished:
+                each.take_mirrored()
+
+    @staticmethod
+    def is_due(state: MessageState) -> bool:
+        """Return whether a verdict has waited for so long that it is worth a download, or needs none."""
+        return not state.is_unread or time.monotonic() - state.ended > _READ_EVERY
+
+    def wipe(self, link: Link) -> None:
         """Wipe every key on the device. A failed device keeps its memory until its CUDA context ends."""
-        pipeline.synchronize_all()  # running kernels read the keys
+        self._pipeline.synchronize_all()  # running kernels read the keys
+        commands = Commands()
+        link.wipe(commands, self._pipeline.uploads)
+        for block in self._blocks:
+            for state in block.states:
+                state.wipe_device(commands, self._pipeline.uploads)
         try:
-            commands = Commands()
-            for state in self._all:
-                state.wipe_device(commands, pipeline.uploads)
             self._driver.issue(commands)
         except DeviceError:
             pass
         finally:
-            pipeline.synchronize_all()
-        for state in self._all:
-            state.wipe_host()
-        self._all.clear()
+            self._pipeline.synchronize_all()
+        self._blocks.clear()
         self._released.clear()
-        self._allocations.clear()
 
-    def _released_of(self, capacity: int) -> deque[MessageState]:
-        return self._released.setdefault(capacity, deque())
+    def _released_of(self, slots: int) -> deque[MessageState]:
+        return self._released.setdefault(slots, deque())
 
-    def _allocate(self, capacity: int = 1) -> MessageState:
+    def _allocate(self, slots: int) -> MessageState:
         """Return a new state. States for one message share an allocation, since each allocation stops the device."""
-        number = _PER_ALLOCATION if capacity == 1 else 1
-        size = KEY_SIZE * (1 + capacity) + 2 * _WORD
-        step = align(size + STATE_SIZE * (1 + slots_for(capacity)), 256)
-        host, device = self._driver.host(number * size), self._driver.memory(number * step)
+        number = _PER_ALLOCATION if slots == 1 else 1
+        verdicts, words = number * _VERDICT_SIZE, number * _READ_SIZE
+        states_at = align(verdicts, 256)
+        host, memory = self._driver.host(words + verdicts), self._driver.memory(states_at + number * slots * STATE_SIZE)
+        block = _Block(memory, states_at, host[:words], host[words:])
+        block.states = [MessageState(self._pipeline, block, index, slots) for index in range(number)]
+        commands, event = Commands(), self._driver.event()
+        commands.fill(memory.pointer, 0xFF, verdicts, self._pipeline.uploads)
+        commands.fill(memory.pointer + states_at, 0, number * slots * STATE_SIZE, self._pipeline.uploads)
+        commands.record(event, self._pipeline.uploads)
+        commands.synchronize(event)
+        self._driver.issue(commands)
         with self._lock:
-            self._allocations.append(device)
-            made = [
-                MessageState(
-                    self._driver, host[index * size : (index + 1) * size], device.pointer + index * step, capacity
-                )
-                for index in range(number)
-            ]
-            self._all += made
-        first, *others = made
-        self._released_of(capacity).extend(others)
+            self._blocks.append(block)
+        first, *others = block.states
+        self._released_of(slots).extend(others)
         return first
-
-
-def slots_for(capacity: int) -> int:
-    """Return the number of expanded keys that a state has room for on the device."""
-    return min(capacity, _MAX_SLOTS)
-
-
-def _kind(bits: Any, blocks: Any) -> Any:
-    """Return the last word of a `Key`: the bits of the key, and the powers of H for chunks of `blocks` blocks."""
-    return bits + (blocks + 1 << 16)

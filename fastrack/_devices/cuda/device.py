@@ -10,18 +10,19 @@ from typing import Any
 
 from fastrack._crypto.base import Messages
 from fastrack._crypto.engine import get_engine
-from fastrack._crypto.session import Session
 from fastrack._crypto.workers import default_threads
 from fastrack._devices.base import SpanCallback
 from fastrack._devices.cuda.buffers import CudaStagingBuffer, MessageStatePool
 from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.driver import Driver, View
+from fastrack._devices.cuda.link import ROW_SIZE, Link
 from fastrack._devices.cuda.operation import CudaOperation
-from fastrack._devices.cuda.recorder import PLAN_BITS, Resources
+from fastrack._devices.cuda.recorder import Resources
 from fastrack._devices.cuda.streams import Pipeline
 from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Framework
 from fastrack.errors import DeviceError
+from fastrack.format import TAG_SIZE
 
 _BLOCKS_PER_MULTIPROCESSOR = 2
 MAX_COPIERS = 16  # threads that copy, by default: two pieces of a slab for each; not yet measured
@@ -38,7 +39,7 @@ class CudaDevice:
     in_place = False
     max_slab_size = 8 << 20
     first_slab_size = 2 << 20
-    segment_overhead = 0
+    segment_overhead = ROW_SIZE + 2 * TAG_SIZE  # its wrapped key, or what is told of it, and what aligns that
 
     def __init__(self, driver: Driver, *, share: float = 1.0, threads: int | None = None) -> None:
         if not 0 < share <= 1:
@@ -47,11 +48,14 @@ class CudaDevice:
         self.copy_speeds = driver.copy_speeds
         self._pipeline = Pipeline(driver)
         self.lanes = self._pipeline.lanes
-        self._states = MessageStatePool(driver)
-        self._session = Session(PLAN_BITS)
+        if driver.confidential:  # each copy has a toll, and no two of them overlap
+            self.max_slab_size, self.first_slab_size = 4 * self.max_slab_size, 4 * self.first_slab_size
+        engine = get_engine(threads=1)
+        self._states = MessageStatePool(self._pipeline)
+        self._link = Link(self._pipeline, engine)
         blocks = max(1, int(share * driver.multiprocessors) * _BLOCKS_PER_MULTIPROCESSOR)
         copiers = threads or min(default_threads(), MAX_COPIERS)
-        self._resources = Resources(self._pipeline, self._states, get_engine(threads=1), self._session, blocks, copiers)
+        self._resources = Resources(self._pipeline, self._states, self._link, blocks, copiers)
 
     @property
     def compiled_by(self) -> str:
@@ -99,7 +103,6 @@ class CudaDevice:
         return CudaOperation(self._resources, messages, note)
 
     def close(self) -> None:
-        self._session.wipe()
         if not self._pipeline.forked and self._pipeline.close():
-            self._states.wipe(self._pipeline)
+            self._states.wipe(self._link)
             self._pipeline.driver.reclaim()

@@ -1,4 +1,4 @@
-"""Sealing of gather plans for their upload, under a separate key."""
+"""Sealing of gather plans for their upload, under the key of the link."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fastrack._crypto.base import Bytes, Engine
-from fastrack._crypto.cobblestone import MessageKey
+from fastrack._crypto.base import Bytes
 from fastrack._crypto.gather import GatherPlan
+from fastrack._devices.cuda.link import LinkKey
 from fastrack.format import CHUNK_SIZE, TAG_SIZE
 
 
@@ -36,31 +36,11 @@ class SealedPlan:
         return align(self.end)
 
 
-class PlanSealer:
-    """Sealer of the gather plans of one message. Chunk numbers, and therefore nonces, never repeat.
-
-    `engine` is an engine of the host. `key` seals these plans only: the key of the message would use one nonce for two
-    plans.
-    """
-
-    def __init__(self, engine: Engine, key: MessageKey) -> None:
-        self._engine = engine
-        self._schedule = engine.expand_key(key)
-        self._next = 0
-
-    def seal(self, plan: GatherPlan, offset: int) -> SealedPlan:
-        """Seal a plan for a staging buffer, where it follows `offset` bytes of chunks."""
-        plain = np.concatenate([part.reshape(-1) for part in (plan.chunks, plan.starts, plan.table)]).view(np.uint8)
-        buffer = np.empty(_sealed_size(plain.size), np.uint8)
-        counts = plan.chunks.size, len(plan.table)
-        sealed = SealedPlan(buffer, align(offset), self._next, _chunk_count(plain.size), plain.size, *counts)
-        self._next += sealed.count  # advanced first: after an error or an interrupt no other plan gets these numbers
-        self._engine.seal_run(self._schedule, plain, sealed.sealed, sealed.first_chunk)
-        return sealed
-
-    def wipe(self) -> None:
-        """Wipe the key schedule."""
-        self._schedule.wipe()
+def seal_plan(key: LinkKey, plan: GatherPlan, offset: int) -> SealedPlan:
+    """Seal a plan for a staging buffer, where it follows `offset` bytes of chunks and keys."""
+    plain = np.concatenate([part.reshape(-1) for part in (plan.chunks, plan.starts, plan.table)]).view(np.uint8)
+    sealed, counts = np.empty(_sealed_size(plain.size), np.uint8), (plan.chunks.size, len(plan.table))
+    return SealedPlan(sealed, align(offset), key.seal(plain, sealed), _chunk_count(plain.size), plain.size, *counts)
 
 
 def join_plans(plans: Sequence[GatherPlan]) -> GatherPlan:

@@ -19,7 +19,7 @@ from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, ciphertext_
 Kind = Literal["open", "gather", "widen"]
 """The work of a kernel on segments: the first part of its name."""
 
-SPREAD = 1024  # range of message numbers in a launch: their keys are on the device together
+SPREAD = 128  # range of message numbers in a launch, whose keys are on the device together; a power of two
 _BF16_SIZE: Final = 2
 
 
@@ -35,10 +35,8 @@ class Launch:
     rows: list[TableSegment] = field(default_factory=list)
     plans: list[GatherPlan] = field(default_factory=list)
     widenings: list[Widening] = field(default_factory=list)
-
-    @property
-    def kernel(self) -> str:
-        return f"{self.kind}_{self.bits}"
+    messages: list[int] = field(default_factory=list)  # of the rows
+    keys: range = range(0)  # the wrapped keys that the launch takes, or has expanded before it
 
     @property
     def table(self) -> bytes:
@@ -67,6 +65,7 @@ class Launch:
         if scaling is not None:
             self.widenings.append(widening_of(scaling, messages.nbytes[number]))
         self.rows.append(row)
+        self.messages.append(number)
         self.count += count
         self.last = number
 

@@ -12,7 +12,8 @@ from typing import Any
 from fastrack._devices.cuda.commands import Function
 from fastrack.errors import DeviceError
 
-KERNELS = ("prepare", *(f"{name}_{bits}" for name in ("open", "seal", "gather", "widen") for bits in (128, 256)))
+_KINDS = ("open", "seal", "gather", "widen", "small", "pick")
+KERNELS = ("prepare", "unwrap", *(f"{name}_{bits}" for name in _KINDS for bits in (128, 256)))
 """The names of the kernels."""
 
 CUBINS = ("sm_80", "sm_90", "sm_100", "sm_120")
@@ -55,7 +56,9 @@ class Kernels:
 
     def shared(self, kernel: str) -> int:
         """Return the shared memory per block of a kernel, in bytes."""
-        return self._constant("GATHER_SHARED_BYTES" if kernel.startswith("gather") else "SHARED_BYTES")
+        kind = kernel.partition("_")[0]
+        own = {"gather": "GATHER_", "pick": "PICK_", "small": "SMALL_", "seal": "SMALL_", "unwrap": "SMALL_"}
+        return self._constant(f"{own.get(kind, '')}SHARED_BYTES")
 
     def _constant(self, name: str) -> int:
         if name not in self.constants:

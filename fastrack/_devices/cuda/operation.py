@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -46,24 +47,19 @@ class CudaOperation:
         self._cleared = False  # whether the state was wiped on the device after an error
         self._result: _Result | None = None
         self._reading = threading.Lock()
-        self._downloaded = False  # whether the verdicts come without being asked for
         self._lane = lane = pipeline.lane(messages.memories[0].stream)  # all messages share it
         self.lane = lane.number
+        key, call = resources.link.key_for(self), next(resources.calls)
         self._state = state = resources.states.acquire(len(messages))
         try:
-            state.load_keys(messages.keys, messages.nbytes)
             # In confidential mode events have no true times.
             clock = None if timeline is None or pipeline.confidential else Clock(timeline, self._driver, pipeline.idle)
-            self._recorder = MessageRecorder(resources, state, messages, lane, clock)
+            self._recorder = MessageRecorder(resources, state, messages, lane, key, call, clock)
             self._list = self._recorder.new_list()
             self._recorder.start(self._list.commands)
             self._phase = _Phase.RECORDING
         except FastrackError:
-            state.wipe_host()
             resources.states.release(state)
-            raise
-        except BaseException:
-            state.wipe_host()
             raise
 
     def open(self, slab: Slab | None, buffer: StagingBuffer | None) -> None:
@@ -82,10 +78,13 @@ class CudaOperation:
         if self._error is None and self._phase is _Phase.ISSUING:
             self._fail(DeviceError("it was interrupted"))
         if self._error is None and self._phase is _Phase.RECORDING:
-            self._downloaded = self._recorder.finish(self._list, wait=wait)
+            downloaded = self._recorder.finish(self._list, wait=wait)
             self._issue(_Phase.ISSUED)
+            if not downloaded and self._error is None:
+                self._state.ended, self._state.is_unread = time.monotonic(), True
         self._list.issued.set()  # after an error, frees the buffers of a list that was never issued
         self._recorder.close()
+        self._resources.link.release(self)
         interrupted, self._phase = self._phase is _Phase.ISSUING, _Phase.FINISHED
         with self._reading:
             if self._cleared and not interrupted:
@@ -98,7 +97,7 @@ class CudaOperation:
         if self._error is not None or self._result is not None or self._pipeline.forked:
             return True
         try:
-            return self._driver.done(self._state.finished)
+            return self._resources.states.is_due(self._state) and self._driver.done(self._state.finished)
         except DeviceError:  # `result` raises it
             return True
 
@@ -122,7 +121,6 @@ class CudaOperation:
         if phase is None or self._pipeline.forked:
             return
         if phase is not _Phase.FINISHED:  # after an interrupt; `CudaDevice.close` wipes the key on the device
-            self._state.wipe_host()
             self._recorder.close()
         elif self._result is None and self._error is None:  # `result` was never called
             self._resources.states.release(self._state)
@@ -138,7 +136,6 @@ class CudaOperation:
             self._execute(current)
         except FastrackError as error:  # the device was closed or has failed, and closing wipes its memory
             self._error = self._error or error
-            self._state.wipe_host()
         finally:
             current.issued.set()
         self._list = self._recorder.new_list()
@@ -159,11 +156,11 @@ class CudaOperation:
                     self._note(*span)
 
     def _fail(self, error: BaseException) -> None:
-        """Store an error, wait until the device uses no memory of these messages, and wipe the keys."""
+        """Store an error, wait until the device uses no memory of these messages, and wipe their expanded keys."""
         self._error = self._error or error
         self._pipeline.synchronize_all()
         commands = Commands()
-        self._state.clear(commands, self._lane.kernels)
+        self._state.wipe_device(commands, self._lane.kernels)
         try:
             self._driver.issue(commands)
         except Exception:  # noqa: BLE001 - the first error is the one to raise
@@ -171,18 +168,13 @@ class CudaOperation:
         else:
             cleared = True
         self._pipeline.synchronize_all()
-        self._state.wipe_host()
         self._cleared = cleared
 
     def _read_result(self) -> None:
-        """Read the verdicts, which are downloaded if they were not, and release the message state."""
+        """Read the verdict, which is downloaded if it was not, and release the message state."""
         with self._reading:  # or two threads would release the state twice, and two messages would share it
             if self._result is None:
-                if not self._downloaded:
-                    commands = Commands()
-                    self._recorder.download(commands)
-                    self._driver.issue(commands)
-                    self._downloaded = True
+                self._resources.states.read(self._state)
                 self._result = _Result(self._recorder.bad_chunk())
                 self._resources.states.release(self._state)
 

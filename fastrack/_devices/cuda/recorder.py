@@ -1,41 +1,48 @@
-"""The commands of the messages of a call: they upload the keys, open, gather or seal slabs, and download the verdict.
+"""The commands of the messages of a call: they open, gather or seal slabs, and download the verdict.
 
 Events alone order the work on the device. Opening messages takes these steps::
 
-    the caller's stream    started ─┐                                                ┌─ continues
-    kernels of its lane             └──────┬ open 0   ┬ open 1   wipe keys, verdict ── finished
-    uploads           keys, slab 0 ────────┘  slab 1 ─┘
+    the caller's stream    started ─┐                                   ┌─ continues
+    kernels of its lane             └──────┬ open 0   ┬ open 1   verdict ── finished
+    uploads                 slab 0 ────────┘  slab 1 ─┘
 
-One launch expands the keys of the messages, before the first slab. A slab's device memory may be read after `copied`.
-The host waits for `used` before it fills a staging buffer again. Sealing goes the other way: kernel, `copied`,
-download, `used`.
+Behind its chunks a slab has the keys of its messages, wrapped. A launch that gives each block a chunk or so expands
+them itself. Before any other one `unwrap` does, to memory that is wiped at the end. A slab's device memory may be read
+after `copied`. The host waits for `used` before it fills a staging buffer again. Sealing goes the other way: kernel,
+`copied`, download, `used`. Its verdict lies behind the sealed chunks.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import itemgetter
 
-from fastrack._crypto.base import Engine, Messages
-from fastrack._crypto.session import Session
+import numpy as np
+import numpy.typing as npt
+
+from fastrack._crypto.base import HostMemory, Messages
 from fastrack._devices.base import BAD_PLAN, BadChunk, Segment, Slab
-from fastrack._devices.cuda.buffers import STATE_SIZE, CudaStagingBuffer, MessageState, MessageStatePool
+from fastrack._devices.cuda.buffers import GOOD, CudaStagingBuffer, MessageState, MessageStatePool
 from fastrack._devices.cuda.clock import Clock
 from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.driver import Event, Stream
-from fastrack._devices.cuda.gather_plan import PlanSealer, SealedPlan, room_for
+from fastrack._devices.cuda.gather_plan import SealedPlan, align, room_for, seal_plan
 from fastrack._devices.cuda.launches import Launch, check_run, launches_of
+from fastrack._devices.cuda.link import LINK_BITS, Link, LinkKey, Wrapped
 from fastrack._devices.cuda.streams import Lane, Pipeline
-from fastrack._devices.cuda.table import TableSegment, pack_table, parse_name
+from fastrack._devices.cuda.table import TableSegment, name_of, pack_table, parse_name
+from fastrack.errors import DeviceError
 from fastrack.format import SEALED_CHUNK_SIZE
 
-PLAN_BITS = 256  # of the keys of gather plans
-
-_GOOD = 2**64 - 1  # the verdict on messages without a bad chunk
+_SMALL = {"open": "small", "gather": "pick"}  # kernels that unwrap the keys of their messages themselves
+_MOST_CALLS = 2**31  # numbers of calls, of which 0 is none
+_PLAN = 1 << 63  # in the ticket of a launch that opens a plan
+_TOLD_SIZE = 16  # bytes that are told of a sealed slab: ticket, and first bad chunk
 _SPIN = 200_000  # nanoseconds to spin before the thread sleeps, since a wake-up takes some ten microseconds
 
 
@@ -45,10 +52,10 @@ class Resources:
 
     pipeline: Pipeline
     states: MessageStatePool
-    engine: Engine  # of the host; seals gather plans
-    session: Session  # the source of keys for gather plans
+    link: Link
     blocks: int  # maximum per launch
     threads: int  # maximum of the host for copies
+    calls: Iterator[int] = field(default_factory=itertools.count)  # their numbers
 
 
 class CommandList:
@@ -80,13 +87,20 @@ class CommandList:
 class MessageRecorder:
     """The recorder of the commands for one call's messages.
 
-    In confidential mode a call that does not wait has no verdict downloaded: `download` records that for later.
-
-    `clock` is the clock of the device, if a timeline is recorded.
+    Each launch has a ticket: the number of the call, and its own number in the call. The verdict has that of the last
+    launch if none was lost. In confidential mode a call that does not wait has no verdict downloaded:
+    `MessageStatePool.read` does so later. `clock` is the clock of the device, if a timeline is recorded.
     """
 
     def __init__(
-        self, resources: Resources, state: MessageState, messages: Messages, lane: Lane, clock: Clock | None
+        self,
+        resources: Resources,
+        state: MessageState,
+        messages: Messages,
+        lane: Lane,
+        key: LinkKey,
+        call: int,
+        clock: Clock | None,
     ) -> None:
         self._resources = resources
         self._state = state
@@ -97,11 +111,17 @@ class MessageRecorder:
         self._uploads = resources.pipeline.uploads
         self._confidential = resources.pipeline.confidential
         self._clock = clock
-        self._prepared = 0  # messages whose keys are expanded
-        self._plans: PlanSealer | None = None  # made for the first gather
+        self._key = key
+        self._call = call % (_MOST_CALLS - 1) + 1
+        self._launched = 0  # launches with tickets
+        self._wrapped: Wrapped | None = None  # the keys that were wrapped last
+        self._expanded: dict[int, int] = {}  # the message whose key is in a slot of the state
         self._planned: list[tuple[int, int]] = []  # the first chunk of each sealed plan, and a message of the plan
         self._to_download: tuple[CudaStagingBuffer, Slab] | None = None  # a sealed slab that is still on the device
-        self._to_store: dict[CudaStagingBuffer, Slab] = {}  # sealed slabs that are still in their buffers
+        # Sealed slabs that are still in their buffers, and where to keep what is told of each.
+        self._to_store: dict[CudaStagingBuffer, tuple[Slab, npt.NDArray[np.uint64]]] = {}
+        self._told: list[tuple[int, npt.NDArray[np.uint64]]] = []  # the ticket for each sealed slab, and what is told
+        self._targets: list[HostMemory] = []  # of sealed messages
 
     def new_list(self) -> CommandList:
         """Return a list that holds the GIL only while no call can block.
@@ -116,28 +136,27 @@ class MessageRecorder:
         return current
 
     def start(self, commands: Commands) -> None:
-        """Record the upload of the keys, and a wait of the lane for the caller's stream.
-
-        Earlier work on that stream may still use the arrays. The keys go on the stream that waits for nothing.
-        """
+        """Record a wait of the lane for the caller's stream, where earlier work may still use the arrays."""
         commands.record(self._state.started, self._stream)
-        self._state.upload_keys(commands, self._uploads, wipe=self._confidential)
         commands.wait(self._lane.kernels, self._state.started)
 
     def open(self, current: CommandList, slab: Slab, buffer: CudaStagingBuffer) -> None:
         """Record the opening of a slab."""
         commands, lane, uploads, messages = current.commands, self._lane, self._uploads, self._messages
         launches = launches_of(slab, messages, buffer.memory.size)
-        plans = self._seal_plans(commands, launches, slab.sealed_size, buffer.memory.size)
         if not launches:
             return
+        keys, keys_at = self._wrap(launches), align(slab.sealed_size)
+        end = keys_at + (keys.sealed.size if keys else 0)
+        plans = self._seal_plans(launches, end, buffer.memory.size)
         current.use(buffer)
         if any(messages.sealed[segment.message] is not None for segment in slab.segments):
             current.mark("wait", slab)
             wait_for(commands, buffer.used)
             current.mark("source", slab)
             self._stage(commands, slab, buffer)
-        end = slab.sealed_size
+        if keys:
+            commands.copy(buffer.memory[keys_at:end], keys.sealed)
         for plan in plans:
             commands.copy(buffer.memory[plan.start : plan.end], plan.sealed)
             end = plan.end
@@ -148,79 +167,99 @@ class MessageRecorder:
         commands.wait(lane.kernels, buffer.copied)
         with self._device_span("open", "kernels", lane.kernels, slab, commands):
             for launch in launches:
-                self._prepare(commands, launch.first, launch.last)
-                plan_arguments = self._open_plan(commands, plans.pop(0), buffer) if launch.kind == "gather" else []
-                arguments = [self._state.states, self._state.slots - 1, buffer.device_ptr, launch.count]
-                arguments += [len(launch.rows), self._state.verdict, *plan_arguments]
-                self._launch(commands, launch.kernel, launch.count, arguments, launch.table)
+                opened = self._open_plan(commands, plans.pop(0), buffer) if launch.kind == "gather" else []
+                kernel, arguments = self._keys_for(commands, launch, buffer.device_ptr + keys_at)
+                arguments += [buffer.device_ptr, launch.count, len(launch.rows), *self._report(commands), *opened]
+                self._launch(commands, kernel, launch.count, arguments, launch.table)
         commands.record(buffer.used, lane.kernels)
         current.mark(None, slab)
 
     def seal(self, current: CommandList, slab: Slab, buffer: CudaStagingBuffer) -> None:
         """Record the sealing of a slab. `_store` copies the sealed chunks out of the buffer."""
         launches_of(slab, self._messages, buffer.memory.size)  # only for its checks
+        if align(slab.sealed_size) + _TOLD_SIZE > buffer.memory.size:
+            raise ValueError("a slab does not fit into its staging buffer, with what is told of it behind its chunks")
         commands, lane = current.commands, self._lane
         self._store(current, buffer)
         current.use(buffer)
         current.mark("wait", slab)
         wait_for(commands, buffer.used)
         current.mark("issue", slab)
-        self._wait_for_keys(commands)
         with self._device_span("seal", "kernels", lane.kernels, slab, commands):
             for segment in slab.segments:
-                self._seal(commands, segment, buffer)
+                self._seal(commands, segment, buffer, align(slab.sealed_size))
         commands.record(buffer.copied, lane.kernels)
         current.mark(None, slab)
         if self._confidential:
             self.download_slab(current)  # the one before, while this one is sealed
         self._to_download = buffer, slab
-        self._to_store[buffer] = slab
+        told = np.zeros(2, np.uint64)
+        self._to_store[buffer] = slab, told
+        self._told.append((self._last_ticket, told))
         if not self._confidential:
             self.download_slab(current)
 
     def finish(self, current: CommandList, *, wait: bool) -> bool:
-        """Record the end: the rest of the stores, the wiping of the keys, and the download of the verdicts.
+        """Record the end: the rest of the stores, the wiping of expanded keys, and the download of the verdict.
 
-        The caller's stream, and with `wait` the thread, then waits for it. Return whether the verdicts are downloaded.
+        The caller's stream, and with `wait` the thread, then waits for it. Return whether the verdict is downloaded.
         """
         self.download_slab(current)
         for buffer in list(self._to_store):
             self._store(current, buffer)
         commands, state, kernels = current.commands, self._state, self._lane.kernels
-        self._wait_for_keys(commands)
-        state.wipe_device(commands, kernels)
-        if not self._confidential:
-            state.download_verdicts(commands, kernels)
+        if self._expanded:
+            state.wipe_device(commands, kernels)
+        opens = self._launched > 0 and not self._told
+        if opens and not self._confidential:
+            state.download(commands, kernels)
         commands.record(state.finished, kernels)
         commands.wait(self._stream, state.finished)
         if wait:
             wait_for(commands, state.finished, _SPIN)
-            if self._confidential:  # now that it waits for nothing
-                self.download(commands)
-        return wait or not self._confidential
-
-    def download(self, commands: Commands) -> None:
-        """Record the download of the verdicts on messages that are finished, on a stream that waits for nothing."""
-        self._state.download_verdicts(commands, self._uploads)
-        commands.record(self._state.finished, self._uploads)
-        commands.synchronize(self._state.finished)
+            if opens and self._confidential:  # now that it waits for nothing
+                state.download(commands, self._uploads)
+                commands.record(state.finished, self._uploads)
+                commands.synchronize(state.finished)
+        return wait or not opens or not self._confidential
 
     def bad_chunk(self) -> BadChunk | None:
-        """Return the first bad chunk or None from the downloaded verdicts."""
-        name, plan_chunk = self._state.verdicts
-        if self._plans is not None and plan_chunk != _GOOD:
-            planned = bisect_right(self._planned, plan_chunk, key=itemgetter(0)) - 1
-            return BadChunk(self._planned[max(planned, 0)][1] if self._planned else 0, BAD_PLAN)
-        if name != _GOOD:
-            message, chunk = parse_name(name)
-            return BadChunk(min(message, self._count - 1), chunk)
+        """Return the first bad chunk or None from the downloaded verdict.
+
+        Raise DeviceError if something was not sealed, and clear what may lie in its place.
+        """
+        if self._told:
+            if any(told.tolist() != [ticket, GOOD] for ticket, told in self._told):
+                for target in self._targets:
+                    target.array[:] = 0
+                raise DeviceError("it has not run all that seals the messages; start the process again")
+        elif self._launched:
+            lowest, plan_chunk, ticket = self._state.words
+            if plan_chunk != GOOD and self._planned and ticket == self._last_ticket:
+                planned = bisect_right(self._planned, plan_chunk, key=itemgetter(0)) - 1
+                return BadChunk(self._planned[max(planned, 0)][1], BAD_PLAN)
+            if lowest != GOOD or ticket != self._last_ticket:
+                # Without the last ticket nothing is known of any chunk.
+                message, chunk = parse_name(lowest) if ticket == self._last_ticket else (0, 0)
+                return BadChunk(min(message, self._count - 1), chunk)
+        if self._launched:
+            self._state.is_stale = False
         return None
 
     def close(self) -> None:
-        """Wipe the host's key of the plans, and drop the references to the arrays."""
-        if self._plans is not None:
-            self._plans.wipe()
+        """Drop the references to the arrays."""
         del self._messages
+
+    @property
+    def _last_ticket(self) -> int:
+        return (self._call << 32) + self._launched - 1
+
+    def _report(self, commands: Commands) -> list[int]:
+        """Return what the next launch reports with: the place of the verdict, and a ticket."""
+        if not self._launched:
+            self._state.begin(commands, self._lane.kernels)
+        self._launched += 1
+        return [self._state.verdict, self._last_ticket]
 
     def _stage(self, commands: Commands, slab: Slab, buffer: CudaStagingBuffer) -> None:
         """Record the copies of chunks from host memory to their offsets in a staging buffer."""
@@ -236,74 +275,76 @@ class MessageRecorder:
                 commands.keep_alive(sealed)
         commands.keep_alive(buffer)
 
-    def _wait_for_keys(self, commands: Commands) -> None:
-        """Record a wait of the lane for the upload of the keys, unless it has waited for the slab behind them."""
-        if not self._prepared:
-            commands.record(self._state.finished, self._uploads)
-            commands.wait(self._lane.kernels, self._state.finished)
+    def _is_small(self, launch: Launch) -> bool:
+        return launch.kind in _SMALL and launch.count <= self._resources.blocks
 
-    def _prepare(self, commands: Commands, first: int, message: int) -> None:
-        """Record the expansion of keys, in batches, up to the key of `message` or beyond.
+    def _wrap(self, launches: Sequence[Launch]) -> Wrapped | None:
+        """Wrap the keys that a slab brings: those of small launches, and those that are expanded for others."""
+        needed: list[int] = []
+        for launch in launches:
+            start = len(needed)
+            if self._is_small(launch):
+                needed += launch.messages
+            else:
+                for message in launch.messages:
+                    slot = message & self._state.slots - 1
+                    if self._expanded.get(slot) != message:
+                        self._expanded[slot] = message
+                        needed.append(message)
+            launch.keys = range(start, len(needed))
+        if needed and (self._wrapped is None or self._wrapped.messages != tuple(needed)):
+            self._wrapped = self._key.wrap(self._messages.keys, self._messages.nbytes, needed)
+        return self._wrapped if needed else None
 
-        Raise ValueError if a later key has replaced the expanded key of message `first` on the device.
-        """
-        state = self._state
-        if first < self._prepared - state.slots:
-            raise ValueError(f"slabs are not in the order of their messages: got {first} after {self._prepared - 1}")
-        batch = self._count if self._count <= state.slots else state.slots // 2
-        while self._prepared <= message:
-            count = min(batch, self._count - self._prepared)
-            arguments = [state.keys, state.states, state.slots - 1, self._prepared, count]
-            self._launch(commands, "prepare", count, arguments)
-            self._prepared += count
+    def _keys_for(self, commands: Commands, launch: Launch, place: int) -> tuple[str, list[int]]:
+        """Return the kernel for a launch, and its arguments for the keys, which are expanded first for some."""
+        state, keys = self._state, [self._key.state, place]
+        if self._wrapped is not None:
+            keys += [self._wrapped.number, len(self._wrapped.messages) + (launch.keys.start << 32)]
+        if self._is_small(launch):
+            return f"{_SMALL[launch.kind]}_{launch.bits}", keys
+        if launch.keys:
+            count = len(launch.keys)
+            self._launch(commands, "unwrap", count, [*keys, state.states, state.slots - 1, count, self._call])
+        return f"{launch.kind}_{launch.bits}", [state.states, state.slots - 1]
 
-    def _seal(self, commands: Commands, segment: Segment, buffer: CudaStagingBuffer) -> None:
+    def _seal(self, commands: Commands, segment: Segment, buffer: CudaStagingBuffer, told_at: int) -> None:
         number, first, start, stop, _, offset, _ = segment
-        count = check_run(segment, self._messages)
-        self._prepare(commands, number, number)
-        state = self._state.states + STATE_SIZE * (number & self._state.slots - 1)
-        source = self._messages.memories[number].address + start
-        arguments = [state, source, buffer.device_ptr + offset, first, count, stop - start]
-        self._launch(commands, f"seal_{self._messages.keys.bits[number]}", count, arguments)
+        count, messages = check_run(segment, self._messages), self._messages
+        if self._wrapped is None or self._wrapped.messages != (number,):
+            self._wrapped = self._key.wrap(messages.keys, messages.nbytes, [number])
+            if (target := messages.sealed[number]) is not None:
+                self._targets.append(target)
+        arguments = [self._key.state, self._wrapped.number, messages.memories[number].address + start]
+        arguments += [buffer.device_ptr + offset, name_of(number, first), count, stop - start, *self._report(commands)]
+        arguments += [buffer.device_ptr + told_at]
+        kernel = f"seal_{messages.keys.bits[number]}"
+        self._launch(commands, kernel, count, arguments, self._wrapped.sealed.tobytes())
 
-    def _seal_plans(self, commands: Commands, launches: list[Launch], end: int, size: int) -> list[SealedPlan]:
-        """Seal the plans of gathers for a staging buffer of `size` bytes, where they follow the chunks."""
+    def _seal_plans(self, launches: list[Launch], end: int, size: int) -> list[SealedPlan]:
+        """Seal the plans of gathers for a staging buffer of `size` bytes, where they follow the chunks and the keys."""
         joined = [(launch, launch.plan) for launch in launches if launch.kind == "gather"]
         needed = end
         for _, plan in joined:
             needed = room_for(plan, needed)
-            if needed > size:
-                raise ValueError("a gather does not fit into its staging buffer, with its plan behind its chunks")
+        if needed > size:
+            raise ValueError("a slab does not fit into its staging buffer, with its keys and plans behind its chunks")
         sealed = []
         for launch, plan in joined:
-            part = self._require_plans(commands).seal(plan, end)
+            part = seal_plan(self._key, plan, end)
             self._planned.append((part.first_chunk, launch.first))
             sealed.append(part)
             end = part.opened + part.size
         return sealed
 
     def _open_plan(self, commands: Commands, plan: SealedPlan, buffer: CudaStagingBuffer) -> list[int]:
-        """Record the opening of a plan, and return the arguments that describe it to the gather kernel."""
-        if not plan.first_chunk:
-            self._launch(commands, "prepare", 1, [self._state.plan_key, self._state.plan_state, 0, 0, 1])
+        """Record the opening of a plan, and return the arguments that describe it to the launch that follows."""
         opened = buffer.device_ptr + plan.opened
         row = TableSegment(opened, plan.first_chunk, plan.size, plan.count, 0, 0)
-        arguments = [self._state.plan_state, 0, buffer.device_ptr + plan.start, plan.count, 1, self._state.plan_verdict]
-        self._launch(commands, f"open_{PLAN_BITS}", plan.count, arguments, pack_table([row]))
-        starts = opened + 8 * plan.chunks
-        return [opened, starts, starts + 8 * (plan.chunks + 1), plan.pieces, self._state.plan_verdict]
-
-    def _require_plans(self, commands: Commands) -> PlanSealer:
-        """Return the sealer of the call's plans. The first call records the upload of its key."""
-        if self._plans is None:
-            key = self._resources.session.next_key()
-            try:
-                self._state.load_plan_key(key)
-                self._plans = PlanSealer(self._resources.engine, key)
-            finally:
-                key.wipe()
-            self._state.upload_plan_key(commands, self._uploads, wipe=self._confidential)
-        return self._plans
+        verdict, ticket = self._report(commands)
+        arguments = [self._key.state, 0, buffer.device_ptr + plan.start, plan.count, 1, verdict, ticket - _PLAN]
+        self._launch(commands, f"open_{LINK_BITS}", plan.count, arguments, pack_table([row]))
+        return [opened, plan.pieces]
 
     def download_slab(self, current: CommandList) -> None:
         """Record the download of the slab that was sealed last, if that is still to be done in its list.
@@ -322,7 +363,8 @@ class MessageRecorder:
         current.mark("issue", slab)
         commands.wait(downloads, buffer.copied)
         with self._device_span("copy", "downloads", downloads, slab, commands):
-            commands.download(buffer.memory[: slab.sealed_size], buffer.device_ptr, downloads)
+            end = align(slab.sealed_size) + _TOLD_SIZE
+            commands.download(buffer.memory[:end], buffer.device_ptr, downloads)
         commands.record(buffer.used, downloads)
         current.mark(None, slab)
 
@@ -330,8 +372,8 @@ class MessageRecorder:
         """Record the copies of a sealed slab from its buffer to its destination, if the buffer holds one."""
         if self._to_download is not None and self._to_download[0] is buffer:
             self.download_slab(current)
-        slab = self._to_store.pop(buffer, None)
-        if slab is None or all(self._messages.sealed[segment.message] is None for segment in slab.segments):
+        slab, told = self._to_store.pop(buffer, (None, None))
+        if slab is None or told is None:
             return
         current.use(buffer)
         current.mark("wait", slab)
@@ -342,6 +384,8 @@ class MessageRecorder:
             if sealed is not None:
                 target = sealed.address + first * SEALED_CHUNK_SIZE
                 current.commands.copy_memory(target, buffer.address + offset, size, sealed)
+        told_at = align(slab.sealed_size)
+        current.commands.copy(told.view(np.uint8), buffer.memory[told_at : told_at + _TOLD_SIZE])
         current.commands.keep_alive(buffer)
         current.mark(None, slab)
 

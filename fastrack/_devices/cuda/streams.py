@@ -98,8 +98,13 @@ class Pipeline:
             return lane.downloads
 
     @property
+    def kernels(self) -> list[Stream]:
+        """The streams of all lanes that run kernels."""
+        return [lane.kernels for lane in self._lanes]
+
+    @property
     def idle(self) -> Stream:
-        """A stream for the events of clocks only."""
+        """A stream for work that nothing waits for: the events of clocks, and the wiping of a link's keys."""
         with self._lock:
             if self._idle is None:
                 self._idle = self.driver.stream(high_priority=True)

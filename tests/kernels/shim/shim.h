@@ -105,3 +105,9 @@ inline void* __cvta_shared_to_generic(unsigned long address) { return shim_share
 inline void atomicMin(unsigned long long* address, unsigned long long value) {
     if (value < *address) *address = value;
 }
+inline unsigned long long atomicAdd(unsigned long long* address, unsigned long long value) {
+    const unsigned long long before = *address;
+    *address = before + value;
+    return before;
+}
+inline void __threadfence() {}

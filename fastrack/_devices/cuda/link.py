@@ -1,0 +1,190 @@
+"""The key that a device shares with this process: it wraps the keys of messages, and seals the plans of gathers.
+
+So no key of a message crosses unencrypted, or lies in a staging buffer, which may be pageable. The link's own key
+crosses when a device is opened, and when the key is replaced. Confidential mode encrypts that.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakSet
+
+import numpy as np
+
+from fastrack._crypto.base import Bytes, Engine
+from fastrack._crypto.message_keys import MessageKeys
+from fastrack._crypto.session import Session
+from fastrack._devices.cuda.commands import Commands
+from fastrack._devices.cuda.driver import Event
+from fastrack._devices.cuda.streams import Pipeline
+from fastrack._util.fork import register_fork_reset
+from fastrack.errors import ClosedError
+from fastrack.format import CHUNK_SIZE, TAG_SIZE
+
+KEY_SIZE = 48  # bytes of a key for `prepare`: `Key` in ``kernels/prepare.cuh``
+STATE_SIZE = 8704  # bytes of an expanded key: `State` in ``kernels/chunk.cuh``
+ROW_SIZE = 64  # bytes of a key before it is wrapped: `Row` in ``kernels/wrapped.cuh``
+LINK_BITS = 256  # of the link's keys
+LINK_CALL = 2**32 - 1  # what the state of a link's key has in place of a call's number
+_MATERIAL_SIZE = KEY_SIZE - 4
+_BLOCK_SIZE = 16  # of the cipher
+
+# What ends the use of a key. Each is far below what AES-GCM allows: an old recording is worth less.
+_MOST_CHUNKS = 1 << 32
+_MOST_CALLS = 1 << 20
+_LONGEST_PAUSE = 600.0  # seconds without a call
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapped:
+    """Keys of messages, wrapped: sealed chunks, of which the first has that number."""
+
+    sealed: Bytes
+    number: int
+    messages: tuple[int, ...]
+
+
+class LinkKey:
+    """A key of a link. `state` is the address of its expanded key on the device, `users` the calls that may use it.
+
+    Chunk numbers, and therefore nonces, never repeat. In a forked child, which uses no device, the key is wiped.
+    """
+
+    def __init__(self, pipeline: Pipeline, engine: Engine) -> None:
+        self.users: WeakSet[object] = WeakSet()
+        self.calls = 0
+        self.next = 0
+        self._engine = engine
+        self._lock = threading.Lock()
+        self._memory = pipeline.driver.memory(STATE_SIZE + KEY_SIZE)
+        self.state = self._memory.pointer
+        session = Session(LINK_BITS)
+        key = session.next_key()
+        session.wipe()
+        row = pipeline.driver.host(KEY_SIZE)
+        commands, event, place = Commands(), pipeline.driver.event(), self.state + STATE_SIZE
+        try:
+            row[: len(key.material)] = np.frombuffer(key.material, np.uint8)
+            row[_MATERIAL_SIZE:].view(np.uint32)[0] = _kind(LINK_BITS, CHUNK_SIZE // _BLOCK_SIZE)
+            self._schedule: Any = engine.expand_key(key)
+            commands.upload(place, row, pipeline.uploads)
+            arguments = [place, self.state, 0, 0, 1, LINK_CALL]
+            commands.launch(pipeline.driver.functions["prepare"], 1, arguments, pipeline.uploads)
+            commands.fill(place, 0, KEY_SIZE, pipeline.uploads)
+            commands.record(event, pipeline.uploads)
+            commands.synchronize(event)
+            pipeline.driver.issue(commands)
+        finally:
+            row.fill(0)
+            key.wipe()
+        register_fork_reset(self)
+
+    def reset_after_fork(self) -> None:
+        """Wipe the key in a forked child."""
+        self._lock = threading.Lock()
+        self.wipe()
+
+    def seal(self, plain: Bytes, sealed: Bytes) -> int:
+        """Seal chunks for the device, and return the number of the first one."""
+        with self._lock:
+            number = self.next
+            self.next += max(1, -(-plain.size // CHUNK_SIZE))  # first: after an error nobody else gets these numbers
+        schedule = self._schedule
+        if schedule is None:
+            raise ClosedError("the device was closed; open another channel")
+        self._engine.seal_run(schedule, plain, sealed, number)
+        return number
+
+    def wrap(self, keys: MessageKeys, nbytes: Sequence[int], messages: Sequence[int]) -> Wrapped:
+        """Wrap the keys of some messages, for chunks of messages of these sizes."""
+        rows, chosen = np.zeros((len(messages), ROW_SIZE), np.uint8), np.asarray(messages, np.intp)
+        try:
+            rows[:, :_MATERIAL_SIZE] = keys.memory[chosen, :_MATERIAL_SIZE]
+            words = rows[:, _MATERIAL_SIZE:].view(np.uint32)
+            blocks = -(-np.minimum(np.asarray([nbytes[message] for message in messages]), CHUNK_SIZE) // _BLOCK_SIZE)
+            words[:, 0] = _kind(np.asarray([keys.bits[message] for message in messages]), blocks)
+            words[:, 1] = chosen
+            sealed = np.empty(wrapped_size(len(messages)), np.uint8)
+            return Wrapped(sealed, self.seal(rows.reshape(-1), sealed), tuple(messages))
+        finally:
+            rows.fill(0)
+
+    def wipe(self) -> None:
+        """Wipe the key on the host."""
+        schedule, self._schedule = self._schedule, None
+        if schedule is not None:
+            schedule.wipe()
+
+    def wipe_device(self, commands: Commands, stream: Any) -> None:
+        """Wipe the expanded key on the device."""
+        commands.fill(self.state, 0, STATE_SIZE + KEY_SIZE, stream)
+
+
+class Link:
+    """The keys of a device's link: the present one, and older ones until the last call under them has ended."""
+
+    def __init__(self, pipeline: Pipeline, engine: Engine) -> None:
+        self._pipeline, self._engine = pipeline, engine
+        self._lock = threading.Lock()
+        self._key = LinkKey(pipeline, engine)
+        self._used = time.monotonic()
+        self._replaced: list[LinkKey] = []
+        self._wiping: list[tuple[LinkKey, Event]] = []  # whose memory is still in use
+
+    def key_for(self, user: object) -> LinkKey:
+        """Return the present key for a call, `user`, until `release`. Replace one that was used enough."""
+        with self._lock:
+            key, now = self._key, time.monotonic()
+            if key.next >= _MOST_CHUNKS or key.calls >= _MOST_CALLS or now - self._used > _LONGEST_PAUSE:
+                self._key = LinkKey(self._pipeline, self._engine)
+                self._replaced.append(key)
+            self._used = now
+            self._key.calls += 1
+            self._key.users.add(user)
+            if self._replaced or self._wiping:
+                self._wipe_replaced()
+            return self._key
+
+    def release(self, user: object) -> None:
+        """End the use of a key by a call: all its commands were issued, or never will be."""
+        for key in (self._key, *self._replaced):
+            key.users.discard(user)
+
+    def wipe(self, commands: Commands, stream: Any) -> None:
+        """Wipe all keys on the host, and record how to wipe them on the device."""
+        with self._lock:
+            for key in (self._key, *self._replaced, *(key for key, _ in self._wiping)):
+                key.wipe()
+                key.wipe_device(commands, stream)
+
+    def _wipe_replaced(self) -> None:
+        """Wipe keys whose calls have ended, on the device behind all that was issued, without waiting for it."""
+        driver, idle = self._pipeline.driver, self._pipeline.idle
+        self._wiping = [(key, wiped) for key, wiped in self._wiping if not driver.done(wiped)]
+        for key in [key for key in self._replaced if not key.users]:
+            self._replaced.remove(key)
+            key.wipe()
+            commands, wiped = Commands(), driver.event()
+            for lane in self._pipeline.kernels:
+                event = driver.event()
+                commands.record(event, lane)
+                commands.wait(idle, event)
+                commands.keep_alive(event)
+            key.wipe_device(commands, idle)
+            commands.record(wiped, idle)
+            self._wiping.append((key, wiped))
+            driver.issue(commands)
+
+
+def wrapped_size(count: int) -> int:
+    """Return the bytes of this many wrapped keys."""
+    return ROW_SIZE * count + TAG_SIZE * -(-ROW_SIZE * count // CHUNK_SIZE)
+
+
+def _kind(bits: Any, blocks: Any) -> Any:
+    """Return the last word of a `Key`: the bits of the key, and the powers of H for chunks of `blocks` blocks."""
+    return bits + (blocks + 1 << 16)
