@@ -23,7 +23,9 @@ Profiles = Annotated[
 Figures = Annotated[
     list[str] | None,
     typer.Option(
-        "--published", metavar="NAME", help="Published figures of confidential GPUs: all, or a name of `bench --toll`."
+        "--published",
+        metavar="NAME",
+        help="Published figures of confidential GPUs: all, or a path or hop of `bench --toll`.",
     ),
 ]
 Threads = Annotated[

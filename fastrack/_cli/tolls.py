@@ -1,23 +1,27 @@
-"""``fastrack bench --toll``: what a model makes of published figures, beside the figures of papers."""
+"""``fastrack bench --toll``: what models make of published figures, beside the figures of papers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 
-from fastrack._bench import toll
+from fastrack._bench import crossings, toll
 from fastrack._cli.console import STDOUT, new_table
 from fastrack._cli.measurements import narrow_console, show_paths, write_results
 from fastrack._util.shown import format_size
 
 if TYPE_CHECKING:
+    from fastrack._bench.crossings import CallToll, LoadToll, Report
     from fastrack._bench.toll import Figure, TrainingToll, TransferToll
+
+    _Part = tuple[Sequence[Any], Callable[[Any, Console], None]]
 
 SIZES = (65_536, 602_112, 4_816_896, 38_535_168, 1 << 30)  # bytes; 1, 8 and 64 images of 224 x 224 in float32
 ALL = "all"
+OTHERS = CALLS, CONTEXTS, REPORTS = "calls", "contexts", "reports"  # besides the hops of ``tolls.toml``
 NOTES = (
     """\
 MODELLED, not measured: every time is a + b n for a message of n bytes, with published parameters. Of the bounce path
@@ -32,6 +36,19 @@ fitted: two parameters were chosen so that two figures of the paper come out, wh
 the slowdown grows with the ranks is the model's own.""",
 )
 
+CALL_NOTE = """\
+MODELLED, not measured: a call costs the published price of each copy and launch, one after the other, and of its bytes;
+a fill has the price of a launch, which is assumed, and the time of kernels is left out. stock: plain copies of what the
+host holds unencrypted, one for each tensor. bounce: the host decrypts or encrypts on one core, beside the same copies.
+direct: fastrack, with the counts of its test double; keys cross apart (before) or with the message (after). batch: of
+two columns. 16 calls: none of them waits, and then one call waits for all."""
+LOAD_NOTE = """\
+MODELLED, not measured: that each context has a bridge of its own is assumed; together they are no faster than the link
+is for a plain copy. Each slab is a copy and a launch. The number of small copies, which launch nothing, is the one that
+gives the published time over one bridge."""
+
+REPORT_NOTE = "Each line is as others published it, of their machine; nothing of it was measured or modelled here."
+
 
 def bench_toll(
     name: str,
@@ -42,30 +59,45 @@ def bench_toll(
     as_json: Path | None,
     quiet: bool,
 ) -> None:
-    """Run the model, and write and print its results."""
+    """Run the models, and write and print their results."""
     hops = [each for each in toll.load_data()["hops"] if each != toll.PLAIN]
-    if name not in {ALL, *hops}:
-        raise typer.BadParameter(f"expected {ALL}, or one of {', '.join(hops)}", param_hint="--toll")
-    chosen = hops if name == ALL else [name]
-    nbytes = [int(size * toll.MIB) for size in sizes] if sizes else list(SIZES)
-    paths = toll.transfers(nbytes)
-    trained = toll.trainings(list(toll.load_data()["models"]), chosen, ranks or toll.RANKS, caps or toll.CAPS)
-    figures = [each for each in toll.figures() if name == ALL or each.by in {name, *(row.path for row in paths)}]
-    settings = {"toll": name, "sizes": nbytes, "ranks": list(ranks or toll.RANKS), "caps_mib": list(caps or toll.CAPS)}
-    notes = [" ".join(note.split()) for note in NOTES]
-    write_results(as_json, "toll", [*paths, *trained, *figures], "cpu", settings, [*notes, *_sources()])
+    if name not in {ALL, *OTHERS, *hops}:
+        raise typer.BadParameter(f"expected {ALL}, or one of {', '.join([*hops, *OTHERS])}", param_hint="--toll")
+    given = [option for option, values in (("--size", sizes), ("--ranks", ranks), ("--bucket-cap-mb", caps)) if values]
+    if name in OTHERS and given:
+        raise typer.BadParameter(f"it does not go with --toll {name}; leave it out", param_hint=given[0])
+    settings: dict[str, Any] = {"toll": name}
+    parts, notes = [], []
+    if name not in OTHERS:
+        settings |= {"sizes": [int(size * toll.MIB) for size in sizes] if sizes else list(SIZES)}
+        settings |= {"ranks": list(ranks or toll.RANKS), "caps_mib": list(caps or toll.CAPS)}
+        parts, notes = _part_of_hops(name, hops if name == ALL else [name], settings), list(NOTES)
+    for other, (model, show, note) in _OTHERS.items():
+        if name in {ALL, other}:
+            parts.append((model(), show))
+            notes.append(note)
+    notes = [" ".join(note.split()) for note in notes]
+    sources = [] if name == REPORTS else _sources(crossings.parameters() if name in OTHERS else None)
+    write_results(as_json, "toll", [row for rows, _ in parts for row in rows], "cpu", settings, [*notes, *sources])
     if as_json == STDOUT or quiet:
         return
     console = narrow_console()
-    show_transfers(paths, console)
-    show_trainings(trained, console)
-    show_figures(figures, console)
+    for rows, show in parts:
+        show(rows, console)
     for note in notes:
         console.print(note)
     console.print()
-    for source in _sources():
+    for source in sources:
         console.print(source)
     show_paths(console, JSON=as_json)
+
+
+def _part_of_hops(name: str, hops: Sequence[str], settings: Mapping[str, Any]) -> "list[_Part]":
+    """Return the rows of transfers, training and figures, each with the function that prints them."""
+    paths = toll.transfers(settings["sizes"])
+    trained = toll.trainings(list(toll.load_data()["models"]), hops, settings["ranks"], settings["caps_mib"])
+    figures = [each for each in toll.figures() if name == ALL or each.by in {name, *(row.path for row in paths)}]
+    return [(paths, show_transfers), (trained, show_trainings), (figures, show_figures)]
 
 
 def show_transfers(rows: "Sequence[TransferToll]", console: Console) -> None:
@@ -117,10 +149,67 @@ def show_figures(rows: "Sequence[Figure]", console: Console) -> None:
     console.print()
 
 
-def _sources() -> list[str]:
-    data = toll.load_data()
+def show_calls(rows: "Sequence[CallToll]", console: Console) -> None:
+    """Print a table with a line for each way of each call, and from which size on the direct way is the quicker one."""
+    bridges = list(dict.fromkeys(row.bridge for row in rows))
+    console.print("calls in confidential mode, modelled: microseconds\n", style="bold")
+    right = ("in", "out", "launches", "fills", "KiB", *bridges)
+    table = new_table("way", *right, right=right)
+    table.padding = (0, 0, 0, 1)
+    for call, of_call in groupby(rows, key=lambda row: row.call):
+        table.add_row(call, style="bold")
+        group = list(of_call)
+        for way in dict.fromkeys(row.way for row in group):
+            of_way = [row for row in group if row.way == way]
+            *counts, up, down = of_way[0].counts
+            times = [f"{1e6 * row.seconds:.0f}" for row in of_way]
+            table.add_row(way, *map(str, counts), f"{(up + down) / 1024:.0f}", *times)
+    console.print(table)
+    console.print()
+    for way in (crossings.BEFORE, crossings.AFTER):
+        sizes = [(bridge, crossings.break_even(bridge, way)) for bridge in bridges]
+        told = [f"{b} {format_size(n) if n <= crossings.ONE_SLAB else 'more than 2 MiB'}" for b, n in sizes]
+        done = "what this version does" if way == crossings.BUILT else "not what this version does"
+        console.print(f"{way}, {done}, takes less than bounce from this size on: {', '.join(told)}")
+    console.print()
+
+
+def show_loads(rows: "Sequence[LoadToll]", console: Console) -> None:
+    """Print a table with a line for each way of a load over each bridge, and a column for each number of contexts."""
+    for name, of_load in groupby(rows, key=lambda row: row.load):
+        load = toll.load_data()["loads"][name]
+        console.print(f"{name}, {load['bytes'] / 1e9:.1f} GB, modelled: seconds by contexts\n", style="bold")
+        right = ("copies", *map(str, crossings.CONTEXTS))
+        table = new_table("bridge", "by", *right, right=right)
+        for (bridge, way), of_way in groupby(of_load, key=lambda row: (row.bridge, row.way)):
+            group = list(of_way)
+            table.add_row(bridge, way, str(group[0].copies), *(f"{row.seconds:.1f}" for row in group))
+        console.print(table)
+        published = f"{load['seconds']:g} s, and {load['pooled']:g} s with a pool of contexts"
+        console.print(f"\nPublished: {published}; {load['source']}, {load['date']}\n")
+
+
+def show_reports(rows: "Sequence[Report]", console: Console) -> None:
+    """Print a line for each figure of programs on confidential GPUs."""
+    console.print("figures of programs on confidential GPUs\n", style="bold")
+    for row in rows:
+        console.print(str(row))
+    console.print()
+
+
+def _sources(names: Container[str] | None = None) -> list[str]:
+    """Return a line for each parameter, or for each of these."""
+    data = toll.load_data()["parameters"]
     return [
         f"{name}: {each['value']:g} {'' if each['unit'] == '1' else each['unit'] + ', '}{each['what']}; "
         + (f"{each['kind']}: {each['source']}, {each['date'].isoformat()}" if "source" in each else each["kind"])
-        for name, each in data["parameters"].items()
+        for name, each in data.items()
+        if names is None or name in names
     ]
+
+
+_OTHERS: "dict[str, tuple[Callable[[], Sequence[Any]], Callable[[Any, Console], None], str]]" = {
+    CALLS: (crossings.call_tolls, show_calls, CALL_NOTE),
+    CONTEXTS: (crossings.load_tolls, show_loads, LOAD_NOTE),
+    REPORTS: (crossings.reports, show_reports, REPORT_NOTE),
+}

@@ -4,9 +4,11 @@ import datetime as dt
 import json
 
 import pytest
+from helpers import crossings as counted
+from helpers import fake_cuda
 from helpers.commands import invoke
 
-from fastrack._bench import toll
+from fastrack._bench import crossings, toll
 
 CAPS = (0.05, 1, 5, 24, 25, 26, 100, 1000)
 
@@ -97,7 +99,11 @@ def test_every_parameter_says_where_it_is_from():
         assert isinstance(each.get("date", dt.date.min), dt.date), name
     used = {part for group in ("transfers", "hops") for each in data[group].values() for part in each["message"]}
     assert "fitted-hop" in used
-    assert all(toll.kinds_of("transfers", name) <= {"published", "derived"} for name in data["transfers"])
+    for group in ("transfers", "bridges"):
+        assert all(toll.kinds_of(group, name) <= {"published", "derived"} for name in data[group])
+    assert crossings.parameters() <= data["parameters"].keys()
+    assert all({"gpu", "what", "value", "unit", "source", "date"} <= row.fields.keys() for row in crossings.reports())
+    assert len({(row.fields["gpu"], row.fields["source"]) for row in crossings.reports()}) >= 12
 
 
 def test_the_cap_that_a_slowdown_needs_is_the_smallest():
@@ -118,10 +124,65 @@ def test_the_command_prints_and_writes_what_is_modelled(tmp_path):
         assert words in " ".join(said.split()), words
     assert max(len(line) for line in said.splitlines() if not line.startswith("JSON:")) <= 80
     rows = json.loads((tmp_path / "toll.json").read_text())["toll"]
-    assert {row["row"] for row in rows} == {"transfer", "training", "figure"}
+    assert {row["row"] for row in rows} == {"transfer", "training", "figure", "call", "load", "report"}
 
 
-REFUSED = {"--toll other": "one of", "--bucket-cap-mb 25": "--toll", "--toll all --picture x.png": "--picture"}
+# Calls in confidential mode, and loads over several bridges.
+
+
+@pytest.mark.parametrize("name", crossings.CALLS)
+def test_the_counts_of_each_call_are_those_of_the_double(name, monkeypatch):
+    fake_cuda.install(monkeypatch)
+    call = crossings.CALLS[name]
+    assert counted.count(name) == (call.before if crossings.BUILT == crossings.BEFORE else call.after)
+
+
+def test_a_call_costs_its_copies_its_launches_and_its_bytes():
+    rows = {(row.call, row.way, row.bridge): row for row in crossings.call_tolls()}
+    assert len(rows) == len(crossings.CALLS) * 4 * 4
+    before = rows["to_device 4 KiB", crossings.BEFORE, "B200"]
+    assert before.seconds == pytest.approx(3 * 6e-6 + 5 * 15.7e-6 + (4160 + 112) / 9.5e9)
+    bounce = rows["to_host 1 MiB", crossings.BOUNCE, "B300"]
+    assert bounce.seconds == pytest.approx(330e-6 + toll.MIB / 11.307e9 + toll.MIB / 3.36e9)
+    assert bounce.over_stock == pytest.approx(bounce.seconds / (330e-6 + toll.MIB / 11.307e9))
+
+
+def test_a_price_without_bytes_is_what_the_direct_way_must_save():
+    """Bounce decrypts as much in that time as direct pays for its copies and launches."""
+    for bridge in toll.load_data()["bridges"]:
+        sizes = [crossings.break_even(bridge, way) for way in (crossings.BEFORE, crossings.AFTER)]
+        assert sizes[0] > 2 * sizes[1] > 0
+        small = crossings.CALLS["to_device 4 KiB"]
+        bounced = crossings.price(small.plain._replace(up=int(sizes[0])), bridge, int(sizes[0]))
+        direct = crossings.price(small.before._replace(up=int(sizes[0]), down=0), bridge)
+        assert direct == pytest.approx(bounced)
+
+
+def test_contexts_share_the_work_until_the_link_is_full():
+    rows = {(row.bridge, row.way, row.contexts): row.seconds for row in crossings.load_tolls()}
+    load = toll.load_data()["loads"]["GPT-OSS-120B"]
+    assert rows["B300", "small copies", 1] == pytest.approx(load["seconds"], rel=1e-6)
+    assert rows["B300", "small copies", 8] == pytest.approx(load["seconds"] / 8, rel=1e-6)
+    assert rows["B300", "slabs of 8 MiB", 8] == pytest.approx(load["bytes"] / 55.7e9)
+    assert load["bytes"] / load["pooled"] < toll.parameter("link-b300")
+
+
+@pytest.mark.parametrize("name", ["calls", "contexts", "reports"])
+def test_the_command_prints_each_model_of_bridges(name, tmp_path):
+    done = invoke(["bench", "--toll", name, "--json", f"{tmp_path}/toll.json"])
+    assert done.exit_code == 0
+    assert "modelled" in done.stdout
+    assert max(len(line) for line in done.stdout.splitlines() if not line.startswith("JSON:")) <= 80
+    rows = json.loads((tmp_path / "toll.json").read_text())["toll"]
+    assert {row["row"] for row in rows} == {name.removesuffix("s").replace("context", "load")}
+
+
+REFUSED = {
+    "--toll other": "one of",
+    "--toll calls --size 1": "--toll calls",
+    "--bucket-cap-mb 25": "--toll",
+    "--toll all --picture x.png": "--picture",
+}
 
 
 @pytest.mark.parametrize("options", REFUSED)

@@ -57,7 +57,8 @@ def bench(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Model what confidential GPUs charge instead: all, exchange, set-up, host or fitted.",
+            help="Model what confidential GPUs charge instead: all, exchange, set-up, host, fitted, calls, contexts or"
+            " reports.",
         ),
     ] = None,
     workloads: Annotated[
