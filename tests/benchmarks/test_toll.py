@@ -2,6 +2,7 @@
 
 import datetime as dt
 import json
+from pathlib import Path
 
 import pytest
 from helpers import crossings as counted
@@ -165,6 +166,24 @@ def test_contexts_share_the_work_until_the_link_is_full():
     assert rows["B300", "small copies", 8] == pytest.approx(load["seconds"] / 8, rel=1e-6)
     assert rows["B300", "slabs of 8 MiB", 8] == pytest.approx(load["bytes"] / 55.7e9)
     assert load["bytes"] / load["pooled"] < toll.parameter("link-b300")
+
+
+def page(name):
+    path = Path(__file__).parents[2] / "docs" / name
+    if not path.exists():
+        pytest.skip("the tests run without the documentation")
+    return path.read_text(encoding="utf-8")
+
+
+def test_the_page_of_costs_has_what_the_model_says_of_each_call():
+    ways, times = {}, {}
+    for row in crossings.call_tolls():
+        uploads, downloads, launches, fills, *_ = row.counts
+        ways.setdefault(row.call, {})[row.way] = f"{uploads} + {downloads} / {launches + fills}"
+        times.setdefault(row.call, {}).setdefault(row.bridge, []).append(f"{1e6 * row.seconds:.0f}")
+    for call, of_bridges in times.items():
+        counts = [ways[call][way] for way in (crossings.STOCK, crossings.BEFORE, crossings.AFTER)]
+        assert f"| {' | '.join([call, *counts, *map(' / '.join, of_bridges.values())])} |" in page("costs.md"), call
 
 
 @pytest.mark.parametrize("name", ["calls", "contexts", "reports"])
