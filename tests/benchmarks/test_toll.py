@@ -165,7 +165,7 @@ def test_contexts_share_the_work_until_the_link_is_full():
     assert rows["B300", "small copies", 1] == pytest.approx(load["seconds"], rel=1e-6)
     assert rows["B300", "small copies", 8] == pytest.approx(load["seconds"] / 8, rel=1e-6)
     assert rows["B300", "slabs of 8 MiB", 8] == pytest.approx(load["bytes"] / 55.7e9)
-    assert load["bytes"] / load["pooled"] < toll.parameter("link-b300")
+    assert load["bytes"] / load["pooled"] < toll.parameter("link-b300")  # as docs/dev/contexts.md says
 
 
 def page(name):
@@ -184,6 +184,14 @@ def test_the_page_of_costs_has_what_the_model_says_of_each_call():
     for call, of_bridges in times.items():
         counts = [ways[call][way] for way in (crossings.STOCK, crossings.BEFORE, crossings.AFTER)]
         assert f"| {' | '.join([call, *counts, *map(' / '.join, of_bridges.values())])} |" in page("costs.md"), call
+
+
+def test_the_page_of_contexts_has_what_the_model_says_of_loads():
+    loads = {}
+    for row in crossings.load_tolls():
+        loads.setdefault((row.bridge, row.way, str(row.copies)), []).append(f"{row.seconds:.1f}")
+    for row, seconds in loads.items():
+        assert f"| {' | '.join([*row, *seconds])} |" in page("dev/contexts.md"), row
 
 
 @pytest.mark.parametrize("name", ["calls", "contexts", "reports"])
