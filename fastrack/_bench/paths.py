@@ -203,9 +203,9 @@ class OneSlab:
         self._device = device
         size = ciphertext_size(nbytes)
         self._nbytes = nbytes
-        self._buffer = device.staging_buffer(size)
+        self._buffer = device.staging_buffer(size + device.segment_overhead)
         self._work = (None, None) if device.in_place else (Slab([Segment(0, 0, 0, nbytes, size)], size), self._buffer)
-        self.sealed = self._buffer.memory
+        self.sealed = self._buffer.memory[:size]
         self.sealed.fill(0)
 
     def open(self, key: MessageKey, target: object) -> None:

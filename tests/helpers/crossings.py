@@ -68,8 +68,8 @@ ACTIONS = {
 }
 
 
-def count(name, mode="confidential"):
-    """Return the `Counts` of the second of two equal calls, whose memory is there already."""
+def counted(name, mode="confidential"):
+    """Return the calls of the driver, and the bytes that were moved, of the second of two equal calls."""
     driver = CountingDriver(mode)
     with Channel._from_device(CudaDevice(driver), keys=KEY) as channel:
         action = ACTIONS[name](channel, driver)
@@ -81,4 +81,10 @@ def count(name, mode="confidential"):
         calls, moved = driver.calls - calls, driver.moved - moved
     driver.stop()
     assert driver.violations == []
+    return calls, moved
+
+
+def count(name, mode="confidential"):
+    """Return the `Counts` of a call whose memory is there already."""
+    calls, moved = counted(name, mode)
     return Counts(calls["upload"], calls["download"], calls["launch"], calls["fill"], moved["up"], moved["down"])

@@ -121,7 +121,7 @@ class MessageRecorder:
         # Sealed slabs that are still in their buffers, and where to keep what is told of each.
         self._to_store: dict[CudaStagingBuffer, tuple[Slab, npt.NDArray[np.uint64]]] = {}
         self._told: list[tuple[int, npt.NDArray[np.uint64]]] = []  # the ticket for each sealed slab, and what is told
-        self._targets: list[HostMemory] = []  # of sealed messages
+        self._targets: list[HostMemory] = []  # of sealed chunks
 
     def new_list(self) -> CommandList:
         """Return a list that holds the GIL only while no call can block.
@@ -202,7 +202,7 @@ class MessageRecorder:
     def finish(self, current: CommandList, *, wait: bool) -> bool:
         """Record the end: the rest of the stores, the wiping of expanded keys, and the download of the verdict.
 
-        The caller's stream, and with `wait` the thread, then waits for it. Return whether the verdict is downloaded.
+        The caller's stream then waits for it, or with `wait` the thread. Return whether the verdict is downloaded.
         """
         self.download_slab(current)
         for buffer in list(self._to_store):
@@ -214,8 +214,9 @@ class MessageRecorder:
         if opens and not self._confidential:
             state.download(commands, kernels)
         commands.record(state.finished, kernels)
-        commands.wait(self._stream, state.finished)
-        if wait:
+        if not wait:
+            commands.wait(self._stream, state.finished)
+        else:
             wait_for(commands, state.finished, _SPIN)
             if opens and self._confidential:  # now that it waits for nothing
                 state.download(commands, self._uploads)
@@ -313,8 +314,6 @@ class MessageRecorder:
         count, messages = check_run(segment, self._messages), self._messages
         if self._wrapped is None or self._wrapped.messages != (number,):
             self._wrapped = self._key.wrap(messages.keys, messages.nbytes, [number])
-            if (target := messages.sealed[number]) is not None:
-                self._targets.append(target)
         arguments = [self._key.state, self._wrapped.number, messages.memories[number].address + start]
         arguments += [buffer.device_ptr + offset, name_of(number, first), count, stop - start, *self._report(commands)]
         arguments += [buffer.device_ptr + told_at]
@@ -382,8 +381,9 @@ class MessageRecorder:
         for number, first, _, _, size, offset, _ in slab.segments:
             sealed = self._messages.sealed[number]
             if sealed is not None:
-                target = sealed.address + first * SEALED_CHUNK_SIZE
-                current.commands.copy_memory(target, buffer.address + offset, size, sealed)
+                target = sealed.part(first * SEALED_CHUNK_SIZE, first * SEALED_CHUNK_SIZE + size)
+                self._targets.append(target)
+                current.commands.copy_memory(target.address, buffer.address + offset, size, sealed)
         told_at = align(slab.sealed_size)
         current.commands.copy(told.view(np.uint8), buffer.memory[told_at : told_at + _TOLD_SIZE])
         current.commands.keep_alive(buffer)
