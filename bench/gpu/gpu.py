@@ -26,6 +26,13 @@ def require(*modules):
         raise Skip(problem)
 
 
+def require_tools(machine):
+    """Raise `Skip` where no profiler or compute-sanitizer may look at a GPU: in confidential mode that protects."""
+    mode = (machine.get("graphics") or {}).get("confidential") or {}
+    if mode.get("enabled") and mode.get("devtools") is False:
+        raise Skip("in confidential mode it needs dev-tools mode, which protects nothing")
+
+
 class Gpu:
     """An NVIDIA GPU by way of CuPy: "cuda:N". A candidate has other kernels than fastrack's."""
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import fastjsonschema
 import pytest
+from helpers.cases import each
 from helpers.stand_in_gpu import TINY
 from packaging.requirements import Requirement
 from test_results import SCHEMA
@@ -381,6 +382,24 @@ def test_a_sanitizer_passes_is_skipped_or_fails(monkeypatch, tmp_path):
     monkeypatch.setattr(memcheck, "find_tool", lambda *_: None)
     with pytest.raises(Skip, match="neither on the PATH"):
         memcheck.sanitize("cuda:0", "memcheck", 1)
+
+
+@each("stage", [memcheck, profile])
+@each(
+    ("mode", "why"),
+    [
+        ({"enabled": True, "devtools": False}, "in confidential mode it needs dev-tools mode, which protects nothing"),
+        ({"enabled": True, "devtools": True}, "is neither on the PATH nor in a CUDA toolkit"),
+        ({"enabled": False, "devtools": False}, "is neither on the PATH nor in a CUDA toolkit"),
+        (None, "is neither on the PATH nor in a CUDA toolkit"),
+    ],
+)
+def test_what_needs_dev_tools_mode_is_skipped_in_confidential_mode(monkeypatch, started, stage, mode, why):
+    monkeypatch.setattr(stage, "find_tool", lambda *_: None)
+    started.record.document["machine"]["graphics"] = mode and {"confidential": mode}
+    stage.run(started)
+    last = started.record.document["steps"][-1]
+    assert (last["outcome"], last["why"].endswith(why)) == ("skipped", True)
 
 
 FAILURE = 'print("FAILED tests/x.py::test_a - no"); print("1 failed, 2 passed"); sys.exit(1)'

@@ -4,7 +4,7 @@ import re
 import sys
 
 from bench.gpu.few import RIGHT
-from bench.gpu.gpu import Skip, WrongResultError
+from bench.gpu.gpu import Skip, WrongResultError, require_tools
 from bench.gpu.processes import find_tool
 from bench.gpu.processes import run as run_process
 
@@ -16,11 +16,14 @@ _OPTIONS = {"memcheck": ("--report-api-errors", "no")}  # CuPy reports failed ca
 
 
 def run(stage):
+    def action(tool, seconds):
+        require_tools(stage.record.document["machine"])
+        return sanitize(stage.device, tool, seconds)
+
     tools = stage.plan.tools
     for number, tool in enumerate(tools):
         seconds = min(stage.plan.tool_seconds, stage.record.left / (len(tools) - number))
-        action = lambda tool=tool, seconds=seconds: sanitize(stage.device, tool, seconds)  # noqa: E731 - it is named
-        stage.record.step(tool, action, is_check=True, here=False)
+        stage.record.step(tool, lambda tool=tool, limit=seconds: action(tool, limit), is_check=True, here=False)
 
 
 def sanitize(device, tool, seconds):

@@ -8,7 +8,7 @@ import sys
 from functools import partial
 from typing import NamedTuple
 
-from bench.gpu.gpu import Skip
+from bench.gpu.gpu import Skip, require_tools
 from bench.gpu.processes import find_tool
 from bench.gpu.processes import run as run_process
 
@@ -37,6 +37,7 @@ def run(stage):
     from bench.gpu.stages.variants import TREE
 
     def action(name, report):
+        require_tools(stage.record.document["machine"])
         metrics, advice = profile(stage.device, name, report, stage.record.left)
         for metric in metrics:
             stage.record.add(metric._replace(section=f"{name}: {metric.section}"))
