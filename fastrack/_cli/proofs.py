@@ -35,6 +35,20 @@ def read_proofs(tee: CpuTee, graphics: Graphics, root: Path = ROOT) -> tuple[Pro
     return (_read_cpu(tee, root / _TSM), *gpus)
 
 
+def lacking_states(graphics: Graphics) -> dict[str, str]:
+    """Return what is to be set on GPUs in confidential mode before the first process, by the name of the state."""
+    lacking = {}
+    if graphics.confidential.enabled and graphics.confidential.ready is False:
+        lacking["ready"] = (
+            "no: the GPU refuses all work. Set it when the machine has proved itself: nvidia-smi conf-compute -srs 1"
+        )
+    if graphics.confidential.enabled and any(gpu.persists is False for gpu in graphics.gpus):
+        lacking["persistence"] = (
+            "off: the GPU may need a new session, and a new proof, after each last process. nvidia-smi -pm 1"
+        )
+    return lacking
+
+
 def _read_cpu(tee: CpuTee, folder: Path) -> Proof:
     from fastrack.attest._collect import read_tsm_provider
     from fastrack.attest._kinds import CPU_KINDS

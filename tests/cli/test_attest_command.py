@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from contextlib import closing
+from dataclasses import replace
 from http.client import HTTPConnection
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from helpers.foundry.machine import Machine, policy, roots
 
 from fastrack import FastrackError, Key, attest
 from fastrack._cli.commands import attest as module
+from fastrack._util.nvml import Confidential, Gpu, Graphics
 from fastrack.grants import Signer
 
 
@@ -165,6 +167,17 @@ def test_it_is_said_what_is_waited_for_and_where_the_key_is(cli, folder):
     answering.join()
     assert re.fullmatch(r"offer written to offer; waiting for grants until \d\d:\d\d", said[0])
     assert said[1:] == [f"key {Key.load('data.key').id} stored in machine.key"]
+    assert cli("attest collect challenge").stderr == ""
+
+
+def test_what_is_to_be_set_on_a_gpu_before_its_first_process_is_said(cli, monkeypatch):
+    gpus = Graphics(gpus=(Gpu("H100", 0, persists=False),), confidential=Confidential(enabled=True, ready=False))
+    monkeypatch.setattr("fastrack._util.nvml.read_graphics", lambda: gpus)
+    said = cli("attest collect challenge").stderr.splitlines()  # for a pipe too: what is attested ends with the session
+    assert [line.partition(":")[0] for line in said] == ["ready", "persistence"]
+    assert [said[0].endswith("nvidia-smi conf-compute -srs 1"), said[1].endswith("nvidia-smi -pm 1")] == [True, True]
+    assert cli("attest collect challenge --no-gpus").stderr == ""
+    gpus = replace(gpus, confidential=Confidential(enabled=False))
     assert cli("attest collect challenge").stderr == ""
 
 

@@ -86,6 +86,8 @@ def collect(
     is said on stderr, unless OFFER is standard output.
     """
     from fastrack import attest
+    from fastrack._cli.proofs import lacking_states
+    from fastrack._util.nvml import read_graphics
     from fastrack.attest._exchange import GRANTS_LIMIT
     from fastrack.grants import Verifier
 
@@ -101,6 +103,8 @@ def collect(
     gather = partial(attest.collect_evidence, collateral=collateral, gpus=gpus)
     pending = attest.make_offer(read_challenge(source), gather)
     write_document(target, pending.to_bytes())
+    for state, advice in lacking_states(read_graphics()).items() if gpus is not False else ():
+        note(f"{state}: {advice}")
     if grants is None or out is None:
         say(f"offer written to {target}")
         return

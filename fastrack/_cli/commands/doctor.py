@@ -20,7 +20,7 @@ from fastrack._cli.console import clean, print_json, stdout
 from fastrack._cli.errors import message_of
 from fastrack._cli.machine import Cpu, CpuTee, Memory, read_cpu, read_memory, read_software, read_tee
 from fastrack._cli.options import Json
-from fastrack._cli.proofs import Proof, read_proofs
+from fastrack._cli.proofs import Proof, lacking_states, read_proofs
 from fastrack._util.cpus import cpu_quota
 from fastrack._util.nvml import Gpu, Graphics, read_graphics
 from fastrack._util.shown import format_size
@@ -326,13 +326,7 @@ def _gpu_lines(graphics: Graphics, cuda: CudaCheck | None) -> list[tuple[str, st
     if mode.environment is not None:
         lines += [("environment", mode.environment), ("dev tools", _word(mode.devtools, "on", "off"))]
     if mode.enabled:
-        not_ready = (
-            "no: the GPU refuses all work. Set it when the machine has proved itself: nvidia-smi conf-compute -srs 1"
-        )
-        lines.append(("ready", _word(mode.ready, "yes", not_ready)))
-        if any(gpu.persists is False for gpu in graphics.gpus):
-            lost = "off: the GPU may need a new session, and a new proof, after each last process. nvidia-smi -pm 1"
-            lines.append(("persistence", lost))
+        lines += ({"ready": _word(mode.ready, "yes", "no")} | lacking_states(graphics)).items()
     if mode.multi_gpu is not None:
         lines.append(("multi-GPU", mode.multi_gpu))
     return lines + [("no answer", problem) for problem in graphics.problems]
