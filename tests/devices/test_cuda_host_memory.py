@@ -5,13 +5,14 @@ import time
 import numpy as np
 import pytest
 from helpers.cases import each
-from helpers.cuda_rig import SmallDevice
+from helpers.cuda_rig import MESSAGE, Rig, SmallDevice
 from helpers.fake_cuda import MODES, FakeDriver
 
 import fastrack
 from fastrack import Channel, DeviceError
 from fastrack._devices.cuda import host_memory
 from fastrack._devices.cuda.buffers import CudaStagingBuffer
+from fastrack._devices.cuda.device import CudaDevice
 from fastrack._devices.cuda.driver import CopySpeeds
 from fastrack._devices.cuda.host_memory import SIZE, measure_copies, staging_memory
 from fastrack._devices.cuda.streams import Pipeline
@@ -94,3 +95,20 @@ def test_messages_arrive_through_pageable_buffers_that_are_used_again(mode, seed
         assert np.array_equal(driver.read(rows), plain[::40])
     driver.stop()
     assert driver.violations == []
+
+
+# A GPU that was not set ready.
+
+
+@each("mode", ["serial", "confidential", "held"])
+def test_a_gpu_that_is_not_ready_is_an_error_with_what_to_do(mode):
+    driver = FakeDriver(mode)
+    driver.ready = False
+    with pytest.raises(DeviceError, match="nvidia-smi conf-compute -srs 1"):
+        CudaDevice(driver)
+    driver.ready = True
+    rig = Rig(mode)
+    array = rig.array(MESSAGE.plain.size)
+    assert rig.open(MESSAGE, array).result() is None
+    for each_driver in (driver, rig.driver):
+        each_driver.stop()

@@ -152,6 +152,7 @@ def test_without_cupy_it_says_what_to_install(monkeypatch):
         (FakeError(35), "driver.*device='cpu'"),
         (FakeError(100), "GPU.*device='cpu'"),
         (FakeError(999), "999.*device='cpu'"),
+        (FakeError(802), "ready for CUDA, got cudaError 802. .*: nvidia-smi conf-compute -srs 1"),
         (0, "GPU.*device='cpu'"),
         (1, "'cuda:3'.* cuda:0$"),
         (2, "'cuda:3'.* cuda:1$"),
@@ -180,6 +181,20 @@ def test_kernels_that_do_not_compile_are_said_so(monkeypatch, error):
 
     monkeypatch.setattr(sys.modules["cupy"], "RawModule", module)
     with pytest.raises(DeviceError, match=r"(?s)compile.*device='cpu'.*libnvrtc\.so"):
+        open_device("cuda:0")
+
+
+def test_a_gpu_that_is_not_ready_is_said_so_whichever_call_finds_it(runtime, monkeypatch):
+    driver = CupyDriver(0)
+    runtime.libcuda.status["cuEventQuery"] = 802
+    with pytest.raises(DeviceError, match="nvidia-smi conf-compute -srs 1"):
+        driver.done(driver.event())
+
+    def module(**_):
+        raise FakeError(802)
+
+    monkeypatch.setattr(sys.modules["cupy"], "RawModule", module)
+    with pytest.raises(DeviceError, match="nvidia-smi conf-compute -srs 1"):
         open_device("cuda:0")
 
 

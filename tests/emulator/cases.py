@@ -433,6 +433,16 @@ def pageable_staging():
     return {"good": counts["good"], "pageable": [calls.get(f"copy {way} pageable memory", 0) for way in ("from", "to")]}
 
 
+def not_ready():
+    """Open a GPU that was not set ready, and return the error, and what doctor tells."""
+    told = dict(doctor._sections(doctor.gather())["GPU"])
+    try:
+        Channel("cuda:0", keys=_key)
+    except DeviceError as error:
+        return {"error": str(error), "told": told["ready"], "self-test": told["self-test"]}
+    return {}
+
+
 def blocking_copy():
     """Copy behind long fills, and return whether the stream is done when the call returns, and whether another is."""
     runtime = cupy.cuda.runtime

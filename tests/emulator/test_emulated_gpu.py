@@ -83,6 +83,13 @@ class TestResults:
         assert min(found["pageable"]) > 0
         assert run_case("pageable_staging")["pageable"] == [0, 0]  # elsewhere nothing is compared
 
+    def test_a_gpu_that_is_not_ready_is_an_error_with_what_to_do(self, run_case):
+        found = run_case("not_ready", EMU_CONFIDENTIAL="1", EMU_READY="0")
+        assert "cudaErrorSystemNotReady" in found["error"]
+        assert found["self-test"] == f"not usable: {found['error']}"
+        assert "nvidia-smi conf-compute -srs 1" in found["error"]
+        assert found["told"].startswith("no: ")
+
     # A handle that means another stream in each thread must be used by the caller's thread.
     def test_transfers_arrive_on_per_thread_default_streams(self):
         chosen = "TestNonBlocking or (TestOut and fill) or TestToHost"

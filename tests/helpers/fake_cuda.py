@@ -29,6 +29,7 @@ import numpy as np
 
 from fastrack._devices.cuda import commands as numbers
 from fastrack._devices.cuda.commands import POLL, REQUIRE_IDLE, SYNCHRONIZE, TIMESTAMP, Function
+from fastrack._devices.cuda.cupy_driver import _device_error
 from fastrack._devices.cuda.driver import View
 from fastrack._devices.cuda.nvrtc import KERNELS
 from fastrack._tensors import dtypes
@@ -61,6 +62,7 @@ class FakeDriver:
         self._has_threads = mode in {"threads", *CONFIDENTIAL}
         self._bridge = _Bridge()
         self.pageable = False  # whether copies may be of memory that is not page-locked
+        self.ready = True  # False before a GPU in confidential mode was set ready: it refuses every call
         self.returns = 0  # from native code that had given up the interpreter's lock
         self.violations = []
         self.waiting = 0  # calls that wait for something on a stream
@@ -330,6 +332,8 @@ class FakeDriver:
     def _enter(self, operation):
         with self._changed:
             assert os.getpid() == self._process, f"{operation} in a forked child"
+            if not self.ready:
+                raise _device_error(self.name, _NotReadyError())
             self.calls[operation] += 1
             self._since += 1
             if self._fail_at is not None and (
@@ -391,6 +395,10 @@ class FakeDriver:
             operation.run()
         except Exception as error:  # noqa: BLE001 - a plan that is not there yet may be anything
             self.violations.append(f"{type(error).__name__}: {error}")
+
+
+class _NotReadyError(RuntimeError):
+    status = 802
 
 
 class Space:

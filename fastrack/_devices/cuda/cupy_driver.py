@@ -33,7 +33,7 @@ _PORTABLE = 1  # cudaHostAllocPortable: page-locked for every device
 _NON_BLOCKING = 1  # cudaStreamNonBlocking
 _TIMED, _BLOCKING_SYNC = 0, 1 | 2  # cudaEventDefault; cudaEventBlockingSync | cudaEventDisableTiming
 _LOWEST, _HIGHEST = 0, -5  # stream priorities, which CUDA clamps to its range
-_NO_MEMORY, _OLD_DRIVER, _NO_DEVICE = 2, 35, 100  # cudaError
+_NO_MEMORY, _OLD_DRIVER, _NO_DEVICE, _NOT_READY = 2, 35, 100, 802  # cudaError
 
 
 _INSTEAD = "or use device='cpu'"
@@ -228,6 +228,8 @@ class CupyDriver:
                     f"{self.name} cannot be used: no NVIDIA driver, or one too old for this CuPy; "
                     f"install a new one, {_INSTEAD}"
                 ) from None
+            if error.status == _NOT_READY:
+                raise _device_error(self.name, error) from error
             if error.status != _NO_DEVICE:
                 raise DeviceError(
                     f"{self.name} cannot be used: {error}; see what the driver says, {_INSTEAD}"
@@ -261,7 +263,7 @@ class CupyDriver:
         except DeviceError:
             raise
         except Exception as error:
-            if getattr(error, "status", None) == _NO_MEMORY:
+            if getattr(error, "status", None) in {_NO_MEMORY, _NOT_READY}:
                 raise
             # The type varies: errors of the compiler, of the driver for its code, others if a library is missing.
             lines = "\n".join(str(error).splitlines()[:8])
@@ -343,8 +345,15 @@ class _NoMemoryError(DeviceError):
 
 
 def _device_error(name: str, error: BaseException, call: str = "") -> DeviceError:
-    if getattr(error, "status", _NO_MEMORY) == _NO_MEMORY:
+    status = getattr(error, "status", _NO_MEMORY)
+    if status == _NO_MEMORY:
         return _NoMemoryError(f"{name} has no memory left: {error}; free some, or move smaller tensors")
+    if status == _NOT_READY:
+        return DeviceError(
+            f"{name} cannot be used: expected a system that is ready for CUDA, got {error}. In confidential mode set "
+            "the GPU ready once the machine has proved itself: nvidia-smi conf-compute -srs 1. On a server with "
+            "NVSwitch see that its fabric manager runs"
+        )
     return DeviceError(f"{name} failed{f' in {call}' if call else ''}: {error}")
 
 

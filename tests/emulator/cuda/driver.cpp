@@ -45,6 +45,7 @@ const char* name_of(Status status) {
         case launch_out_of_resources: return "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES";
         case launch_failed: return "CUDA_ERROR_LAUNCH_FAILED";
         case not_supported: return "CUDA_ERROR_NOT_SUPPORTED";
+        case system_not_ready: return "CUDA_ERROR_SYSTEM_NOT_READY";
         case capture_unsupported: return "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED";
         case capture_invalidated: return "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED";
         case capture_isolation: return "CUDA_ERROR_STREAM_CAPTURE_ISOLATION";

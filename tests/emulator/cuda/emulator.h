@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <cstring>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -38,6 +39,7 @@ enum : Status {
     launch_out_of_resources = 701,
     launch_failed = 719,
     not_supported = 801,
+    system_not_ready = 802,
     capture_unsupported = 900,
     capture_invalidated = 901,
     capture_merge = 902,
@@ -58,7 +60,7 @@ struct Settings {
     int devices;
     std::size_t memory;
     unsigned delay, call_time, toll;
-    bool confidential, kernels;
+    bool confidential, ready, kernels;
     int compute, ptx;  // the compute capability, and the version of PTX that the driver compiles, both times ten
 };
 const Settings& settings();
@@ -78,6 +80,8 @@ template <typename Body>
 Status counted(const char* call, Body body) {
     if (is_forked()) return not_initialized;
     count(call);
+    // What asks for versions and addresses starts nothing.
+    if (!settings().ready && !std::strstr(call, "Version") && !std::strstr(call, "GetProcAddress")) return system_not_ready;
     return body();
 }
 

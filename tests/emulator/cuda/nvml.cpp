@@ -87,6 +87,6 @@ EXPORTED Return nvmlSystemGetConfComputeSettings(ConfidentialSettings* settings)
     return success;
 }
 EXPORTED Return nvmlSystemGetConfComputeGpusReadyState(unsigned* ready) {
-    *ready = is_confidential();
+    *ready = is_confidential() && from_environment("EMU_READY", 1);
     return success;
 }

@@ -28,6 +28,7 @@ const char* name_of(Status status) {
         case invalid_handle: return "cudaErrorInvalidResourceHandle";
         case not_ready: return "cudaErrorNotReady";
         case not_supported: return "cudaErrorNotSupported";
+        case system_not_ready: return "cudaErrorSystemNotReady";
         case capture_unsupported: return "cudaErrorStreamCaptureUnsupported";
         case capture_invalidated: return "cudaErrorStreamCaptureInvalidated";
         case capture_implicit: return "cudaErrorStreamCaptureImplicit";

@@ -49,7 +49,8 @@ const Settings& settings() {
                         static_cast<unsigned>(from_environment("EMU_DELAY", 0)),
                         static_cast<unsigned>(from_environment("EMU_CALL_TIME", 0)),
                         static_cast<unsigned>(from_environment("EMU_TOLL", 0)),
-                        from_environment("EMU_CONFIDENTIAL", 0) != 0, !kernels || std::strcmp(kernels, "noop") != 0,
+                        from_environment("EMU_CONFIDENTIAL", 0) != 0, from_environment("EMU_READY", 1) != 0,
+                        !kernels || std::strcmp(kernels, "noop") != 0,
                         static_cast<int>(from_environment("EMU_COMPUTE", 90)),
                         static_cast<int>(from_environment("EMU_PTX", 90))};
     }();
