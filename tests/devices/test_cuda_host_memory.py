@@ -13,7 +13,7 @@ from fastrack import Channel, DeviceError
 from fastrack._devices.cuda import host_memory
 from fastrack._devices.cuda.buffers import CudaStagingBuffer
 from fastrack._devices.cuda.device import CudaDevice
-from fastrack._devices.cuda.driver import CopySpeeds
+from fastrack._devices.cuda.driver import CopySpeeds, PageLockedMemoryError
 from fastrack._devices.cuda.host_memory import SIZE, measure_copies, staging_memory
 from fastrack._devices.cuda.streams import Pipeline
 from fastrack.format import CHUNK_SIZE
@@ -84,6 +84,11 @@ def test_a_staging_buffer_is_pageable_only_if_that_is_faster_by_more_than_noise(
 def test_messages_arrive_through_pageable_buffers_that_are_used_again(mode, seed):
     driver = FakeDriver(mode, seed)
     driver.copy_speeds, driver.pageable = FASTER_PAGEABLE, True
+    assert moves(driver, seed)
+
+
+def moves(driver, seed=0):
+    """Move messages there and back, some at once."""
     plain = np.random.default_rng(seed).integers(0, 256, 40 * CHUNK_SIZE + 7, np.uint8)
     sealed = fastrack.seal(plain, KEY)
     with Channel._from_device(SmallDevice(driver), keys=KEY, depth=2) as channel:
@@ -95,6 +100,39 @@ def test_messages_arrive_through_pageable_buffers_that_are_used_again(mode, seed
         assert np.array_equal(driver.read(rows), plain[::40])
     driver.stop()
     assert driver.violations == []
+    return True
+
+
+# Page-locked memory that runs out.
+
+
+@pytest.mark.parametrize("mode", [*MODES, "held"])
+@each("room", [16 << 10, 100 << 10])  # for the keys, and for one buffer
+def test_a_process_without_enough_page_locked_memory_goes_on_with_pageable_and_says_so_once(mode, room):
+    driver = FakeDriver(mode)
+    driver.room, driver.pageable = room, True
+    host_memory._warn_once.cache_clear()
+    with pytest.warns(RuntimeWarning, match="Transfers go on with pageable memory") as said:
+        assert moves(driver)
+    assert [str(each.message).partition(".")[0] for each in said] == ["cuda:0 got no page-locked memory"]
+
+
+def test_what_is_short_without_page_locked_memory_for_keys_is_said():
+    driver = FakeDriver()
+    device = CudaDevice(driver)  # which has keys for a few messages
+    driver.room = 0
+    host_memory._warn_once.cache_clear()
+    with pytest.warns(RuntimeWarning, match="pageable"):
+        assert device.staging_buffer(64).memory.size == 64
+    with pytest.raises(PageLockedMemoryError):
+        device._states.acquire(40)
+
+
+def test_another_error_is_no_want_of_page_locked_memory():
+    driver = FakeDriver()
+    driver.fail_at(1)
+    with pytest.raises(DeviceError, match="injected"):
+        staging_memory(driver, 64)
 
 
 # A GPU that was not set ready.

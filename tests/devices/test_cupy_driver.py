@@ -20,6 +20,7 @@ from fastrack._devices import open_device
 from fastrack._devices.cuda import cupy_driver, nvrtc
 from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.cupy_driver import CupyDriver
+from fastrack._devices.cuda.driver import PageLockedMemoryError
 
 FOLDER = Path(fastrack.__file__).parent.parent / "kernels"
 
@@ -461,6 +462,20 @@ def test_no_call_is_forbidden_while_another_thread_captures(runtime, monkeypatch
     with pytest.raises(KeyError), cupy_driver._Current(driver):
         raise KeyError
     assert runtime.libcuda.mode == 0
+
+
+def test_page_locked_memory_that_there_is_none_of_is_not_called_the_gpus(runtime, monkeypatch):
+    driver, asked = CupyDriver(0), []
+
+    def refuse(*call):
+        asked.append(call)
+        raise FakeError(2)
+
+    monkeypatch.setattr(runtime, "hostAlloc", refuse)
+    with pytest.raises(PageLockedMemoryError, match=r"page-locked memory for cuda:0 .* of the host's, .*`ulimit -l`"):
+        driver.host(64)
+    assert asked == [(64, 1)] * 2
+    assert ("free_all_blocks",) in runtime.calls
 
 
 def test_memory_that_pools_keep_is_asked_back_before_there_is_none(runtime, monkeypatch):

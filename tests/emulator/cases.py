@@ -7,6 +7,7 @@ import statistics
 import sys
 import threading
 import time
+import warnings
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -431,6 +432,19 @@ def pageable_staging():
     counts = confidential()
     calls = emulator.calls()
     return {"good": counts["good"], "pageable": [calls.get(f"copy {way} pageable memory", 0) for way in ("from", "to")]}
+
+
+def short_of_page_locked_memory():
+    """Move a tensor there and back where page-locked memory is short, and return what is said of it and how."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", RuntimeWarning)
+        try:
+            good = confidential()["good"]
+        except DeviceError as error:
+            good = str(error)
+    calls = emulator.calls()
+    used = [calls.get(f"copy {way} pageable memory", 0) > 0 for way in ("from", "to")]
+    return {"good": good, "pageable": used, "said": [str(each.message) for each in said]}
 
 
 def not_ready():

@@ -83,6 +83,17 @@ class TestResults:
         assert min(found["pageable"]) > 0
         assert run_case("pageable_staging")["pageable"] == [0, 0]  # elsewhere nothing is compared
 
+    def test_a_process_without_enough_page_locked_memory_goes_on_with_pageable(self, run_case):
+        for mode in ("0", "1"):
+            found = run_case("short_of_page_locked_memory", EMU_PAGE_LOCKED=str(MIB), EMU_CONFIDENTIAL=mode)
+            assert (found["good"], found["pageable"]) == (True, [True, True])
+            (said,) = found["said"]  # once
+            assert said.startswith(
+                "allocating page-locked memory for cuda:0 failed: expected some of the host's, got none"
+            )
+        found = run_case("short_of_page_locked_memory", EMU_PAGE_LOCKED="1024")["good"]
+        assert found.startswith("allocating page-locked memory for cuda:0 failed")
+
     def test_a_gpu_that_is_not_ready_is_an_error_with_what_to_do(self, run_case):
         found = run_case("not_ready", EMU_CONFIDENTIAL="1", EMU_READY="0")
         assert "cudaErrorSystemNotReady" in found["error"]

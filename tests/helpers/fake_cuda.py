@@ -30,7 +30,7 @@ import numpy as np
 from fastrack._devices.cuda import commands as numbers
 from fastrack._devices.cuda.commands import POLL, REQUIRE_IDLE, SYNCHRONIZE, TIMESTAMP, Function
 from fastrack._devices.cuda.cupy_driver import _device_error
-from fastrack._devices.cuda.driver import View
+from fastrack._devices.cuda.driver import PageLockedMemoryError, View
 from fastrack._devices.cuda.nvrtc import KERNELS
 from fastrack._tensors import dtypes
 from fastrack.errors import DeviceError
@@ -62,6 +62,7 @@ class FakeDriver:
         self._has_threads = mode in {"threads", *CONFIDENTIAL}
         self._bridge = _Bridge()
         self.pageable = False  # whether copies may be of memory that is not page-locked
+        self.room = None  # bytes of page-locked memory that there are, if it may run out
         self.ready = True  # False before a GPU in confidential mode was set ready: it refuses every call
         self.returns = 0  # from native code that had given up the interpreter's lock
         self.violations = []
@@ -89,6 +90,8 @@ class FakeDriver:
 
     def host(self, size):
         self._enter("host")
+        if self.room is not None and size + sum(block.size for block in self.hosts()) > self.room:
+            raise PageLockedMemoryError(f"{self.name} got no page-locked memory")
         block = np.full(size, _POISON, np.uint8)
         self._hosts.append(weakref.ref(block))
         return block

@@ -17,7 +17,7 @@ from fastrack._crypto.base import Bytes
 from fastrack._devices import side_stream
 from fastrack._devices.cuda.captures import BesideCaptures
 from fastrack._devices.cuda.commands import NAMES, Commands, Function
-from fastrack._devices.cuda.driver import CopySpeeds, View
+from fastrack._devices.cuda.driver import CopySpeeds, PageLockedMemoryError, View
 from fastrack._devices.cuda.host_memory import measure_copies
 from fastrack._devices.cuda.native import STOPPED, Native, find_functions
 from fastrack._devices.cuda.nvrtc import Kernels, compile_kernels, find_kernels, load_kernels
@@ -76,7 +76,13 @@ class CupyDriver:
     # Memory, streams and events.
 
     def host(self, size: int) -> Bytes:
-        pointer = self._allocate(lambda: self.runtime.hostAlloc(size, _PORTABLE))
+        try:
+            pointer = self._allocate(lambda: self.runtime.hostAlloc(size, _PORTABLE))
+        except _NoMemoryError as error:  # CUDA's words are those for a full GPU
+            raise PageLockedMemoryError(
+                f"allocating page-locked memory for {self.name} failed: expected some of the host's, got none. Raise "
+                "its limits (`ulimit -l`, the memory of the control group), or close channels"
+            ) from error
         # The ctypes array is the base of all views, and therefore owns the memory.
         memory = (ctypes.c_uint8 * size).from_address(pointer)
         self._when_dropped(memory, self.runtime.freeHost, pointer)

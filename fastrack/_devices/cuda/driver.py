@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from fastrack._crypto.base import Bytes
 from fastrack._devices.cuda.commands import Commands, Function
 from fastrack._tensors.arrays import Framework
+from fastrack.errors import DeviceError
 
 Stream = Any
 Event = Any
@@ -50,6 +51,10 @@ class CopySpeeds:
         return self.pageable > _NOISE * self.page_locked
 
 
+class PageLockedMemoryError(DeviceError):
+    """The host has no more page-locked memory for this process."""
+
+
 class Driver(Protocol):
     """One CUDA device.
 
@@ -64,7 +69,10 @@ class Driver(Protocol):
     compiled_by: str  # who compiled them, and why what comes with fastrack was not used
 
     def host(self, size: int) -> Bytes:
-        """Allocate `size` bytes of page-locked host memory, freed after its last reference is dropped."""
+        """Allocate `size` bytes of page-locked host memory, freed after its last reference is dropped.
+
+        Raise PageLockedMemoryError if there is no more of it.
+        """
 
     def memory(self, size: int) -> Memory:
         """Allocate `size` bytes of device memory."""

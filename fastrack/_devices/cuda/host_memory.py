@@ -7,13 +7,15 @@ mode every copy blocks and passes through the driver's own encrypted buffers: th
 from __future__ import annotations
 
 import time
+import warnings
+from functools import cache
 from statistics import median
 
 import numpy as np
 
 from fastrack._crypto.base import Bytes
 from fastrack._devices.cuda.commands import Commands
-from fastrack._devices.cuda.driver import CopySpeeds, Driver
+from fastrack._devices.cuda.driver import CopySpeeds, Driver, PageLockedMemoryError
 from fastrack.errors import DeviceError
 
 SIZE = 4 << 20  # bytes of each of three buffers, as long as the probe lasts
@@ -49,6 +51,19 @@ def measure_copies(driver: Driver) -> CopySpeeds | None:
 
 
 def staging_memory(driver: Driver, size: int) -> Bytes:
-    """Allocate the host memory of a staging buffer. It holds ciphertext, and may be swapped out; keys may not."""
+    """Allocate host memory of a staging buffer. It holds ciphertext, and may be swapped out; keys may not.
+
+    Where page-locked memory is short, it is pageable.
+    """
     speeds = driver.copy_speeds
-    return np.empty(size, np.uint8) if speeds is not None and speeds.prefers_pageable else driver.host(size)
+    if speeds is None or not speeds.prefers_pageable:
+        try:
+            return driver.host(size)
+        except PageLockedMemoryError as error:
+            _warn_once(str(error))
+    return np.empty(size, np.uint8)
+
+
+@cache  # once for each device, which the problem names
+def _warn_once(problem: str) -> None:
+    warnings.warn(f"{problem}. Transfers go on with pageable memory, which may be slower", RuntimeWarning, stacklevel=3)

@@ -59,6 +59,7 @@ constexpr int shared_default = 49152, shared_optin = 232448, shared_reserved = 1
 struct Settings {
     int devices;
     std::size_t memory;
+    std::size_t page_locked;  // bytes of page-locked memory that the host gives
     unsigned delay, call_time, toll;
     bool confidential, ready, kernels;
     int compute, ptx;  // the compute capability, and the version of PTX that the driver compiles, both times ten

@@ -24,6 +24,7 @@ struct Range {
 
 std::map<std::uintptr_t, Range>& ranges = *new std::map<std::uintptr_t, Range>;
 std::map<int, std::size_t>& used = *new std::map<int, std::size_t>;
+std::size_t page_locked = 0;
 
 // The range that holds these bytes; null if there is none. Called with the mutex held.
 const Range* find_range(const void* pointer, std::size_t size) {
@@ -54,6 +55,7 @@ Status allocate(void** pointer, std::size_t size, Kind kind) {
     std::lock_guard guard(mutex);
     const int device = current_device();
     if (kind == Kind::device && used[device] + size > settings().memory) return out_of_memory;
+    if (kind == Kind::pinned && page_locked + size > settings().page_locked) return out_of_memory;
     // A page without access follows, so that a kernel which writes far beyond the end does not go unnoticed.
     const std::size_t mapped = (size + page - 1) / page * page + page;
     void* memory = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -62,6 +64,8 @@ Status allocate(void** pointer, std::size_t size, Kind kind) {
     if (kind == Kind::device) {
         used[device] += size;
         if (size <= noisy) std::memset(memory, noise, size);
+    } else {
+        page_locked += size;
     }
     ranges[reinterpret_cast<std::uintptr_t>(memory)] = {size, mapped, kind, device};
     *pointer = memory;
@@ -76,7 +80,7 @@ Status release(void* pointer, Kind kind) {
         std::lock_guard guard(mutex);
         auto found = ranges.find(reinterpret_cast<std::uintptr_t>(pointer));
         if (found != ranges.end() && found->second.kind == kind) {
-            if (kind == Kind::device) used[found->second.device] -= found->second.size;
+            (kind == Kind::device ? used[found->second.device] : page_locked) -= found->second.size;
             munmap(pointer, found->second.mapped);
             ranges.erase(found);
             return success;

@@ -46,6 +46,7 @@ const Settings& settings() {
         const char* kernels = std::getenv("EMU_KERNELS");
         return Settings{static_cast<int>(from_environment("EMU_DEVICES", 1)),
                         from_environment("EMU_MEMORY", std::uint64_t{16} << 30),
+                        from_environment("EMU_PAGE_LOCKED", std::uint64_t{16} << 30),
                         static_cast<unsigned>(from_environment("EMU_DELAY", 0)),
                         static_cast<unsigned>(from_environment("EMU_CALL_TIME", 0)),
                         static_cast<unsigned>(from_environment("EMU_TOLL", 0)),
