@@ -17,6 +17,7 @@ from fastrack._cli.machine import CpuTee
 from fastrack._cli.proofs import read_proofs
 from fastrack._crypto import engine as aead
 from fastrack._crypto.engine import ENGINE_VARIABLE, SelectedEngine
+from fastrack._devices.cuda.driver import CopySpeeds, Speeds
 from fastrack._util.nvml import Confidential, Gpu, Graphics
 
 
@@ -206,6 +207,8 @@ def test_who_compiled_the_kernels_is_told(cli, monkeypatch):
 def test_the_test_of_a_gpu_knows_a_device_that_works(monkeypatch):
     monkeypatch.setattr("fastrack._transfer.channel.canonical", lambda device: "cpu")
     assert check_cuda() == CudaCheck(True, None)
+    monkeypatch.setattr("fastrack._devices.cpu.CpuDevice.copy_speeds", COPIES, raising=False)
+    assert check_cuda() == CudaCheck(True, None, copies=COPIES)
 
 
 @each(
@@ -222,15 +225,21 @@ def test_a_gpu_is_told_with_its_numa_node_and_with_what_to_do_if_no_cpu_is_there
     assert told in cli("doctor").stdout
 
 
+COPIES = CopySpeeds(Speeds((1.11, 3.14), (2.0, 4.0)), Speeds((1.21, 3.24), (2.1, 4.1)))
+
+
 def test_copies_are_told_where_they_were_compared_and_connections_where_they_are_few(cli, monkeypatch):
     graphics = Graphics(driver="580", gpus=(Gpu("H100", 80 << 30),))
     monkeypatch.setattr(doctor_module, "read_graphics", lambda: graphics)
-    monkeypatch.setattr(doctor_module, "check_cuda", lambda: CudaCheck(True, None, copies=(3.14, 4.0)))
+    monkeypatch.setattr(doctor_module, "check_cuda", lambda: CudaCheck(True, None, copies=COPIES))
     monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
     said = cli("doctor").stdout
-    assert "copies        page-locked memory 3.1, pageable 4.0 GB/s, there and back" in said
+    assert "copies up     64 KiB: page-locked memory 1.1, pageable 2.0 GB/s; 4 MiB: 3.1, 4.0 GB/s" in said
+    assert "copies down   64 KiB: page-locked memory 1.2, pageable 2.1 GB/s; 4 MiB: 3.2, 4.1 GB/s" in said
     assert "connections" not in said
-    assert cli.json("doctor")["cuda"]["copies"] == [3.14, 4.0]
+    copies = cli.json("doctor")["cuda"]["copies"]
+    assert copies["uploads"] == {"page_locked": [1.11, 3.14], "pageable": [2.0, 4.0]}
+    assert copies["downloads"] == {"page_locked": [1.21, 3.24], "pageable": [2.1, 4.1]}
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     assert "connections   CUDA_DEVICE_MAX_CONNECTIONS=1 leaves transfers 1 of 4 lanes: " in cli("doctor").stdout
 

@@ -1,6 +1,7 @@
 """In confidential mode staging buffers are of the kind of host memory that is copied faster; all else is the same."""
 
 import time
+from dataclasses import astuple
 
 import numpy as np
 import pytest
@@ -13,43 +14,60 @@ from fastrack import Channel, DeviceError
 from fastrack._devices.cuda import host_memory
 from fastrack._devices.cuda.buffers import CudaStagingBuffer
 from fastrack._devices.cuda.device import CudaDevice
-from fastrack._devices.cuda.driver import CopySpeeds, PageLockedMemoryError
-from fastrack._devices.cuda.host_memory import SIZE, measure_copies, staging_memory
+from fastrack._devices.cuda.driver import LARGE, SMALL, CopySpeeds, PageLockedMemoryError, Speeds
+from fastrack._devices.cuda.host_memory import measure_copies, staging_memory
 from fastrack._devices.cuda.streams import Pipeline
 from fastrack.format import CHUNK_SIZE
 
 KEY = fastrack.Key.from_bytes(bytes(range(32)))
-FASTER_PAGEABLE = CopySpeeds(page_locked=1.0, pageable=2.0)
+LOCKED, PAGEABLE = Speeds((2.0, 2.0), (1.0, 1.0)), Speeds((1.0, 1.0), (2.0, 2.0))
+SMALL_PAGEABLE = Speeds(page_locked=(1.0, 2.0), pageable=(2.0, 1.0))  # its toll is less, its rate too
 
 
 class SlowDriver(FakeDriver):
-    """A device of confidential mode, of which copies of page-locked memory take this much longer than others."""
+    """A device of confidential mode, of which the copies that `slow` names take this much longer."""
 
-    def __init__(self, delay=0.0):
+    def __init__(self, delay=0.0, slow=lambda **_: True):
         super().__init__("serial")
-        self.pageable, self.delay, self.uploads = True, delay, 0
+        self.pageable, self.delay, self.slow, self.copies = True, delay, slow, 0
 
     def upload(self, pointer, source, size, stream):
-        self.uploads += 1
-        if any(host.ctypes.data == source for host in self.hosts()):
-            time.sleep(self.delay)
+        self._hold_up("up", source, size)
         super().upload(pointer, source, size, stream)
 
+    def download(self, target, pointer, size, stream):
+        self._hold_up("down", target, size)
+        super().download(target, pointer, size, stream)
 
-def test_the_faster_kind_is_found_and_the_probe_leaves_nothing():
-    driver = SlowDriver(delay=0.03)
+    def _hold_up(self, way, host, size):
+        self.copies += 1
+        is_locked = any(each.ctypes.data == host for each in self.hosts())
+        time.sleep(self.delay if self.slow(way=way, is_locked=is_locked, size=size) else 0)
+
+
+@each("way", ["up", "down"])
+@each("is_locked", [False, True])
+@each("size", [SMALL, LARGE])
+def test_each_way_kind_and_size_is_timed_by_itself_and_the_probe_leaves_nothing(monkeypatch, way, is_locked, size):
+    monkeypatch.setattr(host_memory, "_SECONDS", 0.1)
+    chosen = {"way": way, "is_locked": is_locked, "size": size}
+    driver = SlowDriver(delay=0.05, slow=lambda **copy: copy == chosen)
     speeds = measure_copies(driver)
-    assert speeds.pageable > 2 * speeds.page_locked > 0
-    assert speeds.prefers_pageable
+    found = speeds.uploads if way == "up" else speeds.downloads
+    assert found.prefers_pageable(size) is is_locked
+    speed = (found.page_locked if is_locked else found.pageable)[size == LARGE]
+    assert size / speed / 1e9 >= 0.05
+    kinds = (each_kind for each_way in (speeds.uploads, speeds.downloads) for each_kind in astuple(each_way))
+    assert min(kind[size == LARGE] for kind in kinds) == speed
     assert driver.left() == 0
     assert driver.violations == []
 
 
 def test_the_probe_ends_in_time_however_slow_copies_are(monkeypatch):
     monkeypatch.setattr(host_memory, "_SECONDS", 0.01)
-    driver = SlowDriver(delay=0.05)
-    assert measure_copies(driver).prefers_pageable
-    assert driver.uploads == 2  # one round, of each kind
+    driver = SlowDriver(delay=0.02)
+    assert measure_copies(driver) is not None
+    assert driver.copies == 8  # one round: each way, kind and size
 
 
 @each("call", ["memory", "host", "stream", "upload"])
@@ -63,19 +81,58 @@ def test_where_memory_is_short_nothing_is_known_and_staging_stays_page_locked(mo
         patched.setattr(driver, call, refuse)
         driver.copy_speeds = measure_copies(driver)
     assert driver.copy_speeds is None
-    memory = staging_memory(driver, 64)
-    assert any(memory is host for host in driver.hosts())
+    buffer = CudaStagingBuffer(Pipeline(driver), 64)
+    assert buffer.memory is buffer.source(64) is buffer.landing(64)
+    assert any(buffer.memory is host for host in driver.hosts())
 
 
 @each(
-    ("speeds", "is_pageable"),
-    [(None, False), (CopySpeeds(10, 10), False), (CopySpeeds(10, 10.5), False), (CopySpeeds(10, 10.6), True)],
+    ("speeds", "size", "is_pageable"),
+    [
+        (Speeds((10, 10), (10, 10)), LARGE, False),
+        (Speeds((10, 10), (10, 10.5)), LARGE, False),
+        (Speeds((10, 10), (10, 10.6)), LARGE, True),
+        (Speeds((10, 10), (10, 10.6)), 2 * LARGE, True),
+        (Speeds((10, 10), (10, 10.6)), SMALL, False),
+        (Speeds((10, 10), (10.5, 10)), SMALL, False),
+        (Speeds((10, 10), (10.6, 10)), SMALL, True),
+        (Speeds((10, 10), (10.6, 10)), 1, True),
+        (Speeds((10, 10), (10.6, 10)), LARGE, False),
+        (Speeds((SMALL / 100, LARGE / 200), (SMALL / 400, LARGE / 195)), 2 * LARGE, False),  # as at 4 MiB
+        (Speeds((SMALL / 100, LARGE / 1500), (SMALL / 95, LARGE / 1000)), 1, True),  # as at 64 KiB
+        # 100 us and 1 GB/s a byte against 10 us and half of that: as fast at about 150 KB.
+        (Speeds((SMALL / 165536, 1.0), (SMALL / 141072, 0.5)), 64 << 10, True),
+        (Speeds((SMALL / 165536, 1.0), (SMALL / 141072, 0.5)), 256 << 10, False),
+    ],
 )
-def test_a_staging_buffer_is_pageable_only_if_that_is_faster_by_more_than_noise(speeds, is_pageable):
+def test_a_kind_is_chosen_by_the_time_of_a_copy_and_if_it_is_faster_by_more_than_noise(speeds, size, is_pageable):
+    assert speeds.prefers_pageable(size) is is_pageable
+
+
+@each("uploads", [LOCKED, PAGEABLE, SMALL_PAGEABLE])
+@each("downloads", [LOCKED, PAGEABLE, SMALL_PAGEABLE])
+def test_each_way_and_size_has_memory_of_the_kind_that_is_faster_for_it(uploads, downloads):
     driver = FakeDriver()
-    driver.copy_speeds = speeds
-    buffer = CudaStagingBuffer(Pipeline(driver), SIZE)
-    assert all(buffer.memory is not host for host in driver.hosts()) is is_pageable
+    driver.copy_speeds = CopySpeeds(uploads, downloads)
+    buffer = CudaStagingBuffer(Pipeline(driver), LARGE)
+    for size in (SMALL, LARGE):
+        for memory, speeds in ((buffer.source(size), uploads), (buffer.landing(size), downloads)):
+            assert all(memory is not host for host in driver.hosts()) is speeds.prefers_pageable(size)
+            assert memory.size == LARGE
+            assert memory is buffer.memory or memory is buffer._other
+    assert buffer.memory is buffer.source(LARGE)
+    assert (buffer._other is None) is (uploads is downloads is not SMALL_PAGEABLE)
+
+
+def test_both_kinds_of_memory_are_wiped():
+    driver = FakeDriver()
+    driver.copy_speeds = CopySpeeds(LOCKED, PAGEABLE)
+    buffer = CudaStagingBuffer(Pipeline(driver), LARGE)
+    memories = buffer.source(LARGE), buffer.landing(LARGE)
+    for memory in memories:
+        memory.fill(1)
+    buffer.wipe()
+    assert [memory.any() for memory in memories] == [False, False]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -83,7 +140,7 @@ def test_a_staging_buffer_is_pageable_only_if_that_is_faster_by_more_than_noise(
 @pytest.mark.slow
 def test_messages_arrive_through_pageable_buffers_that_are_used_again(mode, seed):
     driver = FakeDriver(mode, seed)
-    driver.copy_speeds, driver.pageable = FASTER_PAGEABLE, True
+    driver.copy_speeds, driver.pageable = CopySpeeds(PAGEABLE, PAGEABLE), True
     assert moves(driver, seed)
 
 
@@ -132,7 +189,7 @@ def test_another_error_is_no_want_of_page_locked_memory():
     driver = FakeDriver()
     driver.fail_at(1)
     with pytest.raises(DeviceError, match="injected"):
-        staging_memory(driver, 64)
+        staging_memory(driver, 64, pageable=False)
 
 
 # A GPU that was not set ready.

@@ -337,8 +337,9 @@ def _transfer_lines(cuda: CudaCheck) -> list[tuple[str, str]]:
 
     lines = []
     if cuda.copies is not None:
-        speeds = "page-locked memory {:.1f}, pageable {:.1f} GB/s, there and back".format(*cuda.copies)
-        lines.append(("copies", speeds))
+        for label, way in (("copies up", cuda.copies.uploads), ("copies down", cuda.copies.downloads)):
+            told = "64 KiB: page-locked memory {0:.1f}, pageable {2:.1f} GB/s; 4 MiB: {1:.1f}, {3:.1f} GB/s"
+            lines.append((label, told.format(*way.page_locked, *way.pageable)))
     if count_lanes() < LANES:
         told = f"{CONNECTIONS}={os.environ[CONNECTIONS]} leaves transfers {count_lanes()} of {LANES} lanes"
         lines.append(("connections", f"{told}: a busy stream may delay others. Raise it unless a framework needs it"))

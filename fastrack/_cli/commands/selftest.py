@@ -26,16 +26,12 @@ class EngineCheck:
 
 @dataclass(frozen=True, slots=True)
 class CudaCheck:
-    """The result of the test of the first GPU. `problem` is the reason that it is not usable.
-
-    `copies` are speeds of copies from page-locked and from pageable memory, in 1e9 bytes a second, which are compared
-    in confidential mode.
-    """
+    """The result of the test of the first GPU. `problem` is the reason that it is not usable."""
 
     usable: bool
     problem: str | None
     kernels: str | None = None  # who compiled them, and why what comes with fastrack was not used
-    copies: tuple[float, float] | None = None
+    copies: Any = None  # `CopySpeeds`, in confidential mode
 
 
 def check_engine(engine: Any = None) -> EngineCheck:
@@ -101,8 +97,7 @@ def check_cuda() -> CudaCheck:
             channel.to_device(SealedTensor(sealed.context, message, key.id))
     except AuthenticationError as error:
         if forged and error.chunk == (_SIZE // 2 - HEADER_SIZE) // SEALED_CHUNK_SIZE:
-            copies = None if speeds is None else (speeds.page_locked, speeds.pageable)
-            return CudaCheck(usable=True, problem=None, kernels=kernels, copies=copies)
+            return CudaCheck(usable=True, problem=None, kernels=kernels, copies=speeds)
         problem = str(error)
     except FastrackError as error:
         problem = str(error)

@@ -30,7 +30,7 @@ _READ_EVERY = 0.005  # seconds: verdicts on calls that follow one another are do
 
 
 class CudaStagingBuffer:
-    """`StagingBuffer` in host memory of the faster kind, with device memory of the same size at `device_ptr`.
+    """`StagingBuffer` in host memory of the faster kinds, with device memory of the same size at `device_ptr`.
 
     After the event `copied` the next command may use the device memory, and after the event `used` both memories.
     `issued` is set when all commands that use the buffer were issued. Each list of commands brings its own
@@ -39,7 +39,10 @@ class CudaStagingBuffer:
 
     def __init__(self, pipeline: Pipeline, size: int) -> None:
         driver = pipeline.driver
-        self.memory = staging_memory(driver, size)
+        self._speeds = driver.copy_speeds
+        self._is_pageable = self._speeds is not None and self._speeds.uploads.prefers_pageable(size)
+        self.memory = staging_memory(driver, size, pageable=self._is_pageable)
+        self._other: Bytes | None = None  # of the other kind, once a copy is faster with it
         self.address = address(self.memory)
         self.copied = driver.event()
         self.used = driver.event()
@@ -48,6 +51,21 @@ class CudaStagingBuffer:
         self._pipeline = pipeline
         self.issued = threading.Event()
         self.issued.set()
+
+    def source(self, size: int) -> Bytes:
+        """Return the host memory for an upload of `size` bytes: `memory`, or other memory of the faster kind."""
+        return self.memory if self._speeds is None else self._of_kind(self._speeds.uploads.prefers_pageable(size))
+
+    def landing(self, size: int) -> Bytes:
+        """Return the host memory for a download of `size` bytes: `memory`, or other memory of the faster kind."""
+        return self.memory if self._speeds is None else self._of_kind(self._speeds.downloads.prefers_pageable(size))
+
+    def _of_kind(self, pageable: bool) -> Bytes:
+        if pageable == self._is_pageable:
+            return self.memory
+        if self._other is None:
+            self._other = staging_memory(self._pipeline.driver, self.memory.size, pageable=pageable)
+        return self._other
 
     def ready(self) -> bool:
         if self._pipeline.forked:
@@ -72,6 +90,8 @@ class CudaStagingBuffer:
             return
         self.wait()
         self.memory.fill(0)
+        if self._other is not None:
+            self._other.fill(0)
         commands, stream = Commands(), self._pipeline.uploads
         commands.fill(self.device_ptr, 0, self.memory.size, stream)
         commands.record(self.used, stream)

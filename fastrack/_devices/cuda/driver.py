@@ -17,6 +17,7 @@ from fastrack.errors import DeviceError
 Stream = Any
 Event = Any
 
+SMALL, LARGE = 64 << 10, 4 << 20  # bytes of the copies that are compared
 _NOISE = 1.05  # pageable memory has to be faster by more
 
 
@@ -39,16 +40,30 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
+class Speeds:
+    """Speeds of copies one way, of 64 KiB and of 4 MiB, in 1e9 bytes a second, by the kind of host memory."""
+
+    page_locked: tuple[float, float]
+    pageable: tuple[float, float]
+
+    def prefers_pageable(self, size: int) -> bool:
+        """Return whether a copy of `size` bytes is to be of pageable memory.
+
+        A copy takes a fixed toll, which decides for small ones, and a time for each byte.
+        """
+        share = min(max((size - SMALL) / (LARGE - SMALL), 0.0), 1.0)
+        # Seconds by which pageable memory is slower. This is asked for each slab.
+        small = SMALL * (_NOISE / self.pageable[0] - 1 / self.page_locked[0])
+        large = LARGE * (_NOISE / self.pageable[1] - 1 / self.page_locked[1])
+        return (1 - share) * small + share * large < 0
+
+
+@dataclass(frozen=True, slots=True)
 class CopySpeeds:
-    """Speeds of copies of 4 MiB to the GPU and back, in 1e9 bytes a second, by the kind of host memory."""
+    """Speeds of copies to the GPU and back."""
 
-    page_locked: float
-    pageable: float
-
-    @property
-    def prefers_pageable(self) -> bool:
-        """True if staging buffers are to be pageable."""
-        return self.pageable > _NOISE * self.page_locked
+    uploads: Speeds
+    downloads: Speeds
 
 
 class PageLockedMemoryError(DeviceError):
