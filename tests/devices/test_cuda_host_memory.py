@@ -11,6 +11,7 @@ from helpers.fake_cuda import MODES, FakeDriver
 
 import fastrack
 from fastrack import Channel, DeviceError
+from fastrack._devices.cuda import driver as choice
 from fastrack._devices.cuda import host_memory
 from fastrack._devices.cuda.buffers import CudaStagingBuffer
 from fastrack._devices.cuda.device import CudaDevice
@@ -142,6 +143,40 @@ def test_messages_arrive_through_pageable_buffers_that_are_used_again(mode, seed
     driver = FakeDriver(mode, seed)
     driver.copy_speeds, driver.pageable = CopySpeeds(PAGEABLE, PAGEABLE), True
     assert moves(driver, seed)
+
+
+@pytest.mark.parametrize("mode", [*MODES, "held"])
+@each("uploads", [LOCKED, PAGEABLE, SMALL_PAGEABLE])
+@each("downloads", [LOCKED, PAGEABLE, SMALL_PAGEABLE])
+def test_each_slab_is_copied_in_memory_of_the_kind_that_is_faster_for_it(monkeypatch, mode, uploads, downloads):
+    monkeypatch.setattr(choice, "SMALL", CHUNK_SIZE)  # so that a slab of four chunks is a large copy
+    monkeypatch.setattr(choice, "LARGE", 3 * CHUNK_SIZE)
+    driver, used = FakeDriver(mode), set()
+    driver.copy_speeds, driver.pageable = CopySpeeds(uploads, downloads), True
+    held = driver._held
+
+    def note(address, size, what):
+        found = held(address, size, what)
+        if size >= CHUNK_SIZE:  # else it is of keys and verdicts
+            used.add((what, size, not found.page_locked))
+        return found
+
+    monkeypatch.setattr(driver, "_held", note)
+    with Channel._from_device(SmallDevice(driver), keys=KEY) as channel:
+        for size in (CHUNK_SIZE, 9 * CHUNK_SIZE):
+            plain = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+            opened = channel.to_device(fastrack.seal(plain, KEY), framework="cupy")
+            assert np.array_equal(driver.read(opened), plain)
+            assert np.array_equal(fastrack.unseal(channel.to_host(opened, key=KEY), KEY, framework="numpy"), plain)
+        driver._held = held
+        plain = np.arange(200, dtype=np.uint8)  # sealed by the host, in `memory`
+        assert np.array_equal(driver.read(channel.to_device(plain, framework="cupy")), plain)
+    driver.stop()
+    assert driver.violations == []
+    for what, speeds in (("uploaded", uploads), ("downloaded to", downloads)):
+        found = {size: is_pageable for way, size, is_pageable in used if way == what}
+        assert found == {size: speeds.prefers_pageable(size) for size in found}
+        assert (min(found) < 2 * CHUNK_SIZE, max(found) > 3 * CHUNK_SIZE) == (True, True)
 
 
 def moves(driver, seed=0):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fastrack._crypto.base import Bytes, address
+from fastrack._crypto.base import Bytes
 from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.driver import Memory
 from fastrack._devices.cuda.gather_plan import align
@@ -43,7 +43,6 @@ class CudaStagingBuffer:
         self._is_pageable = self._speeds is not None and self._speeds.uploads.prefers_pageable(size)
         self.memory = staging_memory(driver, size, pageable=self._is_pageable)
         self._other: Bytes | None = None  # of the other kind, once a copy is faster with it
-        self.address = address(self.memory)
         self.copied = driver.event()
         self.used = driver.event()
         self._device_memory = driver.memory(size)
@@ -238,7 +237,8 @@ class MessageStatePool:
         number = _PER_ALLOCATION if slots == 1 else 1
         verdicts, words = number * _VERDICT_SIZE, number * _READ_SIZE
         states_at = align(verdicts, 256)
-        host, memory = self._driver.host(words + verdicts), self._driver.memory(states_at + number * slots * STATE_SIZE)
+        host = staging_memory(self._driver, words + verdicts, pageable=False)
+        memory = self._driver.memory(states_at + number * slots * STATE_SIZE)
         block = _Block(memory, states_at, host[:words], host[words:])
         block.states = [MessageState(self._pipeline, block, index, slots) for index in range(number)]
         commands, event = Commands(), self._driver.event()

@@ -20,6 +20,7 @@ from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.session import Session
 from fastrack._devices.cuda.commands import Commands
 from fastrack._devices.cuda.driver import Event
+from fastrack._devices.cuda.host_memory import staging_memory
 from fastrack._devices.cuda.streams import Pipeline
 from fastrack._util.fork import register_fork_reset
 from fastrack.errors import ClosedError
@@ -65,7 +66,7 @@ class LinkKey:
         session = Session(LINK_BITS)
         key = session.next_key()
         session.wipe()
-        row = pipeline.driver.host(KEY_SIZE)
+        row = staging_memory(pipeline.driver, KEY_SIZE, pageable=False)
         commands, event, place = Commands(), pipeline.driver.event(), self.state + STATE_SIZE
         try:
             row[: len(key.material)] = np.frombuffer(key.material, np.uint8)

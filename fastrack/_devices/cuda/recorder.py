@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import threading
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -25,7 +25,7 @@ from operator import itemgetter
 import numpy as np
 import numpy.typing as npt
 
-from fastrack._crypto.base import HostMemory, Messages
+from fastrack._crypto.base import Bytes, HostMemory, Messages, address
 from fastrack._devices.base import BAD_PLAN, BadChunk, Segment, Slab
 from fastrack._devices.cuda.buffers import GOOD, CudaStagingBuffer, MessageState, MessageStatePool
 from fastrack._devices.cuda.clock import Clock
@@ -150,19 +150,21 @@ class MessageRecorder:
         end = keys_at + (keys.sealed.size if keys else 0)
         plans = self._seal_plans(launches, end, buffer.memory.size)
         current.use(buffer)
+        memory = self._memory(slab, buffer, buffer.source)
         if any(messages.sealed[segment.message] is not None for segment in slab.segments):
             current.mark("wait", slab)
             wait_for(commands, buffer.used)
             current.mark("source", slab)
-            self._stage(commands, slab, buffer)
+            self._stage(commands, slab, memory)
+            commands.keep_alive(buffer)
         if keys:
-            commands.copy(buffer.memory[keys_at:end], keys.sealed)
+            commands.copy(memory[keys_at:end], keys.sealed)
         for plan in plans:
-            commands.copy(buffer.memory[plan.start : plan.end], plan.sealed)
+            commands.copy(memory[plan.start : plan.end], plan.sealed)
             end = plan.end
         current.mark("issue", slab)
         with self._device_span("copy", "uploads", uploads, slab, commands):
-            commands.upload(buffer.device_ptr, buffer.memory[:end], uploads)
+            commands.upload(buffer.device_ptr, memory[:end], uploads)
         commands.record(buffer.copied, uploads)
         commands.wait(lane.kernels, buffer.copied)
         with self._device_span("open", "kernels", lane.kernels, slab, commands):
@@ -262,19 +264,26 @@ class MessageRecorder:
         self._launched += 1
         return [self._state.verdict, self._last_ticket]
 
-    def _stage(self, commands: Commands, slab: Slab, buffer: CudaStagingBuffer) -> None:
-        """Record the copies of chunks from host memory to their offsets in a staging buffer."""
+    def _memory(self, slab: Slab, buffer: CudaStagingBuffer, faster: Callable[[int], Bytes]) -> Bytes:
+        """Return a buffer's host memory for a slab: the faster kind, if this call copies all of it there or from there.
+
+        What the host seals, or reads by itself, is in `buffer.memory`.
+        """
+        is_copied = all(self._messages.sealed[segment.message] is not None for segment in slab.segments)
+        return faster(slab.sealed_size) if is_copied else buffer.memory
+
+    def _stage(self, commands: Commands, slab: Slab, memory: Bytes) -> None:
+        """Record the copies of chunks from host memory to their offsets in staging memory."""
         for number, first, _, _, size, offset, plan in slab.segments:
             sealed = self._messages.sealed[number]
             if sealed is None:
                 continue
             if plan is None:
                 source = sealed.address + first * SEALED_CHUNK_SIZE
-                commands.copy_memory(buffer.address + offset, source, size, sealed)
+                commands.copy_memory(address(memory) + offset, source, size, sealed)
             else:
-                commands.pack(buffer.memory[offset : offset + size], sealed.array, plan.chunks)
+                commands.pack(memory[offset : offset + size], sealed.array, plan.chunks)
                 commands.keep_alive(sealed)
-        commands.keep_alive(buffer)
 
     def _is_small(self, launch: Launch) -> bool:
         return launch.kind in _SMALL and launch.count <= self._resources.blocks
@@ -362,8 +371,8 @@ class MessageRecorder:
         current.mark("issue", slab)
         commands.wait(downloads, buffer.copied)
         with self._device_span("copy", "downloads", downloads, slab, commands):
-            end = align(slab.sealed_size) + _TOLD_SIZE
-            commands.download(buffer.memory[:end], buffer.device_ptr, downloads)
+            end, memory = align(slab.sealed_size) + _TOLD_SIZE, self._memory(slab, buffer, buffer.landing)
+            commands.download(memory[:end], buffer.device_ptr, downloads)
         commands.record(buffer.used, downloads)
         current.mark(None, slab)
 
@@ -375,6 +384,7 @@ class MessageRecorder:
         if slab is None or told is None:
             return
         current.use(buffer)
+        memory = self._memory(slab, buffer, buffer.landing)
         current.mark("wait", slab)
         wait_for(current.commands, buffer.used, _SPIN)
         current.mark("store", slab)
@@ -383,9 +393,9 @@ class MessageRecorder:
             if sealed is not None:
                 target = sealed.part(first * SEALED_CHUNK_SIZE, first * SEALED_CHUNK_SIZE + size)
                 self._targets.append(target)
-                current.commands.copy_memory(target.address, buffer.address + offset, size, sealed)
+                current.commands.copy_memory(target.address, address(memory) + offset, size, sealed)
         told_at = align(slab.sealed_size)
-        current.commands.copy(told.view(np.uint8), buffer.memory[told_at : told_at + _TOLD_SIZE])
+        current.commands.copy(told.view(np.uint8), memory[told_at : told_at + _TOLD_SIZE])
         current.commands.keep_alive(buffer)
         current.mark(None, slab)
 
