@@ -15,7 +15,7 @@ from fastrack._devices.cuda import driver as choice
 from fastrack._devices.cuda import host_memory
 from fastrack._devices.cuda.buffers import CudaStagingBuffer
 from fastrack._devices.cuda.device import CudaDevice
-from fastrack._devices.cuda.driver import LARGE, SMALL, CopySpeeds, PageLockedMemoryError, Speeds
+from fastrack._devices.cuda.driver import LARGE, SMALL, CopySpeeds, Speeds
 from fastrack._devices.cuda.host_memory import measure_copies, staging_memory
 from fastrack._devices.cuda.streams import Pipeline
 from fastrack.format import CHUNK_SIZE
@@ -199,7 +199,7 @@ def moves(driver, seed=0):
 
 
 @pytest.mark.parametrize("mode", [*MODES, "held"])
-@each("room", [16 << 10, 100 << 10])  # for the keys, and for one buffer
+@each("room", [0, 16 << 10, 100 << 10])  # for nothing, for verdicts, and for one buffer
 def test_a_process_without_enough_page_locked_memory_goes_on_with_pageable_and_says_so_once(mode, room):
     driver = FakeDriver(mode)
     driver.room, driver.pageable = room, True
@@ -207,17 +207,6 @@ def test_a_process_without_enough_page_locked_memory_goes_on_with_pageable_and_s
     with pytest.warns(RuntimeWarning, match="Transfers go on with pageable memory") as said:
         assert moves(driver)
     assert [str(each.message).partition(".")[0] for each in said] == ["cuda:0 got no page-locked memory"]
-
-
-def test_what_is_short_without_page_locked_memory_for_keys_is_said():
-    driver = FakeDriver()
-    device = CudaDevice(driver)  # which has keys for a few messages
-    driver.room = 0
-    host_memory._warn_once.cache_clear()
-    with pytest.warns(RuntimeWarning, match="pageable"):
-        assert device.staging_buffer(64).memory.size == 64
-    with pytest.raises(PageLockedMemoryError):
-        device._states.acquire(40)
 
 
 def test_another_error_is_no_want_of_page_locked_memory():

@@ -55,9 +55,10 @@ def measure_copies(driver: Driver) -> CopySpeeds | None:
 
 
 def staging_memory(driver: Driver, size: int, *, pageable: bool) -> Bytes:
-    """Allocate host memory of a staging buffer. It holds ciphertext, and may be swapped out; keys may not.
+    """Allocate host memory for copies. It holds ciphertext or verdicts, and may be swapped out.
 
-    Where page-locked memory is short, it is pageable.
+    The key of a link lies there until the call that uploads it has ended. Where page-locked memory is short, it is
+    pageable.
     """
     if not pageable:
         try:
