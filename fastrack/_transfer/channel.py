@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     Tensors = SealedTensor | SealedRows | torch.Tensor
 
 DEPTH = 6  # buffers of a pool: filled, on their way, or waiting for a GPU whose multiprocessors are all taken
+_STAGED = 96 << 20  # bytes of a pool: three of the larger buffers that confidential mode has
 _FIRST_BATCH, _BATCH = 2, 16  # slabs that are issued together: fewer at first, so that the device begins early
 _OPENING = {"source": "fill", "issue": "open", "store": "open", "wait": "wait"}  # the stage of a step
 _SEALING = {"source": "fill", "issue": "seal", "store": "seal", "wait": "wait"}
@@ -126,6 +127,7 @@ class Channel:
         self._device = device
         self._session = Session()
         self._sizes = Sizes(device.first_slab_size, device.max_slab_size, device.segment_overhead)
+        depth = min(depth, max(1, _STAGED // device.max_slab_size))
         self._pools = [StagingPool(device, self._sizes.buffer_size, depth) for _ in range(device.lanes)]
         if not device.in_place:
             self._pools[0].reserve()  # before the first result takes the memory

@@ -41,6 +41,7 @@ class Runtime:
     CUDARuntimeError = FakeError
 
     def __init__(self):
+        self.local_sizes = {}  # by kernel
         self.attributes = {75: 9, 76: 0, 16: 132}
         self.count = 2
         self.current = 0
@@ -91,6 +92,7 @@ class Kernel:
         self.kernel = self
         self.ptr = 1000 + nvrtc.KERNELS.index(name)
         self.max_dynamic_shared_size_bytes = self.preferred_shared_memory_carveout = None
+        self.local_size_bytes = runtime.local_sizes.get(name, 0)
         runtime.kernels[name] = self
 
 
@@ -248,6 +250,14 @@ def test_what_the_driver_refuses_is_told_and_the_next_is_tried(runtime):
     told = "NVRTC 12.4 on this machine; sm_90 was refused (cudaError 200); compute_100 was refused (cudaError 222)"
     assert open_device("cuda:0").compiled_by == told
     assert runtime.loaded[-3:] == ["sm_90", "compute_100", "nvrtc"]
+
+
+def test_registers_that_a_compiler_spills_are_told(runtime):
+    runtime.local_sizes = {"seal_128": 16, "gather_256": 8}
+    assert open_device("cuda:0").compiled_by.startswith("NVRTC 12.4 on this machine; fastrack brings no sm_90; ")
+    assert open_device("cuda:0").compiled_by.endswith(
+        "; it spills up to 16 bytes of a thread to memory that nothing wipes"
+    )
 
 
 def test_kernels_of_other_sources_are_not_loaded(runtime):

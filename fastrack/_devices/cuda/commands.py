@@ -47,6 +47,7 @@ class Function:
     handle: int  # CUfunction
     threads: int  # per block
     shared: int  # bytes of dynamic shared memory per block
+    local: int = 0  # bytes per thread of its registers that are spilled to device memory, which nothing wipes
 
 
 class Commands:

@@ -65,6 +65,8 @@ class CupyDriver:
         with _Current(self):
             self.functions: Mapping[str, Function]
             self._module, self.functions = self._compile(sources)
+            if spilled := max(function.local for function in self.functions.values()):
+                self.compiled_by += f"; it spills up to {spilled} bytes of a thread to memory that nothing wipes"
             self._native = self._open_native()
         # Where that is not known transfers are correct too: it decides which thread makes blocking calls.
         self.confidential = read_confidential().encrypts_copies

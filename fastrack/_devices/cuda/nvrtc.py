@@ -134,5 +134,5 @@ def _functions(module: Any, sources: Kernels) -> tuple[Any, dict[str, Function]]
         kernel = module.get_function(name)
         kernel.max_dynamic_shared_size_bytes = shared = sources.shared(name)
         kernel.preferred_shared_memory_carveout = _MAX_SHARED
-        functions[name] = Function(int(kernel.kernel.ptr), sources.threads, shared)
+        functions[name] = Function(int(kernel.kernel.ptr), sources.threads, shared, kernel.local_size_bytes)
     return module, functions
