@@ -60,6 +60,11 @@ class StagedDevice(CpuDevice):
         self.begun.append(work)
         return work
 
+    def settle(self):
+        """Wait until all work is over."""
+        for work in self.begun:
+            assert work._over.wait(PATIENCE)
+
     def close(self):
         assert not self.closed
         assert all(work.done() for work in self.begun)

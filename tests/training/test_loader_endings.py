@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.cases import each
+from helpers.cuda_on_host import in_confidential_mode
 from helpers.loading import PATIENCE, Numbers, fail_on_five, loader_threads, threads_left, wait_until
 from helpers.staged import Gate, fail_at, staged_channel
 from helpers.tampering import tampered
@@ -304,10 +305,10 @@ class TestErrors:
 
 
 class TestOnADeviceThatFails:
-    @pytest.fixture
-    def channel(self, monkeypatch):
+    @pytest.fixture(params=[pytest.param(staged_channel, id="staged"), *in_confidential_mode()])
+    def channel(self, request, monkeypatch):
         """Return the channel of "cuda:0" and of the process, which stages everything."""
-        with staged_channel() as channel:
+        with request.param() as channel:
             shared = fastrack._transfer.api._Shared()
             shared.channels["cuda:0"] = channel
             monkeypatch.setattr(fastrack._transfer.api, "_shared", shared)
@@ -334,6 +335,7 @@ class TestOnADeviceThatFails:
             next(iterator)
         assert channel.to_device(batches[11], keys=key, framework="numpy").tolist() == [11] * 50_000
 
+    @pytest.mark.parametrize("channel", [staged_channel], indirect=True)
     def test_so_is_a_batch_that_the_device_fails_for(self, channel, prefetch):
         channel._device.meddle = fail_at("open", 1)
         iterator = iter(

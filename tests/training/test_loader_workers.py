@@ -8,6 +8,7 @@ import warnings
 import pytest
 import torch
 from helpers import loading
+from helpers.cuda_on_host import in_confidential_mode
 from helpers.loading import Numbers, Stream, look_often, threads_left, wait_until
 from torch.utils.data import DataLoader
 
@@ -137,3 +138,18 @@ def test_what_they_send_sealed_is_opened_in_the_parent():
         Numbers(20), batch_size=6, num_workers=2, collate_fn=sealed_rows, multiprocessing_context="fork"
     )
     assert torch.equal(torch.cat(list(wrap(loader, keys=KEY))), PLAIN)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("new_channel", in_confidential_mode())
+def test_what_they_send_reaches_a_device_in_confidential_mode(new_channel, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # it has no streams of torch
+    options = {"batch_size": 6, "num_workers": 2, "multiprocessing_context": "fork"}
+    with new_channel() as channel:
+        shared = fastrack._transfer.api._Shared()
+        shared.channels["cuda:0"] = channel
+        monkeypatch.setattr(fastrack._transfer.api, "_shared", shared)
+        loaders = [DataLoader(Numbers(20), collate_fn=sealed_rows, **options), DataLoader(Numbers(20), **options)]
+        sealed, plain = (list(wrap(loader, "cuda", keys=KEY, prefetch=2)) for loader in loaders)
+    assert torch.equal(torch.cat(sealed), PLAIN)
+    assert torch.cat(plain).tolist() == [[i, 0] for i in range(20)]

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.cases import each
+from helpers.cuda_on_host import in_confidential_mode
 from helpers.forking import in_forked_child
 from helpers.staged import StagedWork, staged_channel
 from helpers.tampering import tampered
@@ -25,13 +26,17 @@ from fastrack import AuthenticationError, Channel, ClosedError, DeviceError, Key
 from fastrack._crypto import engine as aead
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices.cpu import CpuOperation
+from fastrack._devices.cuda.operation import CudaOperation
 from fastrack._transfer.staging import PlainSealer
 
 CHUNK_SIZE = 16384
 SIZES = [0, 1, 15, 16, CHUNK_SIZE - 1, CHUNK_SIZE, CHUNK_SIZE + 1, 2 * CHUNK_SIZE, 5 * (1 << 20) + 7]
 
 
-@pytest.fixture(scope="module", params=[Channel, staged_channel], ids=["cpu", "staged"])
+DEVICES = [pytest.param(Channel, id="cpu"), pytest.param(staged_channel, id="staged")]
+
+
+@pytest.fixture(scope="module", params=[*DEVICES, *in_confidential_mode(pytest.mark.slow)])
 def new_channel(request):
     return request.param
 
@@ -63,8 +68,17 @@ def require_wiped(keys):
 
 def failing(monkeypatch, error):
     """Have the operations of both devices raise when they are given a slab."""
-    for operation in (CpuOperation, StagedWork):
+    for operation in (CpuOperation, StagedWork, CudaOperation):
         monkeypatch.setattr(operation, "open", Mock(side_effect=error))
+
+
+def moved_in_a_child(channel, nest):
+    """Move a list in a forked child. On CUDA, which does not survive a fork, return an empty list."""
+    if channel.device == "cuda:0":
+        with pytest.raises(DeviceError, match="forked"):
+            channel.to_device(nest)
+        return []
+    return channel.to_device(nest, framework="numpy")
 
 
 def data(size, seed=0):
@@ -224,7 +238,7 @@ class TestRefusedHeaders:
 class TestPlainTensors:
     @each("size", [*SIZES, 70 << 20])
     def test_arrive_as_they_are(self, channel, size):
-        plain = data(size)
+        plain = data(min(size, 20 << 20) if channel.device == "cuda:0" else size)
         moved = channel.to_device(plain)
         assert np.array_equal(moved, plain)
         assert not np.shares_memory(moved, plain)
@@ -529,7 +543,7 @@ class TestChannel:
         secret = channel._session._secret
         buffers = [buffer for pool in channel._pools for buffer in pool._returned]
         assert all(buffer.memory.any() for buffer in buffers)
-        assert bool(buffers) == (channel.device == "staged")
+        assert bool(buffers) == (channel.device != "cpu")
         channel.close()
         assert not any(secret)
         assert not any(buffer.memory.any() for buffer in buffers)
@@ -537,7 +551,7 @@ class TestChannel:
 
     def test_closing_waits_for_the_transfers_of_other_threads(self, new_channel, key, monkeypatch):
         inside, go_on = threading.Event(), threading.Event()
-        for operation in (CpuOperation, StagedWork):
+        for operation in (CpuOperation, StagedWork, CudaOperation):
 
             def open_later(*arguments, original=operation.open):
                 inside.set()
@@ -576,7 +590,7 @@ class TestChannel:
         def work(index):
             start.wait()
             good = True
-            for _ in range(4):
+            for _ in range(1 if channel.device == "cuda:0" else 4):
                 good &= np.array_equal(channel.to_device(sealed[index], framework="numpy"), plains[index])
                 good &= np.array_equal(channel.to_device(plains[index]), plains[index])
                 good &= np.array_equal(
@@ -590,10 +604,10 @@ class TestChannel:
     def test_a_forked_child_uses_it_after_its_parent(self, channel, new_channel, key):
         plain = data(20 << 20)
         sealed = fastrack.seal(plain, key)
-        channel.to_device([sealed, plain])
+        channel.to_device([plain, sealed])
 
         def child():
-            moved = channel.to_device([sealed, plain], framework="numpy")
+            moved = moved_in_a_child(channel, [plain, sealed])
             with new_channel(keys=key) as fresh:
                 moved.append(fresh.to_device(sealed, framework="numpy"))
             moved.append(fastrack.to_device(plain))
@@ -609,14 +623,16 @@ class TestChannel:
 
         def keep_moving():
             while not stop.is_set():
-                channel.to_device([sealed, plain])
+                channel.to_device([plain, sealed])
 
         threads = [threading.Thread(target=keep_moving) for _ in range(4)]
         for thread in threads:
             thread.start()
         try:
             for _ in range(5):
-                assert in_forked_child(lambda: bool((channel.to_device(plain) == plain).all()))
+                assert in_forked_child(
+                    lambda: all(np.array_equal(array, plain) for array in moved_in_a_child(channel, [plain]))
+                )
         finally:
             stop.set()
             for thread in threads:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
+from helpers.cuda_on_host import in_confidential_mode
 from helpers.ownership import Ownership
 from helpers.staged import Gate, staged_channel
 from helpers.tampering import tamper_file, tampered
@@ -32,9 +33,9 @@ GOOD = fastrack.seal(PLAIN, KEY, name="good")
 BAD = tampered(fastrack.seal(PLAIN, KEY, name="bad"), chunk_offset(0))
 
 
-@pytest.fixture
-def channel():
-    channel = staged_channel(keys=KEY)
+@pytest.fixture(params=[pytest.param(staged_channel, id="staged"), *in_confidential_mode(pytest.mark.slow)])
+def channel(request):
+    channel = request.param(keys=KEY)
     yield channel
     with reports():
         channel._owners.reset_after_fork()
@@ -70,8 +71,7 @@ def start(channel, sealed=BAD):
 
 
 def wait_until_done(channel):
-    for work in channel._device.begun:
-        assert work._over.wait(60)
+    channel._device.settle()
 
 
 def in_thread(action, *arguments):

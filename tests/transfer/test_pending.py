@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 import torch
 from helpers import staged as staged_helper
+from helpers.cuda_on_host import in_confidential_mode
 from helpers.forking import in_forked_child
 from helpers.staged import Gate, fail_at, staged_channel
 from helpers.tampering import tampered
 
 import fastrack
 from fastrack import AuthenticationError, Channel, ClosedError, DeviceError
+from fastrack._devices.cuda.operation import CudaOperation
 from fastrack.format import CHUNK_SIZE, chunk_offset
 
 
@@ -34,9 +36,17 @@ def bad(key, plain):
     return tampered(fastrack.seal(plain, key, name="bad"), chunk_offset(3), chunk_offset(9))
 
 
+@pytest.fixture(params=[pytest.param(staged_channel, id="staged"), *in_confidential_mode()])
+def new_channel(request):
+    return request.param
+
+
+only_staged = pytest.mark.parametrize("new_channel", [staged_channel], indirect=True)
+
+
 @pytest.fixture
-def channel(key):
-    channel = staged_channel(keys=key)
+def channel(new_channel, key):
+    channel = new_channel(keys=key)
     yield channel
     wait_until_done(channel)
     channel._owners.reset_after_fork()  # what a test left there
@@ -48,8 +58,7 @@ def start(channel, sealed, **options):
 
 
 def wait_until_done(channel):
-    for work in channel._device.begun:
-        assert work._over.wait(60)
+    channel._device.settle()
 
 
 def raised_by(call):
@@ -71,7 +80,7 @@ def known_failures(channel):
     return channel._owners.current()._failures
 
 
-@pytest.mark.parametrize("rows", [slice(None), slice(5, 100_000, 3)], ids=["whole", "rows"])
+@pytest.mark.parametrize("rows", [slice(None), slice(5, 100_000, 30)], ids=["whole", "rows"])
 def test_the_call_returns_before_the_device_is_done(channel, good, plain, rows):
     channel._device.meddle = gate = Gate("end")
     moved = start(channel, good if rows == slice(None) else good[rows])
@@ -140,8 +149,8 @@ def test_a_failure_that_is_known_is_raised_by_the_next_call_that_does_not_wait_e
     assert np.array_equal(moved, plain)
 
 
-def test_closing_raises_a_failure_and_closes_all_the_same(key, bad):
-    channel = staged_channel(keys=key)
+def test_closing_raises_a_failure_and_closes_all_the_same(new_channel, key, bad):
+    channel = new_channel(keys=key)
     start(channel, bad)
     with pytest.raises(AuthenticationError):
         channel.close()
@@ -153,8 +162,8 @@ def test_closing_raises_a_failure_and_closes_all_the_same(key, bad):
         channel.synchronize()
 
 
-def test_closing_waits_for_what_is_under_way(key, good, plain):
-    with staged_channel(keys=key) as channel:
+def test_closing_waits_for_what_is_under_way(new_channel, key, good, plain):
+    with new_channel(keys=key) as channel:
         moved = start(channel, good)
     assert np.array_equal(moved, plain)
 
@@ -175,6 +184,7 @@ def test_of_several_failures_the_first_is_raised_and_the_others_are_noted(channe
     channel.synchronize()
 
 
+@only_staged
 def test_a_device_that_fails_is_reported_later(channel, good, plain):
     channel._device.meddle = fail_at("open", 3)
     start(channel, good)
@@ -210,6 +220,7 @@ def test_of_what_failed_the_name_and_the_chunk_are_kept(channel, bad):
     assert (caught.value.tensor, caught.value.chunk) == ("bad", 3)
 
 
+@only_staged
 def test_however_quick_the_device_is_a_failure_is_told_by_the_next_call(channel, bad, plain, monkeypatch):
     finish = staged_helper.StagedWork.finish
 
@@ -235,7 +246,8 @@ def test_the_host_itself_finishes_at_once(key, bad, good, plain):
 
 
 def test_a_fault_on_the_host_is_raised_at_once(channel, good, plain, monkeypatch):
-    monkeypatch.setattr(staged_helper.StagedWork, "open", Mock(side_effect=MemoryError))
+    for operation in (staged_helper.StagedWork, CudaOperation):
+        monkeypatch.setattr(operation, "open", Mock(side_effect=MemoryError))
     out = np.full_like(plain, 7)
     with pytest.raises(MemoryError):
         channel.to_device(good, out=out, non_blocking=True)
@@ -263,6 +275,7 @@ def test_a_thread_waits_for_its_own_transfers_and_for_no_others(channel, good):
 
 def test_each_thread_is_raised_the_failures_of_its_own_transfers(channel, key, plain):
     """While another one synchronizes all the time, and others move what is good."""
+    turns = 4 if channel.device == "cuda:0" else 12
     over = threading.Event()
     good = fastrack.seal(plain[: 3 * CHUNK_SIZE], key)
 
@@ -271,7 +284,7 @@ def test_each_thread_is_raised_the_failures_of_its_own_transfers(channel, key, p
             channel.synchronize()
 
     def move_bad(thread):
-        named = [fastrack.seal(plain[:100], key, name=f"{thread}-{number}") for number in range(12)]
+        named = [fastrack.seal(plain[:100], key, name=f"{thread}-{number}") for number in range(turns)]
         calls = [partial(start, channel, tampered(sealed, -1)) for sealed in named]
         return [name for call in [*calls, channel.synchronize] for name in raised_by(call)]
 
@@ -289,13 +302,13 @@ def test_each_thread_is_raised_the_failures_of_its_own_transfers(channel, key, p
     for thread, names in enumerate(told):
         assert len(names) == len(set(names))
         assert all(name.startswith(f"{thread}-") for name in names)
-    assert sum(map(len, told)) == sum(bool(work._bad) for work in channel._device.begun)
+    assert sum(map(len, told)) == sum(work.result() is not None for work in channel._device.begun)
 
 
 def test_an_interrupted_wait_forgets_nothing(channel, bad, monkeypatch):
     start(channel, bad)
     with monkeypatch.context() as patch:
-        patch.setattr(staged_helper.StagedWork, "result", Mock(side_effect=KeyboardInterrupt))
+        patch.setattr(type(channel._device.begun[0]), "result", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             channel.synchronize()
     with pytest.raises(AuthenticationError):
@@ -308,6 +321,10 @@ def test_a_forked_child_does_not_wait_for_its_parents_transfers(channel, good, b
 
     def child():
         channel.synchronize()
+        if channel.device == "cuda:0":
+            with pytest.raises(DeviceError, match="forked"):
+                start(channel, good)
+            return True
         channel._device.meddle = Gate("nothing")
         moved = start(channel, good)
         channel.synchronize()
