@@ -416,6 +416,9 @@ class Channel:
         ):
             for slab in slabs_of(messages.nbytes, messages.plans, self._sizes):
                 has_plain = sealer.concerns(slab)
+                if has_plain and unissued:  # or this thread waits for a buffer of the list that it has not issued
+                    operation.issue()
+                    unissued = 0
                 buffer = record.run("wait", slab, "wait", buffers.acquire, has_plain)
                 if has_plain:
                     record.run("fill", slab, "source", sealer.fill, slab, buffer.memory)

@@ -1,6 +1,7 @@
 """The transfer loop over a CUDA device: the same results as on the host, in both directions."""
 
 import functools
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -112,3 +113,29 @@ def test_calls_that_fail_leave_a_channel_that_works(mode):
         opened.close()
         if failed is None and number > 300:
             return
+
+
+@each("slabs", [4, 7, 8, 12])
+def test_a_plain_tensor_behind_a_long_sealed_one_arrives(opened, slabs):
+    """It is not filled into a buffer that waits for a list which this thread has still to issue."""
+    plain = np.random.default_rng(0).integers(0, 256, slabs * 4 * CHUNK_SIZE, np.uint8)
+    sealed = fastrack.seal(plain, KEY)
+    x, y = within(20, lambda: opened.channel.to_device([sealed, np.arange(5)], framework="cupy"))
+    opened.assert_holds(x, plain)
+    opened.assert_holds(y, np.arange(5))
+
+
+def test_an_interrupt_of_reading_a_verdict_leaves_a_good_message_good(opened, monkeypatch):
+    x = opened.channel.to_device(fastrack.seal(PLAIN, KEY), framework="cupy", non_blocking=True)
+    opened.driver.finish()
+    issue = opened.driver.issue
+
+    def interrupted(*given, **options):
+        issue(*given, **options)  # the verdict is downloaded
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr(opened.driver, "issue", interrupted)
+        opened.channel.synchronize()
+    opened.channel.synchronize()
+    opened.assert_holds(x, PLAIN)

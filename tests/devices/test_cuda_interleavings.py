@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 import types
-from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 
@@ -31,7 +30,7 @@ from helpers.tampering import tampered
 
 import fastrack
 from fastrack import AuthenticationError, Channel, DeviceError, Key
-from fastrack._devices.cuda import buffers
+from fastrack._devices.cuda import buffers, link
 from fastrack.format import CHUNK_SIZE, chunk_offset
 
 KEY = Key.from_bytes(bytes(range(32)))
@@ -40,7 +39,6 @@ STREAMS, THREADS, CALLS = 4, 8, 3  # no more streams than lanes: those that shar
 SIZES = (100, CHUNK_SIZE, 3 * CHUNK_SIZE + 5, 5 * CHUNK_SIZE)
 SCHEDULED = ("fastrack._devices.cuda", "fastrack._transfer", "fastrack._crypto.session")
 FAULTS = ("altered", "flipped", "lost", "failed", "interrupted")
-EXCUSED = ("failed", "interrupted")  # a call then waits until all streams are idle, and those of its lane for it
 ALONE = ("failed", "interrupted")  # of a caller that waited for its transfers: else one of those is told of the fault
 BEFORE = 0xA5  # in memory that nothing was written to
 
@@ -216,8 +214,6 @@ class Caller:
 
     def told(self, call, new=None, fault=None):
         """Call, and see that what is told is of this thread, and new. Return what became of a new transfer."""
-        is_excused = fault is not None and fault.kind in EXCUSED
-        self.world.excused[self.number % STREAMS] += is_excused
         self.world.driver.now(fault)
         try:
             call()
@@ -230,7 +226,6 @@ class Caller:
             return self._told_of(text, new, fault)
         finally:
             self.world.driver.now(None)
-            self.world.excused[self.number % STREAMS] -= is_excused
         return "moved"
 
     def _told_of(self, text, new, fault):
@@ -296,22 +291,27 @@ class World:
         self.lost = lost
         self.scheduler = scheduler
         self.driver = MeddledDriver(scheduler, CONFIDENTIAL[seed % 2], seed)
-        self.channel = Channel._from_device(SmallDevice(self.driver), keys=KEY)
+        self.channel = None  # opened by a thread that is scheduled, as it waits
         self.streams = [self.driver._new_stream() for _ in range(STREAMS)]
         self.busy = set(draw.sample(range(STREAMS), 2))
         self.callers = [Caller(self, number, draw) for number in range(THREADS)]
         self.at_work = set(self.callers)
-        self.excused = Counter()  # calls, by the number of their stream
 
     def occupy(self, stream):
         """Let a stream be busy until all callers of idle ones are done."""
 
         def are_done():
-            return all(caller.is_busy or self.excused[caller.number % STREAMS] for caller in self.at_work)
+            return all(caller.is_busy for caller in self.at_work)
 
         self.driver.later(lambda: self.scheduler.wait_until(are_done, "the callers of idle streams"), stream)
 
+    def open(self):
+        self.channel = Channel._from_device(SmallDevice(self.driver), keys=KEY)
+
     def run(self):
+        opener = self.scheduler.Thread(target=self.open, name="opener")
+        opener.start()
+        opener.join()
         threads = [self.scheduler.Thread(target=caller.run, name=f"caller {caller.number}") for caller in self.callers]
         for thread in threads:
             thread.start()
@@ -322,7 +322,7 @@ class World:
         assert self.driver.violations == []
 
 
-def run_seed(seed, lost=("upload",)):
+def run_seed(seed, lost=("upload", "launch")):
     """Run one schedule, and return its steps."""
     scheduler = Scheduler(seed)
     with pytest.MonkeyPatch.context() as patch:
@@ -330,7 +330,8 @@ def run_seed(seed, lost=("upload",)):
             if name.startswith(SCHEDULED) and getattr(module, "threading", None) is threading:
                 patch.setattr(module, "threading", scheduler)
         patch.setattr(fake_cuda, "threading", scheduler)
-        patch.setattr(buffers, "_PER_ALLOCATION", 1, raising=False)  # so that what was released is used again soon
+        patch.setattr(buffers, "_PER_ALLOCATION", 1)  # so that what was released is used again soon
+        patch.setattr(link, "_MOST_CALLS", 5)  # so that its key is replaced while calls are in progress
         clock = types.SimpleNamespace(sleep=lambda _: scheduler.step(), perf_counter=time.perf_counter)
         clock.perf_counter_ns = time.perf_counter_ns
         patch.setattr(fake_cuda, "time", clock)
@@ -354,13 +355,6 @@ def test_each_caller_is_told_of_its_own_transfers_and_waits_for_no_stranger(seed
 @each("seed", range(200))
 def test_two_hundred_interleavings(seed):
     run_seed(seed)
-
-
-@pytest.mark.slow
-@pytest.mark.xfail(reason="whether all launches of a call ran is not known yet", raises=AssertionError)
-@each("seed", range(20))
-def test_a_launch_that_was_lost_is_told(seed):
-    run_seed(seed, lost=("launch",))
 
 
 @pytest.mark.skipif(SEED is None, reason="FASTRACK_SEED is not set")

@@ -18,7 +18,7 @@ from fastrack._devices.cuda.gather_plan import align
 from fastrack._devices.cuda.host_memory import staging_memory
 from fastrack._devices.cuda.launches import SPREAD
 from fastrack._devices.cuda.link import STATE_SIZE, Link
-from fastrack._devices.cuda.streams import Pipeline
+from fastrack._devices.cuda.streams import Lane, Pipeline
 from fastrack.errors import DeviceError
 
 GOOD = 2**64 - 1  # the verdict on messages without a bad chunk
@@ -50,6 +50,7 @@ class CudaStagingBuffer:
         self._pipeline = pipeline
         self.issued = threading.Event()
         self.issued.set()
+        self.lanes: tuple[Lane, ...] = ()  # whose work uses the buffer
 
     def source(self, size: int) -> Bytes:
         """Return the host memory for an upload of `size` bytes: `memory`, or other memory of the faster kind."""
@@ -82,7 +83,7 @@ class CudaStagingBuffer:
             if not self._pipeline.driver.done(self.used):
                 self._pipeline.synchronize(self.used)
         except DeviceError:  # the operation that issued the commands raises it
-            self._pipeline.synchronize_all()
+            self._pipeline.synchronize_all(*self.lanes)
 
     def wipe(self) -> None:
         if self._pipeline.forked:  # the memory belongs to the parent
@@ -98,7 +99,7 @@ class CudaStagingBuffer:
         try:
             self._pipeline.driver.issue(commands)
         except DeviceError:  # the memory held only ciphertext
-            self._pipeline.synchronize_all()
+            self._pipeline.synchronize_all(*self.lanes)
 
 
 class MessageState:

@@ -158,7 +158,7 @@ class CudaOperation:
     def _fail(self, error: BaseException) -> None:
         """Store an error, wait until the device uses no memory of these messages, and wipe their expanded keys."""
         self._error = self._error or error
-        self._pipeline.synchronize_all()
+        self._pipeline.synchronize_all(self._lane)  # not those of others, whose streams may be busy for long
         commands = Commands()
         self._state.wipe_device(commands, self._lane.kernels)
         try:
@@ -167,7 +167,7 @@ class CudaOperation:
             cleared = False
         else:
             cleared = True
-        self._pipeline.synchronize_all()
+        self._pipeline.synchronize_all(self._lane)
         self._cleared = cleared
 
     def _read_result(self) -> None:

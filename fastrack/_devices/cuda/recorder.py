@@ -69,9 +69,9 @@ class CommandList:
         self.issued = threading.Event()
         self._marks: list[tuple[str | None, Slab, int]] = []
 
-    def use(self, buffer: CudaStagingBuffer) -> None:
-        """Mark a staging buffer as in use until this list is issued."""
-        buffer.issued = self.issued
+    def use(self, buffer: CudaStagingBuffer, lane: Lane) -> None:
+        """Mark a staging buffer as in use by a lane, and until this list is issued."""
+        buffer.issued, buffer.lanes = self.issued, (lane,)
 
     def mark(self, name: str | None, slab: Slab) -> None:
         """End the current step, and begin a step `name` unless it is None."""
@@ -149,7 +149,7 @@ class MessageRecorder:
         keys, keys_at = self._wrap(launches), align(slab.sealed_size)
         end = keys_at + (keys.sealed.size if keys else 0)
         plans = self._seal_plans(launches, end, buffer.memory.size)
-        current.use(buffer)
+        current.use(buffer, self._lane)
         memory = self._memory(slab, buffer, buffer.source)
         if any(messages.sealed[segment.message] is not None for segment in slab.segments):
             current.mark("wait", slab)
@@ -183,7 +183,7 @@ class MessageRecorder:
             raise ValueError("a slab does not fit into its staging buffer, with what is told of it behind its chunks")
         commands, lane = current.commands, self._lane
         self._store(current, buffer)
-        current.use(buffer)
+        current.use(buffer, self._lane)
         current.mark("wait", slab)
         wait_for(commands, buffer.used)
         current.mark("issue", slab)
@@ -364,7 +364,7 @@ class MessageRecorder:
             return
         (buffer, slab), self._to_download = self._to_download, None
         commands, downloads = current.commands, self._resources.pipeline.downloads(self._lane)
-        current.use(buffer)
+        current.use(buffer, self._lane)
         current.mark("wait", slab)
         if self._confidential:
             wait_for(commands, buffer.copied, _SPIN)
@@ -383,7 +383,7 @@ class MessageRecorder:
         slab, told = self._to_store.pop(buffer, (None, None))
         if slab is None or told is None:
             return
-        current.use(buffer)
+        current.use(buffer, self._lane)
         memory = self._memory(slab, buffer, buffer.landing)
         current.mark("wait", slab)
         wait_for(current.commands, buffer.used, _SPIN)

@@ -116,14 +116,15 @@ class Pipeline:
         commands.synchronize(event)
         self.driver.issue(commands)
 
-    def synchronize_all(self) -> None:
-        """Wait, after a failure, until all streams are idle, so that all memory in use is free.
+    def synchronize_all(self, *lanes: Lane) -> None:
+        """Wait, after a failure, until these lanes are idle, or all, and uploads, so that memory in use is free.
 
         If waiting fails too, the state of the device is unknown, and no more commands are accepted.
         """
         try:
             commands = Commands()
-            own = (stream for lane in self._lanes for stream in (lane.kernels, lane.downloads) if stream is not None)
+            used = ((lane.kernels, lane.downloads) for lane in lanes or self._lanes)
+            own = (stream for both in used for stream in both if stream is not None)
             for stream in (self.uploads, *own):
                 event = self.driver.event()
                 commands.record(event, stream)
