@@ -77,13 +77,27 @@ class MeddledDriver(FakeDriver):
         self._interrupt()
         return super().done(event)
 
+    # What brings a key of the link is of all later calls, which then open nothing: it is neither lost nor altered here.
+
     def upload(self, pointer, source, size, stream):
-        if not self._meets("lost", "upload"):
+        if size == link.KEY_SIZE:
+            self._spared(super().upload, pointer, source, size, stream)
+        elif not self._meets("lost", "upload"):
             super().upload(pointer, source, size, stream)
 
     def launch(self, *operands):
-        if not self._meets("lost", "launch"):
+        if operands[0] == self.functions["prepare"].handle:
+            self._spared(super().launch, *operands)
+        elif not self._meets("lost", "launch"):
             super().launch(*operands)
+
+    def _spared(self, call, *operands):
+        fault = getattr(self._mine, "fault", None)
+        self._mine.fault = fault if fault is not None and fault.kind == "failed" else None
+        try:
+            call(*operands)
+        finally:
+            self._mine.fault = fault
 
     def _enter(self, operation):
         self._scheduler.step()

@@ -63,15 +63,20 @@ class LinkKey:
         self._lock = threading.Lock()
         self._memory = pipeline.driver.memory(STATE_SIZE + KEY_SIZE)
         self.state = self._memory.pointer
+        self._schedule: Any = None
+        register_fork_reset(self)
+
+    def open(self, pipeline: Pipeline) -> None:
+        """Draw the key, and expand it on the host and on the device."""
         session = Session(LINK_BITS)
         key = session.next_key()
         session.wipe()
-        row = staging_memory(pipeline.driver, KEY_SIZE, pageable=False)
+        self._row = row = staging_memory(pipeline.driver, KEY_SIZE, pageable=False)  # alive as long as it is uploaded
         commands, event, place = Commands(), pipeline.driver.event(), self.state + STATE_SIZE
         try:
             row[: len(key.material)] = np.frombuffer(key.material, np.uint8)
             row[_MATERIAL_SIZE:].view(np.uint32)[0] = _kind(LINK_BITS, CHUNK_SIZE // _BLOCK_SIZE)
-            self._schedule: Any = engine.expand_key(key)
+            self._schedule = self._engine.expand_key(key)
             commands.upload(place, row, pipeline.uploads)
             arguments = [place, self.state, 0, 0, 1, LINK_CALL]
             commands.launch(pipeline.driver.functions["prepare"], 1, arguments, pipeline.uploads)
@@ -82,7 +87,6 @@ class LinkKey:
         finally:
             row.fill(0)
             key.wipe()
-        register_fork_reset(self)
 
     def reset_after_fork(self) -> None:
         """Wipe the key in a forked child."""
@@ -131,17 +135,21 @@ class Link:
     def __init__(self, pipeline: Pipeline, engine: Engine) -> None:
         self._pipeline, self._engine = pipeline, engine
         self._lock = threading.Lock()
-        self._key = LinkKey(pipeline, engine)
         self._used = time.monotonic()
-        self._replaced: list[LinkKey] = []
+        self._replaced: list[LinkKey] = []  # and those that could not be opened
         self._wiping: list[tuple[LinkKey, Event]] = []  # whose memory is still in use
+        try:
+            self._key = self._new_key()
+        except BaseException:
+            pipeline.synchronize_all()
+            raise
 
     def key_for(self, user: object) -> LinkKey:
         """Return the present key for a call, `user`, until `release`. Replace one that was used enough."""
         with self._lock:
             key, now = self._key, time.monotonic()
             if key.next >= _MOST_CHUNKS or key.calls >= _MOST_CALLS or now - self._used > _LONGEST_PAUSE:
-                self._key = LinkKey(self._pipeline, self._engine)
+                self._key = self._new_key()
                 self._replaced.append(key)
             self._used = now
             self._key.calls += 1
@@ -162,6 +170,13 @@ class Link:
                 key.wipe()
                 key.wipe_device(commands, stream)
 
+    def _new_key(self) -> LinkKey:
+        key = LinkKey(self._pipeline, self._engine)
+        self._replaced.append(key)  # until it is open: after an error or an interrupt the device may still write there
+        key.open(self._pipeline)
+        self._replaced.remove(key)
+        return key
+
     def _wipe_replaced(self) -> None:
         """Wipe keys whose calls have ended, on the device behind all that was issued, without waiting for it."""
         driver, idle = self._pipeline.driver, self._pipeline.idle
@@ -170,9 +185,9 @@ class Link:
             self._replaced.remove(key)
             key.wipe()
             commands, wiped = Commands(), driver.event()
-            for lane in self._pipeline.kernels:
+            for stream in self._pipeline.kernels:
                 event = driver.event()
-                commands.record(event, lane)
+                commands.record(event, stream)
                 commands.wait(idle, event)
                 commands.keep_alive(event)
             key.wipe_device(commands, idle)

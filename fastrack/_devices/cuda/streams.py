@@ -99,8 +99,8 @@ class Pipeline:
 
     @property
     def kernels(self) -> list[Stream]:
-        """The streams of all lanes that run kernels."""
-        return [lane.kernels for lane in self._lanes]
+        """The streams that run kernels: that for uploads, and those of all lanes."""
+        return [self.uploads, *(lane.kernels for lane in self._lanes)]
 
     @property
     def idle(self) -> Stream:
