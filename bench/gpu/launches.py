@@ -13,8 +13,7 @@ from bench.gpu.gpu import WrongResultError
 from fastrack._crypto.base import HostMemory
 from fastrack._crypto.cobblestone import chunk_nonce
 from fastrack._devices.cuda.link import KEY_SIZE, LINK_CALL, ROW_SIZE, STATE_SIZE
-from fastrack._devices.cuda.table import TableSegment, pack_table
-from fastrack._devices.cuda.widening import widening_of
+from fastrack._devices.cuda.table import TableSegment, pack_table, widening_of
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE
 
 GOOD = 2**64 - 1

@@ -1,4 +1,4 @@
-"""How often a call crosses to a device and starts a kernel there: each time has a price in confidential mode."""
+"""Crossings to a device, and starts of kernels there: each has a price in confidential mode."""
 
 from collections import Counter
 
@@ -216,7 +216,7 @@ def test_what_is_lost_is_told_and_gives_nothing_of_another_call(device, what, ki
 @pytest.mark.parametrize("size", [5000, 5 << 20])
 @pytest.mark.parametrize("kind", ["launch", "download"])
 def test_a_seal_that_is_lost_is_told_and_leaves_nothing_of_another(device, size, kind):
-    """What an opened plan left in the staging memory would be downloaded as the message."""
+    """Else an opened plan that was left in the staging memory would be downloaded as the message."""
     plain = np.random.default_rng(0).integers(1, 256, (300, 257), np.uint8)
     device.channel.to_device(fastrack.seal(plain, KEY)[[5, 299, 3]], framework="cupy")
     x = device.channel.to_device(np.full(size, 7, np.uint8))

@@ -60,7 +60,7 @@ def run_kernel(space, violations, kernel, arguments):
 
 
 class Report:
-    """What a launch leaves in the words of a verdict."""
+    """Report of a launch in the words of a verdict."""
 
     def __init__(self, space, verdict, ticket):
         self._words = space.at(verdict, 40).view(np.uint64)

@@ -15,8 +15,7 @@ import numpy as np
 
 from fastrack._crypto.base import HostMemory
 from fastrack._devices.cuda.gather_plan import join_plans
-from fastrack._devices.cuda.table import TableSegment, name_of, pack_table
-from fastrack._devices.cuda.widening import widening_of
+from fastrack._devices.cuda.table import TableSegment, name_of, pack_table, widening_of
 from helpers import reference
 from helpers.buffers import Fenced
 from helpers.reference import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE

@@ -9,8 +9,7 @@ from helpers.runs import flip
 
 from bench.gpu.widened import FORMATS, VALUES, places, scales_of, to_bf16, widened
 from fastrack._crypto.base import HostMemory, Scaling
-from fastrack._devices.cuda.table import MAX_WIDENINGS, Divisor, name_of, pack_table
-from fastrack._devices.cuda.widening import widening_of
+from fastrack._devices.cuda.table import MAX_WIDENINGS, Divisor, name_of, pack_table, widening_of
 
 # Among them subnormal scales, subnormal products, those that overflow or lie between two BF16, and what is no number.
 SCALES = [1.0, -1.0, 0.0, -0.0, 0.1, 1 / 3, 448.0, 1.00390625, 2.0**-126, 3e-39, 1e-45, 2.0**-133, 7.7e-40]

@@ -12,8 +12,15 @@ from fastrack._crypto.cobblestone import chunks_between
 from fastrack._crypto.gather import GatherPlan
 from fastrack._devices.base import Segment, Slab
 from fastrack._devices.cuda.gather_plan import join_plans
-from fastrack._devices.cuda.table import MAX_SEGMENTS, MAX_WIDENINGS, TableSegment, Widening, name_of, pack_table
-from fastrack._devices.cuda.widening import widening_of
+from fastrack._devices.cuda.table import (
+    MAX_SEGMENTS,
+    MAX_WIDENINGS,
+    TableSegment,
+    Widening,
+    name_of,
+    pack_table,
+    widening_of,
+)
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, TAG_SIZE, ciphertext_size
 
 Kind = Literal["open", "gather", "widen"]

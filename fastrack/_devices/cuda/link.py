@@ -97,7 +97,7 @@ class LinkKey:
         """Seal chunks for the device, and return the number of the first one."""
         with self._lock:
             number = self.next
-            self.next += max(1, -(-plain.size // CHUNK_SIZE))  # first: after an error nobody else gets these numbers
+            self.next += max(1, -(-plain.size // CHUNK_SIZE))  # first: after an error no other call gets these numbers
         schedule = self._schedule
         if schedule is None:
             raise ClosedError("the device was closed; open another channel")
