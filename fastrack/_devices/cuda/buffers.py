@@ -227,6 +227,9 @@ class MessageStatePool:
             pass
         finally:
             self._pipeline.synchronize_all()
+        link.drop()
+        for block in self._blocks:
+            block.states.clear()  # which hold the block
         self._blocks.clear()
         self._released.clear()
 

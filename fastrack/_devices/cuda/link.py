@@ -19,7 +19,7 @@ from fastrack._crypto.base import Bytes, Engine
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.session import Session
 from fastrack._devices.cuda.commands import Commands
-from fastrack._devices.cuda.driver import Event
+from fastrack._devices.cuda.driver import Event, Memory
 from fastrack._devices.cuda.host_memory import staging_memory
 from fastrack._devices.cuda.streams import Pipeline
 from fastrack._util.fork import register_fork_reset
@@ -61,8 +61,8 @@ class LinkKey:
         self.next = 0
         self._engine = engine
         self._lock = threading.Lock()
-        self._memory = pipeline.driver.memory(STATE_SIZE + KEY_SIZE)
-        self.state = self._memory.pointer
+        self.memory: Memory | None = pipeline.driver.memory(STATE_SIZE + KEY_SIZE)
+        self.state = self.memory.pointer
         self._schedule: Any = None
         register_fork_reset(self)
 
@@ -169,6 +169,12 @@ class Link:
             for key in (self._key, *self._replaced, *(key for key, _ in self._wiping)):
                 key.wipe()
                 key.wipe_device(commands, stream)
+
+    def drop(self) -> None:
+        """Give the memory of all keys back, after they were wiped."""
+        self._key.memory = None
+        self._replaced.clear()
+        self._wiping.clear()
 
     def _new_key(self) -> LinkKey:
         key = LinkKey(self._pipeline, self._engine)

@@ -78,6 +78,24 @@ void run_in_shim(const Kernel& kernel, void* function, const Values& values, Gri
         violate("kernel " + kernel.name + ": " + message);
 }
 
+// Leaves the ticket of a launch whose kernel does nothing, as if it had found nothing bad. The tickets of kernels/verdict.cuh
+// stand behind the address of the verdict.
+void leave_ticket(const Kernel& kernel, const Values& values) {
+    const std::string kind = kernel.name.substr(0, kernel.name.find('_'));
+    const bool keys = kind == "small" || kind == "pick" || kind == "seal";
+    if (!keys && kind != "open" && kind != "gather" && kind != "widen") return;
+    const std::uint64_t* words = reinterpret_cast<const std::uint64_t*>(values.data());
+    const std::size_t place = keys ? 7 : 5;
+    std::uint64_t* verdict = reinterpret_cast<std::uint64_t*>(words[place]);
+    const std::uint64_t ticket = words[place + 1], plan = std::uint64_t{1} << 63;
+    verdict[2] = ticket & ~plan;
+    if (ticket & plan) verdict[4] = verdict[2];
+    if (kind != "seal") return;
+    std::uint64_t* told = reinterpret_cast<std::uint64_t*>(words[place + 2]);
+    told[0] = verdict[2];
+    told[1] = verdict[0];
+}
+
 // cupy.add of an array of bytes and a byte: two arrays (CArray: data, size, shape, strides), the scalar between them.
 void add_bytes(const Values& values) {
     struct Array {
@@ -156,7 +174,7 @@ Status launch(Kernel* kernel, Grid grid, Grid block, unsigned shared, Stream* st
     Values values;
     if (Status status = collect_values(*kernel, parameters, extra, &values)) return status;
     if (void* function = shim ? dlsym(shim, kernel->name.c_str()) : nullptr) {
-        if (!settings().kernels) return enqueue(stream, [] {});
+        if (!settings().kernels) return enqueue(stream, [=] { leave_ticket(*kernel, values); });
         return enqueue(stream, [=] { run_in_shim(*kernel, function, values, grid, block, shared); });
     }
     if (kernel->name.rfind("cupy_add__", 0) == 0) return enqueue(stream, [=] { add_bytes(values); });
