@@ -77,8 +77,18 @@ __device__ __forceinline__ bool take_key(Shared* shared, const Rows& rows, u32 n
     return known;
 }
 
+__device__ __forceinline__ void wipe(Own* own) {
+    for (u32 i = threadIdx.x; i < sizeof(Own) / 4; i += THREADS) reinterpret_cast<u32*>(own)[i] = 0;
+}
+
+// Begins a block: powers that a key does not need are read, and multiplied by zero.
+__device__ __forceinline__ void enter(Shared* shared, Own* own) {
+    fill_tables(shared->tables);
+    wipe(own);
+}
+
 // Wipes what a block has of keys.
 __device__ __forceinline__ void leave(Shared* shared, Own* own) {
     leave(shared);
-    for (u32 i = threadIdx.x; i < sizeof(Own) / 4; i += THREADS) reinterpret_cast<u32*>(own)[i] = 0;
+    wipe(own);
 }

@@ -15,6 +15,7 @@ INTERPRETED = (
     "test_each_key_gets_the_state_of_the_standards",
     "test_names_of_chunks_tell_message_and_chunk",
     "test_keys_share_slots_in_turn_and_others_are_left_alone",
+    "test_a_block_opens_messages_one_after_another",
 )
 FEW_KEYS = (
     "test_cu_gather",
@@ -23,6 +24,7 @@ FEW_KEYS = (
     "of_any_length_is_widened",
     "the_lowest_bad_number",
     "every_byte_of_a_tag",
+    "one_after_another",
 )
 
 

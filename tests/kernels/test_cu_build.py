@@ -1,4 +1,4 @@
-"""The CUDA kernels through nvcc and NVRTC: no spills, few registers; and no code that the tests on the host do not run.
+"""The CUDA kernels through nvcc and NVRTC: few registers, no spills, and no code that the tests on the host do not run.
 
 NVRTC is what compiles them where there is a GPU. Its wheel is a test dependency; ``make nvrtc`` fetches another
 version, and ``FASTRACK_NVRTC`` names folders with more of them.
@@ -20,8 +20,8 @@ from fastrack._devices.cuda.nvrtc import KERNELS
 FOLDER = SOURCE.parent
 ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
 OTHERS = ("sm_86", "sm_89", "sm_120")  # other GPUs that the kernels run on
-# A compiler may spill two words, and four in a gather, where nvcc does that on sm_100.
-SPILLED = {"gather_128": 16, "gather_256": 16, "widen_256": 16}
+# What makes the wheels spills nothing. Older compilers, which lack `clmad`, may spill so many bytes of a thread.
+PINNED, SPILLED = "nvrtc", 32
 NAMES = set(KERNELS)
 # Two blocks of 512 threads share the 65536 registers of a multiprocessor.
 REGISTERS = 64
@@ -79,7 +79,7 @@ BY_DAY = ("nvcc", "nvrtc")
     params=[pytest.param(name, marks=[] if name in BY_DAY else pytest.mark.nightly) for name in COMPILERS],
 )
 def reports(request, build_folder):
-    """Reads the reports of ptxas on every kernel, by architecture."""
+    """Return which compiler, and a function that reads the reports of ptxas on every kernel, by architecture."""
     name, compile_for = COMPILERS[request.param]()
     digest = hashlib.sha256(repr((name, OPTIONS)).encode())
     for path in sorted(FOLDER.glob("*.cu*")):
@@ -102,7 +102,7 @@ def reports(request, build_folder):
         print_table(name, found)
         return found
 
-    return read
+    return request.param, read
 
 
 def parse(text):
@@ -128,14 +128,15 @@ def print_table(compiler, found):
 @pytest.mark.slow
 @pytest.mark.parametrize("architectures", [ARCHITECTURES, pytest.param(OTHERS, marks=pytest.mark.nightly)])
 def test_every_kernel_is_there_and_two_blocks_share_a_multiprocessor(reports, architectures):
-    for architecture, usages in reports(architectures).items():
+    compiler, read = reports
+    for architecture, usages in read(architectures).items():
         assert set(usages) == NAMES
         for name, usage in usages.items():
             case = architecture, name, usage
             assert usage.registers <= (ALONE if name in {"prepare", "unwrap"} else REGISTERS), case
             assert usage.shared == 0, case
-            assert usage.stack <= SPILLED.get(name, 8), case
-            if architecture in ARCHITECTURES and name.startswith(("open", "seal")):
+            assert usage.stack <= SPILLED, case
+            if compiler == PINNED:
                 assert (usage.stack, usage.stores, usage.loads) == (0, 0, 0), case
 
 

@@ -8,6 +8,7 @@ from helpers.cases import each
 from helpers.kernel_host import (
     CALL,
     GOOD,
+    LINK,
     LINK_NUMBER,
     PLAN,
     SOURCE,
@@ -28,6 +29,7 @@ from fastrack._crypto.gather import GatherPlan
 from fastrack._devices.cuda.table import TableSegment, name_of
 
 STATE, ROW, ROWS = 8704, 64, 256
+MARKS = 63, 64 + 4 + 4 * 514  # the words of a state that name its call and its message
 SIZES = [100, 0, CHUNK_SIZE, 1, 2 * CHUNK_SIZE + 777, CHUNK_SIZE - 1, 16, 8192]
 PLAIN = [noise(size, seed).tobytes() for seed, size in enumerate(SIZES)]
 FIRST = name_of(3, 0)
@@ -107,6 +109,11 @@ def test_messages_open_under_wrapped_keys(case, before, bulk):
         assert found.open(blocks=blocks, states=states) == (None, PLAIN)
 
 
+def test_a_block_opens_messages_one_after_another(case):
+    found = case()
+    assert found.open(blocks=1) == (None, PLAIN)
+
+
 @each("bulk", [False, True])
 def test_a_bad_chunk_is_zeros(case, bulk):
     found = case()
@@ -149,6 +156,61 @@ def test_a_state_of_zeros_is_no_key(case, host):
     assert found.seal(noise(100).tobytes(), link=link)[1][1] == FIRST
 
 
+def forge(plain, bits, first=0, *, ends=True):
+    """Seal chunks for a state of zeros: its round keys and H are zeros, so that a tag is the cipher of its counter."""
+    starts, parts = range(0, len(plain) + 1 if ends else len(plain), CHUNK_SIZE), []
+    for index, start in enumerate(starts):
+        text = plain[start : start + CHUNK_SIZE]
+        nonce, blocks = np.frombuffer(reference.nonce_of(bytes(12), first + index), np.uint8), -(-len(text) // 16) + 1
+        counters = np.arange(1, blocks + 1, dtype=">u4").view(np.uint8).reshape(-1, 4)
+        stream = np.hstack([np.tile(nonce, (blocks, 1)), counters])
+        for rounds_left in range(bits // 32 + 5, -1, -1):
+            stream = np.array(reference._S_BOX, np.uint8)[stream][:, [5 * i % 16 for i in range(16)]]
+            if rounds_left:
+                columns = stream.reshape(-1, 4, 4)
+                after = np.roll(columns, -1, axis=2)
+                doubled = (columns ^ after) << 1 ^ ((columns ^ after) >> 7) * 0x1B
+                stream = (doubled ^ columns ^ np.bitwise_xor.reduce(columns, axis=2, keepdims=True)).reshape(-1, 16)
+        keystream = stream[1:].reshape(-1)[: len(text)]
+        parts += [(np.frombuffer(text, np.uint8) ^ keystream).tobytes(), stream[0].tobytes()]
+    return b"".join(parts)
+
+
+def test_what_is_sealed_for_a_state_of_zeros_opens_only_if_that_is_marked(case):
+    found = case()
+    nothing = [bytes(size) for size in SIZES]
+    found.sealed = [forge(plain, found.bits) for plain in PLAIN]
+    states = np.zeros((16, STATE // 4), np.uint32)
+    assert found.open(states=Fenced.holding(states.tobytes(), 16).data) == (name_of(NUMBERS[0], 0), nothing)
+    states[:, MARKS[0]] = CALL
+    states[np.array(NUMBERS) % 16, MARKS[1]] = NUMBERS
+    assert found.open(states=Fenced.holding(states.tobytes(), 16).data) == (None, PLAIN)
+
+
+def test_rows_that_are_sealed_for_a_link_of_zeros_are_no_keys(case, host):
+    found = case()
+    link = np.zeros(STATE // 4, np.uint32)
+    wrapped = read_only(Fenced.holding(forge(b"".join(found.rows), 256, LINK_NUMBER, ends=False), 16))
+    for mark in (0, CALL, LINK):
+        link[MARKS[0]] = mark
+        keys = read_only(Fenced.holding(link.tobytes(), 16)), wrapped, LINK_NUMBER, len(found.rows)
+        found.keys = lambda keys=keys: keys
+        expected = (None, PLAIN) if mark == LINK else (name_of(NUMBERS[0], 0), [bytes(size) for size in SIZES])
+        assert found.open() == expected
+        states = Fenced.holding(bytes(16 * STATE), 16)
+        host.launch("unwrap", *keys, states.data, 15, len(SIZES), CALL, grid=2)
+        assert states.data.any() == (mark == LINK)
+
+
+@each("mark", [0, 1])
+def test_a_state_opens_nothing_unless_both_of_its_marks_are_right(case, mark):
+    found = case()
+    states = found.expand().copy()
+    states.view(np.uint32).reshape(16, STATE // 4)[:, MARKS[mark]] ^= 1
+    opened = found.open(states=read_only(Fenced.holding(states.tobytes(), 16)))
+    assert opened == (name_of(NUMBERS[0], 0), [bytes(size) for size in SIZES])
+
+
 def test_states_of_another_call_or_message_open_nothing(case):
     found = case()
     states = found.expand()
@@ -166,6 +228,13 @@ def test_a_row_of_another_message_opens_nothing(case):
     verdict, plain = found.open(blocks=2)
     assert verdict == name_of(NUMBERS[2], 0)
     assert [index for index, each in enumerate(plain) if each != PLAIN[index]] == [2, 4]
+
+
+def test_a_row_opens_nothing_unless_the_number_of_its_message_is_right(case):
+    found = case()
+    found.rows[2] = wrapped_row(*found.pairs[2], NUMBERS[2] ^ 1 << 20)
+    found.wrapped = wrap(found.rows)
+    assert found.open(blocks=2) == (name_of(NUMBERS[2], 0), [*PLAIN[:2], bytes(SIZES[2]), *PLAIN[3:]])
 
 
 def test_a_row_for_keys_of_another_size_opens_nothing(case):
@@ -220,7 +289,7 @@ def test_nothing_is_gathered_under_the_state_of_another_call_or_message(case, wr
     found = case()
     states = found.expand().copy()
     words = states.view(np.uint32).reshape(16, STATE // 4)
-    words[NUMBERS[4] % 16, 63 if wrong == "call" else 64 + 4 + 4 * 514] += 1
+    words[NUMBERS[4] % 16, MARKS[wrong == "message"]] += 1
     plan = np.array([0, 0, 1, 5, 0, 100], np.int64)  # a chunk, the numbers of its pieces, and one piece
     target, verdict = Fenced(100, 3), verdict_words(ticket=TICKET, opened=TICKET)
     row = TableSegment(target.data.ctypes.data, name_of(NUMBERS[4], 0), SIZES[4], 100, 0, 0)

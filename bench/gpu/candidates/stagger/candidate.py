@@ -1,7 +1,9 @@
 """Start one of the two blocks on a multiprocessor half a chunk later."""
 
 _LOOP = """
-    u32 turn = 0, i = blockIdx.x;"""
+    u32 turn = 0, i = blockIdx.x;
+    while (i < count) {
+        const auto&"""
 _DELAY = """
     // Half of what a chunk takes [estimate], for one of the two blocks on a multiprocessor.
     if (blockIdx.x >= gridDim.x / 2) __nanosleep(3000);"""
