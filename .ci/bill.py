@@ -69,7 +69,7 @@ def component(path: Path) -> dict[str, Any]:
 def kernels(path: Path) -> list[dict[str, Any]]:
     """Return the descriptions of the kernels that are compiled for GPUs."""
     with zipfile.ZipFile(path) as wheel:
-        files = {name: wheel.read(name) for name in sorted(wheel.namelist()) if name.endswith((".cubin", ".ptx"))}
+        files = {name: wheel.read(name) for name in sorted(wheel.namelist()) if name.endswith((".cubin.xz", ".ptx.xz"))}
     return [
         {
             "type": "file",

@@ -47,7 +47,7 @@ def essence(files: dict[str, bytes]) -> dict[str, bytes]:
 
 def compiled(files: dict[str, bytes]) -> dict[str, bytes]:
     """Return the kernels that are compiled for GPUs."""
-    return {name: data for name, data in files.items() if name.endswith((".cubin", ".ptx"))}
+    return {name: data for name, data in files.items() if name.endswith((".cubin.xz", ".ptx.xz"))}
 
 
 def check_record(files: dict[str, bytes]) -> None:

@@ -1,5 +1,6 @@
 """Kernels are compiled when fastrack is built: alike each time, and again only for other sources."""
 
+import lzma
 import sys
 
 import pytest
@@ -31,15 +32,15 @@ def compiler(monkeypatch):
 
 
 def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {path.name: lzma.decompress(path.read_bytes()) for path in folder.iterdir()}
 
 
 @pytest.mark.usefixtures("compiler")
 def test_there_is_one_file_for_each_architecture_with_the_digest_of_the_sources_in_its_name(tmp_path):
     sources = nvrtc.find_kernels()
     cubins.make("libnvrtc", sources, tmp_path / "kernels")
-    expected = {f"{name}-{sources.digest}.cubin": f"-arch={name}".encode() for name in nvrtc.CUBINS}
-    expected[f"{nvrtc.PTX}-{sources.digest}.ptx"] = f"-arch={nvrtc.PTX}".encode()
+    expected = {f"{name}-{sources.digest}.cubin.xz": f"-arch={name}".encode() for name in nvrtc.CUBINS}
+    expected[f"{nvrtc.PTX}-{sources.digest}.ptx.xz"] = f"-arch={nvrtc.PTX}".encode()
     assert contents(tmp_path / "kernels") == expected
 
 
@@ -47,7 +48,7 @@ def test_what_is_there_is_not_compiled_again_and_what_is_of_other_sources_goes(c
     sources = nvrtc.find_kernels()
     cubins.make("libnvrtc", sources, tmp_path)
     first = contents(tmp_path)
-    for name in ("sm_90-0123.cubin", "compute_100-0123.ptx", "sm_90-0123.part"):
+    for name in ("sm_90-0123.cubin", "sm_80-0123.cubin.xz", "compute_100-0123.ptx", "sm_90-0123.part"):
         (tmp_path / name).write_bytes(b"of other sources, or killed")
     cubins.make("libnvrtc", sources, tmp_path)
     assert (contents(tmp_path), compiler.compiled) == (first, 5)

@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import lzma
 import sys
 import types
 from pathlib import Path
@@ -123,7 +124,7 @@ def runtime(monkeypatch, tmp_path):
 
     def module(*, path=None, code=None, options=None, backend=None):
         if path is not None:
-            runtime.loaded.append(Path(path).name.partition("-")[0])
+            runtime.loaded.append(Path(path).read_text())
         else:
             runtime.compiled = (code, options, backend)
             runtime.loaded.append("nvrtc")
@@ -207,7 +208,7 @@ def test_a_gpu_that_is_not_ready_is_said_so_whichever_call_finds_it(runtime, mon
 def bring(*architectures):
     """Have fastrack come with kernels for these."""
     for architecture in architectures:
-        nvrtc.find_kernels().image(architecture).write_bytes(b"kernels")
+        nvrtc.find_kernels().image(architecture).write_bytes(lzma.compress(architecture.encode()))
 
 
 @each(
@@ -252,6 +253,16 @@ def test_what_the_driver_refuses_is_told_and_the_next_is_tried(runtime):
     assert runtime.loaded[-3:] == ["sm_90", "compute_100", "nvrtc"]
 
 
+@pytest.mark.usefixtures("runtime")
+def test_a_file_that_is_damaged_is_told_and_the_next_is_tried():
+    bring("sm_90", nvrtc.PTX)
+    path = nvrtc.find_kernels().image("sm_90")
+    for content in (b"", b"damaged", path.read_bytes()[:-5]):
+        path.write_bytes(content)
+        told = open_device("cuda:0").compiled_by
+        assert told.startswith("the driver, from fastrack's PTX for compute_100; sm_90 cannot be read (")
+
+
 def test_registers_that_a_compiler_spills_are_told(runtime):
     runtime.local_sizes = {"seal_128": 16, "gather_256": 8}
     assert open_device("cuda:0").compiled_by.startswith("NVRTC 12.4 on this machine; fastrack brings no sm_90; ")
@@ -261,7 +272,7 @@ def test_registers_that_a_compiler_spills_are_told(runtime):
 
 
 def test_kernels_of_other_sources_are_not_loaded(runtime):
-    (runtime.images / "sm_90-00112233445566778899aabbccddeeff.cubin").write_bytes(b"kernels")
+    (runtime.images / "sm_90-00112233445566778899aabbccddeeff.cubin.xz").write_bytes(b"kernels")
     told = "NVRTC 12.4 on this machine; fastrack brings no sm_90; fastrack brings no compute_100"
     assert (open_device("cuda:0").compiled_by, runtime.loaded) == (told, ["nvrtc"])
 

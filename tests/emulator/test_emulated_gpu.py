@@ -1,5 +1,6 @@
 """Test fastrack with the real CuPy on the emulator: results, order, calls and faults."""
 
+import lzma
 import shutil
 from itertools import pairwise
 
@@ -136,7 +137,7 @@ class TestKernels:
     def test_a_cubin_that_the_driver_refuses_is_told(self, run, package, tmp_path):
         shutil.copytree(package, tmp_path / "damaged")
         (cubin,) = (tmp_path / "damaged/kernels").glob("sm_100-*")
-        cubin.write_bytes(b"damaged")
+        cubin.write_bytes(lzma.compress(b"damaged"))
         found = run(tmp_path / "damaged", EMU_COMPUTE="100")
         assert found["kernels"].endswith(
             "PTX for compute_100; sm_100 was refused (CUDA_ERROR_INVALID_IMAGE: CUDA_ERROR_INVALID_IMAGE)"

@@ -68,7 +68,7 @@ def tree(tmp_path_factory):
             shutil.copy(ROOT / name, folder / name)
     (folder / MODULE).write_bytes(b"of another day")
     (folder / KERNELS).mkdir()
-    (folder / KERNELS / "sm_90-0123.cubin").write_bytes(b"of another day")
+    (folder / KERNELS / "sm_90-0123.cubin.xz").write_bytes(b"of another day")
     (folder / MODULE).with_name(".native-killed").mkdir()
     (folder / MODULE).with_name(".native-killed").joinpath("native.o").write_bytes(b"half")
     return folder
@@ -118,7 +118,7 @@ def test_the_wheel_holds_the_package_for_every_platform_and_nothing_else(wheel):
     assert "fastrack/py.typed" in names
     assert {name.partition("/")[0] for name in names} == {"fastrack", f"{DIST}.dist-info"}
     assert not [name for name in names if {"tests", "bench", "__pycache__"} & set(name.split("/"))]
-    assert not [name for name in names if name.endswith((".so", ".o", ".cubin", ".ptx")) or "_native." in name]
+    assert not [name for name in names if name.endswith((".so", ".o", ".cubin.xz", ".ptx.xz")) or "_native." in name]
 
 
 def test_numbas_licence_is_that_of_the_numba_that_is_compiled_with():
@@ -193,7 +193,7 @@ def test_hooks_have_the_locked_versions():
 def test_the_source_archive_holds_every_source_and_can_be_worked_on(sdist_names):
     for folder in ("examples", "fastrack", "kernels", "tests", ".ci"):
         assert files_under(folder) <= sdist_names
-    assert not [name for name in sdist_names if name.endswith((".so", ".o", ".cubin", ".ptx"))]
+    assert not [name for name in sdist_names if name.endswith((".so", ".o", ".cubin.xz", ".ptx.xz"))]
     others = "pyproject.toml README.md LICENSE CHANGELOG.md Makefile requirements.txt .ci/run SECURITY.md LICENSE-numba"
     others += " CONTRIBUTING.md CITATION.cff .pre-commit-config.yaml .github/workflows/release.yml hatch_build.py"
     assert set(others.split()) <= sdist_names
@@ -303,7 +303,7 @@ def hook(monkeypatch, tmp_path_factory):
         module.made.append((root, *options))
         if options[0] == CUBIN and options[1:]:
             Path(options[-1]).mkdir()
-            (Path(options[-1]) / "sm_90-4567.cubin").write_bytes(b"kernels")
+            (Path(options[-1]) / "sm_90-4567.cubin.xz").write_bytes(b"kernels")
         elif options[1:]:
             Path(options[-1]).write_bytes(b"code")
 
@@ -329,7 +329,7 @@ def test_a_wheel_of_an_architecture_has_its_machine_code(hook, monkeypatch, arch
     code, kernels = hook.made
     assert code[:-1] == (str(ROOT), CODE, "--architecture", architecture, "--output")
     assert kernels[:-1] == (str(ROOT), CUBIN, "--output")
-    assert files == {MODULE: b"code", f"{KERNELS}/sm_90-4567.cubin": b"kernels"}
+    assert files == {MODULE: b"code", f"{KERNELS}/sm_90-4567.cubin.xz": b"kernels"}
     assert (data["tag"], data["pure_python"]) == (f"cp311-abi3-{system}_{architecture}", False)
 
 

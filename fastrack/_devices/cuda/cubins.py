@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import lzma
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,7 +34,7 @@ def make(library: Path, sources: Kernels, folder: Path) -> None:
     """Fill a folder with those compiled kernels that it lacks. Those of other sources are removed."""
     paths = {name: folder / sources.image(name).name for name in (*CUBINS, PTX)}
     folder.mkdir(parents=True, exist_ok=True)
-    for old in {*folder.glob("*.cubin"), *folder.glob("*.ptx"), *folder.glob("*.part")} - {*paths.values()}:
+    for old in {path for end in ("cubin*", "ptx*", "part") for path in folder.glob(f"*.{end}")} - {*paths.values()}:
         old.unlink()
     missing = {name: path for name, path in paths.items() if not path.exists()}
     if not missing:
@@ -45,7 +46,7 @@ def make(library: Path, sources: Kernels, folder: Path) -> None:
     for name, path in missing.items():
         cubin, ptx, _ = nvrtc.compile_program(MAIN, sources.code.encode(), headers, (*OPTIONS, f"-arch={name}"))
         part = path.with_suffix(".part")
-        part.write_bytes(ptx.rstrip(b"\0") if name == PTX else cubin)
+        part.write_bytes(lzma.compress(ptx.rstrip(b"\0") if name == PTX else cubin, preset=9))
         part.replace(path)
     print(f"kernels for {', '.join(missing)}: {time.perf_counter() - start:.0f} s")  # noqa: T201
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from tempfile import NamedTemporaryFile
+from typing import IO, Any
 
 from fastrack._devices.cuda.commands import Function
 from fastrack.errors import DeviceError
@@ -46,7 +47,7 @@ class Kernels:
 
     def image(self, architecture: str) -> Path:
         """Return the file with these kernels compiled for an architecture, which exists if fastrack's build made it."""
-        suffix = "ptx" if architecture == PTX else "cubin"
+        suffix = "ptx.xz" if architecture == PTX else "cubin.xz"  # five times as small
         return Path(str(files("fastrack")), "kernels", f"{architecture}-{self.digest}.{suffix}")
 
     @property
@@ -113,7 +114,11 @@ def load_kernels(
             reasons.append(f"fastrack brings no {architecture}")
             continue
         try:
-            loaded = _functions(cupy.RawModule(path=str(path)), sources)
+            with NamedTemporaryFile(suffix=path.suffixes[-2]) as file:
+                _unpack(path, file)
+                loaded = _functions(cupy.RawModule(path=file.name), sources)
+        except (ImportError, OSError) as error:  # lzma is no part of some builds of Python
+            reasons.append(f"{architecture} cannot be read ({error})")
         except cupy.cuda.driver.CUDADriverError as error:
             if error.status == _NO_MEMORY:
                 raise
@@ -121,6 +126,16 @@ def load_kernels(
         else:
             return loaded, "; ".join([maker, *reasons])
     return None, "; ".join(reasons)
+
+
+def _unpack(path: Path, target: IO[bytes]) -> None:
+    from lzma import LZMAError, decompress
+
+    try:
+        target.write(decompress(path.read_bytes()))
+    except LZMAError as error:
+        raise OSError(str(error)) from error
+    target.flush()
 
 
 def compile_kernels(cupy: Any, sources: Kernels) -> tuple[Any, dict[str, Function]]:
