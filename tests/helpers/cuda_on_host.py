@@ -1,6 +1,7 @@
 """A CUDA device whose arrays are NumPy's and torch's: what tests do on the host's device, they do on its streams."""
 
 import ctypes
+import time
 from collections import deque
 from functools import partial
 
@@ -9,6 +10,7 @@ import pytest
 
 from fastrack import Channel
 from fastrack._devices.cpu import CpuDevice
+from fastrack._devices.cuda import buffers
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._devices.cuda.driver import View
 from fastrack._tensors import arrays, dtypes
@@ -59,8 +61,9 @@ class HostArrayDevice(CudaDevice):
         return buffer
 
     def settle(self):
-        """Wait until nothing is at work any more."""
+        """Wait until nothing is at work any more, and verdicts that nobody has asked for are due."""
         self.driver.finish()
+        time.sleep(2 * buffers._READ_EVERY)
 
     def close(self):
         assert not self.closed

@@ -83,23 +83,22 @@ def _spoilt(worker, driver, opened):
 
 def _flipped_by_the_bus(worker, driver, opened):
     array = worker.array(worker.random.randrange(1, 20) * CHUNK_SIZE)
-    # The first upload is that of the key.
-    _flip(worker, driver, opened, "bit on the bus, GPU", array, array, 2, worker.random.randrange(CHUNK_SIZE))
+    _flip(worker, driver, opened, "bit on the bus, GPU", array, array, worker.random.randrange(CHUNK_SIZE))
 
 
 def _flipped_plan(worker, driver, opened):
     sealed, array = worker.sealed(worker.random.randrange(1, 20) * CHUNK_SIZE, rows=17)
     chosen = [worker.random.randrange(17) for _ in range(9)]
-    # The uploads are the key, the key of the plans, and a slab: its chunks, its plan, and the tag of the plan.
+    # The upload is a slab: its chunks, its wrapped key, its plan, and the tag of the plan.
     place = -worker.random.randrange(1, TAG_SIZE + 8 * 3 * 9)
-    _flip(worker, driver, opened, "bit of a plan, GPU", sealed[chosen], array[chosen], 3, place)
+    _flip(worker, driver, opened, "bit of a plan, GPU", sealed[chosen], array[chosen], place)
 
 
-def _flip(worker, driver, opened, kind, given, array, upload, place):
-    """Move what is given with a bit flipped at a place of an upload, then once more without."""
+def _flip(worker, driver, opened, kind, given, array, place):
+    """Move what is given with a bit flipped at a place of its first upload, then once more without."""
     out = opened.to_device(np.ones_like(array))
     opened.synchronize()
-    driver.flips[driver.calls["upload"] + upload] = place
+    driver.flips[driver.calls["upload"] + 1] = place
     worker.fault(kind, lambda: opened.to_device(given, out=out), AuthenticationError)
     driver.flips.clear()
     _require_zeros(driver, out)
