@@ -8,17 +8,18 @@ import pytest
 from helpers.cases import each
 from helpers.cuda_rig import MESSAGE, Rig, SmallDevice
 from helpers.fake_cuda import MODES, FakeDriver
+from helpers.tampering import tampered
 
 import fastrack
-from fastrack import Channel, DeviceError
+from fastrack import AuthenticationError, Channel, DeviceError
 from fastrack._devices.cuda import driver as choice
-from fastrack._devices.cuda import host_memory
+from fastrack._devices.cuda import host_memory, recorder
 from fastrack._devices.cuda.buffers import CudaStagingBuffer
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._devices.cuda.driver import LARGE, SMALL, CopySpeeds, Speeds
 from fastrack._devices.cuda.host_memory import measure_copies, staging_memory
 from fastrack._devices.cuda.streams import Pipeline
-from fastrack.format import CHUNK_SIZE
+from fastrack.format import CHUNK_SIZE, chunk_offset
 
 KEY = fastrack.Key.from_bytes(bytes(range(32)))
 LOCKED, PAGEABLE = Speeds((2.0, 2.0), (1.0, 1.0)), Speeds((1.0, 1.0), (2.0, 2.0))
@@ -177,6 +178,40 @@ def test_each_slab_is_copied_in_memory_of_the_kind_that_is_faster_for_it(monkeyp
         found = {size: is_pageable for way, size, is_pageable in used if way == what}
         assert found == {size: speeds.prefers_pageable(size) for size in found}
         assert (min(found) < 2 * CHUNK_SIZE, max(found) > 3 * CHUNK_SIZE) == (True, True)
+
+
+@pytest.mark.parametrize("mode", [*MODES, "held"])
+@each(("speeds", "own"), [(None, False), (LOCKED, False), (PAGEABLE, True)])
+def test_large_runs_go_up_from_where_they_lie_if_pageable_memory_is_faster(monkeypatch, mode, speeds, own):
+    monkeypatch.setattr(recorder, "_OWN", 3 * CHUNK_SIZE)
+    driver, sources = FakeDriver(mode, multiprocessors=1), []
+    if speeds:
+        driver.copy_speeds, driver.pageable = CopySpeeds(speeds, speeds), True
+    plain = np.random.default_rng(0).integers(0, 256, 30 * CHUNK_SIZE + 5, np.uint8)
+    sealed = fastrack.seal(plain, KEY, name="x")
+    start, upload = sealed.memory.address, driver.upload
+
+    def note(pointer, source, size, stream):
+        sources.append((start <= source < start + sealed.memory.size, size))
+        upload(pointer, source, size, stream)
+
+    driver.upload = note
+    with Channel._from_device(SmallDevice(driver), keys=KEY) as channel:
+        del sources[:]
+        opened = channel.to_device(sealed, framework="cupy")
+        assert np.array_equal(driver.read(opened), plain)
+        # The slab that brings the key does not, nor those that are small.
+        assert [size for is_own, size in sources if is_own and size < 3 * CHUNK_SIZE] == []
+        assert (sources[0][0], any(is_own for is_own, _ in sources)) == (False, own)
+        for chunk in (0, 9, 30):
+            bad = tampered(sealed, chunk_offset(chunk))
+            with pytest.raises(AuthenticationError, match=f"chunk {chunk}"):
+                channel.to_device(bad, out=opened)
+            assert not driver.read(opened).any()
+        rows = sealed[:: CHUNK_SIZE // 3]
+        assert np.array_equal(driver.read(channel.to_device(rows, framework="cupy")), plain[:: CHUNK_SIZE // 3])
+    driver.stop()
+    assert driver.violations == []
 
 
 def moves(driver, seed=0):

@@ -40,7 +40,7 @@ class CudaStagingBuffer:
     def __init__(self, pipeline: Pipeline, size: int) -> None:
         driver = pipeline.driver
         self._speeds = driver.copy_speeds
-        self._is_pageable = self._speeds is not None and self._speeds.uploads.prefers_pageable(size)
+        self._is_pageable = self.prefers_pageable(size)
         self.memory = staging_memory(driver, size, pageable=self._is_pageable)
         self._other: Bytes | None = None  # of the other kind, once a copy is faster with it
         self.copied = driver.event()
@@ -54,11 +54,15 @@ class CudaStagingBuffer:
 
     def source(self, size: int) -> Bytes:
         """Return the host memory for an upload of `size` bytes: `memory`, or other memory of the faster kind."""
-        return self.memory if self._speeds is None else self._of_kind(self._speeds.uploads.prefers_pageable(size))
+        return self.memory if self._speeds is None else self._of_kind(self.prefers_pageable(size))
 
     def landing(self, size: int) -> Bytes:
         """Return the host memory for a download of `size` bytes: `memory`, or other memory of the faster kind."""
         return self.memory if self._speeds is None else self._of_kind(self._speeds.downloads.prefers_pageable(size))
+
+    def prefers_pageable(self, size: int) -> bool:
+        """Return whether an upload of `size` bytes is faster from pageable memory."""
+        return self._speeds is not None and self._speeds.uploads.prefers_pageable(size)
 
     def _of_kind(self, pageable: bool) -> Bytes:
         if pageable == self._is_pageable:

@@ -42,6 +42,7 @@ from fastrack.format import SEALED_CHUNK_SIZE
 _SMALL = {"open": "small", "gather": "pick"}  # kernels that unwrap the keys of their messages themselves
 _MOST_CALLS = 2**31  # numbers of calls, of which 0 is none
 _PLAN = 1 << 63  # in the ticket of a launch that opens a plan
+_OWN = 1 << 20  # bytes of a run from which on it is uploaded from where it lies, if that is pageable and faster
 _TOLD_SIZE = 16  # bytes that are told of a sealed slab: ticket, and first bad chunk
 _SPIN = 200_000  # nanoseconds to spin before the thread sleeps, since a wake-up takes some ten microseconds
 
@@ -150,8 +151,12 @@ class MessageRecorder:
         end = keys_at + (keys.sealed.size if keys else 0)
         plans = self._seal_plans(launches, end, buffer.memory.size)
         current.use(buffer, self._lane)
-        memory = self._memory(slab, buffer, buffer.source)
-        if any(messages.sealed[segment.message] is not None for segment in slab.segments):
+        own = None if keys or plans else self._own_memory(slab, buffer)
+        memory = self._memory(slab, buffer, buffer.source) if own is None else own
+        if own is not None:
+            current.mark("wait", slab)
+            wait_for(commands, buffer.used)
+        elif any(messages.sealed[segment.message] is not None for segment in slab.segments):
             current.mark("wait", slab)
             wait_for(commands, buffer.used)
             current.mark("source", slab)
@@ -271,6 +276,23 @@ class MessageRecorder:
         """
         is_copied = all(self._messages.sealed[segment.message] is not None for segment in slab.segments)
         return faster(slab.sealed_size) if is_copied else buffer.memory
+
+    def _own_memory(self, slab: Slab, buffer: CudaStagingBuffer) -> Bytes | None:
+        """Return the chunks of a slab where they lie, if they are one large run and pageable memory is the faster kind.
+
+        An upload of pageable memory has read it when its call returns, so a copy to staging memory is not needed.
+        """
+        number, first, _, _, size, _, plan = slab.segments[0]
+        sealed = self._messages.sealed[number]
+        if (
+            len(slab.segments) > 1
+            or plan is not None
+            or sealed is None
+            or size < _OWN
+            or not buffer.prefers_pageable(size)
+        ):
+            return None
+        return sealed.part(first * SEALED_CHUNK_SIZE, first * SEALED_CHUNK_SIZE + size).array
 
     def _stage(self, commands: Commands, slab: Slab, memory: Bytes) -> None:
         """Record the copies of chunks from host memory to their offsets in staging memory."""
