@@ -80,6 +80,7 @@ def test_a_source_that_does_not_compile_is_told_with_the_compilers_words(library
         library.compile_program("broken.cu", b"nothing_of_the_kind x;", {}, ("-arch=sm_90",))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["sm_90", nvrtc.PTX])
 def test_kernels_are_compiled_to_the_same_bytes_each_time_and_name_no_folder(library, name):

@@ -39,9 +39,9 @@ def pieces_of(message, rows, row=1000):
 
 
 @each("mode", MODES)
-@each("bits", [128, 256])
 @each("size", SIZES)
 @pytest.mark.slow
+@pytest.mark.parametrize("bits", [256, pytest.param(128, marks=pytest.mark.nightly)])
 def test_a_message_is_opened_and_sealed(size, bits, mode):
     message = Message(size, bits)
     rig = Rig(mode)

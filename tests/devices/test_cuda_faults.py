@@ -65,7 +65,12 @@ ACTIONS = [opened, sealed, gathered, polled, cleared]
 
 
 @pytest.mark.parametrize(
-    "modes", [pytest.param(MODES, marks=pytest.mark.slow), pytest.param(["held"], marks=pytest.mark.nightly)], ids=str
+    "modes",
+    [
+        pytest.param(["threads", "confidential"], marks=pytest.mark.slow),
+        pytest.param(["lazy", "serial", "held"], marks=pytest.mark.nightly),
+    ],
+    ids=str,
 )
 @each("action", ACTIONS)
 def test_a_call_that_fails_is_told_and_leaves_nothing_behind(action, modes):

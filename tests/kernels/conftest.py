@@ -69,7 +69,7 @@ def pytest_generate_tests(metafunc):
         places = ["shim"] if config.getoption("--gpu") is None else []
         places += ["clmad"] if places and name in CLMAD else []
         if places and name in INTERPRETED and kernel_nvrtc.find_libraries():
-            places.append(pytest.param("ptx", marks=pytest.mark.slow))
+            places.append(pytest.param("ptx", marks=(pytest.mark.slow, pytest.mark.nightly)))
         places += ["gpu"] if on_both and gpu_suite.is_available(config) else []
         metafunc.parametrize("host", places, indirect=True, scope="session")
 

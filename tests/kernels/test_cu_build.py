@@ -71,7 +71,7 @@ def nvrtc(index):
 COMPILERS = {"nvcc": nvcc, "nvrtc": lambda: nvrtc(0)}
 if len(find_libraries()) > 1:
     COMPILERS["nvrtc-other"] = lambda: nvrtc(1)
-BY_DAY = ("nvcc", "nvrtc")
+BY_DAY = ("nvrtc",)
 
 
 @pytest.fixture(
@@ -126,7 +126,9 @@ def print_table(compiler, found):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("architectures", [ARCHITECTURES, pytest.param(OTHERS, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    "architectures", [("sm_90",), *(pytest.param(each, marks=pytest.mark.nightly) for each in (ARCHITECTURES, OTHERS))]
+)
 def test_every_kernel_is_there_and_two_blocks_share_a_multiprocessor(reports, architectures):
     compiler, read = reports
     for architecture, usages in read(architectures).items():

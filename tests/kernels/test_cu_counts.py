@@ -27,7 +27,10 @@ def changes(measure, found):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", counts.COUNTED)
+@pytest.mark.parametrize(
+    "kernel",
+    [pytest.param(each, marks=pytest.mark.nightly if each.endswith("128") else []) for each in counts.COUNTED],
+)
 def test_what_interpreted_kernels_do_for_a_chunk_was_agreed_on(compiled, kernel):
     found = counts.interpret(compiled(counts.INTERPRETED)[1], [kernel])
     assert changes("ptx", found) == [], ACCEPT

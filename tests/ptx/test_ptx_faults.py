@@ -36,6 +36,7 @@ def check(gpu):
         known._expect("a plan that reaches outside", result, (min(chunk, 1), b"\xa5" * 100))
 
 
+@pytest.mark.nightly
 def test_without_a_fault_nothing_is_found():
     check(PtxGpu(compile_ptx(find_libraries()[0])))
 

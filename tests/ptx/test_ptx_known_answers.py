@@ -97,6 +97,7 @@ def test_keys_and_texts_of_one_length_take_the_same_steps_banks_and_addresses(te
     assert small[4] == small[5]
 
 
+@pytest.mark.nightly
 def test_each_lookup_in_a_table_takes_one_pass(text):
     gpu = PtxGpu(text)
     known.check(gpu, sizes=(known.CHUNK_SIZE + 4321,), blocks=(1,))
