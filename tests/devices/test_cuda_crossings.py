@@ -1,12 +1,14 @@
 """Crossings to a device, and starts of kernels there: each has a price in confidential mode."""
 
 from collections import Counter
+from contextlib import suppress
 
 import numpy as np
 import pytest
 from helpers.crossings import ACTIONS, KEY, MULTIPROCESSORS, counted
 from helpers.cuda_rig import Message, within
 from helpers.fake_cuda import CONFIDENTIAL, MODES, FakeArray, FakeDriver
+from helpers.forking import in_forked_child
 from helpers.tampering import tampered
 
 import fastrack
@@ -124,6 +126,24 @@ def test_the_link_has_one_place_and_none_after_closing():
         move(device, Message(5000))
         device.close()
         assert not device.driver.holds(secret)
+
+
+@pytest.mark.slow
+def test_the_link_stays_in_its_place_after_failures_and_a_forked_child_has_none(device):
+    key = device.channel._device._link._key
+    secret = device.driver.space.at(key.state, 32).tobytes()
+    sealed, out = fastrack.seal(np.arange(5000, dtype=np.uint8), KEY), device.array(5000)
+    for number in range(1, 20):
+        device.driver.fail_at(number)
+        with suppress(DeviceError):
+            device.channel.to_device(sealed, out=out)
+        device.driver.fail_at(None)
+        device.driver.finish()
+        blocks = [memory.tobytes() for memory in device.driver.space.blocks.values()]
+        assert [block.count(secret) for block in blocks if secret in block] == [1], number
+        assert not any(secret in host.tobytes() for host in device.driver.hosts()), number
+    assert key._schedule is not None
+    assert in_forked_child(lambda: key._schedule is None)
 
 
 def test_the_verdict_of_a_bad_call_is_not_that_of_the_next(device):
