@@ -11,6 +11,7 @@ from fastrack._crypto.gather import GatherPlan
 from fastrack._tensors.arrays import Framework
 from fastrack._util.trace import Detail
 
+NO_VERDICT = -2  # the `chunk` of a `BadChunk` if something of a call was lost: nothing is known of any of its messages
 BAD_PLAN = -1  # the `chunk` of a `BadChunk` if a plan or a table was altered on its way to the device
 MAX_MESSAGES = 1 << 25  # per operation: a message number and a chunk number of 38 bits fit into one signed word
 

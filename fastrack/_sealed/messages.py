@@ -91,8 +91,15 @@ class OpenMessage:
 def bad_chunk(
     name: str | None, chunk: int, outcome: str = "nothing of the tensor was handed out", *, path: Location | None = None
 ) -> AuthenticationError:
-    """Return the error for an altered chunk, or for an altered gather plan if `chunk` is negative."""
+    """Return the error for an altered chunk, an altered gather plan (-1), or a call that was not run whole (-2)."""
     prefix = "" if path is None else f"{path}: "
+    if chunk < -1:
+        return AuthenticationError(
+            f"{prefix}tensor {name!r:.200}: the device has not run, or not told, all of its call, so {outcome}; move "
+            "all tensors of the call again, and if that fails too, distrust the machine",
+            tensor=name,
+            path=path,
+        )
     if chunk < 0:
         return AuthenticationError(
             f"{prefix}rows of tensor {name!r:.200}: the list of their places was altered on its way to the device, so "

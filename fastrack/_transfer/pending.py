@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from fastrack._devices.base import DeviceOperation
+from fastrack._devices.base import NO_VERDICT, DeviceOperation
 from fastrack._sealed.messages import bad_chunk
 from fastrack._util.locations import Location
 from fastrack.errors import FastrackError
 
 Name = tuple[str | None, Location | None]  # of a tensor, and of its file; None for a plain tensor
 _OUTCOME = "its part of the array that was returned holds zeros"
+_UNKNOWN_OUTCOME = "the arrays that were returned by that call may hold anything"
 _EXIT_TIMEOUT = 5  # seconds that the end of the process waits for operations
 _ADVICE = "Call synchronize() in the thread that starts transfers before it ends, or leave non_blocking=True away"
 
@@ -177,7 +178,8 @@ class Owner:
             bad = one.operation.result()
             if bad is not None:
                 name, path = one.names[bad.message]
-                failure = bad_chunk(name, bad.chunk, _OUTCOME, path=path)
+                outcome = _UNKNOWN_OUTCOME if bad.chunk == NO_VERDICT else _OUTCOME
+                failure = bad_chunk(name, bad.chunk, outcome, path=path)
         except FastrackError as error:
             failure = error.with_traceback(None)  # the frames would keep the operation alive
         if one in self._started:  # else a signal handler has collected it

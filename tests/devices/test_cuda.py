@@ -350,7 +350,8 @@ def test_after_an_error_no_other_plan_is_sealed_under_the_same_nonce(monkeypatch
 def test_a_share_of_the_multiprocessors_bounds_the_grid(share, multiprocessors, grids):
     message = Message(16 * CHUNK_SIZE - 1)
     rig = Rig(chunks=16, share=share, multiprocessors=multiprocessors)
-    rig.open(message, rig.array(message.plain.size)).result()
+    array = rig.array(message.plain.size)
+    assert rig.open(message, array).result() is None
     assert {blocks for name, blocks, _ in rig.driver.launches if name not in {"prepare", "unwrap"}} == grids
 
 

@@ -15,6 +15,7 @@ from helpers.cuda_rig import MESSAGE, PIECES, Rig, opened, within
 from helpers.fake_cuda import MODES
 
 from fastrack import DeviceError
+from fastrack._devices.base import NO_VERDICT
 from fastrack._devices.cuda.recorder import MessageRecorder
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE
 
@@ -243,14 +244,15 @@ def test_a_verdict_of_another_message_is_not_used():
     rig._open_slabs(work, MESSAGE)
     work._list.commands.code[:] = array("q")
     work.finish()
-    assert work.result() == 0
+    assert work.result() == NO_VERDICT
     rig.close()
 
 
 def test_a_verdict_that_never_came_is_not_good_and_a_slab_that_never_arrived_is_found_out():
     rig = Rig()
     rig.driver.download = lambda *_: None
-    assert rig.open(MESSAGE, rig.array(MESSAGE.plain.size)).result() == 0
+    array = rig.array(MESSAGE.plain.size)
+    assert rig.open(MESSAGE, array).result() == NO_VERDICT
     rig = Rig()
     rig.driver.upload = lambda *_: None
     array = rig.array(MESSAGE.plain.size)

@@ -15,7 +15,7 @@ from fastrack import AuthenticationError, DeviceError
 from fastrack._crypto.base import HostMemory, Messages
 from fastrack._crypto.cobblestone import segment_size
 from fastrack._crypto.message_keys import MessageKeys
-from fastrack._devices.base import BAD_PLAN, BadChunk, Segment, Slab
+from fastrack._devices.base import BAD_PLAN, NO_VERDICT, BadChunk, Segment, Slab
 from fastrack._devices.cuda import buffers
 from fastrack._devices.cuda.buffers import MessageState
 from fastrack._devices.cuda.device import CudaDevice
@@ -296,13 +296,13 @@ def open_two(device, driver):
     return work
 
 
-def test_a_verdict_that_never_came_names_the_first_message():
+def test_a_verdict_that_never_came_names_no_chunk():
     driver = FakeDriver("lazy")
     device = CudaDevice(driver)
     driver.download = lambda *_: None
     work = open_two(device, driver)
     work.finish()
-    assert work.result() == BadChunk(0, 0)
+    assert work.result() == BadChunk(0, NO_VERDICT)
     device.close()
 
 

@@ -172,7 +172,7 @@ class MessageStatePool:
         self._blocks: list[_Block] = []
         # A deque needs no lock: the garbage collector releases states, too.
         self._released: dict[int, deque[MessageState]] = {}  # by the slots of the states
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may move tensors while its thread reads a verdict
         with suppress(DeviceError):  # `acquire` raises it if memory is still short
             self.release(self._allocate(1))
 
@@ -202,15 +202,17 @@ class MessageStatePool:
             if not state.is_unread:
                 return
             block, uploads = state.block, self._pipeline.uploads
-            finished = [each for each in block.states if each.is_unread and self._driver.done(each.finished)]
+            unread = [(each, each.ended) for each in block.states if each.is_unread]
+            finished = [(each, ended) for each, ended in unread if self._driver.done(each.finished)]
             commands, event = Commands(), self._driver.event()
             # Not into the words of each: a call that waits may be downloading there.
             commands.download(block.mirror, block.memory.pointer, uploads)
             commands.record(event, uploads)
             commands.synchronize(event)
             self._driver.issue(commands)
-            for each in finished:
-                each.take_mirrored()
+            for each, ended in finished:
+                if each.is_unread and each.ended == ended:  # else it was read, and may be of another call by now
+                    each.take_mirrored()
 
     @staticmethod
     def is_due(state: MessageState) -> bool:

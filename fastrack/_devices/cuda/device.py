@@ -53,6 +53,11 @@ class CudaDevice:
         engine = get_engine(threads=1)
         self._states = MessageStatePool(self._pipeline)
         self._link = Link(self._pipeline, engine)
+        try:
+            self._link.open()
+        except BaseException:
+            self._states.wipe(self._link)
+            raise
         blocks = max(1, int(share * driver.multiprocessors) * _BLOCKS_PER_MULTIPROCESSOR)
         copiers = threads or min(default_threads(), MAX_COPIERS)
         self._resources = Resources(self._pipeline, self._states, self._link, blocks, copiers)

@@ -19,7 +19,7 @@ from fastrack._crypto.base import Bytes, Engine
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._crypto.session import Session
 from fastrack._devices.cuda.commands import Commands
-from fastrack._devices.cuda.driver import Event, Memory
+from fastrack._devices.cuda.driver import Driver, Event, Memory
 from fastrack._devices.cuda.host_memory import staging_memory
 from fastrack._devices.cuda.streams import Pipeline
 from fastrack._util.fork import register_fork_reset
@@ -41,6 +41,18 @@ _LONGEST_PAUSE = 600.0  # seconds without a call
 
 
 @dataclass(frozen=True, slots=True)
+class _Place:
+    """Memory for a key on the device, and for its way there."""
+
+    memory: Memory
+    row: Bytes
+
+    @classmethod
+    def new(cls, driver: Driver) -> _Place:
+        return cls(driver.memory(STATE_SIZE + KEY_SIZE), staging_memory(driver, KEY_SIZE, pageable=False))
+
+
+@dataclass(frozen=True, slots=True)
 class Wrapped:
     """Keys of messages, wrapped: sealed chunks, of which the first has that number."""
 
@@ -55,14 +67,14 @@ class LinkKey:
     Chunk numbers, and therefore nonces, never repeat. In a forked child, which uses no device, the key is wiped.
     """
 
-    def __init__(self, pipeline: Pipeline, engine: Engine) -> None:
+    def __init__(self, place: _Place, engine: Engine) -> None:
         self.users: WeakSet[object] = WeakSet()
         self.calls = 0
         self.next = 0
         self._engine = engine
         self._lock = threading.Lock()
-        self.memory: Memory | None = pipeline.driver.memory(STATE_SIZE + KEY_SIZE)
-        self.state = self.memory.pointer
+        self.place: _Place | None = place
+        self.state = place.memory.pointer
         self._schedule: Any = None
         register_fork_reset(self)
 
@@ -71,7 +83,8 @@ class LinkKey:
         session = Session(LINK_BITS)
         key = session.next_key()
         session.wipe()
-        self._row = row = staging_memory(pipeline.driver, KEY_SIZE, pageable=False)  # alive as long as it is uploaded
+        assert self.place is not None
+        row = self.place.row
         commands, event, place = Commands(), pipeline.driver.event(), self.state + STATE_SIZE
         try:
             row[: len(key.material)] = np.frombuffer(key.material, np.uint8)
@@ -83,7 +96,14 @@ class LinkKey:
             commands.fill(place, 0, KEY_SIZE, pipeline.uploads)
             commands.record(event, pipeline.uploads)
             commands.synchronize(event)
-            pipeline.driver.issue(commands)
+            try:
+                pipeline.driver.issue(commands)
+            except BaseException:  # the row may still be read
+                last = Commands()
+                last.record(event, pipeline.uploads)
+                last.synchronize(event)
+                pipeline.driver.issue(last)
+                raise
         finally:
             row.fill(0)
             key.wipe()
@@ -107,8 +127,9 @@ class LinkKey:
     def wrap(self, keys: MessageKeys, nbytes: Sequence[int], messages: Sequence[int]) -> Wrapped:
         """Wrap the keys of some messages, for chunks of messages of these sizes."""
         rows, chosen = np.zeros((len(messages), ROW_SIZE), np.uint8), np.asarray(messages, np.intp)
+        material = keys.memory[chosen]  # a copy, which is wiped too
         try:
-            rows[:, :_MATERIAL_SIZE] = keys.memory[chosen, :_MATERIAL_SIZE]
+            rows[:, :_MATERIAL_SIZE] = material[:, :_MATERIAL_SIZE]
             words = rows[:, _MATERIAL_SIZE:].view(np.uint32)
             blocks = -(-np.minimum(np.asarray([nbytes[message] for message in messages]), CHUNK_SIZE) // _BLOCK_SIZE)
             words[:, 0] = _kind(np.asarray([keys.bits[message] for message in messages]), blocks)
@@ -117,6 +138,7 @@ class LinkKey:
             return Wrapped(sealed, self.seal(rows.reshape(-1), sealed), tuple(messages))
         finally:
             rows.fill(0)
+            material.fill(0)
 
     def wipe(self) -> None:
         """Wipe the key on the host."""
@@ -136,13 +158,14 @@ class Link:
         self._pipeline, self._engine = pipeline, engine
         self._lock = threading.Lock()
         self._used = time.monotonic()
-        self._replaced: list[LinkKey] = []  # and those that could not be opened
+        self._keys: list[LinkKey] = []  # the present one, older ones, and those that could not be opened
         self._wiping: list[tuple[LinkKey, Event]] = []  # whose memory is still in use
-        try:
-            self._key = self._new_key()
-        except BaseException:
-            pipeline.synchronize_all()
-            raise
+        # Two, as a rule: to take or give back memory would wait for the streams of others.
+        self._places = [_Place.new(pipeline.driver) for _ in range(2)]
+
+    def open(self) -> None:
+        """Draw the first key. After an error `wipe` wipes what there is."""
+        self._key = self._new_key()
 
     def key_for(self, user: object) -> LinkKey:
         """Return the present key for a call, `user`, until `release`. Replace one that was used enough."""
@@ -150,45 +173,50 @@ class Link:
             key, now = self._key, time.monotonic()
             if key.next >= _MOST_CHUNKS or key.calls >= _MOST_CALLS or now - self._used > _LONGEST_PAUSE:
                 self._key = self._new_key()
-                self._replaced.append(key)
             self._used = now
             self._key.calls += 1
             self._key.users.add(user)
-            if self._replaced or self._wiping:
+            if len(self._keys) > 1:
                 self._wipe_replaced()
             return self._key
 
     def release(self, user: object) -> None:
         """End the use of a key by a call: all its commands were issued, or never will be."""
-        for key in (self._key, *self._replaced):
+        for key in self._keys.copy():
             key.users.discard(user)
 
     def wipe(self, commands: Commands, stream: Any) -> None:
         """Wipe all keys on the host, and record how to wipe them on the device."""
         with self._lock:
-            for key in (self._key, *self._replaced, *(key for key, _ in self._wiping)):
+            for key in (*self._keys, *(key for key, _ in self._wiping)):
                 key.wipe()
                 key.wipe_device(commands, stream)
 
     def drop(self) -> None:
         """Give the memory of all keys back, after they were wiped."""
-        self._key.memory = None
-        self._replaced.clear()
+        for key in self._keys:
+            key.place = None
+        self._keys.clear()
         self._wiping.clear()
+        self._places.clear()
 
     def _new_key(self) -> LinkKey:
-        key = LinkKey(self._pipeline, self._engine)
-        self._replaced.append(key)  # until it is open: after an error or an interrupt the device may still write there
+        for each in [each for each in self._wiping if self._pipeline.driver.done(each[1])]:
+            self._wiping.remove(each)
+            key = each[0]  # which an interrupt may have had wiped twice
+            if key.place is not None and all(other is not key for other, _ in self._wiping):
+                self._places.append(key.place)
+                key.place = None
+        place = self._places.pop() if self._places else _Place.new(self._pipeline.driver)
+        key = LinkKey(place, self._engine)
+        self._keys.append(key)  # before it is open: after an error or an interrupt the device may still write there
         key.open(self._pipeline)
-        self._replaced.remove(key)
         return key
 
     def _wipe_replaced(self) -> None:
         """Wipe keys whose calls have ended, on the device behind all that was issued, without waiting for it."""
         driver, idle = self._pipeline.driver, self._pipeline.idle
-        self._wiping = [(key, wiped) for key, wiped in self._wiping if not driver.done(wiped)]
-        for key in [key for key in self._replaced if not key.users]:
-            self._replaced.remove(key)
+        for key in [key for key in self._keys if key is not self._key and not key.users]:
             key.wipe()
             commands, wiped = Commands(), driver.event()
             for stream in self._pipeline.kernels:
@@ -198,8 +226,9 @@ class Link:
                 commands.keep_alive(event)
             key.wipe_device(commands, idle)
             commands.record(wiped, idle)
-            self._wiping.append((key, wiped))
             driver.issue(commands)
+            self._wiping.append((key, wiped))  # not before: an event that was never recorded is done
+            self._keys.remove(key)  # last: after an error or an interrupt it is wiped again
 
 
 def wrapped_size(count: int) -> int:

@@ -46,7 +46,7 @@ class CudaOperation:
         self._error: BaseException | None = None
         self._cleared = False  # whether the state was wiped on the device after an error
         self._result: _Result | None = None
-        self._reading = threading.Lock()
+        self._reading = threading.RLock()  # which a signal handler of the thread that reads may take, too
         self._lane = lane = pipeline.lane(messages.memories[0].stream)  # all messages share it
         self.lane = lane.number
         key, call = resources.link.key_for(self), next(resources.calls)
@@ -86,10 +86,8 @@ class CudaOperation:
         self._recorder.close()
         self._resources.link.release(self)
         interrupted, self._phase = self._phase is _Phase.ISSUING, _Phase.FINISHED
-        with self._reading:
-            if self._cleared and not interrupted:
-                self._cleared = False
-                self._resources.states.release(self._state)
+        if not interrupted:
+            self._release_cleared()
         if wait and self._error is None:
             self._read_result()
 
@@ -112,6 +110,7 @@ class CudaOperation:
                 self._read_result()
             except DeviceError as error:
                 self._fail(error)
+                self._release_cleared()
         self._require_no_error()
         assert self._result is not None
         return self._result.bad
@@ -122,6 +121,7 @@ class CudaOperation:
             return
         if phase is not _Phase.FINISHED:  # after an interrupt; `CudaDevice.close` wipes the key on the device
             self._recorder.close()
+            self._list.issued.set()  # it never will be: its buffers are free
         elif self._result is None and self._error is None:  # `result` was never called
             self._resources.states.release(self._state)
 
@@ -170,12 +170,22 @@ class CudaOperation:
         self._pipeline.synchronize_all(self._lane)
         self._cleared = cleared
 
+    def _release_cleared(self) -> None:
+        """Release the message state after an error, once."""
+        with self._reading:
+            if self._cleared:
+                self._cleared = False
+                self._resources.states.release(self._state)
+
     def _read_result(self) -> None:
         """Read the verdict, which is downloaded if it was not, and release the message state."""
         with self._reading:  # or two threads would release the state twice, and two messages would share it
-            if self._result is None:
-                self._resources.states.read(self._state)
-                self._result = _Result(self._recorder.bad_chunk())
+            if self._result is not None:
+                return
+            self._resources.states.read(self._state)
+            result = _Result(self._recorder.bad_chunk())
+            if self._result is None:  # else a signal handler has read it meanwhile
+                self._result = result
                 self._resources.states.release(self._state)
 
     def _require_usable(

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastrack._crypto.base import Bytes, HostMemory, Messages, address
-from fastrack._devices.base import BAD_PLAN, BadChunk, Segment, Slab
+from fastrack._devices.base import BAD_PLAN, NO_VERDICT, BadChunk, Segment, Slab
 from fastrack._devices.cuda.buffers import GOOD, CudaStagingBuffer, MessageState, MessageStatePool
 from fastrack._devices.cuda.clock import Clock
 from fastrack._devices.cuda.commands import Commands
@@ -243,12 +243,13 @@ class MessageRecorder:
                 raise DeviceError("it has not run all that seals the messages; start the process again")
         elif self._launched:
             lowest, plan_chunk, ticket = self._state.words
-            if plan_chunk != GOOD and self._planned and ticket == self._last_ticket:
+            if ticket != self._last_ticket:
+                return BadChunk(0, NO_VERDICT)
+            if plan_chunk != GOOD and self._planned:
                 planned = bisect_right(self._planned, plan_chunk, key=itemgetter(0)) - 1
                 return BadChunk(self._planned[max(planned, 0)][1], BAD_PLAN)
-            if lowest != GOOD or ticket != self._last_ticket:
-                # Without the last ticket nothing is known of any chunk.
-                message, chunk = parse_name(lowest) if ticket == self._last_ticket else (0, 0)
+            if lowest != GOOD:
+                message, chunk = parse_name(lowest)
                 return BadChunk(min(message, self._count - 1), chunk)
         if self._launched:
             self._state.is_stale = False

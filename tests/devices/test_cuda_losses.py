@@ -1,0 +1,296 @@
+"""Commands that are lost on their way to a device, and links that fail: each is told truly, and leaves nothing of a key."""
+
+import gc
+import mmap
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.cases import each
+from helpers.crossings import KEY, MULTIPROCESSORS
+from helpers.cuda_rig import Message, Opened, within
+from helpers.fake_cuda import MODES, FakeArray, FakeDriver, FakeMemory
+
+import fastrack
+from fastrack import AuthenticationError, Channel, DeviceError
+from fastrack._crypto.base import HostMemory, Messages
+from fastrack._crypto.engine import get_engine
+from fastrack._crypto.message_keys import MessageKeys
+from fastrack._devices.base import Segment, Slab
+from fastrack._devices.cuda import link
+from fastrack._devices.cuda.device import CudaDevice
+from fastrack._devices.cuda.streams import Pipeline
+from fastrack.format import CHUNK_SIZE
+
+EVERY = (*MODES, "held")
+PLAIN = np.random.default_rng(0).integers(1, 256, 5000, np.uint8)
+SEALED = fastrack.seal(PLAIN, KEY, name="x")
+
+
+class Device:
+    """A channel to a device as large as an H100."""
+
+    def __init__(self, mode):
+        self.driver = FakeDriver(mode, multiprocessors=MULTIPROCESSORS)
+        self.channel = Channel._from_device(CudaDevice(self.driver), keys=KEY)
+
+    def array(self, *shape):
+        return FakeArray(self.driver, "u1", shape)
+
+    def lose(self, kind, number=0):
+        """Lose a command of a kind, so many after the next."""
+        original, left = getattr(self.driver, kind), [number]
+
+        def lose(*arguments):
+            left[0] -= 1
+            if left[0] == -1:
+                self.driver.calls[kind] += 1
+            else:
+                original(*arguments)
+
+        setattr(self.driver, kind, lose)
+
+    def close(self):
+        within(60, self.channel.close)
+        self.driver.stop()
+        assert self.driver.violations == []
+
+
+@pytest.fixture(params=EVERY)
+def device(request):
+    device = Device(request.param)
+    yield device
+    device.close()
+
+
+@pytest.fixture
+def freed(monkeypatch):
+    """Memory of the device as it was given back."""
+    found = []
+
+    def note(self):
+        block = self._space.blocks.pop(self.pointer, None)
+        if block is not None:
+            found.append(block.tobytes())
+
+    monkeypatch.setattr(FakeMemory, "__del__", note)
+    return found
+
+
+# What is told.
+
+
+def test_an_error_of_a_call_that_does_not_wait_does_not_say_that_arrays_hold_zeros_if_something_was_lost(device):
+    out = device.array(5000)
+    device.channel.to_device(fastrack.seal(PLAIN[::-1].copy(), KEY, name="y"), out=out)
+    device.lose("launch")
+    device.channel.to_device(SEALED, out=out, non_blocking=True)
+    with pytest.raises(AuthenticationError, match=r"has not run, or not told, .* may hold anything"):
+        device.channel.synchronize()
+
+
+@each("number", [0, 1])
+def test_no_message_of_a_nest_is_blamed_for_what_was_lost(number):
+    for mode in EVERY:
+        device = Device(mode)
+        nest = [fastrack.seal(np.full(8192, 7, np.uint8), KEY, name=f"t{index}") for index in range(200)]
+        outs = [device.array(8192) for _ in nest]
+        device.lose("launch", number)
+        device.channel.to_device(nest, out=outs, non_blocking=True)
+        with pytest.raises(AuthenticationError, match="all tensors of the call") as caught:
+            device.channel.synchronize()
+        assert caught.value.chunk is None
+        device.close()
+
+
+@pytest.mark.slow
+@each("kind", ["launch", "download"])
+@each("mode", EVERY)
+def test_each_slab_of_a_seal_that_is_lost_is_told_and_leaves_no_state_behind(mode, kind):
+    opened = Opened(mode, 3)
+    plain = np.random.default_rng(0).integers(1, 256, 50 * CHUNK_SIZE + 5, np.uint8)
+    x, sealed, calls = opened.driver.array(plain), fastrack.seal(plain, opened.KEY), opened.driver.calls[kind]
+    opened.channel.to_host(x, key=opened.KEY)
+    count, original = opened.driver.calls[kind] - calls, getattr(opened.driver, kind)
+    assert count > 3
+    for number in range(count):
+        Device.lose(opened, kind, number)
+        message = np.zeros(len(sealed.message), np.uint8)
+        with pytest.raises(DeviceError, match="seals"):
+            opened.channel.seal_message(x, sealed.context, opened.KEY, message)
+        assert not message[56:].any()
+        setattr(opened.driver, kind, original)
+    back = opened.channel.to_host(x, key=opened.KEY)
+    assert np.array_equal(fastrack.unseal(back, opened.KEY, framework="numpy"), plain)
+    pool = opened.channel._device._states
+    assert sum(map(len, pool._released.values())) == sum(len(block.states) for block in pool._blocks)
+    opened.close()
+
+
+# The key of the link.
+
+
+def secret_of(device):
+    return device.driver.space.at(device.channel._device._link._key.state, 32).tobytes()
+
+
+def test_a_key_whose_wiping_fails_is_not_given_back_as_it_is(device, monkeypatch, freed):
+    out = device.array(5000)
+    device.channel.to_device(SEALED, out=out)
+    secret = secret_of(device)
+    monkeypatch.setattr(link, "_LONGEST_PAUSE", -1)
+    fill, left = device.driver.fill, [True]
+
+    def fail(pointer, value, size, stream):
+        if size == link.STATE_SIZE + link.KEY_SIZE and left:
+            left.clear()
+            raise DeviceError("out of resources")
+        fill(pointer, value, size, stream)
+
+    device.driver.fill = fail
+    with pytest.raises(DeviceError):
+        device.channel.to_device(SEALED, out=out)
+    for _ in range(4):
+        device.channel.to_device(SEALED, out=out)
+    device.driver.finish()
+    gc.collect()
+    assert not device.driver.holds(secret)
+    assert not any(secret in memory for memory in freed)
+
+
+@each("mode", EVERY)
+@each("operation", ["launch", "fill", "record"])
+def test_a_device_that_fails_to_open_leaves_no_key(mode, operation, monkeypatch, freed):
+    driver, secrets, original = FakeDriver(mode, multiprocessors=MULTIPROCESSORS), [], link.Session.next_key
+
+    def note(self):
+        key = original(self)
+        secrets.append(bytes(key.material[:32]))
+        return key
+
+    monkeypatch.setattr(link.Session, "next_key", note)
+    call, failed = getattr(driver, operation), []
+
+    def fail(*arguments):
+        if secrets and not failed:
+            failed.append(True)
+            raise DeviceError("out of resources")
+        call(*arguments)
+
+    setattr(driver, operation, fail)
+    with pytest.raises(DeviceError):
+        CudaDevice(driver)
+    gc.collect()
+    driver.stop()
+    assert driver.violations == []
+    assert not any(driver.holds(secret) for secret in secrets)
+    assert not any(secret in memory for memory in freed for secret in secrets)
+
+
+def test_to_replace_the_key_neither_takes_nor_gives_back_memory(device, monkeypatch, freed):
+    """Each waits for the whole device, and so for the streams of others."""
+    out = device.array(5000)
+    for _ in range(3):
+        device.channel.to_device(SEALED, out=out)
+    before = device.driver.calls["memory"], device.driver.calls["host"]
+    freed.clear()
+    monkeypatch.setattr(link, "_LONGEST_PAUSE", -1)
+    for _ in range(6):
+        device.channel.to_device(SEALED, out=out)
+        device.driver.finish()
+    gc.collect()
+    assert (device.driver.calls["memory"], device.driver.calls["host"]) == before
+    assert freed == []
+
+
+ROOM = mmap.mmap(-1, 1 << 26)
+SEEN = np.frombuffer(ROOM, np.uint8)
+
+
+def places(hidden):
+    """Find the bytes, given in disguise, in all memory of this process; the search leaves no copy of them."""
+    found, own = set(), SEEN.ctypes.data
+    with Path("/proc/self/mem").open("rb", 0) as memory:
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            fields = line.split(maxsplit=5)
+            if not fields[1].startswith("rw") or (len(fields) > 5 and fields[5].startswith("[v")):
+                continue
+            start, stop = (int(part, 16) for part in fields[0].split("-"))
+            while start < stop and not start <= own < stop:
+                memory.seek(start)
+                try:
+                    size = memory.readinto(memoryview(ROOM)[: min(stop - start, SEEN.size)])
+                except OSError:
+                    break
+                SEEN[:size] ^= 0x5A
+                at = ROOM.find(hidden, 0, size)
+                while at >= 0:
+                    found.add(start + at)
+                    at = ROOM.find(hidden, at + 1, size)
+                SEEN[:size] = 0
+                start += size
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="memory is searched through /proc")
+@each("count", [1, 2, 15, 22, 100])
+def test_to_wrap_keys_leaves_no_copy_of_them(count):
+    keys, hidden = MessageKeys(count), [os.urandom(32) for _ in range(count)]
+    for row, disguised in enumerate(hidden):
+        material = bytearray(44)
+        for index, byte in enumerate(disguised):
+            material[index] = byte ^ 0x5A
+        keys.put(row, material)
+        material[:] = bytes(44)
+    links = link.Link(Pipeline(FakeDriver("serial")), get_engine(threads=1))
+    links.open()
+    before = places(hidden[-1][16:])
+    links._key.wrap(keys, [5000] * count, range(count))
+    keys.wipe()
+    gc.collect()
+    assert places(hidden[-1][16:]) <= before
+
+
+# What is never finished.
+
+
+def test_a_buffer_of_work_that_was_never_finished_is_not_waited_for_for_ever(device):
+    message, cuda = Message(5000), device.channel._device
+    array, buffer = device.array(5000), cuda.staging_buffer(1 << 20)
+    memory, sealed = cuda.view(array, writable=True), HostMemory.of(message.sealed)
+    work = cuda.begin(Messages(MessageKeys.of([message.key()]), [5000], [memory], [sealed], *[[None]] * 3))
+    work.open(Slab([Segment(0, 0, 0, 5000, 5016)], 5016), buffer)
+    del work, memory
+    gc.collect()
+    within(5, buffer.wait)
+    within(5, buffer.wipe)
+
+
+@each("mode", ["confidential", "held"])
+def test_a_signal_handler_may_move_a_tensor_while_a_verdict_is_read(mode):
+    device = Device(mode)
+    out, other = device.array(5000), device.array(5000)
+    issue, moved = device.driver.issue, []
+
+    def interrupted(commands, **options):
+        reads = not moved and device.driver.calls["download"]
+        issue(commands, **options)
+        if (
+            reads != device.driver.calls["download"] and not moved
+        ):  # as a handler that runs once the native call has ended
+            moved.append(True)
+            device.channel.to_device(SEALED, out=other, non_blocking=True)
+            device.channel.synchronize()
+
+    device.driver.issue = interrupted
+
+    def move():
+        device.channel.to_device(SEALED, out=out, non_blocking=True)
+        device.channel.synchronize()
+
+    within(20, move)
+    assert moved
+    assert all(np.array_equal(device.driver.read(array), PLAIN) for array in (out, other))
+    device.close()
