@@ -1,4 +1,4 @@
-"""Commands that are lost on their way to a device, and links that fail: each is told truly, and leaves nothing of a key."""
+"""Commands that are lost on their way to a device, and links that fail: each is told, and no key is left."""
 
 import gc
 import mmap
