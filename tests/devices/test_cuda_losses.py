@@ -1,5 +1,6 @@
 """Commands that are lost on their way to a device, and links that fail: each is told, and no key is left."""
 
+import ctypes
 import gc
 import mmap
 import os
@@ -11,6 +12,7 @@ from helpers.cases import each
 from helpers.crossings import KEY, MULTIPROCESSORS
 from helpers.cuda_rig import Message, Opened, within
 from helpers.fake_cuda import MODES, FakeArray, FakeDriver, FakeMemory
+from helpers.tampering import tampered
 
 import fastrack
 from fastrack import AuthenticationError, Channel, DeviceError
@@ -19,9 +21,10 @@ from fastrack._crypto.engine import get_engine
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices.base import Segment, Slab
 from fastrack._devices.cuda import link
+from fastrack._devices.cuda.buffers import GOOD, MessageState
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._devices.cuda.streams import Pipeline
-from fastrack.format import CHUNK_SIZE
+from fastrack.format import CHUNK_SIZE, chunk_offset
 
 EVERY = (*MODES, "held")
 PLAIN = np.random.default_rng(0).integers(1, 256, 5000, np.uint8)
@@ -126,6 +129,61 @@ def test_each_slab_of_a_seal_that_is_lost_is_told_and_leaves_no_state_behind(mod
     pool = opened.channel._device._states
     assert sum(map(len, pool._released.values())) == sum(len(block.states) for block in pool._blocks)
     opened.close()
+
+
+# What is of another call.
+
+
+def uploaded(device, action):
+    """Return the bytes of each upload of an action."""
+    found, original = [], device.driver.upload
+
+    def note(pointer, source, size, stream):
+        found.append(np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(source)).tobytes())
+        original(pointer, source, size, stream)
+
+    device.driver.upload = note
+    action()
+    device.driver.upload = original
+    return found
+
+
+@each("part", [slice(None), slice(-80, None), slice(0, -80)])
+def test_a_slab_of_an_earlier_call_is_told_and_so_are_its_keys_or_its_chunks(part):
+    """The bus gives the device what it has taken before, under the same key of the link."""
+    for mode in EVERY:
+        device = Device(mode)
+        out = device.array(5000)
+        (earlier,) = uploaded(device, lambda device=device, out=out: device.channel.to_device(SEALED, out=out))
+        upload = device.driver.upload
+
+        def replay(pointer, source, size, stream, upload=upload, earlier=earlier):
+            slab = np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(source))
+            slab[part] = np.frombuffer(earlier, np.uint8)[part]
+            upload(pointer, source, size, stream)
+
+        device.driver.upload = replay
+        other = fastrack.seal(PLAIN[::-1].copy(), KEY, name="y")
+        with pytest.raises(AuthenticationError, match="'y', chunk 0"):
+            device.channel.to_device(other, out=out)
+        assert not device.driver.read(out).any()
+        device.close()
+
+
+def test_the_verdict_of_an_earlier_call_is_not_believed(monkeypatch):
+    words = MessageState.words
+    for mode in EVERY:
+        device = Device(mode)
+        out = device.array(5000)
+        device.channel.to_device(SEALED, out=out)
+        (block,) = device.channel._device._states._blocks
+        (earlier,) = (found for found in map(words.__get__, block.states) if found[:2] == (GOOD, GOOD))
+        with monkeypatch.context() as patch:
+            patch.setattr(MessageState, "words", property(lambda _, earlier=earlier: earlier))
+            with pytest.raises(AuthenticationError, match="has not run, or not told"):
+                device.channel.to_device(tampered(SEALED, chunk_offset(0)), out=out)
+        assert not device.driver.read(out).any()
+        device.close()
 
 
 # The key of the link.
