@@ -353,7 +353,11 @@ def test_an_output_that_ends_or_is_full_or_closed_is_told_at_most_once():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "status", "word"), [(signal.SIGINT, 130, b"interrupted"), (signal.SIGTERM, 143, b"terminated")]
+    ("number", "status", "word"),
+    [
+        (signal.SIGINT, 130, b"interrupted"),
+        pytest.param(signal.SIGTERM, 143, b"terminated", marks=pytest.mark.nightly),
+    ],
 )
 @pytest.mark.usefixtures("place")
 def test_work_on_many_files_that_is_ended_tells_how_to_go_on(tmp_path, number, status, word):

@@ -97,7 +97,9 @@ def test_a_channel_keeps_its_order(seed):
 
 
 @pytest.mark.slow
-@each("mode", MODES)
+@pytest.mark.parametrize(
+    "mode", [pytest.param(mode, marks=[] if mode == "confidential" else pytest.mark.nightly) for mode in MODES]
+)
 def test_calls_that_fail_leave_a_channel_that_works(mode):
     for number in range(1, 1000, 7):
         opened = Opened(mode, number)

@@ -105,7 +105,9 @@ def fail_each_call(action, mode):
 
 
 @pytest.mark.slow
-@each("mode", MODES)
+@pytest.mark.parametrize(
+    "mode", [pytest.param(mode, marks=[] if mode == "confidential" else pytest.mark.nightly) for mode in MODES]
+)
 @each("action", ACTIONS)
 def test_a_device_that_no_longer_works_is_given_up(action, mode):
     for number in range(1, 5 if action is cleared else 60, 3):

@@ -43,7 +43,7 @@ class Replay:
         return [(source, target, data)]
 
 
-@pytest.mark.parametrize("size", [3, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", [3, pytest.param(4, marks=pytest.mark.nightly)])
 @pytest.mark.slow
 def test_no_message_of_the_old_group_is_accepted_at_any_place(size):
     old = Network(4)

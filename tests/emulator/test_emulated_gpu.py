@@ -102,6 +102,7 @@ class TestResults:
         assert found["told"].startswith("no: ")
 
     # A handle that means another stream in each thread must be used by the caller's thread.
+    @pytest.mark.nightly
     def test_transfers_arrive_on_per_thread_default_streams(self):
         chosen = "TestNonBlocking or (TestOut and fill) or TestToHost"
         run_gpu_tests(TRANSFERS, "cuda:0", chosen, CUPY_CUDA_PER_THREAD_DEFAULT_STREAM="1", EMU_DELAY="200")
@@ -144,6 +145,7 @@ class TestKernels:
         )
         assert (found["self-test"], found["compiler"]) == ("ok against the host", False)
 
+    @pytest.mark.nightly
     def test_where_the_driver_is_too_old_for_the_ptx_cupy_compiles(self, run):
         found = run(EMU_COMPUTE="110", EMU_PTX="88")
         assert found["kernels"].startswith("compiled by NVRTC 13.0 on this machine; fastrack brings no sm_110; ")

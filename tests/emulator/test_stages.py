@@ -19,7 +19,13 @@ from emulator.conftest import ROOT
 SITE = ROOT / "tests" / "emulator" / "site"
 SECONDS = 300
 NEED_MORE = {"memcheck", "loop", "profile"}  # compute-sanitizer, torch and ncu: they say so
-LONG = {"first", "profile", "variants", "tests"}  # other tests run them on a stand-in, as kernels, and on both devices
+LONG = {
+    "memcheck",
+    "first",
+    "profile",
+    "variants",
+    "tests",
+}  # other tests run them on a stand-in, as kernels, and on both devices
 DECIDED = {"first": {"threads", "share"}, "variants": {"kernel", "carve-out"}, "figures": {"lead"}}  # without torch
 NOT_EMULATED = {"instruction rates"}  # kernels of single PTX instructions
 

@@ -330,6 +330,7 @@ def by_file(samples):
     return found
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_no_row_is_lost_or_twice_however_often_an_import_is_interrupted(tmp_path, key):

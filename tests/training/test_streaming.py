@@ -95,6 +95,7 @@ def test_ranks_change_at_any_global_batch(data, whole):
     check_changes(data, whole, 12, workers=(0,))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_ranks_and_workers_change_at_any_global_batch(data, whole):
     check_changes(data, whole, 12, workers=(0, 1, 2))
