@@ -19,13 +19,8 @@ from emulator.conftest import ROOT
 SITE = ROOT / "tests" / "emulator" / "site"
 SECONDS = 300
 NEED_MORE = {"memcheck", "loop", "profile"}  # compute-sanitizer, torch and ncu: they say so
-LONG = {
-    "memcheck",
-    "first",
-    "profile",
-    "variants",
-    "tests",
-}  # other tests run them on a stand-in, as kernels, and on both devices
+# Other tests run them on a stand-in, as kernels, and on both devices.
+LONG = {"memcheck", "first", "profile", "variants", "tests"}
 DECIDED = {"first": {"threads", "share"}, "variants": {"kernel", "carve-out"}, "figures": {"lead"}}  # without torch
 NOT_EMULATED = {"instruction rates"}  # kernels of single PTX instructions
 
