@@ -256,9 +256,9 @@ class MessageStatePool:
         commands.fill(memory.pointer + states_at, 0, number * slots * STATE_SIZE, self._pipeline.uploads)
         commands.record(event, self._pipeline.uploads)
         commands.synchronize(event)
-        self._driver.issue(commands)
         with self._lock:
-            self._blocks.append(block)
+            self._blocks.append(block)  # before: after an error the device may still write there
+        self._driver.issue(commands)
         first, *others = block.states
         self._released_of(slots).extend(others)
         return first
