@@ -24,6 +24,7 @@ from fastrack._crypto.workers import default_threads
 from fastrack._devices.base import Device, DeviceOperation, Segment, Slab
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack._devices.cuda.driver import Driver
+from fastrack._sealed.messages import bad_chunk
 from fastrack._tensors import arrays
 from fastrack.errors import AuthenticationError
 from fastrack.format import NONCE_SIZE, TAG_SIZE, ciphertext_size
@@ -220,7 +221,7 @@ class OneSlab:
         bad = operation.result()
         if bad is not None:
             self._device.clear(target)
-            raise AuthenticationError(f"chunk {bad.chunk} of the message was altered", chunk=bad.chunk)
+            raise bad_chunk("the message", bad.chunk)
 
     def seal(self, key: MessageKey, memory: object) -> None:
         """Seal `memory`, a view, on the device and copy it to `sealed`."""

@@ -13,7 +13,7 @@ from fastrack._crypto.base import Bytes, Engine, HostMemory, Messages, address
 from fastrack._crypto.cobblestone import MessageKey
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices import open_device
-from fastrack._devices.base import Segment, Slab
+from fastrack._devices.base import NO_VERDICT, Segment, Slab
 from fastrack.errors import DeviceError
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE
 
@@ -142,6 +142,9 @@ class CudaPlace:
             bad = operation.result()
         finally:
             keys.wipe()
+        if bad is not None and bad.chunk == NO_VERDICT:
+            self.clear(plain)
+            raise DeviceError(f"{self._name} failed: it has not run, or not told, all that opens a message")
         return None if bad is None else bad.chunk
 
     def order(self, work: Callable[[], None], tensor: torch.Tensor) -> Callable[[], None]:

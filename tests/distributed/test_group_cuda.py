@@ -268,6 +268,30 @@ def test_what_the_bus_alters_on_its_way_to_a_gpu_is_told(gpus, upload):
     assert not any(memory(tensor).any() for tensor in tensors.values())
 
 
+@pytest.mark.parametrize("number", range(3))
+def test_a_launch_that_is_lost_ends_the_operation_on_every_rank_and_leaves_zeros(gpus, number):
+    given, tensors, left = gpus(2), {}, [number]
+    driver = given.fake.drivers[1]
+    launch = driver.launch
+
+    def lose(*operands):
+        left[0] -= 1
+        if left[0] != -1:
+            launch(*operands)
+
+    driver.launch = lose
+
+    def action(group, new):
+        tensors[group.rank] = new(content(group.rank, 20_000))
+        group.all_reduce(tensors[group.rank])
+
+    results = given.run(action, timeout=2)
+    assert left[0] < 0
+    assert all(isinstance(result, (AuthenticationError, DeviceError)) for result in results), results
+    assert not any("chunk -" in str(result) for result in results), results
+    assert not any(memory(tensor).any() for tensor in tensors.values())
+
+
 @pytest.mark.slow
 def test_a_gpu_that_fails_ends_the_operation_on_every_rank(gpus):
     for number in range(1, 400, 9):
