@@ -72,7 +72,7 @@ class LinkKey:
         self.calls = 0
         self.next = 0
         self._engine = engine
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.place: _Place | None = place
         self.state = place.memory.pointer
         self._schedule: Any = None
@@ -110,14 +110,16 @@ class LinkKey:
 
     def reset_after_fork(self) -> None:
         """Wipe the key in a forked child."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.wipe()
 
     def seal(self, plain: Bytes, sealed: Bytes) -> int:
         """Seal chunks for the device, and return the number of the first one."""
+        count = max(1, -(-plain.size // CHUNK_SIZE))
         with self._lock:
             number = self.next
-            self.next += max(1, -(-plain.size // CHUNK_SIZE))  # first: after an error no other call gets these numbers
+            # First: after an error no other call gets these numbers. No signal handler runs between, without a call.
+            self.next = number + count
         schedule = self._schedule
         if schedule is None:
             raise ClosedError("the device was closed; open another channel")
@@ -156,7 +158,7 @@ class Link:
 
     def __init__(self, pipeline: Pipeline, engine: Engine) -> None:
         self._pipeline, self._engine = pipeline, engine
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may move tensors while its thread is in here
         self._used = time.monotonic()
         self._keys: list[LinkKey] = []  # the present one, older ones, and those that could not be opened
         self._wiping: list[tuple[LinkKey, Event]] = []  # whose memory is still in use
@@ -164,21 +166,24 @@ class Link:
         self._places = [_Place.new(pipeline.driver) for _ in range(2)]
 
     def open(self) -> None:
-        """Draw the first key. After an error `wipe` wipes what there is."""
-        self._key = self._new_key()
+        """Draw the present key. After an error `wipe` wipes what there is."""
+        self._key = key = self._new_key()
+        key.users.discard(self)
 
     def key_for(self, user: object) -> LinkKey:
         """Return the present key for a call, `user`, until `release`. Replace one that was used enough."""
         with self._lock:
             key, now = self._key, time.monotonic()
             if key.next >= _MOST_CHUNKS or key.calls >= _MOST_CALLS or now - self._used > _LONGEST_PAUSE:
-                self._key = self._new_key()
+                self.open()
             self._used = now
-            self._key.calls += 1
-            self._key.users.add(user)
+            (key := self._key).users.add(user)
+            while key is not self._key:  # a signal handler has replaced it, and may have had it wiped
+                (key := self._key).users.add(user)
+            key.calls += 1
             if len(self._keys) > 1:
                 self._wipe_replaced()
-            return self._key
+            return key
 
     def release(self, user: object) -> None:
         """End the use of a key by a call: all its commands were issued, or never will be."""
@@ -209,8 +214,13 @@ class Link:
                 key.place = None
         place = self._places.pop() if self._places else _Place.new(self._pipeline.driver)
         key = LinkKey(place, self._engine)
+        key.users.add(self)  # until it is the present one, so that a signal handler does not have it wiped
         self._keys.append(key)  # before it is open: after an error or an interrupt the device may still write there
-        key.open(self._pipeline)
+        try:
+            key.open(self._pipeline)
+        except BaseException:
+            key.users.discard(self)
+            raise
         return key
 
     def _wipe_replaced(self) -> None:
@@ -228,7 +238,8 @@ class Link:
             commands.record(wiped, idle)
             driver.issue(commands)
             self._wiping.append((key, wiped))  # not before: an event that was never recorded is done
-            self._keys.remove(key)  # last: after an error or an interrupt it is wiped again
+            if key in self._keys:  # else a signal handler has wiped it, too
+                self._keys.remove(key)  # last: after an error or an interrupt it is wiped again
 
 
 def wrapped_size(count: int) -> int:

@@ -50,7 +50,7 @@ class Pipeline:
         self.lanes = count_lanes()
         self._lanes: list[Lane] = []
         self._lane_of: dict[int, Lane] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # as that of `Link`
         self._closed = False
         self._failure: BaseException | None = None
         register_fork_reset(self)
