@@ -5,19 +5,18 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from helpers.crossings import ACTIONS, KEY, MULTIPROCESSORS, counted
-from helpers.cuda_rig import Message, within
-from helpers.fake_cuda import CONFIDENTIAL, MODES, FakeArray, FakeDriver
+from helpers.crossings import ACTIONS, KEY, counted
+from helpers.cuda_rig import Message, large
+from helpers.fake_cuda import CONFIDENTIAL, MODES
 from helpers.forking import in_forked_child
 from helpers.tampering import tampered
 
 import fastrack
-from fastrack import AuthenticationError, Channel, DeviceError
+from fastrack import AuthenticationError, DeviceError
 from fastrack._crypto.base import HostMemory, Messages
 from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices.base import Segment, Slab
 from fastrack._devices.cuda import link
-from fastrack._devices.cuda.device import CudaDevice
 from fastrack._transfer.channel import Recorder, Transfer
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, chunk_offset
 
@@ -51,25 +50,9 @@ def test_calls_cost_at_most_what_was_agreed_on(mode):
     assert {name: each for name, each in found.items() if each[3] > expected[name][3]} == {}
 
 
-class Device:
-    """A channel to a device as large as an H100."""
-
-    def __init__(self, mode):
-        self.driver = FakeDriver(mode, multiprocessors=MULTIPROCESSORS)
-        self.channel = Channel._from_device(CudaDevice(self.driver), keys=KEY)
-
-    def array(self, *shape):
-        return FakeArray(self.driver, "u1", shape)
-
-    def close(self):
-        within(60, self.channel.close)
-        self.driver.stop()
-        assert self.driver.violations == []
-
-
 @pytest.fixture(params=EVERY)
 def device(request):
-    device = Device(request.param)
+    device = large(request.param)
     yield device
     device.close()
 
@@ -116,7 +99,7 @@ def test_no_memory_but_that_of_blocks_ever_has_the_key_of_a_small_message(device
 
 def test_the_link_has_one_place_and_none_after_closing():
     for mode in EVERY:
-        device = Device(mode)
+        device = large(mode)
         key = device.channel._device._link._key
         secret = device.driver.space.at(key.state, 32).tobytes()
         assert sum(secret in each.tobytes() for each in device.driver.hosts()) == 0
@@ -194,20 +177,6 @@ def test_a_byte_of_chunks_keys_or_plan_that_the_bus_turns_over_is_told_and_leave
 # What is lost on its way.
 
 
-def lost(device, kind, number):
-    """Lose the next command of a kind, or the one so many after it."""
-    original, left = getattr(device.driver, kind), [number]
-
-    def lose(*arguments):
-        left[0] -= 1
-        if left[0] != -1:
-            return original(*arguments)
-        device.driver.calls[kind] += 1
-        return None
-
-    setattr(device.driver, kind, lose)
-
-
 @pytest.mark.parametrize(("kind", "number"), [("upload", 0), ("launch", 0), ("launch", 1), ("download", 0)])
 @pytest.mark.parametrize("what", ["small", "bulk", "rows"])
 def test_what_is_lost_is_told_and_gives_nothing_of_another_call(device, what, kind, number):
@@ -227,7 +196,7 @@ def test_what_is_lost_is_told_and_gives_nothing_of_another_call(device, what, ki
         assert device.driver.done(state.finished)
     if number >= launches:
         pytest.skip("the call has no such launch")
-    lost(device, kind, number)
+    device.lose(kind, number)
     with pytest.raises((AuthenticationError, DeviceError)):
         device.channel.to_device(after, out=out)
     assert not device.driver.read(out).any()
@@ -243,7 +212,7 @@ def test_a_seal_that_is_lost_is_told_and_leaves_nothing_of_another(device, size,
     device.channel.to_host(x, key=KEY)
     sealed = fastrack.seal(np.full(size, 7, np.uint8), KEY)
     message = np.zeros(len(sealed.message), np.uint8)
-    lost(device, kind, 0)
+    device.lose(kind, 0)
     with pytest.raises(DeviceError, match="seals"):
         device.channel.seal_message(x, sealed.context, KEY, message)
     assert not message[56:].any()
@@ -257,7 +226,7 @@ def test_a_seal_that_is_lost_clears_its_own_chunks_only(device):
     before = memory.ctypes.data  # that of the run's second chunk lies where the memory begins
     sealed = HostMemory(before - SEALED_CHUNK_SIZE, 3 * SEALED_CHUNK_SIZE, memory)
     keys, view = MessageKeys.of([message.key()]), cuda.view(array, writable=False)
-    lost(device, "launch", 0)
+    device.lose("launch", 0)
     work = cuda.begin(Messages(keys, [message.plain.size], [view], [sealed], *[[None]] * 3))
     run = Segment(0, 2, 2 * CHUNK_SIZE, 3 * CHUNK_SIZE, SEALED_CHUNK_SIZE)
     work.seal(Slab([run], SEALED_CHUNK_SIZE), buffer)

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from helpers.cases import each
 from helpers.crossings import KEY, MULTIPROCESSORS
-from helpers.cuda_rig import Message, Opened, within
-from helpers.fake_cuda import MODES, FakeArray, FakeDriver, FakeMemory
+from helpers.cuda_rig import Message, Opened, large, within
+from helpers.fake_cuda import MODES, FakeDriver, FakeMemory
 from helpers.tampering import tampered
 
 import fastrack
-from fastrack import AuthenticationError, Channel, DeviceError
+from fastrack import AuthenticationError, DeviceError
 from fastrack._crypto.base import HostMemory, Messages
 from fastrack._crypto.engine import get_engine
 from fastrack._crypto.message_keys import MessageKeys
@@ -31,38 +31,9 @@ PLAIN = np.random.default_rng(0).integers(1, 256, 5000, np.uint8)
 SEALED = fastrack.seal(PLAIN, KEY, name="x")
 
 
-class Device:
-    """A channel to a device as large as an H100."""
-
-    def __init__(self, mode):
-        self.driver = FakeDriver(mode, multiprocessors=MULTIPROCESSORS)
-        self.channel = Channel._from_device(CudaDevice(self.driver), keys=KEY)
-
-    def array(self, *shape):
-        return FakeArray(self.driver, "u1", shape)
-
-    def lose(self, kind, number=0):
-        """Lose a command of a kind, so many after the next."""
-        original, left = getattr(self.driver, kind), [number]
-
-        def lose(*arguments):
-            left[0] -= 1
-            if left[0] == -1:
-                self.driver.calls[kind] += 1
-            else:
-                original(*arguments)
-
-        setattr(self.driver, kind, lose)
-
-    def close(self):
-        within(60, self.channel.close)
-        self.driver.stop()
-        assert self.driver.violations == []
-
-
 @pytest.fixture(params=EVERY)
 def device(request):
-    device = Device(request.param)
+    device = large(request.param)
     yield device
     device.close()
 
@@ -96,7 +67,7 @@ def test_an_error_of_a_call_that_does_not_wait_does_not_say_that_arrays_hold_zer
 @each("number", [0, 1])
 def test_no_message_of_a_nest_is_blamed_for_what_was_lost(number):
     for mode in EVERY:
-        device = Device(mode)
+        device = large(mode)
         nest = [fastrack.seal(np.full(8192, 7, np.uint8), KEY, name=f"t{index}") for index in range(200)]
         outs = [device.array(8192) for _ in nest]
         device.lose("launch", number)
@@ -118,7 +89,7 @@ def test_each_slab_of_a_seal_that_is_lost_is_told_and_leaves_no_state_behind(mod
     count, original = opened.driver.calls[kind] - calls, getattr(opened.driver, kind)
     assert count > 3
     for number in range(count):
-        Device.lose(opened, kind, number)
+        opened.lose(kind, number)
         message = np.zeros(len(sealed.message), np.uint8)
         with pytest.raises(DeviceError, match="seals"):
             opened.channel.seal_message(x, sealed.context, opened.KEY, message)
@@ -152,7 +123,7 @@ def uploaded(device, action):
 def test_a_slab_of_an_earlier_call_is_told_and_so_are_its_keys_or_its_chunks(part):
     """The bus gives the device what it has taken before, under the same key of the link."""
     for mode in EVERY:
-        device = Device(mode)
+        device = large(mode)
         out = device.array(5000)
         (earlier,) = uploaded(device, lambda device=device, out=out: device.channel.to_device(SEALED, out=out))
         upload = device.driver.upload
@@ -173,7 +144,7 @@ def test_a_slab_of_an_earlier_call_is_told_and_so_are_its_keys_or_its_chunks(par
 def test_the_verdict_of_an_earlier_call_is_not_believed(monkeypatch):
     words = MessageState.words
     for mode in EVERY:
-        device = Device(mode)
+        device = large(mode)
         out = device.array(5000)
         device.channel.to_device(SEALED, out=out)
         (block,) = device.channel._device._states._blocks
@@ -326,9 +297,60 @@ def test_a_buffer_of_work_that_was_never_finished_is_not_waited_for_for_ever(dev
     within(5, buffer.wipe)
 
 
+@each("operation", ["fill", "record", "synchronize"])
+def test_memory_of_states_that_could_not_be_made_is_kept_as_long_as_the_device_writes_there(device, operation, freed):
+    states, call, failed = device.channel._device._states, getattr(device.driver, operation, None), []
+    if operation == "synchronize":
+        call = device.driver._synchronize
+
+    def fail(*arguments, **options):
+        if not failed:
+            failed.append(True)
+            raise DeviceError("injected")
+        return call(*arguments, **options)
+
+    setattr(device.driver, call.__name__, fail)
+    with pytest.raises(DeviceError, match="injected"):
+        states._allocate(128)
+    gc.collect()
+    assert all(len(memory) < link.STATE_SIZE for memory in freed)  # an array of the case before
+    assert device.driver.read(device.channel.to_device(SEALED, framework="cupy")).tobytes() == PLAIN.tobytes()
+
+
+@each("size", [link.STATE_SIZE + link.KEY_SIZE, link.KEY_SIZE])  # a replaced key is wiped, or another is made
+def test_a_signal_handler_may_move_a_tensor_while_the_key_of_the_link_is_replaced(size, monkeypatch):
+    monkeypatch.setattr(link, "_LONGEST_PAUSE", -1)
+    for mode in EVERY:
+        device, moved, seen = large(mode), [], []
+        out, other = device.array(5000), device.array(5000)
+        issue, fill = device.driver.issue, device.driver.fill
+
+        def note(pointer, value, length, stream, fill=fill, seen=seen):
+            seen.append(length)
+            fill(pointer, value, length, stream)
+
+        def interrupted(commands, device=device, issue=issue, moved=moved, other=other, seen=seen, **options):
+            seen.clear()
+            issue(commands, **options)
+            if size in seen and not moved:
+                moved.append(True)
+                device.channel.to_device(SEALED, out=other)
+
+        device.driver.fill, device.driver.issue = note, interrupted
+
+        def move(device=device, out=out):
+            for _ in range(4):
+                device.channel.to_device(SEALED, out=out)
+
+        within(20, move)
+        assert moved
+        assert all(np.array_equal(device.driver.read(array), PLAIN) for array in (out, other))
+        device.close()
+
+
 @each("mode", ["confidential", "held"])
 def test_a_signal_handler_may_move_a_tensor_while_a_verdict_is_read(mode):
-    device = Device(mode)
+    device = large(mode)
     out, other = device.array(5000), device.array(5000)
     issue, moved = device.driver.issue, []
 

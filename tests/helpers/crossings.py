@@ -10,10 +10,10 @@ from fastrack import Channel, Key
 from fastrack._bench.crossings import Counts
 from fastrack._devices.cuda import buffers
 from fastrack._devices.cuda.device import CudaDevice
+from helpers.cuda_rig import MULTIPROCESSORS
 from helpers.fake_cuda import FakeArray, FakeDriver
 
 KEY = Key.from_bytes(bytes(range(32)))
-MULTIPROCESSORS = 132  # of an H100
 
 
 class CountingDriver(FakeDriver):

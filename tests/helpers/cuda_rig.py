@@ -14,8 +14,9 @@ from fastrack._crypto.message_keys import MessageKeys
 from fastrack._devices.base import Segment, Slab
 from fastrack._devices.cuda.device import CudaDevice
 from fastrack.format import CHUNK_SIZE, SEALED_CHUNK_SIZE, ciphertext_size
-from helpers.fake_cuda import FakeDriver
+from helpers.fake_cuda import FakeArray, FakeDriver
 
+MULTIPROCESSORS = 132  # of an H100
 PLAN = 4096  # bytes of a slot that are left for the plan of a gather
 
 
@@ -53,9 +54,25 @@ class Opened:
 
     KEY, SHORT = (Key.from_bytes(bytes(range(size))) for size in (32, 16))
 
-    def __init__(self, mode="lazy", seed=0, device=SmallDevice):
-        self.driver = FakeDriver(mode, seed)
+    def __init__(self, mode="lazy", seed=0, device=SmallDevice, multiprocessors=4):
+        self.driver = FakeDriver(mode, seed, multiprocessors)
         self.channel = Channel._from_device(device(self.driver), keys=[self.KEY, self.SHORT])
+
+    def array(self, *shape):
+        return FakeArray(self.driver, "u1", shape)
+
+    def lose(self, kind, number=0):
+        """Lose a command of a kind, so many after the next, as if the device had never been given it."""
+        original, left = getattr(self.driver, kind), [number]
+
+        def lose(*arguments):
+            left[0] -= 1
+            if left[0] == -1:
+                self.driver.calls[kind] += 1
+            else:
+                original(*arguments)
+
+        setattr(self.driver, kind, lose)
 
     def read(self, nest):
         return [self.driver.read(x) for x in nest]
@@ -71,6 +88,11 @@ class Opened:
         within(60, self.channel.close)
         self.driver.stop()
         assert self.driver.violations == []
+
+
+def large(mode):
+    """Return a channel to a device as large as an H100."""
+    return Opened(mode, device=CudaDevice, multiprocessors=MULTIPROCESSORS)
 
 
 class Rig:
