@@ -123,6 +123,9 @@ class MessageRecorder:
         self._to_store: dict[CudaStagingBuffer, tuple[Slab, npt.NDArray[np.uint64]]] = {}
         self._told: list[tuple[int, npt.NDArray[np.uint64]]] = []  # the ticket for each sealed slab, and what is told
         self._targets: list[HostMemory] = []  # of sealed chunks
+        self._sources: list[
+            Bytes
+        ] = []  # that are uploaded from where they lie; if page-locked, after the call returned
 
     def new_list(self) -> CommandList:
         """Return a list that holds the GIL only while no call can block.
@@ -154,6 +157,7 @@ class MessageRecorder:
         own = None if keys or plans else self._own_memory(slab, buffer)
         memory = self._memory(slab, buffer, buffer.source) if own is None else own
         if own is not None:
+            self._sources.append(own)
             current.mark("wait", slab)
             wait_for(commands, buffer.used)
         elif any(messages.sealed[segment.message] is not None for segment in slab.segments):
