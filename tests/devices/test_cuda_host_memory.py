@@ -1,7 +1,7 @@
 """In confidential mode staging buffers are of the kind of host memory that is copied faster; all else is the same."""
 
-import time
 from dataclasses import astuple
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -32,6 +32,7 @@ class SlowDriver(FakeDriver):
     def __init__(self, delay=0.0, slow=lambda **_: True):
         super().__init__("serial")
         self.pageable, self.delay, self.slow, self.copies = True, delay, slow, 0
+        self.now = 0.0  # seconds: what copies take is not left to the machine
 
     def upload(self, pointer, source, size, stream):
         self._hold_up("up", source, size)
@@ -44,7 +45,7 @@ class SlowDriver(FakeDriver):
     def _hold_up(self, way, host, size):
         self.copies += 1
         is_locked = any(each.ctypes.data == host for each in self.hosts())
-        time.sleep(self.delay if self.slow(way=way, is_locked=is_locked, size=size) else 0)
+        self.now += size / 1e10 + (self.delay if self.slow(way=way, is_locked=is_locked, size=size) else 0)
 
 
 @each("way", ["up", "down"])
@@ -54,6 +55,7 @@ def test_each_way_kind_and_size_is_timed_by_itself_and_the_probe_leaves_nothing(
     monkeypatch.setattr(host_memory, "_SECONDS", 0.1)
     chosen = {"way": way, "is_locked": is_locked, "size": size}
     driver = SlowDriver(delay=0.05, slow=lambda **copy: copy == chosen)
+    monkeypatch.setattr(host_memory, "time", SimpleNamespace(perf_counter=lambda: driver.now))
     speeds = measure_copies(driver)
     found = speeds.uploads if way == "up" else speeds.downloads
     assert found.prefers_pageable(size) is is_locked
@@ -68,6 +70,7 @@ def test_each_way_kind_and_size_is_timed_by_itself_and_the_probe_leaves_nothing(
 def test_the_probe_ends_in_time_however_slow_copies_are(monkeypatch):
     monkeypatch.setattr(host_memory, "_SECONDS", 0.01)
     driver = SlowDriver(delay=0.02)
+    monkeypatch.setattr(host_memory, "time", SimpleNamespace(perf_counter=lambda: driver.now))
     assert measure_copies(driver) is not None
     assert driver.copies == 8  # one round: each way, kind and size
 
