@@ -271,7 +271,7 @@ class Caller:
         assert (self._now(array) == BEFORE).all(), "an array was written to while its stream was still at work on it"
 
     def require_arrived(self, transfer):
-        self.require_no_strangers(transfer, "nobody was told", self._now)
+        self.require_no_strangers(transfer, "no caller was told", self._now)
         is_clean = transfer.bad is None and not transfer.may_fail
         assert not is_clean or all(map(np.array_equal, map(self._now, transfer.arrays), transfer.plains)), "came late"
 
@@ -346,7 +346,7 @@ def run_seed(seed, lost=("upload", "launch")):
         patch.setattr(fake_cuda, "threading", scheduler)
         patch.setattr(buffers, "_PER_ALLOCATION", 1)  # so that what was released is used again soon
         patch.setattr(link, "_MOST_CALLS", 5)  # so that its key is replaced while calls are in progress
-        # Whether a verdict that nobody has asked for is due must not depend on the time that steps take.
+        # Whether a verdict is due before it is asked for must not depend on the time that steps take.
         patch.setattr(buffers, "_READ_EVERY", (-1.0, float("inf"))[seed % 2])
         clock = types.SimpleNamespace(sleep=lambda _: scheduler.step(), perf_counter=time.perf_counter)
         clock.perf_counter_ns = time.perf_counter_ns
@@ -357,7 +357,7 @@ def run_seed(seed, lost=("upload", "launch")):
             scheduler.run(world.run)
         finally:
             gc.enable()
-            world.channel._owners.reset_after_fork()  # after a failure nobody is left to be told of others
+            world.channel._owners.reset_after_fork()  # after a failure no caller is left to be told of others
     return scheduler.steps
 
 

@@ -214,7 +214,7 @@ class _Lock:
         return True
 
     def release(self):
-        assert self.count, "released a lock that nobody has"
+        assert self.count, "released a lock that no thread has"
         self.count -= 1
         if not self.count:
             self.owner = None

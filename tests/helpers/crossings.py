@@ -74,7 +74,7 @@ def counted(name, mode="confidential"):
     """Return the calls of the driver, and the bytes that were moved, of the second of two equal calls."""
     driver = CountingDriver(mode)
     with pytest.MonkeyPatch.context() as patch, Channel._from_device(CudaDevice(driver), keys=KEY) as channel:
-        patch.setattr(buffers, "_READ_EVERY", float("inf"))  # else a verdict that nobody reads is due in time
+        patch.setattr(buffers, "_READ_EVERY", float("inf"))  # else a verdict that is not asked for is due in time
         action = ACTIONS[name](channel, driver)
         action()
         driver.finish()

@@ -61,7 +61,7 @@ class HostArrayDevice(CudaDevice):
         return buffer
 
     def settle(self):
-        """Wait until nothing is at work any more, and verdicts that nobody has asked for are due."""
+        """Wait until nothing is at work any more, and verdicts are due without being asked for."""
         self.driver.finish()
         time.sleep(2 * buffers._READ_EVERY)
 
