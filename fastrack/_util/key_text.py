@@ -41,10 +41,10 @@ def looks_secret(path: str | os.PathLike[str], *, may_be_id: bool = False) -> bo
     text = os.fsdecode(path)
     if not has_key(text, may_be_id=may_be_id) or os.path.lexists(text):
         return False
-    # Base64 has the slash too, and a path may have as many characters as a key. In a folder that is there it is a path,
-    # but for the root, which a key may begin with.
-    folder = text.rpartition("/")[0]
-    return not (folder.startswith("/") and _HEX_DIGITS.search(text) is None and os.path.lexists(f"{folder}/."))
+    # Base64 has the slash too, and a path may have as many characters. If its first folder is there, it is a path; the
+    # root is none, as a key may begin with a slash.
+    first = re.match("/?[^/]+/", text)
+    return not (first and _HEX_DIGITS.search(text) is None and os.path.lexists(f"{first[0]}."))
 
 
 def refuse_key_text(path: str | os.PathLike[str], *, may_be_id: bool = False) -> None:

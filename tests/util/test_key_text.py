@@ -48,15 +48,21 @@ def test_a_file_may_be_called_like_a_key(tmp_path, monkeypatch):
         assert file.read() == b"content"
 
 
-def test_a_path_in_a_folder_that_is_there_is_none_though_it_has_as_many_characters():
-    path = "/proc/self/fd/25/one/A"
+def test_a_path_in_a_folder_that_is_there_is_none_though_it_has_as_many_characters(tmp_path, monkeypatch):
+    path = "/process/self/fd/25/A1"
     assert has_key(path)
     assert looks_secret(path)  # where there is no such folder
     folder = tempfile.mkdtemp(prefix="Fold3r-", dir="/tmp")
     try:
-        path = f"{folder}/".ljust(43, "x")
-        assert has_key(path)
-        assert not looks_secret(path)
+        for path in (f"{folder}/".ljust(43, "x"), f"{folder}/new/run/".ljust(43, "x")):
+            assert has_key(path)
+            assert not looks_secret(path)
         assert looks_secret("/" + "aB3" * 14)  # in the root, as a key may begin with a slash
+        assert looks_secret(f"//{'aB3' * 14}"[:43])
     finally:
         Path(folder).rmdir()
+    monkeypatch.chdir(tmp_path)
+    path = "tmp7u_n0rbz/back/one/A"
+    assert looks_secret(path)
+    Path("tmp7u_n0rbz").mkdir()
+    assert not looks_secret(path)
