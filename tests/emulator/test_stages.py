@@ -19,8 +19,8 @@ from emulator.conftest import ROOT
 SITE = ROOT / "tests" / "emulator" / "site"
 SECONDS = 300
 NEED_MORE = {"memcheck", "loop", "profile"}  # compute-sanitizer, torch and ncu: they say so
-# Other tests run them on a stand-in, as kernels, and on both devices.
-LONG = {"memcheck", "first", "profile", "variants", "tests"}
+# Other tests run them on a stand-in, as kernels, and on both devices; of figures, another test here runs the beginning.
+LONG = {"memcheck", "first", "profile", "variants", "tests", "figures"}
 DECIDED = {"first": {"threads", "share"}, "variants": {"kernel", "carve-out"}, "figures": {"lead"}}  # without torch
 NOT_EMULATED = {"instruction rates"}  # kernels of single PTX instructions
 
