@@ -64,7 +64,7 @@ $(LMCACHE)/.installed: tests/serving/lmcache.txt | $(STAMP)
 	touch $@
 
 test-nightly: $(STAMP) $(EMULATOR)/.installed $(NATIVE) $(NVRTCS:%=.nvrtc/%/.installed)  ## run the tests that take long, those of the emulator too
-	$(call nvrtcs,$(NVRTCS)) $(BIN)/python -m pytest $(PARALLEL) -m nightly
+	$(call nvrtcs,$(NVRTCS)) $(BIN)/python -m pytest $(PARALLEL) -m "nightly or hypothesis" --hypothesis-profile anew
 	$(EMULATOR)/bin/python -m pytest tests/emulator -m nightly
 
 # As on machines of other people: other umasks, languages, time zones, folders, users. MATRIX='"umask 077" "not root"' chooses rows.
