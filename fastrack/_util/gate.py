@@ -1,0 +1,83 @@
+"""Judge documents of parties that have proved nothing by counts of their bytes, before any parser sees them.
+
+A parser's memory and time follow the values of a document, not its bytes: eight MiB of empty lists are three million
+objects. So each kind of document has the most of what it may hold, for those who write it and those who read it.
+"""
+
+from collections.abc import Mapping
+
+from fastrack.errors import FormatError
+
+_COUNTED: Mapping[str, tuple[bytes, ...]] = {
+    "values": (b",", b":", b"[", b"{"),  # of JSON: one of these stands before each value and before each name
+    "escapes": (b"\\",),
+    "lines": (b"\n", b"\r"),
+    "certificates": (b"-----BEGIN",),
+    "tags": (b"<",),
+    "attributes": (b"=",),
+    "namespaces": (b"xmlns",),
+}
+
+# The most that genuine documents hold is far below where it is not given by their form. All peaks of parsers stay below
+# 16 times the document and 1 MiB (tests/attest/test_gate.py).
+LIMITS: Mapping[str, Mapping[str, int]] = {
+    # Between an owner and a machine. An offer has up to 32 devices with 64 manifests and 16 OCSP responses each.
+    "fastrack challenge": {"bytes": 1 << 10, "values": 16, "escapes": 0},
+    "fastrack offer": {"bytes": 8 << 20, "values": 4400, "escapes": 0},
+    "fastrack grants": {"bytes": 4 << 20, "values": 1040, "escapes": 0},
+    "envelope": {"values": 256, "escapes": 0},
+    # In an offer.
+    "report": {"bytes": 16 << 10},
+    "certificates": {"bytes": 64 << 10, "certificates": 10},
+    "OCSP response": {"bytes": 16 << 10},
+    "collateral": {"bytes": 1 << 20},
+    "RIM": {"bytes": 1 << 20, "tags": 1024, "attributes": 4096, "namespaces": 32},
+    "event log": {"bytes": 4 << 20, "values": 8192},
+    # Of the vendors' services and their mirrors.
+    "TCB info": {"bytes": 1 << 20, "values": 8192},
+    "QE identity": {"bytes": 1 << 20, "values": 8192},
+    "TDX collateral": {"bytes": 4 << 20, "values": 8192},
+    "answer about a manifest": {"bytes": 2 << 20, "values": 64},
+    # Between a visitor of a tour and its desks: a chain, a manifest and an offer, in base64.
+    "chain of a tour": {"bytes": 64 << 20, "lines": 10_002},  # its plan, its visits and its completion
+    "document of a tour": {"bytes": 1 << 20},
+    "fastrack visit": {"bytes": 64 << 10, "values": 64, "escapes": 0},
+    "fastrack tour-grants": {"bytes": 96 << 20, "values": 1040, "escapes": 0},
+    **{
+        f"fastrack tour-{step}": {"bytes": 96 << 20, "values": 16, "escapes": 0}
+        for step in ("begin", "delegated", "consented", "finish", "finished")
+    },
+}
+
+
+def admit(document: bytes, kind: str, *, name: str = "") -> None:
+    """Require that a document has no more of anything than its kind may have. This makes no object of its content.
+
+    `name` stands for it in errors, by default its kind.
+
+    Raises
+    ------
+    FormatError
+        If it has more.
+
+    Examples
+    --------
+    >>> from fastrack._util import gate
+    >>> gate.admit(b'{"challenge":[' + b"[]," * 10_000 + b"0]}", "fastrack challenge")
+    Traceback (most recent call last):
+        ...
+    fastrack.FormatError: reading the fastrack challenge failed: expected at most 1024 bytes, got 30017. ...
+    """
+    for counted, most in LIMITS[kind].items():
+        # One byte is counted five times as fast as several are by `translate`.
+        count = len(document) if counted == "bytes" else sum(map(document.count, _COUNTED[counted]))
+        if count > most:
+            raise FormatError(
+                f"reading the {name or kind} failed: expected at most {most} {counted}, got {count}. "
+                "It is damaged, or of another kind; get it again from its origin."
+            )
+
+
+def most_bytes(kind: str) -> int:
+    """Return the most bytes that a document of a kind may have."""
+    return LIMITS[kind]["bytes"]
