@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA65PrivateKey, M
 
 from fastrack._keys.key_files import PublicKey, SecretKey
 from fastrack._util.documents import decode_bytes, encode, encode_bytes, parse_strict
+from fastrack._util.gate import admit
 from fastrack._util.rights import open_own
 from fastrack._util.shown import shown
 from fastrack.errors import FormatError, SignatureError
@@ -215,6 +216,7 @@ def read_unverified_payload(envelope: bytes, *, source: str = "the document") ->
 
 
 def _parse_envelope(envelope: bytes, source: str) -> tuple[bytes, str, list[bytes]]:
+    admit(envelope, "envelope", name=source)
     try:
         document = parse_strict(str(envelope, "utf-8"))
         payload = decode_bytes(document["payload"])

@@ -23,6 +23,7 @@ from typing import Any, NoReturn, TypeAlias
 from fastrack._keys.keyring import KeyRing
 from fastrack._keys.keys import Key
 from fastrack._util.fork import register_fork_reset
+from fastrack._util.gate import most_bytes
 from fastrack._util.public import attest_public
 from fastrack.attest._cpu.kind import CpuKind
 from fastrack.attest._cpu.tdx_collateral import TdxCollateral
@@ -49,7 +50,7 @@ from fastrack.errors import ClosedError
 from fastrack.grants import Grants, Identity, Recipient, Signer, Verifier
 
 GRANTS_KIND = "fastrack/grants"
-GRANTS_LIMIT = 4 << 20  # bytes of a document
+GRANTS_LIMIT = most_bytes("fastrack grants")
 GRANT_LIFETIME = timedelta(minutes=5)
 
 _VERSION = 1
@@ -176,7 +177,7 @@ class PendingOffer:
 
 def read_envelopes(grants: bytes) -> tuple[str, tuple[bytes, ...]]:
     """Return the id of the challenge, and one or more signed grants, in a document of grants. Nothing is verified."""
-    document = decode(grants, GRANTS_KIND, _VERSION, ("challenge", "grants"), limit=GRANTS_LIMIT)
+    document = decode(grants, GRANTS_KIND, _VERSION, ("challenge", "grants"))
     envelopes = document.binaries("grants", count=_KEYS_LIMIT, limit=_ENVELOPE_LIMIT)
     if not envelopes:
         raise document.member("grants").refusal("one or more", "none")

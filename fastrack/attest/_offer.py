@@ -25,6 +25,7 @@ from hashlib import sha256, sha384, sha512
 from typing import Self
 
 from fastrack._util.documents import encode_time
+from fastrack._util.gate import most_bytes
 from fastrack._util.public import attest_public
 from fastrack.attest._errors import malformed, require_time_zone
 from fastrack.attest._formats import wire
@@ -34,9 +35,9 @@ from fastrack.grants import Recipient
 
 CHALLENGE_KIND, OFFER_KIND = "fastrack/challenge", "fastrack/offer"
 ALGORITHM = "MLKEM768_X25519"
-OFFER_LIMIT = 8 << 20  # bytes of a document
+OFFER_LIMIT = most_bytes("fastrack offer")
 BEGINNING_SIZE = len('{"challenge":"') + 32  # bytes of an offer up to its challenge's id
-CHALLENGE_LIMIT = 1024
+CHALLENGE_LIMIT = most_bytes("fastrack challenge")
 DEVICES_LIMIT = 32  # GPUs and switches of a machine
 DEFAULT_LIFETIME = timedelta(minutes=5)
 LONGEST_LIFETIME = timedelta(days=7)
@@ -46,7 +47,7 @@ _VERSION = 1
 _NONCE_SIZE = 32
 _ID_SIZE = 16
 _PUBLIC_SIZE = 1216
-_OCSP_LIMIT = 16 << 10
+_OCSP_LIMIT = most_bytes("OCSP response")
 _OCSP_COUNT = 16
 _MANIFESTS_LIMIT = 2 * DEVICES_LIMIT
 
@@ -98,7 +99,7 @@ class Challenge:
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Parse a document. Raise `FormatError` if it is not a canonical challenge."""
-        reader = wire.decode(data, CHALLENGE_KIND, _VERSION, ("expires", "id", "nonce"), limit=CHALLENGE_LIMIT)
+        reader = wire.decode(data, CHALLENGE_KIND, _VERSION, ("expires", "id", "nonce"))
         nonce = reader.binary("nonce", limit=_NONCE_SIZE, size=_NONCE_SIZE)
         return cls(reader.id("id"), nonce, reader.time("expires"))
 
@@ -260,7 +261,7 @@ class Offer:
     def from_bytes(cls, data: bytes) -> Self:
         """Parse a document. Raise `FormatError` if it is not a canonical offer of up to 8 MiB."""
         members = ("challenge", "cpu", "devices", "manifests", "public")
-        reader = wire.decode(data, OFFER_KIND, _VERSION, members, limit=OFFER_LIMIT)
+        reader = wire.decode(data, OFFER_KIND, _VERSION, members)
         manifests = [
             ManifestEvidence(node.binary("data", limit=wire.PART_LIMIT), _read_ocsp(node))
             for node in reader.children("manifests", ("data", "ocsp"), limit=_MANIFESTS_LIMIT)

@@ -14,13 +14,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha384
 
+from fastrack._util.gate import most_bytes
 from fastrack._util.public import attest_public
 from fastrack.attest._errors import malformed, refused
 from fastrack.attest._formats.binary import Cursor
 from fastrack.attest._formats.wire import Reader
 
 REGISTERS = 4
-EVENT_LOG_LIMIT = 4 << 20  # bytes; those of firmware have 64 to 256 KiB
+EVENT_LOG_LIMIT = most_bytes("event log")  # those of firmware have 64 to 256 KiB
 _EVENTS_LIMIT = 1 << 16
 _EVIDENCE = "event log"
 _SHOWN = 200  # characters of an event that a draft repeats

@@ -504,7 +504,7 @@ def _fetch_rim(run: _Fetching, rim_id: str, chip: str) -> FetchedDocument:
         answer = run.client.ask(
             f"{run.services.nvidia_rim}/v1/rim/{percent_encode(rim_id)}", limit=2 * LARGEST
         )  # base64 in JSON
-        node = Reader.parse(answer.body, f"answer about {rim_id}")
+        node = Reader.parse(answer.body, f"answer about {rim_id}", "answer about a manifest")
         node.expect("id", rim_id)
         node.expect("rim_format", "TCG")
         try:

@@ -14,15 +14,15 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, NoReturn, Self, TypeVar
 
-from fastrack._util import documents
+from fastrack._util import documents, gate
 from fastrack.attest._errors import malformed
 from fastrack.errors import FormatError
 
 T = TypeVar("T")
 
-PART_LIMIT = 1 << 20  # bytes of a manifest or of a part of the collateral
-REPORT_LIMIT = 16 << 10
-CHAIN_LIMIT = 64 << 10
+PART_LIMIT = gate.most_bytes("collateral")  # or of a manifest
+REPORT_LIMIT = gate.most_bytes("report")
+CHAIN_LIMIT = gate.most_bytes("certificates")
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 _LIMIT = 1 << 16  # of integers
@@ -34,13 +34,13 @@ def encode(kind: str, version: int, members: Mapping[str, Any]) -> bytes:
     return documents.encode({**members, "kind": kind, "version": version}, end=b"\n")
 
 
-def decode(data: bytes, kind: str, version: int, members: Iterable[str], *, limit: int) -> Reader:
+def decode(data: bytes, kind: str, version: int, members: Iterable[str], *, limit: int | None = None) -> Reader:
     """Parse a document with exactly these members, "kind" and "version".
 
-    It must be in canonical form and have at most `limit` bytes.
+    It must be in canonical form and have no more than its kind may have, and at most `limit` bytes.
     """
     name = kind.replace("/", " ")
-    if len(data) > limit:
+    if limit is not None and len(data) > limit:
         raise malformed(name, "size", None, wanted=f"at most {limit} bytes", found=len(data))
     reader = Reader.parse(data, name)
     if documents.encode(reader.value, end=b"\n") != data:
@@ -70,8 +70,9 @@ class Reader:
         self.path = path
 
     @classmethod
-    def parse(cls, text: bytes, document: str) -> Self:
-        """Parse a document in UTF-8. No object may repeat a member."""
+    def parse(cls, text: bytes, document: str, kind: str = "") -> Self:
+        """Parse a document in UTF-8 of a `kind` that has limits, by default as it is named. Members stand once."""
+        gate.admit(text, kind or document, name=document)
         try:
             value = json.loads(
                 text.decode(),
