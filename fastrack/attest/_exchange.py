@@ -35,7 +35,7 @@ from fastrack.attest._gpus.evidence import VerifiedGpuReport, verify_gpu_report
 from fastrack.attest._gpus.report import parse_gpu_report
 from fastrack.attest._gpus.rim import verify_rim
 from fastrack.attest._gpus.rim_match import MatchedGpuReport, match_measurements, report_of
-from fastrack.attest._kinds import VerifiedCpu, kind_of_evidence, kind_of_verified
+from fastrack.attest._kinds import CpuEvidence, VerifiedCpu, kind_of_evidence, kind_of_verified
 from fastrack.attest._offer import (
     ALGORITHM,
     Challenge,
@@ -352,12 +352,11 @@ def prove_offer(
     binding = OfferBinding(challenge, offer.recipient)
     kind, report_data = kind_of_evidence(offer.evidence.cpu), binding.report_data(offer.evidence.devices)
     _require_report_data(kind.title, kind.report_data(offer.evidence.cpu), report_data)  # first, as that is cheap
-    evidence = complete_evidence(offer.evidence, collateral)
-    cpu: VerifiedCpu = kind.verify(evidence.cpu, now, _roots_of(kind, roots))
+    cpu: VerifiedCpu = kind.verify(complete_cpu(offer.evidence.cpu, collateral), now, _roots_of(kind, roots))
     _require_report_data(kind.title, cpu.report_data, report_data)
     devices = tuple(
         _verify_device(device, index, binding.device_nonce(index), now, roots)
-        for index, device in enumerate(evidence.devices)
+        for index, device in enumerate(complete_devices(offer.evidence.devices, collateral))
     )
     return offer, cpu, devices
 
@@ -393,34 +392,42 @@ def verify_evidence(
     TDX collateral
     """
     require_time_zone(now)
-    evidence, kind = complete_evidence(evidence, collateral), kind_of_evidence(evidence.cpu)
-    cpu: VerifiedCpu = kind.verify(evidence.cpu, now, _roots_of(kind, roots))
+    kind = kind_of_evidence(evidence.cpu)
+    cpu: VerifiedCpu = kind.verify(complete_cpu(evidence.cpu, collateral), now, _roots_of(kind, roots))
     return cpu, tuple(
         _verify_device(device, index, parse_gpu_report(device.report).nonce, now, roots)
-        for index, device in enumerate(evidence.devices)
+        for index, device in enumerate(complete_devices(evidence.devices, collateral))
     )
 
 
-def complete_evidence(
-    evidence: MachineEvidence, collateral: TdxCollateral | str | os.PathLike[str] | None
-) -> MachineEvidence:
-    """Return evidence with the owner's collateral in place of the machine's, as far as the owner has some."""
+def complete_cpu(evidence: CpuEvidence, collateral: TdxCollateral | str | os.PathLike[str] | None) -> CpuEvidence:
+    """Return a CPU's evidence with the owner's collateral in place of the machine's, as far as the owner has some."""
     if collateral is None:
         return evidence
-    kind, devices = kind_of_evidence(evidence.cpu), evidence.devices
+    kind = kind_of_evidence(evidence)
     if not isinstance(collateral, TdxCollateral):
         collateral = Path(collateral)
         if not collateral.is_dir():  # which would be the machine's collateral, unheard
             problem = "expected a folder of collateral, got none. Name that of `fastrack attest fetch`"
             raise NotADirectoryError(errno.ENOTDIR, problem, str(collateral))
         require_own_folder(collateral)
-        if devices:
-            devices = tuple(map(DeviceCollateral(collateral).complete, devices))
-    cpu = kind.complete(evidence.cpu, collateral)
-    if cpu is evidence.cpu and isinstance(collateral, Path):  # its owner would believe that it decides
+    cpu: CpuEvidence = kind.complete(evidence, collateral)
+    if cpu is evidence and isinstance(collateral, Path):  # its owner would believe that it decides
         advice = "Fetch for this machine: fastrack attest fetch."
         raise refused(kind.title, "collateral", wanted="some of it in the folder", found="none", advice=advice)
-    return MachineEvidence(cpu, devices)
+    return cpu
+
+
+def complete_devices(
+    devices: tuple[DeviceEvidence, ...], collateral: TdxCollateral | str | os.PathLike[str] | None
+) -> tuple[DeviceEvidence, ...]:
+    """Return the evidence of devices with the manifests and responses of the owner's folder in place of theirs.
+
+    What lacks there is looked for in those that the machine sent, which are opened for it: its CPU has to be verified.
+    """
+    if not devices or collateral is None or isinstance(collateral, TdxCollateral):
+        return devices
+    return tuple(map(DeviceCollateral(Path(collateral)).complete, devices))
 
 
 def _roots_of(kind: CpuKind[Any, Any, Any], trusted: TrustedRoots) -> Roots:
