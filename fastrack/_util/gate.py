@@ -26,6 +26,7 @@ LIMITS: Mapping[str, Mapping[str, int]] = {
     "fastrack offer": {"bytes": 8 << 20, "values": 4400},
     "fastrack grants": {"bytes": 4 << 20, "values": 1040},
     "envelope": {"values": 256, "escapes": 0},
+    "grant": {"bytes": 128 << 10},  # an envelope with as many files as a key of HPKE can be bound to, some 1,870
     # In an offer.
     "report": {"bytes": 16 << 10},
     "certificates": {"bytes": 64 << 10, "certificates": 10},

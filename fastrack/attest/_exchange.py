@@ -46,7 +46,7 @@ from fastrack.attest._offer import (
     open_offer,
 )
 from fastrack.attest._policy import Policy
-from fastrack.errors import ClosedError
+from fastrack.errors import ClosedError, FormatError
 from fastrack.grants import Grants, Identity, Recipient, Signer, Verifier
 
 GRANTS_KIND = "fastrack/grants"
@@ -55,7 +55,6 @@ GRANT_LIFETIME = timedelta(minutes=5)
 
 _VERSION = 1
 _KEYS_LIMIT = 1024
-_ENVELOPE_LIMIT = 64 << 10
 _EVIDENCE = "offer"
 _AGAIN = "Ask the owner for a new challenge, and make a new offer for it."
 _ALTERED = "The evidence is about another challenge or key, or was altered; make a new offer."
@@ -178,7 +177,7 @@ class PendingOffer:
 def read_envelopes(grants: bytes) -> tuple[str, tuple[bytes, ...]]:
     """Return the id of the challenge, and one or more signed grants, in a document of grants. Nothing is verified."""
     document = decode(grants, GRANTS_KIND, _VERSION, ("challenge", "grants"))
-    envelopes = document.binaries("grants", count=_KEYS_LIMIT, limit=_ENVELOPE_LIMIT)
+    envelopes = document.binaries("grants", count=_KEYS_LIMIT, limit=most_bytes("grant"))
     if not envelopes:
         raise document.member("grants").refusal("one or more", "none")
     return document.id("challenge"), envelopes
@@ -522,10 +521,33 @@ def issue_grants(
         granted = [keys.first]
     if not granted or len(granted) > _KEYS_LIMIT:
         raise ValueError(f"issuing grants failed: expected 1 to {_KEYS_LIMIT} keys, got {len(granted)}")
-    files = None if files is None else tuple(files)
     expires = (now + lifetime).astimezone(UTC)
-    envelopes = [
-        Grants.issue(key, [verified.recipient], signer=signer, files=files, expires=expires).envelope for key in granted
-    ]
-    members = {"challenge": verified.challenge_id, "grants": [write_bytes(envelope) for envelope in envelopes]}
-    return encode(GRANTS_KIND, _VERSION, members)
+    return _write_grants(verified.challenge_id, verified.recipient, granted, signer, files, expires)
+
+
+def check_files(files: Iterable[str] | None, keys: Iterable[Key], signer: Signer) -> None:
+    """Raise ValueError unless a machine could read grants of these keys for these files: make some for no machine."""
+    recipient, expires = Identity.generate(ALGORITHM).recipient, datetime.now(UTC).replace(microsecond=0)
+    _write_grants("0" * 32, recipient, list(keys), signer, files, expires)
+
+
+def _write_grants(
+    challenge_id: str,
+    recipient: Recipient,
+    keys: list[Key],
+    signer: Signer,
+    files: Iterable[str] | None,
+    expires: datetime,
+) -> bytes:
+    files = None if files is None else tuple(files)
+    envelopes = [Grants.issue(key, [recipient], signer=signer, files=files, expires=expires).envelope for key in keys]
+    members = {"challenge": challenge_id, "grants": [write_bytes(envelope) for envelope in envelopes]}
+    document = encode(GRANTS_KIND, _VERSION, members)
+    try:
+        read_envelopes(document)  # by the limits of the machine that has to
+    except FormatError as error:
+        raise ValueError(
+            f"issuing grants failed: expected as many keys and files as a machine reads, got {len(keys)} keys for "
+            f"{'all' if files is None else len(files)} files: {error} Grant fewer keys, or fewer and larger files"
+        ) from None
+    return document

@@ -10,6 +10,8 @@ from fastrack._keys.keyring import KeyRing
 from fastrack.attest import Challenge, Offer, Policy, TdxCollateral, TrustedRoots, issue_grants, verify_offer
 from fastrack.attest._broker.ledger import Ledger
 from fastrack.errors import AttestationError, FormatError
+from fastrack.attest._exchange import check_files
+from fastrack.attest._offer import BEGINNING_SIZE, OFFER_KIND, read_challenge_id
 from fastrack.grants import Signer
 
 
@@ -47,6 +49,7 @@ class Broker:
         self._signer = signer
         self._ledger = ledger
         members = {"keys": [key.id for key in self._keys], "signer": signer.verifier.id}
+        check_files(settings.files, self._keys, signer)  # else each challenge would be used up for no answer
         ledger.append("started", members, now=settings.clock())
 
     def make_challenge(self) -> Challenge:
