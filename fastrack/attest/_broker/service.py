@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from fastrack._keys.keyring import KeyRing
-from fastrack.attest import Challenge, Offer, Policy, TdxCollateral, TrustedRoots, issue_grants, verify_offer
+from fastrack._util import gate
+from fastrack.attest import Challenge, Policy, TdxCollateral, TrustedRoots, issue_grants, verify_offer
 from fastrack.attest._broker.ledger import Ledger
-from fastrack.errors import AttestationError, FormatError
 from fastrack.attest._exchange import check_files
 from fastrack.attest._offer import BEGINNING_SIZE, OFFER_KIND, read_challenge_id
+from fastrack.errors import AttestationError, FormatError
 from fastrack.grants import Signer
 
 
@@ -48,8 +49,8 @@ class Broker:
         self._keys = list(keys) or [keys.first]
         self._signer = signer
         self._ledger = ledger
-        members = {"keys": [key.id for key in self._keys], "signer": signer.verifier.id}
         check_files(settings.files, self._keys, signer)  # else each challenge would be used up for no answer
+        members = {"keys": [key.id for key in self._keys], "signer": signer.verifier.id}
         ledger.append("started", members, now=settings.clock())
 
     def make_challenge(self) -> Challenge:
@@ -68,17 +69,17 @@ class Broker:
     def answer(self, body: bytes, address: str) -> tuple[str, bytes]:
         """Answer an offer: return the challenge's id, and the grants.
 
-        The challenge is used up before the offer is verified, and the grant is logged before it is returned, so a
-        challenge gives at most one answer, even after a crash. A body that is no offer uses no challenge. The log
-        has the reason of a refusal.
+        The challenge is used up before the offer is parsed, and the grant is logged before it is returned, so a
+        challenge gives at most one answer, and one parsing, even after a crash. A body that is larger than an offer may
+        be, or holds more than one may, uses none. The log has the reason of a refusal.
         """
-        offer = Offer.from_bytes(body)
+        gate.admit(body, OFFER_KIND.replace("/", " "))
         settings = self._settings
-        now = settings.clock()
-        challenge = self._ledger.use_challenge(offer.challenge_id, now=now, details={"address": address})
+        now, challenge_id = settings.clock(), read_challenge_id(body[:BEGINNING_SIZE])
+        challenge = self._ledger.use_challenge(challenge_id, now=now, details={"address": address})
         try:
             verified = verify_offer(
-                offer, challenge, settings.policy, now=now, collateral=settings.collateral, roots=settings.roots
+                body, challenge, settings.policy, now=now, collateral=settings.collateral, roots=settings.roots
             )
             grants = issue_grants(
                 verified,
