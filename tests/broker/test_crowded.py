@@ -288,3 +288,31 @@ def fill(path):
                     file.write(b"x" * size)
             except OSError as error:
                 assert error.errno == errno.ENOSPC  # noqa: PT017
+
+
+_BOTH = b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n"
+_AMBIGUOUS = [
+    b"POST /v1/challenges HTTP/1.1\r\n" + _BOTH,
+    b"POST /v1/offers HTTP/1.1\r\nContent-Type: application/json\r\n" + _BOTH,
+    b"GET /v1/other HTTP/1.1\r\nTransfer-Encoding: chunked\r\ncontent-length: 0\r\n",
+    b"POST /v1/challenges HTTP/1.1\r\nContent-Length: 4\r\nContent-Length: 5\r\n",
+    b"POST /v1/challenges HTTP/1.1\r\nTransfer-Encoding : chunked\r\n",
+    b"POST /v1/challenges HTTP/1.1\r\nContent-Length: +4\r\n",
+    b"POST /v1/challenges HTTP/1.1\r\nTransfer-Encoding: chunked, chunked\r\n",
+]
+
+
+@pytest.mark.slow
+def test_a_request_whose_body_has_two_lengths_is_refused_and_its_connection_closed(start):
+    server = start()
+    for head in _AMBIGUOUS:
+        with server.open() as connection:
+            second = b"POST /v1/challenges HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"
+            connection.sendall(head + b"Host: x\r\n\r\n0\r\n\r\n" + second)
+            answer = b""
+            while part := connection.recv(1 << 16):
+                answer += part
+        assert answer.count(b"HTTP/1.1") == 1, head
+        assert int(answer.split()[1]) in {400, 501}, head
+    assert not [line for line in server.lines() if line["event"] == "challenge"]
+    assert server.post("/v1/challenges")[0] == 200

@@ -16,6 +16,7 @@ from ipaddress import ip_address
 from typing import Any
 
 import uvicorn
+from starlette.responses import Response
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fastrack._keys.keys import read_private
@@ -69,7 +70,7 @@ def serve(
             pass
     _log_as_json()
     config = uvicorn.Config(
-        app,
+        _with_one_length(app),
         loop="asyncio",
         http="h11",
         ws="none",
@@ -93,6 +94,21 @@ def serve(
         fields = {"host": host, "port": listener.getsockname()[1], "tls": config.ssl is not None}
         log.info("listening", extra={"fields": fields})
         _Server(config, head_seconds).run(sockets=[listener])
+
+
+def _with_one_length(app: Any) -> Any:
+    """Return an application that refuses requests with two lengths: a proxy before it may go by the other one."""
+
+    async def run(scope: Any, receive: Any, send: Any) -> None:
+        names = {name for name, _ in scope.get("headers", ())}
+        if not names.issuperset({b"content-length", b"transfer-encoding"}):
+            await app(scope, receive, send)
+            return
+        log.info("refused", extra={"fields": {"address": scope["client"][0], "error": "two lengths", "status": 400}})
+        body = b'{"error":{"message":"expected Content-Length or Transfer-Encoding, got both"}}\n'
+        await Response(body, 400, {"Connection": "close"}, "application/json")(scope, receive, send)
+
+    return run
 
 
 def _log_as_json() -> None:
