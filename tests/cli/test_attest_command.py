@@ -231,20 +231,38 @@ def test_a_document_of_another_kind_is_named(cli):
     assert "reading owner.signer.pub failed: expected a challenge" in cli.error("attest show owner.signer.pub")
 
 
-@pytest.mark.parametrize("link", [os.symlink, os.link])
-def test_a_challenge_with_two_names_is_used_once(cli, folder, link):
-    link("challenge", "other")
+@pytest.mark.parametrize("copy", [os.symlink, os.link, shutil.copy, os.rename])
+def test_a_challenge_in_two_files_is_used_once(cli, folder, copy):
+    (folder / "elsewhere").mkdir()
+    copies = ["other", "elsewhere/challenge"]
+    shutil.copy("challenge", "kept")
     cli("attest collect challenge offer")
-    used = GRANT.replace("--challenge challenge", "--challenge other")
-    if link is os.symlink:
-        cli(f"attest grant offer {used} --out first")
-        assert not (folder / "challenge").exists()
-    else:
-        assert "expected a file with one name" in cli.error(f"attest grant offer {used} --out first")
-        (folder / "other").unlink()
-        cli(f"attest grant offer {GRANT} --out first")
-    for line in (GRANT, used):
-        assert "No such file" in cli.error(f"attest grant offer {line} --out second")
+    for name in copies:
+        copy(folder / "challenge", folder / name)
+        if copy is os.rename:
+            shutil.copy("kept", "challenge")
+    cli(f"attest grant offer {GRANT.replace('--challenge challenge', '--challenge other')} --out first")
+    for name in ("challenge", "kept", *copies):
+        line = f"attest grant offer {GRANT.replace('--challenge challenge', f'--challenge {name}')} --out second"
+        assert re.search("expected one that was not used|No such file", cli.error(line))
+    assert "expected one that was not used" in cli.error(
+        f"attest grant offer {GRANT.replace('e challenge', 'e kept')} -o second"
+    )
+
+
+def test_marks_of_used_challenges_are_kept_until_these_have_ended(cli, folder, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
+    marks = folder / "state" / "fastrack" / "challenges"
+    cli("attest collect challenge offer")
+    marks.mkdir(parents=True)
+    marks.chmod(0o700)
+    for name, days in (("a" * 32, 7.5), ("b" * 32, 8.5)):
+        (marks / name).touch()
+        os.utime(marks / name, (time.time() - days * 86_400,) * 2)
+    cli(f"attest grant offer {GRANT} --out first")
+    left = {path.name for path in marks.iterdir()}
+    assert len(left) == 2
+    assert "a" * 32 in left
 
 
 @pytest.mark.usefixtures("quiet")

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import time
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -17,6 +18,7 @@ from fastrack._cli.errors import handle_errors, show_errors
 from fastrack._cli.files import check_directory, open_ring
 from fastrack._cli.options import Json, KeyFile
 from fastrack._util.locations import locate_local
+from fastrack._util.rights import make_own, require_own
 from fastrack.errors import AttestationError, FormatError
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ FileIds = Annotated[
 ]
 Period = Annotated[str, typer.Option(metavar="PERIOD", help="The time until it ends, such as 90s, 5m or 12h.")]
 
+_MARKED = 8 * 86_400  # seconds: a challenge ends within seven days
 _REFUSED = 3  # the exit status for evidence that verifies, of a machine that the policy does not accept
 
 app = typer.Typer(no_args_is_help=True, help="Give keys to a machine that proves what it is, by files and pipes.")
@@ -182,7 +185,8 @@ def grant(
 ) -> None:
     """Verify an offer, use up its challenge, and encrypt keys to the machine.
 
-    The file CHALLENGE is renamed to CHALLENGE.used-ID, with the first 16 digits of its id, before anything is granted.
+    Before anything is granted, the challenge is marked as used, by its id, which holds for all copies of its file. The
+    file CHALLENGE is renamed to CHALLENGE.used-ID, with the first 16 digits.
 
     Exit status: 0 if keys are granted; 1 if the evidence does not verify; 3 if the policy does not accept what it
     proves, and then nothing is used up.
@@ -208,24 +212,30 @@ def grant(
 
 
 def _use_up(path: Path, challenge_id: str) -> None:
-    """Rename the file of a challenge, which succeeds once: a link to it is followed, and a second name refused."""
-    path = path.resolve()
-    if path.stat().st_nlink != 1:
-        problem = "expected a file with one name, got one with others, by which it could be used again"
-        raise _unusable(path, problem, "a file with one name", "a file with others")
-    # With the id, since the next challenge may have the name that this one had.
-    used = path.with_name(f"{path.name}.used-{challenge_id[:16]}")
+    """Mark a challenge as used, which succeeds once, and rename its file: copies and links of it are that challenge."""
+    base = os.path.expanduser(os.environ.get("XDG_STATE_HOME") or "~/.local/state")  # noqa: PTH111 - it may raise
+    if base.startswith("~"):
+        raise FileNotFoundError(errno.ENOENT, "no folder to mark challenges in; name one with XDG_STATE_HOME", base)
+    marks = Path(base).absolute() / "fastrack" / "challenges"
+    make_own(marks)
+    require_own(marks)
+    for mark in marks.iterdir():
+        with suppress(FileNotFoundError):  # which another run has removed
+            if time.time() - mark.stat().st_mtime > _MARKED:
+                mark.unlink()
+    mark = marks / challenge_id
     try:
-        os.link(path, used)  # which fails if it exists, unlike a rename
+        mark.touch(0o600, exist_ok=False)
     except FileExistsError:
-        problem = f"expected one that was not used, got {used}"
-        raise _unusable(path, problem, "none before", str(used)) from None
-    path.unlink()
-
-
-def _unusable(path: Path, problem: str, wanted: str, found: str) -> AttestationError:
-    message = f"using the challenge {path} failed: {problem}. Make a new challenge."
-    return AttestationError(message, evidence="challenge", field="use", wanted=wanted, found=found)
+        message = (
+            f"using the challenge {path} failed: expected one that was not used, got {mark}. Make a new challenge."
+        )
+        raise AttestationError(
+            message, evidence="challenge", field="use", wanted="none before", found=str(mark)
+        ) from None
+    path = path.resolve()
+    with suppress(OSError):  # the mark counts: of a pipe, or in a folder of another user, there is nothing to rename
+        path.rename(path.with_name(f"{path.name}.used-{challenge_id[:16]}"))  # the next may have the name of this one
 
 
 def _check_key_target(out: Path) -> None:
