@@ -3,14 +3,22 @@
 import itertools
 import string
 import tracemalloc
+from contextlib import suppress
+from datetime import timedelta
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
+from helpers.foundry.authority import NOW
 
 from fastrack._keys.signing import read_unverified_payload
 from fastrack._util import gate
 from fastrack.attest import parse_rim
 from fastrack.attest._formats import xml
 from fastrack.attest._formats.wire import Reader
+from fastrack.attest._formats.x509 import load_chain, load_crl
 from fastrack.errors import FormatError
 
 _NAMES = ["".join(letters).encode() for letters in itertools.product(string.ascii_lowercase, repeat=3)]
@@ -91,3 +99,55 @@ def test_an_envelope_of_many_signatures_or_escapes_takes_less_than_four_times_it
         b'{"payload":"\\ud83d\\ude00' + b"A" * (256 << 10) + b'","payloadType":"","signatures":[]}',
     ):
         assert _refused_in(read_unverified_payload, document) <= 4 * len(document)
+
+
+_KEY = ec.generate_private_key(ec.SECP256R1())
+
+
+def _certificate(subject, *extensions):
+    """Return a certificate in PEM, whose subject has these attributes."""
+    attributes = [x509.NameAttribute(x509.ObjectIdentifier("1.2.3"), text) for text in subject]
+    builder = x509.CertificateBuilder(x509.Name([]), x509.Name(attributes), _KEY.public_key(), 1)
+    builder = builder.not_valid_before(NOW).not_valid_after(NOW + timedelta(days=1))
+    for extension in extensions:
+        builder = builder.add_extension(extension, critical=False)
+    return builder.sign(_KEY, hashes.SHA256()).public_bytes(Encoding.PEM)
+
+
+@pytest.mark.parametrize("count", [300, 2000])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda count: _certificate(["a"] * (count // 2)),
+        lambda count: _certificate([], x509.SubjectAlternativeName([x509.DNSName("")] * (2 * count))),
+        lambda count: _certificate([], x509.ExtendedKeyUsage([x509.ObjectIdentifier("1.2")] * count)),
+        lambda count: _certificate(
+            [],
+            *(x509.UnrecognizedExtension(x509.ObjectIdentifier(f"1.2.{number}"), b"") for number in range(count // 2)),
+        ),
+    ],
+    ids=["name", "other names", "usages", "extensions"],
+)
+def test_certificates_of_many_small_parts_take_less_than_the_bound(make, count):
+    certificate = make(count)
+    chain = certificate * min((64 << 10) // len(certificate), 10)
+
+    def read(text):
+        with suppress(FormatError):
+            load_chain(text, evidence="chain")
+
+    assert _peak(read, chain) <= (4 * len(chain) if count > 1000 else _bound(chain))
+
+
+def test_a_revocation_list_of_many_small_parts_is_refused():
+    builder = x509.CertificateRevocationListBuilder(x509.Name([])).last_update(NOW)
+    builder = builder.next_update(NOW + timedelta(days=1))
+    for number in range(1000):  # of which a list may have any number
+        entry = x509.RevokedCertificateBuilder(number + 1, NOW).build()
+        builder = builder.add_revoked_certificate(entry)
+    crl = builder.sign(_KEY, hashes.SHA256()).public_bytes(Encoding.DER)
+    assert len(load_crl(crl, evidence="list")) == 1000
+    extension = x509.UnrecognizedExtension(x509.ObjectIdentifier("1.2.3"), bytes(2048))
+    crl = builder.add_extension(extension, critical=False).sign(_KEY, hashes.SHA256()).public_bytes(Encoding.DER)
+    with pytest.raises(FormatError, match="a name or extensions of 2"):
+        load_crl(crl, evidence="list")

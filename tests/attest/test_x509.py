@@ -305,11 +305,12 @@ def test_real_authorities_of_amd_are_pinned(evidence, name):
     assert _x509.fingerprint(_x509.load_chain(text, evidence="AMD chain")[1]) in AMD_ROOTS
 
 
-def test_a_large_certificate_is_loaded():
-    authority = Authority("a", extensions=[("1.2.3.4", bytes(9000))])
-    assert _x509.load_certificate(authority.der, evidence="a") == authority.certificate
-    with pytest.raises(FormatError):
-        _x509.load_certificate(authority.der[:-1], evidence="a")
+def test_certificates_have_extensions_of_a_usual_size():
+    usual = Authority("a", extensions=[("1.2.3.4", bytes(1900))])
+    assert _x509.load_certificate(usual.der, evidence="a") == usual.certificate
+    for size in (2048, 9000):  # the second is too large to be kept
+        with pytest.raises(FormatError, match="a name or extensions of"):
+            _x509.load_certificate(Authority("a", extensions=[("1.2.3.4", bytes(size))]).der, evidence="a")
 
 
 # Warnings, threads and forks.

@@ -23,15 +23,19 @@ from cryptography.hazmat.primitives.hashes import SHA256, SHA384, SHA512, HashAl
 from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtensionOID, SignatureAlgorithmOID
 
+from fastrack._util import gate
 from fastrack._util.fork import after_fork
 from fastrack.attest._errors import malformed, refused, require_in_force, require_time_zone
+from fastrack.attest._formats import der
+from fastrack.attest._formats.binary import Cursor
 from fastrack.attest._formats.roots import Roots
 from fastrack.errors import AttestationError
 
 E = TypeVar("E", x509.BasicConstraints, x509.KeyUsage, x509.ExtendedKeyUsage)
 
-_LONGEST_CHAIN = 10
+_LONGEST_CHAIN = gate.LIMITS["certificates"]["certificates"]
 _CACHED_SIZE = 4096  # bytes of a certificate
+_LARGEST_PART = 2048  # bytes of names and of extensions; Intel's extensions have 780
 _BEGIN, _END = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
 UNREADABLE = (  # pyca raises these for unreadable structures and unknown keys
     ValueError,
@@ -248,6 +252,7 @@ def load_certificate(data: bytes, *, evidence: str) -> x509.Certificate:
 def _load(data: bytes, evidence: str) -> x509.Certificate:
     with reading(evidence):
         certificate = x509.load_der_x509_certificate(data)
+        _require_small_parts(data, evidence)
         _ = certificate.extensions, certificate.subject, certificate.issuer, certificate.public_key()
         _ = certificate.signature_hash_algorithm, certificate.signature_algorithm_parameters
         _require_whole_bytes(data, certificate.signature)
@@ -264,10 +269,10 @@ def load_chain(data: bytes, *, evidence: str) -> tuple[x509.Certificate, ...]:
     Lines have 64 characters and may end in CR LF. Newlines and zero bytes may follow the text,
     as in Intel's files. Nothing else is accepted, so that every changed byte is noticed.
     """
+    gate.admit(data, "certificates", name=evidence)
     text = data.rstrip(b"\0\r\n").replace(b"\r\n", b"\n")
-    count = text.count(_BEGIN)
-    if not 1 <= count <= _LONGEST_CHAIN:
-        raise malformed(evidence, "number of certificates", None, wanted=f"1 to {_LONGEST_CHAIN}", found=count)
+    if _BEGIN not in text:
+        raise malformed(evidence, "number of certificates", None, wanted=f"1 to {_LONGEST_CHAIN}", found=0)
     try:
         encoded = [b64decode(part.partition(_END)[0]) for part in text.split(_BEGIN)[1:]]
     except ValueError as error:
@@ -289,6 +294,7 @@ def load_crl(data: bytes, *, evidence: str) -> x509.CertificateRevocationList:
     """Load a certificate revocation list in DER, and read now all parts that are used later."""
     with reading(evidence):
         crl = x509.load_der_x509_crl(data)
+        _require_small_parts(data, evidence)
         _ = crl.extensions, crl.issuer, crl.last_update_utc, crl.next_update_utc
         _require_whole_bytes(data, crl.signature)
     return crl
@@ -319,6 +325,18 @@ def extension_value(certificate: x509.Certificate, oid: str) -> bytes | None:
 def read_extension(certificate: x509.Certificate, kind: type[E]) -> E | None:
     """Return an extension that pyca knows; None if the certificate lacks it."""
     return next((item.value for item in certificate.extensions if isinstance(item.value, kind)), None)
+
+
+def _require_small_parts(data: bytes, evidence: str) -> None:
+    """Require names and extensions of a usual size: pyca makes objects of up to 58 times their bytes.
+
+    It makes none of a public key and of a list of revoked certificates, which are sequences of sequences.
+    """
+    content = der.read_element(der.read_element(Cursor(data, evidence), "structure")[1], "content")[1]
+    while content.remaining:
+        tag, part = der.read_element(content, "part")
+        if (size := part.remaining) > _LARGEST_PART and (tag, part.u8("part")) != (der.SEQUENCE, der.SEQUENCE):
+            raise ValueError(f"a name or extensions of {size} bytes")
 
 
 def _require_whole_bytes(data: bytes, signature: bytes) -> None:
