@@ -21,7 +21,7 @@ _COUNTED: Mapping[str, tuple[bytes, ...]] = {
 # The most that genuine documents hold is far below where it is not given by their form. All peaks of parsers stay below
 # 16 times the document and 1 MiB (tests/attest/test_parsers.py).
 LIMITS: Mapping[str, Mapping[str, int]] = {
-    # Between an owner and a machine. An offer has up to 32 devices with 64 manifests and 16 OCSP responses each.
+    # Between an owner and a machine. An offer has up to 32 devices and 64 manifests with 16 OCSP responses each.
     "fastrack challenge": {"bytes": 1 << 10, "values": 16},
     "fastrack offer": {"bytes": 8 << 20, "values": 4400},
     "fastrack grants": {"bytes": 4 << 20, "values": 1040},
@@ -29,6 +29,7 @@ LIMITS: Mapping[str, Mapping[str, int]] = {
     "grant": {"bytes": 128 << 10},  # an envelope with as many files as a key of HPKE can be bound to, some 1,870
     # In an offer.
     "report": {"bytes": 16 << 10},
+    "quote": {"bytes": 64 << 10},
     "certificates": {"bytes": 64 << 10, "certificates": 10},
     "OCSP response": {"bytes": 16 << 10},
     "collateral": {"bytes": 1 << 20},

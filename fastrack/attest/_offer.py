@@ -50,6 +50,7 @@ _PUBLIC_SIZE = 1216
 _OCSP_LIMIT = most_bytes("OCSP response")
 _OCSP_COUNT = 16
 _MANIFESTS_LIMIT = 2 * DEVICES_LIMIT
+_OWN_MANIFESTS_LIMIT = 4  # of a device: each is opened for each device that names it
 
 
 @attest_public
@@ -296,7 +297,7 @@ def _read_cpu(reader: Reader) -> CpuEvidence:
 
 
 def _read_device(reader: Reader, manifests: Sequence[ManifestEvidence]) -> DeviceEvidence:
-    numbers = reader.indexes("manifests", count=_MANIFESTS_LIMIT, below=len(manifests))
+    numbers = reader.indexes("manifests", count=_OWN_MANIFESTS_LIMIT, below=len(manifests))
     return DeviceEvidence(
         report=reader.binary("report", limit=wire.REPORT_LIMIT),
         chain=reader.binary("chain", limit=wire.CHAIN_LIMIT),

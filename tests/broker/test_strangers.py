@@ -1,6 +1,7 @@
 """A broker's work for machines that have proved nothing: counted before it is done, and none of it twice."""
 
 import tracemalloc
+from functools import partial
 
 import pytest
 from helpers.foundry import nvidia, tdx
@@ -108,6 +109,20 @@ def test_a_manifest_of_many_namespaces_takes_little_memory_of_a_broker(open_brok
     broker = open_broker(collateral=folder / "collateral")
     offer = attest.make_offer(broker.make_challenge(), unproved(manifest)).to_bytes()
     assert peak_of_refusal(broker, offer)[0] <= 16 * len(offer) + (1 << 20)
+
+
+def test_an_offer_names_few_manifests_for_a_device():
+    challenge = attest.Challenge.generate(now=NOW)
+
+    def collect(count, binding):
+        manifests = tuple(attest.ManifestEvidence(b"%d" % number) for number in range(count))
+        devices = (attest.DeviceEvidence(b"report", b"chain", manifests),) * 32
+        return attest.MachineEvidence(attest.TdxEvidence(b"quote"), devices)
+
+    few, many = (attest.make_offer(challenge, partial(collect, count)).to_bytes() for count in (4, 5))
+    assert len(attest.Offer.from_bytes(few).evidence.devices) == 32
+    with pytest.raises(FormatError, match="expected at most 4 items"):
+        attest.Offer.from_bytes(many)
 
 
 def identify(count):

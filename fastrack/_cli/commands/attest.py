@@ -17,6 +17,7 @@ from fastrack._cli.documents import await_document, check_document, parse_period
 from fastrack._cli.errors import handle_errors, show_errors
 from fastrack._cli.files import check_directory, open_ring
 from fastrack._cli.options import Json, KeyFile
+from fastrack._util.gate import most_bytes
 from fastrack._util.locations import locate_local
 from fastrack._util.rights import make_own, require_own
 from fastrack.errors import AttestationError, FormatError
@@ -257,7 +258,9 @@ def load_collateral(path: Path | None) -> "TdxCollateral | Path | None":
     """Return the collateral in a file, if one is named, or the folder that is."""
     from fastrack.attest import TdxCollateral
 
-    return path if path is None or path.is_dir() else TdxCollateral.from_json(read_document(str(path), 1 << 22))
+    if path is None or path.is_dir():
+        return path
+    return TdxCollateral.from_json(read_document(str(path), most_bytes("TDX collateral")))
 
 
 def read_offer(source: str) -> "Offer":

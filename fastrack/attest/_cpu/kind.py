@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+from fastrack._util.gate import most_bytes
 from fastrack._util.regular_file import open_regular
 from fastrack.attest._cpu.tdx_collateral import TdxCollateral
 from fastrack.attest._errors import CollateralFileError
@@ -18,7 +19,7 @@ from fastrack.attest._formats.wire import Reader
 from fastrack.attest._policy_common import Judge, Line
 from fastrack.errors import AttestationError, DeviceError, FormatError
 
-LARGEST = 1 << 20  # bytes of a report, or of a file of collateral
+LARGEST = most_bytes("collateral")  # or of a report
 
 
 class Verified(Protocol):

@@ -10,6 +10,7 @@ from typing import Any
 
 from cryptography.x509 import Certificate
 
+from fastrack._util.gate import most_bytes
 from fastrack._util.public import attest_public
 from fastrack.attest import _policy_common as rules
 from fastrack.attest._cpu.event_log import EVENT_LOG_LIMIT, REGISTERS, EventLog, EventRule, text_digests
@@ -27,7 +28,6 @@ from fastrack.attest._policy_common import Line
 from fastrack.errors import AttestationError, FormatError
 
 _PARTS = tuple(part.name for part in fields(TdxCollateral))
-_QUOTE_LIMIT = 64 << 10
 _REGISTERS = {
     "mrtd": "firmware, with which the virtual machine starts",
     "rtmr0": "configuration of the firmware: differs with CPUs, memory and devices",
@@ -156,7 +156,7 @@ def _read(cpu: Reader) -> TdxEvidence:
         return TdxCollateral(**{part: parts.binary(part, limit=PART_LIMIT) for part in _PARTS})
 
     log = cpu.binary("event_log", limit=EVENT_LOG_LIMIT) if "event_log" in cpu.names else None
-    return TdxEvidence(cpu.binary("quote", limit=_QUOTE_LIMIT), cpu.or_none("collateral", read), log)
+    return TdxEvidence(cpu.binary("quote", limit=most_bytes("quote")), cpu.or_none("collateral", read), log)
 
 
 def _collect(report: bytes, _: bytes) -> TdxEvidence:

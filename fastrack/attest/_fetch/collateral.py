@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509 import ocsp
 
 from fastrack._util.atomic import new_file
+from fastrack._util.gate import most_bytes
 from fastrack._util.public import attest_public
 from fastrack._util.rights import make_own
 from fastrack.attest._cpu.kind import LARGEST, read_collateral
@@ -58,7 +59,6 @@ from fastrack.attest._gpus.rim import open_signed, verify_rim
 from fastrack.attest._offer import DeviceEvidence, MachineEvidence
 from fastrack.errors import AttestationError, FormatError
 
-_OCSP_LIMIT = 64 << 10
 _FRESH = 0.5  # the part of its lifetime after which a document is asked for again
 _RIM_ID = re.compile(r"[A-Z0-9_.]{1,128}", re.IGNORECASE)
 _CHAIN_NAMES = {  # of the headers with the certificates of a signer; the first of TCB info is that of version 3
@@ -502,8 +502,8 @@ def _fetch_rim(run: _Fetching, rim_id: str, chip: str) -> FetchedDocument:
 
     def fetch() -> bytes:
         answer = run.client.ask(
-            f"{run.services.nvidia_rim}/v1/rim/{percent_encode(rim_id)}", limit=2 * LARGEST
-        )  # base64 in JSON
+            f"{run.services.nvidia_rim}/v1/rim/{percent_encode(rim_id)}", limit=most_bytes("answer about a manifest")
+        )
         node = Reader.parse(answer.body, f"answer about {rim_id}", "answer about a manifest")
         node.expect("id", rim_id)
         node.expect("rim_format", "TCG")
@@ -536,7 +536,9 @@ def _fetch_responses(run: _Fetching, chains: Iterable[Sequence[x509.Certificate]
 
         def fetch(body: bytes = request.public_bytes(Encoding.DER)) -> bytes:
             kind = "application/ocsp-request"
-            return run.client.ask(run.services.nvidia_ocsp, limit=_OCSP_LIMIT, body=body, kind=kind).body
+            return run.client.ask(
+                run.services.nvidia_ocsp, limit=most_bytes("OCSP response"), body=body, kind=kind
+            ).body
 
         about = f"status of {subject_name(certificate)}"
         name = f"ocsp/{fingerprint(issuer)[:16]}-{certificate.serial_number:x}.der"
