@@ -23,6 +23,22 @@ from fastrack._util.shown import shown
 from fastrack.errors import FormatError, SignatureError
 
 _SIGNATURES_LIMIT = 16
+_PRIME = 2**255 - 19  # RFC 8032, section 5.1, as is the next
+_CURVE = -121665 * pow(121666, -1, _PRIME)
+
+
+def _read_ed25519(public: bytes) -> Ed25519PublicKey:
+    """Read a public key, and refuse points of small order, by which one signature holds for many documents.
+
+    Of -x^2 + y^2 = 1 + d x^2 y^2 they are those with x = 0, with y = 0, and, of order 8, with x^2 = -y^2.
+    """
+    key = Ed25519PublicKey.from_public_bytes(public)
+    y = int.from_bytes(public, "little") & (1 << 255) - 1  # without the sign of x; an encoding may exceed the prime
+    if y * (y**2 - 1) * (_CURVE * y**4 + 2 * y**2 - 1) % _PRIME == 0:
+        raise ValueError("it is a point of small order, by which anyone can sign")
+    return key
+
+
 _GENERATE: dict[str, Callable[[], Any]] = {
     "Ed25519": Ed25519PrivateKey.generate,
     "ML-DSA-65": MLDSA65PrivateKey.generate,
@@ -32,7 +48,7 @@ _READ_SECRET: dict[str, Callable[[bytes], Any]] = {
     "ML-DSA-65": MLDSA65PrivateKey.from_seed_bytes,
 }
 _READ_PUBLIC: dict[str, Callable[[bytes], Any]] = {
-    "Ed25519": Ed25519PublicKey.from_public_bytes,
+    "Ed25519": _read_ed25519,
     "ML-DSA-65": MLDSA65PublicKey.from_public_bytes,
 }
 

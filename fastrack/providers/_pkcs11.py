@@ -329,7 +329,7 @@ def _unwrap(pkcs11: Any, key: Any, ciphertext: bytes) -> bytes:
 def _parse(uri: str) -> tuple[dict[str, bytes], dict[str, str]]:
     """Return the attributes of the path and of the query of a PKCS#11 URI."""
     path_text, _, query_text = uri.removeprefix("pkcs11:").partition("?")
-    if not uri.startswith("pkcs11:") or _TEXT.fullmatch(uri) is None:
+    if not uri.startswith("pkcs11:") or _TEXT.fullmatch(uri) is None or "#" in uri:  # which would begin a fragment
         raise ValueError("expected a PKCS#11 URI of printable ASCII, such as pkcs11:token=T;object=O, got another text")
     if "pin-value" in uri:
         raise ValueError(

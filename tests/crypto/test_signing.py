@@ -170,6 +170,39 @@ def test_secrets_stay_where_they_are(signer):
     assert signer.verifier.id in repr(signer)
 
 
+SMALL_ORDER = (  # the points of order 1, 2, 4 and 8, without the sign of x; the last two name the first two again
+    "0100000000000000000000000000000000000000000000000000000000000000",
+    "0000000000000000000000000000000000000000000000000000000000000000",
+    "ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+    "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+    "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+    "edffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+    "eeffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f",
+)
+
+
+def test_a_public_key_of_small_order_is_refused_in_every_encoding(tmp_path):
+    identity = bytes.fromhex(SMALL_ORDER[0])
+    Ed25519PublicKey.from_public_bytes(identity).verify(identity + bytes(32), b"any document")  # why it is refused
+    for text in SMALL_ORDER:
+        low = bytes.fromhex(text)
+        for public in (low, low[:31] + bytes([low[31] | 0x80])):  # the sign of x
+            line = f"fastrack-public-1:Ed25519:{base64.b64encode(public).decode()}"
+            (tmp_path / "owner.pub").write_text(f"{line}\n")
+            for make in (
+                lambda public=public: Verifier("Ed25519", public),
+                lambda line=line: Verifier.parse(line),
+                lambda: Verifier.load(tmp_path / "owner.pub"),
+            ):
+                with pytest.raises(FormatError, match="small order"):
+                    make()
+
+
+def test_other_public_keys_next_to_those_of_small_order_are_keys():
+    for public in (bytes([9]) + bytes(31), bytes([0xEB]) + b"\xff" * 30 + b"\x7f", Signer.generate().verifier.public):
+        assert Verifier("Ed25519", public).public == public
+
+
 def test_an_unknown_algorithm_is_refused(tmp_path):
     with pytest.raises(ValueError, match="expected an algorithm of Ed25519, ML-DSA-65"):
         Signer.generate("RSA")

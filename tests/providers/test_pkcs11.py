@@ -268,6 +268,7 @@ def test_a_forked_process_opens_the_token_anew(make, key):
         "pkcs11:token=a;object=b?module-name=softhsm", "pkcs11:token=a;object=b?pin-source=|/bin/pin",
         "pkcs11:token=a;object=b?pin-source=pin", "pkcs11:token=a;object=b?x-algorithm=RSA",
         "pkcs11:token=a;object=ü", "pkcs11:token=a;object=b c", "pkcs11:token=a;object=b?more",
+        "pkcs11:token=a;object=b#c", "pkcs11:token=a#c;object=b", "pkcs11:token=a;object=b?pin-source=/bin/pin#c",
     ],
 )  # fmt: skip
 def test_another_uri_is_refused(uri):
