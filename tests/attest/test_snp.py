@@ -101,6 +101,11 @@ def test_the_leaf_may_be_given_in_pem():
         verify(leaf=pem * 2)
 
 
+def test_the_issuers_may_begin_with_the_root():
+    of = foundry.amd("Milan")
+    assert verify(issuers=bundle(of.ark, of.ask)) == verify()
+
+
 @each(
     ("family", "model", "product"),
     [(0x19, 0x0F, "Milan"), (0x19, 0x10, "Genoa"), (0x19, 0xA1, "Genoa"), (0x1A, 0x11, "Turin")],
@@ -138,7 +143,8 @@ def wrong():
             "no signing key": {"report": foundry.report(MILAN, signing_key=7)},
             "a CPU of another product": {"report": foundry.report(MILAN, cpu=foundry.PRODUCTS["Genoa"])},
             "the chain of another product": {"issuers": bundle(genoa.ask, genoa.ark), "roots": genoa.roots},
-            "the chain in the wrong order": {"issuers": bundle(of.ark, of.ask)},
+            "the authority twice": {"issuers": bundle(of.ask, of.ask)},
+            "the authorities of two kinds in the wrong order": {"issuers": bundle(of.ark, of.ask, of.asvk)},
             "the root alone": {"issuers": bundle(of.ark)},
             "the authority alone": {"issuers": bundle(of.ask)},
             "one certificate too many": {"issuers": bundle(of.ask, of.ark, of.asvk)},

@@ -2,8 +2,10 @@ from contextlib import suppress
 from datetime import datetime, timedelta, timezone
 
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, padding
+from cryptography.hazmat.primitives.serialization import Encoding
 from helpers.cases import each
 from helpers.forking import in_forked_child
 from helpers.foundry.authority import NOW, Authority, bundle, flips, is_refused, key_usage, named, rsa_key
@@ -177,6 +179,31 @@ def test_pem_is_read_in_its_strict_form():
         assert [_x509.fingerprint(one) for one in chain] == [one.fingerprint for one in authorities]
 
 
+def test_a_chain_that_begins_with_the_root_is_turned_round():
+    authorities = make("ecdsa")
+    wanted = _x509.load_chain(bundle(*authorities), evidence="chain")
+    assert _x509.load_chain(bundle(*reversed(authorities)), evidence="chain") == wanted
+    issuers = authorities[1:]  # as AMD's, without the leaf
+    assert _x509.load_chain(bundle(*reversed(issuers)), evidence="chain") == wanted[1:]
+
+
+def test_a_chain_in_any_other_order_stays_so_and_no_authority_is_to_be_pinned():
+    leaf, middle, root = make("ecdsa")
+    for order in ([middle, leaf, root], [root, leaf, middle], [middle, root, leaf], [leaf, root, middle]):
+        chain = _x509.load_chain(bundle(*order), evidence="chain")
+        assert [_x509.fingerprint(one) for one in chain] == [one.fingerprint for one in order]
+        with pytest.raises(AttestationError):
+            _x509.verify_chain(chain, roots={root.fingerprint}, now=NOW, evidence="chain")
+    for order, last in (([leaf, middle], "Middle"), ([root, middle, leaf], "Leaf")):
+        with pytest.raises(AttestationError, match=rf"certificate is that of '{last}', which .* issued") as error:
+            verify("ecdsa", order, roots={root.fingerprint})
+        assert "roots=" not in str(error.value)
+    again = Authority("Root", root)  # the same name above and below, so that names do not tell the order
+    for order in ([root, again], [again, root]):
+        chain = _x509.load_chain(bundle(*order), evidence="chain")
+        assert [_x509.fingerprint(one) for one in chain] == [one.fingerprint for one in order]
+
+
 def test_every_byte_of_pem_counts():
     text = bundle(*make("ecdsa")[:2])
     same = _x509.load_chain(text, evidence="chain")
@@ -252,6 +279,52 @@ def test_a_wrong_list_is_refused(kind, options):
         _x509.verify_crl(crl_of(middle, **options), middle.certificate, now=NOW, evidence="list")
 
 
+POINT = x509.DistributionPoint([x509.UniformResourceIdentifier("http://example.com/crl")], None, None, None)
+PARTS = {
+    "2.5.29.27": x509.DeltaCRLIndicator(3),
+    "2.5.29.28": x509.IssuingDistributionPoint(None, None, True, False, None, False, False),
+    "2.5.29.46": x509.FreshestCRL([POINT]),
+    "2.5.29.44": x509.UnrecognizedExtension(x509.ObjectIdentifier("2.5.29.44"), b"\x30\0"),  # cRLScope
+    "2.5.29.59": x509.UnrecognizedExtension(x509.ObjectIdentifier("2.5.29.59"), b"\x30\0"),  # revokedGroups
+}
+WHOLE = [
+    x509.AuthorityKeyIdentifier(b"key", None, None),
+    x509.IssuerAlternativeName([x509.DNSName("example.com")]),
+    x509.UnrecognizedExtension(x509.ObjectIdentifier("1.3.6.1.4.1.311.21.1"), b"\2\1\0"),  # the version of a CA
+]
+
+
+def test_a_list_that_leaves_revoked_certificates_out_is_refused_though_it_does_not_say_so_critically(kind):
+    _, middle, _ = make(kind)
+    for oid, extension in PARTS.items():
+        with pytest.raises(AttestationError, match=rf"the extension {oid}") as error:
+            _x509.verify_crl(crl_of(middle, extensions=[extension]), middle.certificate, now=NOW, evidence="list")
+        assert (error.value.evidence, error.value.field) == ("list", "certificates")
+    _x509.verify_crl(crl_of(middle, extensions=WHOLE), middle.certificate, now=NOW, evidence="list")
+
+
+def in_pem(data):
+    return x509.load_der_x509_crl(data).public_bytes(Encoding.PEM)
+
+
+def test_a_list_may_be_text():
+    _, middle, _ = make("ecdsa")
+    data = middle.crl()
+    same = crl_of(middle, data)
+    pem, text = in_pem(data), data.hex().encode()
+    for form in (pem, pem.rstrip(), pem.replace(b"\n", b"\r\n"), text, text.upper(), text + b"\n"):
+        assert crl_of(middle, form) == same
+    others = [pem + b"x", b"x" + pem, pem * 2, pem.replace(b"X509 CRL", b"X509  CRL"), pem.replace(b"\n", b"\n\n", 2)]
+    others += [text[:-1], text[:2] + b" " + text[2:], text.upper()[:9] + text[9:], b"0x" + text, b"30", b"-----"]
+    for form in others:
+        with pytest.raises(FormatError, match="reading the list failed"):
+            crl_of(middle, form)
+    for form in (pem, text):
+        for index, altered in flips(form, step=7):
+            with suppress(FormatError):
+                assert crl_of(middle, altered) != same, index
+
+
 def test_a_list_by_another_key_of_the_same_name_is_refused():
     _, middle, root = make("ecdsa")
     with pytest.raises(AttestationError, match="signature"):
@@ -324,8 +397,6 @@ def test_the_serial_number_of_amd_s_certificates_is_no_warning(recwarn):
 
 
 def test_a_name_with_a_country_that_is_too_long_is_malformed():
-    from cryptography import x509
-
     with pytest.warns(UserWarning, match="Attribute's length"):
         country = x509.NameAttribute(x509.NameOID.COUNTRY_NAME, "Wonderland", _validate=False)
     authority = Authority(x509.Name([country]), ca=False)

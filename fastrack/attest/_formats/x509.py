@@ -48,6 +48,8 @@ UNREADABLE = (  # pyca raises these for unreadable structures and unknown keys
 )
 _CURVES = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
 KNOWN_CRITICAL = frozenset({ExtensionOID.BASIC_CONSTRAINTS, ExtensionOID.KEY_USAGE})
+_STANDARD = "2.5.29."  # the arc of the extensions of X.509
+_OF_WHOLE_LISTS = frozenset(f"{_STANDARD}{number}" for number in (18, 20, 35, 47, 60))  # none leaves a certificate out
 _AGAIN = "Ask for the evidence again, with the certificates that belong to it."
 _warnings_lock = threading.Lock()
 
@@ -118,6 +120,9 @@ def verify_chain(
     if root not in roots:
         wanted = f"one of the pinned fingerprints {', '.join(sorted(roots)) or '(none)'}"
         advice = "Pass roots= if this root is to be trusted; else the evidence proves nothing."
+        if not _is_self_issued(certificates[-1]):  # an authority, which is not to be pinned in place of its root
+            last = f"{quoted_name(certificates[-1])}, which {common_name(certificates[-1].issuer)!r} issued"
+            advice = f"The last certificate is that of {last}: get the whole chain, the leaf first and the root last."
         raise refused(evidence, "root", wanted=wanted, found=root, advice=advice)
     for number, certificate in enumerate(certificates):
         start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
@@ -212,9 +217,12 @@ def verify_crl(
         wanted, found = f"one by {quoted_name(issuer)}", "one that does not hold"
         advice = "The list was altered; fetch it again."
         raise refused(evidence, "signature", wanted=wanted, found=found, advice=advice)
-    unknown = [extension.oid.dotted_string for extension in crl.extensions if extension.critical]
-    if unknown:
-        raise _broken(evidence, f"the critical extension {unknown[0]}", wanted="a complete list, without any")
+    for extension in crl.extensions:
+        oid = extension.oid.dotted_string
+        # Delta lists and those of some certificates or reasons should say so critically (RFC 5280, 5.2), and may not.
+        if extension.critical or (oid.startswith(_STANDARD) and oid not in _OF_WHOLE_LISTS):
+            kind = "critical extension" if extension.critical else "extension"
+            raise _broken(evidence, f"the {kind} {oid}", wanted="a list of all revoked certificates, by itself")
     start, end = crl.last_update_utc, crl.next_update_utc
     advice = "Fetch a current list, and check the time that was passed as now=."
     end = require_in_force(evidence, "validity", start, end, now, advice)
@@ -264,13 +272,13 @@ _load_cached = lru_cache(maxsize=64)(_load)
 
 
 def load_chain(data: bytes, *, evidence: str) -> tuple[x509.Certificate, ...]:
-    r"""Load one to ten certificates in the strict form of PEM (RFC 7468).
+    r"""Load one to ten certificates in the strict form of PEM (RFC 7468), and return them the leaf first.
 
     Lines have 64 characters and may end in CR LF. Newlines and zero bytes may follow the text,
     as in Intel's files. Nothing else is accepted, so that every changed byte is noticed.
     """
     gate.admit(data, "certificates", name=evidence)
-    text = data.rstrip(b"\0\r\n").replace(b"\r\n", b"\n")
+    text = _strip(data)
     if _BEGIN not in text:
         raise malformed(evidence, "number of certificates", None, wanted=f"1 to {_LONGEST_CHAIN}", found=0)
     try:
@@ -282,7 +290,17 @@ def load_chain(data: bytes, *, evidence: str) -> tuple[x509.Certificate, ...]:
     if text != written.removesuffix(b"\n"):
         other = "another text that decodes alike"
         raise malformed(evidence, "text", None, wanted="PEM in its strict form", found=other)
-    return certificates
+    is_turned = _is_self_issued(certificates[0]) and not _is_self_issued(certificates[-1])
+    is_turned = is_turned and all(above.subject == below.issuer for above, below in pairwise(certificates))
+    return certificates[::-1] if is_turned else certificates  # as tools write them that begin at the root
+
+
+def _is_self_issued(certificate: x509.Certificate) -> bool:
+    return certificate.issuer == certificate.subject
+
+
+def _strip(text: bytes) -> bytes:
+    return text.rstrip(b"\0\r\n").replace(b"\r\n", b"\n")
 
 
 @lru_cache(maxsize=64)
@@ -291,13 +309,33 @@ def _write_pem(certificate: x509.Certificate) -> bytes:
 
 
 def load_crl(data: bytes, *, evidence: str) -> x509.CertificateRevocationList:
-    """Load a certificate revocation list in DER, and read now all parts that are used later."""
+    """Load a certificate revocation list, and read now all parts that are used later.
+
+    It is in DER, or, as services hand it out too, in the strict form of PEM or in hexadecimal.
+    """
     with reading(evidence):
+        data = _read_text(data)
         crl = x509.load_der_x509_crl(data)
         _require_small_parts(data, evidence)
         _ = crl.extensions, crl.issuer, crl.last_update_utc, crl.next_update_utc
         _require_whole_bytes(data, crl.signature)
     return crl
+
+
+def _read_text(data: bytes) -> bytes:
+    """Return a list in DER, be it so or as text."""
+    text = _strip(data)
+    if text.startswith(b"-----"):
+        crl = x509.load_pem_x509_crl(text)
+        der, written = crl.public_bytes(Encoding.DER), {crl.public_bytes(Encoding.PEM).removesuffix(b"\n")}
+    elif text.startswith(b"30"):  # of a SEQUENCE, whose first byte in DER is "0"
+        der = bytes.fromhex(text.decode())
+        written = {der.hex().encode(), der.hex().upper().encode()}
+    else:
+        return data
+    if text not in written:
+        raise ValueError("another text that decodes alike")
+    return der
 
 
 def fingerprint(certificate: x509.Certificate) -> str:

@@ -104,9 +104,16 @@ class Authority:
         return self.certificate.fingerprint(hashes.SHA256()).hex()
 
     def crl(
-        self, revoked=(), *, start=NOW - timedelta(days=1), end=NOW + timedelta(days=30), name=None, critical=False
+        self,
+        revoked=(),
+        *,
+        start=NOW - timedelta(days=1),
+        end=NOW + timedelta(days=30),
+        name=None,
+        critical=False,
+        extensions=(),
     ):
-        """Make a list of revoked certificates, in DER."""
+        """Make a list of revoked certificates, in DER. `extensions` are not marked critical."""
         builder = (
             x509.CertificateRevocationListBuilder()
             .issuer_name(name or self.subject)
@@ -116,6 +123,8 @@ class Authority:
         )
         if critical:
             builder = builder.add_extension(x509.DeltaCRLIndicator(3), critical=True)
+        for extension in extensions:
+            builder = builder.add_extension(extension, critical=False)
         for authority in revoked:
             entry = x509.RevokedCertificateBuilder().serial_number(authority.certificate.serial_number)
             builder = builder.add_revoked_certificate(entry.revocation_date(start).build())
