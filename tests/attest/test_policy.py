@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from fastrack import AttestationError, FormatError, attest
 from fastrack.attest import Policy, Revocation, SnpPolicy, TdxPolicy
+from fastrack.attest._kinds import kind_of_verified
 
 DAY = timedelta(days=1)
 GOOD, BAD = "22" * 48, "23" * 48
@@ -35,9 +36,9 @@ def with_lines(lines, text):
     return "".join(kept) + text
 
 
-def quote(*, info=None, **body):
+def quote(*, info=None, identity=None, **body):
     data = intel.quote(PLATFORM, body=intel.td_report(**body), version=5, body_type=body.get("body_type", 2))
-    collateral = attest.TdxCollateral(**intel.collateral(info=info))
+    collateral = attest.TdxCollateral(**intel.collateral(info=info, identity=identity))
     return attest.verify_tdx_quote(data, collateral, now=NOW, roots=intel.intel().roots)
 
 
@@ -173,6 +174,77 @@ def test_an_outdated_platform_is_refused_unless_allowed():
     tdx("tcb_status = ['OutOfDate']").check_cpu(verified, now=NOW)
     with pytest.raises(AttestationError, match="INTEL-SA-1"):
         tdx("tcb_status = ['OutOfDate']\nrefused_advisories = ['INTEL-SA-1']").check_cpu(verified, now=NOW)
+
+
+BIOS, MODULE, ENCLAVE = (
+    f"needs a newer {name} on the host" for name in ("BIOS with its microcode", "TDX module", "quoting enclave")
+)
+
+
+@each(
+    ("platform", "module", "enclave", "accepted", "told"),
+    [
+        ("OutOfDate", "UpToDate", "UpToDate", "", {"platform": f"OutOfDate, 2026-03-13, {BIOS}"}),
+        ("UpToDate", "OutOfDate", "UpToDate", "", {"module": f"OutOfDate, 2026-03-13, {MODULE}"}),
+        ("UpToDate", "UpToDate", "Revoked", "", {"quoting enclave": f"Revoked, 2026-03-13, {ENCLAVE}"}),
+        (
+            "SWHardeningNeeded",
+            "OutOfDate",
+            "OutOfDate",
+            "SWHardeningNeeded",
+            {"module": f"OutOfDate, 2026-03-13, {MODULE}", "quoting enclave": f"OutOfDate, 2026-03-13, {ENCLAVE}"},
+        ),
+        (
+            "OutOfDateConfigurationNeeded",
+            "UpToDate",
+            "UpToDate",
+            "OutOfDate",
+            {"platform": f"OutOfDateConfigurationNeeded, 2026-03-13, {BIOS} and other settings of the BIOS"},
+        ),
+        (
+            "ConfigurationAndSWHardeningNeeded",
+            "UpToDate",
+            "UpToDate",
+            "",
+            {
+                "platform": "ConfigurationAndSWHardeningNeeded, 2026-03-13, needs other settings of the BIOS and "
+                "software as its advisories say"
+            },
+        ),
+        (  # each part is accepted, and what they are together is not
+            "ConfigurationNeeded",
+            "OutOfDate",
+            "UpToDate",
+            "OutOfDate', 'ConfigurationNeeded",
+            {
+                "platform": "ConfigurationNeeded, 2026-03-13, needs other settings of the BIOS",
+                "module": f"OutOfDate, 2026-03-13, {MODULE}",
+                "quoting enclave": "UpToDate, 2026-03-13",
+            },
+        ),
+    ],
+)
+def test_a_part_of_the_platform_that_is_behind_is_named_with_what_it_needs(platform, module, enclave, accepted, told):
+    modules = [intel.module(levels=[intel.svn_level(3, module)])]
+    info = intel.tcb_info(levels=[intel.tcb_level(status=platform)], modules=modules)
+    verified = quote(info=info, identity=intel.qe_identity(levels=[intel.svn_level(4, enclave)]))
+    said = f"By its parts: {'; '.join(f'{name}: {state}' for name, state in told.items())}. Do not give the key"
+    with pytest.raises(AttestationError, match=re.escape(said)) as error:
+        tdx(f"tcb_status = ['{accepted or 'UpToDate'}']").check_cpu(verified, now=NOW)
+    assert (error.value.field, error.value.found) == ("TCB status", verified.tcb.status)
+    claims = kind_of_verified(verified).describe(verified)["tcb_parts"]
+    assert set(claims) == {"platform", "module", "quoting_enclave"}
+    assert claims.items() >= {(name.replace(" ", "_"), state) for name, state in told.items()}
+    comment = next(line for line in attest.draft_policy(verified).splitlines() if "TCB status of the platform" in line)
+    assert all(f"{name}: {state}" in comment for name, state in told.items() if "UpToDate" not in state)
+
+
+def test_a_module_without_levels_of_its_own_is_no_part():
+    body = {"tee_tcb_svn": bytes([5, 0, 2, *bytes(13)])}
+    verified = quote(info=intel.tcb_info(levels=[intel.tcb_level(tdx=(5, 0, 2), status="OutOfDate")]), **body)
+    with pytest.raises(AttestationError, match=r"By its parts: platform: OutOfDate, .* on the host\. Do not"):
+        tdx().check_cpu(verified, now=NOW)
+    assert set(kind_of_verified(verified).describe(verified)["tcb_parts"]) == {"platform", "quoting_enclave"}
 
 
 # SEV-SNP.

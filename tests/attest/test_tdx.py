@@ -5,6 +5,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509 import load_der_x509_crl
 from helpers.cases import each
 from helpers.foundry import tdx as foundry
 from helpers.foundry.authority import LONG, NOW, Authority, bundle, flips, is_refused
@@ -443,6 +445,41 @@ def test_a_json_file_with_another_form_is_refused(change):
         TdxCollateral.from_json(json.dumps(json.loads(foundry.as_json(foundry.collateral())) | change))
 
 
+def test_collateral_of_other_tools_is_read():
+    whole = json.loads(foundry.as_json(foundry.collateral()))
+    wanted = verify()
+    lists = {name: bytes.fromhex(whole[name]) for name in ("root_ca_crl", "pck_crl")}
+    pem = {name: load_der_x509_crl(data).public_bytes(Encoding.PEM).decode() for name, data in lists.items()}
+    for other in (
+        pem,
+        {name: text.encode().hex() for name, text in pem.items()},
+        {name: data.hex().encode().hex() for name, data in lists.items()},  # as a PCCS answers, written once more
+        {"pck_certificate_chain": None},
+        {"pck_certificate_chain": PLATFORM.chain.decode()},
+        {"pck_certificate_chain": bundle(*reversed(authorities_of(PLATFORM))).decode()},
+        {"tcb_info_issuer_chain": bundle(foundry.intel().root, foundry.intel().signing).decode()},
+    ):
+        assert verify(given=TdxCollateral.from_json(json.dumps(whole | other))) == wanted, other
+
+
+def authorities_of(platform):
+    return platform.pck, foundry.intel().platform_ca, foundry.intel().root
+
+
+def test_a_platform_chain_in_collateral_must_be_the_quotes():
+    other = foundry.platform()
+    for chain in (other.chain, bundle(*authorities_of(PLATFORM)[:2]), bundle(*authorities_of(PLATFORM)[1:])):
+        with pytest.raises(AttestationError, match=r"PCK chain of the collateral.*Fetch the collateral for this mach"):
+            verify(given=collateral(pck_certificate_chain=chain))
+    with pytest.raises(FormatError, match="PCK chain of the collateral"):
+        verify(given=collateral(pck_certificate_chain=b""))
+    for wrong in (7, ["x"], {}):
+        with pytest.raises(FormatError, match="pck_certificate_chain"):
+            TdxCollateral.from_json(
+                json.dumps(json.loads(foundry.as_json(foundry.collateral())) | {"pck_certificate_chain": wrong})
+            )
+
+
 def test_every_part_of_the_json_file_is_needed():
     whole = json.loads(foundry.as_json(foundry.collateral()))
     for name in whole:
@@ -466,7 +503,7 @@ def test_every_byte_of_a_quote_counts(layout):
 @pytest.mark.slow
 @each("part", [field.name for field in fields(TdxCollateral)])
 def test_every_byte_of_collateral_counts(part):
-    parts = foundry.collateral()
+    parts = foundry.collateral() | {"pck_certificate_chain": PLATFORM.chain}
     for index, data in flips(parts[part]):
         assert is_refused(verify, QUOTE, TdxCollateral(**parts | {part: data})), f"byte {index}"
 

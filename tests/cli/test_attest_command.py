@@ -221,6 +221,7 @@ def test_an_accepted_offer_is_shown_claim_by_claim(cli):
     shown = cli(line).stdout.splitlines()
     assert "cpu: tdx" in shown
     assert "cpu.tdx.tcb_status: UpToDate" in shown
+    assert {f"cpu.tdx.tcb_parts.{part}: UpToDate, 2026-03-13" for part in ("platform", "module")} < set(shown)
     assert max(map(len, shown)) < 300
     assert any(re.match("device 0: chip GH100, chip_id .*, driver 5", one) for one in shown)
     found = cli.json(line)

@@ -4,7 +4,7 @@ The parts of a case stand one after the other, each behind its length; so a muta
 """
 
 import contextlib
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from functools import cache, partial
 from itertools import count
 from random import Random
@@ -20,7 +20,7 @@ from fuzz import mutators
 from fuzz.common import attempt, require
 
 ERRORS = (AttestationError, FormatError)
-NAMES = [field.name for field in fields(attest.TdxCollateral)]
+NAMES = [field.name for field in fields(attest.TdxCollateral) if field.default is MISSING]
 
 
 @contextlib.contextmanager

@@ -81,6 +81,10 @@ def verify_tdx_quote(
     """
     parsed = parse_tdx_quote(quote.data if isinstance(quote, TdxQuote) else quote)
     chain = verify_signatures(parsed, now=now, roots=roots)
+    own = collateral.pck_certificate_chain
+    if own is not None and x509.load_chain(own, evidence="PCK chain of the collateral") != chain.certificates:
+        advice = "Fetch the collateral for this machine."
+        raise refused("collateral", "PCK chain", wanted="that of the quote", found="another", advice=advice)
     documents = verify_documents(collateral, roots=roots, now=now)
     root_list, pck_list = _check_revocation(collateral, chain, documents, roots=roots, now=now)
     pck = read_pck_identity(chain.leaf)

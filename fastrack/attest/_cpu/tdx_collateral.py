@@ -8,7 +8,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import StrEnum
-from typing import Self
+from functools import partial
+from typing import Any, Self
 
 from fastrack._util.public import attest_public
 from fastrack.attest._cpu.tdx_pck import PckIdentity
@@ -138,9 +139,11 @@ class TdxCollateral:
     tcb_info_issuer_chain, qe_identity_issuer_chain : bytes
         The certificates of the signers, in PEM.
     root_ca_crl, pck_crl : bytes
-        Revocation lists of the root and of the PCK certificate's issuer, in DER.
+        Revocation lists of the root and of the PCK certificate's issuer, in DER, or as text in PEM or hexadecimal.
     pck_crl_issuer_chain : bytes
         The certificates of the issuer, in PEM.
+    pck_certificate_chain : bytes or None
+        The certificates of the platform, in PEM, which some tools keep here too. They must be those of the quote.
     """
 
     tcb_info: bytes = field(repr=False)
@@ -152,13 +155,14 @@ class TdxCollateral:
     root_ca_crl: bytes = field(repr=False)
     pck_crl: bytes = field(repr=False)
     pck_crl_issuer_chain: bytes = field(repr=False)
+    pck_certificate_chain: bytes | None = field(default=None, repr=False)
 
     @classmethod
     def from_json(cls, text: bytes | str) -> Self:
         """Read the usual single-file form: an object with a string for each part.
 
-        Signatures and revocation lists are in hexadecimal; TCB info and QE identity hold the signed text. Raise
-        `FormatError` if a member is missing, unknown or malformed.
+        Signatures and revocation lists are in hexadecimal, lists also in PEM; TCB info and QE identity hold the signed
+        text; ``pck_certificate_chain`` may be absent. Raise `FormatError` if a member is missing, unknown or malformed.
 
         Examples
         --------
@@ -170,17 +174,23 @@ class TdxCollateral:
         """
         document = "TDX collateral"
         node = Reader.parse(text.encode(errors="surrogatepass") if isinstance(text, str) else text, document)
-        names = [part.name for part in fields(cls)]
-        parts = {name: _read_part(node, name) for name in names}
-        if unknown := node.names - set(names):
+        parts: dict[str, Any] = {name: _read_part(node, name) for name in TDX_PARTS}
+        if _PLATFORM_CHAIN in node.names:
+            parts[_PLATFORM_CHAIN] = node.or_none(_PLATFORM_CHAIN, partial(_read_part, node))
+        if unknown := node.names - parts.keys():
             raise malformed(document, "content", None, wanted="known members", found=", ".join(sorted(unknown)))
         return cls(**parts)
+
+
+_PLATFORM_CHAIN = "pck_certificate_chain"
+TDX_PARTS = tuple(part.name for part in fields(TdxCollateral) if part.name != _PLATFORM_CHAIN)
+"""The names of the parts that every collateral has."""
 
 
 def _read_part(node: Reader, name: str) -> bytes:
     if name.endswith("_signature"):
         return node.hexadecimal(name, 64)
-    if name.endswith("_crl"):
+    if name.endswith("_crl") and not node.text(name).startswith("-----"):
         return node.hexadecimal(name, None)
     return node.text(name).encode(errors="surrogatepass")
 

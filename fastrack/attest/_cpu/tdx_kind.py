@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from fastrack.attest import _policy_common as rules
 from fastrack.attest._cpu.event_log import EVENT_LOG_LIMIT, REGISTERS, EventLog, EventRule, text_digests
 from fastrack.attest._cpu.kind import CpuKind, own_file, read_collateral
 from fastrack.attest._cpu.tdx import VerifiedTdxQuote, verify_tdx_quote
-from fastrack.attest._cpu.tdx_collateral import TcbStatus, TdxCollateral
+from fastrack.attest._cpu.tdx_collateral import TDX_PARTS, TcbLevel, TcbStatus, TdxCollateral, TdxTcb
 from fastrack.attest._cpu.tdx_pck import read_pck_identity
 from fastrack.attest._cpu.tdx_quote import EVIDENCE, TdReport, parse_tdx_quote
 from fastrack.attest._errors import refused
@@ -27,7 +27,6 @@ from fastrack.attest._formats.x509 import load_chain, subject_name
 from fastrack.attest._policy_common import Line
 from fastrack.errors import AttestationError, FormatError
 
-_PARTS = tuple(part.name for part in fields(TdxCollateral))
 _REGISTERS = {
     "mrtd": "firmware, with which the virtual machine starts",
     "rtmr0": "configuration of the firmware: differs with CPUs, memory and devices",
@@ -51,6 +50,11 @@ CCEL = "/sys/firmware/acpi/tables/data/CCEL"  # where Linux has the event log
 _COLLATERAL_AGE = timedelta(days=30)  # the time for which Intel issues a TCB info
 _EVALUATION_NUMBER = 17  # what Intel answered with in May 2025, and has followed by higher ones since
 _DEBUG_BITS, _SEPT_VE_DISABLE, _MIGRATABLE = 0xFF, 1 << 28, 1 << 29  # of TDATTRIBUTES
+_NEEDED = {  # by a part of the TCB that is out of date or revoked
+    "platform": "a newer BIOS with its microcode on the host",
+    "module": "a newer TDX module on the host",
+    "quoting_enclave": "a newer quoting enclave on the host",
+}
 _XFAM_ONES, _XFAM_KNOWN = 0x3, 0x6DBE7  # x87 and SSE are always on; no TDX module offers bits outside of the second
 
 
@@ -145,15 +149,15 @@ def _read_rule(table: Table) -> EventRule:
 
 def _write(evidence: TdxEvidence) -> dict[str, Any]:
     parts = evidence.collateral
-    collateral = None if parts is None else {name: write_bytes(getattr(parts, name)) for name in _PARTS}
+    collateral = None if parts is None else {name: write_bytes(getattr(parts, name)) for name in TDX_PARTS}
     members = {"collateral": collateral, "quote": write_bytes(evidence.quote)}
     return members if evidence.event_log is None else {**members, "event_log": write_bytes(evidence.event_log)}
 
 
 def _read(cpu: Reader) -> TdxEvidence:
     def read(name: str) -> TdxCollateral:
-        parts = cpu.child(name, _PARTS)
-        return TdxCollateral(**{part: parts.binary(part, limit=PART_LIMIT) for part in _PARTS})
+        parts = cpu.child(name, TDX_PARTS)
+        return TdxCollateral(**{part: parts.binary(part, limit=PART_LIMIT) for part in TDX_PARTS})
 
     log = cpu.binary("event_log", limit=EVENT_LOG_LIMIT) if "event_log" in cpu.names else None
     return TdxEvidence(cpu.binary("quote", limit=most_bytes("quote")), cpu.or_none("collateral", read), log)
@@ -210,8 +214,26 @@ def _describe(verified: VerifiedTdxQuote) -> dict[str, object]:
     tcb = verified.tcb
     claims = rules.to_claims(_draft_report(verified.report, None))
     platform = {"fmspc": verified.platform.fmspc.hex(), "ppid": verified.platform.ppid.hex()}
-    state = {"tcb_status": str(tcb.status), "evaluation_number": tcb.evaluation_number}
+    state = {"tcb_status": str(tcb.status), "tcb_parts": _tell_parts(tcb), "evaluation_number": tcb.evaluation_number}
     return {**claims, **state, "advisories": list(tcb.advisory_ids), **platform}
+
+
+def _tell_parts(tcb: TdxTcb, but: Collection[TcbStatus] = ()) -> dict[str, str]:
+    """Return the state of each part of the TCB but those in some states: its status, its date, and what it needs."""
+    levels: dict[str, TcbLevel | None] = {name: getattr(tcb, name) for name in _NEEDED}
+    return {name: _tell_level(name, level) for name, level in levels.items() if level and level.status not in but}
+
+
+def _tell_level(name: str, level: TcbLevel) -> str:
+    status = level.status
+    needed = [_NEEDED[name]] * ("OutOfDate" in status or status is TcbStatus.REVOKED)
+    needed += ["other settings of the BIOS"] * ("Configuration" in status)
+    needed += ["software as its advisories say"] * ("SWHardening" in status)
+    return f"{status}, {level.date:%Y-%m-%d}" + f", needs {' and '.join(needed)}" * bool(needed)
+
+
+def _list_parts(parts: Mapping[str, str]) -> str:
+    return "; ".join(f"{name.replace('_', ' ')}: {state}" for name, state in parts.items())
 
 
 def _draft(verified: VerifiedTdxQuote) -> Iterator[Line]:
@@ -219,7 +241,8 @@ def _draft(verified: VerifiedTdxQuote) -> Iterator[Line]:
     yield from _draft_report(verified.report, log)
     advisories = f"; these advisories apply: {', '.join(tcb.advisory_ids)}" if tcb.advisory_ids else ""
     weak = tcb.status is not TcbStatus.UP_TO_DATE
-    yield Line("tcb_status", {tcb.status}, f"TCB status of the platform{advisories}", weak)
+    behind = f": {_list_parts(_tell_parts(tcb, {TcbStatus.UP_TO_DATE}))}" if weak else ""
+    yield Line("tcb_status", {tcb.status}, f"TCB status of the platform{behind}{advisories}", weak)
     number = max(tcb.evaluation_number, _EVALUATION_NUMBER)
     yield Line("min_evaluation_number", number, "TCB evaluation data number; raise it as Intel does")
     yield Line("max_collateral_age_days", _COLLATERAL_AGE.days, "days since Intel issued it")
@@ -291,7 +314,10 @@ def _check(policy: TdxPolicy, verified: VerifiedTdxQuote, judge: rules.Judge) ->
     for name, events in policy.events.items():
         _check_events(name, events, verified, judge)
     _check_attributes(policy, report, judge)
-    judge.require("TCB status", tcb.status, policy.tcb_status, "tcb_status")
+    if tcb.status not in policy.tcb_status:
+        parts = _tell_parts(tcb, {TcbStatus.UP_TO_DATE, *policy.tcb_status}) or _tell_parts(tcb)
+        wanted, advice = f"one of {', '.join(sorted(policy.tcb_status))}", f"By its parts: {_list_parts(parts)}. "
+        judge.refuse("TCB status", wanted, tcb.status, "tcb_status", advice + rules.NOT_MEANT)
     if refused_ids := policy.refused_advisories.intersection(tcb.advisory_ids):
         wanted = "none of cpu.tdx.refused_advisories"
         judge.refuse("advisories", wanted, ", ".join(sorted(refused_ids)), None)

@@ -11,7 +11,7 @@ import json
 import re
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from itertools import pairwise
@@ -34,7 +34,7 @@ from fastrack.attest._cpu.snp import verify_snp_report
 from fastrack.attest._cpu.snp_kind import SnpEvidence, snp_files
 from fastrack.attest._cpu.snp_report import SnpProduct, SnpReport, parse_snp_report
 from fastrack.attest._cpu.tdx import verify_lists, verify_signatures, verify_tdx_quote
-from fastrack.attest._cpu.tdx_collateral import TdxCollateral, verify_documents
+from fastrack.attest._cpu.tdx_collateral import TDX_PARTS, TdxCollateral, verify_documents
 from fastrack.attest._cpu.tdx_kind import TdxEvidence, tdx_file
 from fastrack.attest._cpu.tdx_pck import read_pck_identity
 from fastrack.attest._cpu.tdx_quote import parse_tdx_quote
@@ -360,9 +360,9 @@ def _fetch_tdx(run: _Fetching, quote: bytes) -> FetchedDocument:
 def write_tdx_collateral(collateral: TdxCollateral) -> bytes:
     """Return the form of collateral that `TdxCollateral.from_json` reads."""
     members = {}
-    for part in fields(collateral):
-        value = getattr(collateral, part.name)
-        members[part.name] = value.hex() if part.name.endswith(("_signature", "_crl")) else _decode(value)
+    for name in TDX_PARTS:
+        value = getattr(collateral, name)
+        members[name] = value.hex() if name.endswith(("_signature", "_crl")) else _decode(value)
     return json.dumps(members, indent=1).encode() + b"\n"
 
 
