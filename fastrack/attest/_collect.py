@@ -14,7 +14,7 @@ from fastrack.attest._cpu.kind import LARGEST, cpu_error
 from fastrack.attest._device_collateral import DeviceCollateral
 from fastrack.attest._kinds import CPU_KINDS
 from fastrack.attest._offer import DeviceEvidence, MachineEvidence, OfferBinding
-from fastrack.errors import DeviceError
+from fastrack.errors import AttestationError, DeviceError, FormatError
 
 TSM_ROOT = "/sys/kernel/config/tsm/report"
 _ENTRY = "exchange"
@@ -180,22 +180,31 @@ def _collect_gpus(
         if needed and not count:
             raise _gpu_error("one GPU or more", "none", "Attach a GPU in confidential mode to the virtual machine.")
         return tuple(_collect_gpu(binding, nvml, store, index) for index in range(count))
-    except (nvml.NVMLError, AttributeError) as error:
-        advice = "It needs confidential mode, a GPU of the generation Hopper or later, and a driver from 550 on."
-        raise _gpu_error("an attestation report of each GPU", str(error), advice) from None
+    except nvml.NVMLError as error:
+        raise _gpu_error("the number of GPUs", str(error), "Look into the kernel's log.") from None
     finally:
         with contextlib.suppress(nvml.NVMLError):
             nvml.nvmlShutdown()
 
 
 def _collect_gpu(binding: OfferBinding, nvml: Any, store: DeviceCollateral, index: int) -> DeviceEvidence:
-    handle = nvml.nvmlDeviceGetHandleByIndex(index)
-    answer = nvml.nvmlDeviceGetConfComputeGpuAttestationReport(handle, binding.device_nonce(index))
-    report = bytes(answer.attestationReport[: answer.attestationReportSize])
-    certificates = nvml.nvmlDeviceGetConfComputeGpuCertificate(handle)
-    chain = bytes(certificates.attestationCertChain[: certificates.attestationCertChainSize])
-    chain = chain.rstrip(b"\0")  # NVML counts the end of the string
-    return store.complete(DeviceEvidence(report, chain))
+    gpu = f"GPU {index}"  # which of eight it is, where one of them fails
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        with contextlib.suppress(nvml.NVMLError):
+            gpu += f" ({nvml.nvmlDeviceGetName(handle)})"
+        answer = nvml.nvmlDeviceGetConfComputeGpuAttestationReport(handle, binding.device_nonce(index))
+        report = bytes(answer.attestationReport[: answer.attestationReportSize])
+        certificates = nvml.nvmlDeviceGetConfComputeGpuCertificate(handle)
+        chain = bytes(certificates.attestationCertChain[: certificates.attestationCertChainSize])
+        chain = chain.rstrip(b"\0")  # NVML counts the end of the string
+        return store.complete(DeviceEvidence(report, chain))
+    except (nvml.NVMLError, AttributeError) as error:
+        advice = "It needs confidential mode, a GPU of the generation Hopper or later, and a driver from 550 on."
+        raise _gpu_error(f"an attestation report of {gpu}", str(error), advice) from None
+    except (FormatError, AttestationError) as error:
+        advice = "Reset this GPU, or collect without it."
+        raise _gpu_error(f"a report of {gpu} with its certificates", f"another answer ({error})", advice) from None
 
 
 def _gpu_error(wanted: str, found: str, advice: str) -> DeviceError:

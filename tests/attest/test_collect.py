@@ -56,8 +56,9 @@ class Nvml:
     NVMLError = Error
     NVML_ERROR_LIBRARY_NOT_FOUND, NVML_ERROR_DRIVER_NOT_LOADED = 12, 9
 
-    def __init__(self, machine, *, missing=None, unsupported=False):
+    def __init__(self, machine, *, missing=None, unsupported=(), damaged=(), nameless=False):
         self.machine, self.missing, self.unsupported = machine, missing, unsupported
+        self.damaged, self.nameless = damaged, nameless
         self.inits = 0
 
     def nvmlInit(self):
@@ -76,8 +77,13 @@ class Nvml:
     def nvmlDeviceGetHandleByIndex(self, index):
         return self.machine.devices[index]
 
+    def nvmlDeviceGetName(self, handle):
+        if self.nameless:
+            raise Error
+        return f"NVIDIA H200 of slot {self.machine.devices.index(handle)}"
+
     def nvmlDeviceGetConfComputeGpuAttestationReport(self, handle, nonce):
-        if self.unsupported:
+        if self.machine.devices.index(handle) in self.unsupported:
             raise Error
         assert len(nonce) == 32
         report = nvidia.report(handle, nonce=bytes(nonce))
@@ -86,6 +92,8 @@ class Nvml:
 
     def nvmlDeviceGetConfComputeGpuCertificate(self, handle):
         chain = handle.pem + b"\0"
+        if self.machine.devices.index(handle) in self.damaged:
+            chain = chain[:100]
         return SimpleNamespace(attestationCertChain=list(chain), attestationCertChainSize=len(chain))
 
 
@@ -252,10 +260,40 @@ def test_what_is_missing_is_told(tmp_path):
         collect(Nvml(machine, missing=4))
     with pytest.raises(DeviceError, match=r"got none\. Attach a GPU"):
         collect(Nvml(Machine("tdx", 0)), gpus=True)
-    nvml = Nvml(machine, unsupported=True)
+    nvml = Nvml(machine, unsupported=[0])
     with pytest.raises(DeviceError, match=r"Not Supported\. It needs confidential mode"):
         collect(nvml)
     assert nvml.inits == 0
+
+
+def test_the_one_gpu_of_eight_that_gives_no_report_is_named(tmp_path):
+    machine = Machine("tdx", 8)
+    binding = attest.OfferBinding(attest.Challenge.generate(now=NOW), fastrack.grants.Identity.generate().recipient)
+    slot = r"GPU 5 \(NVIDIA H200 of slot 5\)"
+    for nvml, said in (
+        (Nvml(machine, unsupported=[5]), rf"expected an attestation report of {slot}, got Not Supported\. It needs"),
+        (
+            Nvml(machine, damaged=[5]),
+            rf"expected a report of {slot} with its certificates, got another.*Reset this GPU",
+        ),
+        (Nvml(machine, unsupported=[5], nameless=True), "expected an attestation report of GPU 5, got Not Supported"),
+        (Nvml(machine, damaged=[5], nameless=True), "expected a report of GPU 5 with its certificates, got another"),
+    ):
+        with pytest.raises(DeviceError, match=said):
+            attest.collect_evidence(binding, root=tmp_path / "none", nvml=nvml)
+        assert nvml.inits == 0
+
+
+def test_what_a_folder_lacks_on_the_machine_is_the_hosts(tmp_path, folder):
+    machine = Machine("snp", 0)
+    ask, ark = (one.public_bytes(Encoding.DER) for one in x509.load_pem_x509_certificates(machine.chip.issuers))
+    table = certificate_table([(VCEK, machine.chip.leaf), (ARK, ark), (ASK, ask), (CRL, machine.crl)])
+    kernel = Kernel(tmp_path / "tsm", machine, provider="sev_guest")
+    (kernel.entry / "auxblob").write_bytes(table)
+    binding = attest.OfferBinding(attest.Challenge.generate(now=NOW), fastrack.grants.Identity.generate().recipient)
+    evidence = attest.collect_evidence(binding, root=kernel.root, collateral=folder, gpus=False)
+    assert (evidence.cpu.leaf, evidence.cpu.crl) == (machine.chip.leaf, machine.crl)
+    assert evidence.cpu.issuers
 
 
 def test_malformed_collateral_is_refused(tmp_path, folder):
