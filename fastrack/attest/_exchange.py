@@ -292,7 +292,8 @@ def verify_offer(
         The proofs that are asked for.
     collateral : TdxCollateral or path-like, optional
         The owner's collateral, or a folder of it, as `fetch_collateral` fills it. It is used in place of the machine's:
-        a machine that is refused by a new document could send an older one. By default the machine's.
+        a machine that is refused by a new document could send an older one. Of the CPU nothing else counts but the leaf
+        of SEV-SNP; of a GPU what the folder lacks is the machine's. By default all is the machine's.
     roots : TrustedRoots
         The roots that are trusted; the vendors' by default.
 
@@ -400,7 +401,7 @@ def verify_evidence(
 
 
 def complete_cpu(evidence: CpuEvidence, collateral: TdxCollateral | str | os.PathLike[str] | None) -> CpuEvidence:
-    """Return a CPU's evidence with the owner's collateral in place of the machine's, as far as the owner has some."""
+    """Return a CPU's evidence with the owner's collateral in place of all of the machine's, if there is an owner's."""
     if collateral is None:
         return evidence
     kind = kind_of_evidence(evidence)
@@ -410,10 +411,11 @@ def complete_cpu(evidence: CpuEvidence, collateral: TdxCollateral | str | os.Pat
             problem = "expected a folder of collateral, got none. Name that of `fastrack attest fetch`"
             raise NotADirectoryError(errno.ENOTDIR, problem, str(collateral))
         require_own_folder(collateral)
-    cpu: CpuEvidence = kind.complete(evidence, collateral)
-    if cpu is evidence and isinstance(collateral, Path):  # its owner would believe that it decides
+    bare = kind.bare(evidence)
+    cpu: CpuEvidence = kind.complete(bare, collateral)
+    if cpu is bare:  # its owner would believe that it decides
         advice = "Fetch for this machine: fastrack attest fetch."
-        raise refused(kind.title, "collateral", wanted="some of it in the folder", found="none", advice=advice)
+        raise refused(kind.title, "collateral", wanted="some of the owner's for it", found="none", advice=advice)
     return cpu
 
 

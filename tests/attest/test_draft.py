@@ -4,7 +4,7 @@ import tomllib
 from dataclasses import replace
 
 import pytest
-from helpers.foundry import nvidia
+from helpers.foundry import nvidia, snp
 from helpers.foundry.authority import NOW
 from helpers.foundry.machine import Machine, policy, roots
 
@@ -74,7 +74,7 @@ def test_a_draft_refuses_a_guest_of_snp_with_any_other_measurement_or_level():
     verified, text = draft(Machine("snp", 0), 0)
     judge = attest.Policy.from_toml(text)
     report = verified.cpu.report
-    names = ("measurement", "host_data", "family_id", "image_id", "id_key_digest", "author_key_digest", "chip_id")
+    names = ("measurement", "host_data", "family_id", "image_id", "id_key_digest", "author_key_digest")
     changed = {name: replace(report, **{name: OTHER * len(getattr(report, name))}) for name in names}
     changed["vmpl"] = replace(report, vmpl=report.vmpl + 1)
     for kind in ("reported_tcb", "committed_tcb", "launch_tcb"):
@@ -84,8 +84,72 @@ def test_a_draft_refuses_a_guest_of_snp_with_any_other_measurement_or_level():
     for other in changed.values():
         with pytest.raises(AttestationError):
             judge.check_cpu(replace(verified.cpu, report=other), now=NOW)
-    with pytest.raises(AttestationError, match="product"):
-        judge.check_cpu(replace(verified.cpu, product=attest.SnpProduct.GENOA), now=NOW)
+    for field, other in (("product", attest.SnpProduct.GENOA), ("CHIP_ID", OTHER * 64), ("CHIP_ID", None)):
+        with pytest.raises(AttestationError, match=field):
+            judge.check_cpu(replace(verified.cpu, **{field.lower(): other}), now=NOW)
+
+
+def verified_snp(*, masked=False, **options):
+    machine = snp.chip(**options)
+    data = snp.report(machine, chip_id=b"" if masked else None)
+    authorities = snp.amd("Milan")
+    lists = {"crl": authorities.ark.crl()}
+    return attest.verify_snp_report(data, machine.leaf, machine.issuers, now=NOW, roots=authorities.roots, **lists)
+
+
+def is_accepted(text, verified):
+    return not attest.Policy.from_toml(text).find_mismatches(verified, now=NOW)
+
+
+def test_a_draft_of_a_masked_vlek_names_its_kind_of_key_and_its_provider():
+    vlek = verified_snp(masked=True, is_vlek=True)
+    text = attest.draft_policy(vlek)
+    assert 'signing_key = "VLEK"' in text.splitlines()
+    assert 'providers = ["Cloud"]' in text.splitlines()
+    assert "# THE HOST MASKS THE CHIP ID: nothing tells this machine from others like it" in text.splitlines()
+    assert is_accepted(text, vlek)
+    others = (verified_snp(masked=True, is_vlek=True, provider="Other"), verified_snp(is_vlek=True, provider="Other"))
+    for other in (*others, verified_snp()):
+        assert not is_accepted(text, other)
+
+
+def test_drafts_of_masked_vlek_and_vcek_machines_refuse_each_other():
+    first, second, third, fourth = (bytes([number]) * 64 for number in range(1, 5))
+    machines = {
+        "VCEK": verified_snp(chip_id=first),
+        "VCEK of another chip": verified_snp(chip_id=second),
+        "masked VCEK": verified_snp(masked=True, chip_id=third),
+        "masked VCEK of another chip": verified_snp(masked=True, chip_id=fourth),
+        "VLEK of Cloud": verified_snp(is_vlek=True, chip_id=first),
+        "VLEK of Cloud, another chip": verified_snp(is_vlek=True, chip_id=second),
+        "VLEK of Other": verified_snp(is_vlek=True, chip_id=first, provider="Other"),
+        "masked VLEK of Other": verified_snp(masked=True, is_vlek=True, provider="Other"),
+        "masked VLEK of a third": verified_snp(masked=True, is_vlek=True, provider="Third"),
+    }
+    drafts = {name: attest.draft_policy(verified) for name, verified in machines.items()}
+    accepted = {
+        (name, other) for name, text in drafts.items() for other in machines if is_accepted(text, machines[other])
+    }
+    # Nothing tells a masked machine of a provider from its others, which the draft says and the owner is told.
+    assert accepted == {(name, name) for name in machines} | {("masked VLEK of Other", "VLEK of Other")}
+    assert {name for name, text in drafts.items() if "THE HOST MASKS" in text} == {
+        "masked VLEK of Other",
+        "masked VLEK of a third",
+    }
+    for name in ("masked VCEK", "masked VCEK of another chip"):
+        assert "by the certificate, as the host masks the chip id in reports: this machine alone" in drafts[name]
+
+
+def test_a_draft_of_claims_names_key_and_provider_too():
+    for masked, is_vlek in ((False, False), (True, False), (False, True), (True, True)):
+        machine = snp.chip(is_vlek=is_vlek)
+        report = snp.report(machine, chip_id=b"" if masked else None)
+        for leaf in (machine.leaf, None):
+            text = attest.draft_policy(attest.MachineEvidence(attest.SnpEvidence(report, leaf)))
+            policy = attest.Policy.from_toml(text).snp
+            assert policy.signing_key == ("VLEK" if is_vlek else "VCEK")
+            assert policy.providers == ({"Cloud"} if is_vlek and leaf else set())
+            assert ("THE HOST MASKS" in text) == (not policy.chip_ids) == masked
 
 
 def test_a_draft_refuses_another_gpu_and_any_other_measurement_of_it():

@@ -369,7 +369,8 @@ def test_a_list_in_an_owners_folder_counts_whatever_the_machine_sends(tmp_path, 
     files = {"vcek.der": machine.chip.leaf, "cert_chain.pem": machine.chip.issuers}
     for name, data in files.items():
         tmp_path.joinpath(name).write_bytes(data)
-    assert judged(machine, tmp_path)
+    with pytest.raises(AttestationError, match=r"revocation.*expected a check"):
+        judged(machine, tmp_path)  # though the machine sends a list
     tmp_path.joinpath("crl.der").write_bytes(snp.amd("Milan").ark.crl([snp.amd("Milan").ask]))
     prove = machine.prove
     for left_out in ((), ("issuers",), ("leaf", "issuers"), ("leaf", "issuers", "crl")):
@@ -377,6 +378,33 @@ def test_a_list_in_an_owners_folder_counts_whatever_the_machine_sends(tmp_path, 
         monkeypatch.setattr(machine, "prove", lambda data, bare=bare: replace(prove(data), **bare))
         with pytest.raises(AttestationError, match="revocation"):
             judged(machine, tmp_path)
+
+
+def test_nothing_of_a_cpu_is_the_machines_but_the_leaf(tmp_path):
+    machine = Machine("snp", 0)
+    files = {"vcek.der": machine.chip.leaf, "cert_chain.pem": machine.chip.issuers, "crl.der": machine.crl}
+    machine.crl = snp.amd("Milan").ark.crl(start=NOW - timedelta(days=300), end=NOW + timedelta(days=75))
+    told = {"crl.der": "revocation of the SNP report", "cert_chain.pem": "AMD certificate"}
+    for number, kept in enumerate(kept for size in (1, 2, 3) for kept in itertools.combinations(files, size)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        for name in kept:
+            folder.joinpath(name).write_bytes(files[name])
+        absent = [told[name] for name in ("cert_chain.pem", "crl.der") if name not in kept]
+        if absent:
+            with pytest.raises(AttestationError, match=absent[0]):
+                judged(machine, folder)
+        else:
+            assert judged(machine, folder).cpu.revocation_checked_at == NOW - timedelta(days=1)
+    folder.joinpath("vcek.der").write_bytes(snp.chip(chip_id=b"\7" * 64).leaf)
+    with pytest.raises(AttestationError):  # the owner's leaf comes before the machine's
+        judged(machine, folder)
+
+
+def test_collateral_of_another_kind_of_cpu_leaves_none_to_the_machine():
+    machine = Machine("snp", 0)
+    with pytest.raises(AttestationError, match=r"collateral.*for it, got none.*attest fetch"):
+        judged(machine, attest.TdxCollateral(**tdx.collateral()))
 
 
 def test_a_folder_of_two_products_serves_reports_that_name_none(tmp_path):
@@ -523,6 +551,32 @@ def test_what_kds_has_nothing_about_is_said_before_it_is_asked(start, tmp_path):
         "cert_chain-Milan.pem",
         "crl-Milan.der",
     ]
+
+
+def test_a_masked_machine_is_verified_with_the_owners_folder_and_the_leaf_of_its_host(start, tmp_path):
+    service = start("snp", gpus=0)
+    machine = service.machine
+    bare = attest.SnpEvidence(snp.report(machine.chip, chip_id=b""))
+    options = {"services": service.services, "roots": roots(), "now": NOW}
+    list(attest.fetch_collateral(attest.MachineEvidence(bare), tmp_path, **options))
+    machine.prove = lambda data: attest.SnpEvidence(
+        snp.report(machine.chip, report_data=data, chip_id=b""), machine.chip.leaf
+    )
+    verified = judged(machine, tmp_path).cpu
+    assert (verified.chip_id, verified.revocation_checked_at is None) == (snp.CHIP_ID, False)
+    machine.prove = lambda data: attest.SnpEvidence(snp.report(machine.chip, report_data=data, chip_id=b""))
+    with pytest.raises(AttestationError, match="AMD certificate"):
+        judged(machine, tmp_path)
+
+
+def test_a_fetch_that_got_no_list_leaves_none_to_the_machine(start, tmp_path):
+    service = start("snp", gpus=0)
+    service.answers[f"{AMD}crl"] = [(404, {}, b"")] * 9
+    with pytest.raises(OSError, match="404"):
+        fetch(service, tmp_path)
+    assert [path.name for path in tmp_path.glob("cert_chain*")]
+    with pytest.raises(AttestationError, match=r"revocation.*expected a check"):
+        judged(service.machine, tmp_path)
 
 
 def test_evidence_that_is_not_genuine_asks_for_nothing(start, tmp_path):

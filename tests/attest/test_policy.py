@@ -256,7 +256,8 @@ def test_a_module_without_levels_of_its_own_is_no_part():
         "",
         "products = ['Turin', 'Milan']",
         f"chip_ids = ['{CHIP_ID}']",
-        "min_tcb = { bootloader = 3, snp = 8, microcode = 115, fmc = 9 }",
+        "products = ['Milan', 'Turin']\nmin_tcb = { bootloader = 3, snp = 8, microcode = 115, fmc = 9 }",
+        "signing_key = 'VCEK'",
         "max_vmpl = 3",
         "require_alias_check = true",
         f"host_data = ['{'33' * 32}']",
@@ -332,6 +333,62 @@ def test_the_fmc_of_turin_has_a_floor():
     snp("min_tcb = { fmc = 2 }").check_cpu(verified, now=NOW)
     with pytest.raises(AttestationError, match="fmc"):
         snp("min_tcb = { fmc = 3 }").check_cpu(verified, now=NOW)
+
+
+@each(
+    "text",
+    [
+        "min_tcb = { fmc = 3 }",
+        "min_tcb = { snp = 8, fmc = 3 }",
+        "min_tcb = { snp = 8, fmc = 0 }",
+        "products = ['Milan', 'Turin']\nmin_tcb = { fmc = 3 }",
+    ],
+)
+@each("product", ["Milan", "Genoa"])
+def test_a_floor_for_a_level_that_a_product_lacks_refuses_it_unless_products_are_named(text, product):
+    none = {"bootloader": 0, "snp": 0, "microcode": 0}
+    for levels in ({}, none):
+        machine = amd.chip(product, tcb=levels)
+        with pytest.raises(AttestationError, match=rf"got none of {product}.*change the policy") as error:
+            snp(text.replace("Milan", product)).check_cpu(report(machine=machine, tcb=levels), now=NOW)
+        assert (error.value.evidence, error.value.field) == ("SNP report", "fmc patch level")
+
+
+def test_a_chip_is_judged_by_its_certificate_where_the_host_masks_its_id():
+    other, masked = "07" * 64, report(chip_id=b"")
+    snp().check_cpu(masked, now=NOW)
+    snp(f"chip_ids = ['{CHIP_ID}']").check_cpu(masked, now=NOW)
+    for ids in (other, "00" * 64):
+        with pytest.raises(AttestationError, match=r"cpu\.snp\.chip_ids") as error:
+            snp(f"chip_ids = ['{ids}']").check_cpu(masked, now=NOW)
+        assert (error.value.field, error.value.found) == ("CHIP_ID", CHIP_ID)
+    unknown = report(machine=amd.chip(is_vlek=True), chip_id=b"")
+    for ids in (CHIP_ID, "00" * 64):
+        with pytest.raises(AttestationError, match=r"CHIP_ID.*got none"):
+            snp(f"chip_ids = ['{ids}']").check_cpu(unknown, now=NOW)
+
+
+def test_the_signing_key_and_its_provider_are_judged():
+    vcek, vlek = report(), report(machine=amd.chip(is_vlek=True))
+    for verified in (vcek, vlek):
+        snp().check_cpu(verified, now=NOW)
+    for text in (
+        "signing_key = 'VLEK'",
+        "providers = ['Cloud', 'Other']",
+        "signing_key = 'VLEK'\nproviders = ['Cloud']",
+    ):
+        snp(text).check_cpu(vlek, now=NOW)
+    for text, verified, field in (  # by the last line
+        ("signing_key = 'VCEK'", vlek, "SIGNING_KEY"),
+        ("signing_key = 'VLEK'", vcek, "SIGNING_KEY"),
+        ("providers = ['cloud']", vlek, "provider"),
+        ("providers = ['Cloud']", vcek, "provider"),
+        ("signing_key = 'VCEK'\nproviders = ['Cloud']", vcek, "provider"),
+    ):
+        with pytest.raises(AttestationError) as error:
+            snp(text).check_cpu(verified, now=NOW)
+        key = text.rpartition("\n")[2].partition(" ")[0]
+        assert (error.value.field, f"cpu.snp.{key}" in error.value.wanted) == (field, True)
 
 
 @each(
@@ -492,6 +549,11 @@ def test_a_file_that_is_no_text_or_too_long_is_refused(tmp_path, content):
         ("[cpu.snp]\nmeasurement = 'any'\nmin_tcb = { ucode = 1 }", "cpu.snp.min_tcb.ucode"),
         ("[cpu.snp]\nmeasurement = 'any'\nproducts = ['Rome']", "Milan, Genoa, Turin"),
         ("[cpu.snp]\nmeasurement = 'any'\nchip_id = []", "cpu.snp.chip_id"),
+        ("[cpu.snp]\nmeasurement = 'any'\nchip_ids = ['masked']", "64 bytes"),
+        ("[cpu.snp]\nmeasurement = 'any'\nsigning_key = 'ASK'", "VCEK or VLEK as cpu.snp.signing_key, got 'ASK'"),
+        ("[cpu.snp]\nmeasurement = 'any'\nsigning_key = ['VCEK']", "a string as cpu.snp.signing_key"),
+        ("[cpu.snp]\nmeasurement = 'any'\nproviders = []", "cpu.snp.providers"),
+        ("[cpu.snp]\nmeasurement = 'any'\nproviders = 'Cloud'", "a list of strings as cpu.snp.providers"),
         ("[cpu.snp]\nmeasurement = 'any'\nmin_tcb = {}", "cpu.snp.min_tcb, got none of them"),
         ("[cpu.snp]\nmeasurement = 'any'\nmin_tcb = 'all'", "a table as cpu.snp.min_tcb"),
         ("[cpu.tdx]\nmrtd = 'any'\ntd_attributes = ['00']", "8 bytes"),

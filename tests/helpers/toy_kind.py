@@ -71,6 +71,7 @@ TOY = CpuKind(
     read=lambda cpu: ToyEvidence(cpu.binary("report", limit=REPORT_LIMIT), cpu.binary("model", limit=CHAIN_LIMIT)),
     collect=lambda data, _: ToyEvidence(data, b"none"),
     report_data=lambda evidence: parse(evidence)[0],
+    bare=lambda evidence: replace(evidence, model=b"none"),
     complete=lambda evidence, folder: replace(evidence, model=read_collateral(folder / "model") or b"none"),
     verify=verify,
     read_policy=lambda table: frozenset(table.texts("models")),

@@ -70,6 +70,8 @@ class CpuKind(Generic[E, V, P]):
     """Make evidence of the report that the kernel gave, and of what the host handed out with it, which may be empty."""
     report_data: Callable[[E], bytes]
     """Return the 64 bytes that the guest chose, of evidence that is parsed alone."""
+    bare: Callable[[E], E]
+    """Leave out the machine's collateral, of which an owner with their own takes nothing."""
     complete: Callable[[E, TdxCollateral | Path], E]
     """Take the owner's collateral, or what a folder of it has, in place of the machine's."""
     verify: Callable[[E, datetime, Roots], V]

@@ -31,13 +31,14 @@ class VerifiedSnpReport:
 
     The report is proved, not judged: outdated platforms and debuggable guests have valid reports too. A `Policy`
     judges them. `product` comes from the certificates; `provider` is the cloud provider of a VLEK, None for a VCEK.
-    `fastrack.attest` describes the times.
+    `chip_id` is the id of the chip, 64 bytes: that of the certificate of a VCEK, or as a report by a VLEK tells it, and
+    None if its host masks it. `fastrack.attest` describes the times.
 
     Examples
     --------
     >>> from fastrack import attest
     >>> attest.VerifiedSnpReport.__match_args__
-    ('report', 'product', 'provider', 'verified_at', 'revocation_checked_at', 'valid_until')
+    ('report', 'product', 'provider', 'verified_at', 'revocation_checked_at', 'valid_until', 'chip_id')
     """
 
     report: SnpReport
@@ -46,6 +47,7 @@ class VerifiedSnpReport:
     verified_at: datetime
     revocation_checked_at: datetime | None
     valid_until: datetime
+    chip_id: bytes | None = None
 
     @property
     def report_data(self) -> bytes:
@@ -95,18 +97,18 @@ def verify_snp_report(
     key, signed = chain.leaf.public_key(), parsed.data[:SIGNED_SIZE]
     P384.verify(key, parsed.signature, signed, EVIDENCE, byteorder="little")
     _require_tcb(chain.leaf, parsed, product)
-    provider = None
+    provider, chip_id = None, parsed.chip_id if any(parsed.chip_id) else None
     if parsed.signing_key == "VCEK":
-        _require_chip(chain.leaf, parsed, product)
+        chip_id = _read_chip(chain.leaf, parsed, product)
     else:
-        provider = _read_provider(chain.leaf)
+        provider = read_provider(chain.leaf)
     issued_at, valid_until = None, chain.valid_until
     if crl is not None:
         name = "AMD revocation list"
         verified = x509.verify_crl(x509.load_crl(crl, evidence=name), chain.root, now=now, evidence=name)
         x509.require_unrevoked(chain.issuer, verified, evidence=name)
         issued_at, valid_until = verified.issued_at, min(chain.valid_until, verified.valid_until)
-    return VerifiedSnpReport(parsed, product, provider, now, issued_at, valid_until)
+    return VerifiedSnpReport(parsed, product, provider, now, issued_at, valid_until, chip_id)
 
 
 def load_leaf(leaf: bytes) -> Certificate:
@@ -141,7 +143,8 @@ def _require_tcb(leaf: Certificate, report: SnpReport, product: SnpProduct) -> N
         raise refused("SNP report", "REPORTED_TCB", wanted=tcb, found=report.reported_tcb, advice=_OTHER)
 
 
-def _require_chip(leaf: Certificate, report: SnpReport, product: SnpProduct) -> None:
+def _read_chip(leaf: Certificate, report: SnpReport, product: SnpProduct) -> bytes:
+    """Return the id of the chip whose key signed a report, which the report must have, unless its host masks it."""
     size = _CHIP_ID_SIZES[product]
     value = _read_extension(leaf, _CHIP_ID, "hwID")
     # AMD's document wants an OCTET STRING, but certificates have the bare bytes: accept both.
@@ -150,11 +153,13 @@ def _require_chip(leaf: Certificate, report: SnpReport, product: SnpProduct) -> 
     if len(value) != size:
         raise malformed("VCEK certificate", "hwID", None, wanted=f"{size} bytes", found=f"{len(value)} bytes")
     chip_id = value.ljust(len(report.chip_id), b"\0")
-    if report.chip_id != chip_id:
+    if any(report.chip_id) and report.chip_id != chip_id:
         raise refused("SNP report", "CHIP_ID", wanted=chip_id, found=report.chip_id, advice=_OTHER)
+    return chip_id
 
 
-def _read_provider(leaf: Certificate) -> str:
+def read_provider(leaf: Certificate) -> str:
+    """Return the cloud provider that a VLEK's certificate names."""
     value = _read_extension(leaf, _PROVIDER, "cspID")
     content = der.open_value(value, "VCEK certificate", der.IA5_STRING, "cspID").rest("cspID")
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
@@ -12,9 +12,9 @@ from pathlib import Path
 from fastrack._util.public import attest_public
 from fastrack.attest import _policy_common as rules
 from fastrack.attest._cpu.kind import CpuKind, own_file, read_collateral
-from fastrack.attest._cpu.snp import VerifiedSnpReport, load_leaf, verify_snp_report
+from fastrack.attest._cpu.snp import VerifiedSnpReport, load_leaf, read_provider, verify_snp_report
 from fastrack.attest._cpu.snp_certificates import read_certificate_table
-from fastrack.attest._cpu.snp_report import EVIDENCE, SnpProduct, SnpReport, parse_snp_report
+from fastrack.attest._cpu.snp_report import EVIDENCE, SIGNING_KEYS, SnpProduct, SnpReport, parse_snp_report
 from fastrack.attest._cpu.tdx_collateral import TdxCollateral
 from fastrack.attest._errors import refused
 from fastrack.attest._formats.roots import AMD_ROOTS, Roots
@@ -73,11 +73,13 @@ class SnpPolicy:
         other fields that are not may have any value.
     min_tcb : mapping of str to int
         The lowest patch level of each part, "bootloader", "tee", "snp", "microcode", "fmc": present, committed and at
-        launch; any if empty.
+        launch; any if empty. A product without one of these levels is accepted only if `products` names it, and
+        another floor holds for it.
     products : frozenset of SnpProduct
         The products that are accepted; all if empty.
     chip_ids : frozenset of bytes
-        The chips that are accepted, 64 bytes each; all if empty.
+        The chips that are accepted, 64 bytes each; all if empty. Reports by a VCEK are judged by the id in its
+        certificate, also where the host masks it in reports.
     max_vmpl : int
         The lowest privilege that the software may have that asked for the report.
     revocation : Revocation
@@ -90,6 +92,10 @@ class SnpPolicy:
         cores.
     require_alias_check : bool
         Whether the platform must have checked that no address of its memory is an alias of another.
+    signing_key : {"VCEK", "VLEK"} or None
+        The key that must have signed the report; either if None.
+    providers : frozenset of str
+        The cloud providers whose VLEK is accepted, by the names in its certificate; all, and any VCEK, if empty.
 
     Examples
     --------
@@ -110,6 +116,8 @@ class SnpPolicy:
     allow_migration: bool = False
     allow_smt: bool = True
     require_alias_check: bool = False
+    signing_key: str | None = None
+    providers: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         rules.require_named(self.measurements, {"measurement"})
@@ -127,10 +135,7 @@ def _complete(evidence: SnpEvidence, collateral: TdxCollateral | Path) -> SnpEvi
     report = parse_snp_report(evidence.report)
     own = {"leaf": f"{report.signing_key.lower()}.der", "issuers": "cert_chain.pem", "crl": "crl.der"}
     for part, name in snp_files(report, report.product or _find_product(evidence, report, collateral)).items():
-        for path in (
-            collateral / name,
-            collateral / own[part],
-        ):  # the second in a folder filled by hand, for one machine
+        for path in (collateral / name, collateral / own[part]):  # the second is filled by hand, for one machine
             if (data := read_collateral(path)) is not None:
                 with own_file(path):
                     _LOADERS[part](data)
@@ -166,21 +171,33 @@ def _find_product(evidence: SnpEvidence, report: SnpReport, folder: Path) -> Snp
 
 def _verify(evidence: SnpEvidence, now: datetime, roots: Roots) -> VerifiedSnpReport:
     if evidence.leaf is None or evidence.issuers is None:
-        wanted, advice = (
-            "that of the chip, and its issuers",
-            "Fetch them (`fastrack attest fetch`), and name their folder.",
-        )
+        wanted = "that of the chip, and its issuers"
+        advice = "Fetch them (`fastrack attest fetch`), and name the folder; a host has that of a VLEK or masked chip."
         raise refused("offer", "AMD certificate", wanted=wanted, found="none", advice=advice)
     return verify_snp_report(evidence.report, evidence.leaf, evidence.issuers, now=now, roots=roots, crl=evidence.crl)
 
 
 def _draft(verified: VerifiedSnpReport) -> Iterator[Line]:
     yield Line("products", {verified.product}, "generation of the CPU")
-    yield from _draft_report(verified.report)
+    yield from _draft_verified(verified)
     yield rules.draft_revocation(verified.revocation_checked_at)
 
 
-def _draft_report(report: SnpReport) -> Iterator[Line]:
+def _draft_verified(verified: VerifiedSnpReport) -> Iterator[Line]:
+    return _draft_report(verified.report, verified.provider, verified.chip_id)
+
+
+def _draft_claims(evidence: SnpEvidence) -> Iterator[Line]:
+    report, provider = parse_snp_report(evidence.report), None
+    if report.signing_key == "VLEK" and evidence.leaf is not None:
+        provider = read_provider(load_leaf(evidence.leaf))
+    return _draft_report(report, provider, report.chip_id if any(report.chip_id) else None)
+
+
+def _draft_report(report: SnpReport, provider: str | None, chip_id: bytes | None) -> Iterator[Line]:
+    yield Line("signing_key", report.signing_key, "key that signs the reports: VCEK, of a chip, or VLEK, of a provider")
+    if provider is not None:
+        yield Line("providers", {provider}, "cloud provider that the VLEK is of")
     for name, (_, covers) in _VALUES.items():
         yield Line(name, {getattr(report, name)}, covers)
     levels = (report.reported_tcb, report.committed_tcb, report.launch_tcb)
@@ -190,8 +207,12 @@ def _draft_report(report: SnpReport) -> Iterator[Line]:
         if getattr(report.reported_tcb, name) is not None  # only Turin has an FMC
     }
     yield Line("min_tcb", floors, "lowest patch levels: reported, committed and at launch")
-    if any(report.chip_id):
-        yield Line("chip_ids", {report.chip_id}, "this machine alone; leave it out for others like it")
+    covers = "this machine alone; leave it out for others like it"
+    if chip_id is None:
+        covers = "THE HOST MASKS THE CHIP ID: nothing tells this machine from others like it"
+    elif not any(report.chip_id):
+        covers = f"by the certificate, as the host masks the chip id in reports: {covers}"
+    yield Line("chip_ids", {chip_id or "masked"}, covers, chip_id is None)
     yield Line("max_vmpl", report.vmpl, "privilege of the software that asked; 0 is the highest", report.vmpl > 0)
     yield Line("allow_smt", report.allows_smt, "threads that share a core")
     yield Line("require_alias_check", report.is_alias_checked, "check for aliases of memory (AMD-SB-3015)")
@@ -201,6 +222,9 @@ def _draft_report(report: SnpReport) -> Iterator[Line]:
 def _read_policy(table: Table) -> SnpPolicy:
     """Read the section ``[cpu.snp]``."""
     rules.require_lines(table, _LINES)
+    signing_key = table.text("signing_key")
+    if signing_key not in {None, *SIGNING_KEYS}:
+        raise table.refusal("signing_key", " or ".join(SIGNING_KEYS), repr(signing_key))
     return SnpPolicy(
         measurements=rules.read_measurements(table, {name: size for name, (size, _) in _VALUES.items()}),
         min_tcb=_read_levels(table),
@@ -213,6 +237,8 @@ def _read_policy(table: Table) -> SnpPolicy:
         allow_migration=table.boolean("allow_migration", default=False),
         allow_smt=table.boolean("allow_smt", default=True),
         require_alias_check=table.boolean("require_alias_check", default=False),
+        signing_key=signing_key,
+        providers=frozenset(table.texts("providers")),
     )
 
 
@@ -238,17 +264,25 @@ def _check(policy: SnpPolicy, verified: VerifiedSnpReport, judge: rules.Judge) -
     for name, allowed in policy.measurements.items():
         if allowed is not None:
             judge.require(name.upper(), getattr(report, name), allowed, name)
-    if policy.products:
-        judge.require("product", verified.product, policy.products, "products")
-    if policy.chip_ids:
-        judge.require("CHIP_ID", report.chip_id, policy.chip_ids, "chip_ids")
+    named: tuple[tuple[str, object, Collection[object], str], ...] = (
+        ("product", verified.product, policy.products, "products"),
+        ("SIGNING_KEY", report.signing_key, {policy.signing_key} - {None}, "signing_key"),
+        ("provider", verified.provider, policy.providers, "providers"),
+        ("CHIP_ID", verified.chip_id, policy.chip_ids, "chip_ids"),
+    )
+    for name, found, values, key in named:
+        if values:
+            judge.require(name, found, values, key)
     judge.require("VMPL", report.vmpl, range(policy.max_vmpl + 1), "max_vmpl")
     # The host may report less than it runs, go back to what is committed, and have started the guest on less.
     levels = {"reported": report.reported_tcb, "committed": report.committed_tcb, "launch": report.launch_tcb}
+    lacking = [name for name in policy.min_tcb if getattr(report.reported_tcb, name) is None]  # only Turin has an FMC
+    if lacking and (verified.product not in policy.products or len(lacking) == len(policy.min_tcb)):
+        wanted = "a product that has it, or one that cpu.snp.products names and another floor is for"
+        judge.refuse(f"{lacking[0]} patch level", wanted, f"none of {verified.product}", f"min_tcb.{lacking[0]}")
     for (kind, tcb), (name, lowest) in product(levels.items(), policy.min_tcb.items()):
-        level = getattr(tcb, name)
-        if level is not None:  # only Turin has an FMC
-            judge.require_at_least(f"{kind} {name} patch level", level, lowest, f"min_tcb.{name}")
+        if name not in lacking:
+            judge.require_at_least(f"{kind} {name} patch level", getattr(tcb, name), lowest, f"min_tcb.{name}")
     if policy.require_alias_check and not report.is_alias_checked:
         wanted, found = "a platform that checked its memory for aliases", f"{report.platform_info:#x}"
         judge.refuse("PLATFORM_INFO", wanted, found, "require_alias_check")
@@ -272,12 +306,13 @@ SNP = CpuKind(
     read=_read,
     collect=lambda report, table: SnpEvidence(report, **read_certificate_table(table)),
     report_data=lambda evidence: parse_snp_report(evidence.report).report_data,
+    bare=lambda evidence: replace(evidence, issuers=None, crl=None),  # the leaf of a VLEK is to be had there alone
     complete=_complete,
     verify=_verify,
     read_policy=_read_policy,
     check=_check,
     draft=_draft,
-    draft_claims=lambda evidence: _draft_report(parse_snp_report(evidence.report)),
-    describe=lambda verified: {"product": str(verified.product), **rules.to_claims(_draft_report(verified.report))},
+    draft_claims=_draft_claims,
+    describe=lambda verified: {"product": str(verified.product), **rules.to_claims(_draft_verified(verified))},
     flag="sev_snp",
 )

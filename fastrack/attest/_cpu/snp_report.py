@@ -17,7 +17,7 @@ SIGNED_SIZE = 0x2A0  # bytes covered by the signature
 _VERSIONS = range(2, 6)
 _CHIP_ID_OFFSET = 0x1A0
 _ECDSA_P384 = 1
-_KEYS = {0: "VCEK", 1: "VLEK"}
+SIGNING_KEYS = ("VCEK", "VLEK")  # by their numbers
 
 EVIDENCE = "SNP report"
 
@@ -198,9 +198,9 @@ def _read_signing_key(cursor: Cursor, field: str) -> str:
     """Read the signing key from bits 2 to 4 of the flags."""
     offset = cursor.offset
     key = cursor.u32("flags") >> 2 & 7
-    if key not in _KEYS:
+    if key >= len(SIGNING_KEYS):
         raise malformed(EVIDENCE, field, offset, wanted="0 (VCEK) or 1 (VLEK)", found=key)
-    return _KEYS[key]
+    return SIGNING_KEYS[key]
 
 
 def _read_product(cursor: Cursor) -> SnpProduct:

@@ -391,6 +391,7 @@ TDX = CpuKind(
     read=_read,
     collect=_collect,
     report_data=lambda evidence: parse_tdx_quote(evidence.quote).report.report_data,
+    bare=lambda evidence: replace(evidence, collateral=None),
     complete=_complete,
     verify=_verify,
     read_policy=_read_policy,
