@@ -39,6 +39,14 @@ def _read_ed25519(public: bytes) -> Ed25519PublicKey:
     return key
 
 
+def _read_mldsa(public: bytes) -> MLDSA65PublicKey:
+    """Read a public key, and refuse t1 = 0, under which a signature needs no secret (FIPS 204, algorithm 8)."""
+    key = MLDSA65PublicKey.from_public_bytes(public)
+    if not any(public[32:]):  # behind the seed of the matrix
+        raise ValueError("its t1 is zero, by which anyone can sign")
+    return key
+
+
 _GENERATE: dict[str, Callable[[], Any]] = {
     "Ed25519": Ed25519PrivateKey.generate,
     "ML-DSA-65": MLDSA65PrivateKey.generate,
@@ -49,7 +57,7 @@ _READ_SECRET: dict[str, Callable[[bytes], Any]] = {
 }
 _READ_PUBLIC: dict[str, Callable[[bytes], Any]] = {
     "Ed25519": _read_ed25519,
-    "ML-DSA-65": MLDSA65PublicKey.from_public_bytes,
+    "ML-DSA-65": _read_mldsa,
 }
 
 

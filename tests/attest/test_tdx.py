@@ -504,7 +504,8 @@ def test_every_byte_of_a_quote_counts(layout):
 @each("part", [field.name for field in fields(TdxCollateral)])
 def test_every_byte_of_collateral_counts(part):
     parts = foundry.collateral() | {"pck_certificate_chain": PLATFORM.chain}
-    for index, data in flips(parts[part]):
+    step = 9 if part == "pck_certificate_chain" else 1  # it is compared, and as long as all others are together
+    for index, data in flips(parts[part], step=step):
         assert is_refused(verify, QUOTE, TdxCollateral(**parts | {part: data})), f"byte {index}"
 
 

@@ -198,6 +198,13 @@ def test_a_public_key_of_small_order_is_refused_in_every_encoding(tmp_path):
                     make()
 
 
+def test_a_public_key_of_ml_dsa_whose_t1_is_zero_is_refused():
+    for seed in (bytes(32), bytes(range(32))):
+        with pytest.raises(FormatError, match="t1 is zero"):
+            Verifier("ML-DSA-65", seed + bytes(1920))
+        Verifier("ML-DSA-65", seed + bytes(1919) + b"\1")
+
+
 def test_other_public_keys_next_to_those_of_small_order_are_keys():
     for public in (bytes([9]) + bytes(31), bytes([0xEB]) + b"\xff" * 30 + b"\x7f", Signer.generate().verifier.public):
         assert Verifier("Ed25519", public).public == public
