@@ -26,7 +26,7 @@ if importlib.util.find_spec("hypothesis"):  # which a machine that is lent with 
     # Where the checkout cannot be written, examples that failed are not kept.
     more = {} if os.access(Path(__file__).parents[1], os.W_OK) else {"database": None}
     settings.register_profile("anew", deadline=None, **more)
-    # A change is tried with the same examples each time, so that what fails is of the change. Others are tried at night.
+    # A change is tried with the same examples each time, so that what fails is of it. Others are tried at night.
     settings.register_profile("fastrack", deadline=None, derandomize=True)
     settings.load_profile("fastrack")
 
