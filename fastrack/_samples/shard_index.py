@@ -23,6 +23,7 @@ from fastrack._sets.load_file import load_file
 from fastrack._sets.manifest import is_name
 from fastrack._tensors import dtypes
 from fastrack._util.documents import decode, encode, is_number, parsing, require
+from fastrack._util.gate import admit, most_bytes
 from fastrack._util.locations import Location, Url, join
 from fastrack.errors import FormatError, RollbackError, UnknownKeyError
 
@@ -30,6 +31,7 @@ INDEX = "fastrack.index"
 SUFFIX = ".index"
 _SHARDS = "shards"  # the tensor of the index
 _FORMAT = 1
+_KIND = "index of a data set"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +80,11 @@ class ShardIndex:
             "sizes": sizes,
             "tensors": self.tensors,
         }
+        text = encode(document)
+        with parsing(f"writing {self.location} failed", "make fewer and larger shards"):
+            admit(text, _KIND)  # as its readers do
         # Compressed, 10,000 shards come with the one request that opens the file.
-        content = zlib.compress(encode(document))
+        content = zlib.compress(text)
         file_id = new_file_id()
         sealed = {_SHARDS: PlainTensor.of(np.frombuffer(content, np.uint8))}
         write_sealed(sealed, self.location, key, frozenset(), {}, None, kind="index", file_id=file_id)
@@ -136,7 +141,7 @@ def read_index(location: Location, keys: Any, file_id: str | None = None, anchor
 def _parse(content: bytes) -> tuple[Any, Any]:
     """Return the tensors and the shards. The content is authentic, yet another program may have written it."""
     members = {"files", "format", "names", "rows", "sizes", "tensors"}
-    document = decode(zlib.decompress(content), members, {"format": _FORMAT})
+    document = decode(_inflate(content), members, {"format": _FORMAT})
     names, sizes, files, columns = (document[member] for member in ("names", "sizes", "files", "rows"))
     require(names and len(set(names)) == len(names), "names")
     require(all(type(name) is str and is_name(name) and "/" not in name for name in names), "names")
@@ -149,3 +154,12 @@ def _parse(content: bytes) -> tuple[Any, Any]:
         require(type(name) is str and dtype in dtypes.BITS and is_shape([1, *row]), "tensors")
     require(all(len(rows) == len(names) and all(map(is_number, rows)) for rows in columns), "rows")
     return tensors, tuple(map(IndexedShard, names, sizes, file_ids, zip(*columns, strict=True)))
+
+
+def _inflate(content: bytes) -> bytes:
+    """Return the text in a content, which zlib may have made a thousand times as short."""
+    inflater = zlib.decompressobj()
+    text = inflater.decompress(content, most_bytes(_KIND) + 1)
+    admit(text, _KIND)
+    require(inflater.eof and not inflater.unused_data, _SHARDS)
+    return text

@@ -2,11 +2,13 @@
 
 import pickle
 import shutil
+import tracemalloc
 import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.cases import each
 from helpers.commands import invoke
 
 import fastrack
@@ -14,6 +16,7 @@ from fastrack import AuthenticationError, FormatError, Key, RollbackError, Seale
 from fastrack._files.importers import PlainTensor
 from fastrack._files.writer import write_sealed
 from fastrack._samples.shard_index import ShardIndex
+from fastrack._util import gate
 from fastrack._util.documents import encode
 from fastrack.grants import Signer
 
@@ -274,11 +277,35 @@ def test_an_authentic_index_of_another_form_is_refused():
     assert len(SealedDataset(seal_index(right), keys=KEY)) == 3
     assert isinstance(ShardIndex.read(Path("wrong.index"), fastrack.KeyRing(KEY)), ShardIndex)
     contents = [zlib.compress(encode({**DOCUMENT, **changes})) for changes in WRONG]
-    for content in (*contents, right[:-1], b"", encode(DOCUMENT), zlib.compress(b"[" * 100_000)):
+    for content in (*contents, right[:-1], right + b"x", b"", encode(DOCUMENT), zlib.compress(b"[" * 100_000)):
         with pytest.raises(FormatError, match=r"wrong\.index is not the index"):
             SealedDataset(seal_index(content), keys=KEY)
     with pytest.raises(FormatError, match="expected the index of a data set, got another file"):
         SealedDataset(seal_index(right, kind="tensor"), keys=KEY)
+
+
+@each(
+    ("text", "told", "most"),
+    [
+        (b" " * (33 << 20), "at most 33554432 bytes", 80 << 20),
+        (b"[" + b"[]," * 100_000 + b"0]", "at most 30010 lists", 3 << 20),
+    ],
+)
+def test_an_index_inflates_to_no_more_than_may_be_listed(text, told, most):
+    path = seal_index(zlib.compress(text))
+    tracemalloc.start()
+    with pytest.raises(FormatError, match=told):
+        SealedDataset(path, keys=KEY)
+    assert tracemalloc.get_traced_memory()[1] < most
+    tracemalloc.stop()
+
+
+def test_an_index_that_no_reader_would_open_is_not_written(monkeypatch):
+    before = Path("data/fastrack.index").read_bytes()
+    monkeypatch.setitem(gate.LIMITS, "index of a data set", {"bytes": 100})
+    with pytest.raises(FormatError, match=r"writing data/fastrack.index failed: .* make fewer and larger shards"):
+        fastrack.index_dataset("data", KEY)
+    assert Path("data/fastrack.index").read_bytes() == before
 
 
 def test_an_index_that_is_opened_in_another_way_is_no_file_of_samples():
