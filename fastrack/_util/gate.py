@@ -43,13 +43,14 @@ LIMITS: Mapping[str, Mapping[str, int]] = {
     "answer about a manifest": {"bytes": 2 << 20, "values": 64},
     # Of any other holder of the key: some 250,000 shards, each with a number for each of up to 10,000 tensors.
     "index of a data set": {"bytes": 32 << 20, "lists": 30_010},
-    # Between a visitor of a tour and its desks: a chain, a manifest and an offer, in base64.
+    # Between a visitor of a tour and its desks: a chain, a manifest, an offer and two documents, in base64.
     "chain of a tour": {"bytes": 64 << 20, "lines": 10_002},  # its plan, its visits and its completion
-    "document of a tour": {"bytes": 1 << 20},
+    "manifest of a tour": {"bytes": 32 << 20},
+    "document of a tour": {"bytes": 1 << 20, "values": 20_000},  # a plan of 10,000 visits
     "fastrack visit": {"bytes": 64 << 10, "values": 64},
-    "fastrack tour-grants": {"bytes": 96 << 20, "values": 1040},
+    "fastrack tour-grants": {"bytes": 32 << 20, "values": 1040},
     **{
-        f"fastrack tour-{step}": {"bytes": 96 << 20, "values": 16}
+        f"fastrack tour-{step}": {"bytes": 144 << 20, "values": 16}
         for step in ("begin", "delegated", "consented", "finish", "finished")
     },
 }

@@ -9,17 +9,18 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.routing import Route
 
+from fastrack._util.gate import most_bytes
 from fastrack.attest._broker.handlers import Handlers, RefusedError, require_json
 from fastrack.attest._broker.limits import Quota, RateLimit
 from fastrack.attest._errors import CollateralFileError
 from fastrack.errors import AttestationError, RollbackError
-from fastrack.tour._documents import LIMIT as DOCUMENT_LIMIT
+from fastrack.tour._documents import KIND as DOCUMENT
 from fastrack.tour._messages import ERRORS, LIMIT, Desk
 
 _BODY_SECONDS = 60.0
 _SHARE = LIMIT  # bytes of bodies in memory for each address
 _TOTAL = 2 * LIMIT  # bytes of all bodies in memory
-_BODY_LIMITS = {"challenge": 1024, "begin": LIMIT, "end": DOCUMENT_LIMIT, "finish": LIMIT}
+_BODY_LIMITS = {"challenge": 1024, "begin": LIMIT, "end": most_bytes(DOCUMENT), "finish": LIMIT}
 _STATUS = {RollbackError: 409, AttestationError: 403}
 _SHOWN = 1000  # characters of a message
 _SHOWN_VALUE = 200

@@ -11,13 +11,14 @@ from pathlib import Path
 
 from fastrack._keys.signing import Verifier, read_unverified_payload
 from fastrack._util.atomic import new_file
-from fastrack._util.documents import decode_bytes, parsing, require
+from fastrack._util.documents import decode_bytes, parsing
+from fastrack._util.gate import admit, most_bytes
 from fastrack._util.regular_file import open_regular
 from fastrack.errors import AuthenticationError, FormatError, RollbackError, SignatureError
-from fastrack.tour._documents import LIMIT, VISITS_LIMIT, Completion, Consent, Delegation, ModelVersion, Plan, Receipt
+from fastrack.tour._documents import KIND, Completion, Consent, Delegation, ModelVersion, Plan, Receipt
 
 SUFFIX = ".chain"
-_LIMIT = 64 << 20  # bytes of a chain
+_KIND = "chain of a tour"
 _COMPLETION = b"fastrack.tour.completion."
 
 
@@ -72,7 +73,7 @@ class Chain:
     def load(cls, path: str | os.PathLike[str], *, owner: Verifier, known: Chain | None = None) -> Chain:
         """Read and verify a file that `save` wrote. Raises the errors of `from_bytes`, and OSError."""
         with open_regular(path) as file:
-            content = file.read(_LIMIT + 1)
+            content = file.read(most_bytes(_KIND) + 1)
         return cls.from_bytes(content, owner=owner, source=str(path), known=known)
 
     @classmethod
@@ -101,11 +102,10 @@ class Chain:
         FormatError
             If a document has another form. Each message names the line.
         """
+        admit(content, _KIND, name=source)
         lines = content.splitlines(keepends=True)
-        if not lines or len(content) > _LIMIT or len(lines) > VISITS_LIMIT + 2:
-            raise FormatError(
-                f"{source}: expected a plan in its first line, got {len(content)} bytes. Get it from the owner"
-            )
+        if not lines:
+            raise FormatError(f"{source}: expected a plan in its first line, got 0 bytes. Get it from the owner")
         if known is not None and known.plan.owner == owner and content.startswith(known.to_bytes()):
             chain = known
         else:
@@ -204,8 +204,10 @@ def read_receipt(content: bytes, plan: Plan) -> VerifiedVisit:
     delegation; and the visit kept to both.
     """
     with parsing("it is not in the form of a receipt", "get it again"):
-        require(len(content) <= LIMIT, "size")  # before its payload is parsed, which nothing has verified yet
-        members = json.loads(read_unverified_payload(content))
+        admit(content, KIND)
+        payload = read_unverified_payload(content)
+        admit(payload, KIND)
+        members = json.loads(payload)
         delegation_envelope, consent_envelope = (decode_bytes(members[name]) for name in ("delegation", "consent"))
     delegation = Delegation.from_bytes(delegation_envelope, signer=plan.owner)
     receipt = Receipt.from_bytes(content, signer=delegation.signer)

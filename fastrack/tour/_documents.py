@@ -28,12 +28,14 @@ from fastrack._util.documents import (
     parsing,
     require,
 )
-from fastrack.errors import FormatError, RollbackError
+from fastrack._util.gate import admit
+from fastrack.errors import RollbackError
 
 MODEL = "model.safetensors"
 """The name of the model in its folder, and in its manifest."""
 
-LIMIT = 1 << 20  # bytes of a document
+KIND = "document of a tour"
+"""The kind of both, an envelope and its payload, for `admit`."""
 VISITS_LIMIT = 10_000
 FILES_LIMIT = 4096  # of a consent, and of the files that a visit opens: a receipt has both lists
 _HOLDERS_LIMIT = 1024
@@ -170,14 +172,14 @@ class Document:
         Raise `SignatureError` if another key signed it or it was altered, and `FormatError` if it has another form.
         """
         source = source or f"the {cls.KIND} of a tour"
-        if len(envelope) > LIMIT:
-            raise FormatError(f"{source}: expected at most {LIMIT} bytes, got {len(envelope)}. Get it again")
+        admit(envelope, KIND, name=source)
         payload, issuer = open_canonical(envelope, cls._type(), signer, source=source)
         return cls._parse(payload, bytes(envelope), issuer, source)
 
     @classmethod
     def _parse(cls, payload: bytes, envelope: bytes, issuer: Verifier, source: str) -> Self:
         with parsing(f"{source} is not the {cls.KIND} of a tour", "get it again from its owner"):
+            admit(payload, KIND)
             members = decode(payload, {*cls.FIELDS, "format"}, {"format": 1})
             values = {name: codec.read(members[name]) for name, codec in cls.FIELDS.items()}
             document = cls(**values, digest=sha256(payload).hexdigest(), envelope=envelope, issuer=issuer)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
+from fastrack._util.gate import most_bytes
 from fastrack.attest._formats import wire
-from fastrack.attest._offer import OFFER_LIMIT
 from fastrack.errors import (
     AttestationError,
     AuthenticationError,
@@ -17,7 +17,7 @@ from fastrack.errors import (
     SignatureError,
 )
 
-LIMIT = 96 << 20  # bytes of a message: a chain, a manifest and an offer, in base64
+LIMIT = most_bytes("fastrack tour-begin")
 PARTS = {
     "begin": ("chain", "delegation", "manifest", "offer", "request"),
     "delegated": ("delegation", "grants"),
@@ -35,8 +35,13 @@ ERRORS: Mapping[str, type[FastrackError]] = {
 }
 """The errors that keep their class between a desk and a visitor, by their names."""
 
-_PART_LIMITS = {"offer": OFFER_LIMIT}
-_PART_LIMIT = 32 << 20
+_PART_LIMITS = {
+    "chain": most_bytes("chain of a tour"),
+    "manifest": most_bytes("manifest of a tour"),
+    "offer": most_bytes("fastrack offer"),
+    "grants": most_bytes("fastrack tour-grants"),
+}
+_DOCUMENT_LIMIT = most_bytes("document of a tour")
 _GRANTS_LIMIT = 1024
 _GRANT_LIMIT = 4 << 20  # a grant may name some 100,000 files
 
@@ -56,15 +61,10 @@ def pack(kind: str, **parts: bytes) -> bytes:
 
 def unpack(kind: str, message: bytes) -> Mapping[str, bytes]:
     """Return the parts of a message. Raise `FormatError` if it is not in its form."""
-    # Parts are texts without commas. Millions of small members or lists would take 20 times the memory of the message.
-    if message.count(b",") > len(PARTS[kind]) + 1:
-        raise FormatError(
-            f"reading a message failed: expected the parts {', '.join(PARTS[kind])}, got more. Send these alone"
-        )
-    reader = wire.decode(message, f"fastrack/tour-{kind}", 1, PARTS[kind], limit=LIMIT)
+    reader = wire.decode(message, f"fastrack/tour-{kind}", 1, PARTS[kind])
 
     def read(name: str) -> bytes:
-        return reader.binary(name, limit=_PART_LIMITS.get(name, _PART_LIMIT))
+        return reader.binary(name, limit=_PART_LIMITS.get(name, _DOCUMENT_LIMIT))
 
     return {name: reader.or_none(name, read) or b"" for name in PARTS[kind]}
 
@@ -76,5 +76,5 @@ def write_grants(envelopes: Iterable[bytes]) -> bytes:
 
 def read_grants(content: bytes) -> tuple[bytes, ...]:
     """Return the envelopes of a document of grants. Nothing is verified."""
-    reader = wire.decode(content, "fastrack/tour-grants", 1, ("grants",), limit=LIMIT)
+    reader = wire.decode(content, "fastrack/tour-grants", 1, ("grants",))
     return reader.binaries("grants", count=_GRANTS_LIMIT, limit=_GRANT_LIMIT)

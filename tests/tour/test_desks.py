@@ -1,6 +1,7 @@
 """The desks of owner and holders: what they sign and store, whoever asks, and whoever else uses their database."""
 
 import tracemalloc
+from contextlib import contextmanager
 
 import pytest
 from helpers.tour_rig import Rig
@@ -8,6 +9,7 @@ from helpers.tour_rig import Rig
 from fastrack import RollbackError, SignatureError, tour
 from fastrack._keys.signing import sign_envelope
 from fastrack.errors import FormatError
+from fastrack.tour import _messages
 from fastrack.tour._messages import pack, unpack
 
 MANIFEST = "model.safetensors.manifest"
@@ -82,16 +84,41 @@ def test_a_visit_is_not_begun_again_after_its_tour_was_finished_meanwhile(rig, m
 
 
 @pytest.mark.parametrize("step", ["begin", "end"])
-def test_a_message_of_many_small_values_is_not_taken_apart(rig, step):
-    values = b"[" + b",".join(1_000_000 * [b"[]"]) + b"]"
+@pytest.mark.parametrize("count", [1_000_000, 150_000])  # of which the second is no longer than a receipt
+def test_a_message_of_many_small_values_is_not_taken_apart(rig, step, count):
+    values = b"[" + b",".join(count * [b"[]"]) + b"]"
     receipt = sign_envelope(b'{"consent":%s}' % values, "receipt", [rig.owner])
     body = receipt if step == "end" else b'{"chain":%s,"kind":"fastrack/tour-begin"}\n' % values
     desk = rig.desks["ada"]
-    tracemalloc.start()
-    try:
+    with traced() as peak:
         with pytest.raises(FormatError):
             desk.ask(step, body)
-        _, peak = tracemalloc.get_traced_memory()
+        assert peak() < (len(body) if count == 1_000_000 else 5 * len(body))
+
+
+@contextmanager
+def traced():
+    """Yield a function that returns the most memory that Python has taken since then."""
+    tracemalloc.start()
+    try:
+        yield lambda: tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < len(body) + (1 << 20)
+
+
+def test_a_chain_of_many_lines_is_refused_before_it_is_split(rig):
+    chain = rig.plan.envelope + b"a\n" * 100_000
+    with traced() as peak:
+        with pytest.raises(FormatError):
+            tour.Chain.from_bytes(chain, owner=rig.owner.verifier)
+        assert peak() < len(chain)
+
+
+def test_a_chain_of_the_size_that_is_promised_fits_into_messages():
+    """Of 480 visits of 1,000 files, with the largest manifest and offer beside it."""
+    limits = [_messages._PART_LIMITS.get(name, 1 << 20) for name in _messages.PARTS["begin"]]
+    assert limits[0] == 64 << 20
+    in_base64 = sum(4 * -(-limit // 3) for limit in limits)
+    assert in_base64 + 1000 < _messages.LIMIT
+    chain = bytes(33 << 20)
+    assert unpack("finish", pack("finish", chain=chain, manifest=b"a"))["chain"] == chain

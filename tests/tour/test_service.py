@@ -246,7 +246,7 @@ def test_bodies_of_one_address_take_bounded_memory():
 async def crowd():
     """Send a second large body while the first one waits, and again when that has its answer."""
     app = _app.make_app(Echo(), limit=RateLimit(1e6, 1000))
-    part, going_on = bytes(32 << 20), asyncio.Event()
+    part, going_on = bytes(_messages.LIMIT // 3), asyncio.Event()
 
     async def post(*waits):
         parts = iter(waits)
@@ -268,7 +268,7 @@ async def crowd():
     open_at_once.set()
     first = asyncio.create_task(post(open_at_once, going_on))
     await asyncio.sleep(0.01)
-    assert await post(open_at_once, open_at_once) == 503  # 64 MiB beside 32 MiB
+    assert await post(open_at_once, open_at_once) == 503  # all that an address may have, beside a third of it
     going_on.set()
     assert await first == 200
     assert await post(open_at_once, open_at_once) == 200
