@@ -41,8 +41,8 @@ LIMITS: Mapping[str, Mapping[str, int]] = {
     "QE identity": {"bytes": 1 << 20, "values": 8192},
     "TDX collateral": {"bytes": 4 << 20, "values": 8192},
     "answer about a manifest": {"bytes": 2 << 20, "values": 64},
-    # Of any other holder of the key: some 250,000 shards, each with a number for each of up to 10,000 tensors.
-    "index of a data set": {"bytes": 32 << 20, "lists": 30_010},
+    # Of any other holder of the key: some 250,000 shards, each with a number for each of up to 5,000 tensors.
+    "index of a data set": {"bytes": 32 << 20, "lists": 15_010},
     # Between a visitor of a tour and its desks: a chain, a manifest, an offer and two documents, in base64.
     "chain of a tour": {"bytes": 64 << 20, "lines": 10_002},  # its plan, its visits and its completion
     "manifest of a tour": {"bytes": 32 << 20},
