@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
-from typing import NamedTuple
 
 from fastrack._crypto.base import HostMemory
 from fastrack._remote.blocks import BLOCK, blocks_of, count, steps
@@ -191,9 +192,7 @@ class _Copy:
         self.entry = entry
         self._object = remote
         self._lock = threading.Lock()
-        self._pending: dict[int, Future[None]] = {}  # by block
-        self._starts: dict[int, _Task] = {}  # tasks that no thread has begun, by their first block
-        self._ends: dict[int, _Task] = {}  # the same tasks, by the block after their last
+        self._pending: dict[int, _Task] = {}  # by block; a thread takes each, or has begun it
 
     def count_missing(self, blocks: Sequence[range]) -> int:
         flags = self.entry.flags
@@ -215,14 +214,14 @@ class _Copy:
     def _submit(self, blocks: Iterable[range], writer: Writer) -> tuple[list[Future[None]], set[Future[None]]]:
         """Begin to download the missing blocks. Return the new downloads and the pending ones of other calls."""
         downloads: list[Future[None]] = []
-        with self._lock:
+        with self._lock:  # which a thread takes before it looks for its task
             runs, others = self._runs(blocks)
             for run in runs:
-                task = _Task(run, writer, Future())
+                task = _Task(run, writer)
                 downloads.append(task.future)
-                self._pending.update(dict.fromkeys(run, task.future))
-                self._starts[run.start] = self._ends[run.stop] = task
                 _threads.submit(partial(self._run, task))
+                # In one step of the interpreter, and last: others wait for what stands here, so it has a thread.
+                self._pending.update(dict.fromkeys(run, task))
         return downloads, others
 
     def _runs(self, blocks: Iterable[range]) -> tuple[list[range], set[Future[None]]]:
@@ -236,7 +235,7 @@ class _Copy:
                 if self.entry.flags[block]:  # before `pending`: blocks that are downloaded are in both
                     continue
                 if (other := self._pending.get(block)) is not None:
-                    others.add(other)
+                    others.add(other.future)
                 elif runs[-1].stop == block and len(runs[-1]) < most:
                     runs[-1] = range(runs[-1].start, block + 1)
                 else:
@@ -266,21 +265,25 @@ class _Copy:
                 joined.future.set_exception(failure)
 
     def _take(self, task: _Task) -> list[_Task]:
-        """Return a task with its neighbours, in ascending order; nothing if a thread has begun it."""
+        """Return a task with its neighbours, in ascending order; nothing if it was begun, or its call gave it up."""
         with self._lock:
-            if self._starts.get(task.run.start) is not task:
+            if task.is_begun or self._pending.get(task.run.start) is not task:
                 return []
-            tasks = [task]
-            room = _JOINED // BLOCK - len(task.run)
-            while (after := self._starts.get(tasks[-1].run.stop)) and len(after.run) <= room:
+            tasks, room = [task], _JOINED // BLOCK - len(task.run)
+            while after := self._waiting(tasks[-1].run.stop, room):
                 tasks.append(after)
                 room -= len(after.run)
-            while (before := self._ends.get(tasks[0].run.start)) and len(before.run) <= room:
+            while before := self._waiting(tasks[0].run.start - 1, room):
                 tasks.insert(0, before)
                 room -= len(before.run)
             for taken in tasks:
-                del self._starts[taken.run.start], self._ends[taken.run.stop]
+                taken.is_begun = True
         return tasks
+
+    def _waiting(self, block: int, room: int) -> _Task | None:
+        """Return the task of a block if no thread has begun it, and it has `room` blocks at most."""
+        task = self._pending.get(block)
+        return None if task is None or task.is_begun or len(task.run) > room else task
 
 
 def _finish(downloads: list[Future[None]]) -> None:
@@ -290,12 +293,14 @@ def _finish(downloads: list[Future[None]]) -> None:
         download.result()
 
 
-class _Task(NamedTuple):
+@dataclass(slots=True, eq=False)
+class _Task:
     """A run of blocks to download."""
 
     run: range
     writer: Writer
-    future: Future[None]
+    future: Future[None] = field(default_factory=Future)
+    is_begun: bool = False
 
 
 class _Threads:
@@ -312,14 +317,21 @@ class _Threads:
         self._tasks: SimpleQueue[Callable[[], None]] = SimpleQueue()
 
     def submit(self, function: Callable[[], None]) -> None:
-        """Run a function that does not raise in one of the threads."""
-        self._tasks.put(function)
+        """Run a function that does not raise in one of the threads. Raise RuntimeError if there can be none."""
         with self._lock:
             if self._count < PARALLEL:
-                self._count += 1
-                threading.Thread(target=self._run, args=(self._tasks,), name="fastrack-remote", daemon=True).start()
+                try:
+                    threading.Thread(target=self._run, args=(self._tasks,), name="fastrack-remote", daemon=True).start()
+                except RuntimeError:  # no more threads or memory are allowed: those that there are do the work
+                    if not self._count or sys.is_finalizing():
+                        raise
+        self._tasks.put(function)  # what raises before leaves nothing behind
 
     def _run(self, tasks: SimpleQueue[Callable[[], None]]) -> None:
+        with self._lock:  # counted by itself: `start` may be interrupted once there is a thread, or before
+            if self._count >= PARALLEL:
+                return
+            self._count += 1
         while True:
             function = tasks.get()
             function()
