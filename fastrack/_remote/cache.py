@@ -1,8 +1,9 @@
 """The folder on the local disk that keeps unchanged blocks of remote files, within a bound.
 
 A version of a remote file has one file here, whose name is a hash of its URL and version. It is as large as the remote
-file, but sparse: it has the blocks that were read. Behind them are a flag for each block, 1 if it is present, and a
-mark. Processes share the file. Its content is not trusted: blocks that fail authentication are dropped.
+file, but sparse: it has the blocks that were read. Behind them are a flag for each block, 1 if it is present; a flag
+for each group of blocks, 1 if one of them was present; and a mark. Processes share the file. Its content is not
+trusted: blocks that fail authentication are dropped.
 
 Above the bound, the files that were used least recently are removed, open or not. The kernel keeps mapped memory, so a
 running call continues on the removed file. The file has lost its mark, and the next call begins another file.
@@ -35,10 +36,10 @@ from fastrack._util.shown import format_size
 
 VARIABLE = "FASTRACK_CACHE_DIR"
 SIZE_VARIABLE = "FASTRACK_CACHE_SIZE"
-_MARK = b"fastrack blocks2"
+_MARK = b"fastrack blocks3"
 _SIZE = re.compile(r"(\d{1,6})([KMGT])i?B?", re.IGNORECASE)
 _UNITS = {"K": 10, "M": 20, "G": 30, "T": 40}
-_FEW = 4096  # blocks: up to here checking all flags is quicker than checking some
+_GROUP = 4096  # blocks: up to here checking all flags is quicker than checking some
 _TOUCH_AFTER = 1.0  # seconds between two notes of the last use
 _SCAN_AFTER = 64  # the bytes kept are counted again when this part of the bound was added
 _KEEP_FREE = 10  # a call that has to evict evicts this part of the bound as well
@@ -47,17 +48,17 @@ _KEEP_FREE = 10  # a call that has to evict evicts this part of the bound as wel
 class CachedFile:
     """The mapped file with the present blocks of a remote file. It stays usable after eviction.
 
-    content : the bytes of the remote file, zeros where they are absent
-    flags : one byte for each block, 1 if it is present
+    content : the bytes of the remote file, where they are present
     """
 
-    __slots__ = ("_inode", "_is_lost", "_mark", "_path", "_used_at", "content", "flags", "size")
+    __slots__ = ("_flags", "_groups", "_inode", "_is_lost", "_mark", "_path", "_used_at", "content", "size")
 
     def __init__(self, path: Path, size: int, descriptor: int) -> None:
         mapped = map_file(descriptor, _end(size))
         self.size = size
         self.content = mapped[:size]
-        self.flags = mapped[size : -len(_MARK)].data
+        self._flags = mapped[size : _groups_at(size)].data
+        self._groups = mapped[_groups_at(size) : -len(_MARK)].data
         self._mark = mapped[-len(_MARK) :].data
         self._path = path
         self._inode = os.fstat(descriptor).st_ino
@@ -72,7 +73,18 @@ class CachedFile:
     @property
     def is_complete(self) -> bool:
         """True if every block is present. Only checked for files of up to 1 GiB."""
-        return len(self.flags) <= _FEW and not bytes(self.flags).count(0)
+        return len(self._flags) <= _GROUP and not self.flags(0, len(self._flags)).count(0)
+
+    def flags(self, start: int, stop: int) -> bytes:
+        """Return a byte for each of some blocks, 1 if it is present.
+
+        Only what has its place is read: on tmpfs to read a hole takes memory, and without any ends the process.
+        """
+        group = start // _GROUP
+        if start < stop <= (group + 1) * _GROUP:
+            return bytes(self._flags[start:stop] if self._groups[group] else stop - start)
+        numbers = range(group, -(-stop // _GROUP)) if start < stop else ()
+        return b"".join(self.flags(max(start, each * _GROUP), min(stop, (each + 1) * _GROUP)) for each in numbers)
 
     def touch(self) -> bool:
         """Note that the file is used, by the time of its last modification. Return False if it was evicted."""
@@ -80,7 +92,8 @@ class CachedFile:
         if now - self._used_at > _TOUCH_AFTER:
             self._used_at = now
             try:
-                self._is_lost |= os.lstat(self._path).st_ino != self._inode
+                status = os.lstat(self._path)  # also of its size: to read what another program cut ends the process
+                self._is_lost |= (status.st_ino, status.st_size) != (self._inode, _end(self.size))
                 os.utime(self._path, follow_symlinks=False)
             except FileNotFoundError:  # removed by another program, which sets no mark
                 self._is_lost = True
@@ -113,7 +126,12 @@ class Writer:
 
     def mark(self, blocks: range, value: int = 1) -> None:
         """Mark blocks as present or absent."""
-        os.pwrite(self._descriptor, bytes([value]) * len(blocks), self._size + blocks.start)
+        if blocks:
+            groups, end = range(blocks.start // _GROUP, -(-blocks.stop // _GROUP)), _groups_at(self._size)
+            first = self._size + groups.start * _GROUP
+            os.posix_fallocate(self._descriptor, first, min(self._size + groups.stop * _GROUP, end) - first)
+            os.pwrite(self._descriptor, b"\1" * len(groups), end + groups.start)  # once there is a place for all flags
+            os.pwrite(self._descriptor, bytes([value]) * len(blocks), self._size + blocks.start)
 
     def __del__(self) -> None:
         self._close(self._descriptor)
@@ -263,9 +281,14 @@ def _make_private(folder: Path) -> None:
         )
 
 
+def _groups_at(size: int) -> int:
+    """Return where the flags of groups begin: behind the content and a flag for each block."""
+    return size - (-size // BLOCK)
+
+
 def _end(size: int) -> int:
-    """Return the size of the file of an entry: the content, a flag for each block, and the mark."""
-    return size - (-size // BLOCK) + len(_MARK)
+    """Return the size of the file of an entry: the content, the flags of blocks and groups, and the mark."""
+    return _groups_at(size) - (-size // (BLOCK * _GROUP)) + len(_MARK)
 
 
 def _make_sparse(path: Path, size: int) -> None:
@@ -274,7 +297,7 @@ def _make_sparse(path: Path, size: int) -> None:
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         try:
-            os.ftruncate(descriptor, _end(size))
+            os.posix_fallocate(descriptor, _groups_at(size), _end(size) - _groups_at(size))
             os.pwrite(descriptor, _MARK, _end(size) - len(_MARK))
         except OSError as error:
             advice = f"a file of {size} bytes, as its server says, does not fit; name another folder with {VARIABLE}"

@@ -93,7 +93,7 @@ class RemoteFile:
     def read(self, start: int, stop: int) -> bytes:
         stop = min(stop, self.size)
         entry = self.copy().entry
-        if not all(entry.flags[start // BLOCK : -(-stop // BLOCK)]):
+        if not all(entry.flags(start // BLOCK, -(-stop // BLOCK))):
             entry = self.fetch([(start, stop)])
         return entry.content[start:stop].tobytes()
 
@@ -107,7 +107,7 @@ class RemoteFile:
         """Keep the bytes that were read to open the file."""
         blocks = range(-(-self.size // BLOCK) if len(head) == self.size else len(head) // BLOCK)
         entry = self.copy().entry
-        if not all(entry.flags[: blocks.stop]):
+        if not all(entry.flags(0, blocks.stop)):
             self.cache.reserve(len(blocks) * BLOCK, len(blocks) * BLOCK)
             if writer := entry.open_writer():
                 writer.write(0, head)
@@ -195,8 +195,7 @@ class _Copy:
         self._pending: dict[int, _Task] = {}  # by block; a thread takes each, or has begun it
 
     def count_missing(self, blocks: Sequence[range]) -> int:
-        flags = self.entry.flags
-        return sum(bytes(flags[run.start : run.stop]).count(0) for step in steps(blocks) for run in step)
+        return sum(self.entry.flags(run.start, run.stop).count(0) for step in steps(blocks) for run in step)
 
     def begin(self, blocks: Iterable[range], writer: Writer) -> list[Future[None]]:
         """Begin to download the missing blocks, except pending ones. Return the downloads."""
@@ -231,8 +230,11 @@ class _Copy:
         for candidates in blocks:
             runs.append(candidates[:0])
             most = max(_REQUEST // BLOCK, min(len(candidates) // 8, _LONGEST // BLOCK))
-            for block in candidates:
-                if self.entry.flags[block]:  # before `pending`: blocks that are downloaded are in both
+            flags = self.entry.flags(
+                candidates.start, candidates.stop
+            )  # before `pending`: downloaded blocks are in both
+            for block, is_present in zip(candidates, flags, strict=True):
+                if is_present:
                     continue
                 if (other := self._pending.get(block)) is not None:
                     others.add(other.future)

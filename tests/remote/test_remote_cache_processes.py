@@ -1,6 +1,9 @@
 """The cache among several processes, and what an eviction leaves and removes."""
 
+import errno
 import os
+import shutil
+import subprocess
 import traceback
 import tracemalloc
 
@@ -9,7 +12,9 @@ import pytest
 
 from fastrack._remote import cache as module
 from fastrack._remote import objects
+from fastrack._remote.blocks import BLOCK
 from fastrack._remote.objects import Version
+from fastrack._remote.remote_file import RemoteFile
 from fastrack._util.locations import Url
 
 MIB = 1 << 20
@@ -79,7 +84,7 @@ def test_a_file_that_is_large_by_a_lie_costs_little_to_keep_and_to_evict(cache):
     entries = [keeper.open(Url(f"s3://bucket/{number}"), Version(objects.LARGEST, "x")) for number in range(8)]
     last = objects.LARGEST // module.BLOCK - 1
     entries[0].open_writer().mark(range(last, last + 1))
-    assert list(entries[0].flags[last - 1 :]) == [0, 1]
+    assert entries[0].flags(last - 1, last + 1) == b"\0\1"
     assert sum(path.stat().st_blocks for path in cache.iterdir()) * 512 < MIB
     tracemalloc.start()
     try:
@@ -109,3 +114,68 @@ def test_a_forked_child_goes_on_with_a_file_that_its_parent_evicts(served):
     assert not file.copy().entry.is_complete
     os.close(end)
     join(child)
+
+
+class Zeros:
+    """An object of zeros, of any size."""
+
+    def __init__(self, size):
+        self.url, self.version, self.head = Url("https://files.example/zeros"), Version(size, "v1"), b""
+
+    def read(self, start, stop, sink):
+        sink(start, bytes(stop - start))
+
+
+def test_only_flags_that_have_their_place_are_read(cache):
+    size = (3 << 30) + 5
+    entry = RemoteFile(Zeros(size).url, Zeros(size)).copy().entry
+    [path] = cache.glob("*.data")
+    before = path.stat()
+    assert entry.flags(0, size // BLOCK + 1) == bytes(size // BLOCK + 1)
+    written = range(4090, 4100)  # of two groups
+    entry.open_writer().mark(written)
+    assert [number for number, flag in enumerate(entry.flags(0, size // BLOCK + 1)) if flag] == [*written]
+    entry.open_writer().mark(range(size // BLOCK, size // BLOCK + 1))  # of the last group, which is shorter
+    assert entry.flags(size // BLOCK - 1, size // BLOCK + 1) == b"\0\1"
+    assert path.stat().st_size == before.st_size
+    assert path.stat().st_blocks > before.st_blocks
+
+
+@pytest.mark.parametrize("pages", [0, 1, 2, 3, 4, 80])
+def test_a_cache_on_a_full_tmpfs_is_an_error_and_not_the_end_of_the_process(pages, tmp_path, monkeypatch):
+    mount, umount, place = shutil.which("mount"), shutil.which("umount"), tmp_path / "little"
+    place.mkdir()
+    command = [mount, "-t", "tmpfs", "-o", "size=1m", "fastrack-test", place]
+    if not mount or not umount or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("this user may mount nothing")
+    monkeypatch.setenv("FASTRACK_CACHE_DIR", str(place))
+    folder = place / "fastrack" / "remote"
+    folder.mkdir(parents=True, mode=0o700)
+    folder.parent.chmod(0o700)
+
+    def read():
+        (place / "others").write_bytes(bytes(shutil.disk_usage(place).free - pages * 4096))
+        try:
+            file = RemoteFile(Zeros(3 << 30).url, Zeros(3 << 30))
+            return file.read(2 << 30, (2 << 30) + BLOCK) == bytes(BLOCK) and pages > 4
+        except OSError as error:
+            return error.errno == errno.ENOSPC and pages <= 4
+
+    try:
+        join(in_child(read))
+    finally:
+        subprocess.run([umount, place], check=True)
+
+
+def test_an_entry_that_another_process_cut_is_downloaded_again(served, cache, monkeypatch):
+    monkeypatch.setattr(module, "_TOUCH_AFTER", 0)
+    data = served.write("a", MIB)
+
+    def read():
+        file = served.open_remote("a")
+        file.read(0, MIB)
+        [path] = cache.glob("*.data")
+        os.truncate(path, 4096)
+        return bytes(file.view(0, MIB)) == data
+
+    join(in_child(read))
