@@ -13,6 +13,7 @@ from fastrack._crypto.gather import EvenRanges
 from fastrack._keys.keyring import KeyRing, KeySource
 from fastrack._sealed.messages import OpenMessage
 from fastrack._sealed.tensor import SealedTensor
+from fastrack._util.fork import per_process
 from fastrack._util.public import public
 
 _BUFFER = 128 << 10  # bytes of plaintext; eight chunks
@@ -77,7 +78,7 @@ class _SealedBytes(io.RawIOBase):
         self.name = sealed.name
         self._size = sealed.nbytes
         self._position = 0
-        self._lock = threading.Lock()  # `close` wipes the key only between reads
+        self._lock = per_process(self, "_lock", threading.Lock)  # `close` wipes the key only between reads
         self._message = OpenMessage(sealed, keys)
 
     def readable(self) -> bool:

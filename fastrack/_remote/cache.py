@@ -29,7 +29,7 @@ from weakref import WeakSet
 from fastrack._remote.blocks import BLOCK
 from fastrack._remote.objects import Version
 from fastrack._tensors.mapped_file import map_file
-from fastrack._util.fork import register_fork_reset
+from fastrack._util.fork import per_process
 from fastrack._util.locations import Url
 from fastrack._util.rights import make_own, require_own
 from fastrack._util.shown import format_size
@@ -152,12 +152,7 @@ class Cache:
         self._added = 0
         self._kept: int | None = None
         self._users: WeakSet[_User] = WeakSet()
-        self.reset_after_fork()
-        register_fork_reset(self)
-
-    def reset_after_fork(self) -> None:
-        """Forget the work of the parent's threads."""
-        self._mutex = threading.Lock()
+        self._mutex = per_process(self, "_mutex", threading.Lock)
 
     def add_user(self, user: _User) -> None:
         """Register an object that releases evicted entries: a map keeps its place on the disk."""

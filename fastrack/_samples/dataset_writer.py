@@ -23,6 +23,7 @@ from fastrack._samples.blocks import OFFSETS, RECORDS, Block, Column, require_na
 from fastrack._samples.stored import DataSet, StoredSamples, read_data_set, with_type_of
 from fastrack._tensors import arrays, dtypes
 from fastrack._util.atomic import made_parents
+from fastrack._util.fork import per_process
 from fastrack._util.locations import Url, join, locate_target
 from fastrack._util.paths import require_path
 from fastrack._util.public import public
@@ -118,7 +119,7 @@ class DatasetWriter:
         place = self._folder = locate_target(folder)
         if isinstance(place, Path) and place.exists() and not place.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, "expected a folder to write to, got a file", str(place))
-        self._lock = threading.Lock()
+        self._lock = per_process(self, "_lock", threading.Lock)
         self._is_closed = False
         self._process = os.getpid()
         self._expected: StoredSamples | None = None

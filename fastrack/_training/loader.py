@@ -29,7 +29,7 @@ from fastrack._sealed.message_headers import prefetch as begin_downloads
 from fastrack._sealed.tensor import SealedTensor
 from fastrack._transfer.api import to_device
 from fastrack._transfer.inputs import wanted_of
-from fastrack._util.fork import register_fork_reset
+from fastrack._util.fork import per_process, register_fork_reset
 from fastrack._util.public import public
 from fastrack._util.shown import shown
 from fastrack.errors import ClosedError, FastrackError
@@ -237,12 +237,7 @@ class WrappedLoader:
         self._transform = transform
         self._progress: ReadyBatch | None = None  # holds the state after the batch returned last
         self._iterator: Callable[[], _Iterator | None] = lambda: None
-        self.reset_after_fork()
-        register_fork_reset(self)
-
-    def reset_after_fork(self) -> None:
-        """Make a new lock."""
-        self._lock = threading.Lock()
+        self._lock = per_process(self, "_lock", threading.Lock)
 
     def __iter__(self) -> _Iterator:
         _require_distributed(self._inner)  # the process group may have been initialised since

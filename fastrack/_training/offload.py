@@ -21,7 +21,7 @@ from fastrack._transfer.api import to_device
 from fastrack._transfer.slots import Slots
 from fastrack._transfer.vault import Ticket, Vault, open_reused
 from fastrack._util.extras import require
-from fastrack._util.fork import register_fork_reset
+from fastrack._util.fork import per_process, register_fork_reset
 from fastrack._util.public import public
 
 if TYPE_CHECKING or installed("torch"):
@@ -247,12 +247,7 @@ class _OneThread:
     """Calls of one thread at a time."""
 
     def __init__(self) -> None:
-        self.reset_after_fork()
-        register_fork_reset(self)
-
-    def reset_after_fork(self) -> None:
-        """Renew the lock, which a thread that a child lacks may hold."""
-        self._lock = threading.RLock()
+        self._lock = per_process(self, "_lock", threading.RLock)
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a function once no other thread does."""

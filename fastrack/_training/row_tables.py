@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 from typing import Any, Final
 
@@ -46,10 +45,12 @@ class RowTable:
     def _ref(self) -> DatasetHandle | CombinedDataset:
         return self.data._ref  # noqa: SLF001 - of this package
 
-    @cached_property
+    @property
     def dataset_id(self) -> int:
         """Id of the files and of the layout of samples in them, equal in every process that has these files."""
-        return identify(self._ref)
+        if "_id" not in vars(self):  # the lock of a cached_property is no forked child's, on Python 3.11
+            vars(self)["_id"] = identify(self._ref)
+        return int(vars(self)["_id"])
 
     def table(self, start: int, stop: int) -> dict[str, Indices]:
         """Return the columns of the samples from `start` to `stop`."""

@@ -9,7 +9,6 @@ import sys
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
 import numpy as np
@@ -128,6 +127,7 @@ class StreamingSealedDataset(_Base):
         self.window = _number("window=", window, 1)
         self.drop_last = bool(drop_last)
         self.batched = bool(batched)
+        self._data: int | None = None  # the identity of the data, once it is asked for
         self._share: tuple[int, int] | None = None
         if rank is not None and world_size is not None:
             self._share = _number("rank=", rank, 0, _number("world_size=", world_size, 1) - 1), world_size
@@ -364,11 +364,12 @@ class StreamingSealedDataset(_Base):
     def _state(self, epoch: int, consumed: int, handed: int) -> dict[str, Any]:
         return {**self._begun, "consumed": consumed, "epoch": epoch, "handed": handed}
 
-    @cached_property
+    @property
     def _begun(self) -> dict[str, Any]:
         """Identity of the data and their order."""
-        data = identify(self.dataset._ref)  # noqa: SLF001 - of this package
-        return {"data": data, "seed": self.seed, "shuffle": self.shuffle, "window": self.window}
+        if self._data is None:
+            self._data = identify(self.dataset._ref)  # noqa: SLF001 - of this package
+        return {"data": self._data, "seed": self.seed, "shuffle": self.shuffle, "window": self.window}
 
 
 _streams: weakref.WeakSet[StreamingSealedDataset] = weakref.WeakSet()

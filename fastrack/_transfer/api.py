@@ -20,7 +20,7 @@ from fastrack._tensors import arrays
 from fastrack._tensors.arrays import Array, Bytes, Framework
 from fastrack._tensors.sharded import is_sharded, named_part
 from fastrack._transfer.channel import Channel, Group
-from fastrack._util.fork import register_fork_reset
+from fastrack._util.fork import per_process
 from fastrack._util.public import public
 from fastrack._util.shown import shown
 
@@ -277,11 +277,7 @@ class _Shared:
 
     def __init__(self) -> None:
         self.channels: dict[str, Channel] = {}
-        self.reset_after_fork()
-        register_fork_reset(self)
-
-    def reset_after_fork(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = per_process(self, "_lock", threading.Lock)
 
     def channel(self, device: str) -> Channel:
         with self._lock:

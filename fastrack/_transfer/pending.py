@@ -43,6 +43,8 @@ class Owners:
 
     def reset_after_fork(self) -> None:
         """Forget all owners."""
+        for owner in self._owners:  # a group's may be used on
+            owner.reset_after_fork()
         self._owners.clear()
         self._sweeping = threading.Lock()
         self._local = threading.local()
@@ -107,6 +109,10 @@ class Owner:
     def __init__(self, name: str, caller: Callable[[], object]) -> None:
         self._name = name
         self._caller = caller
+        self.reset_after_fork()
+
+    def reset_after_fork(self) -> None:
+        """Leave all operations to the parent."""
         self._lock = threading.RLock()  # a daemon thread may still use the owner while the process ends
         self._started: list[_Started] = []
         self._failures: list[FastrackError] = []

@@ -11,7 +11,9 @@ import shutil
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
 
 
 class Resettable(Protocol):
@@ -23,6 +25,15 @@ class Resettable(Protocol):
 def register_fork_reset(*instances: Resettable) -> None:
     """Call `reset_after_fork()` of each object in every child that is forked while the object lives."""
     _instances.update(instances)
+
+
+def per_process(owner: object, name: str, make: Callable[[], T]) -> T:
+    """Return the value of an attribute that every forked child makes anew: a lock, or an executor with its threads.
+
+    A thread of the parent may hold the lock, which no thread of the child would release.
+    """
+    _made.setdefault(owner, {})[name] = make
+    return make()
 
 
 def after_fork(action: Callable[[], None]) -> None:
@@ -53,9 +64,13 @@ def remove_own(folder: Path, process: int) -> None:
 
 
 def _reset_all() -> None:
+    for owner, made in list(_made.items()):
+        for name, make in made.items():
+            setattr(owner, name, make())
     for instance in list(_instances):
         instance.reset_after_fork()
 
 
 _instances: weakref.WeakSet[Resettable] = weakref.WeakSet()
+_made: weakref.WeakKeyDictionary[object, dict[str, Callable[[], object]]] = weakref.WeakKeyDictionary()
 after_fork(_reset_all)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fastrack._util.atomic import new_file
-from fastrack._util.fork import after_fork
+from fastrack._util.fork import after_fork, per_process
 from fastrack._util.locations import require_local
 from fastrack._util.public import public
 from fastrack._version import __version__
@@ -56,7 +56,7 @@ class Timeline:
         self._transfers: list[tuple[int, str, int, int, int, str | None, Steps]] = []
         self._tracks: dict[int, tuple[str, str]] = {}
         self._streams: dict[tuple[str, str, int], int] = {}
-        self._lock = threading.Lock()
+        self._lock = per_process(self, "_lock", threading.Lock)
         self._workers: dict[int, int] = {}
 
     def add(self, name: str, start: int, stop: int, detail: Detail) -> None:
@@ -300,8 +300,9 @@ def _write(timeline: Timeline, path: Path, process: int, _: object, error: BaseE
 
 def _reset() -> None:
     """Record nothing in a forked child: the trace belongs to the parent."""
-    global active, _lock
-    active, _lock = None, threading.Lock()
+    global active, _lock  # noqa: PLW0603 - a lost thread may hold it
+    active = None
+    _lock = threading.Lock()
 
 
 active: Timeline | None = None

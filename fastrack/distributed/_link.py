@@ -13,6 +13,7 @@ import torch
 
 from fastrack._crypto.engine import get_engine
 from fastrack._keys.keys import Key
+from fastrack._util.fork import per_process
 from fastrack.distributed._messages import SLAB_CHUNKS
 from fastrack.distributed._places import CudaPlace, HostPlace, Place, reuse
 from fastrack.distributed._session import RANDOM_SIZE, GroupSession
@@ -35,7 +36,7 @@ class Link:
         self._buffers: dict[str, torch.Tensor] = {}  # of messages
         self._host = HostPlace(get_engine())
         self._gpus: dict[torch.device, CudaPlace] = {}
-        self._opening = threading.Lock()
+        self._opening = per_process(self, "_opening", threading.Lock)
         random = os.urandom(RANDOM_SIZE)
         deadline = self.deadline()
         try:

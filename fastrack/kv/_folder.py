@@ -15,6 +15,7 @@ from typing import Any
 
 from fastrack._keys.keyring import KeyLike
 from fastrack._tensors.arrays import Bytes, empty_bytes
+from fastrack._util.fork import per_process
 from fastrack._util.rights import make_own
 from fastrack.kv._sealer import BlockContext, BlockSealer, view_of
 
@@ -69,7 +70,7 @@ class BlockFolder:
         self.sealer = BlockSealer(key, threads=threads)
         make_own(self.path)
         self._buffers: list[Bytes] = []
-        self._lock = threading.Lock()
+        self._lock = per_process(self, "_lock", threading.Lock)
         self._remove_abandoned()
 
     def put(self, context: BlockContext, block: Any) -> bool:

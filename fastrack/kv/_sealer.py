@@ -17,6 +17,7 @@ from fastrack._keys.keyring import KeyLike, sealing_key
 from fastrack._keys.keys import Key
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.documents import encode
+from fastrack._util.fork import per_process
 from fastrack.errors import AuthenticationError
 from fastrack.format import HEADER_SIZE, SALT_SIZE, message_size
 
@@ -115,7 +116,7 @@ class BlockSealer:
         self.key = sealing_key(key)
         self._engine = get_engine(threads=threads)
         self._counts: Counter[str] = Counter()
-        self._lock = threading.Lock()
+        self._lock = per_process(self, "_lock", threading.Lock)
 
     @property
     def counts(self) -> Counter[str]:

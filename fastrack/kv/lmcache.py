@@ -10,6 +10,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Self
 
 from lmcache.lmcache_native import Bitmap
@@ -21,6 +22,7 @@ from lmcache.v1.distributed.l2_adapters.config import get_l2_adapter_config_clas
 from lmcache.v1.memory_management import MemoryObj
 from lmcache.v1.platform import create_event_notifier
 
+from fastrack._util.fork import per_process
 from fastrack.kv._folder import BlockFolder
 from fastrack.kv._lmcache_serde import context_of, layout_of, layout_text  # registers the serde
 from fastrack.kv._sealer import BlockContext, BlockSealer
@@ -56,12 +58,13 @@ class SealedAdapter(L2AdapterInterface):
         super().__init__()
         self.folder = BlockFolder(settings["folder"], settings.get("keys"), threads=1)
         self._edition = str(settings.get("edition", ""))
-        self._lock = threading.Lock()
+        self._lock = per_process(self, "_lock", threading.Lock)
         self._last_task = 0
         self._results: dict[int, Any] = {}
         self._layouts: dict[tuple[str, int, int], set[str]] = defaultdict(set)  # `delete` is told keys alone
         self._notifiers = [create_event_notifier() for _ in range(3)]
-        self._pool = ThreadPoolExecutor(int(settings.get("workers", 2)), "fastrack-kv")
+        workers = int(settings.get("workers", 2))
+        self._pool = per_process(self, "_pool", partial(ThreadPoolExecutor, workers, "fastrack-kv"))
 
     def get_store_event_fd(self) -> int:
         return int(self._notifiers[0].fileno())

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any, ClassVar
 
 from vllm.v1.kv_offload.base import (
@@ -20,6 +21,7 @@ from vllm.v1.kv_offload.file_mapper import FileMapper
 from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
 
 from fastrack._util.documents import encode
+from fastrack._util.fork import per_process
 from fastrack.kv._folder import BlockFolder
 from fastrack.kv._sealer import BlockContext
 
@@ -75,8 +77,8 @@ class SealedTier(SecondaryTierManager):
         order = getattr(offloading_spec.config, "kv_cache_layout", None)
         self._layout = encode([described.fields, self.block_size_bytes, order]).decode()
         self._rank = described.rank
-        self._pool = ThreadPoolExecutor(workers, "fastrack-kv")
-        self._lock = threading.Lock()
+        self._pool = per_process(self, "_pool", partial(ThreadPoolExecutor, workers, "fastrack-kv"))
+        self._lock = per_process(self, "_lock", threading.Lock)
         self._running: set[Future[None]] = set()
         self._finished: list[JobResult] = []
         self._failed: set[bytes] = set()  # of which the folder may still have files, which vLLM would ask for for ever

@@ -15,6 +15,7 @@ from fastrack._keys.grants import Grants
 from fastrack._keys.keys import Key
 from fastrack._keys.recipients import Recipient
 from fastrack._keys.signing import Signer
+from fastrack._util.fork import per_process
 from fastrack._util.rights import open_own
 from fastrack.attest._cpu.tdx_collateral import TdxCollateral
 from fastrack.attest._exchange import VENDOR_ROOTS, TrustedRoots, VerifiedOffer, verify_offer
@@ -87,7 +88,7 @@ class _Challenges:
     """The challenges that wait for an answer, in memory: a restart forgets them, and so makes none answerable twice."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = per_process(self, "_lock", threading.Lock)
         self._open: dict[str, Challenge] = {}
 
     def add(self, challenge: Challenge, now: datetime) -> None:

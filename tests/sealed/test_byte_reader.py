@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from helpers.cases import each
+from helpers.forking import in_forked_child
 from helpers.tampering import tampered
 
 import fastrack
@@ -179,3 +180,9 @@ def test_it_reads_files_larger_than_its_buffer_without_a_copy_of_all(key, tmp_pa
         assert file.seek(0, os.SEEK_END) == 4 << 20
         file.seek(0)
         assert b"".join(iter(lambda: file.read(100_000), b"")) == (tmp_path / "big.bin").read_bytes()
+
+
+def test_a_forked_child_reads_whatever_its_parents_threads_do(key):
+    file = open_bytes(sealed_of(b"abc", key), key)
+    with file.raw._lock:  # as a thread that the child lacks
+        assert in_forked_child(lambda: file.raw.read(3), seconds=20) == b"abc"

@@ -9,6 +9,7 @@ import threading
 import numpy as np
 import pytest
 from cryptography import cobblestone
+from helpers.forking import in_forked_child
 
 from fastrack import Key, UnknownKeyError
 from fastrack.kv import BlockContext, BlockFolder, BlockSealer, _folder
@@ -199,3 +200,15 @@ def test_threads_share_a_folder(folder):
         thread.join()
     assert not failures
     assert not folder.sealer.counts["refused"]
+
+
+@pytest.mark.parametrize("part", ["folder", "sealer"])
+def test_a_forked_child_stores_and_opens_whatever_its_parents_threads_do(folder, part):
+    block = block_of(1000)
+
+    def work():
+        opened = np.empty(1000, np.uint8)
+        return folder.put(HERE, block) and folder.get(HERE, opened) and np.array_equal(opened, block)
+
+    with (folder if part == "folder" else folder.sealer)._lock:  # as a thread that the child lacks
+        assert in_forked_child(work, seconds=20)

@@ -334,3 +334,31 @@ def test_a_forked_child_does_not_wait_for_its_parents_transfers(channel, good, b
     gate.open()
     with pytest.raises(AuthenticationError):
         channel.synchronize()
+
+
+def test_a_forked_child_does_not_wait_for_a_thread_that_uses_its_group(channel, good, plain):
+    def child():
+        if channel.device == "cuda:0":
+            with pytest.raises(DeviceError, match="forked"):
+                group(good)
+            return True
+        moved = group(good, framework="numpy")
+        group._owner.drain()
+        return np.array_equal(moved, plain)
+
+    has_lock, is_forked = threading.Event(), threading.Event()
+
+    def hold():
+        with group._owner._lock:
+            has_lock.set()
+            is_forked.wait(60)
+
+    with channel.group() as group:
+        holder = threading.Thread(target=hold)
+        holder.start()
+        has_lock.wait(60)
+        try:
+            assert in_forked_child(child, seconds=20)
+        finally:
+            is_forked.set()
+            holder.join()

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from fastrack._util.documents import encode, encode_time
+from fastrack._util.fork import per_process
 from fastrack._util.locations import locate_local
 from fastrack._util.regular_file import open_regular
 from fastrack._util.rights import require_own
@@ -89,7 +90,7 @@ class Ledger:
         require_own(self.path.resolve().parent)  # SQLite replays any journal in the folder of a database
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         require_own(self.path)
-        self._lock = threading.Lock()
+        self._lock = per_process(self, "_lock", threading.Lock)
         self._database = sqlite3.connect(self.path, timeout=_WAIT, isolation_level=None, check_same_thread=False)
         try:
             self._prepare()

@@ -6,6 +6,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from ipaddress import IPv6Address, ip_address
 
+from fastrack._util.fork import per_process
+
 _MOST_ADDRESSES = 65_536
 
 
@@ -19,7 +21,7 @@ class RateLimit:
         self._rate = per_minute / 60
         self._burst = float(burst)
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = per_process(self, "_lock", threading.Lock)
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tokens, time of count
 
     def admit(self, address: str) -> float:
