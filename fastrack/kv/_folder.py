@@ -6,10 +6,12 @@ import contextlib
 import errno
 import itertools
 import os
+import re
 import stat
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ from fastrack.kv._sealer import BlockContext, BlockSealer, view_of
 _SUFFIX, _WRITING = ".kv", ".writing"
 _KEPT = 8  # buffers for messages, which more threads than that would have to make anew
 _ABANDONED = 600  # seconds without a write after which the file of a killed writer is removed
+_PART = re.compile(r"([0-9a-f]{2})[0-9a-f]{62}\.kv\.\d+-\d+\.writing")  # the name of a file of `_write`
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _numbers = itertools.count()
 
 
@@ -30,7 +34,7 @@ class BlockFolder:
 
     What cannot be read or does not open is a miss; what cannot be written is not stored. Both are counted, and the
     first of each kind is a warning of the logger "fastrack". No method raises for what the folder holds or the disk
-    does, so that a server's loop goes on and computes the block anew.
+    does, so that a server's loop goes on and computes the block anew. A folder that was removed is made again.
 
     The names of files tell nothing without the key. Their number, sizes and times can be seen. What does not open is
     removed, and so are files of killed writers, and nothing else: bound the folder by what you have for caches
@@ -84,13 +88,13 @@ class BlockFolder:
             Contiguous memory.
         """
         size = self.sealer.sealed_size(view_of(block).size)
-        place = self._place(context)
-        if _size_of(place) == size:  # another server wrote it; what is wrong with it shows when it is read
+        name = self._name(context)
+        if self._size_of(name) == size:  # another server wrote it; what is wrong with it shows when it is read
             self.sealer.count("present")
             return True
         with self._buffer(size) as message:
             self.sealer.seal(context, block, message)
-            return self._write(place, message)
+            return self._write(name, message)
 
     def get(self, context: BlockContext, target: Any) -> bool:
         """Open a block into memory of its size, or return False, and leave zeros in `target`.
@@ -104,9 +108,8 @@ class BlockFolder:
         """
         plain = view_of(target, writable=True)
         size = self.sealer.sealed_size(plain.size)
-        place = self._place(context)
         with self._buffer(size) as message:
-            if not self._read(place, message):
+            if not self._read(self._name(context), message):
                 plain.fill(0)
                 return False
             is_open = self.sealer.open(context, message, plain)
@@ -116,56 +119,88 @@ class BlockFolder:
 
     def has(self, context: BlockContext) -> bool:
         """Return whether there is a file for a block. Only `get` says whether it opens."""
-        return _size_of(self._place(context)) is not None
+        return self._size_of(self._name(context)) is not None
 
     def remove(self, context: BlockContext) -> int:
         """Remove the file of a block, and return its size; 0 if there is none."""
-        place, size = self._place(context), 0
-        with contextlib.suppress(OSError):
-            size = place.lstat().st_size
-            place.unlink()
+        name, size = self._name(context), 0
+        with contextlib.suppress(OSError), self._opened(name) as at:
+            size = os.stat(name, dir_fd=at, follow_symlinks=False).st_size
+            os.unlink(name, dir_fd=at)
         return size
 
-    def _place(self, context: BlockContext) -> Path:
-        name = context.name(self.sealer.key)
-        return self.path / name[:2] / f"{name}{_SUFFIX}"
+    def _name(self, context: BlockContext) -> str:
+        return context.name(self.sealer.key) + _SUFFIX
 
-    def _read(self, place: Path, message: Bytes) -> bool:
+    @contextlib.contextmanager
+    def _opened(self, name: str, *, make: bool = False) -> Iterator[int]:
+        """Open the subfolder of a file. Who else may write here could put a link in its place, which is refused."""
+        try:
+            root = os.open(self.path, _FOLDER)
+        except FileNotFoundError:
+            if not make:
+                raise
+            make_own(self.path)  # it was removed
+            root = os.open(self.path, _FOLDER)
+        try:
+            if make:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(name[:2], 0o700, dir_fd=root)
+            folder = os.open(name[:2], _FOLDER | os.O_NOFOLLOW, dir_fd=root)
+        finally:
+            os.close(root)
+        try:
+            yield folder
+        finally:
+            os.close(folder)
+
+    def _size_of(self, name: str) -> int | None:
+        """Return the size of a regular file; None for anything else, and for what the disk does not tell."""
+        with contextlib.suppress(OSError), self._opened(name) as at:
+            status = os.stat(name, dir_fd=at, follow_symlinks=False)
+            return status.st_size if stat.S_ISREG(status.st_mode) else None
+        return None
+
+    def _read(self, name: str, message: Bytes) -> bool:
         """Read a file of exactly the size of a message, into memory: a mapped one may be cut while it is read."""
         try:
-            with open(place, "rb", buffering=0, opener=_open_regular) as file:
-                size, done = os.fstat(file.fileno()).st_size, 0
-                while size == message.size and done < size:
-                    count = file.readinto(message.data[done:])
-                    size, done = (size, done + count) if count else (done, done)
+            with self._opened(name) as at:
+                with open(name, "rb", buffering=0, opener=partial(_open_regular, at)) as file:
+                    size, done = os.fstat(file.fileno()).st_size, 0
+                    while size == message.size and done < size:
+                        count = file.readinto(message.data[done:])
+                        size, done = (size, done + count) if count else (done, done)
+                if size != message.size:
+                    self.sealer.count("refused", f"{self.path}: a block has another size than its layout")
+                    with contextlib.suppress(OSError):
+                        os.unlink(name, dir_fd=at)
         except FileNotFoundError:
             self.sealer.count("absent")
             return False
         except OSError as error:
             self.sealer.count("unreadable", f"{self.path}: a block could not be read: {os.strerror(error.errno or 0)}")
             return False
-        if size != message.size:
-            self.sealer.count("refused", f"{self.path}: a block has another size than its layout")
-            with contextlib.suppress(OSError):
-                place.unlink()
         return size == message.size
 
-    def _write(self, place: Path, message: Bytes) -> bool:
+    def _write(self, name: str, message: Bytes) -> bool:
         """Write a file that has its name when it is whole. It is not forced to the disk: a lost block is a miss."""
-        part = place.with_name(f"{place.name}.{os.getpid()}-{next(_numbers)}{_WRITING}")
+        part = f"{name}.{os.getpid()}-{next(_numbers)}{_WRITING}"
         try:
-            place.parent.mkdir(mode=0o700, exist_ok=True)
-            descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            try:
-                rest = message.data
-                while rest:
-                    rest = rest[os.write(descriptor, rest) :]
-            finally:
-                os.close(descriptor)
-            part.replace(place)
+            with self._opened(name, make=True) as at:
+                descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=at)
+                try:
+                    try:
+                        rest = message.data
+                        while rest:
+                            rest = rest[os.write(descriptor, rest) :]
+                    finally:
+                        os.close(descriptor)
+                    os.replace(part, name, src_dir_fd=at, dst_dir_fd=at)
+                except BaseException:
+                    with contextlib.suppress(OSError):
+                        os.unlink(part, dir_fd=at)
+                    raise
         except OSError as error:
-            with contextlib.suppress(OSError):
-                part.unlink(missing_ok=True)
             self.sealer.count("unstored", f"{self.path}: a block was not stored: {os.strerror(error.errno or 0)}")
             return False
         self.sealer.count("stored")
@@ -189,24 +224,17 @@ class BlockFolder:
 
     def _remove_abandoned(self) -> None:
         limit = time.time() - _ABANDONED
-        for part in self.path.glob(f"??/*{_WRITING}"):
-            with contextlib.suppress(OSError):
-                if part.stat().st_mtime < limit:
-                    part.unlink()
+        for folder in self.path.glob("[0-9a-f][0-9a-f]"):
+            with contextlib.suppress(OSError), self._opened(folder.name) as at:
+                for match in filter(None, map(_PART.fullmatch, os.listdir(at))):  # noqa: PTH208 - a descriptor
+                    if match[1] == folder.name and os.stat(match[0], dir_fd=at, follow_symlinks=False).st_mtime < limit:
+                        with contextlib.suppress(OSError):  # another server was first
+                            os.unlink(match[0], dir_fd=at)
 
 
-def _size_of(place: Path) -> int | None:
-    """Return the size of a regular file; None for anything else, and for what the disk does not tell."""
-    try:
-        status = place.lstat()
-    except OSError:
-        return None
-    return status.st_size if stat.S_ISREG(status.st_mode) else None
-
-
-def _open_regular(path: str, flags: int) -> int:
-    """Open a file, and nothing that would have to be waited for."""
-    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)
+def _open_regular(folder: int, name: str, flags: int) -> int:
+    """Open a file of a folder, and nothing that would have to be waited for."""
+    descriptor = os.open(name, flags | os.O_NONBLOCK | os.O_NOFOLLOW, dir_fd=folder)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))

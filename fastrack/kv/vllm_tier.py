@@ -84,7 +84,7 @@ class SealedTier(SecondaryTierManager):
         self._failed: set[bytes] = set()  # of which the folder may still have files, which vLLM would ask for for ever
 
     def lookup(self, key: bytes, req_context: ReqContext) -> LookupResult:
-        """Return whether there is a file for a block: one call of the file system."""
+        """Return whether there is a file for a block: a few calls of the file system."""
         with self._lock:
             is_failed = key in self._failed
         return LookupResult.HIT if not is_failed and self.folder.has(self._context(key)) else LookupResult.MISS

@@ -4,7 +4,9 @@ import errno
 import hashlib
 import logging
 import os
+import shutil
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -174,9 +176,10 @@ def test_a_disk_that_does_not_answer_has_no_blocks(folder, monkeypatch):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     assert folder.put(HERE, block_of(10))
-    monkeypatch.setattr(_folder.Path, "stat", fail)
-    monkeypatch.setattr(_folder.Path, "lstat", fail)
-    assert not folder.has(HERE)
+    with monkeypatch.context() as patch:
+        patch.setattr(_folder.os, "stat", fail)
+        is_there = folder.has(HERE)
+    assert not is_there
 
 
 def test_threads_share_a_folder(folder):
@@ -212,3 +215,88 @@ def test_a_forked_child_stores_and_opens_whatever_its_parents_threads_do(folder,
 
     with (folder if part == "folder" else folder.sealer)._lock:  # as a thread that the child lacks
         assert in_forked_child(work, seconds=20)
+
+
+OLD = 1  # a time of modification, long ago
+
+
+def contents_of(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_link_in_the_place_of_a_subfolder_leads_to_no_other_folder(folder, key, tmp_path):
+    """Who may write to a shared folder could else have the server write and remove files anywhere."""
+    others, name = tmp_path / "others", HERE.name(key)
+    others.mkdir()
+    (folder.path / name[:2]).symlink_to(others)
+    for other in (f"{name}.kv", f"{name}.kv.1-1.writing", "song.writing"):
+        (others / other).write_bytes(b"of another program")
+        os.utime(others / other, (OLD, OLD))
+    before = contents_of(others)
+    assert not folder.put(HERE, block_of(10))
+    assert not folder.get(HERE, np.empty(10, np.uint8))
+    assert not folder.has(HERE)
+    assert folder.remove(HERE) == 0
+    BlockFolder(folder.path, key)
+    assert contents_of(others) == before
+    assert folder.sealer.counts == {"sealed": 1, "unstored": 1, "unreadable": 1}
+
+
+def test_only_files_of_killed_writers_are_removed_at_the_start(folder, key):
+    name, subfolder = HERE.name(key), folder.path / HERE.name(key)[:2]
+    assert folder.put(HERE, block_of(10))
+    kept = {
+        f"{name}.kv",
+        "song.writing",
+        f"x{name}.kv.1-1.writing",
+        f"{name}.kv.1.writing",
+        "f" * 64 + ".kv.1-1.writing",
+    }
+    for other in kept | {f"{name}.kv.1-1.writing"}:
+        (subfolder / other).write_bytes(b"")
+        os.utime(subfolder / other, (OLD, OLD))
+    (subfolder / f"{name}.kv.2-1.writing").write_bytes(b"")  # of a writer that may live
+    (folder.path / "song").mkdir()
+    (folder.path / "song" / f"{name}.kv.1-1.writing").write_bytes(b"")
+    os.utime(folder.path / "song" / f"{name}.kv.1-1.writing", (OLD, OLD))
+    BlockFolder(folder.path, key)
+    assert contents_of(subfolder).keys() == kept | {f"{name}.kv.2-1.writing"}
+    assert len(contents_of(folder.path / "song")) == 1
+
+
+def test_a_writer_leaves_the_file_of_another_with_its_number_alone(folder, key, monkeypatch):
+    """As of another machine: writers are told apart by their process."""
+    monkeypatch.setattr(_folder, "_numbers", iter([5, 6]))
+    path = folder.path / HERE.name(key)[:2] / f"{HERE.name(key)}.kv.{os.getpid()}-5.writing"
+    path.parent.mkdir()
+    path.write_bytes(b"of another")
+    assert not folder.put(HERE, block_of(10))
+    assert path.read_bytes() == b"of another"
+    assert folder.put(HERE, block_of(10))
+
+
+@pytest.mark.parametrize("lost", ["all", "a subfolder"])
+def test_a_folder_that_is_removed_is_made_again_for_this_user(folder, lost):
+    assert folder.put(HERE, block_of(10))
+    [path] = folder.path.glob("??")
+    shutil.rmtree(folder.path if lost == "all" else path)
+    assert not folder.has(HERE)
+    assert not folder.get(HERE, np.empty(10, np.uint8))
+    assert folder.put(HERE, block_of(10))
+    assert folder.get(HERE, np.empty(10, np.uint8))
+    assert {each.stat().st_mode & 0o777 for each in (folder.path, path)} == {0o700}
+    assert folder.sealer.counts == {"sealed": 2, "stored": 2, "absent": 1, "opened": 1}
+
+
+def test_no_descriptor_is_left(folder):
+    def count():
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    assert folder.put(HERE, block_of(10))
+    before = count()
+    for other in OTHERS.values():
+        folder.put(other, block_of(10))
+        folder.get(HERE, np.empty(9, np.uint8))
+        folder.has(other)
+        folder.remove(other)
+    assert count() == before
