@@ -19,21 +19,27 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, Self
 
-from fastrack._keys.keys import DAMAGED, looks_damaged, read_private
+from fastrack._keys.keys import read_private
 from fastrack._util.atomic import new_file
 from fastrack._util.documents import decode_bytes, encode_bytes
+from fastrack._util.key_text import KeyText
 from fastrack._util.regular_file import open_regular
 from fastrack._util.shown import shown
 from fastrack.errors import FormatError
 
 _PUBLIC_LIMIT = 8192
 _NAME = r"[!-~](?:[ -~]{0,62}[!-~])?"  # printable ASCII, up to 64 characters
-_PUBLIC = re.compile(
-    rf"fastrack-public-1:(?P<algorithm>[A-Za-z0-9_-]+):(?P<key>[A-Za-z0-9+/]+=*)(?: (?P<name>{_NAME}))?\n?"
+_PUBLIC = KeyText(
+    "public key",
+    rf"fastrack-public-1:(?P<algorithm>[A-Za-z0-9_-]+):(?P<key>[A-Za-z0-9+/]+=*)(?: (?P<name>{_NAME}))?\n?".encode(),
+    ("fastrack-public-1:",),
+    "its one line fastrack-public-1:ALGORITHM:KEY",
 )
-_SECRET = re.compile(
-    rb"# fastrack secret key, (?P<header>[A-Za-z0-9_-]+), id (?P<id>[0-9a-f]{32})\n"
-    rb"fastrack-secret-1:(?P<algorithm>[A-Za-z0-9_-]+):(?P<secret>(?:[0-9a-f]{2})+)\n?"
+_SECRET = KeyText(
+    "secret key file",
+    rb"# fastrack secret key, (?P<algorithm>[A-Za-z0-9_-]+), id (?P<id>[0-9a-f]{32})\n"
+    rb"fastrack-secret-1:(?P=algorithm):(?P<secret>(?:[0-9a-f]{2})+)\n?",
+    ("# fastrack secret", "fastrack-secret-1:"),
 )
 _SECRET_LIMIT = 512
 
@@ -70,23 +76,20 @@ class PublicKey:
 
         Raise FormatError if the line is not a public key of this kind.
         """
-        match = _PUBLIC.fullmatch(text)
-        if match is None:
-            hint = "; it holds a secret key, of which the public file is wanted" if "fastrack-secret-1" in text else ""
-            raise FormatError(
-                f"{source} is not a fastrack public key: expected one line fastrack-public-1:ALGORITHM:KEY{hint}"
-            )
+        content = text.encode(errors="replace")
+        hint = "; it holds a secret key, of which the public file is wanted" if b"fastrack-secret-1" in content else ""
+        match = _PUBLIC.match(content, source, f": expected one line fastrack-public-1:ALGORITHM:KEY{hint}")
         try:
-            public = decode_bytes(match["key"])
+            public = decode_bytes(match["key"].decode())
         except ValueError as error:
             raise FormatError(f"{source} is not a fastrack public key: {error}; get it again") from None
-        algorithm = match["algorithm"]
+        algorithm = match["algorithm"].decode()
         if algorithm not in cls._readers:
             raise FormatError(
                 f"{source}: expected a public key of {' or '.join(cls._readers)}, got one of {algorithm:.40}; name the "
                 f"file of another, which `fastrack keygen {cls._option}` makes"
             )
-        return cls(algorithm, public, match["name"] or "")
+        return cls(algorithm, public, (match["name"] or b"").decode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -97,7 +100,7 @@ class PublicKey:
         """
         with cls._open(Path(path)) as file:
             content = file.read(_PUBLIC_LIMIT + 1)
-        return cls.parse(content.decode("ascii", "replace"), source=str(path))
+        return cls.parse(content.decode(errors="replace"), source=str(path))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a new public file. No file is ever replaced."""
@@ -151,14 +154,10 @@ class SecretKey(ABC):
         Raise KeyPermissionError if others may use the file. Raise OSError if it cannot be read.
         """
         with read_private(path, _SECRET_LIMIT) as content:
-            match = _SECRET.fullmatch(content)
-            if match is None or match["header"] != match["algorithm"]:
-                if looks_damaged(content, b"# fastrack secret", b"fastrack-secret-1:"):
-                    raise FormatError(f"{path} is a damaged secret key file: {DAMAGED}")
-                is_public = content.startswith(b"fastrack-public-1:")
-                public = ": it holds a public key. Name the secret file, without .pub" if is_public else ""
-                advice = public or f"; `fastrack keygen {cls._option}` makes one"
-                raise FormatError(f"{path} is not a fastrack secret key file{advice}")
+            advice = f"; `fastrack keygen {cls._option}` makes one"
+            if content.startswith(b"fastrack-public-1:"):
+                advice = ": it holds a public key. Name the secret file, without .pub"
+            match = _SECRET.match(content, str(path), advice)
             algorithm, key_id = match["algorithm"].decode(), match["id"].decode()
             secret = binascii.unhexlify(match["secret"])
         if algorithm not in cls._readers:

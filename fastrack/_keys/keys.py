@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from fastrack._crypto.message_keys import MessageKeyCache
 from fastrack._crypto.secret_bytes import SecretBytes
 from fastrack._util.atomic import is_trusted_owner, new_file
+from fastrack._util.key_text import KeyText
 from fastrack._util.public import public
 from fastrack._util.regular_file import open_pipe_or_regular, open_regular
 from fastrack._util.rights import require_own
@@ -40,12 +41,15 @@ Bytes = bytes | bytearray | memoryview
 _SIZES = (16, 32)  # bytes of a key
 _ID_SIZE = 16
 _ID_LABEL = b"fastrack/key-id@1\0"
-_FILE_PATTERN = re.compile(
-    rb"# fastrack key, (?P<bits>128|256) bits, id (?P<id>[0-9a-f]{32})\n"
-    rb"fastrack-key-1:(?P<secret>[0-9a-f]{32}|[0-9a-f]{64})\n?"
+_FILE = KeyText(
+    "key file",
+    rb"# fastrack key, (?:(128)|256) bits, id (?P<id>[0-9a-f]{32})\n"
+    rb"fastrack-key-1:(?P<secret>[0-9a-f]{32}(?(1)|[0-9a-f]{32}))\n?",
+    ("fastrack key,", "fastrack-key-1:"),
 )
-_ID_PATTERN = re.compile(rb"# fastrack key, (?:128|256) bits, id (?P<id>[0-9a-f]{32})\n")
-_ID_LINE_SIZE = len("# fastrack key, 256 bits, id \n") + 32
+# Of a file that Windows changed too: `Key.load` says so.
+_ID_PATTERN = re.compile(rb"(?:\xef\xbb\xbf)?# fastrack key, (?:128|256) bits, id (?P<id>[0-9a-f]{32})\r?\n")
+_ID_LINE_SIZE = len("# fastrack key, 256 bits, id \r\n") + 32 + 3
 _FILE_LIMIT = 256
 _MODES = {
     "": 0,
@@ -205,16 +209,9 @@ class Key:
 
     @classmethod
     def _parse(cls, buffer: bytearray, name: str) -> Self:
-        match = _FILE_PATTERN.fullmatch(buffer)
+        match = _FILE.match(buffer, name, f"{_contents_hint(buffer)}; `fastrack keygen NEW.key` makes one")
         # Digit by digit, by index: a group of the match would be a copy that cannot be wiped.
-        start, end = match.span("secret") if match else (0, 0)
-        if match is None or int(match["bits"]) != 4 * (end - start):
-            if looks_damaged(buffer, b"fastrack key,", b"fastrack-key-1:"):
-                damage = "its lines end in CRLF. Convert it, as dos2unix does" if b"\r" in buffer else DAMAGED
-                raise FormatError(f"{name} is a damaged key file: {damage}")
-            raise FormatError(
-                f"{name} is not a fastrack key file{_contents_hint(buffer)}; `fastrack keygen NEW.key` makes one"
-            )
+        start, end = match.span("secret")
         secret = bytearray((end - start) // 2)
         try:
             for index in range(len(secret)):
@@ -404,14 +401,6 @@ def _refuse_if_shared(file: io.FileIO, path: Path) -> None:
     require_own(path, status)
 
 
-DAMAGED = "expected its two lines of ASCII as they were written, got others; restore it from a copy"
-
-
-def looks_damaged(buffer: bytearray, *beginnings: bytes) -> bool:
-    """Return whether a buffer has a line of a key file, which was cut or saved by an editor."""
-    return any(beginning in buffer for beginning in beginnings)
-
-
 def _contents_hint(buffer: bytearray) -> str:
     """Return the part of a message that names another kind of key in a file."""
     if len(buffer) in {16, 32}:
@@ -435,7 +424,7 @@ def key_file_id(path: str | os.PathLike[str]) -> str | None:
     """Return the id that the first line of a key file names, or None if the file is not a key file."""
     try:
         with open_regular(path) as file:
-            match = _ID_PATTERN.fullmatch(file.read(_ID_LINE_SIZE))
+            match = _ID_PATTERN.match(file.read(_ID_LINE_SIZE))
     except OSError:
         return None
     return None if match is None else match["id"].decode()

@@ -1,9 +1,10 @@
-"""Text that looks like a key, where a path or a name belongs."""
+"""Texts of keys: the forms in which they are written, and what looks like a key where a path or a name belongs."""
 
 from __future__ import annotations
 
 import os
 import re
+from dataclasses import dataclass
 
 from fastrack.errors import FormatError
 
@@ -21,6 +22,11 @@ _ID = re.compile(r"[0-9a-f]{32}")
 _ORDINARY = re.compile(r"[\w./-]+")
 _HEX_DIGITS = re.compile(r"[0-9A-Fa-f-]{32}")
 _ALL_BASE64 = {22, 43}  # characters of 16 or 32 bytes without padding
+_CHANGES = {
+    b"\0": "it is in UTF-16",
+    b"\xef\xbb\xbf": "it begins with a byte order mark",
+    b"\r": "its lines end in CRLF",
+}
 NOT_A_PATH = (
     "reading a key failed: expected the path of a key file, got what looks like a key itself, which is not repeated "
     "here. Put the key into a file with Key.save or `fastrack keygen`, and pass the path of that file"
@@ -55,3 +61,24 @@ def refuse_key_text(path: str | os.PathLike[str], *, may_be_id: bool = False) ->
     """
     if looks_secret(path, may_be_id=may_be_id):
         raise FormatError(NOT_A_PATH)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyText:
+    """The one form in which a kind of key is read. A text with one of `marks` was such a key."""
+
+    kind: str
+    pattern: bytes
+    marks: tuple[str, ...]
+    form: str = "its two lines of ASCII"
+
+    def match(self, content: bytes | bytearray, source: str, advice: str) -> re.Match[bytes]:
+        """Return the match of a text. Raise FormatError for another, with what changed it, or else with `advice`."""
+        match = re.fullmatch(self.pattern, content)
+        if match is not None:
+            return match
+        if not any(mark.encode(code) in content for mark in self.marks for code in ("ascii", "utf-16-le", "utf-16-be")):
+            raise FormatError(f"{source} is not a fastrack {self.kind}{advice}")
+        reasons = (f"{change}. Convert it, as dos2unix does" for mark, change in _CHANGES.items() if mark in content)
+        cut = f"expected {self.form} as written, got others; restore it from a copy"
+        raise FormatError(f"{source} is a damaged {self.kind}: {next(reasons, cut)}")

@@ -118,7 +118,7 @@ def _kind_of(path: Path) -> str | None:
     if not path.is_file():
         return None
     with open_regular(path) as file:
-        beginning = file.read(_BEGINNING)
+        beginning = file.read(_BEGINNING + 3).removeprefix(b"\xef\xbb\xbf")[:_BEGINNING]  # its reader tells of the mark
     return {b"fastrack-public": "public", b"# fastrack secr": "secret"}.get(beginning)
 
 
