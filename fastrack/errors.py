@@ -173,7 +173,12 @@ class GrantError(FastrackError):
 
 
 class ProviderError(FastrackError):
-    """A token, TPM or vault that is absent, not configured, or does not wrap or unwrap a key."""
+    """A token, TPM or vault that is absent, not configured, or does not wrap or unwrap a key.
+
+    ``.is_refusal`` is True if a PIN, a token or other credentials were refused, have expired or were not found.
+    """
+
+    is_refusal: bool = False
 
 
 class DeviceError(FastrackError):

@@ -207,8 +207,8 @@ def run(
     """Work on each job, print the reports, and exit with status 1 if there are errors.
 
     An error of a single job fails the command. With many jobs it belongs to its file, which `member` of its document
-    names; the others go on, and a `summary` follows. With `in_full`, many jobs print full reports. With the folder
-    `target` of many jobs, an interruption says how to go on.
+    names; the others go on, unless credentials were refused, and a `summary` follows. With `in_full`, many jobs print
+    full reports. With the folder `target` of many jobs, an interruption says how to go on.
     """
     reports, plaintext, later = list[Report](), list[Path](), list[str]()
 
@@ -260,6 +260,8 @@ def _work_on_each(jobs: Jobs, work: Work, verb: Verb, member: str, take: Callabl
             assert report is not None
             take(report)
             progress(max(0, size - meter.nbytes), files=1)
+            if any(getattr(error, "is_refusal", False) for error in report.errors):  # a PIN would be sent for each file
+                break
 
 
 def _close(jobs: Jobs, reports: Sequence[Report], summary: Summary, seconds: float) -> list[str]:
@@ -268,6 +270,8 @@ def _close(jobs: Jobs, reports: Sequence[Report], summary: Summary, seconds: flo
     skipped = sum(report.skipped for report in reports)
     lines = [f"left as they are: {pluralize(skipped, 'file')} with a target that exists"] if skipped else []
     lines += [f"left out: {pluralize(jobs.left_out, 'file')} without the suffix {SUFFIX}"] if jobs.left_out else []
+    rest = len(jobs.jobs) - len(reports)
+    lines += [f"not tried: {pluralize(rest, 'file')}, as credentials were refused"] if rest else []
     verdict = f"{failed} of {pluralize(len(reports), 'file')} FAILED; " if failed else ""
     nbytes = format_size(sum(report.nbytes for report in reports))
     return [*lines, f"{verdict}{summary(reports)}; {nbytes} in {seconds:.2f} s"]

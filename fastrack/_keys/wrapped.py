@@ -246,6 +246,11 @@ class KeyWrapper(ABC):
             )
         return key
 
+    def _failure(self, reason: str, refusal: bool = False) -> ProviderError:
+        error = ProviderError(f"asking {self!r} failed: {reason}")
+        error.is_refusal = refusal
+        return error
+
     @classmethod
     @abstractmethod
     def from_uri(cls, uri: str) -> Self:

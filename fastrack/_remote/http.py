@@ -177,7 +177,9 @@ class HttpObject:
                 f"{self.url}: {about}", min(float(delay), _LONGEST_DELAY) if delay.isdecimal() else 0.0
             )
         if status in {401, 403}:
-            return PermissionError(errno.EACCES, "the server refuses access; check the credentials", str(self.url))
+            error = PermissionError(errno.EACCES, "the server refuses access; check the credentials", str(self.url))
+            error.is_refusal = status == 401  # type: ignore[attr-defined] # of a password, not of a file
+            return error
         if status in {404, 410}:
             return FileNotFoundError(errno.ENOENT, "the server has no such file", str(self.url))
         if status == 200:

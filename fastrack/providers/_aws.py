@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 from fastrack._keys.wrapped import WrappedKey, import_client, require_algorithm
 from fastrack._util.shown import shown
-from fastrack.errors import ProviderError
 from fastrack.providers._cloud import CloudKey
 
 _ALGORITHM = "SYMMETRIC_DEFAULT"
@@ -24,6 +23,13 @@ _REASONS = {
     "KMSInvalidStateException": "the key is about to be deleted, or not ready",
     "NotFoundException": "there is no such key in this account and region",
     "UnrecognizedClientException": "the credentials are wrong",
+    "InvalidSignatureException": "the secret key is wrong, or the clock of this machine",
+}
+_REFUSALS = {
+    "AccessDeniedException",
+    "ExpiredTokenException",
+    "InvalidSignatureException",
+    "UnrecognizedClientException",
 }
 
 
@@ -67,7 +73,7 @@ class AwsKms(CloudKey):
         answer = self._ask(encrypt, Plaintext=bytes(secret), EncryptionContext={_CONTEXT: key_id})
         arn, ciphertext = answer.get("KeyId"), answer.get("CiphertextBlob")
         if not isinstance(arn, str) or _ARN.fullmatch(arn) is None or not isinstance(ciphertext, bytes):
-            raise ProviderError(f"asking {self!r} failed: expected an ARN and a ciphertext, got another answer")
+            raise self._failure("expected an ARN and a ciphertext, got another answer")
         return _ALGORITHM, ciphertext, {"key": arn}
 
     def _decrypt(self, wrapped: WrappedKey) -> bytes | bytearray:
@@ -76,7 +82,7 @@ class AwsKms(CloudKey):
         context = {_CONTEXT: wrapped.key_id}
         secret = self._ask(decrypt, CiphertextBlob=wrapped.ciphertext, EncryptionContext=context).get("Plaintext")
         if not isinstance(secret, bytes):
-            raise ProviderError(f"asking {self!r} failed: expected a plaintext, got another answer")
+            raise self._failure("expected a plaintext, got another answer")
         return secret
 
     def _ask(self, function: Callable[..., Any], **arguments: Any) -> dict[str, Any]:
@@ -87,15 +93,13 @@ class AwsKms(CloudKey):
             code = str(error.response.get("Error", {}).get("Code", ""))
             reason = _REASONS.get(code, "look the code up in the documentation of AWS KMS")
             code = code if re.fullmatch(r"\w{1,64}", code) else "an unknown code"
-            raise ProviderError(f"asking {self!r} failed: {code}, {reason}") from None
-        except errors.NoCredentialsError:
-            raise ProviderError(
-                f"asking {self!r} failed: boto3 found no credentials. Set AWS_PROFILE, or run `aws configure`"
-            ) from None
+            raise self._failure(f"{code}, {reason}", refusal=code in _REFUSALS) from None
         except errors.BotoCoreError as error:
-            raise ProviderError(
-                f"asking {self!r} failed: {type(error).__name__}; check the network and the region"
-            ) from None
+            name = type(error).__name__
+            if "Credential" in name or "Token" in name:  # NoCredentialsError, TokenRetrievalError and more
+                reason = "boto3 found no credentials that hold. Set AWS_PROFILE, run `aws configure` or `aws sso login`"
+                raise self._failure(f"{name}, {reason}", refusal=True) from None
+            raise self._failure(f"{name}; check the network and the region") from None
         return answer
 
     def _make_client(self) -> Any:
@@ -105,6 +109,5 @@ class AwsKms(CloudKey):
         try:
             return boto3.client("kms", region_name=None if arn is None else arn[1])
         except (errors.BotoCoreError, ValueError) as error:
-            raise ProviderError(
-                f"reaching {self!r} failed: {type(error).__name__}. Set AWS_DEFAULT_REGION, or name the key by ARN"
-            ) from None
+            reason = f"{type(error).__name__}. Set AWS_DEFAULT_REGION, or name the key by ARN"
+            raise self._failure(reason) from None

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 from fastrack._keys.wrapped import WrappedKey, import_client, require_algorithm
 from fastrack._util.shown import shown
-from fastrack.errors import ProviderError
 from fastrack.providers._cloud import CloudKey
 
 _ALGORITHM = "RSA-OAEP-SHA256"
@@ -25,6 +24,7 @@ _REASONS = {
 }
 _STATUS = {
     400: "the file was altered, or another key encrypted it; restore it from a copy",
+    401: "the credentials are wrong or have expired; run `az login`",
     403: "the credentials lack the rights get, wrapKey and unwrapKey, or the firewall of the vault refuses",
     429: "the vault is throttled; try again later",
 }
@@ -71,7 +71,7 @@ class AzureKeyVault(CloudKey):
         answer = self._ask(lambda: self._get_client().wrap_key(algorithm, bytes(secret)))
         key = answer.key_id
         if not isinstance(key, str) or _KEY.fullmatch(key) is None:
-            raise ProviderError(f"asking {self!r} failed: expected the URL of the key in the answer, got another text")
+            raise self._failure("expected the URL of the key in the answer, got another text")
         return _ALGORITHM, bytes(answer.encrypted_key), {"key": key}
 
     def _decrypt(self, wrapped: WrappedKey) -> bytes | bytearray:
@@ -88,7 +88,8 @@ class AzureKeyVault(CloudKey):
         except (errors.AzureError, ValueError, NotImplementedError) as error:
             name, status = type(error).__name__, getattr(error, "status_code", None)
             reason = _REASONS.get(name) or _STATUS.get(status or 0, "check that it is an RSA key that is enabled")
-            raise ProviderError(f"asking {self!r} failed: {name} {status or ''}".rstrip() + f", {reason}") from None
+            refusal = status in {401, 403} or name in {"ClientAuthenticationError", "CredentialUnavailableError"}
+            raise self._failure(f"{name} {status or ''}".rstrip() + f", {reason}", refusal=refusal) from None
 
     def _make_client(self) -> Any:
         identity = import_client("azure.identity", "azure")

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from fastrack._keys.wrapped import WrappedKey, import_client, require_algorithm
-from fastrack.errors import ProviderError
 from fastrack.providers._cloud import CloudKey
 
 _ALGORITHM = "GOOGLE_SYMMETRIC_ENCRYPTION"
@@ -22,6 +21,7 @@ _REASONS = {
     "PermissionDenied": "the credentials lack the role roles/cloudkms.cryptoKeyEncrypterDecrypter on this key",
     "Unauthenticated": "the credentials are wrong",
 }
+_REFUSALS = {"DefaultCredentialsError", "RefreshError", "PermissionDenied", "Unauthenticated"}
 
 
 class GcpKms(CloudKey):
@@ -81,11 +81,11 @@ class GcpKms(CloudKey):
         except (api_errors.GoogleAPIError, auth_errors.GoogleAuthError) as error:
             name = type(error).__name__
             reason = _REASONS.get(name, "check the network, and the audit log of the project")
-            raise ProviderError(f"asking {self!r} failed: {name}, {reason}") from None
+            raise self._failure(f"{name}, {reason}", refusal=name in _REFUSALS) from None
 
     def _check_crc(self, holds: object) -> None:
         if not holds:
-            raise ProviderError(f"asking {self!r} failed: expected CRC-32C values that match, got others; try again")
+            raise self._failure("expected CRC-32C values that match, got others; try again")
 
     def _make_client(self) -> Any:
         kms = import_client("google.cloud.kms", "gcp")

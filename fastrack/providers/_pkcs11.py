@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,10 +20,12 @@ from cryptography.hazmat.primitives.hashes import SHA1, SHA256
 from fastrack._keys.keys import read_private
 from fastrack._keys.wrapped import KeyWrapper, WrappedKey, import_client, require_algorithm, require_parameters
 from fastrack._util.fork import register_fork_reset
+from fastrack._util.refusals import note_refusal, was_refused
 from fastrack.errors import FormatError, ProviderError
 
 MODULE_VARIABLE = "FASTRACK_PKCS11_MODULE"
 PIN_VARIABLE = "FASTRACK_PKCS11_PIN"
+TRY_VARIABLE = "FASTRACK_PKCS11_TRY"
 
 _AES = "AES-KW"
 _RSA_SHA256 = "RSA-OAEP-SHA256"
@@ -38,7 +42,8 @@ _REASONS = {
     "MechanismInvalid": "the token does not support this algorithm",
     "MechanismParamInvalid": "the token does not support this hash function",
     "ArgumentsBad": "the token does not support this hash function",
-    "PinIncorrect": "the PIN is wrong; each attempt may count towards locking the token",
+    "PinIncorrect": "the PIN is wrong, and is not sent again; each attempt may count towards locking the token",
+    "PinInvalid": "the PIN has characters that the token does not take",
     "PinLenRange": "the PIN is too short or too long",
     "PinLocked": "the PIN is locked after too many attempts",
     "PinExpired": "the PIN has expired",
@@ -55,6 +60,8 @@ _REASONS = {
     "TokenNotPresent": "the token was removed",
     "DeviceRemoved": "the token was removed",
 }
+_ASK = f"check the PIN, then log in with another tool, or for one run with {TRY_VARIABLE}"
+_REFUSALS = {"PinIncorrect", "PinInvalid", "PinLenRange", "PinLocked", "PinExpired", "UserNotLoggedIn"}
 
 
 class Pkcs11(KeyWrapper):
@@ -63,6 +70,9 @@ class Pkcs11(KeyWrapper):
     An RSA key encrypts by RSA-OAEP; only decryption takes place on the token. An AES key wraps by RFC 3394, on the
     token. The user PIN comes from a file (`pin-source`) that only its owner may read, or from the environment variable
     ``FASTRACK_PKCS11_PIN``. Python's text cannot be overwritten, so the PIN stays in the memory of the process.
+
+    A refused PIN is not sent again by this process and its forks. To a token that counts a wrong PIN since the last
+    login, by *count low* or *final try*, none is sent unless ``FASTRACK_PKCS11_TRY`` is ``low`` or ``final``.
 
     Parameters
     ----------
@@ -173,8 +183,9 @@ class Pkcs11(KeyWrapper):
                 with session:
                     yield session
             except RuntimeError as error:  # such as PKCS11Error
-                reason = _REASONS.get(type(error).__name__, "look the name of the error up in the manual of the token")
-                raise ProviderError(f"asking {self!r} failed: {type(error).__name__}, {reason}") from None
+                name = type(error).__name__
+                reason = _REASONS.get(name, "look the name of the error up in the manual of the token")
+                raise self._failure(f"{name}, {reason}", refusal=name in _REFUSALS) from None
 
     def _find_token(self, pkcs11: Any) -> Any:
         name = self._module or os.environ.get(MODULE_VARIABLE, "")
@@ -209,20 +220,33 @@ class Pkcs11(KeyWrapper):
         if pin is None:
             protected = pkcs11.TokenFlag.PROTECTED_AUTHENTICATION_PATH in token.flags  # a keypad on the device
             return token.open(user_pin=pkcs11.PROTECTED_AUTH if protected else None)
-        try:
-            return token.open(user_pin=pin)
-        except pkcs11.UserAlreadyLoggedIn:  # another part of this process logged in
-            return token.open()
+        sent = ("pkcs11", *map(repr, (token.manufacturer_id, token.model, token.serial, token.label)), pin)
+        with _one_process():  # so that the next one sees that this PIN was wrong
+            if was_refused(*sent):
+                raise self._failure("this PIN was refused before, and is not sent again; correct it", refusal=True)
+            flag, flags, asked = pkcs11.TokenFlag, token.slot.get_token().flags, os.environ.get(TRY_VARIABLE)
+            if flag.USER_PIN_FINAL_TRY in flags and asked != "final":
+                raise self._failure(f"a wrong PIN would lock the token, so none was sent; {_ASK}=final", refusal=True)
+            if flag.USER_PIN_COUNT_LOW in flags and asked not in {"low", "final"}:
+                raise self._failure(f"the token counts a wrong PIN, so none was sent; {_ASK}=low", refusal=True)
+            try:
+                return token.open(user_pin=pin)
+            except pkcs11.UserAlreadyLoggedIn:  # another part of this process logged in
+                return token.open()
+            except RuntimeError as error:
+                if type(error).__name__ in _REFUSALS:
+                    note_refusal(*sent)
+                raise
 
     def _read_pin(self) -> str | None:
         if not self._pin_source:
-            return os.environ.get(PIN_VARIABLE) or None
+            return os.environ.get(PIN_VARIABLE, "").rstrip("\r\n") or None
         with read_private(self._pin_source, _PIN_LIMIT) as content:
             try:
-                pin = content.decode().rstrip("\r\n")
+                pin = content.decode("utf-8-sig").rstrip("\r\n")
             except UnicodeDecodeError:
                 pin = ""
-        if not pin or len(pin) >= _PIN_LIMIT:
+        if not pin.isprintable() or not 0 < len(pin) < _PIN_LIMIT:  # UTF-16, say, which would count as a wrong PIN
             raise ProviderError(
                 f"{self._pin_source}: expected a PIN in UTF-8 of less than {_PIN_LIMIT} bytes, got none; write it there"
             )
@@ -286,6 +310,19 @@ class _State:
 
 
 _state = _State()
+
+
+@contextlib.contextmanager
+def _one_process() -> Iterator[None]:
+    """Run a block in one process of this user at a time, if there is a folder for temporary files."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            path = Path(tempfile.gettempdir(), f"fastrack-{os.getuid()}-pkcs11.lock")
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            stack.callback(os.close, descriptor)
+            if os.fstat(descriptor).st_uid == os.getuid():  # the file of another user might be locked for ever
+                fcntl.lockf(descriptor, fcntl.LOCK_EX)  # as no fork inherits
+        yield
 
 
 def _passing(pkcs11: Any) -> dict[Any, bool]:

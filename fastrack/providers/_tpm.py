@@ -20,6 +20,7 @@ _PCRS = re.compile(rf"{_BANK}(?:\+{_BANK})*")
 _STORAGE_KEY = "ecc256:aes128cfb"
 _SESSION_CIPHER = "aes128cfb"
 _RESOURCE_MANAGER = 11  # the layer that a resource manager adds to codes of the TPM
+_BAD_PASSWORD = (0xA2, 0x8E)  # TPM_RC_BAD_AUTH, TPM_RC_AUTH_FAIL; an owner's counts towards no lockout
 
 
 class Tpm(KeyWrapper):
@@ -132,7 +133,7 @@ class Tpm(KeyWrapper):
             with tss.ESAPI(tcti) as tpm:
                 yield tpm
         except tss.TSS2_Exception as error:
-            raise ProviderError(f"asking {self!r} failed: {_explain(error)}") from None
+            raise self._failure(_explain(error), refusal=error.error in _BAD_PASSWORD) from None
 
     def __repr__(self) -> str:
         return f"<Tpm {self._pcrs or 'without PCRs'}>"
@@ -190,8 +191,7 @@ def _explain(error: Any) -> str:
     reasons = {
         0x9D: "the policy does not hold: a PCR has another value than when the key was wrapped",  # TPM_RC_POLICY_FAIL
         0x9F: "the file was altered, or is of another TPM; restore it from a copy",  # TPM_RC_INTEGRITY
-        0xA2: "the owner hierarchy has a password; clear it, or use a PKCS#11 module for the TPM",  # TPM_RC_BAD_AUTH
-        0x8E: "the owner hierarchy has a password; clear it, or use a PKCS#11 module for the TPM",  # TPM_RC_AUTH_FAIL
+        **dict.fromkeys(_BAD_PASSWORD, "the owner has a password; clear it, or use a PKCS#11 module for the TPM"),
     }
     if (error.rc >> 16) & 0xFF in {0, _RESOURCE_MANAGER}:  # the TPM itself answered
         return f"code {code}, {reasons.get(error.error, 'look it up with `tpm2_rc_decode`')}"

@@ -6,19 +6,41 @@ import base64
 import binascii
 import os
 import re
-from collections.abc import Callable
 from ipaddress import ip_address
 from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
 
 from fastrack._keys.wrapped import KeyWrapper, WrappedKey, import_client, require_algorithm, require_parameters
+from fastrack._util.refusals import note_refusal, was_refused
 from fastrack._util.shown import shown
-from fastrack.errors import FormatError, ProviderError
+from fastrack.errors import FormatError
 
 ADDRESS_VARIABLE = "VAULT_ADDR"
 _ALGORITHM = "transit"
 _MOUNT = r"[A-Za-z0-9_-]+(?:/[A-Za-z0-9_-]+)*"
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
+_OTHER = f"the server is a standby, or names another. Name the active one, or a load balancer, in {ADDRESS_VARIABLE}"
+_DENIED = "the token is wrong, has expired, or lacks the right to update this path"
+_UNREACHED = "a proxy or a standby did not reach the active server; try again, or see `vault status`"
+# https://developer.hashicorp.com/vault/api-docs#http-status-codes has the statuses, Vault's keysutil the texts.
+_BY_STATUS = {
+    **dict.fromkeys((301, 302, 307, 308, 472, 473), _OTHER),
+    400: "the key is missing, or did not encrypt this ciphertext",
+    **dict.fromkeys((401, 403), _DENIED),
+    404: "there is no such mount or key; check them, and VAULT_NAMESPACE",
+    412: "the server does not know the token or the key yet; try again",
+    429: "the server limits the rate of requests; try again later, or have its quota raised",
+    **dict.fromkeys((502, 504), _UNREACHED),
+    503: "the server is sealed, in maintenance or overloaded; try again later, or see `vault status`",
+}
+_BY_TEXT = {
+    "invalid token": "the token is wrong, has expired or was revoked; run `vault login`",
+    "disallowed by policy": "an older version of the key encrypted this file; lower its min_decryption_version",
+    "version is too new": "a later version of the key encrypted this file than the server has; restore it there",
+    "message authentication failed": "the key did not encrypt this ciphertext",
+    "cluster node not found": "the servers have no active one; see `vault status`",
+    "Vault is sealed": "the server is sealed; have it unsealed",
+}
 
 
 class VaultTransit(KeyWrapper):
@@ -78,64 +100,55 @@ class VaultTransit(KeyWrapper):
             raise FormatError(f"the wrapped file of key {wrapped.key_id} is wrong: {error}; restore it") from None
 
     def _encrypt(self, secret: memoryview, key_id: str) -> tuple[str, bytes, dict[str, str]]:
-        encrypt = self._get_client().secrets.transit.encrypt_data
-        plaintext = base64.b64encode(secret).decode()
-        ciphertext = self._ask("ciphertext", encrypt, name=self._name, mount_point=self._mount, plaintext=plaintext)
+        ciphertext = self._ask("encrypt", "ciphertext", plaintext=base64.b64encode(secret).decode())
         if not ciphertext.isascii():
-            raise ProviderError(
-                f"wrapping key {key_id} by {self!r} failed: expected ASCII as ciphertext, got other text"
-            )
+            raise self._failure("expected ASCII as ciphertext, got other text")
         return _ALGORITHM, ciphertext.encode(), {"mount": self._mount, "name": self._name}
 
     def _decrypt(self, wrapped: WrappedKey) -> bytes | bytearray:
         require_algorithm(wrapped, _ALGORITHM)
-        decrypt = self._get_client().secrets.transit.decrypt_data
-        ciphertext = wrapped.ciphertext.decode("ascii", "replace")
-        text = self._ask("plaintext", decrypt, name=self._name, mount_point=self._mount, ciphertext=ciphertext)
+        text = self._ask("decrypt", "plaintext", ciphertext=wrapped.ciphertext.decode("ascii", "replace"))
         try:
             return bytearray(base64.b64decode(text, validate=True))
         except (binascii.Error, ValueError):
-            raise ProviderError(f"unwrapping by {self!r} failed: expected base64, got other text") from None
+            raise self._failure("expected base64, got other text") from None
 
-    def _ask(self, member: str, function: Callable[..., Any], **arguments: str) -> str:
-        hvac_errors = import_client("hvac.exceptions", "vault")
-        request_errors = import_client("requests.exceptions", "vault")
-        reasons = {
-            hvac_errors.Forbidden: "the token is wrong, has expired, or lacks the right to update this path",
-            hvac_errors.InvalidPath: "there is no such mount or key; check them, and VAULT_NAMESPACE",
-            hvac_errors.InvalidRequest: "the key is missing, or did not encrypt this ciphertext",
-            hvac_errors.VaultDown: "Vault is sealed or in maintenance; try again later",
-            request_errors.ConnectionError: f"the server was not reached; check {ADDRESS_VARIABLE} and VAULT_CACERT",
-            request_errors.Timeout: "the server did not answer in time; try again",
-        }
+    def _ask(self, operation: str, member: str, **arguments: str) -> str:
+        """Return a member of the answer. By hvac's adapter, as an error of hvac does not tell each status."""
+        client, errors = self._get_client(), import_client("requests.exceptions", "vault")
+        path = f"/v1/{self._mount}/{operation}/{self._name}"
+        sent = ("vault", *map(str, (client.url, client.adapter.namespace, path, client.token)))
+        if was_refused(*sent):
+            reason = (
+                "the token was refused before, and is not sent again. Get another, or a right for it and start anew"
+            )
+            raise self._failure(reason, refusal=True)
         try:
-            answer = function(**arguments)
-        except (hvac_errors.VaultError, request_errors.RequestException) as error:
-            matching = (reason for kind, reason in reasons.items() if isinstance(error, kind))
-            reason = next(matching, "look into the log of the server")
-            raise ProviderError(f"asking {self!r} failed: {type(error).__name__}, {reason}") from None
+            answer = client.adapter.post(path, json=arguments, raise_exception=False)
+        except errors.RequestException as error:
+            reason = f"the server was not reached, or not in time; check {ADDRESS_VARIABLE} and VAULT_CACERT"
+            raise self._failure(f"{type(error).__name__}, {reason}") from None
+        status = getattr(answer, "status_code", 200)  # of an answer that is no document
+        if status != 200:
+            if refusal := status in {401, 403}:
+                note_refusal(*sent)
+            raise self._failure(f"status {status}, {_reason(status, answer)}", refusal=refusal)
         try:
             value = answer["data"][member]
         except (TypeError, KeyError):
             value = None
         if not isinstance(value, str):
-            raise ProviderError(
-                f"asking {self!r} failed: expected an answer with a {member}, got another; check {ADDRESS_VARIABLE}"
-            )
+            raise self._failure(f"expected an answer with a {member}, got another; check {ADDRESS_VARIABLE}")
         return value
 
     def _get_client(self) -> Any:
         if self._client is None:
             address = os.environ.get(ADDRESS_VARIABLE)
             if not address:
-                raise ProviderError(
-                    f"reaching Vault failed: expected its address in {ADDRESS_VARIABLE}, got none; set it"
-                )
+                raise self._failure(f"expected its address in {ADDRESS_VARIABLE}, got none; set it")
             if not _is_private(address):
-                raise ProviderError(
-                    "reaching Vault failed: expected an https address, got one over which keys would travel in the "
-                    f"clear. Correct {ADDRESS_VARIABLE}"
-                )
+                reason = "expected an https address, got one over which keys would travel in the clear"
+                raise self._failure(f"{reason}. Correct {ADDRESS_VARIABLE}")
             hvac = import_client("hvac", "vault")
             session = None
             if urlsplit(address).scheme == "http":
@@ -147,16 +160,25 @@ class VaultTransit(KeyWrapper):
                 allow_redirects=False,
                 session=session,
             )
+            client.token = (client.token or "").strip()  # a line's end is no part of it, and would be sent
             if not client.token:
-                raise ProviderError(
-                    "reaching Vault failed: expected a token in VAULT_TOKEN or ~/.vault-token, got none. Set it, or "
-                    "run `vault login`"
-                )
-            self._client = client
+                reason = "expected a token in VAULT_TOKEN or ~/.vault-token, got none. Set it, or run `vault login`"
+                raise self._failure(reason, refusal=True)
+            return client  # not kept: the next one reads the token anew
         return self._client
 
     def __repr__(self) -> str:
         return f"<VaultTransit {self._mount}/{self._name}>"
+
+
+def _reason(status: int, answer: Any) -> str:
+    """Return the reason of a failure by the errors in the answer, else by its status. Nothing of it is repeated."""
+    try:
+        told = str(answer.json()["errors"])
+    except (TypeError, KeyError, ValueError, RecursionError):
+        told = ""
+    by_text = (reason for text, reason in _BY_TEXT.items() if text in told)
+    return next(by_text, _BY_STATUS.get(status, "look into the log of the server"))
 
 
 def _is_private(address: str) -> bool:

@@ -4,15 +4,18 @@ import base64
 import dataclasses
 import json
 import traceback
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from helpers.cases import each
 
 import fastrack
 from fastrack.errors import FormatError, ProviderError
 from fastrack.providers import AwsKms, WrappedKey
 
 boto3 = pytest.importorskip("boto3")
+errors = pytest.importorskip("botocore.exceptions")
 
 ARN = "arn:aws:kms:eu-central-1:123456789012:key/11111111-2222-3333-4444-555555555555"
 
@@ -94,6 +97,26 @@ def test_what_is_missing_is_named(key, monkeypatch):
     monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
     with pytest.raises(ProviderError, match=r"NoRegionError. Set AWS_DEFAULT_REGION"):
         AwsKms("alias/owner").wrap(key)
+
+
+@each(
+    "error,is_refusal",
+    [
+        ("AccessDeniedException", True), ("ExpiredTokenException", True), ("UnrecognizedClientException", True),
+        ("InvalidSignatureException", True), ("ThrottlingException", False), ("NotFoundException", False),
+        (errors.NoCredentialsError(), True), (errors.UnauthorizedSSOTokenError(), True),
+        (errors.CredentialRetrievalError(provider="x", error_msg="y"), True),
+        (errors.EndpointConnectionError(endpoint_url="x"), False),
+    ],
+)  # fmt: skip
+def test_refused_missing_and_expired_credentials_end_a_run(key, error, is_refusal):
+    def encrypt(**_):
+        raise errors.ClientError({"Error": {"Code": error}}, "Encrypt") if isinstance(error, str) else error
+
+    with pytest.raises(ProviderError) as caught:
+        AwsKms(ARN, client=SimpleNamespace(encrypt=encrypt)).wrap(key)
+    assert caught.value.is_refusal == is_refusal
+    assert ("check the network" in str(caught.value)) == isinstance(error, errors.EndpointConnectionError)
 
 
 def test_nothing_that_a_server_says_is_repeated(serve, kms, key, monkeypatch):

@@ -6,6 +6,7 @@ import datetime as dt
 import ipaddress
 import ssl
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,12 +15,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.asymmetric.padding import MGF1, OAEP
 from helpers.by_hand.keys import read_wrapped, unwrap
+from helpers.cases import each
 
 import fastrack
 from fastrack.errors import FormatError, ProviderError
 from fastrack.providers import AzureKeyVault, WrappedKey
 
 crypto = pytest.importorskip("azure.keyvault.keys.crypto")
+errors = pytest.importorskip("azure.core.exceptions")
 
 TOKEN = "dG9rZW4tb2YtdGhlLXRlc3Q"
 VERSION = "0123456789abcdef" * 2
@@ -137,6 +140,16 @@ def test_a_vault_that_is_not_there_is_named(key):
     client = crypto.CryptographyClient(url, Credential(), retry_total=0)
     with pytest.raises(ProviderError, match="ServiceRequestError, the vault could not be reached"):
         AzureKeyVault(url, client=client).wrap(key)
+
+
+@each("status", [401, 403, 404, 429])
+def test_refused_credentials_end_a_run(key, status):
+    def wrap_key(*_):
+        raise errors.HttpResponseError(response=SimpleNamespace(status_code=status, reason="no"))
+
+    with pytest.raises(ProviderError, match=f"HttpResponseError {status}, ") as caught:
+        AzureKeyVault("https://acme.vault.azure.net/keys/k", client=SimpleNamespace(wrap_key=wrap_key)).wrap(key)
+    assert caught.value.is_refusal == (status < 404)
 
 
 @pytest.mark.parametrize(

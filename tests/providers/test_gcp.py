@@ -2,6 +2,7 @@
 
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -134,6 +135,18 @@ def test_credentials_that_are_missing_are_named(key, monkeypatch, tmp_path):
     monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
     with pytest.raises(ProviderError, match="DefaultCredentialsError, no credentials were found"):
         GcpKms(KEY).wrap(key)
+
+
+@each("name", ["PermissionDenied", "Unauthenticated", "NotFound", "ServiceUnavailable", "RefreshError"])
+def test_refused_and_expired_credentials_end_a_run(key, name):
+    module = pytest.importorskip("google.auth.exceptions" if name == "RefreshError" else "google.api_core.exceptions")
+
+    def encrypt(**_):
+        raise getattr(module, name)("no")
+
+    with pytest.raises(ProviderError, match=f"failed: {name}, ") as caught:
+        GcpKms(KEY, client=SimpleNamespace(encrypt=encrypt)).wrap(key)
+    assert caught.value.is_refusal == (name not in {"NotFound", "ServiceUnavailable"})
 
 
 @each("name", ["owner", f"{KEY}/cryptoKeyVersions/1", f"//host/{KEY}", KEY.replace("p/", "../", 1)])

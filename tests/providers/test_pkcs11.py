@@ -20,8 +20,10 @@ import fastrack
 from fastrack.errors import FormatError, KeyPermissionError, ProviderError
 from fastrack.providers import Pkcs11, WrappedKey
 
-MODULES = [f"/usr/{folder}/libsofthsm2.so" for folder in ("lib/softhsm", "lib64/pkcs11", "local/lib/softhsm")]
-MODULE = next((path for path in MODULES if Path(path).exists()), None)
+UTIL = shutil.which("softhsm2-util")
+FOLDERS = ("lib/softhsm", "lib64/pkcs11", "local/lib/softhsm", "lib/x86_64-linux-gnu/softhsm")
+MODULES = [Path(UTIL or "/usr/bin/x").parents[1] / folder / "libsofthsm2.so" for folder in FOLDERS]
+MODULE = next((str(path) for path in MODULES if path.exists()), None)
 PIN = "482913"
 AES_KEY = bytes(range(32))
 
@@ -59,8 +61,7 @@ def rsa_key():
 def token(tmp_path_factory, rsa_key):
     """Yield the folder of a token, which this process opens through the environment variable of SoftHSM."""
     pytest.importorskip("pkcs11")
-    util = shutil.which("softhsm2-util")
-    if util is None or MODULE is None:
+    if UTIL is None or MODULE is None:
         pytest.skip("needs SoftHSM: apt-get install softhsm2")
     folder = tmp_path_factory.mktemp("softhsm")
     (folder / "tokens").mkdir()
@@ -68,7 +69,8 @@ def token(tmp_path_factory, rsa_key):
     configuration.write_text(f"directories.tokendir = {folder}/tokens\nobjectstore.backend = file\nlog.level = ERROR\n")
     before = os.environ.get("SOFTHSM2_CONF")
     os.environ["SOFTHSM2_CONF"] = str(configuration)
-    command = [util, "--init-token", "--free", "--label", "vault", "--pin", PIN, "--so-pin", "12345678"]
+    command = [UTIL, "--init-token", "--free", "--label", "vault", "--pin", PIN, "--so-pin", "12345678"]
+    command += ["--module", MODULE]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
     numbers = rsa_key.private_numbers()
     public = numbers.public_numbers
@@ -208,7 +210,62 @@ def test_what_is_missing_is_named(make, key, monkeypatch):
         make(pin="nothing").wrap(key)
 
 
-def test_a_wrong_pin_is_not_repeated(make, token, key):
+@pytest.fixture
+def logins(make, monkeypatch):
+    """Yield the PINs that are sent. In the end another part of the process logs in, which ends the token's count."""
+    import pkcs11
+
+    sent, find = [], Pkcs11._find_token
+
+    class Counted:
+        def __init__(self, token):
+            self._token = token
+
+        def __getattr__(self, name):
+            return getattr(self._token, name)
+
+        def open(self, user_pin=None):
+            sent.append(user_pin)
+            return self._token.open(user_pin=user_pin)
+
+    monkeypatch.setattr(Pkcs11, "_find_token", lambda self, package: Counted(find(self, package)))
+    yield sent
+    monkeypatch.undo()
+    make()._find_token(pkcs11).open(user_pin=PIN).close()
+
+
+def test_five_files_and_a_wrong_pin_are_one_login(make, key, logins, tmp_path, monkeypatch):
+    make().wrap(key).save(tmp_path / "owner.key.wrapped")
+    monkeypatch.setenv("FASTRACK_PKCS11_MODULE", MODULE)
+    monkeypatch.setenv("FASTRACK_PKCS11_PIN", "111111")
+    (tmp_path / "sealed").mkdir()
+    for number in range(5):
+        fastrack.save_file({"x": np.arange(3)}, tmp_path / f"sealed/{number}.safetensors", key=key)
+    logins.clear()
+    source, target, wrapped = (str(tmp_path / name) for name in ("sealed", "out", "owner.key.wrapped"))
+    result = invoke(["unseal", "-r", source, target, "--key", wrapped])
+    assert (result.exit_code, logins) == (1, ["111111"])
+    assert "not tried: 4 files" in result.output
+    for path in (tmp_path / "sealed").iterdir():
+        with pytest.raises(ProviderError, match="not sent again"):
+            fastrack.verify_file(path, keys=wrapped)
+    assert logins == ["111111"]
+    code = "import sys, fastrack; from fastrack.providers import WrappedKey; WrappedKey.load(sys.argv[1]).unwrap()"
+    for pin in ("111111", "222222", PIN):  # a process of its own learns it from the token, whatever PIN it has
+        command = [sys.executable, "-c", code, wrapped]
+        environment = {**os.environ, "FASTRACK_PKCS11_PIN": pin}
+        done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, "the token counts a wrong PIN, so none was sent" in done.stderr) == (1, True)
+    monkeypatch.setenv("FASTRACK_PKCS11_PIN", PIN)
+    monkeypatch.setenv("FASTRACK_PKCS11_TRY", "low")
+    fastrack.verify_file(path, keys=wrapped)
+    monkeypatch.delenv("FASTRACK_PKCS11_TRY")
+    fastrack.verify_file(path, keys=wrapped)
+
+
+@pytest.mark.usefixtures("logins")
+def test_a_wrong_pin_is_not_repeated(make, token, key, monkeypatch):
+    monkeypatch.setenv("FASTRACK_PKCS11_TRY", "low")
     for text in ("777777", "777", "7" * 200):
         path = token / "wrong"
         path.write_text(text)

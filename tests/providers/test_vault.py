@@ -6,6 +6,8 @@ import traceback
 
 import numpy as np
 import pytest
+from helpers.cases import each
+from helpers.vault_answers import DOCUMENTED
 
 import fastrack
 from fastrack.errors import FormatError, ProviderError
@@ -64,7 +66,7 @@ def test_a_ring_asks_vault_once(vault, key, tmp_path):
 def test_an_altered_ciphertext_is_refused(key):
     wrapped = VaultTransit("owner").wrap(key)
     for ciphertext in (wrapped.ciphertext[:-8] + b"AAAAAAA=", b"vault:v2:" + wrapped.ciphertext[9:], b"\xff"):
-        with pytest.raises(ProviderError, match=r"InvalidRequest, .* did not encrypt this ciphertext"):
+        with pytest.raises(ProviderError, match=r"status 400, .* did not encrypt this ciphertext"):
             dataclasses.replace(wrapped, ciphertext=ciphertext).unwrap()
 
 
@@ -155,9 +157,22 @@ def test_a_server_sends_the_token_and_the_key_to_no_other(serve, key, monkeypatc
     location = {"Location": f"{other.address}/v1/transit/encrypt/owner"}
     monkeypatch.setenv("VAULT_ADDR", serve(lambda *_: (307, {}, location)).address)
     monkeypatch.setenv("VAULT_TOKEN", TOKEN)
-    with pytest.raises(ProviderError, match="expected an answer with a ciphertext"):
+    with pytest.raises(ProviderError, match="the server is a standby, or names another"):
         VaultTransit("owner").wrap(key)
     assert other.asked == []
+
+
+@each("status,errors,reason", DOCUMENTED)
+def test_each_documented_answer_has_its_reason(serve, key, monkeypatch, status, errors, reason):
+    headers = {"Location": "http://127.0.0.1:9/v1/transit/encrypt/owner"} if status == 307 else {}
+    server = serve(lambda *_: (status, {"errors": errors}, headers))
+    monkeypatch.setenv("VAULT_ADDR", server.address)
+    monkeypatch.setenv("VAULT_TOKEN", f"{TOKEN}\n")  # as a secret store may have it
+    for refused in (False, status == 403):
+        with pytest.raises(ProviderError, match="is not sent again" if refused else reason) as caught:
+            VaultTransit("owner").wrap(key)
+        assert caught.value.is_refusal == (status == 403)
+    assert [headers["X-Vault-Token"] for *_, headers, _ in server.asked] == [TOKEN] * (1 if status == 403 else 2)
 
 
 @pytest.mark.parametrize("plaintext", ["", "!", "AAAA", base64.b64encode(bytes(32)).decode()])

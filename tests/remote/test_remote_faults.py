@@ -7,6 +7,7 @@ import threading
 
 import numpy as np
 import pytest
+from helpers.commands import invoke
 
 import fastrack
 from fastrack._remote import http as client
@@ -85,6 +86,16 @@ def test_a_refusal_is_not_tried_again(status, error, served, url, key):
     with pytest.raises(error, match=r"a\.safetensors"):
         rows(url, key, [0])
     assert len(served.requests) == 1
+
+
+@pytest.mark.parametrize(("status", "count"), [(401, 1), (403, 3)])
+def test_a_password_that_a_server_refuses_is_sent_for_one_file_of_a_run(status, count, served, url, key, tmp_path):
+    key.save(tmp_path / "owner.key")
+    served.faults = lambda handler, number: (handler.refuse(status), True)[1]
+    urls = [url.replace("://", "://user:word@").replace("a.", f"{name}.") for name in "abc"]
+    result = invoke(["verify", *urls, "--key", str(tmp_path / "owner.key")])
+    assert (result.exit_code, len(served.requests)) == (1, count)
+    assert ("not tried: 2 files, as credentials were refused" in result.output) == (status == 401)
 
 
 def test_a_file_that_changes_while_it_is_open_is_an_error(served, url, key, images):
