@@ -96,11 +96,15 @@ def test_a_report_with_fewer_measurements_is_refused():
 def wrong_manifests():
     driver, vbios = foundry.rim(), foundry.vbios_rim()
     inactive = [resource(n, [bytes(48)], active=False) for n in range(64)]
+    halves = [[resource(n, [foundry.MEASUREMENTS[n]])] for n in (0, 7)]  # which match, without an index in common
     return {
         "none": [],
         "the driver's alone": [driver],
         "the VBIOS's alone": [vbios],
         "the driver's twice": [driver, driver],
+        "the driver's in two parts": [foundry.rim(half) for half in halves],
+        "the VBIOS's in two parts": [foundry.rim(half, version=foundry.VBIOS_TEXT) for half in halves],
+        "the driver's in two parts besides": [vbios, *(foundry.rim(half) for half in halves)],
         "another besides": [driver, vbios, foundry.rim(version="1")],
         "one of another driver": [foundry.rim(version="580.159.04"), vbios],
         "one of another VBIOS": [driver, foundry.vbios_rim(version="96.00.74.00.21")],

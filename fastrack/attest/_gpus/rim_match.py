@@ -113,14 +113,14 @@ def _assign(report: VerifiedGpuReport, rims: Sequence[VerifiedRim]) -> tuple[Ver
     versions = [report.vbios_version] if report.is_switch else [report.driver_version, report.vbios_version]
     passed = ", ".join(f"{rim.rim.edition} {rim.rim.product} {rim.rim.version}" for rim in rims) or "none"
     wanted = ", ".join(f"{edition} {report.chip} {version}" for version in versions)
-    assigned = [
-        rim
-        for version in versions
-        for rim in rims
-        if (rim.rim.edition, rim.rim.product, rim.rim.version.upper()) == (edition, report.chip, str(version).upper())
-    ]
-    if len(assigned) != len(versions) or len(rims) != len(versions):
-        raise refused(report.evidence, "reference manifests", wanted=wanted, found=passed, advice=_FETCH)
+    assigned = []
+    for version in versions:
+        named = (edition, report.chip, str(version).upper())
+        found = [rim for rim in rims if (rim.rim.edition, rim.rim.product, rim.rim.version.upper()) == named]
+        # Exactly one for each version: two of the driver in parts would leave the VBIOS compared with nothing.
+        if len(found) != 1 or len(rims) != len(versions):
+            raise refused(report.evidence, "reference manifests", wanted=wanted, found=passed, advice=_FETCH)
+        assigned += found
     return tuple(assigned)
 
 
