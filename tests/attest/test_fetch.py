@@ -281,6 +281,65 @@ def test_an_older_document_takes_no_newer_ones_place(start, tmp_path):
     assert "no older than the one there" in kept.kept_because
 
 
+def days(number):
+    return NOW + timedelta(number)
+
+
+def test_an_older_list_takes_no_place_of_one_that_has_ended(start, tmp_path):
+    service, amd = start("snp", gpus=0), snp.amd("Milan")
+    older, newer = amd.ark.crl(start=days(-40), end=days(335)), amd.ark.crl([amd.ask], start=days(-20), end=days(27))
+    folder, carried, path = tmp_path / "own", tmp_path / "carried", tmp_path / "own" / "crl-Milan.der"
+    service.machine.crl = newer
+    with pytest.raises(AttestationError, match="revoked"):
+        fetch(service, folder)
+    service.machine.crl = older
+    fetch(service, carried)
+    for options in ({"now": days(28)}, {"now": days(28), "bundle": carried}, {"now": days(-30)}):
+        with pytest.raises(AttestationError, match="no older than the one there"):
+            fetch(service, folder, **options)
+        assert path.read_bytes() == newer
+    service.machine.crl = newest = amd.ark.crl([amd.ask], start=days(27), end=days(57))
+    with pytest.raises(AttestationError, match="revoked"):
+        fetch(service, folder, now=days(28))
+    assert path.read_bytes() == newest
+
+
+@pytest.mark.parametrize("number", [6, None])
+def test_a_list_of_a_lower_number_takes_no_place_of_another(start, tmp_path, number):
+    service, ark = start("snp", gpus=0), snp.amd("Milan").ark
+    fetch(service, tmp_path)
+    service.machine.crl = ark.crl(start=days(-0.5), number=number)
+    kept = fetch(service, tmp_path, refresh=True)[-1]
+    assert not kept.is_new
+    assert "no older than the one there" in kept.kept_because
+
+
+def test_an_older_answer_about_a_certificate_takes_no_place_of_one_that_has_ended(start, tmp_path):
+    service = start(gpus=1)
+    rom, issuer = service.machine.devices[0].chain[1:3]
+    respond, answers = service.respond, [nvidia.status(rom, issuer, good=False, start=days(-0.5), end=days(0.5))]
+
+    def answer(path, body):
+        is_asked = path == "/" and ocsp.load_der_ocsp_request(body).serial_number == rom.certificate.serial_number
+        return (200, {}, answers[-1]) if is_asked else respond(path, body)
+
+    service.respond = answer
+    with pytest.raises(AttestationError, match="revoked"):
+        fetch(service, tmp_path)
+    answers.append(nvidia.status(rom, issuer))
+    with pytest.raises(AttestationError, match="no older than the one there"):
+        fetch(service, tmp_path, now=days(0.75))
+
+
+def test_older_tcb_info_takes_no_place_of_one_that_has_ended(start, tmp_path):
+    service = start(gpus=0)
+    newer = tdx.tcb_info(start=days(-0.5), end=days(10), tcbEvaluationDataNumber=18)
+    (tmp_path / TDX).write_text(tdx.as_json(tdx.collateral(info=newer)))
+    with pytest.raises(AttestationError, match="no older than the one there"):
+        fetch(service, tmp_path, now=days(11))
+    assert json.loads((tmp_path / TDX).read_text())["tcb_info"] == newer.decode()
+
+
 def test_a_chain_of_amd_is_kept_only_if_it_is_the_products(start, tmp_path):
     service = start("snp", gpus=0)
     milan, genoa = snp.amd("Milan"), snp.amd("Genoa")

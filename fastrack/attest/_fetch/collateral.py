@@ -11,6 +11,7 @@ import json
 import re
 from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -45,6 +46,7 @@ from fastrack.attest._formats.ocsp import verify_ocsp_response, verify_status
 from fastrack.attest._formats.wire import Reader
 from fastrack.attest._formats.x509 import (
     PSS_SHA384,
+    VerifiedCrl,
     fingerprint,
     load_chain,
     load_crl,
@@ -141,7 +143,8 @@ class _Dates:
     until: datetime
 
 
-_Verify = Callable[[bytes], _Dates]
+_Verify = Callable[[bytes, datetime], _Dates]
+_Issued = Callable[[bytes], datetime]
 _Judge = Callable[[bytes], object]
 
 
@@ -167,13 +170,19 @@ class _Fetching:
             )
         return data
 
-    def kept(self, name: str, verify: _Verify) -> tuple[bytes, _Dates] | None:
-        """Return a file that is genuine and in force, with its dates; None if there is none."""
-        try:
+    def kept(self, name: str, verify: _Verify, issued: _Issued | None) -> tuple[bytes, _Dates, bool] | None:
+        """Return a file that is genuine, its dates, and whether it is in force; None if there is none.
+
+        One that has ended held at the time when it was issued, which `issued` reads.
+        """
+        with suppress(AttestationError, ValueError):
             data = read_collateral(self.folder / name)
-            return None if data is None else (data, verify(data))
-        except (AttestationError, FormatError):
-            return None
+            if data is None:
+                return None
+            with suppress(AttestationError, FormatError):
+                return data, verify(data, self.now), True
+            return None if issued is None else (data, verify(data, issued(data)), False)
+        return None
 
     def is_fresh(self, dates: _Dates) -> bool:
         """Return whether a document need not be asked for again: nothing newer is to be had, or it is new enough."""
@@ -188,30 +197,36 @@ class _Fetching:
             file.write(data)
 
     def document(
-        self, name: str, about: str, verify: _Verify, fetch: Callable[[], bytes], judge: _Judge | None = None
+        self,
+        name: str,
+        about: str,
+        verify: _Verify,
+        fetch: Callable[[], bytes],
+        judge: _Judge | None = None,
+        issued: _Issued | None = None,
     ) -> FetchedDocument:
         """Keep the file that is fresh, or fetch another, verify it, and write it.
 
-        `verify` raises unless a document is genuine, in force, and the one that was asked for; `judge` raises if that
-        says that the machine is not to be trusted, which is kept, so that verifiers know it too. A document that is no
-        longer fresh is kept where no newer one can be had, and an older one takes no newer one's place.
+        `verify` raises unless a document is genuine, in force at a time, and the one that was asked for; `judge` raises
+        if that says that the machine is not to be trusted, which is kept, so that verifiers know it too. One that is no
+        longer fresh is kept where no newer one can be had. An older one takes no newer one's place, though that
+        has ended: what was revoked since would be good again.
         """
-        kept, why = self.kept(name, verify), None
-        if kept is None:
-            data = fetch() if self.bundle is None else self.carried(name)
-            dates, is_new = verify(data), True
-        else:
-            (data, dates), is_new = kept, False
-            if not self.is_fresh(dates):
-                try:
-                    newer = fetch() if self.bundle is None else self.carried(name)
-                    found = verify(newer)
+        data, dates, is_in_force = self.kept(name, verify, issued) or (b"", None, False)
+        is_new, why = False, None
+        if dates is None or not is_in_force or not self.is_fresh(dates):
+            try:
+                newer = fetch() if self.bundle is None else self.carried(name)
+                found = verify(newer, self.now)
+                if dates is not None:
                     _require_newer(about, found, dates)
-                except (OSError, AttestationError, FormatError) as error:
-                    why = str(error)
-                else:
-                    is_new = newer != data
-                    data, dates = newer, found
+            except (OSError, AttestationError, FormatError) as error:
+                if dates is None or not is_in_force:
+                    raise
+                why = str(error)
+            else:
+                is_new = newer != data
+                data, dates = newer, found
         if is_new:
             self.write(name, data)
         if judge is not None:
@@ -316,19 +331,25 @@ def _fetch_tdx(run: _Fetching, quote: bytes) -> FetchedDocument:
     fmspc = read_pck_identity(chain.leaf).fmspc.hex()
     authority = "platform" if "Platform" in subject_name(chain.issuer) else "processor"
 
-    def verify(data: bytes) -> _Dates:
+    def verify(data: bytes, now: datetime) -> _Dates:
         collateral = TdxCollateral.from_json(data)
-        documents = verify_documents(collateral, roots=run.roots.intel, now=run.now)
-        lists = verify_lists(collateral, chain, documents, roots=run.roots.intel, now=run.now)
+        documents = verify_documents(collateral, roots=run.roots.intel, now=now)
+        lists = verify_lists(collateral, chain, documents, roots=run.roots.intel, now=now)
         found = documents[0].content.hexadecimal("fmspc", 6).hex()
         if found != fmspc:
             advice = "The service answered for another platform; ask another one."
             raise refused("TCB info", "fmspc", wanted=fmspc, found=found, advice=advice)
-        issued = [*(part.issued_at for part in documents), *(part.issued_at for part in lists)]
+        dates = [*(part.issued_at for part in documents), *(part.issued_at for part in lists)]
         ends = [*(part.valid_until for part in documents), *(part.valid_until for part in lists)]
         until = min(*ends, *(document.chain.valid_until for document in documents))
-        numbers = (document.evaluation_number for document in documents)
-        return _Dates((*issued, *numbers), min(issued), until)
+        numbers = [*(part.evaluation_number for part in documents), *map(_crl_number, lists)]
+        return _Dates((*dates, *numbers), min(dates), until)
+
+    def issued(data: bytes) -> datetime:
+        parts = TdxCollateral.from_json(data)
+        texts = {"TCB info": parts.tcb_info, "QE identity": parts.qe_identity}
+        dates = [Reader.parse(text, name).time("issueDate") for name, text in texts.items()]
+        return max(*dates, *(_read_crl_date(each) for each in (parts.root_ca_crl, parts.pck_crl)))
 
     def judge(data: bytes) -> None:
         verify_tdx_quote(parsed, TdxCollateral.from_json(data), now=run.now, roots=run.roots.intel)
@@ -354,7 +375,16 @@ def _fetch_tdx(run: _Fetching, quote: bytes) -> FetchedDocument:
         )
         return write_tdx_collateral(parts)
 
-    return run.document(tdx_file(chain.certificates), f"FMSPC {fmspc}", verify, fetch, judge)
+    return run.document(tdx_file(chain.certificates), f"FMSPC {fmspc}", verify, fetch, judge, issued)
+
+
+def _crl_number(verified: VerifiedCrl) -> int:
+    """Return the number of a revocation list, which only grows (RFC 5280, 5.2.3); -1 if it has none."""
+    return next((one.value.crl_number for one in verified.crl.extensions if isinstance(one.value, x509.CRLNumber)), -1)
+
+
+def _read_crl_date(data: bytes) -> datetime:
+    return load_crl(data, evidence="revocation list").last_update_utc
 
 
 def write_tdx_collateral(collateral: TdxCollateral) -> bytes:
@@ -412,11 +442,11 @@ def _fetch_snp(run: _Fetching, report: SnpReport, product: str | None) -> Iterat
 
     subjects = [f"SEV-{name}" if kind == "vcek" else f"SEV-VLEK-{name}", f"ARK-{name}"]
 
-    def verify_issuers(data: bytes) -> _Dates:
+    def verify_issuers(data: bytes, now: datetime) -> _Dates:
         chain = verify_chain(
             load_chain(data, evidence="AMD chain"),
             roots=run.roots.amd,
-            now=run.now,
+            now=now,
             evidence="AMD chain",
             algorithms=PSS_SHA384,
             is_cut=True,
@@ -437,13 +467,13 @@ def _fetch_snp(run: _Fetching, report: SnpReport, product: str | None) -> Iterat
     authority, root = load_chain(issuers, evidence="AMD chain")
     revoked = "AMD revocation list"
 
-    def verify_leaf(data: bytes) -> _Dates:
-        verified = verify_snp_report(report, data, issuers, now=run.now, roots=run.roots.amd)
+    def verify_leaf(data: bytes, now: datetime) -> _Dates:
+        verified = verify_snp_report(report, data, issuers, now=now, roots=run.roots.amd)
         return _Dates((), None, verified.valid_until)
 
-    def verify_list(data: bytes) -> _Dates:
-        verified = verify_crl(load_crl(data, evidence=revoked), root, now=run.now, evidence=revoked)
-        return _Dates((verified.issued_at,), verified.issued_at, verified.valid_until)
+    def verify_list(data: bytes, now: datetime) -> _Dates:
+        verified = verify_crl(load_crl(data, evidence=revoked), root, now=now, evidence=revoked)
+        return _Dates((verified.issued_at, _crl_number(verified)), verified.issued_at, verified.valid_until)
 
     def judge_list(data: bytes) -> None:
         verified = verify_crl(load_crl(data, evidence=revoked), root, now=run.now, evidence=revoked)
@@ -462,6 +492,7 @@ def _fetch_snp(run: _Fetching, report: SnpReport, product: str | None) -> Iterat
         verify_list,
         lambda: run.client.ask(f"{base}/crl", limit=LARGEST).body,
         judge_list,
+        _read_crl_date,
     )
 
 
@@ -490,8 +521,8 @@ def _fetch_rim(run: _Fetching, rim_id: str, chip: str) -> FetchedDocument:
     if not _RIM_ID.fullmatch(rim_id):
         raise malformed("GPU report", "versions", None, wanted="letters, digits, points and lines", found=rim_id)
 
-    def verify(data: bytes) -> _Dates:
-        verified = verify_rim(data, now=run.now, roots=run.roots.nvidia_rim, evidence=f"manifest {rim_id}")
+    def verify(data: bytes, now: datetime) -> _Dates:
+        verified = verify_rim(data, now=now, roots=run.roots.nvidia_rim, evidence=f"manifest {rim_id}")
         advice = "The service answered with another manifest; ask another one."
         if verified.rim.product != chip:
             raise refused(f"manifest {rim_id}", "product", wanted=chip, found=verified.rim.product, advice=advice)
@@ -526,9 +557,12 @@ def _fetch_responses(run: _Fetching, chains: Iterable[Sequence[x509.Certificate]
         request = ocsp.OCSPRequestBuilder().add_certificate(certificate, issuer, SHA1()).build()  # noqa: S303 - a name
 
         def verify(
-            data: bytes, certificate: x509.Certificate = certificate, issuer: x509.Certificate = issuer
+            data: bytes,
+            now: datetime,
+            certificate: x509.Certificate = certificate,
+            issuer: x509.Certificate = issuer,
         ) -> _Dates:
-            verified, _ = verify_status(data, certificate, issuer, now=run.now)
+            verified, _ = verify_status(data, certificate, issuer, now=now)
             return _Dates((verified.this_update,), verified.this_update, verified.valid_until)
 
         def judge(data: bytes, certificate: x509.Certificate = certificate, issuer: x509.Certificate = issuer) -> None:
@@ -542,4 +576,8 @@ def _fetch_responses(run: _Fetching, chains: Iterable[Sequence[x509.Certificate]
 
         about = f"status of {subject_name(certificate)}"
         name = f"ocsp/{fingerprint(issuer)[:16]}-{certificate.serial_number:x}.der"
-        yield run.document(name, about, verify, fetch, judge)
+        yield run.document(name, about, verify, fetch, judge, _read_status_date)
+
+
+def _read_status_date(data: bytes) -> datetime:
+    return ocsp.load_der_ocsp_response(data).this_update_utc

@@ -112,6 +112,7 @@ class Authority:
         name=None,
         critical=False,
         extensions=(),
+        number=7,
     ):
         """Make a list of revoked certificates, in DER. `extensions` are not marked critical."""
         builder = (
@@ -119,8 +120,9 @@ class Authority:
             .issuer_name(name or self.subject)
             .last_update(start)
             .next_update(end)
-            .add_extension(x509.CRLNumber(7), critical=False)
         )
+        if number is not None:
+            builder = builder.add_extension(x509.CRLNumber(number), critical=False)
         if critical:
             builder = builder.add_extension(x509.DeltaCRLIndicator(3), critical=True)
         for extension in extensions:
