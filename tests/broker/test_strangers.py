@@ -114,7 +114,7 @@ def test_a_manifest_of_many_namespaces_takes_little_memory_of_a_broker(open_brok
 def test_an_offer_names_few_manifests_for_a_device():
     challenge = attest.Challenge.generate(now=NOW)
 
-    def collect(count, binding):
+    def collect(count, _):
         manifests = tuple(attest.ManifestEvidence(b"%d" % number) for number in range(count))
         devices = (attest.DeviceEvidence(b"report", b"chain", manifests),) * 32
         return attest.MachineEvidence(attest.TdxEvidence(b"quote"), devices)
