@@ -186,13 +186,13 @@ BIOS, MODULE, ENCLAVE = (
     [
         ("OutOfDate", "UpToDate", "UpToDate", "", {"platform": f"OutOfDate, 2026-03-13, {BIOS}"}),
         ("UpToDate", "OutOfDate", "UpToDate", "", {"module": f"OutOfDate, 2026-03-13, {MODULE}"}),
-        ("UpToDate", "UpToDate", "Revoked", "", {"quoting enclave": f"Revoked, 2026-03-13, {ENCLAVE}"}),
+        ("UpToDate", "UpToDate", "Revoked", "", {"quoting_enclave": f"Revoked, 2026-03-13, {ENCLAVE}"}),
         (
             "SWHardeningNeeded",
             "OutOfDate",
             "OutOfDate",
             "SWHardeningNeeded",
-            {"module": f"OutOfDate, 2026-03-13, {MODULE}", "quoting enclave": f"OutOfDate, 2026-03-13, {ENCLAVE}"},
+            {"module": f"OutOfDate, 2026-03-13, {MODULE}", "quoting_enclave": f"OutOfDate, 2026-03-13, {ENCLAVE}"},
         ),
         (
             "OutOfDateConfigurationNeeded",
@@ -219,7 +219,7 @@ BIOS, MODULE, ENCLAVE = (
             {
                 "platform": "ConfigurationNeeded, 2026-03-13, needs other settings of the BIOS",
                 "module": f"OutOfDate, 2026-03-13, {MODULE}",
-                "quoting enclave": "UpToDate, 2026-03-13",
+                "quoting_enclave": "UpToDate, 2026-03-13",
             },
         ),
     ],
@@ -234,7 +234,7 @@ def test_a_part_of_the_platform_that_is_behind_is_named_with_what_it_needs(platf
     assert (error.value.field, error.value.found) == ("TCB status", verified.tcb.status)
     claims = kind_of_verified(verified).describe(verified)["tcb_parts"]
     assert set(claims) == {"platform", "module", "quoting_enclave"}
-    assert claims.items() >= {(name.replace(" ", "_"), state) for name, state in told.items()}
+    assert claims.items() >= told.items()
     comment = next(line for line in attest.draft_policy(verified).splitlines() if "TCB status of the platform" in line)
     assert all(f"{name}: {state}" in comment for name, state in told.items() if "UpToDate" not in state)
 

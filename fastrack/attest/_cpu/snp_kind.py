@@ -78,8 +78,8 @@ class SnpPolicy:
     products : frozenset of SnpProduct
         The products that are accepted; all if empty.
     chip_ids : frozenset of bytes
-        The chips that are accepted, 64 bytes each; all if empty. Reports by a VCEK are judged by the id in its
-        certificate, also where the host masks it in reports.
+        The chips that are accepted, 64 bytes each, by the certificate of a VCEK, or as a VLEK's report tells it; all
+        if empty.
     max_vmpl : int
         The lowest privilege that the software may have that asked for the report.
     revocation : Revocation

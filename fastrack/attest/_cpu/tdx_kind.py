@@ -50,7 +50,7 @@ CCEL = "/sys/firmware/acpi/tables/data/CCEL"  # where Linux has the event log
 _COLLATERAL_AGE = timedelta(days=30)  # the time for which Intel issues a TCB info
 _EVALUATION_NUMBER = 17  # what Intel answered with in May 2025, and has followed by higher ones since
 _DEBUG_BITS, _SEPT_VE_DISABLE, _MIGRATABLE = 0xFF, 1 << 28, 1 << 29  # of TDATTRIBUTES
-_NEEDED = {  # by a part of the TCB that is out of date or revoked
+_NEWER = {  # by the parts of the TCB: what it takes where one is out of date or revoked
     "platform": "a newer BIOS with its microcode on the host",
     "module": "a newer TDX module on the host",
     "quoting_enclave": "a newer quoting enclave on the host",
@@ -220,20 +220,16 @@ def _describe(verified: VerifiedTdxQuote) -> dict[str, object]:
 
 def _tell_parts(tcb: TdxTcb, but: Collection[TcbStatus] = ()) -> dict[str, str]:
     """Return the state of each part of the TCB but those in some states: its status, its date, and what it needs."""
-    levels: dict[str, TcbLevel | None] = {name: getattr(tcb, name) for name in _NEEDED}
-    return {name: _tell_level(name, level) for name, level in levels.items() if level and level.status not in but}
-
-
-def _tell_level(name: str, level: TcbLevel) -> str:
-    status = level.status
-    needed = [_NEEDED[name]] * ("OutOfDate" in status or status is TcbStatus.REVOKED)
-    needed += ["other settings of the BIOS"] * ("Configuration" in status)
-    needed += ["software as its advisories say"] * ("SWHardening" in status)
-    return f"{status}, {level.date:%Y-%m-%d}" + f", needs {' and '.join(needed)}" * bool(needed)
-
-
-def _list_parts(parts: Mapping[str, str]) -> str:
-    return "; ".join(f"{name.replace('_', ' ')}: {state}" for name, state in parts.items())
+    found = {}
+    for name, newer in _NEWER.items():
+        level: TcbLevel | None = getattr(tcb, name)
+        if level is None or (status := level.status) in but:
+            continue
+        needed = [newer] * ("OutOfDate" in status or status is TcbStatus.REVOKED)
+        needed += ["other settings of the BIOS"] * ("Configuration" in status)
+        needed += ["software as its advisories say"] * ("SWHardening" in status)
+        found[name] = f"{status}, {level.date:%Y-%m-%d}" + f", needs {' and '.join(needed)}" * bool(needed)
+    return found
 
 
 def _draft(verified: VerifiedTdxQuote) -> Iterator[Line]:
@@ -241,7 +237,7 @@ def _draft(verified: VerifiedTdxQuote) -> Iterator[Line]:
     yield from _draft_report(verified.report, log)
     advisories = f"; these advisories apply: {', '.join(tcb.advisory_ids)}" if tcb.advisory_ids else ""
     weak = tcb.status is not TcbStatus.UP_TO_DATE
-    behind = f": {_list_parts(_tell_parts(tcb, {TcbStatus.UP_TO_DATE}))}" if weak else ""
+    behind = "".join(f"; {name}: {state}" for name, state in _tell_parts(tcb, {TcbStatus.UP_TO_DATE}).items())
     yield Line("tcb_status", {tcb.status}, f"TCB status of the platform{behind}{advisories}", weak)
     number = max(tcb.evaluation_number, _EVALUATION_NUMBER)
     yield Line("min_evaluation_number", number, "TCB evaluation data number; raise it as Intel does")
@@ -316,8 +312,8 @@ def _check(policy: TdxPolicy, verified: VerifiedTdxQuote, judge: rules.Judge) ->
     _check_attributes(policy, report, judge)
     if tcb.status not in policy.tcb_status:
         parts = _tell_parts(tcb, {TcbStatus.UP_TO_DATE, *policy.tcb_status}) or _tell_parts(tcb)
-        wanted, advice = f"one of {', '.join(sorted(policy.tcb_status))}", f"By its parts: {_list_parts(parts)}. "
-        judge.refuse("TCB status", wanted, tcb.status, "tcb_status", advice + rules.NOT_MEANT)
+        advice = f"By its parts: {'; '.join(map(': '.join, parts.items()))}. {rules.NOT_MEANT}"
+        judge.refuse("TCB status", f"one of {', '.join(sorted(policy.tcb_status))}", tcb.status, "tcb_status", advice)
     if refused_ids := policy.refused_advisories.intersection(tcb.advisory_ids):
         wanted = "none of cpu.tdx.refused_advisories"
         judge.refuse("advisories", wanted, ", ".join(sorted(refused_ids)), None)
