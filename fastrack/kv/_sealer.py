@@ -143,8 +143,13 @@ class BlockSealer:
         -------
         int
             Bytes of the message, at the beginning of `target`.
+
+        Raises
+        ------
+        ValueError
+            If `target` is too small, or overlaps the block.
         """
-        plain, sealed = view_of(block), view_of(target, writable=True)
+        plain, sealed = _apart(block, target)
         size = message_size(plain.size)
         if sealed.size < size:
             raise ValueError(f"sealing a KV block failed: expected {size} bytes for its message, got {sealed.size}")
@@ -176,8 +181,13 @@ class BlockSealer:
         -------
         bool
             Whether the block was authentic, and is in `target`.
+
+        Raises
+        ------
+        ValueError
+            If the memory of both overlaps.
         """
-        sealed, plain = view_of(message), view_of(target, writable=True)
+        sealed, plain = _apart(message, target)
         size = message_size(plain.size)
         is_open = sealed.size >= size and self._open(context, sealed[:size], plain)
         if is_open:
@@ -207,6 +217,16 @@ class BlockSealer:
             self._counts[outcome] += number
         if problem and is_first:
             _log.warning("KV cache: %s. It counts as a miss, and so will others, without a word", problem)
+
+
+def _apart(source: Any, target: Any) -> tuple[Bytes, Bytes]:
+    """Return the bytes of two buffers that do not overlap: a chunk is written before the next ones are read."""
+    read, written = view_of(source), view_of(target, writable=True)
+    if np.may_share_memory(read, written):
+        raise ValueError(
+            "a KV block: expected memory apart from its message, got memory of both. Give another"
+        )
+    return read, written
 
 
 def view_of(memory: Any, *, writable: bool = False) -> Bytes:

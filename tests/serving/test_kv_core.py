@@ -80,6 +80,26 @@ def test_an_altered_or_cut_block_is_a_miss_and_leaves_zeros(key):
         assert not sealer.open(HERE, message, np.empty(size, np.uint8))
 
 
+@pytest.mark.parametrize("first", [0, 1, 56, 39_999])
+def test_a_block_and_its_message_in_the_same_memory_are_refused(key, first):
+    """Sealed in place a block would be another one, and opened in place no block."""
+    sealer, block = BlockSealer(key), block_of(40_000)
+    memory = np.zeros(100_000, np.uint8)
+    memory[first : first + block.size] = block
+    with pytest.raises(ValueError, match="apart"):
+        sealer.seal(HERE, memory[first : first + block.size], memory[: sealer.sealed_size(block.size)])
+    message = memory[: sealer.sealed_size(block.size)]
+    message[:] = sealed_by(sealer, HERE, block)
+    before = memory.copy()
+    with pytest.raises(ValueError, match="apart"):
+        sealer.open(HERE, message, memory[first : first + block.size])
+    assert np.array_equal(memory, before)
+    behind = memory[message.size : message.size + block.size]
+    assert sealer.open(HERE, message, behind)
+    assert np.array_equal(behind, block)
+    assert sealer.counts == {"sealed": 1, "opened": 1}
+
+
 def test_two_messages_of_one_block_have_nothing_in_common(key):
     sealer, block = BlockSealer(key), block_of(100)
     first, second = sealed_by(sealer, HERE, block), sealed_by(sealer, HERE, block)
