@@ -32,7 +32,7 @@ from fastrack._sealed.scales import Scale, grid, scale_of
 from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
-from fastrack._util.atomic import new_file
+from fastrack._util.atomic import OwnWriter, new_file
 from fastrack._util.locations import Location, Url, locate, locate_local
 from fastrack._util.paths import require_path
 from fastrack._util.public import public
@@ -545,7 +545,9 @@ def open_target(target: Location | IO[bytes], size: int, *, overwrite: bool) -> 
         from fastrack._remote.upload import new_object
 
         return new_object(target, size, overwrite=overwrite)
-    return new_file(target, size, overwrite=overwrite) if isinstance(target, Path) else nullcontext(target)
+    if isinstance(target, Path):
+        return new_file(target, size, overwrite=overwrite)
+    return nullcontext(OwnWriter(target))  # type: ignore[arg-type]
 
 
 def _write_message(

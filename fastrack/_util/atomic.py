@@ -20,6 +20,7 @@ from fastrack._util.key_text import refuse_key_text
 from fastrack._util.locations import require_local
 from fastrack._util.regular_file import open_regular
 from fastrack._util.trial import require_none
+from fastrack.errors import ClosedError
 
 _DESCRIPTORS = "/proc/self/fd"
 _HAS_DESCRIPTORS = Path(_DESCRIPTORS).is_dir()
@@ -72,7 +73,10 @@ def new_file(
     Without `overwrite` an existing file is kept, even a file that another process writes in between, and
     `FileExistsError` is raised. A key, an anchor or grants are always kept, unless `succeeds` returns True for their
     content because the new file is the next version.
+
+    A child that is forked in the block leaves the file to its parent: a write, and the end of the block, is an error.
     """
+    process = os.getpid()
     refuse_key_text(path, may_be_id=True)
     path = _resolve(path, overwrite=overwrite)
     kept = _mode_to_keep(path)
@@ -83,7 +87,9 @@ def new_file(
         try:
             with io.FileIO(descriptor, "w") as raw:
                 _allocate(descriptor, size)
-                yield _CompleteWriter(raw)  # type: ignore[misc]
+                out = OwnWriter(_CompleteWriter(raw))
+                yield out  # type: ignore[misc]
+                out.require_own()
                 if kept is not None:
                     os.fchmod(descriptor, kept)
                 os.fsync(descriptor)
@@ -94,7 +100,7 @@ def new_file(
                     require_replaceable(path, succeeds)
                 _rename(temporary, path, overwrite=overwrite)
         finally:
-            if temporary is not None:
+            if temporary is not None and os.getpid() == process:
                 with contextlib.suppress(OSError):
                     temporary.unlink(missing_ok=True)
     except OSError as error:
@@ -337,6 +343,32 @@ def _rename(temporary: Path, path: Path, *, overwrite: bool) -> None:
 def _exists(path: Path) -> FileExistsError:
     advice = "exists and was left as it was. Choose another name, or move it away first"
     return FileExistsError(errno.EEXIST, advice, str(path))
+
+
+class OwnWriter:
+    """A file that only the process that began it writes to.
+
+    A forked child shares its place in the file, and would seal other bytes under the key and nonce of a chunk.
+    """
+
+    def __init__(self, out: Any) -> None:
+        self._out = out
+        self._process = os.getpid()
+
+    def write(self, data: Any) -> Any:
+        self.require_own()
+        return self._out.write(data)
+
+    def flush(self) -> None:
+        self._out.flush()
+
+    def require_own(self) -> None:
+        """Raise ClosedError in a forked child."""
+        if os.getpid() != self._process:
+            raise ClosedError(
+                "writing a file failed: expected the process that began it, got a child that it forked meanwhile. Let "
+                "the parent end it, or write another one"
+            )
 
 
 class _CompleteWriter:

@@ -861,6 +861,62 @@ def test_three_gibibytes_are_sealed_verified_and_unsealed_in_half_of_one(tmp_pat
             path.unlink(missing_ok=True)
 
 
+def forked_in(write, at):
+    """Write with a fork in a call of `progress`, from which both processes return. Return what the child was told."""
+    parent, calls = os.getpid(), []
+    reading, writing = os.pipe()
+
+    def progress(_):
+        calls.append(1)
+        if len(calls) == at:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # of threads
+                calls.append(os.fork())
+
+    told = "nothing"
+    try:
+        write(progress)
+    except fastrack.ClosedError as error:
+        told = str(error)
+    finally:
+        if os.getpid() != parent:
+            os.write(writing, told.encode())
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        answer = pipe.read()
+    os.waitpid(max(calls), 0)
+    assert told == "nothing"
+    return answer
+
+
+@each("at", [1, 2, 3])  # with another tensor to come, or nothing but the name
+@each("is_named", [True, False])
+def test_a_child_that_is_forked_in_the_middle_of_a_file_leaves_it_to_its_parent(target, monkeypatch, is_named, at):
+    if is_named:
+        monkeypatch.setattr(atomic, "_UNNAMED", 0)
+    tensors = {name: np.full(1000, number) for number, name in enumerate("abc")}
+    told = forked_in(lambda progress: save_file(tensors, target, KEY, progress=progress), at)
+    assert "expected the process that began it" in told
+    assert same(opened(target), tensors)
+    assert not [*target.parent.glob("*.part")]
+    plain = target.with_suffix(".npz")
+    assert "expected the process" in forked_in(lambda progress: unseal_file(target, plain, KEY, progress=progress), at)
+    assert same(dict(np.load(plain)), tensors)
+
+
+def test_a_child_seals_no_other_bytes_under_the_key_and_nonce_of_its_parent(monkeypatch):
+    monkeypatch.setattr(writer, "SLAB", 4 * CHUNK_SIZE)
+    out = io.BytesIO()
+    tensor = writer.PlainTensor.of(np.zeros(3 * writer.SLAB, np.uint8))
+
+    def write(progress):
+        writer.write_sealed({"x": tensor}, out, KEY, frozenset(), {}, progress)
+
+    assert "expected the process that began it" in forked_in(write, 1)
+    assert len(out.getvalue()) > 3 * writer.SLAB
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_killed_seal_leaves_no_part_of_a_file_under_its_name(tmp_path, target):
