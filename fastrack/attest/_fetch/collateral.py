@@ -143,8 +143,7 @@ class _Dates:
     until: datetime
 
 
-_Verify = Callable[[bytes, datetime], _Dates]
-_Issued = Callable[[bytes], datetime]
+_Verify = Callable[[bytes, datetime | None], _Dates]  # at that time, or when the document was issued
 _Judge = Callable[[bytes], object]
 
 
@@ -170,18 +169,15 @@ class _Fetching:
             )
         return data
 
-    def kept(self, name: str, verify: _Verify, issued: _Issued | None) -> tuple[bytes, _Dates, bool] | None:
-        """Return a file that is genuine, its dates, and whether it is in force; None if there is none.
-
-        One that has ended held at the time when it was issued, which `issued` reads.
-        """
+    def kept(self, name: str, verify: _Verify) -> tuple[bytes, _Dates, bool] | None:
+        """Return a file that is genuine, its dates, and whether it is in force; None if there is none."""
         with suppress(AttestationError, ValueError):
             data = read_collateral(self.folder / name)
             if data is None:
                 return None
             with suppress(AttestationError, FormatError):
                 return data, verify(data, self.now), True
-            return None if issued is None else (data, verify(data, issued(data)), False)
+            return data, verify(data, None), False
         return None
 
     def is_fresh(self, dates: _Dates) -> bool:
@@ -197,13 +193,7 @@ class _Fetching:
             file.write(data)
 
     def document(
-        self,
-        name: str,
-        about: str,
-        verify: _Verify,
-        fetch: Callable[[], bytes],
-        judge: _Judge | None = None,
-        issued: _Issued | None = None,
+        self, name: str, about: str, verify: _Verify, fetch: Callable[[], bytes], judge: _Judge | None = None
     ) -> FetchedDocument:
         """Keep the file that is fresh, or fetch another, verify it, and write it.
 
@@ -212,7 +202,7 @@ class _Fetching:
         longer fresh is kept where no newer one can be had. An older one takes no newer one's place, though that
         has ended: what was revoked since would be good again.
         """
-        data, dates, is_in_force = self.kept(name, verify, issued) or (b"", None, False)
+        data, dates, is_in_force = self.kept(name, verify) or (b"", None, False)
         is_new, why = False, None
         if dates is None or not is_in_force or not self.is_fresh(dates):
             try:
@@ -331,8 +321,9 @@ def _fetch_tdx(run: _Fetching, quote: bytes) -> FetchedDocument:
     fmspc = read_pck_identity(chain.leaf).fmspc.hex()
     authority = "platform" if "Platform" in subject_name(chain.issuer) else "processor"
 
-    def verify(data: bytes, now: datetime) -> _Dates:
+    def verify(data: bytes, now: datetime | None) -> _Dates:
         collateral = TdxCollateral.from_json(data)
+        now = now or _issued_at(collateral)
         documents = verify_documents(collateral, roots=run.roots.intel, now=now)
         lists = verify_lists(collateral, chain, documents, roots=run.roots.intel, now=now)
         found = documents[0].content.hexadecimal("fmspc", 6).hex()
@@ -344,12 +335,6 @@ def _fetch_tdx(run: _Fetching, quote: bytes) -> FetchedDocument:
         until = min(*ends, *(document.chain.valid_until for document in documents))
         numbers = [*(part.evaluation_number for part in documents), *map(_crl_number, lists)]
         return _Dates((*dates, *numbers), min(dates), until)
-
-    def issued(data: bytes) -> datetime:
-        parts = TdxCollateral.from_json(data)
-        texts = {"TCB info": parts.tcb_info, "QE identity": parts.qe_identity}
-        dates = [Reader.parse(text, name).time("issueDate") for name, text in texts.items()]
-        return max(*dates, *(_read_crl_date(each) for each in (parts.root_ca_crl, parts.pck_crl)))
 
     def judge(data: bytes) -> None:
         verify_tdx_quote(parsed, TdxCollateral.from_json(data), now=run.now, roots=run.roots.intel)
@@ -375,7 +360,7 @@ def _fetch_tdx(run: _Fetching, quote: bytes) -> FetchedDocument:
         )
         return write_tdx_collateral(parts)
 
-    return run.document(tdx_file(chain.certificates), f"FMSPC {fmspc}", verify, fetch, judge, issued)
+    return run.document(tdx_file(chain.certificates), f"FMSPC {fmspc}", verify, fetch, judge)
 
 
 def _crl_number(verified: VerifiedCrl) -> int:
@@ -383,8 +368,12 @@ def _crl_number(verified: VerifiedCrl) -> int:
     return next((one.value.crl_number for one in verified.crl.extensions if isinstance(one.value, x509.CRLNumber)), -1)
 
 
-def _read_crl_date(data: bytes) -> datetime:
-    return load_crl(data, evidence="revocation list").last_update_utc
+def _issued_at(collateral: TdxCollateral) -> datetime:
+    """Return the time when the newest part was issued: all were in force then, or no service would have sent them."""
+    texts = {"TCB info": collateral.tcb_info, "QE identity": collateral.qe_identity}
+    lists = (load_crl(each, evidence="revocation list") for each in (collateral.root_ca_crl, collateral.pck_crl))
+    dates = (Reader.parse(text, name).time("issueDate") for name, text in texts.items())
+    return max(*dates, *(each.last_update_utc for each in lists))
 
 
 def write_tdx_collateral(collateral: TdxCollateral) -> bytes:
@@ -442,11 +431,11 @@ def _fetch_snp(run: _Fetching, report: SnpReport, product: str | None) -> Iterat
 
     subjects = [f"SEV-{name}" if kind == "vcek" else f"SEV-VLEK-{name}", f"ARK-{name}"]
 
-    def verify_issuers(data: bytes, now: datetime) -> _Dates:
+    def verify_issuers(data: bytes, now: datetime | None) -> _Dates:
         chain = verify_chain(
             load_chain(data, evidence="AMD chain"),
             roots=run.roots.amd,
-            now=now,
+            now=now or run.now,
             evidence="AMD chain",
             algorithms=PSS_SHA384,
             is_cut=True,
@@ -467,12 +456,13 @@ def _fetch_snp(run: _Fetching, report: SnpReport, product: str | None) -> Iterat
     authority, root = load_chain(issuers, evidence="AMD chain")
     revoked = "AMD revocation list"
 
-    def verify_leaf(data: bytes, now: datetime) -> _Dates:
-        verified = verify_snp_report(report, data, issuers, now=now, roots=run.roots.amd)
+    def verify_leaf(data: bytes, now: datetime | None) -> _Dates:
+        verified = verify_snp_report(report, data, issuers, now=now or run.now, roots=run.roots.amd)
         return _Dates((), None, verified.valid_until)
 
-    def verify_list(data: bytes, now: datetime) -> _Dates:
-        verified = verify_crl(load_crl(data, evidence=revoked), root, now=now, evidence=revoked)
+    def verify_list(data: bytes, now: datetime | None) -> _Dates:
+        loaded = load_crl(data, evidence=revoked)
+        verified = verify_crl(loaded, root, now=now or loaded.last_update_utc, evidence=revoked)
         return _Dates((verified.issued_at, _crl_number(verified)), verified.issued_at, verified.valid_until)
 
     def judge_list(data: bytes) -> None:
@@ -492,7 +482,6 @@ def _fetch_snp(run: _Fetching, report: SnpReport, product: str | None) -> Iterat
         verify_list,
         lambda: run.client.ask(f"{base}/crl", limit=LARGEST).body,
         judge_list,
-        _read_crl_date,
     )
 
 
@@ -521,8 +510,8 @@ def _fetch_rim(run: _Fetching, rim_id: str, chip: str) -> FetchedDocument:
     if not _RIM_ID.fullmatch(rim_id):
         raise malformed("GPU report", "versions", None, wanted="letters, digits, points and lines", found=rim_id)
 
-    def verify(data: bytes, now: datetime) -> _Dates:
-        verified = verify_rim(data, now=now, roots=run.roots.nvidia_rim, evidence=f"manifest {rim_id}")
+    def verify(data: bytes, now: datetime | None) -> _Dates:
+        verified = verify_rim(data, now=now or run.now, roots=run.roots.nvidia_rim, evidence=f"manifest {rim_id}")
         advice = "The service answered with another manifest; ask another one."
         if verified.rim.product != chip:
             raise refused(f"manifest {rim_id}", "product", wanted=chip, found=verified.rim.product, advice=advice)
@@ -558,10 +547,11 @@ def _fetch_responses(run: _Fetching, chains: Iterable[Sequence[x509.Certificate]
 
         def verify(
             data: bytes,
-            now: datetime,
+            now: datetime | None,
             certificate: x509.Certificate = certificate,
             issuer: x509.Certificate = issuer,
         ) -> _Dates:
+            now = now or ocsp.load_der_ocsp_response(data).this_update_utc
             verified, _ = verify_status(data, certificate, issuer, now=now)
             return _Dates((verified.this_update,), verified.this_update, verified.valid_until)
 
@@ -576,8 +566,4 @@ def _fetch_responses(run: _Fetching, chains: Iterable[Sequence[x509.Certificate]
 
         about = f"status of {subject_name(certificate)}"
         name = f"ocsp/{fingerprint(issuer)[:16]}-{certificate.serial_number:x}.der"
-        yield run.document(name, about, verify, fetch, judge, _read_status_date)
-
-
-def _read_status_date(data: bytes) -> datetime:
-    return ocsp.load_der_ocsp_response(data).this_update_utc
+        yield run.document(name, about, verify, fetch, judge)
