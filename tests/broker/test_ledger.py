@@ -1,6 +1,7 @@
 """The broker's memory: challenges that are used once, and a log that cannot be altered without a trace."""
 
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -47,6 +48,50 @@ def use(ledger, challenge, *, now=NOW):
 
 def grant(ledger, challenge):
     ledger.add_grant(challenge.id, "ab" * 16, ["cd" * 16], now=NOW, details={})
+
+
+def grants_in_a_copy(path):
+    """Return the grants in a copy of the one file of a database in use."""
+    copy = path.with_name("copy.db")
+    shutil.copyfile(path, copy)
+    return [entry for entry in read_log(copy) if entry.event == "granted"]
+
+
+def test_a_grant_is_in_the_file_itself(ledger, path):
+    for number in (1, 2):
+        challenge = add(ledger)
+        use(ledger, challenge)
+        grant(ledger, challenge)
+        assert len(grants_in_a_copy(path)) == number
+
+
+def test_a_reader_stops_no_broker_and_is_waited_for_in_bounds(ledger, path, monkeypatch, caplog):
+    monkeypatch.setattr(module, "_PATIENCE", 0.05)
+    challenge = add(ledger)
+    use(ledger, challenge)
+    with closing(sqlite3.connect(path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT count(*) FROM grants").fetchone() == (0,)
+        grant(ledger, challenge)
+        assert "-wal" in caplog.text
+        assert grants_in_a_copy(path) == []
+        assert [entry.event for entry in read_log(path)] == ["offered", "granted"]
+    challenge = add(ledger)
+    use(ledger, challenge)
+    grant(ledger, challenge)
+    assert len(grants_in_a_copy(path)) == 2
+
+
+def test_what_a_killed_broker_left_is_in_the_file_when_it_is_opened(path, monkeypatch):
+    monkeypatch.setattr(Ledger, "_fold", lambda _: None)
+    killed = Ledger(path)
+    challenge = add(killed)
+    use(killed, challenge)
+    grant(killed, challenge)
+    monkeypatch.undo()
+    with closing(Ledger(path)):
+        assert len(grants_in_a_copy(path)) == 1
+    killed.close()
 
 
 def test_a_challenge_is_used_once(ledger, path):

@@ -6,6 +6,7 @@ entries are replaced too, so note the last hash elsewhere from time to time.
 """
 
 import json
+import logging
 import os
 import sqlite3
 import threading
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any, ClassVar
 
 from fastrack._util.documents import encode, encode_time
@@ -30,8 +32,11 @@ _VERSION = 1
 _LABEL = b"fastrack/audit@1\0"
 _FIRST = bytes(32)
 _WAIT = 30.0  # seconds for a lock that another process holds
+_PATIENCE = 2.0  # seconds for readers of an older state
 _KEPT = timedelta(hours=1)  # an expired challenge is remembered, so that it is not reported as unknown
 _OPEN_LIMIT = 100_000  # challenges
+
+log = logging.getLogger("fastrack")
 
 LOG_SCHEMA = """
 CREATE TABLE log (
@@ -76,8 +81,9 @@ class LogRecord:
 class Ledger:
     """The database of a broker, made with mode 0600. Several threads and processes may use one file at a time.
 
-    Every change is a transaction that is on the disk when the method returns. Raise `FormatError` for
-    another file, and `KeyPermissionError` if another user owns or may write to the file or its folder.
+    Every change is a transaction that is on the disk when the method returns; after a grant the file has all of them,
+    without ``-wal``. Raise `FormatError` for another file, and `KeyPermissionError` if another user owns or may write
+    to the file or its folder.
 
     A subclass may have other tables beside its log, and an application id of its own.
     """
@@ -97,6 +103,7 @@ class Ledger:
         except sqlite3.DatabaseError as error:
             self._database.close()
             raise _not_a_ledger(path, error) from None
+        self._fold()  # what a process that was killed left
 
     def _prepare(self) -> None:
         self._database.execute("PRAGMA journal_mode = WAL").fetchone()
@@ -115,7 +122,7 @@ class Ledger:
             self._database.execute(f"PRAGMA user_version = {_VERSION}")
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
+    def _transaction(self, *, is_promise: bool = False) -> Iterator[None]:
         """Run statements in one transaction, which takes the write lock at its start."""
         with self._lock:
             self._database.execute("BEGIN IMMEDIATE")
@@ -126,6 +133,25 @@ class Ledger:
                 if self._database.in_transaction:  # some errors, such as a full disk, end it themselves
                     self._database.execute("ROLLBACK")
                 raise
+        if is_promise:  # which is not to be forgotten where the file is copied without its -wal
+            self._fold()
+
+    def _fold(self) -> None:
+        """Bring what is in the ``-wal`` file into the database's own. Wait for readers of an older state, in bounds."""
+        end = monotonic() + _PATIENCE
+        while True:
+            problem = "a reader keeps an older state"
+            try:
+                with self._lock:
+                    _, written, folded = self._database.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+                if written == folded:
+                    return
+            except sqlite3.OperationalError as error:  # such as a full disk
+                problem = str(error)
+            if monotonic() > end:  # all of it is on the disk: no reader may stop a desk
+                log.warning("%s: its last changes are only in %s-wal: %s", self.path, self.path.name, problem)
+                return
+            sleep(0.01)
 
     def add_challenge(self, challenge: Challenge, *, now: datetime) -> None:
         """Store a challenge, and delete long expired challenges. Raise `BusyError` if too many are open."""
@@ -182,7 +208,7 @@ class Ledger:
         self, challenge_id: str, recipient: str, keys: list[str], *, now: datetime, details: Mapping[str, Any]
     ) -> None:
         """Store a grant of keys. A challenge has at most one grant, and only after its use."""
-        with self._transaction():
+        with self._transaction(is_promise=True):
             row = self._database.execute("SELECT used FROM challenges WHERE id = ?", (challenge_id,)).fetchone()
             known = self._database.execute("SELECT 1 FROM grants WHERE challenge = ?", (challenge_id,)).fetchone()
             if row is None or row[0] is None or known is not None:
