@@ -14,6 +14,7 @@ from fastrack._util.public import lazy
 _NAMES = {
     "_buffer": ("DataBuffer",),
     "_chain": ("Chain",),
+    "_code": ("code_digest", "code_files"),
     "_desk": ("Terms",),
     "_documents": ("Completion", "Consent", "Delegation", "ModelVersion", "Plan", "Receipt"),
     "_finish": ("finish",),
@@ -21,7 +22,7 @@ _NAMES = {
     "_http": ("RemoteDesk", "serve"),
     "_ledger": ("TourLedger",),
     "_owner": ("OwnerDesk", "model_key"),
-    "_visit": ("code_digest", "start", "visit"),
+    "_visit": ("start", "visit"),
 }
 _HOMES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
 __all__ = sorted(_HOMES)  # noqa: PLE0605 - the names of one table

@@ -1,5 +1,7 @@
 from fastrack.tour._buffer import DataBuffer as DataBuffer
 from fastrack.tour._chain import Chain as Chain
+from fastrack.tour._code import code_digest as code_digest
+from fastrack.tour._code import code_files as code_files
 from fastrack.tour._desk import Terms as Terms
 from fastrack.tour._documents import Completion as Completion
 from fastrack.tour._documents import Consent as Consent
@@ -14,6 +16,5 @@ from fastrack.tour._http import serve as serve
 from fastrack.tour._ledger import TourLedger as TourLedger
 from fastrack.tour._owner import OwnerDesk as OwnerDesk
 from fastrack.tour._owner import model_key as model_key
-from fastrack.tour._visit import code_digest as code_digest
 from fastrack.tour._visit import start as start
 from fastrack.tour._visit import visit as visit

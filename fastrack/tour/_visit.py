@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +26,16 @@ from fastrack._util.atomic import new_folder
 from fastrack.attest._collect import collect_evidence
 from fastrack.attest._exchange import Collector
 from fastrack.attest._offer import Challenge
-from fastrack.errors import FormatError, GrantError, RollbackError
+from fastrack.errors import FormatError, GrantError
 from fastrack.tour._buffer import DataBuffer, needed
 from fastrack.tour._chain import Chain
+from fastrack.tour._code import Shards, Train, load_code
 from fastrack.tour._desk import read_clock
 from fastrack.tour._documents import FILES_LIMIT, MODEL, Consent, Delegation, ModelVersion, Plan, Receipt
 from fastrack.tour._folder import CHAIN, Folder, write_file
 from fastrack.tour._messages import Desk, pack, read_grants, unpack
 from fastrack.tour._request import VisitRequest, make_visit_offer
 
-Shards = Iterator[Mapping[str, Any]]
-Train = Callable[[Any, Shards], Any]
 Location = str | os.PathLike[str]
 
 log = logging.getLogger("fastrack")
@@ -118,21 +114,18 @@ def visit(
         ...
     FileNotFoundError: ...
     """
-    function, code = _load_code(train)
     given = Folder.read(Path(folder), owner)
     chain = given.chain
-    if code != chain.plan.code:
-        raise RollbackError(
-            f"visit {len(chain.visits)}: expected the plan's training code {chain.plan.code:.16}…, got {code:.16}…. "
-            "Install that version of it, or sign another plan"
-        )
+    code = chain.plan.code
+    function, _ = load_code(train, code)
     given.check()
     work = None
     try:
-        with new_folder(Path(out)) as target:  # before the visit is begun, which counts as an attempt
+        with new_folder(Path(out)) as target:  # it and the buffer before the visit is begun, which counts as an attempt
+            buffer = _new_buffer(data, buffer_size, device)
             begun = _begin(given, code, owner_desk, holder_desk, collect, clock)
             work = _Work(begun, code, device, clock)
-            after = work.train(given, function, data, buffer_size, target)
+            after = work.train(given, function, data, buffer, target)
             following = work.end(chain, after)
             write_file(target / CHAIN, following.to_bytes())
     except BaseException:
@@ -172,6 +165,20 @@ class _Begun:
         self.unlocked.close()
 
 
+def _new_buffer(data: Sequence[Location], size: int | None, device: object) -> DataBuffer:
+    """Return a buffer that holds any of the holder's files. More than a receipt may name are refused."""
+    if len(data) > FILES_LIMIT:
+        raise GrantError(
+            f"beginning a visit failed: expected at most {FILES_LIMIT} files, got {len(data)}. Seal larger ones"
+        )
+    if size is None:
+        size = 1
+        for path in data:
+            with load_file(path) as file:
+                size = max(size, needed([file]))
+    return DataBuffer(size, device)
+
+
 def _begin(
     given: Folder, code: str, owner_desk: Desk, holder_desk: Desk, collect: Collector, clock: Callable[[], datetime]
 ) -> _Begun:
@@ -190,9 +197,11 @@ def _begin(
         raise GrantError("beginning a visit failed: expected a delegation to the key of this visit, got one to another")
     with ExitStack() as unlocked:  # all keys are wiped unless the visit begins
         model, fresh = _unlock(answer["grants"], identity, plan.owner, clock(), unlocked, count=2)
-        if fresh.id != delegation.key or fresh == model:
+        # Before the holder is asked, whose consent a wrong key would use up.
+        if (model.id, fresh.id) != (given.entry.key, delegation.key) or fresh == model:
             raise GrantError(
-                f"beginning a visit failed: expected a fresh key {delegation.key}, got {fresh.id}. Begin again"
+                f"beginning a visit failed: expected key {given.entry.key} of the model and a fresh key "
+                f"{delegation.key}, got {model.id} and {fresh.id}. Ask the owner to open its desk with the right key"
             )
         answer = unpack("consented", holder_desk.ask("begin", pack("begin", delegation=delegation.envelope, **shown)))
         consent = Consent.from_bytes(answer["consent"], signer=holder)
@@ -233,11 +242,11 @@ class _Work:
         self._signed: Receipt | None = None
 
     def train(
-        self, given: Folder, function: Train, data: Sequence[Location], buffer_size: int | None, target: Path
+        self, given: Folder, function: Train, data: Sequence[Location], buffer: DataBuffer, target: Path
     ) -> ModelVersion:
         """Train the model of one folder, and seal it in another as its next version."""
         state = self._open_model(given)
-        with self._shards(data, buffer_size) as shards:
+        with self._shards(data, buffer) as shards:
             state = function(state, shards)
         save_checkpoint(target / MODEL, state, key=self._begun.fresh)
         previous = given.manifest
@@ -259,14 +268,8 @@ class _Work:
             return open_checkpoint(file, self._begun.model, self._device)
 
     @contextmanager
-    def _shards(self, data: Sequence[Location], size: int | None) -> Iterator[Shards]:
+    def _shards(self, data: Sequence[Location], buffer: DataBuffer) -> Iterator[Shards]:
         """Open the holder's files into one buffer, one after another, and scrub it at the end."""
-        if size is None:
-            size = 1
-            for path in data:
-                with load_file(path) as file:
-                    size = max(size, needed([file]))
-        buffer = DataBuffer(size, self._device)
         shards = self._open(data, buffer)
         try:
             yield shards
@@ -284,10 +287,6 @@ class _Work:
                 if file.file_id not in self._begun.consent.files:
                     raise GrantError(
                         f"{file.path}: expected a file that the holder granted, got {file.file_id}. Name its own files"
-                    )
-                if len(self._files) == FILES_LIMIT:
-                    raise GrantError(
-                        f"{file.path}: expected at most {FILES_LIMIT} files at a visit, got more. Seal larger ones"
                     )
                 if self._clock() > self._begun.end:
                     raise GrantError(f"{file.path}: expected to open it by {self._begun.end}, got later. Begin again")
@@ -401,7 +400,7 @@ def start(
         order=tuple(order),
         seconds=int(visit_limit.total_seconds()),
         attempts=attempts,
-        code=code_digest(train),
+        code=load_code(train)[1],
         issued=now,
         expires=now + lifetime,
     ).sign(signer)
@@ -412,68 +411,5 @@ def start(
     return plan
 
 
-def code_digest(train: str | Train) -> str:
-    """Return the SHA-256 that a plan names its training code by, in hexadecimal.
-
-    It covers the function's name in its module (``__qualname__``), and the file of this module; of a module in a
-    package, all files of Python of the outermost package around it that has an ``__init__.py``. Each name and content
-    counts, after its length in 8 bytes, big-endian. Files count as they are on the disk: start anew a process that
-    imported them before they were changed. Libraries are not covered: the measurements of the machine are.
-
-    Parameters
-    ----------
-    train : str or callable
-        ``module:function``, or the function.
-
-    Raises
-    ------
-    FormatError
-        If there is no such function, or it has no name or no file.
-
-    Examples
-    --------
-    >>> from fastrack import tour
-    >>> len(tour.code_digest("json.tool:main"))
-    64
-    """
-    return _load_code(train)[1]
-
-
-def _load_code(train: str | Train) -> tuple[Train, str]:
-    function: Any = train
-    if isinstance(train, str):
-        module_name, _, name = train.partition(":")
-        try:
-            function = getattr(importlib.import_module(module_name), name)
-        except (ImportError, AttributeError, ValueError) as error:
-            raise FormatError(f"the training code {train!r:.80}: expected module:function, got {error}") from error
-    else:
-        module_name = getattr(function, "__module__", "")
-    path = getattr(sys.modules.get(module_name), "__file__", None)
-    code = getattr(function, "__code__", None)
-    # A partial or decorated function, or one of another module, would run code of other files than are counted.
-    written = None if code is None else Path(code.co_filename)
-    if path is None or written is None or not written.exists() or not written.samefile(path):
-        raise FormatError(
-            f"the training code {train!r:.80}: expected a function of {module_name}, got another. Write one"
-        )
-    root, files = _files_of(module_name, Path(path))
-    parts = [function.__qualname__.encode()]  # else another function of the module would run by the same plan
-    for file in files:
-        parts += file.relative_to(root).as_posix().encode(), file.read_bytes()
-    digest = sha256(b"".join(len(part).to_bytes(8) + part for part in parts))
-    return function, digest.hexdigest()
-
-
-def _files_of(module_name: str, path: Path) -> tuple[Path, list[Path]]:
-    """Return a folder and the files of Python that count: the module's, or all of the outermost package around it."""
-    parts = module_name.split(".")
-    for count in range(1, len(parts) + 1):
-        package = getattr(sys.modules.get(".".join(parts[:count])), "__file__", None)
-        if package is not None and Path(package).name == "__init__.py":
-            return Path(package).parent, sorted(Path(package).parent.rglob("*.py"))
-    return path.parent, [path]
-
-
-for _function in (visit, start, code_digest):
+for _function in (visit, start):
     _function.__module__ = "fastrack.tour"

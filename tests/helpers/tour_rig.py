@@ -32,7 +32,7 @@ def machine():
 class Rig:
     """Owner, holders and their folders below `folder`. Folder v0 has the first model; `visit` makes the next one."""
 
-    def __init__(self, folder, order=NAMES, *, train=train, attempts=3, owner=None, key=None):
+    def __init__(self, folder, order=NAMES, *, train=train, attempts=3, owner=None, key=None, minutes=10, versions=1):
         self.folder, self.train, self.moment = folder, train, NOW
         self.owner, self.key = owner or Signer.generate(), key or fastrack.Key.generate()
         self.signers = {name: Signer.generate() for name in NAMES}
@@ -42,7 +42,8 @@ class Rig:
             fastrack.save_file({"x": self.rows[name]}, self.data(name), self.data_keys[name])
         state = {"model": {"total": torch.zeros(4, dtype=torch.float64)}, "optimizer": {"steps": 0}}
         fastrack.save_checkpoint(folder / "model.safetensors", state, key=self.key)
-        fastrack.publish(folder / "model.safetensors", signer=self.owner)
+        for _ in range(versions):
+            fastrack.publish(folder / "model.safetensors", signer=self.owner)
         used = {name: self.signers[name].verifier for name in NAMES if name in order}
         self.plan = tour.start(
             folder / "model.safetensors",
@@ -52,7 +53,7 @@ class Rig:
             holders=used,
             order=order,
             lifetime=timedelta(hours=1),
-            visit_limit=timedelta(minutes=10),
+            visit_limit=timedelta(minutes=minutes),
             attempts=attempts,
             clock=self.clock,
         )
@@ -122,3 +123,17 @@ class Rig:
         """Return what training in one place gives."""
         rows = [self.rows[name].sum(0) for name in order or self.plan.order]
         return torch.from_numpy(np.sum(rows, axis=0))
+
+
+class Between:
+    """A desk whose messages something changes on their way."""
+
+    def __init__(self, desk, *, asked=None, answered=None):
+        self.desk, self.asked, self.answered = desk, asked or (lambda body: body), answered or (lambda answer: None)
+
+    def ask(self, step, body=b""):
+        if step != "begin":
+            return self.desk.ask(step, body)
+        answer = self.desk.ask(step, self.asked(body))
+        self.answered(answer)
+        return answer

@@ -1,12 +1,13 @@
 """A tour of three visits: rotation, order, roll-back, and the folder that is whole or absent."""
 
 import shutil
+import sys
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 import torch
-from helpers.tour_rig import NAMES, Rig, machine
+from helpers.tour_rig import NAMES, Between, Rig, machine
 
 import fastrack
 from fastrack import AuthenticationError, GrantError, RollbackError, tour
@@ -122,9 +123,13 @@ def test_another_holder_than_the_one_whose_turn_it_is_refuses(rig):
         rig.visit(0, holder="ben")
 
 
-def test_other_code_than_the_plans_is_refused_before_anyone_is_asked(rig):
+def test_other_code_than_the_plans_is_refused_before_it_is_imported_or_anyone_is_asked(rig, monkeypatch):
+    (rig.folder / "others.py").write_text("def train(state, shards):\n    return state\n")
+    monkeypatch.syspath_prepend(rig.folder)
     with pytest.raises(RollbackError, match="the plan's training code"):
-        rig.visit(0, train="json.tool:main")
+        rig.visit(0, train="others:train")
+    assert "others" not in sys.modules
+    assert rig.owner_desk._ledger.latest() is None
 
 
 # Broken-off visits.
@@ -386,20 +391,6 @@ def test_no_file_is_opened_after_the_end_of_a_visit(tmp_path):
         rig.visit(0, data=2 * [rig.data("ada")])
 
 
-class Between:
-    """A desk whose messages something changes on their way."""
-
-    def __init__(self, desk, *, asked=None, answered=None):
-        self.desk, self.asked, self.answered = desk, asked or (lambda body: body), answered or (lambda answer: None)
-
-    def ask(self, step, body=b""):
-        if step != "begin":
-            return self.desk.ask(step, body)
-        answer = self.desk.ask(step, self.asked(body))
-        self.answered(answer)
-        return answer
-
-
 def test_a_delegation_of_another_visitor_is_refused_by_the_holder(rig):
     stolen = []
 
@@ -417,16 +408,14 @@ def test_a_delegation_of_another_visitor_is_refused_by_the_holder(rig):
     assert rig.desks["ada"].receipts() == ()
 
 
-def test_a_delegation_that_has_expired_is_refused_by_the_holder(rig, monkeypatch):
-    sign = tour.Delegation.sign
-    early = {"expires": rig.plan.issued + timedelta(seconds=2)}
-    monkeypatch.setattr(tour.Delegation, "sign", lambda self, signer: sign(replace(self, **early), signer))
+def test_a_delegation_that_has_expired_is_refused_by_the_holder(tmp_path):
+    rig = Rig(tmp_path, minutes=1)
 
     def late(body):
-        rig.moment += timedelta(minutes=1)
+        rig.moment += timedelta(minutes=2)
         return body
 
-    with pytest.raises(GrantError):
+    with pytest.raises(GrantError, match="expected a delegation in force"):
         rig.visit(0, holder_desk=Between(rig.desks["ada"], asked=late))
     assert rig.desks["ada"].receipts() == ()
 
