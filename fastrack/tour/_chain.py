@@ -138,7 +138,7 @@ class Chain:
         return visit
 
     def require_turn(self, delegation: Delegation) -> None:
-        """Require that the owner made a delegation for the next visit of this chain and no other.
+        """Require that the owner made a delegation for the next visit of this chain and no other, within its plan.
 
         Raise `RollbackError` otherwise.
         """
@@ -151,6 +151,11 @@ class Chain:
                     f"{name} of a delegation: expected {expected!s:.80}, got {got!s:.80}. A receipt was left out, "
                     "doubled or moved; get the whole chain"
                 )
+        if delegation.expires > self.plan.expires:
+            raise RollbackError(
+                f"the end of a delegation: expected {self.plan.expires} at the latest, when its plan ends, got "
+                f"{delegation.expires}. Its owner signed for longer than all agreed to; ask it for another"
+            )
 
     def _check_completion(self, line: bytes) -> Completion:
         completion = Completion.from_bytes(line, signer=self.plan.owner)

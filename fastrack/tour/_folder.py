@@ -11,7 +11,7 @@ from fastrack._files.reader import SealedFile, file_in_memory
 from fastrack._keys.signing import Verifier
 from fastrack._sets.anchor import manifest_path
 from fastrack._sets.entries import SUFFIX, SealedEntry
-from fastrack._sets.manifest import Manifest, load_manifest
+from fastrack._sets.manifest import HISTORY_LIMIT, Manifest, load_manifest
 from fastrack._tensors.arrays import Bytes
 from fastrack.errors import FormatError, RollbackError
 from fastrack.tour._chain import Chain
@@ -38,7 +38,7 @@ class Folder:
         global _newest  # noqa: PLW0603 - whichever thread writes it last
         chain = _newest = Chain.load(path / CHAIN, owner=owner, known=_newest)
         manifest = load_manifest(manifest_path(path / MODEL), owner=chain.signer)
-        return cls(path, chain, _of_last_receipt(manifest, chain, str(path / MODEL)))
+        return cls(path, chain, require_newest(manifest, chain, str(path / MODEL)))
 
     @property
     def entry(self) -> SealedEntry:
@@ -76,7 +76,7 @@ def verify_files(files: Mapping[str, Bytes], owner: Verifier) -> Chain:
     model, manifest_name, chain_name = FILES
     chain = Chain.from_bytes(bytes(files[chain_name]), owner=owner)
     manifest = Manifest.from_bytes(bytes(files[manifest_name]), owner=chain.signer, source=manifest_name)
-    entry = _checked(_of_last_receipt(manifest, chain, model), chain)
+    entry = _checked(require_newest(manifest, chain, model), chain)
     with file_in_memory(files[model], model) as file:
         entry.check(file)
     return chain
@@ -93,14 +93,31 @@ def _checked(manifest: Manifest, chain: Chain) -> SealedEntry:
     return entry
 
 
-def _of_last_receipt(manifest: Manifest, chain: Chain, source: str) -> Manifest:
+def require_newest(manifest: Manifest, chain: Chain, source: str) -> Manifest:
+    """Return the manifest of a folder, which must be the one that the last receipt of a chain names.
+
+    All versions of its history that the chain knows must be the chain's; those before the tour only its owner's desk
+    knows. Raise `RollbackError` otherwise.
+    """
     found = ModelVersion(manifest.version, manifest.digest)
     if (manifest.lineage, found) != (chain.plan.lineage, chain.model):
         raise RollbackError(
             f"{source}: expected the model of the last receipt, {chain.model}, got {found}. Bring the model that the "
             "visit before made"
         )
+    wanted = chain_history(chain)
+    if manifest.history[: len(wanted)] != wanted:
+        raise RollbackError(
+            f"{source}: expected the history of its manifest to be that of the chain, got another. The visit before "
+            "made it up; begin that visit again on another machine"
+        )
     return manifest
+
+
+def chain_history(chain: Chain) -> tuple[str, ...]:
+    """Return the digests of the versions before the newest model of a chain, back to the first model of its tour."""
+    models = [chain.plan.start, *(visit.after for visit in chain.visits)]
+    return tuple(model.digest for model in models[-2::-1])[:HISTORY_LIMIT]
 
 
 def entry_of(manifest: Manifest) -> SealedEntry:

@@ -13,13 +13,15 @@ from datetime import datetime, timedelta
 from hashlib import sha256
 
 from fastrack._keys.keys import Key
+from fastrack._keys.recipients import Identity, Recipient
 from fastrack._keys.signing import Signer
+from fastrack.attest._offer import ALGORITHM
 from fastrack.errors import GrantError, RollbackError
 from fastrack.tour._chain import Chain, VerifiedVisit, read_receipt
 from fastrack.tour._desk import DeskBase, Terms
 from fastrack.tour._documents import FILES_LIMIT, Consent, Delegation, Plan, Receipt
 from fastrack.tour._ledger import Accepted, Attempt, TourLedger
-from fastrack.tour._messages import pack, unpack, write_grants
+from fastrack.tour._messages import pack, read_grants, unpack, write_grants
 from fastrack.tour._request import VisitRequest
 
 
@@ -48,7 +50,7 @@ class HolderDesk(DeskBase):
     Raises
     ------
     ValueError
-        If the plan has no holder with this key, or there is no key or file.
+        If the plan has no holder with this key, there is no key or file, or grants of so many could not be read.
     RollbackError
         If the database is that of another plan.
 
@@ -93,6 +95,15 @@ class HolderDesk(DeskBase):
                 f"{len(self._keys)} and {len(self._files)}. Seal fewer and larger files"
             )
         super().__init__(plan, terms, signer, ledger)
+        # An answer that could not be made or read would use up a consent each time, so one is made and read now.
+        recipient = Identity.generate(ALGORITHM).recipient
+        try:
+            read_grants(unpack("consented", self._answer(b"", recipient, plan.expires))["grants"])
+        except ValueError as error:
+            raise ValueError(
+                f"opening the desk of {self.name}: expected keys and files whose grants fit into its answers, got "
+                f"{len(self._keys)} and {len(self._files)} ({error}). Seal fewer and larger files, under one key"
+            ) from None
 
     @property
     def _title(self) -> str:
@@ -134,18 +145,15 @@ class HolderDesk(DeskBase):
             issued=now,
             expires=expires,
         ).sign(self._signer)
+        answer = self._answer(consent.envelope, verified.recipient, expires)
         details = {"claims": verified.describe(), "delegation": delegation.digest, "files": len(self._files)}
-        self._ledger.begin(
-            delegation.visit,
-            latest,
-            delegation.previous,
-            lambda _: (delegation.attempt, consent.envelope),
-            offer=parts["offer"],
-            now=now,
-            details=details,
-        )
-        wrapped = self._wrap(verified.recipient, self._keys, files=self._files, expires=expires)
-        return pack("consented", consent=consent.envelope, grants=write_grants(wrapped))
+        begun = Attempt(delegation.visit, delegation.attempt, delegation.previous, consent.envelope, None)
+        self._ledger.begin(begun, latest, offer=parts["offer"], now=now, details=details)  # last: it counts
+        return answer
+
+    def _answer(self, consent: bytes, recipient: Recipient, expires: datetime) -> bytes:
+        grants = self._wrap(recipient, self._keys, files=self._files, expires=expires)
+        return pack("consented", consent=consent, grants=write_grants(grants))
 
     def _require_delegated(self, delegation: Delegation, request: VisitRequest, now: datetime) -> None:
         """Require this holder's turn, and a delegation to the key that the evidence is bound to, in its time."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
@@ -112,41 +113,45 @@ class TourLedger(Ledger):
         row = self._database.execute(query).fetchone()
         return None if row is None else Attempt(*row)
 
+    def first_details(self) -> Mapping[str, Any]:
+        """Return what the log says of the first attempt that was begun; nothing if there is none."""
+        query = "SELECT details FROM log WHERE event = 'begun' ORDER BY number LIMIT 1"
+        with self._lock:
+            row = self._database.execute(query).fetchone()
+        return {} if row is None else dict(json.loads(row[0]))
+
     def begin(
         self,
-        visit: int,
+        begun: Attempt,
         expected: Attempt | None,
-        previous: str,
-        make: Callable[[int], tuple[int, bytes]],
         *,
         accepted: Accepted | None = None,
         offer: bytes,
         now: datetime,
         details: Mapping[str, Any],
-    ) -> Attempt:
-        """Store one more attempt at a visit: `make` is called with its number, and returns it and a document.
+    ) -> None:
+        """Store one more attempt at a visit.
 
         A receipt that is `accepted` by it is stored in the same transaction. Raise `RollbackError` if the last attempt
         is no more as expected, since another thread or process has begun one or has stored its receipt; or if the tour
         was completed.
         """
-        with self._transaction():
+        number, visit = begun.attempt, begun.visit
+        with self._transaction(is_promise=True):
             self._require_last(expected)
             if self._find_completion() is not None:
                 raise RollbackError(f"{self.path}: expected a tour that goes on, got one that its owner completed")
             if accepted is not None:
                 self._end(accepted, now)
-            number, document = make(1 if expected is None or expected.visit != visit else expected.attempt + 1)
             self._database.execute(
                 "INSERT INTO attempts (visit, attempt, previous, document, offer) VALUES (?, ?, ?, ?, ?)",
-                (visit, number, previous, document, offer),
+                (visit, number, begun.previous, begun.document, offer),
             )
             self._append("begun", {**details, "attempt": number, "visit": visit}, now)
-        return Attempt(visit, number, previous, document, None)
 
     def end(self, accepted: Accepted, *, now: datetime) -> None:
         """Store the receipt of an attempt. To store it once more changes nothing; another one is an IntegrityError."""
-        with self._transaction():
+        with self._transaction(is_promise=True):
             self._end(accepted, now)
 
     def complete(
@@ -156,7 +161,7 @@ class TourLedger(Ledger):
 
         Raise `RollbackError` if the last attempt is no more as expected.
         """
-        with self._transaction():
+        with self._transaction(is_promise=True):
             found = self._find_completion()
             if found is not None:
                 return found

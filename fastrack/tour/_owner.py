@@ -14,26 +14,27 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from hashlib import sha256
+from typing import Any
 
 from cryptography.hazmat.primitives.hashes import SHA512
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fastrack._keys.keys import Key
 from fastrack._keys.signing import Signer, read_unverified_payload, sign_envelope
-from fastrack._sets.manifest import PAYLOAD_TYPE, Manifest
+from fastrack._sets.manifest import HISTORY_LIMIT, PAYLOAD_TYPE, Manifest
 from fastrack.errors import AuthenticationError, RollbackError, UnknownKeyError
 from fastrack.tour._chain import Chain, VerifiedVisit
 from fastrack.tour._desk import DeskBase, Terms
 from fastrack.tour._documents import Completion, Delegation, Plan
-from fastrack.tour._folder import entry_of
+from fastrack.tour._folder import chain_history, entry_of, require_newest
 from fastrack.tour._ledger import Accepted, Attempt, TourLedger
 from fastrack.tour._messages import pack, unpack, write_grants
-from fastrack.tour._request import VisitRequest
 
 _SALT_SIZE = 32
 _LABEL = b"fastrack/tour-key@1\0"
+_HISTORY = "history"  # in the log, at the first attempt: the versions before the first model
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,11 @@ class _State:
     head: str
     latest: Attempt | None
     accepted: Accepted | None = None
+
+    @property
+    def attempt(self) -> int:
+        """The number of the next attempt."""
+        return 1 if self.latest is None or self.latest.visit != self.visit else self.latest.attempt + 1
 
 
 class OwnerDesk(DeskBase):
@@ -114,49 +120,39 @@ class OwnerDesk(DeskBase):
         self.plan.holder(len(chain.visits))
         request, verified = self._verify(parts["request"], parts["offer"], now)
         request.require_next(chain)
-        state = self._accept(chain, parts["manifest"])
-        delegation, fresh = self._delegate(state, request, parts["offer"], now)
-        limits = {"lineage": self.plan.lineage, "least_version": delegation.before.number}
-        old = self._wrap(verified.recipient, [model_key(chain, self._root)], expires=delegation.expires, **limits)
-        new = self._wrap(verified.recipient, [fresh], expires=delegation.expires)
-        return pack("delegated", delegation=delegation.envelope, grants=write_grants([*old, *new]))
-
-    def _delegate(self, state: _State, request: VisitRequest, offer: bytes, now: datetime) -> tuple[Delegation, Key]:
-        """Store one more attempt at the open visit, which makes the one before void."""
-        salt = os.urandom(_SALT_SIZE)
-        key = _derive(self._root, salt, self.plan)
-
-        def make(attempt: int) -> tuple[int, bytes]:
-            if attempt > self.plan.attempts:
-                raise RollbackError(
-                    f"visit {state.visit}: expected at most {self.plan.attempts} attempts by the plan, got one more. "
-                    "Its owner may sign another plan"
-                )
-            delegation = Delegation(
-                plan=self.plan.digest,
-                visit=state.visit,
-                attempt=attempt,
-                previous=state.head,
-                before=request.model,
-                signer=request.signer,
-                key=key.id,
-                salt=salt.hex(),
-                expires=min(now + timedelta(seconds=self.plan.seconds), self.plan.expires).replace(microsecond=0),
+        state = self._accept(chain)
+        manifest = self._check_manifest(chain, parts["manifest"])
+        old, salt = model_key(chain, self._root), os.urandom(_SALT_SIZE)
+        fresh = _derive(self._root, salt, self.plan)
+        expires = min(now + timedelta(seconds=self.plan.seconds), self.plan.expires).replace(microsecond=0)
+        if state.attempt > self.plan.attempts:
+            raise RollbackError(
+                f"visit {state.visit}: expected at most {self.plan.attempts} attempts by the plan, got one more. "
+                "Its owner may sign another plan"
             )
-            return attempt, delegation.sign(self._signer).envelope
-
-        details = {"code": request.code, "key": key.id, "request": request.digest, "signer": request.signer.id}
-        begun = self._ledger.begin(
-            state.visit,
-            state.latest,
-            state.head,
-            make,
-            accepted=state.accepted,
-            offer=offer,
-            now=now,
-            details=details,
-        )
-        return Delegation.from_bytes(begun.document, signer=self._signer.verifier), key
+        delegation = Delegation(
+            plan=self.plan.digest,
+            visit=state.visit,
+            attempt=state.attempt,
+            previous=state.head,
+            before=request.model,
+            signer=request.signer,
+            key=fresh.id,
+            salt=salt.hex(),
+            expires=expires,
+        ).sign(self._signer)
+        limits = {"lineage": self.plan.lineage, "least_version": request.model.number}
+        grants = self._wrap(verified.recipient, [old], expires=expires, **limits)
+        grants += self._wrap(verified.recipient, [fresh], expires=expires)
+        answer = pack("delegated", delegation=delegation.envelope, grants=write_grants(grants))
+        details: dict[str, Any] = {"code": request.code, "key": fresh.id, "request": request.digest}
+        details["signer"] = request.signer.id
+        if state.latest is None:
+            details[_HISTORY] = list(manifest.history)
+        # Last, so that what fails before it uses up no attempt. It makes the attempt before void.
+        begun = Attempt(state.visit, state.attempt, state.head, delegation.envelope, None)
+        self._ledger.begin(begun, state.latest, accepted=state.accepted, offer=parts["offer"], now=now, details=details)
+        return answer
 
     def _finish(self, body: bytes) -> bytes:
         parts = unpack("finish", body)
@@ -166,9 +162,11 @@ class OwnerDesk(DeskBase):
             raise RollbackError(
                 f"finishing a tour: expected {len(self.plan.order)} receipts, got {len(chain.visits)}. Go on with it"
             )
-        state = self._accept(chain, parts["manifest"])
+        state = self._accept(chain)
         # Also when the receipt was accepted before: the owner signs this manifest.
-        self._check_manifest(chain.visits[-1], parts["manifest"])
+        self._check_manifest(chain, parts["manifest"])
+        # The same manifest, by the owner's own key, so that anchors of the owner accept it.
+        manifest = sign_envelope(read_unverified_payload(parts["manifest"]), PAYLOAD_TYPE, [self._signer])
         made = Completion(
             plan=self.plan.digest, head=chain.head, visits=len(chain.visits), model=chain.model, issued=now
         ).sign(self._signer)
@@ -179,9 +177,6 @@ class OwnerDesk(DeskBase):
                 f"finishing a tour: expected the chain that it ended with, of {completion.visits} receipts, got one of "
                 f"{len(chain.visits)}. Get that chain and its model"
             )
-        # The same manifest, by the owner's own key, so that anchors of the owner accept it.
-        payload = read_unverified_payload(parts["manifest"])  # which was verified above
-        manifest = sign_envelope(payload, PAYLOAD_TYPE, [self._signer])
         return pack("finished", completion=completion.envelope, manifest=manifest)
 
     # The state.
@@ -203,11 +198,11 @@ class OwnerDesk(DeskBase):
         assert accepted.receipt is not None
         return _State(visit, _digest_of(accepted.receipt), latest)
 
-    def _accept(self, chain: Chain, manifest: bytes) -> _State:
+    def _accept(self, chain: Chain) -> _State:
         """Return the open visit that a chain leads to, with the receipt of the last attempt if it is new."""
         state = self._state()
         if len(chain.visits) == state.visit + 1:
-            state = self._following(state, chain.visits[-1], manifest)
+            state = self._following(state, chain.visits[-1])
         if (state.visit, state.head) != (len(chain.visits), chain.head):
             raise RollbackError(
                 f"the chain of tour {self.plan.tour}: expected {state.visit} receipts, the last {state.head:.16}…, got "
@@ -215,7 +210,7 @@ class OwnerDesk(DeskBase):
             )
         return state
 
-    def _following(self, state: _State, visit: VerifiedVisit, manifest: bytes) -> _State:
+    def _following(self, state: _State, visit: VerifiedVisit) -> _State:
         """Return the visit after one, whose receipt must be that of the last attempt."""
         attempt = state.latest
         if attempt is None or attempt.visit != state.visit or attempt.document != visit.delegation.envelope:
@@ -223,25 +218,36 @@ class OwnerDesk(DeskBase):
                 f"the receipt of visit {visit.number}: expected that of the last attempt, got that of attempt "
                 f"{visit.delegation.attempt}. A later one made it void; begin with the model before"
             )
-        self._check_manifest(visit, manifest)
         details = {"model": [visit.after.number, visit.after.digest], "receipt": visit.receipt.digest}
         accepted = Accepted(attempt, visit.receipt.envelope, details)
         return _State(state.visit + 1, visit.receipt.digest, attempt, accepted)
 
-    def _check_manifest(self, visit: VerifiedVisit, content: bytes) -> None:
-        """Require that the manifest of a new version follows the one before, and that its key was rotated."""
-        manifest = Manifest.from_bytes(content, owner=visit.delegation.signer, source="the manifest of the model")
-        before, after = visit.delegation.before, visit.after
-        found = (manifest.lineage, manifest.version, manifest.digest, manifest.history[:1])
-        if found != (self.plan.lineage, before.number + 1, after.digest, (before.digest,)):
+    def _check_manifest(self, chain: Chain, content: bytes) -> Manifest:
+        """Return the manifest of the newest model of a chain, with its whole history and the key that it must have."""
+        source = "the manifest of the model"
+        signer = chain.visits[-1].delegation.signer if chain.visits else self.plan.owner
+        manifest = require_newest(Manifest.from_bytes(content, owner=signer, source=source), chain, source)
+        # What is before the tour the desk keeps of its first visit: no receipt names it, and the owner is to sign it.
+        before = self._ledger.first_details().get(_HISTORY, ())
+        if chain.visits and manifest.history != (*chain_history(chain), *before)[:HISTORY_LIMIT]:
             raise RollbackError(
-                f"the manifest of the model: expected {after} after {before}, got {manifest.version} with "
-                f"{manifest.digest:.16}…. Bring the model that the visit made"
+                f"{source}: expected the versions before the tour as in its first manifest, got others. The visit made "
+                "them up; begin it again on another machine"
             )
-        if entry_of(manifest).key != visit.delegation.key:
+        self._require_key(chain, entry_of(manifest).key)
+        return manifest
+
+    def _require_key(self, chain: Chain, key: str) -> None:
+        """Require a model sealed under the owner's key, or, after a visit, under the fresh key of its delegation."""
+        if not chain.visits and key != self._root.id:
+            raise UnknownKeyError(
+                f"the first model: expected key {self._root.id} of this desk, got {key}. Open the desk with the key "
+                "that it is sealed under"
+            )
+        if chain.visits and key != chain.visits[-1].delegation.key:
             raise AuthenticationError(
-                f"the model of visit {visit.number}: expected the fresh key {visit.delegation.key}, got another. "
-                "The visit did not rotate it; begin it again"
+                f"the model of visit {chain.visits[-1].number}: expected the fresh key "
+                f"{chain.visits[-1].delegation.key}, got another. The visit did not rotate it; begin it again"
             )
 
 
