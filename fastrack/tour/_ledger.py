@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from fastrack._keys.signing import read_unverified_payload
 from fastrack.attest._broker.ledger import LOG_SCHEMA, Ledger, read_log
 from fastrack.errors import AuthenticationError, FormatError, RollbackError
 
@@ -147,7 +149,8 @@ class TourLedger(Ledger):
                 "INSERT INTO attempts (visit, attempt, previous, document, offer) VALUES (?, ?, ?, ?, ?)",
                 (visit, number, begun.previous, begun.document, offer),
             )
-            self._append("begun", {**details, "attempt": number, "visit": visit}, now)
+            members = {**details, "attempt": number, "offer": sha256(offer).hexdigest(), "visit": visit}
+            self._append("begun", members, now)
 
     def end(self, accepted: Accepted, *, now: datetime) -> None:
         """Store the receipt of an attempt. To store it once more changes nothing; another one is an IntegrityError."""
@@ -195,40 +198,51 @@ class TourLedger(Ledger):
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The content of a desk's database: its role, the digest of its plan, and all attempts in their order."""
+    """The content of a desk's database: its role, the digest of its plan, and all attempts in their order.
+
+    `details` has what the log says of each attempt, with the SHA-256 of its offer as the database has it.
+    """
 
     role: str
     plan: str
     attempts: tuple[Attempt, ...]
+    details: tuple[Mapping[str, Any], ...]
 
 
 def read_kept(path: str | os.PathLike[str]) -> Kept:
     """Read a desk's database without changes, and compare it with its log. No desk may write to it meanwhile.
 
-    Raise `AuthenticationError` if the log was altered, or has other attempts, and `FormatError` for another file.
+    Raise `AuthenticationError` if the log was altered, or has other attempts, offers or receipts, and `FormatError` for
+    another file.
     """
-    entries = read_log(path, kind=TourLedger)
-    logged = {
-        event: {(entry.details["visit"], entry.details["attempt"]) for entry in entries if entry.event == event}
-        for event in ("begun", "ended")
-    }
+    logged: dict[str, dict[tuple[int, int], dict[str, Any]]] = {"begun": {}, "ended": {}}
+    for entry in read_log(path, kind=TourLedger):
+        if entry.event in logged:
+            logged[entry.event][entry.details["visit"], entry.details["attempt"]] = dict(entry.details)
+    attempts, ended, details = [], {}, dict[tuple[int, int], dict[str, Any]]()
     try:
         with closing(sqlite3.connect(f"{Path(path).absolute().as_uri()}?mode=ro", uri=True)) as database:
             bound = database.execute("SELECT role, digest FROM plan").fetchone()
-            query = f"SELECT {_COLUMNS} FROM attempts ORDER BY visit, attempt"  # noqa: S608 - a constant
-            attempts = tuple(Attempt(*row) for row in database.execute(query))
+            query = f"SELECT {_COLUMNS}, offer FROM attempts ORDER BY visit, attempt"  # noqa: S608 - a constant
+            for *values, offer in database.execute(query):
+                each = Attempt(*values)
+                attempts.append(each)
+                details[each.visit, each.attempt] = {"offer": sha256(offer).hexdigest()}
+                if each.receipt is not None:
+                    ended[each.visit, each.attempt] = sha256(read_unverified_payload(each.receipt)).hexdigest()
     except sqlite3.DatabaseError as error:
         raise FormatError(f"reading {path} failed: expected the database of a desk, got {error}") from None
     if bound is None:
         raise FormatError(f"reading {path} failed: expected the database of a desk, got one that no desk has opened")
-    begun = {(each.visit, each.attempt) for each in attempts}
-    ended = {(each.visit, each.attempt) for each in attempts if each.receipt is not None}
-    if (begun, ended) != (logged["begun"], logged["ended"]):
+    # Entries of earlier versions have no offer: there only a consent has its digest.
+    begun = {key: details.get(key, {}) | members for key, members in logged["begun"].items()}
+    details = {key: logged["begun"].get(key, {}) | members for key, members in details.items()}
+    if begun != details or ended != {key: members["receipt"] for key, members in logged["ended"].items()}:
         raise AuthenticationError(
-            f"reading {path} failed: expected the attempts and receipts of its log, got others. It was altered, "
-            "or a desk wrote to it; restore it from a copy, or stop the desk"
+            f"reading {path} failed: expected the attempts, offers and receipts of its log, got others. It was "
+            "altered, or a desk wrote to it; restore it from a copy, or stop the desk"
         )
-    return Kept(bound[0], bound[1], attempts)
+    return Kept(bound[0], bound[1], tuple(attempts), tuple(details.values()))
 
 
 TourLedger.__module__ = "fastrack.tour"

@@ -1,7 +1,9 @@
 """A tour by its commands, from the plan to the record that is verified later."""
 
+import json
 import re
 import shutil
+import sqlite3
 from contextlib import closing
 
 import pytest
@@ -14,6 +16,8 @@ from helpers.tour_rig import Rig
 
 import fastrack
 from fastrack import attest, tour
+from fastrack._util.documents import encode
+from fastrack.attest._broker.ledger import _hash_entry
 
 ORDER = "aba"
 CHAIN = "out/final/tour.chain"
@@ -226,7 +230,47 @@ def test_the_record_of_a_holder_and_the_chain_have_to_agree(cli, folder):
     assert not (folder / "none.db").exists()
     with closing(tour.TourLedger(folder / "a.db")) as ledger:
         ledger.append("begun", {"visit": 2, "attempt": 7}, now=NOW)
-    assert "attempts and receipts of its log" in cli.error(f"{VERIFY} --database a.db")
+    assert "attempts, offers and receipts of its log" in cli.error(f"{VERIFY} --database a.db")
+
+
+SWAPS = {
+    "every offer": "offer = x'00'",
+    "one offer": "offer = CASE visit WHEN 2 THEN x'00' ELSE offer END",
+    "offers of two visits": "offer = (SELECT offer FROM old WHERE old.visit = 2 - attempts.visit)",
+    "receipts of two visits": "receipt = (SELECT receipt FROM old WHERE old.visit = 2 - attempts.visit)",
+    "consents and offers of two visits": "(document, offer) = "
+    "(SELECT document, offer FROM old WHERE old.visit = 2 - attempts.visit)",
+}
+
+
+@pytest.mark.usefixtures("after")
+def test_a_holders_database_with_other_documents_is_refused(cli, folder):
+    cli(f"{VERIFY} --database a.db")
+    for name in ("a.db", "earlier.db"):  # the log of an earlier version has no digests of offers, but consents have
+        with closing(sqlite3.connect(folder / name)) as database:
+            if name == "earlier.db":
+                sqlite3.connect(folder / "a.db").backup(database)
+                forget_offers(database)
+                cli(f"{VERIFY} --database {name}")
+            for number, change in enumerate(SWAPS.values()):
+                with closing(sqlite3.connect(folder / f"{number}-{name}")) as copy:
+                    database.backup(copy)
+                    copy.executescript(
+                        "DROP TRIGGER receipts_are_final; CREATE TEMP TABLE old AS SELECT * FROM attempts"
+                    )
+                    copy.executescript(f"UPDATE attempts SET {change}")
+                assert "It was altered" in cli.error(f"{VERIFY} --database {number}-{name}"), change
+
+
+def forget_offers(database):
+    """Give a database the log that an earlier version wrote."""
+    database.execute("DROP TRIGGER log_is_not_changed")
+    before = bytes(32)
+    for number, moment, event, details in database.execute("SELECT number, time, event, details FROM log").fetchall():
+        text = encode({name: value for name, value in json.loads(details).items() if name != "offer"}).decode()
+        before = _hash_entry(before, number, moment, event, text)
+        database.execute("UPDATE log SET details = ?, hash = ? WHERE number = ?", (text, before, number))
+    database.commit()
 
 
 def test_a_visit_that_was_broken_off_or_never_ended_is_listed(cli, made, folder):

@@ -1,6 +1,7 @@
 """``fastrack tour verify``: verify the record of a tour, without any service and at any later time."""
 
 import errno
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,7 @@ from rich.table import Table
 from fastrack._cli.console import clean, new_table, pluralize, tell
 from fastrack._cli.options import Json
 from fastrack._cli.tours.options import OwnerKey, PlanDigest, Source, load_chain
-from fastrack.errors import FormatError, RollbackError
+from fastrack.errors import AuthenticationError, FormatError, RollbackError
 
 if TYPE_CHECKING:
     from fastrack.tour import Chain
@@ -105,17 +106,14 @@ def _check_model(folder: Path, chain: "Chain") -> None:
     """Require the model of the last receipt, with the manifest of its visit, or of the owner behind a completion."""
     from fastrack._sets.anchor import manifest_path
     from fastrack._sets.manifest import load_manifest
-    from fastrack.tour import ModelVersion
     from fastrack.tour._documents import MODEL
+    from fastrack.tour._folder import require_newest
 
     if not folder.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, "expected a model folder, got another", str(folder))
     # The folder of the last visit is not yet signed by the owner, who completed the tour after it.
     signers = [chain.signer, *(visit.delegation.signer for visit in chain.visits[-1:])]
-    manifest = load_manifest(manifest_path(folder / MODEL), owner=signers)
-    found = ModelVersion(manifest.version, manifest.digest)
-    if (manifest.lineage, found) != (chain.plan.lineage, chain.model):
-        raise RollbackError(f"{folder / MODEL}: expected the model of the last receipt, {chain.model}, got {found}")
+    manifest = require_newest(load_manifest(manifest_path(folder / MODEL), owner=signers), chain, str(folder / MODEL))
     manifest.check(MODEL, folder / MODEL)
 
 
@@ -143,17 +141,23 @@ def _compare(database: Path, chain: "Chain") -> list[dict[str, Any]]:
                 f"visit {visit.number} in the chain: expected a consent of {database}, got another. The database was "
                 "set back, or the holder's signing key is used elsewhere"
             )
-    rest = [_judge(attempt, chain, database) for attempt in kept.attempts]
+    pairs = zip(kept.attempts, kept.details, strict=True)
+    rest = [_judge(attempt, details, chain, database) for attempt, details in pairs]
     return [each for each in rest if each is not None]
 
 
-def _judge(attempt: "Attempt", chain: "Chain", database: Path) -> dict[str, Any] | None:
+def _judge(attempt: "Attempt", details: Mapping[str, Any], chain: "Chain", database: Path) -> dict[str, Any] | None:
     """Return an attempt that is not the one in the chain, with its state; None for that of the chain."""
     from fastrack.tour import Consent
     from fastrack.tour._chain import read_receipt
 
     holder = chain.plan.holders[chain.plan.holder(attempt.visit)]
     consent = Consent.from_bytes(attempt.document, signer=holder)
+    if (consent.offer, consent.delegation) != (details["offer"], details.get("delegation")):
+        raise AuthenticationError(
+            f"{database}: expected the offer and the delegation of its consent to visit {attempt.visit}, got others. "
+            "It was altered; restore it from a copy"
+        )
     found = chain.visits[attempt.visit] if attempt.visit < len(chain.visits) else None
     is_here = found is not None and found.receipt.consent == attempt.document
     receipt = None if attempt.receipt is None else read_receipt(attempt.receipt, chain.plan).receipt
