@@ -25,12 +25,7 @@ _REASONS = {
     "UnrecognizedClientException": "the credentials are wrong",
     "InvalidSignatureException": "the secret key is wrong, or the clock of this machine",
 }
-_REFUSALS = {
-    "AccessDeniedException",
-    "ExpiredTokenException",
-    "InvalidSignatureException",
-    "UnrecognizedClientException",
-}
+_REFUSALS = {"ExpiredTokenException", "InvalidSignatureException", "UnrecognizedClientException"}
 
 
 class AwsKms(CloudKey):

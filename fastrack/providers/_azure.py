@@ -88,7 +88,7 @@ class AzureKeyVault(CloudKey):
         except (errors.AzureError, ValueError, NotImplementedError) as error:
             name, status = type(error).__name__, getattr(error, "status_code", None)
             reason = _REASONS.get(name) or _STATUS.get(status or 0, "check that it is an RSA key that is enabled")
-            refusal = status in {401, 403} or name in {"ClientAuthenticationError", "CredentialUnavailableError"}
+            refusal = status == 401 or name in {"ClientAuthenticationError", "CredentialUnavailableError"}
             raise self._failure(f"{name} {status or ''}".rstrip() + f", {reason}", refusal=refusal) from None
 
     def _make_client(self) -> Any:

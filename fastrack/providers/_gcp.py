@@ -21,7 +21,7 @@ _REASONS = {
     "PermissionDenied": "the credentials lack the role roles/cloudkms.cryptoKeyEncrypterDecrypter on this key",
     "Unauthenticated": "the credentials are wrong",
 }
-_REFUSALS = {"DefaultCredentialsError", "RefreshError", "PermissionDenied", "Unauthenticated"}
+_REFUSALS = {"DefaultCredentialsError", "RefreshError", "Unauthenticated"}
 
 
 class GcpKms(CloudKey):

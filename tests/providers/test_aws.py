@@ -102,7 +102,7 @@ def test_what_is_missing_is_named(key, monkeypatch):
 @each(
     "error,is_refusal",
     [
-        ("AccessDeniedException", True), ("ExpiredTokenException", True), ("UnrecognizedClientException", True),
+        ("AccessDeniedException", False), ("ExpiredTokenException", True), ("UnrecognizedClientException", True),
         ("InvalidSignatureException", True), ("ThrottlingException", False), ("NotFoundException", False),
         (errors.NoCredentialsError(), True), (errors.UnauthorizedSSOTokenError(), True),
         (errors.CredentialRetrievalError(provider="x", error_msg="y"), True),

@@ -149,7 +149,7 @@ def test_refused_credentials_end_a_run(key, status):
 
     with pytest.raises(ProviderError, match=f"HttpResponseError {status}, ") as caught:
         AzureKeyVault("https://acme.vault.azure.net/keys/k", client=SimpleNamespace(wrap_key=wrap_key)).wrap(key)
-    assert caught.value.is_refusal == (status < 404)
+    assert caught.value.is_refusal == (status == 401)
 
 
 @pytest.mark.parametrize(

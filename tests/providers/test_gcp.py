@@ -146,7 +146,7 @@ def test_refused_and_expired_credentials_end_a_run(key, name):
 
     with pytest.raises(ProviderError, match=f"failed: {name}, ") as caught:
         GcpKms(KEY, client=SimpleNamespace(encrypt=encrypt)).wrap(key)
-    assert caught.value.is_refusal == (name not in {"NotFound", "ServiceUnavailable"})
+    assert caught.value.is_refusal == (name in {"Unauthenticated", "RefreshError"})
 
 
 @each("name", ["owner", f"{KEY}/cryptoKeyVersions/1", f"//host/{KEY}", KEY.replace("p/", "../", 1)])
