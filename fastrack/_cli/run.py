@@ -270,8 +270,8 @@ def _close(jobs: Jobs, reports: Sequence[Report], summary: Summary, seconds: flo
     skipped = sum(report.skipped for report in reports)
     lines = [f"left as they are: {pluralize(skipped, 'file')} with a target that exists"] if skipped else []
     lines += [f"left out: {pluralize(jobs.left_out, 'file')} without the suffix {SUFFIX}"] if jobs.left_out else []
-    rest = len(jobs.jobs) - len(reports)
-    lines += [f"not tried: {pluralize(rest, 'file')}, as credentials were refused"] if rest else []
+    if rest := len(jobs.jobs) - len(reports):
+        lines.append(f"not tried: {pluralize(rest, 'file')}, as credentials were refused")
     verdict = f"{failed} of {pluralize(len(reports), 'file')} FAILED; " if failed else ""
     nbytes = format_size(sum(report.nbytes for report in reports))
     return [*lines, f"{verdict}{summary(reports)}; {nbytes} in {seconds:.2f} s"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import mmap
 import os
 import re
 from abc import ABC, abstractmethod
@@ -25,6 +27,10 @@ _PARAMETERS_LIMIT = 16
 _MEMBERS = {"algorithm", "bits", "ciphertext", "key", "parameters", "provider", "version"}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _VALUE = re.compile(r"[ -~]{1,2048}")
+_DIGEST_SIZE = 16
+_digest_key = os.urandom(_DIGEST_SIZE)
+# Shared with forked processes, and made here, before a ring is: a place for each first byte needs no lock.
+_refused = mmap.mmap(-1, 256 * _DIGEST_SIZE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,6 +256,21 @@ class KeyWrapper(ABC):
         error = ProviderError(f"asking {self!r} failed: {reason}")
         error.is_refusal = refusal
         return error
+
+    def _was_refused(self, *parts: str) -> bool:
+        """Return whether this process or a fork noted these parts: who was asked, and with what credential."""
+        place, digest = self._find_refusal(parts)
+        return _refused[place] == digest
+
+    def _note_refusal(self, *parts: str) -> None:
+        """Note that a credential was refused, as a keyed digest. Of two with one place the later one stays."""
+        place, digest = self._find_refusal(parts)
+        _refused[place] = digest
+
+    def _find_refusal(self, parts: tuple[str, ...]) -> tuple[slice, bytes]:
+        text = "\0".join((self.provider, *parts)).encode(errors="surrogateescape")
+        digest = hashlib.blake2b(text, key=_digest_key, digest_size=_DIGEST_SIZE).digest()
+        return slice(_DIGEST_SIZE * digest[0], _DIGEST_SIZE * (digest[0] + 1)), digest
 
     @classmethod
     @abstractmethod

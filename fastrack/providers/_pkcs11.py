@@ -20,7 +20,6 @@ from cryptography.hazmat.primitives.hashes import SHA1, SHA256
 from fastrack._keys.keys import read_private
 from fastrack._keys.wrapped import KeyWrapper, WrappedKey, import_client, require_algorithm, require_parameters
 from fastrack._util.fork import register_fork_reset
-from fastrack._util.refusals import note_refusal, was_refused
 from fastrack.errors import FormatError, ProviderError
 
 MODULE_VARIABLE = "FASTRACK_PKCS11_MODULE"
@@ -220,9 +219,9 @@ class Pkcs11(KeyWrapper):
         if pin is None:
             protected = pkcs11.TokenFlag.PROTECTED_AUTHENTICATION_PATH in token.flags  # a keypad on the device
             return token.open(user_pin=pkcs11.PROTECTED_AUTH if protected else None)
-        sent = ("pkcs11", *map(repr, (token.manufacturer_id, token.model, token.serial, token.label)), pin)
+        sent = (*map(repr, (token.manufacturer_id, token.model, token.serial, token.label)), pin)
         with _one_process():  # so that the next one sees that this PIN was wrong
-            if was_refused(*sent):
+            if self._was_refused(*sent):
                 raise self._failure("this PIN was refused before, and is not sent again; correct it", refusal=True)
             flag, flags, asked = pkcs11.TokenFlag, token.slot.get_token().flags, os.environ.get(TRY_VARIABLE)
             if flag.USER_PIN_FINAL_TRY in flags and asked != "final":
@@ -235,7 +234,7 @@ class Pkcs11(KeyWrapper):
                 return token.open()
             except RuntimeError as error:
                 if type(error).__name__ in _REFUSALS:
-                    note_refusal(*sent)
+                    self._note_refusal(*sent)
                 raise
 
     def _read_pin(self) -> str | None:

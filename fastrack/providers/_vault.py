@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Self
 from urllib.parse import urlsplit
 
 from fastrack._keys.wrapped import KeyWrapper, WrappedKey, import_client, require_algorithm, require_parameters
-from fastrack._util.refusals import note_refusal, was_refused
 from fastrack._util.shown import shown
 from fastrack.errors import FormatError
 
@@ -117,8 +116,8 @@ class VaultTransit(KeyWrapper):
         """Return a member of the answer. By hvac's adapter, as an error of hvac does not tell each status."""
         client, errors = self._get_client(), import_client("requests.exceptions", "vault")
         path = f"/v1/{self._mount}/{operation}/{self._name}"
-        sent = ("vault", *map(str, (client.url, client.adapter.namespace, path, client.token)))
-        if was_refused(*sent):
+        sent = tuple(map(str, (client.url, client.adapter.namespace, path, client.token)))
+        if self._was_refused(*sent):
             reason = (
                 "the token was refused before, and is not sent again. Get another, or a right for it and start anew"
             )
@@ -131,7 +130,7 @@ class VaultTransit(KeyWrapper):
         status = getattr(answer, "status_code", 200)  # of an answer that is no document
         if status != 200:
             if refusal := status in {401, 403}:
-                note_refusal(*sent)
+                self._note_refusal(*sent)
             raise self._failure(f"status {status}, {_reason(status, answer)}", refusal=refusal)
         try:
             value = answer["data"][member]

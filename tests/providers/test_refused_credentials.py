@@ -5,6 +5,7 @@ import mmap
 import os
 import pickle
 import sys
+import tempfile
 import types
 
 import numpy as np
@@ -103,7 +104,7 @@ def unwrap_in_children(count, path, *, alone):
         if child == 0:
             try:
                 if alone:
-                    sys.modules["fastrack._util.refusals"]._page = mmap.mmap(-1, mmap.PAGESIZE)
+                    sys.modules["fastrack._keys.wrapped"]._refused = mmap.mmap(-1, mmap.PAGESIZE)
                 WrappedKey.load(path).unwrap()
                 os._exit(0)
             except ProviderError:
@@ -131,6 +132,48 @@ def test_forked_workers_know_what_one_of_them_was_refused(new_token, tmp_path, m
     with pytest.raises(ProviderError, match="this PIN was refused before, and is not sent again"):
         WrappedKey.load(tmp_path / "owner.key.wrapped").unwrap()
     assert wrong_ones(token) == 1
+
+
+@pytest.mark.slow
+def test_a_ring_that_was_made_before_a_fork_is_enough_to_know(new_token, key, tmp_path, monkeypatch):
+    token = new_token(has_flags=False)
+    monkeypatch.setenv("FASTRACK_PKCS11_PIN", WRONG)
+    code = """
+import os, sys
+from helpers import stand_in_pkcs11
+import fastrack
+
+sys.modules["pkcs11"] = stand_in_pkcs11
+ring = fastrack.KeyRing(sys.argv[1])
+for _ in range(3):
+    if (child := os.fork()) == 0:
+        try:
+            ring[sys.argv[2]]
+        except fastrack.ProviderError:
+            os._exit(1)
+        finally:
+            os._exit(2)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    assert run_python(code, tmp_path / "owner.key.wrapped", key.id).split() == ["1", "1", "1"]
+    assert wrong_ones(token) == 1
+
+
+@pytest.mark.usefixtures("token")
+def test_no_other_user_holds_up_a_login(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    lock = tmp_path / f"fastrack-{os.getuid()}-pkcs11.lock"
+    WrappedKey.load(tmp_path / "owner.key.wrapped").unwrap()
+    lock.unlink()
+    lock.symlink_to(tmp_path / "of-another")
+    WrappedKey.load(tmp_path / "owner.key.wrapped").unwrap()
+    assert not (tmp_path / "of-another").exists()
+    if os.getuid() == 0:
+        lock.unlink()
+        lock.touch()
+        os.chown(lock, 1, 1)
+        monkeypatch.setattr("fcntl.lockf", None)  # would wait for ever
+        WrappedKey.load(tmp_path / "owner.key.wrapped").unwrap()
 
 
 @pytest.mark.slow
@@ -272,6 +315,7 @@ def test_a_tpm_whose_owner_has_a_password_ends_a_run(monkeypatch, code, error, i
 
 @each("status,errors,reason", DOCUMENTED)
 def test_vaults_documented_answers_have_their_reasons(status, errors, reason):
+    pytest.importorskip("requests")
     client = types.SimpleNamespace(url="https://vault.example", token=os.urandom(8).hex(), adapter=Adapter())
     client.adapter.status, client.adapter.errors = status, errors
     wrapper = VaultTransit("owner", client=client)
@@ -286,6 +330,7 @@ def test_vaults_documented_answers_have_their_reasons(status, errors, reason):
 
 
 def test_another_token_is_sent_after_one_was_refused():
+    pytest.importorskip("requests")
     client = types.SimpleNamespace(url="https://vault.example", token="s.old", adapter=Adapter())
     client.adapter.status, client.adapter.errors = 403, ["permission denied"]
     for client.token in ("s.old", "s.old", "s.new"):

@@ -79,6 +79,12 @@ def test_a_wrong_token_is_not_repeated(key, monkeypatch):
 
 
 @pytest.mark.usefixtures("vault")
+def test_the_end_of_a_line_is_no_part_of_a_token(key, monkeypatch):
+    monkeypatch.setenv("VAULT_TOKEN", f"{TOKEN}\r\n")  # as a secret store may have it
+    assert VaultTransit("owner").wrap(key).unwrap() == key
+
+
+@pytest.mark.usefixtures("vault")
 def test_what_is_missing_is_named(key, monkeypatch):
     with pytest.raises(ProviderError, match="no such mount or key"):
         VaultTransit("owner", mount="other").wrap(key)
@@ -167,7 +173,7 @@ def test_each_documented_answer_has_its_reason(serve, key, monkeypatch, status, 
     headers = {"Location": "http://127.0.0.1:9/v1/transit/encrypt/owner"} if status == 307 else {}
     server = serve(lambda *_: (status, {"errors": errors}, headers))
     monkeypatch.setenv("VAULT_ADDR", server.address)
-    monkeypatch.setenv("VAULT_TOKEN", f"{TOKEN}\n")  # as a secret store may have it
+    monkeypatch.setenv("VAULT_TOKEN", TOKEN)
     for refused in (False, status == 403):
         with pytest.raises(ProviderError, match="is not sent again" if refused else reason) as caught:
             VaultTransit("owner").wrap(key)
