@@ -72,14 +72,14 @@ def admit(document: bytes, kind: str, *, name: str = "") -> None:
     >>> gate.admit(b'{"challenge":[' + b"[]," * 10_000 + b"0]}", "fastrack challenge")
     Traceback (most recent call last):
         ...
-    fastrack.FormatError: reading the fastrack challenge failed: expected at most 1024 bytes, got 30017. ...
+    fastrack.FormatError: fastrack challenge: expected at most 1024 bytes, got 30017. ...
     """
     for counted, most in LIMITS[kind].items():
         # One byte is counted five times as fast as several are by `translate`.
         count = len(document) if counted == "bytes" else sum(map(document.count, _COUNTED[counted]))
         if count > most:
             raise FormatError(
-                f"reading the {name or kind} failed: expected at most {most} {counted}, got {count}. "
+                f"{name or kind}: expected at most {most} {counted}, got {count}. "
                 "It is damaged, or of another kind; get it again from its origin."
             )
 

@@ -245,7 +245,7 @@ def contents_of(folder):
 
 
 def test_a_link_in_the_place_of_a_subfolder_leads_to_no_other_folder(folder, key, tmp_path):
-    """Who may write to a shared folder could else have the server write and remove files anywhere."""
+    """Without that, another user of a shared folder could have the server write and remove files anywhere."""
     others, name = tmp_path / "others", HERE.name(key)
     others.mkdir()
     (folder.path / name[:2]).symlink_to(others)

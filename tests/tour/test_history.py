@@ -1,4 +1,4 @@
-"""What a desk signs, stores and forgets: whole histories, consents in its file, and answers before what they use up."""
+"""Tests of histories that a desk signs, of consents in its file, and of answers that are whole before they are stored."""
 
 import shutil
 import sqlite3

@@ -1,4 +1,4 @@
-"""What a forked child makes anew, as a thread that it lacks may hold it."""
+"""Tests of locks that a forked child makes anew, as a thread that it lacks may hold them."""
 
 import gc
 import threading
