@@ -223,9 +223,7 @@ def _apart(source: Any, target: Any) -> tuple[Bytes, Bytes]:
     """Return the bytes of two buffers that do not overlap: a chunk is written before the next ones are read."""
     read, written = view_of(source), view_of(target, writable=True)
     if np.may_share_memory(read, written):
-        raise ValueError(
-            "a KV block: expected memory apart from its message, got memory of both. Give another"
-        )
+        raise ValueError("a KV block: expected memory apart from its message, got memory of both. Give another")
     return read, written
 
 

@@ -1,4 +1,4 @@
-"""Tests of histories that a desk signs, of consents in its file, and of answers that are whole before they are stored."""
+"""Tests of histories that a desk signs, of consents in its file, and of answers that are whole before stored."""
 
 import shutil
 import sqlite3
