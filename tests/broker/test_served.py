@@ -155,7 +155,8 @@ def test_requests_have_bounds(start):
     assert server.post("/v1/offers", b"{}")[0] == 400
     assert server.post("/v1/offers", b"{}", headers={"Content-Type": "text/plain"})[0] == 415
     assert server.post("/v1/other")[0] == 404
-    beginning = f'{{"challenge":"{ask(server).id}"'.encode()
+    challenge = ask(server)
+    beginning = f'{{"challenge":"{challenge.id}"'.encode()
     with suppress(OSError):  # as the broker hangs up while the client goes on
         server.post("/v1/offers", iter([beginning, *[b"x" * (1 << 20)] * 64]))
     assert server.lines()[-1]["status"] == 413
@@ -167,8 +168,10 @@ def test_requests_have_bounds(start):
         connection.sendall(b"POST /v1/offers HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n")
         connection.sendall(b"Content-Type: application/json\r\n\r\n{")
         assert connection.recv(100).startswith(b"HTTP/1.1 408")
-    challenge = ask(server)
-    pending = attest.make_offer(challenge, machine())
+    with server.open() as connection:  # which breaks off
+        connection.sendall(b"POST /v1/offers HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n")
+        connection.sendall(b"Content-Type: application/json\r\n\r\n" + beginning)
+    pending = attest.make_offer(challenge, machine())  # for the challenge of those two
     assert server.post("/v1/offers", pending.to_bytes())[0] == 200
     assert reason(server.post("/v1/offers", pending.to_bytes()))["field"] == "challenge"
 
