@@ -33,8 +33,7 @@ from fastrack._sealed.tensor import SealedRows, SealedTensor
 from fastrack._tensors import arrays, dtypes
 from fastrack._tensors.arrays import Bytes
 from fastrack._util.atomic import OwnWriter, new_file
-from fastrack._util.locations import Location, Url, locate, locate_local
-from fastrack._util.paths import require_path
+from fastrack._util.locations import Location, Url, locate, locate_local, require_path
 from fastrack._util.public import public
 from fastrack._util.shown import list_names, shown
 from fastrack._util.trial import Trial, current

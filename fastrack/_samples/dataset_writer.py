@@ -24,8 +24,7 @@ from fastrack._samples.stored import DataSet, StoredSamples, read_data_set, with
 from fastrack._tensors import arrays, dtypes
 from fastrack._util.atomic import made_parents
 from fastrack._util.fork import per_process
-from fastrack._util.locations import Url, join, locate_target
-from fastrack._util.paths import require_path
+from fastrack._util.locations import Url, join, locate_target, require_path
 from fastrack._util.public import public
 from fastrack._util.shown import shown
 from fastrack.errors import ClosedError

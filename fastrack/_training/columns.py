@@ -156,6 +156,17 @@ def _only(file_ids: Sequence[str] | None) -> str | None:
     return ids[0]
 
 
+def require_files(paths: object, columns: object) -> None:
+    """Raise TypeError if the arguments of `SealedDataset` are others, such as tensors or a key."""
+    usage = "Call SealedDataset(paths, columns, keys=...), of files that DatasetWriter or save_file wrote"
+    for path in paths if isinstance(paths, (list, tuple)) else [paths]:
+        is_other = path is not paths or isinstance(paths, Mapping) or hasattr(paths, "shape")
+        if not isinstance(path, (str, os.PathLike)) and (is_other or not isinstance(paths, Iterable)):
+            raise TypeError(f"paths: expected sealed files, got {shown(path)}. {usage}")
+    if columns is not None and not isinstance(columns, Iterable):
+        raise TypeError(f"columns: expected names, got {shown(columns)}. {usage}")
+
+
 def require_places(shards: Shards, keys: KeyRing) -> None:
     """Refuse shards of a folder that are not what the `DatasetWriter` wrote there.
 

@@ -19,13 +19,13 @@ from fastrack._training.columns import (
     find_tensors,
     join_columns,
     join_windows,
+    require_files,
     require_places,
     tuple_of_names,
 )
 from fastrack._training.handles import CombinedDataset, DatasetHandle, Lengths, RecordLayout, Samples
 from fastrack._training.shards import PathLike, Shards
 from fastrack._transfer.api import to_device
-from fastrack._util.paths import require_files
 from fastrack._util.pickles import unpickle
 from fastrack._util.public import public
 

@@ -1,4 +1,4 @@
-"""Distinguish URLs from paths: files are on the local disk or on a server."""
+"""Distinguish URLs from paths, and refuse what is neither: files are on the local disk or on a server."""
 
 from __future__ import annotations
 
@@ -144,6 +144,12 @@ def locate_local(path: str | os.PathLike[str]) -> Path:
         raise _no_path(location)
     require_local(location)
     return location
+
+
+def require_path(path: object, usage: str) -> None:
+    """Raise TypeError if `path` is not a path, for example when arguments are swapped. `usage` shows the call."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"path: expected str or os.PathLike, got {type(path).__name__}. Call {usage}")
 
 
 def require_local(path: str | os.PathLike[str]) -> None:

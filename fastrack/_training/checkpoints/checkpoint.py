@@ -19,7 +19,7 @@ from fastrack._tensors.sharded import is_sharded
 from fastrack._training.checkpoints.sharded import save_gathered
 from fastrack._training.checkpoints.state import decode_state, encode_state
 from fastrack._transfer.api import to_device
-from fastrack._util.paths import require_path
+from fastrack._util.locations import require_path
 from fastrack._util.public import public
 from fastrack.errors import AuthenticationError, FormatError
 
