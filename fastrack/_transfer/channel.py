@@ -30,7 +30,7 @@ from fastrack._transfer.pending import Owner, Owners, add_notes
 from fastrack._transfer.slabs import Sizes, slabs_of
 from fastrack._transfer.staging import BufferLease, PlainSealer, StagingPool
 from fastrack._util import trace
-from fastrack._util.fork import register_fork_reset
+from fastrack._util.fork import per_process, register_fork_reset
 from fastrack._util.public import public
 from fastrack._util.trace import Steps
 from fastrack.errors import AuthenticationError, ClosedError, DeviceError
@@ -135,7 +135,7 @@ class Channel:
         self._stats = Recorder()
         self._guard = CloseGuard("this channel was closed; open another one")
         # The session and the guard, which are also used alone, register themselves.
-        register_fork_reset(*self._pools, self._owners, self._stats)
+        register_fork_reset(*self._pools, self._owners)
 
     @property
     def device(self) -> str:
@@ -624,11 +624,7 @@ class Recorder:
     def __init__(self) -> None:
         # Tensors, bytes, nanoseconds in all, and nanoseconds in each stage.
         self.totals: tuple[int, ...] = (0, 0, 0, 0, 0, 0)
-        self.reset_after_fork()
-
-    def reset_after_fork(self) -> None:
-        """Replace the lock, which may be held at a fork."""
-        self.lock = threading.Lock()
+        self.lock = per_process(self, "lock", threading.Lock)
 
     @property
     def total(self) -> Stats:

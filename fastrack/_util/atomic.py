@@ -360,7 +360,7 @@ class OwnWriter:
         return self._out.write(data)
 
     def flush(self) -> None:
-        self._out.flush()
+        """Do nothing: no data is buffered."""
 
     def require_own(self) -> None:
         """Raise ClosedError in a forked child."""
@@ -387,9 +387,6 @@ class _CompleteWriter:
             _sync_file_range(self._raw.fileno(), self._offset, done, _WRITE)
         self._offset += done
         return done
-
-    def flush(self) -> None:
-        """Do nothing: no data is buffered."""
 
 
 def _allocate(descriptor: int, size: int) -> None:

@@ -28,7 +28,7 @@ def register_fork_reset(*instances: Resettable) -> None:
 
 
 def per_process(owner: object, name: str, make: Callable[[], T]) -> T:
-    """Return the value of an attribute that every forked child makes anew: a lock, or an executor with its threads.
+    """Return the value of an attribute of an object or a module, which each forked child makes anew: a lock or threads.
 
     A thread of the parent may hold the lock, which no thread of the child would release.
     """

@@ -25,7 +25,6 @@ _SUFFIX, _WRITING = ".kv", ".writing"
 _KEPT = 8  # buffers for messages, which more threads than that would have to make anew
 _ABANDONED = 600  # seconds without a write after which the file of a killed writer is removed
 _PART = re.compile(r"([0-9a-f]{2})[0-9a-f]{62}\.kv\.\d+-\d+\.writing")  # the name of a file of `_write`
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _numbers = itertools.count()
 
 
@@ -133,22 +132,9 @@ class BlockFolder:
         return context.name(self.sealer.key) + _SUFFIX
 
     @contextlib.contextmanager
-    def _opened(self, name: str, *, make: bool = False) -> Iterator[int]:
-        """Open the subfolder of a file. Who else may write here could put a link in its place, which is refused."""
-        try:
-            root = os.open(self.path, _FOLDER)
-        except FileNotFoundError:
-            if not make:
-                raise
-            make_own(self.path)  # it was removed
-            root = os.open(self.path, _FOLDER)
-        try:
-            if make:
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(name[:2], 0o700, dir_fd=root)
-            folder = os.open(name[:2], _FOLDER | os.O_NOFOLLOW, dir_fd=root)
-        finally:
-            os.close(root)
+    def _opened(self, name: str) -> Iterator[int]:
+        """Open the subfolder of a file. A link, which another writer of the folder could put there, is refused."""
+        folder = os.open(self.path / name[:2], os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             yield folder
         finally:
@@ -186,7 +172,8 @@ class BlockFolder:
         """Write a file that has its name when it is whole. It is not forced to the disk: a lost block is a miss."""
         part = f"{name}.{os.getpid()}-{next(_numbers)}{_WRITING}"
         try:
-            with self._opened(name, make=True) as at:
+            make_own(self.path / name[:2])  # also what was removed above it
+            with self._opened(name) as at:
                 descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=at)
                 try:
                     try:

@@ -5,6 +5,7 @@ verifier caches nothing, lacks RSASSA-PSS, AMD's algorithm, and refuses Generali
 the authorities of NVIDIA's reference manifests use, against section 4.1.2.5.
 """
 
+import sys
 import threading
 import warnings
 from base64 import b64decode
@@ -24,7 +25,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 from cryptography.x509.oid import ExtensionOID, SignatureAlgorithmOID
 
 from fastrack._util import gate
-from fastrack._util.fork import after_fork
+from fastrack._util.fork import per_process
 from fastrack.attest._errors import malformed, refused, require_in_force, require_time_zone
 from fastrack.attest._formats import der
 from fastrack.attest._formats.binary import Cursor
@@ -51,7 +52,7 @@ KNOWN_CRITICAL = frozenset({ExtensionOID.BASIC_CONSTRAINTS, ExtensionOID.KEY_USA
 _STANDARD = "2.5.29."  # the arc of the extensions of X.509
 _OF_WHOLE_LISTS = frozenset(f"{_STANDARD}{number}" for number in (18, 20, 35, 47, 60))  # none leaves a certificate out
 _AGAIN = "Ask for the evidence again, with the certificates that belong to it."
-_warnings_lock = threading.Lock()
+_warnings_lock = per_process(sys.modules[__name__], "_warnings_lock", threading.Lock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,15 +399,6 @@ def reading(evidence: str) -> Iterator[None]:
             raise ValueError("a part of a name is too short or too long")
     except UNREADABLE as error:
         raise malformed(evidence, "encoding", None, wanted="an X.509 structure", found=str(error)) from None
-
-
-def _reset_after_fork() -> None:
-    """Replace the lock in a forked child, which may lack the thread that holds it."""
-    global _warnings_lock  # noqa: PLW0603
-    _warnings_lock = threading.Lock()
-
-
-after_fork(_reset_after_fork)
 
 
 def quoted_name(certificate: x509.Certificate) -> str:
