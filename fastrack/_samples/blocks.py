@@ -111,10 +111,8 @@ def encode(value: Any, *, is_record: bool = False) -> tuple[Column, Bytes]:
     """Return the column of a value, and its bytes; raise TypeError or ValueError if it cannot be stored."""
     meaning = "text" if isinstance(value, str) else ""
     if isinstance(value, str):
-        try:
-            value = value.encode()
-        except UnicodeEncodeError:
-            raise ValueError("expected Unicode text, got lone surrogates in it") from None
+        require_unicode(value)
+        value = value.encode()
     if isinstance(value, memoryview) and not value.c_contiguous:
         value = value.tobytes()
     if isinstance(value, (bytes, bytearray, memoryview)):
@@ -135,11 +133,20 @@ def encode(value: Any, *, is_record: bool = False) -> tuple[Column, Bytes]:
     return Column(dtype, None if is_record else shape), arrays.bytes_of(value)
 
 
+def require_unicode(text: str, what: str = "", errors: str = "strict") -> None:
+    """Raise ValueError for text that is not encoded as UTF-8, by an error handler of Python."""
+    try:
+        text.encode("utf-8", errors)
+    except UnicodeEncodeError:
+        raise ValueError(f"{what}expected Unicode text, got lone surrogates in it") from None
+
+
 def require_names(columns: Mapping[str, Column]) -> None:
     """Refuse names of columns that are no text, or that records may have for their tensors and lengths."""
     for name in columns:
         if not isinstance(name, str):
             raise TypeError(f"name of a column: expected text, got {shown(name)}")
+        require_unicode(name, "name of a column: ")
         if name == ABOUT:
             raise ValueError(f"name of a column: expected another than {ABOUT}, which shards have for themselves")
         if name.endswith((RECORDS, OFFSETS, LENGTHS)):
@@ -155,6 +162,10 @@ def source_columns(names: Iterable[str], chosen: Sequence[str] | None, where: ob
     for number, name in enumerate(names, 1):
         if not name:
             raise FormatError(f"{where}: expected a name for each column, got none for column {number}. Name it")
+        try:
+            require_unicode(name, f"{where}: name of column {number}: ")
+        except ValueError as error:
+            raise FormatError(f"{error}. Rename it") from None
         if name == ABOUT or name.endswith((RECORDS, OFFSETS, LENGTHS, VALID)):
             raise FormatError(
                 f"{where}: column {name!r:.80}: expected a name other than {ABOUT} that does not end in {RECORDS}, "

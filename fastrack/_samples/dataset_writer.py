@@ -19,7 +19,7 @@ from fastrack._files.importers import PlainTensor
 from fastrack._files.writer import write_sealed
 from fastrack._keys.keyring import KeyLike, KeyRing, sealing_key
 from fastrack._samples.about import ABOUT, About
-from fastrack._samples.blocks import OFFSETS, RECORDS, Block, Column, require_names
+from fastrack._samples.blocks import OFFSETS, RECORDS, Block, Column, require_names, require_unicode
 from fastrack._samples.stored import DataSet, StoredSamples, read_data_set, with_type_of
 from fastrack._tensors import arrays, dtypes
 from fastrack._util.atomic import made_parents
@@ -172,6 +172,7 @@ class DatasetWriter:
             As for `write`; ValueError also if columns differ in their number of samples. After an OSError the samples
             of the batch that `stored` counts are kept, and no others.
         """
+        require_unicode(file or "", "file=: ", "surrogateescape")  # as the names of files come
         self._append({name: self._block(name, values) for name, values in batch.items()}, file or "")
 
     def close(self) -> None:

@@ -693,3 +693,36 @@ def test_a_column_of_pandas_with_mixed_values_is_named(tmp_path, key):
     table = pandas.DataFrame({"id": [1, 2], "age": [1, "x"]})
     with pytest.raises(FormatError, match=r"DataFrame: column 'age': expected values of one type"):
         import_samples(table, tmp_path / "out", key)
+
+
+@pytest.mark.parametrize("surrogate", [0xD800, 0xDC80])  # any, and one that stands for a byte in names of files
+def test_a_name_of_a_column_that_is_no_unicode_text_is_refused_where_it_is_read(tmp_path, key, surrogate):
+    name = f"a{chr(surrogate)}"
+    (tmp_path / "a.jsonl").write_text(json.dumps({"x": 1}) + "\n" + json.dumps({"x": 1, name: 1}) + "\n")
+    with pytest.raises(FormatError, match=r"a\.jsonl, line 2: name of column 2: expected Unicode text, got lone"):
+        import_samples(tmp_path / "a.jsonl", tmp_path / "out", key)
+    with pytest.raises(ValueError, match="name of a column: expected Unicode text"):
+        import_samples([{name: 1}], tmp_path / "out", key)
+    with (
+        pytest.raises(ValueError, match="name of a column: expected Unicode text"),
+        DatasetWriter(tmp_path / "out", key) as writer,
+    ):
+        writer.write({name: 1})
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_ending_in_an_archive_that_is_no_unicode_text_is_refused(tmp_path, key):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        member = tarfile.TarInfo("0001.\udcff")
+        member.size = 1
+        archive.addfile(member, io.BytesIO(b"x"))
+    with pytest.raises(FormatError, match=r"a\.tar: name of a column: expected Unicode text"):
+        import_samples(tmp_path / "a.tar", tmp_path / "out", key)
+
+
+def test_the_name_of_a_file_of_samples_is_as_names_of_files_come(tmp_path, key):
+    with DatasetWriter(tmp_path / "out", key) as writer:
+        with pytest.raises(ValueError, match="file=: expected Unicode text"):
+            writer.write_batch({"x": [1]}, file="a\ud800")
+        writer.write_batch({"x": [1]}, file="a\udc80")  # of bytes that are no UTF-8
+    assert writer.stored == 1
