@@ -1,4 +1,4 @@
-"""Tests of histories that a desk signs, of consents in its file, and of answers that are whole before stored."""
+"""Desks compare whole histories, hold what they promised in their file, and make answers before anything counts."""
 
 import shutil
 import sqlite3
