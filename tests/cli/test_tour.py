@@ -252,7 +252,7 @@ def test_a_holders_database_with_other_documents_is_refused(cli, folder):
                 sqlite3.connect(folder / "a.db").backup(database)
                 forget_offers(database)
                 cli(f"{VERIFY} --database {name}")
-            for number, change in enumerate(SWAPS.values()):
+            for number, change in enumerate(list(SWAPS.values())[:: 1 if name == "a.db" else 2]):
                 with closing(sqlite3.connect(folder / f"{number}-{name}")) as copy:
                     database.backup(copy)
                     copy.executescript(

@@ -1,7 +1,6 @@
 """Desks compare whole histories, hold what they promised in their file, and make answers before anything counts."""
 
 import shutil
-import sqlite3
 from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
@@ -56,11 +55,6 @@ def test_an_owner_signs_no_history_that_a_visit_made_up(rig, monkeypatch):
     with pytest.raises(RollbackError, match="history"):
         rig.finish(chain)
     assert rig.owner_desk._ledger.latest().receipt is None
-    monkeypatch.undo()
-    rig.visit(2, out=rig.folder / "again")
-    shutil.rmtree(rig.folder / "v3")
-    (rig.folder / "again").rename(rig.folder / "v3")
-    rig.finish(tour.Chain.load(rig.folder / "v3" / "tour.chain", owner=rig.owner.verifier))[0].require_complete()
 
 
 def test_no_visit_and_no_carrier_goes_on_from_a_history_that_a_visit_made_up(rig, monkeypatch):
@@ -76,34 +70,25 @@ def test_no_visit_and_no_carrier_goes_on_from_a_history_that_a_visit_made_up(rig
         verify_files(files, rig.owner.verifier)
 
 
-@pytest.mark.parametrize("place", [-1, -2])
-def test_versions_before_the_tour_are_those_of_its_first_model(tmp_path, monkeypatch, place):
+def test_versions_before_the_tour_are_those_of_its_first_model(tmp_path, monkeypatch):
     rig = Rig(tmp_path, ("ada", "ben"), versions=3)
-    lie_about_history(
-        monkeypatch,
-        lambda history: tuple(MADE_UP if n == len(history) + place else one for n, one in enumerate(history)),
-    )
+    lie_about_history(monkeypatch, made_up_end)
     rig.visit(0)
     with pytest.raises(RollbackError, match="the versions before the tour"):
         rig.visit(1)
     assert attempts(rig, 1) == (0, 0)
     assert rig.owner_desk._ledger.latest().receipt is None
-    monkeypatch.undo()
-    rig.visit(0, out=rig.folder / "again")
-    rig.open_desks()
-    rig.visit(1, folder=rig.folder / "again", out=rig.folder / "v2")
-    _, manifest = rig.finish(tour.Chain.load(rig.folder / "v2" / "tour.chain", owner=rig.owner.verifier))
-    (rig.folder / "final").write_bytes(manifest)
-    final = fastrack.load_manifest(rig.folder / "final", owner=rig.owner.verifier)
-    assert (final.version, len(final.history)) == (5, 4)
 
 
 def test_a_history_longer_than_a_manifest_has_is_compared_as_far_as_it_goes(tmp_path, monkeypatch):
     for module in (_folder, _owner, _visit, fastrack._sets.manifest):
         monkeypatch.setattr(module, "HISTORY_LIMIT", 2)
-    rig = Rig(tmp_path, versions=3)
-    chain = rig.whole()
-    rig.finish(chain)[0].require_complete()
+    rig = Rig(tmp_path, ("ada",), versions=3)
+    chain, manifest = rig.finish(rig.visit(0))
+    chain.require_complete()
+    (rig.folder / "final").write_bytes(manifest)
+    final = fastrack.load_manifest(rig.folder / "final", owner=rig.owner.verifier)
+    assert (final.version, final.history[0]) == (4, rig.plan.start.digest)
 
 
 def test_a_first_model_that_is_not_the_plans_begins_no_tour(rig):
@@ -138,15 +123,6 @@ def test_a_copy_of_a_desks_file_has_all_that_it_promised(rig):
     rig.visit(1)
     rig.finish(rig.visit(2))
     assert next(iter(copies()))[1] is not None
-
-
-def test_a_reader_of_its_database_stops_no_desk(rig, monkeypatch):
-    monkeypatch.setattr("fastrack.attest._broker.ledger._PATIENCE", 0.01)
-    with closing(sqlite3.connect(rig.folder / "ada.db", isolation_level=None)) as reader:
-        reader.execute("BEGIN")
-        reader.execute("SELECT * FROM attempts").fetchall()
-        rig.visit(0)
-    assert attempts(rig, 0) == (1, 1)
 
 
 # Delegations and grants end with the plan.
@@ -207,9 +183,8 @@ def test_the_wrong_key_of_the_owner_uses_up_nothing(rig):
     for visit in (0, 1):
         rig.key = fastrack.Key.generate()
         rig.open_desks()
-        for _ in range(3):
-            with pytest.raises(UnknownKeyError):
-                rig.visit(visit)
+        with pytest.raises(UnknownKeyError):
+            rig.visit(visit)
         assert attempts(rig, visit) == (0, 0)
         rig.key = good
         rig.open_desks()
