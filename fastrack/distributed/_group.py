@@ -17,7 +17,7 @@ from fastrack.distributed._link import Link
 from fastrack.distributed._messages import Slabs
 from fastrack.distributed._operation import CollectiveOperation, Reduction, split
 from fastrack.distributed._places import Place
-from fastrack.distributed._session import EVERYONE
+from fastrack.distributed._session import EVERYONE, GroupSession, run_id
 from fastrack.distributed._transport import PointToPoint, Transport
 from fastrack.errors import AuthenticationError, ClosedError, DeviceError
 
@@ -38,16 +38,24 @@ class SecureGroup:
     key : Key, KeyRing, KeyProvider or path
         Secret that only the ranks have, from one source or one per rank: a key file, unlocked grants, or keys from
         a broker. It seals nothing itself: the session secret is derived from it and from new random bytes of each
-        rank, so that no key is used twice, even after a restart from a checkpoint.
+        rank, so that no key is used twice, even after a restart from a checkpoint. It is also derived from the global
+        ranks in order, from the group's name and from `run`; and, where `init_process_group` of fastrack made the
+        default process group, from the secret of that group.
     group : torch.distributed.ProcessGroup, optional
         Participating ranks; all by default. A separate gloo process group carries the messages.
     timeout : float
         Seconds to wait for a message of another rank.
+    run : str, optional
+        Name of the run, the same on all its ranks: ranks of another run with the same key are refused. By default that
+        of the default process group, if fastrack made it, else the id that ``torchrun --rdzv-id`` was given. Where
+        there is neither, runs that share a key are not told apart: use one key a run.
 
     Raises
     ------
     AuthenticationError
-        If another rank has another key, or the first messages were altered.
+        If another rank has another key, is of another group or run, or the first messages were altered.
+    ClosedError
+        If fastrack made the default process group, and that has ended.
     UnknownKeyError
         If there is no key.
 
@@ -84,7 +92,12 @@ class SecureGroup:
     """
 
     def __init__(
-        self, key: KeyLike | None = None, group: dist.ProcessGroup | None = None, *, timeout: float = 300.0
+        self,
+        key: KeyLike | None = None,
+        group: dist.ProcessGroup | None = None,
+        *,
+        timeout: float = 300.0,
+        run: str | None = None,
     ) -> None:
         try:
             secret = sealing_key(key)
@@ -92,16 +105,18 @@ class SecureGroup:
             with contextlib.suppress(RuntimeError):  # of gloo, if another rank has failed and gone
                 PointToPoint.among(group, timeout).close()  # so that other ranks need not wait for the timeout
             raise
-        self._setup(PointToPoint.among(group, timeout), secret, timeout)
+        self._setup(PointToPoint.among(group, timeout), secret, timeout, run)
 
     @classmethod
-    def over(cls, transport: Transport, key: KeyLike | None = None, *, timeout: float = 300.0) -> Self:
+    def over(
+        cls, transport: Transport, key: KeyLike | None = None, *, timeout: float = 300.0, run: str | None = None
+    ) -> Self:
         """Make a group over another transport. Not public."""
         group = cls.__new__(cls)
-        group._setup(transport, key, timeout)  # noqa: SLF001 - its own
+        group._setup(transport, key, timeout, run)  # noqa: SLF001 - its own
         return group
 
-    def _setup(self, transport: Transport, key: KeyLike | None, timeout: float) -> None:
+    def _setup(self, transport: Transport, key: KeyLike | None, timeout: float, run: str | None) -> None:
         self.rank = transport.rank
         self.size = transport.size
         self.ranks = transport.ranks
@@ -109,7 +124,8 @@ class SecureGroup:
         self._error: BaseException | None = None
         self._failed: list[Told] = []
         try:
-            self._link = Link(transport, sealing_key(key), timeout)
+            within = _default_session()  # of the default group, whichever way torch or the program makes this one
+            self._link = Link(transport, sealing_key(key), timeout, run_id(run, within), within)
         except BaseException:
             transport.close()
             raise
@@ -142,15 +158,19 @@ class SecureGroup:
         ClosedError
             If the group was closed, or an earlier operation failed.
         """
+        return self._reduced("all_reduce", tensor, op, async_op=async_op)
+
+    def _reduced(self, kind: str, tensor: torch.Tensor, op: Reduction, *, async_op: bool) -> Any:
+        """Reduce a tensor as `all_reduce` does, in messages that no operation of another kind accepts."""
         check(tensor)
         require_reduction(op, tensor)
-        return self._run(lambda place: self._all_reduce(place, tensor, op), tensor, async_op)
+        return self._run(lambda place: self._all_reduce(place, kind, tensor, op), tensor, async_op)
 
-    def _all_reduce(self, place: Place, tensor: torch.Tensor, op: Reduction) -> None:
+    def _all_reduce(self, place: Place, kind: str, tensor: torch.Tensor, op: Reduction) -> None:
         flat = tensor.view(-1)
         shards = [flat[part] for part in split(flat.numel(), self.size)]
         shard = shards[self.rank]
-        with CollectiveOperation(self._link, place, "all_reduce", op) as messages:
+        with CollectiveOperation(self._link, place, kind, op) as messages:
             parts = [messages.receive(rank, self.rank, shard) for rank in self._link.others]
             sums = [messages.receive(rank, EVERYONE, shards[rank]) for rank in self._link.others]
             messages.send([messages.make(rank, shards[rank], [rank]) for rank in self._link.others])
@@ -205,14 +225,18 @@ class SecureGroup:
         async_op : bool
             As for `reduce_scatter`, with the same result and errors.
         """
+        return self._gathered("all_gather", output, tensor, async_op=async_op)
+
+    def _gathered(self, kind: str, output: torch.Tensor, tensor: torch.Tensor, *, async_op: bool) -> Any:
+        """Gather tensors as `all_gather` does, in messages that no operation of another kind accepts."""
         check(output)
         check(tensor)
         self._require_shard(tensor, output)
-        return self._run(lambda place: self._all_gather(place, output, tensor), output, async_op)
+        return self._run(lambda place: self._all_gather(place, kind, output, tensor), output, async_op)
 
-    def _all_gather(self, place: Place, output: torch.Tensor, tensor: torch.Tensor) -> None:
+    def _all_gather(self, place: Place, kind: str, output: torch.Tensor, tensor: torch.Tensor) -> None:
         shards = list(output.view(self.size, -1).unbind())
-        with CollectiveOperation(self._link, place, "all_gather") as messages:
+        with CollectiveOperation(self._link, place, kind) as messages:
             others = [messages.receive(rank, EVERYONE, shards[rank]) for rank in self._link.others]
             messages.send([messages.make(EVERYONE, tensor, self._link.others)])
             if shards[self.rank].data_ptr() != tensor.data_ptr():
@@ -231,12 +255,16 @@ class SecureGroup:
         async_op : bool
             As for `all_reduce`, with the same result and errors.
         """
+        return self._copied("broadcast", tensor, source, async_op=async_op)
+
+    def _copied(self, kind: str, tensor: torch.Tensor, source: int, *, async_op: bool) -> Any:
+        """Copy a tensor as `broadcast` does, in messages that no operation of another kind accepts."""
         check(tensor)
         self._require_rank(source)
-        return self._run(lambda place: self._broadcast(place, tensor, source), tensor, async_op)
+        return self._run(lambda place: self._broadcast(place, kind, tensor, source), tensor, async_op)
 
-    def _broadcast(self, place: Place, tensor: torch.Tensor, source: int) -> None:
-        with CollectiveOperation(self._link, place, "broadcast", f"of {source}") as messages:
+    def _broadcast(self, place: Place, kind: str, tensor: torch.Tensor, source: int) -> None:
+        with CollectiveOperation(self._link, place, kind, f"of {source}") as messages:
             if source == self.rank:
                 messages.send([messages.make(EVERYONE, tensor, self._link.others)])
             else:
@@ -405,6 +433,12 @@ class Told(torch.futures.Future[Any]):
         if name in {"wait", "value", "then", "add_done_callback"}:
             self.is_told = True
         return super().__getattribute__(name)
+
+
+def _default_session() -> GroupSession | None:
+    """Return the session of the default process group, if that is sealed."""
+    session = getattr(dist.group.WORLD, "session", None)
+    return session if isinstance(session, GroupSession) else None
 
 
 def check(tensor: torch.Tensor) -> None:

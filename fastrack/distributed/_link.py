@@ -24,10 +24,12 @@ from fastrack.errors import AuthenticationError
 class Link:
     """A session of this rank with all others. All ranks start it together.
 
-    Raise AuthenticationError if another rank has another key, or is silent.
+    Raise AuthenticationError if another rank has another key, is of another group or run, or is silent.
     """
 
-    def __init__(self, transport: Transport, key: Key, timeout: float) -> None:
+    def __init__(
+        self, transport: Transport, key: Key, timeout: float, run: str = "", within: GroupSession | None = None
+    ) -> None:
         self.transport = transport
         self.rank = transport.rank
         self.others = [rank for rank in range(transport.size) if rank != self.rank]
@@ -45,7 +47,8 @@ class Link:
             raise AuthenticationError(
                 f"starting a group: expected random bytes of every rank, got none of one: {error}. Start all ranks"
             ) from error
-        self.session = GroupSession(key.material(), [randoms[rank] for rank in range(transport.size)])
+        ordered = [randoms[rank] for rank in range(transport.size)]
+        self.session = GroupSession(key.material(), ordered, transport.ranks, transport.name, run, within)
         self.confirm("start", deadline, self.others)
 
     def deadline(self) -> float:
@@ -83,8 +86,9 @@ class Link:
         for rank, mac in macs.items():
             if not hmac.compare_digest(mac, self.session.mac(content, rank)):
                 raise AuthenticationError(
-                    f"{text}: expected the MAC of rank {rank} in this session, got another. It has another key or "
-                    "calls another operation, or its message was altered; start the ranks again with one key"
+                    f"{text}: expected the MAC of rank {rank} in this session, got another. It has another key, "
+                    "is of another group or run=, or calls another operation, or its message was altered; start the "
+                    "ranks again with one key"
                 )
 
     def _exchange(self, data: bytes, deadline: float, ranks: Sequence[int]) -> dict[int, bytes]:

@@ -16,6 +16,7 @@ from fastrack._keys.keyring import KeyLike, sealing_key
 from fastrack._keys.keys import Key
 from fastrack.distributed._group import SecureGroup
 from fastrack.distributed._operation import Reduction
+from fastrack.distributed._session import GroupSession
 from fastrack.distributed._transport import PointToPoint
 
 BACKEND = "fastrack"
@@ -29,14 +30,16 @@ _REDUCTIONS: list[tuple[Any, Reduction]] = [
 ]
 
 
-def init_process_group(key: KeyLike | None = None, *, timeout: float = 300.0, **options: Any) -> None:
+def init_process_group(
+    key: KeyLike | None = None, *, timeout: float = 300.0, run: str | None = None, **options: Any
+) -> None:
     """Make the default process group of `torch.distributed`, with every operation sealed or refused.
 
     Call it instead of torch's function of this name, before a model is wrapped. `DistributedDataParallel`, FSDP2 and
     all other users of torch's collectives then send only sealed messages: gradients, weights, buffers, norms,
-    objects. So do all groups and meshes that are made later, each in its own session, unless they name another
-    backend. Operations that `SecureGroup` lacks are refused before anything is sent: `torch.distributed.send`, `recv`
-    and `all_to_all`, products, sparse tensors.
+    objects. So do all groups and meshes that are made later, unless they name another backend: each has a session of
+    its own, which is derived from that of the default group. Operations that `SecureGroup` lacks are refused before
+    anything is sent: `torch.distributed.send`, `recv` and `all_to_all`, products, sparse tensors.
 
     Parameters
     ----------
@@ -44,6 +47,9 @@ def init_process_group(key: KeyLike | None = None, *, timeout: float = 300.0, **
         Secret that only the ranks have, as for `SecureGroup`.
     timeout : float
         Seconds to wait for a message of another rank.
+    run : str, optional
+        Name of the run, as for `SecureGroup`: ranks of another run with the same key are refused. By default the id
+        that ``torchrun --rdzv-id`` was given. Without either use one key a run.
     **options
         As for `torch.distributed.init_process_group`: `init_method`, `store`, `rank`, `world_size`. An existing
         default process group, as in a worker of Ray Train, is destroyed with all other groups, and the new group
@@ -52,7 +58,7 @@ def init_process_group(key: KeyLike | None = None, *, timeout: float = 300.0, **
     Raises
     ------
     AuthenticationError
-        If another rank has another key, or the first messages were altered.
+        If another rank has another key, is of another group or run, or the first messages were altered.
     UnknownKeyError
         If there is no key.
     RuntimeError
@@ -80,7 +86,7 @@ def init_process_group(key: KeyLike | None = None, *, timeout: float = 300.0, **
     if dist.is_initialized():
         options = {**_end_plain_groups(), **options}
     dist.Backend.register_backend(BACKEND, _make_group, extended_api=True, devices=["cpu", "cuda"])
-    dist.init_process_group(BACKEND, timeout=timedelta(seconds=timeout), pg_options=secret, **options)
+    dist.init_process_group(BACKEND, timeout=timedelta(seconds=timeout), pg_options=(secret, run), **options)
 
 
 def _end_plain_groups() -> dict[str, Any]:
@@ -116,20 +122,20 @@ def _forget(default: Any) -> None:
             function.__defaults__ = tuple(None if value is default else value for value in defaults)
 
 
-def _make_group(given: Any, key: Key | None) -> SealedProcessGroup:
-    """Make a group for torch. Only the default group is given a key; later groups share it."""
+def _make_group(given: Any, options: tuple[Key, str | None] | None) -> SealedProcessGroup:
+    """Make a group for torch. Only the default group is given a key and a run; later groups share them."""
     seconds = given.timeout.total_seconds()
     world = dist.group.WORLD
+    key, run = options or (None, None)
     if key is None and isinstance(world, SealedProcessGroup):
         key, seconds = world.key, min(seconds, world.seconds)
     key = sealing_key(key)
     ranks = given.global_ranks_in_group or list(range(given.group_size))
     # A store may outlive its groups. Each rank numbers its groups, so that none finds the addresses of an old one.
     made = given.store.add(f"made {given.group_rank}", 1)
-    transport = PointToPoint(
-        dist.distributed_c10d.PrefixStore(f"{BACKEND}/{made}", given.store), given.group_rank, ranks, seconds
-    )
-    return SealedProcessGroup(SecureGroup.over(transport, key, timeout=seconds), key, seconds)
+    store = dist.distributed_c10d.PrefixStore(f"{BACKEND}/{made}", given.store)
+    transport = PointToPoint(store, given.group_rank, ranks, seconds, f"{given.group_id} {made}")
+    return SealedProcessGroup(SecureGroup.over(transport, key, timeout=seconds, run=run), key, seconds)
 
 
 _Base: Any = dist.ProcessGroup  # its Python types have overloads that torch does not call
@@ -148,19 +154,37 @@ class SealedProcessGroup(_Base):  # type: ignore[misc]
         self._group = group
         self._names = {"name": "", "description": ""}
 
+    @property
+    def session(self) -> GroupSession:
+        """The session of the group. Sessions of later groups are derived from that of the default group."""
+        return self._group._link.session  # noqa: SLF001 - of this package
+
     def broadcast(self, tensors: Tensors, opts: Any) -> _Work:
-        return _Work([self._group.broadcast(item.detach(), opts.rootRank, async_op=True) for item in tensors], tensors)
+        return self._copy("broadcast", tensors, opts)
+
+    def _copy(self, kind: str, tensors: Tensors, opts: Any) -> _Work:
+        begin = self._group._copied  # noqa: SLF001 - of this package
+        return _Work([begin(kind, item.detach(), opts.rootRank, async_op=True) for item in tensors], tensors)
 
     def allreduce(self, tensors: Tensors, opts: Any) -> _Work:
-        op = _reduction(opts.reduceOp)
-        return _Work([self._group.all_reduce(item.detach(), op, async_op=True) for item in tensors], tensors)
+        return self._reduce("all_reduce", tensors, opts)
+
+    def reduce(self, tensors: Tensors, opts: Any) -> _Work:
+        return self._reduce(f"reduce to {opts.rootRank}", tensors, opts)
+
+    def _reduce(self, kind: str, tensors: Tensors, opts: Any) -> _Work:
+        op, begin = _reduction(opts.reduceOp), self._group._reduced  # noqa: SLF001 - of this package
+        return _Work([begin(kind, item.detach(), op, async_op=True) for item in tensors], tensors)
 
     def all_gather_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> _Work:
         return self.all_gather_single_coalesced([output], [tensor], opts)
 
     def all_gather_single_coalesced(self, outputs: Tensors, tensors: Tensors, opts: Any) -> _Work:
-        pairs = zip(outputs, tensors, strict=True)
-        return _Work([self._group.all_gather(out.detach(), own.detach(), async_op=True) for out, own in pairs], outputs)
+        return self._gather("all_gather", outputs, tensors)
+
+    def _gather(self, kind: str, outputs: Tensors, tensors: Tensors) -> _Work:
+        pairs, begin = zip(outputs, tensors, strict=True), self._group._gathered  # noqa: SLF001 - of this package
+        return _Work([begin(kind, out.detach(), own.detach(), async_op=True) for out, own in pairs], outputs)
 
     def reduce_scatter_single(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any) -> _Work:
         return self.reduce_scatter_single_coalesced([output], [tensor], opts)
@@ -175,22 +199,27 @@ class SealedProcessGroup(_Base):  # type: ignore[misc]
         return self.reduce_scatter_single_coalesced(outputs, [_joined(parts) for parts in tensors], opts)
 
     def allgather(self, outputs: Sequence[Tensors], tensors: Tensors, opts: Any) -> _Work:
+        return self._gather_lists("all_gather", outputs, tensors)
+
+    def gather(self, outputs: Sequence[Tensors], tensors: Tensors, opts: Any) -> _Work:
+        return self._gather_lists(f"gather to {opts.rootRank}", outputs, tensors)
+
+    def _gather_lists(self, kind: str, outputs: Sequence[Tensors], tensors: Tensors) -> _Work:
         wholes = [own.new_empty(self._group.size * own.numel()) for own in tensors]
-        work = self.all_gather_single_coalesced(wholes, tensors, opts)
+        work = self._gather(kind, wholes, tensors)
         work.fill += zip(wholes, outputs, strict=False)  # `gather` has outputs only at its root
         return work
-
-    gather = allgather
 
     def scatter(self, outputs: Tensors, tensors: Sequence[Tensors], opts: Any) -> _Work:
         (output,) = outputs
         whole = _joined(tensors[0]) if tensors else output.new_empty(self._group.size * output.numel())
-        work = self.broadcast([whole], opts)
+        work = self._copy("scatter", [whole], opts)
         work.fill.append((whole.view(self._group.size, -1)[self._group.rank], [output]))
         return work
 
     def barrier(self, opts: Any = None) -> _Work:
-        return _Work([self._group.all_reduce(torch.zeros(1), async_op=True)], [])
+        begin = self._group._reduced  # noqa: SLF001 - of this package
+        return _Work([begin("barrier", torch.zeros(1), "sum", async_op=True)], [])
 
     def refuse(self, *_: Any, **__: Any) -> _Work:
         """Raise NotImplementedError."""
@@ -203,7 +232,7 @@ class SealedProcessGroup(_Base):  # type: ignore[misc]
     monitored_barrier = refuse
 
     # Names of torch before 2.13 in Python, and operations that do not differ here.
-    reduce = allreduce_coalesced = allreduce
+    allreduce_coalesced = allreduce
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single

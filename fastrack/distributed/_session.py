@@ -1,10 +1,11 @@
-"""The session secret, new at each start, and the keys of messages."""
+"""The secrets of a session, new at each start, and the keys of messages."""
 
 from __future__ import annotations
 
 import hmac
 import os
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -19,9 +20,11 @@ from fastrack.format import HEADER_SIZE, SALT_SIZE
 
 RANDOM_SIZE = 32  # bytes that each rank contributes
 MAC_SIZE = 32
+LATER_SIZE = 32  # bytes of the secret that sessions of later groups are derived from
 EVERYONE = -1  # the destination of a message for all ranks
 
-_CONTEXT = b"fastrack/group@2\0"
+_CONTEXT = b"fastrack/group@3\0"
+_RUN_VARIABLE = "TORCHELASTIC_RUN_ID"  # torchrun sets it, to the same text on all ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +48,39 @@ class Route:
 
 
 class GroupSession:
-    """Two secrets that all ranks have, for message keys and for MACs. Neither survives a fork or a pickle.
+    """Three secrets that all ranks have, for message keys, MACs and later groups. None survives a fork or a pickle.
 
-    They are derived (HKDF-SHA-512, RFC 5869) from the shared secret of the ranks and from `randoms`, 32 new random
-    bytes of each rank. If any rank restarts, its bytes and so both secrets change.
+    They are derived (HKDF-SHA-512, RFC 5869) from the shared secret of the ranks, from `randoms`, 32 new random bytes
+    of each rank, and from the identity of the group: its global `ranks` in order, its name and its run. If any rank
+    restarts, its bytes and so all secrets change. The session of a later group is also derived from the session of the
+    default group, `within`: ranks of two runs, or of two starts of one run, never share it.
 
     Each message also has a random salt in its header, so its key is new even if a route were used twice.
     """
 
-    def __init__(self, secret: cobblestone.Bytes, randoms: list[bytes]) -> None:
+    def __init__(
+        self,
+        secret: cobblestone.Bytes,
+        randoms: Sequence[bytes],
+        ranks: Sequence[int],
+        name: str,
+        run: str,
+        within: GroupSession | None = None,
+    ) -> None:
+        self.run = run
         self._process = os.getpid()
-        self._secrets = bytearray(len(secret) + MAC_SIZE)
+        self._secrets = bytearray(len(secret) + MAC_SIZE + LATER_SIZE)
         self._size = len(secret)
-        info = _CONTEXT + struct.pack(">Q", len(randoms)) + b"".join(randoms)
-        HKDF(SHA512(), len(self._secrets), salt=None, info=info).derive_into(secret, self._secrets)
+        numbers = struct.pack(f">{len(ranks) + 1}Q", len(ranks), *ranks)
+        info = b"".join((_CONTEXT, _sized(run), _sized(name), numbers, *randoms))
+        material = bytearray(len(secret) + (LATER_SIZE if within else 0))
+        try:
+            material[: len(secret)] = secret
+            if within:
+                material[len(secret) :] = within._view()[-LATER_SIZE:]  # noqa: SLF001 - of its own class
+            HKDF(SHA512(), len(self._secrets), salt=None, info=info).derive_into(material, self._secrets)
+        finally:
+            material[:] = bytes(len(material))
         register_fork_reset(self)
 
     def reset_after_fork(self) -> None:
@@ -88,7 +110,7 @@ class GroupSession:
 
     def mac(self, text: bytes, rank: int) -> bytes:
         """Return the MAC, 32 bytes, of a text and of the rank that confirms it."""
-        return hmac.digest(self._view()[self._size :], text + struct.pack(">Q", rank), "sha256")
+        return hmac.digest(self._view()[self._size : -LATER_SIZE], text + struct.pack(">Q", rank), "sha256")
 
     def _message_secret(self) -> memoryview:
         return self._view()[: self._size]
@@ -106,3 +128,20 @@ class GroupSession:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a session stays in its process and cannot be pickled; make a group in each process")
+
+
+def run_id(run: str | None, within: GroupSession | None) -> str:
+    """Return the run that a session is bound to: that given, else of the default group, else of torchrun, else ""."""
+    if run is None:
+        return os.environ.get(_RUN_VARIABLE, "") if within is None else within.run
+    if not isinstance(run, str):
+        raise TypeError(
+            f"run=: expected the name of a run as text, got {type(run).__name__}. Pass the same text on all ranks"
+        )
+    return run
+
+
+def _sized(text: str) -> bytes:
+    """Return a text behind its size in bytes, so that no two pairs of texts are the same bytes."""
+    content = text.encode(errors="surrogatepass")
+    return struct.pack(">Q", len(content)) + content

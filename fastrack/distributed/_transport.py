@@ -27,6 +27,7 @@ class Transport(Protocol):
     rank: int
     size: int
     ranks: list[int]  # global ranks
+    name: str  # of the group that it connects
 
     def send(self, data: torch.Tensor, target: int) -> Pending:
         """Begin to send uint8 (n,) in host memory. Raise OSError if the connection is lost."""
@@ -41,13 +42,14 @@ class Transport(Protocol):
 class PointToPoint:
     """`Transport` over gloo, with its own connections. Ranks find each other through a store.
 
-    `rank` is the index of this process in `ranks`.
+    `rank` is the index of this process in `ranks`. `name` is the name that all these ranks know the group by.
     """
 
-    def __init__(self, store: Any, rank: int, ranks: list[int], seconds: float) -> None:
+    def __init__(self, store: Any, rank: int, ranks: list[int], seconds: float, name: str) -> None:
         self.rank = rank
         self.size = len(ranks)
         self.ranks = ranks
+        self.name = name
         self._gloo: Any = dist.ProcessGroupGloo(store, rank, self.size, timedelta(seconds=seconds))
         register_fork_reset(self)
 
@@ -58,12 +60,11 @@ class PointToPoint:
         if rank < 0:
             raise ValueError(f"a group of the ranks {ranks}: expected one of them, got rank {dist.get_rank()}")
         # Not `dist.new_group`, which reuses the name of a closed group: ranks would find its addresses.
-        name = torch.frombuffer(bytearray(os.urandom(16)), dtype=torch.uint8).to(_device_of(group))
-        dist.broadcast(name, ranks[0], group)
+        chosen = torch.frombuffer(bytearray(os.urandom(16)), dtype=torch.uint8).to(_device_of(group))
+        dist.broadcast(chosen, ranks[0], group)
+        name = bytes(chosen.tolist()).hex()
         default = dist.distributed_c10d._get_default_store()  # noqa: SLF001 - torch has no public accessor
-        return cls(
-            dist.distributed_c10d.PrefixStore(f"fastrack/{bytes(name.tolist()).hex()}", default), rank, ranks, seconds
-        )
+        return cls(dist.distributed_c10d.PrefixStore(f"fastrack/{name}", default), rank, ranks, seconds, name)
 
     def reset_after_fork(self) -> None:
         """Drop the parent's connections. They are never deleted: that waits for the parent's threads."""

@@ -28,7 +28,7 @@ from fastrack._keys.wrapped import KEY_SOURCES, find, require_algorithm
 from fastrack._samples.blocks import VALID
 from fastrack._samples.stored import read_data_set, read_parts
 from fastrack._sealed.file_header import GUARD
-from fastrack.distributed._session import GroupSession, Route
+from fastrack.distributed._session import LATER_SIZE, GroupSession, Route
 from fastrack.format import HEADER_SIZE, message_size
 from fastrack.grants import Grants, Identity, Recipient, Signer, Verifier
 from fastrack.kv import BlockContext, BlockSealer
@@ -313,7 +313,13 @@ def _chain(case, _):
 
 
 def _session(case):
-    return GroupSession(bytes.fromhex(case.get("key")), [bytes.fromhex(value) for value in case.all("random")])
+    randoms, members = map(bytes.fromhex, case.all("random")), map(int, case.all("member"))
+    within = None
+    if case.get("within") is not None:  # the secret for later groups, of a session that is not in the case
+        within = GroupSession(bytes(32), [], [], "", "")
+        within._secrets[-LATER_SIZE:] = bytes.fromhex(case.get("within"))
+    key, name, run = bytes.fromhex(case.get("key")), case.get("group"), case.get("run")
+    return GroupSession(key, list(randoms), list(members), name, run, within)
 
 
 def _message(case, _):

@@ -41,8 +41,8 @@ def check_all(folder):
 def check_every_rank_raises(rank, size, kind, wrap, store):
     """Have the second slab of the last rank's first message of gradients or weights tampered with."""
 
-    _process_group.PointToPoint = lambda store, own, ranks, _: TamperedTransport(
-        PointToPoint(store, own, ranks, CONNECT), kind
+    _process_group.PointToPoint = lambda store, own, ranks, _, name: TamperedTransport(
+        PointToPoint(store, own, ranks, CONNECT, name), kind
     )
     init_process_group(KEY, timeout=TIMEOUT, store=store, rank=rank, world_size=size)
     module = wrap()

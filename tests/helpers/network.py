@@ -70,6 +70,7 @@ class MemoryTransport:
         self.rank = rank
         self.size = network.size
         self.ranks = list(range(network.size))
+        self.name = "in memory"
         self.closed = False
         self._received = defaultdict(int)
 

@@ -24,7 +24,10 @@ const parts = async (tensors) => {
 const keys = (input) => input.all("key").map(unhex);
 const owners = (input) => Promise.all(input.all("owner").map((line) => readPublicFile(utf8(line))));
 const secret = (input) => readSecretFile(unbase64(input.one("secret")));
-const group = (input) => ({ key: unhex(input.one("key")), random: input.all("random").map(unhex) });
+const group = (input) => ({
+  key: unhex(input.one("key")), within: unhex(input.all("within")[0] ?? ""), run: input.one("run"), name: input.one("group"),
+  members: input.all("member").map(Number), random: input.all("random").map(unhex),
+});
 
 /** By kind: from the payload and the inputs of a case to its result. */
 const KINDS = {

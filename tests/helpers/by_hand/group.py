@@ -10,30 +10,31 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from helpers.by_hand import messages
 from helpers.by_hand.documents import load_canonical, members, require
 
-LABEL = b"fastrack/group@2\0"
+LABEL = b"fastrack/group@3\0"
 
 
 def number(value):
     return value.to_bytes(8, "big", signed=True)
 
 
-def secrets_of(key, random):
+def secrets_of(key, within, run, name, members, random):
     """Return the secrets of a session for messages and for MACs."""
-    info = LABEL + number(len(random)) + b"".join(random)
-    secrets = HKDF(SHA512(), len(key) + 32, None, info).derive(key)
-    return secrets[: len(key)], secrets[len(key) :]
+    info = LABEL + b"".join(number(len(text)) + text for text in (run, name))
+    info += number(len(members)) + b"".join(map(number, members)) + b"".join(random)
+    secrets = HKDF(SHA512(), len(key) + 64, None, info).derive(key + within)
+    return secrets[: len(key)], secrets[len(key) : -32]
 
 
-def read_message(content, key, random, operation, dtype, route, size, cipher=messages):
+def read_message(content, session, operation, dtype, route, size, cipher=messages):
     """Open a tensor that goes between ranks; `route` has the number of the operation, source and target."""
-    secret, _ = secrets_of(key, random)
+    secret, _ = secrets_of(*session)
     context = LABEL + b"\0" + operation.encode() + b"\0" + dtype.encode() + b"\0"
     context += b"".join(map(number, [*route, size]))
     return {"sha256": sha256(messages.open_message(cipher, secret, context, content, size)).hexdigest()}
 
 
-def read_confirmation(content, key, random, text, rank):
-    _, secret = secrets_of(key, random)
+def read_confirmation(content, session, text, rank):
+    _, secret = secrets_of(*session)
     expected = hmac.digest(secret, text.encode("ascii") + number(rank), "sha256")
     require(hmac.compare_digest(expected, content), "the MAC of this text and rank", "authentication")
     return {}

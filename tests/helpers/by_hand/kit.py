@@ -63,13 +63,25 @@ def _answer(case, _):
 def _message(case, cipher):
     number, source, target, size = (int(case.get(name)) for name in ("number", "source", "target", "size"))
     names = case.get("operation"), case.get("dtype")
-    ranks = _bytes(case, "key"), _all(case, "random")
-    return group.read_message(case.payload, *ranks, *names, (number, source, target), size, cipher)
+    return group.read_message(case.payload, _session(case), *names, (number, source, target), size, cipher)
 
 
 def _confirmation(case, _):
-    ranks = _bytes(case, "key"), _all(case, "random")
-    return group.read_confirmation(case.payload, *ranks, case.get("text"), int(case.get("rank")))
+    return group.read_confirmation(case.payload, _session(case), case.get("text"), int(case.get("rank")))
+
+
+def _session(case):
+    """Return key, secret of the default group, run, name, members and random bytes, of which the secrets are."""
+    within = bytes.fromhex(case.get("within") or "")
+    members = [int(value) for value in case.all("member")]
+    return (
+        _bytes(case, "key"),
+        within,
+        case.get("run").encode(),
+        case.get("group").encode(),
+        members,
+        _all(case, "random"),
+    )
 
 
 def _block(case, cipher):
